@@ -1,10 +1,10 @@
-"""A run of two hosts with everything in a bucket, while at random one thing after another fails.
+"""Trains on two hosts with everything in a bucket, while one thing after another fails at random.
 
     python -m benchmarks.chaos FOLDER [--steps=2000] [--seed=0] [--pause=25]
 
-A host is killed or stands still; the bucket refuses, stalls, cuts connections or loses answers; the
-disk for temporary files is full. The run is started again whenever it ends, as a launcher does, and
-in the end its parameters must be those of a run that nothing happened to, bit for bit.
+A host is killed or hangs; the bucket refuses requests, stalls, cuts connections or loses answers;
+the disk for temporary files is full. Whenever the run ends, it is started again, as by a launcher,
+and in the end its parameters must equal those of an undisturbed run, bit for bit.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from tests.bucket_server import BucketServer
 from tests.conftest import ROOT
 from tests.tiny_runs import TINY, documents
 
-OBJECTS = '/o'  # a part of the address of every request that concerns objects
-LONGEST = 120  # seconds that a host stands still
+OBJECTS = '/o'  # a part of the URL of every request that concerns objects
+LONGEST = 120  # the most seconds that a host hangs
 
 
 def command(bucket: str, local: Path, run: str, steps: int) -> list[str]:
@@ -46,7 +46,7 @@ def host_pids(launcher: int) -> list[int]:
 
 
 def strike(launcher: int, server: BucketServer, temporary: Path, rng: random.Random) -> str:
-    """Lets one thing fail, which ends by itself; its name."""
+    """Makes one thing fail, waits, and ends the failure; returns its name."""
     pids = host_pids(launcher)
     if not pids:
         return ''
@@ -74,7 +74,7 @@ def strike(launcher: int, server: BucketServer, temporary: Path, rng: random.Ran
     server.lost.clear()
     (temporary / 'fill').unlink(missing_ok=True)
     if name == 'stand still':
-        with contextlib.suppress(ProcessLookupError):  # taken for dead, and ended
+        with contextlib.suppress(ProcessLookupError):  # it was taken for dead and killed
             os.kill(pid, signal.SIGCONT)
     return name
 

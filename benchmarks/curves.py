@@ -3,15 +3,16 @@
     python -m benchmarks.curves runs/paper-tiny/figure_loo.json runs/paper-between/table_b.json \\
         --held-out=between --output=curves.png
 
-For each recipe (the NAME of configs/efficient_pretrain.py without its share, rate and scale; rows
-of several sizes belong together) a power law, distance = a * FLOPs ** -b, by least squares of the
-logarithms over all seeds; of a table's rows that differ only in their learning rate, the one with
-the lower loss counts. With --over=sequences the law is of the sequences that pre-training saw,
-read from the run directories beside the tables. The distance is the masked-word loss in nats (the
-logarithm of the column `ppl`), or what a score lacks of 100. Printed: b, the standard deviation of
-the residuals, and at --at FLOPs (or sequences) the prediction with the interval in which one
-further run lies at 95 % (Student's t). Nothing says that a law holds beyond its points: --held-out
-leaves the tables of a scale out of the fit and shows how far they lie from its prediction.
+It fits a power law, distance = a * FLOPs ** -b, to each recipe (the NAME in
+configs/efficient_pretrain.py without its share, rate and scale; rows of several sizes belong
+together), by least squares of the logarithms over all seeds. Of a table's rows that differ only in
+their learning rate, the one with the lowest loss counts. With --over=sequences, the law is of the
+sequences that pre-training saw, read from the run directories beside the tables. The distance is
+the masked-word loss in nats (the logarithm of the column `ppl`), or 100 minus a score. It prints b,
+the standard deviation of the residuals, and at --at FLOPs (or sequences) the prediction with the
+interval in which one further run lies at 95 % (Student's t). A law need not hold beyond its points:
+--held-out leaves the tables of a scale out of the fit and shows how far they lie from its
+prediction.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import numpy as np
 
 
 class Point(NamedTuple):
-    """A run: its scale, recipe, FLOPs or sequences, and distance from the best there could be."""
+    """A run: its scale, recipe, FLOPs or sequences, and distance from a perfect loss or score."""
 
     scale: str
     recipe: str
@@ -40,9 +41,9 @@ class Law(NamedTuple):
     Attributes:
       slope, height: of log distance over log cost, the height at `center`.
       center: the mean of log cost.
-      spread: sum of squares of log cost around it.
-      deviation: of the residuals.
-      num: of points.
+      spread: sum of the squared deviations of log cost from it.
+      deviation: standard deviation of the residuals.
+      num: number of points.
     """
 
     slope: float
@@ -77,9 +78,9 @@ def sequences(part: pathlib.Path) -> float:
 
 def points(record: dict[str, Any], column: str, parts_of: pathlib.Path | None = None
            ) -> list[Point]:
-    """The runs of a table, one a seed; rows without pre-training are left out.
+    """The runs of a table, one per value of a cell; rows without pre-training are left out.
 
-    Costs are FLOPs, or sequences with `parts_of`, the folder of the table's parts.
+    Costs are FLOPs or, if `parts_of`, the folder of the table's parts, is given, sequences.
     """
     best: dict[tuple[str, float], tuple[float, list[Point]]] = {}
     for row, flops in record['flops'].items():
@@ -95,7 +96,7 @@ def points(record: dict[str, Any], column: str, parts_of: pathlib.Path | None = 
         found = [
             Point(record['scale'], recipe, cost, math.log(x) if column == 'ppl' else 100 - x)
             for x in cell['values']]
-        # Two recipes' FLOPs may differ in the last digits between rates, never by a percent.
+        # A recipe's FLOPs may differ in the last digits between rates, but by less than a percent.
         place = recipe, round(10 * math.log(flops))
         if place not in best or loss < best[place][0]:
             best[place] = loss, found
@@ -103,7 +104,7 @@ def points(record: dict[str, Any], column: str, parts_of: pathlib.Path | None = 
 
 
 def fit(costs: Sequence[float], distances: Sequence[float]) -> Law:
-    """The power law of least squares; of three points or more, at two costs or more."""
+    """Fits a power law by least squares; needs three or more points, at two or more costs."""
     x, y = np.log(costs), np.log(distances)
     slope, height = np.polyfit(x - x.mean(), y, 1)
     residuals = y - height - slope * (x - x.mean())
@@ -158,7 +159,7 @@ def draw(
     output: str, panels: dict[str, list[Point]], laws: dict[tuple[str, str], Law], held_out: str,
     over: str,
 ) -> None:
-    """A panel for each column: runs as marks by scale, hollow where held out; laws as lines."""
+    """Draws a panel for each column: runs as marks by scale, hollow if held out; laws as lines."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * len(panels), 4))

@@ -1,9 +1,9 @@
-"""Compiles the train steps of cycles.json for TPUs again and compares their cycles.
+"""Compiles the train steps in cycles.json for TPUs again and compares their cycles.
 
     pip install '.[tpu]'; python benchmarks/cycles.py [--update]
 
 Needs no TPU: tools.preflight compiles them, which takes minutes for each program. Exit status: 0 if
-no step takes over 2 % more cycles a sequence than stored, 1 otherwise. --update stores the new
+no step takes over 2 % more cycles per sequence than stored, 1 otherwise. --update stores the new
 figures, with date and versions.
 """
 
@@ -20,7 +20,7 @@ MOST = 1.02  # times the stored cycles
 
 
 def measure(program: dict[str, Any]) -> dict[str, Any]:
-    """The record of tools.preflight on four chips: phases of (length, rows a chip)."""
+    """The record of tools.preflight on four chips, with a phase for each (length, rows a chip)."""
     phases = tuple(
         {'steps': 10, 'max_seq_length': length, 'batch_size': 4 * rows,
          'max_predictions_per_seq': {128: 20, 512: 80}[length]}

@@ -36,9 +36,9 @@ _WARM_UP_BATCHES = 64
 
 
 def store(o: argparse.Namespace, folder: Path) -> Result:
-    """Builds the token store in `folder` again and again, and leaves the last one there.
+    """Builds the token store in `folder` `--repeats` times, and leaves the last one there.
 
-    Everything counts: the tokenizer, and comparing its characters with the exact one's.
+    The time includes making the tokenizer and comparing its characters with the exact one's.
     """
     seconds = []
     for _ in range(o.repeats):
@@ -59,7 +59,7 @@ def store(o: argparse.Namespace, folder: Path) -> Result:
 
 
 def rows(o: argparse.Namespace, folder: Path) -> Result:
-    """Masked batches out of the pipeline, from the token store in `folder`."""
+    """Measures masked batches from the input pipeline, which reads the token store in `folder`."""
     say(f'rows: {o.repeats} windows of {o.rows_seconds:g} s, after warm-up')
     config = default_config()
     config.data.update(source=o.text, vocab_file=o.vocab_file, lowercase=o.lowercase,

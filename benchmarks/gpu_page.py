@@ -1,4 +1,4 @@
-"""The page of what `gpu.sh` measured: a table of Markdown on standard output.
+"""Prints a page of what `gpu.sh` measured, a Markdown table.
 
     python benchmarks/gpu_page.py FOLDER
 """
@@ -13,12 +13,12 @@ PROGRAMS = {
     'tuned': 'PyTorch, compiled, head where masked', 'flax': "Hugging Face's last Flax",
     'keras': 'KerasHub on jax',
 }
-# Sequences/s on one H200 in bfloat16 with full dropout: what bert_jax is to reach.
+# Goals for bert_jax: sequences/s on one H200 in bfloat16 with full dropout.
 GOALS = {('base', 128): 8500, ('large', 128): 2670, ('base', 512): 1800, ('large', 512): 580}
 
 
 def read(folder: Path) -> tuple[dict[tuple[str, int, int], dict[str, float]], list[str]]:
-    """(sequences/s by program of each (model, length, rows), what hardware and versions they had).
+    """(Sequences/s by program for each (model, length, rows), lines on hardware and versions).
 
     Ours is the median of its measurements.
     """
@@ -41,7 +41,7 @@ def read(folder: Path) -> tuple[dict[tuple[str, int, int], dict[str, float]], li
 
 
 def page(folder: Path) -> str:
-    """The whole page."""
+    """The page, in Markdown."""
     found, notes = read(folder)
     names = [name for name in PROGRAMS if any(name in rates for rates in found.values())]
     lines = [

@@ -2,16 +2,16 @@
 
     python benchmarks/huggingface_features.py --sentences FILE --vocab_file vocab.txt
 
-Sentences, one a line, to mean-pooled vectors of the last layer, tokenization included. Both
-programs load one folder, with the same random BERT-Base weights (speed does not depend on them) or
-with those of --weights, and compute in float32 on all cores; that their vectors agree is checked.
-The peer runs batches of `--batch_size` sentences padded to their longest, scaled dot-product
-attention, its fast tokenizer; once in the order of the file, once sorted by length, as sentence-
-transformers does. Ours packs them.
+It measures the way from sentences, one per line, to mean-pooled vectors of the last layer,
+tokenization included. Both programs load one folder, with the same random BERT-Base weights (speed
+does not depend on them) or with those of --weights, and compute in float32 on all cores; their
+vectors are checked to agree. The peer runs batches of `--batch_size` sentences padded to their
+longest, with scaled dot-product attention and its fast tokenizer: once in the order of the file,
+once sorted by length, as sentence-transformers does. Ours packs the sentences into rows.
 
 Each program has a process of its own. Rounds are interleaved (ours, in order, sorted, then
-backwards) and nothing else runs meanwhile; the first call of each, with compilation, is not counted
-but reported. It prints a table and one JSON line.
+backwards), and one program waits while the other works; the first call of each, with compilation,
+is not counted but reported. It prints a table and one JSON line.
 
 Needs `pip install torch==2.13.0 transformers` (the extra `parity` of setup.py). CPU only.
 """
@@ -53,7 +53,7 @@ def read_sentences(args: argparse.Namespace) -> list[str]:
 
 
 def make_model(args: argparse.Namespace, folder: str) -> None:
-    """The weights in a folder that both programs read."""
+    """Writes the weights into a folder that both programs read."""
     if args.weights:
         shutil.copytree(args.weights, folder, dirs_exist_ok=True)
         return
@@ -73,7 +73,7 @@ def make_model(args: argparse.Namespace, folder: str) -> None:
 
 
 def our_vectors(args: argparse.Namespace):
-    """(sentences, order) -> vectors, by this project."""
+    """A function (sentences, order) -> vectors, by this project; the order has no effect."""
     from bert_jax.predict import load
 
     model = load(args.model, dtype='float32')
@@ -81,7 +81,7 @@ def our_vectors(args: argparse.Namespace):
 
 
 def peer_vectors(args: argparse.Namespace):
-    """(sentences, 'file' or 'sorted') -> vectors, by Hugging Face."""
+    """A function (sentences, 'file' or 'sorted') -> vectors, by Hugging Face."""
     import torch
     import transformers
 
@@ -111,7 +111,7 @@ def peer_vectors(args: argparse.Namespace):
 
 
 def work(args: argparse.Namespace) -> Callable[[str], float]:
-    """From 'file' or 'sorted' to the seconds of all vectors, which are saved beside the model."""
+    """A function 'file' or 'sorted' -> seconds for all vectors, which it saves beside the model."""
     sentences = read_sentences(args)
     vectors = (our_vectors if args.worker == 'ours' else peer_vectors)(args)
 

@@ -2,16 +2,16 @@
 
     python benchmarks/huggingface_finetune.py --model DIR --data glue --tasks mrpc,cola
 
-An epoch (or --steps of it) of each task as configs/glue.py has it (batch 32, at most 128 tokens,
-float32), from one Hugging Face folder with weights and vocabulary. The peer gets its best usual
-options: batches padded to their longest example, scaled dot-product attention, fused AdamW, its
-fast tokenizer. Ours packs the examples of a step into rows. Both take every step with dropout,
-clipping and the schedule, and train exactly 32 examples a step.
+It trains an epoch (or --steps of it) of each task as in configs/glue.py (batch 32, at most 128
+tokens, float32), from one Hugging Face folder with weights and vocabulary. The peer gets the best
+of its usual options: batches padded to their longest example, scaled dot-product attention, fused
+AdamW, its fast tokenizer. Ours packs the examples of a step into rows. Both use dropout, clipping
+and the schedule in every step, and train exactly 32 examples a step.
 
 Each program has a process of its own with all cores, and one trains while the other waits: ours,
-peer, peer, ours, and so on. Tokenization, start-up and compilation are outside the clock and
-reported apart; every measurement goes on from the parameters of the one before. It prints a table
-and one JSON line.
+peer, peer, ours, and so on. Tokenization, start-up and compilation are not timed but reported
+separately; every measurement continues from the parameters of the one before. It prints a table and
+one JSON line.
 
 Needs `pip install torch==2.13.0 transformers` (the extra `parity` of setup.py). CPU only.
 """
@@ -48,7 +48,7 @@ Train = Callable[[], dict[str, float]]
 
 
 def our_trainer(args: argparse.Namespace) -> Train:
-    """Trains an epoch a call, by this project: program and batches of `experiment.train_run`."""
+    """Trains an epoch per call by this project, with the program and batches of `train_run`."""
     import dataclasses
     import importlib.util
 
@@ -82,7 +82,7 @@ def our_trainer(args: argparse.Namespace) -> Train:
     assert task.num_examples
     steps = args.steps or task.num_examples // phase.batch_size
     shapes = {b['input_ids'].shape: b for b in itertools.islice(phase.batches(0), steps)}
-    for batch in shapes.values():  # compiles
+    for batch in shapes.values():  # compiles a step for each shape
         state, _ = program.train_step(state, numbers, batch)
     jax.block_until_ready(state)
 
@@ -109,7 +109,7 @@ def our_trainer(args: argparse.Namespace) -> Train:
 
 
 def peer_trainer(args: argparse.Namespace) -> Train:
-    """Trains an epoch a call, by Hugging Face."""
+    """Trains an epoch per call by Hugging Face."""
     import torch
     import transformers
 
@@ -159,7 +159,7 @@ def peer_trainer(args: argparse.Namespace) -> Train:
         return {'seconds': time.perf_counter() - started, 'steps': steps,
                 'padding': 1 - tokens / processed, 'loss': loss.item()}
 
-    train(2)  # as ours has
+    train(2)  # warm-up steps, as ours has
     return train
 
 

@@ -1,4 +1,4 @@
-"""A peer of the step benchmark: the last Flax BERT of Hugging Face, which it has since removed.
+"""A peer of the step benchmark: Hugging Face's Flax BERT, in the last release that has one.
 
     FLAX_VENV/bin/python benchmarks/huggingface_flax.py --dtype=bfloat16
 

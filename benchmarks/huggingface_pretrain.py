@@ -4,14 +4,13 @@
     PEER_VENV/bin/python benchmarks/huggingface_pretrain.py --steps=10 --variant=tuned
 
 Needs `pip install torch==2.13.0 transformers` (the extra `parity` of setup.py), best in a virtual
-environment of its own. On a GPU where there is one; on CPUs one thread a core.
+environment of its own. It runs on a GPU if there is one, else on CPUs with one thread per core.
 
 The work is that of bert_jax's train step: masked LM and next sentence prediction with dropout,
 gradient clipping and AdamW in float32 (`--dtype=bfloat16`: autocast). The peer gets its best
 options: scaled dot-product attention, fused AdamW, and, as all tokens are real, no attention mask,
-which would keep the fastest attention from being used. `--variant=compiled` is the same under
-torch.compile, `tuned` also computes the masked LM's head at the masked positions alone. It prints
-one JSON line.
+which would rule out the fastest attention. `--variant=compiled` is the same under torch.compile;
+`tuned` also computes the masked-LM head only at the masked positions. It prints one JSON line.
 """
 
 import argparse
@@ -22,11 +21,11 @@ import torch
 import transformers
 from peer import measure, parse_arguments
 
-_NUM_BATCHES = 4  # different ones, taken in turn
+_NUM_BATCHES = 4  # different batches, used in turn
 
 
 def make_model(args: argparse.Namespace) -> transformers.BertForPreTraining:
-    """BertForPreTraining in training mode, dropout 0.1 as by default."""
+    """BertForPreTraining in training mode, with the default dropout of 0.1."""
     config = transformers.BertConfig(
         vocab_size=args.vocab_size, hidden_size=args.hidden, num_hidden_layers=args.layers,
         num_attention_heads=args.heads, intermediate_size=4 * args.hidden,
@@ -54,14 +53,14 @@ def make_batch(args: argparse.Namespace, device: str) -> dict[str, torch.Tensor]
 def loss_everywhere(
     model: transformers.BertForPreTraining, batch: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    """As the model has it: logits at all positions."""
+    """The model's own loss, with logits at all positions."""
     return model(**{name: x for name, x in batch.items() if name != 'positions'}).loss
 
 
 def loss_where_masked(
     model: transformers.BertForPreTraining, batch: dict[str, torch.Tensor]
 ) -> torch.Tensor:
-    """The same loss, with logits at the masked positions alone."""
+    """The same loss, with logits only at the masked positions."""
     states, pooled = model.bert(batch['input_ids'], token_type_ids=batch['token_type_ids'])[:2]
     positions = batch['positions']
     states = states.gather(1, positions[:, :, None].expand(-1, -1, states.shape[-1]))

@@ -6,7 +6,8 @@
 The other flags are those of bert_jax.tools.bench. The peer is a command: it gets --layers --hidden
 --heads --vocab_size --batch_size --seq --predictions --dtype --steps --warmup and prints a JSON
 object with `sequences_per_second` as its last line. Each measurement has a process and a warm-up
-of its own. The ratio is the median over neighbours in time: what else the machine does cancels out.
+of its own. The ratio is the median over pairs of successive measurements, so that other load on the
+machine cancels out.
 """
 
 import argparse

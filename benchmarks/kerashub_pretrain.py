@@ -3,9 +3,9 @@
     KERAS_VENV/bin/python benchmarks/kerashub_pretrain.py --dtype=bfloat16
 
 Needs `pip install keras-hub 'jax[cuda12]' tensorflow-cpu` in an environment of its own. KerasHub
-has no next-sentence head: the backbone, its masked-LM head at the masked positions alone and a
-dense layer on the pooled vector are put together here, with dropout, clipping and AdamW
-(`mixed_bfloat16` where asked), trained by `train_on_batch`. It prints one JSON line.
+has no next-sentence head, so the model is put together here: the backbone, its masked-LM head at
+the masked positions only, and a dense layer on the pooled vector, with dropout, clipping and AdamW
+(`mixed_bfloat16` on request), trained by `train_on_batch`. It prints one JSON line.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the peers of the step benchmark share: arguments, the clock, the line at the end."""
+"""What the peers of the step benchmark share: arguments, timing, the JSON line at the end."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def parse_arguments(doc: str | None, variants: Sequence[str] = ()) -> argparse.Namespace:
-    """The sizes; the defaults are BERT-Base as bert_jax.tools.bench runs it."""
+    """Parses sizes and steps; the defaults are BERT-Base as bert_jax.tools.bench runs it."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,7 +32,7 @@ def parse_arguments(doc: str | None, variants: Sequence[str] = ()) -> argparse.N
 def measure(
     args: argparse.Namespace, train: Callable[[int], float], more: dict[str, Any]
 ) -> None:
-    """Times `train(steps)`, which returns the loss when all is done, and prints a JSON line."""
+    """Times `train(steps)`, which returns the loss once all steps are done; prints a JSON line."""
     train(max(1, args.warmup))
     started = time.perf_counter()
     loss = train(args.steps)

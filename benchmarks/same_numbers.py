@@ -3,9 +3,9 @@
     python benchmarks/same_numbers.py ../old . --work=/tmp/same [--data=DATA] [--only=packed,sst2]
 
 Every run is made by `python -m bert_jax.main` in each checkout, one after another, on one CPU
-device. Compared are all numbers of metrics.jsonl but times, the final result, the parameters of the
-newest checkpoint and the predictions. Numbers depend on the machine, so none are stored: both
-checkouts run on the same one. What has run already in --work is not run again.
+device. It compares all numbers in metrics.jsonl except times, the newest checkpoint, the vocabulary
+and the predictions. Numbers depend on the machine, so none are stored: both checkouts run on the
+same one. Runs that are finished in --work are not repeated.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TUNE = (
     '--config.train.steps=8', '--config.train.eval_every=4',
     '--config.optimizer.learning_rate=1e-3',
 )
-# What is named in a record and does not follow from the seed.
+# Parts of the names of values that do not follow from the seed.
 TIMES = (
     'seconds', 'per_second', 'data_wait', 'mfu', 'goodput', 'time', 'eta', 'tokens_per', 'wait',
     'ms', 'badput',
@@ -38,7 +38,7 @@ WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
 
 
 def write_inputs(work: Path) -> None:
-    """Texts and labelled tables that follow from seed 0."""
+    """Writes texts and labelled tables, all drawn with seed 0."""
     rng = random.Random(0)
 
     def sentence(least: int = 4, most: int = 12) -> str:
@@ -77,7 +77,7 @@ def write_inputs(work: Path) -> None:
 
 
 def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
-    """Arguments of every run; `{base}` is the folder of this checkout's runs."""
+    """Arguments of every run by name; `{base}` stands for the folder of a checkout's runs."""
     text = (*TINY, f'--config.data.source={work}/text.txt', '--config.data.dir={base}/cache')
     lm = {
         'plain': (), 'remat': ('--config.model.remat=full',),
@@ -97,7 +97,7 @@ def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
     }
     result = {name: (*text, *extra) for name, extra in lm.items()}
     result['random'] = (*TINY, '--config.task=synthetic')
-    result['resumed'] = text  # stopped after its checkpoint at step 6
+    result['resumed'] = text  # resumed from its checkpoint at step 6
     start = ('--config.init_checkpoint={base}/plain', '--config.data.dir={base}/cache')
     pair = ('--config.data.text=text', '--config.data.text_pair=other')
     own = {
@@ -127,7 +127,7 @@ def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
 
 
 def train(checkout: Path, base: Path, name: str, arguments: tuple[str, ...]) -> None:
-    """One run, unless it is done; its log is beside it."""
+    """Makes a run, unless it is done; its log is beside it."""
     workdir = base / name
     if (base / f'{name}.done').exists():
         return
@@ -136,7 +136,7 @@ def train(checkout: Path, base: Path, name: str, arguments: tuple[str, ...]) -> 
     environment = os.environ | {
         'PYTHONPATH': str(checkout), 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
     attempts = [command]
-    if name == 'resumed':  # its last checkpoint is taken away in between
+    if name == 'resumed':  # run twice; its last checkpoint is moved away in between
         attempts = [[*command, '--config.train.save_every=6']] * 2
     with open(base / f'{name}.log', 'w', encoding='utf-8') as log:
         for number, attempt in enumerate(attempts):
@@ -152,7 +152,7 @@ def train(checkout: Path, base: Path, name: str, arguments: tuple[str, ...]) -> 
 
 
 def numbers(workdir: Path) -> dict[str, str]:
-    """What a run gave, by name: numbers as they are written, digests of files."""
+    """What a run gave, by name: numbers as they are written, digests of arrays and files."""
     found: dict[str, str] = {}
     for line in (workdir / 'metrics.jsonl').read_text(encoding='utf-8').splitlines():
         record = json.loads(line)

@@ -1,6 +1,6 @@
-"""A process for each of the programs that a benchmark compares, with all cores to itself.
+"""A process for each of the programs that a benchmark compares.
 
-One works while the others wait for their next line.
+One works, with all cores, while the others wait for their next line of input.
 """
 
 import json
@@ -16,17 +16,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Worker:
-    """The benchmark's own script once more, with `--worker=NAME` behind its arguments.
+    """A process that runs the benchmark's own script with `--worker=NAME` after its arguments.
 
     Attributes:
       preparation: seconds until it was ready.
     """
 
     def __init__(self, name: str, folder: str, *arguments: str):
-        """Args:
+        """Starts the process and waits until it is ready.
+
+        Args:
           name: 'ours' or 'peer'.
           folder: receives what it writes to standard error.
-          arguments: further ones.
+          arguments: further arguments of the script.
         """
         environment = os.environ | {
             'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'HF_HUB_OFFLINE': '1',
@@ -42,7 +44,7 @@ class Worker:
         self.preparation: float = self._answer()
 
     def __call__(self, line: str = '') -> Any:
-        """Its answer."""
+        """The process's answer to a line."""
         assert self._process.stdin
         self._process.stdin.write(line + '\n')
         self._process.stdin.flush()
@@ -62,14 +64,14 @@ class Worker:
 
 
 def serve(name: str, prepare: Callable[[], Callable[[str], Any]]) -> None:
-    """The other side: answers each line of standard input with one of JSON.
+    """Runs in the process: answers each line of standard input with a line of JSON.
 
     Args:
       name: 'ours' or 'peer'.
-      prepare: makes what answers.
+      prepare: returns the function that computes an answer from a line.
     """
     started = time.perf_counter()
-    out = os.fdopen(os.dup(1), 'w')  # what libraries say goes to standard error
+    out = os.fdopen(os.dup(1), 'w')  # what libraries print goes to standard error
     os.dup2(2, 1)
     answer = prepare()
     print(json.dumps(time.perf_counter() - started), file=out, flush=True)

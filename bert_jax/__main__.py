@@ -1,13 +1,13 @@
-"""bert-jax COMMAND ...: the commands by one name, also as `python -m bert_jax COMMAND ...`.
+"""bert-jax COMMAND ...: the commands under one name, also as `python -m bert_jax COMMAND ...`.
 
   train      pre-trains or fine-tunes, as a config says
-  predict    fills gaps, classifies, answers, tags, makes vectors, exports
+  predict    fills masks, classifies, answers, tags, makes vectors, exports
   evaluate   scores a run, or an ensemble, on labelled data
-  convert    carries weights from and to Hugging Face and TensorFlow 1
+  convert    converts weights from and to Hugging Face and TensorFlow 1
   sweep      runs a grid of settings and picks the best on the dev set
   prepare    makes a run's vocabulary and token store before the run
   preflight  tells whether a run fits a TPU slice, and how long it takes
-  report     shows runs beside each other on one HTML page
+  report     compares runs on one HTML page
   paper      reproduces a table of the paper
   bench      measures training steps on this machine
 

@@ -1,20 +1,20 @@
-"""Carries a model's weights between this project, TensorFlow 1 and Hugging Face.
+"""Converts a model's weights between this project, TensorFlow 1 and Hugging Face.
 
     python -m bert_jax.convert SOURCE TARGET --to huggingface|tf1|bert_jax
 
-SOURCE is what `--config.init_checkpoint` and `bert_jax.predict` take as well: a run directory, a
-Hugging Face folder, or a TF1 checkpoint. TARGET is a new folder, and nothing is written over, or
-hf:ORG/NAME, a model to publish on the Hugging Face hub. Exit status: 0 done, 2 bad input (one line
-on standard error), 1 anything else.
+SOURCE is a run directory, a Hugging Face folder, or a TF1 checkpoint, as for
+`--config.init_checkpoint` and `bert_jax.predict`. TARGET is a new folder (nothing is overwritten),
+or hf:ORG/NAME, a model to publish on the Hugging Face hub. Exit status: 0 done, 2 bad input (one
+line on standard error), 1 anything else.
 
 SOURCE is one of
-  a run directory of this project      runs/base (its newest checkpoint)
+  a run directory of this project      runs/base (its best checkpoint if kept, else the newest)
   a Hugging Face folder                config.json, model.safetensors (or shards), vocab.txt
   a model of the Hugging Face hub      hf:ORG/NAME, hf:ORG/NAME@REVISION
   a TensorFlow 1 checkpoint            FOLDER or FOLDER/bert_model.ckpt, with bert_config.json
   a .zip of google-research/bert       gs://bert_models/2018_10_18/uncased_L-12_H-768_A-12.zip
 
-what is written, for --to
+what each --to writes
   huggingface   config.json, model.safetensors (shards where it is over 5 GB), vocab.txt,
                 tokenizer.json, tokenizer_config.json and a model card, README.md, for
                 from_pretrained of the class that has the model's head
@@ -27,8 +27,8 @@ examples
   python -m bert_jax.convert my_hf_model my_tf1_model --to tf1
   python -m bert_jax.convert runs/base hf:ORG/NAME --to huggingface
 
-Every parameter is carried bit for bit (16-bit floats become float32). Optimizer moments are not
-carried.
+Every parameter is copied bit for bit (16-bit floats become float32). Optimizer moments are not
+copied.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help='what to write')
     args = parser.parse_args(argv)
     with error_boundary(writing=args.target):
-        # Not above: `--help` does not wait for orbax.
+        # Imported here: `--help` need not wait for orbax.
         from bert_jax.weights.huggingface import write_huggingface
         from bert_jax.weights.run_directory import write_run
         from bert_jax.weights.tf1 import write_tf1

@@ -6,18 +6,18 @@
     python -m bert_jax.evaluate DIR --config=configs/glue.py:mrpc --config.data.source=glue
     python -m bert_jax.evaluate RUN RUN RUN --workdir=runs/ensemble
 
-A run is read as it was trained: its columns, lengths and labels are those of its config.json, and
-every field can be changed with --config.FIELD=VALUE. Without config.data.eval_source, the rows are
-scored that training held out. For weights that are not a run of this project, --config must name
-the task.
+A run is evaluated as it was trained: its columns, lengths and labels are those of its config.json,
+and every field can be changed with --config.FIELD=VALUE. Without config.data.eval_source, the rows
+that training held out are scored. For weights that are not a run of this project, --config must
+name the task.
 
-Several runs are an ensemble (paper, Table 2): the mean of their logits is scored. They have the
-same task, data, vocabulary and windows, and differ in seed, learning rate or pre-trained model.
-Logits are averaged, not probabilities: a softmax over each window of a SQuAD question would make
-its windows incomparable.
+Several runs are an ensemble (paper, Table 2): the mean of their logits is scored. They must have
+the same task, data, vocabulary and windows, and may differ in seed, learning rate or pre-trained
+model. Logits are averaged, not probabilities: a softmax over each window of a SQuAD question would
+make its windows incomparable.
 
-Nothing is trained and no run is touched. The predictions are written into --workdir (default:
-runs/evaluate-NAME), the last line on standard output is `result {json}`.
+Nothing is trained and no run is changed. The predictions are written into --workdir (default:
+runs/evaluate-NAME); the last line on standard output is `result {json}`.
 
 Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 """
@@ -40,8 +40,8 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_folder, write_whole
 from bert_jax.runtime.process import error_boundary
 
-# What decides which examples there are, how they are cut, and what is predicted of them; so does
-# the task's own section.
+# Fields that decide which examples there are, how they are cut, and what is predicted for them; the
+# fields of the task's own section do so, too.
 _SAME_IN_AN_ENSEMBLE = (
     'task', 'data.source', 'data.eval_source', 'data.max_seq_length', 'data.lowercase',
     'data.text', 'data.text_pair', 'data.label', 'data.held_out', 'head', 'labels',
@@ -51,18 +51,21 @@ _SAME_IN_AN_ENSEMBLE = (
 def evaluate(
     config: ConfigDict, models: Sequence[str], workdir: Path, *, labels_by_position: bool = False
 ) -> dict[str, float]:
-    """The scores of a model's predictions, or of the mean of several, which are written too.
+    """Scores a model's predictions, or the mean of several models', and writes them.
 
     Args:
       config: names the task and the data.
       models: run directories, Hugging Face folders or TF1 checkpoints.
       workdir: receives the predictions and `result.json`.
-      labels_by_position: whether LABEL_0, LABEL_1, ... of a model are the task's labels in their
-        order, which Hugging Face's default names leave open.
+      labels_by_position: whether LABEL_0, LABEL_1, ..., Hugging Face's default names, are the
+        task's labels in the task's order.
+
+    Returns:
+      Scores by name, 'eval/...'.
 
     Raises:
       InputError: a model is of another task or lacks a parameter, the models do not belong
-        together, bad data, or `workdir` is a run.
+        together, the data are bad, or `workdir` is a run.
     """
     import jax
     import optax
@@ -96,7 +99,8 @@ def evaluate(
     mesh: Any = None
     vocabulary = b''
     sums: Any = None
-    objective_of = functools.cache(lambda bert: task.objective(bert))  # by which steps are compiled
+    # Equal models share an objective, by which compiled steps are cached.
+    objective_of = functools.cache(lambda bert: task.objective(bert))
     for model in models:
         published = load_weights(model, any_head=True)
         completed = complete(config, published)
@@ -162,7 +166,7 @@ def main(argv: list[str]) -> None:
     models, options, arguments = list[str](), argv[:1], iter(argv[1:])
     for argument in arguments:
         (options if argument.startswith('-') else models).append(argument)
-        if argument.lstrip('-') in ('config', 'workdir'):  # and its value
+        if argument.lstrip('-') in ('config', 'workdir'):  # its value is the next argument
             options.append(next(arguments, ''))
     with error_boundary():
         if not models and not {'--help', '-h'} & set(options):
@@ -179,7 +183,7 @@ def main(argv: list[str]) -> None:
                     + ('it was converted' if fields else 'there is no run of this project')
                     + '), so --config has to, such as --config=configs/glue.py:mrpc')
             config = data_config_of(fields)
-            config.data.vocab_file, config.data.add_tokens = '', ''  # its own
+            config.data.vocab_file, config.data.add_tokens = '', ''  # the vocabulary is the run's
         config, _ = parse_command(options, __doc__ or '', f, config)
         run = f'{first.parent.parent.name}-' if first.parent.name == 'checkpoints' else ''
         workdir = f.workdir or f'runs/evaluate-{run}{first.name}'

@@ -6,8 +6,8 @@
 
 Any field of bert_jax/config can be set with --config.FIELD=VALUE. The run directory (by default
 runs/NAME of the config) receives config.json, vocab.txt, metrics.jsonl, checkpoints/, TensorBoard
-events and curves.png; starting again in it resumes. Exit status: 0 done, 2 bad input or
-configuration, 143 stopped by SIGTERM with the state saved, 1 anything else.
+events and curves.png; starting again in the same directory resumes. Exit status: 0 done, 2 bad
+input or configuration, 143 stopped by SIGTERM with the state saved, 1 anything else.
 """
 
 import json
@@ -28,11 +28,11 @@ from bert_jax.runtime.stopping import Guard
 def main(argv: list[str]) -> None:
     with error_boundary():
         f: Any = flags.FlagValues()
-        f.append_flag_values(flags.FLAGS)  # of absl
+        f.append_flag_values(flags.FLAGS)  # absl's own, such as --verbosity
         flags.DEFINE_string('workdir', '', 'Run directory; default: runs/NAME.', flag_values=f)
         config, file = parse_command(argv, __doc__ or '', f)
         if not f['verbosity'].present:
-            logging.set_verbosity(logging.FATAL)  # what ends the run is printed in one line
+            logging.set_verbosity(logging.FATAL)  # errors that end the run are printed in one line
         if not f.workdir:
             f.workdir = f'runs/{run_name(file)}' + '-debug' * config.debug
             print(f'run directory: {f.workdir}', flush=True)
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
         guard.finish()
     except (Stopped, Exception) as error:
         message, status = answer(error, workdir, workdir if hosts.first() else None)
-        # A neighbour's end breaks what the devices were doing together.
+        # Other errors may come from another host that ended, which makes collectives fail here.
         guard.fail(message, status, isinstance(error, (Stopped, InputError, Diverged)))
     with error_boundary():
         hosts.say('result ' + json.dumps(result))

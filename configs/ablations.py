@@ -1,16 +1,16 @@
-"""Pre-training of every row of the paper's section 5 and appendix C: Base, but for one thing.
+"""Pre-training for every row of the paper's section 5 and appendix C: Base with one change.
 
     python -m bert_jax.main --config=configs/ablations.py:no_nsp --config.data.vocab_file=vocab.txt
     python -m bert_jax.main --config=configs/ablations.py:no_nsp,tiny
 
-`NAME,tiny` is the same difference in a model that learns from the context within minutes of a CPU
-core: 2 layers of 128 with a vocabulary of its own of 8,000 pieces, 4,000 steps on rows of 32
-tokens, 500 of 64 and 400 of 128, text that comes with Python. Muon, no dropout and first
-weights as large as Base's are for their width (table 6 has other widths): with the paper's Adam,
-dropout and 0.02, as many steps on Wikipedia end at a masked-word loss of 6.34 (by frequency: 7.02),
-with these below 5.4.
+`NAME,tiny` makes the same change to a model that learns to use context within minutes on a CPU
+core: 2 layers of 128 with a vocabulary of its own of 8,000 pieces; 4,000 steps on rows of 32
+tokens, 500 of 64 and 400 of 128, on text that comes with Python. It uses Muon, no dropout, and an
+initializer range scaled from Base's 0.02 to the width (table 6 has other widths). With these, as
+many steps on Wikipedia end at a masked-word loss below 5.4; with the paper's Adam, dropout and
+0.02, at 6.34 (guessing by frequency: 7.02).
 
-`python -m bert_jax.tools.paper TABLE` runs whole tables of these.
+`python -m bert_jax.tools.paper TABLE` runs the configs of a whole table.
 
 | NAME | row |
 |---|---|
@@ -21,19 +21,19 @@ with these below 5.4.
 | `100/0/0`, `80/0/20`, `80/20/0`, `0/20/80`, `0/0/100` | table 8: masked, the same, random |
 | `words`, `ngrams`, `spans` | not in the paper: what is masked together |
 
-*No NSP* has no loss of the next sentence and no second segment: a row is consecutive sentences of
-one document. The paper says no more; Liu et al. (2019, RoBERTa, section 4.2) suspect that its
-authors kept the pairs and left out the loss alone. The vector of segment B and the pooler are then
-first trained in fine-tuning.
+*No NSP* has no next-sentence loss and no second segment: a row is consecutive sentences of one
+document. The paper says no more; Liu et al. (2019, RoBERTa, section 4.2) suspect that its authors
+kept the pairs and left out only the loss. The segment-B embedding and the pooler are then first
+trained in fine-tuning.
 
-*LTR* is left-to-right attention and the loss of a language model at every position of the unmasked
-row (`model.causal`), which fine-tuning inherits from the checkpoint: the paper found that taking
-the constraint away there hurts. A sequence is classified by its last token. The row *+ BiLSTM* is
-fine-tuned from it with --config.model.bilstm=True, with any config of a task.
+*LTR* is left-to-right attention and a language model's loss at every position of the unmasked row
+(`model.causal`). Fine-tuning inherits the attention from the checkpoint: the paper found that
+removing the constraint there hurts. A sequence is classified by its last token. The row *+ BiLSTM*
+is fine-tuned from the LTR run with --config.model.bilstm=True and any task's config.
 
-Table 7 needs Base alone: configs/conll.py:documents fine-tunes it, configs/conll.py:features with
+Table 7 needs only Base: configs/conll.py:documents fine-tunes it; configs/conll.py:features with
 --config.conll.features=embeddings, second_to_last, last, weighted_sum_last_four, concat_last_four
-or weighted_sum_all are its six rows. So does figure 5 (C.1, training steps):
+or weighted_sum_all gives its six other rows. Figure 5 (C.1, training steps) also needs only Base:
 --config.init_checkpoint=RUN/checkpoints/STEP starts from any tenth of the steps.
 """
 
@@ -67,8 +67,8 @@ def get_config(named: str = 'base'):
         again = dict(learning_rate=1e-3, warmup='10%')
         c.phases = (
             dict(steps=4000, max_seq_length=32, max_predictions_per_seq=5),
-            # Few steps for new positions, with half of them known, at a rate of their own: from 32
-            # to 128 at once, masked words are 17 % right at the end, not 23 %.
+            # A few steps at 64, where half of the positions are trained already, at a lower rate.
+            # Going from 32 to 128 at once ends at a masked-word accuracy of 17 %, not 23 %.
             dict(steps=500, max_seq_length=64, max_predictions_per_seq=10, **again),
             dict(steps=400, max_seq_length=128, max_predictions_per_seq=20, **again),
         )
@@ -94,7 +94,7 @@ def get_config(named: str = 'base'):
         layers, hidden, heads = map(int, name.split('/'))
         c.model.num_layers, c.model.hidden_size, c.model.num_heads = layers, hidden, heads
         if scale == 'tiny':
-            c.model.initializer_range *= (128 / hidden) ** 0.5  # for its width, as above
+            c.model.initializer_range *= (128 / hidden) ** 0.5  # scaled to the width, as above
     elif name in MASKINGS:
         c.data.masking = name
     elif name != 'base':

@@ -3,8 +3,8 @@
     python -m bert_jax.main --config=configs/base_pretrain.py --config.data.vocab_file=vocab.txt
 
 256 sequences a step, 1M steps, Adam 1e-4, 10k steps of warm-up, linear decay; 90 % of the steps at
-length 128, then 10 % at 512, in one run. The paper: four days on 16 TPU v2 chips. It fits 16 chips
-of any later TPU, 16 rows each (v5e 4x4): docs/preflight.md.
+length 128, then 10 % at 512, in one run. The paper took four days on 16 TPU v2 chips. The run fits
+16 chips of any later TPU, with 16 rows each (v5e 4x4): see docs/preflight.md.
 """
 
 from bert_jax.config import default_config

@@ -4,7 +4,7 @@
         --config.data.source=BoolQ/train.jsonl --config.data.eval_source=BoolQ/val.jsonl
 
 `python -m bert_jax.predict classify --model RUN --input BoolQ/test.jsonl --text question
---text-pair passage` predicts the rest.
+--text-pair passage` predicts the test set.
 """
 
 from bert_jax.config import finetuning_config

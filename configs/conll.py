@@ -5,12 +5,12 @@
     python -m bert_jax.main --config=configs/conll.py:documents ...
     python -m bert_jax.main --config=configs/conll.py:features --config.conll.features=last ...
 
-`conll2003` is the folder with eng.train, eng.testa and, where test scores (`test_f1`) are wanted,
-eng.testb; `tfds:conll2003` has sentences alone, without their documents. A cased model is wanted.
+`conll2003` is the folder with eng.train, eng.testa and, for test scores (`test_f1`), eng.testb;
+`tfds:conll2003` has only sentences, without their documents. Start from a cased model.
 `:documents` fills the window with neighbouring sentences ("maximal document context"), as the
 paper's 92.4 on the test set (Base) needs. `:features` is table 7: two BiLSTM layers of 768 on the
-concatenated last four layers, or another of its six choices. The paper gives no rates; these are
-from its grid (Appendix A.3), and Adam's usual 1e-3 for the BiLSTM.
+concatenated last four layers, or another of its six choices. The paper gives no learning rates;
+these are from its grid (Appendix A.3), and Adam's usual 1e-3 for the BiLSTM.
 """
 
 from bert_jax.config import finetuning_config

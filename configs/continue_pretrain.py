@@ -1,23 +1,23 @@
-"""Goes on pre-training from published weights on your own text, and with your own words.
+"""Continues pre-training of published weights on your own text, and with your own words.
 
     python -m bert_jax.main --config=configs/continue_pretrain.py --config.init_checkpoint=DIR \\
         --config.data.source='text/*.txt'
     ... --config.data.add_tokens=words.txt
 
-DIR is a Hugging Face folder, a TF1 checkpoint or a run of this project: model and vocabulary are
-its own, all rows of its position table included, whatever the length here. The text is plain,
-documents apart by empty lines. `words.txt` has one word a line; each becomes one piece, whose row
-starts at the mean of its old pieces. (A longer word that begins with an added one is then cut
-behind it.)
+DIR is a Hugging Face folder, a TF1 checkpoint or a run of this project. Model and vocabulary come
+from it, including all rows of its position table, whatever max_seq_length is here. The text is
+plain, with an empty line between documents. `words.txt` has one word per line; each becomes one
+piece, whose embedding starts at the mean of its old pieces' embeddings. (A longer word that begins
+with an added one is then split after it.)
 
-A rate of 3e-5: pre-training's 1e-4 at 256 sequences, scaled by the root of the batch to 32, gives
-3.5e-5, and google-research/bert advises 2e-5 where training goes on; much more, and what the
-weights know is lost. The warm-up is short but there, because Adam starts without its moments and
-without bias correction.
+The rate is 3e-5: pre-training's 1e-4 at 256 sequences, scaled by the square root of the batch size
+to 32 sequences, gives 3.5e-5, and google-research/bert advises 2e-5 for continued training; at much
+higher rates the weights lose what they have learnt. There is a short warm-up because Adam starts
+with zero moments and no bias correction.
 
-Weights without the heads of pre-training (a sentence encoder, `BertModel`) start them fresh, which
-the run says; they want more steps than the rest. Where the weights never saw sentence pairs, or the
-text has no sentences to pair, leave the pairs out: --config.data.next_sentence=False.
+If the weights lack the pre-training heads (a sentence encoder, `BertModel`), these start fresh,
+which the run reports; they need more steps than the rest. If the weights never saw sentence pairs,
+or the text has no sentences to pair, turn pairs off: --config.data.next_sentence=False.
 """
 
 from bert_jax.config import default_config

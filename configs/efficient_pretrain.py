@@ -1,4 +1,4 @@
-"""For half the compute: the paper's model and weights, ingredients of later recipes.
+"""Half the compute: the paper's model and parameters, with ingredients of later recipes.
 
     python -m bert_jax.tools.paper efficient --scale=tiny --data=DATA    # each judged downstream
     python -m bert_jax.main --config=configs/efficient_pretrain.py:all --config.data.vocab_file=...
@@ -6,36 +6,37 @@
 Every NAME has half the FLOPs of `paper`, which is the recipe of `configs/ablations.py:base`, and
 NAME/4 a quarter.
 `NAME,tiny`, `NAME,between` and `NAME,mini` are the same for two CPU cores, with 2 layers of 128, 3
-of 192 and 4 of 256 (google's BERT-Mini). `none,tiny` has the model, rows and steps of `base,tiny`
-there, which is trained with Muon, but the paper's Adam and dropout, at the rate of such a model.
-The other two have as many steps, of batches that grow with the width, so that Muon's share of a
-step stays; and its vocabulary of 8,000 pieces, so that losses can be compared.
+of 192 and 4 of 256 (google's BERT-Mini). `none,tiny` has the model, rows and steps of
+`configs/ablations.py:base,tiny`, but trains with the paper's Adam and dropout instead of Muon and
+no dropout, at a learning rate for a model of this size. `between` and `mini` have as many steps,
+with batches that grow with the width, so that Muon's share of a step's FLOPs stays the same; and
+the same vocabulary of 8,000 pieces, so that losses can be compared.
 
-| NAME | beside `none`, which is the paper's recipe for half as many steps |
+| NAME | added to `none`, which is the paper's recipe for half as many steps |
 |---|---|
 | `masking` | 30 % of the tokens are masked (Wettig et al., 2022) |
 | `dropout` | none in pre-training (Geiping and Goldstein, 2022); fine-tuning keeps its own |
-| `rate` | a triangle: up for half of the steps to a higher rate, then down (the same) |
+| `rate` | a triangle: up for half of the steps to a higher rate, then down (the same paper) |
 | `muon` | Muon for the matrices of the layers (Jordan, 2024; Liu et al., 2025), its FLOPs counted |
 | `lengths` | the first 30 % of phase 1's FLOPs on rows of half the length |
-| `ramp` | the first 30 % of phase 1's FLOPs in batches of a quarter |
+| `ramp` | the first 30 % of phase 1's FLOPs in batches of a quarter of the size |
 | `clipping` | the gradient's norm clipped at 0.5 (Geiping and Goldstein, 2022) |
 | `causal` | the first 30 % of phase 1's FLOPs left to right (Gisserot-Boukhlef et al., 2025) |
 | `falling` | 30 % masked in the first phase, 5 in the last, 15 between (mmBERT, 2025) |
-| `stable` | the rate is constant until it falls in the last fifth of the steps |
-| `cosine` | it falls as half a cosine |
-| `average` | the run ends with the mean of the weights of its last tenth |
-| `no_nsp` | no next sentence (Liu et al., 2019); it has hurt small models |
+| `stable` | the learning rate is constant until it falls in the last fifth of the steps |
+| `cosine` | the learning rate falls as half a cosine |
+| `average` | the run ends with the mean of the weights over its last tenth |
+| `no_nsp` | no next-sentence loss (Liu et al., 2019); leaving it out has hurt small models |
 | `all` | all of the first seven |
 | `five` | `masking+dropout+rate+muon+clipping` |
-| `muon+rate`, `five+stable`, `five-muon` | these together, the five without one; so with any |
+| `muon+rate`, `five+stable`, `five-muon` | any names can be added with + or left out with - |
 
-`NAME@RATE` has another learning rate, to tune all recipes alike: `paper@1e-3,mini`,
+`NAME@RATE` sets another learning rate, to tune all recipes alike: `paper@1e-3,mini`,
 `five/4@4e-3,mini`.
 
 What packing saves depends on the text: set `packed_rows` of a phase (docs/sources.md). Published
-figures are hints for models and budgets of their own; which ingredients hold here, the table has to
-show.
+figures are for other models and budgets; the table of the first command shows which ingredients
+help here.
 """
 
 from bert_jax.config import default_config
@@ -46,10 +47,10 @@ FIVE = ('masking', 'dropout', 'rate', 'muon', 'clipping')
 # Model, layers, hidden size, sequences a step, learning rate, and the higher one of `rate`.
 SCALES = {
     '': ('base', 12, 768, 256, 1e-4, 4e-4), 'tiny': ('tiny', 2, 128, 32, 2e-3, 3e-3),
-    'between': ('L-3_H-192_A-3', 3, 192, 48, 7e-4, 2e-3),  # at 1.5e-3 the paper's learns nothing
+    'between': ('L-3_H-192_A-3', 3, 192, 48, 7e-4, 2e-3),  # 1.5e-3: paper's recipe learns nothing
     'mini': ('mini', 4, 256, 64, 5e-4, 1.5e-3),  # not tried
 }
-_SLOTS = {  # by the share that is masked
+_SLOTS = {  # prediction slots, by the share that is masked and the row length
     0.05: {16: 1, 32: 2, 64: 4, 128: 7, 512: 26},
     0.15: {16: 3, 32: 5, 64: 10, 128: 20, 512: 80},
     0.3: {16: 5, 32: 10, 64: 20, 128: 39, 512: 154}}
@@ -57,7 +58,7 @@ _EARLY = 0.3
 
 
 def _flops(layers: int, hidden: int, vocab_size: int, length: int, slots: int) -> float:
-    """FLOPs of a sequence, as bert_jax/model/flops.py has them."""
+    """FLOPs of training on a sequence, by the formula of bert_jax/model/flops.py."""
     h, attention = hidden, 4 * length * hidden
     before = (layers - 1) * length * (24 * h**2 + attention)
     last = 6 * length * h**2 + (slots + 1) * (18 * h**2 + attention)
@@ -88,7 +89,7 @@ def get_config(named: str = 'all'):
     c.data.vocab_size = 8000 if scale else 30522
     model = (layers, hidden, c.data.vocab_size)
     unit = _flops(*model, 32, 5) if scale else _flops(*model, 128, 20)  # a row of phase 1
-    muon_cost = round(300 * layers * hidden**3 / unit, 1)  # of a step
+    muon_cost = round(300 * layers * hidden**3 / unit, 1)  # of a step, in rows of phase 1
 
     def cost(length: int, slots: int) -> float:
         return round(_flops(*model, length, slots) / unit, 3)

@@ -4,12 +4,12 @@
         --config.data.source=glue
 
 `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`. A run of `:mnli` also predicts the diagnostic
-set where the folder has `diagnostic/` (ax_predictions.tsv); a finished run started again predicts
-what has been added.
+set if the folder has `diagnostic/` (ax_predictions.tsv). To predict sets that were added after a
+run finished, start it again.
 
-DIR is a Hugging Face folder, a TF1 checkpoint or a run of this project; `glue` is the folder of the
-benchmark's files; or `hf:datasets/nyu-mll/glue`, or `tfds:glue`. The paper takes the best of the
-learning rates 5e-5, 4e-5, 3e-5 and 2e-5 on the dev set.
+DIR is a Hugging Face folder, a TF1 checkpoint or a run of this project. `glue` is the folder of the
+benchmark's files; `hf:datasets/nyu-mll/glue` and `tfds:glue` work too. The paper takes the best of
+the learning rates 5e-5, 4e-5, 3e-5 and 2e-5 on the dev set.
 """
 
 from bert_jax.config import finetuning_config

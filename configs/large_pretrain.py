@@ -4,17 +4,17 @@
     python -m bert_jax.main --config=configs/large_pretrain.py:lamb
 
 Paper (Appendix A.2): 256 sequences a step, 1M steps, Adam 1e-4, warm-up 10k, linear decay, weight
-decay 0.01; 90 % of the steps at length 128, then 10 % at 512. Four days on 64 TPU v2 chips. As it
-stands it is for 16 chips of 16 GB or more (v5e 4x4: 16 rows each, 2.8 and then 5.8 GB); 64 (v4 or
-v5p 4x4x4: four rows each) are sooner done at more chip-hours, and larger slices mostly wait for
+decay 0.01; 90 % of the steps at length 128, then 10 % at 512. Four days on 64 TPU v2 chips. The
+config is for 16 chips of 16 GB or more (v5e 4x4: 16 rows each, 2.8 and then 5.8 GB); 64 (v4 or v5p
+4x4x4: four rows each) finish sooner but take more chip-hours, and larger slices mostly wait for
 memory.
 
 `:lamb` (You et al., 2019, with NVIDIA's published figures): 7,038 steps of 65,536 sequences of 128
 at 6e-3, then 1,563 of 32,768 of 512 at 4e-3, each with its own warm-up (28.43 % and 12.8 %) and
-square-root decay. 76 minutes on 1,024 TPU v3 chips in the LAMB paper. As it stands it is for 256
-chips of 16 GB or more (v5e or v6e 16x16), in 16 parts: 16 rows a chip at once at 128, then 8 at 512
-(4.8 and 6.0 GB on v5e); or for 64 of 32 GB (v4 4x4x4: 8.2 and 12.6 GB). 16 v5e take 64 parts.
-docs/preflight.md has what all of this comes to.
+square-root decay. 76 minutes on 1,024 TPU v3 chips in the LAMB paper. The config is for 256 chips
+of 16 GB or more (v5e or v6e 16x16), each batch in 16 parts: 16 rows a chip at once at 128, then 8
+at 512 (4.8 and 6.0 GB on v5e); or for 64 of 32 GB (v4 4x4x4: 8.2 and 12.6 GB). 16 v5e chips need 64
+parts. docs/preflight.md has the predicted times and costs.
 """
 
 from bert_jax.config import default_config

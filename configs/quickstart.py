@@ -3,8 +3,8 @@
     python -m bert_jax.main --config=configs/quickstart.py
     python -m bert_jax.predict fill-mask --model=runs/quickstart 'Open the [MASK] and read it.'
 
-Minutes on two CPU cores, no download. Most steps are on short rows, where a step is cheap; Muon and
-no dropout, as in configs/ablations.py:base,tiny, which says what each of them is worth.
+Minutes on two CPU cores, no download. Most steps are on short rows, where a step is cheap. Muon and
+no dropout, as in configs/ablations.py:base,tiny, which says what they gain.
 """
 
 from bert_jax.config import default_config

@@ -3,8 +3,8 @@
     python -m bert_jax.main --config=configs/regression.py --config.init_checkpoint=DIR \\
         --config.data.source=train.csv --config.data.eval_source=dev.csv
 
-Files and columns are as for configs/classification.py. `--config.regression.metrics=pearson`: of
-spearman and pearson; the first picks the best evaluation.
+Files and columns are as for configs/classification.py. `--config.regression.metrics=pearson`:
+spearman, pearson or both; the first picks the best evaluation.
 """
 
 from bert_jax.config import finetuning_config

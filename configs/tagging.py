@@ -1,11 +1,11 @@
-"""Your own tagged words: named entities or any other tags.
+"""Your own texts with a tag for each word: named entities or any other tags.
 
     python -m bert_jax.main --config=configs/tagging.py --config.init_checkpoint=DIR \\
         --config.data.source=train.txt --config.data.eval_source=dev.txt
 
-A file has a word first and its tag last in each line, and an empty line after each sentence; or it
-is JSON lines, with a list of words (data.text) and one of tags (data.label). Entities (IOB1, IOB2,
-IOBES) are scored by their F1, other tags, such as parts of speech, by the words that are right.
+Each line of a file begins with a word and ends with its tag, and an empty line follows each
+sentence; or the file is JSON lines, with a list of words (data.text) and one of tags (data.label).
+Entities (IOB1, IOB2, IOBES) are scored by F1, other tags, such as parts of speech, by accuracy.
 Without an evaluation file a tenth of the sentences is held out (data.held_out).
 """
 

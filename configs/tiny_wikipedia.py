@@ -1,4 +1,4 @@
-"""BERT-Tiny as google-research/bert was run once for comparison: 6,000 steps on 32 MB of Wikipedia.
+"""BERT-Tiny, to compare with one run of google-research/bert: 6,000 steps on 32 MB of Wikipedia.
 
     python -m bert_jax.main --config=configs/tiny_wikipedia.py \\
         --config.data.source='wikipedia/wiki-0[01].txt.gz' \\
@@ -7,9 +7,9 @@
 2 layers of 128, batch 32 of length 128, Adam without bias correction at 1e-3, warm-up 600, linear
 decay to 0, documents of one sentence dropped. The original (one fixed masking) reached an MLM loss
 of 6.6657, MLM accuracy of 14.56 % and NSP accuracy of 60.77 % on its 831 held-out examples; this
-config with seeds 0, 1, 2 reached 6.51 to 6.55, 15 % and 69 to 75 %; seed 0 once more with the
-dropout masks and the loss of version 0.2.0: 6.496, 15.1 % and 74.2 %.
-An estimated half an hour on two CPU cores.
+config with seeds 0, 1, 2 reached 6.51 to 6.55, 15 % and 69 to 75 %; seed 0 again, with the dropout
+masks and the loss of version 0.2.0, reached 6.496, 15.1 % and 74.2 %.
+It takes an estimated half an hour on two CPU cores.
 """
 
 from bert_jax.config import default_config

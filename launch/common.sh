@@ -10,7 +10,7 @@ say() {
   echo "$(date +%H:%M:%S) $*" >&2
 }
 
-# Its arguments on one line, quoted for a shell where they need it.
+# Prints its arguments on one line, each quoted for a shell if it needs quoting.
 quote() {
   local word line=
   for word in "$@"; do
@@ -22,7 +22,7 @@ quote() {
   printf '%s\n' "$line"
 }
 
-# Runs a command; with --dry-run prints it.
+# Runs a command, or only prints it with --dry-run.
 run() {
   if [ -n "${dry_run:-}" ]; then quote "$@"; else "$@"; fi
 }
@@ -32,12 +32,12 @@ usage() {
   sed -nE '2,/^([^#]|$)/s/^# ?//p' "${root:?}/launch/${0##*/}"
 }
 
-# Of --tool: what is run instead of training.
+# Checks --tool, the tool that is run instead of training.
 check_tool() {
   case $1 in '' | sweep) ;; *) fail "--tool=$1: sweep is the only one" ;; esac
 }
 
-# Refuses flags of a run whose directory the hosts would not share.
+# Refuses a run whose flags name a --workdir that the hosts would not share, or none.
 check_workdir() {
   local flag workdir=
   while [ $# -gt 0 ]; do

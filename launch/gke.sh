@@ -3,32 +3,32 @@
 #
 #     launch/gke.sh create  NAME --cluster=CLUSTER --location=PLACE --topology=v5e:16x16 [--spot]
 #                                                 the node pool (with --slices=N: N of them)
-#     launch/gke.sh install IMAGE                 builds and pushes the image of this folder
+#     launch/gke.sh install IMAGE                 builds an image of this folder and pushes it
 #     launch/gke.sh run     NAME --image=IMAGE --topology=v5e:16x16 -- FLAG...
 #                                                 python -m bert_jax.main FLAG... on every host,
-#                                                 started again after a preemption until it is done
+#                                                 restarted after a preemption until it is done
 #     launch/gke.sh follow  NAME                  the first host's log
-#     launch/gke.sh status  NAME                  of the set and its pods
-#     launch/gke.sh stop    NAME                  ends the run: SIGTERM, at which it saves
+#     launch/gke.sh status  NAME                  the status of the JobSet and its pods
+#     launch/gke.sh stop    NAME                  ends the run by SIGTERM, on which it saves
 #     launch/gke.sh delete  NAME --cluster=CLUSTER --location=PLACE
-#                                                 the run and the node pools, with what they cost
-#                                                 (with the --slices=N of create)
+#                                                 deletes the run and its node pools, which cost
+#                                                 until then (give the --slices=N of create)
 #
 # Options, before the --:
 #     --topology=GENERATION:SHAPE     as preflight takes it: v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16
 #     --slices=N                      N slices of that shape in one run
 #     --spot                          cheaper, and may be taken away at any time
-#     --restarts=N                    how often a run is started again (100)
-#     --service-account=NAME          that may use the bucket (default)
+#     --restarts=N                    how often a run may be restarted (100)
+#     --service-account=NAME          Kubernetes account that may use the bucket (default)
 #     --project=PROJECT               default: gcloud's own setting
 #     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
-#     --shared-disk                   the workdir is no gs:// path, but all hosts mount it
-#     --dry-run                       print the commands, run none
+#     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
+#     --dry-run                       print the commands without running them
 #
-# GKE_CREATE_FLAGS are handed on to gcloud container node-pools create as they are, such as
+# GKE_CREATE_FLAGS are passed unchanged to gcloud container node-pools create, for example
 # --node-locations=ZONE or --reservation-affinity=specific --reservation=NAME.
-# A preempted spot slice is created again by GKE and the run by the JobSet, whoever watches; exit
-# status 2, bad input or configuration, ends it.
+# GKE recreates a preempted spot slice and the JobSet restarts the run, whether or not anyone
+# watches; exit status 2, bad input or configuration, ends the run.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source=launch/common.sh
@@ -75,8 +75,8 @@ need() {
   [ -n "$2" ] || fail "--$1 is missing, see --help"
 }
 
-# Sets accelerator, machine, shape, chips (of a host) and hosts (of a slice). Accepts the slices that
-# bert_jax.tools.preflight accepts.
+# Sets accelerator, machine, shape, chips (per host) and hosts (per slice) from --topology. Accepts
+# the same slices as bert_jax.tools.preflight.
 read_topology() {
   local size all=1 largest=0 dims longest sizes
   need topology "$topology"
@@ -129,7 +129,7 @@ delete() {
   done
 }
 
-# The template filled in; JSON strings are YAML.
+# Prints the filled-in template. The flags are a JSON list, which is valid YAML.
 render() {
   python3 -c '
 import json, sys

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs a command as N hosts of one run, on this machine: N processes that join over loopback.
+# Runs a command as N hosts of one run on this machine: N processes that connect over loopback.
 #
 #     launch/local_hosts.sh 2 python -m bert_jax.main --config=configs/tiny_pretrain.py
 #
-# Each gets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID. Devices a host are the
-# caller's: XLA_FLAGS=--xla_force_host_platform_device_count=4 gives each four virtual ones. Standard
-# output is host 0's; all else goes to standard error. SIGTERM and Ctrl-C are passed on to every
-# host as SIGTERM. When a host fails, the others get a minute (LOCAL_HOSTS_GRACE, in seconds) to end,
-# then they are killed. The exit status is that of the host that failed first, or 0.
+# Each gets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID. The caller chooses the
+# devices per host: XLA_FLAGS=--xla_force_host_platform_device_count=4 gives each four virtual ones.
+# Standard output is host 0's; everything else goes to standard error. SIGTERM and Ctrl-C are passed
+# to every host as SIGTERM. When a host fails, the others get a minute (LOCAL_HOSTS_GRACE, in
+# seconds) to end; then they are killed. The exit status is that of the first host to fail, or 0.
 set -euo pipefail
 
 if [[ ! ${1:-} =~ ^[1-9][0-9]*$ ]] || [ $# -lt 2 ]; then
@@ -24,11 +24,11 @@ export JAX_COORDINATOR_ADDRESS=127.0.0.1:$port JAX_COORDINATOR_BIND_ADDRESS=127.
 export JAX_NUM_PROCESSES=$hosts
 
 run=(env)
-# Where Linux can, a host ends with this script even when that is killed.
+# With setpriv (Linux), the hosts end with this script even if the script is killed.
 if setpriv --pdeathsig KILL true 2> /dev/null; then run=(setpriv --pdeathsig KILL env); fi
 
-exec 3>&2 2> /dev/null  # bash has its own way to tell of a killed process
-pids=()  # by host, of those that still run
+exec 3>&2 2> /dev/null  # hides bash's own messages about killed processes
+pids=()  # process ids of the hosts that still run, by host number
 signal_all() { for pid in "${pids[@]+"${pids[@]}"}"; do kill "-$1" "$pid" || true; done; }
 trap 'signal_all TERM' TERM INT
 trap 'signal_all KILL' EXIT

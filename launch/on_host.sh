@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What tpu_vm.sh does on each host of a slice. A run has a session of its own, so that it outlasts
-# the connection that started it; ~/.bert_jax holds its flags, process id, log and exit status.
+# What tpu_vm.sh runs on each host of a slice. A run has its own session, so that it outlives the
+# connection that started it; ~/.bert_jax holds its flags, process id, log and exit status.
 #
-#     launch/on_host.sh install           makes .venv, with a Python of its own where there is none
-#     launch/on_host.sh start FLAG...     starts python -m bert_jax.main FLAG... (with --tool=sweep
-#                                         before them bert_jax.tools.sweep); stops what runs
-#     launch/on_host.sh status [FLAG...]  running, other (with other flags), none, lost (it ended
-#                                         without a word, as by a reboot), stopped, or the exit status
-#     launch/on_host.sh stop              SIGTERM, at which a run saves; SIGKILL after 15 minutes
-#     launch/on_host.sh follow            the log, until the run ends
+#     launch/on_host.sh install           makes .venv; installs Python 3.11 first if there is none
+#     launch/on_host.sh start FLAG...     stops what runs, starts python -m bert_jax.main FLAG...
+#                                         (bert_jax.tools.sweep if the first flag is --tool=sweep)
+#     launch/on_host.sh status [FLAG...]  running, other (runs with other flags), none, lost (ended
+#                                         without a status, as by a reboot), stopped, or exit status
+#     launch/on_host.sh stop              SIGTERM, on which a run saves; SIGKILL after 15 minutes
+#     launch/on_host.sh follow            shows the log until the run ends
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 state=$HOME/.bert_jax
@@ -21,7 +21,7 @@ pid() {
 running() {
   local pid
   pid=$(pid)
-  # After a reboot the number may be another program's.
+  # After a reboot another program may have this process id.
   [ -n "$pid" ] && [[ $(ps -o args= -p "$pid" 2> /dev/null) == *on_host.sh* ]]
 }
 
@@ -57,7 +57,7 @@ case $verb in
     trap 'echo $? > "$state/status"' EXIT
     # shellcheck source=launch/venv.sh
     . launch/venv.sh
-    trap : TERM # the run hears it too, saves, and ends with 143
+    trap : TERM # the run gets the signal too, saves, and ends with 143
     module=bert_jax.main
     if [ "${1:-}" = --tool=sweep ]; then module=bert_jax.tools.sweep && shift; fi
     echo "$(date '+%F %T') python -m $module $*"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Pre-trains a tiny BERT on the documentation that comes with every Python, and lets it fill gaps:
-# some minutes on two CPU cores after installation. Arguments go to bert_jax.main, such as
-# --config.train.steps=500 or --workdir=DIR.
+# Pre-trains a tiny BERT on the documentation that comes with every Python, then lets it fill gaps.
+# It takes some minutes on two CPU cores after installation. Arguments, such as
+# --config.train.steps=500 or --workdir=DIR, go to bert_jax.main.
 set -euo pipefail
 begun=$SECONDS
 # shellcheck source=launch/venv.sh

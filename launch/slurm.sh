@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # Nodes with GPUs under SLURM, from a checkout on a disk that all nodes mount.
 #
-#     launch/slurm.sh install                     .venv with jax for CUDA
+#     launch/slurm.sh install                     makes .venv with jax for CUDA
 #     launch/slurm.sh run    NAME --nodes=N --gpus=8 [OPTION OF SBATCH...] -- FLAG...
 #                                                 python -m bert_jax.main FLAG... on every node,
 #                                                 queued again after a preemption or the time limit
 #                                                 until it is done
-#     launch/slurm.sh follow NAME                 its log, slurm-NAME.log
+#     launch/slurm.sh follow NAME                 the run's log, slurm-NAME.log
 #     launch/slurm.sh status NAME
-#     launch/slurm.sh stop   NAME                 ends the run: SIGTERM, at which it saves, and it is
+#     launch/slurm.sh stop   NAME                 ends the run by SIGTERM, on which it saves; it is
 #                                                 not queued again (slurm-NAME.stopped says so)
-#     launch/slurm.sh delete NAME                 at once
+#     launch/slurm.sh delete NAME                 cancels the run at once
 #
-# --gpus is a node's; --partition=..., --time=..., --account=... and the like go to sbatch as they
-# are. --tool=sweep runs bert_jax.tools.sweep instead; --dry-run, before the --, prints the commands
-# and runs none. One task a node drives all its GPUs. Ten minutes before the time limit the run is
-# told to save; exit status 143 (it did) queues it again, 0 is the end, 2 bad input, anything else a
-# fault, and ends it too.
+# --gpus counts the GPUs of a node; --partition=..., --time=..., --account=... and the like are
+# passed to sbatch unchanged. --tool=sweep runs bert_jax.tools.sweep instead; --dry-run, before the
+# --, prints the commands without running them. One task per node drives all its GPUs. Ten minutes
+# before the time limit the run is told to save. Exit status 143 (it saved) queues it again; 0 (done),
+# 2 (bad input) and anything else (a fault) end it.
 
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -25,7 +25,7 @@
 #SBATCH --signal=TERM@600
 set -euo pipefail
 
-if [ "${1:-}" = job ]; then # as sbatch runs it, in the folder from which it was called
+if [ "${1:-}" = job ]; then # run by sbatch, in the folder from which sbatch was called
   shift
   export BERT_JAX_PLATFORM=cuda
   stopped=slurm-$SLURM_JOB_NAME.stopped
@@ -34,8 +34,8 @@ if [ "${1:-}" = job ]; then # as sbatch runs it, in the folder from which it was
   . launch/venv.sh
   status=0 module=bert_jax.main
   if [ "${1:-}" = --tool=sweep ]; then module=bert_jax.tools.sweep && shift; fi
-  # Under SLURM jax takes one GPU a task, unless it is told of all. A host that fails ends the
-  # others by itself, with its own status.
+  # Under SLURM jax uses one GPU per task unless it is given a list. srun must not kill the other
+  # hosts when one fails: they end by themselves, with its status.
   # shellcheck disable=SC2016
   srun --kill-on-bad-exit=0 bash -c '
     export JAX_LOCAL_DEVICE_IDS=$(seq -s, 0 $((SLURM_GPUS_ON_NODE - 1)))
@@ -90,7 +90,7 @@ case $verb in
   follow) run tail -n 100 -F "slurm-$name.log" ;;
   status) run squeue "--name=$name" ;;
   stop)
-    run touch "slurm-$name.stopped" # also for a job that is queued, which hears no signal
+    run touch "slurm-$name.stopped" # for a queued job too, which gets no signal
     run scancel "--name=$name" --signal=TERM
     ;;
   delete) run scancel "--name=$name" ;;

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Cloud TPU slices with gcloud, from the machine where you sit.
+# Cloud TPU slices with gcloud, from your own machine.
 #
 #     launch/tpu_vm.sh create   NAME --type=v5litepod-256 [--spot] [--slices=N]
-#     launch/tpu_vm.sh install  NAME                 the last commit's files and .venv, on every host
+#     launch/tpu_vm.sh install  NAME                 the last commit's files and .venv on every host
 #     launch/tpu_vm.sh run      NAME -- FLAG...      python -m bert_jax.main FLAG... on every host;
-#                                                    what runs there is stopped first, and saves
+#                                                    what runs there saves and stops first
 #     launch/tpu_vm.sh follow   NAME                 the first host's log, until the run ends
-#     launch/tpu_vm.sh status   NAME                 of slice and run
+#     launch/tpu_vm.sh status   NAME                 the status of slice and run
 #     launch/tpu_vm.sh relaunch NAME --type=... -- FLAG...
-#                                                    all of these, again after each preemption,
-#                                                    until the run is done
+#                                                    create, install and run, repeated after each
+#                                                    preemption until the run is done
 #     launch/tpu_vm.sh stop     NAME                 SIGTERM on every host: the run saves and ends,
-#                                                    and so does a relaunch that watches it
-#     launch/tpu_vm.sh delete   NAME                 the slice, and with it what it costs
+#                                                    and a relaunch that watches it ends too
+#     launch/tpu_vm.sh delete   NAME                 deletes the slice, which costs until then
 #
 # Options, before the --:
 #     --zone=ZONE --project=PROJECT   default: gcloud's own settings
@@ -20,19 +20,18 @@
 #     --runtime=VERSION               default: the TPU software version made for that type
 #     --spot                          cheaper, and may be taken away at any time
 #     --slices=N                      N slices of that type in one run
-#     --valid-until=DURATION          give up waiting in the queue after, such as 6h
+#     --valid-until=DURATION          how long to wait in the queue before giving up, such as 6h
 #     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
-#     --shared-disk                   the workdir is no gs:// path, but all hosts mount it
+#     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
 #     --delete                        relaunch deletes the slice when the run is done or given up
-#     --dry-run                       print the commands, run none
+#     --dry-run                       print the commands without running them
 #
-# Slices are asked for as queued resources: served at once where there is capacity, else in turn.
-# TPU_CREATE_FLAGS and TPU_SSH_FLAGS are handed on to gcloud as they are, such as
-# --service-account=NAME or --tunnel-through-iap. A run that is killed goes on from its last
-# checkpoint: exit status 0 is the end, 2 bad input (relaunch stops), anything else a fault, tried
-# again at most 5 times unless the run went well for an hour in between. A slice whose first host
-# cannot be reached for 15 minutes (UNREACHABLE_SECONDS) counts as a fault, and is deleted and asked
-# for again.
+# Slices are requested as queued resources: granted at once if there is capacity, otherwise in turn.
+# TPU_CREATE_FLAGS and TPU_SSH_FLAGS are passed unchanged to gcloud, for example
+# --service-account=NAME or --tunnel-through-iap. A killed run resumes from its last checkpoint.
+# Exit status 0 means done, 2 bad input (relaunch stops); anything else is a fault. relaunch gives
+# up at the fifth fault, counting anew after an hour without one. A slice whose first host cannot be
+# reached for 15 minutes (UNREACHABLE_SECONDS) counts as a fault; it is deleted and requested again.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source=launch/common.sh
@@ -84,14 +83,14 @@ queued() {
   run gcloud compute tpus queued-resources "$subcommand" "$@" "${where[@]+"${where[@]}"}" --quiet
 }
 
-# On the hosts: bash command line, after --node and --worker.
+# Runs a bash command line on hosts. Arguments: --node, --worker, command line.
 # shellcheck disable=SC2086
 ssh_to() {
   local node=$1 worker=$2
   queued ssh "$name" "--node=$node" "--worker=$worker" "--command=$3" ${TPU_SSH_FLAGS:-}
 }
 
-# The command line of on_host.sh with its arguments, quoted for the hosts' shell.
+# Prints the command line of on_host.sh with its arguments, quoted for the hosts' shell.
 on_host() {
   echo "cd bert_jax && launch/on_host.sh $(quote "$@")"
 }
@@ -100,7 +99,7 @@ describe() {
   queued describe "$name" '--format=value(state.state)'
 }
 
-# Of the queued resource, as gcloud has it (ACTIVE, SUSPENDED, ...), MISSING, or UNKNOWN.
+# Prints the state of the queued resource: gcloud's (ACTIVE, SUSPENDED, ...), MISSING or UNKNOWN.
 slice_state() {
   describe 2> /dev/null && return
   case $(describe 2>&1) in
@@ -113,7 +112,7 @@ ask_status() {
   ssh_to 0 0 "{ $(on_host status "$@"); } 2> /dev/null || echo none"
 }
 
-# What on_host.sh says on the first host: running, other, none, lost, a number; or unreachable.
+# Prints the status that on_host.sh gives on the first host, or unreachable.
 run_status() {
   local status
   if status=$(ask_status "$@" 2> /dev/null); then
@@ -123,7 +122,7 @@ run_status() {
   fi
 }
 
-# Whether the first host is gone although the queued resource does not say so yet.
+# Whether the first host is gone, even if the queued resource does not say so yet.
 host_is_gone() {
   local node=$name state
   ((slices == 1)) || node=$name-0
@@ -144,7 +143,7 @@ check_type() {
   esac
 }
 
-# Before maintenance the hosts get SIGTERM and five minutes, where this gcloud can ask for that.
+# Whether to request SIGTERM and five minutes before maintenance: for these types, if gcloud can.
 # https://cloud.google.com/tpu/docs/autocheckpoint
 autocheckpoint() {
   case $type in v2-* | v3-* | v4-* | v5litepod-*) ;; *) return 1 ;; esac
@@ -212,7 +211,7 @@ end() {
 
 relaunch() {
   local state last='' status failures=0 started=$SECONDS unreachable=''
-  local todo=look # at what is there; then watch it; begin: install and start, whatever is there
+  local todo=look # look: check what runs; watch: wait for the run; begin: install and start it
   check_type
   while true; do
     state=$(slice_state)
@@ -280,7 +279,7 @@ relaunch() {
         else
           todo=begin
           sleep "$pause"
-          # A host that is being taken away refuses too: that is no fault of the run.
+          # A host that is being preempted fails here too, which is no fault of the run.
           if [ "$(slice_state)" = ACTIVE ] && ! host_is_gone; then
             count_failure "installation or start failed"
           fi
@@ -298,7 +297,7 @@ count_failure() {
   ((failures < 5)) || { say "given up" && end 1; }
 }
 
-# What relaunch does where nothing goes wrong, and what it does after a preemption.
+# Prints what relaunch runs if nothing goes wrong, and what it runs after a preemption.
 show_relaunch() {
   check_type
   describe

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: makes .venv with the pinned requirements where it is missing or
-# behind them, and activates it. Needs Python 3.11 or newer, nothing else.
+# Sourced by the other scripts. Makes .venv with the pinned requirements if it is missing or out of
+# date, and activates it. Needs only Python 3.11 or newer.
 #
 # jax is installed for what the machine has: a TPU, an NVIDIA GPU, or the CPU.
 # BERT_JAX_PLATFORM=cpu|tpu|cuda chooses; PYTHON=/path/to/python chooses the interpreter.
@@ -10,7 +10,7 @@ _bert_jax_platform() {
   local device vendor id
   for device in /sys/bus/pci/devices/*; do
     { read -r vendor < "$device/vendor" && read -r id < "$device/device"; } 2> /dev/null || continue
-    # Google's devices; by these numbers they are TPUs (v2 to 7x), by others network cards.
+    # Google's PCI devices: these numbers are TPUs (v2 to 7x), others are network cards.
     case $vendor:$id in
       0x1ae0:0x0027 | 0x1ae0:0x005[6e] | 0x1ae0:0x006[23f] | 0x1ae0:0x0076) echo tpu && return ;;
     esac
@@ -28,7 +28,7 @@ platform=${BERT_JAX_PLATFORM:-$(_bert_jax_platform)}
 case $platform in
   cpu)
     extra=()
-    # Huge pages for malloc: XLA on CPUs takes and returns its buffers at every step.
+    # Huge pages for malloc, because XLA on CPUs allocates and frees its buffers at every step.
     export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}
     ;;
   tpu | cuda) extra=(-e ".[$platform]") ;;
@@ -49,7 +49,7 @@ if [ "$wanted" != "$(cat .venv/installed-requirements.txt 2> /dev/null)" ]; then
   fi
   echo "installing requirements for $platform into .venv (once, a few minutes) ..."
   [ -x .venv/bin/python ] || "$python" -m venv .venv
-  # uv takes half a minute where pip takes three, but does not read pip's settings (an index).
+  # uv takes half a minute and pip three, but uv does not read pip's settings (an index, say).
   uv pip install --quiet --python=.venv/bin/python -r requirements.txt \
     "${extra[@]+"${extra[@]}"}" 2> /dev/null ||
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \

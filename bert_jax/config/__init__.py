@@ -16,7 +16,7 @@ from typing import Any
 
 try:
     from ml_collections import ConfigDict, config_dict
-except ModuleNotFoundError:  # a repository without its requirements: no command can run
+except ModuleNotFoundError:  # requirements are not installed, so no command can run
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
 from bert_jax.config.bert_config import OPTIONS
@@ -35,9 +35,10 @@ MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
     'large': (24, 1024, 16),
 }
 SIZES = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size')  # have no default
-# Model fields that a checkpoint determines.
+# Model options that a checkpoint determines.
 DECIDED = tuple(o for o in OPTIONS if o.role != 'trains' and o.name != 'vocab_size')
-# A table that may be cut or repeated, and a layer that fine-tuning may add.
+# They may differ from the checkpoint: the position table can be cut or repeated, and fine-tuning
+# can add a BiLSTM.
 _RESIZED = ('max_position_embeddings', 'bilstm')
 
 
@@ -45,7 +46,8 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     """The default of every field (`config.fields`).
 
     Args:
-      task: its name, which `validation.validate` checks; some tasks have a section of fields.
+      task: name of the task, which only `validation.validate` checks. Some tasks have a section of
+        fields of their own.
     """
     tree: dict[str, Any] = {}
     types = {f'model.{o.name}': o.type for o in OPTIONS}
@@ -96,7 +98,11 @@ def model_fields(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
 
 
 def model_sizes(config: ConfigDict) -> dict[str, int]:
-    """num_layers, hidden_size, num_heads, intermediate_size of `model`, named or overridden."""
+    """num_layers, hidden_size, num_heads and intermediate_size of `model`, named or overridden.
+
+    Raises:
+      InputError: `model.name` is unknown.
+    """
     m = config.model
     given = {size: m[size] for size in SIZES if m[size] is not None}
     if not m.name and len(given) == len(SIZES):
@@ -114,14 +120,14 @@ def model_sizes(config: ConfigDict) -> dict[str, int]:
 
 
 def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
-    """A copy with the fields filled in that `init_checkpoint` determines.
+    """A copy in which the fields that `init_checkpoint` determines are filled in.
 
     Args:
       config: a whole config.
       published: the weights of `init_checkpoint`, or None without one.
 
     Raises:
-      InputError: the config contradicts the weights, or nothing determines the size.
+      InputError: the config contradicts the weights, or nothing determines the model's size.
     """
     c = ConfigDict(config.copy_and_resolve_references()).unlock()
     if published is None:

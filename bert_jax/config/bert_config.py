@@ -30,7 +30,7 @@ class Range:
                 and self.least <= value <= self.most and value not in self.without)
 
 
-Allowed = Range | tuple[Any, ...]  # a tuple: of values
+Allowed = Range | tuple[Any, ...]  # a tuple lists the values
 
 
 def fault(value: Any, allowed: Allowed) -> str:
@@ -46,7 +46,7 @@ def fault(value: Any, allowed: Allowed) -> str:
 
 
 def count(most: float, least: float = 1) -> Range:
-    """Whole numbers."""
+    """The range of whole numbers from `least` to `most`."""
     return Range(least, most, whole=True)
 
 
@@ -54,7 +54,7 @@ Format = Literal['bert_jax', 'huggingface', 'tf1']
 Role = Literal['shape', 'computes', 'trains']
 
 SIZE = count(2**24)
-DEPTH = count(4096)  # each layer is compiled
+DEPTH = count(4096)  # lower, because each layer is compiled
 SMALL = Range(0, 1, without=(0, 1))
 BELOW_1 = Range(0, 1, without=(1,))
 
@@ -72,7 +72,7 @@ class Spelling(NamedTuple):
 
     Attributes:
       key: the field's name there.
-      values: from the format's values to ours, where they differ; the first match is written.
+      values: maps the format's values to ours where they differ; we write the first that matches.
       ours: whether the format's code ignores the key. It is then written only for a value other
         than the default, with a note, because that code computes with the default.
     """
@@ -124,13 +124,13 @@ def _option(
 
 
 def _size(key: str, default: Any = dataclasses.MISSING, allowed: Range = SIZE) -> Any:
-    """A size, which both formats call the same."""
+    """A size; it has the same key in both formats."""
     return _option('shape', allowed, default, key, key)
 
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """A model's sizes, numerics and rates. Hashable, so it is static under jit."""
+    """A model's sizes, numerics and dropout rates. Hashable, so it can be static under jit."""
 
     vocab_size: int = _size('vocab_size')
     num_layers: int = _size('num_hidden_layers', allowed=DEPTH)
@@ -140,7 +140,7 @@ class BertConfig:
     max_position_embeddings: int = _size('max_position_embeddings', 512)
     type_vocab_size: int = _size('type_vocab_size', 2)
     # gelu_tanh: the approximation of google-research/bert; gelu_erf: exact, as Hugging Face's
-    # `gelu`. Its tanh forms differ in how they are computed, not in what.
+    # `gelu`. Hugging Face's tanh variants all compute the same function.
     hidden_act: str = _option(
         'computes', ('gelu_tanh', 'gelu_erf'), 'gelu_tanh',
         Spelling('hidden_act', {
@@ -161,7 +161,7 @@ class BertConfig:
         'trains', BELOW_1, 0.1, 'hidden_dropout_prob', 'hidden_dropout_prob')
     attention_dropout: float = _option(
         'trains', BELOW_1, 0.1, 'attention_probs_dropout_prob', 'attention_probs_dropout_prob')
-    # Before the layer of a downstream task.
+    # Before the output layer of a downstream task.
     classifier_dropout: float = _option(
         'trains', BELOW_1, 0.1, 'classifier_dropout', Spelling('classifier_dropout', ours=True))
 

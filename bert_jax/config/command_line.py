@@ -33,19 +33,19 @@ def parse_command(
     argv: Sequence[str], description: str, flag_values: flags.FlagValues | None = None,
     config: config_lib.ConfigDict | None = None,
 ) -> tuple[config_lib.ConfigDict, str]:
-    """The config that a command line says, and its file, FILE.py[:ARG].
+    """The config that a command line gives, and its file, FILE.py[:ARG].
 
     Args:
       argv: name and arguments of the program.
       description: printed for --help, with the docstring and the fields of --config.
-      flag_values: has the command's own flags defined, which are parsed too.
+      flag_values: defines the command's own flags, which are parsed too.
       config: takes the place of --config.
 
     Raises:
       InputError: an unknown flag or field, an invalid value, or no config.
       SystemExit: after --help.
     """
-    logging.set_verbosity(logging.ERROR)  # libraries log a great deal below it
+    logging.set_verbosity(logging.ERROR)  # libraries log a great deal at lower levels
     values = flags.FlagValues() if flag_values is None else flag_values
     file, rest, arguments = '', [], iter(argv)
     for argument in arguments:
@@ -102,7 +102,7 @@ def parse_command(
 
 
 def _print_help(description: str, file: str, config: config_lib.ConfigDict | None) -> None:
-    """What a command does, and of its config the docstring and the fields with their values."""
+    """Prints the command's description, its config's docstring, and the fields and their values."""
     print(description)
     if file:
         with open(file.partition(':')[0], encoding='utf-8') as code:
@@ -117,7 +117,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str | None, **more: Any):
         """`prog`: what is typed before the flags; `description`: the command's docstring; `more`:
-        what argparse gives the parsers of subcommands."""
+        arguments that argparse passes to the parsers of subcommands."""
         super().__init__(prog, description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
@@ -126,7 +126,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The type of a flag that is a whole number."""
+    """An argparse type: a whole number of at least `least`."""
     def number(text: str) -> int:
         if int(text) < least:
             raise argparse.ArgumentTypeError(f'{text} is less than {least}')
@@ -154,7 +154,7 @@ def config_file(named: str) -> str:
 
 
 def run_name(file: str) -> str:
-    """The name of the run directory of a config, FILE.py[:ARG]."""
+    """The default name of the run directory for a config, FILE.py[:ARG]."""
     path, _, argument = file.partition(':')
     name = os.path.basename(path).removesuffix('.py')
     return f'{name}-{argument}'.rstrip('-').replace('/', '-')
@@ -164,8 +164,8 @@ def load_config(named: str) -> config_lib.ConfigDict:
     """The result of get_config() of FILE.py[:ARG].
 
     Raises:
-      InputError: no such file, or what its code raises, with its line; or other fields than the
-        config has.
+      InputError: no such file, an exception in its code (with the line), or a result whose fields
+        are not those of `default_config`.
     """
     path, colon, argument = named.partition(':')
     try:

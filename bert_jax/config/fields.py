@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.config.bert_config import BELOW_1, COMPUTATION, OPTIONS, Allowed, Range, count
 
-# Tasks that read a field: pre-training, all others, or some with files of your own.
+# Groups of tasks that read a field: pre-training, all others, or some of those on your own files.
 PRETRAINING, LABELLED = ('pretrain', 'synthetic'), ('downstream tasks',)
 _TEXT_TASKS = ('classification', 'regression')
 _WITH_ID = (*_TEXT_TASKS, 'multiple_choice')
@@ -22,8 +22,9 @@ class Field(NamedTuple):
 
     Attributes:
       default: None: `init_checkpoint` determines it.
-      allowed: a range, a tuple of values, or what else is checked; elsewhere: where it is read.
-      read_by: names of tasks; empty: all read it.
+      allowed: a range, a tuple of values, or the kind of check; 'elsewhere': the code that reads
+        the field checks it.
+      read_by: names of tasks; empty: all tasks read it.
     """
 
     default: Any
@@ -37,7 +38,7 @@ _WINDOWS = ('', 'first', 'mean', 'max')  # data.pairs.WINDOWS
 _FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four',
              'concat_last_four', 'weighted_sum_all')  # heads.tokens.FeatureCombination
 
-# Fields that change no result, of any task. Others are known to those who compare runs.
+# Fields that change no result of any task. Code that compares runs adds more fields to these.
 WITHOUT_A_SAY = (
     'train.eval_every', 'train.save_every', 'train.log_every', 'train.keep_checkpoints',
     'train.profile', 'train.loggers', 'data.dir', 'data.local_dir', 'data.tfds_dir')
@@ -45,22 +46,22 @@ WITHOUT_A_SAY = (
 LOGGERS = ('tensorboard', 'wandb', 'cloud_monitoring')
 
 _TEXTS = {
-    # Names between commas, the first picks the best evaluation; empty: the usual ones.
+    # Comma-separated names, of which the first picks the best evaluation; empty: the usual ones.
     'metrics': Field('', 'elsewhere'),
-    # Predictions for texts longer than data.max_seq_length. first: truncated, as in training; mean,
+    # How to predict texts longer than data.max_seq_length. first: truncated, as in training; mean,
     # max: in windows, whose probabilities are combined; empty: first, or the evaluated model's.
     'windows': Field('', _WINDOWS),
 }
 _TAGGING = {
     'document_context': Field(False, _SWITCH),  # neighbouring sentences fill the window
-    # Empty: fine-tuned; else features of a frozen encoder for a BiLSTM (paper table 7).
+    # Empty: fine-tuning; else which features of a frozen encoder a BiLSTM gets (paper table 7).
     'features': Field('', _FEATURES),
 }
 
 FIELDS: Mapping[str, Field] = {
     'task': Field('pretrain', 'elsewhere'),  # one of tasks.opening.OPENERS
     'seed': Field(0, count(2**31 - 1, least=0)),  # of parameters, data order, masks and dropout
-    # Three steps, a short evaluation and a save, to see that a run works; in a folder of its own.
+    # Three steps, a short evaluation and a save, in a folder of its own, to see that a run works.
     'debug': Field(False, _SWITCH),
     # Parameters to start from: a run directory, a TF1 checkpoint prefix, a .zip of one's folder, a
     # Hugging Face folder, or hf:ORG/NAME[@REVISION] of its hub.
@@ -79,115 +80,120 @@ FIELDS: Mapping[str, Field] = {
     **{f'model.{name}': Field(choices[0], choices) for name, choices in COMPUTATION.items()},
 
     'data.source': Field('docs:python', 'elsewhere'),  # or a list of (source, weight)
-    # The weights of a list are multiplied by the sources' tokens to this power: 0.7 is multilingual
-    # BERT's, 1 takes all text alike.
+    # The weights of a list are multiplied by the sources' token counts to this power: 0.7 is
+    # multilingual BERT's, 1 samples all text equally often.
     'data.mix_power': Field(0.0, _SHARE, PRETRAINING),
-    # The held-out text, or the file that is scored; empty: `held_out` of `source`, the folder's.
+    # The held-out text, or the file to score; empty: the share `held_out` of `source`, or the
+    # evaluation sets in a benchmark's folder.
     'data.eval_source': Field('', 'path'),
     # Share of the text or file that is held out for evaluation.
     'data.held_out': Field(0.01, BELOW_1, (*PRETRAINING, *_OWN_FILES)),
     # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
     # `vocab_size`.
     'data.vocab_file': Field('', 'path'),
-    # Words to add to it, one a line: [unused] slots first, then new rows of the word table, which
-    # start at the mean of the word's old pieces.
+    # File of words to add to the vocabulary, one a line. They take [unused] slots first, then new
+    # rows of the word table, and start at the mean of their old pieces' embeddings.
     'data.add_tokens': Field('', 'path'),
     'data.vocab_size': Field(8000, count(2**24, least=16), PRETRAINING),
     'data.lowercase': Field(None, _SWITCH),  # empty: as in init_checkpoint, else True
     # Token stores and trained vocabularies, kept by fingerprint; for several hosts a bucket or a
     # folder that all share.
     'data.dir': Field('~/.cache/bert_jax', 'path'),
-    'data.local_dir': Field('~/.cache/bert_jax', 'path'),  # each host's copies of what is there
+    'data.local_dir': Field('~/.cache/bert_jax', 'path'),  # each host's copies from data.dir
     'data.tfds_dir': Field('', 'path'),  # prepared tensorflow-datasets; empty: their default place
     'data.max_seq_length': Field(128, count(2**16)),
     'data.max_predictions_per_seq': Field(20, count(2**16, least=0), PRETRAINING),
     'data.min_sentences': Field(1, count(10**6), PRETRAINING),  # shorter documents are left out
     'data.masked_lm_prob': Field(0.15, _SHARE, PRETRAINING),
-    'data.mask_rate': Field(0.8, _SHARE, PRETRAINING),  # of the masked positions: [MASK]
-    'data.random_rate': Field(0.1, _SHARE, PRETRAINING),  # a random piece; the rest keep theirs
-    # 0: new pairs and masks every epoch; 10: ten in turn, as the original.
+    # Shares of the masked positions that become [MASK] and a random piece; the rest stay the same.
+    'data.mask_rate': Field(0.8, _SHARE, PRETRAINING),
+    'data.random_rate': Field(0.1, _SHARE, PRETRAINING),
+    # 0: new pairs and masks every epoch; 10: ten versions of them in turn, as in the original.
     'data.num_maskings': Field(0, count(10**6, least=0), PRETRAINING),
     'data.short_seq_prob': Field(0.1, _SHARE, PRETRAINING),
     'data.random_next_prob': Field(0.5, _SHARE, PRETRAINING),
     # What is masked together (data.masking.MASKINGS).
     'data.masking': Field('pieces', ('pieces', 'words', 'ngrams', 'spans'), PRETRAINING),
     'data.next_sentence': Field(True, _SWITCH, PRETRAINING),  # False: one segment, no NSP loss
-    # Columns of your own file; of tables to pre-train on, the one with the text.
+    # Columns of your own file; for pre-training on tables, `text` is the column with the text.
     'data.text': Field('text', 'text', ('pretrain', *_OWN_FILES)),
     'data.text_pair': Field('', 'text', _TEXT_TASKS),
-    # Of several labels, a column, or one for each, of 0 and 1, between commas.
+    # With several labels per example: one column, or columns of 0 and 1, one for each label,
+    # comma-separated.
     'data.label': Field('label', 'text', _OWN_FILES),
-    # Of labels that are numbers: their names from 0, between commas, or a file with one a line.
+    # Names of labels that are numbers from 0: comma-separated, or a file with one name a line.
     # Empty: those that a Parquet file of Hugging Face's datasets holds.
     'data.label_names': Field('', 'text', ('classification', 'tagging')),
-    'data.choices': Field('', 'text', ('multiple_choice',)),  # of multiple choice, between commas
+    'data.choices': Field('', 'text', ('multiple_choice',)),  # columns, comma-separated
     'data.id': Field('', 'text', _WITH_ID),  # names rows in predictions; empty: counted from 0
-    'data.packing': Field(True, _SWITCH, LABELLED),  # several examples a row: the same scores
+    'data.packing': Field(True, _SWITCH, LABELLED),  # examples share rows; scores stay the same
     'data.max_malformed': Field(0.01, _SHARE, LABELLED),  # of rows; more is an error
 
     'train.steps': Field(0, 'duration'),  # 0: the sum of the phases' steps
     'train.batch_size': Field(256, count(2**22)),  # sequences a step, over all devices
-    # Rows that a step's sequences share in pre-training; 0: a row each.
+    # Number of rows that a step's sequences share in pre-training; 0: a row for each sequence.
     'train.packed_rows': Field(0, count(2**22, least=0), PRETRAINING),
     'train.accumulation_steps': Field(1, count(2**16)),  # parts that a batch is split into
     'train.eval_every': Field(0, 'duration'),  # 0: only at the end
-    # Evaluations in a row without a better one after which a run ends; 0: all steps.
+    # A run ends after so many evaluations in a row without a new best; 0: it does all steps.
     'train.patience': Field(0, count(10**6, least=0), LABELLED),
     'train.eval_batch_size': Field(256, count(2**18), PRETRAINING),
     'train.max_eval_examples': Field(0, count(2**40, least=0), PRETRAINING),  # 0: all held out
     'train.save_every': Field(0, 'duration'),  # 0: only at the end
-    # Between comparisons of each chip's gradient with its neighbour's of the same rows; 0: none.
+    # Interval of the check that each chip and its neighbour get the same gradient from the same
+    # rows; 0: none.
     'train.verify_every': Field(0, 'duration'),
     'train.keep_checkpoints': Field(2, count(10**6)),
     'train.log_every': Field(100, 'duration'),
-    # Steps that train on other rows than planned, which no other step of that length uses.
+    # Steps that train on rows other than those planned, which no other step of that length uses.
     'train.skip_steps': Field((), 'elsewhere', PRETRAINING),
     # '100..110': a trace of these steps, for TensorBoard; '100..110@0,3': on these hosts.
     'train.profile': Field('', 'elsewhere'),
-    # Beside metrics.jsonl, between commas: tensorboard, wandb, cloud_monitoring (of every host).
+    # Beside metrics.jsonl, comma-separated: tensorboard, wandb, cloud_monitoring (on every host).
     'train.loggers': Field('tensorboard', 'elsewhere'),
 
     # bert_adamw (no bias correction) | adamw | lamb | muon, or any optimizer of optax: lion, ...
     'optimizer.name': Field('bert_adamw', 'elsewhere'),
-    'optimizer.arguments': Field('', 'text'),  # of an optimizer of optax: 'b1=0.95, b2=0.98'
+    'optimizer.arguments': Field('', 'text'),  # of one of optax's optimizers: 'b1=0.95, b2=0.98'
     'optimizer.learning_rate': Field(1e-4, Range(0, 1000, without=(0,))),
     'optimizer.warmup': Field('1%', 'duration'),
     'optimizer.decay': Field('polynomial', ('polynomial', 'cosine')),  # of the rate, to 0
     'optimizer.decay_power': Field(1.0, Range(0, 100)),  # 1: linear, or half a cosine; 0: constant
-    # start: as if there were no warm-up, the original's | peak: after it | '90%': constant until
-    # then (warm-up, stable, decay).
+    # Where the decay begins. start: at the first step, as if without warm-up (as in the original) |
+    # peak: after the warm-up | '90%': there, after a constant rate (warmup-stable-decay).
     'optimizer.decay_from': Field('start', 'elsewhere'),
-    # Of these last steps the weights are averaged, and the run ends with their mean.
+    # N: the run ends with the mean of the weights after each of the last N steps; 0: no mean.
     'optimizer.average': Field(0, 'duration'),
-    # The last layer has this share of the rate, the one before its square, ...
+    # The last layer's rate is multiplied by this, that of the layer before by its square, ...
     'optimizer.layer_decay': Field(1.0, Range(0, 1, without=(0,))),
-    # A regular expression: parameters with it in their names, 'bert/encoder/layer_0/...', stay as
-    # they are: 'embeddings|layer_[0-3]/'.
+    # A regular expression such as 'embeddings|layer_[0-3]/'. Parameters whose names (as in
+    # 'bert/encoder/layer_0/...') contain a match are not trained.
     'optimizer.frozen': Field('', 'text'),
     'optimizer.weight_decay': Field(0.01, Range(0, 1000)),  # not on biases and LayerNorm
-    'optimizer.b1': Field(0.9, BELOW_1),  # b1, b2 and eps are of the first four optimizers
+    'optimizer.b1': Field(0.9, BELOW_1),  # b1, b2 and eps are for the first four optimizers
     'optimizer.b2': Field(0.999, BELOW_1),
     'optimizer.eps': Field(1e-6, _SHARE),
     'optimizer.clip_norm': Field(1.0, Range(0, 1e9)),  # global gradient norm; 0: no clipping
 
-    # The batch, masters and moments are split over data x fsdp devices. Gradients are summed over
-    # fsdp first: neighbours. -1: the devices that are left, fsdp an axis of the torus.
+    # The batch, master weights and moments are split over data x fsdp devices. Gradients are summed
+    # over fsdp first, so its devices should be neighbours. -1: the remaining devices; if both are
+    # -1, fsdp takes an axis of the torus.
     'mesh.data': Field(-1, count(2**20, least=-1)),
     'mesh.fsdp': Field(-1, count(2**20, least=-1)),
-    'mesh.tensor': Field(1, count(2**20)),  # heads, intermediate and vocabulary split
+    'mesh.tensor': Field(1, count(2**20)),  # splits heads, intermediate and vocabulary
 
     # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; fields that a
     # phase lacks come from `train` and `data`. The optimizer's moments carry over from phase to
     # phase, and one learning-rate schedule spans them all; a phase with a `learning_rate` (and
     # `warmup`) starts its own schedule. `masked_lm_prob`, `masking` and `source` (weights of what
-    # data.source lists) are of the phase's rows; a `causal` phase reads them from the left, without
-    # the NSP loss. The other fields of a phase are in PHASE_FIELDS.
+    # data.source lists) apply to the phase's rows; a `causal` phase reads them left to right,
+    # without the NSP loss. PHASE_FIELDS lists all fields of a phase.
     'phases': Field((), 'elsewhere'),
 
     # Sections that only some tasks have.
     'classification.multi_label': Field(False, _SWITCH),  # any number of labels an example
-    'classification.separator': Field(',', 'text'),  # between them, where they stand in one cell
-    # Of one label an example: 'balanced' (inverse to their frequency), or 'LABEL=2.5, ...'.
+    'classification.separator': Field(',', 'text'),  # between the labels in a cell
+    # For one label per example: 'balanced' (inverse to label frequency), or 'LABEL=2.5, ...'.
     'classification.class_weights': Field('', 'elsewhere'),
     'classification.label_smoothing': Field(0.0, BELOW_1),
     **{f'{task}.{name}': field
@@ -214,7 +220,7 @@ _OF_THE_TRAINER: Mapping[str, str] = {
 
 
 def meant(path: str) -> str:
-    """What to say of a field that does not exist: which one may be meant."""
+    """The hint for a field that does not exist: which one may be meant."""
     name = path.rpartition('.')[2]
     for field, theirs in _OF_THE_TRAINER.items():
         if name in theirs.split():
@@ -226,7 +232,7 @@ def meant(path: str) -> str:
 
 
 def section_of(task: str) -> str:
-    """The section of fields that is of this task only, or ''."""
+    """The section of fields that belongs to this task ('squad' for 'squad_v1'), or ''."""
     name = task.partition('_')[0]
     return name if name in SECTIONS else ''
 

@@ -13,7 +13,7 @@ from bert_jax.runtime.errors import InputError, nearest
 _MOST = 1e12  # of any unit; float64 counts exactly up to there
 _MAX_TRACED = 100  # viewers cannot open much longer traces
 
-# What a phase may change of its rows; a run's record has it only of phases that state it.
+# Options of a phase's rows. A run's record has them only for the phases that state them.
 PHASE_ROWS = ('masked_lm_prob', 'masking', 'source', 'causal')
 # Fields of a phase, and the config field that each defaults to.
 PHASE_FIELDS = {
@@ -113,6 +113,10 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
     Args:
       config: a whole config.
       num_examples: examples an epoch (of the first phase), for durations in epochs.
+
+    Raises:
+      InputError: the steps are not set, or too few for the phases; or a phase has a `warmup` but no
+        `learning_rate`.
     """
     values = flat_fields(config)
     defaults = {field: values[path] for field, path in PHASE_FIELDS.items()
@@ -156,13 +160,13 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
 def batches_of(
     phases: Sequence[dict[str, Any]], number: int, skip_steps: Sequence[int] = (), step: int = 0
 ) -> Iterator[tuple[int, int]]:
-    """The batches of a phase, such that no two steps of one sequence length share rows.
+    """The batches of a phase, chosen so that no two steps of one sequence length share rows.
 
     Args:
       phases: of the run.
       number: of the phase, from 0.
-      skip_steps: of the run, from 1; they get other batches.
-      step: the first step of the phase that is wanted, from 0.
+      skip_steps: steps of the run, from 1, that get other batches.
+      step: the first wanted step of the phase, from 0.
 
     Yields:
       (first batch, number of consecutive ones), for the steps in order.
@@ -181,7 +185,8 @@ def batches_of(
         if step <= skipped < end:
             if step < skipped:
                 yield begin + step, skipped - step
-            # After the planned rows, two batches are reserved for each: sizes may differ.
+            # Behind the planned rows, each skipped step has room for two of the largest batches,
+            # because the phases' batch sizes may differ.
             yield -(-(rows + 2 * i * largest) // size), 1
             step = skipped + 1
     if step < end:

@@ -1,4 +1,4 @@
-"""Checks a config before anything is built: each field by its row, then what concerns several."""
+"""Checks a config before anything is built: each field by its row, then rules between fields."""
 
 import math
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _ANY_NUMBER = 10**9  # of examples and steps, before they are known
 
 
 def check_used(config: ConfigDict) -> None:
-    """Refuses settings that the task ignores, of a valid config.
+    """Refuses settings of a valid config that its task ignores.
 
     Raises:
       InputError: a field that the task does not read differs from its default.
@@ -89,14 +89,14 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
 
 
 def _refuse(relations: Iterable[tuple[Any, str]]) -> None:
-    """Raises InputError for the first (whether it is wrong, message after 'config.') that is."""
+    """Raises InputError for the first (is it wrong?, message after 'config.') that is wrong."""
     for wrong, message in relations:
         if wrong:
             raise InputError(f'config.{message}')
 
 
 def _check_value(path: str, value: Any, allowed: Allowed | str) -> None:
-    """Checks a value by its field's row."""
+    """Checks a value against its field's `allowed`."""
     if not isinstance(allowed, str):
         wrong = fault(value, allowed)
         _refuse([(wrong, f'{path}={value!r} {wrong}')])
@@ -162,7 +162,7 @@ def check_vocabulary(vocab_size: int, tensor: int) -> None:
     """Checks that the tensor axis divides the padded vocabulary.
 
     Raises:
-      InputError: it does not; powers of two up to 128 always do.
+      InputError: it does not (powers of two up to 128 always do).
     """
     padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     if padded % tensor:

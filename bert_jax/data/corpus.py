@@ -1,7 +1,7 @@
 """Sources of text: documents in units (files or shards), with a digest of their content.
 
-Text files have one of five formats, plain, .gz or .bz2; tables a document a row, in one column.
-Errors name the file and the place in it.
+Text files have one of five formats and may be compressed (.gz, .bz2). In a table, each row is a
+document, with its text in one column. Errors name the file and the place in it.
 """
 
 import contextlib
@@ -26,21 +26,22 @@ from bert_jax.runtime.process import loading_tensorflow
 from bert_jax.tasks import table
 
 _BLOCK_BYTES = 1 << 20
-# A longer document is continued as a new one, so that memory stays bounded whatever the file.
+# A longer document is split into several, so that memory stays bounded whatever the file.
 _MAX_DOCUMENT_BYTES = 16 << 20
 _MAX_LINE_BYTES = 64 << 20
 
 
 def open_source(spec: str, data_dir: str = '', column: str = 'text') -> Source:
-    """The source that a string names.
+    """Opens the source that a string names.
 
     Args:
       spec: such as 'docs:python', 'tfds:NAME', 'hf:datasets/ORG/NAME/PATH', or a pattern of files.
       data_dir: folder of prepared tensorflow-datasets; empty: the default one.
-      column: of tables and records, with the text.
+      column: the column of a table or feature of a record that holds the text.
 
     Raises:
-      InputError: there is no such source.
+      InputError: there is no such source, one of its files is empty, or a package it needs is
+        not installed.
     """
     kind, _, rest = spec.partition(':')
     if rest and kind == 'docs':
@@ -51,7 +52,7 @@ def open_source(spec: str, data_dir: str = '', column: str = 'text') -> Source:
         return _tfds(spec, rest, data_dir, column)
     if rest and kind == 'wikidump':
         with needing(f"data source '{spec}'"):
-            import mwparserfromhell  # noqa: F401  (the processes that read pages do)
+            import mwparserfromhell  # noqa: F401  (used by the processes that read pages)
         kind = wikidump.FORMAT
     if rest and kind in (*FORMATS, *TABLES):
         return _files(spec, rest, kind, column)
@@ -63,7 +64,7 @@ def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
 
     Args:
       source: the text.
-      max_bytes: total UTF-8 bytes, exceeded by at most one document a unit.
+      max_bytes: total UTF-8 bytes, exceeded by less than one document.
 
     Yields:
       Documents' texts.
@@ -82,13 +83,13 @@ def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
 
 
 def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
-    """Files on a disk or in a bucket or of the hub, one unit each.
+    """Files on disk, in a bucket or on the Hugging Face hub, one unit each.
 
     Args:
       spec: the user's name for them.
-      pattern: of their paths, or the name of a data set of the hub.
-      format_name: one of `FORMATS` or `TABLES`, or '' to look at the name and content of each.
-      column: of a table, with the text.
+      pattern: pattern of their paths, or name of a data set on the hub.
+      format_name: one of `FORMATS` or `TABLES`, or '' to tell it from each file's name and content.
+      column: the column of a table that holds the text.
     """
     found = [file for path in parquet_files(pattern) for file in find(path)]
     if not found and as_path(pattern).is_dir():
@@ -104,7 +105,7 @@ def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
     is_dump = format_name == wikidump.FORMAT
     return Source(
         spec,
-        # Prose is compressed to a third; of a dump's XML in English a quarter is text.
+        # Compression reduces prose to a third; a quarter of an English dump's XML is text.
         [Unit(file.path, file.size // (4 if is_dump else 1)
               * (3 if file.path.endswith(('.gz', '.bz2')) else 1)) for file in found],
         functools.partial(_read_file, format_name, column),
@@ -118,7 +119,8 @@ def _digest_of_files(format_name: str, column: str, found: Sequence[Found]) -> s
     # A file's ending may determine how it is read; its folder does not matter.
     names = [''.join(PurePath(path).suffixes) for path in paths]
     contents = map(object_digest, found) if in_bucket(paths[0]) else digests(paths)
-    # CSV and TSV were read as text once, and a column has not always had a name.
+    # Older stores, built from the column 'text', must keep their digests: the column is added only
+    # where it has another name, and for CSV and TSV, which older stores read as plain text.
     is_new = column != 'text' or any(name.startswith(('.csv', '.tsv')) for name in names)
     return name_of([format_name, *zip(names, contents, strict=True), *[column] * is_new])
 
@@ -129,9 +131,9 @@ def _read_file(format_name: str, column: str, unit: Unit) -> Iterator[Document]:
         format_name = 'table'
     if format_name in TABLES:
         return _rows(TABLES[format_name], path, column)
-    blocks = _line_blocks(path)  # which dumps do not ask for
+    blocks = _line_blocks(path)  # a generator, which dumps never start
     if not format_name:
-        first = next((block for block in blocks if block.strip()), b'')  # not blank lines
+        first = next((block for block in blocks if block.strip()), b'')  # skips blank ones
         blocks = itertools.chain([first], blocks)
         if first.lstrip().startswith(b'<doc '):
             format_name = 'wikiextractor'
@@ -143,7 +145,7 @@ def _read_file(format_name: str, column: str, unit: Unit) -> Iterator[Document]:
 
 
 def _python_docs(spec: str) -> Source:
-    """Documentation of this Python and its packages; kept, because parsing it takes seconds."""
+    """Documentation of this Python and its packages; cached, because parsing takes seconds."""
     found = python_docs.source_files()
     # Names and sizes instead of the contents of thousands of files: another version of a package
     # differs in some name or size.
@@ -200,7 +202,7 @@ def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str
       data_dir: folder of prepared data; empty: the default one.
 
     Raises:
-      InputError: it is not prepared and cannot be.
+      InputError: the data set is not prepared and cannot be, or a package is not installed.
     """
     return _records(_prepared_builder(f'tfds:{name}', name, data_dir), split)
 
@@ -220,7 +222,7 @@ def _records(builder: Any, split: str, **options: Any) -> Iterator[dict[str, Any
 
 
 def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
-    """A builder of tensorflow-datasets with prepared data, which is downloaded now if necessary.
+    """A tensorflow-datasets builder whose data is prepared, after a download if necessary.
 
     Args:
       spec: the user's name for it, for messages.
@@ -228,7 +230,7 @@ def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
       data_dir: see `tfds_records`.
 
     Raises:
-      InputError: it is not prepared and cannot be.
+      InputError: the data set is not prepared and cannot be, or a package is not installed.
     """
     with loading_tensorflow(spec):
         import tensorflow_datasets as tfds
@@ -242,7 +244,7 @@ def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
             with contextlib.suppress(urllib.error.HTTPError):  # any answer will do
                 urllib.request.urlopen('https://storage.googleapis.com', timeout=10).close()
             builder.download_and_prepare()
-    except Exception as error:  # of tfds' many back ends
+    except Exception as error:  # tfds' back ends raise many types
         raise InputError(
             f"data source '{spec}': data set '{name}' is not in {place} and cannot be made there "
             f'({first_line(error)}); set --config.data.source to files of your own (a dump of '
@@ -254,13 +256,13 @@ def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
 
 
 def _normalise(text: bytes) -> bytes:
-    """Line ends as newlines, no white space around."""
+    """The text with LF line ends and without surrounding white space."""
     return text.replace(b'\r\n', b'\n').strip()
 
 
 def _line_blocks(path: str) -> Iterator[bytes]:
-    """The file's content in blocks of whole lines, checked: UTF-8, no NUL, no BOM, LF line ends."""
-    offset = 0  # of the text that was passed on, before line ends were changed
+    """The file in blocks of whole lines: checked (UTF-8, no NUL), without BOM, LF line ends."""
+    offset = 0  # bytes passed on, counted before line ends are changed
     rest = b''
     for raw in itertools.chain(read_blocks(path, _BLOCK_BYTES), [b'']):
         end = raw.rfind(b'\n') + 1
@@ -294,11 +296,11 @@ _SECTION = re.compile(rb'\n *= = [^\n]*= =[ \t]*(?=\n)')
 def _separated(
     path: str, blocks: Iterator[bytes], separator: re.Pattern = _BLANK, split: bool = True
 ) -> Iterator[Document]:
-    """The text between the matches of a separator that begins with a line end."""
+    """Documents: the text between matches of `separator`, which begins with a newline."""
     rest = b'\n'
     for block in blocks:
         *parts, rest = separator.split(rest + block)
-        # `rest` ends with a line: all of it is lines of a document that goes on.
+        # `rest` consists of whole lines, so a document that is too long can be cut here.
         if len(rest) > _MAX_DOCUMENT_BYTES:
             parts.append(rest)
             rest = b'\n'
@@ -308,19 +310,19 @@ def _separated(
 
 
 def _wikitext(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
-    """` = Title = `, ` = = Section = = `, paragraphs in lines, blank lines anywhere."""
+    """` = Title = `, ` = = Section = = `, one paragraph per line, blank lines anywhere."""
     for document in _separated(path, blocks, _TITLE):
         if text := _SECTION.sub(b'', b'\n' + document.text + b'\n').strip():
             yield Document(text, True)
 
 
 def _wikiextractor(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
-    """`<doc ...>`, a title, paragraphs in lines, `</doc>`."""
-    offset = 0  # of `rest` in the decompressed file, after changes of line ends
+    """`<doc ...>`, a title, one paragraph per line, `</doc>`."""
+    offset = 0  # of `rest` in the decompressed file, counted after line ends are changed
     rest = b''
     for block in itertools.chain(blocks, [b'']):
         *documents, rest = (rest + block).split(b'</doc>')
-        # What has no end yet is looked at when nothing more comes, or when it is much.
+        # Text without </doc> is examined at the end of the file, or when it gets too long.
         ended = len(documents)
         if rest.strip() and (not block or len(rest) > 4 * _MAX_DOCUMENT_BYTES):
             documents.append(rest)
@@ -340,7 +342,7 @@ def _wikiextractor(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
 
 
 def _rows(read: Callable[..., Iterator[table.Row]], path: str, column: str) -> Iterator[Document]:
-    """A document a row, whose `column` holds paragraphs in lines."""
+    """One document per row: the text in `column`, one paragraph per line."""
     for row in read(path, [column]):
         cell = row.cells[0] if row.cells else None
         if fault := row.fault or ('' if isinstance(cell, str | None) else f'{column} is no text'):
@@ -350,17 +352,18 @@ def _rows(read: Callable[..., Iterator[table.Row]], path: str, column: str) -> I
             yield Document(text, True)
 
 
-# Documents, none of them empty, of a file (.gz and .bz2 are decompressed) and its blocks of lines.
+# Readers of text formats: documents, none of them empty, from a path and its blocks of lines
+# (.gz and .bz2 decompressed).
 FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
-    'text': _separated,  # a blank line between documents, paragraphs in lines
-    'lines': functools.partial(_separated, split=False),  # likewise, one sentence a line
+    'text': _separated,  # a blank line between documents, one paragraph per line
+    'lines': functools.partial(_separated, split=False),  # likewise, one sentence per line
     'wikiextractor': _wikiextractor,
     'wikitext': _wikitext,
     wikidump.FORMAT: lambda path, _: (
         Document(text.encode('utf-8', 'ignore'), True) for text in wikidump.read_articles(path)),
 }
 TABLES: dict[str, Callable[..., Iterator[table.Row]]] = {
-    'table': table.read_rows,  # as its ending says
+    'table': table.read_rows,  # the file's ending tells the format
     'jsonl': table.read_objects,
     'parquet': table.read_parquet,
 }

@@ -1,4 +1,4 @@
-"""Pre-training batches: features and their shapes, sets of rows, batches made ahead of the device.
+"""Pre-training batches: features and shapes, sets of rows, batches prepared ahead of the device.
 
 A set's rows are a function of their index, so nothing here has state: the batch of step s holds the
 rows s * batch_size + local.
@@ -13,9 +13,9 @@ import numpy as np
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.runtime.errors import InputError
 
-_ROWS_A_CALL = 2048  # rows made in one call: numpy's cost a call is then small
+_ROWS_A_CALL = 2048  # rows made in one call: keeps numpy's overhead per call small
 _BATCHES_AHEAD = 8
-_MIXTURE_BLOCK = 1000  # rows in which a mixture has its exact weights
+_MIXTURE_BLOCK = 1000  # rows in which a mixture's weights are exact
 
 
 class Feature(NamedTuple):
@@ -31,8 +31,8 @@ BatchSpec = Mapping[str, Feature]
 def pretrain_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpec:
     """Features of pre-training, named as in google-research/bert, plus `example_weights`.
 
-    `example_weights` is 1 for real rows and 0 for padding rows of an evaluation batch, whose
-    `masked_lm_weights` are 0 as well.
+    Only `sequence_ids` is called `input_mask` there. `example_weights` is 1 for real rows and 0
+    for padding rows of an evaluation batch, whose `masked_lm_weights` are 0 as well.
     """
     s, p = (max_seq_length,), (max_predictions_per_seq,)
     return {
@@ -53,7 +53,7 @@ def empty_rows(spec: BatchSpec, num_rows: int) -> dict[str, np.ndarray]:
 
 
 def grouped(keys: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each value of `keys` [n] with the indices that have it."""
+    """Each distinct value of `keys` [n], with the indices where it occurs."""
     for key in np.unique(keys):
         yield int(key), np.flatnonzero(keys == key)
 
@@ -61,7 +61,7 @@ def grouped(keys: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 def collect(
     spec: BatchSpec, keys: np.ndarray, make: Callable[[int, np.ndarray], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Rows [n] that are made separately for each value of `keys` [n], from it and its indices."""
+    """Collects rows [n] from one call `make(key, indices)` per distinct value of `keys` [n]."""
     batch: dict[str, np.ndarray] = {
         name: np.empty((len(keys), *f.shape), f.dtype) for name, f in spec.items()}
     for key, here in grouped(keys):
@@ -84,29 +84,29 @@ class Rows(Protocol):
 class Examples(Rows, Protocol):
     """Sequences as a function of their index, one for each row.
 
-    Indices count through the whole run, shuffled, epoch after epoch; those of frozen rows through
-    the `num_frozen` rows of one fixed pass, for evaluation.
+    Indices count through the whole run, epoch after epoch, each epoch shuffled. With `frozen` they
+    count through the `num_frozen` rows of one fixed pass, for evaluation.
     """
 
-    num_examples: int  # an epoch
+    num_examples: int  # per epoch
     num_frozen: int
 
     def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]: ...
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(tokens [n] of these rows, most prediction slots used)."""
+        """(tokens [n], most prediction slots used [n]) of these rows."""
 
 
 class RecordExamples:
     """Records of Google's create_pretraining_data.py, shuffled by index, with fixed masks."""
 
     def __init__(self, records: Any, seed: int, slots: int | None = None, name: str = ''):
-        """Pads records to `slots` prediction slots (default: the records' number).
+        """Pads records to `slots` prediction slots.
 
         Args:
           records: `data.records.RecordFiles`.
           seed: of the order.
-          slots: P.
+          slots: P; None: as many as the records have.
           name: of the source, for messages.
 
         Raises:
@@ -141,8 +141,9 @@ class RecordExamples:
 class Mixture:
     """Several sets of rows, mixed by weight.
 
-    Each 1,000 rows contain every set's exact share, in random order; each set has its own epochs.
-    After `num_examples` rows, every set has been seen at least once, but for a part of a block.
+    Every block of 1,000 rows holds each set's share, in whole rows, in random order; each set has
+    its own epochs. After `num_examples` rows, rounded up to whole blocks, every set has been seen
+    in full at least once.
     """
 
     def __init__(self, parts: Sequence[Examples], weights: Sequence[float], seed: int):
@@ -159,7 +160,7 @@ class Mixture:
                                 for part, count in zip(parts, counts.tolist(), strict=True))
 
     def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
-        """Rows of the sets; the frozen ones of all are in one fixed shuffled order."""
+        """Rows of the sets; with `frozen`, those of all sets in one fixed shuffled order."""
         if frozen:
             places = permute(np.asarray(row_ids, np.int64), self.num_frozen, 0x313)
             which = np.searchsorted(self._frozen_starts, places, side='right') - 1
@@ -214,7 +215,7 @@ class SyntheticExamples:
         return batch
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """All are full."""
+        """Every row is full."""
         return np.full(len(row_ids), self._length), np.full(len(row_ids), self._slots)
 
 
@@ -227,7 +228,7 @@ def train_batches(
       examples: where rows come from.
       batch_size: rows of a global batch.
       local: the rows of each global batch that this host holds.
-      first_step: step (of this phase) to begin at; any step can be begun at, at once.
+      first_step: step (of this phase) to begin at; earlier steps need not be made first.
       num_steps: how many batches follow.
 
     Yields:
@@ -249,7 +250,8 @@ def eval_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """The first `num_examples` frozen rows, each once; the last batch is filled with empty rows.
 
-    Every host gets the same number of batches, whatever its share of rows.
+    Every host gets the same number of batches, whatever its share of rows. Arguments and results
+    are those of `train_batches`.
     """
     def make(begin: int) -> dict[str, np.ndarray]:
         row_ids = begin + local
@@ -268,15 +270,15 @@ def _ahead(
 ) -> Iterator[dict[str, np.ndarray]]:
     """The batches of all calls, in order, made by tf.data before they are asked for.
 
-    A call makes features [batches, rows, ...]. Synthetic rows, which do without TensorFlow, are
-    made when they are asked for.
+    A call makes features [batches, rows, ...]. Where TensorFlow is not loaded (synthetic rows do
+    not need it), batches are made only when they are asked for.
     """
     tf: Any = sys.modules.get('tensorflow')
     if tf is None:
         return ({name: x[i] for name, x in batches.items()}
                 for batches in map(make, calls) for i in range(len(next(iter(batches.values())))))
 
-    faults: list[Exception] = []  # TensorFlow would pass on their text alone
+    faults: list[Exception] = []  # TensorFlow would pass on only their text
 
     def features(call: np.ndarray) -> list[np.ndarray]:
         try:

@@ -45,12 +45,13 @@ def mask_rows(
 ) -> dict[str, np.ndarray]:
     """Masks `input_ids` in place and returns the labels.
 
-    The positions are a uniform choice among the candidates. With `masking='words'` words (a piece
-    and the continuation pieces after it) are taken in random order, leaving out any that would
-    exceed the count; with 'ngrams' and 'spans' the row is cut into runs of words of random lengths,
-    and the words are taken run by run, so that the last run may be taken in part. The count is the
-    same for all. Each masked position becomes [MASK], or a piece drawn from the whole vocabulary,
-    or stays, at the given rates; of a span all positions do the same, as in SpanBERT.
+    With `masking='pieces'`, positions are drawn uniformly from the candidates. With 'words', words
+    (a piece and the continuation pieces after it) are taken in random order, leaving out any that
+    would exceed the count. With 'ngrams' and 'spans', the row is cut into runs of words of random
+    lengths, and words are taken run by run, so that the last run may be taken in part. The count
+    is the same for all schemes. Each masked position becomes [MASK] or a piece drawn from the whole
+    vocabulary, or stays, at the given rates; with 'spans', all positions of a span are treated
+    alike, as in SpanBERT.
 
     Args:
       input_ids: [n, S] int32, changed in place.
@@ -105,9 +106,9 @@ def _words_and_runs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Index of the word and of the run of words at each position [n, S].
 
-    At positions between words it is that of the word before. All runs are equally likely to be
-    chosen, so the lengths of the chosen ones have the distribution of `masking`, except for runs
-    cut at the end of a segment.
+    Positions outside words ([CLS], [SEP], padding) have the indices of the word before. All runs
+    are equally likely to be chosen, so the lengths of the chosen ones have the distribution of
+    `masking`, except for runs cut off at the end of a segment.
     """
     segment_starts = candidates & ~np.pad(candidates, ((0, 0), (1, 0)))[:, :-1]
     word = np.cumsum(candidates & ~continues | segment_starts, axis=1) - 1
@@ -116,8 +117,9 @@ def _words_and_runs(
     width = word.shape[1]
     shares = np.cumsum(_LENGTHS[masking] / _LENGTHS[masking].sum())[:-1]
     draws = uniform(hash64(hash64(row_keys, _LENGTH)[:, None], np.arange(width)))
-    firsts = np.cumsum(1 + np.searchsorted(shares, draws, 'right'), axis=1)  # of the later runs
-    begins = np.zeros(word.shape, np.int64)  # whether a run begins at a word
+    # The first words of all runs but the first.
+    firsts = np.cumsum(1 + np.searchsorted(shares, draws, 'right'), axis=1)
+    begins = np.zeros(word.shape, np.int64)  # by word: 1 where a run begins
     for words, where in ((firsts, firsts < width), (word, segment_starts)):
         begins[np.nonzero(where)[0], words[where]] = 1
     return word, np.take_along_axis(np.cumsum(begins, axis=1) - 1, np.maximum(word, 0), axis=1)
@@ -132,13 +134,13 @@ def _word_keys(
     Args:
       keys: [n, S] random, the position in the low bits.
       word: of each position.
-      run: of each position; the words of a run are taken one after another, from its first word
-        on or from its last backwards, by a coin: of the run that is taken in part, either end is
-        as likely. (From the first only, the first word of a segment, which always begins a run,
-        would be masked more often than others.)
+      run: of each position. A coin flip decides whether the words of a run are taken forwards or
+        backwards, so that a run taken in part is equally likely to lose either end. (If always
+        forwards, the first word of a segment, which always begins a run, would be masked more
+        often than others.)
       candidates, wanted: as in `mask_rows`.
-      bits: the low ones.
-      row_keys: [n] uint64, for the coins.
+      bits: mask of the low bits, which hold the position.
+      row_keys: [n] uint64, for the coin flips.
     """
     n, width = keys.shape
     columns = np.arange(width, dtype=np.uint32)

@@ -1,12 +1,12 @@
-"""Sequences packed into rows, so that no work is padding; attention stays inside each sequence.
+"""Sequences packed into rows, so that little work is spent on padding.
 
 A *unit* is what must stay together in a row: a sequence, a pre-training pair, the choices of a
-question. A plan follows from lengths only; a batch is filled in by index. Packing changes no score:
-sequences attend to themselves and have positions of their own (Krell et al., 2021, pack for
-pre-training; here fine-tuning and evaluation do too).
+question. A plan depends on lengths only; batches are then filled in by index. Packing changes no
+score: each sequence attends only to itself and has its own positions. (Krell et al., 2021, pack
+for pre-training; here fine-tuning and evaluation do too.)
 
-    n: units, G: groups, U: units a group (a step of training), R: rows, S: row length, K: units a
-    row, T: tokens of all units
+    n: units, G: groups, U: units in a group (a training step), R: rows, S: row length, K: units in
+    a row, T: tokens of all units
 """
 
 import dataclasses
@@ -22,22 +22,23 @@ from bert_jax.runtime.errors import InputError
 
 MAX_SHAPES = 4
 _SHAPE_GAIN = 0.02  # a further shape is worth compiling if it saves this share of the work
-_MAX_COUNTS = 200  # numbers of rows to choose shapes from; the search is cubic
-_SAMPLED_STEPS = 256  # the row length is chosen by
+_MAX_COUNTS = 200  # row counts to choose shapes from; the search is quadratic in them
+_SAMPLED_STEPS = 256  # steps by which the row length is chosen
 _NO_ROOM = np.iinfo(np.int64).max
 
 
 def pack(
     lengths_GxU: np.ndarray, row_length: int, limits: Sequence[tuple[np.ndarray, int]] = ()
 ) -> np.ndarray:
-    """Assigns the units of each group to rows [G, U] by best fit, longest first.
+    """Assigns the units of each group to rows (int32 [G, U]) by best fit, longest first.
 
     Groups are packed separately, in one vectorised pass.
 
     Args:
       lengths_GxU: tokens of each unit, at most `row_length`; 0: no unit (its row is -1).
       row_length: capacity of a row in tokens.
-      limits: further resources: units' demands [G, U] and a row's capacity, enough for any unit.
+      limits: further resources, as (demand of each unit [G, U], capacity of a row). A row must
+        have room for any single unit.
     """
     demands = np.stack([lengths_GxU, *(demand for demand, _ in limits)])
     capacity = np.array([row_length, *(capacity for _, capacity in limits)])[:, None, None]
@@ -47,7 +48,7 @@ def pack(
     free = empty.copy()  # room left in each row [resources, G, rows]
     for unit in np.argsort(-lengths_GxU, axis=1, kind='stable').T:
         demand = demands[:, groups, unit]
-        while True:  # best fit takes an empty row last; eight are added when none fits
+        while True:  # best fit uses empty rows last; eight are added when none fits
             fits = np.all(free >= demand[:, :, None], axis=0)
             best = np.where(fits, free[0], _NO_ROOM).argmin(axis=1)
             if np.all(fits[groups, best]):
@@ -60,13 +61,14 @@ def pack(
 
 
 def pack_whole(lengths_n: np.ndarray, row_length: int) -> np.ndarray:
-    """Rows [n] of all units, in any order: what `pack` gives for them as one group.
+    """Assigns units to rows (int32 [n]), exactly as `pack` does when they form one group.
 
-    Units of one length are placed together: into each row as many as it holds, the fullest first,
-    which is where best fit would bring them one by one. So a set of any size costs a few passes.
+    Units of equal length are placed together: the open rows, fullest first, each take as many as
+    they hold, which is where best fit would put them one by one. So the number of passes is the
+    number of distinct lengths, however large the set.
 
     Args:
-      lengths_n: tokens of each unit, from 1 to `row_length`.
+      lengths_n: tokens of each unit, from 1 to `row_length`, in any order.
       row_length: capacity of a row in tokens.
     """
     order = np.argsort(-lengths_n, kind='stable')
@@ -93,11 +95,11 @@ class Units:
     """Tokenized examples of a task.
 
     Attributes:
-      sequences: `choices` consecutive ones a unit.
-      choices: sequences a unit (4 for SWAG, else 1).
-      labels: arrays [n, ...], a row a unit; `unit_index` and `unit_weights` are added.
-      positions: arrays [n] of token positions within the unit, moved along with it.
-      tokens: arrays [T, ...], one entry a token of `sequences`.
+      sequences: the sequences of all units, `choices` consecutive ones per unit.
+      choices: sequences per unit (4 for SWAG, else 1).
+      labels: arrays [n, ...], one entry per unit; batches add `unit_index` and `unit_weights`.
+      positions: arrays [n] of token positions within the unit, which become positions in the row.
+      tokens: arrays [T, ...], one entry per token of `sequences`.
     """
 
     sequences: Sequences
@@ -115,7 +117,7 @@ class Units:
         return np.diff(self.sequences.offsets[:: self.choices])
 
     def digest(self) -> str:
-        """Identity of the content."""
+        """16 hexadecimal digits that change with the content."""
         digest = hashlib.blake2b(digest_size=8)
         s = self.sequences
         for part in ({'ids': s.ids, 'offsets': s.offsets, 'first': s.first_lengths}, self.labels,
@@ -131,10 +133,10 @@ class Plan:
     """The row of every unit, for every step.
 
     Attributes:
-      units: [steps, U] int64, -1: none.
-      rows: [steps, U] int32.
+      units: [steps, U] int64, the units of each step; -1: none.
+      rows: [steps, U] int32, the row of each of them; -1: none.
       row_length: S.
-      num_rows: [steps] int64, R of each step: one of at most MAX_SHAPES.
+      num_rows: [steps] int64, R of each step; at most MAX_SHAPES different values.
       units_a_row: K.
       tokens: real tokens of all steps.
     """
@@ -161,14 +163,14 @@ def plan_steps(
     lengths_n: np.ndarray, units: np.ndarray, *, row_lengths: Sequence[int], shards: int,
     token_cost: Callable[[int], float],
 ) -> Plan:
-    """Packs the units of each step by themselves, in the row length that costs least.
+    """Packs each step separately, with the row length that costs least.
 
     Args:
       lengths_n: tokens of each unit.
       units: [steps, U] int64, the units of each step; -1 is none.
-      row_lengths: to choose from; those that cannot hold the longest unit are passed over.
-      shards: rows of a step are a multiple of it.
-      token_cost: work on one token of a row of length S (`flops` of the model, say).
+      row_lengths: to choose from; those below the longest unit are raised to its length.
+      shards: the number of rows in a step is a multiple of it.
+      token_cost: from a row length S to the work on one token (FLOPs of the model, say).
     """
     lengths = np.where(units >= 0, lengths_n[units], 0)
     longest = int(lengths.max())
@@ -190,13 +192,14 @@ def plan_steps(
 
 
 def _few_values(needed: np.ndarray) -> np.ndarray:
-    """`needed` rounded up to the fewest of its values, at most MAX_SHAPES, that waste little."""
+    """Rounds `needed` up to a few of its values: at most MAX_SHAPES, each worth its compilation."""
     if len(np.unique(needed)) > _MAX_COUNTS:
         step = -(-int(needed.max()) // _MAX_COUNTS)
         needed = -(-needed // step) * step
     found, counts = np.unique(needed, return_counts=True)
     values, before = found.tolist(), [0, *np.cumsum(counts).tolist()]
-    # (Rows of all steps, values kept) for the steps up to each value, with at most so many shapes.
+    # For each value, the best (total rows, values kept) of the steps that need at most that many
+    # rows. Each round of the loop below allows one more shape.
     plans = [(value * before[i + 1], (value,)) for i, value in enumerate(values)]
     best = plans[-1]
     for _ in range(1, MAX_SHAPES):
@@ -215,14 +218,14 @@ def plan_once(
     lengths_n: np.ndarray, rows_n: np.ndarray, *, row_length: int, rows_a_step: int,
     units_a_row: int,
 ) -> Plan:
-    """Every unit once, in steps of `rows_a_step` rows: one shape.
+    """Every unit once, in steps of `rows_a_step` rows, so that there is one shape.
 
     Args:
       lengths_n: tokens of each unit.
-      rows_n: their rows, from 0 without gaps (`pack_whole`).
-      row_length: of the rows.
-      rows_a_step: the last step may be partly empty.
-      units_a_row: places for units in a row of a batch, as many as the fullest row has or more.
+      rows_n: their rows, numbered from 0 without gaps (`pack_whole`).
+      row_length: S.
+      rows_a_step: R; rows at the end of the last step may be empty.
+      units_a_row: K, at least the number of units in the fullest row.
     """
     units = np.argsort(rows_n, kind='stable')
     step, row = np.divmod(rows_n[units].astype(np.int64), rows_a_step)
@@ -237,11 +240,12 @@ def plan_once(
 
 
 def _place(units: Units, plan: Plan, step: int, local: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The places of a step's u units, by row, and of their t tokens.
+    """The places of the u units in a step's `local` rows, by row, and of their t tokens.
 
     Returns:
-      unit, row, number, start: [u] the unit, its row, its number there, its first column.
-      source, at: [t] index in the flat tokens, and in the flattened rows [R * S].
+      unit, row, number, start: [u] the unit, its row (an index into `local`), its number in that
+        row, its first column.
+      source, at: [t] index into the flat tokens, and into the flattened local rows.
     """
     here = np.isin(plan.rows[step], local)
     unit, row = plan.units[step][here], np.searchsorted(local, plan.rows[step][here])
@@ -255,7 +259,7 @@ def _place(units: Units, plan: Plan, step: int, local: np.ndarray) -> tuple[np.n
 
 
 def _before(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The sum of the sizes before each entry in its row; `row` is ascending."""
+    """The sum of the sizes of earlier entries of the same row; `row` is ascending."""
     total = np.cumsum(sizes) - sizes
     return total - total[np.searchsorted(row, row)]
 
@@ -267,7 +271,11 @@ def packed_batch(units: Units, plan: Plan, step: int, local: np.ndarray) -> dict
       units: what `plan` was made for.
       plan: where units go.
       step: row of the plan.
-      local: the rows of the step, of its `num_rows[step]`, that are wanted, ascending.
+      local: which of the step's `num_rows[step]` rows are wanted, ascending.
+
+    Returns:
+      Features of tokens [len(local), S, ...] and of units [len(local), K, ...]; `cls_positions` is
+      [len(local), K * choices].
     """
     unit, row, number, start, source, at = _place(units, plan, step, local)
     sequences, c, k = units.sequences, units.choices, plan.units_a_row
@@ -306,16 +314,16 @@ def unpack(
     units: Units, plan: Plan, step: int, outputs: Mapping[str, np.ndarray],
     collected: dict[str, np.ndarray],
 ) -> None:
-    """Brings a step's outputs back into the order of `units`.
+    """Puts a step's outputs back into the order of `units`.
 
     Args:
-      units, plan, step: as the batch was made.
-      outputs: arrays of all rows of the step, [R, S, ...] a token or [R, K, ...] a unit.
-      collected: receives arrays [T, ...] of the former and [n, ...] of the latter.
+      units, plan, step: those that the batch was made of.
+      outputs: arrays of all rows of the step, per token [R, S, ...] or per unit [R, K, ...].
+      collected: receives them as arrays [T, ...] or [n, ...].
     """
     unit, row, number, _, source, at = _place(units, plan, step, np.arange(plan.num_rows[step]))
     for name, x in outputs.items():
-        # K is S only where every row is full of units of one token, which [CLS] [SEP] rules out.
+        # K = S would need a row full of one-token units, which [CLS] and [SEP] rule out.
         if x.shape[1] == plan.row_length:
             count, index = len(units.sequences.ids), source
             values = x.reshape(-1, *x.shape[2:])[at]
@@ -327,17 +335,17 @@ def unpack(
 
 
 _GROUP = 1024  # pairs packed together; larger groups take longer
-_TOKENS_A_PAIR = 32  # a row holds one pair for each so many tokens
+_TOKENS_A_PAIR = 32  # a row has room for one pair per so many tokens
 _SAMPLED_PAIRS = 1 << 13
-_DEVIATIONS = 6  # standard deviations of rows in reserve: one group in a billion needs more
+_DEVIATIONS = 6  # rows in reserve, in standard deviations: one group in a billion needs more
 _OF_SLOTS = ('masked_lm_ids', 'masked_lm_weights', 'masked_lm_positions')
 
 
 def packed_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpec:
     """`pretrain_spec` for rows of several pairs, which share the row's prediction slots.
 
-    `sequence_ids` number the pairs from 1, `position_ids` start at 0 in each, `cls_positions` are
-    their starts.
+    `sequence_ids` number the pairs from 1, `position_ids` start at 0 in each pair, `cls_positions`
+    are the columns where pairs start.
     """
     k = (max(1, max_seq_length // _TOKENS_A_PAIR),)
     return dict(pretrain_spec(max_seq_length, max_predictions_per_seq)) | {
@@ -352,15 +360,15 @@ class PackedExamples:
     """The packed rows of pre-training: row r of step s has the id s * num_rows + r."""
 
     def __init__(self, examples: Examples, batch_size: int, num_rows: int):
-        """Checks with the lengths of some steps that the rows suffice.
+        """Checks on a sample of pairs that the rows suffice.
 
         Args:
           examples: unpacked; step s has those from s * batch_size on.
-          batch_size: pairs a step.
-          num_rows: rows a step, at most `batch_size`.
+          batch_size: pairs in a step.
+          num_rows: rows in a step, at most `batch_size`.
 
         Raises:
-          InputError: the pairs of a step do not fit into so many rows.
+          InputError: the pairs of a step are likely not to fit into `num_rows` rows.
         """
         (self._length,), (self._slots,) = (
             examples.spec[name].shape for name in ('input_ids', 'masked_lm_ids'))
@@ -421,7 +429,7 @@ class PackedExamples:
         row, number = np.nonzero(batch['unit_weights'])
         unit = batch.pop('unit_index')[row, number]
         batch['example_weights'] = batch.pop('unit_weights')
-        # The row's slots hold those that its pairs use, one pair after the other.
+        # A row's prediction slots hold the used slots of its pairs, one pair after another.
         batch |= empty_rows({name: self.spec[name] for name in _OF_SLOTS}, len(row_ids))
         used = pairs['masked_lm_weights'][unit] > 0
         pair, slot = np.nonzero(used)

@@ -13,8 +13,9 @@ import numpy as np
 Tokens = tuple[np.ndarray, np.ndarray]  # ids of all texts [T] int32, tokens of each [n] int64
 Encode = Callable[[Sequence[str]], Tokens]  # without [CLS] and [SEP]
 
-# What becomes of a text that is longer than the model takes: it is cut, as in the paper; or it is
-# read in windows, of whose probabilities the mean (weighted by tokens) or the largest counts.
+# What happens to a text that is too long for the model: 'first' cuts it, as in the paper; the
+# others read it in windows and take the mean (weighted by tokens) or the maximum of their
+# probabilities.
 WINDOWS = ('first', 'mean', 'max')
 
 
@@ -44,7 +45,7 @@ class Sequences:
 
 
 def joined(ids: Sequence[Sequence[int]]) -> Tokens:
-    """Tokens of many texts as `make_sequences` takes them, and as `Encode` gives them."""
+    """Joins the ids of many texts into the form that `Encode` gives and `make_sequences` takes."""
     counts = np.fromiter(map(len, ids), np.int64, len(ids))
     return np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum())), counts
 
@@ -58,13 +59,14 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def truncated_lengths(
     a_n: np.ndarray, b_n: np.ndarray, budget: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of tokens of A and B that stay: the longer one gives, B where they are equal.
+    """The numbers of tokens [n] of A and B to keep: the longer one is cut, B if they are equal.
 
-    What `_truncate_seq_pair` of google-research/bert arrives at one token at a time.
+    The result is that of google-research/bert's `_truncate_seq_pair`, which drops one token at a
+    time.
 
     Args:
       a_n, b_n: [n] lengths.
-      budget: tokens that a pair may have.
+      budget: the most tokens that A and B may have together.
     """
     over = a_n + b_n > budget
     more, less = -(-budget // 2), budget // 2
@@ -83,7 +85,7 @@ def make_sequences(
 
     Args:
       a: (ids [T], tokens of each text [n]) of the first texts.
-      b: the same of the second texts; None: single texts.
+      b: the same for the second texts; None: single texts.
       max_length: tokens of a sequence, [CLS] and [SEP] included.
       cls_id, sep_id: of the vocabulary.
     """
@@ -101,9 +103,13 @@ def make_sequences(
 
 
 class Tiles(NamedTuple):
-    """Windows [W] over spans: of which, first places, places after the last, where scoring begins.
+    """Windows over spans; each place is scored in one of them.
 
-    Scoring in a window goes on to where it begins in the next.
+    Attributes:
+      span: [W] index of each window's span.
+      starts: [W] its first place.
+      ends: [W] the place after its last.
+      cores: [W] where scoring in it begins; it ends where scoring in the next window begins.
     """
 
     span: np.ndarray
@@ -113,11 +119,13 @@ class Tiles(NamedTuple):
 
 
 def tile(spans: np.ndarray, size: int | np.ndarray) -> Tiles:
-    """Windows over spans: one of the whole where it fits, else evenly spaced, overlapping by half.
+    """Covers each span with one window if it fits, else with evenly spaced ones.
+
+    Neighbouring windows of a span overlap by half of `size` or more.
 
     Args:
-      spans: bounds of the spans, which follow each other.
-      size: places that a window holds, of all or of each span.
+      spans: [n + 1] bounds of the n spans, which follow each other.
+      size: places that a window holds: one number, or [n] for each span.
     """
     begins, lengths = spans[:-1], np.diff(spans)
     size = np.broadcast_to(size, lengths.shape)
@@ -127,18 +135,18 @@ def tile(spans: np.ndarray, size: int | np.ndarray) -> Tiles:
     i = ranges(np.zeros_like(num), num)
     starts = begins[span] + i * over[span] // np.maximum(num[span] - 1, 1)
     ends = np.minimum(starts + size[span], spans[1:][span])
-    # In the middle of the overlap with the window before.
+    # Scoring begins in the middle of the overlap with the window before.
     middles = (np.roll(ends, 1) + starts) // 2
     return Tiles(span, starts, ends, np.where(i == 0, starts, middles))
 
 
 @dataclasses.dataclass(frozen=True)
 class TextWindows:
-    """Token sequences of texts, one or more each, in their order.
+    """Token sequences of n texts, one or more per text, in the order of the texts.
 
     Attributes:
       sequences: the W windows.
-      text: [W] int64, the text of each, not decreasing; every text has one.
+      text: [W] int64, the text of each window, not decreasing; every text has a window.
       how: one of WINDOWS.
     """
 
@@ -147,7 +155,7 @@ class TextWindows:
     how: str
 
     def combined(self, values: np.ndarray) -> np.ndarray:
-        """[n, ...] a text from [W, ...] a window."""
+        """Values per text [n, ...] from values per window [W, ...], combined as `how` says."""
         if len(self.text) == self.text[-1] + 1:
             return values
         starts = np.flatnonzero(np.diff(self.text, prepend=-1))
@@ -157,8 +165,8 @@ class TextWindows:
         return np.add.reduceat(values * weights, starts) / np.add.reduceat(weights, starts)
 
     def combined_logits(self, head: Any, logits: np.ndarray) -> np.ndarray:
-        """The logits [n, L] of the combined probabilities, of `logits` [W, L]; of a regression the
-        combined values. `head` is a class of `heads.classification`."""
+        """Logits [n, L] of the combined probabilities, from `logits` [W, L] of the windows; for a
+        regression, the combined values. `head` is a class of `heads.classification`."""
         if len(self.text) == self.text[-1] + 1:
             return self.combined(logits)
         return head.of_windows(logits, self.combined, self.how == 'max')
@@ -169,11 +177,11 @@ def text_windows(
 ) -> TextWindows:
     """Windows of single texts or of pairs.
 
-    They are as many as needed, evenly spaced, and overlap by half (see `tile`). Of a pair
-    the longer text is cut into windows, and the shorter one stands in each, half of it at most.
+    They are spaced as `tile` says. In a pair, the longer text is cut into windows; the shorter one
+    is repeated in each and fills at most half of it.
 
     Args:
-      a, b, max_length, cls_id, sep_id: as of `make_sequences`.
+      a, b, max_length, cls_id, sep_id: as for `make_sequences`.
       how: one of WINDOWS.
     """
     limits = {'max_length': max_length, 'cls_id': cls_id, 'sep_id': sep_id}
@@ -199,5 +207,5 @@ def text_windows(
         return ids[ranges(starts, ends - starts)], ends - starts
 
     sequences = make_sequences(parts(a_is_long), None if b is None else parts(~a_is_long), **limits)
-    num_cut = int((np.minimum(a_n, b_n) > kept).sum())  # of the shorter texts of pairs
+    num_cut = int((np.minimum(a_n, b_n) > kept).sum())  # shorter texts that were cut
     return TextWindows(dataclasses.replace(sequences, num_cut=num_cut), text, how)

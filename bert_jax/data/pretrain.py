@@ -1,7 +1,7 @@
 """Pre-training examples as functions of (seed, epoch, index): plans of pairs, then masks.
 
-The plan of an epoch is the first sentence of each of its chunks: runs of sentences of a document,
-each of which becomes a pair (see `PretrainExamples`).
+The plan of an epoch is the first sentence of each of its chunks. A chunk is a run of sentences of
+one document, from which a pair is made (see `PretrainExamples`).
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ from bert_jax.text.vocab import Vocab
 # Purposes of draws, so that no two decisions share one.
 _TARGET, _SPLIT, _NEXT, _DOCUMENT, _START, _TRUNCATE, _MASK, _ORDER = range(101, 109)
 _Map = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
-_BLOCK = 1 << 13  # chunks cut in one go: their arrays stay in the processor's cache
-_FEW = 1 << 9  # documents for which a pass costs more than its chunks do
-_REST = 1 << 22  # sentences of the longest documents that are cut at once
+_BLOCK = 1 << 13  # chunks cut at a time, whose arrays fit into the processor's cache
+_FEW = 1 << 9  # documents: with fewer left, a pass costs more than its chunks
+_REST = 1 << 22  # sentences of the longest documents that may be cut at once
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(MaskingRates):
-    """The options of making rows: `config.data` has these fields."""
+    """Options of making rows, named as the fields of `config.data`."""
 
     max_seq_length: int = 128
     max_predictions_per_seq: int = 20
@@ -45,12 +45,12 @@ class Recipe(MaskingRates):
 
     @property
     def num_special(self) -> int:
-        """[CLS] and [SEP] of a row."""
+        """Number of [CLS] and [SEP] in a row."""
         return 3 if self.next_sentence else 2
 
     @property
     def max_tokens(self) -> int:
-        """Room for A and B in a row."""
+        """Room for A and B in a row, in tokens."""
         return self.max_seq_length - self.num_special
 
 
@@ -58,11 +58,12 @@ class PretrainExamples:
     """The rows of one set of documents (training or held-out) in one phase.
 
     Follows google-research/bert's create_pretraining_data: documents are cut into chunks of
-    consecutive sentences of about `max_seq_length` (for a share `short_seq_prob` of the documents
-    a random shorter length), each chunk is split at a random sentence into A and B, half of the
-    time B is replaced by text from another document (the unused sentences then begin the next
-    chunk), and too long pairs lose tokens from the longer segment, at either end. Unlike there,
-    nothing is written down: chunks, pairs and masks are drawn again in every epoch.
+    consecutive sentences of about `max_seq_length` tokens (for a share `short_seq_prob` of the
+    documents, a random shorter length). Each chunk is split at a random sentence into A and B. At
+    the rate `random_next_prob`, B is replaced by text from another document (the unused sentences
+    then begin the next chunk). Pairs that are too long lose tokens from the longer segment, at
+    either end. Unlike there, nothing is stored: chunks, pairs and masks are drawn anew in every
+    epoch, or in each of `num_maskings` epochs that then repeat.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class PretrainExamples:
         last = np.asarray(store.document_offsets[documents + 1])
         enough = last - first >= recipe.min_sentences
         first, last = first[enough], last[enough]
-        needed = 2 if recipe.next_sentence else 1  # one to draw a random next sentence from
+        needed = 2 if recipe.next_sentence else 1  # the other supplies random next sentences
         if len(first) < needed:
             raise InputError(
                 f'{name} has {len(first)} document(s) of at least {recipe.min_sentences} '
@@ -106,9 +107,9 @@ class PretrainExamples:
 
         Args:
           row_ids: [n] int64; id = epoch * num_examples + place in the epoch.
-          frozen: those of the first epoch, in another order: evaluation sees the same pairs and
-            masks every time, and the first so many are a fair sample. (A plan begins with the
-            beginnings of documents.)
+          frozen: take the rows of the first epoch, in a fixed shuffled order, so that evaluation
+            sees the same pairs and masks every time, and its first k rows are a fair sample.
+            (Unshuffled, a plan starts with the beginnings of documents.)
 
         Returns:
           Features of `spec`, [n, ...].
@@ -121,7 +122,7 @@ class PretrainExamples:
             self.spec, epochs, lambda epoch, here: self._make(*self._chunks(epoch, places[here])))
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens [n] of these rows, and how many prediction slots they use at most."""
+        """(tokens [n], most prediction slots used [n]) of these rows."""
         lengths = np.empty(len(row_ids), np.int64)
         epochs, places = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
         for epoch, here in grouped(epochs):
@@ -131,20 +132,20 @@ class PretrainExamples:
         return lengths, num_to_predict(lengths, self._recipe.masked_lm_prob, slots)
 
     def _chunks(self, epoch: int, place: np.ndarray) -> tuple[int, np.ndarray]:
-        """The epoch whose chunks an epoch has, and those [n] at these places of the epoch."""
+        """The epoch whose plan `epoch` uses, and the indices [n] of the chunks at these places."""
         num_maskings = self._recipe.num_maskings
         drawn = epoch % num_maskings if num_maskings else epoch
-        # Epochs differ a little in their number of chunks: of a longer one the last few are
-        # left out, of a shorter one the first few come twice.
+        # Epochs differ a little in their number of chunks: a longer one leaves out a few, a
+        # shorter one repeats a few.
         size = len(self._plan(drawn).result())
         order = hash64(self._seed, epoch, _ORDER)
-        # The plan after this one, ahead of time; by now the one before is not read any more.
+        # Starts the next plan ahead of time. It replaces the previous one, not read this late.
         if (place >= self.num_examples // 4).any():
             self._plan((epoch + 1) % num_maskings if num_maskings else epoch + 1, True)
         return drawn, permute(place % size, size, int(order))
 
     def _plan(self, epoch: int, in_background: bool = False) -> Future[np.ndarray]:
-        """The first sentence [chunks] of every chunk. The last two plans asked for are kept."""
+        """The first sentence [chunks] of every chunk. The two plans last asked for are kept."""
         with self._lock:
             plan = self._plans.pop(epoch, None) or self._pool.submit(
                 self._starts, epoch, in_background)
@@ -152,12 +153,12 @@ class PretrainExamples:
         return plan
 
     def _starts(self, epoch: int, in_background: bool) -> np.ndarray:
-        """Cuts all documents, one chunk of each a pass; store order within a pass."""
+        """Cuts all documents, one chunk of each per pass; in store order within a pass."""
         starts = []
         document = np.arange(len(self._first), dtype=np.uint32)
         start = self._first
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            run = map if in_background else pool.map  # rows of the present epoch come first
+            run = map if in_background else pool.map  # leave the cores to the present epoch
             target = np.concatenate([*run(
                 lambda begin: self._targets(epoch, document[begin:begin + _BLOCK]),
                 range(0, len(document), _BLOCK))])
@@ -166,8 +167,8 @@ class PretrainExamples:
                 following = self._following(epoch, document, start, target, run)
                 left = following < self._last[document]
                 document, start, target = document[left], following[left], target[left]
-            # The longest documents would take thousands of passes more: cut at all their sentences
-            # at once, whichever of them begin a chunk, and then go from chunk to chunk.
+            # The longest documents would take thousands of further passes. Instead, find for each
+            # of their sentences where a chunk from there ends, then go from chunk to chunk.
             rest = (self._last[document] - start).astype(np.int64)
             begin = np.cumsum(rest) - rest
             document, target = np.repeat(document, rest), np.repeat(target, rest)
@@ -186,14 +187,14 @@ class PretrainExamples:
     def _following(
         self, epoch: int, document: np.ndarray, start: np.ndarray, target: np.ndarray, run: _Map
     ) -> np.ndarray:
-        """The first sentences of the chunks that follow those beginning at these sentences."""
+        """First sentence of the next chunk, for chunks that begin at the sentences `start`."""
         following = np.empty_like(start)
 
         def advance(begin: int) -> None:
             block = slice(begin, begin + _BLOCK)
             split, end, is_random = self._cut(
                 epoch, document[block], start[block].astype(np.int64), target[block])
-            # The sentences that a random B replaces come next.
+            # The sentences that a random B replaces begin the next chunk.
             following[block] = np.where(is_random, split, end)
 
         for _ in run(advance, range(0, len(start), _BLOCK)):
@@ -201,7 +202,7 @@ class PretrainExamples:
         return following
 
     def _targets(self, epoch: int, document: np.ndarray) -> np.ndarray:
-        """Tokens [n] that the pairs of these documents aim at in this epoch."""
+        """Target lengths [n], in tokens, of the pairs of these documents in this epoch."""
         draws = hash64(self._seed, epoch, _TARGET, document)
         is_short, most = uniform(draws) < self._recipe.short_seq_prob, self._recipe.max_tokens
         return np.where(is_short, 2 + below(hash64(draws, 1), most - 1), most).astype(np.int32)
@@ -209,7 +210,7 @@ class PretrainExamples:
     def _cut(
         self, epoch: int, document: np.ndarray, start: np.ndarray, target: np.ndarray
     ) -> tuple[np.ndarray, ...]:
-        """(split, end, is_random) of the chunks [n] that begin at these sentences."""
+        """(first sentence of B, end, is B random) of the chunks [n] that begin at `start`."""
         end = self._within(start, target, self._last[document])
         if not self._recipe.next_sentence:
             return end, end, np.zeros(len(end), bool)
@@ -219,15 +220,15 @@ class PretrainExamples:
         return split, end, random | (end - start == 1)
 
     def _within(self, start: np.ndarray, tokens: np.ndarray, limit: np.ndarray) -> np.ndarray:
-        """The end [n] of the fewest sentences from `start` that hold so many tokens.
+        """The end [n] of the fewest sentences from `start` on with at least `tokens` tokens.
 
         Args:
           start: [n] int64 sentences.
           tokens: [n] at most `max_tokens`; one sentence is always taken.
-          limit: [n] past `start`; the end is not beyond it.
+          limit: [n] the last end allowed, beyond `start`.
         """
-        # A bisection of the next `max_tokens` sentences, none of which is empty: they are near in
-        # memory, where a search of all offsets would wait for memory at every step.
+        # Bisects the next `max_tokens` sentences only, which suffice because none is empty. They
+        # are close in memory; a search of all offsets would miss the cache at every step.
         wanted = np.take(self._offsets, start) + tokens
         place = start.copy()
         for bit in reversed(range((self._recipe.max_tokens - 1).bit_length())):
@@ -254,7 +255,7 @@ class PretrainExamples:
             b_last[r] = self._within(b_first[r], target[r] - a_length[r], limit)
         b_begin = offsets[b_first]
         b_length = offsets[b_last] - b_begin
-        # The longer segment loses tokens; from which of its ends is a coin flip for each.
+        # The longer segment loses tokens; for each, a coin flip decides from which end.
         a_kept, b_kept = truncated_lengths(a_length, b_length, self._recipe.max_tokens)
         keys = hash64(self._seed, epoch, _TRUNCATE, index)
         cut = np.flatnonzero(a_kept + b_kept < a_length + b_length)
@@ -292,22 +293,22 @@ class PretrainExamples:
         }
 
 
-_COMPARED = 10  # tokens that a sentence must have, and by which it is known
-_KEPT = 1 << 18  # sentences that are compared, more or less
-_CHUNK = 1 << 22
-_COUNTED = 1 << 23  # tokens
+_COMPARED = 10  # first tokens by which sentences are compared
+_KEPT = 1 << 18  # about so many sentences are compared
+_CHUNK = 1 << 22  # sentences read at a time
+_COUNTED = 1 << 23  # tokens of a store, from its start
 
 
 def repeated_share(store: TokenStore, documents: np.ndarray) -> float:
-    """Share of the sentences whose first ten tokens an earlier sentence has.
+    """Share of the sentences that begin with the same ten tokens as an earlier one.
 
-    Whole documents that are there twice are left out when a store is built. This sees those that
-    are almost alike, and parts of them. Of a large store some sentences are looked at, chosen by
-    their first tokens, so that of several alike all are or none.
+    Exact duplicates of documents are left out when a store is built; this finds near duplicates and
+    repeated passages. Shorter sentences do not count. In a large store only a sample is compared,
+    chosen by its first two tokens, so that of several equal sentences all are sampled or none.
 
     Args:
-      store: of which text.
-      documents: [k] indices of those that are used.
+      store: the token store.
+      documents: [k] indices of the documents that are used.
     """
     used = np.zeros(len(store.document_offsets) - 1, bool)
     used[documents] = True
@@ -329,11 +330,11 @@ def repeated_share(store: TokenStore, documents: np.ndarray) -> float:
 
 
 def frequency_loss(stores: Sequence[tuple[TokenStore, float]], vocab_size: int) -> float:
-    """Mean masked-LM loss of guessing each token as often as it occurs: the entropy, in nats.
+    """Mean masked-LM loss, in nats, of always predicting the token frequencies: their entropy.
 
     Args:
-      stores: with the weight of each.
-      vocab_size: of all of them.
+      stores: (store, weight) pairs.
+      vocab_size: the same for all stores.
     """
     shares = np.zeros(vocab_size)
     total = sum(weight for _, weight in stores)

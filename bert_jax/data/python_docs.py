@@ -2,8 +2,8 @@
 
 Docstrings of modules, classes and functions are found with `ast`, so nothing is imported or run,
 in the standard library and in a fixed list of packages (what this project installs; one that is
-missing is just absent). A document is one file's docstrings in order. The file imports little, for
-processes that start quickly.
+missing is just absent). A document is one file's docstrings in order. This module imports little,
+so that worker processes start quickly.
 """
 
 import ast
@@ -28,7 +28,7 @@ PACKAGES = (
     'fontTools', 'contourpy', 'humanize', 'markdown', 'werkzeug', 'requests', 'urllib3', 'psutil',
     'wrapt', 'simple_parsing', 'tqdm', 'yaml', 'fsspec', 'setuptools', 'pip',
 )
-# Tests explain nothing; the others repeat documentation that stands elsewhere.
+# Tests explain nothing; the others repeat documentation found elsewhere.
 _SKIPPED_FOLDERS = frozenset({
     'test', 'tests', '__pycache__', 'site-packages', 'dist-packages', 'idlelib', 'lib2to3',
     'ensurepip', 'pydoc_data', '_api', '_tf_keras', '_vendor', 'vendored', 'generated',
@@ -41,8 +41,8 @@ def source_files() -> list[tuple[str, str, int]]:
     """All files to read: (name relative to its package's parent, path, size), in a fixed order."""
     roots = [('python', sysconfig.get_paths()['stdlib'])]
     for package in PACKAGES:
-        # By the path only: nothing is imported, and what was imported before makes no difference
-        # (TensorFlow adds folders to its package when it is).
+        # Only searches the path: nothing is imported, and earlier imports make no difference
+        # (TensorFlow adds folders to its package when imported).
         spec = importlib.machinery.PathFinder.find_spec(package)
         for path in sorted((spec and spec.submodule_search_locations) or ()):
             roots.append((package, path))
@@ -59,11 +59,15 @@ def source_files() -> list[tuple[str, str, int]]:
 
 
 def documents(files: Sequence[tuple[str, str, int]], num_processes: int) -> Iterator[str]:
-    """One document a file, paragraphs separated by newlines; every paragraph occurs only once.
+    """One document per file, paragraphs separated by newlines; every paragraph occurs only once.
 
-    First come the topics of the language reference. Much documentation is copied from function to
-    function and from file to file: keeping the first occurrence of a paragraph only means that
+    The topics of the language reference come first. Much documentation is copied from function to
+    function and from file to file. Only the first occurrence of a paragraph is kept, so that
     held-out documents share none with the others.
+
+    Args:
+      files: as from `source_files`.
+      num_processes: that parse them.
     """
     seen: set[str] = set()
     with process_pool(num_processes) as pool:
@@ -75,7 +79,7 @@ def documents(files: Sequence[tuple[str, str, int]], num_processes: int) -> Iter
                     seen.add(paragraph.lower())
                     kept.append(paragraph)
             text = '\n'.join(kept)
-            if len(text) >= 200:  # less is a sentence or two: no context to predict a next one from
+            if len(text) >= 200:  # less is too little context for next sentence prediction
                 yield text
 
 
@@ -83,15 +87,15 @@ def _topics() -> Iterator[list[str]]:
     """The language reference as `help('topic')` shows it."""
     try:
         from pydoc_data import topics  # a module that holds one dictionary
-    except ImportError:  # some systems package it apart
+    except ImportError:  # some systems package it separately
         return
     for text in topics.topics.values():
         yield clean(inspect.cleandoc(text))
 
 
 def file_paragraphs(path: str) -> list[str]:
-    """Cleaned paragraphs of all docstrings of one Python file; none where it does not parse."""
-    gc.disable()  # syntax trees hold no cycles, and looking for some is a third of the time
+    """Cleaned paragraphs of all docstrings of one Python file; none if it cannot be parsed."""
+    gc.disable()  # syntax trees hold no cycles, and the search for some takes a third of the time
     try:
         with open(path, 'rb') as file, warnings.catch_warnings():
             warnings.simplefilter('ignore')  # invalid escapes in other people's code
@@ -137,7 +141,7 @@ _NOT_PROSE = re.compile(r'[^\w\s.,;:\'"()?!-]|_|\d')
 
 
 def clean(text: str) -> list[str]:
-    """Prose paragraphs of a docstring, each in one line, without code, tables and markup."""
+    """Prose paragraphs of a docstring, one line each, without code, tables and markup."""
     lines = text.replace('\0', '').split('\n')  # a few docstrings hold a NUL by accident
     return [prose for paragraph in _paragraphs(lines) if (prose := _prose(paragraph))]
 

@@ -1,7 +1,7 @@
 """Ready-made pre-training examples: the TFRecords that google-research/bert writes.
 
-`create_pretraining_data.py` fixes pairs and masks once. Such files are indexed by record offset, so
-that example i is read without those before it, as from a token store. S = max_seq_length, P =
+`create_pretraining_data.py` fixes pairs and masks once. Record offsets are indexed, so that example
+i can be read without those before it, as from a token store. S = max_seq_length, P =
 max_predictions_per_seq, n = examples read.
 """
 
@@ -27,12 +27,12 @@ _REMEDY = 'copy the file again or write it anew'
 
 @dataclasses.dataclass(frozen=True)
 class RecordFiles:
-    """Examples in TFRecord files, by index over all files in order of their names.
+    """Examples in TFRecord files, numbered through all files in order of their names.
 
     Attributes:
       paths: the files.
       contents: the files, mapped into memory.
-      records: int64 [N, 3], of each record the file's index, the data's offset and its length.
+      records: int64 [N, 3]: for each record, index of its file, byte offset and length of its data.
       max_seq_length: S, of the first record.
       max_predictions_per_seq: P, of the first record.
     """
@@ -45,21 +45,23 @@ class RecordFiles:
 
     @classmethod
     def open(cls, glob: str, cache_dir: str | os.PathLike[str]) -> Self:
-        """Finds all records, once: the offsets are kept in `cache_dir/records`.
+        """Finds all records; their offsets are cached in `cache_dir/records`.
 
         Args:
-          glob: a path, a pattern, or several with commas between, as Google's program takes them.
-          cache_dir: where offsets are cached by the files' names, sizes and times, or checksums.
+          glob: a path, a pattern, or several separated by commas, as Google's program takes them.
+          cache_dir: folder of the cache, which goes by the files' paths, sizes and times, or in a
+            bucket by their sizes and checksums.
 
         Raises:
-          InputError: no such file, gzipped, cut short, damaged, or not pre-training examples.
+          InputError: a file is missing, empty, gzipped, cut short, damaged, or does not hold
+            pre-training examples.
         """
         found = []
         for pattern in map(str.strip, glob.split(',')):
             if not (matches := find(pattern)):
                 raise InputError(f"no file matches '{pattern}': name existing TFRecord files")
             found += matches
-        paths = [str(local_copy(file.path)) for file in found]  # records are read in any order
+        paths = [str(local_copy(file.path)) for file in found]  # for random access
         contents = []
         for path in paths:
             if os.stat(path).st_size == 0:
@@ -97,7 +99,7 @@ class RecordFiles:
           `next_sentence_labels` int32 [n].
 
         Raises:
-          InputError: a record that is damaged or of other lengths than the first.
+          InputError: a record is damaged, or its S or P differs from the first record's.
         """
         records = self.records[indices].tolist()
         data = [self.contents[file][offset:offset + length] for file, offset, length in records]
@@ -105,7 +107,7 @@ class RecordFiles:
         try:
             with tf.device('/cpu:0'):
                 parsed = tf.io.parse_example(tf.constant(data, tf.string), _features(*shape))
-        # The second when TensorFlow quotes a damaged record in its message.
+        # UnicodeDecodeError: TensorFlow has quoted a damaged record in its message.
         except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
             for index, (file, offset, _), record in zip(indices, records, data, strict=True):
                 lengths = _feature_lengths(self.paths[file], offset, record)
@@ -123,7 +125,7 @@ class RecordFiles:
 
 
 def _features(seq_length: int, num_predictions: int) -> dict[str, tf.io.FixedLenFeature]:
-    """What a record has: the features of a row, by the names of Google's program."""
+    """The features of a record: those of a row, under the names of Google's program."""
     names = {'sequence_ids': 'input_mask'}  # see `model.encoder.Bert`
     return {names.get(name, name): tf.io.FixedLenFeature(
         x.shape, tf.float32 if x.dtype == np.float32 else tf.int64)
@@ -132,7 +134,7 @@ def _features(seq_length: int, num_predictions: int) -> dict[str, tf.io.FixedLen
 
 
 def _scan(path: str, content: mmap.mmap) -> list[tuple[int, int]]:
-    """Offset and length of every record. A damaged length leads out of the file sooner or later."""
+    """Offset and length of every record. A damaged length sooner or later points past the end."""
     if content[:2] == b'\x1f\x8b':
         raise InputError(f'{path} is gzipped, and records are read in place: gunzip it')
     records, offset, size = [], 0, len(content)
@@ -148,7 +150,7 @@ def _scan(path: str, content: mmap.mmap) -> list[tuple[int, int]]:
 
 
 def _feature_lengths(path: str, offset: int, data: bytes) -> dict[str, int]:
-    """Number of values of each feature of one record; all that are needed are there."""
+    """Number of values of each feature of one record; refuses a record that lacks a feature."""
     try:
         features = tf.train.Example.FromString(data).features.feature
     except Exception as error:

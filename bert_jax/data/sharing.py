@@ -1,4 +1,4 @@
-"""What hosts share of a run's text: vocabulary and token store, made once, copied to each host."""
+"""The text that hosts share: vocabulary and token store, made once and copied to each host."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ _THREADS = 16
 _BLOCK_BYTES = 8 << 20
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
-# Network disks may show a new file of another host late, if it was looked for before.
+# A network disk may show another host's new file late, if this host looked for it before.
 _PATIENCE_SECONDS = 70.0
 
 
@@ -31,7 +31,8 @@ class Places(NamedTuple):
 
     Attributes:
       shared: `data.dir`, the same for all hosts.
-      local: a folder on this host's disk, or `shared` itself if it is one.
+      local: a folder on this host's disk; `shared` itself if that is not in a bucket and all
+        processes run on one machine.
     """
 
     shared: Path
@@ -39,7 +40,7 @@ class Places(NamedTuple):
 
     @classmethod
     def choose(cls, shared: str, local: str) -> Self:
-        """The folders of this run.
+        """The folders of this run. All hosts call it.
 
         Args:
           shared: config.data.dir.
@@ -61,7 +62,7 @@ class Places(NamedTuple):
         mounts = (line.split()[1:3] for line in files.read_system('/proc/self/mounts').splitlines())
         _, kind = max(((len(where), kind) for where, kind in mounts
                        if f'{files.absolute(local)}/'.startswith(where.rstrip('/') + '/')),
-                      default=(0, ''))  # the innermost that holds the folder
+                      default=(0, ''))  # the innermost mount that holds the folder
         if re.match('nfs|cifs|lustre|gpfs|beegfs|ceph|fuse|afs|9p', kind):
             hosts.say(f'note: config.data.local_dir={local} is on a network disk ({kind}), where '
                       'hosts wait for each other: name a folder on a disk of each host')
@@ -69,7 +70,10 @@ class Places(NamedTuple):
 
 
 def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, Any]:
-    """The text sources by name. The first host's are read; other hosts compare theirs, if any.
+    """The text sources by spec; None where this host has none. All hosts call it.
+
+    Only the first host's are read; other hosts compare those that they have. For `tfds_dir` and
+    `column` see `corpus.open_source`.
 
     Raises:
       InputError: the first host lacks the text, or another host has a different one.
@@ -78,7 +82,7 @@ def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, An
     for spec in specs:
         if hosts.first():
             texts[spec] = corpus.open_source(spec, tfds_dir, column)
-        elif not spec.startswith(('tfds:', 'hf:')):  # comparing could mean downloading a data set
+        elif not spec.startswith(('tfds:', 'hf:')):  # opening it could download a data set
             with contextlib.suppress(InputError):
                 texts[spec] = corpus.open_source(spec, tfds_dir, column)
     if hosts.count() > 1:
@@ -130,11 +134,11 @@ def share_store(source: store.Source, tokenizer: Any, places: Places) -> store.T
 def copy_store(source: Path, target: Path) -> None:
     """Copies a finished store, several files at once, and checks each against the manifest.
 
-    The processes of a machine copy it once. A copy that was cut off goes on.
+    The processes of a machine copy it only once. An interrupted copy is resumed.
 
     Args:
-      source: its folder, on a disk or in a bucket.
-      target: another folder; one of the two is on a disk. Its parent need not exist.
+      source: the store's folder, on disk or in a bucket.
+      target: another folder; one of the two is on disk. Its parent need not exist.
 
     Raises:
       InputError: the store is damaged.
@@ -145,7 +149,7 @@ def copy_store(source: Path, target: Path) -> None:
         target.mkdir(parents=True, exist_ok=True)
         if not upload:
             stack.enter_context(store.locked(target.with_suffix('.lock')))
-            for left in target.glob('.*.tmp'):  # of a killed copy
+            for left in target.glob('.*.tmp'):  # left by a killed copy
                 left.unlink()
         if (target / store.MANIFEST).exists():
             return
@@ -189,7 +193,7 @@ def share_vocabulary(
       places: the folders.
 
     Raises:
-      InputError: a source cannot be read, or a kept vocabulary is damaged.
+      InputError: a source cannot be read, or a stored vocabulary is damaged.
     """
     def make() -> str:
         settings = [*(source.fingerprint() for source in sources), vocab_size, lowercase,
@@ -227,7 +231,7 @@ def share_added_words(vocab_file: Path, words_file: str, lowercase: bool, places
       places: the folders.
 
     Raises:
-      InputError: invalid words.
+      InputError: the words cannot be read or are invalid.
     """
     if not words_file:
         return vocab_file
@@ -239,7 +243,7 @@ def share_added_words(vocab_file: Path, words_file: str, lowercase: bool, places
         return ''.join(f'{token}\n' for token in tokens)
 
     lines = hosts.share('vocabulary with words added', make)
-    # In a folder of its own, because the tokenizer's switches are in a file beside it.
+    # In a folder of its own, because the file of the tokenizer's switches stands beside it.
     switches = read_switches(vocab_file)
     path = _keep(places.local, f"{_named('added', f'{lines}{switches}')}/vocab.txt", lines)
     write_switches(path.parent, switches)
@@ -247,7 +251,7 @@ def share_added_words(vocab_file: Path, words_file: str, lowercase: bool, places
 
 
 def _named(name: str, lines: str) -> str:
-    """The name of a kept vocabulary, from its text and settings (`name`) and its content."""
+    """The name of a stored vocabulary, from its text and settings (`name`) and its content."""
     return f'{name}-{hashlib.md5(lines.encode(), usedforsecurity=False).hexdigest()[:16]}'
 
 

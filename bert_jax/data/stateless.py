@@ -38,7 +38,7 @@ def below(hashes: np.ndarray, bound: int | np.ndarray) -> np.ndarray:
 
 
 def hash32_rows(row_keys: np.ndarray, width: int) -> np.ndarray:
-    """Uint32 hashes [n, width], one a column of each row, from uint64 row keys [n].
+    """Uint32 hashes [n, width], one per column of each row, from uint64 row keys [n].
 
     Cheaper than `hash64` on every element: this runs over each token of each batch.
     """
@@ -56,10 +56,11 @@ def hash32_rows(row_keys: np.ndarray, width: int) -> np.ndarray:
 
 
 def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Positions of `indices` (int64, each below `size`) in a pseudo-random permutation.
+    """Positions (int64) of `indices` (each below `size`) in a pseudo-random permutation.
 
-    A Feistel network over the next even power of two, walked until it falls inside: constant
-    memory however large the epoch, and any position at once.
+    A Feistel network over the next even power of two, applied repeatedly until the result is below
+    `size` (cycle walking). It needs constant memory however large the epoch, and gives any
+    position directly.
     """
     half = max(1, -(-max(size - 1, 1).bit_length() // 2))
     mask = _U64((1 << half) - 1)
@@ -77,7 +78,7 @@ def permute(indices: np.ndarray, size: int, key: int) -> np.ndarray:
 
 
 def coin_flips(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Heads among `counts` [n] fair coin flips (binomial draws), from uint64 keys [n]."""
+    """Number of heads, int64 [n], in `counts` [n] fair coin flips, from uint64 keys [n]."""
     heads = np.zeros(len(keys), np.int64)
     for word in range(-(-int(np.max(counts, initial=0)) // 64)):
         used = np.clip(np.asarray(counts, np.int64) - 64 * word, 0, 64).astype(_U64)

@@ -1,9 +1,9 @@
-"""Token stores: their files, mapped into memory, and how one is built, by one process or several.
+"""Token stores: their files, mapped into memory, and how they are built, by one process or several.
 
 A store under construction grows in a folder beside its final place, with a journal that says how
-far its files are good, so that a killed build goes on where it was and gives the same bytes. One
-process reads, checks and hashes about as much text as eight processors tokenize; more processors
-than that need more processes, each of which builds parts of the store, to be joined in order.
+much of its files is valid, so that a killed build resumes where it stopped and gives the same
+bytes. One process can read, check and hash about as much text as eight cores can tokenize. With
+more cores, several processes build parts of the store, which are then joined in order.
 """
 
 import base64
@@ -33,7 +33,7 @@ from bert_jax.runtime.process import loading_tensorflow, process_pool
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds a lock on a file (made if missing); it is released when the process ends, however."""
+    """Holds a lock on a file (made if missing), at most until the process ends, however it ends."""
     with open(path, 'w') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,7 +45,7 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_faults(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Names the folder that the block writes in errors that name no file, as of a full disk."""
+    """Adds the folder that the block writes to OSErrors that name no file, as of a full disk."""
     try:
         yield
     except OSError as error:
@@ -55,8 +55,8 @@ def disk_faults(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 _REMEMBERED = '~/.cache/bert_jax/digests.json'
-_MAX_REMEMBERED = 100_000  # files, the ones asked for last
-# The clock of a disk has steps: a file could change twice within one.
+_MAX_REMEMBERED = 100_000  # files, the ones hashed last
+# File times are coarse: a file could change twice within one tick.
 _SETTLED_SECONDS = 2.0
 _BUCKET_THREADS = 32
 
@@ -65,7 +65,7 @@ def digests(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     """The MD5 of each file, in hexadecimal digits; hashed only if the file changed since last time.
 
     Args:
-      paths: all on disks, or all in buckets, whose listings have digests.
+      paths: all on disk, or all in buckets, whose listings have digests (see `object_digest`).
 
     Raises:
       OSError: a file is missing or cannot be read.
@@ -81,7 +81,7 @@ def digests(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     new: dict[str, str] = {}
 
     def state_of(name: str) -> str:
-        """A file's real path, and what changes with its content."""
+        """A file's real path, with what changes when its content does."""
         stat = os.stat(name)
         return f'{os.path.realpath(name)} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}'
 
@@ -92,7 +92,7 @@ def digests(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
         with open(name, 'rb', buffering=0) as file:
             content = hashlib.file_digest(
                 file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        # A file that changed meanwhile has another content by now.
+        # The digest of a file that changed meanwhile must not be remembered.
         if state_of(name) == state and time.time() - os.stat(name).st_mtime > _SETTLED_SECONDS:
             new[state] = content
         return content
@@ -100,7 +100,7 @@ def digests(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
     with futures.ThreadPoolExecutor() as pool:
         result = list(pool.map(digest, names))
     if new:
-        with contextlib.suppress(OSError):  # a home that cannot be written costs time, not the run
+        with contextlib.suppress(OSError):  # an unwritable home costs time, not the run
             place.parent.mkdir(parents=True, exist_ok=True)
             files.write_whole(
                 place, json.dumps(dict([*known.items(), *new.items()][-_MAX_REMEMBERED:])))
@@ -108,7 +108,7 @@ def digests(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def object_digest(found: files.Found) -> str:
-    """The digest of an object in a bucket, from its listing."""
+    """The digest of an object in a bucket, from its listing: MD5, or else CRC32C and size."""
     if len(found.checksum) == 24:
         return base64.b64decode(found.checksum).hex()
     # An object that was uploaded in pieces has no MD5.
@@ -116,7 +116,7 @@ def object_digest(found: files.Found) -> str:
 
 
 def name_of(identity: Any) -> str:
-    """16 hexadecimal digits that change with what can be written as JSON."""
+    """16 hexadecimal digits that change with a value that JSON can hold."""
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 
 
@@ -128,7 +128,7 @@ class Document(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A part of a source that can be read by itself: a file or a shard."""
+    """A file or shard of a source, which can be read by itself."""
 
     name: str
     num_bytes: int  # of text, estimated for compressed files; 0 where unknown
@@ -140,12 +140,12 @@ class Source:
 
     Attributes:
       spec: the user's name for it.
-      units: its parts, in order.
-      read: the documents of a part, always the same in the same order; raises an InputError that
-        names the file and the place of unreadable content.
-      fingerprint: a digest of the content, independent of its path.
-      outline: a cheap digest without reading the text, which hosts compare.
-      takes_all_cores: whether reading a unit keeps them busy, with processes of its own.
+      units: its units, in order.
+      read: gives the documents of a unit, always the same in the same order; raises an InputError
+        that names the file and the place of unreadable content.
+      fingerprint: gives a digest of the content, independent of its path.
+      outline: a summary, made without reading the text, which hosts compare.
+      takes_all_cores: whether reading a unit keeps all cores busy, with processes of its own.
     """
 
     spec: str
@@ -156,7 +156,7 @@ class Source:
     takes_all_cores: bool = False
 
 
-PIECE_BYTES = 512 << 20  # a multiple of every system's page
+PIECE_BYTES = 512 << 20  # bytes of a file; a multiple of every system's page size
 
 _MAP_FIXED = 0x10  # Linux and macOS; Python's mmap module has no such argument
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -172,10 +172,10 @@ class TokenStore:
       path: the store's directory.
       manifest: what it was built from and how much is in it.
       tokens: uint16 or uint32 [T], all documents one after the other, without special tokens.
-      sentence_offsets: int64 [S+1], sentence s is tokens[sentence_offsets[s]:...[s+1]].
-      document_offsets: int64 [D+1], document d is sentences document_offsets[d] to ...[d+1].
+      sentence_offsets: int64 [S + 1]; sentence s is tokens[offsets[s] : offsets[s + 1]].
+      document_offsets: int64 [D + 1]; document d is the sentences offsets[d] to offsets[d + 1] - 1.
       document_hashes: uint64 [D], of the token ids.
-      documents: int64 [K], indices of the documents to use, ascending.
+      documents: int64 [K], ascending indices of the documents to use, without exact duplicates.
     """
 
     path: files.Path
@@ -188,7 +188,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Maps a finished store whose files are what its manifest says, to the last byte.
+        """Maps a finished store after comparing its files' sizes and digests with its manifest.
 
         Raises:
           InputError: there is none, or a file differs from the manifest.
@@ -212,7 +212,7 @@ class TokenStore:
         return self.manifest['fingerprint']
 
     def split_held_out(self, fraction: float, min_documents: int = 2) -> tuple[np.ndarray, ...]:
-        """Splits the documents by their hashes: by what they say, not where they stand.
+        """Splits the documents by their hashes: by their content, not their place.
 
         A document's side depends on its own text only (but for `min_documents`), so a corpus can
         grow without any document changing sides.
@@ -276,11 +276,17 @@ def map_arrays(folder: files.Path, manifest: dict[str, Any]) -> dict[str, np.nda
 
 
 def _map_files(folder: files.Path, sizes: dict[str, int], dtype: str) -> np.ndarray:
-    """Maps files (bytes by name; of all but the last a multiple of the system's page)."""
+    """Maps files one after another as one array.
+
+    Args:
+      folder: where they are.
+      sizes: bytes by name; all but the last are a multiple of the system's page size.
+      dtype: of the array.
+    """
     total = sum(sizes.values())
     if not total:
         return np.zeros(0, dtype)
-    # Address space for all files, which are then mapped over it; unmapped with the array.
+    # Reserves address space and maps the files over it; it is unmapped with the array.
     space = mmap.mmap(-1, total, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
     array = np.frombuffer(space, dtype)
     call = ctypes.CDLL(None, use_errno=True).mmap
@@ -322,7 +328,7 @@ def read_manifest(path: files.Path) -> dict[str, Any]:
 
 
 def damaged(path: files.Path, name: str) -> str:
-    """A message for a file that is not the one that was written."""
+    """The message for a file whose content is not what was written."""
     return f'{path / name} is damaged (its content is not that of the manifest): {remedy(path)}'
 
 
@@ -334,7 +340,7 @@ def remedy(path: files.Path) -> str:
 _SPLITTER_VERSION = 1
 _CORES_A_PROCESS = 8
 _MIN_BYTES_A_PROCESS = 1 << 30  # a process takes seconds to start
-_PART_BYTES = 256 << 20  # of text at least, where units are smaller
+_PART_BYTES = 256 << 20  # of text in a part, at least, where units are smaller
 _BATCH_BYTES = 1 << 20
 _BATCH_DOCUMENTS = 10_000
 _WRITTEN_AT_ONCE = 8 << 20  # elements
@@ -343,7 +349,7 @@ _JOURNAL_SECONDS = 10.0
 
 
 def store_fingerprint(source: Source, tokenizer: Any) -> str:
-    """The name of a source's store: of its content, the vocabulary and the rules."""
+    """The name of a source's store; it changes with the content, the vocabulary and the rules."""
     return name_of([FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint])
 
 
@@ -351,14 +357,14 @@ def build_store(
     source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str], progress: bool = True,
     num_processes: int = 0,
 ) -> TokenStore:
-    """The token store of a source: opened if it is there, built or finished if not.
+    """The token store of a source: opened if it is complete, else built, or its build resumed.
 
     Args:
       source: where the text comes from.
       tokenizer: has `vocab` (with a length) and `fingerprint`.
       cache_dir: stores are in its folder `stores`.
       progress: whether to report on standard error.
-      num_processes: that tokenize; 0: as many as this machine has use for.
+      num_processes: that tokenize; 0: as many as are useful on this machine.
 
     Raises:
       InputError: unreadable text, no text at all, a damaged store, a full disk.
@@ -380,7 +386,7 @@ def _build(
     source: Source, tokenizer: Any, path: files.Path, fingerprint: str, progress: bool,
     num_processes: int,
 ) -> None:
-    """Builds everything into a folder, from where a former build ended."""
+    """Builds the whole store in a folder, from where an interrupted build ended."""
     num_bytes = sum(unit.num_bytes for unit in source.units)
     cores = len(os.sched_getaffinity(0)) if sys.platform == 'linux' else os.cpu_count() or 1
     wanted = min(cores // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(source.units))
@@ -422,25 +428,25 @@ def _build(
 
 
 class _Growing:
-    """The growing files of a store, or of a part of one, and a journal of how far they are good.
+    """The growing files of a store or part, and a journal of how much of them is valid.
 
     Attributes:
       folder: where they are.
-      state: the manifest in the making, as in the journal, with the `unit` of the source to read on
-        in and how many of its documents are `done`.
+      state: the manifest so far, as in the journal, with the `unit` of the source to continue in
+        and how many of its documents are `done`.
     """
 
     def __init__(
         self, folder: files.Path, tokenizer: Any, unit: int = 0, done: int = 0,
         total_bytes: int | None = None,
     ):
-        """Goes on with what is in the folder, or begins at a document of a unit.
+        """Resumes from the folder's journal, or begins at a document of a unit.
 
         Args:
           folder: see above.
           tokenizer: gives the ids.
-          unit, done: where to begin.
-          total_bytes: of text, to report progress of; None: no reports.
+          unit, done: where to begin if there is nothing to resume.
+          total_bytes: expected bytes of text, for progress reports; None: no reports.
         """
         self.folder, self._tokenizer, self._total_bytes = folder, tokenizer, total_bytes
         fresh: dict[str, Any] = {
@@ -454,7 +460,7 @@ class _Growing:
             self.state = {key: type(value)(journal[key]) for key, value in fresh.items()}
             self._cut()
         except (OSError, ValueError, KeyError, TypeError):
-            # No journal, or a machine that lost power lost the ends of files.
+            # There is no journal, or a power failure cut files short of what it says.
             self.state = fresh
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
@@ -464,7 +470,7 @@ class _Growing:
         self.save()
 
     def _cut(self) -> None:
-        """Drops what is beyond the journal; ValueError or OSError if there is less than it says."""
+        """Cuts files to the journal's sizes; ValueError or OSError if they are too short."""
         sizes = file_sizes(self.state)
         for name, size in sizes.items():
             if os.path.getsize(self.folder / name) < size:
@@ -475,7 +481,7 @@ class _Growing:
                 path.unlink()
 
     def _write(self, array: str, values: np.ndarray, base: int = 0) -> None:
-        """Appends `base` + `values` to an array, whose size is that of the state."""
+        """Appends `values + base` to an array; `state` tells its size so far."""
         dtype, pieces = array_files(self.state)[array]
         size, piece_bytes = sum(pieces.values()), self.state['piece_bytes']
         for i in range(0, len(values), _WRITTEN_AT_ONCE):
@@ -490,7 +496,7 @@ class _Growing:
         self, tokens: np.ndarray, sentence_ends: np.ndarray, document_ends: np.ndarray,
         hashes: np.ndarray, num_bytes: int,
     ) -> None:
-        """Adds documents; ends count from the first token and sentence that is added."""
+        """Appends documents; ends count from the first token and sentence appended."""
         state = self.state
         self._write('tokens', tokens)
         self._write('sentence_offsets', sentence_ends, state['num_tokens'])
@@ -499,11 +505,11 @@ class _Growing:
         state['num_tokens'] += len(tokens)
         state['num_sentences'] += len(sentence_ends)
         state['num_documents'] += len(document_ends)
-        state['num_duplicates'] = state['num_documents']  # none is in `documents` yet
+        state['num_duplicates'] = state['num_documents']  # so `documents` counts as empty
         state['text_bytes'] += num_bytes
 
     def save(self, report: bool = False) -> None:
-        """Makes what is in the files good; `report` prints the progress, where it is wanted."""
+        """Makes the files' present content valid; `report` prints progress if that is wanted."""
         for path in self.folder.glob('*.bin'):
             with open(path, 'rb') as file:
                 os.fsync(file.fileno())
@@ -518,7 +524,7 @@ class _Growing:
                  f'{min(num_bytes / max(self._total_bytes, 1), 0.99):.0%}, {minutes:.1f} min left')
 
     def read(self, source: Source, last: int, num_threads: int) -> None:
-        """Adds the documents of the units before `last`."""
+        """Tokenizes and appends the documents of the units before `last`."""
         with loading_tensorflow(source.spec):  # nothing else in this process needs it
             from bert_jax.data.tokenize import tokenize_batches
 
@@ -526,7 +532,7 @@ class _Growing:
         batches = _text_batches(source, range(state['unit'], last), state['done'])
         for ids, num_tokens, num_lines, (unit, done, num_bytes) in tokenize_batches(
                 batches, self._tokenizer, num_threads):
-            # Counts of tokens and of lines that have any, before each line and document.
+            # Numbers of tokens, and of lines with tokens, before each line and each document.
             tokens_before = np.concatenate([[0], np.cumsum(num_tokens, dtype=np.int64)])
             lines_before = np.concatenate([[0], np.cumsum(num_tokens > 0)])
             bounds = np.concatenate([[0], np.cumsum(num_lines)])
@@ -546,7 +552,7 @@ class _Growing:
         self.save()
 
     def join(self, folder: files.Path, last: int) -> None:
-        """Adds a part, of the units before `last`, and deletes it."""
+        """Appends a part that ends before unit `last`, and deletes it."""
         part = _Growing(folder, self._tokenizer)
         arrays = map_arrays(folder, part.state)
         self._append(
@@ -557,10 +563,10 @@ class _Growing:
         shutil.rmtree(folder)
 
     def add_documents(self) -> None:
-        """Writes the indices of the documents without exact duplicates."""
+        """Writes `documents`: of exact duplicates, only the first."""
         state = self.state
         state['num_duplicates'] = state['num_documents']
-        self._cut()  # a build that was killed here has written some
+        self._cut()  # drops what a build killed here has written
         hashes = map_arrays(self.folder, state)['document_hashes']
         documents = np.sort(np.unique(hashes, return_index=True)[1])
         self._write('documents', documents)
@@ -571,7 +577,7 @@ class _Growing:
 def _text_batches(
     source: Source, indices: range, done: int
 ) -> Iterator[tuple[list[bytes], bool, tuple[int, int, int]]]:
-    """(texts, split, (unit, documents of it that are done then, bytes)), about 1 MiB each."""
+    """(texts, split, (unit, its documents done after the batch, bytes)), about 1 MiB each."""
     for unit in indices:
         texts: list[bytes] = []
         num_bytes, split = 0, True
@@ -590,7 +596,7 @@ def _text_batches(
 def _build_parts(
     growing: _Growing, source: Source, tokenizer: Any, num_processes: int, num_threads: int
 ) -> None:
-    """Builds what is missing, by several processes at once."""
+    """Builds the missing parts in several processes and joins them in order."""
     units, state = source.units, growing.state
     job = pickle.dumps((source, tokenizer, num_threads))
     parts = []
@@ -612,14 +618,14 @@ def _build_part(job: bytes, folder: files.Path, first: int, done: int, last: int
     """Builds a part in a process of the pool.
 
     Args:
-      job: (source, tokenizer, threads of this process), pickled, so that what cannot be loaded here
-        is an error of this function.
+      job: (source, tokenizer, threads of this process), pickled, so that a failure to load them is
+        raised by this function.
       folder: where its files grow.
       first, done: unit and document to begin at.
       last: unit to end before.
     """
     source, tokenizer, num_threads = pickle.loads(job)
-    # TensorFlow would take threads for all processors in every process.
+    # Otherwise TensorFlow would start threads for all cores in every process.
     os.environ.update(CUDA_VISIBLE_DEVICES='', TF_NUM_INTRAOP_THREADS=str(num_threads),
                       TF_NUM_INTEROP_THREADS=str(num_threads + 2))
     _Growing(folder, tokenizer, first, done).read(source, last, num_threads)

@@ -1,8 +1,8 @@
 """Sentence splitting and tokenization inside a tf.data graph, exact and fast.
 
-TF-Text's `FastBertTokenizer` handles about 40 MB of text a second and core, but it is not BERT's
+TF-Text's `FastBertTokenizer` handles about 40 MB of text per second and core, but it is not BERT's
 tokenizer: it folds compatibility characters (`…`, `µ`, ligatures, `ß`), turns control characters
-into spaces, and carries the Unicode tables of its own ICU. So lines on which the two could differ
+into spaces, and has the Unicode tables of its own ICU. So lines on which the two could differ
 go through the reference in `bert_jax.text`, and all others through TF-Text:
 
 - A line is *safe* if it holds only code points that both treat alike (`safe_codepoints`, found by
@@ -29,11 +29,11 @@ from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, Switches, WordPieceTokenizer, basic_tokens
 
-with without('tensorflow_text.python.keras', empty=True):  # layers: all of Keras
+with without('tensorflow_text.python.keras', empty=True):  # layers, which need all of Keras
     import tensorflow_text as tf_text
 
 # Lower-casing and NFD turn no code point into more than nine bytes of UTF-8 (a Hangul syllable), so
-# that a word of more than 200 bytes has at least 23 characters.
+# a word of more than 200 bytes has at least 23 characters.
 _MAX_BYTES_PER_CHAR = 9
 _HAS_LONG_RUN = (
     rf"(?s).*[0-9A-Za-z\x80-\x{{4DFF}}\x{{A000}}-\x{{10FFFF}}]"
@@ -80,11 +80,11 @@ class FastTokenizer:
         self._reference = tokenizer
         if isinstance(tokenizer, SentencePieceTokenizer):
             self._fast = tf_text.SentencepieceTokenizer(tokenizer.model, out_type=tf.int32)
-            self._safe = r"[\x{0}-\x{10FFFF}]*"  # all that is UTF-8
+            self._safe = r"[\x{0}-\x{10FFFF}]*"  # all valid UTF-8
             return
         self._fast = _fast_bert_tokenizer(tokenizer.vocab, tokenizer.lowercase)
         switches = tokenizer.switches
-        self._safe = ""  # no line but an empty one: the reference does them all
+        self._safe = ""  # empty lines only: the reference tokenizes all others
         if switches.do_basic_tokenize and not switches.never_split:
             safe = safe_codepoints(
                 tokenizer.lowercase, switches.strip_accents, switches.tokenize_chinese_chars)
@@ -125,7 +125,7 @@ class FastTokenizer:
     def _replace_rows(
         self, ids: tf.RaggedTensor, lines: tf.Tensor, rows: tf.Tensor
     ) -> tf.RaggedTensor:
-        """`ids` with the `rows` ([n] bool) computed by the reference instead."""
+        """`ids`, with those of the `rows` ([n] bool) from the reference instead."""
         flat, counts = tf.numpy_function(
             lambda lines: joined([self._reference.encode(line.decode("utf-8", "ignore"))
                                   for line in lines]),
@@ -149,21 +149,22 @@ def safe_codepoints(
 ) -> np.ndarray:
     """[0x110000] bool_: code points that TF-Text and the reference treat alike in any text.
 
-    Both work code point by code point within a word: map one to a string (nothing where it is
-    removed), then split that at white space, punctuation and CJK. So agreement on every code
-    point, on what it maps to and on how it splits, is agreement on all text. Two steps of the
-    reference look further, and what they look at is left out: the final form of capital sigma,
-    and NFD's sorting of combining marks, of which those in category Mn are stripped afterwards.
+    Both work code point by code point within a word: they map each to a string (empty where it is
+    removed), then split that at white space, punctuation and CJK. So if they agree on what every
+    code point maps to and how it splits, they agree on all text. Two steps of the reference depend
+    on neighbours, and the code points that they concern count as unsafe: the final form of capital
+    sigma, and NFD's sorting of combining marks (those in category Mn are stripped afterwards).
 
-    Unassigned and private code points outside the basic plane are not compared, just left out,
-    and so is what few texts hold: the scripts, most of them ancient, up to U+1CFFF, and the
-    ideographs of the planes from 2 on. They would double the time that this takes.
+    Some code points are not compared and count as unsafe: unassigned and private ones outside the
+    basic plane, and rare ones that would double the time that this takes, namely the (mostly
+    ancient) scripts from U+10000 to U+1CFFF and the ideographs of planes 2 and up.
     """
     switches = Switches(strip_accents, tokenize_chinese_chars)
     chars = [char for char in map(chr, (*range(0x10000), *range(0x1D000, 0x20000)))
              if (category := unicodedata.category(char)) != "Cs"
              and (char <= "\uffff" or category not in ("Cn", "Co"))]
-    # With such a vocabulary the ids of `axb` tell removed, white space, split and letter apart.
+    # With this vocabulary, the ids of `axb` tell whether x is removed, white space, split off or a
+    # letter.
     vocab = Vocab.from_tokens([*SPECIAL_TOKENS, "a", "b", "##b"])
     pieces, unknown = WordPieceTokenizer(vocab, lowercase).pieces, [vocab.unk_id]
     between = [f"a{char}b" for char in chars]
@@ -175,8 +176,8 @@ def safe_codepoints(
     safe = np.zeros(sys.maxunicode + 1, np.bool_)
     for i, char in enumerate(chars):
         tokens = basic_tokens(between[i], lowercase, switches)
-        # The normalizer leaves it to the splitter to set punctuation and CJK apart, and to see
-        # some of the white space.
+        # The normalizer leaves punctuation, CJK and some of the white space to the splitter, so
+        # spaces do not count here.
         same_text = "".join(tokens) == "".join(normalized[i].decode().split())
         ids = [j for token in tokens for j in (pieces(token) if token.isascii() else unknown)]
         same_split = ids == flat[bounds[i] : bounds[i + 1]]
@@ -198,18 +199,19 @@ def tokenize_batches(
     """Splits documents into lines and tokenizes them, in parallel and in order.
 
     Args:
-      batches: (documents in UTF-8, whether to split them into sentences or to take each of their
-        lines for one, a note) each; they are read ahead.
+      batches: (UTF-8 documents, whether to split them into sentences instead of lines, a note)
+        each; they are read ahead.
       tokenizer: gives the ids.
       num_threads: that tokenize.
 
     Yields:
-      Ids [N], tokens of each line [n], lines of each document, the note.
+      (ids [N] int32, number of tokens in each line [n] int32, number of lines in each document
+      int64, the note) of each batch.
     """
     fast = FastTokenizer(tokenizer)
     notes: collections.deque[Any] = collections.deque()
     failures: list[Exception] = []
-    # Rewriting these functions with AutoGraph would take a second, and change nothing.
+    # AutoGraph would take a second to rewrite these functions and change nothing.
     as_they_are = tf.autograph.experimental.do_not_convert
 
     def read() -> tuple[np.ndarray, bool]:
@@ -229,11 +231,11 @@ def tokenize_batches(
         return ids, counts, lines.row_lengths()
 
     # Not `Dataset.from_generator`: with Python 3.11 it sets glibc's M_MMAP_THRESHOLD for the whole
-    # process to 128 kB, so that every larger buffer, of XLA too, is mapped and faulted in anew.
+    # process to 128 kB, so that every larger buffer, XLA's too, is mapped and faulted in anew.
     data = tf.data.Dataset.from_tensors(0).repeat().map(
         as_they_are(lambda _: tf.numpy_function(read, [], [tf.string, tf.bool])))
     data = data.take_while(as_they_are(lambda texts, _: tf.size(texts) > 0))
-    # AUTOTUNE is slow to find out that all processors should work.
+    # AUTOTUNE is slow to find out that it should use all cores.
     data = data.map(as_they_are(tokenize), num_parallel_calls=num_threads + 1, deterministic=True)
     for arrays in data.prefetch(2).as_numpy_iterator():
         yield *arrays, notes.popleft()
@@ -242,7 +244,7 @@ def tokenize_batches(
 
 
 def make_encode(tokenizer: WordPieceTokenizer | SentencePieceTokenizer) -> Encode:
-    """The ids of many texts at once (see `data.pairs.Encode`)."""
+    """A function that tokenizes many texts at once (see `data.pairs.Encode`)."""
     signature = [tf.TensorSpec([None], tf.string)]
     fast = tf.function(FastTokenizer(tokenizer), input_signature=signature, autograph=False)
 

@@ -1,8 +1,8 @@
 """MediaWiki dumps (XML; plain, .gz or .bz2) -> documents, on all processors.
 
-This process decompresses and cuts the text between pages; others read the XML, the wikitext
-with mwparserfromhell, and return the text of the articles: namespace 0, no redirects.
-Results are taken in the order of the parts, so documents come as the dump has them.
+This process decompresses the dump and cuts it between pages; others parse the XML and (with
+mwparserfromhell) the wikitext, and return the text of the articles: namespace 0, no redirects.
+Documents come in the order of the dump.
 """
 
 import collections
@@ -25,10 +25,10 @@ from bert_jax.runtime.process import process_pool
 
 # Part of the fingerprint: raise the number when the cleaning rules change.
 FORMAT = 'wikidump 1'
-_CPU_SECONDS = 60  # that a page may take
-_MAX_UNCLOSED = 300  # marks of a page that begin something and do not end it
+_CPU_SECONDS = 60  # processor time that a page may take
+_MAX_UNCLOSED = 300  # opening marks in a page that have no closing ones
 
-# What MediaWiki itself takes out of the text before it reads anything else: nothing nests in it.
+# MediaWiki takes these tags out of the text before it parses anything else: nothing nests in them.
 _EXTENSIONS = (
     'ref', 'references', 'gallery', 'imagemap', 'math', 'chem', 'ce', 'score', 'timeline', 'graph',
     'hiero', 'mapframe', 'maplink', 'syntaxhighlight', 'source', 'pre', 'templatedata',
@@ -43,17 +43,18 @@ _MAX_TEMPLATE_DEPTH = 40  # MediaWiki's own bound
 
 _DROPPED_TAGS = {'table', 'ul', 'ol', 'dl', 'script', 'style'}
 _BLOCK_TAGS = {'div', 'p', 'blockquote', 'center', 'poem', 'section', 'hr'} | _DROPPED_TAGS
-# [[de:Berlin]] stands for the article in another language and is not shown. The sister projects'
-# prefixes ([[wikt:word]]) have one or four letters, but for these.
+# [[de:Berlin]] links to the article in another language and is not shown. The prefixes of sister
+# projects ([[wikt:word]]) have one or four letters, except voy, wmf and doi.
 _LANGUAGE = re.compile(r'(?!voy:|wmf:|doi:)(?:[a-z]{2,3}(?:-[a-z-]+)?|simple):')
-# What is left of markup that was not closed, and styles, which the parser need not look at.
+# Remains of unclosed markup, and the marks of bold and italic, which the parser skips.
 _STRAY = re.compile(
     r"'{2,}|\[\[+|\]\]+|\{\{+|\}\}+|\{\|[^\n]*|\|\}|</?[a-zA-Z][^<>\n]{0,300}>|__[A-Z]{3,}__")
-_GONE = '\x03'  # stands where something was taken out: <math>x</math>: is not the list that : is
-_LIST = '\x02'  # stands where the mark of a list's item stood
-_STRAY_LINE = (_LIST, '|', '!')  # rows of a table that was not closed
+# Replaces what is taken out. Without it, the colon of `<math>x</math>: y` would begin a list.
+_GONE = '\x03'
+_LIST = '\x02'  # replaces the mark of a list item
+_STRAY_LINE = (_LIST, '|', '!')  # list items and rows of unclosed tables
 
-# In this order: (; born 1950, ) -> (born 1950); what is empty then goes.
+# In this order: (; born 1950, ) -> (born 1950); then brackets that are empty go, also nested ones.
 _TIDY = (
     (re.compile(r'[\s\x00-\x1f\u200e\u200f\ufeff]+'), ' '),
     (re.compile(r'([(\[]) ?(?:[,;:/] ?)+'), r'\1'),
@@ -70,10 +71,10 @@ _HIDDEN = frozenset({'file', 'image', 'media', 'category'})
 
 
 def clean(wikitext: str, hidden: frozenset[str]) -> str:
-    """The paragraphs of an article, one a line.
+    """The paragraphs of an article, one per line.
 
     Args:
-      wikitext: as in a dump, entities of XML decoded.
+      wikitext: as in a dump, with XML entities decoded.
       hidden: lower-case prefixes of links that show no text.
 
     Raises:
@@ -82,7 +83,7 @@ def clean(wikitext: str, hidden: frozenset[str]) -> str:
     import mwparserfromhell
 
     text = _FIRST.sub(_without, wikitext)
-    # The parser makes objects of all that it finds, and templates are most of it.
+    # Templates go first: the parser makes objects of all it finds, and they are most of it.
     for _ in range(_MAX_TEMPLATE_DEPTH):
         text, count = _TEMPLATE.subn(_GONE, text)
         if not count:
@@ -95,7 +96,7 @@ def clean(wikitext: str, hidden: frozenset[str]) -> str:
 
 
 def _without(match: re.Match[str]) -> str:
-    """The replacement of a tag that holds no wikitext: of nowiki every character, as an entity."""
+    """'' for a comment; else `_GONE`, then what a nowiki tag holds, with its marks as entities."""
     if match[0].startswith('<!--'):
         return ''
     literal = match['literal'] or ''
@@ -137,7 +138,7 @@ def _shown(code: Any, hidden: frozenset[str]) -> Iterator[str]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Lines up to a blank line or a list, joined and tidied; what holds no word is left out."""
+    """Joined and tidied lines up to a blank or stray one; those without a word are left out."""
     paragraph: list[str] = []
     for line in [*text.replace(_GONE, '').split('\n'), '']:
         line = line.strip()
@@ -157,12 +158,12 @@ Parsed = tuple[list[str], list[str]]
 
 
 def parse(xml: bytes, path: str, line: int) -> Parsed:
-    """Reads a part of a dump: a header in one line, whole pages, the end.
+    """Parses a part of a dump: the header in one line, whole pages, the closing tag.
 
-    A page that the parser is lost in ends the process, by its processor time.
+    A page that takes more than `_CPU_SECONDS` ends the process (by SIGPROF).
 
     Raises:
-      InputError: it is not sound XML; names the line, where pages begin at `line`.
+      InputError: it is not well-formed XML; names the line, given that pages begin at `line`.
     """
     try:
         root = ElementTree.fromstring(xml)
@@ -175,7 +176,7 @@ def parse(xml: bytes, path: str, line: int) -> Parsed:
                         if namespace.get('key') in ('-2', '6', '14')}
     articles: list[str] = []
     unreadable: list[str] = []
-    gc.disable()  # a page's objects go by their counts; cycles are looked for at the end
+    gc.disable()  # reference counts free a page's objects; cycles are collected last
     for page in root.iterfind('{*}page'):
         texts = page.findall('{*}revision/{*}text')
         wikitext = (texts[-1].text if texts else '') or ''
@@ -196,25 +197,25 @@ def parse(xml: bytes, path: str, line: int) -> Parsed:
 
 
 _READ_BYTES = 1 << 18
-_PART_BYTES = 1 << 19  # of pages that a worker is asked for at a time
+_PART_BYTES = 1 << 19  # of pages that a worker parses at a time
 _MAX_HEADER_BYTES = 4 << 20
 _MAX_PAGE_BYTES = 64 << 20
-_NAMED = 10  # pages that are named in a message, of those left out
+_NAMED = 10  # pages left out that a message names, at most
 _PAGE_END = b'</page>'
 
 
 def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
-    """The articles of one dump, in its order, paragraphs in lines.
+    """The articles of one dump, in its order, one paragraph per line.
 
-    A page that cannot be read is left out; at the end a line on standard error counts and names
-    them.
+    Pages that cannot be read are left out; at the end, a line on standard error counts them and
+    names the first ones.
 
     Args:
       path: the dump.
-      num_processes: that read pages; 0: as many as there are processors.
+      num_processes: that parse pages; 0: as many as there are processors.
 
     Raises:
-      InputError: it is not a dump, is cut short, or not sound XML.
+      InputError: it is not a dump, is cut short, or is not well-formed XML.
     """
     num_processes = num_processes or os.cpu_count() or 1
     unreadable: list[str] = []
@@ -222,7 +223,7 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
     pending: collections.deque[tuple[bytes, int, Future[Parsed]]] = collections.deque()
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(process_pool(num_processes))
-        pool.submit(clean, '', _HIDDEN).result()  # that processes fail to start is no page's fault
+        pool.submit(clean, '', _HIDDEN).result()  # fails here if processes do not start
         while True:
             for line, part in itertools.islice(parts, 2 * num_processes - len(pending)):
                 try:
@@ -236,10 +237,10 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
             part, line, future = pending.popleft()
             try:
                 articles, left_out = future.result()
-            except BrokenProcessPool:  # by this part, or by one that was read beside it
+            except BrokenProcessPool:  # killed by this part or one read beside it
                 articles, left_out = _parse_by_halves(part, path, line)
                 if len(left_out) == part.count(_PAGE_END) > 1:
-                    raise  # it is not the pages
+                    raise  # every page failed: none is to blame
             yield from articles
             unreadable += left_out
     if unreadable:
@@ -249,7 +250,7 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
 
 
 def _parse_by_halves(part: bytes, path: str, line: int) -> Parsed:
-    """Reads a part in a process of its own, without the page that ends its reader, if one does."""
+    """Parses a part in a process of its own, without a page that kills that process, if any."""
     with process_pool(1) as pool, contextlib.suppress(BrokenProcessPool):
         return pool.submit(parse, part, path, line).result()
     begin = part.find(b'<page>')

@@ -1,7 +1,7 @@
 """The heads of a model, one class each.
 
-A class has the head's parameters and their names in files, its module, its loss and the decoding of
-its outputs. A new head is a class and its name in `HEADS`.
+Each class defines the head's parameters and their names in files, its module, its loss and the
+decoding of its outputs. To add a head, write its class and add it to `HEADS`.
 """
 
 from collections.abc import Mapping
@@ -21,5 +21,5 @@ PARTS: tuple[Part, ...] = tuple(dict.fromkeys(
 
 
 def part_of(name: str) -> Part | None:
-    """The part of a head that a parameter belongs to; None for embeddings and layers."""
+    """The part of a head that the named parameter belongs to; None for embeddings and layers."""
     return next((part for part in PARTS if name.startswith(part.prefix)), None)

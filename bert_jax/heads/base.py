@@ -1,4 +1,4 @@
-"""The base of all heads: declaration, parameters in files, training on packed rows.
+"""The base class of all heads: declaration, parameters in files, training on packed rows.
 
     B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels. Dims of
     parameters in files: V: vocabulary, P: positions, T: segment types, I: intermediate_size,
@@ -25,10 +25,10 @@ from bert_jax.train.sharding import BATCH_AXES
 
 Params = Any
 Batch = Mapping[str, jax.Array]
-Keys = jax.Array | None  # [B, 2], of dropout (`model.dropout.dropout_rows`); None: no dropout
+Keys = jax.Array | None  # dropout keys [B, 2] (`model.dropout.dropout_rows`); None: no dropout
 Outputs = Mapping[str, Any]
 Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
-Losses = tuple[jax.Array, jax.Array | None]  # of each example, and whether it is right
+Losses = tuple[jax.Array, jax.Array | None]  # losses of examples; which are right
 
 
 class Tensor(NamedTuple):
@@ -39,9 +39,9 @@ class Tensor(NamedTuple):
     which are fused here.
 
     Attributes:
-      name: here.
-      tf1, huggingface: in files.
-      dims: of the array here; a comma separates in dims and out dims.
+      name: in this package.
+      tf1, huggingface: names in files of these formats.
+      dims: letters of the array's dims here (see above); a comma separates in dims and out dims.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Tensor(NamedTuple):
 
     @classmethod
     def of(cls, name: str, dims: str, **exceptions: str) -> Self:
-        """A parameter whose names in files follow from ours by rules, but for `exceptions`."""
+        """A parameter whose names in files follow from ours by rules, except for `exceptions`."""
         folder, _, leaf = name.replace('/qkv/', '/{part}/').rpartition('/')
         tf1 = {'scale': 'gamma', 'bias': 'beta'}[leaf] if folder.endswith('LayerNorm') else leaf
         torch = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}.get(leaf, f'{leaf}.weight')
@@ -59,13 +59,13 @@ class Tensor(NamedTuple):
         return cls(name, f'{folder}/{tf1}', f'{dotted}.{torch}', dims)._replace(**exceptions)
 
     def file_names(self, form: Format) -> tuple[str, ...]:
-        """The names in files of this format: one, or in others' three for query, key and value."""
+        """The names in files of this format: one, or three where query, key and value are apart."""
         name = self.name if form == 'bert_jax' else getattr(self, form)
         parts = ('query', 'key', 'value') if '{part}' in name else ('',)
         return tuple(name.replace('{part}', part) for part in parts)
 
     def shape(self, form: Format, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of each of `file_names`; `sizes` by letter, from `sizes_of`."""
+        """Shape of each of `file_names`; `sizes` of dims by letter (`weights.formats.sizes_of`)."""
         if form == 'bert_jax':
             return tuple(sizes[dim] for dim in self.dims if dim != ',')
         groups = self.dims.replace('3', '').split(',')
@@ -75,7 +75,7 @@ class Tensor(NamedTuple):
     def from_files(
         self, form: Format, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]
     ) -> np.ndarray:
-        """Converts the arrays of files to the array here, float32 and contiguous."""
+        """Converts the arrays of `file_names` to the array here, float32 and contiguous."""
         shape = [sizes[dim] for dim in self.dims if dim not in '3,']
         arrays = [(x.T if self._turned(form) else x).reshape(shape) for x in arrays]
         if len(arrays) == 1:
@@ -110,22 +110,22 @@ POOLER = Part('bert/pooler/', (
 class Head:
     """A model with a head: parameter names, module, loss and scores.
 
-    This class is the model without a head, and has what heads on packed rows of labelled examples
-    share: weighted means over examples. A new head defines `module` and `losses`, and `named` if
-    its outputs are not one array of logits. Losses and metrics are sums with counts, divided once:
-    `totals` gives the divisors of the whole global batch before any of it is computed, so that a
-    step gives the same result in parts and on many devices.
+    This class itself is the model without a head. It implements what heads on packed rows of
+    labelled examples share: weighted means over examples. A new head defines `module` and `losses`,
+    and `named` if its outputs are not one array of logits. Losses and metrics are sums with counts,
+    divided once: `totals` gives the divisors of the whole global batch before any of it is
+    computed, so that a step gives the same result in parts and on many devices.
 
     Attributes:
       name: in `config.json` and in messages.
-      classes: Hugging Face's classes with this head, each with its parts beside embeddings and
-        layers; a model is written as the first whose parts all exist. Empty: no other format has
-        its parameters, and they stay in the run.
-      labelled: whether its outputs have names.
-      problem_type: Hugging Face's setting for a class that several heads share.
-      compares: whether the loss of an example depends on the others of its batch.
-      shown: metrics of `score` in log lines, and their short names.
-      sequences: of an example, if the module's shapes depend on it.
+      classes: Hugging Face's classes with this head, each with its parts besides embeddings and
+        layers; a model is written as the first class whose parts all exist. Empty: no other format
+        has these parameters, so only run directories store them.
+      labelled: whether its outputs are named by labels.
+      problem_type: Hugging Face's setting, for a class that several heads share.
+      compares: whether the loss of an example depends on the other examples of its batch.
+      shown: metrics of `score` that log lines show, with their short names there.
+      sequences: number of sequences in an example, if the module's shapes depend on it.
       weights: the feature that weights the losses: 1 for examples or tokens that count, 0 for
         empty slots.
       config: of the encoder.
@@ -146,18 +146,18 @@ class Head:
 
     @classmethod
     def title(cls) -> str:
-        """For messages and model cards."""
+        """The head's name in messages and model cards."""
         name = cls.name.replace('_', '-').replace('pretraining', 'pre-training')
         return f'a {name} head' if name else 'no head'
 
     @classmethod
     def parts(cls) -> set[Part]:
-        """The parts of the head, without the pooler."""
+        """The parts that any of `classes` has, without the pooler."""
         return {part for parts in cls.classes.values() for part in parts} - {POOLER}
 
     @classmethod
     def needs_pooler(cls) -> bool:
-        """Whether the head needs the pooler."""
+        """Whether all of `classes` have the pooler."""
         return bool(cls.parts()) and all(POOLER in parts for parts in cls.classes.values())
 
     @classmethod
@@ -173,11 +173,11 @@ class Head:
 
     @property
     def module(self) -> nn.Module:
-        """Called with (batch, dropout keys)."""
+        """The flax module, which is called with (batch, dropout keys)."""
         raise NotImplementedError
 
     def init(self, rng: jax.Array) -> Params:
-        """Parameters as `layers.Parameter`s."""
+        """Fresh parameters, as `layers.Parameter`s."""
         tokens = 'input_ids', 'sequence_ids', 'segment_ids', 'position_ids'
         places_1xK = jnp.zeros((1, self.sequences), jnp.int32)
         any_shape = dataclasses.replace(self.config, attention='xla')  # no attention kernel
@@ -186,21 +186,21 @@ class Head:
             | {'cls_positions': places_1xK, 'masked_lm_positions': places_1xK})['params']
 
     def losses(self, outputs: Outputs, batch: Batch) -> Losses:
-        """(Loss of each example, whether it is right or None), both shaped as the weights.
+        """(Loss of each example; whether it is right, or None), both with the weights' shape.
 
-        For a head that compares, these are the examples of the whole global batch: [N] instead of
-        [R, K], and outputs [N, ...]; see `among_examples`.
+        A head that compares receives the examples of the whole global batch: [N] instead of [R, K],
+        and outputs [N, ...]; see `among_examples`.
         """
         raise NotImplementedError
 
     def named(self, logits: jax.Array) -> dict[str, jax.Array]:
-        """The outputs by name, from those of the last layer."""
+        """The outputs by name, from the last layer's logits."""
         return {'logits': logits}
 
     def outputs(self, params: Params, batch: Batch, rows_Bx2: Keys = None) -> dict[str, Any]:
-        """Logits of a packed batch, [R, K, ...] by example or [R, S, ...] by token.
+        """Logits of a packed batch by name, [R, K, ...] for examples or [R, S, ...] for tokens.
 
-        An ensemble averages them. Pre-training: see `BertForPreTraining`.
+        An ensemble averages them. For pre-training see `BertForPreTraining`.
         """
         logits: Any = self.module.apply({'params': params}, batch, rows_Bx2)
         return self.named(logits)
@@ -212,12 +212,12 @@ class Head:
     def loss(
         self, params: Params, batch: Batch, totals: Sums, rows_Bx2: Keys
     ) -> tuple[jax.Array, Sums]:
-        """The batch's share of the loss, and metric sums.
+        """The batch's share of the loss, a scalar float32, and metric sums.
 
         Args:
           params: unboxed parameters.
-          batch: features [B, ...].
-          totals: divisors of the whole batch, of which this may be a part.
+          batch: features [B, ...], perhaps only a part of the global batch.
+          totals: divisors of the global batch, from `totals`.
           rows_Bx2: dropout keys.
         """
         return self.loss_of(self.outputs(params, batch, rows_Bx2), batch, totals)
@@ -251,7 +251,7 @@ class Head:
     def of_states(
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
     ) -> dict[str, jax.Array]:
-        """The head's outputs, float32, from an encoder's outputs, for an export."""
+        """The head's outputs by name, float32, from an encoder's outputs; for exports."""
         outputs: dict[str, jax.Array] = {}
         for part in self.parts():
             x = pooled_BxH if self.needs_pooler() else x_BxSxH
@@ -259,7 +259,7 @@ class Head:
         return outputs
 
     def apply_layer(self, params: Params, layer: str, x: Any) -> jax.Array:
-        """Outputs float32 of one dense layer, such as 'cls/squad', of the module."""
+        """Float32 outputs of one of the module's dense layers, such as 'cls/squad', on `x`."""
         logits: Any = nn.apply(
             lambda module: operator.attrgetter(layer.replace('/', '.'))(module).logits(x),
             self.module)({'params': params})
@@ -283,11 +283,11 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
     return log_z - label_logit, correct
 
 
-ELSEWHERE = -1e30  # score of entries outside a softmax
+ELSEWHERE = -1e30  # score of entries that a softmax leaves out
 
 
 def _global_examples(tree: Any) -> tuple[Any, int]:
-    """Gathers arrays [R, K, ...] of a device to [N, ...] of the global batch; and device count."""
+    """Gathers a device's arrays [R, K, ...] to [N, ...] of the global batch; with device count."""
     axes = tuple(
         axis for axis in BATCH_AXES if axis in jax.sharding.get_abstract_mesh().manual_axes)
 
@@ -315,7 +315,7 @@ def inputs_of(
 
 
 def mean_vectors(x_RxSxH: jax.Array, batch: Batch) -> jax.Array:
-    """Means [R, K, H] float32 over all tokens of each sequence, [CLS] and [SEP] among them."""
+    """Means [R, K, H] float32 over all tokens of each sequence, including [CLS] and [SEP]."""
     numbers_K = jnp.arange(1, batch['cls_positions'].shape[1] + 1)
     inside_RxKxS = batch['sequence_ids'][:, None, :] == numbers_K[:, None]
     sums_RxKxH = jnp.einsum(
@@ -325,11 +325,11 @@ def mean_vectors(x_RxSxH: jax.Array, batch: Batch) -> jax.Array:
 
 
 def encode(bert: Bert, bilstm: BiLstm | None, batch: Batch, rows_Bx2: Keys) -> jax.Array:
-    """Hidden states [B, S, H] of all tokens."""
+    """Hidden states [B, S, H] of all tokens, from the BiLSTM if there is one."""
     x_BxSxH = bert(*inputs_of(batch, rows_Bx2), batch.get('cls_positions'))['sequence_output']
     return x_BxSxH if bilstm is None else bilstm(x_BxSxH, batch['sequence_ids'])
 
 
 def ablation_bilstm(config: ModelConfig) -> BiLstm | None:
-    """The BiLSTM between encoder and head of a model with `bilstm` (section 5.1)."""
+    """The BiLSTM between encoder and head if the model has `bilstm` (section 5.1), or None."""
     return BiLstm(config, config.hidden_size // 2) if config.bilstm else None

@@ -1,7 +1,7 @@
-"""Heads over a sequence's vector: classification, regression, multiple labels, multiple choice.
+"""Heads on a sequence's vector: classification, regression, multiple labels, multiple choice.
 
-A dense layer on the pooled vector (paper sections 4.1 and 4.4, figure 4). In the ablations of
-section 5.1, a `causal` encoder pools the last token, which alone attends to all others, and with
+All are a dense layer on the pooled vector (paper sections 4.1 and 4.4, figure 4). In the ablations
+of section 5.1, a `causal` encoder pools the last token, which alone attends to all others, and with
 `bilstm` the final states of both directions of the BiLSTM are pooled.
 
     B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels,
@@ -34,7 +34,7 @@ CLASSIFIER = Part('classifier/', (
 
 
 def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
-    """Last positions [B, K] of the sequences 1 to `num` of packed rows; 0 if absent."""
+    """Last positions [B, K] of sequences 1 to `num` in packed rows; 0 for absent sequences."""
     inside_BxKxS = numbers_BxS[:, None, :] == jnp.arange(1, num + 1)[:, None]
     return jnp.max(jnp.where(inside_BxKxS, jnp.arange(numbers_BxS.shape[1]), 0), axis=2)
 
@@ -42,8 +42,8 @@ def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
 class BertForSequenceClassification(nn.Module):
     """Logits [B, K, L] float32 of a dense layer on the pooled vector of each sequence.
 
-    One label is a regression. Multiple choice has one label and takes the logits of an example's
-    choices together. The last layer computes [CLS], or the last token, only.
+    Regression has one label. So has multiple choice, which takes an example's choices together.
+    Without `bilstm`, the encoder's last layer is computed only at [CLS], or at the last token.
     """
 
     config: ModelConfig
@@ -86,7 +86,7 @@ class Classification(Head):
     """Cross-entropy over labels, one label an example (section 4.1).
 
     Attributes:
-      class_weights: factors of the losses by label; empty: 1.
+      class_weights: a factor of the loss for each label; empty: all 1.
       label_smoothing: share of the target that is spread evenly over all labels.
     """
 
@@ -106,7 +106,7 @@ class Classification(Head):
         c = self.config
         if c.bilstm:
             return super().token_flops(row_length)
-        # The last layer is computed at [CLS] only (`Bert`, `wanted_BxP`), from keys and values.
+        # At most tokens, the last layer only projects to queries, keys and values (see `Bert`).
         others = token_flops(c, row_length) * (1 - 1 / c.num_layers)
         return 3.0 * (others + 6 * c.hidden_size**2)
 
@@ -126,27 +126,27 @@ class Classification(Head):
 
         Args:
           logits_WxL: of windows.
-          combine: the mean over a text's windows, or where `largest`, the largest.
-          largest: see there.
+          combine: takes the mean over each text's windows, or the maximum if `largest`.
+          largest: which of the two.
         """
         with np.errstate(divide='ignore'):  # a probability of 0
             return np.log(combine(softmax(logits_WxL)))
 
     @staticmethod
     def mean_loss(logits_nxL: np.ndarray, labels: np.ndarray) -> float:
-        """The mean loss of examples, without those whose label the model does not have."""
+        """The mean loss of examples, except those whose label the model does not have."""
         known_n = np.flatnonzero(labels < logits_nxL.shape[1])
         likelihood_n = softmax(logits_nxL)[known_n, labels[known_n]]
         return float(-np.log(np.maximum(likelihood_n, 1e-300)).mean()) if known_n.size else 0.0
 
     @staticmethod
     def predictions(logits_nxL: np.ndarray) -> np.ndarray:
-        """Ids of labels [n], values [n] or, of several labels an example, [n, L] of 0 and 1."""
+        """Label ids [n], or values [n], or with several labels an example, 0 and 1 [n, L]."""
         return logits_nxL.argmax(-1)
 
     @staticmethod
     def texts(predictions_n: np.ndarray, labels: Sequence[str]) -> list[str]:
-        """Predictions as strings, for files."""
+        """Predictions as strings, as files contain them."""
         return [labels[int(i)] for i in predictions_n]
 
     @staticmethod
@@ -160,7 +160,7 @@ class Classification(Head):
 
 @dataclasses.dataclass(frozen=True)
 class Regression(Classification):
-    """Squared error; the label is a number. `logits` are [R, K, 1]."""
+    """Squared error; labels are numbers, and `logits` are [R, K, 1]."""
 
     name = 'regression'
     labelled = False
@@ -218,7 +218,7 @@ class MultiLabel(Classification):
         logits_WxL = logits_WxL.astype(np.float64)
         if largest:  # the largest probability is that of the largest logit
             return combine(logits_WxL)
-        no_WxL = np.logaddexp(0, logits_WxL)  # -log of the probability of its absence
+        no_WxL = np.logaddexp(0, logits_WxL)  # -log of the probability that a label is absent
         yes, no = (combine(np.exp(x)) for x in (logits_WxL - no_WxL, -no_WxL))
         with np.errstate(divide='ignore'):  # a probability of 0
             return np.log(yes) - np.log(no)
@@ -247,7 +247,7 @@ class MultiLabel(Classification):
 
 @dataclasses.dataclass(frozen=True)
 class MultipleChoice(Classification):
-    """Softmax over the `num_outputs` sequences of an example, `logits` [R, K, C] (section 4.4)."""
+    """Softmax over the `num_outputs` choices of an example, `logits` [R, K, C] (section 4.4)."""
 
     name = 'multiple_choice'
     classes = {'BertForMultipleChoice': (base.POOLER, CLASSIFIER)}

@@ -23,7 +23,7 @@ from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu, parameter
 from bert_jax.train.sharding import Layout
 
 PADDING_LOGIT = -1e30
-# Most bytes a device of masked-LM logits at once; less on CPUs, for their caches.
+# Most bytes of masked-LM logits that a device computes at once; fewer on CPUs, to fit the cache.
 CHUNK_BYTES, CHUNK_BYTES_ON_CPU = 1 << 30, 16 << 20
 
 PREDICTIONS = Part('cls/predictions/', (
@@ -82,11 +82,11 @@ class PretrainingHeads(nn.Module):
 class BertForPreTraining(nn.Module):
     """Encoder with masked-LM and next-sentence heads.
 
-    The last layer computes [CLS] and the masked positions only, which suffice for the losses; of a
-    `causal` model, all positions.
+    The last layer is computed only at [CLS] and the masked positions, which the losses need; in a
+    `causal` model, at all positions, so P is S.
 
-    Returns a dict: `nsp_logits` [B, 2] float32, or [B, K, 2] of packed rows (see `Bert`); what
-    `masked_lm_logits` and `masked_lm_loss` take as `output`: `mlm_output`, (hidden [B, P, H], word
+    Returns a dict: `nsp_logits` [B, 2] float32, or [B, K, 2] for packed rows (see `Bert`);
+    `mlm_output`, the `output` of `masked_lm_logits` and `masked_lm_loss`: (hidden [B, P, H], word
     embeddings [V, H], bias [V]); and all that `Bert` returns, at the computed positions.
     """
 
@@ -119,7 +119,7 @@ class BertForPreTraining(nn.Module):
 
 
 MlmOutput = tuple[jax.Array, jax.Array, jax.Array]
-_HIGHEST = 80.0  # a logit further above the label's counts as this: e^80 fits into float32
+_HIGHEST = 80.0  # logits are clipped to this far above the label's: e^80 fits into float32
 
 
 def masked_lm_logits(output: MlmOutput) -> jax.Array:
@@ -137,10 +137,10 @@ def masked_lm_loss(
     """Sums of cross entropy and of correct predictions over the masked positions.
 
     The logits of all positions would be the largest array of the step, read and written several
-    times. They are computed in `chunks` parts of the slots, each with its gradient while it is in
-    cache. So no [B, P, V] array is kept for the backward pass, which only scales the gradient.
-    The loss is float32, and exact up to 80 nats a token. In the gradient, probabilities of other
-    tokens than the label are rounded to the compute dtype.
+    times. So they are computed in `chunks` parts of the slots, each with its gradient while it is
+    in cache. No [B, P, V] array is kept for the backward pass, which only scales the gradient. The
+    loss is float32, and exact up to 80 nats a token. In the gradient, the probabilities of tokens
+    other than the label are rounded to the compute dtype.
 
     Args:
       output: `mlm_output` of `BertForPreTraining`.
@@ -168,8 +168,8 @@ def _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, with_gr
     def part(carry, chunk):
         hidden_MxH, labels_M, weights_M = chunk  # M: B * P / chunks
         logits_MxV = layout(masked_lm_logits((hidden_MxH, table_VxH, bias_V)), 'batch', 'vocab')
-        # Softmax does not depend on what is subtracted. The label's logit (to rounding) is known
-        # before the others are, so a TPU sums exponentials within the product that makes logits.
+        # Softmax is the same whatever is subtracted. The label's logit is known (up to rounding)
+        # before the others, so a TPU sums exponentials within the product that computes logits.
         words_MxH = jnp.take(table_VxH, labels_M, axis=0).astype(hidden_MxH.dtype)
         shift_M = jnp.take(bias_V, labels_M) + jnp.einsum(
             'MH,MH->M', hidden_MxH, words_MxH, preferred_element_type=jnp.float32)
@@ -182,14 +182,14 @@ def _loss_and_gradients(output, labels_BxP, weights_BxP, chunks, layout, with_gr
         sums = (jnp.sum(loss_M * weights_M), jnp.sum(correct_M * weights_M))
         if not with_gradients:
             return jax.tree.map(jnp.add, carry, sums), None
-        # The barrier keeps this array, of the compute dtype, and not the logits.
+        # The barrier makes XLA store this array, in the compute dtype, and not the logits.
         exp_MxV = lax.optimization_barrier(exp_MxV.astype(hidden_MxH.dtype))
         d_label_M = jnp.expm1(-loss_M) * weights_M  # p - 1, precise where p is about 1
         scale_M = weights_M / sum_M
         d_logits = jnp.where(
             right_MxV, d_label_M[:, None], exp_MxV.astype(jnp.float32) * scale_M[:, None]
         ).astype(hidden_MxH.dtype)
-        # A product with ones: a sum would be a pass of its own over the array.
+        # A product with ones, because a sum would be a separate pass over the array.
         ones_Mx8 = jnp.ones((len(labels_M), 8), d_logits.dtype)
         d_bias, *_ = jnp.einsum('MV,ME->EV', d_logits, ones_Mx8, preferred_element_type=jnp.float32)
         d_hidden_MxH = jnp.einsum('MV,VH->MH', d_logits, table_VxH.astype(d_logits.dtype))
@@ -238,11 +238,11 @@ class Pretraining(Head):
     """The mean MLM loss over masked positions plus the mean NSP loss over pairs (section 3.1).
 
     Both means are over the global batch. (google-research/bert on TPUs averages per core first, so
-    that a position's weight depends on its core.)
+    there a position's weight depends on its core.)
 
-    A left-to-right model (`causal`, section 5.1) has a language model's loss instead of the MLM's:
-    it predicts the next token at every position, [SEP] included, in rows without masks. So does
-    another model in batches of a phase that is `causal`, which have `from_left`; these have no NSP.
+    A left-to-right model (`causal`, section 5.1) has a language model's loss instead: it predicts
+    the next token at every position, including [SEP], in rows without masks. Any other model has
+    this loss in a `causal` phase, whose batches contain `from_left`. Neither has an NSP loss.
     """
 
     name = 'pretraining'
@@ -259,7 +259,7 @@ class Pretraining(Head):
         return BertForPreTraining(self.config)
 
     def of(self, batch: Batch) -> tuple[Self, Batch]:
-        """The objective of a batch; a language model's predicts the next token everywhere."""
+        """The objective for a batch, and the batch with that objective's labels and weights."""
         if not self.config.causal and 'from_left' not in batch:
             return self, batch
         ids_BxS, numbers_BxS = batch['input_ids'], batch['sequence_ids']
@@ -327,7 +327,7 @@ class Pretraining(Head):
     def flops(
         self, max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int = 1
     ) -> float:
-        """FLOPs of training on one row."""
+        """FLOPs of training on one row, which may hold several pairs."""
         predicted = max_seq_length if self.config.causal else max_predictions_per_seq
         return train_flops(self.config, max_seq_length, predicted, pairs_a_row)
 

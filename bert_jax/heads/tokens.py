@@ -1,4 +1,4 @@
-"""Heads over each token: spans of answers and tags, fine-tuned, and tags by a BiLSTM on features.
+"""Heads on each token: answer spans and tags by fine-tuning, and tags by a BiLSTM on features.
 
 Sections 4.2 and 5.3 of the paper.
 
@@ -43,7 +43,7 @@ class BertForTokens(nn.Module):
     """Logits [B, S, outputs] float32 of a dense layer on every token's last hidden state.
 
     Attributes:
-      span: whether the layer is `cls/squad`, or `classifier`, which alone has dropout.
+      span: whether the layer is `cls/squad`; otherwise it is `classifier`, after dropout.
     """
 
     config: ModelConfig
@@ -71,8 +71,8 @@ class BertForTokens(nn.Module):
 class QuestionAnswering(Head):
     """Mean of the cross-entropies of start and end over the tokens of the window (section 4.2).
 
-    The answer of a window without one is [CLS]. (google-research/bert's softmax also covers the
-    window's padding, which packed rows do not have.) An example is right if both ends are.
+    In a window without an answer, the label is [CLS]. (google-research/bert's softmax also covers
+    the window's padding, which packed rows do not have.) An example is right if both ends are.
     """
 
     name = 'question_answering'
@@ -103,10 +103,10 @@ class QuestionAnswering(Head):
 class FeatureCombination(nn.Module):
     """Features [B, S, F] of a `Bert` output, by one of the six choices of table 7.
 
-    F is H, or 4 H for `concat_last_four` (of a model with fewer layers, all of them). A weighted
-    sum is ELMo's (Peters et al., 2018, equation 1): softmax of `layer_weights` (zeros at the
-    start: a mean) times `scale` (one), both learned. `weighted_sum_all` takes the outputs of all
-    layers, not the embeddings; `embeddings` are those after their LayerNorm.
+    F is H, or 4 H for `concat_last_four` (less if the model has fewer layers). Weighted sums are
+    ELMo's (Peters et al., 2018, equation 1): the softmax of `layer_weights` (initially 0, for a
+    mean) times `scale` (initially 1), both learned. `weighted_sum_all` takes the outputs of all
+    layers, not the embeddings; `embeddings` are the embeddings after their LayerNorm.
     """
 
     combination: str
@@ -132,7 +132,7 @@ class BertFeatureTagger(nn.Module):
 
     The encoder runs without dropout and gets no gradient (the optimizer freezes `bert`, because of
     weight decay). `classifier_dropout` applies to the inputs of each BiLSTM and of the classifier.
-    The paper's "768-dimensional" is taken as the units of each direction.
+    The paper's "768-dimensional" is read as the number of units of each direction.
     Parameters: `bert`, `features`, `bilstm_0`, `bilstm_1`, `classifier`.
     """
 
@@ -161,7 +161,7 @@ class BertFeatureTagger(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Tagging(Head):
-    """Cross-entropy at the first piece of each word (`token_weights` 1), mean over words."""
+    """Mean over words of the cross-entropy at their first pieces, where `token_weights` is 1."""
 
     name = 'token_classification'
     classes = {'BertForTokenClassification': (CLASSIFIER,)}

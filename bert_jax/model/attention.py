@@ -1,7 +1,7 @@
 """Multi-head self-attention with a fused query-key-value projection (paper section 3).
 
-`attend` takes the projection's output unchanged and the sequence number of each token; no mask is
-made outside. New implementations, and other rules of which token attends to which, belong here.
+`attend` takes the projection's output unchanged and the sequence number of each token; its callers
+make no mask. New implementations, and other rules for which tokens attend to which, belong here.
 
     B: batch rows, S: sequence (Q queries, K keys), P: wanted positions, H: hidden_size, N: heads,
     D: head_dim
@@ -37,15 +37,15 @@ def attend(
     Args:
       qkv_BxSx3xNxD: queries, keys and values without bias, in the compute dtype.
       bias_3xNxD: their bias, float32.
-      segments_BxS: sequence number of each token; 0 is padding. A token attends to those with the
-        same number. So padding attends to padding, and its output is never used.
+      segments_BxS: sequence number of each token; 0 is padding. A token attends to the tokens with
+        its own number. So padding attends to padding, and its output is never used.
       rows_Bx2: keys of dropout on the probabilities, or None.
       layer: index of the layer, for dropout; may be traced.
-      config: names the implementation (`choose`).
+      config: names the implementation (see `choose`).
       wanted_BxP: positions of the queries to compute; None: all. They are too little work for a
-        kernel.
-      keep: receives the probabilities [B, N, Q, K] float32, before dropout, which only the plain
-        implementation stores.
+        kernel, so the plain implementation computes them.
+      keep: receives the probabilities [B, N, Q, K] float32, before dropout. Only the plain
+        implementation stores them, so it is used.
     """
     drops = rows_Bx2 is not None and config.attention_dropout > 0
     name = choose(config, qkv_BxSx3xNxD.shape[1], drops)
@@ -56,7 +56,7 @@ def attend(
             qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
             rate=config.attention_dropout, mesh=config.layout.mesh)
     bias_3xNxD = bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
-    # Added to each part: the gradient of a sum's parts would be padded to all three and added up.
+    # Added to each part: else each part's gradient would be padded to all three and added up.
     q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = (qkv_BxSx3xNxD[:, :, i] + bias_3xNxD[i] for i in range(3))
     if name == 'cudnn':
         return jax.nn.dot_product_attention(
@@ -97,14 +97,14 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
         if length >= _KERNEL_FROM and not refusal('kernel', config, length, drops):
             return 'kernel'
         return 'xla' if refusal('cudnn', config, length, drops) else 'cudnn'
-    # XLA's is not asked: the length of an export is symbolic and cannot be compared.
+    # 'xla' is not checked: an export's length is symbolic and cannot be compared.
     if name != 'xla' and (why := refusal(name, config, length, drops)):
         raise InputError(f"config.model.attention={name!r} cannot be: {why}; choose auto or xla")
     return name
 
 
 def refusal(name: str, config: ModelConfig, length: int, drops: bool) -> str:
-    """Why a fused implementation cannot serve; '' if it can."""
+    """Why the fused implementation `name` cannot compute this; '' if it can."""
     c, platform = config, config.layout.platform
     heads = c.num_heads // c.layout.tensor_shards
     fused = (
@@ -118,7 +118,7 @@ def refusal(name: str, config: ModelConfig, length: int, drops: bool) -> str:
             (heads % 2, f'it takes heads in pairs, and a device has {heads}'),
             (length > MAX_LENGTH,
              f'its rows have at most {MAX_LENGTH} tokens, and these have {length}')),
-        'cudnn': (  # of which jax does not expose the dropout
+        'cudnn': (  # jax does not expose its dropout
             (platform != 'gpu', f'it is for GPUs, and this is a {platform}'), *fused,
             (c.head_dim % 8 or c.head_dim > 128,
              f'its heads have a multiple of 8 dims up to 128, and these have {c.head_dim}'),
@@ -130,10 +130,10 @@ def refusal(name: str, config: ModelConfig, length: int, drops: bool) -> str:
 
 
 def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
-    """Rows [B, P, ...] of the sequence [B, S, ...] at `positions`.
+    """The elements [B, P, ...] of the sequence [B, S, ...] at `positions`.
 
-    A product with one-hot rows: under 0.1 % of the model's cost, exact, and its gradient is a
-    product instead of a scatter.
+    It is a product with one-hot rows: exact, under 0.1 % of the model's cost, and with a product
+    instead of a scatter as its gradient.
     """
     one_hot_BxPxS = jax.nn.one_hot(positions_BxP, x_BxSxF.shape[1], dtype=x_BxSxF.dtype)
     return jnp.einsum(
@@ -197,11 +197,11 @@ def settled(attention: str) -> str:
 def disagreement(name: str, rate: float) -> float:
     """The largest difference from XLA, of values and gradients, as a share of the largest element.
 
-    Two rows on one device, one of two sequences and one with padding.
+    It computes two rows on one device, one of two sequences and one with padding.
 
     Args:
       name: of the implementation.
-      rate: of dropout.
+      rate: of dropout on the probabilities.
     """
     rng = np.random.default_rng(0)
     shape = (2, _LENGTH, 3, 2, HEAD_DIM)

@@ -1,26 +1,29 @@
-"""Self-attention of a TPU as one kernel, forward and backward.
+"""Self-attention on TPUs, fused into one kernel for each of the forward and backward passes.
 
-It reads queries, keys and values where their projection left them, `[B, S, 3H]`, and writes
-`[B, S, H]`; scores and probabilities never leave the chip's own memory, and backward computes them
-again. Two heads of 64 share the 128 lanes of a tile. Dropout draws the masks of `model.dropout`
-bit for bit, whatever the blocks and the mesh are.
+The forward kernel reads queries, keys and values in the layout of their projection, `[B, S, 3H]`,
+and writes context vectors `[B, S, H]`. Scores and probabilities never leave the chip's on-chip
+memory (VMEM); the backward kernel recomputes them. Two heads of 64 dims share the 128 lanes of a
+tile. Dropout uses the masks of `model.dropout`, bit for bit, whatever the blocks and the mesh.
 
-Scores lie as [keys, queries]: then the sum of softmax is a row of lanes, found by additions of
-whole registers and not by the slow unit that moves data between lanes. Context and gradients come
-out as [head_dim, S], at half the matrix unit's work, and are transposed once for two heads.
+Scores are laid out as [keys, queries], so that the sums of softmax are taken over sublanes, by
+adding whole registers, and not by the slow unit that moves data between lanes. Context and
+gradients are computed as [head_dim, S], which halves the matrix unit's work, and are transposed
+once for both heads of a pair.
 
-The product of queries and keys of one head uses half of the lanes. The other half, the spare lanes,
-carries the mask, which so is added to the scores at no cost. The forward pass does not subtract the
-maximum: exponents of float32 reach from -126 to 127. Where a sum is outside of 2^-100 to 2^100,
-they did not suffice, and the step of the grid is done again with the maximum.
+The product of one head's queries and keys uses half of the lanes. The other half, the spare lanes,
+holds the mask, so adding it to the scores costs nothing. The forward pass does not subtract the
+maximum before it exponentiates: float32 has exponents from -126 to 127. If a sum is outside
+2^-100 to 2^100, that range may have been too small, and the whole grid step is computed again with
+the maximum subtracted.
 
-The projection's bias is added here, so that its gradient is summed where the gradient of what it
-was added to is at hand: to sum that array once more costs as much as the projection.
+The projection's bias is added in this module, so that the backward kernel sums its gradient while
+the gradient of the projection's output is still on the chip. Summing that array separately would
+cost as much as the projection.
 
-Why one file: forward and backward share the blocks, the order of work and the masks, and neither
-can be checked without the other.
+Both passes are in one file because they share blocks, order of work and masks, and neither can be
+checked without the other.
 
-    B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim,
+    B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim, L: lanes,
     M: marks of a token (its segment; its place for dropout), P: pairs of heads, G: groups of rows
 """
 
@@ -42,11 +45,11 @@ from bert_jax.train.sharding import BATCH_AXES
 
 LANES, SUBLANES = 128, 8  # of a tile
 HEAD_DIM = 64
-# Whole rows stay on the chip; all TPUs have 16 MB.
+# Whole rows must fit in VMEM; every TPU has at least 16 MB.
 MAX_LENGTH = 2048
-# Scores of a head that a step of the grid holds, about.
+# Most scores, rows x pairs x S^2, that a grid step has for each head of a pair; more for long rows.
 _FORWARD_SCORES, _BACKWARD_SCORES = 1 << 18, 1 << 17
-_LONG = 1024  # longer rows take less of the memory for each of their tokens
+_LONG = 1024  # longer rows get shorter query blocks and single buffering, to save VMEM
 
 
 def kernel_attention(
@@ -54,17 +57,19 @@ def kernel_attention(
     rows_Bx2: jax.Array | None, layer: jax.Array | int, *, rate: float, mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Context vectors [B, S, N, D].
+    """Context vectors [B, S, N, D], in the dtype of `qkv`.
+
+    D must be 64, N even on each device and S at most `MAX_LENGTH`; `attention.refusal` checks this.
 
     Args:
       qkv_BxSx3xNxD: queries, keys and values, without bias.
-      bias_3xNxD: of them, float32.
-      segments_BxS: number of the sequence that a token belongs to, 0 is padding. Tokens attend
-        to those of their own number.
+      bias_3xNxD: their bias, float32.
+      segments_BxS: number of the sequence that each token belongs to; 0 is padding. A token
+        attends to the tokens with its own number.
       rows_Bx2: keys from `dropout_rows`, or None: no dropout.
       layer: index of the encoder layer; may be traced.
-      rate: of the dropout of attention probabilities.
-      mesh: what the rows and the heads are split over, where it has more than one device.
+      rate: dropout rate of the attention probabilities.
+      mesh: rows and heads are split over its axes if it has more than one device.
       interpret: run without a TPU, for tests.
     """
     length, _, num_heads = qkv_BxSx3xNxD.shape[1:4]
@@ -78,7 +83,7 @@ def kernel_attention(
         marks.append(column)
         lines_BxNxS = head[:, :, None] ^ line[:, None]
     attend = functools.partial(_on_one_device, rate=rate, interpret=interpret)
-    # A kernel is no operation that the compiler can split.
+    # The compiler cannot partition a kernel over devices, so `shard_map` does.
     taken = jax.sharding.get_abstract_mesh().manual_axes
     axes = {name: size for name, size in mesh.shape.items() if name not in taken} if mesh else {}
     if math.prod(axes.values()) > 1:
@@ -99,7 +104,7 @@ def _on_one_device(
     batch, length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape
     qkv_BxSx3H = qkv_BxSx3xNxD.reshape(batch, length, -1)
     more = -length % LANES
-    if more:  # further tokens, in a segment of their own
+    if more:  # pad to whole tiles with tokens in a segment of their own, -1
         pad = ((0, 0), (0, 0), (0, more))
         qkv_BxSx3H = jnp.pad(qkv_BxSx3H, ((0, 0), (0, more), (0, 0)))
         marks_BxMxS = jnp.pad(marks_BxMxS, pad, constant_values=-1)
@@ -120,10 +125,10 @@ def _attention(
 
 
 def _forward(qkv_BxSx3H, bias_3H, marks, lines, rate, interpret):  # type: ignore[no-untyped-def]
-    """Context [B, S, H]; for the gradient log2 of the softmax's denominators [B, P, 2, S] too."""
+    """Context [B, S, H]; and residuals, among them log2 of softmax's denominators [B, P, 2, S]."""
     batch, length, hidden3 = qkv_BxSx3H.shape
     hidden = hidden3 // 3
-    # In float32: the queries are rounded once.
+    # Bias and scale are applied in float32, so that queries are rounded only once.
     scale_3H = jnp.where(jnp.arange(hidden3) < hidden, _SCALE, 1.0)
     qkv = ((qkv_BxSx3H.astype(jnp.float32) + bias_3H) * scale_3H).astype(qkv_BxSx3H.dtype)
     shapes = _Shapes(qkv, _FORWARD_SCORES, arrays=1)
@@ -145,15 +150,17 @@ def _forward(qkv_BxSx3H, bias_3H, marks, lines, rate, interpret):  # type: ignor
 def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-untyped-def]
     """Gradients of the projection's output [B, S, 3H] and of its bias [3H].
 
-    The latter from its parts [G, 3, 8, H]: one is of every eighth token of the rows of a grid step.
+    The kernel writes the bias gradient as partial sums [G, 3, 8, H], one for each group of rows and
+    each sublane, that is, over every eighth token.
     """
     qkv, marks, lines, lse, context = residuals
     _, length, hidden3 = qkv.shape
     shapes = _Shapes(qkv, _BACKWARD_SCORES, arrays=2)
     of_lines = [] if lines is None else [lines]
-    of_context = [context] if length > LANES else []  # short rows wait for memory as it is
-    # Whole rows, that stay until the last pair of heads is written, where there is room: at
-    # 512 own copies take 4 % more of the backward pass, because waiting splits the schedule.
+    of_context = [context] if length > LANES else []  # short rows are memory-bound already
+    # If there is room, the output block is whole rows, which stay in VMEM until the last pair of
+    # heads is written. Otherwise the kernel copies the results itself; at length 512 this would
+    # make the backward pass 4 % slower, because waiting for copies splits the schedule.
     out = pl.BlockSpec((shapes.rows, length, hidden3), lambda i, j: (i, 0, 0))
     if copied := length * hidden3 > 512 * 3 * 1024:
         out = pl.BlockSpec(memory_space=pl.ANY)
@@ -185,12 +192,12 @@ _attention.defvjp(_forward, _backward)
 
 
 class _Unit(NamedTuple):
-    """A head's worth of work: within a grid step, row, pair of heads, queries, head of the pair."""
+    """The smallest piece of a grid step's work: some queries of one head of one row."""
 
-    row: Any  # a number, which may be traced, as may `pair`
+    row: Any  # an index within the block, perhaps traced, like `pair`
     pair: Any
     queries: Any  # a slice
-    head: int
+    head: int  # of the pair: 0 or 1
 
     @property
     def lanes(self) -> Any:
@@ -198,23 +205,23 @@ class _Unit(NamedTuple):
 
     @property
     def line(self) -> tuple[Any, ...]:
-        """This head's queries in a [.., pairs, 2, S] array, as [1, Q]."""
+        """The index that selects this unit's queries, [1, Q], in an array [rows, pairs, 2, S]."""
         return self.row, self.pair, pl.ds(self.head, 1), self.queries
 
 
 class _Shapes:
-    """The grid (groups of rows, groups of pairs of heads) and the blocks of a step of it."""
+    """The grid (groups of rows, groups of pairs of heads) and the blocks of a grid step."""
 
     def __init__(self, qkv_BxSx3H: Any, scores: int, arrays: int) -> None:
-        """The largest numbers of rows and pairs that have about so many `scores` a head.
+        """Chooses a grid step's rows and pairs: rows x pairs x S^2 is up to `scores`, or rows is 1.
 
-        More of them give the scheduler more independent work, and take more of the memory. `arrays`
-        of the size of a unit's probabilities wait for its next stage.
+        More rows and pairs give the scheduler more independent work but need more VMEM. `arrays` is
+        how many arrays of the size of its probabilities a unit buffers for its next stage.
         """
         batch, length, hidden3 = qkv_BxSx3H.shape
         dtype = qkv_BxSx3H.dtype
         all_pairs = hidden3 // (3 * LANES)
-        self.pairs = math.gcd(all_pairs, 2 if length <= 512 else 1)  # of long rows, in 16 MB
+        self.pairs = math.gcd(all_pairs, 2 if length <= 512 else 1)  # 16 MB hold one longer pair
         self.rows = math.gcd(batch, max(1, scores // (self.pairs * length**2)))
         self.length = length
         steps = all_pairs // self.pairs
@@ -234,34 +241,34 @@ class _Shapes:
         }
 
     def lanes(self, first: int) -> pl.BlockSpec:
-        """The pairs of heads of a step, counted from its `first` group."""
+        """The block of a grid step's pairs of heads; `first` is the block index of step 0."""
         shape = (self.rows, self.length, self.pairs * LANES)
         buffers = pl.Buffered(1 if self.length > _LONG else 2)
         return pl.BlockSpec(shape, lambda i, j: (i, 0, first + j), pipeline_mode=buffers)
 
     def marks(self, marks_BxMxS: jax.Array) -> pl.BlockSpec:
-        """All marks of the rows."""
+        """The block of all marks of a grid step's rows."""
         return pl.BlockSpec((self.rows, *marks_BxMxS.shape[1:]), lambda i, j: (i, 0, 0))
 
 
 def grids(batch: int, length: int, hidden: int) -> dict[str, tuple[int, int]]:
-    """The grids of both kernels, by name, for a device's queries [B, S, H]."""
+    """The grids of both kernels, by kernel name, for queries [B, S, H] of one device."""
     qkv = jax.ShapeDtypeStruct((batch, length + -length % LANES, 3 * hidden), jnp.bfloat16)
     return {name: _Shapes(qkv, scores, arrays=1).of_call['grid'] for name, scores in (
         ('attention_forward', _FORWARD_SCORES), ('attention_backward', _BACKWARD_SCORES))}
 
 
 def _prepare(marks_ref: Any, of_queries: Any, of_keys: Any, places: Any) -> None:
-    """What all heads of a row share: the spare lanes, and the keys' places for dropout as columns.
+    """Writes what all heads of a row share: spare lanes, and dropout places of keys as columns.
 
-    For each digit of its segment's number, to base 16, a key has 1 in the lane of the digit's
-    value, and 0 in others. A query has 0 where a key of its segment has 1, and -2^20 elsewhere. So
-    their product is 0 within a segment.
+    Each of the four base-16 digits of a segment number has 16 lanes. A key has 1 in the lane of the
+    digit's value, and 0 in the others. A query has 0 where a key of its segment has 1, and -2^20 in
+    the others. So their product is 0 within a segment, and at most -2^20 between segments.
     """
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
         lane_1xL = lax.broadcasted_iota(jnp.int32, (1, LANES), 1) & HEAD_DIM - 1
-        shift_1xL = lane_1xL >> 4 << 2  # of the digit, four bits, that 16 lanes are for
+        shift_1xL = lane_1xL >> 4 << 2  # bits below the digit of these 16 lanes
         for r in range(places.shape[0]):
             marks = marks_ref[r]
             same_SxL = _column(marks[:1]) >> shift_1xL & 15 == lane_1xL & 15
@@ -312,7 +319,7 @@ def _forward_kernel(
 
     @pl.when(jnp.logical_not(jnp.max(jnp.abs(lse_ref[...])) < 100.0))
     def _() -> None:
-        """The same with the maximum subtracted, in a loop, because it is rare."""
+        """Computes the step again with the maximum subtracted; rare, so a loop is good enough."""
         pairs, blocks = q_ref.shape[2] // LANES, length // LANES
 
         def pair_of_heads(i: jax.Array, _: None) -> None:
@@ -345,16 +352,16 @@ def _backward_kernel(
     units = _units(q_ref.shape)
     means: dict[Any, jax.Array] = {}
     transposed: dict[Any, tuple[jax.Array, ...]] = {}
-    result: dict[Any, jax.Array] = {}  # of the last pair
+    result: dict[Any, jax.Array] = {}  # gradients of the latest pair
 
     def prepare(u: _Unit) -> tuple[jax.Array, ...]:
         q, k, do = (ref[u.row, :, u.lanes] for ref in (q_ref, k_ref, do_ref))
         if u.head == 0 and u.queries.start == 0:
             transposed[u.row, u.pair] = q.T, k.T, do.T
             if length > LANES:
-                # What softmax takes off the gradients of a query's scores is the product of its
-                # context with the context's gradient, summed over a head by the matrix unit. Then
-                # no score waits for all others.
+                # The gradient of softmax subtracts one number for each query: the product of its
+                # context with the context's gradient, summed over the head's dims. The matrix unit
+                # sums it here, so that no score has to wait for all the others.
                 product_SxL = (do.astype(jnp.float32)
                                * more_refs[-1][u.row, :, u.lanes].astype(jnp.float32))
                 line, lane = (lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), d) for d in (0, 1))
@@ -374,7 +381,7 @@ def _backward_kernel(
         p_KxQ = kept_KxQ = jnp.exp2(s_KxQ - lse_ref[u.line])
         if rate:
             kept_KxQ = jnp.where(_kept(more_refs[0], places, u, rate), p_KxQ, 0.0)
-        # Without 1 / (1 - rate), which the gradients have at the end.
+        # Without the factor 1 / (1 - rate), which `write` applies to the gradients.
         ds_KxQ = kept_KxQ * dp_KxQ
         mean_1xQ = (means[u.row, u.pair][u.head : u.head + 1, u.queries] if length > LANES
                     else jnp.sum(ds_KxQ, axis=0, keepdims=True))
@@ -384,7 +391,7 @@ def _backward_kernel(
 
     def gradients(u: _Unit, slot: int) -> None:
         h = u.head
-        if copied and u is units[0]:  # the last step's are on their way
+        if copied and u is units[0]:  # the previous step's copies may be under way
             pl.when(pl.program_id(1) > 0)(wait)
         q_LxS, k_LxS, do_LxS = (x[_head(h)] for x in transposed[u.row, u.pair])
         dk_DxK = _dot(q_LxS[:, u.queries], buffer[1, slot], 1, 1)
@@ -433,13 +440,13 @@ def _backward_kernel(
         pl.when(step == steps - 1)(wait)
 
 
-_SCALE = HEAD_DIM**-0.5 * math.log2(math.e)  # of queries: exponents are of two
+_SCALE = HEAD_DIM**-0.5 * math.log2(math.e)  # of queries; scores are exponents of 2
 
 
 def _units(shape: tuple[int, ...]) -> list[_Unit]:
-    """The work of a grid step on blocks of a shape [rows, S, L]."""
+    """The units of a grid step with blocks [rows, S, L], in order."""
     rows, length, lanes = shape
-    step = math.gcd(length, 256 if length <= _LONG else LANES)  # queries that are worked on at once
+    step = math.gcd(length, 256 if length <= _LONG else LANES)  # queries of a unit
     return [
         _Unit(row, pair, slice(start, start + step), head)
         for row in range(rows) for pair in range(lanes // LANES)
@@ -447,9 +454,9 @@ def _units(shape: tuple[int, ...]) -> list[_Unit]:
 
 
 def _overlap(units: Sequence[_Unit], stages: Sequence[Callable[..., Any]]) -> None:
-    """Each stage of each unit, a stage some units behind the one before it.
+    """Runs every stage of every unit as a pipeline, each stage `_lag` units behind the previous.
 
-    The compiler's scheduler looks for independent work nearby: this puts it there.
+    The compiler's scheduler looks for independent work only nearby, and this order puts it there.
     """
     lag = _lag(units)
     result: dict[int, Any] = {}
@@ -461,12 +468,12 @@ def _overlap(units: Sequence[_Unit], stages: Sequence[Callable[..., Any]]) -> No
 
 
 def _lag(units: Sequence[_Unit]) -> int:
-    """How many units a stage is behind the one before it: one where rows are long, for memory."""
+    """How many units a stage is behind the previous one: 1 for a single long row, to save VMEM."""
     return max(1, len(units) // 8) if units[-1].row else 1
 
 
 def _kept(lines_ref: Any, places: Any, u: _Unit, rate: float) -> jax.Array:
-    """Which probabilities [K, Q] dropout keeps."""
+    """Which probabilities dropout keeps: bool [K, Q]."""
     line_1xQ = lines_ref[u.line]
     column_KxQ = jnp.concatenate([places[u.row]] * (line_1xQ.shape[1] // LANES), axis=1)
     return drop.kept(line_1xQ + column_KxQ, rate)
@@ -482,16 +489,16 @@ def _head(h: int) -> slice:
 
 
 def _joined(x_SxL: jax.Array, spare_SxL: jax.Array, h: int) -> jax.Array:
-    """Of head `h` of the two in the lanes of `x`, with the other lanes of `spare`."""
+    """The lanes of head `h` of `x`, which holds a pair of heads, and the other lanes of `spare`."""
     lane = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
     mine = lane < HEAD_DIM if h == 0 else lane >= HEAD_DIM
     if x_SxL.dtype == jnp.float32:
         return jnp.where(mine, x_SxL, spare_SxL)
-    # As words of two bfloat16: the vector unit would unpack them for a selection.
+    # As 32-bit words of two bfloat16 each: to select bfloat16, the vector unit would unpack them.
     x, spare = (pltpu.bitcast(y, jnp.int32) for y in (x_SxL, spare_SxL))
     return pltpu.bitcast(jnp.where(mine, x, spare), x_SxL.dtype)
 
 
 def _column(row_1xS: jax.Array) -> jax.Array:
-    """A row [1, S] as a column, in each of the lanes: [S, 128]."""
+    """A row [1, S] as a column that is repeated in every lane: [S, 128]."""
     return jnp.broadcast_to(row_1xS, (LANES, row_1xS.shape[1])).T

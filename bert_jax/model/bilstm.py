@@ -20,7 +20,7 @@ from bert_jax.model.layers import ModelConfig, parameter
 def _scan(x_TxDxBxGxU: jax.Array, kernel_DxUxGxU: jax.Array, keep_TxDxB: jax.Array) -> Any:
     """(Hidden states, cell states [T, D, B, U], gates [T, D, B, G, U]), all float32.
 
-    Both directions advance in one scan. Gates are those after their sigmoid or tanh.
+    Both directions advance in one scan. Gates are returned after their sigmoid or tanh.
     """
 
     def step(carry: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, jax.Array]) -> Any:
@@ -43,10 +43,15 @@ def _scan(x_TxDxBxGxU: jax.Array, kernel_DxUxGxU: jax.Array, keep_TxDxB: jax.Arr
 
 @jax.custom_vjp
 def recur(x_TxDxBxGxU: jax.Array, kernel_DxUxGxU: jax.Array, keep_TxDxB: jax.Array) -> jax.Array:
-    """Hidden states [T, D, B, U] float32 of an LSTM from its inputs to the gates.
+    """Hidden states [T, D, B, U] float32 of an LSTM, from the inputs to its gates.
 
-    The gradient is written by hand: the derived one accumulates and transposes the kernel's
-    gradient at every step, which takes three times as long on a CPU.
+    The gradient is written by hand: jax's accumulates and transposes the kernel's gradient at every
+    step, which takes three times as long on a CPU.
+
+    Args:
+      x_TxDxBxGxU: the layer's input times its kernel, plus the bias, float32.
+      kernel_DxUxGxU: recurrent kernel in the compute dtype.
+      keep_TxDxB: 0 where the state is reset before the step, else 1; float32, without gradient.
     """
     return _scan(x_TxDxBxGxU, kernel_DxUxGxU, keep_TxDxB)[0]
 
@@ -67,7 +72,7 @@ def _backward(residuals: Any, grad_TxDxBxU: jax.Array) -> Any:
     turned_DxGxUxV = jnp.transpose(kernel_DxUxGxU, (0, 2, 3, 1))
 
     def step(carry: tuple[jax.Array, jax.Array], inputs: Any) -> Any:
-        """`carry`: gradients of the states after this step."""
+        """`carry`: gradients with respect to the states after this step."""
         dh, dc = carry
         grad, before_c, c, gates, keep = inputs
         i, f, g, o = (gates[:, :, k] for k in range(4))
@@ -106,7 +111,7 @@ class BiLstm(nn.Module):
 
     Gates are i, f, g, o, with the equations of `torch.nn.LSTM` and one bias. The state is float32.
     `kernel` [F, D, G, U] is Glorot uniform in each gate, `recurrent_kernel` [D, U, G, U] uniform
-    within 1 / sqrt(U) as in `torch.nn.LSTM`, `bias` [D, G, U] 0 and 1 for the forget gate.
+    within +-1 / sqrt(U) as in `torch.nn.LSTM`, `bias` [D, G, U] 0, but 1 for the forget gate.
     """
 
     config: ModelConfig
@@ -117,7 +122,7 @@ class BiLstm(nn.Module):
         c, u = self.config, self.units
         glorot = nn.initializers.glorot_uniform(in_axis=0, out_axis=3, batch_axis=(1, 2))
         kernel = self.param('kernel', parameter(glorot, *[None] * 4), (x_BxSxF.shape[-1], 2, 4, u))
-        # Not orthogonal matrices: their decomposition by LAPACK was seen to hang beside TensorFlow.
+        # Not orthogonal matrices: LAPACK's decomposition has hung in processes with TensorFlow.
         recurrent_kernel = self.param('recurrent_kernel', parameter(
             lambda key, shape: jax.random.uniform(key, shape, minval=-(u**-0.5), maxval=u**-0.5),
             *[None] * 4), (2, u, 4, u))

@@ -1,14 +1,15 @@
-"""Counter-based dropout: a hash of (seed, step, row, site, layer, element), computed where used.
+"""Counter-based dropout: masks are hashes of (seed, step, row, site, layer, element).
 
-There is no generator state and no stored mask. So masks do not depend on the mesh,
-rematerialisation, gradient accumulation or restarts, and XLA fuses them into neighbouring
-operations.
+They are computed where they are used; there is no generator state and no stored mask. So masks do
+not depend on the mesh, rematerialisation, gradient accumulation or restarts, and XLA fuses their
+computation into neighbouring operations.
 
-An element's bits cost four operations: the index along each dim is hashed well, once; an element
-adds the hashes of its dims and mixes the sum by one multiplication (`kept`). Tests find pairs of
-elements, and the corners of rectangles, independent.
+The indices along each dim are hashed thoroughly, once. An element combines the hashes of its
+indices (`places`) and mixes the result with one multiplication (`kept`), so its bits cost only
+four operations. Pairs of elements are statistically independent, and so are the four corners of a
+rectangle.
 
-    B: batch rows
+    B: batch rows, L: lines (the last dim but one)
 """
 
 import functools
@@ -21,24 +22,24 @@ from jax import lax
 from bert_jax.runtime.checksum import mix
 
 _U = jnp.uint32
-# Odd multipliers of integer hashes found by search for low bias (Wellons, hash-prospector).
+# Odd multipliers of integer hashes, found by a search for low bias (Wellons, hash-prospector).
 _M1, _M2, _M3, _M4 = 0x7FEB352D, 0x846CA68B, 0xED5AD4BB, 0xAC4C1B51
 _GOLDEN = 0x9E3779B9
-# 1 - 2^18 - 2^20 + 2^24 + 2^27 + 2^29 - 2^31, modulo 2^32, found by search among such sums: as few
-# terms as leave the corners of rectangles independent, for a v4 multiplies by shifts and additions.
+# 1 - 2^18 - 2^20 + 2^24 + 2^27 + 2^29 - 2^31, modulo 2^32. A TPU v4 multiplies by shifts and
+# additions; a search found no fewer terms that keep the corners of rectangles independent.
 _M5 = 0xA8EC0001
 
-# The sites of dropout; each has different masks.
+# The sites of dropout in the model; each has its own masks.
 EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER = range(5)
 
 
 def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array) -> jax.Array:
-    """Keys [B, 2] uint32 for `dropout`, a pair for each row of the *global* batch.
+    """Keys [B, 2] uint32 for `dropout`, one pair for each row.
 
     Args:
       seed: the run's seed; may be traced.
-      step: the train step.
-      rows_B: index of each row in the global batch.
+      step: the train step; may be traced.
+      rows_B: index of each row in the *global* batch.
     """
     start = mix(jnp.asarray(seed).astype(_U) ^ _U(_GOLDEN))
     start = mix(start ^ jnp.asarray(step).astype(_U))
@@ -47,17 +48,24 @@ def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array
     return jnp.stack([low_B, high_B], axis=-1)
 
 
-# Jitted to be traced once for each shape instead of in each layer, which took seconds; `inline`
-# leaves the program as it would be without.
+# Jitted so that it is traced once for each shape and not in each layer, which would take seconds;
+# `inline` makes the program the same as without jit.
 @functools.partial(jax.jit, static_argnames=('sizes', 'site'), inline=True)
 def places(
     rows_Bx2: jax.Array, sizes: tuple[int, ...], site: int, layer: jax.Array | int = 0,
     lines_BxL: jax.Array | None = None,
 ) -> list[jax.Array]:
-    """Hashes of the indices along dims of these `sizes`, for `kept`: int32 [B, size] for each dim.
+    """Hashes of the indices along each dim: int32 [B, size] for each of `sizes`.
 
-    An element's place is `(last-but-one ^ others) + last` of the hashes of its indices. `lines` are
-    the indices along the second dim; default: 0, 1, 2, ...
+    `kept` takes the place of an element, which combines the hashes of its indices:
+    `(line ^ other) + column`.
+
+    Args:
+      rows_Bx2: keys from `dropout_rows`.
+      sizes: numbers of columns (the last dim), of lines and of other indices, if there are any.
+      site: one of the constants above.
+      layer: index of the encoder layer; may be traced.
+      lines_BxL: indices of the lines; default: 0, 1, 2, ...
     """
     place = mix(jnp.asarray(layer).astype(_U) * _U(_M4) + _U(site * 0x632BE5AB & 0xFFFFFFFF))
     key0 = mix(rows_Bx2[:, :1] ^ place)
@@ -77,7 +85,7 @@ def places(
 
 
 def kept(place: jax.Array, rate: float) -> jax.Array:
-    """The mask of kept elements from their places (int32, any shape). Kernels call this too."""
+    """Whether elements are kept (bool), by their places (int32, any shape). Kernels call it too."""
     # Signed: a TPU's vector unit has no unsigned comparison.
     bits = (place ^ lax.shift_right_logical(place, jnp.int32(16))) * jnp.int32(_M5 - 2**32)
     return bits >= jnp.int32(min(round(rate * 2**32), 2**32 - 1) - 2**31)
@@ -95,13 +103,14 @@ def dropout(
       rows_Bx2: keys from `dropout_rows`, or None: return `x` unchanged.
       site: one of the constants above.
       layer: index of the encoder layer; may be traced.
-      lines_BxL: indices of the lines of `x` in a larger array, whose mask is then used.
+      lines_BxL: indices of the lines of `x` in a larger array; `x` then gets its part of that
+        array's mask.
     """
     if rows_Bx2 is None or rate == 0.0:
         return x
     *others, lines, columns = (1,) * (3 - x.ndim) + x.shape[1:]
     sizes = (columns, lines, math.prod(others))
-    # A barrier: fused with `x`, the indices would be hashed again for each element.
+    # Without the barrier, XLA would fuse the hashing of indices and repeat it for each element.
     column, line, other = lax.optimization_barrier(places(rows_Bx2, sizes, site, layer, lines_BxL))
     other = other.reshape(-1, *others, 1, 1)
     line = line.reshape(-1, *(1 for _ in others), lines, 1)

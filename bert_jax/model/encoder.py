@@ -1,6 +1,6 @@
 """The BERT encoder: embeddings, Transformer layers (post-LayerNorm), pooler.
 
-Parameters have the names of google-research/bert, but `gamma`/`beta` are `scale`/`bias`, and
+Parameters have google-research/bert's names, except that `gamma`/`beta` are `scale`/`bias`, and
 query, key and value are fused into `attention/self/qkv`.
 
     B: batch rows, S: sequence, P: wanted positions, H: hidden_size, I: intermediate_size,
@@ -45,7 +45,7 @@ class Embeddings(nn.Module):
     ) -> jax.Array:
         c = self.config
         words_BxSxH = jnp.take(self.word_embeddings, input_ids_BxS, axis=0)
-        # A product with one-hot rows: there are about two types, and its gradient needs no scatter.
+        # A product with one-hot rows: there are few types, and its gradient needs no scatter.
         types_BxSxT = jax.nn.one_hot(segment_ids_BxS, c.type_vocab_size, dtype=jnp.float32)
         types_BxSxH = jnp.einsum('BST,TH->BSH', types_BxSxT, self.token_type_embeddings,
                                  precision=jax.lax.Precision.HIGHEST)
@@ -59,7 +59,7 @@ class Embeddings(nn.Module):
 
 
 class Residual(nn.Module):
-    """Dense to `hidden_size` -> dropout at `site` -> residual -> LayerNorm."""
+    """Dense to `hidden_size` -> dropout at `site` -> residual connection -> LayerNorm."""
 
     config: ModelConfig
     in_dims: tuple[int, ...]
@@ -112,7 +112,7 @@ class Intermediate(nn.Module):
 
 
 class Layer(nn.Module):
-    """One Transformer layer; with `wanted_BxP` its output is [B, P, H], of these positions only."""
+    """One Transformer layer; with `wanted_BxP` its output is [B, P, H], at these positions only."""
 
     config: ModelConfig
 
@@ -129,7 +129,7 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """`num_layers` layers, rematerialised or not. Returns the output of each."""
+    """All `num_layers` layers, rematerialised as `remat` says. Returns the output of each."""
 
     config: ModelConfig
 
@@ -182,7 +182,7 @@ class Bert(nn.Module):
       pooled: whether the model has a pooler (Hugging Face's token and span models have none).
 
     Returns a dict: `sequence_output` [B, S, H], `pooled_output` [B, H] (of the first token; None
-    without pooler), `embedding_output` [B, S, H] and `layers`, the outputs [B, S, H] of each layer.
+    without pooler), `embedding_output` [B, S, H] and `layers`, a tuple of each layer's [B, S, H].
     """
 
     config: ModelConfig
@@ -205,9 +205,9 @@ class Bert(nn.Module):
           cls_positions_BxK: position of each packed sequence's [CLS]; `pooled_output` is then
             [B, K, H].
           wanted_BxP: the positions at which the last layer's output is needed; None: all.
-            `sequence_output` is then [B, P, H], with the same numbers and dropout, and
-            `cls_positions` index into P. The last layer computes queries and outputs there only, a
-            quarter of its work for the other positions.
+            `sequence_output` is then [B, P, H], with the same values and dropout, and
+            `cls_positions` index into P. At other positions the last layer only projects to
+            queries, keys and values, which is a quarter of its work.
         """
         embedded_BxSxH = self.embeddings(input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
         layers = self.encoder(embedded_BxSxH, sequence_ids_BxS, rows_Bx2, wanted_BxP)

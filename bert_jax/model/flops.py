@@ -1,4 +1,4 @@
-"""The FLOPs formula, used for every MFU figure and every choice of batch rows.
+"""The FLOPs formula, used for every MFU figure and to choose the length of packed rows.
 
 A layer's matrices come from the declarations of its parameters, so changed layers count correctly.
 """
@@ -17,7 +17,7 @@ from bert_jax.train.sharding import Layout
 
 @functools.lru_cache(maxsize=64)
 def _matrices(config: ModelConfig) -> tuple[tuple[int, int, int], ...]:
-    """(number, in, out) of the matrices of each kernel of a layer."""
+    """(number of matrices, in, out) of each kernel of a layer."""
     config = dataclasses.replace(config, attention='xla', dtype='float32', layout=Layout())
     x_1x8xH = jnp.zeros((1, 8, config.hidden_size))
     boxed = jax.eval_shape(
@@ -41,7 +41,7 @@ def token_flops(config: ModelConfig, row_length: int) -> float:
 
 
 def bilstm_flops(inputs: int, units: int) -> float:
-    """FLOPs of the forward pass of both directions of a BiLSTM layer on one token."""
+    """FLOPs of one token's forward pass through both directions of a BiLSTM layer."""
     return 16.0 * units * (inputs + units)
 
 
@@ -50,9 +50,9 @@ def train_flops(
 ) -> float:
     """FLOPs of training on one row of `num_cls` sequences: three times the forward pass.
 
-    As in `token_flops`, but the last layer computes only its projection to queries, keys and values
-    at all positions, and the rest at [CLS] and the predicted positions. The optimizer and
-    rematerialisation do not count, nor does the padding of the vocabulary.
+    As `token_flops`, except that the last layer computes only its projection to queries, keys and
+    values at all positions, and the rest at [CLS] and the predicted positions. The optimizer,
+    rematerialisation and the padding of the vocabulary do not count.
     """
     c, s, p, h = config, seq_length, num_predictions, config.hidden_size
     before = s * token_flops(c, s) * (c.num_layers - 1) / c.num_layers
@@ -65,9 +65,9 @@ def train_flops(
 def muon_flops(config: ModelConfig) -> float:
     """FLOPs of Muon's five Newton-Schulz iterations in a step, for the matrices of all layers.
 
-    An iteration on an m x n matrix, m <= n, takes 4 m^2 n + 2 m^3, whatever the batch. With an
-    intermediate size of 4 h, a step's equal training the layers on about 4 h tokens. MFU leaves out
-    the optimizer; a comparison of recipes must not.
+    An iteration on an m x n matrix, m <= n, takes 4 m^2 n + 2 m^3 FLOPs, whatever the batch. With
+    an intermediate size of 4 h, those of a step equal training the layers on about 4 h tokens. MFU
+    leaves out the optimizer; a comparison of recipes must not.
     """
     total = 0
     for number, *shape in _matrices(config):

@@ -46,7 +46,7 @@ class Parameter(nn.LogicallyPartitioned):
     Attributes:
       value: the array.
       names: the logical axis of each dim (`sharding.RULES`).
-      num_in: number of contracted dims; 0: a table or a vector, not a matrix.
+      num_in: number of dims that are contracted; 0: a table or a vector, not a matrix.
       num_separate: number of dims that index separate matrices: 1 for fused query, key and value.
       decays: whether weight decay and LAMB's trust ratio apply.
     """
@@ -57,11 +57,11 @@ class Parameter(nn.LogicallyPartitioned):
 
     @property
     def separate_axes(self) -> tuple[int, ...]:
-        """Axes that index separate matrices."""
+        """Dims that index separate matrices."""
         return tuple(range(self.num_in, self.num_in + self.num_separate))
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
-        """Reshapes an array of this parameter's dims to matrices [number, in, out]."""
+        """Reshapes an array with this parameter's dims to matrices [number, in, out]."""
         separate = self.separate_axes
         x = jnp.moveaxis(x, separate, range(len(separate)))
         out = len(separate) + self.num_in
@@ -78,7 +78,7 @@ class Parameter(nn.LogicallyPartitioned):
 def parameter(
     init: Callable[..., jax.Array], *names: str | None, **declared: Any
 ) -> Callable[..., Any]:
-    """An initializer that returns a `Parameter`, with other fields as declared."""
+    """An initializer that returns a `Parameter` with these names and other fields."""
     return lambda *args: Parameter(init(*args), names, **declared)
 
 
@@ -103,11 +103,11 @@ def gelu(x: jax.Array, form: str, stored: bool = False) -> jax.Array:
     Args:
       x: any shape.
       form: 'gelu_tanh', the approximation of google-research/bert, or 'gelu_erf', exact.
-      stored: in training, keep it and its derivative in memory; else XLA has the products that read
-        them compute both again.
+      stored: in training, keep gelu and its derivative in memory; otherwise XLA recomputes both in
+        the matrix products that read them.
     """
     y = x.astype(jnp.float32)
-    # In this form an export to ONNX has one operator for it.
+    # Written in this form, it becomes one operator in an export to ONNX.
     y = jax.nn.gelu(y) if form == 'gelu_tanh' else y * 0.5 * (1.0 + lax.erf(y * math.sqrt(0.5)))
     return y.astype(x.dtype)
 
@@ -169,7 +169,7 @@ class Dense(nn.Module):
             x, n = x.reshape(*rows, -1), 1
         if layout.on_cpu:
             # One row dim: with two, a CPU computes the kernel's gradient from transposed copies (a
-            # quarter of its time). On a TPU one row dim would keep gelu out of its product.
+            # quarter of its time). On a TPU, one row dim would keep gelu out of its fused product.
             x = x.reshape(-1, *kernel.shape[:n])
         contract = (tuple(range(x.ndim - n, x.ndim)), tuple(range(n)))
         y = lax.dot_general(
@@ -177,9 +177,9 @@ class Dense(nn.Module):
         return y.reshape(*rows, *self.out_dims), self.bias
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Outputs of a head [..., out dims] float32: accumulated, and the bias added, in float32.
+        """Outputs of a head [..., out dims], accumulated and added to the bias in float32.
 
-        Rounded to bfloat16, 80 logits would become 51 values, with ties between spans.
+        Rounded to bfloat16, 80 different logits would become 51, with ties between spans.
         """
         y, bias = self.apart(x, jnp.float32)
         return y + bias

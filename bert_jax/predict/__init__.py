@@ -1,4 +1,4 @@
-"""Using a model: from Python as below, from the command line with `python -m bert_jax.predict`.
+"""Uses a model, from Python as below or from the command line with `python -m bert_jax.predict`.
 
     from bert_jax.predict import load
     model = load('runs/tiny_pretrain')
@@ -23,18 +23,18 @@ def load(
     path: str | os.PathLike[str], vocab_file: str | os.PathLike[str] | None = None,
     dtype: str | None = None,
 ) -> Model:
-    """A model to use.
+    """Loads a model for inference.
 
     Args:
-      path: a run directory, a Hugging Face folder (of sentence-transformers, too) or hf:ORG/NAME
-        of the hub, or a TF1 checkpoint.
-      vocab_file: the vocabulary, where it does not lie beside the weights.
+      path: a run directory, a Hugging Face or sentence-transformers folder, hf:ORG/NAME for a model
+        of the Hugging Face hub, or a TF1 checkpoint.
+      vocab_file: the vocabulary, if it is not beside the weights.
       dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else bfloat16.
 
     Raises:
-      InputError: there is no model, or something is wrong with it.
+      InputError: an argument is invalid, there is no model, or something is wrong with it.
     """
-    from bert_jax.predict.commands import Model  # not above: `--help` does not wait for JAX
+    from bert_jax.predict.commands import Model  # imported here: `--help` need not wait for JAX
     from bert_jax.predict.loaded import read_model
 
     for name, value in (('path', path), ('vocab_file', vocab_file)):

@@ -1,4 +1,4 @@
-"""Uses a model: predictions as JSON lines, one object for each text, in the order of the texts.
+"""Predicts with a model: prints a line of JSON for each text, in the order of the texts.
 
     python -m bert_jax.predict fill-mask --model runs/tiny_pretrain "The list is [MASK] in place."
     python -m bert_jax.predict next-sentence --model DIR "He was tired." "So he went to bed."
@@ -7,12 +7,12 @@
     python -m bert_jax.predict export --model DIR --output bert.stablehlo
 
 A model is a run directory of bert_jax.main, a Hugging Face folder, or a TF1 checkpoint (its folder
-or prefix). Texts come from the arguments, from --input FILE, or from standard input; in files one
-text a line, UTF-8, or of a .csv, .tsv or .jsonl the columns that --text and --text-pair name.
-`COMMAND --help` describes what a command reads and writes. A text that cannot be read has a result
-with "error", which gives the reason.
+or prefix). Texts come from the arguments, from --input FILE, or from standard input. Files hold one
+text per line in UTF-8; from a .csv, .tsv, .jsonl or .parquet file, the columns that --text and
+--text-pair name are read. `COMMAND --help` describes what a command reads and writes. For a text
+that cannot be read, the result has the reason in "error".
 
-Exit status: 0 done, 2 bad input (one line on standard error) or no result but errors, 1 anything
+Exit status: 0 done, 2 bad input (one line on standard error) or no text has a result, 1 anything
 else.
 """
 
@@ -41,14 +41,14 @@ from bert_jax.tasks.table import Malformed, Row, format_of, read_rows, texts_of
 if TYPE_CHECKING:
     from bert_jax.predict.commands import Model
 
-_NOTES = 20  # notes that are printed
+_NOTES = 20  # at most so many notes are printed
 _PROGRESS = 10.0  # seconds between two lines of progress
 
 
 class Texts:
     """The texts of a command, read one by one as they are needed.
 
-    A line or a row of a table is never skipped: one that cannot be read is an error in its place.
+    A line or a table row is never skipped: for one that cannot be read, there is an error instead.
     A table is checked as a whole before anything is computed.
     """
 
@@ -56,14 +56,14 @@ class Texts:
         """Checks where the texts come from.
 
         Args:
-          arguments: texts; empty: they come from the file.
-          file: path; None: standard input, where there are no arguments.
-          columns: of a .csv, .tsv, .json, .jsonl or .parquet file: of the texts, and of second
-            texts if there are.
+          arguments: the texts; empty: they come from the file.
+          file: a path; None: standard input, if there are no arguments.
+          columns: the columns of a .csv, .tsv, .json, .jsonl or .parquet file that hold the texts
+            and, if any, the second texts or choices.
 
         Raises:
-          InputError: both are given, the file cannot be read, or it has columns and none is named
-            (its header would be read as a text).
+          InputError: both texts and a file are given, the file cannot be read, or it has columns
+            and none is named (its header would be read as a text).
         """
         if arguments and file is not None:
             raise InputError(f'give texts or --input={file}, not both')
@@ -75,7 +75,7 @@ class Texts:
         if table and not columns:
             raise InputError(f'--input={file} has columns: name the one with the texts, '
                              '--text=COLUMN (a file with a text in each line is called .txt)')
-        ''.join(arguments).encode()  # a UnicodeError is answered in one line
+        ''.join(arguments).encode()  # may raise a UnicodeError, which is reported in one line
         self._arguments, self._file, self._columns = arguments, file, columns
         self._name = file or 'standard input'
         if columns and not sum(1 for _ in read_rows(self._name, columns)):
@@ -88,18 +88,18 @@ class Texts:
             tell('texts from standard input, one a line; end with Ctrl-D')
 
     def read(self, form: str = 'text') -> Iterator[Any]:
-        """The texts, or those that go together; an error in place of what cannot be read.
+        """Yields texts, or tuples of texts that belong together, or an error if one is unreadable.
 
         Args:
-          form: 'text': each argument, line or row is one, or a list of its words in JSON.
-            'parts': likewise, with TABs between those that go together; 'features': with ' ||| '
-            as well. 'pair': two arguments, or a line with a TAB, or two columns; 'question': a
-            line may be JSON, too. 'choices': all arguments together, a line with TABs, or columns,
-            of which one may hold lists.
+          form: 'text': each argument, line or row is a text; a table's cell may hold the list of
+            its words. 'parts': the same, with TABs between texts that belong together; 'features':
+            the same, with TABs or ' ||| '. 'pair': two arguments, a line with a TAB, or two
+            columns; 'question': the same, or a line of JSON. 'choices': all arguments together, a
+            line with TABs, or columns, one of which may hold lists.
 
         Raises:
-          InputError: there are no texts, or arguments or columns are no pairs, or are pairs where
-            single texts are read.
+          InputError: there are no texts, the arguments or columns do not form pairs, or they do
+            where single texts are wanted.
         """
         is_pair = form in ('pair', 'question')
         if form == 'text' and len(self._columns) > 1:
@@ -125,7 +125,7 @@ class Texts:
                 yield InputError(f'{self._name}, line {row.line}: {error}')
 
     def _rows(self, size: int) -> Iterator[Row]:
-        """The arguments, `size` together; the named columns of a table; lines, a cell each."""
+        """Rows of `size` arguments, of the named columns of a table, or of one line each."""
         if self._arguments:
             texts = self._arguments
             if len(texts) % size:
@@ -153,7 +153,7 @@ class Texts:
 
 
 def _split(line: str, form: str) -> list[Any]:
-    """The texts of a line that go together."""
+    """Splits a line into the texts that belong together."""
     if form == 'question' and line.lstrip().startswith('{'):
         try:
             record = json.loads(line)
@@ -163,7 +163,7 @@ def _split(line: str, form: str) -> list[Any]:
     return (line.replace(' ||| ', '\t') if form == 'features' else line).split('\t')
 
 
-# What `add_argument` takes, by flag.
+# Flag -> keyword arguments of `add_argument`.
 _MODEL: dict[str, dict[str, Any]] = {
     '--model': {'required': True, 'metavar': 'DIR',
                 'help': 'run directory, Hugging Face folder or TF1 checkpoint'},
@@ -192,8 +192,8 @@ def _fill_mask(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator
 
     Reads texts with one [MASK] or more.
     Writes {"text", "predictions": [{"token", "id", "probability", "sequence"}, ...]};
-    with several [MASK] in a text, "predictions" is a list of such lists. Of a text that is
-    too long for the model, each [MASK] sees the tokens around it.
+    with several [MASK] in a text, "predictions" is a list of such lists. If a text is too
+    long for the model, each [MASK] sees only the tokens around it.
     """
     return model.iter_fill_mask(texts.read(), args.top_k)
 
@@ -210,17 +210,17 @@ def _next_sentence(model: Model, args: argparse.Namespace, texts: Texts) -> Iter
 
 
 def _classify(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
-    """Labels of texts or pairs, values, or which end fits.
+    """Labels or values of texts or pairs, or the ending that fits.
 
         python -m bert_jax.predict classify --model DIR "A fine film." "A dull one."
 
-    Reads texts, or pairs: a TAB stands between two texts, and with --pairs arguments are
-    taken in twos. A regression model gives values. A multiple-choice model reads a
-    beginning and its possible ends: one argument each, or a line with TABs between them.
-    Writes {"text" or "first" and "second", "label", "probability", "probabilities"};
-    several labels a text: "labels", those above 0.5, and "probabilities"; regression:
-    "value"; multiple choice: {"text", "choices", "choice", "probability",
-    "probabilities"}, where "choice" counts from 0.
+    Reads texts, or pairs with a TAB between the two texts; with --pairs, arguments are
+    taken two at a time. A multiple-choice model reads a beginning and its possible endings:
+    one argument each, or a line with TABs between them.
+    Writes {"text" or "first" and "second", "label", "probability", "probabilities"}.
+    A multi-label model writes "labels", those with a probability above 0.5, and
+    "probabilities"; a regression model "value"; a multiple-choice model {"text", "choices",
+    "choice", "probability", "probabilities"}, where "choice" counts from 0.
     """
     if model.weights.head == 'multiple_choice':
         return model.iter_classify(texts.read('choices'), args.windows)
@@ -233,10 +233,10 @@ def _answer(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[An
         python -m bert_jax.predict answer --model DIR "Who wrote it?" "It was written by Anna Berg."
 
     Reads question and context: two arguments, a line with a TAB between them, a line
-    {"question": ..., "context": ...}, or such columns of a table.
+    {"question": ..., "context": ...}, or two columns of a table (by default these names).
     Writes {"question", "answer", "start", "end", "score", "probability"}; the answer is
-    context[start:end]. Long contexts are read in overlapping windows, as the run was
-    evaluated.
+    context[start:end]. Long contexts are read in overlapping windows, as in the run's
+    evaluation.
     """
     return model.iter_answer(texts.read('question'), args.max_answer_length, args.null_threshold)
 
@@ -246,7 +246,7 @@ def _tag(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
 
         python -m bert_jax.predict tag --model DIR "Anna Berg lives in Oslo ."
 
-    Reads texts whose words stand between white space, or a column with lists of words.
+    Reads texts whose words are separated by white space, or a column with lists of words.
     Writes {"text", "tags": [{"word", "label", "probability", "start", "end"}, ...],
     "entities": [{"text", "label", "start", "end", "probability"}, ...]}, start and end in
     characters. Long texts are read in overlapping windows; no word is left out.
@@ -255,12 +255,12 @@ def _tag(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
 
 
 def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
-    """Hidden states of tokens, or one vector a text.
+    """Hidden states of tokens, or one vector per text.
 
         python -m bert_jax.predict features --model DIR --layers=-1,-2 --input texts.txt
 
-    Reads texts or pairs (a TAB or " ||| " between two texts). What is longer than the
-    model takes is cut (with --pool see --windows).
+    Reads texts or pairs (a TAB or " ||| " between two texts). A text that is too long for
+    the model is cut (with --pool, see --windows).
     Writes what extract_features.py of google-research/bert does: {"linex_index",
     "features": [{"token", "layers": [{"index", "values"}]}]}, six decimals, [CLS] and
     [SEP] included; with --pool {"linex_index", "vector"}.
@@ -302,7 +302,8 @@ def _write_npz(
 ) -> Iterator[dict[str, Any]]:
     """Writes `vectors`, or `values` with their tokens and offsets, into an .npz atomically.
 
-    The large array grows in a temporary file, never whole in memory.
+    The large array grows in a temporary file and is never whole in memory. Yields an object for
+    each text: its error, or nothing to print.
     """
     path = as_path(output)
     if path.suffix != '.npz':
@@ -310,7 +311,7 @@ def _write_npz(
     offsets, tokens, num_rows = [0], list[str](), 0
     with tempfile.TemporaryFile(dir=None if in_bucket(path) else path.parent) as file:
         for result in results:
-            if 'values' in result:  # a vector of no text is NaN
+            if 'values' in result:  # with --pool, errors have them too: a vector of NaN
                 rows = result['values']
                 file.write(np.ascontiguousarray(rows, '<f4').data)
                 tokens += result.get('tokens', ())
@@ -335,8 +336,8 @@ def _score(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any
         python -m bert_jax.predict score --model DIR --input sentences.txt
 
     Reads texts. Each token is masked in turn (Salazar et al., 2020).
-    Writes {"text", "num_tokens", "log_probability", "pseudo_perplexity"}, and after the
-    last text one line more: {"corpus": {"num_texts", "num_tokens", "log_probability",
+    Writes {"text", "num_tokens", "log_probability", "pseudo_perplexity"} and, after the
+    last text, one more line: {"corpus": {"num_texts", "num_tokens", "log_probability",
     "pseudo_perplexity"}}. pseudo_perplexity = exp(-log_probability / num_tokens).
     """
     from bert_jax.predict.commands import pseudo_perplexity
@@ -355,12 +356,12 @@ def _score(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any
 
 
 def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any]:
-    """The computation as a file that other programs run.
+    """The model's computation as a file that other programs can run.
 
         python -m bert_jax.predict export --model DIR --output bert.stablehlo
 
-    Writes what the model computes, of any number of rows and tokens, runs what it has
-    written on a few rows and compares with the model's numbers before it is kept.
+    Writes the model's computation, for any number of rows and tokens. The file is kept
+    only if its outputs on a few rows agree with the model's.
     --to onnx: a file for ONNX Runtime; needs jax2onnx and onnxruntime. Its inputs have Hugging
     Face's names (input_ids, attention_mask, token_type_ids):
 
@@ -387,12 +388,12 @@ def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any
 
 
 def layers(text: str) -> list[int]:
-    """The value of --layers; a ValueError names this function."""
+    """Parses --layers; for a ValueError, argparse prints this function's name."""
     return [int(number) for number in text.split(',')]
 
 
-# By name: from the model, the arguments and the texts to the objects to print, whose docstring is
-# the help; the flags.
+# Command -> (a function that turns the model, the arguments and the texts into objects to print,
+# and whose docstring is the command's help; its flags).
 _COMMANDS: dict[str, tuple[Callable[[Model, Any, Any], Iterator[Any]], dict[str, Any]]] = {
     'fill-mask': (_fill_mask, _TEXTS | {'--top-k': {
         'type': int, 'default': 5, 'metavar': 'N', 'help': 'words for each [MASK] (5)'}}),
@@ -458,7 +459,7 @@ def main() -> None:
         texts: Any = None if is_export else _texts(args)
         float32 = 'float32' if is_export and args.to == 'onnx' else None
         model = load(args.model, args.vocab_file, args.dtype or float32)
-        model.need(args.command)  # before standard input is waited for
+        model.need(args.command)  # before waiting for standard input
         model.note = note
         _print(_COMMANDS[args.command][0](model, args, texts), exact=args.command == 'features')
 
@@ -477,10 +478,10 @@ def _texts(args: argparse.Namespace) -> Texts:
 
 
 def _print(results: Iterator[Any], exact: bool) -> None:
-    """Prints an object a line (an empty one is in a file), the progress, and the first error.
+    """Prints an object per line (unless it is empty), the progress, and the first error.
 
     Raises:
-      InputError: there are errors only.
+      InputError: no text has a result.
     """
     started = shown = time.monotonic()
     num_texts = num_faults = 0
@@ -488,7 +489,7 @@ def _print(results: Iterator[Any], exact: bool) -> None:
     for result in results:
         if result:
             text = json.dumps(result, ensure_ascii=False)
-            if not exact:  # numbers of float32 with the digits that mean something
+            if not exact:  # only the digits that float32 holds
                 short = json.loads(text, parse_float=lambda x: float(f'{float(x):.7g}'))
                 text = json.dumps(short, ensure_ascii=False)
             print(text)

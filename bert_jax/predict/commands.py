@@ -1,10 +1,10 @@
 """The commands fill-mask, score, next-sentence, classify, answer, tag and features, and `Model`.
 
-Each yields one result a text, in the order of the texts. A text that cannot be read has an error as
-its result and affects no other. A command gives `LoadedModel.stream` a reader, a maker of units, a
-jitted function over packed batches, and what makes results of its outputs.
+Each yields one result per text, in the order of the texts. A text that cannot be read has an error
+as its result and affects no other. A command gives `LoadedModel.stream` four functions: one reads a
+text, one makes units, a jitted one computes packed batches, and one turns its outputs into results.
 
-    N: heads, H: hidden_size, n: tokens of a text
+    H: hidden_size, n: tokens of a text, T: tokens of all windows
 """
 
 import functools
@@ -29,25 +29,25 @@ from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
 from bert_jax.text.wordpiece import raw_words
 
-# One text, or several that go together: a pair; a beginning and its possible ends. An exception in
-# place of a text becomes its result.
+# One text, or several that belong together: a pair, or a beginning and its possible endings. An
+# exception in place of a text becomes that text's result.
 Text = str | Sequence[str] | Exception
 
 
 def _count(name: str, value: Any) -> int:
-    """The value of an argument; InputError where it is no whole number above 0."""
+    """Returns an argument's value; raises InputError unless it is a whole number of 1 or more."""
     if not isinstance(value, (int, np.integer)) or value < 1:
         raise InputError(f'{name}={value!r:.60} must be 1 or more, a whole number')
     return int(value)
 
 
-# A text, and for each of some tokens of it: a sequence with the token masked, its place there, and
-# the token.
+# A text, and for each of its tokens to predict: a sequence with that token masked, the token's
+# place in the sequence, and its id.
 _Masked = tuple[str, list[tuple[list[int], int, int]]]
 
 
 def _masked(model: LoadedModel, text: str, ids: list[int], places: Iterable[int]) -> _Masked:
-    """A sequence for each place: the tokens around it, as many as the model takes.
+    """For each place, the tokens around it, as many as the model takes, with the place masked.
 
     The place is in the middle, except near an end of the text.
     """
@@ -72,14 +72,14 @@ def fill_mask(model: LoadedModel, texts: Iterable[Text], top_k: int = 5) -> Iter
     """The likeliest tokens for each [MASK] in a text.
 
     Args:
-      texts: each with one [MASK] or more. Of a text that is longer than the model takes, each
-        [MASK] sees the tokens around it.
-      top_k: predictions a [MASK].
+      texts: each with one [MASK] or more. If a text is longer than the model takes, each [MASK]
+        sees only the tokens around it.
+      top_k: number of predictions for each [MASK].
 
     Returns:
-      A text: {'text', 'predictions': [{'token', 'id', 'probability', 'sequence'}, ...]}, likeliest
-      first; 'sequence' is the text with the token put in. With several [MASK], 'predictions' is a
-      list of such lists, one for each.
+      For each text: {'text', 'predictions': [{'token', 'id', 'probability', 'sequence'}, ...]},
+      likeliest first; 'sequence' is the text with the token put in. With several [MASK],
+      'predictions' is a list of such lists, one for each.
     """
     model.need('fill-mask')
     top_k = _count('top_k', top_k)
@@ -87,7 +87,7 @@ def fill_mask(model: LoadedModel, texts: Iterable[Text], top_k: int = 5) -> Iter
 
     def read(text: Any, number: int) -> _Masked:
         (text,) = parts_of(text, 1)
-        model.encode(text)  # refuses empty ones
+        model.encode(text)  # raises if the text is empty
         parts = map(model.tokenizer.encode, text.split(MASK))
         ids = [i for part in parts for i in (*part, vocab.mask_id)][:-1]
         masks = [place for place, i in enumerate(ids) if i == vocab.mask_id]
@@ -120,12 +120,12 @@ def fill_mask(model: LoadedModel, texts: Iterable[Text], top_k: int = 5) -> Iter
 
 
 def _name(vocab: Vocab, i: int) -> str:
-    """The token; an embedding may have more rows than the vocabulary has tokens."""
+    """The token of an id; the embedding may have more rows than the vocabulary has tokens."""
     return vocab.tokens[i] if i < len(vocab) else f'[unused row {i}]'
 
 
 def _with_token(text: str, number: int, vocab: Vocab, i: int) -> str:
-    """The text with its mask `number` replaced; a continuation is joined to the word before."""
+    """The text with [MASK] `number`, from 0, replaced; a continuation joins the word before it."""
     parts = text.split(MASK)
     before, after = MASK.join(parts[: number + 1]), MASK.join(parts[number + 1 :])
     token = _name(vocab, i).removeprefix(WORD_START)
@@ -137,12 +137,12 @@ def _with_token(text: str, number: int, vocab: Vocab, i: int) -> str:
 def score(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
     """Pseudo-log-likelihood: each token is masked in turn and its log probability summed.
 
-    Salazar et al., 2020, "Masked Language Model Scoring". Of a text that is longer than the model
-    takes, each token sees those around it.
+    Salazar et al., 2020, "Masked Language Model Scoring". If a text is longer than the model takes,
+    each token sees only those around it.
 
     Returns:
-      A text: {'text', 'num_tokens', 'log_probability', 'pseudo_perplexity'}, the last being
-      exp(-log_probability / num_tokens). For a corpus take the sums of both.
+      For each text: {'text', 'num_tokens', 'log_probability', 'pseudo_perplexity'}, the last being
+      exp(-log_probability / num_tokens). For a corpus, sum both over its texts first.
     """
     model.need('score')
 
@@ -166,25 +166,25 @@ def score(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
 
 
 def pseudo_perplexity(log_probability: float, num_tokens: int) -> float:
-    """exp of minus the mean log probability of a token (Salazar et al., 2020, section 2.3)."""
+    """exp of the negative mean log probability per token (Salazar et al., 2020, section 2.3)."""
     return math.exp(min(-log_probability / max(num_tokens, 1), 700.0))
 
 
-Tokenized = tuple[list[str], list[list[int]]]  # texts that go together, the pieces of each
+Tokenized = tuple[list[str], list[list[int]]]  # texts that belong together, token ids of each
 
 
 def _tokenize(
     model: LoadedModel, text: Any, number: int, *, allowed: Sequence[int] = (2,),
     how: str = 'first', empty: bool = False,
 ) -> Tokenized:
-    """Tokenizes a text or several that go together; remarks on what will be cut.
+    """Tokenizes a text, or several that belong together, and notes what will be cut.
 
     Args:
-      model: its longest sequence is the limit.
-      text, number: as of `read` of `LoadedModel.stream`.
-      allowed: how many texts there may be in one.
+      model: its `max_length` is the limit.
+      text, number: as for `read` of `LoadedModel.stream`.
+      allowed: how many texts may belong together.
       how: one of `data.pairs.WINDOWS`.
-      empty: whether a text without words is one.
+      empty: whether a text without words is accepted.
     """
     parts = parts_of(text, *allowed)
     ids = [(model.tokenizer.encode if empty else model.encode)(part) for part in parts]
@@ -198,9 +198,9 @@ def _tokenize(
 def _text_units(
     model: LoadedModel, texts: list[Tokenized], how: str = 'first'
 ) -> tuple[TextWindows, Units]:
-    """Units of single texts and pairs, in their order."""
+    """(Windows, units) of single texts and pairs, in the order of the texts."""
     found: list[Any] = []  # (text, ids, tokens of the first segment) of each window
-    for num in {len(ids) for _, ids in texts}:  # single texts, pairs
+    for num in {len(ids) for _, ids in texts}:  # 1: single texts, 2: pairs
         index = [i for i, (_, ids) in enumerate(texts) if len(ids) == num]
         first, *second = (joined([texts[i][1][part] for i in index]) for part in range(num))
         x = text_windows(first, second[0] if second else None, how, max_length=model.max_length,
@@ -219,7 +219,7 @@ def _stream_texts(
     results: Callable[[list[Tokenized], TextWindows, Outputs], Iterable[Any]], *,
     allowed: Sequence[int] = (1, 2), how: str = 'first', empty: bool = False, **more: Any,
 ) -> Iterator[Any]:
-    """`LoadedModel.stream` over texts and pairs; arguments as of it and of `_tokenize`."""
+    """`LoadedModel.stream` over texts and pairs; arguments are those of it and of `_tokenize`."""
     return model.stream(
         texts, function=function, results=results,
         read=functools.partial(_tokenize, model, allowed=allowed, how=how, empty=empty),
@@ -233,7 +233,7 @@ def next_sentence(model: LoadedModel, pairs: Iterable[Text]) -> Iterator[Result]
       pairs: (first, second).
 
     Returns:
-      A pair: {'first', 'second', 'probability'}.
+      For each pair: {'first', 'second', 'probability'}.
     """
     model.need('next-sentence')
 
@@ -248,21 +248,21 @@ def next_sentence(model: LoadedModel, pairs: Iterable[Text]) -> Iterator[Result]
 def classify(
     model: LoadedModel, texts: Iterable[Text], windows: str | None = None
 ) -> Iterator[Result]:
-    """Labels of texts or pairs; values (regression); or which end fits (multiple choice).
+    """Labels of texts or pairs; values (regression); or which ending fits (multiple choice).
 
     Args:
       texts: texts or pairs (first, second), as the model was trained on; for multiple choice
-        (beginning, end, end, ...).
-      windows: what becomes of a text that is longer than the model takes: 'first', it is cut;
-        'mean' or 'max', it is read in windows that overlap by half (of a pair the longer one is,
-        beside the other), and the mean of their probabilities or values, weighted by tokens, or the
-        largest of each is taken; default: as the run had it, else 'first'.
+        (beginning, ending, ending, ...).
+      windows: what happens to a text that is longer than the model takes. 'first': it is cut.
+        'mean', 'max': it is read in windows that overlap by half (of a pair, the longer text is,
+        with the shorter one in each window), and the mean of their probabilities or values,
+        weighted by tokens, or the largest of each is taken. Default: as in the run, else 'first'.
 
     Returns:
-      A text: its 'text', or 'first' and 'second', with 'label', 'probability' and 'probabilities'
-      by label; with 'labels', those above 0.5, and 'probabilities', where a text may have several;
-      or with 'value'; or 'text', 'choices', 'choice' (its place from 0), 'probability' and
-      'probabilities'.
+      For each text: its 'text', or 'first' and 'second', with 'label', 'probability' and
+      'probabilities' by label; or, from a multi-label model, with 'labels', those with a
+      probability above 0.5, and 'probabilities'; or, from regression, with 'value'. From multiple
+      choice: 'text', 'choices', 'choice' (its index), 'probability' and 'probabilities'.
     """
     model.need('classify')
     head, labels = HEADS[model.weights.head], model.weights.labels
@@ -280,7 +280,7 @@ def classify(
 
 
 def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
-    """Which end goes with a beginning: each of them is a pair, a unit by itself."""
+    """Which ending fits a beginning; each pair of the two is a unit of its own."""
     def read(text: Text, number: int) -> list[Tokenized]:
         parts = parts_of(text)
         if len(parts) < 3:
@@ -304,7 +304,7 @@ def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
 
 
 def _layers(model: LoadedModel, layers: Any) -> tuple[int, ...]:
-    """The argument `layers`; InputError where it names no layers of the model."""
+    """Returns the argument `layers`; raises InputError if they are not layers of the model."""
     lowest = -model.config.num_layers - 1
     try:
         numbers = tuple(map(operator.index, layers))
@@ -322,12 +322,12 @@ def features(
     """Hidden states of every token, [CLS] and [SEP] among them.
 
     Args:
-      texts: texts or pairs; longer ones than the model takes are cut.
-      layers: counted from the top, -1 being the last layer, -num_layers the first and one below
-        that the embeddings.
+      texts: texts or pairs; those longer than the model takes are cut.
+      layers: counted from the top: -1 is the last layer, -num_layers the first, and
+        -num_layers - 1 the embeddings.
 
     Returns:
-      A text: {'tokens': n strings, 'values': [n, layers, H] float32}.
+      For each text: {'tokens': n strings, 'values': [n, layers, H] float32}.
     """
     wanted = _layers(model, layers)
 
@@ -355,7 +355,7 @@ def text_vectors(
         result = windows.combined(outputs['vectors']).astype(np.float32, copy=False)
         if normalize:
             result = result / np.maximum(np.linalg.norm(result, axis=1, keepdims=True), 1e-12)
-        return (vector.copy() for vector in result)  # frees the array of the chunk
+        return (vector.copy() for vector in result)  # a view would keep the chunk's array alive
 
     def refused(text: Any, reason: str) -> np.ndarray:
         model.note(f'{text!r:.40} has no vector: {reason}')
@@ -366,7 +366,7 @@ def text_vectors(
         model, texts, function, results, how=model.windows(windows), empty=True, refused=refused)
 
 
-# As google-research/bert's run_squad has them, where the model has no settings.
+# The defaults of google-research/bert's run_squad, for settings that the model lacks.
 _DEFAULTS = {'max_seq_length': 384, 'doc_stride': 128, 'max_query_length': 64}
 
 
@@ -377,18 +377,18 @@ def answer(
     """The span of a context that answers a question, as the evaluation on SQuAD finds it.
 
     Args:
-      questions: (question, context). Long contexts are read in windows, as the run was evaluated;
+      questions: (question, context). Long contexts are read in windows, as in the run's evaluation;
         by default of 384 tokens, 128 apart.
-      max_answer_length: tokens of an answer.
-      null_threshold: '' is an answer too, where its score is above that of all others by more than
-        this; default: the threshold of the model's run, if it was of SQuAD 2.0, else never.
+      max_answer_length: the most tokens of an answer.
+      null_threshold: '' is the answer if its score exceeds that of every other answer by more than
+        this; default: the threshold that the model's SQuAD 2.0 run found, else '' is never given.
 
     Returns:
-      A question: {'question', 'answer', 'start', 'end', 'score', 'probability'}; the answer is
-      context[start:end], the score the sum of the logits of its first and last token, the
+      For each question: {'question', 'answer', 'start', 'end', 'score', 'probability'}; the answer
+      is context[start:end], its score the sum of the logits of its first and last token, and its
       probability that among the best 20 answers.
     """
-    from bert_jax.tasks import squad  # not above: with it comes what only training needs
+    from bert_jax.tasks import squad  # imported here: it imports what only training needs
 
     model.need('answer')
     max_answer_length = _count('max_answer_length', max_answer_length)
@@ -398,7 +398,7 @@ def answer(
     defaults = _DEFAULTS | dict(model.weights.inference)
     threshold = defaults.get('null_threshold') if null_threshold is None else null_threshold
     max_length = min(defaults['max_seq_length'], model.max_length)
-    # As evaluation cuts it; where the model is too short for that, a token of the text is left.
+    # As evaluation cuts it, or shorter, so that at least one token of the context fits.
     max_question = min(defaults['max_query_length'], max_length - 4)
 
     def read(pair: Any, number: int) -> list[str]:
@@ -436,28 +436,28 @@ def answer(
             'question': shown(pair).get('first'), 'answer': '', 'error': reason})
 
 
-Words = tuple[str, list[str], list[int]]  # a text, its words, their first characters in it
+Words = tuple[str, list[str], list[int]]  # a text, its words, the index where each begins in it
 
 
 def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
-    """A label for each word, decided by its first piece, and the entities that labels make.
+    """A label for each word, predicted at its first piece, and the entities that the labels form.
 
-    Texts that are longer than the model takes are read in windows that overlap by half.
+    Texts longer than the model takes are read in windows that overlap by half or more.
 
     Args:
-      texts: texts, whose words stand between white space, or lists of words.
+      texts: texts, whose words are separated by white space, or lists of words.
 
     Returns:
-      A text: {'text', 'tags': [{'word', 'label', 'probability', 'start', 'end'}, ...],
-      'entities': [{'text', 'label', 'start', 'end', 'probability'}, ...]}; start and end are
-      characters of the text (of a list: its words joined by spaces), an entity's probability that
-      of its least likely word.
+      For each text: {'text', 'tags': [{'word', 'label', 'probability', 'start', 'end'}, ...],
+      'entities': [{'text', 'label', 'start', 'end', 'probability'}, ...]}; start and end count
+      characters of the text (of a list: of its words joined by spaces), and an entity's probability
+      is that of its least likely word.
     """
     from bert_jax.tasks import tagging
 
     model.need('tag')
     labels = model.weights.labels
-    has_entities = tagging.are_entities(labels)  # those of parts of speech make none
+    has_entities = tagging.are_entities(labels)  # part-of-speech labels form none
 
     def make(texts: list[Words]) -> tuple[np.ndarray, Units]:
         sequences, word_T = tagging.word_windows(
@@ -504,7 +504,7 @@ _T = TypeVar('_T')
 
 
 def _listed(iterate: Callable[_P, Iterator[_T]]) -> Callable[_P, list[_T]]:
-    """The function that gives a generator's results as a list."""
+    """A function that returns a generator's results as a list."""
     @functools.wraps(iterate)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> list[_T]:
         return list(iterate(*args, **kwargs))
@@ -516,16 +516,16 @@ class Model(LoadedModel):
     """A model to use; `bert_jax.predict.load` makes one.
 
     Every method takes texts in any number and order and returns one result for each, in that
-    order. `iter_...` is the same as a generator: texts may come from anywhere without end, results
-    follow a few thousand tokens behind, and memory stays as it is. Texts are packed into rows of a
-    few fixed shapes, so a second call compiles nothing new unless its texts have other lengths.
+    order. `iter_...` is the same as a generator: the texts may be an endless stream, results follow
+    a few chunks of texts behind, and memory use stays constant. Texts are packed into rows of a few
+    fixed shapes, so a second call compiles nothing new unless its texts have other lengths.
 
     A text that cannot be read (an empty one, a number) affects no other: its result has the reason
-    in 'error'. Notes (a text was too long, ...) are warnings, or go to `note` where that is set.
-    Bad arguments raise a `bert_jax.runtime.errors.InputError`, which is a ValueError.
+    in 'error'. Notes (a text was too long, ...) are warnings, or go to `note` if that is set. Bad
+    arguments raise a `bert_jax.runtime.errors.InputError`, which is a ValueError.
     """
 
-    # Each command as a generator, and with its results in a list.
+    # Each command as a generator, and as a method that returns a list.
     iter_fill_mask, fill_mask = fill_mask, _listed(fill_mask)
     iter_next_sentence, next_sentence = next_sentence, _listed(next_sentence)
     iter_score, score = score, _listed(score)
@@ -539,7 +539,7 @@ class Model(LoadedModel):
         self, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
         normalize: bool | None = None, windows: str | None = None,
     ) -> np.ndarray:
-        """One vector a text: [texts, H] float32; NaN for what is no text.
+        """One vector per text: [texts, H] float32; NaN for a text that cannot be read.
 
         Args:
           texts: texts or pairs.
@@ -547,7 +547,7 @@ class Model(LoadedModel):
             state of [CLS] (before the pooler); default: as in the `modules.json` of
             sentence-transformers beside the weights, else 'mean'.
           layer: as in `features`.
-          normalize: whether vectors are brought to length 1; default: likewise, else not.
+          normalize: whether vectors are scaled to length 1; default: as in that file, else not.
           windows: as in `classify`.
         """
         vectors = list(self.iter_vectors(texts, pool, layer, normalize, windows))

@@ -3,11 +3,12 @@
 Units are packed into rows of a few shapes, and rows into steps on all devices of a mesh. The host
 tokenizes and packs the next steps while the devices compute.
 
-A function computes a packed batch (`data.packing`). Those of the encoder and of the pre-training
-heads are here, to be given to the engine as `bound(masked_lm_top, config, 5)`; that of another head
-is its `outputs`.
+A function computes a packed batch (`data.packing`). The functions of the encoder and of the
+pre-training heads are here; the engine takes them as `bound(masked_lm_top, config, 5)`. The
+function of another head is its method `outputs`.
 
-    R: rows, S: row length, K: units a row, H: hidden_size, V: padded vocabulary
+    R: rows, S: row length, K: units a row, H: hidden_size, V: padded vocabulary, n: units of a set,
+    T: their tokens
 """
 
 import collections
@@ -37,12 +38,12 @@ Outputs = dict[str, np.ndarray]
 # function is compiled once, so callers pass the same (or an equal) object each time.
 Function = Callable[[Params, Batch], dict[str, jax.Array]]
 
-# Most tokens of a step for each device; more are not faster.
+# The most tokens of a step per device; more are not faster.
 _CPU_TOKENS = 1 << 12
 _ACCELERATOR_TOKENS = 1 << 13
 _ROW_STEP = 64  # row lengths are multiples of it
-_SHARED_ROWS = (256, 512)  # lengths of rows that units share
-# Savings that justify compiling a new shape: shares of the work and of one full step.
+_SHARED_ROWS = (256, 512)  # lengths of rows that several units share
+# A new shape is worth compiling if it saves this factor of its cost plus this share of a full step.
 _NEW_SHAPE, _NEW_SHAPE_STEPS = 1.05, 0.5
 _STEP_COST = 1 / 16  # fixed cost of any step, as a share of a full one
 
@@ -59,7 +60,7 @@ class Shape(NamedTuple):
 
 
 def _ahead(items: Iterable[Made]) -> Iterator[Made]:
-    """The items, of which one is begun before the one before it is waited for."""
+    """Yields the items, each only after the next one has been started."""
     waiting: collections.deque[Made] = collections.deque()
     for item in items:
         waiting.append(item)
@@ -71,7 +72,7 @@ def _ahead(items: Iterable[Made]) -> Iterator[Made]:
 class Engine:
     """Runs functions over units, on all devices of a mesh.
 
-    In a run of several processes, all call it with the same units, and all get all outputs.
+    In a run of several processes, all call it with the same units, and each gets all outputs.
     """
 
     def __init__(
@@ -81,24 +82,25 @@ class Engine:
 
         Args:
           mesh: its data and fsdp axes split the rows.
-          token_cost: to choose row lengths by (`model.flops.token_flops`).
-          max_steps: of a set, whose other outputs are 0; None: all.
+          token_cost: cost of a token in a row of a given length, to choose row lengths by
+            (`model.flops.token_flops`).
+          max_steps: of each set of units; the outputs of the others are 0. None: all.
         """
         self._mesh, self._token_cost, self._max_steps = mesh, token_cost, max_steps
         layout = Layout(mesh)
         self._shards = layout.batch_shards
-        # The most tokens of a step, padding included; but a row a device there always is.
+        # The most tokens of a step, padding included; but each device gets at least one row.
         self._device_tokens = _CPU_TOKENS if layout.on_cpu else _ACCELERATOR_TOKENS
         self.tokens_a_step = self._device_tokens * self._shards
         self._used: dict[Function, set[Shape]] = collections.defaultdict(set)
-        # All processes need all outputs; one process gathers what its devices hold.
+        # Every process needs all outputs; a single one just fetches them from its devices.
         whole = NamedSharding(mesh, PartitionSpec()) if jax.process_count() > 1 else None
         self._compiled = functools.cache(functools.partial(jax.jit, out_shardings=whole))
 
     def outputs(self, function: Function, params: Params, units: Units) -> Outputs:
-        """Outputs [n, ...] by unit and [T, ...] by token of a set, in its order.
+        """Outputs of a set, in its order: [n, ...] by unit and [T, ...] by token.
 
-        It prints its progress every ten seconds.
+        Prints the progress every ten seconds.
         """
         started = shown = time.monotonic()
 
@@ -118,15 +120,15 @@ class Engine:
         prepare: Callable[[Chunk], tuple[Made, Units | None]], *,
         report: Callable[[float], None] = lambda share: None,
     ) -> Iterator[tuple[Made, Outputs]]:
-        """Outputs chunk by chunk, in order, with a few chunks in memory.
+        """Yields outputs chunk by chunk, in order, with a few chunks in memory.
 
         Args:
-          function: of packed batches.
+          function: computes packed batches.
           params: on the mesh.
           chunks: taken one by one in the caller's thread, a few ahead.
-          prepare: makes the units of a chunk (for example, tokenizes) in another thread; None: it
-            has none. Its first result is returned with the outputs.
-          report: receives the finished share of a chunk's steps, after each.
+          prepare: makes (anything, units) of a chunk, for example by tokenizing, in another thread.
+            The first is yielded with the outputs; the second is None if the chunk has no units.
+          report: called after each step with the finished share of the chunk's steps.
 
         Raises:
           The exceptions of `chunks` and `prepare`.
@@ -157,15 +159,15 @@ class Engine:
                 if plan is None or step == len(plan.units) - 1:
                     yield made, collected
                     collected = {}
-        finally:  # the caller stops early, or an error
+        finally:  # also if the caller stops early or an error occurs
             pool.shutdown(cancel_futures=True)
 
     def _batch(self, units: Units, plan: Plan, step: int) -> Mapping[str, Any]:
         num_rows = int(plan.num_rows[step])
         local = local_rows(self._mesh, num_rows)
         batch = packed_batch(units, plan, step, local)
-        del batch['unit_index'], batch['unit_weights']  # of losses
-        if self._mesh.size == 1:  # jax brings arrays of the host to where the parameters are
+        del batch['unit_index'], batch['unit_weights']  # only losses need them
+        if self._mesh.size == 1:  # jax moves host arrays to the parameters' device
             return batch
         return to_global(self._mesh, batch, num_rows, local)
 
@@ -180,7 +182,7 @@ class Engine:
         for row_length in sorted(fitting if lengths.sum() > _ROW_STEP else {_ROW_STEP}):
             rows_n = pack_whole(lengths, row_length)
             num_rows, units_a_row = int(rows_n.max()) + 1, int(np.bincount(rows_n).max())
-            # Rows of each step: even over the fewest steps, and a multiple of the shards.
+            # Rows of a step: spread evenly over the fewest steps, and a multiple of the shards.
             most = max(1, self._device_tokens // row_length) * self._shards
             num_steps = -(-num_rows // most)
             even = -(-num_rows // (num_steps * self._shards)) * self._shards
@@ -200,18 +202,18 @@ class Engine:
         return dataclasses.replace(plan, units=plan.units[: self._max_steps])
 
 
-# A function with its first arguments: the same object for the same ones.
+# Binds a function's first arguments; equal arguments give the same object.
 bound: Callable[..., Function] = functools.cache(functools.partial)
 
 
 def _encode(config: ModelConfig, params: Params, batch: Batch, **wanted: Any) -> Any:
-    """What `Bert` returns of a packed batch."""
+    """What `Bert` returns for a packed batch."""
     bert = Bert(config, pooled='cls_positions_BxK' in wanted)
     return bert.apply({'params': params['bert']}, *inputs_of(batch, None), **wanted)
 
 
 def predicted_tokens(config: ModelConfig, params: Params, x_RxKxH: jax.Array) -> jax.Array:
-    """Masked-LM logits [R, K, V] of hidden states."""
+    """Masked-LM logits [R, K, V] from hidden states [R, K, H]."""
     output: Any = Predictions(config).apply({'params': params['cls']['predictions']}, x_RxKxH)
     table = params['bert']['embeddings']['word_embeddings'].astype(config.dtype)
     return masked_lm_logits((output[0], table, output[1]))
@@ -242,7 +244,7 @@ def masked_lm_log_probability(
 
 
 def next_sentence(config: ModelConfig, params: Params, batch: Batch) -> dict[str, jax.Array]:
-    """`logits` [R, K, 2] of following and not following; the last layer computes [CLS] only."""
+    """`logits` [R, K, 2]; class 0: the second text follows. The last layer computes [CLS] only."""
     cls_RxK = batch['cls_positions']
     among_RxK = jnp.broadcast_to(jnp.arange(cls_RxK.shape[1]), cls_RxK.shape)
     x = _encode(config, params, batch, cls_positions_BxK=among_RxK, wanted_BxP=cls_RxK)
@@ -259,7 +261,7 @@ def hidden_states(
       config: of the model.
       layers: counted from the top: -1 is the last layer, -num_layers the first, and
         -num_layers - 1 the embeddings.
-      params, batch: as of any `Function`.
+      params, batch: as for any `Function`.
     """
     outputs = _encode(config, params, batch)
     states = (outputs['embedding_output'], *outputs['layers'])
@@ -272,7 +274,7 @@ def vectors(
     """`vectors` [R, K, H] float32 of each unit.
 
     Args:
-      config, layer, params, batch: as of `hidden_states`.
+      config, layer, params, batch: as for `hidden_states`.
       pool: 'mean' or 'max' over all tokens, [CLS] and [SEP] among them, or 'cls'.
     """
     x_RxSxH = hidden_states(config, (layer,), params, batch)['values'][:, :, 0]

@@ -1,4 +1,4 @@
-"""The computation as a file that other programs run: StableHLO or ONNX.
+"""Exports a model's computation as a file that other programs can run: StableHLO or ONNX.
 
 Each file is compared with the model before it is kept.
 
@@ -29,17 +29,17 @@ from bert_jax.weights.formats import to_tree
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 
 Rows = Mapping[str, np.ndarray]
-# Compares what was written, from its inputs to its outputs, with the model.
+# Compares a written file, given as a function from inputs to outputs, with the model.
 Compare = Callable[[Callable[[Rows], dict[str, np.ndarray]]], None]
 
 
 def _stablehlo(
     forward: Any, params: Rows, inputs: Mapping[str, Any], output: Path, compare: Compare
 ) -> dict[str, Any]:
-    """A file that only JAX runs, and beside it the parameters as .npz.
+    """Writes a file that JAX can run without this package, and beside it the parameters as .npz.
 
-    Parameters are not in the file: as constants of the program they would be compiled into it
-    anew, hundreds of megabytes, for each shape that it is called with.
+    The parameters are not in the file: as constants of the program, hundreds of megabytes would be
+    compiled into it again for each shape that it is called with.
     """
     params_file = output.with_suffix('.npz')
     if params_file == output:
@@ -62,8 +62,8 @@ def _onnx(
     forward: Any, params: Rows, inputs: Mapping[str, Any], output: Path, compare: Compare,
     opset: int,
 ) -> dict[str, Any]:
-    """A file with the parameters in it, for ONNX Runtime and its like."""
-    for name in ('jax2onnx', 'onnx_ir'):  # of parts that are not used here
+    """Writes a file with the parameters in it, for ONNX Runtime and the like."""
+    for name in ('jax2onnx', 'onnx_ir'):  # they warn about parts that are not used here
         logging.getLogger(name).setLevel(logging.ERROR)
     import jax2onnx
     import onnxruntime
@@ -87,8 +87,8 @@ def _onnx(
     return {'opset': model.opset_import[0].version}
 
 
-# The largest difference between two ways to compute the same: on CPUs in float32, and wherever
-# products are rounded.
+# The largest difference allowed between the file and the model, relative to the largest output if
+# that is above 1: in float32 on CPUs, and wherever matrix products are rounded.
 _ROUNDING, _COARSE = 1e-3, 0.1
 
 
@@ -97,16 +97,16 @@ def export_model(
 ) -> dict[str, Any]:
     """Writes the computation, runs the file and compares its outputs with the model's.
 
-    It takes input_ids, input_mask, segment_ids (of ONNX input_ids, attention_mask, token_type_ids,
-    Hugging Face's names) and, where there is a masked-LM head,
-    masked_lm_positions; all int32 [b, s], the last [b, p], with any b, p and any s that the model
-    has positions for. It gives by name `sequence_output` [b, s, H], `pooled_output` [b, H] where
-    there is a pooler, and what the head gives, in float32: `logits` [b, L] a row or [b, s, L] a
-    token, `start_logits` and `end_logits` [b, s], `masked_lm_logits` [b, p, V],
-    `next_sentence_logits` [b, 2].
+    The inputs are input_ids, input_mask, segment_ids (for ONNX with Hugging Face's names,
+    input_ids, attention_mask, token_type_ids) and, with a masked-LM head, masked_lm_positions. All
+    are int32 [b, s], the last [b, p], for any b and p and any s up to the model's `max_length`. The
+    outputs, by name and in float32, are `sequence_output` [b, s, H], `pooled_output` [b, H] if
+    there is a pooler, and the head's: `logits` [b, L] per row or [b, s, L] per token,
+    `start_logits` and `end_logits` [b, s], `masked_lm_logits` [b, p, V], `next_sentence_logits`
+    [b, 2].
 
     Args:
-      model: of any head.
+      model: one that serves `export`.
       output: the file.
       to: 'stablehlo' or 'onnx'.
       opset: version of ONNX's operators; below 20 it has no gelu.
@@ -115,8 +115,8 @@ def export_model(
       {'output', 'inputs', 'outputs', 'largest_difference'} and what the format adds.
 
     Raises:
-      InputError: it cannot be written, a package is not installed, or the outputs differ from the
-        model's. Then no file is left.
+      InputError: the model cannot be exported, the file cannot be written, a package is not
+        installed, or the outputs differ from the model's. Then no file is left.
     """
     model.need('export')
     if to == 'onnx' and model.config.dtype != 'float32':
@@ -162,12 +162,12 @@ def export_model(
 def _forward(model: LoadedModel) -> Any:
     """The forward pass, for any platform and one device."""
     config = dataclasses.replace(model.config, attention='xla', layout=Layout())
-    # The class by its name: it computes from hidden states, without features of frozen encoders.
+    # {}: only taggers on features of a frozen encoder need inference settings; none is exported.
     head = HEADS[model.weights.head].of_model(config, model.weights.num_labels, {})
 
     def forward(flat, input_ids, input_mask, segment_ids, positions=None):  # type: ignore[no-untyped-def]
         params = to_tree(flat, None)
-        # Looked up: not every format can express the first s rows of a table.
+        # Position ids are looked up: not every format can express the first s rows of a table.
         position_ids = jax.lax.broadcasted_iota(jnp.int32, input_ids.shape, 1)
         out: Any = Bert(config, pooled=model.weights.has('bert/pooler')).apply(
             {'params': params['bert']}, input_ids, input_mask, segment_ids, None, position_ids)

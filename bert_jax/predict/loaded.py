@@ -34,22 +34,22 @@ POOLS = ('mean', 'cls', 'max')
 Result = dict[str, Any]
 Modules = Sequence[tuple[str, Path]]  # names and folders of sentence-transformers' modules
 
-_CHUNK_STEPS = 8  # of the engine: what is made ready at a time,
-_CHUNK_VALUES = 1 << 27  # and at most this many result values
-_CHARACTERS = 4  # of a token, more or less
+_CHUNK_STEPS = 8  # a chunk of texts fills about so many steps of the engine,
+_CHUNK_VALUES = 1 << 27  # and its outputs have at most about so many values
+_CHARACTERS = 4  # of a token, roughly
 
 
 def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[Weights, Modules]:
-    """(The weights at a path, with the named vocabulary; what describes the pooling).
+    """(The weights at a path, with the given vocabulary; the modules, which describe the pooling).
 
     Args:
-      path, vocab_file: as of `bert_jax.predict.load`.
+      path, vocab_file: as for `bert_jax.predict.load`.
 
     Raises:
       InputError: there is no model, or something is wrong with it or with the vocabulary.
     """
     modules = _modules(as_path(model_folder(path)))
-    encoder = modules[0][1]  # an old modules.json has a folder for it
+    encoder = modules[0][1]  # old sentence-transformers models keep it in a folder of its own
     settings = encoder / 'sentence_bert_config.json'
     limit = read_json(settings, '').get('max_seq_length') if settings.exists() else None
     inference = {'max_seq_length': limit} if isinstance(limit, int) else {}
@@ -64,7 +64,7 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
 
 
 def _modules(folder: Path) -> Modules:
-    """Those that `modules.json` lists: the encoder, which is `folder` without one, and others."""
+    """The modules in `modules.json`, encoder first; without that file, the encoder in `folder`."""
     path = folder / 'modules.json'
     listed = read_json(path, 'copy it again', list) if path.exists() else []
     return [(str(module.get('type', '')).rpartition('.')[2], folder / module.get('path', ''))
@@ -72,7 +72,7 @@ def _modules(folder: Path) -> Modules:
 
 
 _TASK_HEADS = ('classification', 'multi_label', 'regression', 'multiple_choice')
-# Command -> (heads that serve it, a part of the model that it needs, what to call them).
+# Command -> (heads that serve it, a part of the model that it needs, what messages call these).
 _NEEDS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
     'fill-mask': (('pretraining',), 'cls/predictions', 'a masked-LM head'),
     'score': (('pretraining',), 'cls/predictions', 'a masked-LM head'),
@@ -92,7 +92,7 @@ _PLAIN_ONLY = ('fill-mask', 'score', 'next-sentence', 'export')
 
 
 def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
-    """An argument's value; InputError where it is none of the choices."""
+    """Returns an argument's value; raises InputError if it is none of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise InputError(f"{name}={value!r:.60} is unknown: {', '.join(choices)}")
     return value
@@ -106,7 +106,7 @@ def num_tokens(text: Any) -> int:
 
 
 def shown(text: Any) -> Result:
-    """A text, or several that go together, as a result shows them."""
+    """A text, or several that belong together, as a result shows them."""
     if isinstance(text, str):
         return {'text': text}
     if not isinstance(text, Sequence) or not all(isinstance(part, str) for part in text):
@@ -117,11 +117,11 @@ def shown(text: Any) -> Result:
 
 
 def parts_of(text: Any, *allowed: int) -> list[str]:
-    """The texts that go together.
+    """The texts of one item, as a list.
 
     Args:
-      text: one text or several.
-      allowed: how many there may be; none: any number.
+      text: one text, or several that belong together.
+      allowed: how many there may be; none given: any number.
 
     Raises:
       InputError: it is no text, or there is another number of them.
@@ -154,8 +154,8 @@ class LoadedModel:
           weights: from `bert_jax.weights`, with any head.
           dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else
             bfloat16.
-          devices: share the texts; default: all.
-          modules: of sentence-transformers, which determine the pooling.
+          devices: the texts are divided among them; default: all.
+          modules: from `read_model`; they determine the pooling.
         """
         if dtype is None:
             dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
@@ -179,7 +179,7 @@ class LoadedModel:
 
     @functools.cached_property
     def engine(self) -> Engine:
-        """The engine that computes."""
+        """The engine that runs the model on the devices."""
         return Engine(self._mesh, token_cost=functools.partial(token_flops, self.config))
 
     @functools.cached_property
@@ -190,7 +190,7 @@ class LoadedModel:
 
     @functools.cached_property
     def pooling(self) -> tuple[str, bool]:
-        """(pool, normalize) of sentence-transformers' `modules.json`; ('mean', False) without.
+        """(pool, normalize) from sentence-transformers' modules; ('mean', False) without them.
 
         Raises:
           InputError: it has a module or a pooling that is not supported.
@@ -201,7 +201,8 @@ class LoadedModel:
                 config = read_json(folder / 'config.json', f'copy it again, or {remedy}')
                 on = [name.removeprefix('pooling_mode_') for name, value in config.items()
                       if name.startswith('pooling_mode_') and value is True]
-                pool = str(config.get('pooling_mode') or ' and '.join(on))  # as newer versions say
+                # Newer versions have `pooling_mode` instead.
+                pool = str(config.get('pooling_mode') or ' and '.join(on))
                 pool = pool.removesuffix('_tokens').removesuffix('_token')
                 if pool not in POOLS:
                     raise InputError(f"{folder} pools by {pool or 'nothing'}, which cannot be "
@@ -218,7 +219,7 @@ class LoadedModel:
         """The tokenizer of the weights' vocabulary.
 
         Raises:
-          InputError: they have none.
+          InputError: the weights have no vocabulary.
         """
         if self.weights.vocab_file is None:
             raise InputError(f'{self.weights.source} has no vocabulary: put the vocab.txt that '
@@ -232,12 +233,12 @@ class LoadedModel:
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest sequence, [CLS] and [SEP] included."""
+        """The most tokens of a sequence, [CLS] and [SEP] included."""
         positions = self.config.max_position_embeddings
         return min(positions, self.weights.inference.get('max_seq_length') or positions)
 
     def windows(self, how: str | None = None) -> str:
-        """The combination of windows of long texts: the given one, else the run's."""
+        """How windows of long texts are combined: as given, else as in the run, else 'first'."""
         how = self.weights.inference.get('windows') or 'first' if how is None else how
         return one_of('windows', how, WINDOWS)
 
@@ -250,7 +251,7 @@ class LoadedModel:
             and (plain or command not in _PLAIN_ONLY)]
 
     def need(self, command: str) -> None:
-        """Refuses a command that the model has no head for, with an InputError."""
+        """Raises InputError if the model does not serve a command."""
         fits = self.commands()
         if command not in fits:
             others = [name for name in ('causal', 'bilstm') if getattr(self.config, name)]
@@ -260,10 +261,10 @@ class LoadedModel:
                              f'{", ".join(fits)}')
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text.
+        """Token ids of a text, without [CLS] and [SEP].
 
         Raises:
-          InputError: it has none.
+          InputError: the text has no tokens.
         """
         ids = self.tokenizer.encode(text)
         if not ids:
@@ -271,7 +272,7 @@ class LoadedModel:
         return ids
 
     def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of many texts, as `data.pairs.Encode`."""
+        """The ids of many texts, in the form of `data.pairs.Encode`."""
         return joined([self.tokenizer.encode(text) for text in texts])
 
     def stream(
@@ -281,21 +282,24 @@ class LoadedModel:
         refused: Callable[[Any, str], Any] = lambda text, reason: shown(text) | {'error': reason},
         size: Callable[[Any], int] = num_tokens, values_per_token: int = 1,
     ) -> Iterator[Any]:
-        """One result a text, in order; memory does not grow with their number.
+        """Yields one result per text, in order; memory use does not grow with their number.
 
         Args:
           texts: any iterable; it is read a few chunks ahead, in the caller's thread.
-          read: tokenizes a text, from the text and its number from 1, and puts remarks into `note`,
-            in another thread; what it raises is the text's result.
-          make: anything for `results`, and units, of what was read of consecutive texts.
-          function: what is computed of the units.
-          results: of what was read, what `make` gave and the outputs; one for each text.
-          refused: the result of a text (or an error) that could not be read, from the reason.
-          size: tokens of the units of a text, more or less.
-          values_per_token: numbers that `function` gives a token, which bounds what is in memory.
+          read: tokenizes a text, given the text and its number from 1, in another thread, and may
+            call `note`; an exception that it raises becomes the text's result.
+          make: makes (anything for `results`, units) of what `read` returned for some texts.
+          function: computes the units.
+          results: makes one result for each text, given what `read` returned, the first result of
+            `make`, and the outputs.
+          refused: makes the result of a text that could not be read (or of the exception in its
+            place), given the reason.
+          size: estimates the tokens of a text's units.
+          values_per_token: output values per token, which bound the size of a chunk.
 
         Raises:
-          InputError: `texts` is one text, whose letters would be texts, or no texts at all.
+          InputError: `texts` is one text, whose characters would be taken for texts, or not an
+            iterable of texts.
         """
         if isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable):
             raise InputError(f'{texts!r:.60} ({type(texts).__name__}) where a list of texts is '
@@ -318,11 +322,11 @@ class LoadedModel:
 
         def prepare(chunk: list[Any]) -> tuple[Any, Units | None]:
             """(What `results` needs of a chunk, its units)."""
-            given = []  # what was read of each text, or why it could not be
+            given = []  # what `read` returned for each text, or the exception
             for text, number in zip(chunk, numbers):
                 try:
                     given.append(text if isinstance(text, Exception) else read(text, number))
-                except Exception as error:  # of any type: the other texts have their results
+                except Exception as error:  # of any type: the other texts still get results
                     given.append(error)
             good = [x for x in given if not isinstance(x, Exception)]
             made, units = make(good) if good else (None, None)

@@ -1,7 +1,7 @@
 """Checksums of arrays, digests of bytes and JSON, and tests for finite numbers.
 
-File formats check at most what they wrote. Checksums of arrays also cover the way from the devices
-and back: they are integer sums, so they do not depend on the mesh or the order of summation.
+File formats check at most what they wrote. Checksums of arrays also cover the transfers from the
+devices and back. They are integer sums, so they do not depend on the mesh or the summation order.
 """
 
 import json
@@ -16,7 +16,7 @@ from jax import lax
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import digest
 
-CHECKSUMS = 'checksums'  # their name in saved trees
+CHECKSUMS = 'checksums'  # the key of the checksums in saved trees
 DIGEST = 'digest'  # the field of a JSON object that holds the digest of the others
 _BLOCK = 1 << 18  # elements, small enough for a CPU's cache
 
@@ -27,7 +27,7 @@ def with_digest(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_digest(written: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """A JSON object without its digest, which is checked.
+    """Checks the digest of a JSON object and returns the object without it.
 
     Objects without a digest are accepted: older versions wrote none, and users who edit a file on
     purpose remove it.
@@ -59,20 +59,20 @@ def leaves(tree: Any) -> dict[str, Any]:
 
 
 def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
-    """One uint32 for each array, sorted by name; a change of one element always changes it (of an
-    array of at most 32 bits)."""
+    """One uint32 for each array, sorted by name. A change of one element always changes it, if
+    elements have at most 32 bits."""
     sums = [_compute(arrays[name], checksum, checksum_on_device) for name in sorted(arrays)]
     return np.array(jax.device_get(sums), np.uint32)
 
 
 def _compute(x: Any, on_host: Callable[[np.ndarray], Any], on_device: Callable[[jax.Array], Any]
              ) -> Any:
-    """Computes where the array is, on CPUs without compilation."""
+    """Computes on the array's device; for arrays on a CPU, in NumPy, without compilation."""
     on_cpu = not isinstance(x, jax.Array) or x.addressable_shards[0].device.platform == 'cpu'
     if on_cpu and getattr(x, 'is_fully_addressable', True):
         return on_host(np.asarray(x))
     result = on_device(x)
-    if on_cpu:  # they start small programs in any order: two collectives could deadlock hosts
+    if on_cpu:  # CPUs start programs in any order, and collectives out of order deadlock hosts
         result.block_until_ready()
     return result
 
@@ -103,7 +103,7 @@ def not_finite(arrays: Mapping[str, Any]) -> str | None:
 def is_finite(x: np.ndarray) -> bool:
     """Whether no element is NaN or infinite."""
     with np.errstate(all='ignore'):
-        # One pass without an array of the same size. The sum of finite numbers may overflow.
+        # One pass without a temporary array. If finite numbers overflow, the elements decide below.
         if np.isfinite(np.add.reduce(x, axis=None, dtype=np.result_type(x.dtype, np.float32))):
             return True
     return bool(np.isfinite(x).all())

@@ -1,4 +1,4 @@
-"""What is said to users: exceptions whose messages are for them, lines on standard error."""
+"""Messages to users: exceptions whose messages are meant for them, lines on standard error."""
 
 import contextlib
 import difflib
@@ -40,7 +40,7 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def needing(purpose: str, package: str = '') -> Iterator[None]:
-    """Says that `purpose` needs `package` (or the one that is missing), where its import fails."""
+    """Turns a failing import into an InputError: `purpose` needs `package`, or the missing one."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -26,12 +26,12 @@ from etils.epath import Path
 
 from bert_jax.runtime.errors import InputError, Unavailable, needing, tell
 
-# A URL's scheme, also of gs:/b/x, which would otherwise be a local folder called `gs:`.
+# A URL's scheme. It also matches gs:/b/x, which would otherwise be a local folder named `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
 
 
 def digest(content: bytes) -> str:
-    """32 hexadecimal digits of SHA-256."""
+    """The first 32 hexadecimal digits of SHA-256."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 
@@ -39,8 +39,9 @@ def as_path(path: str | os.PathLike[str]) -> Path:
     """A user's path, local (with `~` expanded) or in a bucket, as an `epath.Path`.
 
     Raises:
-      InputError: another scheme than gs://, a bucket that cannot be accessed (tested with its
-        first path), or a `~` of an unknown user.
+      InputError: a scheme other than gs://, a bucket that cannot be accessed (tested with its first
+        path), or a `~` of an unknown user.
+      Unavailable: the bucket does not answer.
     """
     name = os.fspath(path)
     check_scheme(name)
@@ -55,7 +56,7 @@ def check_scheme(path: str | os.PathLike[str], field: str = '') -> None:
     """Refuses URLs other than gs://BUCKET/..., without accessing the bucket.
 
     Raises:
-      InputError: it is another scheme, or names no bucket; the message begins with `field`.
+      InputError: it has another scheme, or names no bucket; the message begins with `field`.
     """
     if in_bucket(path) and not re.match('gs://[^/]', os.fspath(path)):
         raise InputError(f'{field}{os.fspath(path)}: name a local path, or one in a bucket as '
@@ -68,12 +69,12 @@ def in_bucket(path: str | os.PathLike[str]) -> bool:
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """The absolute path (epath's `absolute` takes gs: for a local folder)."""
+    """The absolute path (epath's `absolute` would take `gs:` for a local folder)."""
     return as_path(path) if in_bucket(path) else as_path(path).resolve()
 
 
 def children(named: str | os.PathLike[str]) -> list[Path]:
-    """The entries of a folder, sorted by name; none where there is no such folder."""
+    """The entries of a folder, sorted by name; none if there is no such folder."""
     folder = as_path(named)
     try:
         if not in_bucket(folder):
@@ -87,7 +88,7 @@ def children(named: str | os.PathLike[str]) -> list[Path]:
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Writes a file atomically: beside it, then renamed; uploads to a bucket are atomic."""
+    """Writes a file atomically: on a disk by renaming a temporary file; uploads are atomic."""
     data = content.encode('utf-8') if isinstance(content, str) else content
     if in_bucket(path):
         _file_system().pipe_file(os.fspath(as_path(path)), data)
@@ -97,7 +98,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 
 def write_new(path: str | os.PathLike[str], content: str) -> bool:
-    """Creates a small file exclusively; False if it exists. Of two calls at once, one succeeds."""
+    """Creates a small file exclusively; False if it exists. Of simultaneous calls, one succeeds."""
     data = content.encode('utf-8')
     try:
         if in_bucket(path):
@@ -112,7 +113,7 @@ def write_new(path: str | os.PathLike[str], content: str) -> bool:
 
 @contextlib.contextmanager
 def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write that appears at `path` when the block ends, and not if it raises."""
+    """A file to write, which appears at `path` when the block ends, unless the block raises."""
     target = as_path(path)
     place = as_path(_local_folder().name) if in_bucket(path) else target.parent
     beside = place / f'.{target.name}.{os.getpid()}.tmp'
@@ -131,7 +132,7 @@ def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """A file's content, read from start to end; decompressed if its name ends in .gz or .bz2.
+    """A file to read from start to end; decompressed if its name ends in .gz or .bz2.
 
     Raises:
       InputError: it cannot be read, is damaged or cut short.
@@ -155,17 +156,17 @@ def read_blocks(path: str | os.PathLike[str], num_bytes: int) -> Iterator[bytes]
 
 
 def read_system(path: str) -> str:
-    """A small file of the system, as in /proc, without white space around; '' if unreadable."""
+    """The stripped text of a small system file, as in /proc; '' if it cannot be read."""
     with contextlib.suppress(OSError), open(path, encoding='utf-8', errors='replace') as file:
         return file.read().strip()
     return ''
 
 
 def read_json(path: Path, wanted_for: str, kind: type = dict) -> Any:
-    """A JSON object, or where `kind` is `list` a list.
+    """The JSON object in a file, or the list if `kind` is `list`.
 
     Raises:
-      InputError: it is missing, or something else.
+      InputError: the file is missing or holds something else; the message ends in `wanted_for`.
     """
     try:
         value = json.loads(path.read_text(encoding='utf-8'))
@@ -188,7 +189,7 @@ class Found(NamedTuple):
 
 
 def find(pattern: str) -> list[Found]:
-    """The files that match a pattern (with `**` at any depth), by name.
+    """The files that match a pattern (`**` matches any depth), sorted by name.
 
     An existing name is taken literally, even if it contains wildcard characters.
 
@@ -210,9 +211,9 @@ def find(pattern: str) -> list[Found]:
 
 
 def local_copy(path: str | os.PathLike[str]) -> Path:
-    """A file on this machine's disk for libraries that need one: the file itself, or a copy.
+    """A file on this machine's disk, for libraries that need one: the file itself, or a copy.
 
-    Copies from one folder share a folder, which is removed when the process ends.
+    Copies from one folder of a bucket are in one folder. They are removed when the process ends.
     """
     if not in_bucket(path):
         return as_path(path)
@@ -223,10 +224,12 @@ def local_copy(path: str | os.PathLike[str]) -> Path:
 
 
 def unpacked(path: str | os.PathLike[str]) -> Path:
-    """The content of a .zip, or its only folder, on this machine's disk; kept as by `local_copy`.
+    """The folder with the content of a .zip, or the only folder in it, on this machine's disk.
+
+    It is removed when the process ends.
 
     Raises:
-      InputError: it is damaged.
+      InputError: the .zip is damaged.
     """
     folder = as_path(_local_folder().name) / digest(os.fspath(path).encode())
     try:
@@ -248,8 +251,12 @@ def upload(local: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
 def check_deletion(path: str | os.PathLike[str]) -> None:
     """Refuses a bucket in which orbax could not delete old checkpoints.
 
-    Orbax reads the bucket's metadata to delete, which needs more permissions than objects do, and
-    would fail hours later.
+    To delete, orbax reads the bucket's metadata, which needs more permissions than its objects do;
+    without them a run would fail hours later.
+
+    Raises:
+      InputError: the permission is missing, or there is no such bucket.
+      Unavailable: the bucket does not answer.
     """
     if not in_bucket(path):
         return
@@ -270,7 +277,7 @@ def _local_folder() -> tempfile.TemporaryDirectory[str]:
 def _file_system() -> Any:
     import fsspec
 
-    return fsspec.filesystem('gcs', finalize_on_close=True)  # etils' arguments: the same instance
+    return fsspec.filesystem('gcs', finalize_on_close=True)  # etils' arguments, so its instance
 
 
 @functools.cache
@@ -285,7 +292,7 @@ def _check_bucket(name: str) -> None:
          "this machine's service account the role Storage Object Admin on it")
 
 
-# A new GKE pod has no credentials for some seconds; a bucket may be unavailable for minutes.
+# A new GKE pod has no credentials for some seconds; a bucket can be unavailable for minutes.
 REFUSED_SECONDS, UNREACHABLE_SECONDS = 60.0, 300.0
 
 
@@ -306,7 +313,7 @@ def _ask(url: str, request: Callable[[], object], refused: str) -> None:
         try:
             request()
             return
-        except Exception as error:  # of many libraries
+        except Exception as error:  # any of many libraries
             reason = ' '.join(str(error).split())[:200] or type(error).__name__
             code = 404 if isinstance(error, FileNotFoundError) else getattr(error, 'code', None)
         seconds = time.monotonic() - begun
@@ -334,7 +341,7 @@ def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') ->
       unless: a JSON field that marks an earlier result, which may be overwritten.
 
     Raises:
-      InputError: it names the flag.
+      InputError: that is so; the message names the flag.
     """
     target = as_path(path)
     if target.is_dir():
@@ -375,7 +382,7 @@ def is_incidental(path: Path) -> bool:
 
 
 def _check_writable(folder: Path, where: str, make: bool = False) -> None:
-    """Refuses a folder on a disk that cannot be written, or made; `where` is for the message."""
+    """Refuses a folder on a disk that cannot be written or made; `where` begins the message."""
     if in_bucket(folder):
         return
     try:

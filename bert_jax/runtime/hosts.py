@@ -26,7 +26,7 @@ _TASK_COUNTS = (
     ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'), ('SLURM_STEP_NUM_TASKS', 'SLURM_PROCID'),
     ('OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK'), ('PMI_SIZE', 'PMI_RANK'),
 )
-# Of a TPU run of several slices.
+# Variables of a TPU run on several slices.
 _SLICES = ('MEGASCALE_COORDINATOR_ADDRESS', 'MEGASCALE_NUM_SLICES', 'MEGASCALE_SLICE_ID')
 # Single-host notebooks: looking for a cluster there would only take time.
 _NOTEBOOKS = ('COLAB_RELEASE_TAG', 'COLAB_GPU', 'KAGGLE_KERNEL_RUN_TYPE')
@@ -46,7 +46,7 @@ def state() -> Any:
 
 
 def index() -> int:
-    """This process's index, from `connect` on; it does not initialise the devices."""
+    """This process's index, valid after `connect`. It does not initialise the devices."""
     return state().process_id or 0
 
 
@@ -68,7 +68,7 @@ def connect() -> None:
 
     Raises:
       InputError: this process was started as one of several, and they have not joined; or the
-        environment has a part of the variables only, perhaps another run's.
+        environment has only some of the variables, perhaps those of another run.
     """
     for names in (_CLUSTER, _SLICES):
         missing = [name for name in names if not os.environ.get(name)]
@@ -78,7 +78,7 @@ def connect() -> None:
     tasks = {size: _whole_number(size) or 1 for size, _ in _TASK_COUNTS}
     if chips := os.environ.get('TPU_VISIBLE_CHIPS'):  # perhaps of another run; libtpu obeys it
         tell(f'note: TPU_VISIBLE_CHIPS={chips} is set: this process uses these chips only')
-    # Hosts of a pod come up minutes apart: the installation is what takes longest.
+    # The hosts of a pod come up minutes apart, mostly because installing takes long.
     arguments: Any = {'initialization_timeout': _whole_number('BERT_JAX_JOIN_SECONDS') or 600}
     if (process_id := _whole_number('JAX_PROCESS_ID')) is not None:
         arguments |= {'num_processes': tasks['JAX_NUM_PROCESSES'], 'process_id': process_id}
@@ -86,7 +86,7 @@ def connect() -> None:
         try:
             jax.distributed.initialize(**arguments)
         except ValueError as error:
-            if 'coordinator_address' not in str(error):  # else no cluster: a run of one process
+            if 'coordinator_address' not in str(error):  # else no cluster: one process runs
                 raise
     if count() > 1:
         # CPUs run independent programs in any order, so hosts could enter the collectives of two
@@ -100,10 +100,10 @@ def connect() -> None:
 
 
 def _whole_number(variable: str) -> int | None:
-    """The number in an environment variable; None where it is not set.
+    """The number in an environment variable; None if it is not set.
 
     Raises:
-      InputError: it is no whole number from 0.
+      InputError: it is not a whole number from 0.
     """
     value = os.environ.get(variable)
     if value and not (value.isascii() and value.isdigit()):
@@ -115,7 +115,7 @@ def check_accelerators() -> None:
     """Refuses to train on the CPU of a machine whose accelerator jax does not see.
 
     Raises:
-      InputError: that is so, and nobody asked for the CPU with JAX_PLATFORMS.
+      InputError: there is such an accelerator, and JAX_PLATFORMS is not set.
     """
     if os.environ.get('JAX_PLATFORMS') or jax.default_backend() != 'cpu':
         return
@@ -130,7 +130,7 @@ def check_accelerators() -> None:
 def chips() -> tuple[str, list[str]]:
     """('tpu', 'gpu' or 'cpu', names of this machine's chips), without starting jax.
 
-    Only those that the environment leaves visible; of a CPU the virtual devices of XLA_FLAGS.
+    Only those that the environment leaves visible; for a CPU, the virtual devices of XLA_FLAGS.
     """
     tpus = sum(read_system(f'{path}/vendor') == '0x1ae0'
                and read_system(f'{path}/device') in _TPU_DEVICES
@@ -146,7 +146,7 @@ def chips() -> tuple[str, list[str]]:
     return kind, visible.split(',') if visible else [str(i) for i in range(number)]
 
 
-# Looking for a TPU, jax would load an installed libtpu, which prints errors where there is none.
+# To look for a TPU, jax would load an installed libtpu, which prints errors if there is none.
 if (not getattr(jax.config, 'jax_platforms', None) and importlib.util.find_spec('libtpu')
         and chips()[0] == 'cpu' and not glob.glob('/dev/accel*') + glob.glob('/dev/vfio/*')):
     jax.config.update('jax_platforms', 'cpu')
@@ -165,7 +165,7 @@ def share(name: str, make: Callable[[], str]) -> str:
 
 
 def exchange(name: str, value: str) -> list[str]:
-    """Every host's (short) value, in order."""
+    """The (short) values of all hosts, in the order of their indices."""
     if count() == 1:
         return [value]
     key = f'bert_jax/{next(_calls)}/{name}'
@@ -183,10 +183,10 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
 
     Args:
       what: name of the values, for the message.
-      values: by name, plain values as JSON has them.
+      values: by name; values that JSON can hold.
 
     Raises:
-      InputError: on every host alike, naming the first host that differs from host 0, and how.
+      InputError: on all hosts, with the first host that differs from host 0 and its differences.
     """
     if count() == 1:
         return

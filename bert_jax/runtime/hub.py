@@ -15,15 +15,15 @@ from typing import Any
 from bert_jax.runtime.errors import InputError, Unavailable, first_line, needing
 
 _MODEL_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
-# A revision holds slashes only where the hub keeps its own Parquet copy of a data set.
-# Name, revision and path of a data set.
+# Name, revision and path of a data set. Revisions with slashes are only those under which the hub
+# keeps its own Parquet copies.
 DATASET = re.compile(r'hf:datasets/([^/@]+/[^/@]+)(?:@(refs/convert/\w+|[^/]+))?/?(.*)')
 
 
 def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """Downloads a model named `hf:ORG/NAME[@REVISION]` into the hub's cache; its folder.
+    """Downloads a model `hf:ORG/NAME[@REVISION]` into the hub's cache and returns its folder.
 
-    Another name is returned as it is.
+    Any other name is returned as it is.
 
     Raises:
       InputError: the hub has no such model or revision, or requires a login.
@@ -39,15 +39,15 @@ def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def parquet_files(named: str) -> list[str]:
-    """The Parquet files of a data set, downloaded into the hub's cache; or the one that is named.
+    """The Parquet files of a split (or pattern) of a data set, downloaded into the hub's cache.
 
     Args:
       named: `hf:datasets/ORG/NAME[@REVISION]/PATH`; PATH is a split (`mrpc/train` for
         `mrpc/train-00000-of-00001.parquet`), a folder with the parts of one, or a pattern that ends
-        in .parquet. Another name is returned as it is.
+        in .parquet. Any other name is returned as it is, as the only file.
 
     Raises:
-      InputError: as of `model_folder`, or there are none.
+      InputError: as for `model_folder`; no such files, or a folder with several splits.
       Unavailable: a download was cut off.
     """
     if not named.startswith('hf:'):
@@ -65,7 +65,7 @@ def parquet_files(named: str) -> list[str]:
                                        allow_patterns=patterns, library_name='bert_jax')
         found = sorted(file for file in glob.glob('**/*.parquet', root_dir=folder, recursive=True)
                        if any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns))
-        # A folder with several splits is not one of them: test rows would be trained on.
+        # A folder with several splits is refused: a run would train on test rows.
         is_one = found and (path.endswith('.parquet') or len(set(map(_split, found))) == 1)
         there = found or hub.HfApi().list_repo_files(name, revision=revision, repo_type='dataset')
     if not is_one:
@@ -78,7 +78,7 @@ def parquet_files(named: str) -> list[str]:
 
 
 def publish(folder: str | os.PathLike[str], named: str) -> None:
-    """Uploads a folder as the model `hf:ORG/NAME`, which is made if it is not there.
+    """Uploads a folder as the model `hf:ORG/NAME`, which is created if it does not exist.
 
     Raises:
       InputError: the login may not write there.
@@ -91,7 +91,7 @@ def publish(folder: str | os.PathLike[str], named: str) -> None:
 
 
 def _split(file: str) -> str:
-    """The path of a file of Parquet without the number of the part."""
+    """The path of a Parquet file without the number of the part."""
     return re.sub(r'([-/][\d_]+(-of-\d+.*)?)?\.parquet$', '', file)
 
 
@@ -123,7 +123,7 @@ def _hub(named: str, name: str, kind: str = 'model') -> Iterator[Any]:
                  'cannot be reached: check the network, or unset HF_HUB_OFFLINE')
     except errors.HFValidationError:
         fault = 'write hf:ORG/NAME, such as hf:google-bert/bert-base-uncased'
-    except Exception as error:  # of its HTTP client, too, whose package has changed
+    except Exception as error:  # also its HTTP client's, which depends on the version
         if getattr(getattr(error, 'response', None), 'status_code', 0) not in (401, 403):
             raise Unavailable(f'{named}: the transfer failed ({first_line(error)}): the same '
                               'command goes on with it') from None

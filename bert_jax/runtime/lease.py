@@ -1,16 +1,16 @@
 """A lease on a folder: one process at a time writes there, on one machine or many.
 
 A claim is a small file in the folder, `.claim-NUMBER`; the highest number counts. It is created
-exclusively, which disks and buckets both support, so one of two simultaneous starts gets it. Its
-holder rewrites it every few seconds. A killed process leaves its claim behind, and the next process
-creates the next number once that claim is dead:
+exclusively, which disks and buckets both support, so only one of two simultaneous starts gets it.
+Its holder rewrites it every few seconds. A killed process leaves its claim behind, and the next
+process creates the next number once that claim is dead:
 
 - at once, if its process ran on this machine and has ended;
 - after `SECONDS` without a change by the waiting process's clock; clocks of other machines and file
   times are not used.
 
-So a preempted run continues elsewhere after at most `SECONDS`, and an orderly stopped one, whose
-claim is deleted, at once.
+So a preempted run continues elsewhere after at most `SECONDS`, and a run that stopped in an orderly
+way, and so deleted its claim, at once.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ class Claim:
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
-        """`folder` exists; in a bucket any path will do."""
+        """`folder` must exist, unless it is in a bucket."""
         self._folder = as_path(folder)
         self._content: dict[str, Any] = {
             'token': secrets.token_hex(8), 'host': platform.node(), 'pid': os.getpid(),
             'machine': _machine(), 'started': _started(os.getpid()), 'beat': 0,
         }
         self._number = 0  # of our claim
-        self._seen: tuple[Any, float] = None, 0.0  # another's claim, unchanged since when
+        self._seen: tuple[Any, float] = None, 0.0  # another's claim, and since when it is unchanged
         self._ended = threading.Event()
         self.lost = False
         self.holder = ''
@@ -68,9 +68,9 @@ class Claim:
         path = self._path(last + 1)
         if not write_new(path, json.dumps(self._content)) and (
                 _read(path).get('token') != self._content['token']):
-            return False  # another was quicker; with our token in it, only the answer was lost
+            return False  # another was quicker; if the token is ours, only the reply was lost
         if last and (again := _read(self._path(last))) and again != self._seen[0]:
-            path.unlink(missing_ok=True)  # the number was another's meanwhile
+            path.unlink(missing_ok=True)  # the claim that seemed dead has changed
             return False
         for number in numbers:
             self._path(number).unlink(missing_ok=True)
@@ -92,7 +92,7 @@ class Claim:
         """Gives the folder back, if this process has it."""
         self._ended.set()
         if self._number and not self.lost:
-            self._thread.join(_BEAT_SECONDS)  # a beat under way would write the claim again
+            self._thread.join(_BEAT_SECONDS)  # a beat in progress would write the claim again
             with contextlib.suppress(OSError):
                 self._path(self._number).unlink(missing_ok=True)
         self._number = 0
@@ -133,8 +133,8 @@ def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
     """Holds the claim on a folder; waits while the present claim may be a dead process's.
 
     Args:
-      folder: exists.
-      what: the folder is, for messages.
+      folder: must exist.
+      what: what the folder holds, for messages.
 
     Raises:
       InputError: another process is at work in it.
@@ -157,8 +157,8 @@ def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
 
 
 def holder(folder: str | os.PathLike[str]) -> str:
-    """The process that may be writing in a folder, or ''. It looks once, without waiting, so a
-    process that was killed on another machine is still named.
+    """The process that may be writing in a folder, or ''. This looks once, without waiting, so it
+    still names a process that was killed on another machine.
     """
     claim = Claim(folder)
     last = max(claim._numbers(), default=0)
@@ -166,7 +166,7 @@ def holder(folder: str | os.PathLike[str]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The content of a claim; {} where it is gone, is just being made, or is nonsense."""
+    """The content of a claim; {} if it is gone, just being made, or not valid JSON."""
     with contextlib.suppress(InputError):
         return files.read_json(path, '')
     return {}
@@ -179,6 +179,6 @@ def _machine() -> str | None:
 
 
 def _started(pid: Any) -> str | None:
-    """The start time of a process of this machine; None where no process has the number."""
+    """The start time of a process of this machine; None if no process has the number."""
     fields = read_system(f'/proc/{pid}/stat').rpartition(')')[2].split()
     return None if not fields or fields[0] == 'Z' else fields[19]

@@ -1,4 +1,4 @@
-"""Processes: error boundary, TensorFlow's import, chips, the compilation cache, a pool of more."""
+"""Processes: error boundary, TensorFlow's import, chips, compilation cache, worker processes."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ STARTED = time.time()  # about the start of this process
 def quiet_stderr() -> Iterator[None]:
     """Discards standard error: TensorFlow's C++ prints a banner whatever the log level.
 
-    Exceptions pass.
+    Exceptions are not suppressed.
     """
     sys.stderr.flush()
     kept = os.dup(2)
@@ -50,9 +50,9 @@ def quiet_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without(package: str, *, empty: bool = False) -> Iterator[None]:
-    """Hides a package that is not loaded yet, or makes it `empty`, within the block.
+    """Hides a package that is not loaded yet, or makes it an `empty` module, within the block.
 
-    It saves the seconds that libraries take to import an optional package that is not used here.
+    This saves the seconds that libraries take to import an optional package that is not used here.
     """
     loaded = package in sys.modules
     if not loaded:
@@ -73,8 +73,8 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
     """
     try:
         with quiet_stderr():
-            # Keras is a third of the import time. What is missing is reported below.
-            # A caller's TensorFlow that has begun keeps its devices (RuntimeError).
+            # Keras is a third of the import time. A missing package is reported below.
+            # A caller's TensorFlow that is initialised already keeps its devices (RuntimeError).
             with without('keras'), contextlib.suppress(ModuleNotFoundError, RuntimeError):
                 import tensorflow
 
@@ -101,8 +101,8 @@ def _errors_of_a_file(*numbers: int) -> str:
 
 
 FULL = 'No space left on device|Disk quota exceeded'
-# (types of exceptions; a pattern of 'module.name: message'; what is printed; exit status). The
-# first row counts that is of an exception or of one of its causes.
+# (Types of exceptions; a pattern found in 'module.name: message'; what is printed; exit status).
+# The first row that fits an exception or one of its causes counts.
 _ANSWERS: tuple[tuple[Any, str, str, int], ...] = (
     (Stopped, '', '{fault}', 143),
     (InputError, '', '{fault}', 2),
@@ -122,7 +122,7 @@ _ANSWERS: tuple[tuple[Any, str, str, int], ...] = (
     (Exception, 'Unable to initialize backend',
      'jax finds no device of JAX_PLATFORMS ({line}): set JAX_PLATFORMS=cpu to use the CPU, or '
      'install jax for the device of this machine', 2),
-    # Libraries that access buckets; how messages of gcsfs and TensorStore begin.
+    # Libraries that access buckets, and how messages of gcsfs and TensorStore begin.
     (Exception, r'^(gcsfs|aiohttp|google|requests)\.|(OSError|ValueError): (Forbidden|UNAVAILABLE|'
      'DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|ABORTED): ',
      'a bucket refuses or is away ({line}): started again, a run goes on from its last checkpoint',
@@ -150,7 +150,7 @@ def answer(
     for types_, pattern, message, status in _ANSWERS:
         for fault in chain:
             named = f'{type(fault).__module__}.{type(fault).__name__}: {fault}'
-            # Where nobody set JAX_PLATFORMS, a device that does not start may start the next time.
+            # If JAX_PLATFORMS is not set, a device that does not start may start the next time.
             unset = 'JAX_PLATFORMS' in message and 'JAX_PLATFORMS' not in os.environ
             if isinstance(fault, types_) and re.search(pattern, named) and not unset:
                 name = getattr(fault, 'filename', None)
@@ -178,17 +178,17 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
       writing: a file that the block writes, for the message of a full disk.
 
     Raises:
-      SystemExit: 2 where bad input is the cause, 130 after Ctrl-C, 1 of anything else, such as
+      SystemExit: with status 2 for bad input, 130 after Ctrl-C, and 1 for anything else, such as
         standard output whose reader has gone.
     """
-    # Orbax leaves unfinished asyncio tasks behind when it cannot read a file of a checkpoint; that
-    # error itself is answered.
+    # Orbax leaves unfinished asyncio tasks behind when it cannot read a file of a checkpoint; only
+    # the error itself is reported.
     logging.getLogger('asyncio').setLevel(logging.CRITICAL)
     logging.getLogger('absl').setLevel(logging.ERROR)  # libraries log a great deal below it
     warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
     sys.unraisablehook = _unless_of_a_task
     try:
-        # A closed stream's number would go to the next file that is opened.
+        # Otherwise the next file to be opened would take a closed standard stream's number.
         while (number := os.open(os.devnull, os.O_RDWR)) < 3:
             pass
         os.close(number)
@@ -197,12 +197,12 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
         if sys.stdout is None:
             raise InputError('standard output is closed: send it to a file or a program')
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors='backslashreplace')  # in another locale than UTF-8
+            sys.stdout.reconfigure(errors='backslashreplace')  # for locales without UTF-8
         yield
         sys.stdout.flush()  # may be the first to fail on a full disk
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)  # what follows must not run as if the block were done
+        sys.exit(1)  # the code after the block must not run as if it were done
     except (Exception, KeyboardInterrupt) as error:
         line, status = answer(error, 'standard output' if _drop_output() else writing)
         tell(f'error: {stopped if status == 130 else line}')
@@ -210,9 +210,9 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
 
 
 def _unless_of_a_task(unraisable: Any) -> None:
-    """Python's hook for unraisable exceptions, without those of collected tasks and of a stop.
+    """Python's hook for unraisable exceptions, except those of garbage-collected tasks and stops.
 
-    A stop that is raised there takes effect after the first step (see `stopping`).
+    A stop that is lost there takes effect after the first step (see `stopping`).
     """
     left = isinstance(unraisable.object, types.CoroutineType) or isinstance(
         unraisable.exc_value, Stopped)
@@ -240,9 +240,9 @@ class Chip:
 
     Attributes:
       name: its name in a topology, such as v5e.
-      kinds: parts of jax's `device_kind` in lower case.
+      kinds: parts of jax's `device_kind`, in lower case, that identify it.
       peak_flops: FLOP/s in bfloat16.
-      cycle_flops: FLOPs of a cycle, by the convention of the compiler's `estimated_cycles`.
+      cycle_flops: FLOPs a cycle, in the cycles of the compiler's `estimated_cycles`.
       memory_bytes: limit of a program (the chip's memory less the compiler's reserve).
       bandwidth: bytes/s of that memory.
       links: bytes/s between chips, all links of a chip together, one direction.
@@ -293,7 +293,7 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """The versions of this package and of what computes, by name."""
+    """The versions of this package and of the packages that compute, by name."""
     known = {}
     for name in ('bert-jax', 'jax', 'jaxlib', 'libtpu', 'flax', 'optax'):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -302,7 +302,7 @@ def versions() -> dict[str, str]:
 
 
 def made_by() -> dict[str, str]:
-    """The commit of this package, where it lies in its repository, and the command that runs."""
+    """The commit of this package ('' outside its repository) and the running command."""
     root, commit = os.path.dirname(os.path.dirname(os.path.dirname(__file__))), ''
     if os.path.exists(os.path.join(root, '.git')) and shutil.which('git'):
         commit = subprocess.run(
@@ -336,14 +336,15 @@ def keep_compiled(folder: Any) -> None:
         return
     backend = jax.default_backend()
     if backend == 'cpu':
-        # jax's cache key lacks the instruction set, and a program with missing ones crashes.
+        # jax's cache key leaves out the CPU's instruction set, and a program crashes without its
+        # instructions.
         lines = set(files.read_system('/proc/cpuinfo').splitlines(keepends=True))
         wanted = [x for x in lines if x.startswith(('model name', 'flags', 'Features'))]
         known = ''.join(sorted(wanted)) or platform.processor()
         backend += f'-{files.digest(known.encode())[:12]}'
     folder = files.absolute(folder) / backend
     if files.in_bucket(folder):
-        # XLA's own caches, of GPU kernels, can be on a disk only.
+        # XLA's own caches (of GPU kernels) can only be on a disk.
         jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
     elif hosts.first():
         shrink(folder, 2 << 30)
@@ -355,7 +356,7 @@ def shrink(folder: Any, max_bytes: int) -> None:
     found, used = [], 0
     for path in files.children(folder):
         with contextlib.suppress(FileNotFoundError):  # another run deletes too
-            status = os.stat(path)  # epath's asks who owns it, which a container may not know
+            status = os.stat(path)  # epath's looks up the owner, whom a container may not know
             found.append((status.st_mtime, status.st_size, path))
     for _, size, path in sorted(found, reverse=True):
         used += size
@@ -365,15 +366,15 @@ def shrink(folder: Any, max_bytes: int) -> None:
 
 @contextlib.contextmanager
 def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with the block, and with this process however it ends.
+    """Worker processes that end with the block, and with this process however it ends.
 
-    They load what their tasks need and nothing else. What a task is doing when the block is left is
-    given up. A process that dies raises `BrokenProcessPool` in whoever waits for a result.
+    They load only what their tasks need. Tasks that still run when the block ends are abandoned. If
+    a worker dies, waiting for a result raises `BrokenProcessPool`.
     """
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
         num_processes, multiprocessing.get_context('spawn'), initializer=_begin)
-    # A process would load the command that runs here.
+    # A worker would import this process's `__main__`, the running command.
     command = sys.modules['__main__']
     sys.modules['__main__'] = types.ModuleType('__main__')
     try:

@@ -1,10 +1,10 @@
 """Stops a run on all hosts at the same step: on a signal, a failed host or a hang.
 
 SIGTERM or Ctrl-C on any host stops all of them after the same step. A host that fails, or whose
-heartbeat stops, ends the others with its message and status: their devices would wait for it for
-ever. If no host finishes a step, every host writes its stacks and the run ends.
+heartbeat stops, ends the others with its message and status: otherwise their devices would wait for
+it for ever. If no host finishes a step, every host writes its stacks and the run ends.
 
-The hosts communicate through jax's coordination service: each posts its state every half second,
+The hosts communicate through jax's coordination service: each posts its state every half second;
 host 0 reads all states and posts a verdict, which all read. jax's `reached_preemption_sync_point`
 also agrees on a step, but does not name the host that failed.
 """
@@ -29,10 +29,11 @@ from bert_jax.runtime.files import Path, write_whole
 
 # A host without a heartbeat for this long counts as dead: in training, and before its first step.
 SILENCE_SECONDS, SILENCE_AT_START_SECONDS = 30.0, 300.0
-# A run hangs after this long without a step, or after this many usual steps if that is longer.
+# A run counts as hung after this long without a step, or the time of this many usual steps if that
+# is longer.
 STILL_SECONDS, _STILL_STEPS = 600.0, 20
 _WATCHED = ('step', 'data', 'profile')  # compilation, evaluation and saves have no time limit
-_PATIENCE_SECONDS = 10.0  # for the main thread to handle a signal before the first step
+_PATIENCE_SECONDS = 10.0  # that the main thread gets to handle a signal before the first step
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BEFORE = 'stopped before the first step; start again and it goes on where it was'
 # The report of a host that has not posted one.
@@ -45,12 +46,12 @@ class Guard:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        # What this host reports: `asked`: a signal came during training; `step`: the last one
-        # polled, None before training; `bound`: the first step at which it can stop.
+        # What this host reports. `asked`: a signal came; `step`: the last step polled, None before
+        # training; `bound`: the first step at which it can stop.
         self._own: dict[str, Any] = dict(_SILENT)
         self._heard: dict[int, tuple[int, float]] = {}  # by host: heartbeat, time of its change
-        # What host 0 makes of all reports: a failed host, its message and status; whether all hang;
-        # the step to stop at.
+        # What host 0 concludes from all reports. `fault`: a failed host, its message and status;
+        # `hangs`: whether all hang; `asked`: whether a host got a signal; `stop_at`: the stop step.
         self._verdict: dict[str, Any] = {
             'fault': None, 'hangs': False, 'asked': False, 'stop_at': None}
         self._finished = threading.Event()
@@ -62,7 +63,7 @@ class Guard:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
-        """Starts handling and monitoring; called in the main thread once the hosts have joined."""
+        """Starts handling and monitoring; call it in the main thread once the hosts have joined."""
         self._turn += hosts.count() / 1000
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
@@ -73,7 +74,7 @@ class Guard:
         self._thread.start()
 
     def watch(self, cause: Callable[[], str], folder: Path) -> None:
-        """Ends the run from now on when no host finishes a step.
+        """From now on, ends the run when no host finishes a step.
 
         Args:
           cause: returns the `Goodput` cause that the main thread is in.
@@ -83,10 +84,10 @@ class Guard:
 
     def _handle(self, number: int, frame: object) -> None:
         del frame
-        signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
         self._own['asked'] = True
         if self._own['step'] is None:
-            # If a garbage collector's callback swallows this, the first step stops the run.
+            # If a garbage collector's callback swallows this, the run stops after its first step.
             raise Stopped(_BEFORE)
 
     def _end_if_not_handled(self, reading: int) -> None:
@@ -122,20 +123,20 @@ class Guard:
         """Ends this process, and all hosts, with this one's message and status.
 
         Args:
-          message: printed.
-          status: 143 after a stop: hosts that agreed on its step end by themselves.
-          is_ours: False: another host's end may be the cause, whose verdict is awaited first.
+          message: is printed.
+          status: exit status; 143 after a stop: hosts that agreed on the step end by themselves.
+          is_ours: False if another host's end may be the cause; its verdict is awaited first.
         """
         several = hosts.count() > 1
         if several and not is_ours:
             time.sleep(SILENCE_SECONDS + 5)
         with contextlib.suppress(OSError):
-            sys.stderr.write(f'error: {message}\n')  # in one piece: other hosts write beside it
+            sys.stderr.write(f'error: {message}\n')  # one write: other hosts may share it
         if several and status == 143 and self._verdict['stop_at'] is not None:
             self.finish()
         elif several:
             self._own['fault'] = message, status
-            time.sleep(4 * self._turn)  # host 0 serves the store: the others must read it first
+            time.sleep(4 * self._turn)  # host 0 serves the store, which the others must read first
             _leave(status)
         sys.exit(status)
 
@@ -147,7 +148,7 @@ class Guard:
             self._thread.join()
 
     def _watch(self) -> None:
-        """Reports, and obeys host 0's verdict, every half second."""
+        """Every half second, reports and obeys host 0's verdict."""
         while not self._finished.wait(self._turn):
             try:
                 verdict = self._ask_verdict()
@@ -171,12 +172,12 @@ class Guard:
                 self._verdict = verdict
                 if verdict['asked'] and self._own['bound'] is None and (
                         self._own['step'] is not None):
-                    # The main thread may have gone past the step polled.
+                    # The main thread may be past the step that it polled last.
                     self._own['bound'] = self._own['step'] + 1
                 self._changed.notify_all()
 
     def _ask_verdict(self) -> dict[str, Any]:
-        """Posts this host's report; the verdict on all, which host 0 makes and posts."""
+        """Posts this host's report and returns the verdict, which host 0 makes and posts."""
         client, own, several = hosts.state().client, self._own, hosts.count() > 1
         if self._cause() not in _WATCHED:
             self._moved = time.monotonic()

@@ -1,11 +1,11 @@
 """Multiple choice: SWAG (BERT paper section 4.4), CODAH in its style, or the user's file.
 
-Each choice is a sequence with one score; the loss is a softmax over the choices of a question. Of
-SWAG (Zellers et al., 2018) and its like, a file's ending tells its format:
+Each choice is a sequence with one score; the loss is softmax cross-entropy over the choices of a
+question. For SWAG (Zellers et al., 2018) and data sets like it, the file name tells the format:
 - `.csv`: SWAG's, with quoting; `sent1` is the context, `sent2` begins all four endings.
 - `.jsonl`: `startphrase` (both in one), `choices` and `answer`.
 - `.tsv`: CODAH's (Chen et al., 2019), no header: category, prompt, four endings, answer.
-Where context and beginning come in one string, it is the context.
+If context and beginning come as one string, all of it is the context.
 """
 
 import functools
@@ -25,10 +25,10 @@ from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import accuracy
 from bert_jax.tasks.texts import TextExamples, predictions_table
 
-DEV_SHARE = 0.2  # of a set without splits; CODAH's authors too score on a fifth
+DEV_SHARE = 0.2  # of a data set without splits; CODAH's authors also score on a fifth
 _FORMATS = ('.csv', '.jsonl', '.tsv')
 _ENDINGS = [f'ending{i}' for i in range(4)]
-# Arguments of `read_choices` by format.
+# Arguments of `read_choices`, by format.
 _SWAG: Mapping[str, Mapping[str, Any]] = {
     'csv': {'text': 'sent1', 'choices': _ENDINGS, 'label': 'label', 'beginning': 'sent2',
             'id_column': ''},
@@ -39,10 +39,10 @@ _SWAG: Mapping[str, Mapping[str, Any]] = {
 
 
 def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> TextExamples:
-    """Questions of a split of SWAG or of a set in its style.
+    """Questions of a split of SWAG or of a data set in its style.
 
-    A set without splits is divided by a hash of the context, so that a question stays on its side
-    when others come or go, and questions with one context are on one side.
+    A data set without splits is divided by a hash of the context, so that a question stays in its
+    split when others are added or removed, and questions that share a context are in one split.
 
     Args:
       source: a folder with `train` and `val` or `dev` files; or one file, or a folder with one.
@@ -50,7 +50,7 @@ def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> TextEx
       max_malformed: see `read_choices`.
 
     Raises:
-      InputError: no such folder or file, or what `read_choices` finds.
+      InputError: no such folder or file, or a fault that `read_choices` finds.
     """
     path = source
     if not as_path(source).is_file():
@@ -80,10 +80,11 @@ def read_choices(
     Args:
       path: see `table.read_rows`.
       text: column of what comes before the choices.
-      choices: their columns; or one, of JSON, that holds a list of them, as long in each row.
-      label: column that tells which is right: the name of its column, or its place from 0.
-      id_column: of the questions' ids; a file may lack one without a name. None: their rows.
-      beginning: column of what all choices of a question begin with.
+      choices: columns of the choices; or one JSON field with a list of them, equally long in all
+        rows.
+      label: column that tells the right choice: the name of its column, or its index from 0.
+      id_column: column of the ids; '': an unnamed column, which may be missing. None: row numbers.
+      beginning: column of the text that all choices of a question begin with.
       headerless: see `table.read_rows`.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
 
@@ -91,7 +92,7 @@ def read_choices(
       InputError: a missing column, an unknown label, an id that occurs twice, too many malformed
         rows, a file that is empty or cannot be read.
     """
-    num = 0 if len(choices) == 1 else len(choices)  # as many as the first row has
+    num = 0 if len(choices) == 1 else len(choices)  # 0: as many as the first row has
 
     def parse(cells: list[Any]) -> tuple[str, list[str], str]:
         nonlocal num
@@ -111,7 +112,7 @@ def read_choices(
         path, [text, *choices, label, *([beginning] if beginning else [])], parse,
         id_column=id_column, max_malformed=max_malformed, optional=[''], headerless=headerless)
     contexts, endings, labels = zip(*rows.values, strict=True)
-    # Columns may be called 1, 2, 3: then a number is a name, whatever numbers this file has.
+    # If columns are named 1, 2, 3, labels are names, not indices, whichever numbers this file has.
     places = list(map(str, range(num)))
     by_name = set(choices) & set(places) or set(labels) <= set(choices)
     known = {name: i for i, name in enumerate(choices if by_name else places)}
@@ -124,7 +125,7 @@ def read_choices(
 
 
 def choice_units(examples: TextExamples, encode: Encode, **limits: int) -> Units:
-    """[CLS] context [SEP] ending [SEP] of each ending, as in section 4.4 of the BERT paper.
+    """[CLS] context [SEP] ending [SEP] for each ending, as in section 4.4 of the BERT paper.
 
     `limits` are those of `make_sequences`.
     """
@@ -136,14 +137,14 @@ def choice_units(examples: TextExamples, encode: Encode, **limits: int) -> Units
 
 
 def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
-    """SWAG or a set in its style: trained on train and scored on dev, which `read_swag` reads."""
+    """SWAG or a data set in its style, trained on train and scored on dev; see `read_swag`."""
     eval_source, max_malformed = config.data.eval_source, config.data.max_malformed
 
     def read(split: str) -> TextExamples:
         if split == 'dev' and eval_source:
             return read_swag_file(str(as_path(eval_source)), max_malformed)
         source = labelled.one_source(config, 'a folder of SWAG files, or one file in its style')
-        if eval_source and as_path(source).is_file():  # all of it
+        if eval_source and as_path(source).is_file():  # nothing is held out of it
             return read_swag_file(source, max_malformed)
         return read_swag(source, split, max_malformed=max_malformed)
 
@@ -152,7 +153,7 @@ def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
 
 
 def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
-    """Multiple choice on the user's file, columns by name."""
+    """Multiple choice on the user's files, whose columns the config names."""
     d = config.data
     choices = [name.strip() for name in d.choices.split(',') if name.strip()]
     if not choices:

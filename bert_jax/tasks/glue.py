@@ -1,9 +1,9 @@
 """GLUE (Wang et al., 2018; BERT paper section 4.1): its tasks, and their examples from its files.
 
 Files lie in the folders of the official download (`CoLA/train.tsv`, ...), plain or gzipped, and are
-read without quoting. Also read are JSON lines, the Hugging Face hub's data set nyu-mll/glue and the
-records of tensorflow-datasets, all with the field names of the latter; only they have integer
-labels, in another order for MNLI.
+read without quoting. JSON lines, the Hugging Face hub's data set nyu-mll/glue and the records of
+tensorflow-datasets can be read too. All three have the field names of tensorflow-datasets, and
+integer labels, in another order for MNLI.
 """
 
 import os
@@ -29,7 +29,7 @@ class GlueTask(NamedTuple):
 
     Attributes:
       name: of the task in configs and in tensorflow-datasets.
-      folder: of its files, and name of its file for the GLUE site.
+      folder: of its files; also the name of its file for the GLUE site.
       texts: columns of its text or its two texts.
       metrics: the official ones; the first is that of Table 1 of the BERT paper, and picks the best
         evaluation.
@@ -39,7 +39,8 @@ class GlueTask(NamedTuple):
       fields: the texts in JSON lines and in tensorflow-datasets; empty: as `texts`.
       headerless: columns of labelled files that have no header.
       tfds_labels: label id of tensorflow-datasets -> string; empty: as `labels`.
-      tests: test split -> name of its file for the GLUE site; empty: one, called as the folder.
+      tests: test split -> name of its file for the GLUE site; empty: one split, and a file named
+        after the folder.
     """
 
     name: str
@@ -96,15 +97,15 @@ def read_glue(
       source: holds `CoLA/`, `MRPC/` and so on; or `hf:datasets/nyu-mll/glue`; or the file, such as
         `hf:datasets/nyu-mll/glue/mrpc/train`.
       split: train, dev, test; of mnli dev_matched and so on.
-      required: whether its file has to be there; else None where it is not.
+      required: whether its file has to exist; if not, None is returned for a missing one.
       max_malformed: as for `read_texts`.
 
     Raises:
-      InputError: no such file, or what `read_texts` finds.
+      InputError: no such file, or a fault that `read_texts` finds.
     """
     task, labelled = GLUE_TASKS[name], not split.startswith('test')
     path, folder, stems = source, os.path.join(source, task.folder), [split]
-    if name == 'ax':  # in one edition of the download; AX/AX.tsv in another
+    if name == 'ax':  # diagnostic/diagnostic.tsv in one edition of the download, else AX/AX.tsv
         stems = ['diagnostic', 'AX']
         folder = folder if as_path(folder).is_dir() else os.path.join(source, 'AX')
     if (on_hub := DATASET.fullmatch(source)) and not on_hub[3]:  # all of it, not a split
@@ -126,7 +127,7 @@ def read_glue(
 
 
 def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> TextExamples:
-    """Examples out of the records of tensorflow-datasets, in the order of their `idx`.
+    """Examples from the records of tensorflow-datasets, in the order of their `idx`.
 
     Args:
       name: of the task.
@@ -146,17 +147,17 @@ def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> Te
 
 
 def open_glue(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
-    """Trained on train, scored on dev, predicting test where the folder has it.
+    """Trained on train, scored on dev, predicting test if the folder has it.
 
-    MNLI is scored on both dev sets, and predicts the diagnostic set too. Where `data.eval_source`
-    is set, that file is all that is scored.
+    MNLI is scored on both dev sets, and predicts the diagnostic set too. If `data.eval_source` is
+    set, only that file is scored, and nothing else is predicted.
     """
     d, task = config.data, GLUE_TASKS[config.task]
     tests = list(task.submissions)
     dev = [split.replace('test', 'dev') for split in tests]  # dev, or dev_matched and so on
 
     def read(split: str, name: str = task.name) -> TextExamples | None:
-        """A split of `data.source`; None where it has no such file and can do without."""
+        """A split of `data.source`; None if an optional split has no file."""
         if d.source == 'tfds:glue':
             return from_tfds(name, split, labelled.tfds_records(
                 config, f'glue/{name}', split.replace('dev', 'validation')))

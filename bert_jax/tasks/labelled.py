@@ -1,7 +1,7 @@
-"""The task on labelled examples: packed batches, scores, predictions.
+"""A task on labelled examples: packed batches, scores, predictions.
 
 Every example is tokenized once at the start. A step holds exactly `batch_size` examples, packed
-into as few rows as they need; the planner picks the row length and at most four numbers of rows.
+into as few rows as they need; the planner picks the row length and at most four row counts.
 """
 
 import copy
@@ -45,7 +45,7 @@ class ScoredModel(NamedTuple):
     """The facts about a model that is scored and not trained.
 
     Attributes:
-      labels: of its head, by id; empty where it has none, or where the task's own are meant.
+      labels: of its head, by id; empty if it has none, or if the task's own labels apply.
       inference: how its predictions are made (`Weights.inference`).
     """
 
@@ -98,9 +98,9 @@ class EvalSet(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class LabelledTask:
-    """A task on labelled examples: its data, loss, evaluation and files of a run.
+    """A task on labelled examples: its data, its loss, and a run's evaluation and files.
 
-    With `tasks.pretrain.PretrainTask`, it is all that the training loop knows of a task.
+    The training loop knows no tasks but this class and `tasks.pretrain.PretrainTask`.
 
     Attributes:
       config: of the run.
@@ -109,17 +109,17 @@ class LabelledTask:
       evaluated: sets scored during training.
       metric: name of the metric that picks the best evaluation.
       head: what kind of head the model has (`heads.HEADS`).
-      labels: names of its outputs by id, where they have some.
+      labels: names of its outputs by id, if they have any.
       predicted: further sets, predicted at the end.
       arguments: of the head, beside the encoder's config.
       trained_as: a subclass of the head with another loss; None: the head as it is.
-      frozen: as `optimizer.frozen`: parameters that are not trained whatever it says.
+      frozen: a pattern like `optimizer.frozen`, of further parameters that are never trained.
       inference: how predictions are made, for config.json.
       settled: names of metrics that are also kept in `inference`, as SQuAD's threshold is.
-      guessing: metrics of the main set where every answer is the most frequent label of training,
-        or none of several.
+      guessing: metrics of the main set if every prediction is the most frequent training label, or,
+        with any number of labels per example, none.
       keeps_best: whether the parameters of the best evaluation are kept.
-      num_examples: an epoch; None where nothing is trained.
+      num_examples: examples an epoch; None where nothing is trained.
     """
 
     config: ConfigDict
@@ -149,7 +149,7 @@ class LabelledTask:
             check_known(self.train.sequences.ids, t.tokenizer.vocab,
                         f'config.data.source={self.config.data.source}', t.path)
         self._seed = self.config.seed
-        # One for all runs of a sweep: it is compiled once.
+        # Shared by all runs of a sweep, so that it is compiled once.
         self._engine = functools.cache(
             lambda mesh, bert: Engine(mesh, token_cost=functools.partial(token_flops, bert),
                                       max_steps=1 if self.config.debug else None))
@@ -178,7 +178,7 @@ class LabelledTask:
         return (self.trained_as or HEADS[self.head])(bert, **self.arguments)
 
     def batch_shapes(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
-        """The largest batch to train on. What is predicted has a size of its own (`Engine`)."""
+        """Shapes of the largest training batch; predictions have their own shapes (`Engine`)."""
         assert self.train is not None
         plan = self._plan(bert, phase, mesh)
         return {'train': {
@@ -191,7 +191,7 @@ class LabelledTask:
         mesh: Mesh,
     ) -> Phase:
         """The one phase of a run."""
-        (phase,) = phases  # its metrics want the predictions of a whole set, not `eval_step`
+        (phase,) = phases  # `eval_step` is unused: metrics need the predictions of a whole set
         train, batch_size, steps = self.train, phase['batch_size'], phase['steps']
         assert train is not None
         plan = self._plan(objective.config, phase, mesh)
@@ -210,7 +210,7 @@ class LabelledTask:
         def evaluate(params: Any) -> dict[str, float]:
             outputs = [predict(params) for predict in self._predictors[: len(self.evaluated)]]
             for eval_set, result in zip(self.evaluated, outputs, strict=True):
-                if name := not_finite(result):  # a label would be chosen of NaN as well
+                if name := not_finite(result):  # argmax would choose a label from NaN, too
                     return {f'{eval_set.name}{name}': math.nan}
             return self.results(outputs)[0]
 
@@ -221,7 +221,7 @@ class LabelledTask:
             name=f'{self.config.task}, batch {batch_size}')
 
     def _plan(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> Plan:
-        """Epoch after epoch, each in an order of its own, `batch_size` units a step."""
+        """Plans all steps: epochs, each shuffled anew, in steps of `batch_size` units."""
         train, steps, batch_size = self.train, phase['steps'], phase['batch_size']
         assert train is not None
         n = len(train)
@@ -239,10 +239,10 @@ class LabelledTask:
                     int(train.lengths[order].sum()))
 
     def gates(self, *run: Any, **start: Any) -> None:
-        """No checks that warn of a run that goes wrong: it is short, and has its scores soon."""
+        """None: a run is short and soon has scores, so no early warnings are needed."""
 
     def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
-        """Writes the predictions of all sets; returns what the metrics settle of `inference`."""
+        """Writes the predictions of all sets; returns the metrics that go into `inference`."""
         _, files = self.results([predict(params) for predict in self._predictors])
         if jax.process_index() == 0:
             for name, content in files.items():
@@ -250,7 +250,7 @@ class LabelledTask:
         return {name: metrics[name] for name in self.settled if name in metrics}
 
     def predictors(self, objective: Head, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
-        """From parameters to the outputs of each of `sets`."""
+        """For each of `sets`, a function from parameters to outputs."""
         engine = self._engine(mesh, objective.config)
         return [functools.partial(engine.outputs, objective.outputs, units=eval_set.units)
                 for eval_set in self.sets]
@@ -266,7 +266,7 @@ class LabelledTask:
 
 
 def one_source(config: ConfigDict, meaning: str) -> str:
-    """`data.source`, which has to be one path.
+    """`data.source`, which has to be one path; `meaning` says of what, for the message.
 
     Raises:
       InputError: it is something else, or pre-training's default.
@@ -288,10 +288,10 @@ def split_file(
 
     Args:
       config: of the run.
-      names: of the file.
+      names: possible names of the file.
       meaning: what `data.source` has to be, for messages.
-      scored: whether this is the split that is scored, for which `data.eval_source` is read.
-      required: whether it has to be there; else '' where it is not.
+      scored: whether this is the split to score, which `data.eval_source` overrides.
+      required: whether the file has to exist; if not, '' is returned for a missing one.
     """
     if scored and config.data.eval_source:
         return str(as_path(config.data.eval_source))
@@ -308,15 +308,15 @@ def own_files(
     contents: Callable[[Any], Sequence[str]],
     meaning: str = 'a .csv, .tsv, .jsonl or .parquet file',
 ) -> tuple[Any, Any]:
-    """Training examples (None where a model is only scored) and scored ones, from your own files.
+    """Examples to train on (None if a model is only scored) and to score, from your own files.
 
-    Without `data.eval_source` the examples that a hash holds out of `data.source` are scored, by a
-    training and by every later evaluation alike.
+    Without `data.eval_source`, the examples to score are those that a hash holds out of
+    `data.source`: the same in training and in every later evaluation.
 
     Args:
-      config, scored: as of `open_task`.
+      config, scored: as for `open_task`.
       read: from a path to its examples, which have `take(rows)`.
-      contents: the text of each example, whose hash decides.
+      contents: from examples to the text of each, whose hash decides.
       meaning: what `data.source` has to be, for messages.
 
     Raises:
@@ -334,10 +334,10 @@ def own_files(
 
 
 def label_names(config: ConfigDict, path: str) -> list[str]:
-    """The names of the labels that a file has by number: `data.label_names`, else the file's own.
+    """The names of labels that are numbers in a file: `data.label_names`, else the file's own.
 
     Raises:
-      InputError: a name is there twice.
+      InputError: a name occurs twice.
     """
     named = config.data.label_names
     if not named:
@@ -359,7 +359,7 @@ def check_labels_known(source: str, there: Collection[str], known: Collection[st
       known: the model's.
 
     Raises:
-      InputError: they have none in common.
+      InputError: they share no label.
     """
     if not set(there) & set(known):
         raise InputError(
@@ -375,10 +375,10 @@ def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str
 
 
 def held_out(contents: Sequence[str], share: float, source: str) -> np.ndarray:
-    """[n] bool: about `share` of the examples.
+    """[n] bool: which examples are held out, about `share` of them.
 
-    A hash of the content decides, so that an example stays on its side when others come or go, and
-    equal ones are on one side.
+    A hash of the content decides, so that an example stays on its side when others are added or
+    removed, and equal examples are on the same side.
 
     Raises:
       InputError: one of the sides would be empty.

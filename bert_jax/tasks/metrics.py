@@ -1,7 +1,7 @@
 """Metrics of labels and numbers by name, as scikit-learn and SciPy compute them.
 
 `METRICS` says which head and how many classes each is for. All are shares or coefficients: 0.9,
-not 90. Predictions and labels are class ids [n], 0/1 indicators [n, L] of several labels an
+not 90. Predictions and labels are class ids [n], 0/1 indicators [n, L] for several labels per
 example, or numbers [n].
 
     n: examples, L: labels
@@ -16,7 +16,7 @@ from bert_jax.runtime.errors import InputError
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of correct examples; of [n, L], of those whose labels are all correct."""
+    """Share of correct examples; with [n, L], those whose labels are all correct."""
     equal = predictions == labels
     return float(np.mean(equal.all(axis=1) if equal.ndim == 2 else equal))
 
@@ -27,12 +27,12 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of the F1 of each class; of class ids, of the classes that occur on either side."""
+    """Mean of the classes' F1; for class ids, over classes that occur on either side."""
     return float(np.mean([_f1(x, y) for x, y in _by_class(predictions, labels)]))
 
 
 def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """F1 of all classes counted together; of class ids it equals the accuracy."""
+    """F1 from the counts of all classes together; for class ids it equals the accuracy."""
     pairs = _by_class(predictions, labels)
     return _f1(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
 
@@ -55,13 +55,13 @@ def of_each_class(
 ) -> list[list[float]]:
     """[count, precision, recall, F1, area under the ROC curve] of each class against the others.
 
-    What is undefined is 0, such as the area of a class that no example or every one has.
+    Undefined values are 0, such as the area of a class that no example, or every example, has.
     """
     rows = []
     for c, p in enumerate(probabilities_nxL.T):
         x, y = (ids[:, c] > 0 if ids.ndim == 2 else ids == c for ids in (predictions, labels))
         both, count, others = np.sum(x & y), int(y.sum()), int((~y).sum())
-        pairs = _average_ranks(p)[y].sum() - count * (count + 1) / 2  # in order
+        pairs = _average_ranks(p)[y].sum() - count * (count + 1) / 2  # ranked in order
         rows.append([count, float(both / max(x.sum(), 1)), float(both / max(count, 1)), _f1(x, y),
                      float(pairs / max(count * others, 1))])
     return rows
@@ -85,25 +85,25 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Linear correlation.
 
-    0 where a side is constant or a prediction is not finite (SciPy: nan), so that runs that learned
+    0 where a side is constant or not finite (SciPy: nan), so that the scores of runs that learned
     nothing can be compared and written as JSON.
     """
     x, y = predictions.astype(np.float64), labels.astype(np.float64)
     if not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
-    # Scaled before squaring, which under- or overflows for values far from 1.
+    # Scaled before squaring, because squares of values far from 1 under- or overflow.
     return float(np.corrcoef(*((z - z.mean()) / np.ptp(z) for z in (x, y)))[0, 1])
 
 
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Pearson's correlation of the ranks, equal values sharing their average rank."""
+    """Pearson's correlation of the ranks; equal values share their average rank."""
     if not (np.isfinite(predictions).all() and np.isfinite(labels).all()):
         return 0.0
     return pearson(_average_ranks(predictions), _average_ranks(labels))
 
 
 def _average_ranks(values: np.ndarray) -> np.ndarray:
-    """[n] float64 ranks from 1."""
+    """[n] float64 ranks from 1; equal values share their average rank."""
     _, ids, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[ids]
 
@@ -146,8 +146,8 @@ def check_metrics(
       field: where the names come from, for the message.
 
     Raises:
-      InputError: one is unknown, or not defined for this head or number of labels; it names those
-        that are.
+      InputError: one is unknown, or not defined for this head or number of labels; the message
+        names those that are.
     """
     fit = [name for name, metric in METRICS.items() if head in metric.heads
            and (num_labels is None or metric.labels in (None, num_labels))]

@@ -1,6 +1,6 @@
 """All tasks by name, with the function that opens their data. Nothing else lists them.
 
-A config file can add one of its own, or put its own in place of one (CONTRIBUTING, "A task").
+A config file can add a task of its own or replace one (CONTRIBUTING, "A task").
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from bert_jax.tasks.texts import open_own_texts
 
 Task = PretrainTask | LabelledTask
 
-# Each reads the data of a completed config; for a model that is only scored, nothing that is
-# trained on.
+# Each reads the data of a completed config. For a model that is only scored, downstream tasks leave
+# out the training data.
 OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'pretrain': PretrainTask,
     'synthetic': PretrainTask,
@@ -35,11 +35,11 @@ OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
 
 
 def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:
-    """The task of a completed config, its data opened.
+    """The task of a completed config, with its data open.
 
     Args:
       config: of the run, valid.
-      scored: the model, where it is only scored; None: it is trained.
+      scored: the model, if it is only scored; None: it is trained.
 
     Raises:
       InputError: bad data.

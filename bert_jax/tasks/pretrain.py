@@ -36,14 +36,14 @@ from bert_jax.train.gates import Gates
 from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.train.step import EvalStep, Phase, evaluate
 
-_LOOKED_AT = 1_000_000  # pieces of a text to check for [UNK]
-_A_PHASE = 7919  # between the seeds of phases with a mixture of their own
+_LOOKED_AT = 1_000_000  # pieces of a text that are checked for [UNK]
+_A_PHASE = 7919  # difference between the seeds of phases with a mixture of their own
 # A fixed seed for evaluation rows, so that all runs are evaluated on the same rows.
 _EVAL_SEED = 0x5EED
 
 
 class SyntheticData:
-    """Random rows; needs neither files nor TensorFlow. Its methods are those of `TextData`."""
+    """Random rows, without files or TensorFlow. It has the methods of `TextData`."""
 
     vocab_path: Path | None = None
     masks_held_out = False
@@ -68,13 +68,13 @@ class SyntheticData:
 
 
 class TextData:
-    """Rows from text, by token stores, and from Google's records.
+    """Rows from text, through token stores, and from Google's records.
 
     Attributes:
       vocab_size, vocab_path: of the vocabulary.
       places: folders of vocabularies and stores.
-      stores: the token store of each source of text.
-      masks_held_out: whether the rows to evaluate on are masked here; records are already.
+      stores: the token store of each text, by source.
+      masks_held_out: whether the evaluation rows are masked here; records come masked.
     """
 
     def __init__(self, config: ConfigDict):
@@ -154,7 +154,7 @@ class TextData:
             [(self.stores[spec], weight) for spec, weight in self._sources], self.vocab_size)
 
     def repeated_share(self) -> float:
-        """Share of the training text's sentences that are repeats."""
+        """Share of sentences that are repeats, in the training text that has the largest share."""
         return max((repeated_share(self.stores[spec], self._documents(self.stores[spec]))
                     for spec, _ in self._sources if spec in self.stores), default=0.0)
 
@@ -164,12 +164,15 @@ class TextData:
     ) -> Examples:
         """Rows of a phase's length and prediction slots, of all sources or as the phase mixes them.
 
-        They are masked as the config says, but for the fields of `MaskingRates` in `masking`.
+        They are masked as the config says, except for fields of `MaskingRates` in `masking`.
 
         Args:
           max_seq_length, max_predictions_per_seq: of the phase.
-          source: sources of the config with weights of the phase's own.
-          phase: its number then, so that it draws other rows of a source than those before it.
+          source: sources of the config with the phase's own weights; empty: all, as in the config.
+          phase: number of a phase with its own `source`, to draw other rows than earlier phases.
+
+        Raises:
+          InputError: records that do not fit the phase, or too few documents.
         """
         lengths, parts = (max_seq_length, max_predictions_per_seq), list[Examples]()
         first_seed, weights = self._config.seed + _A_PHASE * phase, list[float]()
@@ -195,9 +198,12 @@ class TextData:
     def held_out(
         self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
     ) -> Examples:
-        """Rows to evaluate on: of `data.eval_source`, else of the documents held out.
+        """Rows to evaluate on: of `data.eval_source`, else of the held-out documents.
 
-        They are masked as in training, but for the fields of `MaskingRates` in `masking`.
+        They are masked as in training, except for fields of `MaskingRates` in `masking`.
+
+        Raises:
+          InputError: nothing to evaluate on, or records longer than the position table.
         """
         lengths, name = (max_seq_length, max_predictions_per_seq), self._config.data.eval_source
         if name in self._records:
@@ -264,7 +270,7 @@ def weighted_sources(source: Any, field: str = 'data.source') -> list[tuple[str,
 
 
 class PretrainTask:
-    """See `labelled.LabelledTask`, whose methods it has."""
+    """Pre-training, with the attributes and methods of `labelled.LabelledTask`."""
 
     head = 'pretraining'
     labels: tuple[str, ...] = ()
@@ -273,7 +279,7 @@ class PretrainTask:
     inference: Mapping[str, Any] = {}
 
     def __init__(self, config: ConfigDict, scored: ScoredModel | None = None):
-        del scored  # its data is opened alike for training and for evaluation
+        del scored  # the data is opened in the same way for training and for evaluation
         if config.model.causal and config.data.next_sentence:
             raise InputError(
                 'config.model.causal=True with config.data.next_sentence=True: [CLS] sees nothing '
@@ -284,8 +290,8 @@ class PretrainTask:
         self._config = config
         self.data = TextData(config) if config.task == 'pretrain' else SyntheticData(
             config.model.vocab_size or config.data.vocab_size, config.seed)
-        # Runs that mask otherwise are measured with BERT's masking too: a harder masking has a
-        # higher loss, whatever the model is worth.
+        # Runs with another masking are also evaluated with BERT's: a harder masking has a higher
+        # loss, however good the model is.
         standard = dataclasses.asdict(MaskingRates())
         alike = all(phase.get(name, config.data[name]) == value
                     for phase in config.phases or [{}] for name, value in standard.items())
@@ -295,13 +301,13 @@ class PretrainTask:
             f"{'standard_' if self._standard else ''}mlm_accuracy")
         self.vocab_size: int = self.data.vocab_size
         self.vocab_path: Path | None = self.data.vocab_path
-        self._examples = functools.cache(self.data.training)  # by phases, for whoever asks first
+        self._examples = functools.cache(self.data.training)  # for `num_examples` and phases
 
     @property
     def num_examples(self) -> int | None:
-        """Rows an epoch of the first phase, planned only where a duration asks for it."""
+        """Rows an epoch of the first phase; None if no duration is in epochs, to save planning."""
         c = self._config
-        if 'epoch' not in str(flat_fields(c)):  # in no duration
+        if 'epoch' not in str(flat_fields(c)):
             return None
         first = dict(c.phases[0]) if c.phases else {}
         return self._examples(
@@ -314,7 +320,7 @@ class PretrainTask:
 
     @functools.cached_property
     def guessing(self) -> dict[str, float]:
-        """Metrics of guessing each word as often as it occurs, if that is known."""
+        """Metrics of guessing by word frequency; empty where the frequencies are not known."""
         loss, kind = self.data.frequency_loss(), 'lm' if self._config.model.causal else 'mlm'
         return {} if loss is None else {f'{kind}_loss': loss, f'{kind}_perplexity': math.exp(loss)}
 
@@ -342,14 +348,14 @@ class PretrainTask:
         lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
         num_rows, rows_of = packed_rows or batch_size, _rows_of(phase, number)
 
-        # Made when first asked for: planning the epochs of a phase that is over would be wasted.
+        # Made on first use, so that no epochs are planned for a phase that is over.
         @functools.cache
         def examples() -> Rows:
             unpacked = self._examples(*lengths, **rows_of)
             return PackedExamples(unpacked, batch_size, num_rows) if packed_rows else unpacked
 
         if packed_rows:
-            examples()  # too few rows are refused before the first step of all
+            examples()  # refuses too few rows before the run's first step
         masking = {name: x for name, x in rows_of.items() if name in ('masked_lm_prob', 'masking')}
         # A phase that masks less has fewer slots than BERT's masking needs.
         slots = max(lengths[1], math.ceil(MaskingRates.masked_lm_prob * lengths[0]))
@@ -419,7 +425,7 @@ class PretrainTask:
 
 
 def _rows_of(phase: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """What a phase states of its rows, as arguments of `TextData.training`."""
+    """The options of its rows that a phase states, as arguments of `TextData.training`."""
     stated = {name: phase[name] for name in PHASE_ROWS if name in phase and name != 'causal'}
     if 'source' in stated:
         stated |= {'source': tuple(weighted_sources(stated['source'])), 'phase': number}
@@ -427,13 +433,13 @@ def _rows_of(phase: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _marked(batch: Mapping[str, Any], phase: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A batch, or its shapes, as `Pretraining.of` wants those of a `causal` phase."""
+    """A batch, or its shapes, with the mark by which `Pretraining.of` knows a `causal` phase."""
     return dict(batch, from_left=batch['example_weights']) if phase.get('causal') else batch
 
 
 def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = '') -> float:
-    """FLOPs of a training step of a phase, by the formula, and of the optimizer where that is Muon:
-    those of others are not worth a mention."""
+    """FLOPs of a training step of a phase, by the formula, and of the optimizer if that is Muon
+    (others' are negligible)."""
     lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
     pairs_a_row = packed_spec(*lengths)['cls_positions'].shape if phase['packed_rows'] else ()
     model = dataclasses.replace(model, causal=phase.get('causal', model.causal))
@@ -443,10 +449,10 @@ def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = ''
 
 
 def run_flops(config: ConfigDict) -> float:
-    """FLOPs of a whole pre-training, by the formula, and of Muon where it is.
+    """FLOPs of a whole pre-training, by the formula, and of the optimizer if that is Muon.
 
     Args:
-      config: completed, with `model.vocab_size` and steps in numbers.
+      config: completed, with `model.vocab_size` set and durations in steps.
     """
     model = ModelConfig(**model_fields(config, 0))
     return sum(phase['steps'] * step_flops(model, phase, config.optimizer.name)

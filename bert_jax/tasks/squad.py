@@ -12,8 +12,8 @@ A question of SQuAD 2.0 may have no answer. What is compared:
     null_odds              score of "no answer" - score of the best answer
     prediction             '' where null_odds > null_threshold, else the best answer
 
-The threshold is the one with the best F1 on the questions that are scored (`v2_scores`); it becomes
-part of the run, and later evaluations and predictions take it from there.
+The threshold is the one with the best F1 on the scored questions (`v2_scores`). It is kept in the
+run, and later evaluations and predictions use it.
 
     Q: questions, P: paragraphs, N: words of all paragraphs, D: tokens of all paragraphs,
     W: windows of all questions, T: tokens of all windows
@@ -45,10 +45,10 @@ from bert_jax.text.wordpiece import ORIGINAL, Switches, basic_tokens
 
 
 def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
-    """The units are windows, and an epoch is all of them.
+    """SQuAD as a task: the units are windows, and an epoch is all of them.
 
-    (google-research/bert counts questions for its steps, 1 % fewer, so it ends a little before its
-    last epoch does.)
+    (google-research/bert computes its steps from the number of questions, which is 1 % smaller, so
+    it stops a little before its last epoch ends.)
     """
     version, section = config.task.removeprefix('squad_'), config.squad
     t = labelled.open_tokenization(config)
@@ -103,7 +103,7 @@ def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:
         "config.data.eval_source, or 'tfds:squad'", scored=not training))
 
 
-# What separates the words of a paragraph: `run_squad.py`'s choice, narrower than the tokenizer's.
+# What separates the words of a paragraph: as in `run_squad.py`, fewer than the tokenizer's.
 _WHITESPACE = ' \t\r\n\u202f'
 _WORD = re.compile(f'[^{_WHITESPACE}]+')
 _LAYOUT = 'SQuAD is data[].paragraphs[].{context, qas[].{id, question, answers[].{text, ' \
@@ -118,8 +118,8 @@ class Question(NamedTuple):
       id: distinct among the questions read together.
       text: the question.
       context: the paragraph.
-      answers: (text, first character in the paragraph) of each accepted answer; () where there is
-        none in the paragraph.
+      answers: (text, index of its first character in the paragraph) of each accepted answer; () if
+        the paragraph has none.
     """
 
     id: str
@@ -133,20 +133,20 @@ def read_squad(
 ) -> list[Question]:
     """Questions of a file in SQuAD's layout, in its order.
 
-    For training, a question keeps its first answer, and questions are left out, with a line on
-    standard error, whose answer is not at its `answer_start`, is empty, or does not come back from
-    the words of the paragraph (as in `run_squad.py` of google-research/bert). For evaluation all
-    questions and answers stay as they are.
+    For training, a question keeps only its first answer. It is left out, with a line on standard
+    error, if that answer is not at its `answer_start`, is empty, or cannot be found in the
+    paragraph's words (as in `run_squad.py` of google-research/bert). For evaluation all questions
+    and answers stay as they are.
 
     Args:
       path: the file, plain or `.gz`; or, for messages, where `root` comes from.
-      root: the content, in place of that of the file.
+      root: parsed content, in place of the file's.
       version: 'v1': every question has an answer; 'v2': some have none.
       training: whether answers are checked.
       max_malformed: share of the questions that may be left out; above 0, one always may.
 
     Raises:
-      InputError: not such a file (the place in the JSON is named), an id that occurs twice, a
+      InputError: not SQuAD's layout (the message names the place), an id that occurs twice, a
         question without an answer read as 'v1', more left out than allowed, no question at all.
     """
     try:
@@ -182,7 +182,7 @@ def read_squad(
 
 
 def _layout(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Records of tensorflow-datasets, by id, in the layout of a file."""
+    """Records of tensorflow-datasets, sorted by id, in the layout of a file."""
     paragraphs: dict[str, list[dict[str, Any]]] = {}
     for record in sorted(records, key=lambda record: record['id']):
         texts, starts = record['answers']['text'], record['answers']['answer_start']
@@ -210,7 +210,7 @@ def _items(parent: Any, name: str, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _field(parent: Any, name: str, kind: type, place: str) -> Any:
-    """A field that must be there and of a kind."""
+    """A field, which must exist and be of this type."""
     value = parent.get(name) if isinstance(parent, dict) else None
     if type(value) is not kind:
         shown = 'missing' if value is None else _short(str(value))
@@ -231,7 +231,7 @@ def _fault(text: str, start: int, context: str) -> str:
     if there != text:
         return f'answer_start {start} does not match its text {_short(text)}: the paragraph has ' \
                f'{_short(there)} there'
-    # Characters that Python splits at but SQuAD's words do not: a no-break space, for one.
+    # Python also splits at characters that do not separate SQuAD's words, such as no-break spaces.
     if ' '.join(text.split()) not in ' '.join(_WORD.findall(text)):
         return f'the words of the paragraph do not give its text {_short(text)}'
     return ''
@@ -246,9 +246,9 @@ class Paragraphs(NamedTuple):
 
     Attributes:
       ids: [D] int32.
-      offsets: [P + 1] int64, tokens of the paragraphs.
-      word_tokens: [N + 1] int64, tokens of the words.
-      word_offsets: [P + 1] int64, words of the paragraphs.
+      offsets: [P + 1] int64, where each paragraph's tokens begin in `ids`.
+      word_tokens: [N + 1] int64, where each word's tokens begin in `ids`.
+      word_offsets: [P + 1] int64, where each paragraph's words begin.
       word_spans: [N, 2] int32, first and last (exclusive) character of a word in its paragraph.
     """
 
@@ -261,7 +261,7 @@ class Paragraphs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SquadWindows:
-    """The windows of all questions, in their order, and what leads from a token to its characters.
+    """The windows of all questions, in order, with what maps their tokens to characters.
 
     A window is [CLS] question [SEP] part of the paragraph [SEP]. A paragraph that is too long is
     covered by overlapping windows, `doc_stride` tokens apart.
@@ -272,7 +272,7 @@ class SquadWindows:
       question_index: [W] int64, not decreasing; every question has at least one window.
       start_positions, end_positions: [W] int32, first and last token of the answer within the
         window, [CLS] being 0; (0, 0) where the window does not hold the answer.
-      part_starts, part_lengths: [W] int64, the D tokens that are the window's part.
+      part_starts, part_lengths: [W] int64, the window's part as a range of the D tokens.
       paragraphs: of all questions.
     """
 
@@ -292,7 +292,7 @@ def squad_windows(
 ) -> SquadWindows:
     """Windows of Q questions.
 
-    Positions are of the first answer of a question that is in its paragraph.
+    Positions are those of a question's first answer that is in its paragraph.
 
     Args:
       questions: from `read_squad`.
@@ -303,7 +303,7 @@ def squad_windows(
       max_question_length: tokens of a question; the rest is cut off.
 
     Raises:
-      InputError: a length that leaves no room for the paragraph.
+      InputError: `max_length` leaves no room for the paragraph.
     """
     places = {context: i for i, context in enumerate(dict.fromkeys(q.context for q in questions))}
     context_Q = np.array([places[q.context] for q in questions])
@@ -363,8 +363,8 @@ def _answer_tokens(
 ) -> np.ndarray:
     """First and last of the D tokens of each question's first answer, [2, Q] int64.
 
-    -1 where there is none. The answer's words, tightened to the tokens that are the answer's own
-    where they occur among them: 1895 out of (1895-1943), but all of Japanese for Japan.
+    -1 where there is none. They are the tokens of the words that the answer touches, or only the
+    answer's own tokens if these occur there: 1895 in (1895-1943), but all of Japanese for Japan.
     """
     result = np.full((2, len(questions)), -1)
     answers = [next((answer for answer in q.answers if not _fault(*answer, q.context)), ('', 0))
@@ -395,7 +395,7 @@ def _answer_tokens(
 
 
 def span_loss(windows: SquadWindows, *logits_T: np.ndarray) -> float:
-    """The mean loss of windows, as in training, from their start logits and end logits."""
+    """The mean loss of windows, as in training, from start logits [T] and end logits [T]."""
     first = windows.sequences.offsets[:-1]
     positions = windows.start_positions, windows.end_positions
     return float(np.mean([
@@ -436,7 +436,7 @@ class Prediction(NamedTuple):
 def final_texts(
     predictions: Mapping[str, Prediction], null_threshold: float | None = None
 ) -> dict[str, str]:
-    """Question id -> answer, '' where its `null_odds` are above the threshold (None: nowhere)."""
+    """Question id -> answer; '' if its `null_odds` are above the threshold (None: never)."""
     limit = math.inf if null_threshold is None else null_threshold
     return {name: '' if x.null_odds > limit else x.text for name, x in predictions.items()}
 
@@ -448,9 +448,9 @@ def predict_answers(
 ) -> dict[str, Prediction]:
     """The best answers to each question, by its id.
 
-    Within a window the best starts meet the best ends; the spans of all windows of a question
-    compete by the sum of their two logits; the pieces of a span are aligned with the characters of
-    the paragraph.
+    In each window the best starts are paired with the best ends. The spans of all windows of a
+    question are ranked by the sum of their two logits, and the pieces of a span are aligned with
+    the characters of the paragraph.
 
     Args:
       windows: W windows of Q questions.
@@ -458,7 +458,7 @@ def predict_answers(
       vocab, lowercase, switches: of the tokenizer that made the windows. (Pieces are aligned with
         characters as WordPiece makes them; spans of SentencePiece pieces may come as whole words.)
       version: 'v1', or 'v2', where "no answer" is an answer.
-      n_best: how many starts and ends of a window, and answers to a question, are kept.
+      n_best: how many starts and ends per window, and answers per question, are kept.
       max_answer_length: in tokens.
     """
     surfaces = [
@@ -495,10 +495,10 @@ def _best_spans(
 ) -> list[tuple[int, int, int, float, float]]:
     """(Window, start, end, start logit, end logit) of a question's spans, best first.
 
-    They lie between the best starts and the best ends of each of the windows [low, high). A start
-    must have its maximal context in the window (ends need not), and both must be tokens of the
-    paragraph: other tokens among the best take places away, as in the original. Equal scores keep
-    the order of windows, starts and ends.
+    They pair the `n_best` starts and the `n_best` ends of each window in [low, high). A start must
+    have its maximal context in the window (ends need not), and both must be tokens of the
+    paragraph; other tokens among the best still count towards `n_best`, as in the original. Equal
+    scores keep the order of windows, starts and ends.
     """
     spans: list[tuple[int, int, int, float, float]] = []
     part_starts = windows.part_starts[low:high] - windows.part_starts[low]
@@ -522,13 +522,14 @@ def _best_spans(
 
 
 def max_context(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The number of the window in which each token of a paragraph is best seen.
+    """The index of the window that gives each token of a paragraph its maximal context, int64.
 
-    It is the one with the most tokens on the token's poorer side, and, by 0.01 a token, the longer
-    window; then the earlier.
+    A window's score is its number of tokens on the side of the token that has fewer, plus 0.01
+    times the window's length. The highest score wins, and the earlier window among equals.
 
     Args:
-      starts, lengths: of the parts of the paragraph in each window of a question; the first is 0.
+      starts, lengths: of the parts of the paragraph in each window of a question; the first start
+        is 0.
     """
     size = int((starts + lengths).max())
     best, owner = np.full(size, -1.0), np.zeros(size, np.int64)
@@ -546,7 +547,7 @@ def _choose(
 ) -> Prediction:
     """The prediction from spans, best first, and "no answer" (None in SQuAD 1.1).
 
-    Only as many spans are taken, and so aligned with characters, as are kept.
+    Taking a span aligns it with characters, so no more are taken than are kept.
     """
     kept: dict[str, Scored] = {}
     for place, start, end in spans:
@@ -578,14 +579,14 @@ def aligned_place(
 ) -> Place:
     """The place of a tokenized text in the words that it came from.
 
-    The words are tokenized without WordPiece and searched for `text`; if that leaves as many
-    characters as they have, the characters correspond one to one, else (and where `text` is not
-    found: an [UNK] in it) the words are returned whole. `get_final_text` of run_squad.py.
+    The words are tokenized without WordPiece and searched for `text`. If tokenizing keeps the
+    number of characters, they correspond one to one. Otherwise, or if `text` is not found (it may
+    hold an [UNK]), the result is all of the words. As in `get_final_text` of run_squad.py.
 
     Args:
       context: the paragraph.
       words: first and last (exclusive) character of successive words in it.
-      text: pieces put together, words and punctuation separated by single spaces.
+      text: the pieces joined to words; words and punctuation are separated by single spaces.
       lowercase, switches: of the tokenizer.
     """
     tokens = [_basic_text(context[begin:end], lowercase, switches) for begin, end in words]
@@ -604,19 +605,20 @@ def _basic_text(word: str, lowercase: bool, switches: Switches) -> str:
     return ' '.join(basic_tokens(word, lowercase, switches))
 
 
-# A threshold of no answer: no question is answered. Odds are differences of logits, far above it.
+# A `null_threshold` at which no question is answered: `null_odds`, as differences of logits, are
+# far above it.
 NEVER_ANSWER = -1e9
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
 _WITHOUT_PUNCTUATION = str.maketrans('', '', string.punctuation)
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, English articles and superfluous white space."""
+    """Lower-cased, without ASCII punctuation, English articles and superfluous white space."""
     return ' '.join(_ARTICLES.sub(' ', text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
 def _overlap(gold: str, predicted: str) -> float:
-    """F1 of two bags of words that have something in common, else 0."""
+    """F1 of two bags of words; 0 if they have no word in common."""
     golds, words = gold.split(), predicted.split()
     common = sum((collections.Counter(words) & collections.Counter(golds)).values())
     if not common:
@@ -650,13 +652,13 @@ def v2_scores(
 
     Args:
       texts: question id -> predicted text without a threshold, '' for "no answer".
-      answers: question id -> texts of the accepted answers; none of them: unanswerable.
-      odds: question id -> how sure the model is that there is no answer.
+      answers: question id -> texts of the accepted answers; none: unanswerable.
+      odds: question id -> `null_odds`, higher where the model is surer that there is no answer.
       null_threshold: odds above it make the prediction "no answer" (the original model's default
         is 0, the official script's 1, which is meant for probabilities). None: the one that is
-        best for F1, as `best_f1_thresh` of the official script; but where no answer to any
-        question is best, NEVER_ANSWER: the official script then names 0, which is right for the
-        probabilities that it expects, not for odds that may be negative.
+        best for F1, as `best_f1_thresh` of the official script; but NEVER_ANSWER if answering no
+        question is best: the official script then gives 0, which is right for the probabilities
+        that it expects, not for odds that may be negative.
 
     Returns:
       'exact_match', 'f1' and 'null_threshold'; named as in the official script, 'total', the same
@@ -693,7 +695,7 @@ def _best_threshold(
     raw: Mapping[str, float], texts: Mapping[str, str], answers: Mapping[str, Sequence[str]],
     odds: Mapping[str, float],
 ) -> tuple[float, float]:
-    """The best sum of scores when questions up to some odds keep their prediction, and those odds.
+    """(Best sum of scores, threshold): questions with odds up to it keep their prediction.
 
     Questions of equal odds are taken one by one, as the official script does, although no
     threshold lies between them.
@@ -717,7 +719,7 @@ def prediction_files(
 
     Args:
       predictions: by question id.
-      null_threshold: SQuAD 2.0: odds of "no answer" above it empty the text. None: SQuAD 1.1.
+      null_threshold: SQuAD 2.0: the text is '' where `null_odds` are above it. None: SQuAD 1.1.
     """
     files: dict[str, dict[str, Any]] = {
         'predictions': final_texts(predictions, null_threshold),

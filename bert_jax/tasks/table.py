@@ -1,11 +1,11 @@
 """The one reader of tables: CSV, TSV, JSON and Parquet, for training and prediction.
 
-A file's ending tells its format, in upper or lower case: `.csv` has quoting, `.json` and `.jsonl`
-are an object a line or one list of objects, `.parquet` and data sets of the Hugging Face hub
-(`runtime.hub`) are Parquet, whatever else is TSV without quoting; all but Parquet may end in `.gz`
-or `.bz2`.
-What is wrong with a file is an `InputError`; what is wrong with a row is that row's fault: training
-leaves it out, up to a limit, and prediction gives an error in its place.
+A file's extension tells its format, in upper or lower case: `.csv` has quoting, `.json` and
+`.jsonl` hold an object a line or one list of objects, `.parquet` and data sets of the Hugging Face
+hub (`runtime.hub`) are Parquet, anything else is TSV without quoting. All but Parquet may be
+compressed (`.gz`, `.bz2`).
+A bad file is an `InputError`. A bad row has a `fault`: training leaves the row out, up to a limit,
+and prediction gives an error in its place.
 """
 
 import codecs
@@ -24,7 +24,7 @@ from bert_jax.runtime.files import as_path, children, open_stream
 from bert_jax.runtime.hub import parquet_files
 
 _LISTED = 3  # malformed rows of a file that are shown one by one
-_BATCH_ROWS = 1024  # of Parquet, at once in memory
+_BATCH_ROWS = 1024  # of Parquet, in memory at once
 _LONGEST_CELL = 1 << 30  # the csv module's own limit is 131,072 characters
 
 
@@ -36,10 +36,10 @@ class Row(NamedTuple):
     """A row of a table.
 
     Attributes:
-      line: of the file, from 1, where the row begins; of a JSON list or Parquet, the place in it
-        from 1.
-      cells: of the wanted columns; None where the file lacks an optional one.
-      fault: why the row cannot be used; '' where it can.
+      line: line of the file where the row begins, from 1; in a JSON list or Parquet, the number of
+        the row, from 1.
+      cells: of the wanted columns; None for an optional one that the file lacks.
+      fault: why the row cannot be used; '' if it can.
     """
 
     line: int
@@ -48,13 +48,13 @@ class Row(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The usable rows of a file, and what was made of each.
+    """The usable rows of a file, parsed.
 
     Attributes:
-      ids: from the column of ids; where there is none, the place among all rows from 0 (header
-        and blank lines do not count).
+      ids: from the column of ids; without one, the row's index among all rows (header and blank
+        lines do not count).
       lines: see `Row`.
-      values: what was made of each.
+      values: what each row was parsed to.
     """
 
     ids: list[str]
@@ -63,7 +63,7 @@ class Rows(NamedTuple):
 
 
 def format_of(path: str) -> str:
-    """'csv', 'tsv', 'json' or 'parquet'; '' where a file is called otherwise."""
+    """'csv', 'tsv', 'json' or 'parquet', by a file's name; '' for any other name."""
     if path.startswith('hf:'):
         return 'parquet'
     ending = re.search(r'\.(csv|tsv|jsonl?|parquet)(\.gz|\.bz2)?$', path.lower())
@@ -81,11 +81,11 @@ def read_rows(
       columns: names in the header (spaces around a name do not count), or fields of the objects,
         or columns of Parquet.
       optional: those of `columns` that the file may lack.
-      headerless: names of all columns of a CSV or TSV file without a header, which is one whose
-        first row holds none of `columns`; empty: there must be a header.
+      headerless: names of all columns, for a CSV or TSV file without a header, which is one whose
+        first row holds none of `columns`. Empty: there must be a header.
 
     Raises:
-      InputError: the file cannot be read as what it is called, or lacks a column.
+      InputError: the file cannot be read in the format of its name, or lacks a column.
     """
     if format_of(path) == 'json':
         return read_objects(path, columns, optional)
@@ -133,7 +133,7 @@ def _no_column(path: str, name: str, names: Sequence[str]) -> str:
 
 
 def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
-    """Cells of each row, which quotes may stretch over several lines."""
+    """First line and cells of each row; quoted cells may span several lines."""
     csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader((text + '\n' for _, text in lines(path)), strict=True)
     line = 1
@@ -148,7 +148,7 @@ def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_objects(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
-    """As `read_rows`, of JSON whatever its name: an object in each line, or all in one list."""
+    """`read_rows` for a JSON file of any name: an object on each line, or all in one list."""
     rows = ((line, text) for line, text in lines(path) if text.strip())
     first = next(rows, None)
     if first is None:
@@ -171,7 +171,7 @@ def read_objects(path: str, columns: Sequence[str], optional: Sequence[str] = ()
 
 
 def read_parquet(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
-    """As `read_rows`, of Parquet whatever its name."""
+    """`read_rows` for a Parquet file of any name."""
     places = itertools.count(1)
     for name in parquet_files(path):
         with _parquet(name) as content:
@@ -186,7 +186,7 @@ def read_parquet(path: str, columns: Sequence[str], optional: Sequence[str] = ()
 
 
 def class_names(path: str, column: str) -> list[str]:
-    """The names of labels that a column has by number; none where the file does not say.
+    """The names of a column's numbered labels; [] if the file does not give them.
 
     Parquet files of Hugging Face's `datasets` do, for a `ClassLabel` or a list of them.
     """
@@ -201,7 +201,7 @@ def class_names(path: str, column: str) -> list[str]:
 
 @contextlib.contextmanager
 def _parquet(path: str) -> Iterator[Any]:
-    """A Parquet file, open; what is wrong with it is an InputError."""
+    """An open Parquet file; errors in reading it become an InputError."""
     with needing(f'{path}: Parquet'):
         from pyarrow import ArrowException, parquet
     with open_stream(path) as file:
@@ -213,7 +213,7 @@ def _parquet(path: str) -> Iterator[Any]:
 
 
 def _parsed(text: str) -> tuple[Any, str]:
-    """A value in JSON, and what is wrong with it."""
+    """(value of a JSON text, what is wrong with it or '')."""
     def record_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         record = dict(pairs)
         if len(record) < len(pairs):
@@ -228,7 +228,7 @@ def _parsed(text: str) -> tuple[Any, str]:
 
 
 def lines(path: str) -> Iterator[tuple[int, str]]:
-    """(number, text) of each line, without line end and byte order mark. Line feeds end lines.
+    """(number, text) of each line, without line end and byte order mark. Only line feeds end lines.
 
     Raises:
       InputError: the file cannot be read, or is not UTF-8 text.
@@ -261,17 +261,17 @@ def read_table(
     id_column: str | None = None, max_malformed: float = 0.01, optional: Sequence[str] = (),
     headerless: Sequence[str] = (),
 ) -> Rows:
-    """The results of `parse` for each row of a file.
+    """The results of `parse` for all rows of a file.
 
     Args:
-      path, columns, optional, headerless: as of `read_rows`.
-      parse: from cells to a value. It raises Malformed for a row to leave out, and InputError,
-        which gets file and line put before it, for one that is wrong.
-      id_column: besides `columns`; None: there is none.
-      max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
+      path, columns, optional, headerless: as for `read_rows`.
+      parse: from cells to a value. It raises Malformed for a row to leave out, and InputError for
+        one that fails the file; file and line are put before the latter's message.
+      id_column: the column of ids, besides `columns`; None: there is none.
+      max_malformed: share of the rows that may be malformed; one row always may, unless this is 0.
 
     Raises:
-      InputError: as `read_rows` and `parse`; no row, too many malformed ones, or an id twice.
+      InputError: as `read_rows` and `parse`; no rows, too many malformed ones, or a repeated id.
     """
     rows, faults = Rows([], [], []), list[str]()
     ids = [] if id_column is None else [id_column]
@@ -300,13 +300,13 @@ def read_table(
 
 
 def check_malformed(path: str, num_used: int, faults: Sequence[str], max_share: float) -> None:
-    """Lists on standard error the rows that were left out.
+    """Reports on standard error the rows that were left out.
 
     Args:
       path: the file.
-      num_used: rows that were used.
-      faults: place and reason of each of the others.
-      max_share: of all rows that may be left out; one always may, unless this is 0.
+      num_used: number of rows that were used.
+      faults: place and reason for each of the others.
+      max_share: share of all rows that may be left out; one row always may, unless this is 0.
 
     Raises:
       InputError: more were left out, or none was used.
@@ -327,7 +327,7 @@ def check_malformed(path: str, num_used: int, faults: Sequence[str], max_share: 
 
 
 def texts_of(cells: Sequence[Any]) -> list[str]:
-    """Cells that have to be texts.
+    """The cells, checked to be strings that can be encoded as UTF-8.
 
     Raises:
       Malformed: one is not.
@@ -355,14 +355,14 @@ def label_of(cell: Any) -> str:
 
 
 def label_text(value: Any) -> str:
-    """A label as a string; '' where there is none."""
+    """A label as a string; '' if there is none."""
     if isinstance(value, bool):
         return str(value).lower()
     return '' if value is None else str(value).strip()
 
 
 def named(value: Any, names: Sequence[str]) -> str:
-    """A label as a string; a number becomes the name of this number, where there are names.
+    """A label as a string; if there are names, a number is replaced by the name with that index.
 
     Raises:
       Malformed: the number has no name.
@@ -376,17 +376,17 @@ def named(value: Any, names: Sequence[str]) -> str:
 
 
 def find_file(folder: str, names: Sequence[str], *, required: bool = True) -> str:
-    """The file of a split: the first of the names that is there, plain or `.gz`.
+    """The path of a split's file: the first of the names that exists, plain or `.gz`.
 
-    Where none is, the only one that has more in its name: `train.part.tsv` for `train.tsv`.
+    If none does, the only file with an addition to one of the names, such as `train.part.tsv`.
 
     Args:
       folder: where to look.
-      names: in the order of preference, that of the benchmark first.
-      required: whether it has to be there; else '' where it is not.
+      names: in order of preference, the benchmark's own first.
+      required: whether the file has to exist; if not, '' is returned for a missing one.
 
     Raises:
-      InputError: no such folder, no such file, or several with more in their names.
+      InputError: no such folder, no such file, or several with additions to the names.
     """
     there = [child.name for child in children(folder)]
     named = [(*os.path.splitext(name), gz) for name in names for gz in ('', '.gz')]

@@ -1,11 +1,11 @@
-"""A label for each word: CoNLL-2003's named entities (paper section 5.3), or your own tags.
+"""A tag for each word: CoNLL-2003's named entities (paper section 5.3), or your own tags.
 
 From top to bottom: the tasks; readers of sentences with a tag for each word (CoNLL-2003: Tjong Kim
 Sang and De Meulder, 2003); windows of tokens in which every word is scored once; precision, recall
 and F1 of entities as the `conlleval` script counts them.
 
 Tags of entities are O, B-TYPE and I-TYPE, in IOB1 or IOB2: an entity begins at every B-, and at an
-I- that does not follow a tag of its type in its sentence. IOBES has E- and S- besides.
+I- that does not follow a tag of its type in its sentence. IOBES also has E- and S-.
 
     W: words, P: word pieces of all words, T: tokens of all windows
 """
@@ -34,7 +34,7 @@ from bert_jax.tasks.metrics import accuracy, macro_f1
 
 
 def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
-    """Trained on train, scored on dev, and on test where it is there (`test_f1` and so on)."""
+    """Trained on train, scored on dev and, if there is one, on test (`test_f1` and so on)."""
     d = config.data
 
     def read(split: str) -> Tagged | None:
@@ -61,7 +61,7 @@ def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
 def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on `data.source`, scored on `data.eval_source` or on sentences held out of it.
 
-    Tags may be of any set: entities are scored by their F1, other tags by the words that are right.
+    Any set of tags will do: entities are scored by F1, other tags by accuracy.
     """
     d = config.data
 
@@ -110,7 +110,7 @@ def _task(
     ids = {label: i for i, label in enumerate(labels)}
 
     def cut(examples: Tagged) -> tuple[Units, np.ndarray]:
-        """Units, and what `word_windows` says of their tokens."""
+        """Units, and the words that `word_windows` gives for their tokens."""
         texts = [s.words for s in examples.sentences]
         if section.document_context:
             texts = [
@@ -119,7 +119,7 @@ def _task(
         sequences, word_T = word_windows(
             texts, t.encode, max_length=config.data.max_seq_length, unk_id=t.tokenizer.vocab.unk_id,
             **t.tokenizer.vocab.ends)
-        # Tags that are not the model's can be scored, by name, not trained on.
+        # Only scored sets have tags that the model lacks, and `results` compares tags by name.
         label_W = np.array([ids.get(tag, 0) for tag in examples.tags], np.int32)
         return Units(sequences, tokens={
             'token_labels': np.where(word_T >= 0, label_W[word_T], np.int32(0)),
@@ -141,7 +141,7 @@ def _task(
             else:
                 pair = np.concatenate(tags), np.array(examples.tags)
                 scores = {'accuracy': accuracy(*pair), 'macro_f1': macro_f1(*pair)}
-            # `word gold predicted` lines, an empty line after each sentence: conlleval's input.
+            # conlleval's input: lines of `word gold predicted`, an empty line after each sentence.
             lines = [
                 ''.join(f'{word} {tag} {predicted}\n' for word, tag, predicted in zip(*columns))
                 for columns in zip((s.words for s in examples.sentences), gold, tags)]
@@ -152,7 +152,7 @@ def _task(
         return labelled.EvalSet('' if split == 'dev' else f'{split}_', units, results)
 
     features = {'features': section.features} if section.features else {}
-    guessing = {'f1': 0.0}  # of words that are all O
+    guessing = {'f1': 0.0}  # of tagging all words O
     if metric == 'accuracy':
         (most, _), = Counter((train or evaluated['dev']).tags).most_common(1)
         guessing = {'accuracy': evaluated['dev'].tags.count(most) / len(evaluated['dev'].tags)}
@@ -166,7 +166,7 @@ def _task(
 
 
 class Sentence(NamedTuple):
-    """Words, a tag for each, and the number of the document: sentences of one have the same."""
+    """Words, a tag for each, and the number of the document that the sentence belongs to."""
 
     words: list[str]
     tags: list[str]
@@ -185,13 +185,13 @@ class Tagged:
 
     @property
     def tags(self) -> list[str]:
-        """[W] of all words."""
+        """The tags [W] of all words."""
         return [tag for sentence in self.sentences for tag in sentence.tags]
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of a tagger: O, then B- and I- of each type that occurs, types sorted; or the
-        tags that occur, sorted, where they are not entities."""
+        """The labels of a tagger: O, then B- and I- of each type that occurs, sorted by type; or,
+        if tags are not entities, those that occur, sorted, with O first."""
         tags = set(self.tags)
         if all(_ENTITY_TAG.fullmatch(tag) for tag in tags):
             types = sorted({tag[2:] for tag in tags - {'O'}})
@@ -203,16 +203,16 @@ class Tagged:
         return Tagged([self.sentences[i] for i in rows], self.source)
 
 
-# Of the original distribution, and as its IOB2 editions are called.
+# File names in the original distribution, then in its IOB2 editions.
 _FILES = {
     'train': ('eng.train', 'train.txt'),
     'dev': ('eng.testa', 'valid.txt', 'dev.txt', 'testa.txt'),
     'test': ('eng.testb', 'test.txt', 'testb.txt'),
 }
-# Of the labels in tensorflow-datasets' conll2003, whose own order this is.
+# Tags by id in tensorflow-datasets' conll2003.
 _TFDS_TAGS = ('O', 'B-PER', 'I-PER', 'B-ORG', 'I-ORG', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC')
 _DOCUMENT_START = '-DOCSTART-'
-# Columns are separated by these; other white space of Unicode may be a word of the text.
+# Only spaces and tabs separate columns; other Unicode white space may be a word of the text.
 _CELL = re.compile(r'[^ \t]+')
 _ENTITY_TAG = re.compile(r'O|[BIES]-\S+')
 
@@ -224,15 +224,16 @@ def read_tagged(
     """All sentences of one file.
 
     Args:
-      path: `.jsonl` or Parquet, an object a sentence with a list of words and one of tags, all of
-        one document; or a word first and its tag last in a line, in as many columns as the first
-        line has, separated by spaces or tabs, empty lines between sentences. Plain or `.gz`.
-      words, tags: fields of the objects.
-      names: of the objects' tags that are numbers.
-      max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
+      path: JSON or Parquet with a row for each sentence, which has a list of words and one of tags;
+        all are one document. Or lines that begin with a word and end with its tag, in as many
+        columns (separated by spaces or tabs) as the first line has, with empty lines between
+        sentences. Text files may be compressed.
+      words, tags: columns of the JSON or Parquet file.
+      names: names of its tags that are numbers.
+      max_malformed: share of the rows that may be malformed; one row always may, unless this is 0.
 
     Raises:
-      InputError: what is wrong with the file.
+      InputError: the file cannot be read, has no tags or words, or has too many malformed rows.
     """
     if table.format_of(path) in ('json', 'parquet'):
         sentences = _json_sentences(path, words, tags, names, max_malformed)
@@ -284,7 +285,7 @@ def _json_sentences(
             table.named(table.label_of(tag), names) for tag in their])
 
     rows = table.read_table(path, [words, tags], parse, max_malformed=max_malformed)
-    # A sentence without words is no malformed row, and nothing to learn from.
+    # A sentence without words is not malformed, but there is nothing to learn from it.
     sentences = [sentence for sentence in rows.values if sentence.words]
     if not sentences:
         raise InputError(f'{path} holds no words: copy it again')
@@ -300,47 +301,47 @@ def word_windows(
 ) -> tuple[Sequences, np.ndarray]:
     """Windows of texts, in which every word is scored exactly once.
 
-    A text is a sentence, or all sentences of a document one after the other; it is one window if
-    it fits. A longer one is covered by windows of full length, evenly spaced and overlapping by at
-    least half, and each word is scored in the one that gives it most context on its poorer side:
-    about a quarter of a window or more on both, or up to the end of the text. So nothing is
+    A text is a sentence, or all sentences of a document one after the other. It is one window if it
+    fits. A longer one is covered by windows of full length, evenly spaced and overlapping by at
+    least half. Each word is scored in the window with the most context on the side where it has
+    less: about a quarter of a window or more on both, or up to the end of the text. So nothing is
     dropped, and a word sees its document ("maximal document context" of paper section 5.3; all of
     it where it fits) for at most about twice the tokens of the text. (A window for every sentence,
-    filled up with its neighbours, would give half a window on both sides, for `max_length` tokens
-    a sentence: 6.5 times the text of the training file at 128, 26 times at 512.) A window may end
-    inside a word, but begins with one.
+    filled up with its neighbours, would give half a window on both sides, but cost `max_length`
+    tokens a sentence: 6.5 times the text of the training file at 128, 26 times at 512.) A window
+    may end inside a word, but starts at the beginning of one.
 
     Words are tokenized one by one. One that yields no piece (BERT's tokenizer removes control
     characters) becomes [UNK], so that it is scored like any other.
 
     Args:
-      texts: words of each, one or more.
-      encode: tokenizer; entities want a cased vocabulary.
+      texts: the words of each text, one or more.
+      encode: tokenizer; for entities, of a cased vocabulary.
       max_length: tokens of a window, [CLS] and [SEP] included.
       cls_id, sep_id, unk_id: of the vocabulary.
 
     Returns:
-      Windows, [CLS] pieces [SEP], all segment 0; and [T] int32, at the first piece of a word that
-      is scored here, the number of the word among all, -1 at all other tokens.
+      Windows, [CLS] pieces [SEP], all segment 0; and [T] int32: at the first piece of a word that
+      is scored in this window, the word's index among all words, else -1.
     """
     ids_P, counts_W = encode([word for text in texts for word in text])
     empty = np.flatnonzero(counts_W == 0)
     ids_P = np.insert(np.asarray(ids_P, np.int32), (np.cumsum(counts_W) - counts_W)[empty], unk_id)
     counts_W[empty] = 1
-    # Where each word's pieces begin; texts in pieces.
+    # Where each word's pieces begin; bounds of the texts, in pieces.
     first_W = np.cumsum(counts_W) - counts_W
     bounds = np.append(first_W, len(ids_P))[np.cumsum([0, *map(len, texts)])]
     _, starts, ends, cores = tile(bounds, max_length - 2)
     # The window that scores a word is the last whose core begins before or at its first piece.
     window_W = np.searchsorted(cores, first_W, side='right') - 1
-    used, window_W = np.unique(window_W, return_inverse=True)  # only tails of huge words in others
+    used, window_W = np.unique(window_W, return_inverse=True)  # others: only tails of huge words
     starts, ends = first_W[np.searchsorted(first_W, starts[used])], ends[used]
 
     counts = ends - starts
     sequences = make_sequences(
         (ids_P[ranges(starts, counts)], counts), None, max_length=max_length, cls_id=cls_id,
         sep_id=sep_id)
-    # Each word's one place among the tokens, behind the [CLS] of its window.
+    # Each word's one place among the tokens, after the [CLS] of its window.
     word_T = np.full(len(sequences.ids), -1, np.int32)
     word_T[sequences.offsets[window_W] + 1 + first_W - starts[window_W]] = np.arange(len(first_W))
     return sequences, word_T
@@ -375,7 +376,7 @@ def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 def conll_scores(
     predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Scores as fractions: an entity is right if its words and its type are exactly right.
+    """Scores as fractions. An entity is right if its words and its type are exactly right.
 
     Args:
       predicted: tags of each sentence.

@@ -1,7 +1,7 @@
-"""Texts or pairs of texts with a label each: examples, windows, scores and files of predictions.
+"""Texts or pairs of texts with labels: examples, windows, scores and files of predictions.
 
 GLUE and tasks like it are `text_task` over `read_texts`. The tasks on the user's files are here:
-`classification`, with one label an example or several, and `regression`.
+`classification`, with one or several labels per example, and `regression`.
 
     n: examples, L: labels, W: windows, T: tokens of all windows
 """
@@ -31,7 +31,7 @@ from bert_jax.tasks.metrics import METRICS, check_metrics, of_each_class
 
 
 class Numbers(NamedTuple):
-    """Labels that are numbers, float32, refused outside of [low, high]."""
+    """Labels that are numbers, float32; values outside [low, high] are refused."""
 
     low: float = -3e38
     high: float = 3e38
@@ -48,21 +48,21 @@ class Numbers(NamedTuple):
         return number
 
     def array(self, numbers: Sequence[float]) -> np.ndarray:
-        """[n] of all numbers of a file."""
+        """All numbers of a file, [n] float32."""
         return np.array(numbers, np.float32)
 
 
 class Names:
-    """Labels that are names: int32 ids [n], or float32 indicators [n, L] of several an example.
+    """Labels that are names: int32 ids [n], or float32 indicators [n, L] if an example has several.
 
     Attributes:
-      names: in the order of their ids. If there are none, those of the first file, the training
-        file: numbers by size, else by the alphabet.
-      only: whether others are refused.
-      numbered: names of the labels that the file has by number.
+      names: in the order of their ids. If empty, they are taken from the first file, the training
+        file: numbers sorted by size, other names alphabetically.
+      only: whether other names are refused.
+      numbered: names of labels that are numbers in the file.
       separator: between the names of an example that has any number of labels, unless they are a
         list in JSON; empty: each example has one label.
-      met: all names of the file that was read last.
+      met: all names in the file that was read last.
       unseen: names that only later files have. Their ids come after those of `names`, so that no
         prediction equals them and each counts as an error.
     """
@@ -93,10 +93,10 @@ class Names:
         return [name]
 
     def array(self, labels: Sequence[list[str]]) -> np.ndarray:
-        """[n] or [n, L] of the names of all examples of a file."""
+        """The labels of all examples of a file, [n] int32 or [n, L] float32; updates the names."""
         self.met = {name for names in labels for name in names}
         known = set(self.numbered)
-        others = self.met - known if self.met & known or not known else set()  # else none is known
+        others = self.met - known if self.met & known or not known else set()  # else all unseen
         self.names = self.names or (*self.numbered, *_in_order(others))
         unseen = self.met - set(self.names)
         self.unseen |= unseen
@@ -110,7 +110,7 @@ class Names:
 
 
 def _in_order(names: set[str]) -> tuple[str, ...]:
-    """Numbers by size, else by the alphabet: one order, whatever order a set has in a process."""
+    """Sorts numbers by size, other names alphabetically; a set's own order varies by process."""
     with contextlib.suppress(ValueError):
         if not any(math.isnan(float(name)) for name in names):
             return tuple(sorted(names, key=lambda name: (float(name), name)))  # 1 and 1.0 are equal
@@ -122,9 +122,9 @@ class TextExamples:
     """n examples, in the order of the file.
 
     Attributes:
-      texts: columns of n strings: one of single texts, two of pairs; of multiple choice the
-        contexts and each of the choices.
-      labels: [n] int32 ids, float32 numbers, or [n, L] float32 of 0 and 1; None: there are none.
+      texts: columns of n strings: one for single texts, two for pairs; for multiple choice, the
+        contexts and then each choice.
+      labels: [n] int32 ids or float32 numbers, or [n, L] float32 of 0 and 1; None: there are none.
       ids: from the file's column of ids, or the row in the file from 0.
       source: file or data set, for messages.
     """
@@ -155,15 +155,15 @@ def read_texts(
     Args:
       path: see `table.read_rows`.
       texts: column of the text, or of the two texts.
-      label: column of the label; a list of columns: one for each label, of 0 and 1.
-      labels: what labels are; None: they are not read.
+      label: column of the label; or a list of columns of 0 and 1, one for each label.
+      labels: what the labels are; None: they are not read.
       id_column: of the examples' ids, or ''.
       needs_ids: whether this column must be there.
       headerless: all columns of labelled files that have no header.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
 
     Raises:
-      InputError: a missing column, what `labels` refuses, an id that occurs twice, too many
+      InputError: a missing column, a label that `labels` refuses, an id that occurs twice, too many
         malformed rows, a file that is empty or cannot be read.
     """
     n, columns = len(texts), [label] if isinstance(label, str) else label
@@ -184,7 +184,7 @@ def read_texts(
 
 
 def _marked(name: str, cell: Any) -> bool:
-    """Whether a label's column says that an example has it; raises Malformed."""
+    """Whether a cell of the label's column says that the example has it; raises Malformed."""
     text = table.label_text(cell).lower()
     if text not in ('', '0', '0.0', 'false', '1', '1.0', 'true'):
         raise table.Malformed(f"'{name}' is {text!r}, where 0 or 1 is wanted")
@@ -201,15 +201,15 @@ def text_task(
     Args:
       config: of the run.
       head: 'classification', 'multi_label' or 'regression'.
-      labels: names by id; none of a regression.
+      labels: names by id; empty for a regression.
       metrics: names in `metrics.METRICS`; the first picks the best evaluation.
-      train: what is trained on, or None.
-      sets: by the name of the split, which the file of predictions has; None: the split is not
-        there. Those with labels are scored, the others predicted at the end. Metrics of sets after
-        the first have the split before their names.
-      windows: one of WINDOWS, of what is predicted; what is trained on is cut.
-      id_column: that the user named; empty: predictions are numbered by row.
-      loss: arguments of the head beside the number of labels.
+      train: examples to train on, or None.
+      sets: examples by split, which names the file of predictions; None: the split is missing. Sets
+        with labels are scored, the others predicted at the end. The metrics of sets after the first
+        are prefixed with the split.
+      windows: one of WINDOWS, for predictions; training texts are cut.
+      id_column: the user's column of ids; empty: predictions are numbered by row.
+      loss: arguments of the head besides the number of labels.
     """
     t, decoding = labelled.open_tokenization(config), HEADS[head]
 
@@ -219,7 +219,7 @@ def text_task(
                             max_length=config.data.max_seq_length, **t.tokenizer.vocab.ends)
         if examples.labels is None:
             return read, Units(read.sequences)
-        # A label that the model does not have is scored, not computed.
+        # Labels that the model lacks count in the scores, but its outputs do not have them.
         known = examples.labels[:, : len(labels)] if head == 'multi_label' else examples.labels
         return read, Units(read.sequences, labels={'labels': known[read.text]})
 
@@ -237,7 +237,7 @@ def text_task(
             files |= _tables(split, id_column, examples, labels, decoding, logits)
             if truth.ndim == 1 and labels and len(set(predictions)) == 1 < len(set(truth)):
                 say(f'warning: all predictions are {labels[predictions[0]]!r}')
-            if truth.ndim == 2:  # labels that the model does not have are never predicted
+            if truth.ndim == 2:  # labels that the model lacks are never predicted
                 missing = truth.shape[1] - predictions.shape[1]
                 predictions = np.pad(predictions, [(0, 0), (0, missing)])
             scores = {name: METRICS[name].compute(predictions, truth) for name in metrics}
@@ -249,7 +249,7 @@ def text_task(
     there = [(split, examples) for split, examples in sets.items() if examples]
     guessing, truth = {}, there[0][1].labels
     if train is not None and train.labels is not None and truth is not None:
-        answer = np.zeros_like(truth)  # no label of several; of numbers any constant does as well
+        answer = np.zeros_like(truth)  # no label of several; for numbers, any constant
         if head == 'classification':
             answer[:] = np.bincount(train.labels).argmax()
         guessing = {name: METRICS[name].compute(answer, truth) for name in metrics}
@@ -263,7 +263,7 @@ def text_task(
 
 
 def predictions_table(id_column: str, ids: Sequence[str], values: Iterable[str]) -> str:
-    """The TSV of a file of predictions: `index` (or the user's id column), `prediction`.
+    """The content of a TSV of predictions: `index` (or the user's id column) and `prediction`.
 
     `index` is the row of the example in its file, from 0. A value that holds a TAB or a line end is
     quoted. `tools.glue_submission` reads such files.
@@ -283,8 +283,8 @@ def _tables(
     split: str, id_column: str, examples: TextExamples, labels: Sequence[str],
     decoding: type[Classification], logits: np.ndarray,
 ) -> dict[str, str]:
-    """`SPLIT_examples.csv`: texts, label, prediction, probabilities. `SPLIT_classes.csv`: a row of
-    scores for each label and, of one label an example, how often each label was predicted."""
+    """`SPLIT_examples.csv`: texts, label, prediction, probabilities. `SPLIT_classes.csv`: each
+    label's scores and, with one label per example, how often each label was predicted for it."""
     truth, predictions = examples.labels, decoding.predictions(logits)
     probabilities = [list(x.get('probabilities', {}).values())
                      for x in decoding.described(logits, labels)]
@@ -368,7 +368,7 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
 
 
 def _class_weights(text: str, names: Sequence[str], counts: np.ndarray) -> tuple[float, ...]:
-    """`classification.class_weights` by label: 'balanced', as scikit-learn's, or 'LABEL=2.5, ...'.
+    """The weights in `classification.class_weights`: 'balanced' (scikit-learn's), 'LABEL=2.5, ...'.
 
     Raises:
       InputError: neither of these, or an unknown label.

@@ -22,12 +22,13 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
     """The tokenizer of a vocabulary file.
 
     Args:
-        path: a SentencePiece model if it ends in `.model`, else a WordPiece vocabulary. One that is
-            called vocab.txt is used as the tokenizer_config.json beside it says (`read_switches`).
+        path: a SentencePiece model if it ends in `.model`, else a WordPiece vocabulary. If that is
+            called vocab.txt, a tokenizer_config.json beside it sets switches (`read_switches`).
         lowercase: for WordPiece; a SentencePiece model has its own normalizer.
 
     Raises:
-        InputError: the file cannot be read or lacks a special token.
+        InputError: the file cannot be read, lacks a special token or holds nothing else, or the
+            tokenizer_config.json is invalid.
     """
     if os.fspath(path).endswith(".model"):
         model = read_file(path, "SentencePiece model", "data.vocab_file")
@@ -39,12 +40,12 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
 
 
 def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
-    """The switches in the tokenizer_config.json beside a vocab.txt.
+    """The switches in the tokenizer_config.json beside a vocab.txt; without one, the original's.
 
     So a vocabulary keeps its switches in a Hugging Face folder and in a run directory alike.
 
     Raises:
-        InputError: the file is no JSON object, or a switch is of another type.
+        InputError: the file is not a JSON object, or a switch has a wrong type.
     """
     path = as_path(vocab_file)
     config = path.parent / SWITCHES_FILE
@@ -57,7 +58,7 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
     """The switches among the fields of a tokenizer_config.json; those it lacks are the original's.
 
     Raises:
-        InputError: one is of another type; `source` names the file.
+        InputError: one has a wrong type; the message names the file as `source`.
     """
     values = {field.name: fields.get(field.name, field.default)
               for field in dataclasses.fields(Switches)}
@@ -72,7 +73,7 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
 
 
 def write_switches(folder: Path, switches: Switches) -> None:
-    """Keeps them beside the vocab.txt of a folder; no file means the original's."""
+    """Writes the switches beside the vocab.txt of a folder; the original's need no file."""
     if switches == ORIGINAL:
         (folder / SWITCHES_FILE).unlink(missing_ok=True)
     else:
@@ -87,8 +88,8 @@ def check_known(
     Args:
         ids: of the text, or of a part of it; with or without [CLS] and [SEP].
         vocab: that the ids belong to.
-        text: names it, for the message.
-        vocab_file: likewise.
+        text: name of the text, for the message.
+        vocab_file: name of the vocabulary, for the message.
 
     Raises:
         InputError: there are no words, or more than half of the pieces are [UNK].

@@ -13,13 +13,13 @@ WORD_START = "\u2581"  # "lower one eighth block" stands for the space before a 
 
 
 class SentencePieceTokenizer:
-    """Text to the pieces of a SentencePiece model, as the model's own normalizer has it.
+    """Splits text into the pieces of a SentencePiece model, after the model's own normalizer.
 
     Special tokens should be control symbols: user-defined symbols are recognised in the text, so
     that a literal `[MASK]` in it becomes the special token.
 
     Attributes:
-        vocab: the pieces; a piece continues a word where it does not begin with U+2581.
+        vocab: the pieces; one continues a word unless it begins with U+2581 or is special.
         model: the serialized model.
     """
 

@@ -5,9 +5,9 @@ pieces fit BERT's greedy longest-match tokenizer:
 
 - The first letter of a word is a symbol of its own (a private code point), so that `th` and
   `##th` are learned apart, each on its merit, without spending tokens on intermediate merges.
-- Merge-order tokenization uses many pieces on the way to longer ones; greedy matching jumps over
-  those. More pieces are learned than needed, the words are tokenized greedily, and the pieces
-  used least are dropped, in a few rounds.
+- Tokenizing in the order of the merges needs many pieces only on the way to longer ones; greedy
+  matching skips those. So more pieces are learned than needed, the words are tokenized greedily,
+  and the pieces used least are dropped, in a few rounds.
 
 Adding: words replace `[unused...]` tokens first, then get new lines. The result is an ordinary
 `vocab.txt`. WordPiece is greedy, so a longer word that begins with an added one is split after it;
@@ -42,15 +42,15 @@ _SPACE_MARK = "\u2581"  # SentencePiece's own stand-in for a space
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> list[str]:
-    """Learn a BERT vocabulary.
+    """Train a BERT vocabulary.
 
     The tokens stand where Google's released vocabularies have them: [PAD] 0, [unused0] to
     [unused98] 1 to 99, [UNK] 100, [CLS] 101, [SEP] 102, [MASK] 103, then characters, then longer
-    pieces, the frequent before the rare. Unused slots take no more than a twentieth of the
+    pieces, the most frequent first. Unused slots take no more than a twentieth of the
     vocabulary: below 1,980 tokens there are fewer, and the ids after them move down.
 
     A character is covered if it is among those that make up 99.99 % of the text. It gets two
-    tokens, `x` and `##x`, so that it is matched anywhere; one if it is always a word by itself
+    tokens, `x` and `##x`, so that it is matched anywhere, or one if it is always a word by itself
     (punctuation, CJK). Where `vocab_size` cannot hold the characters, the most frequent win.
 
     The result depends on the texts, their order and the arguments only. Memory is bounded:
@@ -120,15 +120,15 @@ def _weighted(parts: Iterable[tuple[Iterable[Any], int]]) -> collections.Counter
 
 
 def _by_frequency(counts: Mapping[str, int]) -> list[str]:
-    """Most frequent first; ties in the order of their code points, so not of the text."""
+    """Most frequent first; ties by code point, so that the order of the text does not matter."""
     return sorted(counts, key=lambda item: (-counts[item], item))
 
 
 def _characters(counts: Mapping[str, int], room: int) -> tuple[list[str], list[str]]:
     """Tokens for the characters to cover, within `room`, and for those left over.
 
-    First those that make up 99.99 % of the text. Then, in a twelfth of the room, others: text to
-    come has characters that are rare in this one, above all in ASCII (`@`, say).
+    First come those that make up 99.99 % of the text. Then, in a twelfth of the room, others, ASCII
+    first: other texts will have characters that are rare in this one, such as `@`.
     """
     seen = _weighted(counts.items())
     ranked = _by_frequency(seen)
@@ -197,12 +197,12 @@ def add_words(
 
     Args:
         vocab_file: a WordPiece vocabulary.
-        words_file: one word a line, in UTF-8; empty lines are passed over.
-        lowercase: whether the vocabulary is uncased; the words are lower-cased then, as text is.
+        words_file: one word per line, in UTF-8; empty lines are skipped.
+        lowercase: whether the vocabulary is uncased; if so, the words are lower-cased like text.
 
     Returns:
-        (tokens by id, notes for the user). The tokens are those of the vocabulary where it has
-        all of the words.
+        (tokens by id, notes for the user). If the vocabulary has all of the words already, the
+        tokens are unchanged.
 
     Raises:
         InputError: a file that cannot be read, a SentencePiece vocabulary, or a line that is not

@@ -1,6 +1,6 @@
 """A WordPiece or SentencePiece vocabulary: tokens, their ids, and the five special ones.
 
-The file format is Google BERT's: one token a line, the line number (from 0) is the id.
+The file format is Google BERT's: one token per line, whose id is the line number (from 0).
 """
 
 import dataclasses
@@ -93,7 +93,7 @@ class Vocab:
             source: what an error message calls this vocabulary.
 
         Raises:
-            InputError: a token twice, or a missing special token.
+            InputError: a token occurs twice, or a special token is missing.
         """
         tokens = tuple(tokens)
         index = {token: i for i, token in enumerate(tokens)}
@@ -122,7 +122,7 @@ def read_file(path: str | os.PathLike[str], what: str, field: str) -> bytes:
     """The content of a file.
 
     Raises:
-      InputError: it cannot be read or is empty; it names `what` it is and the config's `field`.
+      InputError: it cannot be read or is empty; the message names `what` and the config's `field`.
     """
     try:
         data = as_path(path).read_bytes()
@@ -140,7 +140,7 @@ def read_lines(
     """The lines of a UTF-8 file, split at `\\n` only: tokens may hold other line separators.
 
     Raises:
-        InputError: it cannot be read, is empty or not text; it names `what` and the `field`.
+        InputError: as of `read_file`, or it is not UTF-8.
     """
     data = read_file(path, what, field)
     try:
@@ -155,5 +155,5 @@ def read_lines(
 
 
 def write_vocab(path: str | os.PathLike[str], tokens: Iterable[str]) -> None:
-    """Write one token a line; the file appears whole or not at all."""
+    """Write one token per line; the file appears whole or not at all."""
     write_whole(path, "".join(f"{token}\n" for token in tokens))

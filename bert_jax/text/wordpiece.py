@@ -5,7 +5,7 @@ clean, put spaces around CJK ideographs, lower-case and strip accents where the 
 uncased, split at punctuation, then greedy longest-match WordPiece. Unlike Hugging Face, words of
 up to 200 characters are matched (not 100), and special tokens in the text are ordinary text.
 
-Unicode properties come from `unicodedata`, so that they belong to the fingerprint.
+Unicode properties come from `unicodedata`, whose version is part of the fingerprint.
 """
 
 import dataclasses
@@ -44,22 +44,22 @@ def raw_words(text: str) -> list[str]:
 
 
 def _cleaned(char: str) -> str:
-    """Nothing for zero, the replacement character, and control and format characters."""
+    """The character; '' for NUL, the replacement character, and control and format characters."""
     return "" if char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf") else char
 
 
 def is_cjk(char: str) -> bool:
-    """An ideograph, which BERT makes a word by itself."""
+    """Whether it is an ideograph, which BERT makes a word by itself."""
     return any(low <= ord(char) <= high for low, high in _CJK_RANGES)
 
 
 def is_punctuation(char: str) -> bool:
-    """All non-alphanumeric ASCII (also `$`, `+`, `^`, which Unicode calls symbols), and P*."""
+    """Whether it is in category P*, or an ASCII symbol (such as `$`, `+` or `^`)."""
     return char in string.punctuation or unicodedata.category(char).startswith("P")
 
 
 class _Table(dict[int, str]):
-    """A table for `str.translate` that is computed where it is used, one character at a time."""
+    """A table for `str.translate` whose entries are computed on first use."""
 
     def __init__(self, translate: Callable[[str], str]):
         self._translate = translate
@@ -84,10 +84,10 @@ class Switches:
     Their names and meanings are those of `tokenizer_config.json`.
 
     Attributes:
-        strip_accents: whether accents go; None: where text is lower-cased.
+        strip_accents: whether accents are stripped; None: if text is lower-cased.
         tokenize_chinese_chars: whether an ideograph is a word by itself.
         do_basic_tokenize: whether text is cleaned, lower-cased and split at punctuation at all.
-        never_split: words that stay as they are, and are one piece or [UNK].
+        never_split: words that are left as they are and become one piece or [UNK].
     """
 
     strip_accents: bool | None = None
@@ -102,7 +102,7 @@ ORIGINAL = Switches()
 def _split_word(raw_word: str, lowercase: bool, switches: Switches) -> list[str]:
     """Basic tokens of one run of characters without white space."""
     if not switches.do_basic_tokenize:
-        return raw_word.split()  # what `str.split` takes for white space besides
+        return raw_word.split()  # `str.split` knows more white space
     if raw_word.isascii() and raw_word.isalnum() and not switches.never_split:
         return [raw_word.lower() if lowercase else raw_word]
     clean = _CLEAN if switches.tokenize_chinese_chars else _CLEAN_ALONE
@@ -125,13 +125,13 @@ def basic_tokens(text: str, lowercase: bool = True, switches: Switches = ORIGINA
     """Split `text` into words and punctuation marks, before WordPiece.
 
     Every step acts within a run of characters between white space, so that runs can be handled
-    (and remembered) one by one.
+    (and cached) one by one.
     """
     return [token for word in raw_words(text) for token in _split_word(word, lowercase, switches)]
 
 
 class WordPieceTokenizer:
-    """Text to WordPieces of a vocabulary.
+    """Splits text into the WordPieces of a vocabulary.
 
     Attributes:
         vocab: the vocabulary.
@@ -148,8 +148,8 @@ class WordPieceTokenizer:
         Args:
             vocab: a vocabulary with `##` marking continuations.
             lowercase: true for uncased vocabularies.
-            switches: where a tokenizer is not the original's.
-            cache_size: how many distinct words `encode` remembers before it starts afresh.
+            switches: how the tokenizer differs from the original's.
+            cache_size: how many distinct words `encode` caches before it clears the cache.
         """
         self.vocab = vocab
         self.lowercase = lowercase

@@ -2,9 +2,9 @@
 
     python -m bert_jax.tools.bench --model=base --batch_size=8 --json=step.json
 
-Sequences/s, tokens/s, FLOP/s, MFU where the chip is known; needs no TensorFlow. A figure is the
-median of --repeats measurements, shown with their spread. benchmarks/in_turn.py compares the step
-with another program's, benchmarks/data.py measures the way from text to rows.
+It prints sequences/s, tokens/s, FLOP/s and, where the chip is known, MFU; it needs no TensorFlow. A
+figure is the median of --repeats measurements, shown with their spread. benchmarks/in_turn.py
+compares the step with another program's; benchmarks/data.py measures the way from text to rows.
 Exit status: 0 done, 2 bad flags or input, 1 anything else.
 """
 
@@ -40,12 +40,12 @@ from bert_jax.train.sharding import local_rows, to_global
 from bert_jax.train.step import num_params
 
 Result = dict[str, Any]
-_NUM_BATCHES = 4  # different ones, placed on the device beforehand and used in turn
+_NUM_BATCHES = 4  # different batches, put on the device beforehand and used in turn
 _STEPS_IN_FLIGHT = 2  # as in training: see train/experiment.py
 
 
 def figure(name: str, values: Sequence[float], unit: str) -> Result:
-    """One measured quantity: its values, one a repeat, and what they count."""
+    """One measured quantity: its values, one per repeat, with their unit."""
     return {'name': name, 'unit': unit, 'median': statistics.median(values), 'min': min(values),
             'max': max(values), 'values': list(values)}
 
@@ -54,14 +54,14 @@ def step(o: argparse.Namespace) -> Result:
     """Times the train step of bert_jax.main on random full rows.
 
     Raises:
-      InputError: options that cannot work.
+      InputError: the options cannot work.
     """
     config = default_config('synthetic')
     config.seed = o.seed
     config.model.update(name=o.model, dtype=o.dtype, vocab_size=o.vocab_size,
                         max_position_embeddings=max(512, o.seq))
     config.data.update(max_seq_length=o.seq, max_predictions_per_seq=o.predictions)
-    # Only the learning rate depends on the number of steps.
+    # The number of steps only affects the learning rate.
     config.train.update(steps=10_000, batch_size=o.batch_size, eval_batch_size=o.batch_size)
     config = complete(config)
     mesh, task = open_mesh(config, jax.devices()), PretrainTask(config)
@@ -77,7 +77,7 @@ def step(o: argparse.Namespace) -> Result:
     last: list[dict[str, Any]] = []  # metrics of the last step of each measurement
 
     def seconds(steps: int) -> float:
-        """Time of further steps; it waits for the device only at both ends."""
+        """Seconds of further steps; the device is drained only before and after them."""
         nonlocal state
         jax.block_until_ready((state, batches))
         started = time.perf_counter()
@@ -125,7 +125,7 @@ def step(o: argparse.Namespace) -> Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Benchmark, figure, median, spread and unit in columns."""
+    """The text table: benchmark, figure, median, spread and unit in columns."""
     def number(value: float) -> str:
         return f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.4g}'
 
@@ -137,7 +137,7 @@ def table(results: Sequence[Result]) -> str:
     return grid(lines)
 
 
-_NUMBERS = (  # flag, default, least, what
+_NUMBERS = (  # flag, default, least value, help
     ('repeats', 4, 1, 'measurements of each'),
     ('seed', 0, 0, 'of everything random'),
     ('batch_size', 8, 1, 'sequences a step, over all devices'),
@@ -150,10 +150,10 @@ _NUMBERS = (  # flag, default, least, what
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags.
+    """The parsed flags.
 
     Raises:
-      InputError: flags that cannot work.
+      InputError: the flags cannot work.
     """
     p = Parser('python -m bert_jax.tools.bench', __doc__)
     p.add_argument('--json', default='', help='also write everything to this file')

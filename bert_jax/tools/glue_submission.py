@@ -4,9 +4,9 @@
 
 A RUN is the directory of a fine-tuned run (configs/glue.py:TASK), which writes
 `test_predictions.tsv` at its end if the task's folder has a test file; mnli writes three, because
-it predicts the diagnostic set (AX.tsv) too. Or it is a folder of files named as in the submission
-(CoLA.tsv, ...). All have the header `index<TAB>prediction` and label names as in the task's files.
-The zip has all eleven files, or the site refuses it.
+it also predicts the diagnostic set (AX.tsv). Or a RUN is a folder of files named as in the
+submission (CoLA.tsv, ...). All have the header `index<TAB>prediction` and label names as in the
+task's files. The site refuses a zip that lacks any of the eleven files.
 
 Exit status: 0 done, 2 something is missing or wrong (a line each on standard error).
 """
@@ -37,14 +37,14 @@ TASKS: Mapping[str, GlueTask] = {
 
 
 def find_predictions(folders: Sequence[str]) -> dict[str, str]:
-    """Files with predictions in folders: name in the submission -> path.
+    """Finds the files with predictions in folders: name in the submission -> path.
 
     They are named as in the submission or, in a run directory, as the run names them:
     `test_predictions.tsv`, for mnli `test_matched_predictions.tsv`,
     `test_mismatched_predictions.tsv` and `ax_predictions.tsv`.
 
     Raises:
-      InputError: no such folder, no predictions in it, or two of one file.
+      InputError: a folder does not exist or has no predictions, or two have the same file.
     """
     result: dict[str, str] = {}
     for folder in folders:
@@ -71,7 +71,7 @@ def find_predictions(folders: Sequence[str]) -> dict[str, str]:
 
 
 def read_predictions(file: str, path: str) -> list[str]:
-    """The predictions of a file in the order of their index, scores clipped to 0..5, 3 decimals.
+    """The predictions of a file by index; scores are clipped to 0..5 and have three decimals.
 
     Args:
       file: name in the submission.
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         predictions = {}
         for file, num_rows in NUM_ROWS.items():
             task = TASKS[file]
-            # For WNLI it is 0, the majority of the training set, which the BERT paper submitted.
+            # For WNLI this is 0, the majority class in training, which the BERT paper submitted.
             constant = (*task.labels, '2.500')[0]
             predictions[file] = [constant] * num_rows
             if file == 'WNLI.tsv' and args.wnli_majority:

@@ -1,4 +1,4 @@
-"""Runs a table of the paper: pre-trains, fine-tunes, picks on dev, writes it beside the paper's.
+"""Runs a table of the paper: pre-trains, fine-tunes, picks on dev, shows ours beside the paper's.
 
     python -m bert_jax.tools.paper 5 --scale=tiny --data=DATA
     python -m bert_jax.tools.paper 1 --scale=paper --data=DATA --weights base=bert-base-uncased \\
@@ -7,32 +7,33 @@
     python -m bert_jax.tools.paper mine --rows=mine.py:one,mine.py:two --data=DATA --seeds=3
 
 TABLE is 1 (GLUE), 2 and 3 (SQuAD 1.1 and 2.0), 4 (SWAG), 5 to 8, c1 (figure 5, appendix C.1); or,
-not of the paper, efficient (recipes with half the FLOPs) or loo (one of five ingredients left out).
-DATA is the folder of glue/, squad/, swag/ and conll2003/, laid out as the files of configs/
-describe. Pre-training is configs/ablations.py:NAME; at the tiny scale the model and text are small
-enough for two cores, and so are efficient and loo at the larger scales between and mini.
+not in the paper, efficient (recipes with half the FLOPs) or loo (one of five ingredients left out).
+DATA is the folder that holds glue/, squad/, swag/ and conll2003/, laid out as the files in configs/
+describe. Pre-training is configs/ablations.py:NAME. At the tiny scale, the model and the text are
+small enough for two cores, as are efficient and loo at the larger scales between and mini.
 
---rows=FILE:NAME,FILE:NAME makes a table of your own, of configs of pre-training as they are written
-(ablations.py:base,tiny too), against the first of them; TABLE is then a name for its files.
+--rows=FILE:NAME,FILE:NAME makes a table of your own: each row is a pre-training config, taken as it
+is (ablations.py:base,tiny is one), and is compared with the first; TABLE then names its files.
 
---pretrain FIELD=VALUE sets a field of every pre-training, --finetune [TASK:]FIELD=VALUE one of
-every fine-tuning or of one task's:
+--pretrain FIELD=VALUE sets a field of every pre-training, --finetune [TASK:]FIELD=VALUE a field of
+every fine-tuning, or only of one task's:
 
     ... --pretrain data.source='wiki/*.txt.gz' --pretrain data.vocab_file=vocab.txt \\
         --pretrain model.name=mini --pretrain train.steps=50000 \\
         --finetune sst2:train.steps='3 epochs' --finetune sst2:optimizer.learning_rate=3e-4,1e-4
 
-Every part is a sweep (tools.sweep) in DIRECTORY/parts, named after its resolved config, so that
-tables share parts, and more --seeds or another table add to them. The same command resumes where it
-stopped. Several machines may run it on one folder; a part that depends on another machine's waits
-for it. The table's .md and .json are rewritten after each part, its .png at the end.
+Every part is a sweep (tools.sweep) in WORKDIR/parts, named after a digest of its config, so that
+tables share parts, and more --seeds or another table only add to them. The same command resumes
+where it stopped. Several machines may run it on one folder; a part that starts from another
+machine's part waits for it. The table's .md and .json are rewritten after each part, its .png is
+drawn at the end.
 
---chips=1 starts a process for every chip of this machine, each of which takes runs.
-Pre-training runs in one process here. For a slice of several hosts, pre-train with bert_jax.main
-and pass --weights NAME=RUN. --list prints the config of each part; tools.preflight estimates what
-a pre-training at the paper's scale costs.
+--chips=1 starts a process for every chip of this machine; each of them claims runs. A pre-training
+runs in a single process here: for a slice of several hosts, pre-train with bert_jax.main and pass
+--weights NAME=RUN. --list prints the config of each part; tools.preflight estimates what a
+pre-training at the paper's scale costs.
 
-Exit status: 0 the table is whole, 1 a part failed, 2 bad input, 143 stopped.
+Exit status: 0 the table is complete, 1 a part failed, 2 bad input, 143 stopped.
 """
 
 from __future__ import annotations
@@ -77,11 +78,11 @@ class Task(NamedTuple):
     """The fine-tuning of a downstream task in the tables.
 
     Attributes:
-      config: file of configs/, with its argument.
-      folder: of its data, below --data.
-      grid: settings to search at the paper's scale (sections 4 and 5.3, appendix A.3); the best on
-        the dev set counts.
-      tiny: further settings at the tiny scale.
+      config: file in configs/, with its argument.
+      folder: of its data, within --data.
+      grid: settings to search at the paper's scale (sections 4 and 5.3, appendix A.3); those with
+        the best dev score count.
+      tiny: further settings at the small scales.
     """
 
     config: str
@@ -91,11 +92,11 @@ class Task(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A measurement of each row.
+    """A column of a table: a metric of each row.
 
     Attributes:
       title: its heading.
-      metric: key of the run's result.
+      metric: its key in the run's result.
       task: one of TASKS; '' for pre-training itself.
     """
 
@@ -109,15 +110,14 @@ class Row(NamedTuple):
 
     Attributes:
       title: its heading.
-      pretraining: NAME of configs/ablations.py, or FILE.py:NAME.
+      pretraining: NAME in configs/ablations.py, or FILE.py:NAME.
       figures: the paper's, by column.
-      dev: published dev set figures, where `figures` are of the test sets; ours are of the dev
-        sets.
-      tiny: NAME at the tiny scale where it differs; 'none': no such row at that scale.
+      dev: published dev set figures, where `figures` are test set figures; ours are of dev sets.
+      tiny: NAME at the small scales if it differs; 'none': the row is left out there.
       finetuning: settings of its downstream runs.
       share: fraction of the pre-training steps after which it is fine-tuned.
-      scratch: fine-tuned from random parameters.
-      only: columns that it has; empty: all.
+      scratch: whether it is fine-tuned from random parameters.
+      only: the columns that it has; empty: all.
     """
 
     title: str
@@ -138,10 +138,10 @@ class Table(NamedTuple):
       name: on the command line.
       title: its heading.
       columns: at the paper's scale.
-      tiny: columns at the tiny scale: data that is quick to train on.
+      tiny: columns at the small scales: data that is quick to train on.
       rows: from top to bottom.
-      restarts: the paper's seeds of each fine-tuning.
-      mean: whether it also has the mean of its columns.
+      restarts: number of the paper's seeds of each fine-tuning.
+      mean: whether it also has the mean of its downstream columns.
       note: a paragraph below the table.
       own: whether its rows are configs that the user names, not the paper's.
     """
@@ -166,15 +166,16 @@ TABLES = {
         'rows': [Row(title, **row) for title, row in fields['rows'].items()]})
     for name, fields in _DATA['tables'].items()}
 _RATE = 'optimizer.learning_rate='
-# The grid of every task that has one, at the small scales. 3e-4 is the highest rate that
+# At the small scales, the grid of every task that has one. 3e-4 is the highest rate that
 # google-research/bert names for its miniatures. The smallest model's taggers do better at 1e-3, and
 # far worse at 1e-4.
 _GRIDS = {'tiny': '1e-3,3e-4', 'between': '1e-3,3e-4,1e-4', 'mini': '3e-4,1e-4'}
 # Fields that do not change the result of a run.
 _BESIDE = (*WITHOUT_A_SAY, 'seed', 'model.name', 'mesh.')
-# Fields that parts may be older than: left out at their default, so that these are found again.
+# Fields added after parts were made: they are left out of the digest at their default, so that the
+# old parts are found.
 _LATER = ('optimizer.average', 'optimizer.frozen', 'debug')
-# Figure 5 fine-tunes checkpoints of Base, which has several names, and of LTR.
+# Figure 5 fine-tunes intermediate checkpoints of Base, which has several names, and of LTR.
 _KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')
 
 
@@ -182,8 +183,8 @@ class Part(NamedTuple):
     """A sweep of a table: one pre-training over its seeds, or one fine-tuning over its grid.
 
     Attributes:
-      title: shown to people.
-      sweep: with its members.
+      title: for messages.
+      sweep: the sweep, with its members.
       resolved: the config of its members, without the settings in which they differ.
       before: (part, member) of the pre-training that it starts from, or None.
     """
@@ -201,12 +202,12 @@ class Plan:
     Attributes:
       table: of TABLES.
       scale: 'paper', or one of _GRIDS.
-      root: the directory of all parts.
+      root: the directory of the tables, with all parts in `parts/`.
       data: folder of the downstream tasks' folders.
       pretrain, finetune: settings 'FIELD=VALUE'; for fine-tuning also 'TASK:FIELD=VALUE'.
-      weights: weights that replace pre-training, by NAME of configs/ablations.py.
+      weights: weights that replace pre-training, by NAME in configs/ablations.py.
       seeds: number of pre-training seeds.
-      restarts: seeds of each fine-tuning; 0: the table's.
+      restarts: number of seeds of each fine-tuning; 0: the table's.
       only: keys of COLUMNS; empty: the table's.
     """
 
@@ -223,7 +224,7 @@ class Plan:
 
     @property
     def small(self) -> bool:
-        """Whether two cores are enough."""
+        """Whether the scale is one of those for two cores."""
         return self.scale != 'paper'
 
     @property
@@ -232,14 +233,14 @@ class Plan:
 
     @property
     def rows(self) -> list[Row]:
-        """At the chosen scale; the title names the model where it is not the paper's."""
+        """The rows at the chosen scale; a title names the model if it is not the paper's."""
         if not self.small:
             return list(self.table.rows)
         return [row._replace(title=f'{row.title} (here {row.tiny})', pretraining=row.tiny)
                 if row.tiny else row for row in self.table.rows if row.tiny != 'none']
 
     def parts(self) -> list[Part]:
-        """All parts, each once, in an order in which they can run: row after row, so that the first
+        """All parts, each once, in an order in which they can run: row by row, so that the first
         rows of the table are complete early."""
         result: dict[str, Part] = {}
         for row in self.rows:
@@ -251,8 +252,10 @@ class Plan:
         return list(result.values())
 
     def parts_of(self, row: Row, column: str) -> list[Part]:
-        """The parts that make a row's figure in a column; empty where it has none there. Of a
-        fine-tuning one for each pre-training seed; one where weights are given or it has none."""
+        """The parts that a row's figure in a column comes from; empty if it has none there.
+
+        For a fine-tuning, one for each pre-training seed, or one if it has no pre-training here.
+        """
         task, given = COLUMNS[column].task, row.pretraining in self.weights
         if row.only and column not in row.only:
             return []
@@ -263,7 +266,7 @@ class Plan:
         return [] if has_none else [self.pretraining(row.pretraining)]
 
     def pretraining(self, name: str) -> Part:
-        """The pre-training NAME of configs/ablations.py, or FILE.py:NAME; a user's own as it is."""
+        """The pre-training NAME in configs/ablations.py, or FILE.py:NAME; a user's own as it is."""
         settings = *self.pretrain, f'train.keep_checkpoints={10 if name in _KEEPS_STEPS else 2}'
         scale = f',{self.scale}' if self.small else ''
         config = name if self.table.own else (
@@ -272,7 +275,7 @@ class Plan:
             f'pre-training {name}', config, settings, grid_members([], self.seeds), sys.maxsize)
 
     def finetuning(self, row: Row, task: str, seed: int) -> Part:
-        """Fine-tuning of a row on one of TASKS, from the pre-training with a seed."""
+        """The fine-tuning of a row on one of TASKS, from its pre-training with the given seed."""
         what, given = TASKS[task], self.weights.get(row.pretraining)
         pretrained = self.pretraining(row.pretraining)
         member = pretrained.sweep.members[seed]
@@ -302,7 +305,7 @@ class Plan:
             [_RATE + _GRIDS[self.scale]] if what.grid and self.small else what.grid)
         restarts = self.restarts or self.table.restarts
         if row.scratch:
-            restarts *= self.seeds  # in place of pre-training seeds
+            restarts *= self.seeds  # it has no pre-training seeds
         part = self._part(f'{task} from {row.title}, seed {seed}', what.config, settings,
                           grid_members(grid, restarts), 1)
         return part if given else part._replace(before=(pretrained, member))
@@ -316,17 +319,17 @@ class Plan:
             title, Sweep(self.root / 'parts' / name, file, overrides, members, keep), resolved)
 
     def cell(self, row: Row, column: str) -> Cell | None:
-        """A row's figure in a column; None where it has none there.
+        """A row's figure in a column; None if it has none there.
 
-        The settings are those that are best on the dev set by the mean of the task's first metric,
+        It is of the settings with the best mean of the task's first metric on the dev set. They are
         the same for all columns of a task, so that a row's figures are of the same models. Only
-        settings with the most finished runs compete: one that lost its worst seed is no better.
+        settings with the most finished runs compete: losing the worst seed makes none better.
 
         Returns:
           `paper` (its figure, or None), `dev` (a published figure of the dev set, or None),
-          `parts`. With finished runs also the `mean` of all runs with the chosen settings, their
-          `deviation`, the number of `runs`, their `values`, `seeds` (of each run's pre-training; of
-          its fine-tuning without pre-training) and `settings`.
+          `parts`; `guessing`, if known. With finished runs also the `mean` of all runs with the
+          chosen settings, their `deviation`, the number of `runs`, their `values`, `seeds` (of each
+          run's pre-training, or without one, of its fine-tuning) and `settings`.
         """
         what = COLUMNS[column]
         parts = self.parts_of(row, column)
@@ -334,15 +337,15 @@ class Plan:
             return None
         cell: Cell = {'paper': row.figures.get(column), 'dev': row.dev.get(column),
                       'parts': [part.sweep.path.name for part in parts]}
-        # Perplexity is no share, and SQuAD's scores are per cent already.
+        # Perplexity is not a fraction, and SQuAD's scores are percentages already.
         scale = 1 if not what.task or what.task.startswith('squad') else 100
         guessing = f"guessing.{what.metric.removeprefix('eval/')}"
         groups: dict[Any, list[tuple[float, float, int]]] = {}
         for number, part in enumerate(parts):
             for member in part.sweep.members:
-                # The last evaluation and not the best: all runs are compared after as many epochs.
+                # The last evaluation, not the best: runs are compared after equally many epochs.
                 result = part.sweep.result(member) or {'metric': ''}
-                # Of pre-training that masks otherwise, what BERT's masking gives.
+                # If pre-training masks in another way, the metric under BERT's masking.
                 first, ours = (next((result[key] for key in (
                     name.replace('eval/', 'last/'), name.replace('eval/', 'eval/standard_'), name
                 ) if key in result), None) for name in (result['metric'], what.metric))
@@ -365,26 +368,26 @@ class Plan:
             'values': values, 'seeds': [seed for *_, seed in runs], 'settings': dict(settings)}
 
     def flops(self, row: Row) -> float | None:
-        """FLOPs of a row's pre-training, 0 without; None where weights are given, only a part of
-        the steps counts, or the config does not determine them."""
+        """FLOPs of a row's pre-training, 0 if it has none; None if weights are given, only a part
+        of the steps counts, or the config does not determine the FLOPs."""
         if row.pretraining in self.weights or (row.share != 1 and not row.scratch):
             return None
         try:
             return 0.0 if row.scratch else run_flops(
                 without_data(self.pretraining(row.pretraining).resolved))
-        except InputError:  # of its vocabulary, or of steps that depend on the data
+        except InputError:  # its vocabulary is missing, or its steps depend on the data
             return None
 
 
 def _split(setting: str) -> tuple[str, str]:
-    """(task or '', FIELD=VALUE) of --finetune."""
+    """Splits a --finetune into (task or '', FIELD=VALUE)."""
     task, colon, rest = setting.partition(':')
     return (task, rest) if colon and '=' not in task else ('', setting)
 
 
 @functools.cache
 def _described(given: str) -> tuple[Mapping[str, Any], str]:
-    """(Model fields, vocabulary file) of weights that the user names."""
+    """(Model fields, vocabulary file) of weights that the user gives."""
     weights = load_weights(given)
     if weights.vocab_file is None:
         raise InputError(f'--weights ...={given} has no vocabulary: put its vocab.txt there')
@@ -393,10 +396,10 @@ def _described(given: str) -> tuple[Mapping[str, Any], str]:
 
 @functools.cache
 def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[ConfigDict, str]:
-    """(The config of a part, its folder's name); cached, as a table asks after every part.
+    """(The config of a part, its folder's name); cached, as tables look it up after every part.
 
-    The name is a digest of the fields that the result depends on, so that tables share parts; paths
-    below `root` count without it, so that the directory may be moved.
+    The name has a digest of the fields that the result depends on, so that tables share parts; in
+    it, paths are relative to `root`, so that the directory may be moved.
     """
     resolved = member_config(file, overrides, Member(()))
     values = flat_fields(json.loads(resolved.to_json_best_effort()))
@@ -413,14 +416,14 @@ def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[Config
 
 
 def _by_seed(cell: Cell) -> dict[int, float]:
-    """The mean of a cell's runs of each seed."""
+    """The mean of a cell's runs, by seed."""
     runs = list(zip(cell.get('seeds', ()), cell.get('values', ()), strict=True))
     return {seed: statistics.fmean(value for of, value in runs if of == seed)
             for seed in sorted({of for of, _ in runs})}
 
 
 def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
-    """The mean of columns by row, with a value for each seed that all of them have."""
+    """The mean over columns of each row, with a value for each seed that all columns have."""
     result: dict[str, Cell] = {}
     columns = list(columns)
     for row in dict.fromkeys(itertools.chain(*columns)):
@@ -434,11 +437,12 @@ def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
 
 
 def differences(cells: Mapping[str, Cell]) -> dict[str, list[float]]:
-    """Each row's difference to the first, and the ends of its interval.
+    """Each row's difference from the first, and the ends of its interval.
 
-    A run is a seed of pre-training. The intervals, of Tukey's honestly significant difference, hold
-    for all rows together at 95 %. They pool the deviation, which two seeds of one row estimate too
-    badly. Rows with a single run are left out; there are none if the first is one of them.
+    Samples are the means by seed of pre-training. The intervals, of Tukey's honestly significant
+    difference, hold for all rows together at 95 %. They pool the deviation, which the two seeds of
+    one row estimate too badly. Rows with a single seed are left out; if the first is one of them,
+    there are no differences.
     """
     from scipy import stats
 
@@ -455,8 +459,8 @@ def differences(cells: Mapping[str, Cell]) -> dict[str, list[float]]:
 
 
 def is_guessing(column: Column, cells: Iterable[Cell]) -> bool:
-    """Whether no row is better than guessing by three standard errors, with the deviation of all
-    rows; of single seeds, whether none is better."""
+    """Whether no row is better than guessing by more than three standard errors, from the deviation
+    pooled over rows; with single seeds, whether none is better at all."""
     ours = [cell for cell in cells if cell.get('guessing') is not None]
     squares = [cell['deviation'] ** 2 for cell in ours if cell['deviation'] is not None]
     margin = 1e-6 + 3 * (statistics.fmean(squares) if squares else 0.0) ** 0.5
@@ -467,12 +471,12 @@ def is_guessing(column: Column, cells: Iterable[Cell]) -> bool:
 
 
 def write_table(plan: Plan, failed: Mapping[str, str], whole: bool) -> tuple[str, bool]:
-    """Writes a table's files into the directory of the parts, from the runs so far.
+    """Writes a table's files into `plan.root`, from the runs so far.
 
     Args:
       plan: of the table.
-      failed: by the titles of parts that could not be run, why.
-      whole: whether to compute differences and draw the picture too.
+      failed: reasons by title, for parts that could not be run.
+      whole: whether to also compute differences and draw the picture.
 
     Returns:
       (The Markdown, whether every cell has a figure of ours).
@@ -499,7 +503,7 @@ def write_table(plan: Plan, failed: Mapping[str, str], whole: bool) -> tuple[str
         'runs': {'finished': len(finished), 'all': len(runs)},
         'columns': titles, 'rows': [row.title for row in rows], 'cells': cells,
         'flops': {row.title: plan.flops(row) for row in rows},
-        # At the end: of sixteen rows they take seconds.
+        # Only at the end: for sixteen rows they take seconds.
         'differences': {
             column: differences(of_rows) if whole and rows[0].title in of_rows else {}
             for column, of_rows in cells.items()},
@@ -520,7 +524,7 @@ def write_table(plan: Plan, failed: Mapping[str, str], whole: bool) -> tuple[str
 
 
 def _stem(plan: Plan) -> str:
-    """The path of a table's files, without their ending."""
+    """The path of a table's files, without their suffix."""
     name = plan.table.name
     kind = 'table_' if plan.table.own else 'table' if name.isdigit() else 'figure_'
     return f'{plan.root}/{kind}{name}'
@@ -580,7 +584,7 @@ def _text(cell: Cell | None) -> str:
 
 
 def _difference(record: dict[str, Any], column: str, row: str) -> str:
-    """A row's to the first, with its interval and the paper's."""
+    """A row's difference from the first, with its interval, and the paper's."""
     if row not in record['differences'][column]:
         return ''
     value, low, high = record['differences'][column][row]
@@ -591,7 +595,8 @@ def _difference(record: dict[str, Any], column: str, row: str) -> str:
 
 
 def _draw(file: Any, record: dict[str, Any]) -> None:
-    """A panel for each column: differences to the first row, ours with intervals, the paper's."""
+    """Draws a panel for each column: differences from the first row, ours with intervals, and the
+    paper's."""
     from matplotlib.figure import Figure
 
     columns, rows = record['columns'], record['rows']
@@ -610,7 +615,7 @@ def _draw(file: Any, record: dict[str, Any]) -> None:
             axis.axvline(record['guessing'][name] - first['mean'], color='gray', linestyle=':')
         axis.axvline(0, color='gray', linewidth=0.8)
         axis.set_title(column['title'], fontsize=10)
-        axis.tick_params(labelsize=7)  # larger labels run into each other
+        axis.tick_params(labelsize=7)  # larger labels would overlap
         axis.grid(alpha=0.3)
     axes[0, 0].set_yticks([-i for i in range(len(rows))], rows, fontsize=8)
     figure.suptitle(f"{record['title']}: differences to {rows[0]}, ours (blue) with intervals"
@@ -623,14 +628,14 @@ def _draw(file: Any, record: dict[str, Any]) -> None:
 def run_parts(
     plan: Plan, parts: Sequence[Part], failed: dict[str, str], should_stop: Callable[[int], bool]
 ) -> bool:
-    """Runs unfinished parts and writes the table as they finish; False: a stop was asked for.
+    """Runs unfinished parts and writes the table as they finish; False: a stop was requested.
 
-    What another machine has holds up only what needs it. `failed` receives, by title, why a part
-    cannot be run; the others go on.
+    A part that another machine works on delays only those that start from it. If a part cannot be
+    run, `failed` receives the reason by its title, and the others go on.
     """
     begun: set[str] = set()
     while True:
-        waiting = False  # for other machines
+        waiting = False  # whether to wait for other machines
         for number, part in enumerate(parts, 1):
             sweep, left = part.sweep, len(part.sweep.unfinished())
             if not left or part.title in failed:
@@ -717,8 +722,8 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
 
 
 def _own_table(name: str, rows: str) -> Table:
-    """The table of --rows: a config a row, and the first one's model without its pre-training."""
-    # What has neither .py nor : belongs to the argument before it, as in ablations.py:base,tiny.
+    """The table of --rows: a row per config, and the first one's model without pre-training."""
+    # A piece with neither .py nor : belongs to the one before it, as in ablations.py:base,tiny.
     configs = re.split(r',(?=[^,]*(?:\.py|:))', rows)
     return Table(
         name, f'Table {name}', **_DATA['own'], rows=[
@@ -740,11 +745,11 @@ def main(argv: Sequence[str]) -> int:
             print(f'{sum(left.values())} of {sum(len(part.sweep.members) for part in parts)} runs '
                   f'left in {len(parts)} parts')
             return 0
-        for part in parts:  # what would fail after hours of pre-training
+        for part in parts:  # else missing data would be noticed after hours of pre-training
             folder, task = as_path(part.resolved.data.source), part.resolved.task
             if task in GLUE_TASKS:
                 folder /= GLUE_TASKS[task].folder
-            is_ours = str(part.resolved.data.source).startswith(f'{plan.data}/')  # by --data
+            is_ours = str(part.resolved.data.source).startswith(f'{plan.data}/')  # within --data
             if task != 'pretrain' and left[part.title] and is_ours and not folder.exists():
                 raise InputError(f'--data={plan.data}: {folder} does not exist')
         open_folder(plan.root, '--workdir', lambda folder: (folder / 'parts').is_dir())
@@ -754,7 +759,7 @@ def main(argv: Sequence[str]) -> int:
                                     functools.partial(run_parts, plan, parts, failed))
         if status or given.worker is not None:
             return status
-        for part in parts:  # here or on another machine
+        for part in parts:  # they may have failed on another machine
             if any(map(part.sweep.failed, part.sweep.members)):
                 failed.setdefault(part.title, f'see log.txt in {part.sweep.path}/runs')
         text, is_whole = write_table(plan, failed, whole=True)

@@ -1,4 +1,4 @@
-"""Predicts whether a pre-training run fits a TPU slice, how long it takes and where time goes.
+"""Predicts whether a pre-training run fits a TPU slice, how long it takes and where the time goes.
 
     python -m bert_jax.tools.preflight --config=configs/base_pretrain.py \\
         --topology=v5e:2x2,v5e:4x4,v4:2x2x4 --price=v5e=1.2,v4=3.22
@@ -6,15 +6,15 @@
         --topology=v5e:16x16 --json=after.json --config.train.accumulation_steps=16
     python -m bert_jax.tools.preflight --config=configs/base_pretrain.py --topology=v5e:16x16 --best
 
-For each slice it prints a line, the verdict first, and below it what to change where a phase does
-not fit or is far from the chips' peak. --verbose also prints memory, cycles and messages by kind.
-It needs no TPU and no data: the TPU compiler (libtpu, of the extra [tpu]) compiles the train and
-evaluation steps of bert_jax.main from shapes, in some minutes a phase. Topologies are counted in
-chips: v4 and v5p (three dims, v4:4x4x4), v5e and v6e (two dims, v6e:16x16). The vocabulary's size
-is that of config.data.vocab_file, or model.vocab_size, or data.vocab_size.
+For each slice it prints a line that begins with the verdict, and below it what to change if a phase
+does not fit or is far from the chips' peak. --verbose also prints memory, cycles and messages by
+kind. It needs no TPU and no data: the TPU compiler (libtpu, in the extra [tpu]) compiles the train
+and evaluation steps of bert_jax.main from shapes, in a few minutes per phase. Topologies are given
+in chips: v4 and v5p (three dims, v4:4x4x4), v5e and v6e (two dims, v6e:16x16). The vocabulary's
+size is model.vocab_size, or that of config.data.vocab_file, or data.vocab_size.
 
-Cycles are the compiler's, by its estimates and by its schedules, not measured on a chip: use them
-to compare programs.
+Cycles come from the compiler's estimates and schedules and are not measured on a chip: use them to
+compare programs.
 Exit status: 0 all phases fit on all slices (--best: on one mesh), 1 one does not, 2 bad flags
 or configuration.
 """
@@ -64,10 +64,11 @@ def measure_phase(
 
     Args:
       program: of the run.
-      number: of the phase.
-      chip: of which kind.
+      number: of the phase, from 0.
+      chip: the kind of chip.
       folder: where the compiler writes schedules (`preflight_hlo.write_schedules`).
-      seen: of earlier phases, by the text of their steps: an equal one is not compiled again.
+      seen: schedules of earlier phases, by the text of their train steps: a step that equals one of
+        them is not compiled again, so it has none. This phase's are added.
     """
     phase, mesh = program.phases[number], program.mesh
     parts = program.config.train.accumulation_steps
@@ -81,9 +82,11 @@ def measure_phase(
         say(f'  done, {time.monotonic() - started:.0f} s')
     (compiled, memory), (_, evaluation) = results['train'], results['evaluation']
     params, moments = device_bytes(program.state.params), device_bytes(program.state.opt_state)
-    needed = sum(memory), sum(evaluation) + moments  # evaluation keeps the optimizer's state
+    # The optimizer's state stays in memory during evaluation.
+    needed = sum(memory), sum(evaluation) + moments
     rows_at_once = rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts)
-    # A lower bound: temporaries that do not grow (gradients in one part) are taken to grow too.
+    # `largest_rows_at_once` is a lower bound: temporaries other than accumulated gradients are all
+    # taken to grow with the rows.
     gradients = params if parts > 1 else 0  # accumulated
     batch = memory.arguments - params - moments
     growing = max(memory.temporaries - gradients, 1) + batch
@@ -122,8 +125,8 @@ def _times(
       text: of the step.
       schedules: of its instructions, by name.
       phase: of the run.
-      chips: how many.
-      chip: of which kind.
+      chips: number of chips.
+      chip: their kind.
       formula: FLOPs of a sequence, by the formula.
     """
     per_sequence, schedules = chips / phase['batch_size'], text.schedules(schedules)
@@ -145,7 +148,7 @@ def _times(
     cycles, scheduled = (sum(scope[of] for scope in ordered) for of in (
         'cycles_per_sequence', 'scheduled_cycles_per_sequence'))
     collectives = text.collectives()
-    # An all-reduce sends everything twice. No overlap with computation is assumed.
+    # An all-reduce sends everything twice. The estimate assumes no overlap with computation.
     sent = sum(c['bytes'] * (2 if c['kind'] == 'all-reduce' else 1) for c in collectives)
     seconds = {'compute': cycles / per_sequence / chip.clock, 'collectives': sent / chip.links,
                'scheduled': scheduled / per_sequence / chip.clock}
@@ -166,13 +169,14 @@ def scheduled_cycles(
     text: hlo.CompiledText, instruction: hlo.Instruction, estimate: int | None,
     schedule: hlo.Schedule | None, chip: Chip,
 ) -> tuple[float, str]:
-    """(Cycles of an instruction by its schedule and its bytes, what it waits for most).
+    """(Cycles of an instruction by its schedule and its bytes, the resource it waits for most).
 
-    A core issues a bundle a cycle, while bytes of other trips of the loop move: the longer of the
-    two counts, plus one trip of the shorter. A product takes at least its FLOPs at the peak: a v5e
-    issues them up to a fifth faster than it computes them. Without a schedule, or with loops of
-    unknown length in it, the compiler's `estimate` counts. (A loop within the attention kernel, for
-    scores that float32's exponents cannot hold, is left out.) With neither, the bytes count.
+    A core issues a bundle per cycle while the bytes of other iterations of the loop move: the
+    longer of the two times counts, plus one iteration of the shorter. A matrix product takes at
+    least its FLOPs at the peak rate: a v5e issues them up to a fifth faster than it computes them.
+    Without a schedule, or if it has inner loops of unknown length, the compiler's `estimate`
+    counts. (A loop within the attention kernel, for scores that float32's exponents cannot hold, is
+    ignored.) With neither a schedule nor an estimate, the bytes count.
     """
     moved = text.bytes_moved(instruction) / chip.bandwidth * chip.clock
     if schedule is None or (schedule.bundles[2] and estimate is not None):
@@ -189,7 +193,7 @@ def _gb(size: float) -> str:
 
 
 def _summary(p: Record) -> dict[str, str]:
-    """A phase's column of the first table, by the title of the row."""
+    """A phase's column of the first table, by row title."""
     result = {
         'steps': f"{p['steps']:,}",
         'batch x length': f"{p['batch_size']:,} x {p['max_seq_length']}",
@@ -214,7 +218,7 @@ def _summary(p: Record) -> dict[str, str]:
 
 
 def tables(record: Record) -> str:
-    """Everything of a record as text."""
+    """A whole record as text tables."""
     phases = record['phases']
     mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
     known = ', '.join(map(' '.join, record['versions'].items()))
@@ -243,7 +247,7 @@ def tables(record: Record) -> str:
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns: the first to the left, the others to the right."""
+    """A text table with aligned columns, the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ['  '.join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
              for row in rows]
@@ -251,7 +255,7 @@ def grid(rows: Sequence[Sequence[str]]) -> str:
 
 
 def verdict(record: Record) -> str:
-    """Whether it fits and what it takes, in a line; then what to change, a line each."""
+    """Whether the run fits and what it takes, in one line; then what to change, a line each."""
     name, phases = f"{record['topology']}: ", record['phases']
     lines = []
     if record['fits']:
@@ -278,7 +282,7 @@ def _needed(phase: Record) -> int:
 
 
 def _advice(phase: Record, record: Record) -> str:
-    """What may bring a phase nearer to the chips' peak; empty where nothing is known to."""
+    """What may bring a phase nearer to the chips' peak; '' if nothing is known."""
     parts, rows, most = (
         phase[name] for name in ('accumulation_steps', 'rows_at_once', 'largest_rows_at_once'))
     if parts > 1 and most >= 2 * rows:
@@ -289,7 +293,7 @@ def _advice(phase: Record, record: Record) -> str:
     step, seconds = phase['step_seconds'], phase['seconds']
     fixed = seconds['collectives'] + (
         seconds['compute'] * update / max(phase['cycles_per_sequence'], 1))
-    # So many times the rows a chip, if they fit, that this is a fifth of the rest or less.
+    # So many times the rows per chip, if they fit, that this is a fifth of a step or less.
     wanted = min(8 * fixed / max(step - fixed, 1e-9), most / max(rows, 1), record['chips'])
     times = 2 ** int(math.log2(max(wanted, 1)))
     if fixed < step / 5 or times == 1:
@@ -305,7 +309,7 @@ def _advice(phase: Record, record: Record) -> str:
 
 
 def _remedy(phase: Record) -> str:
-    """The setting that changes the fewest numbers and may make a phase fit."""
+    """The setting that may make a phase fit and changes the run least."""
     if phase['bytes_per_chip'] <= phase['bytes_limit']:
         return 'lower config.train.eval_batch_size'
     rows, most = phase['rows_at_once'], phase['largest_rows_at_once']
@@ -316,10 +320,10 @@ def _remedy(phase: Record) -> str:
 
 
 def without_data(config: ConfigDict) -> ConfigDict:
-    """A completed copy of a config that reads no data but the vocabulary, for its size.
+    """A completed copy of a config that reads no data except the vocabulary, for its size.
 
     Raises:
-      InputError: not pre-training, or steps that depend on the data.
+      InputError: the task is not pre-training, or the number of steps depends on the data.
     """
     if config.task not in PRETRAINING:
         raise InputError(
@@ -347,7 +351,7 @@ def without_data(config: ConfigDict) -> ConfigDict:
 
 def main(argv: Sequence[str]) -> None:
     """Parses flags, compiles, prints the tables and writes the JSON."""
-    # Nothing is computed: leave a TPU of this machine free.
+    # Nothing is computed here, so leave a TPU of this machine free.
     if not os.environ.get('JAX_PLATFORMS'):
         jax.config.update('jax_platforms', 'cpu')
     for name in ('TPU_SKIP_MDS_QUERY', 'ALLOW_MULTIPLE_LIBTPU_LOAD'):
@@ -397,7 +401,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _measure(config: ConfigDict, mesh: Mesh, folder: str) -> Record:
-    """All of a record but what names the run."""
+    """A record without the fields that name the run."""
     program = programs.build_program(config, mesh, PretrainTask(config))
     chip = find_chip(mesh.devices.flat[0].device_kind)
     seen: dict[str, Any] = {}
@@ -414,7 +418,7 @@ def _measure(config: ConfigDict, mesh: Mesh, folder: str) -> Record:
 
 
 def _price(prices: str, chip: str) -> float | None:
-    """Of a chip-hour of a kind of chip, from --price; None: no price is given."""
+    """Dollars of a chip-hour of a kind of chip, from --price; None if no price is given."""
     by_chip = dict(part.rpartition('=')[::2] for part in prices.split(','))
     try:
         return float(by_chip.get(chip, by_chip.get('', 'missing'))) if prices else None

@@ -13,13 +13,13 @@ from bert_jax.model.attention_kernel import grids
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import quiet_stderr
 
-# Dims of a slice, and the longest dim of a pod: beyond it libtpu aborts.
+# Number of dims of a slice, and the length of a pod's longest dim: beyond it libtpu aborts.
 _SLICES = {'v4': (3, 16), 'v5p': (3, 24), 'v5e': (2, 16), 'v6e': (2, 16)}
-_MEGACORE = ('v4', 'v5p')  # chips of two cores, which are one device in jax
+_MEGACORE = ('v4', 'v5p')  # chips with two cores, which are one device in jax
 
 
 def open_topology(name: str) -> list[Any]:
-    """The devices of a slice that need not exist, for the compiler only.
+    """The devices of a slice, which need not exist; they are for the compiler only.
 
     Raises:
       InputError: there is no such slice, or no libtpu.
@@ -55,11 +55,11 @@ _COLLECTIVES = (
 )
 # The compiler writes 2^63 - 1 where it has no estimate.
 _SENTINEL = 1 << 60
-_KERNEL = 'tpu_custom_call'  # a kernel of Pallas; the compiler's other targets cost nothing
+_KERNEL = 'tpu_custom_call'  # a Pallas kernel; custom calls with other targets cost nothing
 _BYTES = {'pred': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 's8': 1, 'u8': 1, 's4': 1, 'u4': 1,
           'f64': 8, 's64': 8, 'u64': 8, 'c64': 8}
 
-# Of the first part that an instruction's name contains: its scope.
+# (Part of an op_name, scope): an instruction's scope is that of the first part in its op_name.
 _SCOPES = (
     ('optimizer', 'optimizer'), ('predictions', 'head'), ('seq_relationship', 'head'),
     ('pooler', 'head'), ('BPS,', 'head'), ('MV,', 'head'), ('H,VH', 'head'),
@@ -90,7 +90,7 @@ class Instruction(NamedTuple):
 
     Attributes:
       op_name: its origin in the Python program.
-      computation: that it is part of.
+      computation: the computation that it is part of.
       times: how often a step runs it.
     """
 
@@ -138,7 +138,7 @@ class CompiledText:
         return self._by_name[instruction.operands[number]].arrays[0]
 
     def timed(self) -> Iterator[tuple[Instruction, int | None]]:
-        """Instructions that take time, with their estimate: None for kernels and sentinels."""
+        """Instructions that take time, with estimated cycles; None for kernels and sentinels."""
         for i in self.instructions:
             if match := re.search(r'"estimated_cycles":"(\d+)"', i.attributes):
                 yield i, int(match[1]) if int(match[1]) < _SENTINEL else None
@@ -146,19 +146,19 @@ class CompiledText:
                 yield i, None
 
     def bytes_moved(self, instruction: Instruction) -> int:
-        """Bytes of its operands and results in the chip's memory; some are kept nearer."""
+        """Bytes of its operands and results in HBM; arrays in on-chip memory do not count."""
         results, names = instruction.arrays, instruction.operands
-        if own := re.search(  # the others are a message's, on its way
+        if own := re.search(  # the other arrays belong to a message in flight
                 r'"output_tuple_original_end":"(\d+)","operand_original_start":"(\d+)"',
                 instruction.attributes):
             results, names = results[: int(own[1]) + 1], names[int(own[2]):]
-        # A kernel's operands repeat an array for each part of it that a step takes.
+        # A kernel's operands name an array once for each of its parts that a grid step takes.
         operands = [self._by_name[name].arrays for name in set(names) if name in self._by_name]
         return sum(array.bytes for arrays in (results, *operands) for array in arrays
                    if array.in_hbm)
 
     def product(self, instruction: Instruction) -> float:
-        """FLOPs of the product within a fusion; too many for a batch of products."""
+        """FLOPs of the matrix product within a fusion; an overestimate for a batched product."""
         fused = self._products.get(dict(_called(instruction.attributes)).get('calls', ''), ())
         return sum(
             2 * math.sqrt(math.prod(math.prod(array.shape) for array in (
@@ -166,7 +166,7 @@ class CompiledText:
             for i in fused)
 
     def trips(self, instruction: Instruction, cores: int) -> int:
-        """The trips of an instruction's loop over tiles, on one of the cores that share them."""
+        """The trip count of an instruction's loop over tiles, on one of the cores that share it."""
         if f'"{_KERNEL}"' in instruction.attributes:
             for name in ('attention_forward', 'attention_backward'):
                 if name in instruction.name + instruction.op_name:
@@ -183,7 +183,8 @@ class CompiledText:
         return math.prod(bounds)
 
     def schedules(self, by_name: dict[str, 'Schedule']) -> dict[str, 'Schedule']:
-        """`by_name` (see `read_schedules`), with equal instructions, which are compiled once."""
+        """`by_name` (from `read_schedules`) with schedules for instructions equal to those in it,
+        as the compiler writes only one of them."""
         def kind(i: Instruction) -> Any:
             window = re.search(r'"iteration_bounds":\[[^]]*\]', i.attributes)
             operands = (self._by_name[name] for name in i.operands if name in self._by_name)
@@ -195,10 +196,10 @@ class CompiledText:
         return {i.name: by_name.get(i.name) or known[kind(i)] for i in timed if kind(i) in known}
 
     def collectives(self) -> list[dict[str, Any]]:
-        """Messages between chips: kind, scope, largest array, count a step and total bytes a chip.
+        """Messages between chips: kind, scope, largest array, count and bytes per step and chip.
 
-        The compiler joins small messages, whose scope is then `several`. Bytes are those of the
-        whole result of a gather, else those that a chip sends.
+        The compiler joins small messages, whose scope is then `several`. For a gather, bytes are
+        those of its whole result, else those that a chip sends.
         """
         result: dict[tuple[str, str, str], list[int]] = {}
         seen = set()
@@ -207,7 +208,7 @@ class CompiledText:
             if kind == 'all-reduce' and i.computation.startswith('all-reduce-scatter'):
                 kind = 'reduce-scatter'
             # A message that overlaps with computation is a chain of instructions on one channel.
-            # (Only there: all messages of a shard_map have the same channel.)
+            # (The channel alone does not tell: all messages of a shard_map share one.)
             chain = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', i.attributes)
             name = chain.groups() if chain else i.name
             if kind not in _COLLECTIVES or name in seen:
@@ -234,7 +235,7 @@ _INSTRUCTION = re.compile(r'\s+(?:ROOT )?%?([\w.-]+) = (.+?) ([\w-]+)\((.*?)\)(,
 
 
 def _parse(line: str, computation: str, times: int) -> Instruction | None:
-    # Comments number every fifth operand.
+    # The text has comments that number every fifth operand.
     match = _INSTRUCTION.match(re.sub(r'/\*.*?\*/', '', line))
     if not match:
         return None
@@ -263,7 +264,7 @@ def _called(attributes: str) -> Iterator[tuple[str, str]]:
 
 
 def _trips(bodies: dict[str, list[str]], loop: Instruction) -> int:
-    """The trips of a loop: its known count, else the constant of its condition."""
+    """The trip count of a loop: the known one, else the constant in its condition, else 1."""
     if match := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
         return int(match[1])
     condition = bodies[dict(_called(loop.attributes))['condition']]
@@ -290,11 +291,11 @@ def num_cores(chip: str) -> int:
 
 
 class Schedule(NamedTuple):
-    """The final schedule of an instruction, of which a core issues a bundle each cycle.
+    """The final schedule of an instruction, of which a core issues one bundle per cycle.
 
     Attributes:
-      bundles: their number outside of loops, in a trip of its loop, and in loops within that.
-      unit: the fullest, by libtpu's name: MXU, VALU, ...
+      bundles: their number outside loops, in an iteration of the loop, and in loops within that.
+      unit: the unit with the highest utilization, by libtpu's name: MXU, VALU, ...
     """
 
     bundles: tuple[int, int, int]
@@ -302,7 +303,7 @@ class Schedule(NamedTuple):
 
 
 def write_schedules(folder: str) -> None:
-    """Makes libtpu, if it is not loaded yet, write what `read_schedules` reads to `folder`."""
+    """Makes libtpu, unless it is loaded already, write to `folder` what `read_schedules` reads."""
     stages = 'final_bundles|final_hlo-static-per-bundle-utilization'
     os.environ['LIBTPU_INIT_ARGS'] = (
         f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={folder} "
@@ -310,7 +311,7 @@ def write_schedules(folder: str) -> None:
 
 
 def read_schedules(folder: str) -> dict[str, Schedule]:
-    """Schedules of what was compiled since the last call, by instruction; the files go."""
+    """Schedules of what was compiled since the last call, by instruction; deletes the files."""
     counts: dict[str, Any] = {}
     for entry in os.scandir(folder):
         # 1795574845998232302-fusion.12-02-final_bundles.txt
@@ -327,16 +328,16 @@ def read_schedules(folder: str) -> dict[str, Schedule]:
 
 
 def _bundles(lines: Iterable[str]) -> tuple[int, int, int]:
-    """Bundles of a schedule outside of loops, in its loop, and in loops within that."""
+    """Bundles of a schedule outside loops, in its loop, and in loops within that."""
     depths = collections.Counter(
         match[1].count('>') for match in map(_BUNDLE.match, lines) if match)
     return depths[0], depths[1], depths.total() - depths[0] - depths[1]
 
 
 def _fullest_unit(lines: Iterable[str]) -> str:
-    """The unit with the largest share of its places taken: of a table of units, their places in a
-    bundle, and those that each bundle takes."""
+    """The unit with the highest utilization, from a table of units, their places in a bundle, and
+    the places that each bundle takes."""
     table = [re.findall(r'\w[\w:]*', line) for line in lines if not line.startswith('==')]
-    names, places, *used = [*filter(None, table)] or [['?'], ['1']]  # a disk may be full
+    names, places, *used = [*filter(None, table)] or [['?'], ['1']]  # empty if the disk was full
     taken = [sum(map(int, column)) for column in zip(*used)] or [0]
     return max(zip(names, taken, map(int, places)), key=lambda unit: unit[1] / unit[2])[0]

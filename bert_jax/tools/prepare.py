@@ -8,7 +8,7 @@ accelerator: all processors of this machine tokenize. The results go to config.d
 the content of the text, where every host of the run finds them: name a bucket or a folder that all
 hosts share (for a run on this machine only, any folder). The run's config still names the text,
 and its first host reads it to find the store: keep it in a bucket too, or on a disk of that host.
-Killed and started again, the command resumes.
+If it is killed, the same command resumes.
 
 Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
         if config.task != 'pretrain':
             raise InputError(f'config.task={config.task!r} reads its data at every start and has '
                              'nothing to prepare: only pre-training on text has')
-        # They import jax, which reads JAX_PLATFORMS then.
+        # Imported here, because they import jax, which then reads JAX_PLATFORMS.
         from bert_jax.config.validation import validate
         from bert_jax.tasks.pretrain import TextData
         from bert_jax.weights import load_weights

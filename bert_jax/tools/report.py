@@ -1,17 +1,17 @@
-"""Shows runs beside each other on one HTML page that needs no other file.
+"""Compares runs on one HTML page that needs no other file.
 
     python -m bert_jax.tools.report RUN [RUN ...] --output=report.html
     python -m bert_jax.tools.report --board RUN [RUN ...] --output=board.md
 
-The page first says how far each run is from the first, and whether chance does as much or why the
-two cannot be compared. Runs that differ only in their seed are a group: one column, one curve.
-Then come settings that differ, warnings, results, curves over steps, tokens and FLOPs, and, with
-the weights of the first run of each group, masked words and attention of a sentence. A run that is
-going on, was killed or has no checkpoint is shown as far as it got, and the page lists what is
-missing.
+The page first says how far the score of each run is from the first run's, and whether the
+difference may be chance or why the two cannot be compared. Runs that differ only in their seed form
+a group: one column, one curve. Then come settings that differ, warnings, results, curves over
+steps, tokens and FLOPs, and, from the weights of each group's first run, masked words and attention
+of a sentence. A run that is going on, was killed or has no checkpoint is shown as far as it got,
+and the page lists what is missing.
 
-With --board: a Markdown table with a row for each recipe of pre-training, with what it took and
-what those of the runs reached that started from it; the table says how rows are made.
+With --board it writes a Markdown table with a row for each recipe of pre-training: its cost, and
+the scores of the given runs that started from it. The table says how rows are made.
 
 Exit status: 0 done, 2 bad input.
 """
@@ -60,45 +60,45 @@ from bert_jax.train.workdirs import read_run_fields
 from bert_jax.weights.run_directory import read_description, saved_steps
 
 Words = list[tuple[str, list[tuple[str, float]]]]  # words, each with guesses and probabilities
-Examples = dict[str, Any]  # `masked words`, `attention`: what the weights can make
+Examples = dict[str, Any]  # `masked words` and `attention`, if the weights can make them
 _TEXT = 'The old town lies on the river, and the king lived in the castle for many years.'
 _TOP = 4
 _MOST_WORDS = 30  # attention over more is illegible, and a large model would make a large page
 _WORD = re.compile(r'\w+')
 _AXES = ('steps', 'tokens', 'FLOPs')
 _NUM_COLOURS, _DASHES = 8, ('', '7 3', '2 3', '9 3 2 3')  # as in report.css and report.js
-_NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity',  # functions of others
+_NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity',  # follow from others
               'sequences_per_second', 'step_seconds', 'step_seconds_deviation')
-# Fields without a say in the result, and those that follow from others.
+# Fields that do not affect the result, and those that follow from others.
 _BESIDE = (*WITHOUT_A_SAY, 'made.', 'inference.', 'labels', 'head', 'metric', 'guessing.',
            'train.verify_every', 'train.eval_batch_size')
 # Digests, and what `phases` says.
 _NOT_SHOWN = (*_BESIDE, 'identity.', 'vocabulary', 'train.steps', 'train.batch_size',
               'train.packed_rows', 'data.max_seq_length', 'data.max_predictions_per_seq')
-# What scores of pre-training depend on, beside the model and the text.
+# What scores of pre-training depend on, besides the model and the text.
 _HELD_OUT_ROWS = ('vocabulary', 'length of the last rows', 'train.max_eval_examples',
                   'data.next_sentence', 'data.random_next_prob', 'data.short_seq_prob')
 _MASKING = ('data.masking', 'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate')
-_STANDARD = 'standard_'  # before metrics under masking as usual, of runs that mask otherwise
+_STANDARD = 'standard_'  # prefix of metrics under BERT's masking, in runs that mask differently
 
 
 class RunRecords:
-    """A run without its weights, be it finished, going on, or killed.
+    """A run without its weights, whether it is finished, going on, or was killed.
 
     Attributes:
       name: its name on the page.
       folder: its directory.
       fields: of its config.json, by dotted name.
       records: of its metrics.jsonl, in order.
-      evaluations: those of them that have metrics of held-out data.
-      metric: the one that a best evaluation is chosen by.
+      evaluations: the records that have metrics of held-out data.
+      metric: the metric that chooses the best evaluation.
       keeps_best: whether it keeps the weights of the best evaluation.
-      scores: of the best evaluation then, else of the last, with its `step`.
+      scores: metrics of the best evaluation if it keeps that, else of the last; and its `step`.
       finished: whether it did all its steps.
       state: how far it is, in words.
       missing: what the page cannot show of it, and why.
-      seconds: by cause.
-      num_params: of its weights; 0 where they were not read.
+      seconds: so far, by what they were spent on.
+      num_params: number of parameters; 0 if its weights were not read.
     """
 
     def __init__(self, folder: Path, name: str):
@@ -144,7 +144,7 @@ class RunRecords:
         return result
 
     def work_at(self, step: float) -> tuple[float, float]:
-        """Tokens without padding, and training FLOPs, up to a step."""
+        """(Tokens without padding, training FLOPs) up to a step."""
         steps, tokens, flops = zip(*self._work)
         return float(np.interp(step, steps, tokens)), float(np.interp(step, steps, flops))
 
@@ -183,8 +183,8 @@ class Group(NamedTuple):
     """Runs that differ only in their seed.
 
     Attributes:
-      name: what the runs' names have in common.
-      label: the same in HTML, with its line as in the curves.
+      name: what the runs' names have in common, or all of them.
+      label: the name in HTML, with a sample of the group's line in the curves.
       runs: at least one.
     """
 
@@ -197,7 +197,7 @@ class Group(NamedTuple):
 
     def curves(self) -> dict[str, list[list[float]]]:
         """Points (step, tokens, FLOPs so far, mean, lowest and highest value) of every `train/...`
-        and `eval/...`, at the steps that all runs have."""
+        and `eval/...`, at the steps that all its runs have."""
         result: dict[str, list[list[float]]] = {}
         first, *others = ({(name, point[0]): point for name, points in run.curves().items()
                            for point in points} for run in self.runs)
@@ -216,7 +216,7 @@ class Group(NamedTuple):
                 for end, phase in zip(ends, phases[1:], strict=False)]
 
     def results(self) -> dict[str, str]:
-        """What was trained, and the scores, with their deviation over the seeds."""
+        """What was trained, and its scores with their deviation over the seeds, as text by name."""
         run, result = self.runs[0], {}
         if run.num_params:
             result['parameters'] = count(run.num_params)
@@ -233,7 +233,7 @@ class Group(NamedTuple):
         return result
 
     def settings(self) -> dict[str, str]:
-        """The settings that the page compares, as text."""
+        """The settings that the page compares, as HTML by name."""
         values = [run.fields | {'phases': ', '.join(
             f"{p['steps']:,} steps of {p['batch_size']} rows of {p['max_seq_length']}"
             + ''.join(f', {name} {p[name]}' for name in PHASE_ROWS if name in p)
@@ -243,7 +243,10 @@ class Group(NamedTuple):
 
 
 def grouped(runs: Iterable[RunRecords]) -> list[Group]:
-    """Runs by all that their result depends on but the seed, and by whether they are finished."""
+    """Groups finished runs by all fields that affect the result, except the seed.
+
+    A run that is not finished is a group by itself.
+    """
     found: dict[str, list[RunRecords]] = {}
     for run in runs:
         fields = {name: value for name, value in run.fields.items()
@@ -264,10 +267,11 @@ def grouped(runs: Iterable[RunRecords]) -> list[Group]:
 
 
 def intervals(samples: Sequence[Sequence[float]]) -> list[float]:
-    """Half the 95 % interval of each sample's mean minus the first one's; no numbers without seeds.
+    """Half widths of the 95 % intervals of each sample's mean minus the first one's.
 
-    Student's t with the deviation of all samples together, as two seeds of one estimate it badly,
-    and Bonferroni's correction for the number of differences.
+    Student's t with the deviation pooled over all samples, as the two seeds of one estimate it
+    badly, and Bonferroni's correction for the number of differences. NaN if no sample has two
+    values, or there is only one sample.
     """
     from scipy import stats
 
@@ -280,7 +284,7 @@ def intervals(samples: Sequence[Sequence[float]]) -> list[float]:
 
 
 def incomparable(run: RunRecords, first: RunRecords) -> str:
-    """Why the scores of two runs cannot be compared; empty where they can."""
+    """Why the scores of two runs cannot be compared; '' if they can."""
     if not (run.finished and run.scores):
         return run.state
     a, b = ({**r.fields, 'metric': r.metric.removeprefix(_STANDARD), 'length of the last rows':
@@ -301,12 +305,12 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _is_loss(name: str) -> bool:
-    """Whether a lower value of a metric is the better one."""
+    """Whether lower values of a metric are better."""
     return name.endswith(('loss', 'perplexity'))
 
 
 def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> str:
-    """The whole page, of groups of runs with the examples of each group's first run."""
+    """The whole HTML page, from groups of runs and the examples of each group's first run."""
     curves = [group.curves() for group in groups]
     guessing: dict[str, float] = {}
     for run in (run for group in reversed(groups) for run in group.runs):
@@ -349,12 +353,12 @@ def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> st
         links='\n'.join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections),
         sections='\n'.join(f'<section id="{name}">\n<h2>{title}</h2>\n{content}\n</section>'
                            for name, title, content in sections),
-        # Without `<`, no string of the data can end its element.
+        # Without `<`, no string in the data can end the script element.
         data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'))
 
 
 def _grid(heading: Sequence[str], rows: Iterable[Sequence[str]], caption: str = '') -> str:
-    """A table of HTML; the first cell of each row is its heading."""
+    """An HTML table; the first cell of each row is its heading."""
     head = ''.join(f'<th scope="col">{cell}</th>' if cell else '<td></td>' for cell in heading)
     body = ''.join(
         f'<tr><th scope="row">{first}</th>' + ''.join(f'<td>{cell}</td>' for cell in cells)
@@ -368,13 +372,13 @@ def _table(
     groups: Sequence[Group], values: Sequence[Mapping[str, str]], note: str = '', *,
     differ: bool = False, best: bool = False,
 ) -> str:
-    """A row for each name, a column for each group; '' where there is nothing to show.
+    """A table with a row for each name and a column for each group; '' if it has no rows.
 
     Args:
       groups: the columns.
       values: HTML by name, of each group.
       note: the caption.
-      differ: whether to leave out rows of equal cells.
+      differ: whether to leave out rows whose cells are all equal.
       best: whether to make the best score of a row bold.
     """
     rows = []
@@ -431,7 +435,7 @@ def _gates(groups: Sequence[Group]) -> str:
 
 
 def _charts(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Charts; a metric's training and held-out points in one."""
+    """The charts, each with a metric's training and held-out points."""
     names = dict.fromkeys(name.partition('/')[2] for of_run in curves for name in of_run)
     return [{'title': name.replace('_', ' '), 'series': [
         {'run': i, 'held_out': split == 'eval', 'points': of_run[f'{split}/{name}']}
@@ -440,7 +444,7 @@ def _charts(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _words(groups: Sequence[Group], words: Sequence[Words | None]) -> str:
-    """A row for each word, a column with the guesses of each group."""
+    """A table with a row for each masked word and a column for the guesses of each group."""
     known = [(group.label, of_group) for group, of_group in zip(groups, words, strict=True)
              if of_group]
     rows = [[escape(of_word[0][0]), *(' '.join(
@@ -466,7 +470,7 @@ def attention(model: Model, text: str) -> tuple[list[str], np.ndarray]:
 
 
 def heads(model: Model, text: str) -> dict[str, Any]:
-    """Attention as the page draws it.
+    """Attention probabilities in the form that the page draws.
 
     Returns:
       {'tokens', 'layers', 'heads', 'values': base64 of bytes [layers, heads, n, n], each a
@@ -479,14 +483,14 @@ def heads(model: Model, text: str) -> dict[str, Any]:
 
 
 def _examples(run: RunRecords, text: str) -> Examples:
-    """The examples of a run; what its weights cannot make is listed as missing."""
+    """The examples of a run; those that its weights cannot make are listed in `run.missing`."""
     result: Examples = {}
     try:
         model = load(run.folder)
         model.note = run.missing.append
         run.num_params = sum(x.size for x in model.weights.params.values())
         result['attention'] = heads(model, text)
-        # One [MASK] replaces a word, so a word of several pieces cannot be guessed.
+        # A single [MASK] replaces a word, so a word of several pieces cannot be guessed.
         words = list(_WORD.finditer(text))
         answers = model.fill_mask(
             [text[: word.start()] + MASK + text[word.end() :] for word in words], _TOP)
@@ -499,13 +503,13 @@ def _examples(run: RunRecords, text: str) -> Examples:
 
 
 def _made(run: RunRecords) -> tuple[str, str]:
-    """The recipe of a run, by its config or as its table names it, and the command that made it."""
+    """(The recipe of a run, by its config or as its table names it, the command that made it)."""
     command = str(run.fields.get('made.command', ''))
     part, named = run.folder.parent.parent, re.search(r'--config[= ](\S+)', command)
     for path in part.parent.parent.glob('*.json') if part.parent.name == 'parts' else ():
         table = read_json(path, 'delete it, it is written again')
         if title := table.get('parts', {}).get(part.name):
-            scale = f",{table['scale']}" * bool(table['source'])  # in the names of own rows
+            scale = f",{table['scale']}" * bool(table['source'])  # names of a user's rows have it
             return title.removeprefix('pre-training ') + scale, command
     return named[1].rpartition('/')[2] if named else '', command
 
@@ -513,7 +517,7 @@ def _made(run: RunRecords) -> tuple[str, str]:
 def _downstream(
     pretrained: Sequence[RunRecords], runs: Iterable[RunRecords]
 ) -> dict[str, dict[int, float]]:
-    """By task and number of the pre-training: the score with the settings that are best for all."""
+    """Scores by task and number of the pre-training, with the settings that are best over all."""
     numbers = {os.path.abspath(run.folder): number for number, run in enumerate(pretrained)}
     found: dict[str, dict[str, dict[int, list[float]]]] = {}
     for run in (run for run in runs if run.fields.get('task') != 'pretrain'):
@@ -532,7 +536,7 @@ def _downstream(
 
 
 def _with_interval(values: Sequence[float]) -> str:
-    """Their mean, and half of Student's 95 % interval."""
+    """The mean of the values, and half the width of Student's 95 % interval."""
     from scipy import stats
 
     if len(values) < 2:
@@ -545,7 +549,7 @@ def board(runs: Sequence[RunRecords]) -> str:
     """The Markdown of a board of recipes, from runs of pre-training and of fine-tuning.
 
     Raises:
-      InputError: no pre-training among them is finished.
+      InputError: none of the runs is a finished pre-training.
     """
     text = tomllib.loads((as_path(__file__).parent / 'board.toml').read_text(encoding='utf-8'))
     groups = grouped(run for run in runs if run.finished and run.scores

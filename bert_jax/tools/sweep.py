@@ -5,21 +5,21 @@
     python -m bert_jax.tools.sweep --config=configs/glue.py:rte --restarts=5 \\
         --grid optimizer.learning_rate=5e-5,3e-5,2e-5 --grid train.batch_size=16,32 ...
 
-The files in configs/sweeps name the paper's grids; --grid takes the place of their values of a
-field. --restarts=N adds the seeds 0 to N-1, the paper's remedy for small data sets. All
---config.FIELD=VALUE go to every run. Started again, the sweep goes on where it was: finished runs
-are kept, an interrupted one resumes from its checkpoint.
+The files in configs/sweeps name the paper's grids; --grid replaces their values of a field.
+--restarts=N adds the seeds 0 to N-1, the paper's remedy for small data sets. Every
+--config.FIELD=VALUE applies to all runs. The same command resumes a sweep: finished runs are kept,
+an interrupted one resumes from its checkpoint.
 
-Runs that differ in seed and learning rate only share the process, the weights and data that were
-read, and the compiled step, one after another. --chips=1 starts a process for every chip of this
-machine (--chips=2 for every two, ...). Any number of processes and machines may run the same
+A process trains runs that differ only in seed and learning rate one after another; for these it
+reads weights and data and compiles the step only once. --chips=1 starts a process for every chip of
+this machine (--chips=2 for every two, ...). Any number of processes and machines may run the same
 command on one folder, such as the hosts of a slice: each run is claimed by one process, and taken
-over if that one dies.
+over by another if that one dies.
 
 The directory receives table.md, results.json, every run with its log, and `winner`, a link to the
-best one (in a bucket, a file with its name). Of the other runs the checkpoints are
-deleted once they are beaten; --keep=K keeps those of the K best, as an ensemble wants them,
---keep=all those of all.
+best one (in a bucket, a file with its name). The checkpoints of the other runs are deleted once
+they are beaten; --keep=K keeps those of the K best, for example for an ensemble, --keep=all those
+of all runs.
 """
 
 import argparse
@@ -54,37 +54,38 @@ from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.stopping import Guard
 
 Settings = tuple[tuple[str, str], ...]
-# What members that share a compiled step may differ in: its arguments.
+# Fields in which members that share a compiled step may differ, as they are its arguments.
 _ARGUMENTS = ('seed', 'optimizer.learning_rate')
-_SAFE = ' :+@'  # of the characters that quoting would replace, harmless in a file's name
-WAIT_SECONDS = 5.0  # between looks at runs that other processes have
+_SAFE = ' :+@'  # characters that are harmless in a file name and stay unquoted
+WAIT_SECONDS = 5.0  # between checks of runs that other processes have claimed
 
 
 class Member(NamedTuple):
-    """One run of the sweep: its settings by field, as they are written on the command line."""
+    """One run of the sweep: its settings, (field, value) as written on the command line."""
 
     settings: Settings
 
     @property
     def name(self) -> str:
-        """The name of its folder: a value may be a path, and stays one name."""
+        """The name of its folder; quoting makes a value that is a path part of one name."""
         return ','.join(
             f'{field}={urllib.parse.quote(value, safe=_SAFE)}' for field, value in self.settings)
 
     def without(self, *fields: str) -> Settings:
-        """Its settings but for these."""
+        """Its settings without those of these fields."""
         return tuple(item for item in self.settings if item[0] not in fields)
 
 
 def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
-    """All combinations.
+    """Members for all combinations of a grid's values and the seeds.
 
     Args:
-      grid: 'FIELD=VALUE,VALUE' each.
-      restarts: seeds 0 to restarts - 1, where above 0.
+      grid: entries 'FIELD=VALUE,VALUE'.
+      restarts: adds the seeds 0 to restarts - 1; 0: none.
 
     Raises:
-      InputError: not in that form, or no field of the config; or there is nothing to vary.
+      InputError: an entry has another form, names no field of the config, or has a field or value
+        twice; or there is nothing to vary.
     """
     axes: dict[str, list[str]] = {}
     seeds = [f"seed={','.join(map(str, range(restarts)))}"] if restarts else []
@@ -107,16 +108,16 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
 
 
 def read_sweep(named: str, grid: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """(config of the runs, grid) of the command line.
+    """(Config of the runs, grid) of the command line.
 
     Args:
-      named: a config, or a file of a sweep, which defines CONFIG, a path relative to its own, and
-        GRID, as --grid is written.
-      grid: of the command line; takes the place of the file's values of the same fields.
+      named: a config, or a sweep's file, which defines CONFIG, a path relative to the file, and
+        GRID, entries as for --grid.
+      grid: from the command line; replaces the file's values of the same fields.
     """
     name, colon, argument = named.partition(':')
     defined: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # what is wrong with it is reported when it is parsed
+    with contextlib.suppress(Exception):  # errors in the file are reported when it is parsed
         defined = runpy.run_path(name)
     if not {'GRID', 'CONFIG'} <= defined.keys():
         return named, list(grid)
@@ -131,11 +132,11 @@ def member_config(config: str, overrides: Sequence[str], member: Member) -> Conf
 
     Args:
       config: file, as on the command line.
-      overrides: '--config.FIELD=VALUE' of all members.
-      member: whose settings take precedence.
+      overrides: '--config.FIELD=VALUE' for all members.
+      member: the member; its settings take precedence.
 
     Raises:
-      InputError: there is no such file or field, or a value cannot be.
+      InputError: there is no such file or field, or a value is invalid.
     """
     result, _ = parse_command(
         ['sweep', f'--config={config}', '--config.train.keep_checkpoints=1', *overrides,
@@ -152,9 +153,9 @@ class Sweep:
     Attributes:
       path: of the directory.
       config: file, as on the command line.
-      overrides: '--config.FIELD=VALUE' of all members.
+      overrides: '--config.FIELD=VALUE' for all members.
       members: all runs, in their order.
-      keep: of how many runs, the best ones, the checkpoints are kept.
+      keep: number of best runs whose checkpoints are kept.
     """
 
     path: files.Path
@@ -163,7 +164,7 @@ class Sweep:
     members: Sequence[Member]
     keep: int = 1
     _begun: float = dataclasses.field(default_factory=time.time)
-    # Failed attempts to claim a member, which notice when the other process's claim is dead.
+    # Claims on members that another process has; repeated attempts notice when that one is dead.
     _claims: dict[Member, Claim] = dataclasses.field(default_factory=dict)
 
     def run(self, member: Member) -> files.Path:
@@ -171,13 +172,13 @@ class Sweep:
         return self.path / 'runs' / member.name
 
     def open(self, config: str, settings: Sequence[str]) -> None:
-        """Makes the directory, or accepts one of the same runs, or one in which none has begun.
+        """Makes the directory, or accepts one with the same runs, or one in which none has begun.
 
         Args:
           config, settings: what the results depend on.
 
         Raises:
-          InputError: it is of another config, whose results would pass for ours.
+          InputError: it holds a sweep of another config, whose results would pass for ours.
         """
         names = {path.name for path in files.children(self.path) if not files.is_incidental(path)}
         files.open_folder(
@@ -209,16 +210,16 @@ class Sweep:
         return result
 
     def failed(self, member: Member) -> bool:
-        """Whether a member failed since this process began; before that, it is tried again."""
+        """Whether a member failed since this process began; if earlier, it is tried again."""
         path = self.run(member) / 'sweep_failed.json'
         return path.exists() and files.read_json(path, 'delete it').get('time', 0) >= self._begun
 
     def unfinished(self) -> list[Member]:
-        """Members that are still to be run, by whomever."""
+        """Members that are neither finished nor failed, even if another process runs them."""
         return [m for m in self.members if self.result(m) is None and not self.failed(m)]
 
     def claim(self, member: Member) -> Claim | None:
-        """The claim on an unfinished member, to be released; None where another process has it."""
+        """A claim on an unfinished member, to be released by the caller; None if it is not free."""
         self.run(member).mkdir(parents=True, exist_ok=True)
         claim = self._claims.setdefault(member, Claim(self.run(member)))
         if not claim.attempt():
@@ -230,19 +231,19 @@ class Sweep:
         return None
 
     def finish(self, member: Member, metric: str, result: dict[str, float]) -> None:
-        """Writes the result of a member, and keeps what is to be kept."""
+        """Writes the result of a member, and deletes checkpoints that are not to be kept."""
         files.write_whole(self.run(member) / 'sweep_result.json', json.dumps(
             {'metric': metric, 'host': platform.node(), **result}) + '\n')
         self._keep_the_best()
 
     def fail(self, member: Member) -> None:
-        """Notes that a member failed."""
+        """Records that a member failed."""
         files.write_whole(self.run(member) / 'sweep_failed.json', json.dumps({'time': time.time()}))
 
     def results(self) -> dict[Member, dict[str, Any]]:
         """The results of the finished members, best first."""
         found = {m: r for m in self.members if (r := self.result(m)) is not None}
-        # Pre-training with other masks than BERT's has another metric than the rest.
+        # Each by its own metric: pre-training that masks differently from BERT has another one.
         return dict(sorted(found.items(), key=lambda item: -item[1][item[1]['metric']]))
 
     def seconds(self, member: Member) -> float:
@@ -259,14 +260,14 @@ class Sweep:
             link = self.path / f'.winner.{os.getpid()}.tmp'
             link.unlink(missing_ok=True)
             os.symlink(f'runs/{ranking[0].name}', link)
-            os.replace(link, self.path / 'winner')  # the link, not what it names
+            os.replace(link, self.path / 'winner')  # replaces the link, not its target
         for member in ranking[self.keep :]:
             for name in ('checkpoints', 'best'):
-                with contextlib.suppress(OSError):  # another process may be at it too
+                with contextlib.suppress(OSError):  # another process may delete it at the same time
                     (self.run(member) / name).rmtree(missing_ok=True)
 
     def report(self) -> int:
-        """Prints and writes the table; the exit status of the sweep."""
+        """Prints and writes the table; returns the exit status of the sweep."""
         results = self.results()
         if not results:
             print('error: no run ended well; see their log.txt', flush=True)
@@ -307,27 +308,27 @@ class Sweep:
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Number of runs, their mean, and their standard deviation, None of one run."""
+    """Number of runs, their mean, and their standard deviation, None for a single run."""
     return {'runs': len(values), 'mean': statistics.fmean(values),
             'deviation': statistics.stdev(values) if len(values) > 1 else None}
 
 
 def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """The lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (heading, ['---'] * len(heading), *rows)]
 
 
 def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
-    """Trains the members that no other process has, one after another; False: a stop was asked for.
+    """Trains the members that no other process has, one after another; False: a stop was requested.
 
-    Members of one compiled step share weights and data.
+    Members with the same compiled step share weights and data.
 
     Args:
       sweep: opened.
       should_stop: polled with the step of a run, and between runs.
 
     Raises:
-      InputError: a config that cannot work.
+      InputError: the config cannot work.
     """
     from bert_jax.train.experiment import open_run
 
@@ -344,7 +345,7 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
         try:
             with _open_log(run / 'log.txt', claim) as log, contextlib.redirect_stdout(log):
                 if shared != (ours := member.without(*_ARGUMENTS)):
-                    program, shared = None, ours  # frees the last one's memory
+                    program, shared = None, ours  # frees the previous program's memory
                     alike = [sweep.run(m) for m in todo if m.without(*_ARGUMENTS) == shared]
                     program = open_run(member_config(sweep.config, sweep.overrides, member), alike)
                 _train(sweep, member, claim, program, should_stop)
@@ -361,7 +362,7 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
 
 @contextlib.contextmanager
 def _open_log(path: files.Path, claim: Claim) -> Iterator[IO[str]]:
-    """The log of a claimed run; in a bucket it is written when the run ends."""
+    """Opens the log of a claimed run; in a bucket it is written when the run ends."""
     if not files.in_bucket(path):
         with open(path, 'a', encoding='utf-8', buffering=1) as log:
             yield log
@@ -378,9 +379,9 @@ def _open_log(path: files.Path, claim: Claim) -> Iterator[IO[str]]:
 def _train(
     sweep: Sweep, member: Member, claim: Claim, program: Any, should_stop: Callable[[int], bool]
 ) -> None:
-    """Trains a claimed member with its own seed and learning rate, and notes how it ended.
+    """Trains a claimed member with its own seed and learning rate, and records how it ended.
 
-    Standard output is the log.
+    Standard output must be redirected to the log.
     """
     from bert_jax.train.experiment import train_run
 
@@ -399,7 +400,7 @@ def _train(
     except InputError as error:
         if not claim.lost:
             raise
-        print(error)  # the process that has it now goes on with it
+        print(error)  # the process that took the run over goes on with it
     except Stopped as stopped:
         print(stopped)
     except Exception as error:
@@ -414,20 +415,20 @@ def _train(
         sweep.finish(member, f'eval/{program.task.metric}', result)
 
 
-_BOUNDS = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1', 8: '2,4,1'}  # of the chips of a TPU host
-_DEATHS = 3  # of each worker, on average, before a sweep is given up
+_BOUNDS = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1', 8: '2,4,1'}  # of so many chips of a TPU host
+_DEATHS = 3  # per worker, on average, before a sweep is given up
 
 
 def worker_environment(worker: int, workers: int, chips: int) -> dict[str, str]:
     """Environment variables that give a process its share of the machine, for jax and libtpu.
 
     Args:
-      worker: its number.
-      workers: how many there are.
-      chips: of each; 0: all that there are.
+      worker: number of the process.
+      workers: number of processes.
+      chips: chips of each; 0: all that there are.
 
     Raises:
-      InputError: there are not so many chips, or a TPU cannot be divided so.
+      InputError: there are too few chips, or a TPU cannot be divided like that.
     """
     kind, names = hosts.chips()
     chips = chips or len(names)
@@ -441,7 +442,7 @@ def worker_environment(worker: int, workers: int, chips: int) -> dict[str, str]:
         return {'XLA_FLAGS': ' '.join([*others, f'{hosts.VIRTUAL}={chips}'])}
     if kind == 'gpu':
         return {'CUDA_VISIBLE_DEVICES': ours}
-    return {  # a slice of its own, whatever slice the host is in
+    return {  # makes them a slice of their own, whatever slice the host is in
         'TPU_VISIBLE_CHIPS': ours, 'TPU_CHIPS_PER_PROCESS_BOUNDS': _BOUNDS[chips],
         'TPU_PROCESS_BOUNDS': '1,1,1', 'TPU_WORKER_ID': '0', 'TPU_WORKER_HOSTNAMES': 'localhost',
     }
@@ -451,18 +452,18 @@ def run_workers(
     module: str, argv: Sequence[str], worker: int | None, chips: int,
     act: Callable[[Callable[[int], bool]], bool],
 ) -> int:
-    """Works in this process, or starts several that do; the exit status, 143 after a stop.
+    """Works in this process, or starts several that do; returns the exit status, 143 after a stop.
 
     Args:
       module: run as `python -m MODULE ARGV... --worker=NUMBER`.
       argv: of the command.
-      worker: number of this process; None: it is the one that was started by hand.
-      chips: of each process; 0: one process has all.
-      act: what a process does, of `should_stop`; whether it came to the end.
+      worker: number of this process; None: the process that the user started.
+      chips: chips of each process; 0: one process has all.
+      act: does the work of a process, given `should_stop`; returns False if it was stopped.
     """
     workers = max(1, len(hosts.chips()[1]) // chips) if chips else 1
     if worker is not None and sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: as its parent dies
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: when its parent dies
     guard = Guard()
     guard.start()
     status = 143
@@ -482,10 +483,10 @@ def run_workers(
 def _supervise(
     module: str, argv: Sequence[str], workers: int, chips: int, should_stop: Callable[[int], bool]
 ) -> int:
-    """Runs worker processes until all is done; the exit status of the first that gave up.
+    """Runs worker processes until all is done; returns 0, or the status of the first that gave up.
 
-    One that dies is started again: its run goes on from what it saved last. When `should_stop`, all
-    are stopped, and the status is 143.
+    A worker that dies is started again, and its run resumes from its last checkpoint. When
+    `should_stop` returns True, all are stopped, and the status is 143.
     """
     environments = [worker_environment(i, workers, chips) for i in range(workers)]
 
@@ -493,8 +494,8 @@ def _supervise(
         process = subprocess.Popen(
             [sys.executable, '-m', module, *argv, f'--worker={worker}'],
             env=os.environ | environments[worker],
-            start_new_session=True)  # Ctrl-C reaches it through us, once
-        if sys.platform == 'linux':  # its share of the cores
+            start_new_session=True)  # Ctrl-C reaches it only through this process, once
+        if sys.platform == 'linux':  # gives it its share of the cores
             cores = sorted(os.sched_getaffinity(0))
             share = cores[worker * len(cores) // workers : (worker + 1) * len(cores) // workers]
             os.sched_setaffinity(process.pid, share or [cores[worker % len(cores)]])
@@ -547,7 +548,7 @@ def main(argv: Sequence[str]) -> int:
         by_hand = options.worker is None
         config, grid = read_sweep(config_file(options.config), options.grid)
         members = grid_members(grid, options.restarts)
-        for member in members:  # one that cannot work is reported before any is run
+        for member in members:  # reports one that cannot work before any is run
             member_config(config, overrides, member)
         workdir = options.workdir or f'runs/sweep-{run_name(config)}'
         sweep = Sweep(files.as_path(workdir), config, overrides, members, options.keep)

@@ -1,1 +1,1 @@
-"""The training loop. It knows a head (`heads.base.Head`), and no task."""
+"""Training. The loop and the step know a head (`heads.base.Head`) but no task."""

@@ -21,11 +21,11 @@ from bert_jax.train.step import TrainState
 Shapes = Mapping[str, tuple[int, ...]]
 _T = TypeVar('_T')
 _ITEM = 'default'  # orbax's name of what a checkpoint holds
-# Codes of TensorStore's errors for missing or damaged bytes. An error without a code is an invalid
-# argument, such as metadata that is not JSON. Other codes concern the machine or the network:
+# Codes of TensorStore's errors for missing or damaged bytes. An error without a code means an
+# invalid argument, such as metadata that is not JSON. Other codes concern the machine or network:
 # UNAVAILABLE, PERMISSION_DENIED, RESOURCE_EXHAUSTED, …
 _DAMAGE = ('DATA_LOSS', 'NOT_FOUND', 'OUT_OF_RANGE', 'FAILED_PRECONDITION', 'INVALID_ARGUMENT')
-# Errors that Python code raises where files are missing, or metadata is JSON but damaged.
+# Errors that Python code raises if files are missing, or metadata is valid JSON but damaged.
 _MISREAD = (FileNotFoundError, NotADirectoryError, IsADirectoryError,
             KeyError, TypeError, AttributeError, IndexError, NotImplementedError)
 
@@ -35,14 +35,14 @@ class Damaged(Exception):
 
 
 def read(folder: Any, abstract: Any) -> Any:
-    """The arrays of a checkpoint with the shardings of `abstract`. All hosts call it.
+    """Reads the arrays of a checkpoint with the shardings of `abstract`. All hosts call it.
 
-    One replica reads and broadcasts to the others.
+    One replica reads them and broadcasts them to the others.
 
     Raises:
-      InputError: it is of another model or optimizer.
-      Damaged: it cannot be read.
-      Exception: any other error, on all hosts.
+      InputError: the checkpoint is of another model or optimizer.
+      Damaged: it cannot be read; raised on all hosts.
+      Exception: any other error, on the host where it occurs.
     """
     folder = files.as_path(folder)
     saved = _shapes(folder)
@@ -60,7 +60,7 @@ def read(folder: Any, abstract: Any) -> Any:
     reads = jax.process_index() in {device.process_index for device in readers.devices.flat}
     arrays = _on_all_hosts(
         'read a checkpoint', lambda: _load(folder, structs, readers) if reads else {})
-    if several:  # one array after the other: devices hold the state once, and one array twice
+    if several:  # one array at a time, so that devices hold only one of them twice
         arrays = {name: _broadcast(arrays.pop(name, None), x) for name, x in structs.items()}
     if has_checksums:
         written = np.asarray(arrays.pop(checksum.CHECKSUMS))
@@ -84,7 +84,7 @@ def _broadcast(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
         tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ())
               if axis != replicas)
         for axes in like.sharding.spec]
-    # One slice a replica: the first holds the values, the others zeros. Their sum is the values.
+    # One slice for each replica: the first holds the values, the others zeros; their sum is `x`.
     shape = (mesh.shape[replicas], *like.shape)
     sharding = NamedSharding(mesh, PartitionSpec(replicas, *spec))
     shards = {} if x is None else {shard.device: shard.data for shard in x.addressable_shards}
@@ -105,7 +105,7 @@ def _sum_of_bits(x: jax.Array) -> jax.Array:
 def _on_all_hosts(what: str, act: Callable[[], _T]) -> _T:
     """Returns the result of `act`. All hosts call it, and damage on one host is damage on all.
 
-    Another error ends its host, and `runtime.stopping.Guard` the others.
+    Any other error ends the host where it occurs, and `runtime.stopping.Guard` ends the others.
 
     Raises:
       Damaged: a host found damage.
@@ -129,7 +129,7 @@ def _is_damage(error: BaseException) -> bool:
     if isinstance(error, (Damaged, *_MISREAD)):
         return True
     code = re.match(r'([A-Z_]{5,}): ', str(error))
-    # JSON and text decoding raise kinds of ValueError.
+    # JSON and text decoding raise subclasses of ValueError.
     return isinstance(error, ValueError) and (code is None or code[1] in _DAMAGE)
 
 
@@ -147,7 +147,7 @@ def _shapes(folder: Any) -> dict[str, tuple[int, ...]]:
 def _load(
     folder: Any, wanted: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh
 ) -> dict[str, jax.Array]:
-    """This process's shards, on `mesh`, which may be a part of that of `wanted`."""
+    """This process's shards on `mesh`, which may be a part of the mesh of `wanted`."""
     def struct(path: Any, x: Any) -> Any:
         if not _is_array(x):
             return x
@@ -182,7 +182,7 @@ def _verify(arrays: dict[str, jax.Array], written: np.ndarray) -> None:
 
 
 def _check_same(saved: Shapes, wanted: Shapes, where: Any) -> None:
-    # Parameters first: their names say more than those of moments.
+    # Parameters first: their names tell users more than the moments' names.
     for name in sorted(saved.keys() | wanted.keys(), key=lambda name: (name[:6] != 'params', name)):
         if saved.get(name) != wanted.get(name):
             there, here = (list(shapes[name]) if name in shapes else 'missing'
@@ -201,17 +201,18 @@ def _manager(directory: Any, **options: Any) -> ocp.CheckpointManager:
 class Checkpoints:
     """The checkpoints of a run, `DIRECTORY/STEP/`.
 
-    Orbax writes beside and renames, or in a bucket writes `commit_success.txt` last, so of a killed
-    save nothing counts, and the next start deletes it. If the newest is damaged all the same (a bad
-    disk), the one before it is restored, and then the damaged one is renamed to `STEP.unreadable`.
-    If none can be read, nothing is renamed: the cause may lie elsewhere. Any other error is raised.
+    Orbax writes to a temporary folder and renames it, or in a bucket writes `commit_success.txt`
+    last. So a save that was killed does not count, and the next start deletes it. If the newest
+    checkpoint is damaged nevertheless (by a bad disk), the one before it is restored, and the
+    damaged one is renamed to `STEP.unreadable`. If none can be read, nothing is renamed: the cause
+    may lie elsewhere. Any other error is raised.
 
-    A checkpoint holds no NaN or Inf, and the one before the newest is kept until the newest has
-    trained a step further. So a run that keeps one checkpoint has two while it trains.
+    A checkpoint holds no NaN or Inf. The one before the newest is kept until training from the
+    newest has succeeded, so a run that keeps one checkpoint has two while it trains.
     """
 
     def __init__(self, directory: Any, keep: int | None):
-        """`keep`: number of the newest checkpoints that are kept; None: all."""
+        """`keep`: how many of the newest checkpoints to keep; None: all."""
         self._directory = files.absolute(directory)
         self._keep = keep
         self._manager = _manager(
@@ -223,7 +224,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def restore(self, abstract: TrainState) -> TrainState | None:
-        """The newest readable state with the shardings of `abstract`; None without checkpoints.
+        """The newest readable state, with the shardings of `abstract`; None without checkpoints.
 
         All hosts restore the same step.
 
@@ -264,7 +265,7 @@ class Checkpoints:
             self._manager.reload()
 
     def save(self, step: int, state: TrainState) -> None:
-        """Starts saving; the state may be donated as soon as this returns.
+        """Starts to save, if this step is not saved; the state may be donated when this returns.
 
         Raises:
           Diverged: a parameter or a moment is not finite; nothing is saved.
@@ -277,7 +278,7 @@ class Checkpoints:
         self._manager.save(step, args=ocp.args.StandardSave(checksum.saved_tree(tree)))
 
     def check(self) -> None:
-        """Raises the error of a background save, without waiting for its end."""
+        """Raises the error of a background save, if any, without waiting for its end."""
         self._manager.check_for_errors()
 
     def set_aside(self, step: int) -> str:
@@ -294,14 +295,14 @@ class Checkpoints:
                 f'the last good checkpoint, of step {latest:,}, is kept')
 
     def finish(self) -> None:
-        """Deletes all but the checkpoints to keep: the newest is known to be good."""
+        """Deletes all but the checkpoints to keep, once the newest is known to be good."""
         self._manager.wait_until_finished()
         if self._keep is not None:
             for step in sorted(self._manager.all_steps())[: -self._keep]:
                 self._manager.delete(step)
 
     def close(self) -> None:
-        """Waits for saves under way."""
+        """Waits for unfinished saves."""
         self._manager.wait_until_finished()
         self._manager.close()
 
@@ -309,7 +310,7 @@ class Checkpoints:
 class Best:
     """The parameters of the best evaluation, `DIRECTORY/STEP/`, with its metrics.
 
-    Orbax writes metrics and parameters together and renames, so a killed run keeps a whole one.
+    Orbax writes both to one temporary folder and renames it, so a killed run keeps a whole one.
     """
 
     def __init__(self, directory: Any, metric: str):
@@ -337,7 +338,7 @@ class Best:
             ) from None
 
     def offer(self, step: int, metrics: dict[str, float], params: Any) -> None:
-        """Keeps these parameters if they are better than all before."""
+        """Saves these parameters if their evaluation is better than all before."""
         best = self.metrics()
         if best is None or metrics[self._metric] > best[self._metric]:
             saved = ocp.args.StandardSave(checksum.saved_tree({'params': params}))

@@ -1,6 +1,6 @@
 """A run from its config to its result.
 
-`open_run` reads weights and data, `train_run` restores or initialises the state, `train` is the
+`open_run` reads weights and data, `train_run` restores or initialises the state, and `train` is the
 loop: steps, log lines, evaluations, checkpoints.
 """
 
@@ -50,14 +50,14 @@ def open_run(config: ConfigDict, workdirs: Sequence[files.Path]) -> Program:
 
     Args:
       config: as read from the config file and the command line.
-      workdirs: of the runs that share the program; they differ in seed and learning rate only.
+      workdirs: of the runs that share the program; these differ only in seed and learning rate.
 
     Raises:
       InputError: bad configuration or data.
     """
     published = None
     if config.init_checkpoint:
-        # A run that has begun restores its parameters and knows the model's description.
+        # A run that has begun restores its parameters and stores the model's description.
         all_begun = all(saved_steps(workdir / 'checkpoints') for workdir in workdirs)
         published = (
             read_description(workdirs[0]) if all_begun else load_weights(config.init_checkpoint))
@@ -73,18 +73,18 @@ def train_run(
     program: Program, workdir: files.Path, should_stop: Callable[[int], bool], *,
     began: float = STARTED, watch: Callable[[Callable[[], str], files.Path], None] | None = None,
 ) -> dict[str, float]:
-    """Trains a run, or resumes it, and evaluates it.
+    """Trains a run from its start or its newest checkpoint, and evaluates it.
 
     Args:
       program: from `open_run`.
-      workdir: the run directory; a run in it resumes from its newest checkpoint.
+      workdir: the run directory.
       should_stop: polled with the step; True: save and stop.
       began: start of the run, in seconds since the epoch.
       watch: `Guard.watch`, to end a run that hangs.
 
     Returns:
-      The final held-out metrics, with `step`. If the run keeps its best evaluation: the metrics of
-      that one, and the final ones as `last/...`.
+      The final held-out metrics as `eval/...`, with `step`. If the run keeps its best evaluation:
+      the step and metrics of that one, and the final metrics as `last/...`.
 
     Raises:
       InputError: bad configuration or data.
@@ -101,10 +101,10 @@ def train_run(
         'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
         'inference': dict(task.inference), 'identity': task.identity(),
     }
-    if config.init_checkpoint:  # of a run that may go on, or be made anew
+    if config.init_checkpoint:  # perhaps of a run that trains further or is made anew
         steps = saved_steps(files.as_path(config.init_checkpoint) / 'checkpoints')
         for path in sorted(steps, key=lambda path: int(path.name))[-1:]:
-            manifest = (path / 'default' / 'manifest.ocdbt').read_bytes()  # other files every time
+            manifest = (path / 'default' / 'manifest.ocdbt').read_bytes()  # differs for each save
             resolved |= {'init_step': int(path.name), 'init_saved': zlib.crc32(manifest)}
     resolved['model']['attention'] = objective.config.attention  # must be the same on all hosts
     fields = flat_fields(resolved)
@@ -165,7 +165,7 @@ def train_run(
 
     def stop_or_fail(step: int) -> bool:
         if others_fit.done():
-            others_fit.result()  # raises what a phase does not fit into
+            others_fit.result()  # raises an InputError if a phase does not fit
         return should_stop(step)
 
     try:
@@ -210,18 +210,18 @@ def train(
 ) -> tuple[TrainState, dict[str, float]]:
     """The training loop: trains a state through the phases of a run. It does not know the task.
 
-    If several are due at a step, the order is log, evaluate, save: so a run that resumes from the
-    checkpoint has all records up to it. At the last step the state is saved before the evaluation,
-    which may fail. The last but one evaluation is skipped if it is less than a tenth of its
-    interval before the end: epochs are seldom a whole number of steps.
+    If several of them are due at a step, the order is log, evaluate, save, so that a run that
+    resumes from the checkpoint has all records up to it. At the last step the state is saved before
+    the evaluation, which may fail. An evaluation that is due less than a tenth of its interval
+    before the last step is skipped: epochs are seldom a whole number of steps.
 
     Args:
       objective: makes metrics of sums.
       train_step: takes the state, which is donated, and a batch.
       state: fresh or restored.
       phases: in order, contiguous from step 0.
-      every: steps between log lines, evaluations, checkpoints ('log', 'eval', 'save'; 0: at the
-        end only) and comparisons of the devices ('verify'; 0: never).
+      every: numbers of steps between log lines, evaluations and checkpoints ('log', 'eval', 'save';
+        0: only at the end) and between comparisons of the devices ('verify'; 0: never).
       checkpoints: saves the state.
       report: receives metrics.
       goodput: accounts for the time.
@@ -229,23 +229,24 @@ def train(
       should_stop: polled after each step; returns the same on all processes.
       best: keeps the parameters of the best evaluation.
       gates: check every step's metrics.
-      verify: compares what the devices compute of a batch; see `step.make_verify`.
-      patience: evaluations without a better one after which the run ends (0: it does not).
+      verify: compares what the devices compute for a batch; see `step.make_verify`.
+      patience: the run ends after so many evaluations without a new best; 0: it does not.
       peak_flops: of all devices together, for MFU; 0: unknown.
 
     Returns:
       The last state, and the metrics of the last evaluation.
 
     Raises:
-      Diverged: a loss, parameter or metric is not finite; the checkpoints kept are good.
+      Diverged: a loss, gradient norm, parameter, moment or metric is not finite, or `verify` found
+        a faulty device; the remaining checkpoints are good.
       Stopped: `should_stop` returned True; the state is saved.
     """
     start = step = int(state.step)
     last, began = phases[-1].end, time.perf_counter()
     evaluated: dict[str, float] = {}  # metrics of the last evaluation
     in_flight: list[dict[str, jax.Array]] = []  # metrics of steps not waited for
-    done: list[dict[str, np.ndarray]] = []  # of the other steps since the log line
-    times: list[dict[str, float]] = []  # seconds by cause at the log line, then after each step
+    done: list[dict[str, np.ndarray]] = []  # of the other steps since the last log line
+    times: list[dict[str, float]] = []  # seconds by cause at that log line, then after each step
 
     def is_due(kind: str) -> bool:
         return step == last or (every[kind] > 0 and step % every[kind] == 0)
@@ -285,7 +286,7 @@ def train(
                     raise Diverged(
                         f'step {step}: the evaluation gives {name} {value}: stopped. '
                         'Lower config.optimizer.learning_rate', step)
-            # After a resume, the last evaluation before it may be recorded already.
+            # A resumed run may have recorded this evaluation before it stopped.
             if step not in report.evaluations(after=step - 1):
                 report.write(step, {f'eval/{name}': value for name, value in evaluated.items()})
                 say(f'step {step:>7,}  held out: ' + '  '.join(
@@ -332,9 +333,9 @@ def train(
                 cause = 'step'
                 step += 1
                 in_flight.append(metrics)
-                # At most two in flight: more gain nothing, and hundreds abort on virtual devices.
+                # At most two in flight: more gain nothing, and hundreds make virtual devices abort.
                 jax.block_until_ready([metrics['loss'] for metrics in in_flight[-3:-2]])
-                if step == start + 1:  # the first log line's speed leaves it out
+                if step == start + 1:  # the first log line's speed excludes it
                     jax.block_until_ready(metrics['loss'])
                     say(f'first step done in {time.perf_counter() - began:.1f} s')
                 times.append(goodput.now())
@@ -360,7 +361,7 @@ def train(
                     raise Stopped(f'stopped at step {step:,}; the state is saved')
                 goodput.enter('data')
             goodput.enter('step')
-        if not evaluated:  # nothing was left to train
+        if not evaluated:  # no step was left to train
             evaluate(phases[-1])
     except Diverged as error:
         kept = checkpoints.set_aside(error.step)
@@ -373,13 +374,13 @@ def log_metrics(
     objective: Head, steps: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, float]],
     phase: Phase, peak_flops: float,
 ) -> dict[str, float]:
-    """Means of the steps of a log line, and their speed.
+    """Mean metrics of the steps of a log line, and their speed.
 
     Args:
       objective: makes metrics of sums.
-      steps: metrics of each.
-      times: seconds by cause at the last line (or after a run's first step, which compiles), after
-        each step since, and now.
+      steps: metrics of each step.
+      times: seconds by cause at the last log line (or after a run's first step, which compiles),
+        after each step since, and now.
       phase: of the steps.
       peak_flops: of all devices together; 0: unknown.
     """
@@ -401,7 +402,7 @@ def log_metrics(
             'tokens_per_second': tokens * len(each) / seconds,
             'data_wait': (times[-1]['data'] - times[0]['data']) / seconds,
             'step_seconds': seconds / len(each),
-            # The first two after a line are only dispatched, not waited for.
+            # The first two steps after a log line are only dispatched, not waited for.
             'step_seconds_deviation': float(np.std(each[2:])) if len(each) > 2 else 0.0,
         }
         if peak_flops:
@@ -410,7 +411,7 @@ def log_metrics(
 
 
 def log_line(objective: Head, metrics: Mapping[str, float], steps_left: int) -> str:
-    """The line of a record, without the step."""
+    """The log line for a record, without the step."""
     parts = [f"loss {metrics['loss']:.4f}"]
     for name, title in objective.shown.items():
         if name in metrics:

@@ -1,6 +1,6 @@
-"""Gates: early warnings of pre-training runs that go wrong.
+"""Gates: early warnings about pre-training runs that go wrong.
 
-They check metrics that the loop fetches anyway and do not stop the run: a warning is a line on
+They check metrics that the loop fetches anyway, and do not stop the run: a warning is a line on
 standard error and a record `gate/NAME` in metrics.jsonl with the metric's value.
 """
 
@@ -19,13 +19,14 @@ MEANINGS: Mapping[str, str] = {
 }
 _HISTORY, _FEWEST = 100, 20  # steps that a spike is compared with: at most, at least
 _GRADIENT_SPIKE = 5.0  # times the median
-# Above the median loss: mean absolute differences to it (six are 4.8 deviations), and at least.
+# A loss is a spike from so many mean absolute deviations above the median (six are 4.8 standard
+# deviations), but at least so far above it.
 _LOSS_SPIKE, _LEAST_LOSS_SPIKE = 6.0, 0.2
-_FIRST_LOSS = 0.5  # from chance; fresh parameters of Large are 0.2 off
-_PLATEAU = 0.1  # below the loss of guessing by frequency
-# Accuracy: of masked words BERT-Large ends near 0.7, and none is at 0.5 in its first tenth.
+_FIRST_LOSS = 0.5  # largest distance from `chance`; fresh parameters of Large are 0.2 off
+_PLATEAU = 0.1  # least distance below the loss of guessing by frequency
+# Accuracy on masked words: BERT-Large ends near 0.7, and no model has 0.5 in its first tenth.
 _TOO_GOOD, _TOO_GOOD_EARLY = 0.85, 0.5
-_REPEATED = 0.2  # of the sentences
+_REPEATED = 0.2  # share of the sentences
 
 
 class Alarm(NamedTuple):
@@ -60,8 +61,8 @@ class Gates:
           settled: the step at which the plateau gate arms.
           repeated: share of the sentences that occur more than once.
           phases: first steps of the later phases; spikes are measured within a phase.
-          masked_from: the step at which the last `causal` phase ends. Masked words are new to the
-            model then, and the plateau gate arms so much later.
+          masked_from: the step at which the last `causal` phase ends, or 0. Masked words are new to
+            the model then, so the plateau gate arms `settled` steps later.
         """
         self._chance, self._by_frequency, self._settled = chance, by_frequency, settled
         self._fresh = chance is not None
@@ -69,7 +70,7 @@ class Gates:
         self._plateau_from = settled + masked_from
         self._histories: dict[str, deque[float]] = {
             name: deque(maxlen=_HISTORY) for name in ('gradient', 'loss')}
-        self._raised: set[str] = set()  # alarms that stay as long as what they are about
+        self._raised: set[str] = set()  # alarms about states that still last
 
     def trained(
         self, step: int, steps: Sequence[Mapping[str, Any]], means: Mapping[str, float]
@@ -79,7 +80,7 @@ class Gates:
         Args:
           step: the last of them.
           steps: metrics of each, in order.
-          means: of all of them.
+          means: means of these metrics.
         """
         first = step - len(steps) + 1
         result = self._lasting(
@@ -106,7 +107,7 @@ class Gates:
         return [*result, *self.measured('train', step, means)]
 
     def _worst_spike(self, name: str, first: int, values: Sequence[float]) -> list[Alarm]:
-        """The worst spike of steps from `first` on, if there is one."""
+        """The worst spike among the values of the steps from `first` on, if there is one."""
         worst, result, history = 0.0, list[Alarm](), self._histories[name]
         for step, value in enumerate(values, first):
             if step in self._phases:
@@ -141,7 +142,7 @@ class Gates:
     def _lasting(
         self, name: str, active: bool, step: int, value: float, line: str, about: str = ''
     ) -> list[Alarm]:
-        """An alarm about a state, given once until the state ends."""
+        """An alarm about a state, raised only once until that state ends."""
         key = name + about
         if not active:
             self._raised.discard(key)
@@ -152,5 +153,5 @@ class Gates:
 
 
 def _language_model(metrics: Mapping[str, float], what: str) -> float | None:
-    """The metric of masked words, or of the next word in a causal model."""
+    """The metric for masked words, or for the next word if the loss is causal."""
     return metrics.get(f'mlm_{what}', metrics.get(f'lm_{what}'))

@@ -1,6 +1,6 @@
-"""Learning-rate schedules and the optimizers: BERT's Adam, AdamW, LAMB, Muon, and all of optax.
+"""Learning-rate schedules and optimizers: BERT's Adam, AdamW, LAMB, Muon, and those of optax.
 
-Optimizers treat parameters by their declarations (`model.layers.Parameter`).
+How an optimizer treats a parameter depends on its declaration (`model.layers.Parameter`).
 """
 
 import ast
@@ -28,9 +28,10 @@ Schedule = Callable[[jax.Array], jax.Array]
 class ScheduleSegment(NamedTuple):
     """Linear warm-up and decay to 0 over `steps` steps, beginning at step `start`.
 
-    `decay_from` is the step of the segment from which the decay counts. As in google-research/bert
-    that is 0 and not the end of the warm-up, where the rate then jumps from `learning_rate` to
-    `learning_rate * (1 - warmup / steps) ** power`. Later than the warm-up, it is constant between.
+    The decay counts from the segment's step `decay_from`. The default of 0 is as in
+    google-research/bert: at the end of the warm-up, the rate jumps from `learning_rate` to
+    `learning_rate * (1 - warmup / steps) ** power`. If `decay_from` is later than the end of the
+    warm-up, the rate is constant in between.
     """
 
     start: int
@@ -43,15 +44,15 @@ class ScheduleSegment(NamedTuple):
 def make_schedule(
     segments: Sequence[ScheduleSegment], power: float = 1.0, decay: str = 'polynomial',
 ) -> Schedule:
-    """The learning rate at a step. The first step has rate 0, if there is a warm-up.
+    """The learning rate as a function of the step. With a warm-up, the first step has rate 0.
 
     Args:
-      segments: in order; each holds from its start to the next one's start.
+      segments: in order; each applies from its start to the next one's start.
       power: of the polynomial; 1 is linear, 0.5 is NVIDIA's for LAMB.
-      decay: 'polynomial', or 'cosine': half a cosine wave, to this power.
+      decay: 'polynomial', or 'cosine': half a cosine wave, raised to `power`.
 
     Returns:
-      From a step (a scalar int32, from 0) to its rate, a scalar float32.
+      A function from a step (a scalar int32, from 0) to its rate, a scalar float32.
     """
 
     def segment_rate(segment: ScheduleSegment, step: jax.Array) -> jax.Array:
@@ -78,10 +79,10 @@ Parameters = Mapping[Names, Parameter]  # see `model.layers.declared_parameters`
 
 
 def frozen_parameters(pattern: str, parameters: Parameters) -> set[Names]:
-    """The parameters that `optimizer.frozen` names.
+    """The parameters whose names `pattern`, such as `optimizer.frozen`, matches; '' matches none.
 
     Raises:
-      InputError: it is no regular expression, or it finds no parameter, or all.
+      InputError: it is not a regular expression, or it matches no parameter, or all of them.
     """
     named = {'/'.join(names): names for names in parameters}
     try:
@@ -96,17 +97,17 @@ def frozen_parameters(pattern: str, parameters: Parameters) -> set[Names]:
 
 
 class BertAdamState(NamedTuple):
-    """Means of the gradients and of their squares, trees like the parameters."""
+    """Running means of the gradients and of their squares, trees like the parameters."""
 
     mu: Any
     nu: Any
 
 
 def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam as google-research/bert has it: no bias correction, eps outside the root.
+    """Adam as in google-research/bert: no bias correction, eps outside the root.
 
-    update = m / (sqrt(v) + eps). Early updates are smaller than with correction for m and larger
-    for v; see `optax.scale_by_adam` for the textbook form.
+    update = m / (sqrt(v) + eps). Compared with bias correction, early updates are smaller because
+    of m and larger because of v. `optax.scale_by_adam` is the textbook form.
     """
 
     def init(params: Any) -> BertAdamState:
@@ -125,8 +126,8 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
 def scale_by_layer_trust_ratio(parameters: Parameters) -> optax.GradientTransformation:
     """LAMB's trust ratio, |w| / |update|, where weight decay applies; 1 elsewhere or at zero norm.
 
-    One ratio for each layer and each of query, key and value, although these are fused (You et al.,
-    2019, Algorithm 2; without biases and LayerNorm, as in its published code).
+    Each parameter has its own ratio, and so has each of query, key and value although they are
+    fused (You et al., 2019, Algorithm 2; without biases and LayerNorm, as in its published code).
     """
 
     def scaled(path: Sequence[Any], update: jax.Array, param: jax.Array) -> jax.Array:
@@ -146,7 +147,7 @@ def scale_by_layer_trust_ratio(parameters: Parameters) -> optax.GradientTransfor
 
 
 class MuonState(NamedTuple):
-    """Steps done (a scalar int32), and means of the gradients, a tree like the parameters."""
+    """Steps done (a scalar int32), and running means of gradients, a tree like the parameters."""
 
     step: jax.Array
     momentum: Any
@@ -172,11 +173,11 @@ def scale_by_muon(
 ) -> optax.GradientTransformation:
     """Muon (Jordan, 2024) for kernels of layers: orthogonalised Nesterov momentum.
 
-    Updates have a root mean square of at most about 0.2, as Adam's (Liu et al., 2025, section 2.2).
+    Updates have an RMS of at most about 0.2, like Adam's (Liu et al., 2025, section 2.2).
 
     Five iterations on all layers of Base cost as many FLOPs as training it on 3,000 tokens
-    (`model.flops.muon_flops`), more than a pod's chip has of a batch. So whole matrices are
-    distributed over the devices; `optax.contrib.muon` computes all of them on every device.
+    (`model.flops.muon_flops`), which is more than one chip of a pod has in a batch. So whole
+    matrices are distributed over the devices; `optax.contrib.muon` computes all on every device.
     """
 
     def init(params: Any) -> MuonState:
@@ -212,9 +213,9 @@ def scale_by_muon(
 def scale_by_depth(decay: float, parameters: Iterable[Names]) -> optax.GradientTransformation:
     """Layer-wise learning rate decay, for fine-tuning.
 
-    Updates of the last layer are scaled by `decay`, of the one before by `decay**2`, and so on down
-    to the embeddings; pooler and head are not scaled (Howard and Ruder, 2018; Clark et al., 2020).
-    `parameters` are all of the model, also those that are not trained.
+    The last layer's updates are scaled by `decay`, those of the layer before it by `decay**2`, and
+    so on down to the embeddings; the pooler's and the head's are not scaled (Howard and Ruder,
+    2018; Clark et al., 2020). `parameters` are all of the model, including frozen ones.
     """
     num_layers = 1 + max(layer_of(names) or 0 for names in parameters)
 
@@ -240,14 +241,14 @@ class MeanState(NamedTuple):
 
 
 def end_with_mean(steps: int, last: int) -> optax.GradientTransformation:
-    """The last update leads to the mean of the weights after each of the last `steps` steps.
+    """Makes the last update lead to the mean of the weights after each of the last `steps` steps.
 
-    So the run's last checkpoint, its evaluation and what starts from it have the averaged weights
-    (Izmailov et al., 2018, and LAWA of Kaddour, 2022, average at the end likewise).
+    So the run's last checkpoint, its evaluation and runs that start from it have averaged weights
+    (Izmailov et al., 2018, and Kaddour's LAWA, 2022, also average at the end).
 
     Args:
-      steps: at least 1.
-      last: steps of the whole run.
+      steps: how many to average, at least 1.
+      last: number of steps of the whole run.
     """
 
     def init(params: Any) -> MeanState:
@@ -274,7 +275,7 @@ _SET_BY_CONFIG = ('learning_rate', 'weight_decay', 'mask', 'weight_decay_mask', 
 def optax_optimizers() -> Mapping[str, Mapping[str, Any]]:
     """Optimizers of optax that `optimizer.name` may name: their arguments and default values.
 
-    Rate and weight decay are left out: they come from the config.
+    Learning rate and weight decay are left out, because the config sets them.
     """
     optimizers = {}
     for name, build in vars(optax).items():
@@ -289,11 +290,11 @@ def optax_optimizers() -> Mapping[str, Mapping[str, Any]]:
 
 
 def optimizer_arguments(name: str, text: str) -> dict[str, Any]:
-    """The arguments of an optimizer of optax, from `optimizer.arguments`: 'b1=0.95, b2=0.98'.
+    """Parses `optimizer.arguments` for an optimizer of optax, such as 'b1=0.95, b2=0.98'.
 
     Raises:
-      InputError: not keyword arguments, an unknown one, or a value of another type than the
-        default's.
+      InputError: these are not keyword arguments, or one is unknown or of another type than its
+        default, or the optimizer takes none.
     """
     field = f'config.optimizer.arguments={text!r}'
     try:
@@ -331,23 +332,24 @@ def make_optimizer(
     layer_decay: float = 1.0, frozen: Collection[Names] = (), mesh: Mesh | None = None,
     arguments: Mapping[str, Any] | None = None, mean_of: tuple[int, int] = (0, 0),
 ) -> optax.GradientTransformation:
-    """The optimizer, without clipping: the train step clips, as it reports the norm.
+    """The optimizer, without clipping: the train step clips, because it reports the norm.
 
     Args:
       name: 'bert_adamw' (the original's), 'adamw' (with bias correction), 'lamb', 'muon', or one of
         `optax_optimizers`.
       schedule: learning rate by step.
       parameters: declarations (`train.step.parameters_of`).
-      weight_decay: added to the update before the learning rate (decoupled), of those that decay.
-      b1, b2, eps: of Adam in the first four; optimizers of optax take `arguments` instead.
+      weight_decay: decoupled: added to the update, before the learning rate, of parameters that
+        decay.
+      b1, b2, eps: of Adam, for the first four; optimizers of optax take `arguments` instead.
       layer_decay: see `scale_by_depth`; 1 for one rate everywhere.
       frozen: parameters that are not trained and have no moments.
-      mesh: for Muon's distribution of work.
+      mesh: over which Muon distributes its work.
       arguments: of an optimizer of optax.
-      mean_of: arguments of `end_with_mean`; without steps, no mean.
+      mean_of: arguments of `end_with_mean`; 0 steps: no mean.
     """
     def where(holds: Callable[[Names], bool]) -> Callable[[Any], Any]:
-        """From parameters to a tree of booleans, by their names."""
+        """A function from parameters to a tree of booleans: whether `holds` for their names."""
         return lambda params: jax.tree_util.tree_map_with_path(
             lambda path, _: holds(path_names(path)), params)
 
@@ -362,11 +364,11 @@ def make_optimizer(
             where(lambda names: layer_of(names) is not None and parameters[names].num_in > 0))]
     elif name in OWN_OPTIMIZERS:
         parts = [optax.scale_by_adam(b1, b2, eps)]
-    else:  # one of optax, with neither rate nor weight decay
+    else:  # one of optax, without its own rate and weight decay
         build = getattr(optax, name)
         decays = 'weight_decay' in inspect.signature(build).parameters
         own = {'weight_decay': 0.0} if decays else {}
-        # Optax's updates are negative; decay is added and the rate applied below, which negates.
+        # Optax's updates are negative. Below, decay is added, and applying the rate negates them.
         parts = [build(learning_rate=1.0, **own, **(arguments or {})), optax.scale(-1.0)]
     parts.append(optax.add_decayed_weights(
         weight_decay, where(lambda names: parameters[names].decays)))

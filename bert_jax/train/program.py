@@ -1,6 +1,6 @@
 """The program of a config (mesh, model, task, optimizer, steps) and its memory use.
 
-Building it runs and allocates nothing. `experiment.train_run` trains with it; `tools.preflight`
+To build it, nothing is run or allocated. `experiment.train_run` trains with it; `tools.preflight`
 compiles it for machines that need not exist.
 """
 
@@ -35,9 +35,9 @@ from bert_jax.tasks.opening import Task
 from bert_jax.train import optimizers, step
 from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
 
-# XLA's messages for a program that is too large: "Used 25.02G of 15.75G hbm" (of everything) or
-# "required for HLO temporaries (37.12G) exceeds available HBM (15.75G)" on TPUs, "trying to
-# allocate 3.5GiB" on GPUs.
+# XLA's messages for a program that is too large: on TPUs "Used 25.02G of 15.75G hbm" (the total) or
+# "required for HLO temporaries (37.12G) exceeds available HBM (15.75G)", on GPUs "trying to
+# allocate 3.5GiB".
 _TOO_BIG = re.compile(
     r'RESOURCE_EXHAUSTED.*(Used|HLO temporaries|allocate) \(?([\d.]+)([KMGT]?)i?B?', re.DOTALL)
 
@@ -62,7 +62,7 @@ def compile_step(jitted: Any, *arguments: Any) -> tuple[Any | None, Memory]:
     """Compiles a jitted step for arguments given as shapes with shardings; later calls use it.
 
     Returns:
-      The compiled program, or None where the compiler finds it too big; and the memory.
+      (The compiled program, or None if the compiler finds it too big; the memory that it needs.)
     """
     try:
         program = jitted.lower(*arguments).compile()
@@ -90,10 +90,10 @@ def device_bytes(tree: Any) -> int:
 def device_memory(device: jax.Device, num_local: int) -> int:
     """Bytes that a program can use on a device.
 
-    Where the device does not say and is unknown (a CPU): its share, one of `num_local`, of this
-    machine's or container's memory.
+    If the device does not report them and is of no known kind (a CPU): its share, 1 / `num_local`,
+    of the memory of this machine or container.
     """
-    # A topology's devices raise.
+    # Devices of a topology, which need not exist, raise these errors.
     with contextlib.suppress(jax.errors.JaxRuntimeError, NotImplementedError):
         if limit := (device.memory_stats() or {}).get('bytes_limit'):
             return int(limit)
@@ -101,7 +101,7 @@ def device_memory(device: jax.Device, num_local: int) -> int:
         return memory
     memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
     of_container = read_system('/sys/fs/cgroup/memory.max')
-    if of_container.isdigit():  # else 'max', or there is none
+    if of_container.isdigit():  # otherwise it is 'max', or the file is missing
         memory = min(memory, int(of_container))
     return memory // num_local
 
@@ -110,7 +110,7 @@ def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:
     """The mesh of a completed config on these devices.
 
     Raises:
-      InputError: the config cannot work, or not on so many devices.
+      InputError: the config cannot work, or cannot on this number of devices.
     """
     validate(config, len(devices))
     m = config.mesh
@@ -127,10 +127,10 @@ class Program:
       mesh: the devices; they may be a topology's, which only the compiler knows.
       phases: from `config.phases`.
       objective: the head with its loss.
-      state: shapes and shardings.
-      train_step: takes the state, `numbers_of` a program, and a batch.
+      state: shapes, dtypes and shardings.
+      train_step: takes the state, the numbers from `numbers_of`, and a batch.
       eval_step: takes parameters and a batch.
-      init: a fresh state from a seed.
+      init: makes a fresh state from a seed.
       published: the weights of `init_checkpoint`, or only their description.
     """
 
@@ -147,7 +147,11 @@ class Program:
 
 
 def build_program(config: ConfigDict, mesh: Mesh, task: Task, published: Any = None) -> Program:
-    """The program of a completed config on a mesh; nothing is run or allocated."""
+    """The program of a completed config on a mesh; nothing is run or allocated.
+
+    Raises:
+      InputError: a field of the config does not suit the task or the model.
+    """
     phases = phases_of(config, task.num_examples)
     objective = task.objective(model_config(config, task.vocab_size, mesh))
     segments = schedule_segments(config, phases)
@@ -179,7 +183,7 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task, published: Any = N
 
 
 def numbers_of(program: Program) -> step.Numbers:
-    """The arguments of the train step beside state and batch, on the devices."""
+    """The train step's arguments other than state and batch, on the devices."""
     return jax.device_put(_numbers(program), NamedSharding(program.mesh, PartitionSpec()))
 
 
@@ -194,7 +198,7 @@ Call = tuple[Any, tuple[Any, ...]]  # a step, and its arguments as shapes
 def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
     """The `train` and `evaluation` steps of a phase with the shapes of their arguments.
 
-    Where rows are packed into varying shapes, the largest; such tasks have no `evaluation`.
+    A task whose rows are packed into several shapes has the largest here, and no `evaluation`.
     """
     replicated = NamedSharding(program.mesh, PartitionSpec())
     numbers = jax.tree.map(
@@ -208,12 +212,12 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
 def check_memory(
     program: Program, numbers: Sequence[int], names: Sequence[str] = ('train', 'evaluation')
 ) -> None:
-    """Compiles the steps of these phases, for the run to use, and checks that they fit.
+    """Compiles the steps of these phases, for the run to use, and checks that they fit in memory.
 
     Args:
       program: of the run.
-      numbers: of phases.
-      names: of their steps.
+      numbers: of the phases, from 0.
+      names: of the steps to check.
 
     Raises:
       InputError: a step does not fit.
@@ -240,7 +244,7 @@ def check_memory(
 
 
 def _parts_that_fit(program: Program, phase: dict[str, Any], needed: int, limit: int) -> str:
-    """Tells into how many parts a batch has to be split to fit, as far as that helps."""
+    """The remedy for a message: into how many parts to split the batch, if that is enough."""
     rows, now = phase['packed_rows'] or phase['batch_size'], program.config.train.accumulation_steps
     shards = Layout(program.mesh).batch_shards
     fixed = device_bytes(program.state) + device_bytes(program.state.params)  # with the gradients
@@ -256,7 +260,7 @@ def _parts_that_fit(program: Program, phase: dict[str, Any], needed: int, limit:
 def schedule_segments(
     config: ConfigDict, phases: list[dict[str, Any]]
 ) -> list[optimizers.ScheduleSegment]:
-    """Segments of the schedule: a phase with its own learning rate begins a new one."""
+    """Segments of the schedule; a phase with its own learning rate begins a new segment."""
     begins = [i for i, phase in enumerate(phases) if i == 0 or phase['learning_rate'] is not None]
     segments, start = [], 0
     for begin, end in itertools.pairwise([*begins, len(phases)]):
@@ -276,7 +280,11 @@ def schedule_segments(
 
 
 def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig:
-    """The model's config, from the run's config and the vocabulary's size."""
+    """The model's config, from the run's config and the vocabulary's size.
+
+    Raises:
+      InputError: `model.vocab_size` is too small, or the mesh cannot split it.
+    """
     m = config.model
     if m.vocab_size and m.vocab_size < vocab_size:
         raise InputError(

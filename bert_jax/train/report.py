@@ -20,7 +20,7 @@ from bert_jax.runtime.errors import InputError, first_line, needing, tell
 from bert_jax.runtime.process import without
 from bert_jax.train.gates import Alarm
 
-# Objects cannot be appended to, so each upload is a whole file: megabytes for a long run.
+# Objects in buckets cannot be appended to, so each upload is a whole file: megabytes in a long run.
 _SECONDS_BETWEEN = 30.0
 _LAST_UPLOADS_SECONDS = 120.0
 _WARNING_SECONDS = 60.0
@@ -31,7 +31,7 @@ _warned: dict[str, float] = {}
 
 @contextlib.contextmanager
 def only_warning(place: object) -> Iterator[None]:
-    """Turns an error of a record into a warning, at most one a minute; training goes on."""
+    """Turns an error into a warning, at most one a minute per place, so that training goes on."""
     try:
         yield
     except Exception as error:  # of many libraries
@@ -42,14 +42,14 @@ def only_warning(place: object) -> Iterator[None]:
 
 
 def duration(seconds: float) -> str:
-    """'1:02:03' or '2:03'."""
+    """Seconds as '1:02:03' or '2:03'."""
     minutes, secs = divmod(int(max(seconds, 0) + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f'{hours}:{minutes:02}:{secs:02}' if hours else f'{minutes}:{secs:02}'
 
 
 def count(number: float) -> str:
-    """'950', '12.3k', '4.5M'."""
+    """A number as '950', '12.3k' or '4.5M'."""
     for size, unit in ((1e9, 'G'), (1e6, 'M'), (1e4, 'k')):
         if number >= size:
             return f'{number / (1e3 if unit == "k" else size):.1f}{unit}'
@@ -86,20 +86,20 @@ _NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity', 'tok
 
 
 class Logger(NamedTuple):
-    """Takes the metrics of a step, and is closed at the end. Both may raise any error."""
+    """Receives metrics of steps, and is closed at the end. Both functions may raise any error."""
 
     write: Callable[[int, Mapping[str, float]], None]
     close: Callable[[], None]
 
 
 def tensorboard(folder: files.Path, start_step: int) -> Logger:
-    """Event files; TensorBoard hides what older files hold beyond `start_step`."""
+    """Event files; TensorBoard hides what older files contain beyond `start_step`."""
     with without('torch'), without('google.cloud.storage'):
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
 
-    # Not its SummaryWriter, whose thread dies of a full disk, after which the caller hangs.
+    # Not its SummaryWriter: a full disk ends that one's thread, and the caller then hangs.
     events = EventsWriter(str(folder / 'events'))
     if start_step:
         events.write_event(Event(
@@ -115,9 +115,9 @@ def tensorboard(folder: files.Path, start_step: int) -> Logger:
 
 
 def wandb(workdir: files.Path, config: Mapping[str, Any]) -> Logger:
-    """Weights & Biases, set up by its own variables: WANDB_PROJECT, WANDB_MODE, ...
+    """Weights & Biases, set up by its own environment variables: WANDB_PROJECT, WANDB_MODE, ...
 
-    The id follows from the run directory, so a resumed run goes on there.
+    The id there is a hash of the run directory's path, so a resumed run continues the same record.
     """
     with needing('config.train.loggers=wandb'):
         import wandb as library
@@ -133,6 +133,9 @@ def cloud_monitoring(workdir: files.Path) -> Logger:
 
     The series are `custom.googleapis.com/bert_jax/NAME` of a `generic_task` whose job is the run
     and whose task_id is the host.
+
+    Raises:
+      InputError: google-auth, credentials or a project are missing.
     """
     try:
         import google.auth
@@ -182,12 +185,12 @@ def cloud_monitoring(workdir: files.Path) -> Logger:
 class Report:
     """The records of a run: `metrics.jsonl`, loggers and `curves.png`.
 
-    A run directory in a bucket gets the files of a local folder at intervals, from a thread.
+    If the run directory is in a bucket, a thread uploads the files of a local folder at intervals.
 
     Attributes:
-      records: all of the run, up to now.
-      loggers: what else receives them.
-      phases, guessing: the last steps of phases and metrics of guessing, for `curves.png`.
+      records: all of the run so far.
+      loggers: these receive the records too.
+      phases, guessing: for `curves.png`: the last steps of phases, and the metrics of guessing.
       folder: where files are written; the run directory, or a folder that is uploaded there. Files
         whose names begin with a dot are not uploaded.
     """
@@ -211,7 +214,7 @@ class Report:
         self._active, self._start, self._drawn, self._unwritten = active, start_step, 0, b''
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._last_upload = time.monotonic()
-        self._uploaded: dict[str, int] = {}  # by file: when it was changed
+        self._uploaded: dict[str, int] = {}  # by file: when it was last changed
         if active:
             self.records = [
                 r for r in read_records(workdir / 'metrics.jsonl') if r['step'] <= start_step]
@@ -224,10 +227,10 @@ class Report:
             self._size = os.fstat(self._file.fileno()).st_size
 
     def open_loggers(self, names: Sequence[str], config: Mapping[str, Any]) -> None:
-        """Opens loggers: all on the first host, on the others those that log every host.
+        """Opens loggers: all on the first host, on other hosts only those that log every host.
 
         Args:
-          names: of `config.fields.LOGGERS`.
+          names: from `config.fields.LOGGERS`.
           config: the run's, as plain values.
 
         Raises:
@@ -241,7 +244,7 @@ class Report:
             self.loggers.append(wandb(self._workdir, config))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds one record to metrics.jsonl and to the loggers."""
+        """Adds one record to metrics.jsonl and to the loggers; errors become warnings."""
         for logger in self.loggers:
             with only_warning(f'a logger of {self.folder}'):
                 logger.write(step, metrics)
@@ -265,12 +268,12 @@ class Report:
                 and any(name.startswith('eval/') for name in record)]
 
     def flush(self) -> bool:
-        """Uploads all records and waits until that is done; False if it has failed."""
+        """Uploads all records and waits until that is done; returns False if it failed."""
         upload = self._start_upload()
         return upload is None or upload.result()
 
     def _start_upload(self, after: float = 0.0) -> concurrent.futures.Future[bool] | None:
-        """Starts an upload to the bucket if the last one was started `after` seconds ago."""
+        """Starts an upload to the bucket if the last one began at least `after` seconds ago."""
         if self.folder is self._workdir or time.monotonic() - self._last_upload < after:
             return None
         self._last_upload = time.monotonic()
@@ -288,7 +291,7 @@ class Report:
         return False
 
     def warn(self, alarms: Sequence[Alarm]) -> None:
-        """Writes warnings of gates as records and prints them on standard error."""
+        """Writes the gates' warnings as records and prints them on standard error."""
         for alarm in alarms:
             self.write(alarm.step, {f'gate/{alarm.name}': alarm.value})
             if self._active:
@@ -297,8 +300,8 @@ class Report:
     def draw(self) -> None:
         """Draws `curves.png` if there are new records.
 
-        The metrics of evaluations have the room, the others a row below. Steep first tenths are cut
-        off; a phase begins at a dotted line; guessing is dashed.
+        Metrics of evaluations have large panels, the others a row below. The y-axis leaves out the
+        often steep first tenth. Dotted lines separate phases; dashed lines show guessing.
         """
         series: dict[str, dict[str, list[tuple[int, float]]]] = {}
         for record in self.records:
@@ -342,7 +345,7 @@ class Report:
         self._start_upload()
 
     def close(self) -> None:
-        """Uploads the rest; after two minutes of failures, prints where the files are."""
+        """Uploads the rest; if that fails for two minutes, prints where the files are."""
         for logger in self.loggers:
             with only_warning(f'a logger of {self.folder}'):
                 logger.close()
@@ -359,8 +362,8 @@ class Report:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-# Causes of time beside productive steps. start: imports, data preparation, restoring. data: waiting
-# for batches. lost: steps after the checkpoint that a run resumed from.
+# Causes of time other than productive steps. start: imports, data preparation, restoring. data:
+# waiting for batches. lost: steps after the checkpoint that a run resumed from.
 _CAUSES = ('start', 'compile', 'data', 'evaluation', 'save', 'profile', 'lost')
 _KEPT_MARKS = 100
 
@@ -370,7 +373,7 @@ class Goodput:
 
     Attributes:
       seconds: by cause, 'step' or one of `_CAUSES`; see `now`.
-      cause: the present one.
+      cause: the current one.
     """
 
     def __init__(self, workdir: Any, active: bool, start_step: int, began: float,
@@ -383,7 +386,7 @@ class Goodput:
           start_step: where training starts; steps beyond it were lost.
           began: start of this process, by `clock`.
           clock: returns seconds.
-          folder: for writing, `Report.folder`; default: workdir.
+          folder: where to write (`Report.folder`); default: workdir.
         """
         self.clock, self.cause, self._since, self._written = clock, 'start', began, began
         self.seconds = dict.fromkeys(('step', *_CAUSES), 0.0)
@@ -427,14 +430,14 @@ class Goodput:
             self.enter(before)
 
     def mark(self, step: int) -> None:
-        """Notes that the state of a step is saved: steps up to it cannot be lost."""
+        """Notes that the state of a step is saved, so that steps up to it cannot be lost."""
         self._marks[step] = self.now()['step']
         for old in list(self._marks)[1:-_KEPT_MARKS]:
             del self._marks[old]
         self.write()
 
     def write(self, at_most_every: float = 0.0) -> None:
-        """Writes the file, unless it was written at most so many seconds ago."""
+        """Writes the file, unless it was written less than `at_most_every` seconds ago."""
         seconds = self.now()
         if self._path is None or self._since - self._written < at_most_every:
             return
@@ -470,9 +473,9 @@ class Profile:
     """
 
     def __init__(self, steps: tuple[int, int] | None, workdir: Any):
-        """`steps`: the first and the last; None if this host traces none."""
+        """`steps`: the first and the last to trace; None if this host traces none."""
         self._first, self._last = steps or (0, -1)
-        self._workdir, self._folder = workdir, ''  # the folder while it traces
+        self._workdir, self._folder = workdir, ''  # the folder while a trace runs, otherwise ''
 
     def before(self, step: int, results: Any) -> None:
         """Starts or ends the trace before a step, after waiting for the last results."""
@@ -480,7 +483,7 @@ class Profile:
         if within == bool(self._folder):
             return
         jax.block_until_ready(results)
-        if within:  # jax writes to disks only
+        if within:  # jax can write only to disks
             bucket = files.in_bucket(self._workdir)
             self._folder = tempfile.mkdtemp() if bucket else str(self._workdir)
             jax.profiler.start_trace(self._folder)

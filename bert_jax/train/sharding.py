@@ -21,14 +21,14 @@ from bert_jax.runtime.errors import InputError
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
-# Gradients are summed over these, one after the other: neighbours on a torus's axis first.
+# Gradients are summed over these, one after the other: first over neighbours on a torus's axis.
 UPDATE_AXES = ('fsdp', 'data')
-# Smaller parameters are not split: the message would cost more than the update.
+# Parameters with fewer elements are not split: the message would cost more than the update.
 LEAST_SPLIT = 1 << 14
-# The word table is padded to a multiple, for TPU lanes and the tensor axis.
+# The word table is padded to a multiple of this, for TPU lanes and the tensor axis.
 VOCAB_MULTIPLE = 128
 
-# Logical axis -> mesh axes. Other names are not split.
+# Logical axis -> mesh axes. Dims with other names are not split.
 RULES: tuple[tuple[str, tuple[str, ...] | str | None], ...] = (
     ('batch', BATCH_AXES),
     ('vocab', 'tensor'),
@@ -45,6 +45,9 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Any] | None =
     Args:
       data, fsdp, tensor: sizes; their product is the number of devices.
       devices: default: all of this run's; or a topology's, to compile for.
+
+    Raises:
+      InputError: the data axis cannot span the slices.
     """
     shape = data, fsdp, tensor
     return Mesh(arrange_devices(shape, jax.devices() if devices is None else devices), MESH_AXES,
@@ -52,11 +55,11 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Any] | None =
 
 
 def mesh_sizes(data: int, fsdp: int, tensor: int, devices: Sequence[Any]) -> tuple[int, int, int]:
-    """Sizes of the mesh axes; a `data` or `fsdp` of -1 takes the devices that are left.
+    """Sizes of the mesh axes; a `data` or `fsdp` of -1 takes the remaining devices.
 
     If both are -1, fsdp spans neighbours: the chips along the longest axis of a slice's torus,
     which form a ring (at least four: in a 2 x 2 square all are neighbours), or the devices of a
-    host. It divides the number of devices of a slice.
+    host. The size of fsdp divides the number of devices in a slice.
     """
     rest = len(devices) // tensor
     if data == fsdp == -1:
@@ -80,8 +83,8 @@ def arrange_devices(shape: tuple[int, int, int], devices: Sequence[Any]) -> np.n
     """Devices in mesh order, such that neighbours on a mesh axis are neighbours on the torus.
 
     The data axis spans the TPU slices, which a slow network connects; axes that communicate in
-    every layer stay within a slice. An axis of the torus is split if the mesh needs it (4 x 2 on
-    v4, v5p and v6e).
+    every layer stay within a slice. An axis of the torus is split if the mesh needs that (as 4 x 2
+    does on v4, v5p and v6e).
 
     Raises:
       InputError: the data axis cannot span the slices.
@@ -102,7 +105,7 @@ def arrange_devices(shape: tuple[int, int, int], devices: Sequence[Any]) -> np.n
 class Layout:
     """Sharding constraints for activations.
 
-    Without a mesh, and within a `shard_map` over the batch axes, it does nothing: there each device
+    It does nothing without a mesh or within a `shard_map` over the batch axes, where each device
     has its rows already, and the parameters determine the split over the tensor axis.
     """
 
@@ -110,14 +113,17 @@ class Layout:
 
     @property
     def platform(self) -> str:
-        """The platform, 'cpu', 'gpu' or 'tpu': the mesh's, or jax's default without one."""
+        """'cpu', 'gpu' or 'tpu': the mesh's platform, or jax's default without a mesh."""
         if self.mesh is None:
             return jax.default_backend()
         return str(self.mesh.devices.flat[0].platform)
 
     @property
     def stores_gelu(self) -> bool:
-        """Whether products that compute gelu again wait for the chip's vector unit (preflight)."""
+        """Whether gelu is stored: products that recompute it would wait for the vector unit.
+
+        `tools.preflight` measured this.
+        """
         kind = None if self.mesh is None else self.mesh.devices.flat[0].device_kind
         return str(kind).startswith(('TPU v4', 'TPU v6'))
 
@@ -132,18 +138,18 @@ class Layout:
 
     @property
     def batch_shards(self) -> int:
-        """Parts that the batch is split into."""
+        """Number of parts that constraints split the batch into."""
         if self.mesh is None or not self._constrains:
             return 1
         return math.prod(self.mesh.shape[name] for name in BATCH_AXES)
 
     @property
     def tensor_shards(self) -> int:
-        """Parts that heads, intermediate and vocabulary are split into."""
+        """Number of parts that heads, intermediate and vocabulary are split into."""
         return 1 if self.mesh is None else self.mesh.shape['tensor']
 
     def __call__(self, x: jax.Array, *logical_axes: str | None) -> jax.Array:
-        """`x` with one logical axis name (or None) a dim."""
+        """Constrains the sharding of `x`; each dim has a logical axis name or None."""
         if self.mesh is None or not self._constrains:
             return x
         rules = dict(RULES)
@@ -155,12 +161,12 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
     """NamedShardings of a tree whose leaves carry flax's logical partitioning metadata.
 
     The tensor axis splits the dims that `RULES` names. Master parameters and moments are also split
-    over the batch axes, so that each device updates a part only (Xu et al., 2020, "Automatic
-    Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `train.step` gathers and
-    reduces. Leaves without metadata (counters) are replicated.
+    over the batch axes, so that each device updates only a part (Xu et al., 2020, "Automatic
+    Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `train.step` gathers
+    parameters and reduces gradients. Leaves without metadata (counters) are replicated.
     """
-    # For a parameter that an optimizer masks out, flax's box is empty; for one of which it keeps
-    # sums over dims (Adafactor, SM3), the names do not match the dims.
+    # In an optimizer's state, the box of a parameter that it masks out is empty, and where it keeps
+    # sums over dims (Adafactor, SM3), the box's names do not match the dims.
     rules: dict[str | None, int] = {
         name: mesh.shape[axis] for name, axis in RULES if isinstance(axis, str)}
 
@@ -182,7 +188,7 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
 
 
 def _update_axes(mesh: Mesh) -> tuple[str, ...]:
-    """The axes that updates are split over; slices exchange only sums."""
+    """The axes that updates are split over, within slices: slices exchange only gradient sums."""
     return UPDATE_AXES if _num_slices(mesh.devices.flat) == 1 else UPDATE_AXES[:1]
 
 
@@ -190,8 +196,8 @@ def deal_out(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[..., 
     """Distributes the N items of `x` [N, ...] evenly over the devices, each whole on one device.
 
     Returns:
-      (x, padded with zeros to a multiple of the devices; a function that constrains another array
-      of that shape to the same sharding).
+      (`x` with N padded with zeros to a multiple of the devices; a function that constrains another
+      array of that shape to the same sharding).
     """
     if mesh is None or mesh.size == 1:
         return x, lambda y: y
@@ -208,7 +214,7 @@ def deal_out(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[..., 
 def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:
     """`spec` with each batch axis added to the first dim that it divides.
 
-    The first, because the last two dims are a chip's tiles.
+    The first is taken, because the last two dims are a chip's tiles.
     """
     if len(shape) < 2 or math.prod(shape) < LEAST_SPLIT:
         return spec
@@ -227,7 +233,7 @@ def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> Pa
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows of a batch over the data and fsdp axes."""
+    """The sharding of a batch: its rows are split over the data and fsdp axes."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -251,7 +257,10 @@ def local_rows(mesh: Mesh, batch_size: int, process: int | None = None) -> np.nd
 def to_global(
     mesh: Mesh, local_batch: Mapping[str, np.ndarray], batch_size: int, rows: np.ndarray
 ) -> dict[str, jax.Array]:
-    """This process's rows (`local_rows`) as part of a global batch on the mesh."""
+    """A global batch of `batch_size` rows on the mesh, from the rows of each process.
+
+    `rows` are the indices, from `local_rows`, of this process's rows in `local_batch`.
+    """
     sharding = batch_sharding(mesh)
 
     def place(x: np.ndarray) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The state of a run, initialised sharded, and the pure train and evaluation steps.
+"""The state of a run, initialised in shards, and the pure train and evaluation steps.
 
     B: batch rows, A: accumulation steps
 """
@@ -36,12 +36,12 @@ class TrainState:
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
 EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
 
-# Columns and rows of a tile of bfloat16, in which a TPU lays out the last two dims of an array.
+# Columns and rows of a bfloat16 tile: TPUs lay out the last two dims of an array in tiles.
 _LANES, _SUBLANES = 128, 16
 
 
 class Numbers(NamedTuple):
-    """Arguments of the train step in which runs with one compiled step may differ."""
+    """Arguments of the train step that may differ between runs that share one compiled step."""
 
     seed: Any  # of dropout, uint32
     learning_rates: Any  # [segments of the schedule] float32
@@ -52,10 +52,10 @@ class Phase(NamedTuple):
 
     Attributes:
       start, end: its steps, counted from 0; the end is exclusive.
-      batch_size: rows of a global batch.
-      batches: from a step of the phase to an iterator of device batches from there on.
-      evaluate: from parameters to metrics of the held-out rows.
-      flops_per_row: training FLOPs of a row.
+      batch_size: pairs or units of a global batch; packed, they fill fewer rows.
+      batches: a function from a step of the phase to an iterator of device batches from there on.
+      evaluate: a function from parameters to metrics of the held-out rows.
+      flops_per_row: training FLOPs of a step, divided by `batch_size`.
       name: for messages.
     """
 
@@ -96,9 +96,9 @@ def abstract_state(
 def make_init(
     objective: Head, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> Callable[[int], TrainState]:
-    """The function from a seed to a fresh state, initialised in its shards.
+    """The function from a seed to a fresh state, each shard initialised on its own device.
 
-    Its values do not depend on the mesh.
+    The values do not depend on the mesh.
     """
 
     def init(seed: jax.Array) -> TrainState:
@@ -110,7 +110,7 @@ def make_init(
 
 
 def num_params(state: TrainState) -> int:
-    """Number of trained parameters, padding rows of the word table included."""
+    """Number of parameters, including frozen ones and padding rows of the word table."""
     return sum(x.size for x in jax.tree.leaves(state.params))
 
 
@@ -120,9 +120,9 @@ def _gradients(
 ) -> tuple[Any, jax.Array, Sums]:
     """Gradient (sharded as the parameters), loss and sums of a global batch.
 
-    The compiler alone would reduce a gradient for each use of a parameter, in each part of the
-    batch. So the batch axes are manual here: once a step the parameters are gathered, each device
-    sums gradients over its rows, and these sums are reduced and scattered.
+    Left to itself, the compiler would reduce a gradient for each use of a parameter, in each part
+    of the batch. So the batch axes are manual here: once a step the parameters are gathered, each
+    device sums gradients over its rows, and these sums are reduced and scattered.
     """
     totals = objective.totals(batch)
     if Layout(mesh).batch_shards == 1:
@@ -135,17 +135,17 @@ def _gradients(
                 for axes in dims]
 
     def splits(sharding: NamedSharding) -> list[tuple[str, int]]:
-        """Pairs of axis and dim: the dims of a parameter are split in this order."""
+        """Pairs (mesh axis, dim), in the order in which the dims of a parameter are split."""
         return [(axis, dim) for axis in UPDATE_AXES
                 for dim, axes in enumerate(batch_axes(sharding)) if axis in axes]
 
     def flat(x: jax.Array) -> jax.Array:
-        """The dims after the first as one, where the last does not fill the lanes of a TPU."""
+        """Merges the dims after the first, if the last does not fill the lanes of a TPU."""
         kept = x.shape[-1] % _LANES == 0 or mesh.shape['tensor'] > 1
         return x if kept else x.reshape(len(x), -1)
 
     # One axis at a time: over two axes of a torus at once, TPUs would reduce whole arrays. Pieces
-    # that are no whole tiles are gathered in a dim of their own, or they would be summed, padded.
+    # that are not whole tiles are gathered in a dim of their own, else padded arrays are summed.
     def gather(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         for axis, dim in reversed(splits(sharding)):
             whole = jax.lax.all_gather(
@@ -159,7 +159,7 @@ def _gradients(
             part = jax.lax.psum_scatter(
                 flat(x) if wide else x, axis, scatter_dimension=dim, tiled=True)
             x = part.reshape(*x.shape[:dim], -1, *x.shape[dim + 1:])
-            if part.ndim != x.ndim:  # or each of Adam's products of it would be laid out again
+            if part.ndim != x.ndim:  # else each of Adam's products with it would be laid out again
                 x = jax.lax.optimization_barrier(x)
         scattered = {axis for axis, _ in splits(sharding)}
         return jax.lax.psum(x, tuple(
@@ -179,7 +179,7 @@ def _gradients(
     return jax.shard_map(
         of_own_rows, mesh=mesh, in_specs=(split, rows, rows, replicated),
         out_specs=(split, replicated, replicated), check_vma=False,
-        # Axes of size 1 too: with no automatic axis left, the compiler has least to do.
+        # Including axes of size 1: with no automatic axis left, the compiler has least to do.
         axis_names={name for name, size in mesh.shape.items() if name in BATCH_AXES or size == 1},
     )(params, batch, rows_Bx2, totals)
 
@@ -188,7 +188,7 @@ def _in_parts(
     objective: Head, params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums,
     parts: int, layout: Layout,
 ) -> tuple[Any, jax.Array, Sums]:
-    """Gradient, loss and sums of rows of a batch, accumulated over `parts` parts."""
+    """Gradient, loss and sums of these rows of a batch, accumulated over `parts` parts of them."""
     value_and_grad = jax.value_and_grad(objective.loss, has_aux=True)
     if parts == 1:
         (loss, sums), grads = value_and_grad(params, batch, totals, rows_Bx2)
@@ -210,7 +210,7 @@ def _in_parts(
 
 
 def _split(tree: Any, parts: int, layout: Layout) -> Any:
-    """Rows [B, ...] as [A, B / A, ...]: every A-th row, so that devices keep their rows."""
+    """Rows [B, ...] as [A, B / A, ...]; a part has every A-th row, so devices keep their rows."""
     def split(x: jax.Array) -> jax.Array:
         x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
         return layout(x, None, 'batch', *(None,) * (x.ndim - 2))
@@ -224,8 +224,8 @@ def _in_two_passes(
 ) -> tuple[Any, jax.Array, Sums]:
     """`_in_parts` for a loss that compares all examples of the batch.
 
-    It computes all outputs first, then the gradients part by part, with a second forward pass (Gao
-    et al., 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
+    It first computes all outputs, and then the gradients part by part, with a second forward pass
+    (Gao et al., 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
     """
     def whole(x: jax.Array) -> jax.Array:
         return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
@@ -248,8 +248,8 @@ def _in_two_passes(
 def global_norm(tree: Any) -> jax.Array:
     """The Euclidean norm of all elements of a tree.
 
-    Small arrays of one shape are added first: Base has 120, and for each a TPU takes far longer to
-    start a sum than to compute it.
+    The squares of small arrays of one shape are added first: Base has 120 small arrays, and for
+    each a TPU takes far longer to start a sum than to compute it.
     """
     squares: dict[Any, jax.Array] = {}
     for i, x in enumerate(jax.tree.leaves(tree)):
@@ -274,15 +274,15 @@ def make_train_step(
 
     Args:
       objective: what is trained.
-      optimizer_of: from `Numbers.learning_rates` to the optimizer and its learning rate by step.
+      optimizer_of: a function from `Numbers.learning_rates` to the optimizer and its schedule.
       abstract: shapes and shardings of the state.
       mesh: where it runs.
-      clip_norm: greatest global norm of the gradient of the global batch; 0: not clipped.
-      frozen: parameters that are not trained, and no part of that norm.
-      accumulation_steps: parts that a batch is computed in; the result does not change.
+      clip_norm: largest global norm of the gradient of the global batch; 0: not clipped.
+      frozen: parameters that are not trained and do not count in that norm.
+      accumulation_steps: number of parts in which a batch is computed; the result is the same.
     """
     layout = Layout(mesh)
-    # Fixed output shardings: with others, the second step would be compiled again.
+    # Output shardings are fixed: if they changed, the second step would be compiled again.
     kept = jax.tree.map(lambda x: x.sharding, abstract)
 
     def train_step(
@@ -313,16 +313,16 @@ def make_train_step(
 def make_verify(
     objective: Head, mesh: Mesh, *, seed: int, accumulation_steps: int = 1,
 ) -> Callable[[TrainState, Batch], np.ndarray] | None:
-    """Computes the gradient of every device's rows twice, the second time on the next device.
+    """Makes a function that computes the gradient of each device's rows on it and its neighbour.
 
-    It is one program on the batch and on the batch moved on by a device, so intact chips give the
-    same bits. It costs two forward and backward passes; `docs/pods.md` lists errors that it cannot
-    detect.
+    One program runs on the batch and on the batch shifted by one device's rows, so intact chips
+    give the same bits. This costs two forward and backward passes; `docs/pods.md` lists errors that
+    it cannot detect.
 
     Returns:
       A function from (state, batch) to checksums [2, batch shards] uint32, of the device that has
-      the rows and of its neighbour; None with a single device. It raises Diverged if some differ
-      and names the devices; a single one if both its comparisons differ.
+      the rows and of its neighbour; None if the batch has one shard. If some differ, it raises
+      Diverged and names the suspects, a single one if both of that one's comparisons differ.
     """
     shards = Layout(mesh).batch_shards
     if shards == 1:

@@ -1,6 +1,6 @@
 """The folder of --workdir: its claim, and the checks before a run starts or resumes in it.
 
-`weights.run_directory` reads and writes what it holds.
+`weights.run_directory` reads and writes its contents.
 """
 
 import contextlib
@@ -18,31 +18,31 @@ from bert_jax.runtime.lease import Claim, claimed
 from bert_jax.weights.formats import find_vocabulary
 from bert_jax.weights.run_directory import read_config, run_of, saved_steps
 
-# Fields that may change at a resume without a word. The vocabulary itself is compared.
+# Fields that may change at a resume without a message. The vocabulary itself is compared.
 _FREE_TO_CHANGE = (
     *WITHOUT_A_SAY, 'train.verify_every', 'train.max_eval_examples', 'data.vocab_file',
     'data.add_tokens', 'vocabulary', 'identity.vocabulary', 'mesh.', 'inference.')
-# A change of these is another run. Pre-training may resume with another rate; a downstream run,
-# which is short and compared with others, may not.
+# Fields that may not change within a run. Pre-training may resume with another learning rate; a
+# downstream run, which is short and compared with others, may not.
 _OF_ANY_RUN = ('task', 'model.', 'debug')
 _OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
-# Model fields that change how it is computed, not what.
+# Model fields that change how the model is computed, not what it computes.
 _OF_THE_COMPUTATION = tuple(f'model.{name}' for name in COMPUTATION)
-# Values for runs that are older than the field.
+# Values of fields that did not exist when a run was made.
 _DEFAULTS = {path: field.default for path, field in FIELDS.items()} | {
     f'model.{option.name}': option.default for option in OPTIONS}
-# Files that a run which is killed while it starts leaves, before config.json.
+# What a run leaves behind if it is killed while it starts, before it writes config.json.
 _BEGUN = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
 
 
 def opened(workdir: Path) -> contextlib.AbstractContextManager[Claim | None]:
-    """Creates the run directory if needed; the block has the claim on it.
+    """Creates the run directory if needed; the `with` block holds the claim on it.
 
     The first host does this for all; the others get None.
 
     Raises:
-      InputError: it cannot be used, holds something other than a run, or another process is at work
-        in it.
+      InputError: it cannot be used, holds something other than a run, or is in use by another
+        process.
     """
     if not hosts.first():
         return contextlib.nullcontext()
@@ -51,7 +51,7 @@ def opened(workdir: Path) -> contextlib.AbstractContextManager[Claim | None]:
 
 
 def _is_run(workdir: Path) -> bool:
-    """Whether a folder is a run directory, perhaps one of a run that was killed at its start."""
+    """Whether a folder is a run directory, perhaps of a run that was killed while it started."""
     saved = any(saved_steps(workdir / name) for name in ('checkpoints', 'best'))
     if not saved and not (workdir / 'config.json').exists():
         return all(
@@ -60,7 +60,7 @@ def _is_run(workdir: Path) -> bool:
     try:
         config = read_config(workdir)
     except InputError:
-        if saved:  # certainly a run's
+        if saved:  # certainly a run directory
             raise
         return False
     return isinstance(config.get('task'), str) and isinstance(config.get('model'), dict)
@@ -76,10 +76,10 @@ def check_resumable(
     Args:
       workdir: of the run.
       resolved: what `config.json` will contain. Settings that come too late for the run in the
-        directory are reset in it: skipped steps that are done, another `init_checkpoint`.
+        directory are reset here: skipped steps that are done, another `init_checkpoint`.
       vocab_path: of the run.
-      comparable: for a short run that is compared with others: no setting that affects its result
-        may change.
+      comparable: whether this is a short run that is compared with others; then no setting that
+        affects its result may change.
 
     Raises:
       InputError: the directory cannot be used, or holds a run of another model or vocabulary.
@@ -147,7 +147,7 @@ def check_resumable(
 
 
 def _each_phase(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields with those of each phase, counted from 1, in place of their list."""
+    """The fields, with the list of phases replaced by the fields of each phase, numbered from 1."""
     unstated = {name: fields.get(path, _DEFAULTS.get(path)) for name, path in PHASE_FIELDS.items()
                 if name in PHASE_ROWS and name != 'source'}
     numbered = {str(i): unstated | phase for i, phase in enumerate(fields.pop('phases', ()), 1)}
@@ -155,7 +155,7 @@ def _each_phase(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:
-    """The fields of `config.json`, by dotted name, of a run or of the run of a checkpoint."""
+    """The fields of a run's `config.json`, by dotted name; `workdir` may be its checkpoint."""
     return flat_fields(read_config(run_of(workdir)[0]))
 
 
@@ -166,11 +166,11 @@ def check_shared(workdir: Any, seconds: float = 30.0) -> None:
     others' parts.
 
     Args:
-      workdir: exists on the first host.
-      seconds: how long the others look; network disks lag.
+      workdir: the run directory; it exists on the first host.
+      seconds: how long the other hosts look; network disks lag.
 
     Raises:
-      InputError: on all hosts, naming the first that does not see them.
+      InputError: a host does not see them; raised on all hosts, naming the first such host.
     """
     if hosts.count() == 1:
         return

@@ -21,10 +21,11 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
       named: a run directory of this project, or one of its `checkpoints/STEP`; a Hugging Face
         folder or `hf:ORG/NAME[@REVISION]` of the hub; a TF1 checkpoint's prefix, or a folder that
         holds `bert_model.ckpt.index`; or a .zip of such a folder.
-      any_head: whether it may be one that stays in its run: to be used as it is, not carried on.
+      any_head: whether to accept heads that no other run or format can have, for use of the model
+        as it is (`formats.check_head`).
 
     Raises:
-      InputError: there is none of them, or something is wrong with it.
+      InputError: there is no model at the path, or something is wrong with it.
     """
     path = as_path(model_folder(named))
     if path.suffix == '.zip' and path.exists():

@@ -1,8 +1,8 @@
 """The common part of all formats: parameter names, `Weights`, checks, atomic folder writes.
 
-Parameters have one table of names for both directions (`bert/encoder/layer_0/...`) and an unpadded
-vocabulary; `to_tree` and `from_tree` convert between them and the nested dicts that the model
-takes, with a padded vocabulary. The letters of dims are those of `heads.base`.
+One table of parameter names (`bert/encoder/layer_0/...`) serves reading and writing, with an
+unpadded vocabulary; `to_tree` and `from_tree` convert between these parameters and the nested dicts
+that the model takes, with a padded vocabulary. The letters of dims are those of `heads.base`.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from bert_jax.text.vocab import is_unused, write_vocab
 
 _TITLES: Mapping[Format, str] = {
     'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json'}
-# Name of a parameter, its dims as of `Tensor`.
+# Names of parameters, with their dims as in `Tensor`.
 _EMBEDDINGS = (
     ('word_embeddings', 'V,H'), ('position_embeddings', 'P,H'), ('token_type_embeddings', 'T,H'),
     ('LayerNorm/scale', 'H'), ('LayerNorm/bias', 'H'))
@@ -42,7 +42,7 @@ _LAYER = (
     ('intermediate/dense/kernel', 'H,I'), ('intermediate/dense/bias', 'I'),
     ('output/dense/kernel', 'I,H'), ('output/dense/bias', 'H'),
     ('output/LayerNorm/scale', 'H'), ('output/LayerNorm/bias', 'H'))
-# Of a model with `bilstm`, which no other format knows.
+# Parameters of a model with `bilstm`, which no other format has.
 _BILSTM = tuple(Tensor(name, name, name, dims) for name, dims in (
     ('bilstm/kernel', 'H,24U'), ('bilstm/recurrent_kernel', '2U,4U'), ('bilstm/bias', '24U')))
 # Arrays with a row for each token of the vocabulary, which the model pads.
@@ -50,7 +50,7 @@ VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bi
 
 
 def tensors(model: Mapping[str, Any]) -> list[Tensor]:
-    """All parameters that a model can have, whatever its head, from `Weights.model`."""
+    """All parameters that a model can have, with any head; `model` as in `Weights`."""
     return [
         *(Tensor.of(f'bert/embeddings/{name}', dims) for name, dims in _EMBEDDINGS),
         *(Tensor.of(f'bert/encoder/layer_{i}/{name}', dims)
@@ -75,7 +75,7 @@ def to_tree(params: Mapping[str, np.ndarray], padded_vocab_size: int | None) -> 
 
     Args:
       params: arrays by name, unpadded, as in `Weights.params`.
-      padded_vocab_size: rows of the word table, filled up with zeros; None: as they are.
+      padded_vocab_size: rows to which `VOCABULARY_ROWS` are padded with zeros; None: no padding.
     """
     flat = dict(params)
     for name in VOCABULARY_ROWS:
@@ -96,11 +96,11 @@ def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str
 
     Args:
       config: the JSON object in the file.
-      form: which words it uses.
+      form: the format, which determines keys and values.
       where: the file, for messages.
 
     Raises:
-      InputError: a field is missing or cannot be.
+      InputError: a field is missing or has an invalid value.
     """
     model: dict[str, Any] = {}
     for option in OPTIONS:
@@ -132,8 +132,8 @@ def write_model(
 
     Args:
       model: every field.
-      form: which words the file uses.
-      source: of the weights, for messages.
+      form: the format, which determines keys and values.
+      source: where the weights come from, for messages.
 
     Raises:
       InputError: the format has no key for a field, so the model would be read as another.
@@ -154,27 +154,27 @@ def write_model(
     return config, notes
 
 
-# The key of `Weights.inference` in the config files of other programs.
+# The key of `Weights.inference` in the config files of other formats.
 INFERENCE = 'bert_jax_inference'
 _FIRST_KERNEL = 'bert/encoder/layer_0/attention/self/qkv/kernel'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
-    """A model as it lies on disk.
+    """A model as it is stored on disk.
 
     Attributes:
-      params: float32 arrays by our names (`weights.formats`), of an unpadded vocabulary.
+      params: float32 arrays by our names (`weights.formats`), with an unpadded vocabulary.
       model: every field of `BertConfig`.
       head: one of `heads.HEADS`; '' is an encoder without a head, 'pretraining' masked LM,
         next sentence or both, as `params` has them.
-      labels: by id, of heads whose outputs have names.
+      labels: names of the outputs, by id; empty if the head's outputs have none.
       vocab_file: a vocab.txt or a SentencePiece .model; None where there is none.
       lowercase: whether text is lower-cased before WordPiece.
-      unused: tensors of the files that have no place here.
+      unused: names of tensors in the files that have no counterpart here.
       source: what was read and where, for messages.
-      inference: how the run made its predictions: `max_seq_length`, `doc_stride`,
-        `max_query_length`, `null_threshold`, `windows`, `features`, as far as its task has them.
+      inference: how the run made its predictions: those of `max_seq_length`, `doc_stride`,
+        `max_query_length`, `null_threshold`, `windows` and `features` that its task has.
     """
 
     params: dict[str, np.ndarray]
@@ -206,9 +206,10 @@ def find_vocabulary(folder: Path) -> Path | None:
 def check_vocabulary(
     path: Path | None, lowercase: Any, vocab_size: int
 ) -> tuple[Path | None, bool]:
-    """(the vocabulary, whether its text is lower-cased).
+    """(The vocabulary, whether text is lower-cased before WordPiece).
 
-    The latter as given, or where None: no token but those in brackets has an upper-case letter.
+    The latter is `lowercase`; if that is None, whether all tokens but those in brackets are in
+    lower case.
 
     Raises:
       InputError: it has another size than the embedding.
@@ -230,10 +231,11 @@ def check_vocabulary(
 def check_order(
     weights: Weights, vocab_file: Any, tokens: Sequence[str], remedy: str
 ) -> Sequence[str]:
-    """The tokens of weights' own vocabulary; () without one.
+    """The tokens of the weights' own vocabulary; () without one.
 
     Raises:
-      InputError: another vocabulary gives one of them another id.
+      InputError: in `tokens`, those of `vocab_file`, one of their ids belongs to another token.
+        (Those of `[unused…]` tokens may.)
     """
     if weights.vocab_file is None:
         return ()
@@ -246,10 +248,10 @@ def check_order(
 
 
 def write_vocabulary(folder: Path, weights: Weights) -> list[str] | None:
-    """Writes vocab.model, or vocab.txt, of which it returns the tokens; `weights` have one of them.
+    """Writes vocab.txt and returns its tokens, or writes vocab.model and returns None.
 
-    A run may have more rows than its vocabulary has tokens; rows past them get names that occur in
-    no text.
+    The weights must have a vocabulary. A run's embedding may have more rows than its vocabulary has
+    tokens; in vocab.txt, the surplus rows get names that occur in no text.
     """
     assert weights.vocab_file is not None
     if weights.vocab_file.suffix == '.model':
@@ -265,18 +267,18 @@ def take_params(
     form: Format, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray],
     model: Mapping[str, Any], where: object, config_file: Path,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Reads our parameters from the tensors of a file, one at a time, after all shapes are checked.
+    """Checks all shapes, then reads our parameters from the tensors of a file, one at a time.
 
     Args:
-      form: what the tensors are called.
+      form: the format, which determines the tensors' names.
       shapes: of all tensors in the file, by name.
-      read: gives a tensor.
+      read: returns the tensor of a name.
       model: `Weights.model`.
       where: the file, for messages.
-      config_file: likewise.
+      config_file: of the model, for messages.
 
     Returns:
-      (`Weights.params`, names of tensors that were not taken).
+      (`Weights.params`, names of the tensors that have no place in them).
 
     Raises:
       InputError: a tensor is missing, its shape contradicts the config, or a number in it is
@@ -306,7 +308,7 @@ def from_params(
 
 
 def check_finite(arrays: Mapping[str, np.ndarray], where: object) -> None:
-    """Refuses tensors with NaN or infinity, which make all outputs NaN."""
+    """Raises InputError for tensors with NaN or infinity, which would make all outputs NaN."""
     if name := not_finite(arrays):
         raise InputError(f'{where}: {name} holds NaN or infinity: take weights from before they '
                          'diverged, or copy them again')
@@ -345,7 +347,7 @@ def check_tensors(
 
 
 def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
-    """`Weights.head`.
+    """Finds `Weights.head` from the parameters and the config.
 
     Args:
       params: by our names.
@@ -353,7 +355,7 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
       named_by: the file and what it names, for messages.
 
     Raises:
-      InputError: the parameters have not the head that the config names.
+      InputError: the parameters lack the head that the config names, or the head's pooler.
     """
     present = {part_of(name) for name in params}
     pooled = POOLER in present
@@ -372,7 +374,10 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
 
 
 def check_head(name: Any, where: Path, any_head: bool = False) -> str:
-    """`name`, refused where it is no head that weights can have; any that there is, if so."""
+    """Returns `name`; raises InputError if there is no such head.
+
+    Without `any_head`, a head that no other run or format can have is refused, too.
+    """
     if name not in HEADS:
         raise InputError(f"{where}: head={name!r} is unknown: {', '.join(filter(None, HEADS))}")
     if not (any_head or HEADS[name].classes):
@@ -405,11 +410,11 @@ _ASKED_FIRST = ('config.json', 'bert_config.json')
 
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder on this machine to write into, which becomes `target` when the block ends well.
+    """A folder on this machine to write into, which becomes `target` when the block succeeds.
 
-    On a disk it is renamed. One called hf:ORG/NAME is published on the hub. In a bucket its files
-    are uploaded, and last the one that readers ask for first, `config.json` or `bert_config.json`:
-    what has none of them is no whole model.
+    On a disk it is renamed. For hf:ORG/NAME it is published on the Hugging Face hub. For a bucket
+    its files are uploaded, last the one that readers ask for first, `config.json` or
+    `bert_config.json`: without it, a model is incomplete.
 
     Raises:
       InputError: `target` holds something already, or cannot be written.
@@ -434,7 +439,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
             beside.mkdir()
             yield beside
-            os.replace(beside, target)  # onto an empty folder at most
+            os.replace(beside, target)  # fails if the target is a folder that is not empty
         finally:
             beside.rmtree(missing_ok=True)
     except OSError as error:
@@ -444,11 +449,11 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def check_free(target: Path) -> None:
-    """Refuses a target that holds something."""
+    """Raises InputError if a target is a file, or a folder that is not empty."""
     if children(target) or (target.exists() and not target.is_dir()):
         raise InputError(f'{target} is there already: name a new folder, nothing is written over')
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """An indented JSON object, in UTF-8."""
+    """Writes an indented JSON object, in UTF-8."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')

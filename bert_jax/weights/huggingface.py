@@ -23,17 +23,17 @@ from bert_jax.text.wordpiece import ORIGINAL, Switches
 from bert_jax.weights import formats
 from bert_jax.weights.formats import Weights, write_json
 
-# Fields of models that look like BERT and may compute something else.
+# Config fields by which similar models compute something else, with the values that BERT has.
 _PLAIN: Mapping[str, Any] = {
     'model_type': 'bert', 'position_embedding_type': 'absolute', 'is_decoder': False,
     'add_cross_attention': False}
-# Copies of parameters, which have to be equal to them.
+# Tensors that are copies of parameters and must be equal to them.
 _TIED = {
     'cls.predictions.decoder.weight': 'bert/embeddings/word_embeddings',
     'cls.predictions.decoder.bias': 'cls/predictions/output_bias'}
 _INDEX = 'model.safetensors.index.json'
-_CHECKSUM = 'bert_jax.checksum '  # and the name of a tensor: of the metadata of what we wrote
-SHARD_BYTES = 5_000_000_000  # as transformers' `save_pretrained` has had it for long
+_CHECKSUM = 'bert_jax.checksum '  # and a tensor's name: a metadata key in files that we write
+SHARD_BYTES = 5_000_000_000  # the long-standing default of transformers' `save_pretrained`
 
 
 class StoredTensor(NamedTuple):
@@ -45,16 +45,16 @@ class StoredTensor(NamedTuple):
 
 
 def read_huggingface(named: str | os.PathLike[str]) -> Weights:
-    """A folder written by `save_pretrained` or downloaded: any BERT, base or with a head.
+    """Reads a folder written by `save_pretrained` or downloaded: any BERT, base or with a head.
 
     Raises:
-      InputError: something is missing, damaged, contradictory, or no BERT.
+      InputError: something is missing, damaged or contradictory, or the model is no BERT.
     """
     folder = as_path(named)
     config_file = folder / 'config.json'
     config = read_json(config_file, 'a Hugging Face folder holds config.json and model.safetensors')
     architecture = str((config.get('architectures') or [''])[0])
-    # The defaults of transformers, where ours differ.
+    # The defaults of transformers that differ from ours.
     fields = {key: value for key, value in config.items() if value is not None}
     defaults = {'hidden_act': 'gelu', 'classifier_dropout': fields.get('hidden_dropout_prob')}
     model = formats.read_model(defaults | fields, 'huggingface', config_file)
@@ -97,9 +97,9 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
 
 
 def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Tensors by the table's names: base models lack `bert.`, old ones have gamma and beta.
+    """Tensors by the names in our table: base models lack `bert.`, old ones have gamma and beta.
 
-    Buffers that are no parameters (`position_ids`) are left out.
+    Buffers that are not parameters (`position_ids`) are left out.
     """
     base = not any(key.startswith('bert.') for key in stored)
     by_name = {}
@@ -117,10 +117,10 @@ def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]
 
 
 def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
-    """A folder that `from_pretrained` of the class for the head loads, tokenizer included.
+    """Writes a folder that `from_pretrained` of the head's class loads, tokenizer included.
 
     Returns:
-      What is to be known about it, a line each.
+      Notes for the user, a line each.
 
     Raises:
       InputError: it cannot be written, holds something already, or the weights lack a part of
@@ -152,7 +152,7 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
     if left_out:
         notes.append(f"left out: {', '.join(sorted(left_out))} ({architecture} has none)")
     files = formats.from_params('huggingface', params, weights.model)
-    if architecture == 'BertModel':  # the encoder by itself goes without the prefix
+    if architecture == 'BertModel':  # its tensors have no prefix
         files = {name.removeprefix('bert.'): x for name, x in files.items()}
     with formats.new_folder(as_path(folder)) as beside:
         _write_tensors(beside, files)
@@ -166,7 +166,7 @@ def _read(tensor: StoredTensor) -> np.ndarray:
     """The array as stored.
 
     Raises:
-      InputError: of a type that float32 cannot hold, or not what this program wrote.
+      InputError: it is not float32, float16 or bfloat16, or does not match its checksum.
     """
     file, path, name = tensor
     dtype = file.get_slice(name).get_dtype()
@@ -218,8 +218,9 @@ def _open_tensors(
 
 
 def _write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """`model.safetensors`, or where that is over `SHARD_BYTES` shards of at most so much, and an
-    index. No tensor is cut.
+    """Writes `model.safetensors`; above `SHARD_BYTES`, shards of at most that size and an index.
+
+    A tensor is never split: a larger one is a shard by itself.
     """
     shards: list[dict[str, np.ndarray]] = [{}]
     for name, x in tensors.items():
@@ -237,7 +238,7 @@ def _write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def _save(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """One file, the same bytes each time: the library writes metadata in any order."""
+    """Writes a file with the same bytes each time; the library writes metadata in any order."""
     header: dict[str, Any] = {'__metadata__': {'format': 'pt'} | {
         _CHECKSUM + name: str(checksum(x)) for name, x in tensors.items()}}
     end = 0
@@ -255,7 +256,7 @@ def _save(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 
 def _model_card(weights: Weights, architecture: str) -> str:
-    """Markdown, with the front matter that model hubs read."""
+    """The model card in Markdown, with the front matter that model hubs read."""
     rows = {'parameters': f'{sum(x.size for x in weights.params.values()):,}'}
     rows |= {option.name: str(weights.model[option.name]) for option in OPTIONS}
     if weights.labels:
@@ -265,17 +266,17 @@ def _model_card(weights: Weights, architecture: str) -> str:
         rows['vocabulary'] = f"{algorithm}, {'lower-cased' if weights.lowercase else 'cased'} text"
     rows |= {name: str(value) for name, value in weights.inference.items()}
     table = '\n'.join(f'| {name} | {value} |' for name, value in rows.items())
-    source = re.sub(r'\S*/(.*/)?', '', weights.source)  # no folders of this machine
+    source = re.sub(r'\S*/(.*/)?', '', weights.source)  # without paths on this machine
     card = (as_path(__file__).parent / 'model_card.md').read_text(encoding='utf-8')
     return card.format(title=HEADS[weights.head].title(), source=source,
                        architecture=architecture, table=table)
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
-    """(vocabulary file, whether it is of lower-cased text).
+    """(Vocabulary file, whether text is lower-cased before WordPiece).
 
-    transformers goes by the normalizer of tokenizer.json unless tokenizer_config.json names the
-    class BertTokenizer, which makes its normalizer from that file's fields only.
+    As in transformers, the normalizer in tokenizer.json counts unless tokenizer_config.json names
+    the class BertTokenizer, which makes its normalizer only from the fields of the latter file.
 
     Raises:
       InputError: the vocabulary cannot be read, or is of another size than the embedding.
@@ -309,7 +310,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
 
 
 def _tokens(tokenizer: dict[str, Any], tokenizer_file: Path) -> list[str] | None:
-    """The vocabulary of a `tokenizer.json`; None where it is no WordPiece."""
+    """The vocabulary of a `tokenizer.json`; None if it is not WordPiece."""
     try:
         model = tokenizer['model']
         if model.get('type', 'WordPiece') != 'WordPiece':
@@ -325,10 +326,11 @@ def _tokens(tokenizer: dict[str, Any], tokenizer_file: Path) -> list[str] | None
 
 
 def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
-    """Writes a vocabulary into the cache of this project, named by its content.
+    """Writes a vocabulary into this project's cache, named by a digest; returns its path.
 
-    transformers 5 writes no vocab.txt any more. Where the tokenizer has switches, the file is
-    called vocab.txt and has them beside it.
+    This is for folders without a vocab.txt, which transformers 5 does not write, and for folders
+    whose tokenizer.json has other switches than tokenizer_config.json. If there are switches, the
+    file is called vocab.txt and has them beside it.
     """
     content = '\n'.join(tokens) + ('' if switches == ORIGINAL else repr(switches))
     name = digest(content.encode())

@@ -19,7 +19,7 @@ from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights import formats
 
 # What the section "model" of a run's config.json may hold: the model, how it is computed, the name
-# of its size, and of a feature-based run which features.
+# of its size, the features of a feature-based run, and `scan_layers`, which older runs have.
 _KNOWN = (*(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features', 'scan_layers')
 _COMMITTED = 'commit_success.txt'
 
@@ -28,7 +28,8 @@ def read_description(workdir: Path) -> formats.Weights:
     """A run's model and vocabulary, without parameters, head or labels.
 
     Raises:
-      InputError: it is no run directory.
+      InputError: it is no run directory, has unknown model fields, or another vocabulary than the
+        run was trained with.
     """
     config = read_config(workdir)
     config_file = workdir / 'config.json'
@@ -57,16 +58,16 @@ def read_description(workdir: Path) -> formats.Weights:
 
 
 def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> formats.Weights:
-    """The parameters that a run ended with, or those of its best evaluation where it keeps them.
+    """The model of a run's best evaluation if the run keeps it, else the one that it ended with.
 
-    They are in `best/STEP/` or the newest of `checkpoints/STEP/`. Optimizer moments are not read.
+    It is in `best/STEP/` or the newest `checkpoints/STEP/`. Optimizer moments are not read.
 
     Args:
-      named: the run directory, or a `checkpoints/STEP` of it.
-      any_head: as of `load_weights`.
+      named: the run directory, or a `checkpoints/STEP` of it, which is then read.
+      any_head: as for `load_weights`.
 
     Raises:
-      InputError: it is no run directory, has no checkpoint, or one that cannot be read.
+      InputError: it is no run directory, has no checkpoint, or its checkpoint cannot be read.
     """
     workdir, step = run_of(as_path(named))
     described = read_description(workdir)
@@ -85,7 +86,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
     formats.check_finite(params, step)
     head, portable = hint, bool(HEADS[hint].classes)
     shapes = {name: x.shape for name, x in params.items()
-              if portable or name.startswith('bert/')}  # other heads are in no table of names
+              if portable or name.startswith('bert/')}  # `tensors` does not list other heads
     table, _ = formats.check_tensors('bert_jax', shapes, described.model, step, config_file)
     if extra := sorted(set(shapes) - {tensor.name for tensor in table}):
         raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
@@ -95,7 +96,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
     lengths = [phase['max_seq_length'] for phase in config.get('phases') or ()
                if isinstance(phase, dict) and 'max_seq_length' in phase]
     if hint == 'pretraining' and lengths and not config.get('init_checkpoint'):
-        # A model pre-trained from scratch knows positions up to the longest rows.
+        # A model pre-trained from scratch has learned positions only up to its longest rows.
         inference = {'max_seq_length': max(lengths)} | inference
     return formats.Weights(
         params, described.model, head,
@@ -106,7 +107,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
 
 
 def run_of(path: Path) -> tuple[Path, Path | None]:
-    """(the run directory, its `checkpoints/STEP` where the path is that of one)."""
+    """(The run directory, the path itself if it is a `checkpoints/STEP`, else None)."""
     is_step = path.parent.name == 'checkpoints' and path.name.isdigit()
     return (path.parent.parent, path) if is_step else (path, None)
 
@@ -115,8 +116,8 @@ def read_config(workdir: Path) -> dict[str, Any]:
     """The fields of `config.json`.
 
     Raises:
-      InputError: there is none, it is no JSON object, not the one that the run wrote, or of a run
-        whose parameters are laid out otherwise.
+      InputError: it is missing, is no JSON object, was changed since the run wrote it, or is of a
+        run whose parameters have another layout.
     """
     path = workdir / 'config.json'
     config = checksum.check_digest(files.read_json(
@@ -129,7 +130,7 @@ def read_config(workdir: Path) -> dict[str, Any]:
 
 
 def describe_run(workdir: Path, fields: dict[str, Any], vocab_file: Path | None) -> None:
-    """Writes `config.json` and the vocabulary, whose digest it has, into a run directory."""
+    """Writes the vocabulary, and `config.json` with its digest, into a run directory."""
     if vocab_file is not None:
         content = vocab_file.read_bytes()
         suffix = '.model' if vocab_file.suffix == '.model' else '.txt'
@@ -141,9 +142,10 @@ def describe_run(workdir: Path, fields: dict[str, Any], vocab_file: Path | None)
 
 
 def saved_steps(folder: Path) -> list[Path]:
-    """The checkpoints `FOLDER/STEP` that were saved to their end.
+    """The checkpoints `FOLDER/STEP` that were saved completely.
 
-    On a disk orbax renames; in a bucket it writes in place, and this file when it is done.
+    On a disk, orbax renames a complete checkpoint; in a bucket, it writes one in place and the file
+    `commit_success.txt` last.
     """
     mark = _COMMITTED if in_bucket(folder) else ''
     return [path for path in children(folder) if path.name.isdigit() and (path / mark).exists()]
@@ -152,7 +154,7 @@ def saved_steps(folder: Path) -> list[Path]:
 def _restore(path: Path) -> dict[str, Any]:
     """The tree of parameters as numpy arrays, whatever mesh they were saved on.
 
-    They are compared with the checksums that were saved with them, where there are some.
+    They are compared with the checksums that were saved with them, if any.
     """
     handler = ocp.PyTreeCheckpointHandler()
     reader = ocp.Checkpointer(handler)
@@ -163,7 +165,7 @@ def _restore(path: Path) -> dict[str, Any]:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved[key], is_leaf=is_leaf)
             for key in ('params', CHECKSUMS) if key in saved}
         restored = reader.restore(absolute(path), args=ocp.args.PyTreeRestore(
-            item=wanted, partial_restore=True,  # the moments are twice the parameters
+            item=wanted, partial_restore=True,  # without the moments, twice the parameters' size
             restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)))
         if CHECKSUMS in restored:
             names = sorted(
@@ -174,7 +176,7 @@ def _restore(path: Path) -> dict[str, Any]:
                 if int(checksum.checksum(np.asarray(x))) != written[name]:
                     raise ValueError(f'{name} is not what was saved')
         return dict(restored['params'])
-    except Exception as error:  # of many types; what is there stays as it is
+    except Exception as error:  # of many types; the files stay as they are
         raise InputError(f'{path.parent} cannot be read ({first_line(error)}): move it away, and '
                          'the checkpoint before it is taken') from error
     finally:
@@ -182,7 +184,10 @@ def _restore(path: Path) -> dict[str, Any]:
 
 
 def write_run(workdir: str | os.PathLike[str], weights: formats.Weights) -> list[str]:
-    """A run directory with one checkpoint, of step 0, that holds parameters only.
+    """Writes a run directory with one checkpoint, of step 0, that holds only parameters.
+
+    Returns:
+      Notes for the user: none.
 
     Raises:
       InputError: it cannot be written, or holds something already.
@@ -197,7 +202,7 @@ def write_run(workdir: str | os.PathLike[str], weights: formats.Weights) -> list
         tree = formats.to_tree(weights.params, padded)
         step = beside / 'checkpoints' / '0'
         step.mkdir(parents=True)
-        # Random numbers do not get smaller, and compressing them takes time and memory.
+        # Weights hardly compress, and trying takes time and memory.
         writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
         writer.save(absolute(step / 'default'),
                     args=ocp.args.PyTreeSave(checksum.saved_tree({'params': tree})))

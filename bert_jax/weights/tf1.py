@@ -1,6 +1,6 @@
 """TensorFlow 1 checkpoints of google-research/bert: `bert_model.ckpt.*` and `bert_config.json`.
 
-TensorFlow reads and writes them; it is imported only when files exist.
+TensorFlow reads and writes them; it is imported only when it is needed, after the first checks.
 """
 
 import os
@@ -27,10 +27,10 @@ def read_tf1(named: str | os.PathLike[str]) -> formats.Weights:
       named: path of the checkpoint's files without `.index` and `.data-*`.
 
     Raises:
-      InputError: something is missing, damaged, contradictory, or no BERT.
+      InputError: something is missing, damaged or contradictory, or the model is no BERT.
     """
     prefix = as_path(named)
-    # TensorFlow misses the data only when it reads a tensor.
+    # TensorFlow notices that data files are missing only when it reads a tensor.
     names = [path.name for path in children(prefix.parent)]
     for suffix, first in (('.index', '.index'), ('.data-', '.data-00000-of-00001')):
         if not any(name.startswith(prefix.name + suffix) for name in names):
@@ -78,13 +78,13 @@ def read_tf1(named: str | os.PathLike[str]) -> formats.Weights:
 
 
 def write_tf1(folder: str | os.PathLike[str], weights: formats.Weights) -> list[str]:
-    """A folder that google-research/bert can start from: checkpoint, config, vocabulary.
+    """Writes a folder that google-research/bert can start from: checkpoint, config, vocabulary.
 
     What its config has no key for (the erf form of gelu, another LayerNorm epsilon, labels, ...) is
     written under keys of this project, which its code ignores and `read_tf1` reads.
 
     Returns:
-      What is to be known about it, a line each.
+      Notes for the user, a line each.
 
     Raises:
       InputError: it cannot be written, or holds something already.

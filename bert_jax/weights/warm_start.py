@@ -27,7 +27,7 @@ def warm_start(
     published: Weights, params: Any, bert: ModelConfig, *, head: str, labels: Sequence[str],
     vocab_file: Path | None, whole: bool = False,
 ) -> Any:
-    """Replaces fresh parameters by published ones where they fit, and prints a summary.
+    """Replaces fresh parameters with published ones where they fit, and prints a summary.
 
     Args:
       published: from `load_weights`.
@@ -38,6 +38,9 @@ def warm_start(
       vocab_file: the target's vocabulary; words that the published one lacks start at the mean of
         their old pieces.
       whole: whether all parameters must fit, for use without training.
+
+    Returns:
+      The parameters, sharded like `params`.
 
     Raises:
       InputError: the weights are of another model, the vocabularies differ in order, or, with
@@ -107,13 +110,13 @@ def place(
     """Matches weights to the parameters of a target model.
 
     Embeddings and encoder layers must have the target's shapes, except that the position table may
-    be shorter, or longer: then it repeats. Pooler and heads may start fresh; a classifier does if
-    it has another number of outputs, other labels or another head. If its labels are the same in
-    another order, its outputs are reordered.
+    be longer, and is cut, or shorter, and is repeated. Pooler and heads may start fresh; a
+    classifier does if it has another number of outputs, other labels or another head. If its labels
+    are the same in another order, its outputs are reordered.
 
     Args:
       weights: the source.
-      shapes: of the target's parameters by our names, of an unpadded vocabulary.
+      shapes: of the target's parameters by our names, with an unpadded vocabulary.
       head: of the target, as in `Weights.head`; '' for any.
       labels: of the target, by id.
       model: fields of the target's configuration; those that change what the parameters compute
@@ -140,7 +143,8 @@ def place(
         if x is not None and x.shape == tuple(shape):
             matched[name] = x
         elif name == _POSITIONS and x is not None and x.shape[1:] == tuple(shape)[1:]:
-            # Repeated, as in Longformer (Beltagy et al., 2020, section 5): near places stay near.
+            # A short table is repeated (Longformer, Beltagy et al., 2020, section 5): neighbouring
+            # positions stay neighbours.
             matched[name] = np.resize(x, shape)
             rest = 'they are repeated' if len(x) < shape[0] else 'the first of them are taken'
             notes.append(f'position_embeddings: {len(x)} rows there, {shape[0]} here; {rest}')
@@ -160,7 +164,7 @@ def place(
 def _classifier(
     weights: Weights, num_here: int, head: str, labels: Sequence[str]
 ) -> tuple[list[int] | None, str]:
-    """(Outputs of the classifier in the target's order, None: it starts fresh; a note or '')."""
+    """(The classifier's outputs in the target's order, or None if it starts fresh; note or '')."""
     there, order = list(weights.labels), list(range(weights.num_labels))
     if head and head != weights.head:
         note = f'it is of {weights.head} there, of {head} here'
