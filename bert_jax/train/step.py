@@ -52,10 +52,10 @@ class Phase(NamedTuple):
 
     Attributes:
       start, end: its steps, counted from 0; the end is exclusive.
-      batch_size: rows of a global batch.
+      batch_size: sequences or units of a global batch; packed, they share fewer rows.
       batches: from a step of the phase to an iterator of device batches from there on.
       evaluate: from parameters to metrics of the held-out rows.
-      flops_per_row: training FLOPs of a row.
+      flops_per_sequence: training FLOPs of one of them.
       name: for messages.
     """
 
@@ -64,7 +64,7 @@ class Phase(NamedTuple):
     batch_size: int
     batches: Callable[[int], Iterator[Batch]]
     evaluate: Callable[[Params], dict[str, float]]
-    flops_per_row: float
+    flops_per_sequence: float
     name: str
 
 
