@@ -151,7 +151,8 @@ class Mixture:
         counts = np.maximum(np.floor(exact), 1).astype(np.int64)
         while missing := _MIXTURE_BLOCK - counts.sum():
             one = np.sign(missing)
-            counts[np.argmax(one * (exact - counts))] += one
+            missed = np.where(counts + one > 0, one * (exact - counts), -np.inf)
+            counts[np.argmax(missed)] += one
         self._parts, self._seed, self._counts, self.spec = parts, seed, counts, parts[0].spec
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self._frozen_starts = np.concatenate([[0], np.cumsum([p.num_frozen for p in parts])])

@@ -328,8 +328,8 @@ class Pretraining(Head):
         self, max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int = 1
     ) -> float:
         """FLOPs of training on one row, which may hold several pairs."""
-        predicted = max_seq_length if self.config.causal else max_predictions_per_seq
-        return train_flops(self.config, max_seq_length, predicted, pairs_a_row)
+        last = (max_seq_length, 0) if self.config.causal else (max_predictions_per_seq, pairs_a_row)
+        return train_flops(self.config, max_seq_length, *last)
 
     def of_states(
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None

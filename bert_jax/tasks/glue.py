@@ -103,7 +103,7 @@ def read_glue(
     Raises:
       InputError: no such file, or a fault that `read_texts` finds.
     """
-    task, labelled = GLUE_TASKS[name], not split.startswith('test')
+    task, has_labels = GLUE_TASKS[name], not split.startswith('test')
     path, folder, stems = source, os.path.join(source, task.folder), [split]
     if name == 'ax':  # diagnostic/diagnostic.tsv in one edition of the download, else AX/AX.tsv
         stems = ['diagnostic', 'AX']
@@ -121,8 +121,8 @@ def read_glue(
     labels = named if task.labels else Numbers(0, 5)
     return read_texts(
         path, task.fields or task.texts if has_fields else task.texts,
-        'label' if has_fields else task.label, labels if labelled else None,
-        id_column='idx' if has_fields else task.id, needs_ids=not (labelled or has_fields),
+        'label' if has_fields else task.label, labels if has_labels else None,
+        id_column='idx' if has_fields else task.id, needs_ids=not (has_labels or has_fields),
         headerless=task.headerless, max_malformed=max_malformed)
 
 

@@ -216,7 +216,7 @@ class LabelledTask:
 
         return Phase(
             start=0, end=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
-            flops_per_row=(
+            flops_per_sequence=(
                 plan.tokens * objective.token_flops(plan.row_length) / (steps * batch_size)),
             name=f'{self.config.task}, batch {batch_size}')
 

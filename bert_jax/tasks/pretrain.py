@@ -125,11 +125,11 @@ class TextData:
             if highest >= self.vocab_size:
                 raise InputError(f'{spec} has the piece {highest}, {self.vocab_path} only '
                                  f'{self.vocab_size}: name the vocab.txt that it was made with')
+        sizes = {spec: len(store.tokens) for spec, store in self.stores.items()} | {
+            spec: len(x) * x.max_seq_length for spec, x in self._records.items()}
+        self._by_size = {spec: size ** d.mix_power for spec, size in sizes.items()}
+        self._sources = [(spec, weight * self._by_size[spec]) for spec, weight in self._sources]
         if d.mix_power:
-            sizes = {spec: len(store.tokens) for spec, store in self.stores.items()} | {
-                spec: len(x) * x.max_seq_length for spec, x in self._records.items()}
-            self._sources = [(spec, weight * sizes[spec] ** d.mix_power)
-                             for spec, weight in self._sources]
             total = sum(weight for _, weight in self._sources)
             hosts.say('mixed: ' + ', '.join(
                 f'{spec} {weight / total:.1%}' for spec, weight in self._sources))
@@ -177,8 +177,8 @@ class TextData:
         lengths, parts = (max_seq_length, max_predictions_per_seq), list[Examples]()
         first_seed, weights = self._config.seed + _A_PHASE * phase, list[float]()
         for seed, (spec, of_run) in enumerate(self._sources, first_seed):
-            weight = dict(source).get(spec) if source else of_run
-            if weight is None:
+            weight = dict(source).get(spec, 0) * self._by_size[spec] if source else of_run
+            if not weight:
                 continue
             weights.append(weight)
             if spec in self.stores:
@@ -392,7 +392,7 @@ class PretrainTask:
         return Phase(
             start=start, end=start + phase['steps'], batch_size=batch_size, batches=batches,
             evaluate=evaluate_phase,
-            flops_per_row=step_flops(objective.config, phase) / batch_size,
+            flops_per_sequence=step_flops(objective.config, phase) / batch_size,
             name=f'length {lengths[0]}, batch {batch_size}'
             + (f' in {num_rows} rows' if packed_rows else '')
             + ''.join(f', {name} {phase[name]}' for name in PHASE_ROWS if name in phase))

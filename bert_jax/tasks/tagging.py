@@ -128,12 +128,12 @@ def _task(
 
     def eval_set(split: str, examples: Tagged) -> labelled.EvalSet:
         units, word_T = cut(examples)
-        scored, gold = word_T >= 0, [s.tags for s in examples.sentences]
+        in_words, gold = word_T >= 0, [s.tags for s in examples.sentences]
         known_W = np.array([ids.get(tag, len(labels)) for tag in examples.tags])
 
         def results(outputs: labelled.Outputs) -> labelled.Results:
             best = np.zeros(len(examples.tags), np.int64)
-            best[word_T[scored]] = outputs['logits'][scored].argmax(axis=-1)
+            best[word_T[in_words]] = outputs['logits'][in_words].argmax(axis=-1)
             all_tags = iter([labels[i] for i in best.tolist()])
             tags = [list(itertools.islice(all_tags, len(sentence))) for sentence in gold]
             if metric == 'f1':
@@ -146,7 +146,7 @@ def _task(
                 ''.join(f'{word} {tag} {predicted}\n' for word, tag, predicted in zip(*columns))
                 for columns in zip((s.words for s in examples.sentences), gold, tags)]
             scores['loss'] = Classification.mean_loss(
-                outputs['logits'][scored], known_W[word_T[scored]])
+                outputs['logits'][in_words], known_W[word_T[in_words]])
             return scores, {f'{split}_predictions.txt': ''.join(x + '\n' for x in lines)}
 
         return labelled.EvalSet('' if split == 'dev' else f'{split}_', units, results)
@@ -193,7 +193,7 @@ class Tagged:
         """The labels of a tagger: O, then B- and I- of each type that occurs, sorted by type; or,
         if tags are not entities, those that occur, sorted, with O first."""
         tags = set(self.tags)
-        if all(_ENTITY_TAG.fullmatch(tag) for tag in tags):
+        if are_entities(tags):
             types = sorted({tag[2:] for tag in tags - {'O'}})
             return ('O', *(f'{kind}-{name}' for name in types for kind in 'BI'))
         return tuple(sorted(tags, key=lambda tag: (tag != 'O', tag)))

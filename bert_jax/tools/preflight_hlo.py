@@ -120,7 +120,7 @@ class CompiledText:
         times = dict.fromkeys(bodies, 0) | {entry: 1}
         result = []
         for name in reversed(bodies):  # callers come after what they call
-            for line in bodies[name] if times[name] else ():
+            for line in reversed(bodies[name]) if times[name] else ():
                 if (parsed := _parse(line, name, times[name])) is None:
                     continue
                 result.append(parsed)
@@ -202,23 +202,7 @@ class CompiledText:
         those of its whole result, else those that a chip sends.
         """
         result: dict[tuple[str, str, str], list[int]] = {}
-        seen = set()
-        for i in self.instructions:
-            kind = i.opcode.removesuffix('-start')
-            if kind == 'all-reduce' and i.computation.startswith('all-reduce-scatter'):
-                kind = 'reduce-scatter'
-            # A message that overlaps with computation is a chain of instructions on one channel.
-            # (The channel alone does not tell: all messages of a shard_map share one.)
-            chain = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', i.attributes)
-            name = chain.groups() if chain else i.name
-            if kind not in _COLLECTIVES or name in seen:
-                continue
-            seen.add(name)
-            arrays = i.arrays
-            if kind == 'reduce-scatter':
-                arrays = tuple(a for name in i.operands for a in self._by_name[name].arrays)
-            elif i.opcode.endswith('-start') and kind != 'all-reduce':  # operand, result, flags
-                arrays = arrays[1:2]
+        for kind, arrays, (i, *_) in self._messages():
             scope = scope_of(i.op_name)[0] if len(arrays) == 1 else 'several'
             largest = max(arrays, key=lambda array: array.bytes)
             entry = result.setdefault((kind, scope, str(largest)), [0, 0])
@@ -228,6 +212,59 @@ class CompiledText:
             {'kind': kind, 'scope': scope, 'largest': largest, 'count': count, 'bytes': size}
             for (kind, scope, largest), (count, size) in
             sorted(result.items(), key=lambda item: -item[1][1])]
+
+    def _messages(self) -> list[tuple[str, tuple[Array, ...], list[Instruction]]]:
+        """(Kind, arrays, instructions from its start to its end) of each message."""
+        result: dict[Any, tuple[str, tuple[Array, ...], list[Instruction]]] = {}
+        for i in self.instructions:
+            kind = re.sub('-(start|done)$', '', i.opcode)
+            if kind not in _COLLECTIVES:
+                continue
+            if kind == 'all-reduce' and i.computation.startswith('all-reduce-scatter'):
+                kind = 'reduce-scatter'
+            # A message that overlaps with computation is a chain of instructions on one channel.
+            # (The channel alone does not tell: all messages of a shard_map share one.)
+            chain = re.search(r'channel_id=(\d+).*chain_id="(\d+)"', i.attributes)
+            arrays = i.arrays
+            if kind == 'reduce-scatter':
+                arrays = tuple(a for name in i.operands for a in self._by_name[name].arrays)
+            elif i.opcode.endswith('-start') and kind != 'all-reduce':  # operand, result, flags
+                arrays = arrays[1:2]
+            name = i.operands[0] if i.opcode.endswith('-done') else i.name
+            result.setdefault(chain.groups() if chain else name, (kind, arrays, []))[2].append(i)
+        return list(result.values())
+
+    def waiting(self, seconds: dict[str, float], links: float) -> float:
+        """Seconds of a step in which a chip only waits for messages, as the compiler ordered them.
+
+        A message with a start and an end moves while the instructions between them run. Messages
+        share the links one after another.
+
+        Args:
+          seconds: that instructions take, by name.
+          links: bytes/s between chips.
+        """
+        places: dict[str, int] = {}
+        fused: dict[str, int] = {}  # computations, which run where their callers do
+        for number, i in reversed([*enumerate(self.instructions)]):
+            places[i.name] = fused.get(i.computation, number)
+            for role, called in _called(i.attributes):
+                if role == 'calls':
+                    fused[called] = places[i.name]
+        starts: dict[int, list[tuple[int, float]]] = {}
+        for kind, arrays, parts in self._messages():
+            sent = sum(array.bytes for array in arrays) * (2 if kind == 'all-reduce' else 1)
+            between = [places[i.name] for i in parts]
+            starts.setdefault(min(between), []).append((max(between), sent / links))
+        result = now = free = 0.0
+        due: dict[int, float] = {}
+        for number, i in enumerate(self.instructions):
+            for end, duration in starts.get(number, ()):
+                due[end] = free = max(now, free) + duration
+            now += seconds.get(i.name, 0.0)
+            late = max(due.pop(number, 0.0) - now, 0.0)
+            result, now = result + late * i.times, now + late
+        return result
 
 
 # Name, result, opcode, operands, attributes. Layouts have brackets too: f32[8,8]{1,0:T(8,128)}.

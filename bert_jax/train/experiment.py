@@ -395,10 +395,10 @@ def log_metrics(
     each = np.diff(busy[:-1])
     if len(each):
         seconds = max(busy[-1] - busy[0], 1e-9)
-        rows = len(each) / seconds * phase.batch_size
+        sequences = len(each) / seconds * phase.batch_size
         tokens = sum(float(s.get('tokens', 0)) for s in steps) / len(steps)
         metrics |= {
-            'sequences_per_second': rows,
+            'sequences_per_second': sequences,
             'tokens_per_second': tokens * len(each) / seconds,
             'data_wait': (times[-1]['data'] - times[0]['data']) / seconds,
             'step_seconds': seconds / len(each),
@@ -406,7 +406,7 @@ def log_metrics(
             'step_seconds_deviation': float(np.std(each[2:])) if len(each) > 2 else 0.0,
         }
         if peak_flops:
-            metrics['mfu'] = rows * phase.flops_per_row / peak_flops
+            metrics['mfu'] = sequences * phase.flops_per_sequence / peak_flops
     return metrics
 
 

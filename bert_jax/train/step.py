@@ -55,7 +55,7 @@ class Phase(NamedTuple):
       batch_size: pairs or units of a global batch; packed, they fill fewer rows.
       batches: a function from a step of the phase to an iterator of device batches from there on.
       evaluate: a function from parameters to metrics of the held-out rows.
-      flops_per_row: training FLOPs of a step, divided by `batch_size`.
+      flops_per_sequence: training FLOPs of a step, divided by `batch_size`.
       name: for messages.
     """
 
@@ -64,7 +64,7 @@ class Phase(NamedTuple):
     batch_size: int
     batches: Callable[[int], Iterator[Batch]]
     evaluate: Callable[[Params], dict[str, float]]
-    flops_per_row: float
+    flops_per_sequence: float
     name: str
 
 

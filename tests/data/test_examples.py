@@ -64,6 +64,12 @@ def test_parts_go_on_through_their_own_rows():
         assert set(range(size)) <= set(ids[:3000][ids[:3000, 0] == part, 1].tolist())
 
 
+def test_every_part_of_a_mixture_has_rows_however_small_its_weight():
+    mixture = examples_lib.Mixture([_Part(i, 5) for i in range(4)], (1, 1e-4, 1e-5, 1e-4), 0)
+    ids = mixture.rows(np.arange(1000))['input_ids']
+    assert np.bincount(ids[:, 0]).tolist() == [997, 1, 1, 1]
+
+
 @pytest.mark.parametrize('frozen', [False, True])
 @pytest.mark.parametrize('make', [_mixture, _records, _pairs])
 def test_rows_depend_on_their_number_alone(make, frozen):

@@ -143,10 +143,12 @@ def test_added_words_make_another_store(folder):
 def test_a_mixture_by_size(folder):
     data = _open(folder, 'a.txt', ('b.txt', 3.0), mix_power=0.7)
     a, b = (len(store.tokens) ** 0.7 for store in data.stores.values())
-    ids, vocab = data.training(S, P).rows(np.arange(1000))['input_ids'], load_tokenizer(
-        data.vocab_path, True).vocab
-    later = np.array([max(token.lower()) > 'm' for token in vocab.tokens])[ids].mean(axis=1) > 0.5
-    assert later.mean() == pytest.approx(3 * b / (a + 3 * b), abs=0.05)
+    vocab = load_tokenizer(data.vocab_path, True).vocab
+    from_b = np.array([max(token.lower()) > 'm' for token in vocab.tokens])
+    for weight, source in ((3, ()), (9, zip(data.stores, (1.0, 9.0)))):  # the second of a phase
+        ids = data.training(S, P, source=tuple(source)).rows(np.arange(1000))['input_ids']
+        share = (from_b[ids].mean(axis=1) > 0.5).mean()
+        assert share == pytest.approx(weight * b / (a + weight * b), abs=0.02)
 
 
 def test_records_beside_text(folder, vocab_file):

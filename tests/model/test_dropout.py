@@ -72,3 +72,9 @@ def test_rows_and_neighbours_in_each_dim_are_uncorrelated():
         assert abs(correlation(mask, np.roll(mask, shift, (0, 1, 2)))) < 5 / mask.size**0.5, shift
     for a, b in itertools.combinations(mask, 2):
         assert abs(correlation(a, b)) < 5 / a.size**0.5
+    # Nor do three corners of a rectangle tell the fourth.
+    sign, place = 2 * mask - 1, np.random.default_rng(0).integers(64, size=(4, 100_000))
+    a, b, c, d = place[:, (place[0] != place[2]) & (place[1] != place[3])]
+    for x in (sign, sign.swapaxes(0, 1), sign.swapaxes(0, 2)):
+        corners = x[:, a, b] * x[:, a, d] * x[:, c, b] * x[:, c, d]
+        assert abs(corners.mean()) < 5 / mask.size**0.5

@@ -158,6 +158,34 @@ def test_messages_are_counted_once_whatever_they_are_spread_over():
     assert found['reduce-scatter', 'optimizer']['bytes'] == 16 * 8 * 4  # a sum scattered at once
 
 
+@pytest.mark.parametrize('work, waiting', [
+    (0, 4 + 1 + 4 + 2),
+    (3, 1 + 1 + 1 + 2),  # seconds of three of the messages pass with each of the two pieces of work
+    (9, 2),  # the sum, which has no start of its own, remains
+])
+def test_messages_move_while_the_instructions_between_their_ends_run(work, waiting):
+    chain = '''%chain.{0} (p: f32[250]) -> f32[1000] {{
+  %p.{0} = f32[250] parameter(0)
+  ROOT %g.{0} = f32[1000] all-gather(%p.{0}), channel_id=1, frontend_attributes={{chain_id="1"}}
+}}
+'''
+    text = CompiledText(chain.format(2) + chain.format(1) + '''
+ENTRY %main (a: f32[250]) -> f32[250] {
+  %a = f32[250] parameter(0)
+  %gather = (f32[250], f32[1000]) all-gather-start(%a), channel_id=2
+  %permute = (f32[250], f32[250]) collective-permute-start(%a), channel_id=3
+  %work.1 = f32[250] fusion(%a), kind=kLoop, calls=%other
+  %gathered = f32[1000] all-gather-done(%gather)
+  %permuted = f32[250] collective-permute-done(%permute)
+  %begin = f32[1000] fusion(%a), kind=kLoop, calls=%chain.1
+  %work.2 = f32[250] fusion(%a), kind=kLoop, calls=%other
+  %end = f32[1000] fusion(%a), kind=kLoop, calls=%chain.2
+  ROOT %sum = f32[250] all-reduce(%a), channel_id=4, to_apply=%other
+}
+''')
+    assert text.waiting({'work.1': work, 'work.2': work}, 1000.0) == pytest.approx(waiting)
+
+
 @pytest.mark.parametrize('op_name, scope', [
     (f'{MODEL}/attention/self/qkv/dot_general', ('qkv', 'forward')),
     (f'{MODEL}/attention/self/BQND,BKND->BNQK/dot_general', ('attention', 'forward')),
