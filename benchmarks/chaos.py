@@ -80,7 +80,8 @@ def strike(launcher: int, server: BucketServer, temporary: Path, rng: random.Ran
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', type=Path)
     parser.add_argument('--steps', type=int, default=2000)
     parser.add_argument('--seed', type=int, default=0)

@@ -1,6 +1,6 @@
 """Measures the way from text to masked rows on this machine.
 
-    python benchmarks/data.py --text='wiki/*.txt.gz' --vocab_file=vocab.txt --json=data.json
+    python -m benchmarks.data --text='wiki/*.txt.gz' --vocab_file=vocab.txt --json=data.json
 
 store  raw text -> token store with exact ids: MB/s, tokens/s, peak memory
 rows   token store -> masked, batched rows: rows/s
@@ -85,7 +85,7 @@ def rows(o: argparse.Namespace, folder: Path) -> Result:
 
 def main(argv: Sequence[str]) -> None:
     with error_boundary():
-        p = Parser('python benchmarks/data.py', __doc__)
+        p = Parser('python -m benchmarks.data', __doc__)
         p.add_argument('--text', required=True, help='a source as in config.data.source')
         p.add_argument('--vocab_file', required=True)
         p.add_argument('--nolowercase', dest='lowercase', action='store_false',

@@ -31,8 +31,7 @@ TUNE = (
 )
 # Parts of the names of values that do not follow from the seed.
 TIMES = (
-    'seconds', 'per_second', 'data_wait', 'mfu', 'goodput', 'time', 'eta', 'tokens_per', 'wait',
-    'ms', 'badput',
+    'seconds', 'per_second', 'mfu', 'goodput', 'time', 'eta', 'wait', 'ms', 'badput',
 )
 WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
 

@@ -48,7 +48,7 @@ FIVE = ('masking', 'dropout', 'rate', 'muon', 'clipping')
 SCALES = {
     '': ('base', 12, 768, 256, 1e-4, 4e-4), 'tiny': ('tiny', 2, 128, 32, 2e-3, 3e-3),
     'between': ('L-3_H-192_A-3', 3, 192, 48, 7e-4, 2e-3),  # 1.5e-3: paper's recipe learns nothing
-    'mini': ('mini', 4, 256, 64, 5e-4, 1.5e-3),  # not tried
+    'mini': ('mini', 4, 256, 64, 5e-4, 1.5e-3),  # not tuned
 }
 _SLOTS = {  # prediction slots, by the share that is masked and the row length
     0.05: {16: 1, 32: 2, 64: 4, 128: 7, 512: 26},

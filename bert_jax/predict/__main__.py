@@ -271,8 +271,8 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     layers = args.layers
     if args.pool and len(layers) != 1:
         raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
-    if args.windows and not args.pool:
-        raise InputError(f'--windows={args.windows} combines vectors: it needs --pool')
+    if (args.windows or args.normalize) and not args.pool:
+        raise InputError('--windows and --normalize are for one vector of a text: add --pool')
     parts = texts.read('features')
     results: Iterable[dict[str, Any]]
     if not args.pool:
