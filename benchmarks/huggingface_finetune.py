@@ -9,9 +9,9 @@ AdamW, its fast tokenizer. Ours packs the examples of a step into rows. Both use
 and the schedule in every step, and train exactly 32 examples a step.
 
 Each program has a process of its own with all cores, and one trains while the other waits: ours,
-peer, peer, ours, and so on. Tokenization, start-up and compilation are not timed but reported
-separately; every measurement continues from the parameters of the one before. It prints a table and
-one JSON line.
+peer, peer, ours, and so on. Tokenization, start-up and compilation are not in these times but
+reported separately; every measurement continues from the parameters of the one before. It prints a
+table and one JSON line.
 
 Needs `pip install torch==2.13.0 transformers` (the extra `parity` of setup.py). CPU only.
 """

@@ -33,7 +33,7 @@ is fine-tuned from the LTR run with --config.model.bilstm=True and any task's co
 
 Table 7 needs only Base: configs/conll.py:documents fine-tunes it; configs/conll.py:features with
 --config.conll.features=embeddings, second_to_last, last, weighted_sum_last_four, concat_last_four
-or weighted_sum_all gives its six other rows. Figure 5 (C.1, training steps) also needs only Base:
+or weighted_sum_all gives its six other rows. Figure 5 (C.1, training steps) needs Base and LTR:
 --config.init_checkpoint=RUN/checkpoints/STEP starts from any tenth of the steps.
 """
 

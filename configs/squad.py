@@ -5,8 +5,9 @@
 
 `squad` is a folder with train-v1.1.json and dev-v1.1.json (v2.0 for `:v2`), plain or .gz, or
 `tfds:squad`; or `data.source` is a training file in this layout and `data.eval_source` the file to
-score. To train on TriviaQA first, convert it to SQuAD's layout and start from that run. The run
-directory receives predictions.json, nbest_predictions.json and, for `:v2`, null_odds.json.
+score. To train on TriviaQA first, convert it to SQuAD's layout, train on it, and start from that
+run. The run directory receives predictions.json, nbest_predictions.json and, for `:v2`,
+null_odds.json.
 """
 
 from bert_jax.config import finetuning_config

@@ -15,7 +15,7 @@ from bert_jax.runtime.errors import InputError
 
 _ROWS_A_CALL = 2048  # rows made in one call: keeps numpy's overhead per call small
 _BATCHES_AHEAD = 8
-_MIXTURE_BLOCK = 1000  # rows in which a mixture's weights are exact
+_MIXTURE_BLOCK = 1000  # rows in each of which a mixture has its weights, to whole rows
 
 
 class Feature(NamedTuple):
@@ -31,8 +31,8 @@ BatchSpec = Mapping[str, Feature]
 def pretrain_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpec:
     """Features of pre-training, named as in google-research/bert, plus `example_weights`.
 
-    Only `sequence_ids` is called `input_mask` there. `example_weights` is 1 for real rows and 0
-    for padding rows of an evaluation batch, whose `masked_lm_weights` are 0 as well.
+    One name differs: `sequence_ids` is `input_mask` there. `example_weights` is 1 for real rows and
+    0 for padding rows of an evaluation batch, whose `masked_lm_weights` are 0 as well.
     """
     s, p = (max_seq_length,), (max_predictions_per_seq,)
     return {
@@ -141,9 +141,9 @@ class RecordExamples:
 class Mixture:
     """Several sets of rows, mixed by weight.
 
-    Every block of 1,000 rows holds each set's share, in whole rows, in random order; each set has
-    its own epochs. After `num_examples` rows, rounded up to whole blocks, every set has been seen
-    in full at least once.
+    Every block of 1,000 rows holds each set's share, in whole rows but at least one, in random
+    order; each set has its own epochs. After `num_examples` rows, rounded up to whole blocks, every
+    set has been seen in full at least once.
     """
 
     def __init__(self, parts: Sequence[Examples], weights: Sequence[float], seed: int):

@@ -121,7 +121,7 @@ class Tiles(NamedTuple):
 def tile(spans: np.ndarray, size: int | np.ndarray) -> Tiles:
     """Covers each span with one window if it fits, else with evenly spaced ones.
 
-    Neighbouring windows of a span overlap by half of `size` or more.
+    Neighbouring windows of a span overlap by half of `size` (rounded down) or more.
 
     Args:
       spans: [n + 1] bounds of the n spans, which follow each other.

@@ -60,10 +60,10 @@ class PretrainExamples:
     Follows google-research/bert's create_pretraining_data: documents are cut into chunks of
     consecutive sentences of about `max_seq_length` tokens (for a share `short_seq_prob` of the
     documents, a random shorter length). Each chunk is split at a random sentence into A and B. At
-    the rate `random_next_prob`, B is replaced by text from another document (the unused sentences
-    then begin the next chunk). Pairs that are too long lose tokens from the longer segment, at
-    either end. Unlike there, nothing is stored: chunks, pairs and masks are drawn anew in every
-    epoch, or in each of `num_maskings` epochs that then repeat.
+    the rate `random_next_prob`, and if the chunk is one sentence, B is text from another document
+    (the unused sentences then begin the next chunk). Pairs that are too long lose tokens from the
+    longer segment, at either end. Unlike there, nothing is stored: chunks, pairs and masks are
+    drawn anew in every epoch, or in each of `num_maskings` epochs that then repeat.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PretrainExamples:
         # shorter one repeats a few.
         size = len(self._plan(drawn).result())
         order = hash64(self._seed, epoch, _ORDER)
-        # Starts the next plan ahead of time. It replaces the previous one, not read this late.
+        # Starts the next plan ahead of time. It replaces the previous one, which is done with.
         if (place >= self.num_examples // 4).any():
             self._plan((epoch + 1) % num_maskings if num_maskings else epoch + 1, True)
         return drawn, permute(place % size, size, int(order))
@@ -168,7 +168,8 @@ class PretrainExamples:
                 left = following < self._last[document]
                 document, start, target = document[left], following[left], target[left]
             # The longest documents would take thousands of further passes. Instead, find for each
-            # of their sentences where a chunk from there ends, then go from chunk to chunk.
+            # of their sentences, as if a chunk began there, where the next chunk begins. Then go
+            # from chunk to chunk.
             rest = (self._last[document] - start).astype(np.int64)
             begin = np.cumsum(rest) - rest
             document, target = np.repeat(document, rest), np.repeat(target, rest)
@@ -303,8 +304,8 @@ def repeated_share(store: TokenStore, documents: np.ndarray) -> float:
     """Share of the sentences that begin with the same ten tokens as an earlier one.
 
     Exact duplicates of documents are left out when a store is built; this finds near duplicates and
-    repeated passages. Shorter sentences do not count. In a large store only a sample is compared,
-    chosen by its first two tokens, so that of several equal sentences all are sampled or none.
+    repeated passages. Shorter sentences do not count. In a large store only a sample is compared:
+    sentences are chosen by their first two tokens, so that of several equal ones all are or none.
 
     Args:
       store: the token store.

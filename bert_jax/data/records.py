@@ -27,10 +27,10 @@ _REMEDY = 'copy the file again or write it anew'
 
 @dataclasses.dataclass(frozen=True)
 class RecordFiles:
-    """Examples in TFRecord files, numbered through all files in order of their names.
+    """Examples in TFRecord files, numbered through all files in the order of `paths`.
 
     Attributes:
-      paths: the files.
+      paths: the files, for each pattern in order of their names.
       contents: the files, mapped into memory.
       records: int64 [N, 3]: for each record, index of its file, byte offset and length of its data.
       max_seq_length: S, of the first record.

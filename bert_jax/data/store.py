@@ -33,7 +33,7 @@ from bert_jax.runtime.process import loading_tensorflow, process_pool
 
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds a lock on a file (made if missing), at most until the process ends, however it ends."""
+    """Holds a lock on a file (made if missing); if the process dies, the lock is released too."""
     with open(path, 'w') as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -45,7 +45,7 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_faults(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Adds the folder that the block writes to OSErrors that name no file, as of a full disk."""
+    """Makes OSErrors that name no file, as of a full disk, name the folder that the block fills."""
     try:
         yield
     except OSError as error:

@@ -153,7 +153,7 @@ def safe_codepoints(
     removed), then split that at white space, punctuation and CJK. So if they agree on what every
     code point maps to and how it splits, they agree on all text. Two steps of the reference depend
     on neighbours, and the code points that they concern count as unsafe: the final form of capital
-    sigma, and NFD's sorting of combining marks (those in category Mn are stripped afterwards).
+    sigma, and NFD's sorting of combining marks (but not those in category Mn, which are stripped).
 
     Some code points are not compared and count as unsafe: unassigned and private ones outside the
     basic plane, and rare ones that would double the time that this takes, namely the (mostly

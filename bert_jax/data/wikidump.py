@@ -250,7 +250,7 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
 
 
 def _parse_by_halves(part: bytes, path: str, line: int) -> Parsed:
-    """Parses a part in a process of its own, without a page that kills that process, if any."""
+    """Parses a part in a process of its own, without the pages that kill such a process."""
     with process_pool(1) as pool, contextlib.suppress(BrokenProcessPool):
         return pool.submit(parse, part, path, line).result()
     begin = part.find(b'<page>')

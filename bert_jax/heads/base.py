@@ -157,7 +157,7 @@ class Head:
 
     @classmethod
     def needs_pooler(cls) -> bool:
-        """Whether all of `classes` have the pooler."""
+        """Whether there is a head and all of its `classes` have the pooler."""
         return bool(cls.parts()) and all(POOLER in parts for parts in cls.classes.values())
 
     @classmethod

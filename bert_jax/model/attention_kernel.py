@@ -221,7 +221,7 @@ class _Shapes:
         batch, length, hidden3 = qkv_BxSx3H.shape
         dtype = qkv_BxSx3H.dtype
         all_pairs = hidden3 // (3 * LANES)
-        self.pairs = math.gcd(all_pairs, 2 if length <= 512 else 1)  # 16 MB hold one longer pair
+        self.pairs = math.gcd(all_pairs, 2 if length <= 512 else 1)  # longer: 16 MB hold one
         self.rows = math.gcd(batch, max(1, scores // (self.pairs * length**2)))
         self.length = length
         steps = all_pairs // self.pairs
@@ -468,7 +468,7 @@ def _overlap(units: Sequence[_Unit], stages: Sequence[Callable[..., Any]]) -> No
 
 
 def _lag(units: Sequence[_Unit]) -> int:
-    """How many units a stage is behind the previous one: 1 for a single long row, to save VMEM."""
+    """How many units a stage is behind the previous one: 1 if a step has one row, to save VMEM."""
     return max(1, len(units) // 8) if units[-1].row else 1
 
 

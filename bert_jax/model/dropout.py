@@ -6,8 +6,8 @@ computation into neighbouring operations.
 
 The indices along each dim are hashed thoroughly, once. An element combines the hashes of its
 indices (`places`) and mixes the result with one multiplication (`kept`), so its bits cost only
-four operations. Pairs of elements are statistically independent, and so are the four corners of a
-rectangle.
+four operations. Tests find no correlation between pairs of elements, nor among the four corners of
+a rectangle.
 
     B: batch rows, L: lines (the last dim but one)
 """

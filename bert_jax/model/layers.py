@@ -177,7 +177,7 @@ class Dense(nn.Module):
         return y.reshape(*rows, *self.out_dims), self.bias
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """Outputs of a head [..., out dims], accumulated and added to the bias in float32.
+        """Float32 outputs of a head [..., out dims]: accumulated, and the bias added, in float32.
 
         Rounded to bfloat16, 80 different logits would become 51, with ties between spans.
         """

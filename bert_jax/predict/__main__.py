@@ -92,10 +92,11 @@ class Texts:
 
         Args:
           form: 'text': each argument, line or row is a text; a table's cell may hold the list of
-            its words. 'parts': the same, with TABs between texts that belong together; 'features':
-            the same, with TABs or ' ||| '. 'pair': two arguments, a line with a TAB, or two
-            columns; 'question': the same, or a line of JSON. 'choices': all arguments together, a
-            line with TABs, or columns, one of which may hold lists.
+            its words. 'parts': each holds one text, or several that belong together, with TABs
+            between them or in columns; 'features': the same, with TABs or ' ||| '. 'pair': two
+            arguments, a line with a TAB, or two columns; 'question': the same, or a line of JSON.
+            'choices': all arguments together, a line with TABs, or columns, one of which may hold
+            lists.
 
         Raises:
           InputError: there are no texts, the arguments or columns do not form pairs, or they do

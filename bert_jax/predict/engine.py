@@ -43,7 +43,8 @@ _CPU_TOKENS = 1 << 12
 _ACCELERATOR_TOKENS = 1 << 13
 _ROW_STEP = 64  # row lengths are multiples of it
 _SHARED_ROWS = (256, 512)  # lengths of rows that several units share
-# A new shape is worth compiling if it saves this factor of its cost plus this share of a full step.
+# A new shape is compiled if the compiled ones cost more than this factor of its own cost plus this
+# share of a full step's.
 _NEW_SHAPE, _NEW_SHAPE_STEPS = 1.05, 0.5
 _STEP_COST = 1 / 16  # fixed cost of any step, as a share of a full one
 
@@ -84,7 +85,7 @@ class Engine:
           mesh: its data and fsdp axes split the rows.
           token_cost: cost of a token in a row of a given length, to choose row lengths by
             (`model.flops.token_flops`).
-          max_steps: of each set of units; the outputs of the others are 0. None: all.
+          max_steps: steps of a set that are computed; the outputs of the rest are 0. None: all.
         """
         self._mesh, self._token_cost, self._max_steps = mesh, token_cost, max_steps
         layout = Layout(mesh)

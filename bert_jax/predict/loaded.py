@@ -193,7 +193,7 @@ class LoadedModel:
         """(pool, normalize) from sentence-transformers' modules; ('mean', False) without them.
 
         Raises:
-          InputError: it has a module or a pooling that is not supported.
+          InputError: there is a module or a pooling that is not supported.
         """
         pool, normalize, remedy = 'mean', False, f"name pool, one of {', '.join(POOLS)}"
         for name, folder in self._modules[1:]:

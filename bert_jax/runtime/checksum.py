@@ -67,7 +67,7 @@ def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
 
 def _compute(x: Any, on_host: Callable[[np.ndarray], Any], on_device: Callable[[jax.Array], Any]
              ) -> Any:
-    """Computes on the array's device; for arrays on a CPU, in NumPy, without compilation."""
+    """Computes on the array's device; in NumPy, without compilation, if a CPU holds all of it."""
     on_cpu = not isinstance(x, jax.Array) or x.addressable_shards[0].device.platform == 'cpu'
     if on_cpu and getattr(x, 'is_fully_addressable', True):
         return on_host(np.asarray(x))

@@ -270,7 +270,7 @@ def weighted_sources(source: Any, field: str = 'data.source') -> list[tuple[str,
 
 
 class PretrainTask:
-    """Pre-training, with the attributes and methods of `labelled.LabelledTask`."""
+    """Pre-training, with what the training loop uses of `labelled.LabelledTask`."""
 
     head = 'pretraining'
     labels: tuple[str, ...] = ()

@@ -51,8 +51,8 @@ class Rows(NamedTuple):
     """The usable rows of a file, parsed.
 
     Attributes:
-      ids: from the column of ids; without one, the row's index among all rows (header and blank
-        lines do not count).
+      ids: from the column of ids; without one, the row's index from 0 among all rows (header and
+        blank lines do not count).
       lines: see `Row`.
       values: what each row was parsed to.
     """

@@ -44,7 +44,7 @@ def find_predictions(folders: Sequence[str]) -> dict[str, str]:
     `test_mismatched_predictions.tsv` and `ax_predictions.tsv`.
 
     Raises:
-      InputError: a folder does not exist or has no predictions, or two have the same file.
+      InputError: a folder does not exist or has no predictions, or a file is found twice.
     """
     result: dict[str, str] = {}
     for folder in folders:

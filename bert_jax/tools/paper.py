@@ -399,7 +399,7 @@ def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[Config
     """(The config of a part, its folder's name); cached, as tables look it up after every part.
 
     The name has a digest of the fields that the result depends on, so that tables share parts; in
-    it, paths are relative to `root`, so that the directory may be moved.
+    it, paths below `root` are relative to that, so that the directory may be moved.
     """
     resolved = member_config(file, overrides, Member(()))
     values = flat_fields(json.loads(resolved.to_json_best_effort()))

@@ -268,8 +268,8 @@ def verdict(record: Record) -> str:
                     for p in phases) / 3600
         lines.append(
             f"{name}fits, {_gb(max(map(_needed, phases)))} GB of a chip's "
-            f"{_gb(phases[0]['bytes_limit'])}; {least:,.1f} to {record['hours']:,.1f} hours, "
-            f"{record['chip_hours']:,.0f} chip-hours"
+            f"{_gb(phases[0]['bytes_limit'])}; {min(least, record['hours']):,.1f} to "
+            f"{record['hours']:,.1f} hours, {record['chip_hours']:,.0f} chip-hours"
             + (f", ${record['dollars']:,.0f}" if 'dollars' in record else '')
             + f"; {', '.join(format(phase['mfu'], '.0%') for phase in phases)} of the peak")
     for phase in phases:

@@ -216,8 +216,9 @@ class CompiledText:
     def _messages(self) -> list[tuple[str, tuple[Array, ...], list[Instruction]]]:
         """(Kind, arrays, instructions from its start to its end) of each message."""
         result: dict[Any, tuple[str, tuple[Array, ...], list[Instruction]]] = {}
+        ends = {i.operands[0]: i for i in self.instructions if i.opcode.endswith('-done')}
         for i in self.instructions:
-            kind = re.sub('-(start|done)$', '', i.opcode)
+            kind = i.opcode.removesuffix('-start')
             if kind not in _COLLECTIVES:
                 continue
             if kind == 'all-reduce' and i.computation.startswith('all-reduce-scatter'):
@@ -230,8 +231,8 @@ class CompiledText:
                 arrays = tuple(a for name in i.operands for a in self._by_name[name].arrays)
             elif i.opcode.endswith('-start') and kind != 'all-reduce':  # operand, result, flags
                 arrays = arrays[1:2]
-            name = i.operands[0] if i.opcode.endswith('-done') else i.name
-            result.setdefault(chain.groups() if chain else name, (kind, arrays, []))[2].append(i)
+            _, _, parts = result.setdefault(chain.groups() if chain else i.name, (kind, arrays, []))
+            parts += i, ends.get(i.name, i)
         return list(result.values())
 
     def waiting(self, seconds: dict[str, float], links: float) -> float:

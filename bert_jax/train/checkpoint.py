@@ -207,8 +207,9 @@ class Checkpoints:
     damaged one is renamed to `STEP.unreadable`. If none can be read, nothing is renamed: the cause
     may lie elsewhere. Any other error is raised.
 
-    A checkpoint holds no NaN or Inf. The one before the newest is kept until training from the
-    newest has succeeded, so a run that keeps one checkpoint has two while it trains.
+    A checkpoint holds no NaN or Inf. The one before the newest is kept until the next save or the
+    end of the run, which show that the newest is good. So a run that keeps one checkpoint has two
+    while it trains.
     """
 
     def __init__(self, directory: Any, keep: int | None):
@@ -295,7 +296,7 @@ class Checkpoints:
                 f'the last good checkpoint, of step {latest:,}, is kept')
 
     def finish(self) -> None:
-        """Deletes all but the checkpoints to keep, once the newest is known to be good."""
+        """Deletes all but the checkpoints to keep; for a run's end, where the newest is good."""
         self._manager.wait_until_finished()
         if self._keep is not None:
             for step in sorted(self._manager.all_steps())[: -self._keep]:

@@ -210,7 +210,7 @@ def train(
 ) -> tuple[TrainState, dict[str, float]]:
     """The training loop: trains a state through the phases of a run. It does not know the task.
 
-    If several of them are due at a step, the order is log, evaluate, save, so that a run that
+    If several things are due at a step, the order is log, evaluate, save, so that a run that
     resumes from the checkpoint has all records up to it. At the last step the state is saved before
     the evaluation, which may fail. An evaluation that is due less than a tenth of its interval
     before the last step is skipped: epochs are seldom a whole number of steps.
@@ -237,8 +237,8 @@ def train(
       The last state, and the metrics of the last evaluation.
 
     Raises:
-      Diverged: a loss, gradient norm, parameter, moment or metric is not finite, or `verify` found
-        a faulty device; the remaining checkpoints are good.
+      Diverged: a loss, gradient norm, parameter, moment or metric is not finite (the remaining
+        checkpoints are good), or `verify` found a faulty device.
       Stopped: `should_stop` returned True; the state is saved.
     """
     start = step = int(state.step)

@@ -1,7 +1,8 @@
 """The program of a config (mesh, model, task, optimizer, steps) and its memory use.
 
-To build it, nothing is run or allocated. `experiment.train_run` trains with it; `tools.preflight`
-compiles it for machines that need not exist.
+To build it, nothing is run or allocated, except to check a chip's fused attention
+(`model.attention.settled`). `experiment.train_run` trains with it; `tools.preflight` compiles it
+for machines that need not exist.
 """
 
 import contextlib
@@ -147,7 +148,7 @@ class Program:
 
 
 def build_program(config: ConfigDict, mesh: Mesh, task: Task, published: Any = None) -> Program:
-    """The program of a completed config on a mesh; nothing is run or allocated.
+    """The program of a completed config on a mesh; nothing of it is run or allocated.
 
     Raises:
       InputError: a field of the config does not suit the task or the model.
@@ -198,7 +199,8 @@ Call = tuple[Any, tuple[Any, ...]]  # a step, and its arguments as shapes
 def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
     """The `train` and `evaluation` steps of a phase with the shapes of their arguments.
 
-    A task whose rows are packed into several shapes has the largest here, and no `evaluation`.
+    A labelled task, whose batches may have several shapes, has the largest here, and no
+    `evaluation`.
     """
     replicated = NamedSharding(program.mesh, PartitionSpec())
     numbers = jax.tree.map(

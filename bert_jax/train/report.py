@@ -244,7 +244,7 @@ class Report:
             self.loggers.append(wandb(self._workdir, config))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds one record to metrics.jsonl and to the loggers; errors become warnings."""
+        """Adds one record to metrics.jsonl and to the loggers; failed writes become warnings."""
         for logger in self.loggers:
             with only_warning(f'a logger of {self.folder}'):
                 logger.write(step, metrics)

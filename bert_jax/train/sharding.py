@@ -122,7 +122,7 @@ class Layout:
     def stores_gelu(self) -> bool:
         """Whether gelu is stored: products that recompute it would wait for the vector unit.
 
-        `tools.preflight` measured this.
+        So the compiler's schedules say (`docs/preflight.md`).
         """
         kind = None if self.mesh is None else self.mesh.devices.flat[0].device_kind
         return str(kind).startswith(('TPU v4', 'TPU v6'))
@@ -259,7 +259,8 @@ def to_global(
 ) -> dict[str, jax.Array]:
     """A global batch of `batch_size` rows on the mesh, from the rows of each process.
 
-    `rows` are the indices, from `local_rows`, of this process's rows in `local_batch`.
+    `local_batch` has this process's rows, and `rows` their indices in the global batch (from
+    `local_rows`).
     """
     sharding = batch_sharding(mesh)
 

@@ -52,7 +52,7 @@ class Phase(NamedTuple):
 
     Attributes:
       start, end: its steps, counted from 0; the end is exclusive.
-      batch_size: pairs or units of a global batch; packed, they fill fewer rows.
+      batch_size: sequences or units of a global batch; packed, they fill fewer rows.
       batches: a function from a step of the phase to an iterator of device batches from there on.
       evaluate: a function from parameters to metrics of the held-out rows.
       flops_per_sequence: training FLOPs of a step, divided by `batch_size`.

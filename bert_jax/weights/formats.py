@@ -234,8 +234,8 @@ def check_order(
     """The tokens of the weights' own vocabulary; () without one.
 
     Raises:
-      InputError: in `tokens`, those of `vocab_file`, one of their ids belongs to another token.
-        (Those of `[unused…]` tokens may.)
+      InputError: `tokens`, which `vocab_file` holds, have another token at an id of these; only
+        the ids of `[unused…]` tokens may be taken.
     """
     if weights.vocab_file is None:
         return ()
