@@ -1,7 +1,7 @@
-"""Buckets on loopback: gcp-storage-emulator, and what real Cloud Storage has beyond it.
+"""Buckets on loopback: gcp-storage-emulator, and what it lacks of real Cloud Storage.
 
-It answers one request at a time and forgets what it holds when the process ends. Clients find it by
-`environment()`, in this process and in those that tests start.
+It answers one request at a time and keeps objects in memory. Clients in this process, and in those
+that tests start, find it by `environment()`.
 """
 
 import io
@@ -27,9 +27,9 @@ class BucketServer:
 
     Attributes:
       requests: 'METHOD path?query' of all that were answered.
-      faults: status by pattern, of requests that are refused: 403 or 503 (clients try again), 0
-        (the connection is cut) or -N (nothing for N seconds, then it is cut).
-      lost: patterns of requests that are carried out and answered by 503, each once.
+      faults: by pattern, how matching requests fail: with a status such as 403 or 503 (clients try
+        again), with 0 by a cut connection, with -N by N seconds without an answer and then a cut.
+      lost: patterns of requests that are carried out but answered by 503; each matches once.
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class BucketServer:
         self.faults: dict[str, int] = {}
         self.lost: list[str] = []
         self.storage = Storage(use_memory_fs=True)
-        self.storage._write_config_to_file = lambda: None  # a copy of everything a request
+        self.storage._write_config_to_file = lambda: None  # it copies everything, at each request
         self.lock = threading.Lock()
-        logging.getLogger('gcp_storage_emulator').setLevel(logging.CRITICAL)  # tells every 404
+        logging.getLogger('gcp_storage_emulator').setLevel(logging.CRITICAL)  # it logs every 404
         server = _Server(('127.0.0.1', 0), partial(_Handler, self))
         self._url = f'http://127.0.0.1:{server.server_address[1]}'
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
 
     def environment(self) -> dict[str, str]:
-        """What makes gcsfs, google-cloud-storage and tensorstore come here, without credentials."""
+        """Variables by which gcsfs, google-cloud-storage and TensorStore come here anonymously."""
         return {
             'STORAGE_EMULATOR_HOST': self._url, 'TENSORSTORE_GCS_HTTP_URL': self._url,
             'FSSPEC_GCS_TOKEN': 'anon', 'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'anonymous',
@@ -53,7 +53,7 @@ class BucketServer:
         }
 
     def make_bucket(self, name: str) -> str:
-        """Makes a bucket; its URL."""
+        """Makes a bucket and returns its URL."""
         create_bucket(name, self.storage)
         self.storage.buckets[name]['softDeletePolicy'] = {'retentionDurationSeconds': 0}
         return f'gs://{name}'
@@ -71,7 +71,7 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # a client that went away before its answer
+        pass  # the client went away before the answer
 
 
 class _Handler(RequestHandler):
@@ -84,7 +84,7 @@ class _Handler(RequestHandler):
         length = int(self.headers.get('Content-Length') or 0)
         body = self.rfile.read(length)
         if len(body) < length:
-            return  # of a client that was killed: the emulator would store what has come
+            return  # a killed client; the emulator would store the part that came
         if length:
             self.rfile = io.BytesIO(body)
         request = f'{self.command} {unquote(self.path)}'
@@ -112,13 +112,13 @@ class _Handler(RequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
     def _carry_out(self, body: bytes) -> None:
-        """By the emulator, but for what it lacks or does otherwise than Cloud Storage."""
+        """Has the emulator answer, except where it differs from Cloud Storage."""
         url = urlparse(self.path)
         self._generation = 0
         if match := _OBJECT.fullmatch(url.path):
             query = {key: values[0] for key, values in parse_qs(url.query).items()}
             bucket, name = match[1], unquote(match[2] or query.get('name', ''))
-            if not name and (said := re.search(rb'\n\n(\{.*?\})\n--', body)):  # a small upload
+            if not name and (said := re.search(rb'\n\n(\{.*?\})\n--', body)):  # multipart
                 name = json.loads(said[1]).get('name', '')
             storage = self._buckets.storage
             found = storage.objects.get(bucket, {}).get(name, {})

@@ -17,8 +17,8 @@ os.environ.setdefault('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=1')  # as the laun
 # Most of the time goes into compiling models that are too small to be worth optimizing.
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
-    # Whole runs are started many times: what one has compiled, the others take. It goes with this
-    # process; those that it starts (pytest-xdist's too) inherit it.
+    # Tests start many whole runs, which share their compiled programs in this folder. It is deleted
+    # with this process; the processes that it starts (pytest-xdist's too) inherit it.
     _COMPILED = tempfile.TemporaryDirectory(prefix='bert_jax_compiled_')
     os.environ['JAX_COMPILATION_CACHE_DIR'] = _COMPILED.name
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
@@ -28,12 +28,12 @@ import pytest
 from bert_jax.runtime import files  # before etils, for which it sets the environment
 
 ROOT = Path(__file__).resolve().parent.parent
-# Folders of transformers' models with what they gave.
+# Models of transformers, with their recorded outputs, a folder each.
 RECORDED = ROOT / 'tests' / 'fixtures' / 'huggingface'
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:
-    """Returns when the condition holds; fails if it does not in so many seconds."""
+    """Returns when the condition holds; fails if it does not hold within `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, 'it did not happen'
@@ -41,14 +41,14 @@ def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:
 
 
 def run_python(*arguments: object, stdin: str = '', **environment: str):
-    """The ended process of an interpreter in the repository's root, with what it printed."""
+    """Runs Python in the repository's root; the completed process, with its output as text."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True,
         encoding='utf-8', timeout=300, env=os.environ | environment)
 
 
 def check_golden(file, lines):
-    """Compares lines with a file of tests/golden, which UPDATE_GOLDEN=1 writes anew."""
+    """Compares lines with a file of tests/golden, which UPDATE_GOLDEN=1 rewrites."""
     golden, text = ROOT / 'tests' / 'golden' / file, '\n'.join(lines) + '\n'
     if os.environ.get('UPDATE_GOLDEN'):
         golden.write_text(text)
@@ -67,15 +67,14 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope='session')
 def tokenized(shared_data) -> list[dict]:
-    """Hard lines, each a `text` and the tokens that the original program made of it."""
+    """Hard lines, each a `text` with the original program's tokens for each vocabulary."""
     with gzip.open(shared_data / 'tokenizer_reference' / 'tokens.jsonl.gz', 'rt') as file:
         return list(map(json.loads, file))
 
 
 @pytest.fixture(scope='session')
 def bucket_server():
-    """An object store on loopback, which this process and those it starts find by their
-    environment."""
+    """An object store on loopback; the environment sends this process and its children there."""
     from tests.bucket_server import BucketServer
 
     server = BucketServer()
@@ -93,7 +92,7 @@ def bucket(bucket_server) -> str:
 
 @pytest.fixture(params=['disk', 'bucket'])
 def folder(request, tmp_path):
-    """A folder on a disk, and then one in a bucket; it exists, as far as a bucket has such."""
+    """A folder on a disk, which exists, and then one in a bucket, where none need be made."""
     if request.param == 'disk':
         return files.as_path(tmp_path)
     return files.as_path(request.getfixturevalue('bucket')) / 'folder'

@@ -1,4 +1,4 @@
-"""What a command says of its input when it refuses it."""
+"""Checks of the message with which bad input is refused."""
 
 import contextlib
 
@@ -9,7 +9,7 @@ from bert_jax.runtime.errors import InputError
 
 @contextlib.contextmanager
 def refused(*words, match=None):
-    """Asserts that the block raises an InputError of one line, with these words, matching."""
+    """Asserts that the block raises a one-line InputError with all `words`, matching `match`."""
     with pytest.raises(InputError, match=match) as error:
         yield
     message = str(error.value)

@@ -1,4 +1,4 @@
-"""What is measured: benchmarks compare the same work, pages say what was found, `road` counts."""
+"""Benchmarks: peers compute the same loss, pages show the stored results, curves and cycles."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch):
-    """Their folder, as if one of them had been started."""
+    """Makes their modules importable, as if one of them had been started."""
     monkeypatch.syspath_prepend(str(ROOT / 'benchmarks'))
     yield
     for name in ('peer', 'huggingface_pretrain', 'gpu_page', 'cycles'):
@@ -33,7 +33,7 @@ def test_the_tuned_peer_has_the_loss_of_the_stock_one():
     torch.testing.assert_close(*losses)
 
 
-def test_the_page_of_the_gpu_has_a_row_a_shape(tmp_path):
+def test_the_gpu_page_has_a_row_for_each_shape(tmp_path):
     import gpu_page
 
     def write(name, result):
@@ -68,7 +68,7 @@ def test_the_quickstart_s_figures_are_those_of_its_stored_runs():
         assert f'{text} {words}' in readme
 
 
-def test_a_power_law_is_found_and_a_run_beside_it_lies_in_its_interval(tmp_path):
+def test_a_power_law_is_fitted_and_its_interval_holds_the_true_value(tmp_path):
     import curves
 
     flops = np.geomspace(1e13, 1e14, 9)

@@ -81,7 +81,7 @@ def default_lines():
 
 
 def test_defaults_are_golden():
-    """A new field changes this file alone: those of configs have what they change."""
+    """A new field changes only this file: those of configs hold only what they change."""
     check_golden('defaults.txt', default_lines())
 
 
@@ -99,7 +99,7 @@ def test_an_ablation_is_base_but_for_one_thing(name, expected, scale):
     config = load(f'ablations:{name}{scale}')
     base = flat_fields(load(f'ablations:base{scale}'))
     different = {path: x for path, x in flat_fields(config).items() if x != base[path]}
-    if scale and 'model.hidden_size' in expected:  # the first weights are for the width
+    if scale and 'model.hidden_size' in expected:  # initializer_range follows the width
         width = expected['model.hidden_size']
         expected = expected | {
             'model.initializer_range': pytest.approx(0.02 * (768 / width) ** 0.5, rel=0.03)}

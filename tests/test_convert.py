@@ -1,4 +1,4 @@
-"""The command that converts, as a user comes through it."""
+"""The command `convert`, as a user runs it."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_there_and_back_in_a_bucket(form, bucket, capsys):
     main([str(source), target, '--to', form])
     printed = capsys.readouterr().out.splitlines()
     assert '  head: token_classification (O, B-PER, I-PER, B-LOC, I-LOC)' in printed
-    assert any(line.startswith('note: ') for line in printed) == (form == 'tf1')  # of its gelu
+    assert any(line.startswith('note: ') for line in printed) == (form == 'tf1')  # about its gelu
     found = load_weights(target)
     assert str(found.vocab_file).startswith(target) and found.labels == wanted.labels
     for name, x in wanted.params.items():

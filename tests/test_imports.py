@@ -1,4 +1,4 @@
-"""The layers of the package: arrows point down, TensorFlow stays in its rooms, files stay short."""
+"""The package's layers: imports point down, few files import TensorFlow, files stay short."""
 
 import ast
 import graphlib
@@ -23,8 +23,8 @@ FLOORS = [
     {'predict', 'config.validation', 'train.program', 'train.experiment'},
     {'__main__', 'main', 'evaluate', 'convert', 'predict.__main__', 'tools'},
 ]
-# Rooms that do not meet, but for these: heads stand on the model, weights may import the model
-# that they start.
+# Packages of one floor that import each other only as given here: heads use the model, and weights
+# use the models that they start.
 BESIDE = {'data': (), 'model': (), 'heads': ('model',), 'weights': ('model', 'heads')}
 
 
@@ -56,11 +56,12 @@ def ours(path: Path) -> set[str]:
 
 
 def room(module: str) -> str:
+    """The top-level package that a module is in, or the top-level module itself."""
     return module.partition('.')[0]
 
 
 def floor(module: str) -> int:
-    for name in (module, room(module)):  # a room's own floor, unless a module has one
+    for name in (module, room(module)):  # a module's own floor before its package's
         for number, modules in enumerate(FLOORS):
             if name in modules:
                 return number
@@ -72,17 +73,17 @@ def test_a_module_keeps_the_rules(path):
     module, others = module_name(path), ours(path)
     packages = {name.partition('.')[0] for name in imports(path)}
     above = {other for other in others if floor(other) > floor(module)}
-    assert not above, 'arrows point down'
+    assert not above, 'imports point down the floors'
     if floor(module) == len(FLOORS) - 1:
         commands = {room(other) for other in others if floor(other) == len(FLOORS) - 1}
         assert commands <= {room(module)}, 'no command imports another'
     if room(module) in BESIDE:
         met = {room(other) for other in others} & BESIDE.keys()
-        assert met <= {room(module), *BESIDE[room(module)]}, 'data and model do not meet'
+        assert met <= {room(module), *BESIDE[room(module)]}, 'only as in BESIDE'
     if packages & {'tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'keras'}:
         assert path.relative_to(ROOT / 'bert_jax').as_posix() in TENSORFLOW_FILES
     if 0 < floor(module) < 3:
-        assert 'config' not in others and 'ml_collections' not in packages, 'it stops at the tasks'
+        assert 'config' not in others and 'ml_collections' not in packages, 'it stops at tasks/'
     assert 'configs' not in packages
     # A file is as long as its subject, 800 lines at most.
     assert len(path.read_text(encoding='utf-8').splitlines()) <= 800

@@ -56,13 +56,13 @@ SMALL = ModelConfig(vocab_size=40, num_layers=2, hidden_size=8, num_heads=2,
 
 
 def of_model():
-    """(Shapes of the parameters of a small model, what they declare)."""
+    """(Shapes of the parameters of a small model, their declarations)."""
     tree = jax.eval_shape(Pretraining(SMALL).init, jax.random.key(0))
     return nn.meta.unbox(tree), declared_parameters(tree)
 
 
 def declared(params):
-    """Of other parameters: kernels [in, out] and tables decay."""
+    """Declarations of other parameters: kernels are [in, out]; all but biases and scales decay."""
     return {path_names(path): Parameter(
         None, (None,) * jnp.ndim(x), num_in=path_names(path)[-1] == 'kernel',
         decays=path_names(path)[-1] not in ('bias', 'output_bias', 'scale'),
@@ -70,7 +70,7 @@ def declared(params):
 
 
 def leaf(tree, names):
-    """What is at a path."""
+    """The leaf or subtree at a path."""
     return functools.reduce(lambda tree, key: tree[key], names, tree)
 
 
@@ -95,7 +95,7 @@ def updated_by(optimizer, params, gradients):
 
 
 def numpy_updated(name, w, gradients, decay, trust, rate=1e-2):
-    """The same of one array, by the books."""
+    """One array after the same updates, by the formulas."""
     b1, b2, eps = 0.9, 0.999, 1e-6
     w = np.asarray(w, np.float64)
     m, v = np.zeros_like(w), np.zeros_like(w)
@@ -173,7 +173,7 @@ def test_lamb_with_a_zero_norm_stays_finite(start, gradient):
 @pytest.mark.parametrize('name, arguments', [
     ('lion', {'b1': 0.95, 'b2': 0.98}), ('nadamw', {'b1': 0.8}), ('adan', {}),
 ])
-def test_an_optimizer_of_optax_is_optaxs_with_bert_s_weight_decay(name, arguments):
+def test_an_optax_optimizer_is_unchanged_but_for_which_parameters_decay(name, arguments):
     params = random_like({'kernel': np.zeros((4, 3)), 'LayerNorm': {'scale': np.zeros(3)}}, 0)
     schedule = optimizers.make_schedule([ScheduleSegment(0, 10, 1e-2, 2)])
     ours = optimizers.make_optimizer(name, schedule, declared(params), arguments=arguments, **ADAM)
@@ -193,7 +193,7 @@ def test_every_optimizer_of_optax_fits_a_mesh_and_is_proportional_to_its_rate(na
     optimizer = optimizers.make_optimizer(name, lambda step: 1.0, parameters_of(objective), **ADAM)
     state = abstract_state(objective, optimizer, mesh)
     for x in jax.tree.leaves(state):
-        x.sharding.shard_shape(x.shape)  # raises where a dim cannot be split so
+        x.sharding.shard_shape(x.shape)  # raises if a dim cannot be split like this
     after = jax.eval_shape(optimizer.update, state.params, state.opt_state, state.params)
     assert jax.tree.structure(after) == jax.tree.structure((state.params, state.opt_state))
 
@@ -245,7 +245,7 @@ def test_frozen_parameters_stay_bit_for_bit_and_have_no_moments(name):
 
 
 def orthogonalized(x):
-    """Five steps of Newton-Schulz with Jordan's coefficients on a matrix, by the books."""
+    """Five Newton-Schulz iterations on a matrix with Jordan's coefficients, by the formula."""
     x = x / np.linalg.norm(x)
     for _ in range(5):
         a = x @ x.T
@@ -289,7 +289,7 @@ def test_muon_orthogonalizes_the_matrices_of_layers_and_adam_does_the_rest():
 def test_a_kernel_s_declared_matrices_are_those_that_a_product_uses(
     names, shape, num_in, num_separate
 ):
-    """A gated layer's two matrices in one array are two, as query, key and value are three."""
+    """A gated layer's array holds two matrices, as that of query, key and value holds three."""
     parameter = Parameter(None, names, num_in=num_in, num_separate=num_separate)
     x = random_like(jnp.zeros(shape), 0)
     matrices = parameter.to_matrices(x)
@@ -318,7 +318,7 @@ def test_rates_fall_with_the_distance_from_the_head():
         assert found.tolist() == [expected], name
 
 
-def test_weights_of_layers_that_a_tagger_adds_up_are_of_no_layer():
+def test_the_layer_weights_of_a_tagger_belong_to_no_layer():
     params = {'bert': {'encoder': {'layer_0': {'bias': jnp.ones(2)}}},
               'features': {'layer_weights': jnp.ones(2)}}
     of_two = optimizers.scale_by_depth(0.5, [('encoder', f'layer_{i}') for i in (0, 1)])
@@ -328,7 +328,7 @@ def test_weights_of_layers_that_a_tagger_adds_up_are_of_no_layer():
 
 
 @pytest.mark.parametrize('axes', [(1, 1, 1), (8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8)])
-def test_muon_deals_its_matrices_out_to_the_devices(axes):
+def test_muon_distributes_its_matrices_over_the_devices(axes):
     config = ModelConfig(vocab_size=64, num_layers=4, hidden_size=64, num_heads=8,
                          intermediate_size=256, max_position_embeddings=16)
     on = make_mesh(*axes, jax.devices()[:math.prod(axes)])
@@ -344,8 +344,8 @@ def test_muon_deals_its_matrices_out_to_the_devices(axes):
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     dealt = jax.jit(optimizer.update, out_shardings=shardings).lower(
         state.params, state.opt_state, state.params).compile()
-    # Of 16 square and 8 oblong matrices a device of eight has two and one. Element by element there
-    # is something to do too.
+    # Each of eight devices has two of the 16 square matrices and one of the 8 oblong ones.
+    # Elementwise work comes on top.
     share = dealt.cost_analysis()['flops'] / muon_flops(config)
     assert 1 < share * math.prod(axes) < 1.2
 
@@ -377,7 +377,7 @@ def test_every_model_option_declares_its_parameters_and_fits_every_optimizer(opt
             matrices += x.size
         if 'lstm' not in str(names):
             assert p.decays == (names[-1] == 'kernel' or names[-1].endswith('_embeddings')), names
-    assert token_flops(config, 0) == 2 * matrices  # a multiply-add a weight and token
+    assert token_flops(config, 0) == 2 * matrices  # a multiply-add for each weight and token
     params = random_like(shapes, 0)
     grads = random_like(params, 1)
     for name in (*optimizers.OWN_OPTIMIZERS, 'lion'):

@@ -72,7 +72,7 @@ def test_a_phase_that_does_not_fit_is_refused_by_name(program, monkeypatch, ther
 def test_fused_attention_is_used_where_a_chip_computes_it_right(
     platform, module, name, scale, attention, words, monkeypatch, capsys
 ):
-    """jax is as on a chip, as far as it says so, whose fused attention is scaled or fails."""
+    """jax claims to run on a chip, whose fused attention is scaled by a factor or fails."""
     fused = getattr(module, name)
     how = {'interpret': True} if platform == 'tpu' else {'implementation': 'xla'}
 
@@ -95,7 +95,7 @@ G = 1 << 30
 
 @pytest.fixture(scope='module')
 def shardings():
-    """(Of rows over eight devices, of whole arrays.)"""
+    """(Sharding of rows over eight devices, replicated sharding)."""
     mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
     return NamedSharding(mesh, PartitionSpec('data')), NamedSharding(mesh, PartitionSpec())
 
@@ -125,7 +125,7 @@ def test_a_step_compiled_ahead_is_used_and_donates(shardings):
 
 
 def compile_refused(message, *batch):
-    """What is made of a compilation that ends with this message."""
+    """The result of `compile_step` if the compiler fails with this message."""
     refuse = mock.Mock(side_effect=jax.errors.JaxRuntimeError(message))
     return program_lib.compile_step(mock.Mock(lower=refuse), *batch)
 
@@ -155,11 +155,11 @@ def test_bytes_of_a_device_are_those_of_its_shards(shardings):
 
 
 @pytest.mark.parametrize('kind, stats, found', [
-    ('TPU v5 lite', lambda: {'bytes_limit': 123}, 123),  # it knows best
+    ('TPU v5 lite', lambda: {'bytes_limit': 123}, 123),  # what the device reports counts first
     ('TPU v5 lite', lambda: None, int(15.75 * G)),
-    # Known to the compiler alone.
+    # A device of a topology, known only to the compiler.
     ('TPU v4', mock.Mock(side_effect=jax.errors.JaxRuntimeError), int(30.75 * G)),
-    *((kind, lambda: None, None) for kind in ('cpu', 'NVIDIA H100')),  # a share of the machine's
+    *((kind, lambda: None, None) for kind in ('cpu', 'NVIDIA H100')),  # a share of the host's
 ])
 def test_memory_of_a_device(kind, stats, found):
     device = types.SimpleNamespace(device_kind=kind, memory_stats=stats)

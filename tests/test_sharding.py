@@ -1,4 +1,4 @@
-"""The mesh, which axes split what, and rows of a global batch."""
+"""The mesh, what its axes split, and the rows of a global batch on each host."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ def test_parameters_and_moments_are_split_as_the_rules_say():
         ('embeddings', 'LayerNorm', 'scale'): (None,),
         (*layer, 'attention', 'self', 'qkv', 'kernel'): (both, None, 'tensor', None),
         (*layer, 'attention', 'self', 'qkv', 'bias'): (None, 'tensor', None),
-        # 4 heads: over two axes, and then their dims.
+        # Two axes split the 4 heads, the third axis their dims.
         (*layer, 'attention', 'output', 'dense', 'kernel'): (('fsdp', 'tensor'), 'data', None),
         (*layer, 'intermediate', 'dense', 'kernel'): (both, 'tensor'),
         (*layer, 'intermediate', 'dense', 'bias'): ('tensor',),
@@ -121,13 +121,13 @@ def test_every_slice_takes_every_mesh_and_hosts_share_out_the_rows(kind, topolog
 
 
 @pytest.mark.parametrize('kind, topology, num_slices, asked, sizes', [
-    # Both left to us: fsdp is an axis of the torus.
+    # Both are -1: fsdp spans an axis of the torus.
     ('TPU v5 lite', '4x4', 1, (-1, -1, 1), (4, 4, 1)),
     ('TPU v5 lite', '16x16', 2, (-1, -1, 1), (32, 16, 1)),
     ('TPU v5 lite', '4x8', 1, (-1, -1, 2), (2, 8, 2)),
     ('TPU v5 lite', '2x2', 1, (-1, -1, 1), (1, 4, 1)),
     ('TPU v4', '4x4x4', 1, (-1, -1, 1), (16, 4, 1)),
-    # Or one, or none.
+    # One is -1, or none.
     ('TPU v4', '4x4x4', 1, (-1, 8, 2), (4, 8, 2)),
     ('TPU v4', '4x4x4', 1, (2, 32, 1), (2, 32, 1))])
 def test_axes_of_minus_one_take_what_is_left(kind, topology, num_slices, asked, sizes):
@@ -137,7 +137,7 @@ def test_axes_of_minus_one_take_what_is_left(kind, topology, num_slices, asked, 
 @pytest.mark.parametrize('kind, name', [
     ('TPU v4', 'v4:4x4x4'), ('TPU v5', 'v5p:2x2x4'), ('TPU v5 lite', 'v5e:8x16'),
     ('TPU v6 lite', 'v6e:16x16')])
-def test_these_chips_are_in_the_order_of_the_compilers_own_topologies(monkeypatch, kind, name):
+def test_the_chips_of_these_tests_are_those_of_the_compiler_s_topologies(monkeypatch, kind, name):
     pytest.importorskip('libtpu', reason='libtpu (the extra `tpu`) is not installed')
     for key, value in {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}.items():
         monkeypatch.setenv(key, value)
@@ -152,7 +152,7 @@ def test_these_chips_are_in_the_order_of_the_compilers_own_topologies(monkeypatc
         assert ours.coords == tuple(theirs.coords)
 
 
-def test_rows_of_a_host_need_not_follow_one_another(monkeypatch):
+def test_rows_of_a_host_need_not_be_contiguous(monkeypatch):
     """What `to_global` hands to the devices that hold the second and the seventh part."""
     rows = np.array([2, 3, 12, 13])
     monkeypatch.setattr(jax, 'make_array_from_callback', lambda shape, _, shard: [

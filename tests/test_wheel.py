@@ -1,4 +1,4 @@
-"""The built wheel, in a folder of its own: it brings the configs and its command."""
+"""The built wheel, installed in a folder of its own, brings the configs and the command."""
 
 import os
 import shutil

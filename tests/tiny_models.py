@@ -10,12 +10,12 @@ from flax import linen as nn
 
 from bert_jax.train.step import Numbers, abstract_state, make_train_step
 
-# Half the time to compile; these programs run for moments.
+# Halves the compilation time; the programs run only for moments.
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 
 
 def random_like(shapes: Any, seed: int = 0, scale: float = 1.0) -> Any:
-    """A tree of normal numbers."""
+    """A tree of normally distributed float32 arrays with these shapes."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(
         lambda x: jnp.asarray(scale * rng.standard_normal(x.shape), jnp.float32),

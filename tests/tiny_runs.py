@@ -1,4 +1,4 @@
-"""Tiny runs for the tests: text and rows to make them from, and what they have saved."""
+"""Tiny runs for the tests: their flags, text and tables, and what they have saved."""
 
 import contextlib
 import random
@@ -26,7 +26,7 @@ def sentence(rng: random.Random, least: int = 3, most: int = 9) -> str:
 
 
 def documents(count: int, sentences: int = 7) -> str:
-    """Text of so many documents."""
+    """Text of `count` documents of `sentences` sentences each."""
     rng = random.Random(0)
     return '\n\n'.join(
         ' '.join(f'{sentence(rng).capitalize()}.' for _ in range(sentences))
@@ -40,7 +40,7 @@ def write_table(file: Path, *rows: Sequence[Any]) -> None:
 
 
 def write_cola(folder: Path, train: int = 50, dev: int = 20, test: int = 7) -> Path:
-    """Writes a GLUE folder with so many rows of CoLA in its splits; the folder."""
+    """Writes a GLUE folder with these numbers of rows in the splits of CoLA, and returns it."""
     rng = random.Random(1)
     for split, count in (('train', train), ('dev', dev)):
         write_table(folder / 'CoLA' / f'{split}.tsv',
@@ -51,7 +51,7 @@ def write_cola(folder: Path, train: int = 50, dev: int = 20, test: int = 7) -> P
 
 
 def one_device() -> contextlib.ExitStack:
-    """jax as a machine with one device has it."""
+    """Makes jax show only one device until the returned stack is closed."""
     first = jax.devices()[:1]
     patches = contextlib.ExitStack()
     for name, value in (('devices', first), ('local_devices', first), ('device_count', 1)):

@@ -1,16 +1,17 @@
-"""Damage at random: what is read is the same, or one line says why it is not.
+"""Random damage: a command gives the undamaged result, or says in one line why it does not.
 
     python -m tests.abuse fuzz|careless --cases=2000 --seed=0
 
 fuzz damages a file of a run, a token store or published weights and opens it through a command. The
-answer is the one that the undamaged copy gives, bit for bit (the damage did not matter, or an older
-checkpoint was taken, which a line says), or an error in one line. careless makes mistakes in a
-table and in flags and opens it for training, for evaluation and for prediction: all refuse it in
-one line, or all read the same texts, and every row is read or reported. Anything else is harm: a
-traceback, another result, NaN, a hang, another file changed.
+command must give the result of the undamaged copy, bit for bit (the damage did not matter, or an
+older checkpoint was read, which a line reports), or an error in one line. careless makes mistakes
+in a table and in flags and opens the table for training, evaluation and prediction: each reads it
+or refuses it in one line, training and evaluation hold out the same rows, prediction reads what
+training reads, and every row is read or reported. Anything else is harm: a traceback, another
+result, NaN, a hang, another file changed.
 
-Config and vocabulary of published weights have no checksum in any format: what leaves another valid
-model there is counted by itself, as nobody could tell.
+Config and vocabulary of published weights have no checksum in any format. Damage there that leaves
+another valid model is counted separately, as no reader could notice it.
 
 A case is a function of the seed and its number; `--only=N` runs one again and shows its output.
 """
@@ -49,7 +50,7 @@ from tests.conftest import ROOT
 from tests.tiny_runs import saved
 
 Outcome = tuple[int, str, str, str]  # number, group, what came of it, what was printed
-_HANGS = 60  # seconds
+_HANGS = 60  # seconds after which a command counts as hung
 
 
 class Target(NamedTuple):
@@ -75,14 +76,14 @@ TARGETS = {
 
 
 def convert_run(folder: Path) -> None:
-    """`run` as other formats have it."""
+    """Converts `run` to all formats, in the folders hf, tf1 and own."""
     for target, form in (('hf', 'huggingface'), ('tf1', 'tf1'), ('own', 'bert_jax')):
         answer = open_command(f'convert {{folder}}/run {{folder}}/{target} --to {form}', folder)
         assert answer.status == 0, answer.err
 
 
 def _result(answer: Answer, made: Path) -> Any:
-    """What was printed and written; a checkpoint by its arrays, whose files have random names."""
+    """What was printed and written; checkpoints by their arrays, as file names are random."""
     said = [line for line in answer.out.splitlines() if line.startswith(('{', 'result '))]
     if not (made / 'checkpoints').exists():
         return said, contents(made)
@@ -93,7 +94,7 @@ def _result(answer: Answer, made: Path) -> Any:
 
 
 def _overwrite(rng: random.Random, data: bytes) -> bytes:
-    """Zeros, as a disk leaves them, or other bytes."""
+    """Overwrites a part with zeros, as a failing disk does, or with random bytes."""
     start = rng.randrange(len(data))
     size = rng.choice((len(data), rng.randint(1, 4096)))
     size = min(size, len(data) - start)
@@ -111,7 +112,7 @@ _VALUES: tuple[Any, ...] = (
 
 
 def _replace(rng: random.Random, data: bytes) -> bytes:
-    """Another value in the place of one, in JSON; other files stay as they are."""
+    """Replaces a value in JSON by another one; other files stay as they are."""
     places = list(re.finditer(rb'": ?("[^"]*"|[^][{}," \n]+)', data))
     if not places:
         return data
@@ -121,10 +122,10 @@ def _replace(rng: random.Random, data: bytes) -> bytes:
 
 
 def _damage(rng: random.Random, folder: Path) -> tuple[str, str]:
-    """Damages one file; (its path in the folder, how)."""
+    """Damages one file; returns (its path in the folder, how)."""
     paths = sorted(p for p in folder.rglob('*') if p.is_file() and p.stat().st_size
                    and not p.name.startswith('events.out.') and p.suffix not in ('.png', '.lock'))
-    # Files are as likely as folders are: a checkpoint has many that are small.
+    # Draws a kind of file first, or most would be the many small files of checkpoints.
     by_kind = collections.defaultdict(list)
     for path in paths:
         by_kind[re.sub(r'[0-9a-f]{16,}|\d+', '#', str(path.relative_to(folder)))].append(path)
@@ -138,7 +139,7 @@ def _damage(rng: random.Random, folder: Path) -> tuple[str, str]:
             'cut': lambda rng, data: data[:rng.randrange(len(data))],
             'swap': lambda rng, data: rng.choice(paths).read_bytes(),
         }[how](rng, before)
-    path.unlink()  # a copy may share it
+    path.unlink()  # so that no other link to the file changes
     path.write_bytes(after)
     return str(path.relative_to(folder)), how
 
@@ -148,7 +149,7 @@ def _judge(target: Target, name: str, answer: Answer, before: dict[str, str], ex
     if answer.harm:
         return f'HARM: {answer.harm}'
     after = contents(folder)
-    damaged = '/'.join([target.folder, *name.split('/')[:2]])  # a checkpoint is as a whole
+    damaged = '/'.join([target.folder, *name.split('/')[:2]])  # of a checkpoint, all of it
     for path, digest in before.items():
         kept = '/checkpoints/' in path and path in after and not path.startswith(damaged)
         written = path.startswith(f'{target.made}/') and not kept
@@ -164,7 +165,7 @@ def _judge(target: Target, name: str, answer: Answer, before: dict[str, str], ex
 
 def fuzz(numbers: Iterable[int], seed: int, things: Path, folder: Path,
          names: Sequence[str] = tuple(TARGETS)) -> Iterator[Outcome]:
-    """Damages copies of `things`, each in `folder`."""
+    """For each number, damages a new copy of `things`, made in `folder`."""
     def copy() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(things, folder, symlinks=True)
@@ -190,7 +191,7 @@ def fuzz(numbers: Iterable[int], seed: int, things: Path, folder: Path,
 
 
 def _fuzz_all(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[Outcome]:
-    (folder / 'case').mkdir()  # runs name paths: they are made where cases lie
+    (folder / 'case').mkdir()  # runs hold paths: they are made where the cases are
     make(folder / 'case')
     convert_run(folder / 'case')
     (folder / 'case').rename(folder / 'things')
@@ -201,7 +202,7 @@ WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who'
 _TEXTS = ('a text, with a comma', 'say "so"', "don't", '', ' ', 'x' * 400, 'naïve café', '你好',
           'two\nlines', 'a\ttab', 'NaN', '1.5', '\u200b', 'end\\', '#', '=1+1')
 _LABELS = (('1', '0'), ('1', '1.0', '10'), ('yes', 'no'), ('nan', '2'), ('a b', 'c,d'))
-# Each in a line or in the whole file.
+# Each is made in one line or in the whole file.
 _MISTAKES: tuple[Callable[[random.Random, bytes], bytes], ...] = (
     _flip, _overwrite, lambda rng, data: data[: rng.randrange(len(data))],
     lambda rng, data: data + b',', lambda rng, data: data.replace(b',', b';'),
@@ -221,7 +222,7 @@ _FLAGS = (
 
 
 def _write_table(rng: random.Random, folder: Path, labels: tuple[str, ...]) -> Path:
-    """A table with the columns text, other and label, and mistakes."""
+    """A table with the columns text, other and label, and up to two mistakes."""
     form = rng.choice(('csv', 'jsonl'))
     texts = [*_TEXTS, *(' '.join(rng.choices(WORDS, k=5)) for _ in range(40))]
     rows = [{'text': rng.choice(texts), 'other': rng.choice(texts[len(_TEXTS):]),
@@ -248,7 +249,7 @@ def _write_table(rng: random.Random, folder: Path, labels: tuple[str, ...]) -> P
 
 
 def _attempt(act: Callable[[], Any]) -> tuple[str, Any]:
-    """('read', what), ('refused', the line) or ('HARM', what came)."""
+    """('read', the result), ('refused', the line) or ('HARM', the message)."""
     try:
         return 'read', act()
     except Exception as error:
@@ -300,7 +301,7 @@ def _open_table(rng: random.Random, folder: Path) -> tuple[str, str, str]:
 
 
 def careless(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[Outcome]:
-    """Opens tables, each in `folder`."""
+    """For each number, writes a table in `folder` and opens it."""
     for number in numbers:
         yield number, *_open_table(random.Random(f'{seed} {number}'), folder)
 

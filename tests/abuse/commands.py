@@ -1,4 +1,4 @@
-"""Every command in this process, as a careless hand opens it, and what it finds on a disk."""
+"""Runs any command in this process, and makes the files that abuse tests run it on."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ from tests.tiny_runs import TINY, documents, one_device, write_cola
 _TINY = (
     *TINY, '--config.model.num_layers=1', '--config.train.steps=4', '--config.train.save_every=2',
     '--config.train.log_every=1', '--config.train.max_eval_examples=16',
-    # A rate that does not depend on how many steps there will be.
+    # A learning rate that does not depend on the number of steps.
     '--config.optimizer.warmup=0', '--config.optimizer.decay_power=0',
 )
 _CACHE = ('--config.data.dir={folder}/cache', '--config.data.local_dir={folder}/cache')
@@ -58,7 +58,7 @@ class Answer:
 
     @property
     def harm(self) -> str:
-        """What no command may do: a traceback, NaN, an error that is not one line."""
+        """What no command may do, or '': a traceback, NaN, an error that is not one line."""
         if re.search('Traceback|may be a fault of bert_jax', self.out + self.err):
             return 'traceback'
         if re.search(r'\b(NaN|nan|Infinity)\b', self.out):
@@ -72,11 +72,15 @@ def open_command(
     line: str | tuple[str, ...], folder: Path, things: Path | None = None, stdin: bytes = b'',
     seconds: int = 600,
 ) -> Answer:
-    """Runs a command as `python -m` does, on one device; what hangs is ended.
+    """Runs a command as `python -m` does, but in this process and on one device.
 
     Args:
-      line: the command and its arguments, with @NAME of `MACROS`, {folder} and {things}, which the
-        folder is a copy of. What it writes goes to {folder}/new if no --workdir is named.
+      line: the command and its arguments; @NAME stands for a row of `MACROS`, {folder} and {things}
+        for these paths. A command with a --workdir gets {folder}/new unless one is named.
+      folder: what the command may read and write, a copy of `things`.
+      things: what it may read as it was before the case.
+      stdin: bytes of its standard input.
+      seconds: after which it is interrupted.
     """
     command, *words = shlex.split(line) if isinstance(line, str) else line
     if command in ('main', 'sweep', 'paper', 'evaluate') and 'workdir' not in ' '.join(words):
@@ -87,10 +91,10 @@ def open_command(
     out, err, status = io.StringIO(), io.StringIO(), None
     out.reconfigure = lambda **_: None  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
-        # A module that is a program here may have been imported before.
+        # runpy warns if the module of the command has been imported before.
         stack.enter_context(warnings.catch_warnings(action='ignore', category=RuntimeWarning))
         stack.enter_context(one_device())
-        # One process of many tests joins no others, and hears its own signals.
+        # A process that runs many tests joins no other hosts, and keeps its own signal handlers.
         stack.enter_context(mock.patch.object(hosts, 'connect', lambda: None))
         stack.enter_context(mock.patch.object(Guard, 'start', lambda self: None))
         stack.enter_context(mock.patch.object(sys, 'argv', [command, *args]))
@@ -133,7 +137,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def make(folder: Path) -> None:
-    """Writes everything: text.txt, run, cola (a fine-tuned run), glue, hf_NAME, notes."""
+    """Makes text.txt, run, cola (a fine-tuned run), cache, glue, hf_NAME and notes."""
     (folder / 'text.txt').write_text(documents(40))
     write_cola(folder / 'glue')
     for line in ('main @text --workdir={folder}/run', 'main @glue --workdir={folder}/cola'):

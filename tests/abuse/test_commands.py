@@ -1,9 +1,9 @@
-"""Careless and hostile inputs at every command: none does harm, each is answered in one line.
+"""Careless and hostile inputs to every command: none does harm, each is refused in one line.
 
-Config files that are none, settings that mean nothing; texts, tables, vocabularies and weights that
-are not what they should be; files that an editor or a disk has changed; places that cannot be
-written, or hold what is not ours. Files that were there before are there afterwards, byte for byte.
-What the readers refuse has tests of its own: tests/test_config.py, tests/data/test_corpus.py,
+Broken config files, settings without a meaning; texts, tables, vocabularies and weights that are
+not what they should be; files that an editor or a disk has changed; outputs where nothing can be
+written, or that would overwrite other files. Files that were there before are there afterwards,
+byte for byte. Readers have tests of their own: tests/test_config.py, tests/data/test_corpus.py,
 tests/tasks/test_tables.py, tests/weights/test_refused.py, tests/predict/test_cli.py.
 """
 
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.slow
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is done at a command (see `open_command`), and how it must answer.
+    """A call of a command (see `open_command`), and how it must answer.
 
     Attributes:
-      says: a pattern of what the one line holds.
-      status: that it exits with.
+      says: a pattern that the one line of error has to match.
+      status: its exit status.
       before: prepares the case's folder.
-      around: a context in which the command is opened, of the case's folder.
+      around: returns the context manager, of the case's folder, in which the command runs.
     """
 
     line: str | tuple[str, ...]
@@ -62,7 +62,7 @@ def change(pattern, changed):
 
 
 def having(**fields):
-    """Fields of a JSON file set; without its digest, so that whatever else it says is looked at."""
+    """Sets fields of a JSON file and drops its digest, so that the values are checked."""
     def changed(data):
         said = json.loads(data) | fields
         said.pop('digest', None)
@@ -71,7 +71,7 @@ def having(**fields):
 
 
 def value(pattern, new):
-    """Another value in the place of one, as a disk might have it."""
+    """Replaces a value and keeps the digest, as damage on a disk would."""
     def changed(data):
         result = re.sub(pattern, new, data)
         assert result != data, data
@@ -93,7 +93,7 @@ def deep(data):
 
 @contextlib.contextmanager
 def small_disk(folder):
-    """`small` is a disk of 16 kB."""
+    """Mounts a disk of 16 kB as `small`."""
     (folder / 'small').mkdir()
     mounted = subprocess.run(
         ['mount', '-t', 'tmpfs', '-o', 'size=16k', 'none', folder / 'small'], capture_output=True)
@@ -252,7 +252,7 @@ HAND_EDITED = [
         shutil.rmtree(folder / 'run' / 'checkpoints'), (folder / 'run' / 'checkpoints').mkdir())),
 ]
 
-# Even root makes nothing in /proc/1. Nothing that somebody else wrote is written over.
+# Even root can create nothing in /proc/1. Files that the command did not write are kept.
 _HF = '{folder}/hf_pretraining'
 OUTPUTS = [
     *(Case(line, r'small/x(\.npz)? is full', 1, around=small_disk) for line in (
@@ -307,7 +307,7 @@ def things(tmp_path_factory):
 @pytest.mark.parametrize(
     'case', [*CONFIGS, *INPUTS, *HAND_EDITED, *OUTPUTS],
     ids=lambda case: (case.line if isinstance(case.line, str) else ' '.join(case.line))[:99])
-def test_an_abuse_is_answered(case, things, tmp_path):
+def test_a_bad_call_is_refused_in_one_line_and_changes_no_file(case, things, tmp_path):
     folder = tmp_path / 'all'
     shutil.copytree(things, folder, symlinks=True)
     case.before(folder)
@@ -331,7 +331,7 @@ def test_damage_is_found_or_does_no_harm(things, tmp_path):
     assert {'same result', 'refused'} <= harmless(outcomes)
 
 
-def test_careless_tables_and_flags_have_one_answer(tmp_path):
+def test_careless_tables_and_flags_are_read_alike_or_refused(tmp_path):
     assert harmless(careless(range(40), 1, tmp_path)) == {'read', 'refused'}
 
 

@@ -1,4 +1,4 @@
-"""Standard streams that are closed or full: of whole processes."""
+"""Standard streams that are closed or full, in processes of their own."""
 
 import os
 import re
@@ -19,7 +19,7 @@ _MODEL = 'tests/fixtures/huggingface/pretraining'
     (f'convert {_MODEL} {{folder}}/new --to bert_jax | true', 0, ''),
     (f'convert {_MODEL} {{folder}}/new --to bert_jax >/dev/full', 1, 'standard output is full'),
 ], ids=lambda value: value.partition(' --model')[0] if isinstance(value, str) else '')
-def test_a_stream_that_cannot_be_used_is_told(command, status, says, tmp_path):
+def test_a_standard_stream_that_cannot_be_used_is_told_in_one_line(command, status, says, tmp_path):
     if '/dev/full' in command and not os.path.exists('/dev/full'):
         pytest.skip('there is no /dev/full here')
     ended = subprocess.run(

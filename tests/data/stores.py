@@ -1,6 +1,6 @@
-"""Token stores in memory, every token of which has an id of its own: `FIRST` + its place.
+"""Token stores in memory in which every token has an id of its own: `FIRST` + its index.
 
-So a row (with its labels put back) says where in the store each of its tokens stands.
+So a row, with its labels put back, shows which tokens of the store it holds.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Store:
 
 
 def make_store(documents):
-    """From the lengths of each document's sentences."""
+    """A store with the given sentence lengths of each document."""
     lengths = np.concatenate(documents)
     return Store(
         np.arange(lengths.sum(), dtype=np.uint32) + FIRST,
@@ -47,7 +47,7 @@ def random_store(num_documents, seed=0, most_sentences=25, most_tokens=20):
 
 
 def vocab(size, cls_id=CLS, sep_id=SEP, mask_id=MASK):
-    """A vocabulary without words that continue."""
+    """A vocabulary of `size` pieces, none of which continues a word."""
     return Vocab((), 0, 0, cls_id, sep_id, mask_id, np.zeros(size, bool))
 
 
@@ -61,14 +61,14 @@ def make_examples(store, documents=None, seed=3, **recipe):
 
 
 def truncated(a, b, room):
-    """Tokens that google-research/bert leaves of each: the longer one loses one after another."""
+    """Lengths that google-research/bert keeps: it shortens the longer one until both fit."""
     while a + b > room:
         a, b = (a - 1, b) if a > b else (a, b - 1)
     return a, b
 
 
 def restored(batch):
-    """The ids with the labels put back."""
+    """`input_ids` with the labels put back at the masked positions."""
     ids = batch['input_ids'].copy()
     rows, slots = np.nonzero(batch['masked_lm_weights'])
     ids[rows, batch['masked_lm_positions'][rows, slots]] = batch['masked_lm_ids'][rows, slots]
@@ -93,7 +93,7 @@ def change_last_byte(path):
 
 
 def digest(*batches):
-    """Of all features, by the names of the first version."""
+    """A digest of all features; `sequence_ids` counts under its earlier name, `input_mask`."""
     found = hashlib.sha256()
     for batch in batches:
         named = {name.replace('sequence_ids', 'input_mask'): x for name, x in batch.items()}

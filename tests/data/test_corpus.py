@@ -84,7 +84,7 @@ def test_faults_are_named(tmp_path, name, content, prefix, words):
         _texts(f'{prefix}{tmp_path / name}')
 
 
-def test_parquet_is_a_document_a_row(tmp_path):
+def test_each_parquet_row_is_a_document(tmp_path):
     pyarrow = pytest.importorskip('pyarrow', reason='Parquet needs it')
     from pyarrow import parquet
 
@@ -185,7 +185,7 @@ def _md5(path):
     return hashlib.md5(path.read_bytes()).hexdigest()
 
 
-def test_digest_is_of_the_content_and_hashed_once(tmp_path):
+def test_a_digest_follows_the_content_and_a_file_is_hashed_only_once(tmp_path):
     paths = [tmp_path / 'a', tmp_path / 'b']
     for path in paths:
         _write(path, path.name.encode() * 10_000_000)
@@ -195,19 +195,19 @@ def test_digest_is_of_the_content_and_hashed_once(tmp_path):
     state = os.stat(paths[0])
     paths[0].write_bytes(b'x' * 10_000_000)
     os.utime(paths[0], ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert store.digests(paths) == expected  # nothing but the content differs: it is not read
+    assert store.digests(paths) == expected  # size and time are the same, so it is not read again
     _write(paths[0], b'x' * 10_000_000, age=50)
     assert store.digests(paths) == [_md5(paths[0]), expected[1]] != expected
 
 
-def test_a_file_of_this_moment_is_not_remembered(tmp_path):
+def test_the_digest_of_a_file_changed_just_now_is_not_remembered(tmp_path):
     for content in (b'1', b'2'):
-        _write(tmp_path / 'a', content, age=0)  # perhaps within one step of the disk's clock
+        _write(tmp_path / 'a', content, age=0)  # both versions may have the same file time
         assert store.digests([tmp_path / 'a']) == [_md5(tmp_path / 'a')]
 
 
 @pytest.mark.parametrize('content', ['', '{', '[1]', '{"/a": 1}', '{"/a": [1, 2]}', '\x00'])
-def test_a_damaged_memory_is_forgotten(tmp_path, remembered, content):
+def test_a_damaged_digest_cache_is_ignored(tmp_path, remembered, content):
     remembered.parent.mkdir()
     remembered.write_text(content)
     _write(tmp_path / 'a', b'1')
@@ -217,7 +217,7 @@ def test_a_damaged_memory_is_forgotten(tmp_path, remembered, content):
         store.digests([tmp_path / 'none'])
 
 
-def test_a_source_is_its_content(tmp_path):
+def test_a_fingerprint_depends_on_content_and_format_not_on_paths_or_times(tmp_path):
     for folder in ('here', 'there'):
         (tmp_path / folder).mkdir()
         _write(tmp_path / folder / 'a.txt', b'One.\n', age=len(folder))
@@ -233,5 +233,5 @@ def test_a_source_is_its_content(tmp_path):
     _write(tmp_path / 'there' / 'b.txt', b'One.\n')  # the same files in another order
     _write(tmp_path / 'there' / 'a.txt', b'Two.\n')
     assert here != fingerprint('{}/there/*')
-    (tmp_path / 'here' / 'a.txt').rename(tmp_path / 'here' / 'a.jsonl')  # is read otherwise
+    (tmp_path / 'here' / 'a.txt').rename(tmp_path / 'here' / 'a.jsonl')  # is read as another format
     assert here != fingerprint('{}/here/*')

@@ -1,4 +1,4 @@
-"""Sets of rows by index, mixtures, batches: the same from any host and any first step."""
+"""Rows by index, mixtures and batches: the same on any host and from any first step."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.data.stores import assert_same, check_batch, make_examples, random_st
 
 
 class _Part:
-    """Rows that say which part they are of and which number was asked for."""
+    """A part whose rows hold its name and the index that was asked for."""
 
     def __init__(self, name, num_examples, num_frozen=7):
         self.spec = examples_lib.pretrain_spec(2, 1)
@@ -50,15 +50,15 @@ def _pairs(seed=3):
     return make_examples(random_store(60), seed=seed)
 
 
-def test_parts_go_on_through_their_own_rows():
+def test_each_part_of_a_mixture_takes_its_next_rows_in_every_block():
     mixture = _mixture()
     ids = mixture.rows(np.arange(5000))['input_ids']
     for part, count in enumerate((500, 333, 167)):
-        inner = ids[ids[:, 0] == part, 1].reshape(5, count)  # each thousand goes on
+        inner = ids[ids[:, 0] == part, 1].reshape(5, count)  # each block takes the part's next rows
         assert (np.sort(inner) == np.arange(5 * count).reshape(5, count)).all()
     assert np.diff(np.flatnonzero(np.diff(ids[:, 0]))).max() < 30  # no part comes in long runs
     assert not np.array_equal(ids[:1000, 0], ids[1000:2000, 0])
-    # An epoch sees all of every part: the second's 900 rows, 333 of every thousand.
+    # An epoch covers every part. The second sets its length: 900 rows, 333 in a block of 1,000.
     assert mixture.num_examples == 2703
     for part, size in enumerate((500, 900, 200)):
         assert set(range(size)) <= set(ids[:3000][ids[:3000, 0] == part, 1].tolist())
@@ -72,13 +72,13 @@ def test_every_part_of_a_mixture_has_rows_however_small_its_weight():
 
 @pytest.mark.parametrize('frozen', [False, True])
 @pytest.mark.parametrize('make', [_mixture, _records, _pairs])
-def test_rows_depend_on_their_number_alone(make, frozen):
+def test_a_row_depends_on_its_index_alone(make, frozen):
     used = make()
-    n = used.num_frozen if frozen else 3000  # over the ends of epochs
+    n = used.num_frozen if frozen else 3000  # more than an epoch
     whole = used.rows(np.arange(n), frozen)
     check_batch(used.spec, whole)
     for some in (np.arange(990, 1010), np.array([2999]), np.array([5, 2100, 7, 1003])):
-        for examples in (used, make()):  # a fresh start, in the middle
+        for examples in (used, make()):  # the second one starts in the middle
             assert_same(examples.rows(some % n, frozen), {k: x[some % n] for k, x in whole.items()})
     other = make(seed=1).rows(np.arange(3000))
     assert not np.array_equal(other['input_ids'], whole['input_ids'])
@@ -113,7 +113,7 @@ def examples():
 
 
 def _global(make, examples, hosts, **more):
-    """Batches of 16 of the whole mesh from those of each host, which has every so-manieth row."""
+    """Global batches of 16 rows, joined from those of the hosts; each has every `hosts`-th row."""
     parts = [make(examples, batch_size=16, local=np.arange(host, 16, hosts), **more)
              for host in range(hosts)]
     return [{name: np.stack([part[name] for part in batch], 1).reshape(-1, *x.shape[1:])
@@ -122,7 +122,7 @@ def _global(make, examples, hosts, **more):
 
 @pytest.mark.parametrize(('hosts', 'first_step', 'num_steps', 'rows_a_call'), [
     (1, 3, 150, 2048), (2, 5, 131, 100), (8, 5, 131, 100), (1, 1234, 6, 2048),
-    (2, 1239, 1, 2048), (2, 7, 0, 2048), (1, 2, 3, 10),  # fewer a call than a batch has
+    (2, 1239, 1, 2048), (2, 7, 0, 2048), (1, 2, 3, 10),  # fewer rows in a call than in a batch
 ])
 def test_batches_are_the_rows_of_their_steps(
     examples, hosts, first_step, num_steps, rows_a_call, monkeypatch
@@ -163,4 +163,4 @@ def test_evaluation_sees_every_example_once(examples, hosts, num_examples):
         for name, x in expected.items():
             real = x[i * 16:(i + 1) * 16]
             np.testing.assert_array_equal(batch[name][: len(real)], real)
-            assert not batch[name][len(real):].any()  # filled up, without weight
+            assert not batch[name][len(real):].any()  # padding rows, without weight

@@ -1,7 +1,7 @@
-"""Masking for the masked LM: what may be masked, how much, by what, and that rows stand alone.
+"""Masking for the masked LM: which positions, how many, replaced by what; rows are independent.
 
-Rows look as in pre-training: [CLS] A [SEP] B [SEP] padding. `V` pieces, the last third of which
-continue words; ids of pieces in the text lie between the special ones and `V`.
+Rows look as in pre-training: [CLS] A [SEP] B [SEP] padding. There are `V` pieces; those from 40 on
+continue words. The ids of the text are from `FIRST` to `V` - 1.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def _rows(lengths, width, seed=0):
     lengths = np.asarray(lengths)
     columns = np.arange(width)
     ids = rng.integers(FIRST, V, (len(lengths), width)).astype(np.int32)
-    middle = 1 + rng.integers(0, np.maximum(lengths - 2, 1))  # of the first [SEP]
+    middle = 1 + rng.integers(0, np.maximum(lengths - 2, 1))  # position of the first [SEP]
     ids[:, 0] = CLS
     ids[columns == middle[:, None]] = SEP
     ids[columns == lengths[:, None] - 1] = SEP
@@ -33,7 +33,7 @@ def _rows(lengths, width, seed=0):
 
 
 def _mask(ids, candidates, lengths, keys=None, slots=20, vocab_size=V, rates=None, **more):
-    """The masked ids and the labels' arrays; `ids` stay as they are."""
+    """The masked ids and the positions, ids and weights of the labels; `ids` stay as they are."""
     masked = ids.copy()
     vocab = Vocab((), PAD, PAD, CLS, SEP, MASK, np.arange(vocab_size) % V >= 40)
     labels = mask_rows(
@@ -47,15 +47,15 @@ def _mask(ids, candidates, lengths, keys=None, slots=20, vocab_size=V, rates=Non
 
 batches = st.tuples(
     st.lists(st.integers(4, 48), min_size=1, max_size=6),  # lengths
-    st.integers(0, 15),  # padding of the longest
+    st.integers(0, 15),  # padding of the longest row
     st.integers(0, 10**6),  # seed of the text
-    st.integers(1, 60),  # slots, as far as they fit
+    st.integers(1, 60),  # slots, cut to the row's width
     st.floats(0.01, 0.9),  # masked_lm_prob
 )
 
 
 def _words(ids, candidates):
-    """Lists of positions: a piece and the continuations right after it."""
+    """The positions of each word: a piece and the continuations right after it."""
     words = []
     for i in np.flatnonzero(candidates):
         if words and words[-1][-1] == i - 1 and CONTINUES[ids[i]]:
@@ -113,16 +113,16 @@ def test_runs_of_words_have_the_lengths_of_their_papers(masking, shares):
     ids[:, 0], ids[:, -1] = CLS, SEP
     more = {'slots': budget, 'vocab_size': 10**6, 'masking': masking}
     masked, positions, *_ = _mask(ids, ids >= FIRST, [width] * n, **more)
-    assert (np.diff(positions) > 0).all()  # the whole budget, in every row
-    # A maximal run of masked positions: mostly one draw, for few of many are chosen.
+    assert (np.diff(positions) > 0).all()  # every row uses all its slots
+    # A run of adjacent masked positions is mostly one draw, because few positions are masked.
     breaks = np.diff(positions, axis=1) > 1
     ends = np.flatnonzero(np.pad(breaks, ((0, 0), (0, 1)), constant_values=True).ravel())
     lengths = np.bincount(np.diff(ends, prepend=-1), minlength=len(shares) + 1)
     found = lengths[1: len(shares) + 1] / lengths.sum()
     assert found == pytest.approx(shares, abs=0.03)
-    where = np.bincount(positions.ravel() // 100, minlength=20)[:20]  # anywhere alike
+    where = np.bincount(positions.ravel() // 100, minlength=20)[:20]  # evenly over the row
     assert where == pytest.approx([n * budget / 20] * 20, rel=0.15)
-    # Of a span all positions do the same, of n-grams each by itself.
+    # All positions of a span are replaced alike; those of an n-gram are drawn one by one.
     same = masked[np.arange(n)[:, None], positions] == MASK
     inside = ~breaks
     agree = (same[:, 1:] == same[:, :-1])[inside].mean()
@@ -134,7 +134,7 @@ def test_runs_of_words_have_the_lengths_of_their_papers(masking, shares):
     (0.8, 0.1, 0.1), (1, 0, 0), (0.8, 0, 0.2), (0.8, 0.2, 0), (0, 0.2, 0.8), (0, 0, 1), (0, 1, 0),
 ])
 def test_shares_of_the_replacements(mask_rate, same_rate, random_rate):
-    n, width, vocab_size = 3000, 66, 10_000  # a random piece seldom is the very same
+    n, width, vocab_size = 3000, 66, 10_000  # a random piece is seldom the original
     ids, candidates = _rows([width] * n, width)
     masked, positions, labels, _ = _mask(
         ids, candidates, [width] * n, slots=10, vocab_size=vocab_size,
@@ -145,13 +145,13 @@ def test_shares_of_the_replacements(mask_rate, same_rate, random_rate):
     for what, rate in ((is_mask, mask_rate), (is_same, same_rate), (is_random, random_rate)):
         tolerance = 4.5 * np.sqrt(rate * (1 - rate) / what.size) + 0.0005
         assert what.mean() == pytest.approx(rate, abs=tolerance)
-        by_slot = what.mean(axis=0)  # in every slot alike
+        by_slot = what.mean(axis=0)  # the same in every slot
         assert by_slot == pytest.approx([rate] * 10, abs=4.5 * np.sqrt(0.25 / n))
 
 
 @pytest.mark.parametrize('masking', ['words', 'ngrams', 'spans'])
 def test_a_segments_first_word_is_masked_about_as_often_as_others(masking):
-    """Spans were begun at it: it was masked in 0.195 of the rows, words inside in 0.160."""
+    """With spans taken forwards only, it would be masked in 0.195 of rows, inner words in 0.160."""
     n, width = 20_000, 64
     ids = np.full((n, width), FIRST, np.int32)
     ids[:, 0], ids[:, 30], ids[:, -1] = CLS, SEP, SEP

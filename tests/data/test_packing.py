@@ -1,4 +1,4 @@
-"""Packing: every unit once, in rows that hold it, with all that belongs to it."""
+"""Packing: every unit appears once, in a row with room for it, with all its features."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.data.stores import assert_same, check_batch, make_examples, random_st
 
 
 def made_units(lengths, choices=1):
-    """Sequences of random ids with the given lengths; `choices` of them a unit."""
+    """Units of random ids, from sequences of the given lengths, `choices` of them per unit."""
     rng = np.random.default_rng(0)
     lengths = np.asarray(lengths, np.int64)
     n, total = len(lengths) // choices, int(lengths.sum())
@@ -35,14 +35,14 @@ def steps_of(lengths, units, row_lengths=(64, 128), shards=1, token_cost=lambda 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=80))
-def test_a_whole_set_is_packed_as_one_group(lengths):
+def test_pack_whole_packs_a_set_as_pack_packs_one_group(lengths):
     rows = packing.pack_whole(np.array(lengths), 64)
     np.testing.assert_array_equal(rows, packing.pack(np.array([lengths]), 64)[0])
     assert set(rows) == set(range(rows.max() + 1))
 
 
 def check_batches(units, plan, steps):
-    """Every unit of the plan appears once, with all that belongs to it."""
+    """Asserts that units have all their features; the units of these steps, sorted."""
     seen, s, c = [], units.sequences, units.choices
     for step in steps:
         batch = packing.packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
@@ -111,7 +111,7 @@ def test_one_pass_holds_every_unit_once(lengths, rows_a_step, more, choices):
 
 @pytest.mark.parametrize('mean,deviation', [(11, 4.5), (53, 19), (28, 15)])
 def test_padding_stays_low_over_four_shapes(mean, deviation):
-    """Lengths as of CoLA, MRPC and STS-B; 32 units a step."""
+    """Lengths like those of CoLA, MRPC and STS-B; 32 units a step."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.normal(mean, deviation, 32 * 200), 5, 128).astype(np.int64)
     plan = steps_of(
@@ -119,7 +119,7 @@ def test_padding_stays_low_over_four_shapes(mean, deviation):
         token_cost=lambda s: 24 * 384 + 4 * s)
     assert len(plan.shapes) <= 4
     assert plan.padding < 0.12
-    assert lengths.sum() > 0.98 * 256 * (packing.pack_whole(lengths, 256).max() + 1)  # in any order
+    assert lengths.sum() > 0.98 * 256 * (packing.pack_whole(lengths, 256).max() + 1)  # as one group
 
 
 BATCH = 48
@@ -127,7 +127,7 @@ BATCH = 48
 
 @pytest.fixture(scope='module')
 def examples():
-    """Of short documents: a pair fills about half a row."""
+    """Examples from short documents: a pair fills about half a row."""
     return make_examples(random_store(150, most_sentences=6, most_tokens=12), short_seq_prob=0.3)
 
 
@@ -138,7 +138,7 @@ def pairs_of(batch):
     for r, numbers in enumerate(batch['sequence_ids']):
         used = batch['masked_lm_weights'][r] == 1
         assert (np.diff(positions[r, used]) > 0).all() and not used[used.sum():].any()
-        assert (numbers[positions[r, used]] > 0).all()  # every used slot is of some pair
+        assert (numbers[positions[r, used]] > 0).all()  # every used slot belongs to a pair
         for k in range(numbers.max()):
             here = np.flatnonzero(numbers == k + 1)
             mine = used & np.isin(positions[r], here)
@@ -159,7 +159,7 @@ def pairs_of(batch):
     (BATCH, 40, 0, False), (BATCH, 40, 40, False), (BATCH, 46, 1, True),
     (3000, 2800, 1, False),  # packed in groups
 ])
-def test_a_step_has_the_pairs_that_it_has_unpacked(examples, batch_size, num_rows, step, mixed):
+def test_packing_keeps_the_pairs_of_a_step(examples, batch_size, num_rows, step, mixed):
     if mixed:
         other = make_examples(random_store(40, seed=1), seed=9)
         examples = Mixture([examples, other], [2.0, 1.0], 0)
@@ -167,12 +167,12 @@ def test_a_step_has_the_pairs_that_it_has_unpacked(examples, batch_size, num_row
     batch = packed.rows(step * num_rows + np.arange(num_rows))
     check_batch(packed.spec, batch)
     assert pairs_of(batch) == pairs_of(examples.rows(step * batch_size + np.arange(batch_size)))
-    assert (batch['sequence_ids'].max(axis=1) > 1).any()  # rows are shared
-    share = np.arange(num_rows // 3, num_rows, 7)  # of one host
+    assert (batch['sequence_ids'].max(axis=1) > 1).any()  # some rows hold several pairs
+    share = np.arange(num_rows // 3, num_rows, 7)  # the rows of one host
     assert_same(packed.rows(step * num_rows + share), {k: x[share] for k, x in batch.items()})
 
 
-def test_rows_that_are_too_few_are_refused_with_a_number_that_is_enough(examples):
+def test_too_few_packed_rows_are_refused_with_a_number_that_is_enough(examples):
     with pytest.raises(InputError, match='packed_rows=8 are too few: the 48 sequences') as error:
         packing.PackedExamples(examples, BATCH, 8)
     enough = int(str(error.value).split('Set it to ')[1].split()[0])

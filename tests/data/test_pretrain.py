@@ -1,6 +1,6 @@
-"""Pre-training rows from a token store: what is in a row, which rows an epoch has, and purity.
+"""Pre-training rows from a token store: what is in a row, and which rows an epoch has.
 
-And what is seen of a text before training: repeats, and the loss of guessing by frequency.
+Also what is measured of a text before training: repeats, and the loss of guessing by frequency.
 """
 
 import collections
@@ -15,11 +15,11 @@ from bert_jax.data.pretrain import PretrainExamples, Recipe, frequency_loss, rep
 from tests.data import stores
 from tests.refusals import refused
 
-Pair = collections.namedtuple('Pair', 'a b label')  # ranges of places in the store
+Pair = collections.namedtuple('Pair', 'a b label')  # a and b: ranges of token indices in the store
 
 
 def _span(ids):
-    """Asserts that ids stand in the store one after the other."""
+    """The token indices of these ids in the store; asserts that they are consecutive."""
     assert (np.diff(ids) == 1).all() and ids[0] >= stores.FIRST
     return range(int(ids[0]) - stores.FIRST, int(ids[-1]) - stores.FIRST + 1)
 
@@ -65,13 +65,13 @@ def test_rows_are_cls_a_sep_b_sep_and_labels_tell_what_b_is(corpus):
         [own], [other] = ({*corpus.document_of[list(span)].tolist()} for span in (a, b))
         assert (own != other) == label
         if not label:
-            assert b.start == a.stop or (b.start > a.stop and not rest)  # something was cut away
+            assert b.start == a.stop or (b.start > a.stop and not rest)  # truncated: a full row
     assert (batch['example_weights'] == 1).all()
     assert set(batch['next_sentence_labels'].tolist()) == {0, 1}
 
 
 def test_pairs_tile_every_document_each_epoch():
-    # Sentences of one token: pairs have exactly the target's length, and nothing is cut.
+    # With sentences of one token, pairs have exactly the target length, and nothing is truncated.
     rng = np.random.default_rng(1)
     store = stores.make_store([np.ones(n, int) for n in rng.integers(1, 90, 60)])
     pairs = _pairs(_epoch(stores.make_examples(store, max_seq_length=16, short_seq_prob=0.3)))
@@ -79,7 +79,7 @@ def test_pairs_tile_every_document_each_epoch():
     assert sorted(used) == list(range(len(store.tokens)))
 
 
-def test_random_next_comes_from_anywhere_else():
+def test_a_random_b_comes_from_any_place_in_any_other_document():
     store = stores.make_store([np.ones(40, int)] * 5)
     examples = stores.make_examples(store, max_seq_length=13)
     pairs = [p for e in range(160) for p in _pairs(_epoch(examples, e)) if p.label]
@@ -88,7 +88,7 @@ def test_random_next_comes_from_anywhere_else():
     shares = counts / counts.sum(axis=1, keepdims=True)
     assert shares == pytest.approx((1 - np.eye(5)) / 4, abs=0.05)
     starts = np.bincount([p.b.start % 40 for p in pairs], minlength=40)
-    assert starts.min() > 0.5 * starts.mean()  # the last sentence is among them
+    assert starts.min() > 0.5 * starts.mean()  # also at the last sentence
 
 
 def test_an_epoch_is_a_shuffle_of_its_chunks(corpus):
@@ -96,22 +96,21 @@ def test_an_epoch_is_a_shuffle_of_its_chunks(corpus):
     epoch, frozen = _epoch(examples), examples.rows(np.arange(examples.num_frozen), frozen=True)
     assert _counted(epoch) == _counted(frozen) and max(_counted(epoch).values()) == 1
     assert not np.array_equal(epoch['input_ids'], frozen['input_ids'])
-    # Later epochs have a few chunks more or fewer: then the last are left out, or the first come
-    # again.
+    # Later epochs have a few chunks more or fewer: then some are left out, or some are repeated.
     for e in range(1, 6):
         times = _counted(_epoch(examples, e)).values()
         assert max(times) <= 2 and sum(t - 1 for t in times) < 0.06 * examples.num_examples
-    # Each has pairs and masks of its own, and so has another seed.
+    # Each epoch has pairs and masks of its own, and so has each seed.
     for other in (_epoch(examples, 1), _epoch(stores.make_examples(corpus, seed=4))):
         assert not _counted(epoch).keys() & _counted(other).keys()
         pairs = [set(map(str, _pairs(batch))) for batch in (epoch, other)]
         assert len(pairs[0] & pairs[1]) < 0.2 * len(pairs[0])
 
 
-def test_fixed_maskings_come_again(corpus):
+def test_with_num_maskings_the_rows_of_epochs_repeat_in_another_order(corpus):
     examples = stores.make_examples(corpus, num_maskings=3)
     epochs = [_epoch(examples, e) for e in range(7)]
-    # Within the first k nothing differs.
+    # The first `num_maskings` epochs are the same as without it.
     stores.assert_same(epochs[1], _epoch(stores.make_examples(corpus), 1))
     for a, b in itertools.combinations(range(7), 2):
         common = (_counted(epochs[a]) & _counted(epochs[b])).total() / examples.num_examples
@@ -196,7 +195,7 @@ def test_statistics_are_those_of_the_original(corpus):
 
 
 def _text(documents):
-    """A token store of lists of sentences."""
+    """A token store of documents, each a list of sentences, each a list of ids."""
     sentences = [sentence for document in documents for sentence in document]
     return stores.Store(
         np.concatenate(sentences).astype(np.uint16), np.cumsum([0, *map(len, sentences)]),
@@ -204,35 +203,35 @@ def _text(documents):
 
 
 TEXT = np.random.default_rng(0).integers(10, 5000, (40, 8, 12)).tolist()
-# Other documents by one sentence each, so that they are no exact duplicates.
+# Copies that differ in one sentence, so that they are no exact duplicates.
 ALMOST = [[*document[:-1], document[-1][::-1]] for document in TEXT[:20]]
 
 
 @pytest.mark.parametrize(('documents', 'used', 'share'), [
     (TEXT, 40, 0.0),
     ([*TEXT, *ALMOST], 60, 20 * 7 / (60 * 8)),
-    ([*TEXT, *ALMOST], 40, 0.0),  # they are not trained on
-    ([*TEXT, [[1, 2, 3]] * 100], 41, 0.0),  # short ones are said again and again
+    ([*TEXT, *ALMOST], 40, 0.0),  # the copies are not used
+    ([*TEXT, [[1, 2, 3]] * 100], 41, 0.0),  # short sentences do not count
     ([[[1, 2, 3]]], 1, 0.0),
 ])
 def test_repeated_share(documents, used, share, monkeypatch):
     monkeypatch.setattr(pretrain, '_CHUNK', 7)
     store, used = _text(documents), np.arange(used)
     assert repeated_share(store, used) == pytest.approx(share)
-    monkeypatch.setattr(pretrain, '_KEPT', 100)  # of so many they are a sample
+    monkeypatch.setattr(pretrain, '_KEPT', 100)  # compares only a sample
     assert repeated_share(store, used) == pytest.approx(share, abs=0.12)
 
 
 def test_frequency_loss():
     halves, one = _text([[[0, 1] * 8]]), _text([[[2] * 1000]])
     assert frequency_loss([(halves, 1.0)], 4) == pytest.approx(np.log(2))
-    # A mixture is by its weights, not by how long its texts are.
+    # A mixture follows its weights, whatever the lengths of its texts.
     p = np.array([0.375, 0.375, 0.25])
     assert frequency_loss([(halves, 3.0), (one, 1.0)], 4) == pytest.approx(-(p * np.log(p)).sum())
 
 
 @pytest.mark.parametrize(('few', 'rest', 'block'), [
-    (1 << 9, 1 << 22, 1 << 13),  # as it is: so few documents are all cut at once
+    (1 << 9, 1 << 22, 1 << 13),  # the defaults: so few documents are all cut at once
     (0, 0, 7),  # pass by pass to the end, in blocks
     (11, 300, 5),  # both
 ])
@@ -241,8 +240,8 @@ def test_frequency_loss():
     ({'num_maskings': 2, 'min_sentences': 3}, 'f52beabfbdfb1d02'),
     ({'next_sentence': False, 'max_seq_length': 512}, 'f685377875822039'),
 ])
-def test_rows_are_those_of_the_first_version(monkeypatch, few, rest, block, recipe, digest):
-    """However an epoch's plan is made: runs go on with the rows that they began with."""
+def test_rows_are_as_recorded_however_planned(monkeypatch, few, rest, block, recipe, digest):
+    """A run that resumes with a later version must get the rows that it began with."""
     for name, value in {'_FEW': few, '_REST': rest, '_BLOCK': block}.items():
         monkeypatch.setattr(pretrain, name, value)
     rng = np.random.default_rng(0)  # documents of one to a few hundred short sentences

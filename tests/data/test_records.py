@@ -49,7 +49,7 @@ def test_reads_any_order_over_files(tmp_path, examples, folder):
         _write(tmp_path / 'written', some)
         write_whole(folder / f'a-{number}.tfrecord', (tmp_path / 'written').read_bytes())
     RecordFiles.open(f'{folder}/a-*.tfrecord', folder / 'cache')
-    files = RecordFiles.open(f'{folder}/a-*.tfrecord', folder / 'cache')  # with the offsets kept
+    files = RecordFiles.open(f'{folder}/a-*.tfrecord', folder / 'cache')  # with the cached offsets
     assert (len(files), files.max_seq_length, files.max_predictions_per_seq) == (10, S, P)
     indices = np.array([9, 0, 1, 2, 8, 5, 6, 2])
     batch = files.read(indices)

@@ -35,7 +35,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def run_hosts(monkeypatch):
-    """Runs a function of the host's number on so many hosts, each a thread of this process."""
+    """Runs `work(index)` on `count` hosts, which are threads, as on one or several `machines`."""
     here = threading.local()
 
     def run(count, work, machines=True):
@@ -107,7 +107,7 @@ def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeyp
         assert _content(store.path) == _content(stores[0].path)
 
 
-def test_a_folder_that_is_not_shared(tmp_path, corpus, run_hosts, monkeypatch):
+def test_a_data_dir_that_hosts_do_not_share_is_refused(tmp_path, corpus, run_hosts, monkeypatch):
     monkeypatch.setattr(sharing, '_PATIENCE_SECONDS', 0.0)
     with refused('data.dir', 'host 1 does not see', 'gs://'):
         run_hosts(2, lambda i: _open(corpus, tmp_path / f'shared-{i}', tmp_path / f'local-{i}'))
@@ -133,7 +133,7 @@ def test_hosts_compare_their_text(tmp_path, run_hosts, monkeypatch, other, diffe
         assert run_hosts(2, lambda i: open_texts(['a.txt'], '', 'text'))[0]['a.txt'] is not None
 
 
-def test_a_cut_off_copy_goes_on(tmp_path, corpus):
+def test_an_interrupted_copy_resumes_with_the_files_that_are_not_whole(tmp_path, corpus):
     store = corpus[1]
     target = files.as_path(tmp_path / 'copy')
     copy_store(store.path, target)
@@ -149,7 +149,7 @@ def test_a_cut_off_copy_goes_on(tmp_path, corpus):
 
 
 @pytest.mark.parametrize('damage', [change_last_byte, os.unlink])
-def test_a_damaged_publication_is_named(tmp_path, corpus, damage):
+def test_a_damaged_published_store_is_refused_by_name(tmp_path, corpus, damage):
     published = files.as_path(tmp_path / 'published')
     shutil.copytree(corpus[1].path, published)
     damage(published / 'sentence_offsets-00000.bin')

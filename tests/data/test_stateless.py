@@ -11,7 +11,7 @@ KEYS = st.integers(0, 2**64 - 1)
 
 
 def _chi_square(counts):
-    """Of counts against equal shares, in standard deviations above what chance gives."""
+    """Chi-square against equal shares, in standard deviations above its expectation."""
     counts = np.asarray(counts, float)
     expected, freedom = counts.mean(), counts.size - 1
     return (((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
@@ -22,11 +22,11 @@ def _chi_square(counts):
 def test_permutation_is_a_bijection(size, key):
     order = permute(np.arange(size), size, key)
     assert np.array_equal(np.sort(order), np.arange(size))
-    assert permute(np.array([size // 2]), size, key) == order[size // 2]  # whatever else is asked
+    assert permute(np.array([size // 2]), size, key) == order[size // 2]  # also asked for alone
 
 
 @pytest.mark.parametrize('size', [2, 5, 11, 100])
-def test_permutations_put_everything_everywhere(size):
+def test_permutations_put_every_element_everywhere_equally_often(size):
     # Sequential keys, as small seeds are. (Whole orders of tiny sets are not all equally likely.)
     orders = np.array([permute(np.arange(size), size, key) for key in range(1500)])
     for element in (0, size // 2, size - 1):
@@ -66,7 +66,7 @@ def test_coin_flips_are_binomial():
         assert abs(heads.mean() - count / 2) <= 4.5 * deviation / np.sqrt(n)
         assert heads.var() == pytest.approx(count / 4, rel=0.06)
     assert coin_flips(hash64(np.arange(3 * n, 3 * n + 9)), np.full(9, 63)).tolist() == (
-        mixed[3 * n:3 * n + 9].tolist())  # whatever else is asked
+        mixed[3 * n:3 * n + 9].tolist())  # also asked for alone
 
 
 def test_hashes_of_rows_are_even_and_unrelated():
@@ -74,5 +74,5 @@ def test_hashes_of_rows_are_even_and_unrelated():
     assert _chi_square(np.histogram(hashes, 64, (0, 1))[0]) < 4
     for columns in (hashes[:, :-1] * hashes[:, 1:], hashes[:-1] * hashes[1:]):
         assert columns.mean() == pytest.approx(0.25, abs=0.003)  # neighbours in and between rows
-    # Which column is lowest, as masking asks, is even too.
+    # The lowest column, by which masking chooses, is evenly distributed too.
     assert _chi_square(np.bincount(hashes.argmin(axis=1), minlength=64)) < 4

@@ -84,7 +84,7 @@ def test_holds_what_the_tokenizer_says(tmp_path):
     counts = {'num_documents': 4, 'num_duplicates': 1, 'vocab_size': len(TOKENIZER.vocab)}
     assert store.manifest | counts == store.manifest
     assert sorted(os.listdir(store.path.parent)) == [store.path.name, store.path.name + '.lock']
-    # It is opened at once, and another tokenizer's is another one.
+    # The finished store is opened without reading the text; another tokenizer has its own store.
     assert _bytes(build(_source(texts, fail_at=0), tmp_path)) == _bytes(store)
     assert build(texts, tmp_path, _tokenizer('abc')).fingerprint != store.fingerprint
 
@@ -106,11 +106,11 @@ def test_wide_vocabulary(tmp_path):
 
 @pytest.mark.parametrize(('fail_at', 'num_processes', 'damage'), [
     (39, 1, {'tokens-00000.bin': lambda path: path.write_bytes(path.read_bytes() + b'junk')}),
-    (30, 1, {'tokens-00000.bin': lambda path: os.truncate(path, 10)}),  # as a loss of power may
+    (30, 1, {'tokens-00000.bin': lambda path: os.truncate(path, 10)}),  # as after a loss of power
     (30, 1, {'journal.json': lambda path: path.write_text('{')}),
     (30, 2, {}),
 ])
-def test_killed_build_goes_on(tmp_path, monkeypatch, fail_at, num_processes, damage):
+def test_a_killed_build_resumes(tmp_path, monkeypatch, fail_at, num_processes, damage):
     monkeypatch.setattr(store, '_BATCH_DOCUMENTS', 4)
     monkeypatch.setattr(store, '_JOURNAL_SECONDS', 0.0)
     monkeypatch.setattr(store, '_PART_BYTES', 1)
@@ -131,7 +131,7 @@ def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
     texts = _random_texts(40)
     with pytest.raises(KeyError):
         build(_source(texts, 39), tmp_path)
-    # The second unit differs, and most of it is done.
+    # Most of the second unit is stored already, so its changed text is not read.
     resumed = build(texts[:20] + ['never read'] * 20, tmp_path)
     assert _sentences(resumed, 20) == [TOKENIZER.encode(line) for line in texts[20].split('\n')]
 
@@ -173,15 +173,15 @@ def test_source_without_text(tmp_path):
         build([' ', '\n'], tmp_path)
 
 
-def test_source_that_changes_meanwhile(tmp_path):
+def test_a_source_that_changes_during_the_build_is_refused(tmp_path):
     source = _source(['a', 'b'])
-    source.fingerprint = iter('xyz').__next__  # another one whenever it is asked for
+    source.fingerprint = iter('xyz').__next__  # different at each call
     with refused('changed while'):
         build(source, tmp_path)
     assert not list(tmp_path.glob('stores/*.building'))
 
 
-def test_one_builds_and_the_other_waits(tmp_path):
+def test_a_build_waits_while_another_process_has_the_lock(tmp_path):
     source = _source(['a', 'b'])
     path = tmp_path / 'stores' / f'{store.store_fingerprint(source, TOKENIZER)}.lock'
     path.parent.mkdir()

@@ -20,7 +20,7 @@ from tests.data.test_records import make_example
 from tests.refusals import refused
 
 S, P = 32, 5
-GRAM = 10  # tokens; so many in a row are not alike by chance in random text
+GRAM = 10  # tokens; random texts share no run of this length by chance
 
 
 def _text(letters, num_documents, seed):
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     (path / 'a.txt').write_text(_text('abcdefghijklm', 80, 0))
     (path / 'b.txt').write_text(_text('nopqrstuvwxyz', 60, 1))
     with tf.io.TFRecordWriter(str(path / 'c.tfrecord')) as writer:
-        for i in range(10):  # each has its number in all features
+        for i in range(10):  # record i has the value i in all features
             same = types.SimpleNamespace(integers=lambda low, high, size, i=i: np.full(size, i))
             writer.write(make_example(same, S, P).SerializeToString())
     return path
@@ -65,7 +65,7 @@ def vocab_file(folder):
 
 
 def _segments(batch):
-    """Lists of tokens, labels put back, without special tokens."""
+    """The tokens of each segment, with labels put back, without special tokens."""
     for row, segments, mask in zip(
             restored(batch), batch['segment_ids'], batch['sequence_ids'], strict=True):
         length = int(mask.sum())
@@ -80,7 +80,7 @@ def _grams(sequences):
 
 
 def _corpus_grams(data, path):
-    """Of each document."""
+    """The n-grams of each document."""
     tokenizer = load_tokenizer(data.vocab_path, True)
     return [_grams([tokenizer.encode(d)]) for d in path.read_text().split('\n\n')]
 
@@ -90,7 +90,7 @@ def _frozen(examples):
 
 
 def _seen(data, epochs):
-    """Grams of the training rows of some epochs, and of the rows that are held out."""
+    """(n-grams of the training rows of the first `epochs` epochs, n-grams of the held-out rows)."""
     training = data.training(S, P)
     rows = training.rows(np.arange(epochs * training.num_examples))
     return _grams(_segments(rows)), _grams(_segments(_frozen(data.held_out(S, P))))
@@ -104,7 +104,7 @@ def test_held_out_text_is_in_no_training_row(folder):
     in_training = [bool(grams & seen) for grams in documents]
     in_test = [bool(grams & tested) for grams in documents]
     assert not seen & tested and seen and tested
-    assert all(a != b for a, b in zip(in_training, in_test, strict=True))  # all used, on one side
+    assert all(a != b for a, b in zip(in_training, in_test, strict=True))  # each is on one side
     assert 6 <= sum(in_test) <= 28  # about a fifth
     # Other runs are judged on the same rows.
     other = _open(folder, 'a.txt', seed=9)
@@ -120,7 +120,7 @@ def test_the_same_documents_in_two_sources_do_not_leak(folder, vocab_file):
     assert not seen & tested
 
 
-def test_text_of_its_own_for_evaluation(folder):
+def test_with_an_eval_source_all_of_the_source_is_trained_on(folder):
     vocab_file = str(_open(folder, ('a.txt', 1.0), ('b.txt', 1.0)).vocab_path)
     data = _open(folder, 'a.txt', eval_source='b.txt', vocab_file=vocab_file)
     seen, tested = _seen(data, 3)
@@ -140,24 +140,24 @@ def test_added_words_make_another_store(folder):
     assert vocab.index[word] in store.tokens
 
 
-def test_a_mixture_by_size(folder):
+def test_mix_power_multiplies_weights_by_a_power_of_the_sizes(folder):
     data = _open(folder, 'a.txt', ('b.txt', 3.0), mix_power=0.7)
     a, b = (len(store.tokens) ** 0.7 for store in data.stores.values())
     vocab = load_tokenizer(data.vocab_path, True).vocab
     from_b = np.array([max(token.lower()) > 'm' for token in vocab.tokens])
-    for weight, source in ((3, ()), (9, zip(data.stores, (1.0, 9.0)))):  # the second of a phase
+    for weight, source in ((3, ()), (9, zip(data.stores, (1.0, 9.0)))):  # the second: a phase's
         ids = data.training(S, P, source=tuple(source)).rows(np.arange(1000))['input_ids']
         share = (from_b[ids].mean(axis=1) > 0.5).mean()
         assert share == pytest.approx(weight * b / (a + weight * b), abs=0.02)
 
 
-def test_records_beside_text(folder, vocab_file):
+def test_records_and_text_can_be_mixed(folder, vocab_file):
     data = _open(folder, ('a.txt', 3.0), 'c.tfrecord', vocab_file=vocab_file)
     batch = data.training(S, 8).rows(np.arange(1000))  # more slots than the records have
     check_batch(pretrain_spec(S, 8), batch)
     ours = (batch['input_ids'] == batch['input_ids'][:, :1]).all(axis=1)
     assert np.bincount(batch['input_ids'][ours, 0]).tolist() == [25] * 10
-    assert data.held_out(S, P).num_frozen > 0  # of the text
+    assert data.held_out(S, P).num_frozen > 0  # from the text
     judged = _open(folder, 'a.txt', eval_source='c.tfrecord', vocab_file=vocab_file)
     assert _frozen(judged.held_out(S, P))['input_ids'][:, 0].tolist() == list(range(10))
 
@@ -170,7 +170,7 @@ def test_records_beside_text(folder, vocab_file):
     (['a.txt'], {'add_tokens': 'none.txt'}, ['none.txt', 'data.add_tokens']),
     (['a.txt'], {'eval_source': 'none.txt'}, ['none.txt']),
 ])
-def test_refused_at_once(folder, sources, changes, words):
+def test_unusable_sources_and_vocabularies_are_refused_at_once(folder, sources, changes, words):
     with refused(*words):
         _open(folder, *sources, **changes)
 

@@ -35,7 +35,7 @@ def _graph(tokenizer):
 
 
 def assert_same(lines, tokenizer):
-    """`lines`: str, or bytes, of which the reference sees the valid part."""
+    """`lines`: str or bytes; the reference sees only the valid UTF-8 of bytes."""
     lines = [line.encode() if isinstance(line, str) else line for line in lines]
     ids, counts = _graph(tokenizer)(tf.constant(lines, tf.string))
     assert ids.dtype == counts.dtype == tf.int32
@@ -81,7 +81,7 @@ def test_equals_reference_beside_every_safe_code_point(lowercase):
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_cases(lowercase):
+def test_equals_reference_on_edge_cases(lowercase):
     for lines in (
         [],
         [""],
@@ -99,14 +99,14 @@ def test_cases(lowercase):
 
 @pytest.mark.parametrize(("name", "lowercase"), [
     ("uncased", True), ("cased", False), ("multilingual-cased", False)])
-def test_equals_the_reference_and_few_bytes_take_its_path(
+def test_equals_reference_on_real_text_of_which_little_needs_the_reference(
     shared_data, tokenized, name, lowercase
 ):
     tokenizer = WordPieceTokenizer(
         Vocab.from_file(shared_data / "vocab" / f"bert-base-{name}-vocab.txt"), lowercase)
     with gzip.open(shared_data / "wikipedia_en_2015" / "wiki-03.txt.gz", "rt") as file:
         documents = file.read().split("</doc>\n")[::9]
-    # What `tests/text/test_wordpiece.py` compares with the original.
+    # The lines that `tests/text/test_wordpiece.py` compares with the original.
     assert_same([example["text"] for example in tokenized], tokenizer)
     assert_same("".join(documents).split("\n"), tokenizer)
 

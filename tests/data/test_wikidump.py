@@ -1,4 +1,4 @@
-"""MediaWiki dumps: 50 articles with everything that wikitext has become clean text, in order."""
+"""MediaWiki dumps: 50 articles, which use all kinds of wikitext, become clean text, in order."""
 
 import bz2
 import gzip
@@ -28,7 +28,7 @@ HEADER = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">
   </siteinfo>
 """
 
-# (title, wikitext, the paragraphs that are wanted of it, written by hand)
+# (title, wikitext, expected paragraphs, written by hand)
 ARTICLES = []
 FIXTURE = Path(__file__).parent.parent / 'fixtures' / 'wikitext.txt'
 for _block in FIXTURE.read_text(encoding='utf-8').split('@@ article ')[1:]:
@@ -59,7 +59,7 @@ def _page(title, text, namespace=0, inside=''):
 
 
 def _pages(extra=()):
-    """The articles' pages, in order, and between them what is no article."""
+    """The articles' pages, in order, with pages that are no articles between them."""
     others = itertools.cycle([
         _page('Alias', '#WEITERLEITUNG [[Ghent]]', inside='\n    <redirect title="Ghent" />'),
         _page('Old alias', '#REDIRECT [[Ghent]]'),
@@ -79,7 +79,7 @@ def _dump(extra=()):
 
 
 def _multistream():
-    """As the official dumps are: header, pages by the dozen and the end, each a stream."""
+    """Like the official dumps: the header, each dozen of pages and the end are separate streams."""
     pages = _pages()
     parts = [HEADER, *(''.join(pages[i:i + 12]) for i in range(0, len(pages), 12)), '</mediawiki>']
     return b''.join(bz2.compress(part.encode()) for part in parts)
@@ -103,7 +103,7 @@ def test_fifty_articles_in_order(tmp_path, monkeypatch, name, content, num_proce
     assert list(wikidump.read_articles(str(tmp_path / name), num_processes)) == EXPECTED
 
 
-def test_the_source_has_a_file_a_unit(tmp_path):
+def test_each_file_of_a_source_is_a_unit(tmp_path):
     for part in ('p2', 'p1'):
         (tmp_path / f'articles-{part}.xml.bz2').write_bytes(bz2.compress(_dump()))
     source = open_source(f'wikidump:{tmp_path}/articles-p*.xml.bz2')
@@ -128,21 +128,21 @@ def _lost_in_endless(xml, *place):
 def test_a_broken_page_is_named_and_left_out(tmp_path, monkeypatch, capfd, kill, reason):
     path = tmp_path / 'dump.xml'
     path.write_bytes(_dump([BROKEN_PAGE]))
-    if kill:  # the parser is lost in it: as its processor time ends, so does the process
+    if kill:  # as if the parser hung: SIGPROF ends the process when its processor time is used up
         monkeypatch.setattr(wikidump, 'parse', _lost_in_endless)
     assert list(wikidump.read_articles(str(path), 2)) == EXPECTED
     assert re.search(reason, capfd.readouterr().err)
 
 
 class FailsThere:
-    """Cannot be loaded by a process that it is sent to."""
+    """Can be pickled, but fails in the process that unpickles it."""
 
     def __reduce__(self):
         return open, ('/no such file',)
 
 
 @pytest.mark.parametrize('name', ['clean', 'parse'])
-def test_processes_that_cannot_work_are_no_pages_fault(tmp_path, monkeypatch, capfd, name):
+def test_a_failure_of_the_workers_is_not_blamed_on_a_page(tmp_path, monkeypatch, capfd, name):
     path = tmp_path / 'dump.xml'
     path.write_text(HEADER + _page('A', 'Text of A.') + _page('B', 'Text of B.') + '</mediawiki>')
     monkeypatch.setattr(wikidump, name, FailsThere())
@@ -162,7 +162,7 @@ def test_processes_that_cannot_work_are_no_pages_fault(tmp_path, monkeypatch, ca
     ('short.xml', b'<html></html>', ['not a MediaWiki dump', '<html>']),
     ('bad.xml', _dump().replace(b'<ns>0</ns>', b'<ns>0</nx>', 1), ['line 12', 'mismatched tag']),
 ])
-def test_what_is_not_a_dump_is_named(tmp_path, name, content, words):
+def test_a_damaged_dump_or_another_file_is_refused_by_name(tmp_path, name, content, words):
     path = tmp_path / name
     path.write_bytes(content)
     with refused(path, *words):

@@ -1,7 +1,7 @@
-"""Runs that go on from a pre-trained one: to other text, to scores, to predictions.
+"""Runs that start from a pre-trained one: pre-training, fine-tuning, evaluation, prediction.
 
-In this process, on one of its devices: the command line has its own tests, and most of a short run
-is starting a program, or compiling for eight.
+They run in this process, on one of its devices: the command line has its own tests, and short runs
+spend most of their time on starting a program, or on compiling for eight devices.
 """
 
 import collections
@@ -35,7 +35,7 @@ from tests.tiny_runs import TINY, WORDS, documents, one_device, sentence, write_
 
 pytestmark = pytest.mark.slow
 
-# One shape of rows, so one program to compile; packed runs are GLUE's.
+# All batches have one shape, so one program is compiled; the runs of GLUE are packed.
 SHORT = ('--config.data.max_seq_length=48', '--config.train.batch_size=8',
          '--config.train.log_every=2', '--config.optimizer.learning_rate=1e-3')
 UNPACKED = (*SHORT, '--config.data.packing=False')
@@ -53,7 +53,7 @@ def run(config, *args, workdir, stop_at=None, devices=one_device):
 
 
 def evaluated(*args, workdir):
-    """(result, what was printed) of the command."""
+    """(result, what was printed) of bert_jax.evaluate."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), one_device():
         evaluate_main(['evaluate', *map(str, args), f'--workdir={workdir}'])
@@ -62,7 +62,7 @@ def evaluated(*args, workdir):
 
 @pytest.fixture
 def refused(tmp_path, capsys):
-    """The line on standard error with which the command ends."""
+    """A function that runs bert_jax.evaluate, which must fail, and returns its line of error."""
     def line(*args):
         with pytest.raises(SystemExit, match='2'):
             evaluated(*args, workdir=tmp_path / 'refused')
@@ -110,7 +110,7 @@ def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(cola, tmp_
     assert (dev.count('\n'), test.count('\n')) == (21, 8)
     with pytest.raises(Stopped):
         run(*args, workdir=folder / 'parts', stop_at=8)  # past the first epoch
-    shutil.rmtree(folder / 'start')  # a run has all that it needs to go on
+    shutil.rmtree(folder / 'start')  # a run has all that it needs to resume
     resumed, said = run(*args, workdir=folder / 'parts')
     assert 'resuming at step' in said and 'note:' not in said
     assert resumed == whole
@@ -219,7 +219,7 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(squad, tmp_path, r
     assert 'squad.doc_stride=16' in refused(folder / '0', one)
 
 
-def test_squad_writes_what_the_official_script_takes_and_brings_its_threshold(squad, tmp_path):
+def test_squad_writes_the_files_of_the_official_script_and_keeps_its_threshold(squad, tmp_path):
     folder, result = squad
     run = folder / '1'
     assert read_json(run / 'config.json')['inference'] == {
@@ -229,7 +229,7 @@ def test_squad_writes_what_the_official_script_takes_and_brings_its_threshold(sq
     assert len(predictions) == 12 and all(isinstance(x, str) for x in predictions.values())
     assert set(read_json(run / 'null_odds.json')) == set(predictions)
 
-    # It is scored with the threshold that it brings.
+    # It is scored with the threshold in its config.json.
     scores = {}
     for threshold, score in ((NEVER_ANSWER, 100), (1e5, 0)):
         other = edited(run, tmp_path / 'run', lambda fields, new=threshold: fields[
@@ -313,7 +313,7 @@ def test_a_run_is_scored_on_the_rows_that_its_training_held_out(
 
 @pytest.fixture
 def own_tasks():
-    """Tasks that config files add are gone afterwards."""
+    """Removes the tasks that config files add, after the test."""
     with mock.patch.dict(OPENERS):
         yield
 
@@ -322,7 +322,7 @@ def test_vectors_of_sentences_by_a_head_of_ones_own(pretrained, tmp_path, own_ta
     rng, half, pairs = random.Random(5), len(WORDS) // 2, {}
     for split, count in (('train', 200), ('dev', 60)):
         ids = [rng.choices(range(half), k=4) for _ in range(count)]
-        # The second text of a pair has another word for each word of the first.
+        # A pair's second text has a synonym for each word of the first; odd rows are no pairs.
         pairs[split] = [(' '.join(WORDS[i] for i in ids[n]), ' '.join(
             WORDS[half + i] for i in ids[n - n % 2]), 5 * (1 - n % 2)) for n in range(count)]
         write_table(tmp_path / 'STS-B' / f'{split}.tsv', ('sentence1', 'sentence2', 'score'),
@@ -361,7 +361,7 @@ def test_a_small_model_learns_from_the_probabilities_of_a_large_one(
     steps = (*UNPACKED, '--config.optimizer.learning_rate=1e-3', '--config.train.steps=120')
     run('glue.py:sst2', f'--config.init_checkpoint={pretrained}', *steps,
         f'--config.data.source={tmp_path}/glue', workdir=tmp_path / 'large')
-    # Its sentences have wrong labels: only the probabilities can teach it.
+    # The student's sentences have wrong labels: only the probabilities can teach it.
     result, _ = run(
         f'../tests/tasks/distillation.py:{tmp_path}/large', '--config.model.name=L-1_H-32_A-2',
         f'--config.data.vocab_file={pretrained}/vocab.txt', *steps,
@@ -384,13 +384,13 @@ def test_masked_words_are_learned_from_the_probabilities_of_a_large_model(tmp_pa
         records = map(json.loads, (tmp_path / name[:2] / 'metrics.jsonl').read_text().splitlines())
         norms += [x['train/grad_norm'] for x in records if 'train/grad_norm' in x]
     alone, taught = norms
-    assert taught < 1e-4 < 0.1 < alone, 'the teacher itself has nothing to learn'
+    assert taught < 1e-4 < 0.1 < alone, 'a student equal to its teacher has nothing to learn'
 
 
 ADDED = ('catbird', 'thea', 'greenred')
 
 
-def test_a_run_goes_on_from_all_that_was_published_and_adds_words(tmp_path):
+def test_pre_training_continues_from_all_published_parameters_and_adds_words(tmp_path):
     published, texts = pretraining_weights(tmp_path), random_texts(300)
     write_run(tmp_path / 'published', published)
     (tmp_path / 'text.txt').write_text('\n\n'.join(
@@ -405,10 +405,10 @@ def test_a_run_goes_on_from_all_that_was_published_and_adds_words(tmp_path):
         '--config.optimizer.learning_rate=1e-30', workdir=tmp_path / 'run',
     )
     assert '4 tokens that the weights do not know start at the mean' in said
-    assert 'the loss is' not in said, 'a first loss from a checkpoint may be any'
+    assert 'the loss is' not in said, 'the gate of the first loss is for fresh parameters'
     found, old = load_weights(tmp_path / 'run'), len(VOCAB)
     assert found.vocab_file.read_text().split() == [*VOCAB, 'cated', *ADDED]
-    for name, x in published.params.items():  # the position table too, longer than the rows
+    for name, x in published.params.items():  # also the position table, longer than the rows
         np.testing.assert_array_equal(found.params[name][:old] if len(x) == old else
                                       found.params[name], x, err_msg=name)
     assert len(found.params['cls/predictions/output_bias']) == old + 4

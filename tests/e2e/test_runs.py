@@ -18,14 +18,14 @@ from tests.tiny_runs import TINY, documents, saved
 pytestmark = pytest.mark.slow
 
 PHASES = (
-    "({'steps': 15, 'causal': True},"  # what a phase does not say is the run's
+    "({'steps': 15, 'causal': True},"  # fields that a phase does not set are the run's
     " {'steps': 10, 'max_seq_length': 128, 'max_predictions_per_seq': 20, 'packed_rows': 12,"
     "  'masked_lm_prob': 0.1})")
 LAST = 25
 
 
 def program(args, hosts=1, devices=1):
-    """What subprocess is told to run the program on so many hosts."""
+    """Arguments of subprocess that run the program on `hosts` hosts of `devices` devices each."""
     launcher = [ROOT / 'launch' / 'local_hosts.sh', str(hosts)] if hosts > 1 else []
     return {
         'args': [*launcher, sys.executable, '-m', 'bert_jax.main', *args], 'cwd': ROOT,
@@ -77,7 +77,7 @@ def test_a_run_from_text_to_result(whole):
     metrics = result(process)
     assert metrics['step'] == LAST
     assert metrics['eval/mlm_perplexity'] == pytest.approx(np.exp(metrics['eval/mlm_loss']))
-    assert metrics['eval/standard_mlm_loss'] > 0  # of BERT's masks, whatever the phase has
+    assert metrics['eval/standard_mlm_loss'] > 0  # on BERT's masks, whatever the phase masks
     assert 0 <= metrics['eval/mlm_accuracy'] <= 1 and 0 <= metrics['eval/nsp_accuracy'] <= 1
     assert not records(workdir, 'gate/')
     trained = records(workdir, 'train/')
@@ -90,7 +90,7 @@ def test_a_run_from_text_to_result(whole):
     assert config['model']['vocab_size'] == len((workdir / 'vocab.txt').read_text().split())
     assert (workdir / 'curves.png').read_bytes().startswith(b'\x89PNG')
     assert list(workdir.glob('events.out.tfevents.*'))
-    # Started again, there is nothing left to train: the same result, and nothing is written over.
+    # Started again, it has nothing left to train and gives the same result.
     again = run_main(*args, '--config.train.save_every=0', f'--workdir={workdir}')
     assert result(again) == metrics
     assert f'resuming at step {LAST}' in again.stdout

@@ -1,7 +1,7 @@
 """launch/colab.ipynb, run from top to bottom, and the versions of Colab's image.
 
-BERT_JAX_COLAB_PYTHON names an interpreter with what colab_image.txt lists and the extra [data];
-without it the notebook runs with the present one.
+BERT_JAX_COLAB_PYTHON names an interpreter that has the packages of colab_image.txt and of the extra
+[data]; without it the notebook runs with the present interpreter.
 """
 
 import json
@@ -56,7 +56,7 @@ def test_requirements_leave_colabs_packages_alone():
 
 @pytest.fixture
 def clone(tmp_path):
-    """A copy of the repository, with text to pre-train on and an SST-2."""
+    """A copy of the repository; beside it, text to pre-train on and a small SST-2."""
     folder = tmp_path / 'clone'
     folder.mkdir()
     for name in ('bert_jax', 'configs', 'launch'):
@@ -73,8 +73,8 @@ def clone(tmp_path):
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
-    """Of the kernel's own environment, on top of the interpreter's packages: what the notebook
-    installs stays in it, and is taken from no network."""
+    """The site-packages of the kernel's virtual environment, on top of the interpreter's packages.
+    What the notebook installs goes there, and is not downloaded."""
     python = os.environ.get('BERT_JAX_COLAB_PYTHON', sys.executable)
     below = subprocess.check_output(
         [python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))'], text=True)
@@ -82,11 +82,11 @@ def packages(tmp_path, monkeypatch):
     subprocess.run([python, '-m', 'venv', '--without-pip', venv], check=True)
     packages = next(venv.glob('lib/python3*/site-packages'))
     (packages / 'below.pth').write_text(below)
-    monkeypatch.setattr(sys, 'executable', str(venv / 'bin/python'))  # with which a kernel starts
+    monkeypatch.setattr(sys, 'executable', str(venv / 'bin/python'))  # a kernel starts with it
     for name, value in {
         'HOME': str(tmp_path), 'XLA_FLAGS': '',
         'PATH': f"{venv / 'bin'}:{os.environ['PATH']}", 'PIP_NO_INDEX': '1',
-        'PIP_NO_BUILD_ISOLATION': '0',  # pip's way to say no: nothing is fetched to build with
+        'PIP_NO_BUILD_ISOLATION': '0',  # in pip, 0 turns isolation off: no build tools are fetched
     }.items():
         monkeypatch.setenv(name, value)
     return packages
@@ -121,7 +121,7 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_pat
     assert re.fullmatch(r'(.* -> (\S+ \(0\.\d\d\)(, |\n)){3}){5}', printed(cells['fill-mask']))
     assert re.fullmatch(r'(.* -> [01] \([01]\.\d\d\)\n){4}', printed(cells['classify']))
 
-    pretrain = cells['pretrain-run']  # and another run in the folder of the first
+    pretrain = cells['pretrain-run']  # another run in the first one's folder
     pretrain.source = pretrain.source.replace('.py ', '.py --config.model.num_layers=1 ')
     with pytest.raises(nbclient.exceptions.CellExecutionError, match='It did not finish'):
         nbclient.NotebookClient(notebook, **where).execute()

@@ -17,7 +17,7 @@ def _start(hosts, command, **environment):
     return subprocess.Popen(
         [SCRIPT, str(hosts), 'bash', '-c', command], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env=os.environ | environment,
-        # Tests in the background of a shell begin with Ctrl-C ignored, and so would the script.
+        # If a shell runs the tests in the background, they ignore SIGINT, and so would the script.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -41,7 +41,7 @@ def test_hosts_are_told_of_each_other_and_standard_output_is_the_first_hosts():
 @pytest.mark.parametrize(('command', 'status'), [
     ('exit 0', 0),
     ('exit $((JAX_PROCESS_ID == 1 ? 2 : 0))', 2),
-    ('sleep $((3 * (1 - JAX_PROCESS_ID))); exit $((3 + JAX_PROCESS_ID))', 4),  # 1 is the first
+    ('sleep $((3 * (1 - JAX_PROCESS_ID))); exit $((3 + JAX_PROCESS_ID))', 4),  # host 1 is first
     ('[ $JAX_PROCESS_ID = 0 ] || kill -9 $$', 137),
 ])
 def test_exit_status_is_that_of_the_host_that_failed_first(command, status):
@@ -86,7 +86,7 @@ def test_hosts_end_with_a_script_that_is_killed():
 
 
 @pytest.mark.parametrize('arguments', [[], ['2'], ['0', 'true'], ['two', 'true']])
-def test_a_wrong_call_says_how(arguments):
+def test_a_wrong_call_prints_the_usage(arguments):
     process = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=20)
     assert process.returncode == 2
     assert process.stderr.startswith('usage: ') and process.stderr.count('\n') == 1

@@ -37,7 +37,7 @@ def test_shellcheck_finds_nothing():
     assert process.returncode == 0, process.stdout
 
 
-# venv.sh: a machine is a folder with /sys and /dev, and a python that notes what it is asked.
+# venv.sh: a machine is a folder with sys/ and dev/, and a python that logs its arguments.
 
 @pytest.fixture
 def machine(tmp_path):
@@ -106,7 +106,7 @@ def test_venv_is_installed_by_uv_where_there_is_one(machine):
         'uv pip install --quiet --python=.venv/bin/python -r requirements.txt -e .[cuda]']
 
 
-def test_the_image_s_requirements_install_before_the_code_is_there(tmp_path):
+def test_the_docker_image_installs_requirements_before_it_copies_the_code(tmp_path):
     steps = (ROOT / 'launch' / 'Dockerfile').read_text().partition('COPY . .')[0]
     for sources, target in re.findall(r'(?m)^COPY (.*) (\S+)$', steps):
         (tmp_path / target).mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ def test_venv_says_what_is_wrong(machine, environment, message):
     assert message in process.stderr and process.stderr.count('\n') == 1
 
 
-# gke.sh and slurm.sh: stand-ins note their arguments and input.
+# gke.sh and slurm.sh: stand-ins log their arguments and input.
 
 @pytest.fixture
 def standins(tmp_path):
@@ -151,7 +151,7 @@ def _calls(standins):
     ('v5p:2x2x1', 'tpu-v5p-slice', 1, 4, 'ct5p-hightpu-4t'),
     ('v6e:1x1', 'tpu-v6e-slice', 1, 1, 'ct6e-standard-1t'),
 ])
-def test_gke(standins, topology, accelerator, hosts, chips, machine):
+def test_gke_node_pools_and_jobset(standins, topology, accelerator, hosts, chips, machine):
     gke = ROOT / 'launch' / 'gke.sh'
     place = ['--cluster=c', '--location=us-west4-a']
     for arguments in (
@@ -184,10 +184,10 @@ def test_gke(standins, topology, accelerator, hosts, chips, machine):
         'cloud.google.com/gke-tpu-topology': topology.split(':')[1]}
     assert container['args'] == FLAGS[1:]
     assert container['command'] == ['python', '-m', 'bert_jax.main']
-    assert pod['shareProcessNamespace']  # Python is not process 1, which ignores SIGTERM
+    assert pod['shareProcessNamespace']  # else Python is process 1, which ignores SIGTERM
     assert container['image'] == 'host/bert:1'
     assert container['resources']['limits'] == {'google.com/tpu': chips}
-    # Bad input ends the set: the rule of the job names the container, that of the set the rule.
+    # Bad input (exit status 2) ends the JobSet: by a rule of its job, to which the JobSet's refers.
     rule, = job['podFailurePolicy']['rules']
     assert rule['onExitCodes'] == {
         'containerName': container['name'], 'operator': 'In', 'values': [2]}
@@ -262,7 +262,7 @@ def test_a_dry_run_prints_what_would_run(standins, script, arguments):
     (0, ''), (1, ''), (2, ''), (143, ''), (143, 'running'), (143, 'queued')])
 @pytest.mark.parametrize('module', ['bert_jax.main', 'bert_jax.tools.sweep'])
 def test_a_job_of_slurm_is_queued_again_when_its_time_ends(standins, status, stopped, module):
-    """Not when somebody stopped it. srun starts one task a node, which is told of all its GPUs."""
+    """Not if somebody stopped it. srun starts one task per node, which is told of all its GPUs."""
     _write(standins / 'bin' / 'srun', f'''
         printf '%s\\n' "srun $1" >> {standins}/calls
         shift && exec "$@"

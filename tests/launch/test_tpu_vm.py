@@ -97,7 +97,7 @@ def test_create_asks_for_the_slice_and_waits_until_it_is_there(cloud, options, f
     assert SAVES not in cloud.calls('create')[-1]
 
 
-def test_steps_one_by_one(cloud):
+def test_create_install_run_follow_stop_and_delete_one_by_one(cloud):
     cloud.run('create', 'bert', '--type=v5litepod-16')
     assert cloud.run('install', 'bert', TPU_SSH_FLAGS='--tunnel-through-iap').returncode == 0
     assert cloud.calls('scp')[0][-5:] == [
@@ -112,7 +112,7 @@ def test_steps_one_by_one(cloud):
     assert 'saved' in cloud.lines('home/.bert_jax/log')
     assert cloud.run('status', 'bert').stdout == 'ACTIVE\nrunning\n'
     pid = int(*cloud.lines('home/.bert_jax/pid'))
-    assert os.getsid(pid) == pid  # a session of its own: the connection's end does not end it
+    assert os.getsid(pid) == pid  # a session of its own, so that it outlives the connection
 
     following = cloud.start('follow', 'bert')
     assert cloud.run('stop', 'bert').returncode == 0
@@ -130,7 +130,7 @@ def test_steps_one_by_one(cloud):
     (['preempt', '143', '1', 'gone', 'killed', '0'], 0, 3, 6),
     (['143', '2'], 2, 1, 2),
     (['1'] * 9, 1, 1, 5),
-    (['notice'] * 7 + ['0'], 0, 8, 8),  # however often: it saved each time
+    (['notice'] * 7 + ['0'], 0, 8, 8),  # however often, as it saved each time
 ])
 def test_relaunch_goes_on_until_the_run_is_done(cloud, plan, status, slices, runs):
     process = cloud.relaunch(*plan, options=['--spot'])

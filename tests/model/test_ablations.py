@@ -40,14 +40,14 @@ def packed(ids=IDS):
 
 
 def alone(ids):
-    """One of them in a row of 9, as a model without packing takes it."""
+    """One of them, not packed, in a padded row of 9."""
     row = np.pad(ids, (0, 9 - len(ids)))[None]
     return {'input_ids': row, 'sequence_ids': (row > 0).astype(np.int32),
             'segment_ids': np.zeros_like(row), 'cls_positions': np.zeros((1, 1), np.int32)}
 
 
 def params_of(objective):
-    """Random ones; to initialise them would be compiled for longer than the tests run."""
+    """Random parameters: to compile their initialisation would take longer than the tests."""
     return random_like(jax.eval_shape(objective.init, jax.random.key(0)), 2, 0.4)
 
 
@@ -64,7 +64,7 @@ def test_a_later_token_changes_no_earlier_output():
                     (*after['layers'], after['embedding_output']), strict=True):
         np.testing.assert_array_equal(a[0, :8], b[0, :8])
     same = (before['layers'][-1] == after['layers'][-1]).all(axis=-1)[0]
-    assert same.tolist() == [True] * 8 + [False] * 4 + [True] * 2  # its sequence goes on to 12
+    assert same.tolist() == [True] * 8 + [False] * 4 + [True] * 2  # the sequence ends at 12
     np.testing.assert_allclose(
         wanted['sequence_output'], before['sequence_output'][:, some[0]], atol=1e-5)
 
@@ -111,7 +111,7 @@ def test_a_left_to_right_model_or_phase_predicts_every_next_token_of_the_unmaske
     assert objective.flops(10, 2) > Pretraining(CONFIG, next_sentence=False).flops(10, 2)
 
 
-def test_without_the_next_sentence_there_is_no_gradient_of_it():
+def test_without_next_sentence_its_head_and_the_pooler_get_no_gradient():
     batch = pretraining_batch()
     params = params_of(Pretraining(CONFIG))
 
@@ -143,14 +143,14 @@ def test_a_packed_sequence_is_computed_as_if_alone(head, causal, bilstm):
     last[4] = 7 if IDS[4] != 7 else 8
     batches = packed(), packed(last), alone(IDS[:5]), alone(IDS[5:])
     outputs = jit(lambda: [objective.outputs(params, batch) for batch in batches])()
-    whole = head == 'classification'  # an answer about a sequence, else about each token
+    whole = head == 'classification'  # one output per sequence, else one per token
     lengths = (1, 1) if whole else LENGTHS
     for name in outputs[0]:
         together, changed, first, second = (found[name][0] for found in outputs)
         own = np.concatenate([first[: lengths[0]], second[: lengths[1]]])
         np.testing.assert_allclose(together[: len(own)], own, atol=2e-5)
-        # The last token of the first sequence is another: an answer about the whole of it differs,
-        # and of a left-to-right model nothing before it.
+        # The last token of the first sequence is changed. This changes the output of the sequence,
+        # or of that token; those of earlier tokens only if the model is not left-to-right.
         moved = np.abs(together - changed) > 1e-5
         assert moved[lengths[0] - 1].any() and not moved[lengths[0]:].any()
         if not whole:

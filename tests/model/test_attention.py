@@ -1,4 +1,4 @@
-"""Attention by the formula, within each sequence alone; which implementation computes it."""
+"""Attention within each sequence against its formula, and the choice of the implementation."""
 
 import dataclasses
 import functools
@@ -19,7 +19,8 @@ from bert_jax.train.sharding import Layout, make_mesh
 B, S, N, D = 3, 12, 2, 4
 SEGMENTS = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0], [1] * 12, [1] * 7 + [0] * 5], np.int32)
 QKV = np.random.default_rng(0).normal(size=(B, S, 3, N, D)).astype(np.float32)
-BIAS = np.random.default_rng(1).integers(-4, 5, QKV.shape[2:]) / np.float32(4)  # sums are exact
+# Tests subtract it from QKV and `attend` adds it again, which is exact to 1.2e-7.
+BIAS = np.random.default_rng(1).integers(-4, 5, QKV.shape[2:]) / np.float32(4)
 WANTED = np.array([[0, 5, 9], [11, 0, 0], [6, 2, 1]], np.int32)
 
 
@@ -29,14 +30,14 @@ def config(name):
 
 
 def alone(qkv_Sx3xNxD):
-    """Of one sequence, by the formula (paper of the Transformer, equation 1), in float64."""
+    """Attention of one sequence by the formula (Vaswani et al., 2017, equation 1), in float64."""
     q, k, v = np.moveaxis(qkv_Sx3xNxD.astype(np.float64), 1, 0)
     scores = np.exp(np.einsum('QND,KND->NQK', q, k) / np.sqrt(D))
     return np.einsum('NQK,KND->QND', scores / scores.sum(-1, keepdims=True), v)
 
 
 def test_each_sequence_is_computed_as_if_alone():
-    """By XLA. The kernel has tests of its own; test_transformers.py compares the probabilities."""
+    """By XLA. test_attention_kernel.py tests the kernel; test_transformers.py, probabilities."""
     of = functools.partial(attend, QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('auto'))
     context = of()
     for row in range(B):
@@ -48,7 +49,7 @@ def test_each_sequence_is_computed_as_if_alone():
 
 
 def on(platform, **changes):
-    """A config for a chip that is not here."""
+    """A config on a mesh of one mock device of a platform."""
     devices = np.array([mock.Mock(platform=platform)]).reshape(1, 1, 1)
     mesh = mock.Mock(devices=devices, shape={'data': 1, 'fsdp': 1, 'tensor': 1})
     return dataclasses.replace(
@@ -63,7 +64,7 @@ def on(platform, **changes):
     ('cpu', 'auto', {}, 512, False, 'xla'), ('gpu', 'auto', {}, 512, True, 'xla'),
     ('gpu', 'auto', {}, 512, False, 'cudnn'), ('gpu', 'cudnn', {}, 64, False, 'cudnn'),
     ('gpu', 'auto', {}, 63, False, 'xla'), ('gpu', 'auto', {'causal': True}, 512, False, 'xla'),
-    # What cannot serve is refused where it is asked for.
+    # An implementation that is asked for but cannot be used is refused.
     ('gpu', 'kernel', {}, 512, True, 'it is for TPUs, and this is a gpu'),
     ('tpu', 'kernel', {'causal': True}, 512, True, 'it has no left-to'),
     ('tpu', 'kernel', {'dtype': 'float32'}, 128, True, 'it is for bfloat16, and this is float32'),
@@ -74,7 +75,7 @@ def on(platform, **changes):
     ('gpu', 'cudnn', {'causal': True}, 512, False, 'it has no left-to'),
     ('gpu', 'cudnn', {}, 512, True, 'it has no dropout, and config.model.attention_dropout=0.5'),
 ])
-def test_what_computes_attention(platform, asked, changes, length, drops, chosen):
+def test_an_implementation_is_chosen_or_refused(platform, asked, changes, length, drops, chosen):
     c = on(platform, attention=asked, **changes)
     if chosen in COMPUTATION['attention']:
         assert choose(c, length, drops) == chosen
@@ -84,7 +85,7 @@ def test_what_computes_attention(platform, asked, changes, length, drops, chosen
 
 
 def test_sequences_are_kept_apart_with_cudnn(monkeypatch):
-    """Its mask; the product is XLA's here."""
+    """Tests the mask given to cuDNN; XLA computes the product here."""
     product = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, 'dot_product_attention', lambda *args, implementation, **kwargs:
                         product(*args, **kwargs, implementation='xla'))
@@ -95,7 +96,7 @@ def test_sequences_are_kept_apart_with_cudnn(monkeypatch):
 
 
 def test_parameters_are_made_without_the_kernel(monkeypatch):
-    """It splits rows over the mesh, and the input that shapes come from has one row."""
+    """The kernel splits rows over the mesh, but initialisation traces an input of one row."""
     monkeypatch.setattr('bert_jax.model.attention.refusal', lambda *_: '')
     mesh = make_mesh(8, 1, 1)
     asked = dataclasses.replace(config('kernel'), layout=Layout(mesh))

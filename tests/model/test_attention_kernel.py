@@ -1,4 +1,4 @@
-"""The attention kernel, interpreted: plain attention's numbers and dropout's masks, bit for bit."""
+"""The attention kernel, interpreted, against plain attention; dropout's masks are bit-identical."""
 
 import functools
 
@@ -36,7 +36,7 @@ def inputs(batch, length, heads, dtype=jnp.float32, packed=False, seed=0):
     bias = jnp.asarray(rng.standard_normal((3, heads, 64)), jnp.float32)
     d_out = jnp.asarray(rng.standard_normal((batch, length, heads, 64)), dtype)
     place = np.arange(length)
-    if packed == 'short':  # up to three tokens each: numbers of two digits to base 16
+    if packed == 'short':  # up to three tokens each: numbers of several base-16 digits
         segments = np.broadcast_to(1 + place // 3, (batch, length))
     elif packed:  # sequences 1, 2, 3 of different lengths, then padding
         ends = np.sort(rng.integers(1, length, (batch, 3)), axis=1)
@@ -56,11 +56,11 @@ def with_gradient(attend, qkv, bias, segments, rows, d_out, rate):
 
 @pytest.mark.parametrize('dtype, batch, length, heads, packed, rate, scale', [
     ('float32', 1, 384, 2, 'short', 0.0, 1),
-    ('float32', 1, 128, 2, False, 0.1, 0),  # equal scores: every bit of the mask shows
+    ('float32', 1, 128, 2, False, 0.1, 0),  # equal scores, so any wrong bit of the mask shows
     ('float32', 1, 128, 2, False, 0.1, 30),  # scores in the thousands overflow nothing
     ('float32', 2, 77, 4, True, 0.3, 1),
-    ('float32', 1, 512, 4, True, 0.1, 1),  # two pairs of heads in a step
-    ('float32', 1, 1100, 4, 'short', 0.1, 1),  # one, and two steps of the grid for each row
+    ('float32', 1, 512, 4, True, 0.1, 1),  # both pairs of heads in a grid step
+    ('float32', 1, 1100, 4, 'short', 0.1, 1),  # a pair in a step, two steps a row
     ('bfloat16', 1, 128, 2, True, 0.1, 1)])
 def test_values_and_gradients_are_those_of_plain_attention(
     dtype, batch, length, heads, packed, rate, scale
@@ -71,7 +71,7 @@ def test_values_and_gradients_are_those_of_plain_attention(
     assert [x.dtype for x in found] == [dtype, dtype, 'float32']
     expected = with_gradient(plain, *(x.astype('float32') for x in (qkv, args[0])), *args[1:],
                              d_out.astype('float32'), rate)
-    # Scores are rounded to bfloat16 times their size, which is up to 20.
+    # Rounding errors, as of bfloat16, are relative to the scores, which reach 20 or thousands.
     tolerance = 0.02 if dtype == 'bfloat16' or scale > 1 else 1e-5
     for a, b in zip(found, expected, strict=True):
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
@@ -80,7 +80,7 @@ def test_values_and_gradients_are_those_of_plain_attention(
 
 @pytest.mark.parametrize('data, tensor, inside', [(4, 2, False), (2, 2, True)])
 def test_rows_and_heads_split_over_devices_change_nothing(data, tensor, inside):
-    """Also where the batch's axes are the caller's already, as in the train step."""
+    """Also inside a shard_map over the batch axes, as in the train step."""
     *args, d_out = inputs(4, 128, 4, packed=True)
     mesh = make_mesh(data, 1, tensor, jax.devices()[: data * tensor])
     split = functools.partial(kernel_attention, mesh=mesh, interpret=True)

@@ -38,7 +38,7 @@ def torch_names(p):
 
 @pytest.mark.parametrize('in_one_row', [False, True])
 def test_outputs_and_gradients_are_those_of_torch(in_one_row):
-    """Of four sequences: in a row each, with any numbers as padding, or packed into one row."""
+    """Four sequences, each in a row of its own with random padding, or packed into one row."""
     torch = pytest.importorskip('torch', reason='torch is not installed')
     from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 

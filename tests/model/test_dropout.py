@@ -1,4 +1,4 @@
-"""Dropout from a counter: its statistics, and that a mask belongs to its place alone."""
+"""Counter-based dropout: its statistics, and that masks of different places are unrelated."""
 
 import itertools
 
@@ -34,7 +34,7 @@ def test_the_rate_holds_over_all_and_in_every_row_and_column(rate):
     for axis in range(3):
         means = mask.mean(axis=tuple({0, 1, 2} - {axis}))
         assert np.abs(means - (1 - rate)).max() < 5 * sigma / 64
-        # Spread of the means as of independent draws: neither clumped nor too even.
+        # The means spread as those of independent draws: neither clumped nor too even.
         assert 0.6 < means.std() / (sigma / 64) < 1.4
 
 
@@ -72,7 +72,7 @@ def test_rows_and_neighbours_in_each_dim_are_uncorrelated():
         assert abs(correlation(mask, np.roll(mask, shift, (0, 1, 2)))) < 5 / mask.size**0.5, shift
     for a, b in itertools.combinations(mask, 2):
         assert abs(correlation(a, b)) < 5 / a.size**0.5
-    # Nor do three corners of a rectangle tell the fourth.
+    # Nor do three corners of a rectangle determine the fourth.
     sign, place = 2 * mask - 1, np.random.default_rng(0).integers(64, size=(4, 100_000))
     a, b, c, d = place[:, (place[0] != place[2]) & (place[1] != place[3])]
     for x in (sign, sign.swapaxes(0, 1), sign.swapaxes(0, 2)):

@@ -89,14 +89,14 @@ def assert_close(a, b, rtol=1e-4):
         x, y, rtol=0, atol=rtol * float(jnp.abs(y).max()) + 1e-7), a, b)
 
 
-def test_padding_ids_and_segments_do_not_show_at_real_tokens(encode, batch):
+def test_ids_and_segments_of_padding_do_not_affect_real_tokens(encode, batch):
     ids, mask, segments = inputs_of(batch)
     real = mask == 1
     a = encode(ids, mask, segments)
     b = encode(np.where(real, ids, 77), mask, np.where(real, segments, 1))
     np.testing.assert_array_equal(a['sequence_output'][real], b['sequence_output'][real])
     np.testing.assert_array_equal(a['pooled_output'], b['pooled_output'])
-    # Padding queries still attend, and see their own ids: the test above can fail.
+    # Outputs at padding do change with its ids, so the comparisons above can fail.
     assert not np.allclose(a['sequence_output'][~real], b['sequence_output'][~real], atol=0.1)
 
 
@@ -190,7 +190,7 @@ def test_initial_parameters_are_truncated_normal_one_and_zero():
             continue
         x = np.asarray(x[:1000])
         assert np.abs(x).max() <= 0.04, path
-        if x.size >= 10_000:  # 0.02 x 0.8796: cut at two standard deviations, not corrected
+        if x.size >= 10_000:  # 0.02 x 0.8796: truncated at 2 sigma, not rescaled
             assert abs(x.std() - 0.017593) < 4 * 0.0176 / (2 * x.size) ** 0.5, path
             assert abs(x.mean()) < 5 * 0.0176 / x.size**0.5 and np.abs(x).max() > 0.039, path
     kernels = [layer['intermediate']['dense']['kernel'].ravel()
@@ -206,7 +206,7 @@ def test_padded_vocabulary_rows_are_zero_get_no_gradient_and_never_win(params, b
     grads = flatten_dict(plain[1], sep='/')
     for grad in (grads[words], grads[bias]):
         assert not grad[300:].any() and grad[:300].any()
-    # Not even with parameters that no training gives.
+    # They never win, even with values that training cannot give them.
     odd = unflatten_dict(flatten_dict(params, sep='/') | {
         words: table.at[300:].set(50.0), bias: jnp.full(384, 99.0)}, sep='/')
     out = jit(lambda p: Pretraining(CONFIG).outputs(p, batch))(odd)
@@ -229,7 +229,7 @@ def test_bfloat16_computes_in_half_and_keeps_float32_parameters(params, batch, e
 
 
 def test_parameter_names_shapes_axes_and_decay_are_the_golden_ones():
-    """`path shape logical-axes decays`, a line a parameter. UPDATE_GOLDEN=1 writes the file."""
+    """A line for each: path, shape, logical axes, decays. UPDATE_GOLDEN=1 writes the file."""
     layers, hidden, heads = MODEL_SIZES['tiny']
     c = ModelConfig(vocab_size=30522, num_layers=layers, hidden_size=hidden, num_heads=heads,
                    intermediate_size=4 * hidden)

@@ -1,4 +1,4 @@
-"""The FLOPs formula against the published table and against the products that are in the model."""
+"""The FLOPs formula against published figures and the matrix products in the traced models."""
 
 import math
 
@@ -25,7 +25,7 @@ def config(name, vocab_size=30522, **changes):
     ('base', 128, 20, 69.93), ('base', 512, 80, 301.45),
     ('large', 128, 20, 240.64), ('large', 512, 80, 1020.53)])
 def test_flops_of_the_paper_s_models(name, length, slots, gflops):
-    """Those of whole layers: the last one is needed at [CLS] and in the slots alone."""
+    """The figures count the last layer in full, the formula most of it only at [CLS] and slots."""
     c = config(name)
     left_out = (length - slots - 1) * c.hidden_size * (
         2 * c.hidden_size + 4 * c.intermediate_size + 4 * length)
@@ -38,7 +38,7 @@ ROW = dict.fromkeys(('input_ids', 'sequence_ids', 'segment_ids'), jnp.ones((1, L
 
 
 def product_flops(jaxpr):
-    """Of all matrix products in a jaxpr, loops counted as often as they run."""
+    """FLOPs of all matrix products in a jaxpr; those in a scan count once per iteration."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == 'dot_general':
@@ -64,8 +64,8 @@ def test_the_formula_counts_the_products_of_the_forward_pass():
 
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), batch))
     found = product_flops(jax.make_jaxpr(forward)(params).jaxpr)
-    # Look-ups done as products with one-hot rows are not counted as work.
-    look_ups = 2 * (slots + 1)  # queries and what they are added to
+    # Look-ups by products with one-hot rows do not count in the formula.
+    look_ups = 2 * (slots + 1)  # of queries and of the residual that they are added to
     found -= 2 * c.hidden_size * length * (look_ups + c.type_vocab_size)
     assert 3 * found == train_flops(c, length, slots)
 
@@ -84,6 +84,6 @@ def test_the_formula_counts_the_products_of_downstream_models(kind, arguments, b
         jax.make_jaxpr(lambda p: objective.outputs(p, batch)['logits'])(params).jaxpr)
     encoder = length * token_flops(c, length)
     expected = length * objective.token_flops(length)
-    # A frozen encoder has a forward pass alone.
+    # A frozen encoder has only a forward pass.
     expected = (expected - encoder) / 3 + encoder if kind is FeatureTagging else expected / 3
-    assert found == pytest.approx(expected, rel=0.02)  # heads, and look-ups done as products
+    assert found == pytest.approx(expected, rel=0.02)  # for heads, and look-ups as products

@@ -1,4 +1,4 @@
-"""Masked-LM loss in parts against plain cross entropy; gathering; next sentence."""
+"""Masked-LM loss in parts against plain cross entropy; accuracy; logits in float32."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ BATCH, SLOTS, HIDDEN, VOCAB, PADDED = 4, 10, 16, 50, 64
 
 
 def inputs(dtype=jnp.float32):
-    """((hidden, table, bias), labels, weights): some slots empty, a whole row too."""
+    """((hidden, table, bias), labels, weights): some slots are empty, in one row all."""
     keys = jax.random.split(jax.random.key(0), 4)
     hidden = jax.random.normal(keys[0], (BATCH, SLOTS, HIDDEN)).astype(dtype)
     table = jax.random.normal(keys[1], (PADDED, HIDDEN)).at[VOCAB:].set(0).astype(dtype)
@@ -93,8 +93,8 @@ def test_a_tie_with_the_highest_logit_counts_as_correct_and_labels_give_their_ow
 
 
 @pytest.mark.parametrize('rows, slots, vocab, limit, chunks', [
-    (2, 10, 100, 8000, 1), (2, 10, 100, 7999, 2),  # all of it is 2 x 10 x 100 x 4 bytes
-    (2, 10, 100, 3999, 5), (2, 10, 100, 1, 10),  # 3 and 4 do not divide 10; no parts of a slot
+    (2, 10, 100, 8000, 1), (2, 10, 100, 7999, 2),  # 2 x 10 x 100 x 4 bytes in all
+    (2, 10, 100, 3999, 5), (2, 10, 100, 1, 10),  # 3 and 4 do not divide 10; a slot is not split
     (1024, 20, 30592, 1 << 30, 4)])
 def test_logits_are_computed_in_the_fewest_parts_that_fit(rows, slots, vocab, limit, chunks):
     assert mlm_chunks(rows, slots, vocab, limit) == chunks

@@ -54,7 +54,7 @@ def test_forward_pass_of_the_original(small):
     close = {'rtol': 0, 'atol': 1e-5}
     for name in ('embedding_output', 'pooled_output'):
         np.testing.assert_allclose(out[name], expected[name], err_msg=name, **close)
-    real = batch['sequence_ids'] == 1  # what comes out at padding is nobody's
+    real = batch['sequence_ids'] == 1  # outputs at padding do not matter
     np.testing.assert_allclose(
         out['sequence_output'][real], expected['sequence_output'][real], **close)
     for i, layer in enumerate(out['layers']):
@@ -72,9 +72,9 @@ def test_forward_pass_of_the_original(small):
 def test_thirty_training_steps_of_the_original(small):
     """Losses, gradient norms and final parameters of a whole run.
 
-    The recorded rate at a step is the schedule's there (0 at step 0), but the recorded parameters
-    were updated with the rate one step ahead: in a TF1 session on a CPU the assignment of the step
-    counter came before its reading for the rate. So the optimizer here is one step ahead as well.
+    The recorded rate of a step is the schedule's (0 at step 0), but the recorded parameters were
+    updated with the next step's rate: in that TF1 session on a CPU, the step counter was increased
+    before it was read for the rate. So the optimizer here uses the next step's rate as well.
     """
     folder, task, params, batches = small
     training = json.loads((folder / 'training.json').read_text())
@@ -99,7 +99,7 @@ def test_thirty_training_steps_of_the_original(small):
 
 
 def test_evaluation_reaches_the_figures_of_the_original(shared_data, tmp_path):
-    """The 831 held-out rows of the BERT-Tiny that the original trained, the last batch padded."""
+    """831 held-out rows, the last batch padded, with a BERT-Tiny that the original trained."""
     folder = shared_data / 'tf1_reference' / 'tiny_wikipedia'
     config, params = model_at(folder / 'bert_model.ckpt')
     task, files = Pretraining(config), RecordFiles.open(str(folder / 'eval.tfrecord'), tmp_path)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def run(monkeypatch, capsys):
     """Runs the command in this process: (exit status, lines of JSON, standard error).
 
-    Without lines of progress, which only a busy machine prints.
+    Lines of progress are left out, as only a busy machine prints them.
     """
     one = jax.devices()[:1]
 
@@ -73,7 +73,7 @@ def test_questions(run, tmp_path):
     assert set(answers[0]) == {'question', 'answer', 'start', 'end', 'score', 'probability'}
 
 
-def test_score_ends_with_the_corpus(run):
+def test_score_ends_with_a_line_on_the_whole_corpus(run):
     _, (*texts, last), _ = run('score', 'a b c', 'q is.')
     assert [line['num_tokens'] for line in texts] == [3, 4]
     corpus = last['corpus']
@@ -155,7 +155,7 @@ def test_faults_in_one_line(run, arguments, message):
         (b'{"question": "a"}', 'it is no {"question":'), (b'{"question": ', 'it is no {"question"'),
         (b'{"question": "a", "context": 3}', 'a text is not a string'))),
 ], ids=str)
-def test_what_is_wrong_with_a_line_is_its_result_alone(run, command, model, stdin, message):
+def test_a_faulty_line_has_an_error_as_its_result(run, command, model, stdin, message):
     status, lines, err = run(command, stdin=stdin, model=model)
     assert status == 0 and 'error' not in lines[0]
     assert message in lines[1]['error'] and message in err and err.count('\n') == 1
@@ -163,7 +163,7 @@ def test_what_is_wrong_with_a_line_is_its_result_alone(run, command, model, stdi
 
 
 def test_columns_by_name(run, tmp_path):
-    """Of other formats see tests/tasks/test_tables.py."""
+    """For other formats see tests/tasks/test_tables.py."""
     file = tmp_path / 'texts.csv'
     file.write_text('id,two,one\n3,c,"a ""b"""\n3,f g,"d, e"\n1\n')
     named = ('--input', file, '--text=one')
@@ -174,7 +174,7 @@ def test_columns_by_name(run, tmp_path):
     assert [(x['first'], x['second']) for x in pairs[:2]] == [('a "b"', 'c'), ('d, e', 'f g')]
 
 
-def test_a_second_column_where_single_texts_are_read(run, tmp_path):
+def test_a_second_column_is_refused_by_a_command_of_single_texts(run, tmp_path):
     (tmp_path / 'texts.csv').write_text('one,two\na [MASK],b\n')
     status, lines, err = run(
         'score', '--input', tmp_path / 'texts.csv', '--text=one', '--text-pair=two')

@@ -1,4 +1,4 @@
-"""What the Python interface gives: pre-training heads and features."""
+"""The Python interface: pre-training heads and features."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def test_long_prompts_are_windowed_around_each_mask(model):
 
 @pytest.mark.parametrize('num', [1, 7, 60])
 def test_score_is_the_sum_over_words_masked_in_turn(model, num):
-    """Each word of a text that is too long sees those around it."""
+    """In a text that is too long, a word is scored in the window around it."""
     words = (['red', 'cat', 'likes', 'the', '?', 'bird', 'a'] * 9)[:num]
     prompts = []
     for i in range(num):
@@ -107,7 +107,7 @@ def test_features_of_pairs_and_of_long_texts(model):
     ('answer', [('a', 'b c'), ('', 'b'), ('a', 'b')], 'it is empty'),
     ('answer', [('a', 'b c'), (1, 'b'), ('a', 'b')], 'is no text'),
 ], ids=str)
-def test_what_is_wrong_with_a_text_is_its_result_alone(model, command, texts, message):
+def test_a_faulty_text_has_an_error_and_the_others_have_results(model, command, texts, message):
     model = tiny.recorded('question_answering')[0] if command == 'answer' else model
     run = getattr(model, command)
     first, wrong, last = run(texts)
@@ -117,8 +117,8 @@ def test_what_is_wrong_with_a_text_is_its_result_alone(model, command, texts, me
     assert [x.get('error') for x in run([texts[1]])] == [wrong['error']]
 
 
-def test_an_exception_inside_a_text_is_its_result_alone(model, monkeypatch):
-    """Whatever the tokenizer may raise."""
+def test_an_exception_for_a_text_is_its_error_and_the_others_have_results(model, monkeypatch):
+    """Whatever the tokenizer raises."""
     encode = model.tokenizer.encode
 
     def faulty(text):
@@ -132,11 +132,11 @@ def test_an_exception_inside_a_text_is_its_result_alone(model, monkeypatch):
     assert first == last and first['num_tokens'] == 2
 
 
-def test_a_text_that_is_none_has_no_vector(model):
+def test_what_is_not_a_text_has_a_vector_of_nan(model):
     with pytest.warns(UserWarning, match='None has no vector: None is no text'):
         found = model.vectors(['a cat', None, ''])
     assert np.isnan(found).any(1).tolist() == [False, True, False]
-    # Of a blank one there are [CLS] and [SEP], as sentence-transformers has it.
+    # A blank text has [CLS] and [SEP], as in sentence-transformers.
     assert model.features([''])[0]['tokens'] == ['[CLS]', '[SEP]']
 
 
@@ -210,7 +210,7 @@ def test_an_embedding_with_more_rows_than_the_vocabulary_has_tokens(model, tmp_p
     assert [p['id'] for p in ours['predictions']] == [p['id'] for p in whole['predictions']]
 
 
-def test_a_vocabulary_beside_or_named(tmp_path):
+def test_the_vocabulary_is_beside_the_weights_or_named(tmp_path):
     source, other = tiny.RECORDED / 'masked_lm', tmp_path / 'other.txt'
     (tmp_path / 'model').mkdir()
     for name in ('config.json', 'model.safetensors'):
@@ -236,7 +236,7 @@ def test_a_vocabulary_beside_or_named(tmp_path):
     ('vectors', 'windows', ['last', '', 5, ('mean',)]),
     ('answer', 'max_answer_length', ['5', 0]), ('answer', 'null_threshold', [math.nan, '0', [0.0]]),
 ])
-def test_what_cannot_be_meant_is_refused(name, argument, values, model):
+def test_invalid_arguments_are_refused_in_one_line(name, argument, values, model):
     model = tiny.recorded('question_answering')[0] if name == 'answer' else model
     given = {'answer': {'questions': [('a', 'cat')]}}.get(name, {'texts': ['a']})
     for value in values:

@@ -1,4 +1,4 @@
-"""The engine: sets and streams of units, against what transformers recorded and one at a time."""
+"""The engine: sets and streams of units, against transformers' recordings and unit by unit."""
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ def units_of(ids, first_lengths, **more):
 
 
 def recorded_units(arrays, position=None):
-    """The recorded rows without their padding, and which of the recorded tokens those are."""
+    """Units of the recorded rows without padding; a mask of their tokens among the recorded."""
     ids, mask, types = (
         arrays[name].reshape(-1, arrays[name].shape[-1])
         for name in ('input_ids', 'attention_mask', 'token_type_ids'))
@@ -125,7 +125,7 @@ def test_eight_devices_give_what_one_gives(model, weights, units):
 
 
 def lengths_of(params, batch):
-    """A function that needs no model: the tokens of each unit, and its ids again."""
+    """A function that needs no model: the number of tokens of each unit, and the input_ids."""
     del params
     numbers = np.arange(1, batch['cls_positions'].shape[1] + 1)
     own = batch['sequence_ids'][:, None] == numbers[None, :, None]
@@ -137,7 +137,7 @@ def small_engine(token_cost=lambda row_length: 1.0):
 
 
 def test_a_stream_keeps_chunks_in_order(units):
-    """Chunks of any size, some without units; each comes with what it was made of."""
+    """Chunks of any size, some without units; outputs come with their chunk."""
     bounds = [0, 0, 40, 41, 41, 120, 180, 180]
     chunks = list(zip(bounds[:-1], bounds[1:], strict=True))
     each = np.split(units.sequences.ids, units.sequences.offsets[1:-1])
@@ -158,7 +158,7 @@ def test_a_stream_keeps_chunks_in_order(units):
         np.testing.assert_array_equal(outputs['ids'], units.sequences.ids[a:b])
 
 
-def test_what_fails_in_a_stream_is_raised_where_it_is_read(units):
+def test_an_exception_in_a_stream_is_raised_where_the_stream_is_read(units):
     def prepare(chunk):
         if chunk == 2:
             raise RuntimeError('chunk two')
@@ -170,7 +170,7 @@ def test_what_fails_in_a_stream_is_raised_where_it_is_read(units):
 
 
 def plans(*lengths):
-    """Plans of sets of these lengths, one after the other on one engine."""
+    """One engine's plans of sets of units with these lengths, set after set."""
     runs = small_engine(lambda s: 6 * 768 + s)
     return [runs._plan(lengths_of, units_of([np.ones(n) for n in x], x)) for x in lengths]
 
@@ -192,7 +192,7 @@ def test_few_shapes_serve_many_sets():
             for n in rng.integers(1000, 3000, 30)]
     found = [(plan.shapes, plan.units_a_row) for plan in plans(*sets)]
     assert len(set(map(str, found))) <= 3
-    # One that is small has its own, and so does one that is too long for the others.
+    # A small set has shapes of its own, as does one with a unit too long for the others.
     first, small, other, long, last = plans(sets[0], [12], [9], [400, 20], sets[1])
     assert small.shapes == other.shapes == [(1, 64)] and long.row_length >= 400
     assert first.shapes == last.shapes

@@ -1,4 +1,4 @@
-"""The exported computation, run by what it is for, against what transformers recorded."""
+"""Exported models, run by jax.export and ONNX Runtime, against transformers' recorded outputs."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 pytest.importorskip('flatbuffers', reason='jax.export writes files with it')
 
-# What a user without this package runs; the last lines are the check that it is so.
+# What a user without this package runs; the last lines check that nothing imports it.
 PROGRAM = '''
 import sys
 import jax, numpy as np
@@ -35,7 +35,7 @@ assert bert.platforms == ("cpu", "cuda", "tpu")
 others = {"bert_jax", "flax", "orbax", "safetensors", "tensorflow"} & set(sys.modules)
 assert not others, others
 '''
-OUTPUTS = {  # by the names here: those of transformers
+OUTPUTS = {  # transformers' names of outputs, by ours
     'base': {'sequence_output': 'last_hidden_state', 'pooled_output': 'pooler_output'},
     'pretraining': {'masked_lm_logits': 'prediction_logits',
                     'next_sentence_logits': 'seq_relationship_logits'},
@@ -46,7 +46,7 @@ OUTPUTS = {  # by the names here: those of transformers
 
 
 def recorded_rows(arrays, described):
-    """The recorded inputs, by the names of the exported ones."""
+    """The recorded inputs, by the names of the exported model's inputs."""
     rows = [arrays[x] for x in ('input_ids', 'attention_mask', 'token_type_ids')]
     if 'masked_lm_positions' in described['inputs']:
         rows.append(np.tile(np.arange(7, dtype=np.int32), (3, 1)))
@@ -54,7 +54,7 @@ def recorded_rows(arrays, described):
 
 
 def compare(name, outputs, arrays, mask):
-    """Real tokens and rows that attend to real tokens alone, as transformers has them."""
+    """Compares outputs with transformers'; those of padding are left out."""
     for ours, theirs in OUTPUTS[name].items():
         expected, found = arrays[theirs], outputs[ours]
         assert found.shape == expected.shape and found.dtype == np.float32
@@ -84,7 +84,7 @@ RUN = {'stablehlo': run_stablehlo, 'onnx': run_onnx}
     *(('stablehlo', name) for name in ('base', 'masked_lm')),
     *(('onnx', name) for name in ('pretraining', 'question_answering', 'classification')),
 ])
-def test_what_was_written_is_the_model(to, name, tmp_path):
+def test_an_exported_file_computes_the_model(to, name, tmp_path):
     if to == 'onnx':
         pytest.importorskip('jax2onnx', reason='the extra [onnx] is not installed')
     model, arrays = tiny.recorded(name)
@@ -107,7 +107,7 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_in_a_process_that_has_only_jax(tmp_path):
+def test_an_export_runs_in_a_process_that_has_only_jax(tmp_path):
     model, arrays = tiny.recorded('pretraining')
     described = export_model(model, tmp_path / 'bert.stablehlo')
     assert described['inputs'] == {
@@ -116,7 +116,7 @@ def test_in_a_process_that_has_only_jax(tmp_path):
     }
     rows = recorded_rows(arrays, described)
     np.savez(tmp_path / 'all.npz', **rows)
-    # Another number of rows, tokens and positions: those of the first row without its padding.
+    # Fewer rows, tokens and positions: the first row without its padding, two positions.
     num = int(rows['input_mask'][0].sum())
     np.savez(tmp_path / 'part.npz', **{
         name: x[:1, : 2 if name == 'masked_lm_positions' else num] for name, x in rows.items()})

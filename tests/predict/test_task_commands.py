@@ -1,4 +1,4 @@
-"""What the Python interface gives with task heads: classify, answer, tag."""
+"""The Python interface with task heads: classify, answer, tag."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def test_classification():
 
 @pytest.mark.parametrize('windows', ['mean', 'max'])
 def test_windows_of_a_long_text(windows):
-    """A model of 8 tokens a text: fifteen letters are three windows, at 0, 3 and 7."""
+    """The model takes 8 tokens of text: fifteen letters make three windows, from 0, 3 and 7."""
     model, _ = tiny.recorded('classification')
     text = ' '.join(LETTERS[:15])
     parts = [' '.join(LETTERS[i : i + 8]) for i in (0, 3, 7)]
@@ -71,7 +71,7 @@ def test_multiple_choice():
         assert (result['text'], *result['choices']) == question
         assert sum(result['probabilities']) == pytest.approx(1)
         assert result['choice'] == int(np.argmax(result['probabilities']))
-    # The order of the choices makes no difference to them.
+    # The order of the choices does not change their probabilities.
     np.testing.assert_allclose(
         results[2]['probabilities'], results[0]['probabilities'][::-1], rtol=1e-4)
     assert wrong['error'].startswith('it has no choices')
@@ -86,14 +86,14 @@ def test_several_labels_a_text():
         p, q = result['probabilities'], alone['probabilities']
         assert result['text'] == text
         assert result['labels'] == [name for name in p if p[name] > 0.5]
-        # The same logits: odds of two labels by a sigmoid each, and by one softmax.
+        # From the same logits: the odds ratio by sigmoids is the ratio of probabilities by softmax.
         odds = {name: x / (1 - x) for name, x in p.items()}
         assert odds['negative'] / odds['neutral'] == pytest.approx(
             q['negative'] / q['neutral'], rel=1e-3)
     assert 0 < sum(len(result['labels']) for result in results) < 90
 
 
-def test_tags_of_words_longer_than_the_model():
+def test_all_words_of_a_text_longer_than_the_model_takes_are_tagged():
     model, _ = tiny.recorded('token_classification')
     assert model.max_length == 10
     text = f'at bent  i xyz. q\u2028is {" ".join(LETTERS)} \u200b'
@@ -126,16 +126,16 @@ def test_words_and_texts_are_tagged_alike():
 
 @pytest.mark.parametrize('null_threshold', [None, 0.0, 1.5])
 def test_answers_are_those_of_the_evaluation(null_threshold):
-    """The search that scores SQuAD, over the same logits, finds the same texts."""
+    """`answer` finds the texts that the evaluation of SQuAD finds in the same logits."""
     model, _ = tiny.recorded('question_answering')
-    if null_threshold is not None:  # this model never finds [CLS] likely; turned round it does
+    if null_threshold is not None:  # negated, its kernel makes [CLS] likely
         kernel = {'cls/squad/kernel': -model.weights.params['cls/squad/kernel']}
         model = Model(dataclasses.replace(
             model.weights, params=model.weights.params | kernel), devices=ONE)
     questions = letters(40, 3)
     contexts = [f'{text}.' for text in letters(40, 25, seed=1)]
     contexts[3] = 'A, b. Cats, éat'
-    contexts[20:] = LETTERS[:20]  # short ones, where an empty answer may be likelier
+    contexts[20:] = LETTERS[:20]  # short, so that no answer may be likelier
     results = model.answer(
         zip(questions, contexts, strict=True), max_answer_length=4, null_threshold=null_threshold)
 
@@ -159,7 +159,7 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
     assert 0 < num_empty < 40 if null_threshold is not None else not num_empty
 
 
-def test_the_run_says_how_its_questions_are_read():
+def test_lengths_and_threshold_of_answers_are_those_of_the_run():
     plain, _ = tiny.recorded('question_answering')
     inference = {'max_seq_length': 8, 'doc_stride': 2, 'max_query_length': 1,
                  'null_threshold': -1e9}

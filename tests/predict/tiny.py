@@ -15,7 +15,7 @@ from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import Weights, from_tree
 
-# Folders of transformers' models with what they gave: 40 tokens, 10 positions.
+# Folders of transformers' models with their recorded outputs; 40 tokens, 10 positions.
 RECORDED = Path(__file__).parent.parent / 'fixtures' / 'huggingface'
 WORDS = ('red', 'green', 'blue', 'cat', 'dog', 'bird', 'sees', 'likes', 'the', 'a', '##s', '##ed',
          '.', ',', '?')
@@ -28,7 +28,7 @@ SIZES = vars(BertConfig(
 
 @functools.cache
 def recorded(name: str) -> tuple[Model, dict[str, np.ndarray]]:
-    """(model, what transformers gave it and got from it) of a recorded folder."""
+    """(model, inputs and outputs that transformers recorded) of a folder in `RECORDED`."""
     model = Model(load_weights(RECORDED / name), devices=jax.devices()[:1])
     return model, dict(np.load(RECORDED / name / 'recorded.npz'))
 
@@ -48,7 +48,7 @@ def pretraining_weights(folder: Path) -> Weights:
 
 
 def random_texts(num: int, longest: int = 30, seed: int = 0) -> list[str]:
-    """Texts of words of the vocabulary, one to `longest` words."""
+    """Texts of 1 to `longest` random words of the vocabulary."""
     rng = np.random.default_rng(seed)
     words = [word for word in WORDS if not word.startswith('##')]
     return [' '.join(rng.choice(words, int(n))) for n in rng.integers(1, longest + 1, num)]

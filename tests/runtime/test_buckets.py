@@ -1,4 +1,4 @@
-"""What a user names may lie in a bucket: read there as from a disk, written there whole."""
+"""Paths that a user names may be in a bucket: read as from a disk, and written whole."""
 
 import functools
 import gzip
@@ -69,7 +69,7 @@ def test_data_is_read_as_from_a_disk(places, read, where):
     assert len(here) > 20
 
 
-def test_what_was_uploaded_by_half_is_no_model(bucket, bucket_server, monkeypatch):
+def test_a_half_uploaded_model_is_refused(bucket, bucket_server, monkeypatch):
     def upload(local, path):
         if path.name == 'config.json':
             raise OSError('the machine was taken away')

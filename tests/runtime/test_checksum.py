@@ -1,4 +1,4 @@
-"""Checksums know no mesh and no device, and notice every change."""
+"""Checksums do not depend on mesh or device, and detect every change."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Paths on a disk and in a bucket behave the same; what a bucket has not is said in one line."""
+"""Paths on a disk and in a bucket behave the same; a bucket's faults are reported in one line."""
 
 import pathlib
 import sys
@@ -26,7 +26,7 @@ def test_a_file_is_replaced_whole_or_stays_and_nothing_is_left_beside_it(folder)
 @pytest.mark.parametrize(('pattern', 'names'), [
     ('*.txt', ['a.txt', 'b[1].txt']),
     ('**/*.txt', ['a.txt', 'b[1].txt', 'c/d.txt']),
-    ('b[1].txt', ['b[1].txt']),  # exists: meant literally
+    ('b[1].txt', ['b[1].txt']),  # exists, so it is taken literally
     ('[ab]*.txt', ['a.txt', 'b[1].txt']),
     ('*', ['a.txt', 'b[1].txt']),
     ('c', []),
@@ -56,7 +56,7 @@ def test_a_listing_shows_what_another_process_wrote_and_what_it_is(bucket, bucke
     a, b, c = (file.checksum for file in files.find(f'{folder}/*'))
     assert a == b != c
     objects = bucket_server.storage.objects[bucket.removeprefix('gs://')]
-    for name in ('folder/d', 'folder/'):  # gcsfs does not hear of it; a folder of the console's
+    for name in ('folder/d', 'folder/'):  # made without gcsfs; a folder as the console makes
         objects[name] = objects['folder/a'] | {'name': name}
     assert [path.name for path in files.children(folder)] == ['a', 'b', 'c', 'd']
     assert (folder / 'd').exists()
@@ -79,7 +79,7 @@ def quick(monkeypatch):
 
 
 @pytest.mark.parametrize('status', [401, 403, 429, 500, 503])
-def test_a_fault_that_passes_is_waited_for(
+def test_a_transient_fault_of_a_bucket_is_waited_out(
     bucket, bucket_server, monkeypatch, quick, capsys, status
 ):
     monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}/o": status})
@@ -88,7 +88,7 @@ def test_a_fault_that_passes_is_waited_for(
     assert f'waiting for {bucket} (' in capsys.readouterr().err
 
 
-def test_a_bucket_that_stays_away_is_no_bad_input(bucket, bucket_server, monkeypatch, quick):
+def test_an_unreachable_bucket_is_no_bad_input(bucket, bucket_server, monkeypatch, quick):
     monkeypatch.setattr(bucket_server, 'faults', {'/o': 503, 'GET .*/b/': 503})
     for use in (files.as_path, files.check_deletion):
         with pytest.raises(Unavailable, match=f'^{bucket} cannot be reached'):
@@ -98,7 +98,7 @@ def test_a_bucket_that_stays_away_is_no_bad_input(bucket, bucket_server, monkeyp
         files.as_path('gs://away/x')
 
 
-def test_what_is_wrong_with_a_bucket_is_said(bucket, bucket_server, monkeypatch, quick):
+def test_an_unusable_bucket_is_refused_with_a_remedy(bucket, bucket_server, monkeypatch, quick):
     with pytest.raises(InputError, match='^gs://no-such: there is no such bucket: .* gcloud'):
         files.as_path('gs://no-such/x')
     name = bucket.removeprefix('gs://')

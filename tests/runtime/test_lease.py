@@ -1,4 +1,4 @@
-"""Claims on folders: of many at one moment one gets it, and a dead holder's does not last."""
+"""Claims on folders: of simultaneous attempts one succeeds, and a dead holder's claim expires."""
 
 import json
 import multiprocessing
@@ -16,18 +16,18 @@ from bert_jax.runtime.lease import Claim, claimed
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Claims that die and beat a hundred times as fast."""
+    """Claims beat every 0.05 seconds, and are dead after half a second without a beat."""
     monkeypatch.setattr(lease, 'SECONDS', 0.5)
     monkeypatch.setattr(lease, '_BEAT_SECONDS', 0.05)
 
 
 def elsewhere(monkeypatch, name='another'):
-    """From here on claims are those of another machine."""
+    """From here on, this process makes claims as if on another machine."""
     monkeypatch.setattr(lease, '_machine', lambda: name)
 
 
 @pytest.mark.parametrize('time_', range(8))
-def test_of_many_at_one_moment_one_gets_it(folder, time_):
+def test_of_simultaneous_attempts_exactly_one_succeeds(folder, time_):
     claims, barrier, got = [Claim(folder) for _ in range(6)], threading.Barrier(6), []
 
     def attempt(claim):
@@ -56,7 +56,7 @@ def test_a_holder_at_work_is_named_at_once(folder):
         pass
 
 
-def test_on_another_machine_it_is_seen_by_its_beat(folder, monkeypatch):
+def test_a_live_holder_on_another_machine_is_known_by_its_beat(folder, monkeypatch):
     monkeypatch.setattr(lease, '_BEAT_SECONDS', 0.05)
     with claimed(folder, 'run'):
         elsewhere(monkeypatch)
@@ -64,7 +64,7 @@ def test_on_another_machine_it_is_seen_by_its_beat(folder, monkeypatch):
             pass
 
 
-def test_a_dead_machine_s_claim_lasts_so_many_seconds(folder, quick, monkeypatch, capsys):
+def test_the_claim_of_a_dead_machine_expires(folder, quick, monkeypatch, capsys):
     lost = Claim(folder)
     assert lost.attempt()
     lost._ended.set()  # as if it had been killed: no beat, and its claim stays
@@ -75,7 +75,7 @@ def test_a_dead_machine_s_claim_lasts_so_many_seconds(folder, quick, monkeypatch
     assert 'waiting up to' in capsys.readouterr().err
 
 
-def test_who_was_suspended_too_long_hears_that_it_lost(folder, quick, monkeypatch):
+def test_a_process_suspended_for_too_long_learns_that_it_lost_the_claim(folder, quick, monkeypatch):
     suspended = Claim(folder)
     beat = Claim._beat
     with monkeypatch.context() as patch:
@@ -83,7 +83,7 @@ def test_who_was_suspended_too_long_hears_that_it_lost(folder, quick, monkeypatc
         assert suspended.attempt()
     elsewhere(monkeypatch)
     with claimed(folder, 'run'):
-        pass  # another takes it, finishes, and its claim is gone
+        pass  # another process takes it, finishes and releases it
     beat(suspended)
     with pytest.raises(InputError, match='taken by another process'):
         suspended.check()
@@ -92,7 +92,7 @@ def test_who_was_suspended_too_long_hears_that_it_lost(folder, quick, monkeypatc
         assert not Claim(folder).attempt(), 'the new holder keeps it'
 
 
-def test_a_claim_whose_answer_is_lost_is_ours(bucket, bucket_server):
+def test_a_claim_is_held_even_if_the_reply_to_it_is_lost(bucket, bucket_server):
     bucket_server.lost.append('POST .*/upload/')
     with claimed(bucket, 'run') as claim:
         assert not bucket_server.lost
@@ -106,7 +106,7 @@ def _hold(folder, ready):
     time.sleep(60)
 
 
-def test_a_killed_process_of_this_machine_is_known_at_once(tmp_path):
+def test_the_claim_of_a_killed_process_of_this_machine_is_dead_at_once(tmp_path):
     context = multiprocessing.get_context('fork')
     ready = context.Event()
     process = context.Process(target=_hold, args=(str(tmp_path), ready))
@@ -122,7 +122,7 @@ def test_a_killed_process_of_this_machine_is_known_at_once(tmp_path):
 
 
 @pytest.mark.parametrize('content', ['', '{', '[]', '{"pid": "x"}', '\0', json.dumps({'pid': -1})])
-def test_a_claim_of_nonsense_dies_as_well(tmp_path, quick, content):
+def test_a_malformed_claim_expires_too(tmp_path, quick, content):
     (tmp_path / '.claim-7').write_text(content)
     with claimed(tmp_path, 'run'):
         assert [path.name for path in tmp_path.iterdir()] == ['.claim-8']

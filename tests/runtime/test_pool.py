@@ -22,12 +22,12 @@ with process_pool(2) as pool:
 
 
 def test_processes_end_with_a_killed_parent():
-    # Standard output ends with the last process that has it.
+    # Returns only when the last process that holds standard output has ended.
     process = run_python('-c', PARENT)
     assert process.returncode == -9, process.stderr
 
 
-def test_what_is_going_on_at_the_end_of_the_block_is_given_up():
+def test_tasks_that_still_run_at_the_end_of_the_block_are_abandoned():
     before, started = multiprocessing.active_children(), time.monotonic()
     with pytest.raises(KeyError), process_pool(1) as pool:
         pool.submit(os.getpid).result()
@@ -37,7 +37,7 @@ def test_what_is_going_on_at_the_end_of_the_block_is_given_up():
     assert set(multiprocessing.active_children()) <= set(before)
 
 
-def test_the_program_that_runs_is_not_loaded_again(tmp_path):
+def test_workers_do_not_run_the_script_again(tmp_path):
     """So a script needs no `if __name__ == '__main__'`, and a process starts quickly."""
     script = tmp_path / 'script.py'
     script.write_text('print("once")\nimport os\n'

@@ -1,4 +1,4 @@
-"""One process: what is not installed or not used, its errors, its chip, its compiled programs."""
+"""One process: packages that it lacks or does not need, its errors, chip and compiled programs."""
 
 import errno
 import importlib.util
@@ -15,14 +15,14 @@ from bert_jax.runtime.process import answer, find_chip, loading_tensorflow
 from tests.conftest import run_python
 
 
-def test_tensorflow_that_is_missing_is_told_with_its_remedy(monkeypatch):
+def test_missing_tensorflow_is_refused_with_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, 'tensorflow_text', None)  # importing it fails
     told = r'^reading needs tensorflow_text, which is not installed: .* --no-deps .*text==2'
     with pytest.raises(InputError, match=told), loading_tensorflow('reading'):
         import tensorflow_text  # noqa: F401
 
 
-def test_another_missing_module_is_a_fault_of_ours():
+def test_any_other_missing_module_is_raised_unchanged():
     with pytest.raises(ModuleNotFoundError, match='no_such_module'), loading_tensorflow('reading'):
         import no_such_module  # noqa: F401
 
@@ -49,14 +49,14 @@ def test_an_error_is_one_line_and_a_status(tmp_path, fault, status, words):
     assert found == status and words in line and '\n' not in line
 
 
-def test_a_device_that_nobody_named_and_that_does_not_start_is_no_bad_input(monkeypatch):
+def test_a_device_that_does_not_start_is_bad_input_only_with_jax_platforms(monkeypatch):
     monkeypatch.delenv('JAX_PLATFORMS', raising=False)
     line, status = answer(RuntimeError("Unable to initialize backend 'tpu': UNAVAILABLE: busy"))
     assert status == 1 and 'JAX_PLATFORMS' not in line
 
 
 @pytest.mark.parametrize('command', ['main', 'tools.preflight'])
-def test_a_command_without_its_requirements(command):
+def test_a_command_says_which_required_package_is_missing(command):
     code = (f'import runpy, sys; sys.modules["ml_collections"] = None; '
             f'runpy.run_module("bert_jax.{command}", run_name="__main__")')
     ended = run_python('-c', code)
@@ -73,7 +73,7 @@ logger = tensorboard(Path(sys.argv[1]), 0)
 logger.write(1, {'train/loss': 1.0})
 logger.close()
 """, ''),
-    # Whoever asks TensorFlow for Keras still gets it.
+    # Code that asks TensorFlow for Keras still gets it.
     ('keras', """
 from bert_jax.runtime.process import loading_tensorflow
 with loading_tensorflow('reading'):
@@ -89,7 +89,7 @@ def test_a_run_does_not_load_what_it_does_not_use(tmp_path, package, code, after
     assert ended.returncode == 0, ended.stderr
 
 
-def test_no_tpu_is_looked_for_where_there_is_none(monkeypatch):
+def test_without_a_tpu_none_is_looked_for(monkeypatch):
     """libtpu, where it is installed, would print errors."""
     code = 'from bert_jax.runtime import hosts; import jax; jax.devices()'
     monkeypatch.delenv('JAX_PLATFORMS')
@@ -102,7 +102,7 @@ def test_no_tpu_is_looked_for_where_there_is_none(monkeypatch):
     ('TPU v5', 'v5p', 459e12), ('TPU v5p', 'v5p', 459e12), ('TPU v6 lite', 'v6e', 918e12),
     ('NVIDIA H100 80GB HBM3', 'H100', 989e12), ('cpu', '', 0), ('Tesla T4', '', 0),
 ])
-def test_a_chip_by_its_device_kind(kind, name, peak):
+def test_a_chip_is_found_by_its_device_kind(kind, name, peak):
     chip = find_chip(kind)
     assert (chip.name, chip.peak_flops) == (name, peak)
     if chip.memory_bytes:
@@ -115,7 +115,7 @@ jax.monitoring.register_event_listener(lambda event, **_: EVENTS.append(event))
 
 @pytest.fixture
 def cache():
-    """jax as it is when a program starts, with every program worth keeping."""
+    """jax without a compilation cache, as at a start; quick compilations are worth keeping too."""
     fields = ('jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs',
               'jax_persistent_cache_enable_xla_caches')
     before = {name: getattr(jax.config, name) for name in fields}
@@ -128,7 +128,7 @@ def cache():
     compilation_cache.reset_cache()
 
 
-def test_a_second_start_takes_what_the_first_compiled(cache, folder):
+def test_a_second_start_reuses_what_the_first_compiled(cache, folder):
     hits = []
     for _ in range(2):
         jax.clear_caches()
@@ -143,13 +143,13 @@ def test_a_second_start_takes_what_the_first_compiled(cache, folder):
     assert platform.name.startswith('cpu-') and files.children(platform)
 
 
-def test_the_environment_goes_first(cache, tmp_path):
+def test_a_cache_folder_from_the_environment_is_kept(cache, tmp_path):
     jax.config.update('jax_compilation_cache_dir', str(tmp_path / 'mine'))
     process.keep_compiled(tmp_path / 'data')
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'mine')
 
 
-def test_the_oldest_are_deleted_first(tmp_path):
+def test_shrinking_a_folder_deletes_the_oldest_files(tmp_path):
     folder = files.as_path(tmp_path)
     for number in range(4):
         path = tmp_path / f'{number}-cache'

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 LOCAL_HOSTS = Path(__file__).resolve().parents[2] / 'launch' / 'local_hosts.sh'
 
-# Each host prints its process id, then steps; the slow host is behind the others.
+# Each host prints its process id, then runs a body, such as `STEPS`, where host 0 is slow.
 HOST = '''
 import os, sys, time
 from bert_jax.runtime import hosts
@@ -128,7 +128,7 @@ guard.finish()
 
 
 @pytest.mark.parametrize('count', [1, 3])
-def test_a_run_in_which_no_host_goes_on_ends_with_the_stacks_of_all(tmp_path, count):
+def test_a_run_that_hangs_ends_with_the_stacks_of_all_hosts(tmp_path, count):
     status, errors = Hosts(count, HANGS.format(cause='step', folder=str(tmp_path))).end()
     assert status == 1
     last = 30 - 10 * (count - 1)
@@ -139,7 +139,7 @@ def test_a_run_in_which_no_host_goes_on_ends_with_the_stacks_of_all(tmp_path, co
         assert 'in waits_for_ever' in stacks and 'in _watch' in stacks
 
 
-def test_evaluation_and_saving_take_their_time(tmp_path):
+def test_a_long_evaluation_is_not_a_hang(tmp_path):
     status, errors = Hosts(2, HANGS.format(cause='evaluation', folder=str(tmp_path))).end()
     assert status == 0, errors
     assert not list(tmp_path.iterdir())
@@ -155,14 +155,14 @@ def test_a_signal_before_the_first_step_ends_all_at_once():
     assert 'stopped before the first step' in errors
 
 
-def test_a_signal_that_nobody_hears_before_the_first_step_is_obeyed_after_it():
+def test_a_signal_whose_exception_is_lost_before_the_first_step_stops_after_it():
     guard = Guard()
-    with pytest.raises(Stopped):  # as it may come in a place where nothing can be raised
+    with pytest.raises(Stopped):  # which a garbage collector's callback could swallow
         guard._handle(signal.SIGTERM, None)
     assert guard.should_stop(1)
 
 
-def test_what_must_be_equal_is_compared_and_named_on_every_host():
+def test_hosts_compare_settings_and_each_names_the_difference():
     body = '''
 from bert_jax.runtime.errors import InputError
 tell('all', hosts.exchange('names', f'host {hosts.index()}'))
@@ -188,7 +188,7 @@ guard.finish()
     ({'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1', 'COLAB_GPU': '1'}, 'is task 1 of 2'),
     ({'MEGASCALE_NUM_SLICES': '2'}, 'MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_SLICE_ID is not set'),
 ])
-def test_tasks_that_have_not_joined_are_refused(monkeypatch, environment, message):
+def test_one_of_several_tasks_that_have_not_joined_is_refused(monkeypatch, environment, message):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr('jax.distributed.initialize', mock.Mock(

@@ -1,13 +1,13 @@
-"""Trains vectors of sentences: those of a pair are to be nearer than any others of the batch.
+"""Trains sentence vectors: those of a pair move together, away from all others of the batch.
 
     python -m bert_jax.main --config=tests/tasks/contrastive.py --config.init_checkpoint=DIR \\
         --config.data.source=glue --workdir=runs/vectors
     python -m bert_jax.predict features --model runs/vectors --pool=mean "A man is eating."
 
-On the pairs of STS-B's training set with a score of 4 or more, after Gao et al. (2021), SimCSE. The
-score is Spearman's correlation of the cosines on the dev set; `python -m bert_jax.evaluate DIR
---config=tests/tasks/contrastive.py` gives that of an encoder as it is. A task and a head of one's
-own in one file, for copying.
+It trains on the pairs of STS-B's training set with a score of 4 or more, after SimCSE (Gao et al.,
+2021). The metric is Spearman's correlation of the cosines on the dev set; `python -m
+bert_jax.evaluate DIR --config=tests/tasks/contrastive.py` computes it for any encoder as it is. The
+file is a template to copy: it has a task and a head of its own.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from bert_jax.tasks.opening import OPENERS
 
 
 class Vectors(nn.Module):
-    """Unit vectors [R, K, 2, H] of both texts of each pair: means over their tokens."""
+    """Mean token vectors [R, K, 2, H], scaled to length 1, of the texts of the K pairs of a row."""
 
     config: ModelConfig
 
@@ -38,13 +38,13 @@ class Vectors(nn.Module):
     def __call__(self, batch: base.Batch, rows_Bx2: base.Keys = None) -> jax.Array:
         bert = Bert(self.config, pooled=False, name='bert')
         x = base.mean_vectors(base.encode(bert, None, batch, rows_Bx2), batch)
-        x *= jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-12)  # empty places are 0
+        x *= jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-12)  # empty places are zeros
         return x.reshape(x.shape[0], -1, 2, x.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
 class Contrastive(base.Head):
-    """Cross-entropy of the cosines of a first text with all second ones (van den Oord, 2018)."""
+    """InfoNCE (van den Oord et al., 2018): finds a first text's partner among all second texts."""
 
     compares = True
     sequences = 2
@@ -81,7 +81,7 @@ def open_pairs(config, scored=None):
         config, tokenization,
         train=None if scored else units(train.take(np.flatnonzero(train.labels >= 4))),
         evaluated=(EvalSet('', units(dev), results),), metric='spearman',
-        head='', trained_as=Contrastive)  # what is saved is an encoder without a head
+        head='', trained_as=Contrastive)  # it is saved as an encoder without a head
 
 
 def get_config():

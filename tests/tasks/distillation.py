@@ -3,13 +3,13 @@
     python -m bert_jax.main --config=tests/tasks/distillation.py:runs/large --workdir=runs/small \\
         --config.model.name=tiny --config.data.vocab_file=vocab.txt --config.data.source=glue
 
-The teacher is a run or a Hugging Face folder that classifies SST-2, with a vocabulary of its own.
-As in Turc et al. (2019), the labels of the sentences are not used: `data.source` may hold many more
-than the teacher was trained on. The run is one of SST-2 like any other. Another loss and further
-features of the examples in one file, for copying.
+The teacher is a run or a Hugging Face folder that classifies SST-2; its vocabulary may differ from
+the student's. As in Turc et al. (2019), the sentences' labels are not trained on: `data.source` may
+hold many more sentences than the teacher was trained on. The result is an ordinary run of SST-2.
+The file is a template to copy: it has another loss and extra features of the examples.
 
-`:mlm:runs/large` pre-trains on a teacher's probabilities of the masked words; both have one
-vocabulary. The teacher computes them in every step, without dropout.
+`:mlm:runs/large` pre-trains on a teacher's probabilities for the masked tokens; teacher and student
+share a vocabulary. The teacher computes them in every step, without dropout.
 """
 
 import dataclasses
@@ -39,10 +39,10 @@ class Distilled(Classification):
 
 
 def pretraining_by(teacher):
-    large = functools.cache(lambda: load(teacher))  # when hosts have met
+    large = functools.cache(lambda: load(teacher))  # not before the hosts have connected
 
     class DistilledPretraining(Pretraining):
-        """Cross-entropy with the teacher's probabilities, of the masked words only."""
+        """Cross-entropy with the teacher's masked-LM probabilities; no next-sentence loss."""
 
         def loss(self, params, batch, totals, rows_Bx2):
             loss, sums = super().loss(params, batch, totals, rows_Bx2)

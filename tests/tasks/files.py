@@ -1,13 +1,13 @@
-"""Files that tests of tasks write."""
+"""Writes the input files of tests."""
 
 import gzip
 import json
 
 
 def put(folder, name, content):
-    """Writes a file, text gzipped where the name ends so; returns its path as a string.
+    """Writes a file, with text gzipped if the name ends in .gz; returns its path as a string.
 
-    `content` is bytes, text, an object for JSON, or lines: each is text or an object for JSON.
+    `content` is bytes, text, a dict (written as JSON), or a list of lines: texts or JSON objects.
     """
     if isinstance(content, list):
         content = '\n'.join(x if isinstance(x, str) else json.dumps(x) for x in content)

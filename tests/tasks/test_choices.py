@@ -38,7 +38,7 @@ def questions(examples):
     ('full_data.tsv', CODAH, ['I am hungry. I am', 'He sat.  He'],
      [['full.', 'saying "go".', 'glad.', 'sad.'], ['a.', 'b.', 'c.', 'd.']], [3, 0], ['0', '1']),
 ])
-def test_files_of_swag_and_in_its_style(tmp_path, name, content, context, endings, labels, ids):
+def test_csv_json_lines_and_tsv_are_read(tmp_path, name, content, context, endings, labels, ids):
     examples = read_swag_file(put(tmp_path, name, content))
     assert questions(examples) == (context, endings) and examples.ids == ids
     assert examples.labels.tolist() == labels and examples.labels.dtype == np.int32
@@ -49,7 +49,7 @@ def test_files_of_swag_and_in_its_style(tmp_path, name, content, context, ending
     ('own.jsonl', ['all'], '{"q": "Who?", "all": ["me", "you", "it, there"], "y": 2}\n'
                            '{"q": "Why?", "all": ["so", "no", "all"], "y": 0}\n'),
 ])
-def test_your_own_columns(name, choices, rows, tmp_path):
+def test_choices_are_read_from_columns_that_are_named(name, choices, rows, tmp_path):
     how = {'text': 'q', 'choices': choices, 'label': 'y'}
     examples = read_choices(put(tmp_path, name, rows), **how)
     assert questions(examples) == (
@@ -57,8 +57,8 @@ def test_your_own_columns(name, choices, rows, tmp_path):
     assert examples.labels.tolist() == [2, 0] and examples.ids == ['0', '1']
 
 
-def test_columns_called_by_numbers(tmp_path):
-    """A number is the name of a column there, also in a file where all labels could be places."""
+def test_if_columns_are_named_by_numbers_labels_are_names_not_indices(tmp_path):
+    """They are never indices, even in a file where every label could be an index."""
     content = 'q,1,2,3,y\nWho?,me,you,it,1\nWhy?,so,no,all,2\n'
     how = {'text': 'q', 'choices': ('1', '2', '3'), 'label': 'y'}
     assert read_choices(put(tmp_path, 'own.csv', content), **how).labels.tolist() == [0, 1]
@@ -94,9 +94,9 @@ def test_folder_with_splits(tmp_path):
         read_swag(str(tmp_path / 'no'), 'train')
 
 
-def test_one_file_is_divided(tmp_path):
+def test_one_file_is_split_by_context_into_train_and_dev(tmp_path):
     def divided(num_contexts, source=None):
-        """Two questions a context; the label and the first ending tell which."""
+        """(train, dev) of two questions a context; label and first ending identify a question."""
         path = put(tmp_path, 'full_data.tsv', ''.join(
             f'o\tcontext {i // 2}\t{i}\tb\tc\td\t{i % 4}\n' for i in range(2 * num_contexts)))
         return [read_swag(source or path, split) for split in ('train', 'dev')]
@@ -110,13 +110,13 @@ def test_one_file_is_divided(tmp_path):
         assert examples.labels.tolist() == [int(i) % 4 for i in examples.ids]
         assert list(examples.texts[1]) == examples.ids
     assert divided(1000, str(tmp_path))[1].ids == dev.ids
-    # A question stays where it is when others go.
+    # A question stays in its split when others are removed.
     assert divided(250)[1].ids == [i for i in dev.ids if int(i) < 500]
     with pytest.raises(InputError, match=r'full_data\.tsv has 2 examples, of which'):
         divided(1)
 
 
-def test_sequences(tmp_path):
+def test_each_choice_is_a_sequence_of_context_and_ending(tmp_path):
     def encode(texts):
         return joined([[10 + len(word) for word in text.split()] for text in texts])
 

@@ -53,12 +53,12 @@ SENTENCES = [
 ], ids=lambda x: x if len(x) < 20 else '')
 def test_editions_of_a_file_are_read_alike(tmp_path, name, content):
     examples = tagging.read_tagged(put(tmp_path, name, content), words='words', tags='tags')
-    assert examples.sentences == (  # JSON lines know no documents
+    assert examples.sentences == (  # JSON lines have no documents
         [s._replace(document=0) for s in SENTENCES] if name == 'a.jsonl' else SENTENCES)
     assert examples.labels == CONLL_LABELS and len(examples) == 4
 
 
-def test_a_file_without_documents_is_one_and_odd_spaces_are_words(tmp_path):
+def test_a_file_without_docstart_is_one_document_and_unicode_spaces_do_not_separate(tmp_path):
     examples = tagging.read_tagged(put(tmp_path, 'eng.train', '\u00a0 O\na\u2003b I-X\n\nc O\n'))
     assert examples.sentences == [
         tagging.Sentence(['\u00a0', 'a\u2003b'], ['O', 'B-X']), tagging.Sentence(['c'], ['O'])]
@@ -90,7 +90,7 @@ def test_the_original_files_and_their_iob2_edition_are_the_same(shared_data):
 
 
 def encode(words):
-    """Pieces that tell their word and their place in it, of words 'PLACE:PIECES'."""
+    """Ids that identify a word and a piece of it; words are written 'NUMBER:NUM_PIECES'."""
     pairs = [tuple(map(int, word.split(':'))) for word in words]
     return joined([
         [FIRST_PIECE * (word + 1) + piece for piece in range(count)] for word, count in pairs])
@@ -110,7 +110,7 @@ def test_every_word_is_scored_once_in_windows_of_its_own_text(texts, max_length)
     np.testing.assert_array_equal(sequences.first_lengths, sequences.lengths)
     np.testing.assert_array_equal(word_T[word_T >= 0], np.arange(len(counts)))
     length = np.maximum(counts, 1)
-    first = np.cumsum(length) - length  # of a word, among all pieces
+    first = np.cumsum(length) - length  # index of a word's first piece among all pieces
     pieces = [FIRST_PIECE * (word + 1) + i if count else UNK
               for word, count in enumerate(counts) for i in range(max(count, 1))]
     bounds = np.append(first, len(pieces))[np.cumsum([0, *map(len, texts)])]
@@ -119,13 +119,13 @@ def test_every_word_is_scored_once_in_windows_of_its_own_text(texts, max_length)
         assert len(ids) <= max_length
         assert ids[0] == CLS and ids[-1] == SEP and words[0] == words[-1] == -1
         here = np.flatnonzero(words >= 0)
-        assert len(here), 'a window is there to score something'
+        assert len(here), 'every window scores a word'
         (shift,) = set(first[words[here]] - here)
         low, high = shift + 1, shift + len(ids) - 1
         assert list(ids[1:-1]) == pieces[low:high] and low in first
         text = np.searchsorted(bounds, low, 'right')
-        assert bounds[text - 1] <= low < high <= bounds[text], 'of one text'
-        # A quarter of the window, less what rounding and the snapping to a whole word may take.
+        assert bounds[text - 1] <= low < high <= bounds[text], 'a window is of one text'
+        # Context on each side: a quarter of the window, less the loss by rounding and whole words.
         at, quarter = first[words[here]], (max_length - 2) // 4 - 10
         assert (at - low >= np.minimum(quarter, at - bounds[text - 1])).all()
         assert (high - 1 - at >= np.minimum(quarter, bounds[text] - 1 - at)).all()
@@ -176,7 +176,7 @@ def test_scores_are_those_of_seqeval_whatever_the_tags(sentences):
 
 
 @pytest.mark.parametrize(('tags', 'expected'), [
-    # IOB1: B- only between neighbours of one type.
+    # IOB1: B- only where an entity directly follows another of its type.
     ('I-PER I-PER B-PER O I-LOC', 'B-PER I-PER B-PER O B-LOC'),
     ('I-PER I-LOC I-LOC', 'B-PER B-LOC I-LOC'),
     ('B-PER I-PER O I-PER', 'B-PER I-PER O B-PER'),

@@ -59,11 +59,11 @@ def test_official_files(tmp_path, capsys, task, file, content, texts, labels, id
     else:
         assert examples.labels.tolist() == labels
         assert examples.labels.dtype == (np.float32 if task == 'stsb' else np.int32)
-    assert capsys.readouterr().err == ''  # nothing to say about a plain name
+    assert capsys.readouterr().err == ''  # no note, as the file has its official name
 
 
 def test_json_lines(tmp_path):
-    """Labels may be numbers and ids given; an example without id is known by its row."""
+    """Labels may be numbers, and ids may be given; without an id, an example has its row number."""
     put(tmp_path, 'MNLI/dev_matched.jsonl.gz', [
         {'premise': 'P', 'hypothesis': 'H', 'label': 'neutral', 'more': 1},
         {'hypothesis': 'H2', 'premise': 'P2', 'label': 'contradiction'}])
@@ -74,16 +74,16 @@ def test_json_lines(tmp_path):
         '{"idx": 5, "sentence": "B", "label": 0}\n')
     examples = read_glue('sst2', str(tmp_path), 'dev')
     assert examples.labels.tolist() == [1, 0] and examples.ids == ['7', '5']
-    # Rows that are left out count: a test file without ids is predicted under the right index.
+    # Rows that are left out are counted, so that ids stay the test file's row numbers.
     put(tmp_path, 'SST-2/test.jsonl', '{}\n{"sentence": "A"}\n{"sentence": "B"}\n')
     assert read_glue('sst2', str(tmp_path), 'test').ids == ['1', '2']
 
 
 @pytest.mark.parametrize('num_bad, num_good, limit, passes', [
-    (1, 3, 0.01, True),  # one may always be
+    (1, 3, 0.01, True),  # one is always accepted, unless the limit is 0
     (2, 100, 0.01, False), (2, 198, 0.01, True), (3, 197, 0.01, False), (10, 10, 0.5, True),
     (1, 100, 0.0, False),
-    (1, 0, 0.01, False),  # nothing is left
+    (1, 0, 0.01, False),  # no good row is left
 ])
 def test_limit_of_malformed_rows(tmp_path, capsys, num_bad, num_good, limit, passes):
     rows = [f'{1000 + i}\tA\tB\t\n' for i in range(num_bad)] + [
@@ -126,7 +126,7 @@ def test_faulty_files(tmp_path, task, file, content, message):
     ('rte', 'test', '{dir}/RTE has none of test.tsv, test.jsonl'),
     ('rte', 'dev', '{dir}/RTE has no dev.tsv but several that could be: dev.a.tsv, dev.b.tsv.gz'),
 ])
-def test_what_is_not_there(tmp_path, task, split, message):
+def test_a_missing_or_ambiguous_file_is_refused(tmp_path, task, split, message):
     put(tmp_path, 'RTE/dev.a.tsv', RTE)
     put(tmp_path, 'RTE/dev.b.tsv.gz', RTE)
     with pytest.raises(InputError, match=message.format(dir=tmp_path)):
@@ -135,7 +135,7 @@ def test_what_is_not_there(tmp_path, task, split, message):
 
 
 def test_tensorflow_datasets():
-    """Its order of MNLI's labels is another; its records are shuffled."""
+    """It has another order of MNLI's labels, and its records are shuffled."""
     records = [
         {'hypothesis': f'H\u00e9{i}'.encode(), 'idx': np.int32(i), 'label': np.int64(label),
          'premise': f'P{i}'.encode()} for i, label in ((1, 2), (0, 0), (2, 1))]
@@ -155,7 +155,7 @@ def test_tensorflow_datasets_has_these_fields_and_labels():
     from tensorflow_datasets.text.glue import Glue
 
     configs = {config.name: config for config in Glue.BUILDER_CONFIGS}
-    # What it calls labels that are 0 and 1 in the files.
+    # Its names of labels that are 0 and 1 in the files.
     meanings = {
         'cola': ['unacceptable', 'acceptable'], 'sst2': ['negative', 'positive'],
         'mrpc': ['not_equivalent', 'equivalent'], 'qqp': ['not_duplicate', 'duplicate'],
@@ -167,8 +167,8 @@ def test_tensorflow_datasets_has_these_fields_and_labels():
         assert configs[name].label_classes == want
 
 
-# Rows and labels as the benchmark publishes them (QQP: of the part that is here, whose first row
-# is malformed).
+# Numbers of rows and labels as the benchmark publishes them (QQP: those of the part in the test
+# data, whose first row is malformed).
 @pytest.mark.parametrize('task, split, num, counts', [
     ('cola', 'train', 8551, [2528, 6023]),
     ('qqp', 'train', 23496, [14749, 8747]),

@@ -1,4 +1,4 @@
-"""Metrics equal scikit-learn's and SciPy's; what is not defined for a head is refused."""
+"""Metrics equal scikit-learn's and SciPy's; a metric that does not suit the head is refused."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from bert_jax.tasks.metrics import METRICS, check_metrics, of_each_class
 
 @pytest.mark.parametrize('metric, predictions, labels', [
     ('f1', [0, 0], [0, 0]), ('f1', [0, 0], [1, 1]),
-    ('matthews', [1, 1, 1], [1, 0, 1]),  # a model that always says the same
+    ('matthews', [1, 1, 1], [1, 0, 1]),  # a model that always predicts the same
     ('matthews', [1, 0, 1], [1, 1, 1]), ('matthews', [1, 1], [1, 1]),
     *((metric, predictions, [1.0, 2.0, 3.0]) for metric in ('pearson', 'spearman')
       for predictions in ([2.0, 2.0, 2.0], [np.nan, 1.0, 2.0], [np.inf, 1.0, 2.0])),
@@ -23,7 +23,7 @@ def test_undefined_is_zero(metric, predictions, labels):
 
 
 def reference(name):
-    """The function of scikit-learn or SciPy, of labels and predictions."""
+    """The metric of scikit-learn or SciPy, as a function of (labels, predictions)."""
     sklearn = pytest.importorskip('sklearn.metrics', reason='compared with scikit-learn')
     stats = pytest.importorskip('scipy.stats', reason='compared with SciPy')
 
@@ -42,7 +42,7 @@ def reference(name):
 def random_case(rng, head, num_classes):
     """Predictions and labels of 2 to 40 examples."""
     n = int(rng.integers(2, 41))
-    if head == 'regression':  # few values: ties are what ranks go wrong on
+    if head == 'regression':  # few values, so many ties: the hard case for ranks
         x, y = (rng.integers(0, 6, n) + rng.choice([0, 0, rng.random()], n) for _ in 'xy')
         return np.append(x, [0, 9]), np.append(y, [9, 0])  # neither side is constant
     if head == 'multi_label':
@@ -57,7 +57,7 @@ def random_case(rng, head, num_classes):
                           ('regression', (0,)))
     for num_classes in numbers
     if head in metric.heads and metric.labels in (None, num_classes)])
-def test_200_random_cases_as_scikit_learn(name, head, num_classes):
+def test_metrics_equal_scikit_learn_and_scipy_in_200_random_cases(name, head, num_classes):
     theirs, rng = reference(name), np.random.default_rng(0)
     for case in range(200):
         predictions, labels = random_case(rng, head, num_classes)
@@ -67,7 +67,7 @@ def test_200_random_cases_as_scikit_learn(name, head, num_classes):
 
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize(('head', 'num_classes'), [('classification', 4), ('multi_label', 3)])
-def test_scores_of_each_class_are_scikit_learn_s(head, num_classes):
+def test_scores_of_each_class_equal_scikit_learn(head, num_classes):
     sklearn, rng = pytest.importorskip('sklearn.metrics'), np.random.default_rng(0)
     for _ in range(50):
         predictions, labels = random_case(rng, head, num_classes)
@@ -98,7 +98,7 @@ def test_matthews_of_many_examples():
     ('pearson', 'classification', 2, 'accuracy, f1, macro_f1, micro_f1, matthews'),
     ('auc', 'classification', 2, 'accuracy, f1, macro_f1, micro_f1, matthews'),
 ])
-def test_what_does_not_fit_is_refused_with_what_does(name, head, num_labels, fit):
+def test_a_metric_that_does_not_suit_is_refused_with_those_that_do(name, head, num_labels, fit):
     says = f"^config.x.metrics='{name}': '{name}' is no metric .*: choose from {fit}"
     with pytest.raises(InputError, match=says + '$'):
         check_metrics([name], head, num_labels, 'config.x.metrics')
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_refused_with_what_does(name, head, num_labels, fit
 
 
 @pytest.mark.parametrize(('weights', 'smoothing'), [((), 0.1), ((0.5, 2.0, 1.0), 0.0)])
-def test_losses_are_torch_s(weights, smoothing):
+def test_classification_losses_equal_torch(weights, smoothing):
     torch = pytest.importorskip('torch')
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(8, 3)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Opening a task's data: by name it is that of the original files, and faults are told at once."""
+"""Opening a task's data: tfds names and files give the same, and faults are reported at once."""
 
 import json
 from unittest import mock
@@ -35,7 +35,7 @@ def vocabulary(tmp_path):
 
 
 def prepare(name, folder, files):
-    """Has tensorflow-datasets' own builder make the data set from these files."""
+    """Builds the data set from these files with tensorflow-datasets' own builder."""
     tfds = pytest.importorskip('tensorflow_datasets')
     with mock.patch.object(
         tfds.download.DownloadManager, 'download_and_extract', lambda self, urls: files
@@ -44,9 +44,9 @@ def prepare(name, folder, files):
 
 
 def config_of(task, source, tmp_path, own=None, **data):
-    """The config of a task, with its own fields and those of its data.
+    """A task's config; `own` sets fields of its section, `data` those of `config.data`.
 
-    `eval_source=True`: it is scored on what it is trained on.
+    `eval_source=True` scores the task on its training data.
     """
     config = default_config(task)
     config.data.source, config.data.tfds_dir = str(source), str(tmp_path / 'tfds')
@@ -64,7 +64,7 @@ def opened(task, source, tmp_path, **fields):
 
 
 @pytest.mark.parametrize('version', ['v1', 'v2'])
-def test_squad(version, tmp_path):
+def test_squad_is_the_same_by_tfds_name_and_from_files(version, tmp_path):
     number = {'v1': '1.1', 'v2': '2.0'}[version]
     context = 'The leader was John Smith. John Smith was born in Antwerp.'
     qas = [{'id': name, 'question': question,
@@ -87,9 +87,9 @@ def test_squad(version, tmp_path):
     assert by_name.results([outputs]) == from_files.results([outputs])
 
 
-def test_conll(tmp_path):
+def test_conll_is_the_same_by_tfds_name_and_from_files(tmp_path):
     def contents(task):
-        """(id, label) of each token of each sentence; the builder shuffles sentences."""
+        """(id, label) of each token of each sentence, sorted: the builder shuffles sentences."""
         return [sorted(x.tolist() for x in np.split(
             np.column_stack([u.sequences.ids, u.tokens['token_labels']]),
             u.sequences.offsets[1:-1])) for u in (task.train, *(s.units for s in task.evaluated))]
@@ -106,7 +106,7 @@ def test_conll(tmp_path):
         opened('conll', 'tfds:conll2003', tmp_path, own={'document_context': True})
 
 
-def test_conll_is_scored_on_the_test_split_where_it_is(tmp_path):
+def test_conll_is_also_scored_on_the_test_split_if_there_is_one(tmp_path):
     for name in ('eng.train', 'eng.testa'):
         put(tmp_path, name, TAGGED)
     assert [s.name for s in opened('conll', tmp_path, tmp_path).evaluated] == ['']
@@ -143,7 +143,7 @@ CSV = ['text,label', *(f'"{WORDS[i % 10]}, {WORDS[i % 7]}",{("good", "bad", "so 
                        for i in range(60))]
 
 
-def test_your_own_labels_are_learnt_and_a_share_is_held_out(tmp_path, capsys):
+def test_labels_come_from_the_data_and_a_share_is_held_out(tmp_path, capsys):
     source = put(tmp_path, 'own.csv', CSV)
     task = opened('classification', source, tmp_path, held_out=0.25)
     assert task.labels == ('bad', 'good', 'so so') and task.head == 'classification'
@@ -154,7 +154,7 @@ def test_your_own_labels_are_learnt_and_a_share_is_held_out(tmp_path, capsys):
 
 
 def test_guessing_has_the_published_scores_of_the_majority(shared_data, tmp_path):
-    """68.4 % of MRPC's dev set are paraphrases: Dolan and Brockett (2005); 81.2 is that F1."""
+    """68.4 % of MRPC's dev set are paraphrases (Dolan and Brockett, 2005): an F1 of 81.2."""
     found = opened('mrpc', shared_data / 'glue', tmp_path, vocab_file=str(
         shared_data / 'vocab' / 'bert-base-uncased-vocab.txt')).guessing
     assert {name: round(100 * x, 1) for name, x in found.items()} == {'f1': 81.2, 'accuracy': 68.4}
@@ -182,14 +182,14 @@ def test_long_texts_are_scored_by_their_windows(tmp_path):
                   max_seq_length=8)
     assert task.inference == {'windows': 'max', 'max_seq_length': 8} and len(task.train) == 2
     (dev,) = task.evaluated
-    assert len(dev.units) == 4  # the second is ten words, six a window
-    logits = np.array([[0, 1], [0, 1], [5, 0], [0, 1]], np.float32)  # one is sure of 'bad'
+    assert len(dev.units) == 4  # one of the first text, three of the second: 6 of its 10 words each
+    logits = np.array([[0, 1], [0, 1], [5, 0], [0, 1]], np.float32)  # one window is sure of 'bad'
     scores, files = dev.results({'logits': logits})
     assert task.labels == ('bad', 'good') and scores['accuracy'] == 1
     assert files['dev_predictions.tsv'] == 'index\tprediction\n0\tgood\n1\tbad\n'
 
 
-def test_a_label_met_in_evaluation_alone_is_an_error_that_stops_nothing(tmp_path, capsys):
+def test_a_label_that_occurs_only_in_evaluation_counts_as_a_wrong_prediction(tmp_path, capsys):
     source = put(tmp_path, 'train.csv', CSV)
     dev = put(tmp_path, 'dev.csv', 'text,label\nthe leader,good\njohn,awful\n')
     (dev,) = opened('classification', source, tmp_path, eval_source=dev).evaluated
@@ -210,11 +210,11 @@ def test_a_label_met_in_evaluation_alone_is_an_error_that_stops_nothing(tmp_path
     logits = np.array([[-1, -1], [1, -1]], np.float32)  # nothing, and 'a'
     scores, _ = task.evaluated[0].results({'logits': logits})
     assert scores.pop('loss') == pytest.approx(
-        np.mean(np.log1p(np.exp([-1, -1, -1, -1]))))  # of the labels that the model has
+        np.mean(np.log1p(np.exp([-1, -1, -1, -1]))))  # over the labels that the model has
     assert scores == {'accuracy': 0, 'micro_f1': 2 / 4, 'macro_f1': 1 / 4}
 
 
-def test_scores_that_are_taken_for_names_of_classes_are_warned_of(tmp_path, capsys):
+def test_labels_that_look_like_scores_of_a_regression_get_a_warning(tmp_path, capsys):
     source = put(tmp_path, 'own.csv', 'text,label\nthe leader,0.5\njohn,1.25\nsmith,3.0\n')
     opened('classification', source, tmp_path, eval_source=True)
     assert 'configs/regression.py predicts numbers' in capsys.readouterr().out
@@ -335,14 +335,14 @@ def test_your_own_tags(text, labels, metric, tmp_path):
     assert dev.results({'logits': right})[0][metric] == 1
 
 
-def test_a_tag_met_in_evaluation_alone_is_an_error(tmp_path, capsys):
+def test_a_tag_that_occurs_only_in_evaluation_counts_as_a_wrong_prediction(tmp_path, capsys):
     source = put(tmp_path, 'own.jsonl', [{'text': ['the', 'leader'], 'label': [0, 1]}])
     dev = put(tmp_path, 'dev.jsonl', [{'text': ['the', 'john'], 'label': [0, 7]}])
     task = opened('tagging', source, tmp_path, eval_source=dev)
     size = len(task.evaluated[0].units.sequences.ids)
     scores, _ = task.evaluated[0].results({'logits': np.tile([[1.0, 0.0]], (size, 1))})
     assert task.labels == ('0', '1') and scores['accuracy'] == 0.5
-    assert scores['loss'] == pytest.approx(np.log1p(np.exp(-1)))  # of the known tag
+    assert scores['loss'] == pytest.approx(np.log1p(np.exp(-1)))  # over words with known tags
     assert '7 occur only in evaluation' in capsys.readouterr().out
 
 
@@ -367,13 +367,13 @@ def test_your_own_choices(tmp_path):
     ('text,label\nthe,a\njohn,a\n', {}, 'own.csv has one label, a'),
     ('text,label\nthe,a\njohn,b\n', {'held_out': 0.0}, 'would leave'),
 ])
-def test_what_cannot_be_learnt_from_is_refused(text, data, said, tmp_path):
+def test_data_with_one_label_or_no_held_out_rows_are_refused(text, data, said, tmp_path):
     with pytest.raises(InputError, match=said):
         opened('classification', put(tmp_path, 'own.csv', text), tmp_path, **data)
 
 
 @pytest.mark.parametrize('task', ['rte', 'conll', 'squad_v1'])
-def test_a_file_to_train_on_is_not_scored_itself(task, tmp_path):
+def test_a_training_file_is_not_scored_unless_it_is_the_eval_source(task, tmp_path):
     source = put(tmp_path, 'train.tsv', TAGGED)
     with pytest.raises(InputError, match='config.data.eval_source is empty'):
         open_task(config_of(task, source, tmp_path), ScoredModel())

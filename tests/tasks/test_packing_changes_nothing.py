@@ -47,7 +47,7 @@ LABELLED = [kind for kind in TASKS if kind != 'pretraining']
 
 
 def units_of(kind):
-    """24 units of random tokens with what the task is trained on."""
+    """24 units of random tokens, with the labels that the task is trained on."""
     rng = np.random.default_rng(0)
     choices = {'choice': 4, 'pair': 2}.get(kind, 1)
     lengths = rng.integers(4, 30, 24 * choices)
@@ -93,7 +93,7 @@ def one_a_row(units):
 
 @functools.cache
 def batches(kind):
-    """(unpacked, packed) rows of one step; the rows of the packed ones are a multiple of 8."""
+    """(unpacked batch, packed batch) of one step; the packed one has a multiple of 8 rows."""
     if kind != 'pretraining':
         return one_a_row(units_of(kind)), packed(units_of(kind), row_length=64, shards=8)
     store = random_store(80, most_sentences=6, most_tokens=12)
@@ -134,8 +134,8 @@ def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
     together = engine.outputs(task.outputs, params, units)
     alone = jax.jit(task.outputs)(params, one_a_row(units))
     for name, x in alone.items():
-        assert jnp.issubdtype(x.dtype, jnp.floating), 'several runs have no mean'
-        if x.shape[1] == 1:  # a unit
+        assert jnp.issubdtype(x.dtype, jnp.floating), 'an ensemble averages outputs'
+        if x.shape[1] == 1:  # one output a unit, not a token
             np.testing.assert_allclose(together[name], x[:, 0], rtol=1e-4, atol=1e-5)
             continue
         for i, (start, end) in enumerate(itertools.pairwise(units.sequences.offsets)):
@@ -144,7 +144,7 @@ def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
 
 
 @pytest.mark.parametrize('kind, parts', [('label', 1), ('tag', 1), ('pair', 2), ('pretraining', 2)])
-def test_a_step_on_eight_devices_is_that_of_one_with_dropout_on(kind, parts):
+def test_a_step_with_dropout_is_the_same_on_eight_devices_and_on_one(kind, parts):
     _, rows = batches(kind)
     num_rows, results = len(rows['input_ids']), []
     axes = (4, 2, 1) if kind == 'pretraining' else (2, 2, 2)

@@ -46,7 +46,7 @@ def open_task(**fields):
 
 
 def rows(task, number, first_step=0):
-    """input_ids of the steps of a phase, from one on."""
+    """input_ids of each step of a phase, from `first_step` on."""
     phase = task.phase(task.objective(CONFIG), None, PHASES, number, one_device())
     return [np.asarray(batch['input_ids']) for batch in phase.batches(first_step)]
 
@@ -65,7 +65,7 @@ def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize(('fresh', 'above', 'names'), [
     (True, 0.4, []), (True, 0.6, ['first_loss']), (False, 0.6, [])])
-def test_the_first_loss_of_fresh_parameters_is_that_of_guessing(fresh, above, names, causal):
+def test_a_first_loss_worse_than_guessing_warns_if_all_is_fresh(fresh, above, names, causal):
     task, phases = open_task(), [PHASES[0] | {'causal': causal}, PHASES[1]]
     gates = task.gates(task.objective(CONFIG), phases, fresh=fresh, settled=3)
     loss = math.log(CONFIG.vocab_size) + (0 if causal else math.log(2)) + above

@@ -47,7 +47,7 @@ def question(name, text='Smith', start=20, **fields):
 
 
 def squad(*paragraphs):
-    """One article; a paragraph is its questions."""
+    """The JSON of one article; each argument holds the questions of a paragraph."""
     return {'version': 'any', 'data': [{'title': 'Any', 'paragraphs': [
         {'context': CONTEXT, 'qas': list(qas)} for qas in paragraphs]}]}
 
@@ -74,14 +74,14 @@ def test_a_file_is_read_in_order_plain_or_gzipped(write):
         assert others == [Question(x, f'Who is {x}?', CONTEXT, (('Smith', 20),)) for x in 'bc']
 
 
-def test_training_keeps_one_answer_and_believes_the_mark(write):
+def test_training_keeps_one_answer_and_trusts_is_impossible(write):
     several = question('a')
     several['answers'].append({'text': 'John Smith', 'answer_start': 15})
     path = write(squad([several, question('b', None, is_impossible=True), question('c', None),
                         question('d', is_impossible=True)]))
     smith = ('Smith', 20)
     assert [q.answers for q in read(path, version='v2')] == [(smith,), (), (), ()]
-    # The official script goes by the answers.
+    # Evaluation goes by the answers, as the official script does.
     assert [q.answers for q in read(path, version='v2', training=False)] == [
         (smith, ('John Smith', 15)), (), (), (smith,)]
 
@@ -94,7 +94,7 @@ def test_training_keeps_one_answer_and_believes_the_mark(write):
     (dict(text='He\u00a0was', start=39), 'do not give its text'),
     (dict(text=None, start=0, is_impossible=False), 'not marked impossible'),
 ])
-def test_answers_that_are_not_there_are_listed_and_left_out(write, capsys, fields, reason):
+def test_questions_with_unusable_answers_are_listed_and_left_out(write, capsys, fields, reason):
     path = write(squad([question('a'), question('odd', **fields)], [question('b')]))
     assert ids(read(path, version='v2')) == ['a', 'b']
     (line,) = capsys.readouterr().err.splitlines()
@@ -125,7 +125,7 @@ PLACE = r'squad\.json: data\[0\]\.paragraphs\[0\]\.'
     ((*QA, 'is_impossible'), True, r'qas\[0\]\.answers \(id a\) has no answer.*v2'),
     ((*QA, 'question'), 'half \ud83d', 'question: .* half of a surrogate'),
 ])
-def test_another_layout_is_one_line_with_the_place(write, keys, value, message):
+def test_a_wrong_layout_is_refused_in_one_line_with_the_place(write, keys, value, message):
     root = content = squad([question('a'), question('b')])
     *keys, last = keys
     for key in keys:
@@ -137,7 +137,7 @@ def test_another_layout_is_one_line_with_the_place(write, keys, value, message):
         read(write(root), training=False)
 
 
-def test_what_is_not_json_is_one_line(write):
+def test_a_file_that_is_not_json_is_refused_in_one_line(write):
     with refused('squad.json is not JSON'):
         read(write(b'question\tanswer\n'))
 
@@ -162,7 +162,7 @@ def make_windows(questions, tokenizer=TOKENIZER, **lengths):
 
 
 def make_questions(context, *questions):
-    """Questions on one paragraph; each is (text, answer or None, its first character)."""
+    """Questions on one paragraph; each is (text, answer or None, the answer's start)."""
     return [Question(str(i), text, context, ((answer, start),) if answer else ())
             for i, (text, answer, start) in enumerate(questions)]
 
@@ -176,11 +176,11 @@ def rows(windows):
 @pytest.mark.parametrize(('context', 'answer', 'pieces'), [
     ('the cat (1895-1).', '1895', '18 ##95'),
     ('the cat (1895-1).', '1895-1', '18 ##95 - 1'),
-    ('the Japanese cat', 'Japan', 'japanese'),  # a part of a piece: the word
+    ('the Japanese cat', 'Japan', 'japanese'),  # part of a piece: the whole piece
     ('the (cats) sat', 'at', '( cat ##s )'),
     ('the\u202fcat\tsat', 'cat\tsat', 'cat sat'),
     ('the cat sat', ' cat ', 'cat'),
-    ('aaa a', 'aa', 'a ##a'),  # its own pieces, though not at its place
+    ('aaa a', 'aa', 'a ##a'),  # found by its pieces, not its characters
     ('the \u200b cat', '\u200b', ''),
     ('the a\u200bb cat', '\u200b', 'a ##b'),
 ])
@@ -208,7 +208,7 @@ def test_the_loss_of_windows_is_that_of_their_answers(write):
 
 
 def test_a_long_window_outweighs_a_short_one():
-    """Where 0.01 for each token is worth more than one token on the poorer side."""
+    """0.01 times the 127 further tokens exceeds the one token of context that is missing."""
     owners = max_context(np.array([0, 128]), np.array([250, 123]))
     assert np.flatnonzero(owners).tolist() == [250]
 
@@ -220,7 +220,7 @@ def test_a_question_has_to_leave_room_for_the_paragraph():
 
 @pytest.fixture(params=['v1', 'v2'])
 def original(request, write):
-    """(version, what run_squad.py made of its data, the windows of that data)."""
+    """(version, what run_squad.py made of the recorded data, our windows of that data)."""
     recorded = ORIGINAL['sets'][request.param]
     questions = read(write(recorded['squad']), version=request.param)
     return request.param, recorded, make_windows(questions, ORIGINAL_TOKENIZER, **LENGTHS)
@@ -269,7 +269,7 @@ ODDS = {name: odds for name, (_, _, odds) in CASES.items()}
 ANSWERED = [name for name, answers in ANSWERS.items() if answers]
 
 # What evaluate-v1.1.py (allenai/bi-att-flow 498c802) and evaluate-v2.0.py (rajpurkar/SQuAD-explorer
-# 09eac99) print for these cases as files.
+# 09eac99) print for files of these cases.
 V1 = {'exact_match': 41.666666666666664, 'f1': 56.15079365079365}
 KEYS = ('exact_match', 'f1', 'total', 'HasAns_exact', 'HasAns_f1', 'HasAns_total',
         'NoAns_exact', 'NoAns_f1', 'NoAns_total')
@@ -299,7 +299,7 @@ def test_scores_of_version_1_are_the_official_ones_to_the_last_digit():
     assert v1_scores({name: PREDICTIONS[name] for name in ANSWERED}, ANSWERS) == V1
 
 
-def test_where_no_answer_to_anything_is_best_the_threshold_is_below_all_odds():
+def test_if_answering_nothing_scores_best_the_threshold_is_below_all_odds():
     scores = v2_scores({'a': 'y', 'b': 'z'}, {'a': ['x'], 'b': []}, {'a': -3.0, 'b': -1.0})
     assert scores['null_threshold'] < -3 and scores['f1'] == scores['best_f1'] == 50
     assert scores['best_f1_thresh'] == 0
@@ -342,7 +342,7 @@ def test_answers_are_those_of_the_original(original):
             assert [getattr(c, key) for c in found.n_best] == [c[key] for c in expected]
         if version == 'v2':
             assert found.null_odds == recorded['null_odds'][question.id]
-        # What stands in the paragraph comes as it stands there.
+        # Our texts are spelt as in the paragraph.
         for c in found.n_best:
             assert question.context[slice(*c.place)] == ('' if c.text == 'empty' else c.text)
 
@@ -353,19 +353,19 @@ def test_answers_are_those_of_the_original(original):
     ('(1895-1943).', '1895 - 1943', '1895-1943'),
     ('Z\u00fcrich,  Bern', 'zurich , bern', 'Z\u00fcrich,  Bern'),
     ('a\u202fb\nc.', 'b c', 'b\nc'),
-    ('Zu\u0308rich.', 'zurich', 'Zu\u0308rich.'),  # an accent apart leaves fewer characters
-    ('Steve\u200b Smith.', 'smith', 'Steve\u200b Smith.'),  # so does a character without width
-    ('a\u00a0b c', 'b', 'a\u00a0b c'),  # a space within a word leaves fewer, too
+    ('Zu\u0308rich.', 'zurich', 'Zu\u0308rich.'),  # the dropped accent prevents alignment
+    ('Steve\u200b Smith.', 'smith', 'Steve\u200b Smith.'),  # so does a zero-width character
+    ('a\u00a0b c', 'b', 'a\u00a0b c'),  # so does a no-break space
     ('Steve Smith.', '[UNK] smith', 'Steve Smith.'),
     ('Steve Smith.', '', 'Steve Smith.'),
     ('\u200b Smith.', 'smith', '\u200b Smith.'),
     ('\u6771\u4eac', '\u4eac', '\u4eac'),
-    ('Tartar', 'tar', 'Tar'),  # the first that is spelt so
+    ('Tartar', 'tar', 'Tar'),  # the first occurrence
     ('(Smith)', 'Smith', 'Smith'), ('(smith)', 'Smith', '(smith)'),  # of a cased vocabulary
     ('(Z\u00fcrich)', 'Z\u00fcrich', 'Z\u00fcrich'),
 ])
 def test_pieces_are_aligned_with_characters(context, pieces, expected):
-    """`expected` is what get_final_text of the original gives, but for white space."""
+    """`expected` is what the original's get_final_text gives, apart from white space."""
     text = f'before {context} behind'
     words = [m.span() for m in re.finditer('[^ \t\r\n\u202f]+', text)][1:-1]
     cased = pieces[:1].isupper()
@@ -388,17 +388,17 @@ def test_no_answer_competes_in_version_2():
     windows = on_contexts('c d e f g h', max_length=9, doc_stride=2)
     start, end = np.zeros((2, 18))
     start[[0, 9]], end[[0, 9]] = [5, 2], [1, 2]  # [CLS] of the two windows
-    start[4] = end[4] = 2  # c: of equal scores that of a span comes first
+    start[4] = end[4] = 2  # c: with equal scores, a span precedes "no answer"
     found = predict(windows, start, end, 'v2')
     assert [c.text for c in found['q0'].n_best][:2] == ['c', ''] and found['q0'].null_odds == 0
     assert final_texts(found, 0.0) == {'q0': 'c'} and final_texts(found, -0.1) == {'q0': ''}
-    start[4] = 20  # no answer is listed even where it is not among the best
+    start[4] = 20  # "no answer" is listed even if it is not among the n best
     found = predict(windows, start, end, 'v2', n_best=1)
     assert [c.text for c in found['q0'].n_best] == ['c', '']
 
 
 def test_no_span_at_all_is_no_answer_in_version_2():
-    """Where the original fails: a paragraph without tokens, or starts and ends that never meet."""
+    """Where the original fails: no tokens in the paragraph, or no span of a start and an end."""
     windows = on_contexts('\u200b', 'c d')
     start, end = np.zeros((2, len(windows.sequences.ids)))
     end[windows.sequences.offsets[1]:] = np.arange(7, 0, -1)
@@ -409,7 +409,7 @@ def test_no_span_at_all_is_no_answer_in_version_2():
     files = prediction_files(predictions, 0.0)
     odds = json.loads(files['null_odds.json'], parse_constant=pytest.fail)
     assert min(odds.values()) > 1e3
-    # In version 1.1, where there must be an answer, the original's word for it.
+    # Version 1.1 requires an answer: the original's placeholder.
     assert final_texts(predict(windows, start, end, n_best=2)) == {'q0': 'empty', 'q1': 'empty'}
 
 
@@ -429,7 +429,7 @@ def test_files_hold_texts_candidates_and_odds(version, threshold):
 
 
 def test_gold_spans_come_back_from_real_data(shared_data):
-    """What is lost with the right spans: seven answers, over 30 tokens long or a part of a word."""
+    """All but seven answers, which are over 30 tokens long or part of a word."""
     path = str(shared_data / 'squad' / 'dev-v2.0.cs224n-6078.json.gz')
     tokenizer = WordPieceTokenizer(
         Vocab.from_file(shared_data / 'vocab' / 'bert-base-uncased-vocab.txt'))

@@ -1,4 +1,4 @@
-"""Odd tables have one answer: the same for training, evaluation and prediction."""
+"""Odd tables are read or refused alike for training, evaluation and prediction."""
 
 import codecs
 import gzip
@@ -94,7 +94,7 @@ def test_a_table_is_read_alike(name, tmp_path):
     file, content, texts = GOOD[name]
     path = put(tmp_path, file, content)
     assert trained(path) == trained(path, ['a']) == texts
-    if file != 'a.data':  # which predictions take for lines of text
+    if file != 'a.data':  # which prediction reads as lines of text
         assert predicted(path) == texts
 
 
@@ -119,7 +119,7 @@ ROWS_OUT = {
 
 
 @pytest.mark.parametrize('name', ROWS_OUT)
-def test_a_row_that_cannot_be_used_is_left_out_and_said(name, tmp_path, capsys):
+def test_a_row_that_cannot_be_used_is_left_out_and_reported(name, tmp_path, capsys):
     file, content, message = ROWS_OUT[name]
     path = put(tmp_path, file, content)
     assert trained(path) == TEXTS
@@ -140,7 +140,7 @@ def test_predictions_of_a_table_need_the_name_of_its_column(file, tmp_path):
         Texts([], put(tmp_path, file, CSV))
 
 
-def test_an_example_is_called_by_its_row_or_by_the_column_that_the_user_names(tmp_path):
+def test_ids_are_row_numbers_or_come_from_the_column_that_the_user_names(tmp_path):
     path = put(tmp_path, 'a.csv', 'text,label,name\n"x\ny",a,p\n\nbad\nz,b,q\n')
     for column, ids in (('', ['0', '2']), ('name', ['p', 'q'])):
         found = read_texts(path, ['text'], 'label', Names(), id_column=column, needs_ids=True)
@@ -154,7 +154,7 @@ def test_an_example_is_called_by_its_row_or_by_the_column_that_the_user_names(tm
     (['1.0', '1', '2'], ('1', '1.0', '2')), (['10', '9'], ('9', '10')),
     (['inf', '1', '-inf'], ('-inf', '1', 'inf')),
 ])
-def test_the_order_of_labels_is_total(labels, order, tmp_path):
+def test_the_order_of_labels_does_not_depend_on_the_order_of_rows(labels, order, tmp_path):
     for some in (labels, labels[::-1]):
         names = Names()
         path = put(tmp_path, 'a.csv', 'text,label\n' + ''.join(f'x,{name}\n' for name in some))

@@ -1,4 +1,4 @@
-"""Texts that are too long: windows that hold all of them, and what is made of their outputs."""
+"""Long texts: the windows that cover them, and how the outputs of windows are combined."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ LIMITS = {'max_length': 12, 'cls_id': CLS, 'sep_id': SEP}
 
 
 def texts(num, longest, seed):
-    """Each token of each text is another."""
+    """Texts of fewer than `longest` tokens; no two tokens of all texts are equal."""
     lengths = np.random.default_rng(seed).integers(0, longest, num)
     return [list(range(100 * i + 10, 100 * i + 10 + n)) for i, n in enumerate(lengths)]
 
@@ -39,7 +39,7 @@ def test_a_text_is_covered_and_neighbours_overlap():
 
 
 @pytest.mark.parametrize('seed', [1, 2])
-def test_of_a_pair_the_longer_is_cut_beside_the_shorter(seed):
+def test_each_window_of_a_pair_has_part_of_the_longer_text_beside_the_shorter(seed):
     a, b = texts(40, 30, seed), [[1000 + x for x in ids] for ids in texts(40, 30, seed + 10)]
     windows = text_windows(joined(a), joined(b), 'max', **LIMITS)
     assert windows.sequences.lengths.max() <= 12
@@ -53,7 +53,7 @@ def test_of_a_pair_the_longer_is_cut_beside_the_shorter(seed):
         assert all(x == short[:4] for x in of_short) or len(mine) == 1
 
 
-def test_what_fits_and_what_is_cut_are_the_sequences_of_training():
+def test_texts_that_fit_or_are_cut_are_the_sequences_of_training():
     short, pair, long = (joined(texts(20, n, n)) for n in (5, 6, 50))
     for a, b, hows in ((short, None, ('first', 'mean')), (short, pair, ('first', 'mean')),
                        (long, None, ('first',))):

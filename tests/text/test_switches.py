@@ -25,9 +25,9 @@ COMBINATIONS = [
 @pytest.fixture(scope='module')
 def lines(tokenized):
     """Recorded hard lines, each between words of NEVER_SPLIT."""
-    # transformers composes characters (NFC) first, cuts words at 100 characters, not 200, and
-    # finds special tokens in the text, and drops private and unassigned characters; the original
-    # does none of it, and neither do we.
+    # transformers, unlike the original and this package, composes characters first (NFC), makes
+    # words longer than 100 characters [UNK] (not 200), finds special tokens in the text, and drops
+    # private and unassigned characters. So lines are composed; those with the rest are left out.
     return [
         line for recorded, word in zip(tokenized, itertools.cycle(NEVER_SPLIT))
         for text in [unicodedata.normalize('NFC', recorded['text'])]
@@ -73,7 +73,7 @@ def test_the_graph_gives_the_ids_of_the_reference(lowercase, switches, lines, vo
     np.testing.assert_array_equal(ids, [i for x in wanted for i in x])
 
 
-def test_the_fingerprint_says_the_switches_and_that_of_the_original_is_as_it_was(tmp_path):
+def test_each_choice_of_switches_has_its_fingerprint_and_the_original_keeps_the_plain_one(tmp_path):
     write_vocab(tmp_path / 'vocab.txt', [*SPECIAL_TOKENS, 'a'])
     plain, found = load_tokenizer(tmp_path / 'vocab.txt', True), {}
     for switches in {switches for _, switches in COMBINATIONS} | {ORIGINAL}:

@@ -14,7 +14,7 @@ def special_ids(vocab):
 
 
 def test_ids_follow_lines(tmp_path):
-    # A line of white space keeps its id, as in Google's load_vocab: a key that no text can match.
+    # A line of white space takes an id, as in Google's load_vocab, though no text can match it.
     path = tmp_path / "vocab.txt"
     lines = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
     lines += ["\u00a0", "a\u3000", "a", "##a", "##", "b"]

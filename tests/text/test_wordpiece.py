@@ -1,4 +1,4 @@
-"""The reference tokenizer against what the original program made of hard lines."""
+"""The reference tokenizer against the original program's recorded tokens of hard lines."""
 
 import pytest
 from hypothesis import given
@@ -47,7 +47,7 @@ def test_basic_tokens(text, uncased, cased):
 @pytest.mark.parametrize(("text", "tokens"), [
     ("unaffable", ["un", "##aff", "##able"]),
     ("Unaffable!", ["un", "##aff", "##able", "!"]),
-    ("unwanted", ["[UNK]"]),  # one part fails, the whole word is unknown
+    ("unwanted", ["[UNK]"]),  # one part is unknown, so the whole word is
     ("want unx a", ["want", "[UNK]", "a"]),
     ("a" * 200, ["a"] + ["##a"] * 199),
     ("a" * 201, ["[UNK]"]),

@@ -1,4 +1,4 @@
-"""The benchmarks count right and fail readably. How fast they say it is, is not tested."""
+"""The benchmark counts right. The speed that it reports is not tested."""
 
 import json
 
@@ -8,7 +8,7 @@ from tests.conftest import run_python
 
 pytestmark = pytest.mark.slow
 
-# tiny: 2 layers of 128. Eight rows: one a virtual device.
+# tiny: 2 layers, hidden size 128. Eight rows: one for each virtual device.
 TINY = [
     '--model=tiny', '--batch_size=8', '--seq=16', '--predictions=3',
     '--vocab_size=200', '--steps=2', '--warmup=1', '--repeats=2',

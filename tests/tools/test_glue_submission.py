@@ -9,12 +9,12 @@ from bert_jax.tools.glue_submission import NUM_ROWS, main, read_predictions
 from tests.refusals import refused
 from tests.tasks.files import put
 
-# The format, written down again: file -> (rows, example of a prediction, of a wrong one).
+# The required format, not from the code: file -> (rows, a valid prediction, an invalid one).
 FORMAT = {
     'CoLA.tsv': (1063, '1', 'acceptable'),
     'SST-2.tsv': (1821, '0', 'positive'),
     'MRPC.tsv': (1725, '1', '2'),
-    'STS-B.tsv': (1379, '3.250', 'nan'),  # others are clipped
+    'STS-B.tsv': (1379, '3.250', 'nan'),  # numbers out of range are clipped
     'QQP.tsv': (390965, '0', ''),
     'MNLI-m.tsv': (9796, 'neutral', '2'),
     'MNLI-mm.tsv': (9847, 'contradiction', 'not_entailment'),
@@ -37,7 +37,7 @@ def test_the_format_is_the_one_written_down_here():
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Fewer rows of large files, where their number does not matter."""
+    """Fewer rows in large files, as the tests do not depend on their number."""
     for file, rows in ROWS.items():
         monkeypatch.setitem(NUM_ROWS, file, min(rows, 146))
 
@@ -63,7 +63,7 @@ def runs(tmp_path):
     return {task: str(tmp_path / 'runs' / task) for task in RUNS}
 
 
-def test_runs_and_files_to_the_same_submission(tmp_path, runs):
+def test_runs_and_files_give_the_same_submission(tmp_path, runs):
     of_runs, of_files = tmp_path / 'runs.zip', tmp_path / 'files.zip'
     main([str(of_runs), *runs.values()])
     assert contents(of_runs) == {file: content(file) for file in FORMAT}

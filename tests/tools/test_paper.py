@@ -1,4 +1,4 @@
-"""The paper's tables: their parts and what they share, the chain, its table, what it refuses."""
+"""The paper's tables: the parts that they share, running a chain of parts, the written table."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def paths(parts):
 
 
 @pytest.mark.parametrize('name', TABLES)
-def test_a_table_is_made_of_what_there_is(name):
+def test_a_table_names_known_tasks_and_columns(name):
     table = TABLES[name]
     for column in (*table.columns, *table.tiny):
         assert COLUMNS[column].task in ('', *TASKS)
@@ -65,14 +65,14 @@ def test_equal_parts_are_shared_and_others_are_not(tmp_path):
     more = plan('5', tmp_path, 'mrpc', seeds=2, restarts=2).parts()
     assert paths(five) < paths(more) and len(more[0].sweep.members) == 2
     (untrained,) = (part for part in more if 'not pre-trained' in part.title)
-    assert len(set(untrained.sweep.members)) == 2 * 2 * 2, 'none twice'
-    # A later version finds the parts of this one: a new field of the config goes into _LATER.
+    assert len(set(untrained.sweep.members)) == 2 * 2 * 2, 'no member occurs twice'
+    # If this digest changes, existing parts are not found: a new config field goes into _LATER.
     assert plan('loo', tmp_path, 'ppl').parts()[0].sweep.path.name == 'pretrain-ed5b285de762'
     moved = plan('5', tmp_path / 'x', 'mrpc').parts()
     assert [part.sweep.path.name for part in moved] == [part.sweep.path.name for part in five]
 
 
-def test_what_settings_reach(tmp_path):
+def test_which_parts_a_setting_changes(tmp_path):
     found = plan(
         '5', tmp_path, 'mrpc', 'ner', data='there',
         finetune=('train.batch_size=8', 'ner:train.steps=9', 'train.steps=2 epochs')).parts()
@@ -101,9 +101,9 @@ def finish(sweep, member, metric='eval/f1', **scores):
 
 @pytest.fixture
 def quick(monkeypatch, tmp_path_factory):
-    """In the place of trained runs: results at once, in the order of the pre-trained models.
+    """Replaces training: a member finishes at once, with a score that depends on its model.
 
-    `before(sweep, member)` may do something else: what it returns, if not None, ends the work.
+    `before(sweep, member)` is called first; if it returns anything but None, that ends the work.
     """
     data = tmp_path_factory.mktemp('data')
     for name in ('glue/MRPC', 'squad', 'conll2003'):
@@ -141,7 +141,7 @@ def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
     assert '19 of 23 runs left in 8 parts' in capsys.readouterr().out
     assert paper.main(command) == 0
     out = capsys.readouterr().out
-    assert len(quick.trained) == len(set(quick.trained)) == 3 + 5 * 4, 'nothing twice'
+    assert len(quick.trained) == len(set(quick.trained)) == 3 + 5 * 4, 'no run is trained twice'
     record = json.loads((tmp_path / 'table5.json').read_text())
     base = record['cells']['mrpc']['Base']
     assert base['settings'] == {'optimizer.learning_rate': '3e-4'} and base['runs'] == 2
@@ -154,7 +154,7 @@ def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
     assert '| Base | 2.5e+13 | 40.50 ± 0.71 n=2 (86.7) | 9.00 n=1 |' in text
     assert (tmp_path / 'table5.png').stat().st_size > 1000
     assert paper.main(['8', *command[1:3], '--seeds=1', '--restarts=2']) == 0
-    assert len(quick.trained) == 23 + 5 * (1 + 4), 'what table 5 has is there'
+    assert len(quick.trained) == 23 + 5 * (1 + 4), 'the parts of table 5 are reused'
 
 
 def test_rows_of_ones_own_are_compared_with_the_first(tmp_path, quick):
@@ -177,7 +177,7 @@ def test_rows_of_ones_own_are_compared_with_the_first(tmp_path, quick):
     ([(69.5, 70.6, 68.4), (68.4, 68.4, 68.4)], True),  # within the deviation of the seeds
     ([(69.5, 70.6, 68.4), (75.0, 74.0, 76.0)], False), ([(68.4,), (60.0,)], True),
     ([(68.4,), (68.5,)], False)])
-def test_rows_on_the_line_of_guessing_say_nothing(runs, says):
+def test_rows_that_score_like_guessing_are_inconclusive(runs, says):
     cells = [cell | sweep.summary(cell['values']) | {'guessing': 68.4}
              for cell in cells_of([None] * 2, runs).values()]
     assert paper.is_guessing(COLUMNS['mrpc'], [*cells, {'paper': None}]) == says
@@ -199,7 +199,7 @@ def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys, fails, why
     assert paper.main(command) == 0
 
 
-def test_what_another_machine_is_at_holds_up_only_what_needs_it(tmp_path, quick, capsys):
+def test_a_part_on_another_machine_delays_only_those_that_need_it(tmp_path, quick, capsys):
     looks = [True, True]
     quick.before = lambda sweep, _: (
         looks.pop() if looks and 'ablations.py:base' in sweep.config else None)
@@ -210,7 +210,7 @@ def test_what_another_machine_is_at_holds_up_only_what_needs_it(tmp_path, quick,
     assert capsys.readouterr().out.count('pre-training base: 1 runs') == 1
 
 
-def test_a_row_and_task_have_one_choice_of_settings_and_the_last_evaluation(tmp_path):
+def test_columns_of_a_task_share_the_chosen_settings_and_have_the_last_evaluation(tmp_path):
     ours = plan('5', tmp_path, 'mrpc', 'mrpc_f1', seeds=2)
     row = ours.rows[0]
     scores = {  # (rate, seed): F1 and accuracy of the best and of the last evaluation
@@ -229,7 +229,7 @@ def test_a_row_and_task_have_one_choice_of_settings_and_the_last_evaluation(tmp_
         return [ours.cell(row, column) for column in ours.columns]
 
     accuracy, f1 = cells()
-    assert accuracy['settings'] == {'optimizer.learning_rate': '1e-3'}, 'the other has one run'
+    assert accuracy['settings'] == {'optimizer.learning_rate': '1e-3'}, 'the other rate has one run'
     assert accuracy['values'] == pytest.approx([70, 66]) and accuracy['seeds'] == [0, 1]
     assert f1['values'] == pytest.approx([80, 70])
     scores['3e-4', 1] = [(0.7, 0.2), (0.7, 0.2)]  # a better F1 and a worse accuracy
@@ -266,7 +266,7 @@ def test_a_mean_of_columns_is_of_the_seeds_that_all_of_them_have():
 
 
 @pytest.mark.parametrize('setting', ['train.steps=2 epochs', 'data.vocab_file=missing.txt'])
-def test_flops_that_nothing_can_tell_are_left_out(tmp_path, setting):
+def test_flops_that_cannot_be_computed_are_left_out(tmp_path, setting):
     base = TABLES['5'].rows[0]
     assert plan('5', tmp_path).flops(base) > 1e13
     assert plan('5', tmp_path, pretrain=(setting,)).flops(base) is None
@@ -278,7 +278,7 @@ def cells_of(paper, runs):
 
 
 def test_differences_to_the_first_row_have_intervals():
-    """Of two rows: Student's t."""
+    """For two rows these are Student's t intervals."""
     runs = [(49, 51, 50.5), (39, 41, 40)]
     cells = cells_of([None] * 2, runs)
     found = paper.differences(cells | {'one run': {'values': [9], 'seeds': [0]}, 'no run': {}})
@@ -291,8 +291,8 @@ def test_differences_to_the_first_row_have_intervals():
     assert paper.differences(cells | {'0': cells['0'] | several}) == found
 
 
-def test_weights_that_are_given_have_rows_without_pre_training(tmp_path):
-    """What a user of a pod must do, who pre-trains by bert_jax.main."""
+def test_weights_that_are_given_replace_pre_training(tmp_path):
+    """For users of a pod, who must pre-train with bert_jax.main."""
     given = f'{ROOT}/tests/fixtures/huggingface/pretraining'
     parts = plan('5', tmp_path, 'mrpc', weights={'base': given}).parts()
     scratch, pretrained = (next(part.resolved for part in parts if row in part.title)
@@ -302,8 +302,8 @@ def test_weights_that_are_given_have_rows_without_pre_training(tmp_path):
 
 
 def test_a_chain_of_real_runs(tmp_path):
-    """Table 3 has one row: it is pre-trained, and fine-tuned from that on a file of CoLA's form, by
-    two processes, one of which waits."""
+    """Table 3's one row is pre-trained, then fine-tuned on a file in CoLA's format, by two
+    processes, one of which waits."""
     write_vocab(tmp_path / 'vocab.txt', [*SPECIAL_TOKENS, *WORDS])
     (tmp_path / 'text.txt').write_text(documents(60))
     write_cola(tmp_path / 'glue', train=32, dev=16)
@@ -327,7 +327,7 @@ def test_a_chain_of_real_runs(tmp_path):
     (cell,) = record['cells']['cola'].values()
     assert cell['runs'] == 1 and record['hardware'] and record['hours'] > 0
     log = next(tmp_path.glob('paper/parts/cola-*/runs/*/log.txt')).read_text()
-    assert 'pretrain-' in log, 'it starts from the part before'
+    assert 'pretrain-' in log, 'it starts from the pre-training'
     with mock.patch.object(sweep, 'work', side_effect=AssertionError('all is there')), (
             mock.patch.object(Guard, 'start')):
         assert paper.main(command) == 0

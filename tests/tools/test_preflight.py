@@ -1,5 +1,5 @@
-"""Preflight: its report and verdict on CPU devices, and once with the TPUs' compiler; its reader of
-compiled programs against XLA's own counts and a program in the TPUs' form."""
+"""Preflight: report and verdict, on CPU devices and once with the TPU compiler; and its reader of
+compiled programs, on one in the TPU compiler's form."""
 
 import dataclasses
 import importlib.util
@@ -20,18 +20,18 @@ from tests.tiny_runs import TINY
 
 SMALL = [
     f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", *TINY[1:], '--config.model.num_layers=1',
-    '--config.model.hidden_dropout=0', '--config.model.attention_dropout=0',  # compiles sooner
+    '--config.model.hidden_dropout=0', '--config.model.attention_dropout=0',  # compiles faster
 ]
 
 
 def run(monkeypatch, path, memory_bytes, status, *flags):
-    """The record of a preflight of SMALL that ends with this status, on this machine's devices in
-    place of a slice, of chips with so many bytes."""
+    """Runs preflight on SMALL, which must exit with `status`; returns its record. Two devices of
+    this machine stand in for the slice, as chips of `memory_bytes`."""
     chip = dataclasses.replace(
         process.find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes)
     monkeypatch.setattr(preflight.hlo, 'open_topology', lambda name: jax.devices()[:2])
     monkeypatch.setattr(preflight, 'find_chip', lambda kind: chip)
-    monkeypatch.setenv('LIBTPU_INIT_ARGS', '')  # this process may load it later
+    monkeypatch.setenv('LIBTPU_INIT_ARGS', '')  # preflight sets it; restored for later tests
     with pytest.raises(SystemExit, match=str(status)):
         preflight.main(['preflight', *SMALL, '--topology=v5e:1x2', *flags,
                         f'--json={path}/record.json'])
@@ -62,8 +62,9 @@ def test_a_record_says_all_that_scripts_rely_on(monkeypatch, tmp_path, capsys):
     assert record['dollars'] == pytest.approx(2 * record['chip_hours'])
 
 
-def test_advice_comes_to_what_is_compiled():
-    """BERT-Base on v5e 4x4, 16 rows of 128 a chip; with 64 on four chips 63.8 % were compiled."""
+def test_advice_agrees_with_a_compiled_program():
+    """BERT-Base on v5e 4x4 with 16 rows of 128 a chip. The program that was compiled for 64 rows on
+    each of four chips has 63.8 % of the peak."""
     record = json.loads((ROOT / 'tests' / 'fixtures' / 'preflight_base.json').read_text())
     line, advice = preflight.verdict(record).splitlines()
     assert line.startswith("v5e:4x4: fits, 2.26 GB of a chip's 16.91; 3.4 to 4.2 hours, 67 chip-")
@@ -80,7 +81,7 @@ def test_advice_comes_to_what_is_compiled():
     ((990_000, 2_000_000), 'config.train.eval_batch_size'),
 ])
 def test_what_does_not_fit_gets_a_change_to_try(sizes, remedy, monkeypatch, tmp_path, capsys):
-    needed = iter(sizes)  # of the train and evaluation steps
+    needed = iter(sizes)  # bytes of the train step and the evaluation step
 
     def compile_(step, *arguments):
         total, given = next(needed), device_bytes(arguments)
@@ -129,7 +130,7 @@ def test_added_words_count_in_the_vocabulary(tmp_path):
 
 
 MODEL = 'jit(train_step)/jvp(BertForPreTraining)/bert/encoder/layer_3'
-# What a compiled step looks like there, cut down to what is read.
+# A step as the TPU compiler prints it, cut down to what is read.
 TPU = (ROOT / 'tests' / 'fixtures' / 'tpu_step.hlo').read_text()
 
 
@@ -141,8 +142,8 @@ def test_everything_counts_as_often_as_it_runs():
         'part.1': 100, 'part.2': 100, 'first': 7, 'second': None,  # a sentinel
         'kernel': None, 'attention_forward.1': None}
     kernel = next(i for i in text.instructions if i.name == 'kernel')
-    assert kernel.operands == ('part.1',) * 6  # past the compiler's numbering
-    assert text.bytes_moved(kernel) == 4 * (512 * 1024 + 1000 * 8), 'a part of the array a time'
+    assert kernel.operands == ('part.1',) * 6  # despite the compiler's /*index=5*/
+    assert text.bytes_moved(kernel) == 4 * (512 * 1024 + 1000 * 8), 'one array, named six times'
 
 
 def test_messages_are_counted_once_whatever_they_are_spread_over():
@@ -150,18 +151,18 @@ def test_messages_are_counted_once_whatever_they_are_spread_over():
     assert found['all-reduce', 'several'] == {
         'kind': 'all-reduce', 'scope': 'several', 'count': 5, 'largest': 'f32[16,8]',
         'bytes': 5 * (16 * 8 * 4 + 2 * 4)}
-    assert found['all-reduce', 'optimizer']['count'] == 5  # on the same channel
+    assert found['all-reduce', 'optimizer']['count'] == 5  # both on one channel
     gather = found['all-gather', 'optimizer']
     assert gather['bytes'] == gather['count'] * 8 * 8 * 2
     permute = found['collective-permute', 'optimizer']
     assert (permute['count'], permute['bytes']) == (1, 512)
-    assert found['reduce-scatter', 'optimizer']['bytes'] == 16 * 8 * 4  # a sum scattered at once
+    assert found['reduce-scatter', 'optimizer']['bytes'] == 16 * 8 * 4  # a fused all-reduce
 
 
 @pytest.mark.parametrize('work, waiting', [
     (0, 4 + 1 + 4 + 2),
-    (3, 1 + 1 + 1 + 2),  # seconds of three of the messages pass with each of the two pieces of work
-    (9, 2),  # the sum, which has no start of its own, remains
+    (3, 1 + 1 + 1 + 2),  # `work` hides 3 of 4 s of both gathers; permute has to wait for a gather
+    (9, 2),  # only the all-reduce remains: it has no -start
 ])
 def test_messages_move_while_the_instructions_between_their_ends_run(work, waiting):
     chain = '''%chain.{0} (p: f32[250]) -> f32[1000] {{
@@ -203,7 +204,7 @@ def test_scopes(op_name, scope):
     assert scope_of(op_name) == scope
 
 
-def test_schedules_are_counted_by_what_loops(tmp_path):
+def test_bundles_of_a_schedule_are_counted_by_loop_depth(tmp_path):
     (tmp_path / '17-part.1-02-final_bundles.txt').write_text("""
      0   :  { %s1 = smov 0 }
    0x1   :  { %s2 = smov 1 ;; %s3 = smov 2 }
@@ -215,7 +216,7 @@ def test_schedules_are_counted_by_what_loops(tmp_path):
     (tmp_path / '17-part.1-00-final_hlo-static-per-bundle-utilization.txt').write_text(
         '== CAPACTIY:\nMXU, VALU, VLOAD:FILL\n2 4 3\n== UTILIZATION:\n1 3 1\n2 0 0\n')
     schedules = read_schedules(str(tmp_path))
-    assert schedules == {'part.1': Schedule((3, 3, 0), 'MXU')}  # 3 of 4, 3 of 8, 1 of 6
+    assert schedules == {'part.1': Schedule((3, 3, 0), 'MXU')}  # MXU is fullest: 3 of its 4 places
     assert not any(tmp_path.iterdir())
 
 
@@ -241,9 +242,9 @@ def test_what_a_fusion_multiplies_moves_and_repeats():
     found = {i.name: i for i in text.instructions}
     product = found['multiplied']
     assert text.product(product) == 2 * 64 * 32 * 128 and text.product(found['first']) == 0
-    assert text.bytes_moved(product) == 2 * 32 * 128, 'the others are near the core'
+    assert text.bytes_moved(product) == 2 * 32 * 128, 'the other arrays are in on-chip memory'
     assert [text.trips(product, cores) for cores in (1, 2)] == [2 * 5, 2 * 3]
-    # A group of rows is one core's: 4 rows of 128 are one, in three steps.
+    # A core takes whole groups of rows: these 4 rows of 128 are one group, of three steps.
     assert text.trips(found['attention_forward.1'], 2) == 3
 
 

@@ -1,4 +1,4 @@
-"""tools.prepare: what it makes is what a run finds, and what it refuses in one line."""
+"""tools.prepare: what it makes in a bucket is found on another machine."""
 
 import re
 
@@ -14,7 +14,7 @@ from tests.data.test_store import _random_texts
 TINY = f'--config={ROOT}/configs/tiny_pretrain.py'
 
 
-def test_a_run_finds_what_was_prepared(tmp_path, bucket, capsys, monkeypatch):
+def test_another_machine_finds_what_was_prepared(tmp_path, bucket, capsys, monkeypatch):
     for name, seed in (('a', 0), ('b', 1)):
         (tmp_path / f'{name}.txt').write_text('\n\n'.join(_random_texts(20, seed)))
     arguments = [

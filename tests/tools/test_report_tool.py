@@ -1,4 +1,4 @@
-"""tools.report: one page of runs in every state, and what is refused."""
+"""tools.report: the page of runs in every state, the board, and groups of seeds."""
 
 import json
 import re
@@ -18,7 +18,7 @@ PHASES = [{'steps': 4, 'batch_size': 2, 'max_seq_length': 8, 'max_predictions_pe
 
 
 def records(steps):
-    """A log line a step, of rows three quarters full, and an evaluation every two."""
+    """A record of each step, with rows three quarters full, and an evaluation every two steps."""
     for step in range(1, steps + 1):
         length = 6 if step <= 4 else 12
         yield {'step': step, 'train/loss': 9 - step, 'train/mlm_accuracy': step / 10,
@@ -51,7 +51,7 @@ def runs(tmp_path_factory):
 
 
 def write(folder, lines, **fields):
-    """Makes a run directory of a config's fields and lines of records; its path."""
+    """Writes a run directory with these config fields and lines of metrics; returns its path."""
     folder.mkdir()
     describe_run(folder, fields, None)
     (folder / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
@@ -59,7 +59,7 @@ def write(folder, lines, **fields):
 
 
 def test_the_board(runs, tmp_path):
-    """Its means and Student's intervals, by the settings with most runs; beside published rows."""
+    """It has means with Student's intervals, of the settings with most runs, and published rows."""
     model, lines = read_config(runs / 'whole')['model'], list(map(json.dumps, records(8)))
 
     made = {'command': 'python -m bert_jax.main --config=configs/mine.py:five', 'commit': 'abc'}
@@ -93,7 +93,7 @@ def test_the_page(runs, capsys):
     said = capsys.readouterr().out
     assert 'whole: finished: 8 steps in 0:16\n' in said
     assert 'killed: step 5 of 8 in 0:10, stopped' in said and 'bare: step 0 of 8, stopped' in said
-    # Nothing is asked of a network, and no text is taken for markup.
+    # The page loads nothing from a network, and texts are escaped.
     assert not re.search(r'(src|href)="(?!#)|url\(|@import', page)
     assert set(re.findall(r'https?://[^\'"]*', page)) == {'http://www.w3.org/2000/svg'}
     assert '&lt;i&gt;' in page and '<i>' not in page
@@ -109,7 +109,7 @@ def test_the_page(runs, capsys):
     assert section['gates'].count('<li>') == 2 and MEANINGS['loss_spike'] in section['gates']
     assert re.findall(r'<th scope="row">(.*?)</th>', section['settings']) == ['seed']
     assert '<b>not comparable</b>: step 5 of 8' in section['short']
-    # The sentence, by the weights of the runs that have some.
+    # Attention in the sentence, for the runs that have weights.
     heads = data['attention'][0]
     assert (heads['layers'], heads['heads']) == (3, 4) and data['attention'][2] is None
     tokens = heads['tokens']
@@ -149,7 +149,7 @@ def test_groups_of_seeds_and_how_far_they_are_apart(runs, tmp_path):
     assert text == f'+0.1000, better</b> ({low:+.4f} to {high:+.4f})'
     other, first = groups[1].runs[0], groups[0].runs[0]
     assert report.incomparable(other, first) == ''
-    other.fields['data.masking'] = 'spans'  # whose scores are of its own masks alone
+    other.fields['data.masking'] = 'spans'  # other masks: scores are not comparable
     assert report.incomparable(other, first) == 'its held-out rows have another data.masking'
     other.metric = 'standard_mlm_accuracy'
     assert report.incomparable(other, first) == ''

@@ -1,4 +1,4 @@
-"""Sweeps: the grid, members that share a process, a folder that processes share, going on."""
+"""Sweeps: the grid, members that share a process, processes that share a folder, resuming."""
 
 import contextlib
 import io
@@ -71,7 +71,7 @@ def test_a_worker_sees_its_own_chips_only(monkeypatch, kind, chips, share, envir
     (['seed=1,2,1'], 'twice'),
     ([], 'nothing varies'),
 ])
-def test_a_grid_that_cannot_be_is_refused(grid, message):
+def test_an_invalid_grid_is_refused(grid, message):
     with pytest.raises(InputError, match=message):
         grid_members(grid, 0)
 
@@ -91,7 +91,7 @@ def test_grids_of_the_paper(name, members, steps):
     assert {c.train.batch_size for c in configs} == {16, 32}
 
 
-def test_settings_of_the_command_line_go_before_those_of_the_file(tmp_path):
+def test_settings_of_the_command_line_override_those_of_the_file(tmp_path):
     assert read_sweep(CONFIG, ['b=3']) == (CONFIG, ['b=3'])
     (tmp_path / 'sweep.py').write_text("CONFIG, GRID = '../x.py', ['a=1,2', 'b=1']")
     assert read_sweep(f'{tmp_path}/sweep.py:y', ['b=3', 'c=4']) == (
@@ -100,7 +100,7 @@ def test_settings_of_the_command_line_go_before_those_of_the_file(tmp_path):
 
 @pytest.fixture(scope='module')
 def overrides(tmp_path_factory):
-    """Of runs on a tiny task."""
+    """The flags that make a run one of a tiny model on a tiny task."""
     folder = write_cola(tmp_path_factory.mktemp('data'), train=32, dev=16)
     write_vocab(folder / 'vocab.txt', [*SPECIAL_TOKENS, *WORDS])
     return [f'--config.{setting}' for setting in (
@@ -120,7 +120,7 @@ def no_curves():
 
 
 def work(path, overrides, members=MEMBERS, should_stop=lambda step: False):
-    """(whether it was not stopped, the sweep) of a process's part in a sweep, in this one."""
+    """Works on a sweep in this process; (whether it was not stopped, the sweep)."""
     result = Sweep(as_path(path), CONFIG, overrides, members, 2)
     result.open(CONFIG, overrides)
     with one_device():
@@ -135,9 +135,9 @@ def losses(run):
 
 @pytest.fixture(scope='module')
 def own(tmp_path_factory, overrides):
-    """By member, what it is as a run of its own: the result, and its run directory."""
+    """By member, its (result, run directory) when trained as a run of its own."""
     found = {}
-    for member in (MEMBERS[1], MEMBERS[2]):  # that differ in both
+    for member in (MEMBERS[1], MEMBERS[2]):  # which differ in rate and seed
         path = tmp_path_factory.mktemp('own') / 'run'
         with one_device(), contextlib.redirect_stdout(io.StringIO()):
             program = experiment.open_run(member_config(CONFIG, overrides, member), [as_path(path)])
@@ -146,7 +146,7 @@ def own(tmp_path_factory, overrides):
     return found
 
 
-def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone(
+def test_members_in_one_process_can_be_stopped_and_resumed_and_equal_separate_runs(
     tmp_path, overrides, own, capsys
 ):
     polled = []
@@ -182,8 +182,8 @@ def test_members_one_after_another_are_stopped_continued_and_what_they_are_alone
         work(tmp_path, [*overrides, '--config.optimizer.weight_decay=0.1'])
 
 
-def test_what_another_process_has_is_left_to_it_until_it_dies(tmp_path, overrides, own):
-    del own  # it has compiled
+def test_a_member_claimed_by_another_process_is_left_to_it_until_release(tmp_path, overrides, own):
+    del own  # requested because it has compiled the programs
     run = tmp_path / 'runs' / MEMBERS[1].name
     run.mkdir(parents=True)
     other = Claim(run)
@@ -225,7 +225,7 @@ def test_a_sweep_that_cannot_work_ends_with_its_message_and_may_be_changed(
 
 
 def launch(path, config, *settings):
-    """The command, on a machine of two devices with a process for each."""
+    """Starts the command on two virtual devices, with a worker process for each."""
     return subprocess.Popen(
         [sys.executable, '-m', 'bert_jax.tools.sweep', f'--workdir={path}', f'--config={config}',
          '--chips=1', '--grid', *GRID, *settings],
@@ -233,7 +233,7 @@ def launch(path, config, *settings):
         env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=2'})
 
 
-def test_two_hosts_share_a_sweep_and_a_killed_worker_costs_a_start(tmp_path, overrides, own):
+def test_two_hosts_share_a_sweep_and_a_killed_worker_is_started_again(tmp_path, overrides, own):
     first = launch(tmp_path, CONFIG, '--restarts=2', *overrides)
     wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob('runs/*/.claim-*')))
     claim = max(tmp_path.glob('runs/*/.claim-*'), key=lambda path: path.stat().st_size)
@@ -243,7 +243,7 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_costs_a_start(tmp_path, ove
     second = launch(tmp_path, CONFIG, '--restarts=2', *overrides)
     cores = sorted(core for pid in workers for core in os.sched_getaffinity(pid))
     allowed = sorted(os.sched_getaffinity(0))
-    assert cores == allowed or len(allowed) == 1, 'shared out'
+    assert cores == allowed or len(allowed) == 1, 'the workers divide the cores among them'
     os.kill(victim, signal.SIGKILL)
     told = [process.communicate(timeout=240) for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], told

@@ -1,4 +1,4 @@
-"""Small states are split like large ones here."""
+"""In these tests, small parameters are split over the mesh like large ones."""
 
 from unittest import mock
 

@@ -1,4 +1,4 @@
-"""The state, born sharded, and its checkpoints: other meshes, other models, damage; the best."""
+"""Checkpoints of a sharded state: other meshes, other models, damage; the best evaluation's."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ ADAM = optax.adam(1e-3)
 
 
 def numbered(task):
-    """A state whose every number is different, on eight devices."""
+    """A state on eight devices, with different numbers within each array."""
     fresh = make_init(task, ADAM, mesh(8))(0)
     return jax.tree.map(lambda x: x + np.arange(x.size).reshape(x.shape).astype(x.dtype), fresh)
 
@@ -38,7 +38,7 @@ def abstract(axes=(8, 1, 1), task=None, optimizer=ADAM):
 
 
 def assert_as(found, target):
-    """Shapes, types and shardings are those of an abstract tree."""
+    """Asserts that shapes, dtypes and shardings are those of an abstract tree."""
     for x, a in zip(jax.tree.leaves(found), jax.tree.leaves(target), strict=True):
         assert (x.shape, x.dtype) == (a.shape, a.dtype)
         assert x.sharding.is_equivalent_to(a.sharding, x.ndim)
@@ -75,7 +75,7 @@ def test_a_state_comes_back_on_any_mesh(saved, state, axes):
     assert_as(found, target)
 
 
-def test_of_a_run_that_keeps_one_the_one_before_goes_when_the_newest_is_good(tmp_path, state):
+def test_a_run_that_keeps_one_keeps_the_one_before_until_its_end(tmp_path, state):
     save(tmp_path, state, [1, 2, 3], keep=1)
     with contextlib.closing(Checkpoints(tmp_path, 1)) as checkpoints:
         checkpoints.finish()
@@ -91,7 +91,7 @@ def test_of_a_run_that_keeps_one_the_one_before_goes_when_the_newest_is_good(tmp
 
 
 @pytest.mark.parametrize('part', ['params', 'opt_state'])
-def test_what_is_not_finite_is_not_saved(tmp_path, state, part):
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path, state, part):
     def poisoned(x):
         return x.at[(0,) * x.ndim].set(np.nan) if x.dtype == np.float32 else x
 
@@ -101,10 +101,10 @@ def test_what_is_not_finite_is_not_saved(tmp_path, state, part):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_newest_are_kept_and_the_newest_is_taken(tmp_path, state):
+def test_the_newest_checkpoints_are_kept_and_the_newest_is_restored(tmp_path, state):
     assert restore(tmp_path, abstract()) is None
     save(tmp_path, state, [1, 2, 10, 30, 30], keep=2)
-    save(tmp_path, state, [30])  # again, which is no error
+    save(tmp_path, state, [30])  # a second time, which does nothing
     shutil.copytree(tmp_path / '30', tmp_path / '70.orbax-checkpoint-tmp')  # of a killed process
     assert restore(tmp_path, abstract()).step == 30
     assert sorted(path.name for path in tmp_path.iterdir()) == ['10', '30']
@@ -115,7 +115,7 @@ def test_the_newest_are_kept_and_the_newest_is_taken(tmp_path, state):
     (Toy(), optax.sgd(1e-3), 'opt_state/.* there and missing in'),
     (Toy(), optax.chain(ADAM, optax.trace(0.9)), 'opt_state/.* is missing there and'),
 ])
-def test_another_model_or_optimizer_is_refused_by_the_name_of_an_array(
+def test_another_model_or_optimizer_is_refused_with_the_name_of_an_array(
     saved, task, optimizer, named
 ):
     with pytest.raises(InputError, match=f'{saved}/3 is of another .*: {named}'):
@@ -163,7 +163,7 @@ def test_damage_in_any_file_is_found_or_does_no_harm(tmp_path, damage):
     assert found >= {'default/_METADATA', 'default/manifest.ocdbt', arrays}
 
 
-def test_a_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(tmp_path, state, capsys):
+def test_a_damaged_checkpoint_is_moved_aside_and_the_one_before_restored(tmp_path, state, capsys):
     save(tmp_path, state, [1, 2])
     (tmp_path / '3').mkdir()
     cut(tmp_path / '2' / 'default' / 'manifest.ocdbt')
@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(tmp_pat
     assert {path.name for path in tmp_path.iterdir()} == {'1', '2.unreadable', '3.unreadable'}
     warnings = capsys.readouterr().out.splitlines()
     assert [re.search(r'/([0-9]) cannot be read', line)[1] for line in warnings] == ['3', '2']
-    # The step can be saved anew, and is what is taken next; damaged again, both are kept.
+    # The step can be saved again and is then restored; if it is damaged again, both are set aside.
     save(tmp_path, state, [3])
     assert restore(tmp_path, abstract()).step == 3
     (tmp_path / '3' / 'default' / '_METADATA').unlink()
@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_moved_aside_and_the_one_before_is_taken(tmp_pat
     assert (tmp_path / '3.unreadable-2').is_dir()
 
 
-def test_where_none_can_be_read_nothing_is_moved_and_no_run_begins(copied):
+def test_if_no_checkpoint_can_be_read_none_is_moved_and_the_run_is_refused(copied):
     for step in '23':
         cut(copied / step / 'default' / '_METADATA')
     with pytest.raises(InputError, match=r'no checkpoint that can be read \(step 3: .*--workdir'):
@@ -194,7 +194,7 @@ def test_where_none_can_be_read_nothing_is_moved_and_no_run_begins(copied):
 @pytest.mark.parametrize('calls', [
     ['tensorstore.open'], ['etils.epath.Path.read_text', 'etils.epath.gpath._GPath.open'],
 ], ids=['arrays', 'description'])
-def test_a_fault_that_is_no_damage_is_raised_and_nothing_is_moved(
+def test_an_error_other_than_damage_is_raised_and_nothing_is_moved(
     copied, monkeypatch, calls, fault
 ):
     for call in calls:
@@ -204,7 +204,7 @@ def test_a_fault_that_is_no_damage_is_raised_and_nothing_is_moved(
     assert {path.name for path in copied.iterdir()} == {'2', '3'}
 
 
-def test_in_a_bucket_it_is_the_same(bucket, state):
+def test_a_damaged_checkpoint_in_a_bucket_is_moved_aside_and_saved_again(bucket, state):
     save(f'{bucket}/run', state, [1, 2, 3], keep=2)
     folder = files.as_path(f'{bucket}/run')
     (folder / '3' / 'default' / 'manifest.ocdbt').unlink()
@@ -216,7 +216,7 @@ def test_in_a_bucket_it_is_the_same(bucket, state):
     assert_equal(found.params, state.params)
 
 
-def test_a_save_that_fails_is_told_as_what_it_is(tmp_path, state):
+def test_a_failed_save_raises_its_cause_and_keeps_the_checkpoint_before(tmp_path, state):
     save(tmp_path, state, [1])
     full = OSError(errno.ENOSPC, 'No space left on device')
     with mock.patch('etils.epath.gpath._GPath.rename', side_effect=full), \
@@ -226,7 +226,7 @@ def test_a_save_that_fails_is_told_as_what_it_is(tmp_path, state):
 
 
 def test_a_checkpoint_without_checksums_is_read(tmp_path, state):
-    """As they were saved before there were any."""
+    """Earlier versions saved none."""
     manager = ocp.CheckpointManager(tmp_path)
     manager.save(5, args=ocp.args.StandardSave(state))
     manager.close()
@@ -242,7 +242,7 @@ def params_of(value):
 @pytest.mark.parametrize('scores,step', [([0.1, 0.5, 0.3], 2), ([0.5, 0.5], 1), ([-1.0, 0.0], 2)])
 def test_the_highest_score_is_kept_and_the_first_of_equals(tmp_path, scores, step):
     for number, score in enumerate(scores, 1):
-        best = Best(tmp_path, 'f1')  # also of a run that was restarted
+        best = Best(tmp_path, 'f1')  # opened anew each time, as after a restart
         best.offer(number, {'f1': score, 'loss': float(number)}, params_of(number))
         best.close()
     best = Best(tmp_path, 'f1')

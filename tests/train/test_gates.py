@@ -1,4 +1,4 @@
-"""The gates: what each says of runs that go wrong, and that a good one is left alone."""
+"""The gates: each warns about its fault in a run, and none warns about a good run."""
 
 import math
 
@@ -34,7 +34,7 @@ def said(measured, last=1000, chance=CHANCE, **more):
 
 
 def at(wrong, **changed):
-    """A good run but for one step, or all from one on."""
+    """A good run, except at step `wrong`, or if that is negative, from step -`wrong` on."""
     return lambda step: good(step) | (
         changed if step == wrong or wrong < 0 and step >= -wrong else {})
 
@@ -44,38 +44,38 @@ def guessing(step):
 
 
 def constant(loss, accuracy):
-    """Of a model read from the left."""
+    """Metrics of a left-to-right model that stay the same."""
     return lambda step: {'loss': loss, 'grad_norm': 1.5, 'lm_loss': loss, 'lm_accuracy': accuracy}
 
 
 @pytest.mark.parametrize(('measured', 'more', 'expected'), [
     (good, {}, []),
     (at(1, loss=CHANCE + 3), {}, [('first_loss', 1)]),
-    (at(1, loss=1.0), {'chance': None}, []),  # it does not begin here
-    (guessing, {}, [('plateau', 200)]),  # labels that are not their rows'
+    (at(1, loss=1.0), {'chance': None}, []),  # not the first step of fresh parameters
+    (guessing, {}, [('plateau', 200)]),  # as with the labels of other rows
     (guessing, {'masked_from': 400}, [('plateau', 600)]),
-    # Rows that say what is masked.
+    # As with rows that reveal the masked words.
     (at(-41, mlm_accuracy=0.97), {}, [('leak', 60), ('leak', 100)]),
     (at(333, grad_norm=40.0), {}, [('gradient_spike', 333)]),
     (at(333, loss=9.0), {}, [('loss_spike', 333)]),
-    (at(10, grad_norm=40.0, loss=20.0), {}, []),  # a run begins as it likes
-    (at(-501, loss=6.5, grad_norm=9.0), {'phases': [501]}, []),  # longer rows are no spike
+    (at(10, grad_norm=40.0, loss=20.0), {}, []),  # too early for spikes
+    (at(-501, loss=6.5, grad_norm=9.0), {'phases': [501]}, []),  # a new phase is no spike
     (good, {'repeated': 0.34}, [('repeats', 1)]), (good, {'repeated': 0.1}, []),
     (constant(BY_FREQUENCY, 0.06), {'chance': None}, [('plateau', 200)]),
     (constant(1.0, 0.97), {'chance': None}, [('leak', 20), ('leak', 100)]),
 ])
-def test_what_is_reported(measured, more, expected):
+def test_each_gate_warns_about_its_fault_alone(measured, more, expected):
     assert said(measured, **more) == expected
 
 
-def test_a_state_is_told_again_once_it_was_over():
+def test_a_lasting_fault_is_reported_again_only_after_it_has_ended():
     def measured(step):
         return guessing(step) if step <= 300 or 600 < step <= 700 else good(step)
 
     assert [step for name, step in said(measured) if name == 'plateau'] == [200, 620]
 
 
-def test_held_out_rows_that_do_not_leak_are_no_end_of_those_that_do():
+def test_held_out_rows_without_a_leak_do_not_end_the_leak_of_training_rows():
     gates = Gates()
     alarms = [alarm for step in range(100, 500, 100) for alarm in (
         *gates.trained(step, [], {'mlm_accuracy': 0.99}),
@@ -86,7 +86,7 @@ def test_held_out_rows_that_do_not_leak_are_no_end_of_those_that_do():
 def test_a_spike_says_how_to_skip_it():
     gates = Gates()
     steps = [{'loss': 5.0, 'grad_norm': 1.0 if step != 31 else 9.0} for step in range(1, 41)]
-    steps[35]['grad_norm'] = 8.0  # only the worst of a line is told
+    steps[35]['grad_norm'] = 8.0  # only the worst spike of a log line is reported
     (alarm,) = gates.trained(40, steps, {})
     assert (alarm.name, alarm.step, alarm.value) == ('gradient_spike', 31, 9.0)
     assert 'config.train.skip_steps=(31,)' in alarm.line

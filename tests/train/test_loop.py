@@ -18,7 +18,7 @@ MESH = mesh()
 
 
 class Records(Report):
-    """A report on no disk, and a stand-in for Checkpoints; notes the order of what happens."""
+    """A report without files that also stands in for Checkpoints; records the order of events."""
 
     def __init__(self):
         super().__init__(None, False, 0)
@@ -56,7 +56,7 @@ def trainer():
 
 def run_of(trainer, every=(0, 0, 0), steps=(10,), state=None, stop_at=None, bad=None, goodput=None,
            profile=None, score=None, records=None, **options):
-    """One training over phases of so many steps; `bad` is a batch with NaN."""
+    """Trains over phases of these numbers of steps; the batch of index `bad` has a NaN."""
     task, step, fresh = trainer
     run = types.SimpleNamespace(records=records or Records(), asked=[], evaluated=[], error=None)
 
@@ -97,7 +97,7 @@ def same(a, b):
 @pytest.mark.parametrize('every, steps, log, evaluate, save', [
     ((3, 4, 5), 10, [3, 6, 9, 10], [4, 8, 10], [5, 10]), ((100,) * 3, 10, [10], [10], [10]),
     ((0, 20, 0), 40, [40], [20, 40], [40]),
-    ((0, 20, 0), 41, [41], [20, 41], [41]),  # no evaluation just before the last
+    ((0, 20, 0), 41, [41], [20, 41], [41]),  # none just before the last step
     ((0, 20, 0), 42, [42], [20, 40, 42], [42]),
 ])
 def test_log_evaluation_and_checkpoint_are_at_their_steps_and_all_at_the_last(
@@ -146,7 +146,7 @@ def test_a_log_line_has_the_means_and_the_speed_since_the_last_one(trainer):
 def test_divergence_is_of_the_first_bad_step_and_nothing_is_saved_after_it(
     trainer, bad, every, steps, saved, logged
 ):
-    """The checkpoint whose next step diverges is no good either. Steps count updates done."""
+    """A checkpoint is no good either if the step after it diverges. Steps count updates done."""
     run = run_of(trainer, every, steps, bad=bad)
     assert isinstance(run.error, Diverged)
     assert str(run.error).startswith(f'step {bad + 1}: loss nan')
@@ -205,7 +205,7 @@ def test_phases_have_their_own_batches_and_a_resumed_run_those_from_its_place_on
 
 
 def test_the_time_of_a_run_is_split_by_cause(trainer, tmp_path):
-    """A clock that ticks when it is read: every part of the loop is seen, and each second once."""
+    """The clock ticks when it is read, so each part of the loop takes time; seconds count once."""
     ticks = iter(range(1, 100_000))
     goodput = Goodput(tmp_path, True, 0, 0.0, clock=lambda: float(next(ticks)))
     run = run_of(trainer, (2, 4, 5), steps=(6, 4), goodput=goodput)
@@ -226,7 +226,7 @@ def test_profile_writes_a_trace(trainer, tmp_path, bucket, folder, at, stop_at, 
     fresh, workdir = trainer[-1], files.as_path(folder.format(disk=tmp_path, bucket=bucket))
     profile = Profile((2, 4), workdir)
     run_of(trainer, (0, 0, 0), (8,), fresh.replace(step=np.int32(at)), stop_at, profile=profile)
-    profile.close()  # of a run that is stopped; else nothing is going on any more
+    profile.close()  # ends the trace of a run that was stopped
     traces = list(workdir.glob('plugins/profile/*/*.xplane.pb'))
     assert len(traces) == traced
     # The steps are in it by number.

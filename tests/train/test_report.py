@@ -1,4 +1,4 @@
-"""What a run writes: records cut back on resume, curves, loggers, lines, goodput."""
+"""What a run writes: records, which are cut back when it resumes, curves, loggers, goodput."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_a_bucket_gets_the_records_in_batches(bucket, bucket_server):
 
 
 @pytest.mark.parametrize('recovers', [True, False])
-def test_a_bucket_that_refuses_records_costs_none_and_ends_nothing(
+def test_a_bucket_that_refuses_records_loses_none_and_the_run_goes_on(
         bucket, bucket_server, monkeypatch, capsys, recovers):
     monkeypatch.setattr(module, '_LAST_UPLOADS_SECONDS', 0.0)
     workdir = files.as_path(bucket) / 'run'
@@ -101,7 +101,7 @@ def test_a_bucket_that_refuses_records_costs_none_and_ends_nothing(
     shutil.rmtree(report.folder, ignore_errors=True)
 
 
-def test_events_that_grow_while_they_are_uploaded(bucket, monkeypatch):
+def test_a_file_that_grows_while_it_is_uploaded_arrives(bucket, monkeypatch):
     workdir = files.as_path(bucket) / 'run'
     report = Report(workdir, True, 0)
     events = report.folder / 'events.big'
@@ -121,7 +121,7 @@ def test_events_that_grow_while_they_are_uploaded(bucket, monkeypatch):
     report.close()
 
 
-def test_a_full_disk_costs_no_record(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_loses_no_record(tmp_path, monkeypatch, capsys):
     report = Report(tmp_path, True, 0)
     report.write(1, {'train/loss': 1.0})
     resource.setrlimit(resource.RLIMIT_FSIZE, (
@@ -184,7 +184,7 @@ def test_a_logger_that_fails_is_a_warning(tmp_path, monitoring, monkeypatch, cap
     assert {record['step'] for record in report.records} == {1, 2, 3}
 
 
-def test_what_is_not_installed_or_not_known_is_said(tmp_path, monkeypatch):
+def test_a_logger_says_which_package_or_setting_it_lacks(tmp_path, monkeypatch):
     monkeypatch.setattr(google.auth, 'default', lambda scopes: (AnonymousCredentials(), None))
     with pytest.raises(InputError, match='GOOGLE_CLOUD_PROJECT'):
         module.cloud_monitoring(tmp_path)
@@ -200,7 +200,7 @@ def spend(goodput, **seconds):
     goodput.enter('step')
 
 
-def test_steps_that_a_kill_undid_are_lost_however_often(tmp_path):
+def test_steps_undone_by_kills_count_as_lost(tmp_path):
     clock = mock.Mock(return_value=10.0)
     first = Goodput(tmp_path, True, 0, 0.0, clock)  # start 10
     spend(first, step=100)
@@ -228,7 +228,7 @@ def test_steps_that_a_kill_undid_are_lost_however_often(tmp_path):
 @pytest.mark.parametrize('content', [
     '{"seconds": {', 'null', '{"seconds": {}, "away": 0, "at": NaN, "marks": {}}',
 ])
-def test_a_damaged_file_does_not_stop_a_run(tmp_path, content):
+def test_a_damaged_goodput_file_does_not_stop_a_run(tmp_path, content):
     (tmp_path / 'goodput.json').write_text(content)
     goodput = Goodput(tmp_path, True, 10, 0.0, lambda: 5.0)
     assert sum(goodput.now().values()) == 5

@@ -1,4 +1,4 @@
-"""One train step is the same step on any mesh and in any number of parts."""
+"""A train step computes the same on any mesh and with any number of accumulation steps."""
 
 import collections
 import functools
@@ -45,7 +45,6 @@ def bert_batches():
 def run_of(axes, parts):
     """Five steps of a small BERT with dropout on a mesh."""
     on = mesh(*axes)
-    # The limit makes 1, 2 or 3 parts of the logits, by how the batch is split.
     task = Pretraining(ModelConfig(
         vocab_size=300, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
         max_position_embeddings=16, hidden_dropout=0.2, attention_dropout=0.2, layout=Layout(on)))
@@ -58,6 +57,7 @@ def run_of(axes, parts):
     state = steps.make_init(task, optimizer, on)(0)
     run = types.SimpleNamespace(axes=axes, initial=jax.device_get(state.params), metrics=[])
     batches = [to_global(on, rows, BATCH, range(BATCH)) for rows in bert_batches()]
+    # So small that the logits are computed in 1, 2 or 3 parts, depending on the rows of a device.
     with mock.patch('bert_jax.heads.pretraining.CHUNK_BYTES_ON_CPU', 60_000):
         compiled = step.lower(state, batches[0]).compile(FAST_COMPILE)
     run.hlo = compiled.as_text()
@@ -91,7 +91,7 @@ def assert_close(found, expected, **tolerance):
 def test_any_mesh_and_any_number_of_parts_train_alike_with_dropout_on(alone, other):
     assert_close(other.metrics, alone.metrics, rtol=2e-5)
     assert_close(other.initial, alone.initial, atol=2e-7)
-    # Adam divides by the gradient: where that is next to 0, rounding is a part of a step (1e-3).
+    # Adam divides by the gradient's size: where that is near 0, rounding shows in updates of 1e-3.
     ours, theirs = jax.device_get((other.params, alone.params))
     assert_close(ours, theirs, atol=1e-4)
     errors = jax.tree.map(lambda x, y: np.abs(x - y).mean(), ours, theirs)
@@ -99,7 +99,7 @@ def test_any_mesh_and_any_number_of_parts_train_alike_with_dropout_on(alone, oth
 
 
 def test_a_step_returns_the_state_in_the_layout_that_it_came_in(other):
-    """Else the next call compiles the step a second time."""
+    """Otherwise, the next call would compile the step again."""
     words = other.params['bert']['embeddings']['word_embeddings']
     assert words.addressable_shards[0].data.shape == (384 // 8, 32)
     kernel = other.params['bert']['encoder']['layer_0']['attention']['self']['qkv']['kernel']
@@ -112,7 +112,7 @@ COLLECTIVE = re.compile(
 
 
 def test_a_step_reduces_each_gradient_once_however_often_a_parameter_is_used(other):
-    """The word table is used twice, and parts of a batch are a loop."""
+    """The word embeddings are used twice, and accumulation loops over parts of the batch."""
     data, fsdp, tensor = other.axes
     if tensor > 1:
         pytest.skip('it adds up activations in every layer')
@@ -151,7 +151,7 @@ def toy_run(batches=(0, 1, 2), **options):
 
 @pytest.mark.parametrize('frozen', [(), {('dense', 'bias')}])
 @pytest.mark.parametrize('clip_norm', [0.0, 0.5, 1e6])
-def test_the_global_norm_is_of_what_is_trained_and_clipped(clip_norm, frozen):
+def test_the_global_norm_and_clipping_leave_out_frozen_parameters(clip_norm, frozen):
     state, metrics = toy_run([0], optimizer=optax.sgd(1.0), clip_norm=clip_norm, frozen=frozen)
     assert bool(frozen) != state.params['dense']['bias'].any()
     step = jax.tree.map(np.subtract, toy_run([])[0].params, state.params)
@@ -188,7 +188,7 @@ def test_evaluation_uses_no_dropout_and_gives_sums():
 
 
 class Broken(Toy):
-    """Of which one device computes a number that is a little off."""
+    """A task whose loss is a little off on device 5."""
 
     def loss(self, params, batch, totals, rows_Bx2):
         loss, sums = super().loss(params, batch, totals, rows_Bx2)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run of two processes: what one cannot read, both pass over or both refuse.
+"""Checkpoints of a run of two processes: what one of them cannot read, neither restores.
 
     python -m tests.train.test_two_hosts FOLDER
 
@@ -41,12 +41,12 @@ MESHES = {'data': (8, 1, 1), 'both': (2, 4, 1), 'fsdp': (1, 8, 1)}
 
 
 def numbers(x):
-    """Values that follow from a shape."""
+    """Random values that depend only on the shape."""
     return np.random.default_rng(sum(x.shape)).standard_normal(x.shape).astype(x.dtype)
 
 
 def placed(abstract):
-    """An array of `numbers` for each shape, laid out as it says."""
+    """An array of `numbers` for each abstract array, with its sharding."""
     return jax.tree.map(
         lambda x: jax.make_array_from_callback(x.shape, x.sharding, lambda i: numbers(x)[i]),
         abstract,
@@ -91,7 +91,7 @@ def checkpoints(folder):
 
 
 def warm(mesh):
-    """Published parameters with fewer positions, into parameters that are split over the hosts."""
+    """Warm-starts parameters that are split over the hosts from ones with fewer positions."""
     bert = ModelConfig(vocab_size=300, num_layers=1, hidden_size=32, num_heads=4,
                       intermediate_size=64, max_position_embeddings=64)
     fresh = placed(abstract_state(Pretraining(bert), ADAM, mesh).params)
@@ -125,7 +125,7 @@ def run(tmp_path_factory):
     return folder, found
 
 
-def test_hosts_with_one_folder_go_on_and_others_are_told(run):
+def test_a_run_directory_that_hosts_do_not_share_is_refused_on_all(run):
     for found in run[1]:
         assert 'not the same folder on all hosts (host 1 does not see' in found['own']
 

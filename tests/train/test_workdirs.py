@@ -1,4 +1,4 @@
-"""A run directory takes no other run's continuation for its own."""
+"""A run resumes only with a config that fits it; other differences are reported."""
 
 import re
 
@@ -27,14 +27,14 @@ def refused(what):
     return f'InputError: .*holds a run with {re.escape(what)}.*give another --workdir'
 
 
-# A downstream run is compared with others: less may change than in pre-training.
+# Downstream runs are compared with others, so less may change than in pre-training.
 SEED, RATE, LAYERS = {'seed': 1}, {'optimizer.learning_rate': 2e-5}, {'model.num_layers': 3}
 TEXT = {'identity.content of x': 'aa', 'identity.vocabulary': 'v'}
 OTHER_TEXT = {'identity.content of x': 'bb', 'identity.vocabulary': 'w'}
 
 
 @pytest.mark.parametrize('task, before, now, said', [
-    ('rte', {}, {'train.log_every': 2, 'squad.stride': 128}, ''),  # and a field that is new
+    ('rte', {}, {'train.log_every': 2, 'squad.stride': 128}, ''),  # and a new field
     ('rte', {}, {'data.source': 'y'}, "note: data.source was 'x' in this run so far, now 'y'"),
     ('rte', {}, {'model.dtype': 'bfloat16'}, 'note: model.dtype'),
     ('rte', {'init_step': 9, 'init_saved': 1}, {'init_step': 9, 'init_saved': 2},
@@ -57,7 +57,7 @@ OTHER_TEXT = {'identity.content of x': 'bb', 'identity.vocabulary': 'w'}
     ('pretrain', {}, {'init_checkpoint': 'b'},
      "warning: .*init_checkpoint='a', which stays; 'b' is not used"),
     ('pretrain', TEXT, OTHER_TEXT, 'warning: .*content of x was aa, now bb'),
-    # Fields that went since the run began, at what they meant then.
+    # Fields that no longer exist: only one that shaped the model is refused.
     ('rte', {'model.gone': '', 'data.old': 128}, {}, ''),
     ('rte', {'model.gone': 'last'}, {}, refused("model.gone='last'")),
     ('pretrain', {'train.skip_steps': [3]}, {'train.skip_steps': [3, 6]},
@@ -66,7 +66,7 @@ OTHER_TEXT = {'identity.content of x': 'bb', 'identity.vocabulary': 'w'}
      'warning: train.skip_steps: the newest checkpoint is past 5,'),
 ])
 @pytest.mark.parametrize('folder', ['checkpoints', 'best'])
-def test_a_change_goes_unsaid_is_said_or_is_refused(
+def test_a_changed_field_is_accepted_reported_or_refused(
     tmp_path, folder, task, before, now, said, capsys
 ):
     for step in ('2', '5'):
@@ -81,12 +81,12 @@ def test_a_change_goes_unsaid_is_said_or_is_refused(
     out = capsys.readouterr().out
     assert re.match(said, out) and out.count('\n') == bool(said), out
     assert (tmp_path / 'config.json').read_text() == config
-    if said.startswith('warning: '):  # what comes too late is not noted as if it had happened
+    if said.startswith('warning: '):  # a change that comes too late is not recorded
         assert resolved['init_checkpoint'] == 'a'
         assert resolved['train'].get('skip_steps', [3, 6]) == [3, 6]
 
 
-def test_in_a_bucket_a_run_is_one_with_a_whole_checkpoint(bucket):
+def test_in_a_bucket_only_a_complete_checkpoint_makes_a_run(bucket):
     workdir = files.as_path(bucket) / 'run'
     check_resumable(workdir, FIELDS, None, comparable=True)
     describe_run(workdir, FIELDS, None)
@@ -97,7 +97,7 @@ def test_in_a_bucket_a_run_is_one_with_a_whole_checkpoint(bucket):
         check_resumable(workdir, fields(LAYERS), None, comparable=True)
 
 
-def test_a_bucket_whose_old_checkpoints_could_not_be_deleted(bucket, bucket_server, monkeypatch):
+def test_a_bucket_that_forbids_deletion_is_refused(bucket, bucket_server, monkeypatch):
     monkeypatch.setattr(files, 'REFUSED_SECONDS', 0.0)
     monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}\\?": 403})
     with pytest.raises(InputError, match=f'^{bucket}: old checkpoints .* Legacy Bucket Reader'):

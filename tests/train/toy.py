@@ -1,4 +1,4 @@
-"""A task of a few numbers for the tests of this folder: linear regression with dropout."""
+"""A tiny task for the tests of this folder: linear regression with dropout."""
 
 import dataclasses
 from typing import ClassVar
@@ -16,7 +16,7 @@ from tests.tiny_models import fixed_step
 
 @dataclasses.dataclass(frozen=True)
 class Toy:
-    """y = x W + b, mean squared error over rows by their weights."""
+    """y = x W + b, with the weighted mean of the rows' squared errors as its loss."""
 
     width: int = 16
     shown: ClassVar = {'mse': 'mse'}
@@ -48,7 +48,7 @@ def mesh(data=1, fsdp=1, tensor=1):
 
 
 def batch(step, size=8, width=16):
-    """The batch of a step; rows have weight 0 and 1."""
+    """The batch of a step; rows have weight 0 or 1, the first one 1."""
     rng = np.random.default_rng(step)
     weights = rng.integers(0, 2, size)
     weights[0] = 1

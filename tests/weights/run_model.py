@@ -1,4 +1,4 @@
-"""What a model of ours computes with `Weights`, for comparison with other programs."""
+"""Runs our model on `Weights`, for comparison with other programs."""
 
 from pathlib import Path
 
@@ -25,14 +25,14 @@ def assert_same_params(a, b):
 
 
 def assert_same(a, b):
-    """The same `Weights`, but for where they are from."""
+    """The same `Weights`, apart from their files and what was unused there."""
     assert_same_params(a.params, b.params)
     for field in ('model', 'head', 'labels', 'lowercase', 'inference'):
         assert getattr(a, field) == getattr(b, field)
 
 
 def real(found, inputs):
-    """Outputs without those at padding, which nobody uses: an implementation may give any."""
+    """Outputs without those at padding, where implementations may differ."""
     mask = np.asarray(inputs['attention_mask']) == 1
     arrays = {name: np.asarray(x) for name, x in found.items() if not isinstance(x, tuple)}
     return {name: x[mask] if x.shape[: mask.ndim] == mask.shape else x
@@ -40,7 +40,7 @@ def real(found, inputs):
 
 
 def outputs(weights, inputs):
-    """Outputs by the names that transformers has for them.
+    """Outputs of our model, by transformers' names.
 
     Args:
       weights: any `Weights`.

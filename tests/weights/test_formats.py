@@ -25,7 +25,7 @@ def write_tf1(folder, weights):
 
 
 FORMATS = {'bert_jax': write_run, 'huggingface': write_huggingface, 'tf1': write_tf1}
-HEADS = {'base': '', 'base_bfloat16': '', 'masked_lm': 'pretraining'}  # of folders named otherwise
+HEADS = {'base': '', 'base_bfloat16': '', 'masked_lm': 'pretraining'}  # of folders with other names
 TANH = {'base_bfloat16', 'pretraining', 'multiple_choice', 'question_answering'}
 LABELS = {'classification': ('negative', 'neutral', 'positive'),
           'token_classification': ('O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC')}
@@ -35,7 +35,7 @@ LABELS = {'classification': ('negative', 'neutral', 'positive'),
 @pytest.mark.parametrize('name', [
     'base', 'base_bfloat16', 'pretraining', 'masked_lm', 'classification', 'regression',
     'multiple_choice', 'token_classification', 'question_answering'])
-def test_what_is_written_is_what_was_read(name, form, tmp_path):
+def test_weights_that_are_read_written_and_read_again_are_the_same(name, form, tmp_path):
     weights = load_weights(RECORDED / name)
     assert (weights.head, weights.labels) == (HEADS.get(name, name), LABELS.get(name, ()))
     assert weights.model['hidden_act'] == ('gelu_tanh' if name in TANH else 'gelu_erf')
@@ -47,7 +47,7 @@ def test_what_is_written_is_what_was_read(name, form, tmp_path):
 
 
 @pytest.mark.parametrize('form', FORMATS)
-def test_heads_labels_and_how_predictions_are_made(form, tmp_path):
+def test_head_labels_and_inference_settings_are_kept_by_every_format(form, tmp_path):
     inference = {'max_seq_length': 9, 'doc_stride': 4, 'null_threshold': -1.5}
     weights = dataclasses.replace(
         load_weights(RECORDED / 'classification'), head='multi_label', inference=inference)
@@ -79,7 +79,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize('name', SPELLINGS)
-def test_other_spellings_of_the_same(name, tmp_path):
+def test_other_names_of_the_same_tensors_are_read(name, tmp_path):
     file = copy(tmp_path) / 'model.safetensors'
     save_file(SPELLINGS[name](load_file(file)), file, metadata={'format': 'pt'})
     weights = load_weights(file.parent)
@@ -90,7 +90,7 @@ def test_other_spellings_of_the_same(name, tmp_path):
 @pytest.mark.parametrize('said, has_upper, expected', [
     (True, True, True), (False, False, False), (None, True, False), (None, False, True)])
 def test_lower_case(said, has_upper, expected, tmp_path):
-    """tokenizer_config.json says it; without it the vocabulary shows it."""
+    """tokenizer_config.json decides; without it, whether the vocabulary has upper case."""
     files = {} if said is None else {'tokenizer_config': {'do_lower_case': said}}
     vocab = copy(tmp_path, **files) / 'vocab.txt'
     if has_upper:
@@ -99,7 +99,7 @@ def test_lower_case(said, has_upper, expected, tmp_path):
 
 
 def test_a_vocabulary_in_tokenizer_json_or_none(monkeypatch, tmp_path):
-    """As transformers 5 writes it; added tokens are behind. Of another kind it is left alone."""
+    """As transformers 5 writes it, with added tokens last. Another kind of tokenizer is ignored."""
     monkeypatch.setenv('HOME', str(tmp_path))
     tokens = (RECORDED / 'base' / 'vocab.txt').read_text().split()
     ids = {token: i for i, token in enumerate(tokens[:-1])}
@@ -122,7 +122,7 @@ def test_the_switches_of_a_tokenizer_go_to_a_run_and_back(where, tmp_path, monke
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     wanted = switches_of(SWITCHES, where)
     content = SWITCHES | {'tokenizer_class': 'BertTokenizer', 'do_lower_case': True}
-    if where == 'tokenizer':  # as the tokenizers library alone would have it
+    if where == 'tokenizer':  # as the tokenizers library writes it, without never_split
         wanted = dataclasses.replace(wanted, never_split=())
         tokens = (RECORDED / 'classification' / 'vocab.txt').read_text().splitlines()
         content = fast_tokenizer(tokens, True, wanted)
@@ -130,7 +130,7 @@ def test_the_switches_of_a_tokenizer_go_to_a_run_and_back(where, tmp_path, monke
     for write, folder in ((write_run, 'run'), (write_huggingface, 'out'), (write_run, 'again')):
         assert read_switches(weights.vocab_file) == wanted
         tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
-        assert tokenizer.tokenize('\u00e9') == ['[UNK]']  # e without its accent is in it
+        assert tokenizer.tokenize('\u00e9') == ['[UNK]']  # stripped of its accent, it is known
         write(tmp_path / folder, weights)
         weights = load_weights(tmp_path / folder)
     said = json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text())
@@ -159,7 +159,7 @@ def test_a_failure_leaves_nothing(tmp_path):
 
 
 def test_a_checkpoint_has_the_names_and_shapes_of_googles(shared_data, tmp_path):
-    """Of BERT-Medium as it was published."""
+    """Those of BERT-Medium as it was published."""
     tf = pytest.importorskip('tensorflow')
     released = shared_data / 'checkpoint_index' / 'uncased_L-8_H-512_A-8'
     model = vars(BertConfig(
@@ -176,7 +176,7 @@ def test_a_checkpoint_has_the_names_and_shapes_of_googles(shared_data, tmp_path)
     assert config | json.loads((released / 'bert_config.json').read_text()) == config
 
 
-def test_what_the_original_cannot_say_is_said_and_kept(tmp_path):
+def test_fields_that_the_original_lacks_are_noted_and_kept_in_its_config(tmp_path):
     weights = load_weights(RECORDED / 'base')  # erf form, epsilon 1e-5
     notes = '; '.join(write_tf1(tmp_path / 'tf1', weights))
     assert 'hidden_act is gelu_erf' in notes and 'layer_norm_eps is 1e-05' in notes
@@ -205,8 +205,8 @@ def test_moments_and_counters_are_not_parameters(tmp_path):
     assert_same(again, weights)
 
 
-def test_where_a_checkpoint_and_its_config_lie(tmp_path, bucket):
-    """In a .zip; the config one folder up, and the checkpoint by another name."""
+def test_a_checkpoint_may_be_in_a_zip_file_or_below_its_config(tmp_path, bucket):
+    """Also in a bucket; and below its config by another name."""
     weights = load_weights(RECORDED / 'classification')
     write_tf1(tmp_path / 'model' / 'init', weights)
     upload(shutil.make_archive(tmp_path / 'a', 'zip', tmp_path / 'model'), f'{bucket}/a.zip')

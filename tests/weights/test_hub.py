@@ -1,4 +1,4 @@
-"""Models and data sets by name, from a stand-in of the Hugging Face hub on loopback."""
+"""Models and data sets by name, from a stand-in for the Hugging Face hub on loopback."""
 
 import base64
 import hashlib
@@ -25,9 +25,9 @@ COMMIT = '0123456789abcdef0123456789abcdef01234567'
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Repositories by name (`datasets/` before that of a data set), each a path's content.
+    """Serves `repositories`: by name (data sets' begin with `datasets/`), their files by path.
 
-    ORG/gated is gated. A file called cut.parquet ends in its middle.
+    ORG/gated is gated. Of a file called cut.parquet, only the first half is sent.
     """
 
     protocol_version = 'HTTP/1.1'
@@ -64,7 +64,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
                         for f, x in files.items()])
         elif what != 'resolve':
             self._json({'id': name, 'sha': COMMIT, 'siblings': [{'rfilename': f} for f in files]})
-        elif revision != COMMIT:  # a redirect, as the hub has them
+        elif revision != COMMIT:  # redirected to the commit, as by the hub
             self._answer(307, Location=f'/{name}/resolve/{COMMIT}/{file}')
         elif file not in files:
             self._answer(404, X_Error_Code='EntryNotFound', X_Repo_Commit=COMMIT)
@@ -75,7 +75,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self):
-        """Makes a repository (where HF_TOKEN is `may write`), and takes files into it."""
+        """Makes a repository and adds files to it, if HF_TOKEN is `may write`."""
         body = self.rfile.read(int(self.headers['Content-Length'])).decode()
         name, what = re.match(
             '/api/(?:models/)?(.*?)(?:/(preupload|commit)/.*)?$', self.path).groups()
@@ -103,7 +103,7 @@ def etag(data):
 
 @pytest.fixture(scope='module')
 def hub(tmp_path_factory):
-    """What makes huggingface_hub come to the stand-in; it reads this when it is imported."""
+    """The environment in which huggingface_hub uses the stand-in; it is read on import."""
     files = [*itertools.chain(*SPLITS.values()), 'sst2/cut.parquet', 'README.md']
     Hub.repositories = {
         'ORG/bert': {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())},
@@ -118,7 +118,7 @@ def hub(tmp_path_factory):
 
 
 def ask(hub, *names, program=None, **environment):
-    """The folder, the files or the fault of each name; or what the program prints."""
+    """Each name's folder, files or error, asked for in a new process; or what `program` prints."""
     process = run_python('-c', program or ASK, *names, **hub, **environment)
     assert process.returncode == 0, process.stderr
     return list(map(json.loads, process.stdout.splitlines()))
@@ -147,7 +147,7 @@ SPLITS = {
 }
 
 
-def test_what_has_a_name_is_its_files_and_stays_in_the_cache(hub):
+def test_a_name_gives_the_files_that_it_names_and_again_from_the_cache(hub):
     names = ['hf:ORG/bert', f'hf:ORG/bert@{COMMIT}', *(f'hf:datasets/{name}' for name in SPLITS)]
     for environment in ({}, {'HF_HUB_OFFLINE': '1'}):
         folder, again, *found = ask(hub, *names, **environment)
@@ -156,7 +156,7 @@ def test_what_has_a_name_is_its_files_and_stays_in_the_cache(hub):
         for files, wanted in zip(found, SPLITS.values(), strict=True):
             assert [file.partition(f'{COMMIT}/')[2] for file in files] == wanted
             assert [Path(x).read_bytes() for x in files] == [x.encode() for x in wanted]
-    # Of what is only partly there, nothing is read.
+    # Nothing is read of a data set that is not wholly in the cache.
     assert 'InputError: hf:datasets/ORG/glue/sst2: it is not in the cache, or not all' in ask(
         hub, 'hf:datasets/ORG/glue/sst2', HF_HUB_OFFLINE='1')[0]
 
@@ -177,7 +177,7 @@ FAULTS = {
 }
 
 
-def test_what_is_wrong_is_one_line(hub):
+def test_a_wrong_name_or_a_failed_transfer_is_told_in_one_line(hub):
     ask(hub, 'hf:ORG/bert')
     for found, words in zip(ask(hub, *FAULTS), FAULTS.values(), strict=True):
         assert words in found and '\n' not in found

@@ -23,14 +23,14 @@ from bert_jax.weights.formats import read_model, sizes_of, tensors, to_tree, wri
 from bert_jax.weights.run_directory import describe_run, read_description, write_run
 from bert_jax.weights.warm_start import place
 
-# Sizes of which no two are the same.
+# No two sizes are the same, so that a swap of dims shows.
 MODEL = {'num_layers': 11, 'num_heads': 3, 'hidden_size': 12, 'intermediate_size': 5,
          'vocab_size': 130, 'max_position_embeddings': 7, 'type_vocab_size': 2}
 
 
 @pytest.fixture(scope='module')
 def params():
-    """Every parameter of the table, every number different."""
+    """Every parameter of the table; no two of all their numbers are equal."""
     made, first = {}, 0
     for tensor in tensors(MODEL):
         shape = tensor.shape('bert_jax', sizes_of(MODEL, num_labels=6))
@@ -68,7 +68,7 @@ SIZES = vars(BertConfig(
 
 
 def another(option):
-    """A good value other than the default."""
+    """A valid value other than the default."""
     if isinstance(option.allowed, tuple):
         return next(value for value in option.allowed if value != option.default)
     return 128 if option.type is int else 0.25
@@ -91,7 +91,7 @@ def test_what_a_format_cannot_say_is_refused_by_name(form):
     assert 'causal' not in plain
     with pytest.raises(InputError, match="^runs/a has causal=True, which .*config.json cannot"):
         write_model(SIZES | {'causal': True}, form, 'runs/a')
-    assert read_model(plain, form, Path('config.json'))['causal'] is False  # as older files are
+    assert read_model(plain, form, Path('config.json'))['causal'] is False  # older files lack it
 
 
 def of_another_model():
@@ -104,7 +104,7 @@ def of_another_model():
 def test_every_field_comes_back_from_a_run_directory(tmp_path):
     changed = of_another_model()
     assert write_run(tmp_path / 'run', changed) == []
-    config_file = tmp_path / 'run' / 'config.json'  # settings of the computation are no part
+    config_file = tmp_path / 'run' / 'config.json'  # fields of `COMPUTATION` are not read
     said = check_digest(json.loads(config_file.read_text()), config_file)
     said['model'] |= {name: choices[-1] for name, choices in COMPUTATION.items()}
     config_file.write_text(json.dumps(said))
@@ -143,7 +143,7 @@ def test_a_warm_start_says_what_the_same_parameters_compute(option):
 
 @pytest.mark.parametrize('option', OPTIONS, ids=lambda option: option.name)
 def test_a_run_that_is_older_than_a_field_has_its_default(option, tmp_path):
-    """Of a newer run it would be another model, and the run does not go on with it."""
+    """Any other value would be another model: the run is not resumed with it."""
     (tmp_path / 'checkpoints' / '5').mkdir(parents=True)
     older = {name: x for name, x in SIZES.items() if name != option.name}
     resolved = {'task': 'pretrain', 'model': SIZES | {option.name: option.default}}

@@ -1,4 +1,4 @@
-"""Against transformers itself: random models there and back, a published encoder, tokenizers."""
+"""Against transformers itself: random models there and back, fine-tuning, tokenizers."""
 
 import dataclasses
 import random
@@ -79,7 +79,7 @@ def theirs(model, inputs):
 
 
 def ours(weights, inputs):
-    # Of a model for next sentences alone: the heads of one that has both, zeros in the other.
+    # A model with the next-sentence head alone gets a masked-LM head of zeros.
     rest = {tensor.name: np.zeros(tensor.shape('bert_jax', sizes_of(weights.model)), np.float32)
             for tensor in tensors(weights.model) if tensor.name.startswith('cls/predictions/')
             and weights.has('cls/seq_relationship')}
@@ -87,7 +87,7 @@ def ours(weights, inputs):
 
 
 def load_silently(kind, folder):
-    """The model of a folder; nothing missing, left over, of another shape, or warned of."""
+    """transformers' model of a folder; nothing is missing, unexpected, misshapen or warned of."""
     with unittest.TestCase().assertNoLogs('transformers', 'WARNING'):
         model, info = getattr(transformers, kind).from_pretrained(
             folder, output_loading_info=True, local_files_only=True)
@@ -160,7 +160,7 @@ def test_fine_tuning_is_that_of_torch(tmp_path):
     trained = {name: np.asarray(x) for name, x in from_tree(
         state.params, head.config.vocab_size).items()}
     for name, x in from_params('huggingface', trained, weights.model).items():
-        if not name.endswith('key.bias'):  # its gradient is rounding, which Adam magnifies
+        if not name.endswith('key.bias'):  # zero gradient: Adam magnifies rounding
             np.testing.assert_allclose(x, model.state_dict()[name], rtol=0, atol=1e-4, err_msg=name)
 
 
@@ -222,7 +222,7 @@ def test_the_tokenizer_of_an_exported_model_gives_our_ids(tmp_path, monkeypatch)
     ours = load_tokenizer(weights.vocab_file, weights.lowercase)
     assert theirs.model_max_length == 10
     library = tokenizers.Tokenizer.from_file(str(tmp_path / 'hf' / 'tokenizer.json'))
-    long = 'a' * 150  # a word that BERT cuts, and transformers without tokenizer.json does not
+    long = 'a' * 150  # BERT splits it, as must tokenizer.json; transformers' tokenizer may not
     for text in ('a cat, a sea. B e\u0301', 'tases o', 'x', 'no', long, 'a' * 201):
         ids = [ours.vocab.cls_id, *ours.encode(text), ours.vocab.sep_id]
         assert library.encode(text).ids == ids

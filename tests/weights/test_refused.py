@@ -50,7 +50,7 @@ def put(name, content):
 
 
 def rewrite(name, change):
-    """`change` of the bytes of a file, or of all files of a folder."""
+    """Applies `change` to the bytes of a file, or of each file of a folder."""
     def damage(folder):
         path = folder / name
         for file in path.iterdir() if path.is_dir() else [path]:
@@ -67,7 +67,7 @@ def flip_a_bit(data):
 
 
 def config(name='config.json', /, section=None, **changes):
-    """Fields of a JSON file set, or where None is given left out; the digest goes."""
+    """Sets fields of a JSON file, deletes those given as None, and drops the digest."""
     def damage(folder):
         said = json.loads((folder / name).read_text()) | {'digest': None}
         inner = said[section] if section else said
@@ -137,7 +137,7 @@ HUGGINGFACE = [
     ('base', lambda folder: (folder / WEIGHTS).rename(folder / 'pytorch_model.bin'),
      'pickle', 'save_pretrained'),
 ]
-# What formats share (sizes, shapes, heads, vocabularies) is above.
+# What all formats share (sizes, shapes, heads, vocabularies) is tested above.
 RUN = [('run', *case) for case in (
     (lose('config.json'), 'config.json is missing'),
     (config(model=None), 'no section "model"'),
@@ -165,14 +165,14 @@ TF1 = [('tf1', *case) for case in (
 @pytest.mark.parametrize(('name', 'damage', 'words'), [
     pytest.param(name, damage, words, id=f'{name}: {words[0]}'[:60])
     for name, damage, *words in HUGGINGFACE + RUN + TF1])
-def test_a_bad_model_is_one_line(name, damage, words, models, tmp_path, monkeypatch):
+def test_a_bad_model_is_refused_in_one_line(name, damage, words, models, tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     if name == 'tf1' and not models['tf1'].exists():
         pytest.importorskip('tensorflow', reason='it writes TF1 checkpoints')
         write_tf1(models['tf1'], load_weights(RECORDED / 'pretraining'))
     shutil.copytree(models[name], tmp_path / 'model')
     damage(tmp_path / 'model')
-    # A TF1 checkpoint by its prefix: its folder may have no index.
+    # TF1 by its prefix: a folder is not recognized as TF1 if the damage removed the index.
     with refused(*words):
         load_weights(tmp_path / 'model' / ('bert_model.ckpt' if name == 'tf1' else ''))
 

@@ -1,4 +1,4 @@
-"""Run directories: any mesh, the parameters alone; what is refused."""
+"""Run directories: runs on any mesh, which checkpoint is read, vocabularies that are smaller."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ MODEL = {
 
 
 def state_of(axes, seed=0):
-    """A state laid out as in training, with other numbers in every array."""
+    """A state sharded as in training, with random numbers in every array."""
     mesh = make_mesh(*axes)
     config = ModelConfig(**MODEL, layout=Layout(mesh))
     rng = np.random.default_rng(seed)
@@ -90,7 +90,7 @@ def test_the_best_evaluation_is_read_where_it_is_kept(run, states):
 
 
 def test_a_vocabulary_may_be_smaller_than_the_embedding(run):
-    """model.vocab_size may be set; in other programs' files the rest gets names."""
+    """model.vocab_size may be set; exports have names for the rows without a token."""
     tokens = (run / 'vocab.txt').read_text().split()
     (run / 'vocab.txt').write_text('\n'.join(tokens[:-3]) + '\n')
     weights = load_weights(run)

@@ -144,7 +144,7 @@ def test_the_same_vocabulary_changes_nothing(tmp_path, rows):
     assert extended(without, file_of(tmp_path, ['zoo', *OLD])) == (without, [])
 
 
-def test_rows_that_are_there_already_are_taken(tmp_path):
+def test_new_words_take_rows_that_are_spare(tmp_path):
     """The run had more rows than tokens: the word table keeps its size."""
     found, _ = extended(small_weights(tmp_path, rows=14), file_of(tmp_path, [*OLD, 'dogs']))
     x = found.params[WORDS]
