@@ -3,7 +3,6 @@
 import argparse
 import json
 import statistics
-import sys
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from tests.conftest import ROOT
 def benchmarks(monkeypatch):
     """Makes their modules importable, as if one of them had been started."""
     monkeypatch.syspath_prepend(str(ROOT / 'benchmarks'))
-    yield
-    for name in ('peer', 'huggingface_pretrain', 'gpu_page', 'cycles'):
-        sys.modules.pop(name, None)
 
 
 def test_the_tuned_peer_has_the_loss_of_the_stock_one():

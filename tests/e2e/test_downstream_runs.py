@@ -358,7 +358,7 @@ def test_a_small_model_learns_from_the_probabilities_of_a_large_one(
             write_table(tmp_path / folder / 'SST-2' / f'{split}.tsv', ('sentence', 'label'), *(
                 (f'{WORDS[-(i % 2)]} {sentence(rng)}', i % 2 ^ (wrong and split == 'train'))
                 for i in range(count)))
-    steps = (*UNPACKED, '--config.optimizer.learning_rate=1e-3', '--config.train.steps=120')
+    steps = (*UNPACKED, '--config.train.steps=120')
     run('glue.py:sst2', f'--config.init_checkpoint={pretrained}', *steps,
         f'--config.data.source={tmp_path}/glue', workdir=tmp_path / 'large')
     # The student's sentences have wrong labels: only the probabilities can teach it.

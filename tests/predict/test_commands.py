@@ -93,7 +93,7 @@ def test_features_of_pairs_and_of_long_texts(model):
     (pair,) = model.features([('a cat', 'the dog .')])
     assert pair['tokens'] == ['[CLS]', 'a', 'cat', '[SEP]', 'the', 'dog', '.', '[SEP]']
     with pytest.warns(UserWarning, match='text 2 has 102 tokens'):
-        _, (second) = model.features(['red', ('red ' * 100, 'a dog')])
+        _, second = model.features(['red', ('red ' * 100, 'a dog')])
     assert second['tokens'] == ['[CLS]', *['red'] * (LIMIT - 3), '[SEP]', 'a', 'dog', '[SEP]']
 
 

@@ -229,7 +229,7 @@ def original(request, write):
 def test_windows_are_those_of_the_original(original):
     _, recorded, windows = original
     sequences = windows.sequences
-    assert len(windows.sequences) == len(recorded['windows']) > 30
+    assert len(sequences) == len(recorded['windows']) > 30
     for i, expected in enumerate(recorded['windows']):
         low, high = sequences.offsets[i:i + 2]
         assert sequences.ids[low:high].tolist() == expected['input_ids']

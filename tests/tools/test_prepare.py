@@ -32,5 +32,3 @@ def test_another_machine_finds_what_was_prepared(tmp_path, bucket, capsys, monke
     again = capsys.readouterr()
     assert re.findall(r'(gs://\S+/stores/\w+)\n', again.out) == stores
     assert 'copied' in again.err and 'sentences' not in again.err
-
-

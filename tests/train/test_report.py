@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import signal
+import sys
 from unittest import mock
 
 import google.auth
@@ -188,7 +189,7 @@ def test_a_logger_says_which_package_or_setting_it_lacks(tmp_path, monkeypatch):
     monkeypatch.setattr(google.auth, 'default', lambda scopes: (AnonymousCredentials(), None))
     with pytest.raises(InputError, match='GOOGLE_CLOUD_PROJECT'):
         module.cloud_monitoring(tmp_path)
-    monkeypatch.setitem(__import__('sys').modules, 'wandb', None)
+    monkeypatch.setitem(sys.modules, 'wandb', None)
     with pytest.raises(InputError, match='pip install wandb'):
         module.wandb(tmp_path, {})
 

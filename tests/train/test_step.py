@@ -26,7 +26,6 @@ from tests.tiny_models import fixed_step
 pytestmark = pytest.mark.slow
 
 BATCH, STEPS = 16, 5
-FAST_COMPILE = {'xla_backend_optimization_level': 0}
 
 
 def bert_batches():
@@ -59,7 +58,7 @@ def run_of(axes, parts):
     batches = [to_global(on, rows, BATCH, range(BATCH)) for rows in bert_batches()]
     # So small that the logits are computed in 1, 2 or 3 parts, depending on the rows of a device.
     with mock.patch('bert_jax.heads.pretraining.CHUNK_BYTES_ON_CPU', 60_000):
-        compiled = step.lower(state, batches[0]).compile(FAST_COMPILE)
+        compiled = step.lower(state, batches[0]).compile({'xla_backend_optimization_level': 0})
     run.hlo = compiled.as_text()
     for rows in batches:
         state, metrics = compiled(state, rows)
