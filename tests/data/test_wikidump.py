@@ -158,7 +158,7 @@ def test_a_failure_of_the_workers_is_not_blamed_on_a_page(tmp_path, monkeypatch,
      ['cut short', '</mediawiki>']),
     ('rot.xml.bz2', b'BZh9' + bytes(500), ['cannot be read', 'Invalid data']),
     ('text.xml', b'Just text.\n' * 200, ['not a MediaWiki dump', "'Just text.'"]),
-    ('empty.xml.gz', gzip.compress(b''), ['not a MediaWiki dump', "''"]),
+    ('empty.xml.gz', gzip.compress(b'', mtime=0), ['not a MediaWiki dump', "''"]),
     ('short.xml', b'<html></html>', ['not a MediaWiki dump', '<html>']),
     ('bad.xml', _dump().replace(b'<ns>0</ns>', b'<ns>0</nx>', 1), ['line 12', 'mismatched tag']),
 ])
