@@ -9,7 +9,7 @@ decay to 0, documents of one sentence dropped. The original (one fixed masking) 
 of 6.6657, MLM accuracy of 14.56 % and NSP accuracy of 60.77 % on its 831 held-out examples; this
 config with seeds 0, 1, 2 reached 6.51 to 6.55, 15 % and 69 to 75 %; seed 0 again, with the dropout
 masks and the loss of version 0.2.0, reached 6.496, 15.1 % and 74.2 %.
-It takes an estimated half an hour on two CPU cores.
+It takes half an hour on two CPU cores.
 """
 
 from bert_jax.config import default_config
