@@ -238,8 +238,8 @@ class CompiledText:
     def waiting(self, seconds: dict[str, float], links: float) -> float:
         """Seconds of a step in which a chip only waits for messages, as the compiler ordered them.
 
-        A message with a start and an end moves while the instructions between them run. Messages
-        share the links one after another.
+        A message with a start and an end moves while the instructions between them run, but for
+        loops among them, whose time is not counted. Messages share the links one after another.
 
         Args:
           seconds: that instructions take, by name.

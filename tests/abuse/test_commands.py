@@ -198,6 +198,8 @@ INPUTS = [
     *(Case('predict answer --model {folder}/hf_question_answering', says, stdin=stdin)
       for stdin, says in ((b'{"question": "\\ud800", "context": "a b"}\n', 'UTF-8|surrogate'),
                           (b'{"question": ' + b'[' * 100000 + b'\n', 'line 1'))),
+    Case('predict @features --normalize "a b"', 'add --pool'),
+    Case('predict @features --windows=mean "a b"', 'add --pool'),
     Case('predict @features --input {folder}/notes', 'notes'),
 ]
 
