@@ -183,6 +183,7 @@ def parse(xml: bytes, path: str, line: int) -> Parsed:
         redirects = page.find('{*}redirect') is not None or _REDIRECT.match(wikitext)
         if page.findtext('{*}ns') != '0' or redirects:
             continue
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # inherited as ignored where libtpu is loaded
         signal.setitimer(signal.ITIMER_PROF, _CPU_SECONDS)
         try:
             if text := clean(wikitext, hidden):

@@ -150,9 +150,8 @@ def _times(
     cycles, scheduled = (sum(scope[of] for scope in ordered) for of in (
         'cycles_per_sequence', 'scheduled_cycles_per_sequence'))
     collectives = text.collectives()
-    # An all-reduce sends everything twice. The estimate assumes no overlap with computation.
-    sent = sum(c['bytes'] * (2 if c['kind'] == 'all-reduce' else 1) for c in collectives)
-    seconds = {'compute': cycles / per_sequence / chip.clock, 'collectives': sent / chip.links,
+    seconds = {'compute': cycles / per_sequence / chip.clock,
+               'collectives': text.waiting({}, chip.links),  # as if nothing ran meanwhile
                'scheduled': scheduled / per_sequence / chip.clock,
                'waiting': text.waiting(taken, chip.links)}
     step = seconds['compute'] + seconds['collectives']

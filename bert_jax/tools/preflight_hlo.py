@@ -239,7 +239,8 @@ class CompiledText:
         """Seconds of a step in which a chip only waits for messages, as the compiler ordered them.
 
         A message with a start and an end moves while the instructions between them run, but for
-        loops among them, whose time is not counted. Messages share the links one after another.
+        loops among them, whose time is not counted. Messages share the links one after another. An
+        all-reduce sends everything twice.
 
         Args:
           seconds: that instructions take, by name.
