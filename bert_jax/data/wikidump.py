@@ -171,9 +171,8 @@ def parse(xml: bytes, path: str, line: int) -> Parsed:
         raise InputError(
             f'{path}, line {line + error.position[0] - 1}: not the XML of a MediaWiki dump '
             f"({str(error).partition(':')[0]}); copy the file again") from None
-    namespaces = root.iterfind('{*}siteinfo/{*}namespaces/{*}namespace')
-    hidden = _HIDDEN | {(namespace.text or '').lower() for namespace in namespaces
-                        if namespace.get('key') in ('-2', '6', '14')}
+    hidden = _HIDDEN | {(namespace.text or '').lower() for namespace in root.iterfind(
+        '{*}siteinfo/{*}namespaces/{*}namespace') if namespace.get('key') in ('-2', '6', '14')}
     articles: list[str] = []
     unreadable: list[str] = []
     gc.disable()  # reference counts free a page's objects; cycles are collected last

@@ -150,10 +150,10 @@ def _times(
     cycles, scheduled = (sum(scope[of] for scope in ordered) for of in (
         'cycles_per_sequence', 'scheduled_cycles_per_sequence'))
     collectives = text.collectives()
-    seconds = {'compute': cycles / per_sequence / chip.clock,
-               'collectives': text.waiting({}, chip.links),  # as if nothing ran meanwhile
-               'scheduled': scheduled / per_sequence / chip.clock,
-               'waiting': text.waiting(taken, chip.links)}
+    clock = per_sequence * chip.clock  # cycles per sequence, in a second
+    seconds = {'compute': cycles / clock, 'scheduled': scheduled / clock,
+               'waiting': text.waiting(taken, chip.links),
+               'collectives': text.waiting({}, chip.links)}  # as if nothing ran meanwhile
     step = seconds['compute'] + seconds['collectives']
     hours = phase['steps'] * step / 3600
     return {
