@@ -150,7 +150,7 @@ def _times(
     cycles, scheduled = (sum(scope[of] for scope in ordered) for of in (
         'cycles_per_sequence', 'scheduled_cycles_per_sequence'))
     collectives = text.collectives()
-    clock = per_sequence * chip.clock  # cycles per sequence, in a second
+    clock = per_sequence * chip.clock  # cycles per sequence / clock: seconds of a step
     seconds = {'compute': cycles / clock, 'scheduled': scheduled / clock,
                'waiting': text.waiting(taken, chip.links),
                'collectives': text.waiting({}, chip.links)}  # as if nothing ran meanwhile
