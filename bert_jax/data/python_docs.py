@@ -200,8 +200,5 @@ def _prose(paragraph: str) -> str:
     for pattern, replacement in _INLINE:
         text = pattern.sub(replacement, text)
     text = text.replace('::', ':').strip()
-    if len(text) < 30 or text.count(' ') < 4:
-        return ''
-    if len(_NOT_PROSE.findall(text)) > 0.06 * len(text):
-        return ''
-    return text
+    size, odd = len(text), len(_NOT_PROSE.findall(text))
+    return '' if size < 30 or text.count(' ') < 4 or odd > 0.06 * size else text

@@ -293,7 +293,7 @@ def train(
                     f'{name} {value:.4f}' for name, value in evaluated.items()))
                 if gates is not None:
                     report.warn(gates.measured('eval', step, evaluated))
-                report.draw()
+                report.draw(least_age=60.0)  # it takes half a second
             if best is not None:
                 best.offer(step, evaluated, state.params)
 

@@ -213,7 +213,7 @@ class Report:
         self.folder = self._workdir = workdir
         self._active, self._start, self._drawn, self._unwritten = active, start_step, 0, b''
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
-        self._last_upload = time.monotonic()
+        self._last_upload = self._last_drawn = time.monotonic()
         self._uploaded: dict[str, int] = {}  # by file: when it was last changed
         if active:
             self.records = [
@@ -297,8 +297,8 @@ class Report:
             if self._active:
                 tell(f'warning: {alarm.line}')
 
-    def draw(self) -> None:
-        """Draws `curves.png` if there are new records.
+    def draw(self, least_age: float = 0.0) -> None:
+        """Draws `curves.png` if there are new records and it is `least_age` seconds old.
 
         Metrics of evaluations have large panels, the others a row below. The y-axis leaves out the
         often steep first tenth. Dotted lines separate phases; dashed lines show guessing.
@@ -309,21 +309,24 @@ class Report:
                 if kind in ('train', 'eval') and name not in _NOT_DRAWN:
                     series.setdefault(name, {}).setdefault(kind, []).append(
                         (record['step'], record[f'{kind}/{name}']))
-        if not series or self._drawn == len(self.records):
+        now, number = time.monotonic(), len(self.records)
+        if not series or self._drawn == number or now - self._last_drawn < least_age:
             return
         from matplotlib.figure import Figure
 
-        self._drawn, last = len(self.records), self.records[-1]['step']
+        self._drawn, self._last_drawn, last = number, now, self.records[-1]['step']
         main = [name for name in series if 'eval' in series[name]] or [*series][:1]
         rest = [name for name in series if name not in main]
-        rows = -(-len(main) // 3)
-        columns = -(-len(main) // rows)
-        figure = Figure(figsize=(12, 3 * rows + 1.8), layout='constrained')
-        parts: Any = figure.subfigures(2, 1, height_ratios=(3 * rows, 1.8))
-        for names, part, shape in ((main, parts[0], (rows, columns)),
-                                   (rest, parts[1], (1, len(rest)))):
+        heights = (3 * -(-len(main) // 3), 1.8)
+        figure = Figure(figsize=(12, sum(heights)))
+        parts: Any = figure.subfigures(2, 1, height_ratios=heights)
+        for part, names, height in zip(parts, (main, rest), heights, strict=True):
+            rows = max(1, int(height) // 3)
+            columns = -(-len(names) // rows)
+            # By hand, in inches: `layout='constrained'` takes as long as all the rest.
+            part.subplots_adjust(0.05, 0.35 / height, 0.98, 1 - 0.3 / height, 0.05 * columns, 0.3)
             for place, name in enumerate(names, 1):
-                axis = part.add_subplot(*shape, place)
+                axis = part.add_subplot(rows, columns, place)
                 for kind, points in series[name].items():
                     axis.plot(*zip(*points, strict=True), 'C0-' if kind == 'train' else 'C1o-',
                               label=kind, markersize=3, linewidth=1)
