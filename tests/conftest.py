@@ -8,13 +8,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
-os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8')
+# Most of the time goes into compiling models that are too small to be worth optimizing. The second
+# flag halves it; jax 0.11 does not have it.
+os.environ.setdefault('XLA_FLAGS', '--xla_force_host_platform_device_count=8' + (
+    ' --xla_cpu_use_fusion_emitters=false' if version('jaxlib').startswith('0.10.') else ''))
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=1')  # as the launch scripts do
-# Most of the time goes into compiling models that are too small to be worth optimizing.
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')
 if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
     # Tests start many whole runs, which share their compiled programs in this folder. It is deleted
@@ -30,6 +33,11 @@ from bert_jax.runtime import files  # before etils, for which it sets the enviro
 ROOT = Path(__file__).resolve().parent.parent
 # Models of transformers, with their recorded outputs, a folder each.
 RECORDED = ROOT / 'tests' / 'fixtures' / 'huggingface'
+
+
+def xla_flags(devices: int) -> str:
+    """XLA_FLAGS for a process with this many virtual devices."""
+    return os.environ['XLA_FLAGS'].replace('count=8', f'count={devices}')
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.runtime import files
 from bert_jax.weights import load_weights
-from tests.conftest import ROOT, wait_until
+from tests.conftest import ROOT, wait_until, xla_flags
 from tests.tiny_runs import TINY, documents, saved
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def program(args, hosts=1, devices=1):
     return {
         'args': [*launcher, sys.executable, '-m', 'bert_jax.main', *args], 'cwd': ROOT,
         'text': True, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE,
-        'env': os.environ | {'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}'},
+        'env': os.environ | {'XLA_FLAGS': xla_flags(devices)},
     }
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, xla_flags
 from tests.tiny_runs import documents, sentence, write_table
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ def packages(tmp_path, monkeypatch):
     (packages / 'below.pth').write_text(below)
     monkeypatch.setattr(sys, 'executable', str(venv / 'bin/python'))  # a kernel starts with it
     for name, value in {
-        'HOME': str(tmp_path), 'XLA_FLAGS': '',
+        'HOME': str(tmp_path), 'XLA_FLAGS': xla_flags(1),
         'PATH': f"{venv / 'bin'}:{os.environ['PATH']}", 'PIP_NO_INDEX': '1',
         'PIP_NO_BUILD_ISOLATION': '0',  # in pip, 0 turns isolation off: no build tools are fetched
     }.items():

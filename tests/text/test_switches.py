@@ -57,7 +57,7 @@ def test_ids_are_those_of_transformers(number, lines, vocab_file):
         do_basic_tokenize=switches.do_basic_tokenize, never_split=list(switches.never_split))
     ours = WordPieceTokenizer(Vocab.from_file(vocab_file), lowercase, switches)
     assert len(lines) > 1000
-    for line in lines:
+    for line in lines[number % 3::3]:  # all of them would take a minute
         assert ours.encode(line) == theirs.encode(line, add_special_tokens=False), line
 
 

@@ -15,7 +15,7 @@ from bert_jax.runtime.stopping import Guard
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import paper, sweep
 from bert_jax.tools.paper import COLUMNS, TABLES, TASKS, Plan, mean_of_columns
-from tests.conftest import ROOT, run_python
+from tests.conftest import ROOT, run_python, xla_flags
 from tests.tiny_runs import WORDS, documents, write_cola
 
 pytestmark = pytest.mark.slow
@@ -321,7 +321,7 @@ def test_a_chain_of_real_runs(tmp_path):
             *both, 'data.max_seq_length=16', 'data.packing=False', 'optimizer.learning_rate=1e-3')),
     ]
     process = run_python('-m', 'bert_jax.tools.paper', '--chips=1', *command,
-                         XLA_FLAGS='--xla_force_host_platform_device_count=2')
+                         XLA_FLAGS=xla_flags(2))
     assert process.stdout.count('written: ') == 1, process.stderr  # the first process's
     record = json.loads((tmp_path / 'paper' / 'table3.json').read_text())
     (cell,) = record['cells']['cola'].values()

@@ -23,7 +23,7 @@ from bert_jax.tools.sweep import Sweep, grid_members, member_config, read_sweep,
 from bert_jax.train import experiment
 from bert_jax.train.report import Report
 from bert_jax.weights.run_directory import read_run
-from tests.conftest import ROOT, wait_until
+from tests.conftest import ROOT, wait_until, xla_flags
 from tests.tiny_runs import TINY, WORDS, one_device, write_cola
 
 pytestmark = pytest.mark.slow
@@ -224,13 +224,13 @@ def test_a_sweep_that_cannot_work_ends_with_its_message_and_may_be_changed(
     Sweep(as_path(tmp_path / 'sweep'), CONFIG, overrides, MEMBERS).open(CONFIG, overrides)
 
 
-def launch(path, config, *settings):
-    """Starts the command on two virtual devices, with a worker process for each."""
+def launch(path, config, *settings, devices=2):
+    """Starts the command on virtual devices, with a worker process for each."""
     return subprocess.Popen(
         [sys.executable, '-m', 'bert_jax.tools.sweep', f'--workdir={path}', f'--config={config}',
          '--chips=1', '--grid', *GRID, *settings],
         cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=2'})
+        env=os.environ | {'XLA_FLAGS': xla_flags(devices)})
 
 
 def test_two_hosts_share_a_sweep_and_a_killed_worker_is_started_again(tmp_path, overrides, own):
@@ -240,7 +240,7 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_is_started_again(tmp_path, 
     victim = json.loads(claim.read_text())['pid']
     children = Path(f'/proc/{first.pid}/task/{first.pid}/children').read_text()
     workers = [int(pid) for pid in children.split()]
-    second = launch(tmp_path, CONFIG, '--restarts=2', *overrides)
+    second = launch(tmp_path, CONFIG, '--restarts=2', *overrides, devices=1)
     cores = sorted(core for pid in workers for core in os.sched_getaffinity(pid))
     allowed = sorted(os.sched_getaffinity(0))
     assert cores == allowed or len(allowed) == 1, 'the workers divide the cores among them'

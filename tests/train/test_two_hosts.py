@@ -30,7 +30,7 @@ from bert_jax.train.step import abstract_state
 from bert_jax.train.workdirs import check_shared
 from bert_jax.weights.formats import Weights, from_tree
 from bert_jax.weights.warm_start import warm_start
-from tests.conftest import ROOT
+from tests.conftest import ROOT, xla_flags
 from tests.train.toy import Toy, mesh
 
 pytestmark = pytest.mark.slow
@@ -117,7 +117,7 @@ def run(tmp_path_factory):
         [ROOT / 'launch' / 'local_hosts.sh', '2', sys.executable, '-m',
          'tests.train.test_two_hosts', folder],
         cwd=ROOT, text=True, capture_output=True, timeout=120,
-        env=os.environ | {'XLA_FLAGS': '--xla_force_host_platform_device_count=4'})
+        env=os.environ | {'XLA_FLAGS': xla_flags(4)})
     assert ended.returncode == 0, ended.stderr[-3000:]
     found = [json.loads(line.removeprefix('found ')) for out in (ended.stdout, ended.stderr)
              for line in out.splitlines() if line.startswith('found ')]
