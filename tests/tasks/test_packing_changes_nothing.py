@@ -122,8 +122,7 @@ def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
         (value, sums), grads = loss_and_gradients(params_of(kind), batch)
         results.append((value, task.score(sums), grads))
     assert batches(kind)[1]['sequence_ids'].max() > 1
-    for plain, in_packs in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(in_packs, plain, rtol=1e-4, atol=2e-6)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-4, atol=2e-6), *results)
 
 
 @pytest.mark.parametrize('kind', LABELLED)
@@ -160,8 +159,7 @@ def test_a_step_with_dropout_is_the_same_on_eight_devices_and_on_one(kind, parts
         state, metrics = step(jax.device_put(
             TrainState(jnp.int32(0), params, optimizer.init(params)), shardings), batch)
         results.append(jax.device_get((metrics, state.params)))
-    for sharded, whole in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(sharded, whole, rtol=2e-5, atol=1e-6)
+    jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=2e-5, atol=1e-6), *results)
 
 
 def test_examples_are_compared_with_all_others_of_the_batch_and_no_empty_places():

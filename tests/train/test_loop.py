@@ -30,7 +30,7 @@ class Records(Report):
         self.written[kind, step] = metrics
         self.records.append({'step': step, **metrics})
 
-    def draw(self):
+    def draw(self, **_):
         pass
 
     check = finish = draw

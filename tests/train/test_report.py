@@ -67,6 +67,8 @@ def test_a_bucket_gets_the_records_in_batches(bucket, bucket_server):
     report.flush()
     assert steps_in(workdir) == list(range(1, 101))
     report.write(101, {'eval/mlm_loss': 1.0})
+    report.draw(least_age=60.0)
+    assert not (report.folder / 'curves.png').exists(), 'the run is not a minute old'
     report.draw()
     report.close()
     assert len(read(workdir)) == 101
