@@ -505,13 +505,13 @@ def _examples(run: RunRecords, text: str) -> Examples:
 def _made(run: RunRecords) -> tuple[str, str]:
     """(The recipe of a run, by its config or as its table names it, the command that made it)."""
     command = str(run.fields.get('made.command', ''))
-    part, named = run.folder.parent.parent, re.search(r'--config[= ](\S+)', command)
+    part, named = run.folder.parent.parent, re.search(r'--config[= ]\S*?([^/\s]+\.py\S*)', command)
     for path in part.parent.parent.glob('*.json') if part.parent.name == 'parts' else ():
         table = read_json(path, 'delete it, it is written again')
         if title := table.get('parts', {}).get(part.name):
             scale = f",{table['scale']}" * bool(table['source'])  # names of a user's rows have it
             return title.removeprefix('pre-training ') + scale, command
-    return named[1].rpartition('/')[2] if named else '', command
+    return named[1] if named else '', command
 
 
 def _downstream(

@@ -63,7 +63,7 @@ def test_the_board(runs, tmp_path):
     """It has means with Student's intervals, of the settings with most runs, and published rows."""
     model, lines = read_config(runs / 'whole')['model'], list(map(json.dumps, records(8)))
 
-    made = {'command': 'python -m bert_jax.main --config=configs/mine.py:five', 'commit': 'abc'}
+    made = {'command': 'python -m bert_jax.main --config=configs/mine.py:five/4', 'commit': 'abc'}
     starts = [write(tmp_path / f'seed={seed}', lines, task='pretrain', seed=seed, phases=PHASES,
                     made=made, train={'steps': 8}, metric='mlm_accuracy', model=model,
                     head='pretraining') for seed in (0, 1)]
@@ -80,7 +80,7 @@ def test_the_board(runs, tmp_path):
     row = dict(zip(head, ours, strict=True))
     half = stats.t.interval(0.95, 1, 85, 5)[1] - 85  # a standard error of 10 / sqrt(2) / sqrt(2)
     assert row['sst2'] == row['mean'] == f'85.00 ± {half:.2f}'
-    assert (row['recipe'], row['seeds'], row['commit']) == ('mine.py:five', '2', 'abc')
+    assert (row['recipe'], row['seeds'], row['commit']) == ('mine.py:five/4', '2', 'abc')
     assert row['repeated by'] == f"`{made['command']}`"
     flops = RunRecords(runs / 'whole', 'x').work_at(8)[1]
     assert float(row['FLOPs']) == pytest.approx(flops, rel=0.05)
