@@ -323,7 +323,7 @@ class Report:
         for part, names, height in zip(parts, (main, rest), heights, strict=True):
             rows = max(1, int(height) // 3)
             columns = -(-len(names) // rows)
-            # By hand, in inches: `layout='constrained'` takes as long as all the rest.
+            # Margins by hand: `layout='constrained'` takes as long as all the rest.
             part.subplots_adjust(0.05, 0.35 / height, 0.98, 1 - 0.3 / height, 0.05 * columns, 0.3)
             for place, name in enumerate(names, 1):
                 axis = part.add_subplot(rows, columns, place)
