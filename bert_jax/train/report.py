@@ -317,11 +317,11 @@ class Report:
         self._drawn, self._last_drawn, last = number, now, self.records[-1]['step']
         main = [name for name in series if 'eval' in series[name]] or [*series][:1]
         rest = [name for name in series if name not in main]
-        heights = (3 * -(-len(main) // 3), 1.8)
+        rows_of = (-(-len(main) // 3), 1)
+        heights = (3 * rows_of[0], 1.8)
         figure = Figure(figsize=(12, sum(heights)))
         parts: Any = figure.subfigures(2, 1, height_ratios=heights)
-        for part, names, height in zip(parts, (main, rest), heights, strict=True):
-            rows = max(1, int(height) // 3)
+        for part, names, rows, height in zip(parts, (main, rest), rows_of, heights, strict=True):
             columns = -(-len(names) // rows)
             # Margins by hand: `layout='constrained'` takes as long as all the rest.
             part.subplots_adjust(0.05, 0.35 / height, 0.98, 1 - 0.3 / height, 0.05 * columns, 0.3)
