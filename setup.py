@@ -10,6 +10,9 @@ setup(
     name='bert-jax',
     version='0.2.0',
     description='BERT (Devlin et al., 2018) in JAX/Flax for TPU pods, GPUs and laptops',
+    # With pip's own setuptools; an older one leaves it out, with a warning.
+    license_expression='Apache-2.0',
+    license_files=['LICENSE'],
     long_description=open('README.md', encoding='utf-8').read(),
     long_description_content_type='text/markdown',
     # The configs go along, so that --config=glue:mrpc works from any folder.
@@ -32,7 +35,7 @@ setup(
         'ml-collections>=1.0',
         'numpy>=2.0',
         'optax>=0.2.5',
-        'orbax-checkpoint>=0.11.20',
+        'orbax-checkpoint>=0.11.20,<1',  # 1.0 has another interface
         'safetensors>=0.5',
         'scipy>=1.13',
         'sentencepiece>=0.2.1',
@@ -45,7 +48,7 @@ setup(
         'data': [
             f'tensorflow-cpu>=2.20,<2.22; {SMALL}',
             f'tensorflow>=2.20,<2.22; {WHOLE}',
-            f'tensorflow-text>=2.20,<2.22; {WHOLE}',
+            f'tensorflow-text>=2.20,<2.22,!=2.21.0; {WHOLE}',  # 2.21.0 cannot be imported
             'tensorflow-datasets>=4.9.9',
         ],
         # Paths in buckets, gs://. Not always: it needs a newer fsspec than Colab's packages allow.

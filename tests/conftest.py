@@ -83,6 +83,8 @@ def tokenized(shared_data) -> list[dict]:
 @pytest.fixture(scope='session')
 def bucket_server():
     """An object store on loopback; the environment sends this process and its children there."""
+    for package in ('gcsfs', 'gcp_storage_emulator'):
+        pytest.importorskip(package, reason=f'buckets need {package}, which is not installed')
     from tests.bucket_server import BucketServer
 
     server = BucketServer()

@@ -16,6 +16,7 @@ def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / 'benchmarks'))
 
 
+@pytest.mark.extras
 def test_the_tuned_peer_has_the_loss_of_the_stock_one():
     torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
     pytest.importorskip('transformers', reason='the extra [parity] is not installed')

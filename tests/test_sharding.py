@@ -134,6 +134,7 @@ def test_axes_of_minus_one_take_what_is_left(kind, topology, num_slices, asked, 
     assert sharding.mesh_sizes(*asked, slices_of(kind, topology, num_slices)) == sizes
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize('kind, name', [
     ('TPU v4', 'v4:4x4x4'), ('TPU v5', 'v5p:2x2x4'), ('TPU v5 lite', 'v5e:8x16'),
     ('TPU v6 lite', 'v6e:16x16')])

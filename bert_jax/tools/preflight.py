@@ -374,8 +374,12 @@ def main(argv: Sequence[str]) -> None:
             check_new_file(f.json, '--json', unless='topology')
         validate(config)
         config = without_data(config)
+        slices = f.topology.split(',')
+        chips = {name.partition(':')[0] for name in slices}
+        # Read first: a wrong price is refused before anything is compiled.
+        prices = {chip: _price(f.price, chip) for chip in chips}
         meshes = {}
-        for name in f.topology.split(','):
+        for name in slices:
             devices = hlo.open_topology(name)
             meshes[name] = programs.open_mesh(config, devices)
             data, fsdp, tensor = meshes[name].shape.values()
@@ -384,9 +388,9 @@ def main(argv: Sequence[str]) -> None:
                     shape = data * fsdp // size, size, tensor
                     also = f', config.mesh.data={shape[0]}' * (config.mesh.data != -1)
                     meshes[f'{name}, config.mesh.fsdp={size}{also}'] = make_mesh(*shape, devices)
-        prices = [_price(f.price, name.partition(':')[0]) for name in meshes]
         records = []
-        for (name, mesh), price in zip(meshes.items(), prices, strict=True):
+        for name, mesh in meshes.items():
+            price = prices[name.partition(':')[0]]
             records.append({'config': file, 'arguments': list(argv[1:]), 'topology': name}
                            | _measure(config, mesh, folder))
             if price is not None and records[-1]['chip_hours']:

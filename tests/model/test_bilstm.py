@@ -36,6 +36,7 @@ def torch_names(p):
     return jax.tree.map(np.array, named)
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize('in_one_row', [False, True])
 def test_outputs_and_gradients_are_those_of_torch(in_one_row):
     """Four sequences, each in a row of its own with random padding, or packed into one row."""

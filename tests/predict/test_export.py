@@ -82,7 +82,8 @@ RUN = {'stablehlo': run_stablehlo, 'onnx': run_onnx}
 
 @pytest.mark.parametrize(('to', 'name'), [
     *(('stablehlo', name) for name in ('base', 'masked_lm')),
-    *(('onnx', name) for name in ('pretraining', 'question_answering', 'classification')),
+    *(pytest.param('onnx', name, marks=pytest.mark.extras)
+      for name in ('pretraining', 'question_answering', 'classification')),
 ])
 def test_an_exported_file_computes_the_model(to, name, tmp_path):
     if to == 'onnx':

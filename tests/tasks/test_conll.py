@@ -150,6 +150,7 @@ def test_no_word_of_a_real_file_is_lost(shared_data):
 ANY_TAG = st.sampled_from(['O', 'O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC', 'I-A-B'])
 
 
+@pytest.mark.extras
 @pytest.mark.filterwarnings('ignore::UserWarning')
 @settings(deadline=None)
 @given(st.lists(st.lists(st.tuples(ANY_TAG, ANY_TAG, st.booleans()), max_size=7), min_size=1,

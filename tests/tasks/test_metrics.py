@@ -51,6 +51,7 @@ def random_case(rng, head, num_classes):
 
 
 @pytest.mark.filterwarnings('ignore')
+@pytest.mark.extras
 @pytest.mark.parametrize(('name', 'head', 'num_classes'), [
     (name, head, num_classes) for name, metric in METRICS.items()
     for head, numbers in (('classification', (2, 3, 7)), ('multi_label', (2, 3, 7)),
@@ -65,6 +66,7 @@ def test_metrics_equal_scikit_learn_and_scipy_in_200_random_cases(name, head, nu
         assert ours == pytest.approx(theirs(labels, predictions), abs=1e-9), case
 
 
+@pytest.mark.extras
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.parametrize(('head', 'num_classes'), [('classification', 4), ('multi_label', 3)])
 def test_scores_of_each_class_equal_scikit_learn(head, num_classes):
@@ -105,6 +107,7 @@ def test_a_metric_that_does_not_suit_is_refused_with_those_that_do(name, head, n
     assert check_metrics(fit.split(', '), head, num_labels) == tuple(fit.split(', '))
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize(('weights', 'smoothing'), [((), 0.1), ((0.5, 2.0, 1.0), 0.0)])
 def test_classification_losses_equal_torch(weights, smoothing):
     torch = pytest.importorskip('torch')

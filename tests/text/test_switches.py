@@ -47,6 +47,7 @@ def vocab_file(shared_data):
     return shared_data / 'vocab' / 'bert-base-multilingual-cased-vocab.txt'
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize('number', range(len(COMBINATIONS)))
 def test_ids_are_those_of_transformers(number, lines, vocab_file):
     lowercase, switches = COMBINATIONS[number]

@@ -95,10 +95,11 @@ def test_what_does_not_fit_gets_a_change_to_try(sizes, remedy, monkeypatch, tmp_
     assert remedy in capsys.readouterr().out
 
 
+@pytest.mark.extras
 @pytest.mark.slow
 def test_the_tpus_compiler_compiles_the_run_s_steps(tmp_path):
     if importlib.util.find_spec('libtpu') is None:
-        pytest.skip('libtpu is not installed: pip install libtpu')
+        pytest.skip('libtpu (the extra [tpu]) is not installed')
     path = tmp_path / 'record.json'
     process = run_python(
         '-m', 'bert_jax.tools.preflight', *SMALL, '--verbose', '--topology=v5e:2x2,v4:2x2x1',

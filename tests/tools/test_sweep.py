@@ -248,8 +248,11 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_is_started_again(tmp_path, 
     told = [process.communicate(timeout=240) for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], told
     assert f'worker {workers.index(victim)} ended with status -9: started again' in told[0][1]
+    # Not bit for bit: a worker that goes on may have another number of cores, and XLA's products on
+    # CPUs sum in an order that depends on it.
     for member, (_, path) in own.items():
-        assert losses(tmp_path / 'runs' / member.name) == losses(path), 'bit for bit'
+        found, expected = losses(tmp_path / 'runs' / member.name), losses(path)
+        assert found == [(step, pytest.approx(value, rel=1e-4)) for step, value in expected]
     assert '4 runs, ' in told[1][0] and 'hours of a process in all, on ' in told[1][0]
 
 

@@ -20,7 +20,7 @@ from bert_jax.weights.huggingface import write_huggingface
 from tests.tiny_models import fixed_step
 from tests.train.toy import mesh
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extras]
 
 torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
 tokenizers = pytest.importorskip('tokenizers', reason='the extra [parity] is not installed')
