@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by the other scripts. Makes .venv with the pinned requirements if it is missing or out of
-# date, and activates it. Needs only Python 3.11 or newer.
+# date, and activates it. Needs only Python 3.11, 3.12 or 3.13.
 #
 # jax is installed for what the machine has: a TPU, an NVIDIA GPU, or the CPU.
 # BERT_JAX_PLATFORM=cpu|tpu|cuda chooses; PYTHON=/path/to/python chooses the interpreter.
@@ -41,12 +41,18 @@ wanted=$(echo "# for $platform" && cat requirements.txt)
 if [ "$wanted" != "$(cat .venv/installed-requirements.txt 2> /dev/null)" ]; then
   python=${PYTHON:-}
   for candidate in python3.11 python3.12 python3.13 python3; do
-    [ -n "$python" ] || python=$(command -v "$candidate" || true)
+    # Asked for its version, because a version manager may answer to names it has no Python for.
+    [ -n "$python" ] || ! "$candidate" -c '' 2> /dev/null || python=$candidate
   done
-  if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then
-    echo "error: Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2
-    exit 2
-  fi
+  version=$("$python" -c 'import sys; print(*sys.version_info[:2], sep=".")' 2> /dev/null || true)
+  case $version in
+    3.11 | 3.12 | 3.13) ;;
+    *)
+      echo "error: ${python:-python3} is Python ${version:-that does not start}, and the pinned" \
+        "requirements are for 3.11, 3.12 and 3.13: set PYTHON=/path/to/python3.13" >&2
+      exit 2
+      ;;
+  esac
   echo "installing requirements for $platform into .venv (once, a few minutes) ..."
   [ -x .venv/bin/python ] || "$python" -m venv .venv
   # uv takes half a minute and pip three, but uv does not read pip's settings (an index, say).
@@ -58,4 +64,4 @@ if [ "$wanted" != "$(cat .venv/installed-requirements.txt 2> /dev/null)" ]; then
 fi
 # shellcheck disable=SC1091
 . .venv/bin/activate
-unset platform extra wanted python candidate
+unset platform extra wanted python candidate version

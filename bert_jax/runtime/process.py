@@ -69,7 +69,8 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
     """Imports TensorFlow without its banner, off the accelerators; the block may import TF-Text.
 
     Raises:
-      InputError: it is not installed; names `purpose` and the command that installs it.
+      InputError: it is not installed, or TF-Text belongs to another release of it; names `purpose`
+        and the command that installs the right one.
     """
     try:
         with quiet_stderr():
@@ -92,6 +93,14 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
             f"{purpose} needs {missing}, which is not installed: python -m pip install 'tensorflow"
             f"{'-cpu' if small else ''}==2.21.*' tensorflow-datasets && python -m pip install "
             "--no-deps 'tensorflow-text==2.21.*'"
+        ) from None
+    except Exception as error:  # TensorFlow's own types, which are not known before it is loaded
+        if 'undefined symbol' not in str(error) or 'text' not in str(error):
+            raise
+        release = '.'.join(sys.modules['tensorflow'].__version__.split('.')[:2])
+        raise InputError(
+            f'{purpose} needs a tensorflow-text that fits TensorFlow {release}, and another is '
+            f"installed: python -m pip install --no-deps 'tensorflow-text=={release}.*'"
         ) from None
 
 

@@ -52,6 +52,7 @@ def machine(tmp_path):
     _write(tmp_path / 'bin' / 'uv', 'exit 9\n')
     _write(tmp_path / 'python', f'''
         echo "$*" >> {tmp_path}/calls
+        if [ "$1" = -c ]; then echo "${{VERSION:-3.11}}"; fi
         if [ "$1 $2" = '-m venv' ]; then
           mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo 'active=yes' > "$3/bin/activate"
         fi
@@ -119,7 +120,9 @@ def test_the_docker_image_installs_requirements_before_it_copies_the_code(tmp_pa
 
 @pytest.mark.parametrize(('environment', 'message'), [
     ({'BERT_JAX_PLATFORM': 'gpu'}, 'BERT_JAX_PLATFORM=gpu: choose cpu, tpu or cuda'),
-    ({'PYTHON': '/nowhere'}, 'Python 3.11 or newer is needed'),
+    ({'PYTHON': '/nowhere'}, '/nowhere is Python that does not start, and'),
+    ({'PYTHON': './python', 'VERSION': '3.10'}, '3.11, 3.12 and 3.13: set PYTHON='),
+    ({'PYTHON': './python', 'VERSION': '3.14'}, './python is Python 3.14, and the pinned'),
 ])
 def test_venv_says_what_is_wrong(machine, environment, message):
     process = _run(['bash', '-c', '. launch/venv.sh'], path=machine / 'bin', cwd=machine,
