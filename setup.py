@@ -29,6 +29,7 @@ setup(
         'absl-py>=1.4',
         'flatbuffers>=24',  # jax.export needs it to write and read a file
         'flax>=0.11.2',
+        'huggingface_hub>=0.30',  # models as hf:ORG/NAME, data sets as hf:datasets/ORG/NAME/PATH
         'importlib_resources>=6',  # tensorflow-datasets needs it to prepare data
         'jax>=0.7.2',
         'matplotlib>=3.8',
@@ -36,6 +37,7 @@ setup(
         'numpy>=2.0',
         'optax>=0.2.5',
         'orbax-checkpoint>=0.11.20,<1',  # 1.0 has another interface
+        'pyarrow>=14',  # Parquet tables, such as the hub's data sets
         'safetensors>=0.5',
         'scipy>=1.13',
         'sentencepiece>=0.2.1',
@@ -57,8 +59,6 @@ setup(
         'cuda': ['jax[cuda13]'],
         # predict export --to onnx; later ones than 0.13 refuse today's orbax-checkpoint.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.24'],
-        # Models as hf:ORG/NAME, data sets as hf:datasets/ORG/NAME/PATH.
-        'hub': ['huggingface_hub>=0.30', 'pyarrow>=14'],
         'wikidump': ['mwparserfromhell>=0.7.2'],  # the source `wikidump:`
         'test': [
             'gcp-storage-emulator>=2024.8', 'hypothesis>=6', 'ipykernel>=6.17',

@@ -18,7 +18,7 @@ from bert_jax.weights import load_weights
 from tests.conftest import run_python
 from tests.tasks.test_opening import parquet
 
-pytest.importorskip('huggingface_hub', reason='the extra [hub] is not installed')
+pytest.importorskip('huggingface_hub', reason='models and data sets by name need it')
 
 FOLDER = RECORDED / 'pretraining'
 COMMIT = '0123456789abcdef0123456789abcdef01234567'
