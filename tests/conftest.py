@@ -12,16 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 # Most of the time goes into compiling models that are too small to be worth optimizing. The second
-# flag halves it; jax 0.11 does not have it.
-_FLAGS = ['--xla_force_host_platform_device_count=8']
-if version('jaxlib').startswith('0.10.'):
-    _FLAGS.append('--xla_cpu_use_fusion_emitters=false')
-for _flag in os.environ.get('XLA_FLAGS', '').split():
-    # The user's flags apply too, except another number of devices. (In a process that pytest-xdist
-    # starts, they are all there already.)
-    if not _flag.startswith('--xla_force_host_platform_device_count') and _flag not in _FLAGS:
-        _FLAGS.append(_flag)
-os.environ['XLA_FLAGS'] = ' '.join(_FLAGS)
+# flag halves it; jax 0.11 does not have it. The user's flags apply too, except another number of
+# devices. (A process that pytest-xdist starts gets them from this one.)
+if 'device_count=8' not in os.environ.get('XLA_FLAGS', ''):
+    os.environ['XLA_FLAGS'] = ' '.join([
+        *(flag for flag in os.environ.get('XLA_FLAGS', '').split() if 'device_count=' not in flag),
+        '--xla_force_host_platform_device_count=8',
+        *['--xla_cpu_use_fusion_emitters=false'] * version('jaxlib').startswith('0.10.')])
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=1')  # as the launch scripts do

@@ -8,9 +8,12 @@ import unicodedata
 import numpy as np
 import pytest
 import sentencepiece
-import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+pytest.importorskip('tensorflow_text')
+
+import tensorflow as tf
 
 from bert_jax.data.tokenize import FastTokenizer, safe_codepoints, split_sentences
 from bert_jax.runtime.errors import InputError

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+pytest.importorskip('tensorflow')  # reads the original's files
+
 from bert_jax.data.records import RecordFiles
 from bert_jax.heads.base import cross_entropy
 from bert_jax.heads.pretraining import Pretraining, masked_lm_logits

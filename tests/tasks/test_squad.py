@@ -339,7 +339,7 @@ def test_answers_are_those_of_the_original(original):
         found, expected = predictions[question.id], recorded['n_best'][question.id]
         assert [words(c.text) for c in found.n_best] == [c['text'] for c in expected]
         for key in ('start_logit', 'end_logit', 'probability'):
-            # To rounding: from Python 3.12 on, `sum` compensates, and the original ran on an older one.
+            # To rounding: from Python 3.12 on, `sum` compensates; the original ran on an older one.
             assert [getattr(c, key) for c in found.n_best] == pytest.approx(
                 [c[key] for c in expected], rel=1e-14)
         if version == 'v2':
