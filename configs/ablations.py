@@ -50,7 +50,7 @@ def get_config(named: str = 'base'):
     c = default_config()
     if scale == '':
         c.model.name = 'base'
-        c.data.source = 'tfds:wikipedia/20230601.en'
+        c.data.source = 'wikipedia:en'
         c.data.held_out = 0.001
         c.data.vocab_size = 30522
         c.phases = (

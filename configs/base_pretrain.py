@@ -13,7 +13,7 @@ from bert_jax.config import default_config
 def get_config():
     c = default_config()
     c.model.name = 'base'
-    c.data.source = 'tfds:wikipedia/20230601.en'
+    c.data.source = 'wikipedia:en'
     c.data.held_out = 0.001
     c.data.vocab_size = 30522
     c.phases = (

@@ -101,7 +101,7 @@ def get_config(named: str = 'all'):
         c.model.initializer_range = round(0.05 * (128 / hidden) ** 0.5, 3)  # as in ablations.py
         parts = [(4000, 32), (500 * cost(64, 10), 64), (400 * cost(128, 20), 128)]
     else:
-        c.data.source = 'tfds:wikipedia/20230601.en'
+        c.data.source = 'wikipedia:en'
         c.data.held_out = 0.001
         c.train.max_eval_examples = 10_240
         c.optimizer.warmup = '1%'

@@ -25,7 +25,7 @@ def get_config(recipe: str = 'paper'):
         raise ValueError(f'configs/large_pretrain.py:{recipe} is unknown: choose paper or lamb')
     c = default_config()
     c.model.name = 'large'
-    c.data.source = 'tfds:wikipedia/20230601.en'
+    c.data.source = 'wikipedia:en'
     c.data.held_out = 0.001
     c.data.vocab_size = 30522
     c.train.max_eval_examples = 10_240

@@ -6,6 +6,7 @@ document, with its text in one column. Errors name the file and the place in it.
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import logging
 import os
@@ -35,7 +36,8 @@ def open_source(spec: str, data_dir: str = '', column: str = 'text') -> Source:
     """Opens the source that a string names.
 
     Args:
-      spec: such as 'docs:python', 'tfds:NAME', 'hf:datasets/ORG/NAME/PATH', or a pattern of files.
+      spec: such as 'docs:python', 'wikipedia:en', 'tfds:NAME', 'hf:datasets/ORG/NAME/PATH', or a
+        pattern of files.
       data_dir: folder of prepared tensorflow-datasets; empty: the default one.
       column: the column of a table or feature of a record that holds the text.
 
@@ -50,6 +52,8 @@ def open_source(spec: str, data_dir: str = '', column: str = 'text') -> Source:
         return _python_docs(spec)
     if rest and kind == 'tfds':
         return _tfds(spec, rest, data_dir, column)
+    if rest and kind == 'wikipedia':
+        return _wikipedia(spec, rest, data_dir)
     if rest and kind == 'wikidump':
         with needing(f"data source '{spec}'"):
             import mwparserfromhell  # noqa: F401  (used by the processes that read pages)
@@ -114,6 +118,46 @@ def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
         takes_all_cores=is_dump)
 
 
+# What a language's Wikipedia is called by tensorflow-datasets and on the Hugging Face hub.
+_WIKIPEDIA_TFDS = 'wikipedia/20230601.{}'
+_WIKIPEDIA_HUB = 'hf:datasets/wikimedia/wikipedia/20231101.{}/train'
+
+
+def _wikipedia(spec: str, language: str, data_dir: str) -> Source:
+    """Wikipedia in a language, from what is nearest.
+
+    That is a copy prepared by tensorflow-datasets, else the Parquet files on the Hugging Face hub,
+    else the public copy of tensorflow-datasets. (It can be built by Beam only.)
+
+    Args:
+      spec: the user's name for it.
+      language: Wikipedia's code of it, such as 'en'.
+      data_dir: folder of prepared tensorflow-datasets; empty: the default one.
+
+    Raises:
+      InputError: there is no copy that can be read.
+      Unavailable: a download was cut off.
+    """
+    prepared = _WIKIPEDIA_TFDS.format(language)
+    folder = as_path(data_dir or os.environ.get('TFDS_DATA_DIR') or '~/tensorflow_datasets')
+    if find(str(folder / prepared / '*' / 'dataset_info.json')):
+        return _tfds(spec, prepared, data_dir, 'text')
+    name = _WIKIPEDIA_HUB.format(language)
+    try:
+        files = _files(spec, name, 'parquet', 'text')
+    except InputError as error:
+        fault = str(error)
+    else:
+        return files
+    if importlib.util.find_spec('tensorflow_datasets'):
+        with contextlib.suppress(InputError):
+            return _tfds(spec, prepared, data_dir, 'text', try_gcs=True)
+    raise InputError(
+        f"data source '{spec}': {fault}; or set config.data.source to files of your own (a dump of "
+        f"Wikipedia is 'wikidump:FILE.xml.bz2'), or config.data.tfds_dir to a directory where "
+        f'{prepared} is prepared')
+
+
 def _digest_of_files(format_name: str, column: str, found: Sequence[Found]) -> str:
     paths = [file.path for file in found]
     # A file's ending may determine how it is read; its folder does not matter.
@@ -164,10 +208,12 @@ def _python_docs(spec: str) -> Source:
         lambda: digest, f'{len(found):,} files of Python, {digest}', takes_all_cores=True)
 
 
-def _tfds(spec: str, name: str, data_dir: str, column: str) -> Source:
+def _tfds(
+    spec: str, name: str, data_dir: str, column: str, try_gcs: bool = False
+) -> Source:
     """A data set of tensorflow-datasets, one unit for each shard."""
     name, _, split_name = name.partition(':')
-    builder = _prepared_builder(spec, name, data_dir)
+    builder = _prepared_builder(spec, name, data_dir, try_gcs)
     info, split_name = builder.info, split_name or 'train'
     if column not in info.features or split_name not in info.splits:
         raise InputError(f"data source '{spec}': no feature '{column}' or no split '{split_name}', "
@@ -221,13 +267,14 @@ def _records(builder: Any, split: str, **options: Any) -> Iterator[dict[str, Any
             yield dict(zip(batch, values, strict=True))
 
 
-def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
+def _prepared_builder(spec: str, name: str, data_dir: str, try_gcs: bool = False) -> Any:
     """A tensorflow-datasets builder whose data is prepared, after a download if necessary.
 
     Args:
       spec: the user's name for it, for messages.
       name: of the data set.
       data_dir: see `tfds_records`.
+      try_gcs: whether tensorflow-datasets' public copy will do.
 
     Raises:
       InputError: the data set is not prepared and cannot be, or a package is not installed.
@@ -238,11 +285,11 @@ def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
     place = os.path.expanduser(data_dir) if data_dir else tfds.core.constants.DATA_DIR
     logging.disable(logging.CRITICAL)
     try:
-        builder = tfds.builder(name, data_dir=place, try_gcs=False)
+        if try_gcs:
+            _reach_google()
+        builder = tfds.builder(name, data_dir=place, try_gcs=try_gcs)
         if not builder.is_prepared():
-            # Without a network, this fails within seconds; tfds would retry for minutes.
-            with contextlib.suppress(urllib.error.HTTPError):  # any answer will do
-                urllib.request.urlopen('https://storage.googleapis.com', timeout=10).close()
+            _reach_google()
             builder.download_and_prepare()
     except Exception as error:  # tfds' back ends raise many types
         raise InputError(
@@ -253,6 +300,12 @@ def _prepared_builder(spec: str, name: str, data_dir: str) -> Any:
     finally:
         logging.disable(logging.NOTSET)
     return builder
+
+
+def _reach_google() -> None:
+    """Fails within seconds without a network, where tensorflow-datasets would retry for minutes."""
+    with contextlib.suppress(urllib.error.HTTPError):  # any answer will do
+        urllib.request.urlopen('https://storage.googleapis.com', timeout=10).close()
 
 
 def _normalise(text: bytes) -> bytes:

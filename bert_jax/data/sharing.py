@@ -82,7 +82,7 @@ def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, An
     for spec in specs:
         if hosts.first():
             texts[spec] = corpus.open_source(spec, tfds_dir, column)
-        elif not spec.startswith(('tfds:', 'hf:')):  # opening it could download a data set
+        elif not spec.startswith(('tfds:', 'hf:', 'wikipedia:')):  # which could be downloads
             with contextlib.suppress(InputError):
                 texts[spec] = corpus.open_source(spec, tfds_dir, column)
     if hosts.count() > 1:

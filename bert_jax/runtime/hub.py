@@ -7,14 +7,18 @@ import contextlib
 import difflib
 import fnmatch
 import glob
+import hashlib
 import os
 import re
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bert_jax.runtime.errors import InputError, Unavailable, first_line, needing
+from bert_jax.runtime.errors import InputError, Unavailable, first_line, needing, tell
 
 _MODEL_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
+_REPORT_SECONDS = 20.0
 # Name, revision and path of a data set. Revisions with slashes are only those under which the hub
 # keeps its own Parquet copies.
 DATASET = re.compile(r'hf:datasets/([^/@]+/[^/@]+)(?:@(refs/convert/\w+|[^/]+))?/?(.*)')
@@ -61,6 +65,7 @@ def parquet_files(named: str) -> list[str]:
     ends = ('',) if path.endswith('.parquet') else ('.parquet', '-*.parquet', '/*.parquet')
     patterns = [path + end for end in ends]
     with _hub(named, name, 'dataset') as hub:
+        _download(hub, named, name, revision, patterns)
         folder = hub.snapshot_download(name, repo_type='dataset', revision=revision,
                                        allow_patterns=patterns, library_name='bert_jax')
         found = sorted(file for file in glob.glob('**/*.parquet', root_dir=folder, recursive=True)
@@ -74,7 +79,81 @@ def parquet_files(named: str) -> list[str]:
             f"{named}: {'several splits have' if found else 'no Parquet file has'} this path; name "
             f"one of {', '.join(parts[:20]) or 'none'}; what the hub made of other formats is in "
             f'hf:datasets/{name}@refs/convert/parquet/CONFIG/SPLIT')
+    for file in found:
+        total = re.search(r'-\d+-of-(\d+)\.parquet$', file)
+        if total and not path.endswith('.parquet') and len(found) != int(total[1]):
+            raise InputError(f'{named}: the cache has {len(found)} of its {int(total[1])} files, '
+                             'and the hub cannot be reached: check the network')
     return [os.path.join(folder, file) for file in found]
+
+
+def _download(
+    hub: Any, named: str, name: str, revision: str | None, patterns: Sequence[str]
+) -> None:
+    """Downloads the files of a data set that the cache lacks, and says how much and where.
+
+    Does nothing where the hub cannot be reached: then the cache may have all of them. A file that
+    was cut off is continued, and each is compared with the hub's SHA-256.
+
+    Raises:
+      InputError: the disk of the cache has too little space.
+      Unavailable: a file differs from the hub's.
+    """
+    hub.utils.disable_progress_bars()  # ours are lines, which a log can hold
+    try:
+        info = hub.HfApi().dataset_info(name, revision=revision, files_metadata=True)
+    except hub.errors.HfHubHTTPError:
+        raise
+    except Exception:  # its HTTP client's, which depends on the version
+        return
+    missing = []
+    for file in info.siblings:
+        wanted = any(fnmatch.fnmatchcase(file.rfilename, pattern) for pattern in patterns)
+        cached = hub.try_to_load_from_cache(
+            name, file.rfilename, repo_type='dataset', revision=info.sha)
+        if wanted and not isinstance(cached, str):
+            missing.append(file)
+    total = sum(file.size or 0 for file in missing)
+    if not missing:
+        return
+    cache = hub.constants.HF_HUB_CACHE
+    os.makedirs(cache, exist_ok=True)
+    free = shutil.disk_usage(cache).free
+    tell(f'{named}: downloading {len(missing)} files, {total / 1e9:.2f} GB, into {cache}')
+    if total > free:
+        raise InputError(f'{named}: {total / 1e9:.2f} GB are to be downloaded, and the disk of '
+                         f'{cache} has {free / 1e9:.2f} GB: free some, or set HF_HOME to a folder '
+                         'on another disk')
+    begun = told = time.monotonic()
+    done = 0
+    for number, file in enumerate(missing, 1):
+        path = hub.hf_hub_download(
+            name, file.rfilename, repo_type='dataset', revision=info.sha, library_name='bert_jax')
+        _check_content(path, file, named)
+        done += file.size or 0
+        now = time.monotonic()
+        if now - told > _REPORT_SECONDS or number == len(missing):
+            told = now
+            rate = done / max(now - begun, 1e-3)
+            tell(f'{named}: {number} of {len(missing)} files, {done / 1e9:.2f} GB, '
+                 f'{rate / 1e6:.1f} MB/s, {(total - done) / max(rate, 1) / 60:.1f} min left')
+
+
+def _check_content(path: str, file: Any, named: str) -> None:
+    """Compares a downloaded file with the hub's SHA-256, if that is known, and deletes a wrong one.
+
+    Raises:
+      Unavailable: it differs.
+    """
+    if not file.lfs:
+        return
+    with open(path, 'rb', buffering=0) as content:
+        digest = hashlib.file_digest(content, 'sha256').hexdigest()
+    if digest != file.lfs.sha256:
+        os.unlink(os.path.realpath(path))
+        os.unlink(path)
+        raise Unavailable(f'{named}: {file.rfilename} arrived damaged and was deleted: the same '
+                          'command downloads it again')
 
 
 def publish(folder: str | os.PathLike[str], named: str) -> None:
@@ -111,6 +190,8 @@ def _hub(named: str, name: str, kind: str = 'model') -> Iterator[Any]:
     try:
         yield hub
         return
+    except (InputError, Unavailable):
+        raise
     except errors.GatedRepoError:
         fault = 'it is gated: accept its terms on its page, and log in (hf auth login, or HF_TOKEN)'
     except errors.RepositoryNotFoundError:

@@ -27,11 +27,14 @@ COMMIT = '0123456789abcdef0123456789abcdef01234567'
 class Hub(http.server.BaseHTTPRequestHandler):
     """Serves `repositories`: by name (data sets' begin with `datasets/`), their files by path.
 
-    ORG/gated is gated. Of a file called cut.parquet, only the first half is sent.
+    ORG/gated is gated. Of a file called cut.parquet, only the first half is sent; of those in
+    `cut_once`, the first half when they are first asked for. `asked` has the ranges of answers.
     """
 
     protocol_version = 'HTTP/1.1'
     repositories: dict[str, dict[str, bytes]] = {}
+    cut_once: set[str] = set()
+    asked: list[tuple[str, str | None]] = []
 
     def log_message(self, *_):
         pass
@@ -42,7 +45,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.send_header(name.replace('_', '-'), value)
         self.end_headers()
         if self.command != 'HEAD':
-            cut = self.path.endswith('cut.parquet')
+            cut = self.path.endswith('cut.parquet') or bool(
+                once := {file for file in self.cut_once if self.path.endswith(file)})
+            self.cut_once.difference_update(once if cut and 'resolve' in self.path else ())
             self.wfile.write(body[: len(body) // 2] if cut else body)
             self.close_connection = cut
 
@@ -63,14 +68,25 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self._json([{'type': 'file', 'path': f, 'size': len(x), 'oid': etag(x)}
                         for f, x in files.items()])
         elif what != 'resolve':
-            self._json({'id': name, 'sha': COMMIT, 'siblings': [{'rfilename': f} for f in files]})
+            self._json({'id': name, 'sha': COMMIT, 'siblings': [
+                {'rfilename': f, 'size': len(x), 'blobId': etag(x), 'lfs': {
+                    'size': len(x), 'sha256': hashlib.sha256(x).hexdigest(), 'pointerSize': 9}}
+                for f, x in files.items()]})
         elif revision != COMMIT:  # redirected to the commit, as by the hub
             self._answer(307, Location=f'/{name}/resolve/{COMMIT}/{file}')
         elif file not in files:
             self._answer(404, X_Error_Code='EntryNotFound', X_Repo_Commit=COMMIT)
         else:
-            body = files[file]
-            self._answer(200, body, ETag=f'"{etag(body)}"', X_Repo_Commit=COMMIT)
+            body, part = files[file], self.headers['Range']
+            headers = {'ETag': f'"{etag(body)}"', 'X_Repo_Commit': COMMIT}
+            if self.command == 'GET':
+                self.asked.append((file, part))
+            if part:
+                start = int(part.removeprefix('bytes=').partition('-')[0])
+                headers['Content_Range'] = f'bytes {start}-{len(body) - 1}/{len(body)}'
+                self._answer(206, body[start:], **headers)
+            else:
+                self._answer(200, body, **headers)
 
     do_HEAD = do_GET
 
@@ -199,6 +215,97 @@ def test_glue_has_the_hub_s_columns_labels_and_ids(hub, tmp_path):
     Hub.repositories['datasets/nyu-mll/glue'] = {
         'mnli/validation_matched-00000-of-00001.parquet': Path(file).read_bytes()}
     assert ask(hub, program=GLUE) == [[[[*'ABC'], [*'DEF']], [1, 2, 0], [*'789']]]
+
+
+WIKIPEDIA = """
+import json, sys
+from bert_jax.data.corpus import open_source
+from bert_jax.runtime import errors
+try:
+    source = open_source('wikipedia:en', sys.argv[1])
+    texts = [document.text.decode() for unit in source.units for document in source.read(unit)]
+    print(json.dumps([len(source.units), texts, source.fingerprint()]))
+except (errors.InputError, errors.Unavailable) as error:
+    print(json.dumps(f'{type(error).__name__}: {error}'))
+"""
+
+
+@pytest.fixture
+def wikipedia(hub, tmp_path):
+    """A stand-in with Wikipedia of four articles in two files; gives a function that reads it."""
+    files = [parquet(tmp_path / f'{i}', id=[str(i), f'{i}b'], url=['u', 'v'], title=['T', 'U'],
+                     text=[f'Article {i} ' + 'of some length ' * 999, f'Another {i}'])
+             for i in range(2)]
+    Hub.repositories['datasets/wikimedia/wikipedia'] = {
+        f'20231101.en/train-0000{i}-of-00002.parquet': Path(file).read_bytes()
+        for i, file in enumerate(files)} | {'20231101.de/train-00000-of-00001.parquet': b'another'}
+    Hub.asked.clear()
+
+    def read(program=WIKIPEDIA, **environment):
+        """(what the program printed, what it said on the way)."""
+        process = run_python('-c', program, tmp_path / 'tfds',
+                             **hub | {'HF_HOME': str(tmp_path / 'home')} | environment)
+        assert process.returncode == 0, process.stderr
+        return json.loads(process.stdout), process.stderr.splitlines()
+
+    return read
+
+
+def test_wikipedia_is_downloaded_once_and_what_it_takes_is_said_first(wikipedia, tmp_path):
+    (units, texts, digest), said = wikipedia()
+    assert units == 2 and [text[:9] for text in texts] == [
+        'Article 0', 'Another 0', 'Article 1', 'Another 1']
+    assert 'downloading 2 files, 0.00 GB, into ' + str(tmp_path / 'home') in said[0]
+    assert '2 of 2 files' in said[1] and '0.0 min left' in said[1] and len(said) == 2
+    assert {file for file, _ in Hub.asked} == {
+        f'20231101.en/train-0000{i}-of-00002.parquet' for i in range(2)}
+    Hub.asked.clear()
+    for environment in ({}, {'HF_HUB_OFFLINE': '1'}):
+        assert wikipedia(**environment) == ([units, texts, digest], [])
+    assert not Hub.asked
+
+
+def test_a_download_that_was_cut_goes_on(wikipedia):
+    Hub.cut_once.add('train-00001-of-00002.parquet')
+    found, said = wikipedia()
+    if isinstance(found, str):  # the client gave up, instead of asking for the rest itself
+        assert found.startswith('Unavailable: ') and 'the same command goes on with it' in found
+        found, said = wikipedia()
+        assert 'downloading 1 files' in said[0]
+    assert found[0] == 2 and len(found[1]) == 4
+    files = [file.partition('train-')[2] for file, _ in Hub.asked]
+    assert files == ['00000-of-00002.parquet', *['00001-of-00002.parquet'] * 2]
+
+
+def test_wikipedia_that_cannot_be_had_is_refused_in_one_line(wikipedia):
+    found, said = wikipedia(HF_ENDPOINT='http://127.0.0.1:9')
+    assert found.startswith("InputError: data source 'wikipedia:en': ") and not said
+    assert 'the hub cannot be reached' in found and "'wikidump:FILE.xml.bz2'" in found
+    assert 'config.data.tfds_dir' in found and '\n' not in found
+    full = WIKIPEDIA.replace('try:', 'import shutil\nshutil.disk_usage = lambda _: '
+                             'shutil._ntuple_diskusage(9, 9, 1)\ntry:', 1)
+    found, _ = wikipedia(full)
+    assert 'set HF_HOME to a folder on another disk' in found and not Hub.asked
+
+
+def test_a_file_that_arrives_damaged_is_deleted(wikipedia):
+    name = '20231101.en/train-00001-of-00002.parquet'
+    files = Hub.repositories['datasets/wikimedia/wikipedia']
+    right = files[name]
+    wrong = WIKIPEDIA.replace('try:', """
+import huggingface_hub as hub
+info = hub.HfApi.dataset_info
+def changed(*args, **kwargs):
+    result = info(*args, **kwargs)
+    result.siblings[1].lfs.sha256 = '0' * 64
+    return result
+hub.HfApi.dataset_info = changed
+try:""", 1)
+    found, _ = wikipedia(wrong)
+    assert found.startswith('Unavailable: ') and 'arrived damaged' in found
+    assert files[name] == right
+    (units, *_), said = wikipedia()
+    assert units == 2 and 'downloading 1 files' in said[0]
 
 
 def convert(hub, source, target, **environment):
