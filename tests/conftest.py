@@ -13,8 +13,9 @@ from pathlib import Path
 
 # Most of the time goes into compiling models that are too small to be worth optimizing. The second
 # flag halves it; jax 0.11 does not have it. The user's flags apply too, except another number of
-# devices. (A process that pytest-xdist starts gets them from this one.)
-if 'device_count=8' not in os.environ.get('XLA_FLAGS', ''):
+# devices. Processes that this one starts, and which may import this module, have theirs from it.
+if 'BERT_JAX_TESTS' not in os.environ:
+    os.environ['BERT_JAX_TESTS'] = '1'
     os.environ['XLA_FLAGS'] = ' '.join([
         *(flag for flag in os.environ.get('XLA_FLAGS', '').split() if 'device_count=' not in flag),
         '--xla_force_host_platform_device_count=8',

@@ -4,8 +4,11 @@ A set's rows are a function of their index, so nothing here has state: the batch
 rows s * batch_size + local.
 """
 
+import collections
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +18,7 @@ from bert_jax.runtime.errors import InputError
 
 _ROWS_A_CALL = 2048  # rows made in one call: keeps numpy's overhead per call small
 _BATCHES_AHEAD = 8
+_THREADS = 2
 _MIXTURE_BLOCK = 1000  # rows in each of which a mixture has its weights, to whole rows
 
 
@@ -271,13 +275,12 @@ def _ahead(
 ) -> Iterator[dict[str, np.ndarray]]:
     """The batches of all calls, in order, made by tf.data before they are asked for.
 
-    A call makes features [batches, rows, ...]. Where TensorFlow is not loaded (synthetic rows do
-    not need it), batches are made only when they are asked for.
+    A call makes features [batches, rows, ...]. Where TensorFlow is not loaded (it may not be
+    installed, and synthetic rows do not need it), threads make them.
     """
     tf: Any = sys.modules.get('tensorflow')
     if tf is None:
-        return ({name: x[i] for name, x in batches.items()}
-                for batches in map(make, calls) for i in range(len(next(iter(batches.values())))))
+        return _ahead_by_threads(make, calls)
 
     faults: list[Exception] = []  # TensorFlow would pass on only their text
 
@@ -309,3 +312,24 @@ def _ahead(
             raise (faults[0] if faults else error) from None
 
     return batches()
+
+
+def _ahead_by_threads(
+    make: Callable[[int], dict[str, np.ndarray]], calls: range
+) -> Iterator[dict[str, np.ndarray]]:
+    """The batches of all calls, in order, made by two threads while earlier ones are used."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        pending = collections.deque[Future]()
+        left = iter(calls)
+        try:
+            while True:
+                for call in itertools.islice(left, _THREADS - len(pending)):
+                    pending.append(pool.submit(make, call))
+                if not pending:
+                    return
+                made = pending.popleft().result()
+                for i in range(len(next(iter(made.values())))):
+                    yield {name: x[i] for name, x in made.items()}
+        finally:
+            for task in pending:
+                task.cancel()

@@ -28,7 +28,7 @@ import numpy as np
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
-from bert_jax.runtime.process import loading_tensorflow, process_pool
+from bert_jax.runtime.process import has_tensorflow, loading_tensorflow, process_pool
 
 
 @contextlib.contextmanager
@@ -525,8 +525,11 @@ class _Growing:
 
     def read(self, source: Source, last: int, num_threads: int) -> None:
         """Tokenizes and appends the documents of the units before `last`."""
-        with loading_tensorflow(source.spec):  # nothing else in this process needs it
-            from bert_jax.data.tokenize import tokenize_batches
+        if has_tensorflow():
+            with loading_tensorflow(source.spec):  # nothing else in this process needs it
+                from bert_jax.data.tokenize import tokenize_batches
+        else:
+            from bert_jax.data.tokenize_plain import tokenize_batches
 
         saved, state = time.monotonic(), self.state
         batches = _text_batches(source, range(state['unit'], last), state['done'])

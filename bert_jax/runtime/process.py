@@ -64,6 +64,11 @@ def without(package: str, *, empty: bool = False) -> Iterator[None]:
             del sys.modules[package]
 
 
+def has_tensorflow() -> bool:
+    """Whether TensorFlow and TF-Text are installed, which prepare text where they are."""
+    return all(importlib.util.find_spec(name) for name in ('tensorflow', 'tensorflow_text'))
+
+
 @contextlib.contextmanager
 def loading_tensorflow(purpose: str) -> Iterator[None]:
     """Imports TensorFlow without its banner, off the accelerators; the block may import TF-Text.

@@ -30,7 +30,7 @@ from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import loading_tensorflow
+from bert_jax.runtime.process import has_tensorflow, loading_tensorflow
 from bert_jax.tasks import table
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.train.sharding import Layout, Mesh, batch_sharding, local_rows, to_global
@@ -75,8 +75,11 @@ def open_tokenization(config: ConfigDict) -> Tokenization:
     path = share_added_words(as_path(d.vocab_file), d.add_tokens, d.lowercase,
                              Places.choose(d.dir, d.local_dir))
     tokenizer = load_tokenizer(path, d.lowercase)
-    with loading_tensorflow('fine-tuning'):
-        from bert_jax.data.tokenize import make_encode
+    if has_tensorflow():
+        with loading_tensorflow('fine-tuning'):
+            from bert_jax.data.tokenize import make_encode
+    else:
+        from bert_jax.data.tokenize_plain import make_encode
 
     return Tokenization(path, tokenizer, make_encode(tokenizer))
 

@@ -29,7 +29,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.runtime.process import loading_tensorflow
+from bert_jax.runtime.process import has_tensorflow, loading_tensorflow
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.text import check_known, load_tokenizer
 from bert_jax.train.gates import Gates
@@ -101,8 +101,9 @@ class TextData:
             raise InputError(
                 f'config.data.vocab_file is empty, and {made} brings no vocabulary: set '
                 '--config.data.vocab_file to the vocab.txt that it was made with')
-        with loading_tensorflow('pre-training from text'):  # which synthetic rows do not need
-            from bert_jax.data.records import RecordFiles
+        if records or has_tensorflow():  # loaded before the first batch, which tf.data then makes
+            with loading_tensorflow('pre-training from ready-made records'):
+                from bert_jax.data.records import RecordFiles
 
         texts = sharing.open_texts(
             [spec for spec in specs if spec not in records], d.tfds_dir, d.text)

@@ -1,0 +1,131 @@
+"""Text without TensorFlow: sentences, ids, stores and losses are those with it."""
+
+import json
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.data import tokenize_plain as plain
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
+from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
+from tests.conftest import ROOT, run_python
+
+LETTERS = [chr(c) for c in range(33, 0x250)] + list('…µﬁßςσΣΑαёй中国ア가각힣\u1112\u0301\u0323ก')
+VOCAB = Vocab.from_tokens([*SPECIAL_TOKENS, *dict.fromkeys(
+    piece for letter in LETTERS if letter.strip() for piece in (letter, f'##{letter}'))])
+HARD = [
+    '[MASK] x [CLS]', 'İstanbul ΑΣ ας', 'ﬁ … µ ß', 'a' * 199, 'b' * 201, 'é' * 150, '中文 x', '',
+    'a\u0301\u0323b', 'tab\tnul\x00 bell\x07', '😀 emoji', 'ะก็', 'x\u00ady',
+    'a\u2028b c\u00a0d']
+
+
+@pytest.mark.parametrize('switches', [
+    Switches(), Switches(strip_accents=False), Switches(tokenize_chinese_chars=False),
+    Switches(do_basic_tokenize=False), Switches(never_split=('x',))])
+@pytest.mark.parametrize('lowercase', [True, False])
+def test_ids_are_the_reference_s(lowercase, switches):
+    tokenizer = WordPieceTokenizer(VOCAB, lowercase, switches)
+    ids, counts = plain.make_encode(tokenizer)(HARD)
+    expected = [tokenizer.encode(text) for text in HARD]
+    assert ids.tolist() == sum(expected, []) and counts.tolist() == list(map(len, expected))
+
+
+ENCODE = {low: plain.make_encode(WordPieceTokenizer(VOCAB, low)) for low in (True, False)}
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.sampled_from(LETTERS + [' ', '\t', '\n'])) | st.text()), st.booleans())
+def test_any_text_has_the_reference_s_ids(texts, lowercase):
+    tokenizer = WordPieceTokenizer(VOCAB, lowercase)
+    texts = [text.encode('utf-8', 'ignore').decode() for text in texts]
+    ids, counts = ENCODE[lowercase](texts)
+    expected = [tokenizer.encode(text) for text in texts]
+    assert ids.tolist() == sum(expected, []) and counts.tolist() == list(map(len, expected))
+
+
+def test_without_the_fast_tokenizer_the_reference_is_used(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tokenizers', None)
+    tokenizer = WordPieceTokenizer(VOCAB, True)
+    assert plain.make_encode(tokenizer)(['a b'])[0].tolist() == tokenizer.encode('a b')
+
+
+def test_sentences_are_those_of_the_graph():
+    pytest.importorskip('tensorflow_text')
+    import tensorflow as tf
+
+    from bert_jax.data.tokenize import split_sentences
+
+    chars = [chr(i) for i in range(0x110000)
+             if unicodedata.category(chr(i)) not in ('Cs', 'Cn', 'Co')]
+    texts = [f'ab. {char}cd!” “x” {char}.{char}? 3\v\n y' for char in chars]
+    expected = split_sentences(tf.constant(texts)).to_list()
+    wrong = [text for text, sentences in zip(texts, expected, strict=True)
+             if [sentence.encode() for sentence in plain.split_sentences(text)] != sentences]
+    assert not wrong
+
+
+def test_batches_are_those_of_the_graph():
+    pytest.importorskip('tensorflow_text')
+    from bert_jax.data import tokenize
+
+    text = (ROOT / 'tests' / 'fixtures' / 'wikitext.txt').read_bytes()
+    documents = [text, 'Ein Satz. Noch einer! ﬁ'.encode(), b'bad \xff bytes. Yes.', b'']
+    tokenizer = WordPieceTokenizer(VOCAB, True)
+    for split in (True, False):
+        found, expected = (
+            list(module.tokenize_batches(iter([(documents, split, 7), ([text], split, 8)]),
+                                         tokenizer, 2)) for module in (plain, tokenize))
+        assert [note for *_, note in found] == [7, 8]
+        for ours, theirs in zip(found, expected, strict=True):
+            for x, y in zip(ours[:3], theirs[:3], strict=True):
+                assert x.dtype == y.dtype
+                np.testing.assert_array_equal(x, y)
+
+
+RUN = """
+import runpy, sys
+if sys.argv.pop(1) == 'hidden':
+    sys.modules['tensorflow'] = sys.modules['tensorflow_text'] = None
+runpy.run_module('bert_jax.main', run_name='__main__')
+"""
+TINY = ('--config.model.num_layers=1', '--config.model.hidden_size=16',
+        '--config.model.num_heads=2', '--config.model.intermediate_size=16',
+        '--config.train.steps=3', '--config.train.log_every=1', '--config.train.batch_size=8')
+
+
+def losses(folder, *arguments):
+    """The losses of a run without TensorFlow, and of one with it."""
+    found = []
+    for which in ('hidden', 'there'):
+        ended = run_python('-c', RUN, which, *arguments, *TINY, f'--workdir={folder / which}',
+                           f'--config.data.dir={folder / which}-data')
+        assert ended.returncode == 0, ended.stderr
+        records = map(json.loads, (folder / which / 'metrics.jsonl').read_text().splitlines())
+        found.append([{key: value for key, value in record.items()
+                       if key == 'step' or 'loss' in key or 'accuracy' in key}
+                      for record in records])
+    return found
+
+
+@pytest.mark.slow
+def test_runs_have_the_losses_that_they_have_with_tensorflow(tmp_path):
+    pytest.importorskip('tensorflow_text')
+    hidden, there = losses(
+        tmp_path, '--config=configs/tiny_pretrain.py', '--config.train.eval_batch_size=8',
+        '--config.data.source=' + str(ROOT / 'tests' / 'fixtures' / 'wikitext.txt'),
+        '--config.data.vocab_size=300', '--config.data.held_out=0.2',
+        '--config.train.max_eval_examples=8')
+    assert hidden == there and any('train/mlm_loss' in record for record in hidden)
+    rows = ''.join(
+        f'{word} film number {i},{word}\n' for i in range(99) for word in ('good', 'bad'))
+    (tmp_path / 'rows.csv').write_text('text,label\n' + rows)
+    fine = tmp_path / 'fine'
+    fine.mkdir()
+    hidden, there = losses(
+        fine, '--config=configs/classification.py', f'--config.data.source={tmp_path}/rows.csv',
+        f'--config.init_checkpoint={tmp_path}/hidden')
+    assert hidden == there and any('train/loss' in record for record in hidden)
