@@ -5,7 +5,8 @@
 
 CSV, TSV or JSON lines (plain or .gz), as spreadsheets and Hugging Face `datasets` write them; the
 columns are named by data.text, data.text_pair (empty: single texts) and data.label. Labels are
-learnt from the training file. Without an evaluation file a tenth is held out (data.held_out).
+learnt from the training file. Without an evaluation file a tenth is held out (data.held_out), and
+without DIR training starts from the published BERT-Base, uncased.
 `--config.classification.multi_label=True`: any number of labels per example, as a list in JSON
 lines, else comma-separated. `--config.classification.metrics=macro_f1,accuracy`: one or more of
 accuracy, f1 (of the second of two labels), macro_f1, micro_f1 and matthews; the first picks the

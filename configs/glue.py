@@ -1,5 +1,6 @@
 """Fine-tuning on a task of GLUE, as in the paper (section 4.1): batch 32, 3 epochs.
 
+    python -m bert_jax.main --config=configs/glue.py:mrpc
     python -m bert_jax.main --config=configs/glue.py:mrpc --config.init_checkpoint=DIR \\
         --config.data.source=glue
 
@@ -7,9 +8,10 @@
 set if the folder has `diagnostic/` (ax_predictions.tsv). To predict sets that were added after a
 run finished, start it again.
 
-DIR is a Hugging Face folder, a TF1 checkpoint or a run of this project. `glue` is the folder of the
-benchmark's files; `hf:datasets/nyu-mll/glue` and `tfds:glue` work too. The paper takes the best of
-the learning rates 5e-5, 4e-5, 3e-5 and 2e-5 on the dev set.
+The first downloads the paper's BERT-Base, uncased, and the data from the Hugging Face hub. DIR is a
+Hugging Face folder, a TF1 checkpoint or a run of this project. `glue` is the folder of the
+benchmark's files; `tfds:glue` works too. The paper takes the best of the learning rates 5e-5, 4e-5,
+3e-5 and 2e-5 on the dev set.
 """
 
 from bert_jax.config import finetuning_config
@@ -22,5 +24,5 @@ def get_config(task: str = 'mrpc'):
             'folder of the benchmark has diagnostic/'
         )
     c = finetuning_config(task)
-    c.data.source = 'glue'
+    c.data.source = 'hf:datasets/nyu-mll/glue'
     return c

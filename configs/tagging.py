@@ -6,14 +6,15 @@
 Each line of a file begins with a word and ends with its tag, and an empty line follows each
 sentence; or the file is JSON lines, with a list of words (data.text) and one of tags (data.label).
 Entities (IOB1, IOB2, IOBES) are scored by F1, other tags, such as parts of speech, by accuracy.
-Without an evaluation file a tenth of the sentences is held out (data.held_out).
+Without an evaluation file a tenth of the sentences is held out (data.held_out). Without DIR,
+training starts from the published BERT-Base, cased.
 """
 
-from bert_jax.config import finetuning_config
+from bert_jax.config import CASED, finetuning_config
 
 
 def get_config():
-    c = finetuning_config('tagging')
+    c = finetuning_config('tagging', CASED)
     c.data.source = 'train.txt'
     c.data.text, c.data.label = 'tokens', 'tags'
     c.data.held_out = 0.1

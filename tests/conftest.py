@@ -21,6 +21,7 @@ if 'BERT_JAX_TESTS' not in os.environ:
         '--xla_force_host_platform_device_count=8',
         *['--xla_cpu_use_fusion_emitters=false'] * version('jaxlib').startswith('0.10.')])
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ['HF_HUB_OFFLINE'] = '1'  # the hub is tested with a stand-in
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=1')  # as the launch scripts do
 os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')

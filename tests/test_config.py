@@ -54,9 +54,10 @@ def changed(values):
 def test_every_config_file_is_valid_and_resolves_to_its_golden_form(name):
     config = load(name)
     if not config.model.name:  # the model is that of a checkpoint
+        published, config.init_checkpoint = config.init_checkpoint, ''
         with pytest.raises(InputError, match='init_checkpoint'):
             validate(config)
-        config.model.name = 'base'
+        config.model.name, config.init_checkpoint = 'base', published
     validate(config)
     config.debug = True
     debug = phases(complete(config), num_examples=100)

@@ -34,6 +34,8 @@ MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
     'base': (12, 768, 12),
     'large': (24, 1024, 16),
 }
+# What fine-tuning starts from: the paper's BERT-Base, by its names on the Hugging Face hub.
+UNCASED, CASED = 'hf:google-bert/bert-base-uncased', 'hf:google-bert/bert-base-cased'
 SIZES = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size')  # have no default
 # Model options that a checkpoint determines.
 DECIDED = tuple(o for o in OPTIONS if o.role != 'trains' and o.name != 'vocab_size')
@@ -64,10 +66,11 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
     return ConfigDict(tree | {'task': task}).lock()
 
 
-def finetuning_config(task: str) -> ConfigDict:
+def finetuning_config(task: str, init_checkpoint: str = UNCASED) -> ConfigDict:
     """The base of fine-tuning recipes (paper section 4.1): 3 epochs, batch 32, 5e-5, scored and
-    saved after each epoch. The size is that of `init_checkpoint`."""
+    saved after each epoch. The size is that of `init_checkpoint`, a published BERT-Base."""
     c = default_config(task)
+    c.init_checkpoint = init_checkpoint
     c.model.name = ''
     c.train.update(steps='3 epochs', batch_size=32, eval_every='1 epoch', save_every='1 epoch',
                    log_every=50)
@@ -147,7 +150,8 @@ def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
             named = f' (of config.model.name={c.model.name!r})' * bool(c.model.name)
             left = 'config.model.name empty' if option.name in SIZES else 'it out'
             raise InputError(f'config.model.{option.name}={ours}{named}, but {published.source} '
-                             f"has {theirs}: leave {left} to take the checkpoint's")
+                             f"has {theirs}: leave {left} to take the checkpoint's, or add "
+                             '--config.init_checkpoint= to begin with random weights')
     if c.debug:  # `LabelledTask` shortens the evaluations of other tasks
         with c.ignore_type():
             c.train.update(steps=max(3, len(c.phases)), log_every=1, eval_every=0, save_every=0,

@@ -38,6 +38,7 @@ def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
         return named
     name, _, revision = text.removeprefix('hf:').partition('@')
     with _hub(text, name) as hub:
+        _download(hub, text, name, 'model', revision or None, _MODEL_FILES)
         return str(hub.snapshot_download(
             name, revision=revision or None, allow_patterns=_MODEL_FILES, library_name='bert_jax'))
 
@@ -65,7 +66,7 @@ def parquet_files(named: str) -> list[str]:
     ends = ('',) if path.endswith('.parquet') else ('.parquet', '-*.parquet', '/*.parquet')
     patterns = [path + end for end in ends]
     with _hub(named, name, 'dataset') as hub:
-        _download(hub, named, name, revision, patterns)
+        _download(hub, named, name, 'dataset', revision, patterns)
         folder = hub.snapshot_download(name, repo_type='dataset', revision=revision,
                                        allow_patterns=patterns, library_name='bert_jax')
         found = sorted(file for file in glob.glob('**/*.parquet', root_dir=folder, recursive=True)
@@ -88,9 +89,9 @@ def parquet_files(named: str) -> list[str]:
 
 
 def _download(
-    hub: Any, named: str, name: str, revision: str | None, patterns: Sequence[str]
+    hub: Any, named: str, name: str, kind: str, revision: str | None, patterns: Sequence[str]
 ) -> None:
-    """Downloads the files of a data set that the cache lacks, and says how much and where.
+    """Downloads the files of a model or data set that the cache lacks, and says how much and where.
 
     Does nothing where the hub cannot be reached: then the cache may have all of them. A file that
     was cut off is continued, and each is compared with the hub's SHA-256.
@@ -101,8 +102,9 @@ def _download(
     """
     hub.utils.disable_progress_bars()  # ours are lines, which a log can hold
     try:
-        info = hub.HfApi().dataset_info(name, revision=revision, files_metadata=True)
-    except hub.errors.HfHubHTTPError:
+        info = hub.HfApi().repo_info(
+            name, repo_type=kind, revision=revision, files_metadata=True)
+    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
         raise
     except Exception:  # its HTTP client's, which depends on the version
         return
@@ -110,7 +112,7 @@ def _download(
     for file in info.siblings:
         wanted = any(fnmatch.fnmatchcase(file.rfilename, pattern) for pattern in patterns)
         cached = hub.try_to_load_from_cache(
-            name, file.rfilename, repo_type='dataset', revision=info.sha)
+            name, file.rfilename, repo_type=kind, revision=info.sha)
         if wanted and not isinstance(cached, str):
             missing.append(file)
     total = sum(file.size or 0 for file in missing)
@@ -119,24 +121,29 @@ def _download(
     cache = hub.constants.HF_HUB_CACHE
     os.makedirs(cache, exist_ok=True)
     free = shutil.disk_usage(cache).free
-    tell(f'{named}: downloading {len(missing)} files, {total / 1e9:.2f} GB, into {cache}')
+    tell(f"{named}: downloading {len(missing)} file{'s' * (len(missing) > 1)}, {_size(total)}, "
+         f'into {cache}')
     if total > free:
-        raise InputError(f'{named}: {total / 1e9:.2f} GB are to be downloaded, and the disk of '
-                         f'{cache} has {free / 1e9:.2f} GB: free some, or set HF_HOME to a folder '
-                         'on another disk')
+        raise InputError(f'{named}: {_size(total)} are to be downloaded, and the disk of {cache} '
+                         f'has {_size(free)}: free some, or set HF_HOME to a folder on another '
+                         'disk')
     begun = told = time.monotonic()
     done = 0
     for number, file in enumerate(missing, 1):
         path = hub.hf_hub_download(
-            name, file.rfilename, repo_type='dataset', revision=info.sha, library_name='bert_jax')
+            name, file.rfilename, repo_type=kind, revision=info.sha, library_name='bert_jax')
         _check_content(path, file, named)
         done += file.size or 0
         now = time.monotonic()
         if now - told > _REPORT_SECONDS or number == len(missing):
             told = now
             rate = done / max(now - begun, 1e-3)
-            tell(f'{named}: {number} of {len(missing)} files, {done / 1e9:.2f} GB, '
-                 f'{rate / 1e6:.1f} MB/s, {(total - done) / max(rate, 1) / 60:.1f} min left')
+            tell(f'{named}: {number} of {len(missing)}, {_size(done)}, {_size(rate)}/s, '
+                 f'{(total - done) / max(rate, 1) / 60:.1f} min left')
+
+
+def _size(num_bytes: float) -> str:
+    return f'{num_bytes / 1e9:.2f} GB' if num_bytes >= 1e9 else f'{num_bytes / 1e6:.1f} MB'
 
 
 def _check_content(path: str, file: Any, named: str) -> None:
@@ -154,6 +161,20 @@ def _check_content(path: str, file: Any, named: str) -> None:
         os.unlink(path)
         raise Unavailable(f'{named}: {file.rfilename} arrived damaged and was deleted: the same '
                           'command downloads it again')
+
+
+def split_of(source: str, path: str) -> str:
+    """A split of a data set that a user names as a whole, `hf:datasets/ORG/NAME[@REVISION]`.
+
+    Args:
+      source: what the user wrote.
+      path: of the split in the data set.
+
+    Returns:
+      Its name for `parquet_files`; '' if `source` is something else, or names a path itself.
+    """
+    match = DATASET.fullmatch(source)
+    return f"{source.rstrip('/')}/{path}" if match and not match[3] else ''
 
 
 def publish(folder: str | os.PathLike[str], named: str) -> None:
@@ -200,8 +221,10 @@ def _hub(named: str, name: str, kind: str = 'model') -> Iterator[Any]:
     except errors.RevisionNotFoundError:
         fault = 'it has no such revision (@...): name a branch, a tag or a commit, or none'
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        own = ('a folder of weights as config.init_checkpoint' if kind == 'model' else
+               'files of your own as config.data.source')
         fault = (f'it is not in the cache, or not all of it{_nearest(hub, name)}, and the hub '
-                 'cannot be reached: check the network, or unset HF_HUB_OFFLINE')
+                 f'cannot be reached: check the network, unset HF_HUB_OFFLINE, or name {own}')
     except errors.HFValidationError:
         fault = 'write hf:ORG/NAME, such as hf:google-bert/bert-base-uncased'
     except Exception as error:  # also its HTTP client's, which depends on the version

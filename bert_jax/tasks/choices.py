@@ -5,6 +5,7 @@ question. For SWAG (Zellers et al., 2018) and data sets like it, the file name t
 - `.csv`: SWAG's, with quoting; `sent1` is the context, `sent2` begins all four endings.
 - `.jsonl`: `startphrase` (both in one), `choices` and `answer`.
 - `.tsv`: CODAH's (Chen et al., 2019), no header: category, prompt, four endings, answer.
+- `.parquet`: the columns of `.csv`, as in the Hugging Face hub's data set allenai/swag.
 If context and beginning come as one string, all of it is the context.
 """
 
@@ -20,13 +21,14 @@ from bert_jax.data.pairs import Encode, make_sequences
 from bert_jax.heads.classification import MultipleChoice
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, children
+from bert_jax.runtime.hub import split_of
 from bert_jax.tasks import labelled, table
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import accuracy
 from bert_jax.tasks.texts import TextExamples, predictions_table
 
 DEV_SHARE = 0.2  # of a data set without splits; CODAH's authors also score on a fifth
-_FORMATS = ('.csv', '.jsonl', '.tsv')
+_FORMATS = ('.csv', '.jsonl', '.tsv', '.parquet')
 _ENDINGS = [f'ending{i}' for i in range(4)]
 # Arguments of `read_choices`, by format.
 _SWAG: Mapping[str, Mapping[str, Any]] = {
@@ -35,6 +37,7 @@ _SWAG: Mapping[str, Mapping[str, Any]] = {
     'json': {'text': 'startphrase', 'choices': ['choices'], 'label': 'answer'},
     'tsv': {'text': 'prompt', 'choices': _ENDINGS, 'label': 'label',
             'headerless': ['category', 'prompt', *_ENDINGS, 'label']},
+    'parquet': {'text': 'sent1', 'choices': _ENDINGS, 'label': 'label', 'beginning': 'sent2'},
 }
 
 
@@ -45,15 +48,18 @@ def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> TextEx
     split when others are added or removed, and questions that share a context are in one split.
 
     Args:
-      source: a folder with `train` and `val` or `dev` files; or one file, or a folder with one.
+      source: a folder with `train` and `val` or `dev` files; or one file, or a folder with one; or
+        `hf:datasets/allenai/swag`, or a path in it.
       split: train | dev.
       max_malformed: see `read_choices`.
 
     Raises:
       InputError: no such folder or file, or a fault that `read_choices` finds.
     """
+    if on_hub := split_of(source, 'regular/' + split.replace('dev', 'validation')):
+        return read_swag_file(on_hub, max_malformed)
     path = source
-    if not as_path(source).is_file():
+    if not _is_one_file(source):
         tables = [x for x in children(source) if x.name.removesuffix('.gz').endswith(_FORMATS)]
         if len(tables) != 1 or tables[0].name.partition('.')[0] in ('train', 'val', 'dev', 'test'):
             stems = ['train'] if split == 'train' else ['val', 'dev']
@@ -63,6 +69,10 @@ def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> TextEx
     whole = read_swag_file(path, max_malformed)
     out = labelled.held_out(whole.texts[0], DEV_SHARE, path)
     return whole.take(np.flatnonzero(out == (split == 'dev')))
+
+
+def _is_one_file(source: str) -> bool:
+    return source.startswith('hf:') or as_path(source).is_file()
 
 
 def read_swag_file(path: str, max_malformed: float = 0.01) -> TextExamples:
@@ -144,8 +154,8 @@ def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
         if split == 'dev' and eval_source:
             return read_swag_file(str(as_path(eval_source)), max_malformed)
         source = labelled.one_source(config, 'a folder of SWAG files, or one file in its style')
-        if eval_source and as_path(source).is_file():  # nothing is held out of it
-            return read_swag_file(source, max_malformed)
+        if eval_source and not split_of(source, 'any') and _is_one_file(source):
+            return read_swag_file(source, max_malformed)  # nothing is held out of it
         return read_swag(source, split, max_malformed=max_malformed)
 
     dev = read('dev')

@@ -30,6 +30,7 @@ from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.runtime.hosts import say
+from bert_jax.runtime.hub import split_of
 from bert_jax.runtime.process import has_tensorflow, loading_tensorflow
 from bert_jax.tasks import table
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
@@ -282,16 +283,18 @@ def one_source(config: ConfigDict, meaning: str) -> str:
 
 
 def split_file(
-    config: ConfigDict, names: Sequence[str], meaning: str, *, scored: bool = False,
+    config: ConfigDict, names: Sequence[str], on_hub: str, meaning: str, *, scored: bool = False,
     required: bool = True,
 ) -> str:
     """The file of a split of a benchmark, in the folder `data.source`; see `table.find_file`.
 
-    `data.source` can also be the file to train on, with `data.eval_source` that to score.
+    `data.source` can also be the file to train on, with `data.eval_source` that to score; or a data
+    set of the Hugging Face hub, or one of its splits to train on.
 
     Args:
       config: of the run.
       names: possible names of the file.
+      on_hub: path of the split in the benchmark's data set on the hub.
       meaning: what `data.source` has to be, for messages.
       scored: whether this is the split to score, which `data.eval_source` overrides.
       required: whether the file has to exist; if not, '' is returned for a missing one.
@@ -299,7 +302,9 @@ def split_file(
     if scored and config.data.eval_source:
         return str(as_path(config.data.eval_source))
     source = one_source(config, meaning)
-    if not as_path(source).is_file():
+    if split := split_of(source, on_hub):
+        return split
+    if not source.startswith('hf:') and not as_path(source).is_file():
         return table.find_file(source, names, required=required)
     if scored:
         raise InputError('config.data.eval_source is empty: name the file to evaluate on')

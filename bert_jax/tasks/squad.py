@@ -96,11 +96,31 @@ def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:
         read_squad, version=version, training=training, max_malformed=d.max_malformed)
     if d.source == 'tfds:squad' and (training or not d.eval_source):
         name, split = f'squad/v{number}', 'train' if training else 'validation'
-        return read(f'tfds:{name}:{split}', _layout(labelled.tfds_records(config, name, split)))
-    return read(labelled.split_file(
+        records = sorted(
+            labelled.tfds_records(config, name, split), key=lambda record: record['id'])
+        return read(f'tfds:{name}:{split}', _layout(records))
+    folder = {'v1': 'plain_text', 'v2': 'squad_v2'}[version]
+    path = labelled.split_file(
         config, [f"{'train' if training else 'dev'}-v{number}.json"],
+        f"{folder}/{'train' if training else 'validation'}",
         f'the folder with train-v{number}.json and dev-v{number}.json, a training file with '
-        "config.data.eval_source, or 'tfds:squad'", scored=not training))
+        "config.data.eval_source, the hub's data set, or 'tfds:squad'", scored=not training)
+    if table.format_of(path) == 'parquet':
+        return read(path, _layout(_parquet_records(path)))
+    return read(path)
+
+
+def _parquet_records(path: str) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file with the hub's columns of SQuAD, one for each question."""
+    columns = ('id', 'question', 'context', 'answers')
+    for row in table.read_parquet(path, columns):
+        record = dict(zip(columns, row.cells, strict=True))
+        answers = record['answers']
+        if not (isinstance(answers, dict) and {'text', 'answer_start'} <= answers.keys()
+                and len(answers['text']) == len(answers['answer_start'])):
+            raise InputError(f"{path}, row {row.line}: 'answers' is not {{text: a list of texts, "
+                             'answer_start: as many numbers}')
+        yield record
 
 
 # What separates the words of a paragraph: as in `run_squad.py`, fewer than the tokenizer's.
@@ -182,14 +202,17 @@ def read_squad(
 
 
 def _layout(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Records of tensorflow-datasets, sorted by id, in the layout of a file."""
+    """Records of tensorflow-datasets, or rows of Parquet, in the layout of a file."""
+    def text_of(value: Any) -> Any:
+        return value.decode() if isinstance(value, bytes) else value
+
     paragraphs: dict[str, list[dict[str, Any]]] = {}
-    for record in sorted(records, key=lambda record: record['id']):
+    for record in records:
         texts, starts = record['answers']['text'], record['answers']['answer_start']
-        paragraphs.setdefault(record['context'].decode(), []).append({
-            'id': record['id'].decode(), 'question': record['question'].decode(),
+        paragraphs.setdefault(text_of(record['context']), []).append({
+            'id': text_of(record['id']), 'question': text_of(record['question']),
             'is_impossible': record.get('is_impossible'),
-            'answers': [{'text': text.decode(), 'answer_start': int(start)}
+            'answers': [{'text': text_of(text), 'answer_start': int(start)}
                         for text, start in zip(texts, starts, strict=True)]})
     return {'data': [{'paragraphs': [
         {'context': context, 'qas': qas} for context, qas in paragraphs.items()]}]}

@@ -40,17 +40,23 @@ def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
     def read(split: str) -> Tagged | None:
         if d.source == 'tfds:conll2003' and not (split == 'dev' and d.eval_source):
             if config.conll.document_context:
-                raise InputError(
-                    "config.data.source='tfds:conll2003' has lost the documents; name the folder "
-                    'of the original files, or use configs/conll.py:sentences')
+                raise InputError(f"config.data.source='tfds:conll2003' {_NO_DOCUMENTS}")
             return Tagged([
                 Sentence([word.decode() for word in r['tokens']], [_TFDS_TAGS[i] for i in r['ner']])
                 for r in labelled.tfds_records(config, 'conll2003', split) if len(r['tokens'])
             ], f'tfds:conll2003:{split}')
         path = labelled.split_file(
-            config, _FILES[split], 'the folder with eng.train and eng.testa',
+            config, _FILES[split], f"conll2003/{split.replace('dev', 'validation')}",
+            "the folder with eng.train and eng.testa, or the hub's data set",
             scored=split == 'dev', required=split != 'test')
-        return read_tagged(path, max_malformed=d.max_malformed) if path else None
+        if not path:
+            return None
+        in_lists = table.format_of(path) in ('json', 'parquet')
+        if in_lists and config.conll.document_context:
+            raise InputError(f'{path} {_NO_DOCUMENTS}')
+        return read_tagged(
+            path, words='tokens', tags='ner_tags', max_malformed=d.max_malformed,
+            names=(table.class_names(path, 'ner_tags') or _TFDS_TAGS) if in_lists else ())
 
     train = read('train') if scored is None else None
     splits = ('dev',) if d.eval_source else ('dev', 'test')
@@ -203,13 +209,15 @@ class Tagged:
         return Tagged([self.sentences[i] for i in rows], self.source)
 
 
+_NO_DOCUMENTS = ('has lost the documents; name the folder of the original files, or use '
+                 'configs/conll.py:sentences')
 # File names in the original distribution, then in its IOB2 editions.
 _FILES = {
     'train': ('eng.train', 'train.txt'),
     'dev': ('eng.testa', 'valid.txt', 'dev.txt', 'testa.txt'),
     'test': ('eng.testb', 'test.txt', 'testb.txt'),
 }
-# Tags by id in tensorflow-datasets' conll2003.
+# Tags by id in the conll2003 of tensorflow-datasets and of the hub.
 _TFDS_TAGS = ('O', 'B-PER', 'I-PER', 'B-ORG', 'I-ORG', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC')
 _DOCUMENT_START = '-DOCSTART-'
 # Only spaces and tabs separate columns; other Unicode white space may be a word of the text.

@@ -288,7 +288,7 @@ class Plan:
             if given:
                 model, vocab_file = _described(given)
             settings += [f'model.{name}={model[name]}' for name in (*sizes, 'initializer_range')]
-            settings.append(f'data.vocab_file={vocab_file}')
+            settings += [f'data.vocab_file={vocab_file}', 'init_checkpoint=']
         elif row.share == 1:
             settings.append(f'init_checkpoint={start}')
         elif given:

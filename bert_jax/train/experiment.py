@@ -59,8 +59,11 @@ def open_run(config: ConfigDict, workdirs: Sequence[files.Path]) -> Program:
     if config.init_checkpoint:
         # A run that has begun restores its parameters and stores the model's description.
         all_begun = all(saved_steps(workdir / 'checkpoints') for workdir in workdirs)
-        published = (
-            read_description(workdirs[0]) if all_begun else load_weights(config.init_checkpoint))
+        if all_begun:
+            published = read_description(workdirs[0])
+        else:
+            say(f'training starts from the weights of {config.init_checkpoint}')
+            published = load_weights(config.init_checkpoint)
     config = config_lib.complete(config, published)
     mesh = open_mesh(config, jax.devices())
     say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh '

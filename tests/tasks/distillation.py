@@ -81,6 +81,6 @@ def get_config(teacher=''):
             task, train=dataclasses.replace(task.train, labels=labels), trained_as=Distilled)
 
     OPENERS['sst2'] = open_distilled
-    c = finetuning_config('sst2')
+    c = finetuning_config('sst2', init_checkpoint='')
     c.data.source = 'glue'
     return c

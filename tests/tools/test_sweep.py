@@ -104,7 +104,8 @@ def overrides(tmp_path_factory):
     folder = write_cola(tmp_path_factory.mktemp('data'), train=32, dev=16)
     write_vocab(folder / 'vocab.txt', [*SPECIAL_TOKENS, *WORDS])
     return [f'--config.{setting}' for setting in (
-        'model.name=tiny', 'model.num_layers=1', 'model.hidden_size=16', 'model.num_heads=2',
+        'init_checkpoint=', 'model.name=tiny', 'model.num_layers=1', 'model.hidden_size=16',
+        'model.num_heads=2',
         'model.intermediate_size=32', f'data.source={folder}',
         f'data.vocab_file={folder}/vocab.txt', f'data.dir={folder}/cache', 'data.packing=False',
         'data.max_seq_length=16', 'train.batch_size=8', 'train.steps=4', 'train.eval_every=2',
