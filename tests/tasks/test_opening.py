@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.config import default_config
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks import table
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
 from tests.tasks.files import put
@@ -63,8 +64,16 @@ def opened(task, source, tmp_path, **fields):
     return open_task(config_of(task, source, tmp_path, **fields))
 
 
+@pytest.fixture
+def on_hub(monkeypatch):
+    """Files of the Hugging Face hub, by name; a test adds them."""
+    files: dict[str, str] = {}
+    monkeypatch.setattr(table, 'parquet_files', lambda path: [files.get(path, path)])
+    return files
+
+
 @pytest.mark.parametrize('version', ['v1', 'v2'])
-def test_squad_is_the_same_by_tfds_name_and_from_files(version, tmp_path):
+def test_squad_is_the_same_by_name_and_from_files(version, tmp_path, on_hub):
     number = {'v1': '1.1', 'v2': '2.0'}[version]
     context = 'The leader was John Smith. John Smith was born in Antwerp.'
     qas = [{'id': name, 'question': question,
@@ -82,12 +91,26 @@ def test_squad_is_the_same_by_tfds_name_and_from_files(version, tmp_path):
     own = opened(f'squad_{version}', 'tfds:squad', tmp_path, eval_source=files['dev'])
     assert by_name.identity() == from_files.identity() == own.identity()
     assert len(by_name.train) == len(qas)
+    name, folder = {'v1': ('squad', 'plain_text'), 'v2': ('squad_v2', 'squad_v2')}[version]
+    for split in ('train', 'validation'):
+        on_hub[f'hf:datasets/rajpurkar/{name}/{folder}/{split}'] = parquet(
+            tmp_path / f'{split}.parquet', id=[qa['id'] for qa in qas], title=['Any'] * len(qas),
+            context=[context] * len(qas), question=[qa['question'] for qa in qas],
+            answers=[{key: [answer[key] for answer in qa['answers']]
+                      for key in ('text', 'answer_start')} for qa in qas])
+    hub = f'hf:datasets/rajpurkar/{name}'
+    for source, scored in ((hub, ''), (f'{hub}/{folder}/train', f'{hub}/{folder}/validation'),
+                           (tmp_path / 'train.parquet', tmp_path / 'validation.parquet')):
+        assert opened(f'squad_{version}', source, tmp_path, eval_source=str(scored)
+                      ).identity() == from_files.identity()
+    with pytest.raises(InputError, match='eval_source is empty: name the file'):
+        opened(f'squad_{version}', f'{hub}/{folder}/train', tmp_path)
     outputs = {name: np.zeros(len(by_name.train.sequences.ids), np.float32)
                for name in ('start_logits', 'end_logits')}
     assert by_name.results([outputs]) == from_files.results([outputs])
 
 
-def test_conll_is_the_same_by_tfds_name_and_from_files(tmp_path):
+def test_conll_is_the_same_by_name_and_from_files(tmp_path, on_hub):
     def contents(task):
         """(id, label) of each token of each sentence, sorted: the builder shuffles sentences."""
         return [sorted(x.tolist() for x in np.split(
@@ -102,8 +125,33 @@ def test_conll_is_the_same_by_tfds_name_and_from_files(tmp_path):
     by_name = opened('conll', 'tfds:conll2003', tmp_path)
     assert by_name.labels == ('O', 'B-LOC', 'I-LOC', 'B-PER', 'I-PER') == from_files.labels
     assert contents(by_name) == contents(from_files)
-    with pytest.raises(InputError, match='has lost the documents'):
-        opened('conll', 'tfds:conll2003', tmp_path, own={'document_context': True})
+    names = ['O', 'B-PER', 'I-PER', 'B-ORG', 'I-ORG', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC']
+    hub = 'hf:datasets/eriktks/conll2003@refs/convert/parquet'
+    for split, feature in (('train', {'feature': {'_type': 'ClassLabel', 'names': names}}),
+                           ('validation', {}), ('test', {})):  # names may be missing
+        on_hub[f'{hub}/conll2003/{split}'] = parquet(
+            tmp_path / f'{split}.parquet', {'ner_tags': feature},
+            tokens=[WORDS[3:5] + ['was', 'born', 'in', 'antwerp'], ['the', 'leader']],
+            ner_tags=[[1, 2, 0, 0, 0, 5], [0, 0]])
+    assert contents(opened('conll', hub, tmp_path)) == contents(from_files)
+    for source in (hub, 'tfds:conll2003'):
+        with pytest.raises(InputError, match='has lost the documents'):
+            opened('conll', source, tmp_path, own={'document_context': True})
+
+
+def test_swag_is_the_same_by_name_and_from_files(tmp_path, on_hub):
+    columns = {'sent1': ['The leader was john.', 'Smith was born.'], 'sent2': ['He', 'The'],
+               **{f'ending{i}': [f'was {i}', f'in {i}'] for i in range(4)}, 'label': [2, 0]}
+    hub = 'hf:datasets/allenai/swag'
+    for split, file in (('train', 'train'), ('validation', 'val')):
+        on_hub[f'{hub}/regular/{split}'] = parquet(
+            tmp_path / f'{split}.parquet', **{'video-id': ['a', 'b'], **columns})
+        put(tmp_path, f'swag/{file}.csv', [
+            ','.join(map(str, row)) for row in (columns, *zip(*columns.values(), strict=True))])
+    from_files = opened('swag', tmp_path / 'swag', tmp_path)
+    assert opened('swag', hub, tmp_path).identity() == from_files.identity()
+    assert opened('swag', f'{hub}/regular/train', tmp_path,
+                  eval_source=f'{hub}/regular/validation').identity() == from_files.identity()
 
 
 def test_conll_is_also_scored_on_the_test_split_if_there_is_one(tmp_path):
@@ -250,7 +298,7 @@ def test_several_labels_in_columns_of_their_own(tmp_path):
 
 
 def parquet(path, metadata=(), **columns):
-    pyarrow = pytest.importorskip('pyarrow', reason='Parquet needs it')
+    import pyarrow
     from pyarrow import parquet
 
     info = {'info': {'features': dict(metadata)}}
