@@ -192,7 +192,8 @@ delete() {
 
 # shellcheck disable=SC2086
 install() {
-  local archive=${TMPDIR:-/tmp}/bert_jax-$$.tar.gz
+  local archive
+  archive=$(mktemp)
   git -C "$root" diff --quiet HEAD || say "note: changes that are not committed are not sent"
   run git -C "$root" archive --format=tar.gz --output="$archive" HEAD \
     && queued scp "$archive" "$name:bert_jax.tar.gz" --node=all --worker=all ${TPU_SSH_FLAGS:-} \

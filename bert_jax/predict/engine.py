@@ -31,6 +31,7 @@ from bert_jax.heads.pretraining import Predictions, Pretraining, masked_lm_logit
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime import hosts
 from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
 
 Outputs = dict[str, np.ndarray]
@@ -108,10 +109,10 @@ class Engine:
         def report(share: float) -> None:
             nonlocal shown
             now = time.monotonic()
-            if now - shown > 10 and jax.process_index() == 0:
+            if now - shown > 10:
                 shown = now
                 left = datetime.timedelta(seconds=round((now - started) * (1 / share - 1)))
-                print(f'predicting: {share:.0%}  eta {left}', flush=True)
+                hosts.say(f'predicting: {share:.0%}  eta {left}')
 
         ((_, outputs),) = self.stream(function, params, [units], lambda x: (None, x), report=report)
         return outputs

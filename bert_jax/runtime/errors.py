@@ -50,8 +50,9 @@ def needing(purpose: str, package: str = '') -> Iterator[None]:
 
 
 def tell(line: str) -> None:
-    """Prints a line on standard error, at once."""
-    print(line, file=sys.stderr, flush=True)
+    """Prints a line on standard error, at once, if standard error takes it."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def first_line(error: BaseException) -> str:

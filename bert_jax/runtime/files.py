@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import re
+import secrets
 import tempfile
 import time
 import zipfile
@@ -111,14 +112,19 @@ def write_new(path: str | os.PathLike[str], content: str) -> bool:
     return True
 
 
+def temporary_name(target: Path) -> Path:
+    """A name beside a file that no other process uses, in this or another container."""
+    return target.with_name(f'.{target.name[:60]}.{secrets.token_hex(8)}.tmp')
+
+
 @contextlib.contextmanager
 def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write, which appears at `path` when the block ends, unless the block raises."""
     target = as_path(path)
     place = as_path(_local_folder().name) if in_bucket(path) else target.parent
-    beside = place / f'.{target.name}.{os.getpid()}.tmp'
+    beside = temporary_name(place / target.name)
     try:
-        with open(beside, 'wb') as file:
+        with open(beside, 'xb') as file:  # follows no link that lies there
             yield file
             file.flush()
             os.fsync(file.fileno())

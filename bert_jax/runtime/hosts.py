@@ -211,6 +211,16 @@ def _get(key: str) -> str:
 
 
 def say(line: str) -> None:
-    """Prints on the first host only."""
-    if first():
+    """Prints on the first host only.
+
+    A run outlives the reader of its output, and a full disk there: from then on, nothing more is
+    printed.
+    """
+    if not first():
+        return
+    try:
         print(line, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        tell(f'note: standard output takes nothing any more ({error.strerror}); the run goes on '
+             'without it')

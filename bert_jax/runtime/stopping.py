@@ -1,8 +1,8 @@
 """Stops a run on all hosts at the same step: on a signal, a failed host or a hang.
 
-SIGTERM or Ctrl-C on any host stops all of them after the same step. A host that fails, or whose
-heartbeat stops, ends the others with its message and status: otherwise their devices would wait for
-it for ever. If no host finishes a step, every host writes its stacks and the run ends.
+SIGTERM, SIGHUP (a terminal that is gone) or Ctrl-C on any host stops all of them after the same
+step. A host that fails, or whose heartbeat stops, ends the others with its message and status:
+otherwise their devices would wait for it for ever. If no host finishes a step, every host writes its stacks and the run ends.
 
 The hosts communicate through jax's coordination service: each posts its state every half second;
 host 0 reads all states and posts a verdict, which all read. jax's `reached_preemption_sync_point`
@@ -34,7 +34,7 @@ SILENCE_SECONDS, SILENCE_AT_START_SECONDS = 30.0, 300.0
 STILL_SECONDS, _STILL_STEPS = 600.0, 20
 _WATCHED = ('step', 'data', 'profile')  # compilation, evaluation and saves have no time limit
 _PATIENCE_SECONDS = 10.0  # that the main thread gets to handle a signal before the first step
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _BEFORE = 'stopped before the first step; start again and it goes on where it was'
 # The report of a host that has not posted one.
 _SILENT: dict[str, Any] = {'beat': 0, 'step': None, 'asked': False, 'bound': None, 'fault': None,
@@ -69,7 +69,8 @@ class Guard:
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in _SIGNALS:
-            signal.signal(number, self._handle)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._handle)
         threading.Thread(target=self._end_if_not_handled, args=(reading,), daemon=True).start()
         self._thread.start()
 

@@ -257,8 +257,7 @@ class Sweep:
         if files.in_bucket(self.path):
             files.write_whole(self.path / 'winner', f'{self.run(ranking[0])}\n')
         else:
-            link = self.path / f'.winner.{os.getpid()}.tmp'
-            link.unlink(missing_ok=True)
+            link = files.temporary_name(self.path / 'winner')
             os.symlink(f'runs/{ranking[0].name}', link)
             os.replace(link, self.path / 'winner')  # replaces the link, not its target
         for member in ranking[self.keep :]:

@@ -193,9 +193,7 @@ def _check_same(saved: Shapes, wanted: Shapes, where: Any) -> None:
 
 
 def _manager(directory: Any, **options: Any) -> ocp.CheckpointManager:
-    return ocp.CheckpointManager(
-        directory, item_handlers=ocp.StandardCheckpointHandler(),
-        options=ocp.CheckpointManagerOptions(**options))
+    return ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(**options))
 
 
 class Checkpoints:

@@ -23,7 +23,14 @@ from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.base import POOLER, Tensor
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, children, in_bucket, upload
+from bert_jax.runtime.files import (
+    Path,
+    as_path,
+    children,
+    in_bucket,
+    temporary_name,
+    upload,
+)
 from bert_jax.runtime.hub import publish
 from bert_jax.runtime.process import FULL
 from bert_jax.text import load_tokenizer
@@ -434,7 +441,7 @@ def new_folder(target: Path) -> Iterator[Path]:
                 for path in sorted(paths, key=lambda path: path.name in _ASKED_FIRST):
                     upload(path, target / str(path.relative_to(folder)))
             return
-        beside = target.with_name(f'.{target.name}.{os.getpid()}.tmp')
+        beside = temporary_name(target)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             beside.mkdir()

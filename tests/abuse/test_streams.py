@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
+from tests.tiny_runs import TINY
 
 _MODEL = 'tests/fixtures/huggingface/pretraining'
 
@@ -31,3 +32,17 @@ def test_a_standard_stream_that_cannot_be_used_is_told_in_one_line(command, stat
     lines = [line for line in said.splitlines() if line.startswith('error:')]
     assert re.search(says, '\n'.join(lines)) and len(lines) == bool(says), said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_run_outlives_the_reader_of_its_output(tmp_path):
+    flags = (*TINY, '--config.task=synthetic', '--config.model.num_layers=1',
+             '--config.train.steps=4', '--config.train.max_eval_examples=16',
+             f'--config.data.dir={tmp_path}/cache', f'--workdir={tmp_path}/run')
+    command = f'{sys.executable} -m bert_jax.main {" ".join(flags)} | head -1'
+    ended = subprocess.run(
+        ['bash', '-c', f'{command}; exit ${{PIPESTATUS[0]}}'], cwd=ROOT, timeout=120,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding='utf-8')
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count('standard output takes nothing any more') == 1
+    assert (tmp_path / 'run' / 'checkpoints' / '4').exists()

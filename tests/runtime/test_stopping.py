@@ -73,11 +73,11 @@ class Hosts:
         return self.process.wait(), errors
 
 
-@pytest.mark.parametrize('asked', [0, 2])
-def test_a_signal_to_one_host_stops_all_at_the_same_step(asked):
+@pytest.mark.parametrize('asked, sent', [(0, signal.SIGTERM), (2, signal.SIGHUP)])
+def test_a_signal_to_one_host_stops_all_at_the_same_step(asked, sent):
     run = Hosts(3, STEPS)
     time.sleep(1.0)
-    os.kill(run.pids[asked], signal.SIGTERM)
+    os.kill(run.pids[asked], sent)
     status, errors = run.end()
     assert status == 143
     steps = [line.split()[-1] for line in errors.splitlines() if 'stopped at' in line]
