@@ -96,6 +96,8 @@ def test_settings_of_the_command_line_override_those_of_the_file(tmp_path):
     (tmp_path / 'sweep.py').write_text("CONFIG, GRID = '../x.py', ['a=1,2', 'b=1']")
     assert read_sweep(f'{tmp_path}/sweep.py:y', ['b=3', 'c=4']) == (
         f'{tmp_path.parent}/x.py:y', ['a=1,2', 'b=3', 'c=4'])
+    (tmp_path / 'ends.py').write_text('raise SystemExit(0)')  # the command must not end so, too
+    assert read_sweep(f'{tmp_path}/ends.py') == (f'{tmp_path}/ends.py', [])
 
 
 @pytest.fixture(scope='module')
