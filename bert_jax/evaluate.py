@@ -85,9 +85,10 @@ def evaluate(
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
     open_folder(workdir, '--workdir', lambda folder: (folder / 'result.json').exists())
-    runs = [read_run_fields(as_path(model)) for model in models] if len(models) > 1 else []
+    read = read_run_fields if len(models) > 1 else _fields_of_run
+    runs = [read(as_path(model)) for model in models]
     for model, fields in zip(models, runs):
-        for name, value in runs[0].items():
+        for name, value in runs[0].items() if len(models) > 1 else ():
             same = name in _SAME_IN_AN_ENSEMBLE or name.startswith(f'{section_of(config.task)}.')
             if same and fields.get(name) != value:
                 raise InputError(
@@ -117,7 +118,8 @@ def evaluate(
             if thresholds:
                 inference['null_threshold'] = sum(thresholds) / len(thresholds)
             task = open_task(completed, ScoredModel(
-                () if labels_by_position else published.labels, inference))
+                () if labels_by_position else published.labels, inference,
+                runs[0] if runs[0].get('task') else {}))
         if task.head != published.head:
             raise InputError(
                 f'{published.source} has the head {published.head!r}, and '
@@ -155,9 +157,15 @@ def evaluate(
     return scores
 
 
-def main(argv: list[str]) -> None:
+def _fields_of_run(path: Path) -> dict[str, Any]:
+    """The fields of the run at a path, which may be its checkpoint; {} if there is no run."""
     from bert_jax.train.workdirs import read_run_fields
 
+    is_run = (path / 'checkpoints').is_dir() or path.parent.name == 'checkpoints'
+    return read_run_fields(path) if is_run else {}
+
+
+def main(argv: list[str]) -> None:
     f: Any = flags.FlagValues()
     flags.DEFINE_string('workdir', None, 'Receives the predictions.', flag_values=f)
     flags.DEFINE_boolean(
@@ -175,8 +183,7 @@ def main(argv: list[str]) -> None:
         config, first = None, as_path(models[0] if models else '')
         named = any(a.split('=')[0] in ('--config', '-config') for a in options)
         if models and not named:
-            is_run = (first / 'checkpoints').is_dir() or first.parent.name == 'checkpoints'
-            fields = read_run_fields(first) if is_run else {}
+            fields = _fields_of_run(first)
             if not fields.get('task'):
                 raise InputError(
                     f'{first} does not say its task ('

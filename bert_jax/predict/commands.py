@@ -457,7 +457,7 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
 
     model.need('tag')
     labels = model.weights.labels
-    has_entities = tagging.are_entities(labels)  # part-of-speech labels form none
+    meant = tagging.entity_tags(labels)  # part-of-speech labels form no entities
 
     def make(texts: list[Words]) -> tuple[np.ndarray, Units]:
         sequences, word_T = tagging.word_windows(
@@ -476,7 +476,7 @@ def tag(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
                 {'word': word, 'label': labels[int(row.argmax())], 'probability': float(row.max()),
                  'start': begin, 'end': begin + len(word)}
                 for word, begin, row in zip(words, begins, softmax(of_text), strict=True)]
-            spans = tagging.entity_spans([x['label'] for x in tags]) if has_entities else []
+            spans = tagging.entity_spans([meant[x['label']] for x in tags]) if meant else []
             yield {'text': text, 'tags': tags, 'entities': [
                 {'label': label, 'start': tags[i]['start'],
                  'probability': min(x['probability'] for x in tags[i:end]),

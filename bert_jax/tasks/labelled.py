@@ -48,10 +48,13 @@ class ScoredModel(NamedTuple):
     Attributes:
       labels: of its head, by id; empty if it has none, or if the task's own labels apply.
       inference: how its predictions are made (`Weights.inference`).
+      trained: the fields of its run's config.json by dotted name; empty if it is no run of this
+        project, or a run converted from elsewhere.
     """
 
     labels: tuple[str, ...] = ()
     inference: Mapping[str, Any] = {}
+    trained: Mapping[str, Any] = {}
 
 
 class Tokenization(NamedTuple):

@@ -5,7 +5,8 @@ Sang and De Meulder, 2003); windows of tokens in which every word is scored once
 and F1 of entities as the `conlleval` script counts them.
 
 Tags of entities are O, B-TYPE and I-TYPE, in IOB1 or IOB2: an entity begins at every B-, and at an
-I- that does not follow a tag of its type in its sentence. IOBES also has E- and S-.
+I- that does not follow a tag of its type in its sentence. IOBES also has E- (the last word) and S-
+(the only word), after which an entity begins, too; `entity_tags` reads other spellings of these.
 
     W: words, P: word pieces of all words, T: tokens of all windows
 """
@@ -93,16 +94,21 @@ def _task(
 ) -> LabelledTask:
     section = config[config.task]
     labels = scored.labels if scored and scored.labels else (train or evaluated['dev']).labels
-    metric = 'f1' if are_entities(labels) else 'accuracy'
-    if metric == 'accuracy' and any(tag[:2] in ('B-', 'I-') for tag in labels):
+    meant = entity_tags(labels)
+    metric = 'f1' if meant else 'accuracy'
+    if metric == 'accuracy' and any(tag == 'O' or tag[:2] in ('B-', 'I-') for tag in labels):
+        odd = [tag for tag in labels if not _ENTITY_TAG.fullmatch(tag)]
         say('warning: scored by accuracy, not by F1 of entities, because not every tag marks one: '
-            + ', '.join(tag for tag in labels if not _ENTITY_TAG.fullmatch(tag)))
+            f"{', '.join(odd[:10])}; for F1, write tags as B-TYPE and I-TYPE")
     for examples in (*evaluated.values(), *([train] if train else [])):
         tags = set(examples.tags)
         if tags == {'O'}:
             say(f'warning: {examples.source} has no tag but O: every score but accuracy will be 0')
             continue
-        labelled.check_labels_known(examples.source, tags - {'O'}, set(labels) - {'O'})
+        if meant and are_entities(tags):
+            labelled.check_labels_known(examples.source, _types(tags), _types(meant.values()))
+        else:
+            labelled.check_labels_known(examples.source, tags - {'O'}, set(labels) - {'O'})
         odd = sorted(tag for tag in tags if not _ENTITY_TAG.fullmatch(tag))
         if odd and (metric == 'f1' or config.task == 'conll'):
             raise InputError(
@@ -114,6 +120,7 @@ def _task(
     if section.features == 'second_to_last' and model_sizes(config)['num_layers'] < 2:
         raise InputError(f"{where} needs two layers: choose 'last'")
     ids = {label: i for i, label in enumerate(labels)}
+    is_from_elsewhere = scored is not None and not scored.trained  # a run has learned IOB2
 
     def cut(examples: Tagged) -> tuple[Units, np.ndarray]:
         """Units, and the words that `word_windows` gives for their tokens."""
@@ -135,22 +142,27 @@ def _task(
     def eval_set(split: str, examples: Tagged) -> labelled.EvalSet:
         units, word_T = cut(examples)
         in_words, gold = word_T >= 0, [s.tags for s in examples.sentences]
-        known_W = np.array([ids.get(tag, len(labels)) for tag in examples.tags])
 
         def results(outputs: labelled.Outputs) -> labelled.Results:
             best = np.zeros(len(examples.tags), np.int64)
             best[word_T[in_words]] = outputs['logits'][in_words].argmax(axis=-1)
             all_tags = iter([labels[i] for i in best.tolist()])
             tags = [list(itertools.islice(all_tags, len(sentence))) for sentence in gold]
+            wanted = gold
             if metric == 'f1':
-                scores = conll_scores(tags, gold)
+                marks = [[meant[tag] for tag in sentence] for sentence in tags]
+                wanted = _as_the_model_writes(gold, meant, marks, iob2=not is_from_elsewhere)
+                scores = conll_scores(marks, gold)
+            pair = np.concatenate(tags), np.concatenate(wanted)
+            if metric == 'f1':
+                scores['accuracy'] = accuracy(*pair)
             else:
-                pair = np.concatenate(tags), np.array(examples.tags)
                 scores = {'accuracy': accuracy(*pair), 'macro_f1': macro_f1(*pair)}
             # conlleval's input: lines of `word gold predicted`, an empty line after each sentence.
             lines = [
                 ''.join(f'{word} {tag} {predicted}\n' for word, tag, predicted in zip(*columns))
-                for columns in zip((s.words for s in examples.sentences), gold, tags)]
+                for columns in zip((s.words for s in examples.sentences), wanted, tags)]
+            known_W = np.array([ids.get(tag, len(labels)) for tag in pair[1].tolist()])
             scores['loss'] = Classification.mean_loss(
                 outputs['logits'][in_words], known_W[word_T[in_words]])
             return scores, {f'{split}_predictions.txt': ''.join(x + '\n' for x in lines)}
@@ -247,8 +259,14 @@ def read_tagged(
         sentences = _json_sentences(path, words, tags, names, max_malformed)
     else:
         sentences = _column_sentences(path, max_malformed)
-    if are_entities([tag for s in sentences for tag in s.tags]):
-        sentences = [s._replace(tags=to_iob2(s.tags)) for s in sentences]
+    if meant := entity_tags(tag for s in sentences for tag in s.tags):
+        read = [s._replace(tags=to_iob2([meant[tag] for tag in s.tags])) for s in sentences]
+        changed = ((old, new) for x, y in zip(sentences, read) for old, new in zip(x.tags, y.tags)
+                   if old != new)
+        if first := next(changed, None):
+            say(f'note: the tags of {path} are read as IOB2: the first change is from {first[0]} '
+                f'to {first[1]}')
+        sentences = read
     return Tagged(sentences, path)
 
 
@@ -355,19 +373,91 @@ def word_windows(
     return sequences, word_T
 
 
-def are_entities(tags: Iterable[str]) -> bool:
-    """Whether tags mark entities: each is O, B-TYPE, I-TYPE, or IOBES's E-TYPE or S-TYPE."""
+# What the letters of tags mean in IOB1 and IOB2, IOBES (BMES has M) and BILOU: the beginning, the
+# inside, the end of an entity, and one of a single word.
+_LETTERS = {'B': 'B', 'I': 'I', 'M': 'I', 'E': 'E', 'L': 'E', 'S': 'S', 'U': 'S'}
+_SPELLINGS = (re.compile(r'(?P<letter>[BIMELSU])[-_](?P<type>\S+)', re.IGNORECASE),
+              re.compile(r'(?P<type>\S+)[-_](?P<letter>[BIMELSU])', re.IGNORECASE))
+
+
+def entity_tags(tags: Iterable[str]) -> dict[str, str]:
+    """What tags mean as marks of entities: {tag: O, B-TYPE, I-TYPE, E-TYPE or S-TYPE}.
+
+    Read are IOB1, IOB2, IOBES, BMES, BILOU and IO, with the letter before or after the type and in
+    either case: B-PER, b-per, B_PER, PER-B. {} if a tag is none of these, or all are O.
+    """
     names = set(tags)
-    return all(_ENTITY_TAG.fullmatch(tag) for tag in names) and names != {'O'}
+    outside = {tag for tag in names if tag in ('O', 'o')}
+    for spelling in _SPELLINGS if names - outside else ():
+        found = {tag: spelling.fullmatch(tag) for tag in names - outside}
+        if all(found.values()):
+            return dict.fromkeys(outside, 'O') | {
+                tag: f"{_LETTERS[match['letter'].upper()]}-{match['type']}"
+                for tag, match in found.items() if match}
+    return {}
+
+
+def are_entities(tags: Iterable[str]) -> bool:
+    """Whether tags mark entities; see `entity_tags`."""
+    return bool(entity_tags(tags))
+
+
+def _types(tags: Iterable[str]) -> set[str]:
+    return {tag[2:] for tag in tags if tag != 'O'}
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """The tags of a sentence, IOB1, IOB2 or IOBES, in IOB2: every entity begins with B-."""
+    """The tags of a sentence, values of `entity_tags`, in IOB2: every entity begins with B-.
+
+    An entity begins at every B- and S-, after every E- and S-, and where the type changes, as
+    seqeval and conlleval have it.
+    """
     def iob2(before: str, tag: str) -> str:
-        return ('B' if tag[0] in 'BS' or tag[1:] != before[1:] else 'I') + tag[1:]
+        begins = tag[0] in 'BS' or before[0] in 'ES' or tag[1:] != before[1:]
+        return ('B' if begins else 'I') + tag[1:]
 
     return [tag if tag == 'O' else iob2(before, tag)
             for before, tag in itertools.pairwise(['O', *tags])]
+
+
+def _as_the_model_writes(
+    gold: Sequence[Sequence[str]], meant: Mapping[str, str], predicted: Sequence[Sequence[str]], *,
+    iob2: bool,
+) -> list[list[str]]:
+    """The reference as a perfect model would tag it, so that tags can be compared one by one.
+
+    Args:
+      gold: tags of each sentence in IOB2.
+      meant: `entity_tags` of the model's labels, which tell its scheme, but for IOB1 and IOB2.
+      predicted: what it predicted, as values of `meant`; they tell these two apart.
+      iob2: whether it is known to have learned IOB2.
+    """
+    begins = Counter(
+        tag[0] for tags in predicted for before, tag in itertools.pairwise(['O', *tags])
+        if tag != 'O' and tag[1:] != before[1:])
+    has = {mark: label for label, mark in meant.items()}
+    only_b_and_i = {mark[0] for mark in has} == set('OBI')
+    is_iob1 = only_b_and_i and not iob2 and begins['I'] > begins['B']
+    if is_iob1:
+        say('note: the model begins entities with I-, as in IOB1: so does the reference here, for '
+            'accuracy and loss')
+
+    def written(tags: Sequence[str]) -> list[str]:
+        result = list(tags)
+        ends: dict[str, int] = {}  # where the last entity of each type ends
+        for name, begin, end in entity_spans(tags):
+            first = 'IB' if is_iob1 and ends.get(name) != begin else 'BI'
+            choices = ['I'] * (end - begin)
+            choices[-1] = 'EI'
+            choices[0] = 'S' * (end - begin == 1) + first
+            for i, letters in enumerate(choices, begin):
+                result[i] = next(
+                    (has[mark] for letter in letters if (mark := f'{letter}-{name}') in has),
+                    result[i])
+            ends[name] = end
+        return [has.get(tag, tag) if tag == 'O' else tag for tag in result]
+
+    return [written(tags) for tags in gold]
 
 
 def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:

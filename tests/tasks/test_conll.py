@@ -147,7 +147,8 @@ def test_no_word_of_a_real_file_is_lost(shared_data):
     assert len(sequences.ids) < 1.35 * sum(map(len, ids))
 
 
-ANY_TAG = st.sampled_from(['O', 'O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC', 'I-A-B'])
+ANY_TAG = st.sampled_from(
+    ['O', 'O', 'B-PER', 'I-PER', 'E-PER', 'S-PER', 'B-LOC', 'I-LOC', 'E-LOC', 'I-A-B'])
 
 
 @pytest.mark.extras
@@ -183,10 +184,30 @@ def test_scores_are_those_of_seqeval_whatever_the_tags(sentences):
     ('B-PER I-PER O I-PER', 'B-PER I-PER O B-PER'),
     ('B-PER I-LOC', 'B-PER B-LOC'),
     ('B-A I-A E-A O S-A S-A S-B', 'B-A I-A I-A O B-A B-A B-B'),  # IOBES
+    # Invalid IOBES: E- and S- end an entity all the same.
+    ('S-A I-A E-A E-A I-A', 'B-A B-A I-A B-A B-A'),
+    ('E-A O B-A S-A E-B E-A', 'B-A O B-A B-A B-B B-A'),
     ('', ''),
 ])
 def test_tags_in_iob2(tags, expected):
     assert tagging.to_iob2(tags.split()) == expected.split()
+
+
+@pytest.mark.parametrize(('tags', 'meant'), [
+    ('O B-PER I-PER', 'O B-PER I-PER'),
+    ('I-PER', 'I-PER'),  # IO
+    ('b-per i-per o', 'B-per I-per O'),
+    ('PER-B PER-I O', 'B-PER I-PER O'),
+    ('B_PER I_PER', 'B-PER I-PER'),
+    ('B-A-1 I-A-1', 'B-A-1 I-A-1'),
+    ('B-PER I-PER L-PER U-LOC O', 'B-PER I-PER E-PER S-LOC O'),  # BILOU
+    ('B-PER M-PER E-PER S-LOC O', 'B-PER I-PER E-PER S-LOC O'),  # BMES
+    ('NN VB', ''), ('PER O', ''), ('B I O', ''), ('O', ''), ('B-PER PER-B', ''),
+])
+def test_tags_that_mark_entities(tags, meant):
+    expected = dict(zip(tags.split(), meant.split(), strict=True)) if meant else {}
+    assert tagging.entity_tags(tags.split()) == expected
+    assert tagging.are_entities(tags.split()) == bool(meant)
 
 
 @pytest.mark.parametrize(('gold', 'predicted', 'correct', 'found', 'wanted'), [

@@ -383,6 +383,60 @@ def test_your_own_tags(text, labels, metric, tmp_path):
     assert dev.results({'logits': right})[0][metric] == 1
 
 
+# Sentences of the same entities, as taggers of each scheme have learned to write them.
+SCHEMES = {
+    'IOB1': 'I-A I-A B-A O I-B',
+    'IOB2': 'B-A I-A B-A O B-B',
+    'IOBES': 'B-A E-A S-A O S-B',
+    'BILOU': 'B-A L-A U-A O U-B',
+    'lower case': 'b-A i-A b-A o b-B',
+    'letters last': 'A-B A-I A-B O B-B',
+}
+
+
+@pytest.mark.parametrize('gold', ['IOB1', 'IOB2', 'IOBES', 'lower case'])
+@pytest.mark.parametrize('scheme', SCHEMES)
+def test_a_perfect_tagger_trained_elsewhere_is_perfect_whatever_the_schemes(
+    scheme, gold, tmp_path
+):
+    rows = [f'{word} {tag}' for word, tag in zip(WORDS, SCHEMES[gold].split())]
+    source = put(tmp_path, 'own.txt', '\n'.join(rows) + '\n')
+    tags = SCHEMES[scheme].split()
+    known = {*tags, *(tag.replace('I', 'B', 1) for tag in tags if scheme == 'IOB1')}
+    labels = tuple(sorted(known - {'O', 'o'})) + tuple(known & {'O', 'o'})
+    config = config_of('tagging', source, tmp_path, eval_source=True)
+    (dev,) = open_task(config, ScoredModel(labels)).evaluated
+    logits = np.zeros((len(dev.units.sequences.ids), len(labels)), np.float32)
+    logits[np.arange(1, 6), [labels.index(tag) for tag in tags]] = 50
+    scores, files = dev.results({'logits': logits})
+    assert scores['f1'] == scores['accuracy'] == 1 and scores['loss'] < 1e-6
+    assert files['dev_predictions.txt'].splitlines()[:5] == [
+        f'{word} {tag} {tag}' for word, tag in zip(WORDS, tags)]
+
+
+def test_a_tagger_of_entities_without_beginnings_is_scored_by_its_own_tags(tmp_path):
+    source = put(tmp_path, 'own.txt', 'john B-A\nsmith B-A\nwas O\nborn B-B\n')
+    config = config_of('tagging', source, tmp_path, eval_source=True)
+    labels = ('O', 'I-A', 'I-B')
+    (dev,) = open_task(config, ScoredModel(labels)).evaluated
+    logits = np.zeros((len(dev.units.sequences.ids), 3), np.float32)
+    logits[np.arange(1, 5), [1, 1, 0, 2]] = 50
+    scores, _ = dev.results({'logits': logits})
+    assert scores['accuracy'] == 1 and scores['loss'] < 1e-6
+    assert scores['f1'] == 2 / 5  # two entities side by side are one in its scheme
+
+
+@pytest.mark.parametrize(('text', 'said'), [
+    ('john PER\nwas O\n', 'not every tag marks one: PER; for F1, write tags as B-TYPE'),
+    ('john B\nwas O\n', 'not every tag marks one: B; for F1'),
+    ('john I-PER\nwas O\n', 'are read as IOB2: the first change is from I-PER to B-PER'),
+    ('john PER-U\nwas O\n', 'are read as IOB2: the first change is from PER-U to B-PER'),
+])
+def test_how_tags_are_read_is_said(text, said, tmp_path, capsys):
+    opened('tagging', put(tmp_path, 'own.txt', text), tmp_path, eval_source=True)
+    assert said in capsys.readouterr().out
+
+
 def test_a_tag_that_occurs_only_in_evaluation_counts_as_a_wrong_prediction(tmp_path, capsys):
     source = put(tmp_path, 'own.jsonl', [{'text': ['the', 'leader'], 'label': [0, 1]}])
     dev = put(tmp_path, 'dev.jsonl', [{'text': ['the', 'john'], 'label': [0, 7]}])
