@@ -25,6 +25,7 @@ from bert_jax.predict import engine, loaded
 from bert_jax.predict.engine import Function, Outputs, bound
 from bert_jax.predict.loaded import LoadedModel, Result, parts_of, shown
 from bert_jax.runtime.errors import InputError
+from bert_jax.text.offsets import piece_places
 from bert_jax.text.sentencepiece import WORD_START
 from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
 from bert_jax.text.wordpiece import raw_words
@@ -400,6 +401,7 @@ def answer(
     max_length = min(defaults['max_seq_length'], model.max_length)
     # As evaluation cuts it, or shorter, so that at least one token of the context fits.
     max_question = min(defaults['max_query_length'], max_length - 4)
+    places = piece_places(model.tokenizer)
 
     def read(pair: Any, number: int) -> list[str]:
         parts = parts_of(pair, 2)
@@ -412,15 +414,17 @@ def answer(
     def make(asked: list[list[str]]) -> tuple[Any, Units]:
         windows = squad.squad_windows(
             [squad.Question(str(i), text, context) for i, (text, context) in enumerate(asked)],
-            model.encode_all, **model.vocab.ends, max_length=max_length,
-            doc_stride=defaults['doc_stride'], max_question_length=max_question)
+            model.encode_all, cls_id=model.vocab.cls_id, sep_id=model.vocab.sep_id,
+            max_length=max_length, doc_stride=defaults['doc_stride'],
+            max_question_length=max_question)
         return windows, Units(windows.sequences)
 
     def results(asked: Any, windows: Any, outputs: Outputs) -> Iterator[Result]:
         predictions = squad.predict_answers(
             windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
             lowercase=model.weights.lowercase, switches=model.tokenizer.switches,
-            version='v1' if threshold is None else 'v2', max_answer_length=max_answer_length)
+            version='v1' if threshold is None else 'v2', max_answer_length=max_answer_length,
+            places=places)
         for question, result in zip(windows.questions, predictions.values(), strict=True):
             is_empty = threshold is not None and result.null_odds > threshold
             text = '' if is_empty else result.text

@@ -1,9 +1,12 @@
 """SQuAD 1.1 and 2.0 (paper sections 4.2 and 4.3), or any file in their layout.
 
 From top to bottom: the task; the reader; windows of tokens as `run_squad.py` of
-google-research/bert cuts them; answers from the logits of windows as that script finds them; exact
-match and F1 as the official scripts compute them, the same operations in the same order
-(evaluate-v1.1.py; evaluate-v2.0.py of rajpurkar/SQuAD-explorer); the files that those scripts read.
+google-research/bert cuts them; answers from the logits of windows as that script finds them; the
+files that the official scripts read.
+
+In files other than SQuAD's own, the pieces of an answer are those at its characters, and the other
+way round. In SQuAD's, answers are found in texts made of pieces, as in the original, whose scores
+are to be reproduced; where white space or spaces between words are not English, that goes wrong.
 
 A question of SQuAD 2.0 may have no answer. What is compared:
 
@@ -12,8 +15,8 @@ A question of SQuAD 2.0 may have no answer. What is compared:
     null_odds              score of "no answer" - score of the best answer
     prediction             '' where null_odds > null_threshold, else the best answer
 
-The threshold is the one with the best F1 on the scored questions (`v2_scores`). It is kept in the
-run, and later evaluations and predictions use it.
+The threshold is the one with the best F1 on the scored questions (`squad_scores.v2_scores`). It is
+kept in the run, and later evaluations and predictions use it.
 
     Q: questions, P: paragraphs, N: words of all paragraphs, D: tokens of all paragraphs,
     W: windows of all questions, T: tokens of all windows
@@ -21,13 +24,11 @@ run, and later evaluations and predictions use it.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import json
 import math
 import re
-import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,9 +38,12 @@ from ml_collections import ConfigDict
 from bert_jax.data.packing import Units, ranges
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import labelled, table
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.tasks.squad_scores import v1_scores, v2_scores
+from bert_jax.text.offsets import PiecePlaces, Place, piece_places
 from bert_jax.text.vocab import CONTINUATION, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, basic_tokens
 
@@ -52,12 +56,15 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
     """
     version, section = config.task.removeprefix('squad_'), config.squad
     t = labelled.open_tokenization(config)
+    own = {training: _is_own_file(config, training) for training in (True, False)}
+    places = piece_places(t.tokenizer)
 
     def windows(training: bool) -> SquadWindows:
         return squad_windows(
             _read(config, version, training), t.encode, max_length=config.data.max_seq_length,
             doc_stride=section.doc_stride, max_question_length=section.max_query_length,
-            **t.tokenizer.vocab.ends)
+            places=places if own[training] else None, cls_id=t.tokenizer.vocab.cls_id,
+            sep_id=t.tokenizer.vocab.sep_id)
 
     threshold = scored.inference.get('null_threshold') if scored else None
     if scored and version == 'v2':
@@ -70,7 +77,8 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
     def results(outputs: labelled.Outputs) -> labelled.Results:
         predictions = predict_answers(
             dev, outputs['start_logits'], outputs['end_logits'], vocab=t.tokenizer.vocab,
-            lowercase=config.data.lowercase, switches=t.tokenizer.switches, version=version)
+            lowercase=config.data.lowercase, switches=t.tokenizer.switches, version=version,
+            places=places if own[False] else None)
         texts = final_texts(predictions)
         scores = v1_scores(texts, answers) if version == 'v1' else v2_scores(
             texts, answers, {name: x.null_odds for name, x in predictions.items()}, threshold)
@@ -89,11 +97,20 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         settled=('null_threshold',))
 
 
+def _is_own_file(config: ConfigDict, training: bool) -> bool:
+    """Whether the questions are not SQuAD's, whose labels and scores are those of the original."""
+    named = str(config.data.eval_source) if not training and config.data.eval_source else (
+        str(config.data.source))
+    return as_path(named).is_file() and not re.fullmatch(
+        r'(train|dev)-v(1\.1|2\.0)\.json(\.gz)?', as_path(named).name)
+
+
 def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:
     """The questions to train on, or those to score."""
     d, number = config.data, {'v1': '1.1', 'v2': '2.0'}[version]
     read = functools.partial(
-        read_squad, version=version, training=training, max_malformed=d.max_malformed)
+        read_squad, version=version, training=training, max_malformed=d.max_malformed,
+        by_words=not _is_own_file(config, training))
     if d.source == 'tfds:squad' and (training or not d.eval_source):
         name, split = f'squad/v{number}', 'train' if training else 'validation'
         records = sorted(
@@ -149,7 +166,8 @@ class Question(NamedTuple):
 
 
 def read_squad(
-    path: str, root: Any = None, *, version: str, training: bool, max_malformed: float = 0.01
+    path: str, root: Any = None, *, version: str, training: bool, max_malformed: float = 0.01,
+    by_words: bool = True,
 ) -> list[Question]:
     """Questions of a file in SQuAD's layout, in its order.
 
@@ -164,6 +182,8 @@ def read_squad(
       version: 'v1': every question has an answer; 'v2': some have none.
       training: whether answers are checked.
       max_malformed: share of the questions that may be left out; above 0, one always may.
+      by_words: whether an answer has to be found in the paragraph's words, too; if not, its place
+        is enough.
 
     Raises:
       InputError: not SQuAD's layout (the message names the place), an id that occurs twice, a
@@ -190,7 +210,7 @@ def read_squad(
         if training:
             answers = () if impossible else answers[:1]
             if answers:
-                fault = _fault(*answers[0], context)
+                fault = _fault(*answers[0], context, by_words)
             elif impossible is False:
                 fault = 'it is not marked impossible and has no answer'
         if fault:
@@ -246,7 +266,7 @@ def _field(parent: Any, name: str, kind: type, place: str) -> Any:
     return value
 
 
-def _fault(text: str, start: int, context: str) -> str:
+def _fault(text: str, start: int, context: str, by_words: bool = True) -> str:
     """Why an answer cannot be trained on; '' where it can."""
     if not text.split():
         return 'its answer is empty'
@@ -255,7 +275,7 @@ def _fault(text: str, start: int, context: str) -> str:
         return f'answer_start {start} does not match its text {_short(text)}: the paragraph has ' \
                f'{_short(there)} there'
     # Python also splits at characters that do not separate SQuAD's words, such as no-break spaces.
-    if ' '.join(text.split()) not in ' '.join(_WORD.findall(text)):
+    if by_words and ' '.join(text.split()) not in ' '.join(_WORD.findall(text)):
         return f'the words of the paragraph do not give its text {_short(text)}'
     return ''
 
@@ -280,6 +300,24 @@ class Paragraphs(NamedTuple):
     word_tokens: np.ndarray
     word_offsets: np.ndarray
     word_spans: np.ndarray
+
+    def places_in(self, context: str, word: int, places: PiecePlaces) -> list[Place]:
+        """The characters of each piece of a word in its paragraph."""
+        begin, end = self.word_spans[word].tolist()
+        ids = self.ids[slice(*self.word_tokens[word:word + 2])].tolist()
+        return [(begin + low, begin + high)
+                for low, high in places(context[begin:end], tuple(ids))]
+
+    def touched(
+        self, context: str, first_word: int, last_word: int, wanted: Place, places: PiecePlaces
+    ) -> tuple[int, int] | None:
+        """First and last of the D tokens, among those of some words, that touch characters."""
+        low = int(self.word_tokens[first_word])
+        of_tokens = [place for word in range(first_word, last_word + 1)
+                     for place in self.places_in(context, word, places)]
+        inside = [low + i for i, (begin, end) in enumerate(of_tokens)
+                  if begin < wanted[1] and wanted[0] < end]
+        return (inside[0], inside[-1]) if inside else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,6 +350,7 @@ class SquadWindows:
 def squad_windows(
     questions: Sequence[Question], encode: Encode, *, cls_id: int, sep_id: int,
     max_length: int = 384, doc_stride: int = 128, max_question_length: int = 64,
+    places: PiecePlaces | None = None,
 ) -> SquadWindows:
     """Windows of Q questions.
 
@@ -324,13 +363,15 @@ def squad_windows(
       max_length: tokens of a window.
       doc_stride: tokens from one window to the next.
       max_question_length: tokens of a question; the rest is cut off.
+      places: of pieces; answers are then the pieces at their characters. None: as in the original,
+        those of the words that they touch, or the first in these that are the answer's own.
 
     Raises:
       InputError: `max_length` leaves no room for the paragraph.
     """
-    places = {context: i for i, context in enumerate(dict.fromkeys(q.context for q in questions))}
-    context_Q = np.array([places[q.context] for q in questions])
-    paragraphs = _paragraphs(list(places), encode)
+    numbers = {context: i for i, context in enumerate(dict.fromkeys(q.context for q in questions))}
+    context_Q = np.array([numbers[q.context] for q in questions])
+    paragraphs = _paragraphs(list(numbers), encode)
     question_ids, question_n = encode([q.text for q in questions])
     kept_Q = np.minimum(question_n, max_question_length)
     room_Q = max_length - 3 - kept_Q
@@ -353,7 +394,7 @@ def squad_windows(
         max_length=max_length, cls_id=cls_id, sep_id=sep_id)
 
     positions = np.zeros((2, len(question)), np.int32)
-    answer = _answer_tokens(questions, context_Q, paragraphs, encode)[:, question] - starts
+    answer = _answer_tokens(questions, context_Q, paragraphs, encode, places)[:, question] - starts
     inside = (answer[0] >= 0) & (answer[1] < lengths)
     positions[:, inside] = (answer + kept + 2)[:, inside]
     return SquadWindows(
@@ -382,15 +423,18 @@ def _paragraphs(contexts: Sequence[str], encode: Encode) -> Paragraphs:
 
 
 def _answer_tokens(
-    questions: Sequence[Question], context_Q: np.ndarray, paragraphs: Paragraphs, encode: Encode
+    questions: Sequence[Question], context_Q: np.ndarray, paragraphs: Paragraphs, encode: Encode,
+    places: PiecePlaces | None,
 ) -> np.ndarray:
     """First and last of the D tokens of each question's first answer, [2, Q] int64.
 
     -1 where there is none. They are the tokens of the words that the answer touches, or only the
     answer's own tokens if these occur there: 1895 in (1895-1943), but all of Japanese for Japan.
+    With `places` they are the tokens whose characters the answer touches.
     """
     result = np.full((2, len(questions)), -1)
-    answers = [next((answer for answer in q.answers if not _fault(*answer, q.context)), ('', 0))
+    answers = [next((answer for answer in q.answers
+                     if not _fault(*answer, q.context, by_words=places is None)), ('', 0))
                for q in questions]
     texts = [text for text, _ in answers]
     answer_ids, counts = encode(texts)
@@ -406,6 +450,12 @@ def _answer_tokens(
             [begin, begin + len(stripped.rstrip(_WHITESPACE)) - 1], 'right')
         token, end = paragraphs.word_tokens[[first_word, last_word + 1]]
         if token == end:  # a word of control characters only
+            continue
+        if places is not None:
+            touched = paragraphs.touched(
+                questions[i].context, first_word, last_word, (begin, begin + len(stripped)),
+                places)
+            result[:, i] = touched or (-1, -1)
             continue
         span = paragraphs.ids[token:end].tolist()
         answer = answer_ids[answer_ends[i] - counts[i]:answer_ends[i]].tolist()
@@ -428,7 +478,6 @@ def span_loss(windows: SquadWindows, *logits_T: np.ndarray) -> float:
 
 _CERTAIN = 1e6  # `null_odds` where there is no span: above any threshold, and valid in JSON
 _NO_SPAN = 'empty'  # run_squad.py's text where SQuAD 1.1 wants an answer and there is no span
-Place = tuple[int, int]  # first and last (exclusive) character in the paragraph
 Scored = tuple[Place, float, float]  # a place, its start logit and its end logit
 
 
@@ -467,7 +516,7 @@ def final_texts(
 def predict_answers(
     windows: SquadWindows, start_logits: np.ndarray, end_logits: np.ndarray, *, vocab: Vocab,
     lowercase: bool, switches: Switches = ORIGINAL, version: str, n_best: int = 20,
-    max_answer_length: int = 30,
+    max_answer_length: int = 30, places: PiecePlaces | None = None,
 ) -> dict[str, Prediction]:
     """The best answers to each question, by its id.
 
@@ -478,11 +527,14 @@ def predict_answers(
     Args:
       windows: W windows of Q questions.
       start_logits, end_logits: [T] float, for every token of `windows.sequences`.
-      vocab, lowercase, switches: of the tokenizer that made the windows. (Pieces are aligned with
-        characters as WordPiece makes them; spans of SentencePiece pieces may come as whole words.)
+      vocab, lowercase, switches: of the tokenizer that made the windows. (Without `places`, pieces
+        are aligned with characters as WordPiece makes them; spans of SentencePiece pieces may come
+        as whole words.)
       version: 'v1', or 'v2', where "no answer" is an answer.
       n_best: how many starts and ends per window, and answers per question, are kept.
       max_answer_length: in tokens.
+      places: of pieces, which give an answer's characters; None: as in the original, see
+        `aligned_place`.
     """
     surfaces = [
         token.removeprefix(CONTINUATION) if continues else f' {token}'
@@ -494,6 +546,10 @@ def predict_answers(
         ids = windows.sequences.ids[offsets[window] + start:offsets[window] + end + 1].tolist()
         shift = windows.part_starts[window] - windows.sequences.first_lengths[window]
         low, last = np.searchsorted(p.word_tokens, [shift + start, shift + end], 'right') - 1
+        if places is not None:
+            first = p.places_in(context, low, places)[shift + start - p.word_tokens[low]]
+            return first[0], p.places_in(context, last, places)[
+                shift + end - p.word_tokens[last]][1]
         text = ' '.join(''.join([surfaces[i] for i in ids]).split())
         words = p.word_spans[low:last + 1].tolist()
         return aligned_place(context, words, text, lowercase, switches)
@@ -626,110 +682,6 @@ def aligned_place(
 @functools.lru_cache(maxsize=1 << 16)
 def _basic_text(word: str, lowercase: bool, switches: Switches) -> str:
     return ' '.join(basic_tokens(word, lowercase, switches))
-
-
-# A `null_threshold` at which no question is answered: `null_odds`, as differences of logits, are
-# far above it.
-NEVER_ANSWER = -1e9
-_ARTICLES = re.compile(r'\b(a|an|the)\b')
-_WITHOUT_PUNCTUATION = str.maketrans('', '', string.punctuation)
-
-
-def normalize_answer(text: str) -> str:
-    """Lower-cased, without ASCII punctuation, English articles and superfluous white space."""
-    return ' '.join(_ARTICLES.sub(' ', text.lower().translate(_WITHOUT_PUNCTUATION)).split())
-
-
-def _overlap(gold: str, predicted: str) -> float:
-    """F1 of two bags of words; 0 if they have no word in common."""
-    golds, words = gold.split(), predicted.split()
-    common = sum((collections.Counter(words) & collections.Counter(golds)).values())
-    if not common:
-        return 0
-    precision = common / len(words)
-    recall = common / len(golds)
-    return (2 * precision * recall) / (precision + recall)
-
-
-def v1_scores(texts: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> dict[str, float]:
-    """'exact_match' and 'f1' of SQuAD 1.1, in per cent.
-
-    Args:
-      texts: question id -> predicted text.
-      answers: question id -> texts of the accepted answers, one or more.
-    """
-    exact_match = f1 = 0.0
-    for name, text in texts.items():
-        predicted = normalize_answer(text)
-        golds = [normalize_answer(answer) for answer in answers[name]]
-        exact_match += predicted in golds
-        f1 += max(_overlap(gold, predicted) for gold in golds)
-    return {'exact_match': 100.0 * exact_match / len(texts), 'f1': 100.0 * f1 / len(texts)}
-
-
-def v2_scores(
-    texts: Mapping[str, str], answers: Mapping[str, Sequence[str]], odds: Mapping[str, float],
-    null_threshold: float | None = None,
-) -> dict[str, float]:
-    """Scores of SQuAD 2.0, in per cent.
-
-    Args:
-      texts: question id -> predicted text without a threshold, '' for "no answer".
-      answers: question id -> texts of the accepted answers; none: unanswerable.
-      odds: question id -> `null_odds`, higher where the model is surer that there is no answer.
-      null_threshold: odds above it make the prediction "no answer" (the original model's default
-        is 0, the official script's 1, which is meant for probabilities). None: the one that is
-        best for F1, as `best_f1_thresh` of the official script; but NEVER_ANSWER if answering no
-        question is best: the official script then gives 0, which is right for the probabilities
-        that it expects, not for odds that may be negative.
-
-    Returns:
-      'exact_match', 'f1' and 'null_threshold'; named as in the official script, 'total', the same
-      three for questions with and without an answer ('HasAns_exact', 'NoAns_f1', ...), and the
-      best threshold for each ('best_f1', 'best_f1_thresh', 'best_exact', 'best_exact_thresh').
-    """
-    raw: dict[str, dict[str, float]] = {'exact': {}, 'f1': {}}
-    for name, text in texts.items():
-        predicted = normalize_answer(text)
-        golds = [gold for gold in map(normalize_answer, answers[name]) if gold] or ['']
-        raw['exact'][name] = int(predicted in golds)
-        raw['f1'][name] = max(
-            _overlap(gold, predicted) if gold and predicted else int(gold == predicted)
-            for gold in golds)
-    best = {key: _best_threshold(raw[key], texts, answers, odds) for key in raw}
-    limit = best['f1'][1] if null_threshold is None else null_threshold
-    scores: dict[str, float] = {}
-    for prefix, names in (('', list(texts)), ('HasAns_', [n for n in texts if answers[n]]),
-                          ('NoAns_', [n for n in texts if not answers[n]])):
-        if not names:
-            continue
-        for key in raw:
-            final = [float(not answers[n]) if odds[n] > limit else raw[key][n] for n in names]
-            scores[prefix + key] = 100.0 * sum(final) / len(names)
-        scores[prefix + 'total'] = len(names)
-    scores = {'exact_match': scores.pop('exact'), **scores}
-    for key, (score, threshold) in best.items():
-        scores[f'best_{key}_thresh'] = 0.0 if threshold == NEVER_ANSWER else threshold
-        scores[f'best_{key}'] = 100.0 * score / len(texts)
-    return scores | {'null_threshold': limit}
-
-
-def _best_threshold(
-    raw: Mapping[str, float], texts: Mapping[str, str], answers: Mapping[str, Sequence[str]],
-    odds: Mapping[str, float],
-) -> tuple[float, float]:
-    """(Best sum of scores, threshold): questions with odds up to it keep their prediction.
-
-    Questions of equal odds are taken one by one, as the official script does, although no
-    threshold lies between them.
-    """
-    score = best = float(sum(not answers[name] for name in texts))
-    threshold = NEVER_ANSWER
-    for name in sorted(odds, key=odds.__getitem__):
-        score += raw[name] if answers[name] else -bool(texts[name])
-        if score > best:
-            best, threshold = score, odds[name]
-    return best, threshold
 
 
 def prediction_files(

@@ -25,7 +25,7 @@ from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.files import as_path
 from bert_jax.tasks.opening import OPENERS
-from bert_jax.tasks.squad import NEVER_ANSWER
+from bert_jax.tasks.squad_scores import NEVER_ANSWER
 from bert_jax.train import experiment, program
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import write_run

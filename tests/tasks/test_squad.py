@@ -20,10 +20,10 @@ from bert_jax.tasks.squad import (
     read_squad,
     span_loss,
     squad_windows,
-    v1_scores,
-    v2_scores,
 )
+from bert_jax.tasks.squad_scores import v1_scores, v2_scores
 from bert_jax.tasks.table import find_file
+from bert_jax.text.offsets import piece_places
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.refusals import refused
@@ -192,6 +192,61 @@ def test_answers_are_tightened_to_their_pieces(context, answer, pieces):
         for row, start, end in zip(rows(windows), windows.start_positions, windows.end_positions)
         if start}
     assert found == ({pieces} if pieces else set())
+
+
+CHINESE_VOCAB = Vocab.from_tokens([*SPECIAL_TOKENS, *'北京是中国的首都，。上海e', '##e', 'cafe'])
+CHINESE = WordPieceTokenizer(CHINESE_VOCAB)
+
+
+@pytest.mark.parametrize(('context', 'at', 'answer', 'found'), [
+    ('北京是中国的首都。', 0, '北京', '北京'),
+    ('北京是北京的首都。', 3, '北京', '北京'),  # not the first 北京 of the run
+    ('北京是\u3000中国的首都。', 4, '中国', '中国'),
+    ('北京\u00ad是中国的首都。', 4, '中国', '中国'),
+    ('北\u00ad京是中国的首都。', 0, '北\u00ad京', '北\u00ad京'),
+    ('北京是\u00a0中国的\u00a0首都。', 4, '中国的\u00a0首都', '中国的\u00a0首都'),
+    ('北京是鱻国的首都。', 3, '鱻国', '鱻国'),  # [UNK] in the span
+    ('鱻是中国的首都。', 2, '中国', '中国'),
+    ('Cafe\u0301, 北京。', 0, 'Cafe\u0301', 'Cafe\u0301'),  # a mark belongs to its letter
+    ('e\u0301e\u0301, 北京。', 2, 'e\u0301', 'e\u0301'),
+    ('(caf\u00e9)', 1, 'caf\u00e9', 'caf\u00e9'),
+])
+def test_answers_of_own_files_are_the_pieces_at_their_characters(context, at, answer, found):
+    (only,) = asked = make_questions(context, ('是', answer, at))
+    places = piece_places(CHINESE)
+    windows = make_windows(asked, CHINESE, places=places)
+    ids = windows.sequences.ids
+    start, end = (np.zeros(len(ids)) for _ in range(2))
+    start[windows.start_positions[0]] = end[windows.end_positions[0]] = 10
+    prediction = predict_answers(
+        windows, start, end, vocab=CHINESE_VOCAB, lowercase=True, version='v1', places=places)
+    (best, *_) = prediction[only.id].n_best
+    assert best.text == found and best.place == (at, at + len(found))
+
+
+def test_an_answer_with_white_space_that_english_lacks_is_trained_on_in_own_files(write):
+    gold = [{'text': 'He\u00a0was', 'answer_start': CONTEXT.index('He\u00a0was')}]
+    path = write(squad([question('a', answers=gold)]))
+    (only,) = read(path, by_words=False)
+    assert only.answers == (('He\u00a0was', 39),)
+
+
+def test_real_answers_come_back_by_characters(shared_data):
+    """All but eight, which are over 30 tokens long or part of a piece."""
+    path = str(shared_data / 'squad' / 'dev-v2.0.cs224n-6078.json.gz')
+    tokenizer = WordPieceTokenizer(
+        Vocab.from_file(shared_data / 'vocab' / 'bert-base-uncased-vocab.txt'))
+    places = piece_places(tokenizer)
+    questions = [q for q in read(path, version='v2', by_words=False) if q.answers]
+    windows = make_windows(questions, tokenizer, places=places)
+    start, end = np.zeros((2, len(windows.sequences.ids)), np.float32)
+    cls = windows.sequences.offsets[:-1]
+    start[cls + windows.start_positions] = end[cls + windows.end_positions] = 10
+    start[cls[windows.start_positions == 0]] = -10
+    found = predict_answers(windows, start, end, vocab=tokenizer.vocab, lowercase=True,
+                            version='v1', places=places)
+    wrong = [q for q in questions if found[q.id].text != q.answers[0][0]]
+    assert len(questions) == 2910 and len(wrong) == 8
 
 
 def test_the_loss_of_windows_is_that_of_their_answers(write):
