@@ -234,12 +234,19 @@ class Group(NamedTuple):
 
     def settings(self) -> dict[str, str]:
         """The settings that the page compares, as HTML by name."""
+        first = self.runs[0]
         values = [run.fields | {'phases': ', '.join(
             f"{p['steps']:,} steps of {p['batch_size']} rows of {p['max_seq_length']}"
             + ''.join(f', {name} {p[name]}' for name in PHASE_ROWS if name in p)
             for p in run.fields.get('phases') or ())} for run in self.runs]
         return {name: ', '.join(dict.fromkeys(escape(str(x[name])) for x in values))
-                for name in values[0] if not name.startswith(_NOT_SHOWN)}
+                for name in values[0] if not _is_among(_NOT_SHOWN, name, first)}
+
+
+def _is_among(prefixes: tuple[str, ...], name: str, run: RunRecords) -> bool:
+    """Whether a field of a run begins with one of these; for where the result is the best of the
+    evaluations, the interval of these affects it."""
+    return name.startswith(prefixes) and not (run.keeps_best and name == 'train.eval_every')
 
 
 def grouped(runs: Iterable[RunRecords]) -> list[Group]:
@@ -250,7 +257,7 @@ def grouped(runs: Iterable[RunRecords]) -> list[Group]:
     found: dict[str, list[RunRecords]] = {}
     for run in runs:
         fields = {name: value for name, value in run.fields.items()
-                  if name != 'seed' and not name.startswith(_BESIDE)}
+                  if name != 'seed' and not _is_among(_BESIDE, name, run)}
         unfinished = '' if run.finished else run.name
         found.setdefault(f'{sorted(fields.items())} {unfinished}', []).append(run)
     result: list[Group] = []

@@ -34,7 +34,12 @@ from bert_jax.train.program import Program, build_program, check_memory, numbers
 from bert_jax.train.report import Goodput, Profile, Report, count, duration
 from bert_jax.train.step import Batch, Phase, TrainState, TrainStep, make_verify, num_params
 from bert_jax.weights import load_weights
-from bert_jax.weights.run_directory import describe_run, read_description, saved_steps
+from bert_jax.weights.run_directory import (
+    describe_run,
+    read_description,
+    saved_steps,
+    step_to_read,
+)
 from bert_jax.weights.warm_start import warm_start
 
 # The plateau gate arms after 25 % of training, clamped to these numbers of steps.
@@ -104,11 +109,13 @@ def train_run(
         'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
         'inference': dict(task.inference), 'identity': task.identity(),
     }
-    if config.init_checkpoint:  # perhaps of a run that trains further or is made anew
-        steps = saved_steps(files.as_path(config.init_checkpoint) / 'checkpoints')
-        for path in sorted(steps, key=lambda path: int(path.name))[-1:]:
-            manifest = (path / 'default' / 'manifest.ocdbt').read_bytes()  # differs for each save
-            resolved |= {'init_step': int(path.name), 'init_saved': zlib.crc32(manifest)}
+    # What it starts from is perhaps of a run that trains further or is made anew.
+    if config.init_checkpoint and (
+            path := step_to_read(files.as_path(config.init_checkpoint))) is not None:
+        manifest = path / 'default' / 'manifest.ocdbt'  # differs for each save
+        if manifest.exists():
+            resolved |= {'init_step': int(path.name),
+                         'init_saved': zlib.crc32(manifest.read_bytes())}
     resolved['model']['attention'] = objective.config.attention  # must be the same on all hosts
     fields = flat_fields(resolved)
     hosts.agree('the run', {f'version of {name}': x for name, x in versions().items()} | {

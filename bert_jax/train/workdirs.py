@@ -99,7 +99,9 @@ def check_resumable(
         now: Any = new.get(name)
         # A field that no longer exists does not matter, unless it shaped the model.
         gone = name not in new and not (name.startswith('model.') and before)
-        if gone or before == now or name.startswith(_FREE_TO_CHANGE):
+        # It decides among how many evaluations the best is chosen.
+        has_a_say = comparable and name == 'train.eval_every'
+        if gone or before == now or (name.startswith(_FREE_TO_CHANGE) and not has_a_say):
             continue
         if name.startswith('identity.'):
             what = name.removeprefix('identity.')

@@ -73,14 +73,12 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
     described = read_description(workdir)
     config, config_file = read_config(workdir), workdir / 'config.json'
     hint = formats.check_head(config.get('head', ''), config_file, any_head)
+    step = step or step_to_read(workdir)
     if step is None:
-        steps = saved_steps(workdir / 'best') or saved_steps(workdir / 'checkpoints')
-        if not steps:
-            raise InputError(f'{workdir} has no checkpoint to read: ' + (
-                'its sweep deleted them, as other runs are better: the best is WORKDIR/winner, and '
-                '--keep=all keeps those of all' if (workdir / 'sweep_result.json').exists() else
-                'checkpoints/ holds none'))
-        step = max(steps, key=lambda path: int(path.name))
+        raise InputError(f'{workdir} has no checkpoint to read: ' + (
+            'its sweep deleted them, as other runs are better: the best is WORKDIR/winner, and '
+            '--keep=all keeps those of all' if (workdir / 'sweep_result.json').exists() else
+            'checkpoints/ holds none'))
     params = formats.from_tree(_restore(step / 'default'), described.model['vocab_size'])
     params = {name: np.asarray(x) for name, x in params.items()}
     formats.check_finite(params, step)
@@ -104,6 +102,14 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
         described.vocab_file, described.lowercase, (),
         f'{described.source}, step {int(step.name):,}'
         + (' (its best evaluation)' if step.parent.name == 'best' else ''), inference)
+
+
+def step_to_read(named: Path) -> Path | None:
+    """The checkpoint that `read_run` reads the parameters from; None if there is none."""
+    workdir, step = run_of(named)
+    steps = [step] if step else saved_steps(workdir / 'best') or saved_steps(
+        workdir / 'checkpoints')
+    return max(steps, key=lambda path: int(path.name), default=None)
 
 
 def run_of(path: Path) -> tuple[Path, Path | None]:

@@ -117,6 +117,15 @@ def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(cola, tmp_
     assert f"step {whole['step']:,}" in load_weights(folder / 'whole').source
 
 
+def test_a_run_records_the_step_of_the_parameters_that_it_starts_from(cola, tmp_path):
+    args, folder, whole, _ = cola
+    newest = max(int(path.name) for path in (folder / 'whole' / 'checkpoints').iterdir())
+    for start, step in (('whole', whole['step']), (f'whole/checkpoints/{newest}', newest)):
+        run(args[0], f'--config.init_checkpoint={folder}/{start}', *args[2:],
+            '--config.train.steps=1', workdir=tmp_path / f'from_{step}')
+        assert read_json(tmp_path / f'from_{step}' / 'config.json')['init_step'] == step
+
+
 def test_a_debug_run_is_three_steps_and_a_part_of_the_evaluation(pretrained, tmp_path):
     write_cola(tmp_path / 'glue', dev=2000)
     shutil.copytree(pretrained, tmp_path / 'start')

@@ -136,6 +136,20 @@ def test_the_work_so_far(runs):
     assert run.scores == {'step': 8, 'mlm_accuracy': 0.4}
 
 
+@pytest.mark.parametrize(('keeps_best', 'sizes'), [(True, [2, 1]), (False, [3])])
+def test_runs_that_choose_among_other_evaluations_are_no_seeds_of_one_group(
+    keeps_best, sizes, tmp_path
+):
+    for seed, every in enumerate((4, 4, 2)):
+        write(tmp_path / str(seed), ['{"step": 8, "eval/accuracy": 0.5}'], task='rte', seed=seed,
+              metric='accuracy', train={'steps': 8, 'eval_every': every, 'save_every': every})
+        if keeps_best:
+            (tmp_path / str(seed) / 'best' / '8').mkdir(parents=True)
+    groups = report.grouped(RunRecords(tmp_path / str(seed), str(seed)) for seed in range(3))
+    assert [len(group.runs) for group in groups] == sizes
+    assert ('train.eval_every' in groups[0].settings()) == keeps_best
+
+
 def test_groups_of_seeds_and_how_far_they_are_apart(runs, tmp_path):
     scores = {'base-0': 0.31, 'base-1': 0.35, 'wide-0': 0.42, 'wide-1': 0.41, 'wide-2': 0.46}
     for name, score in scores.items():

@@ -35,6 +35,8 @@ OTHER_TEXT = {'identity.content of x': 'bb', 'identity.vocabulary': 'w'}
 
 @pytest.mark.parametrize('task, before, now, said', [
     ('rte', {}, {'train.log_every': 2, 'squad.stride': 128}, ''),  # and a new field
+    ('rte', {'train.eval_every': 4}, {'train.eval_every': 2}, 'note: train.eval_every was 4'),
+    ('pretrain', {'train.eval_every': 4}, {'train.eval_every': 2}, ''),
     ('rte', {}, {'data.source': 'y'}, "note: data.source was 'x' in this run so far, now 'y'"),
     ('rte', {}, {'model.dtype': 'bfloat16'}, 'note: model.dtype'),
     ('rte', {'init_step': 9, 'init_saved': 1}, {'init_step': 9, 'init_saved': 2},

@@ -17,6 +17,7 @@ from bert_jax.train.step import abstract_state
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import from_tree
 from bert_jax.weights.huggingface import write_huggingface
+from bert_jax.weights.run_directory import step_to_read
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +87,9 @@ def test_the_best_evaluation_is_read_where_it_is_kept(run, states):
     best.close()
     weights = load_weights(run)
     assert weights.source.endswith('step 2 (its best evaluation)')
+    assert step_to_read(run) == run / 'best' / '2'
+    assert step_to_read(run / 'checkpoints' / '10') == run / 'checkpoints' / '10'
+    assert step_to_read(run / 'best') is None
     assert_same_params(weights.params, from_tree(jax.device_get(states[2].params), 40))
 
 
