@@ -161,6 +161,7 @@ def test_the_choices_of_a_field_are_those_that_the_code_knows(field, known):
     ({'model.name': 'larg'}, "config.model.name='larg' is unknown: did you mean 'large'?"),
     ({'train.loggers': 'wandb,tensorbord'}, "'tensorbord' is unknown: did you mean 'tensorboard'?"),
     ({'optimizer.name': 'lion', 'optimizer.b1': 0.5}, 'config.optimizer.b1=0.5 has no effect'),
+    ({'model.type_vocab_size': 1}, 'config.model.type_vocab_size=1 has no segment type'),
     ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide config.model.hidden_size'),
     ({'data.max_seq_length': 1024}, 'config.data.max_seq_length=1024 is longer than the position'),
     ({'phases': ({'steps': 5}, {'steps': 5, 'max_seq_length': 513})}, 'config.phases[1].max_seq_'),

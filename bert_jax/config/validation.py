@@ -116,6 +116,10 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
     hidden, heads = sizes['hidden_size'], sizes['num_heads']
     positions, phased = config.model.max_position_embeddings, config.task in PRETRAINING
     relations: list[tuple[Any, str]] = [
+        (config.task == 'pretrain' and config.data.next_sentence
+         and config.model.type_vocab_size < 2,
+         'model.type_vocab_size=1 has no segment type for the second text of a pair: set '
+         'config.data.next_sentence=False, or 2'),
         (hidden % heads, f'model.num_heads={heads} does not divide config.model.hidden_size='
          f'{hidden}: take a number that does')]
     batches = []

@@ -188,6 +188,8 @@ def _tokenize(
       empty: whether a text without words is accepted.
     """
     parts = parts_of(text, *allowed)
+    if len(parts) > 1:
+        model.check_pair()
     ids = [(model.tokenizer.encode if empty else model.encode)(part) for part in parts]
     total, budget = sum(map(len, ids)), model.max_length - 1 - len(ids)
     if total > budget and how == 'first':
@@ -262,7 +264,8 @@ def classify(
     Returns:
       For each text: its 'text', or 'first' and 'second', with 'label', 'probability' and
       'probabilities' by label; or, from a multi-label model, with 'labels', those with a
-      probability above 0.5, and 'probabilities'; or, from regression, with 'value'. From multiple
+      probability above 0.5, and 'probabilities'; or, from regression, with 'value' (of a
+      cross-encoder, after the activation that its folder names). From multiple
       choice: 'text', 'choices', 'choice' (its index), 'probability' and 'probabilities'.
     """
     model.need('classify')
@@ -274,6 +277,8 @@ def classify(
 
     def results(texts: Any, windows: TextWindows, outputs: Outputs) -> Iterator[Result]:
         logits = windows.combined_logits(head, outputs['logits']).astype(np.float64)
+        if activation := model.weights.inference.get('activation'):
+            logits = loaded.ACTIVATIONS[activation](logits)
         for (parts, _), result in zip(texts, head.described(logits, labels), strict=True):
             yield shown(parts) | result
 
@@ -405,6 +410,7 @@ def answer(
 
     def read(pair: Any, number: int) -> list[str]:
         parts = parts_of(pair, 2)
+        model.check_pair()
         length, _ = (len(model.encode(text)) for text in parts)
         if length > max_question:
             model.note(f'question {number} has {length} tokens: its end is left out, after '

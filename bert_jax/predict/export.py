@@ -135,6 +135,10 @@ def export_model(
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, mask.shape, np.int32)
     made = (np.where(mask, ids, 0), mask, mask & (places > lengths // 2), np.ones((len(mask), 1)))
     rows = {name: x.astype(np.int32) for name, x in zip(inputs, made)}
+    has, is_pretrained = model.weights.has, model.weights.head == 'pretraining'
+    if is_pretrained and has('bert/pooler') and not has('cls/seq_relationship'):
+        model.note('no next_sentence_logits are exported: the model has no trained next-sentence '
+                   'head')
     forward, params = _forward(model), flatten_dict(model.params, sep='/')
     expected = jax.device_get(jax.jit(forward)(params, *rows.values()))
     is_exact = model.config.dtype == 'float32' and model.config.layout.on_cpu

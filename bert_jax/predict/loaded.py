@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from scipy.special import expit
 
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import WINDOWS, joined
@@ -20,7 +21,7 @@ from bert_jax.model.attention import settled
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine, Function, Outputs
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, as_path, read_json
 from bert_jax.runtime.hub import model_folder
 from bert_jax.text import Tokenizer, load_tokenizer
@@ -52,8 +53,10 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
     encoder = modules[0][1]  # old sentence-transformers models keep it in a folder of its own
     settings = encoder / 'sentence_bert_config.json'
     limit = read_json(settings, '').get('max_seq_length') if settings.exists() else None
-    inference = {'max_seq_length': limit} if isinstance(limit, int) else {}
+    inference: dict[str, Any] = {'max_seq_length': limit} if isinstance(limit, int) else {}
     weights = load_weights(encoder, any_head=True)
+    if weights.head == 'regression' and (activation := _activation(encoder)):
+        inference['activation'] = activation
     weights = dataclasses.replace(weights, inference=inference | dict(weights.inference))
     if vocab_file is None:
         return weights, modules
@@ -71,12 +74,35 @@ def _modules(folder: Path) -> Modules:
             for module in listed or [{}]]
 
 
+# What a cross-encoder's value goes through, by the last part of the name that its folder has.
+ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    'Identity': lambda x: x, 'Sigmoid': expit, 'Tanh': np.tanh}
+
+
+def _activation(folder: Path) -> str:
+    """The activation that sentence-transformers' CrossEncoder names in a folder; '' without one."""
+    named: Any = ''
+    for file in ('config.json', 'config_sentence_transformers.json'):
+        if (folder / file).exists():
+            fields = read_json(folder / file, '')
+            section = fields.get('sentence_transformers')
+            named = named or (section if isinstance(section, dict) else {}).get('activation_fn') \
+                or fields.get('sbert_ce_default_activation_function') or fields.get('activation_fn')
+    name = str(named or '').rpartition('.')[2]
+    if name and name not in ACTIVATIONS:
+        tell(f'note: {folder}: the activation {named} is unknown here, so values are those before '
+             f"it ({', '.join(ACTIVATIONS)} are applied)")
+        return ''
+    return name
+
+
 _TASK_HEADS = ('classification', 'multi_label', 'regression', 'multiple_choice')
 # Command -> (heads that serve it, a part of the model that it needs, what messages call these).
 _NEEDS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
     'fill-mask': (('pretraining',), 'cls/predictions', 'a masked-LM head'),
     'score': (('pretraining',), 'cls/predictions', 'a masked-LM head'),
-    'next-sentence': (('pretraining',), 'cls/seq_relationship', 'a next-sentence head'),
+    'next-sentence': (('pretraining',), 'cls/seq_relationship',
+                      'a next-sentence head (data.next_sentence=False trains none)'),
     'classify': (_TASK_HEADS, 'classifier',
                  'a classification, multi-label, regression or multiple-choice head'),
     'answer': (('question_answering',), 'cls/squad', 'a question-answering head'),
@@ -249,6 +275,12 @@ class LoadedModel:
             command for command, (heads, part, _) in _NEEDS.items()
             if self.weights.head in heads and self.weights.has(part)
             and (plain or command not in _PLAIN_ONLY)]
+
+    def check_pair(self) -> None:
+        """Raises InputError if the model cannot tell the texts of a pair apart."""
+        if self.config.type_vocab_size < 2:
+            raise InputError('it is a pair, and the model has one segment type '
+                             f'(type_vocab_size={self.config.type_vocab_size}): give single texts')
 
     def need(self, command: str) -> None:
         """Raises InputError if the model does not serve a command."""

@@ -181,7 +181,17 @@ class LabelledTask:
                          for i, eval_set in enumerate(self.sets)}
 
     def objective(self, bert: ModelConfig) -> Head:
-        """The head that is trained on an encoder."""
+        """The head that is trained on an encoder.
+
+        Raises:
+          InputError: there are pairs of texts, which the encoder cannot tell apart.
+        """
+        units = [*([self.train] if self.train is not None else []), *(x.units for x in self.sets)]
+        if bert.type_vocab_size < 2 and any(
+                (x.sequences.first_lengths < x.sequences.lengths).any() for x in units):
+            raise InputError(
+                f'config.model.type_vocab_size={bert.type_vocab_size}: the model has one segment '
+                'type, and there are pairs of texts: take a model with two, or single texts')
         return (self.trained_as or HEADS[self.head])(bert, **self.arguments)
 
     def batch_shapes(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> dict[str, Any]:

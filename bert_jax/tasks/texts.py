@@ -374,8 +374,12 @@ def _class_weights(text: str, names: Sequence[str], counts: np.ndarray) -> tuple
       InputError: neither of these, or an unknown label.
     """
     if text in ('', 'balanced'):
+        if not text:
+            return ()
+        # A class that only held-out rows have is not trained, and its weight never used.
         n = counts[: len(names)]
-        return tuple((n.sum() / (len(n) * np.maximum(n, 1))).tolist()) if text else ()
+        weights_of_all = n.sum() / (np.count_nonzero(n) * np.maximum(n, 1))
+        return tuple(np.where(n > 0, weights_of_all, 1.0).tolist())
     weights = dict.fromkeys(names, 1.0)
     for part in text.split(','):
         name, _, value = (x.strip() for x in part.rpartition('='))

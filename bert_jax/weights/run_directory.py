@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.heads import HEADS
+from bert_jax.heads.pretraining import SEQ_RELATIONSHIP
 from bert_jax.runtime import checksum, files
 from bert_jax.runtime.checksum import CHECKSUMS
 from bert_jax.runtime.errors import InputError, first_line
@@ -80,7 +81,10 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
             '--keep=all keeps those of all' if (workdir / 'sweep_result.json').exists() else
             'checkpoints/ holds none'))
     params = formats.from_tree(_restore(step / 'default'), described.model['vocab_size'])
-    params = {name: np.asarray(x) for name, x in params.items()}
+    trains_pairs = (config.get('data') or {}).get('next_sentence', True)
+    params = {name: np.asarray(x) for name, x in params.items()
+              # A head that the run had and did not train; without it, nobody takes it for one.
+              if trains_pairs or not name.startswith(SEQ_RELATIONSHIP.prefix)}
     formats.check_finite(params, step)
     head, portable = hint, bool(HEADS[hint].classes)
     shapes = {name: x.shape for name, x in params.items()

@@ -197,6 +197,44 @@ def test_a_model_offers_what_its_parts_allow(model):
     assert some.commands() == ['next-sentence', 'features', 'export']
     with pytest.raises(InputError, match='score needs a masked-LM head: this model serves next-'):
         some.score(['a'])
+    with pytest.raises(InputError, match=r'\(data.next_sentence=False trains none\): this model'):
+        without('cls/seq_relationship').next_sentence([('a', 'b')])
+
+
+def test_a_pair_is_refused_by_a_model_with_one_segment_type():
+    model, _ = tiny.recorded('token_classification')
+    pair, single = model.features([('a', 'b'), 'a b'])
+    assert 'the model has one segment type (type_vocab_size=1)' in pair['error']
+    assert len(single['tokens']) == 4
+
+
+@pytest.mark.parametrize(('file', 'fields', 'activation'), [
+    ('config.json', {}, lambda x: x),
+    ('config.json', {'sbert_ce_default_activation_function': 'torch.nn.modules.linear.Identity'},
+     lambda x: x),
+    ('config.json',
+     {'sbert_ce_default_activation_function': 'torch.nn.modules.activation.Sigmoid'},
+     lambda x: 1 / (1 + np.exp(-x))),
+    ('config.json',
+     {'sentence_transformers': {'activation_fn': 'torch.nn.modules.activation.Sigmoid'}},
+     lambda x: 1 / (1 + np.exp(-x))),
+    ('config_sentence_transformers.json', {'activation_fn': 'torch.nn.modules.activation.Tanh'},
+     np.tanh),
+    ('config.json', {'sentence_transformers': {'activation_fn': 'mine.Cube'}}, None),
+])
+def test_the_value_of_a_cross_encoder_goes_through_its_activation(
+    file, fields, activation, tmp_path, capsys
+):
+    folder = tmp_path / 'model'
+    shutil.copytree(tiny.RECORDED / 'regression', folder)
+    before = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
+    (folder / file).write_text(json.dumps(before | fields))
+    plain, _ = tiny.recorded('regression')
+    (expected,), (found,) = (model.classify([('a b', 'c')]) for model in (plain, load(folder)))
+    said = capsys.readouterr().err
+    assert ('the activation mine.Cube is unknown here' in said) == (activation is None)
+    value = (activation or (lambda x: x))(expected['value'])
+    assert found['value'] == pytest.approx(value, abs=1e-5)
 
 
 def test_an_embedding_with_more_rows_than_the_vocabulary_has_tokens(model, tmp_path):

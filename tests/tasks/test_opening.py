@@ -1,5 +1,6 @@
 """Opening a task's data: tfds names and files give the same, and faults are reported at once."""
 
+import contextlib
 import json
 from unittest import mock
 
@@ -11,6 +12,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.tasks import table
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.texts import _class_weights
 from tests.tasks.files import put
 
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']
@@ -222,6 +224,23 @@ def test_class_weights(tmp_path, given, weights):
             open_task(config)
     else:
         assert open_task(config).arguments.get('class_weights', ()) == pytest.approx(weights)
+
+
+def test_balanced_weights_are_of_the_classes_that_are_trained():
+    """The middle one has held-out rows only; the others weigh as if it did not exist."""
+    weights = _class_weights('balanced', ('bad', 'best', 'good'), np.array([3, 0, 2]))
+    assert weights == pytest.approx((5 / 6, 1.0, 5 / 4))
+
+
+def test_a_model_with_one_segment_type_is_not_trained_on_pairs(tmp_path):
+    source = put(tmp_path, 'own.csv', ['a,b,label', *(f'the,{word},x' for word in WORDS),
+                                       *(f'was,{word},y' for word in WORDS)])
+    bert = mock.Mock(type_vocab_size=1)
+    for columns, fits in (({'text_pair': 'b'}, False), ({}, True)):
+        task = opened('classification', source, tmp_path, eval_source=True, text='a', **columns)
+        with contextlib.nullcontext() if fits else pytest.raises(
+                InputError, match='the model has one segment type, and there are pairs'):
+            task.objective(bert)
 
 
 def test_long_texts_are_scored_by_their_windows(tmp_path):

@@ -93,6 +93,17 @@ def test_the_best_evaluation_is_read_where_it_is_kept(run, states):
     assert_same_params(weights.params, from_tree(jax.device_get(states[2].params), 40))
 
 
+@pytest.mark.parametrize('next_sentence', [True, False])
+def test_a_next_sentence_head_that_was_not_trained_is_no_part_of_the_model(run, next_sentence):
+    config = json.loads((run / 'config.json').read_text())
+    config['data']['next_sentence'] = next_sentence
+    (run / 'config.json').write_text(json.dumps(config))
+    weights = load_weights(run)
+    assert weights.has('cls/seq_relationship') == next_sentence
+    assert weights.has('cls/predictions') and weights.has('bert/pooler')
+    assert weights.head == 'pretraining'
+
+
 def test_a_vocabulary_may_be_smaller_than_the_embedding(run):
     """model.vocab_size may be set; exports have names for the rows without a token."""
     tokens = (run / 'vocab.txt').read_text().split()
