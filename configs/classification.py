@@ -19,5 +19,4 @@ from bert_jax.config import finetuning_config
 def get_config():
     c = finetuning_config('classification')
     c.data.source = 'train.csv'
-    c.data.held_out = 0.1
     return c

@@ -16,7 +16,6 @@ from bert_jax.config import finetuning_config
 def get_config():
     c = finetuning_config('multiple_choice')
     c.data.source = 'train.csv'
-    c.data.held_out = 0.1
     c.train.batch_size = 16
     c.optimizer.learning_rate = 2e-5
     return c

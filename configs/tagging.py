@@ -17,5 +17,4 @@ def get_config():
     c = finetuning_config('tagging', CASED)
     c.data.source = 'train.txt'
     c.data.text, c.data.label = 'tokens', 'tags'
-    c.data.held_out = 0.1
     return c

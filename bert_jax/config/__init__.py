@@ -57,7 +57,7 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
         section, _, name = path.rpartition('.')
         if section in SECTIONS and section != section_of(task):
             continue
-        default: Any = field.default
+        default: Any = field.default_of(task)
         if default is None:
             default = config_dict.placeholder(types.get(path, bool))
         elif field.allowed == 'duration' or path == 'data.source':  # its type may change

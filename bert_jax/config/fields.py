@@ -25,11 +25,18 @@ class Field(NamedTuple):
       allowed: a range, a tuple of values, or the kind of check; 'elsewhere': the code that reads
         the field checks it.
       read_by: names of tasks; empty: all tasks read it.
+      downstream: the default in all tasks but pre-training; None: it is the same there.
     """
 
     default: Any
     allowed: Allowed | Literal['text', 'path', 'duration', 'elsewhere']
     read_by: tuple[str, ...] = ()
+    downstream: Any = None
+
+    def default_of(self, task: str) -> Any:
+        """The default in a task, also in one that a config file defines."""
+        other = task not in PRETRAINING and self.downstream is not None
+        return self.downstream if other else self.default
 
 
 _SHARE = Range(0, 1)
@@ -86,8 +93,9 @@ FIELDS: Mapping[str, Field] = {
     # The held-out text, or the file to score; empty: the share `held_out` of `source`, or the
     # evaluation sets in a benchmark's folder.
     'data.eval_source': Field('', 'path'),
-    # Share of the text or file that is held out for evaluation.
-    'data.held_out': Field(0.01, BELOW_1, (*PRETRAINING, *_OWN_FILES)),
+    # Share of the text or file that is held out for evaluation. A corpus is large; a table of your
+    # own is small, and a hundredth of it would score nothing.
+    'data.held_out': Field(0.01, BELOW_1, (*PRETRAINING, *_OWN_FILES), downstream=0.1),
     # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
     # `vocab_size`.
     'data.vocab_file': Field('', 'path'),

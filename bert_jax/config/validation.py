@@ -12,7 +12,7 @@ from bert_jax.config.fields import FIELDS, LABELLED, LOGGERS, PRETRAINING, flat_
 from bert_jax.config.phases import PHASE_FIELDS, parse_duration, parse_trace, phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import check_scheme
-from bert_jax.tasks.opening import OPENERS
+from bert_jax.tasks.opening import OPENERS, SHIPPED
 from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
 from bert_jax.train.sharding import VOCAB_MULTIPLE
 
@@ -22,6 +22,8 @@ _ANY_NUMBER = 10**9  # of examples and steps, before they are known
 def check_used(config: ConfigDict) -> None:
     """Refuses settings of a valid config that its task ignores.
 
+    A task that a config file defines may read whatever some downstream task reads.
+
     Raises:
       InputError: a field that the task does not read differs from its default.
     """
@@ -29,6 +31,7 @@ def check_used(config: ConfigDict) -> None:
     for path, value in flat_fields(config).items():
         read_by = FIELDS[path].read_by
         reads = config.task not in PRETRAINING if read_by == LABELLED else config.task in read_by
+        reads |= config.task not in SHIPPED and not set(read_by) <= set(PRETRAINING)
         if read_by and not reads and value != defaults[path]:
             raise InputError(f'config.{path}={value!r} has no effect with config.task='
                              f'{config.task!r}: it is for {", ".join(read_by)}, leave it out')

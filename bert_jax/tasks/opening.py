@@ -32,6 +32,7 @@ OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'swag': open_swag,
     **dict.fromkeys((name for name in GLUE_TASKS if name != 'ax'), open_glue),  # no training set
 }
+SHIPPED = frozenset(OPENERS)  # before a config file adds its own
 
 
 def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:
