@@ -40,6 +40,7 @@ from bert_jax.train.step import EvalStep, Phase
 Results = tuple[dict[str, float], dict[str, str]]  # metrics, contents of files, by name
 # Row lengths to choose from. A row holds at least the longest unit.
 _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+_FEW = 20  # distinct texts: an accuracy on fewer is off by a tenth or more
 
 
 class ScoredModel(NamedTuple):
@@ -332,7 +333,8 @@ def own_files(
     """Examples to train on (None if a model is only scored) and to score, from your own files.
 
     Without `data.eval_source`, the examples to score are those that a hash holds out of
-    `data.source`: the same in training and in every later evaluation.
+    `data.source`: the same in training and in every later evaluation. What is scored is said, with
+    a warning if it is little, or far from the share that was asked for.
 
     Args:
       config, scored: as for `open_task`.
@@ -347,10 +349,20 @@ def own_files(
     if d.eval_source:
         return (None if scored else read(source)), read(str(as_path(d.eval_source)))
     whole = read(source)
-    out = held_out(contents(whole), d.held_out, source)
+    texts = contents(whole)
+    out = held_out(texts, d.held_out, source)
     train, dev = (whole.take(np.flatnonzero(side)) for side in (~out, out))
-    say(f'scored: {len(dev):,} of {len(whole):,} examples of {source}, held out of training '
-        f'(config.data.held_out={d.held_out}); for others, name a file as config.data.eval_source')
+    scored_texts = {text for text, is_out in zip(texts, out, strict=True) if is_out}
+    say(f'scored: {len(dev):,} of {len(whole):,} examples of {source} ({len(scored_texts):,} of '
+        f'{len(set(texts)):,} distinct texts), held out of training (config.data.held_out='
+        f'{d.held_out}); for others, name a file as config.data.eval_source')
+    if len(scored_texts) < _FEW:
+        say(f'warning: {len(scored_texts)} distinct texts are few to score: name a file of more as '
+            'config.data.eval_source, or raise config.data.held_out')
+    if _misses(out.mean(), d.held_out):
+        say(f'warning: {out.mean():.1%} of the examples are held out, where config.data.held_out='
+            f'{d.held_out} asks for {d.held_out:.1%}: equal texts are on one side, and here some '
+            'are frequent; name a file as config.data.eval_source')
     return (None if scored else train), dev
 
 
@@ -398,17 +410,53 @@ def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str
 def held_out(contents: Sequence[str], share: float, source: str) -> np.ndarray:
     """[n] bool: which examples are held out, about `share` of them.
 
-    A hash of the content decides, so that an example stays on its side when others are added or
-    removed, and equal examples are on the same side.
+    Equal examples are on the same side. A hash of the content decides, so that an example stays on
+    its side when others are added or removed. Only where this misses the share by more than half of
+    it, because there are few distinct contents or one is very frequent, does the side of some
+    contents depend on the others.
 
     Raises:
       InputError: one of the sides would be empty.
     """
     digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in contents)
-    out = np.array([int.from_bytes(digest, 'little') / 2**64 < share for digest in digests])
+    hashes = np.array([int.from_bytes(digest, 'little') / 2**64 for digest in digests])
+    out = hashes < share
+    if 0 < share < 1 and _misses(out.mean(), share):
+        out = _nearer_share(hashes, share)
     if out.all() or not out.any():
+        distinct = len(set(contents))
+        together = f' ({distinct} distinct texts: equal ones are on one side)'
         raise InputError(
             f'{source} has {len(out):,} examples, of which config.data.held_out={share} would '
-            f'leave {int((~out).sum())} to train on and {int(out.sum())} to evaluate: name a file '
-            'to evaluate on, config.data.eval_source, or another share')
+            f'leave {int((~out).sum())} to train on and {int(out.sum())} to evaluate'
+            f'{together if distinct < len(out) else ""}: name a file to evaluate on, '
+            'config.data.eval_source, or another share')
     return out
+
+
+def _misses(found: float, share: float) -> bool:
+    """Whether a share is off by more than half of what was asked."""
+    return abs(found - share) > share / 2
+
+
+def _nearer_share(hashes: np.ndarray, share: float) -> np.ndarray:
+    """[n] bool: the examples with hashes below `share`, after a move of whole contents.
+
+    If too few are held out, contents follow in the order of their hashes, but never more than half
+    of them: the others are needed for training. If too many are, those go back whose number of
+    examples is nearest to what is too much.
+    """
+    contents, of_example, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    out = contents < share
+    too_many = counts[out].sum() - share * len(hashes)
+    for i in np.flatnonzero(~out)[: max(0, len(out) // 2 - out.sum())]:
+        if counts[i] < -2 * too_many:  # else the number would be off by more than before
+            out[i] = True
+            too_many += counts[i]
+    while too_many > 0:
+        i = np.abs(too_many - np.where(out, counts, 0)).argmin()
+        if not out[i] or counts[i] >= 2 * too_many:
+            break
+        out[i] = False
+        too_many -= counts[i]
+    return out[of_example]

@@ -10,7 +10,7 @@ import pytest
 from bert_jax.config import default_config
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks import table
-from bert_jax.tasks.labelled import ScoredModel
+from bert_jax.tasks.labelled import ScoredModel, held_out
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.texts import _class_weights
 from tests.tasks.files import put
@@ -201,6 +201,39 @@ def test_labels_come_from_the_data_and_a_share_is_held_out(tmp_path, capsys):
     assert len(task.train) + len(task.evaluated[0].units) == 60
     said = capsys.readouterr().out
     assert 'labels: bad' in said and 'held out of training' in said and 'are cut at' in said
+    assert f'scored: {len(task.evaluated[0].units)} of 60 examples of {source} (' in said
+
+
+@pytest.mark.parametrize(('counts', 'share', 'few', 'far'), [
+    ([50] * 30, 0.1, True, False),  # of three texts, or of none, by the hash alone
+    ([900, *[1] * 600], 0.1, False, False),
+    ([1] * 1000, 0.1, False, False),
+    ([400, *[2] * 200], 0.4, False, False),
+    ([500, 300, 200], 0.25, True, False),
+    ([960, *[1] * 40], 0.3, False, True),
+])
+def test_equal_texts_are_on_one_side_and_the_share_is_near(counts, share, few, far, tmp_path,
+                                                           capsys):
+    rows = [(f'the leader was born {i}', 'ab'[(i + j) % 2])
+            for i, count in enumerate(counts) for j in range(count)]
+    source = put(tmp_path, 'own.csv', ['text,label', *map(','.join, rows)])
+    out = held_out([f'{text}\n{text}' for text, _ in rows], share, source)
+    sides = {side: {text for (text, _), x in zip(rows, out, strict=True) if x == side}
+             for side in (True, False)}
+    assert not sides[True] & sides[False]
+    assert (abs(out.mean() - share) > share / 2) == far
+    opened('classification', source, tmp_path, held_out=share)
+    said = capsys.readouterr().out
+    assert (f'scored: {out.sum():,} of {len(rows):,} examples of {source} ({len(sides[True])} of '
+            f'{len(counts):,} distinct texts)') in said
+    assert (' distinct texts are few to score' in said) == few
+    assert ('asks for' in said) == far
+
+
+def test_an_example_stays_on_its_side_when_others_are_added():
+    texts = [f'text {i}' for i in range(2000)]
+    before = held_out(texts[:700], 0.1, 'a file')
+    assert held_out([*texts[1000:], *texts[:700]], 0.1, 'a file')[1000:].tolist() == before.tolist()
 
 
 def test_guessing_has_the_published_scores_of_the_majority(shared_data, tmp_path):
