@@ -200,7 +200,8 @@ FIELDS: Mapping[str, Field] = {
 
     # Sections that only some tasks have.
     'classification.multi_label': Field(False, _SWITCH),  # any number of labels an example
-    'classification.separator': Field(',', 'text'),  # between the labels in a cell
+    # Between the labels in a cell; empty: it is found, and said.
+    'classification.separator': Field('', 'text'),
     # For one label per example: 'balanced' (inverse to label frequency), or 'LABEL=2.5, ...'.
     'classification.class_weights': Field('', 'elsewhere'),
     'classification.label_smoothing': Field(0.0, BELOW_1),

@@ -10,7 +10,6 @@ import contextlib
 import csv
 import dataclasses
 import io
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from bert_jax.heads import HEADS
 from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks import labelled, table
+from bert_jax.tasks import labelled, several_labels, table
 from bert_jax.tasks.labelled import EvalSet, LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import METRICS, check_metrics, of_each_class
 
@@ -59,32 +58,57 @@ class Names:
       names: in the order of their ids. If empty, they are taken from the first file, the training
         file: numbers sorted by size, other names alphabetically.
       only: whether other names are refused.
+      several: whether an example has any number of labels.
       numbered: names of labels that are numbers in the file.
-      separator: between the names of an example that has any number of labels, unless they are a
-        list in JSON; empty: each example has one label.
+      separator: between several names in a cell; empty: `find_form` finds it.
+      places: with several labels, whether a cell has a place of 0 or 1 for each of `numbered`.
       met: all names in the file that was read last.
       unseen: names that only later files have. Their ids come after those of `names`, so that no
         prediction equals them and each counts as an error.
     """
 
-    def __init__(self, names: Sequence[str] = (), *, only: bool = False, separator: str = ''):
-        self.names, self.only, self.separator = tuple(names), only, separator
+    def __init__(
+        self, names: Sequence[str] = (), *, only: bool = False, several: bool = False,
+        separator: str = '',
+    ):
+        self.names, self.only = tuple(names), only
+        self.several, self.separator, self.places = several, separator, False
         self.numbered: Sequence[str] = ()
         self.met: set[str] = set()
         self.unseen: set[str] = set()
 
+    def find_form(self, path: str, cells: Sequence[Any]) -> None:
+        """Finds how cells hold several labels, unless an earlier file told, and says so.
+
+        Raises:
+          InputError: they hold places of 0 and 1 without names for these, or several characters may
+            separate the labels.
+        """
+        is_first = not self.met
+        if is_first and (places := several_labels.num_places(cells, len(self.numbered))):
+            if places != len(self.numbered):
+                raise InputError(
+                    f'{path}: its labels are lists of {places} places of 0 and 1 (multi-hot): name '
+                    f'the label of each place, config.data.label_names=NAME,NAME,... (it has '
+                    f'{len(self.numbered)} names)')
+            self.places = True
+            say(f'{path}: its labels are places of 0 and 1 (multi-hot), in the order of '
+                'config.data.label_names')
+        elif not self.separator and not self.places:
+            self.separator = several_labels.find_separator(
+                path, cells, {*self.names, *self.numbered})
+            if self.separator:
+                say(f'{path}: labels are separated by {self.separator!r} '
+                    '(config.classification.separator)')
+
     def parse(self, cell: Any) -> list[str]:
         """The names in a cell; raises InputError, Malformed."""
-        if self.separator:
-            if isinstance(cell, str) and cell.lstrip().startswith('['):
-                try:
-                    cell = json.loads(cell)
-                except ValueError:
-                    raise InputError(f'{cell!r} is no list; mend it') from None
-            parts = cell if isinstance(cell, list) else (
-                table.label_text(cell).split(self.separator))
-            return [name for part in parts if (name := table.named(part, self.numbered))]
-        if isinstance(cell, list):
+        if self.places:
+            return several_labels.names_of_places(cell, self.numbered)
+        if self.several:
+            labels = several_labels.split_labels(cell, self.separator)
+            return [table.named(label, self.numbered) for label in labels]
+        if isinstance(cell, list) or _is_list(cell):
             raise InputError('a list of labels: set --config.classification.multi_label=True to '
                              'train on several at once')
         name = table.named(table.label_of(cell), self.numbered)
@@ -101,12 +125,21 @@ class Names:
         unseen = self.met - set(self.names)
         self.unseen |= unseen
         ids = {name: i for i, name in enumerate([*self.names, *sorted(unseen)])}
-        if not self.separator:
+        if not self.several:
             return np.array([ids[name] for (name,) in labels], np.int32)
         indicators = np.zeros((len(labels), len(ids)), np.float32)
         for row, names in zip(indicators, labels, strict=True):
             row[[ids[name] for name in names]] = 1.0
         return indicators
+
+
+def _is_list(cell: Any) -> bool:
+    """Whether a text is a list, as JSON, pandas and NumPy write it."""
+    if not isinstance(cell, str) or not cell.startswith('['):
+        return False
+    with contextlib.suppress(InputError):
+        return bool(several_labels.parts_of_list(cell))
+    return False
 
 
 def _in_order(names: set[str]) -> tuple[str, ...]:
@@ -316,10 +349,13 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
     head = 'multi_label' if several else config.task
     marks = [name.strip() for name in d.label.split(',')] if several and ',' in d.label else []
     names = Names((scored.labels if scored else ()) or marks,
-                  separator=c.separator or ',' if several else '')
+                  several=several, separator=c.separator if several else '')
 
     def read(path: str) -> TextExamples:
         names.numbered = labelled.label_names(config, path)
+        if several and not marks:
+            names.find_form(path, [
+                row.cells[0] for row in table.read_rows(path, [d.label]) if not row.fault])
         examples = read_texts(
             path, [d.text, d.text_pair] if d.text_pair else [d.text], marks or d.label,
             Numbers() if head == 'regression' else names, id_column=d.id, needs_ids=True,
