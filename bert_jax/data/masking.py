@@ -48,10 +48,11 @@ def mask_rows(
     With `masking='pieces'`, positions are drawn uniformly from the candidates. With 'words', words
     (a piece and the continuation pieces after it) are taken in random order, leaving out any that
     would exceed the count. With 'ngrams' and 'spans', the row is cut into runs of words of random
-    lengths, and words are taken run by run, so that the last run may be taken in part. The count
-    is the same for all schemes. Each masked position becomes [MASK] or a piece drawn from the whole
-    vocabulary, or stays, at the given rates; with 'spans', all positions of a span are treated
-    alike, as in SpanBERT.
+    lengths, and words are taken run by run, so that the last run may be taken in part. A row all of
+    whose words exceed the count is masked as with 'pieces', because a row without a mask teaches
+    nothing (google-research/bert leaves it so). The count is the same for all schemes. Each masked
+    position becomes [MASK] or a piece drawn from the whole vocabulary, or stays, at the given
+    rates; with 'spans', all positions of a span are treated alike, as in SpanBERT.
 
     Args:
       input_ids: [n, S] int32, changed in place.
@@ -77,8 +78,10 @@ def mask_rows(
     if rates.masking != 'pieces':
         word, run = _words_and_runs(
             candidates, vocab.is_continuation[input_ids], row_keys, rates.masking)
-        keys = _word_keys(keys, word, run, candidates, wanted, bits, row_keys)
-        wanted = np.minimum(wanted, (keys != _LAST).sum(axis=1))
+        by_word = _word_keys(keys, word, run, candidates, wanted, bits, row_keys)
+        fitting = (by_word != _LAST).sum(axis=1)
+        keys = np.where(fitting[:, None] > 0, by_word, keys)
+        wanted = np.where(fitting > 0, np.minimum(wanted, fitting), wanted)
     keys[~candidates] = _LAST
     chosen = np.sort(np.partition(keys, slots - 1, axis=1)[:, :slots], axis=1)
     used = np.arange(slots) < wanted[:, None]

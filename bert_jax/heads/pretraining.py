@@ -309,19 +309,27 @@ class Pretraining(Head):
                 outputs['nsp_logits'], batch['next_sentence_labels'])
             sums['nsp_loss'] = jnp.sum(losses * weights)
             sums['nsp_correct'] = jnp.sum(correct * weights)
+            sums['nsp_random'] = jnp.sum(batch['next_sentence_labels'] * weights)
             loss = loss + sums['nsp_loss'] / totals['rows']
         return loss, sums
 
     def score(self, sums: Mapping[str, float]) -> dict[str, float]:
-        name = 'lm' if 'lm_loss' in sums else 'mlm'
-        masked, rows = max(sums[f'{name}_count'], 1.0), max(sums['rows'], 1.0)
-        mlm_loss = sums[f'{name}_loss'] / masked
-        metrics = {
-            f'{name}_loss': mlm_loss, f'{name}_perplexity': math.exp(min(mlm_loss, 700.0)),
-            f'{name}_accuracy': sums[f'{name}_correct'] / masked}
-        if 'nsp_loss' in sums:
-            metrics['nsp_loss'] = sums['nsp_loss'] / rows
-            metrics['nsp_accuracy'] = sums['nsp_correct'] / rows
+        """Metrics of the masked words and of the pairs.
+
+        `nsp_majority` is the accuracy of always answering as most pairs are. Over no masked word,
+        or no pair, there is no metric, since 0.0 would look like a perfect loss.
+        """
+        metrics, name = dict[str, float](), 'lm' if 'lm_loss' in sums else 'mlm'
+        if masked := sums[f'{name}_count']:
+            loss = sums[f'{name}_loss'] / masked
+            metrics |= {
+                f'{name}_loss': loss, f'{name}_perplexity': math.exp(min(loss, 700.0)),
+                f'{name}_accuracy': sums[f'{name}_correct'] / masked}
+        if 'nsp_loss' in sums and (rows := sums['rows']):
+            random = sums['nsp_random'] / rows
+            metrics |= {
+                'nsp_loss': sums['nsp_loss'] / rows, 'nsp_accuracy': sums['nsp_correct'] / rows,
+                'nsp_majority': max(random, 1 - random)}
         return metrics
 
     def flops(

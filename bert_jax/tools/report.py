@@ -68,7 +68,7 @@ _WORD = re.compile(r'\w+')
 _AXES = ('steps', 'tokens', 'FLOPs')
 _NUM_COLOURS, _DASHES = 8, ('', '7 3', '2 3', '9 3 2 3')  # as in report.css and report.js
 _NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity',  # follow from others
-              'sequences_per_second', 'step_seconds', 'step_seconds_deviation')
+              'nsp_majority', 'sequences_per_second', 'step_seconds', 'step_seconds_deviation')
 # Fields that do not affect the result, and those that follow from others.
 _BESIDE = (*WITHOUT_A_SAY, 'made.', 'inference.', 'labels', 'head', 'metric', 'guessing.',
            'train.verify_every', 'train.eval_batch_size')

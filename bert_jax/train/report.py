@@ -81,8 +81,8 @@ def read_records(path: files.Path) -> list[dict[str, Any]]:
 
 
 # Shown in other panels, or not useful as a curve.
-_NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity', 'tokens_per_second',
-              'data_wait', 'goodput', 'step_seconds', 'step_seconds_deviation')
+_NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity', 'nsp_majority',
+              'tokens_per_second', 'data_wait', 'goodput', 'step_seconds', 'step_seconds_deviation')
 
 
 class Logger(NamedTuple):

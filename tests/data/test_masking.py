@@ -90,10 +90,11 @@ def test_masked_rows(batch, masking, data):
         restored[used] = labels[i, :count]
         assert np.array_equal(restored, ids[i])
         budget = min(slots, max(1, round(length * share)))
-        if masking == 'pieces':
+        words = _words(ids[i], candidates[i])
+        if masking == 'pieces' or all(len(word) > budget for word in words):
             assert count == min(budget, candidates[i].sum())
             continue
-        for word in _words(ids[i], candidates[i]):  # words are masked whole within the budget
+        for word in words:  # words are masked whole within the budget
             inside = set(used.tolist()).intersection(word)
             assert count <= budget and inside in (set(), set(word))
             assert inside or len(word) > budget - count  # passed over because it did not fit
@@ -101,6 +102,18 @@ def test_masked_rows(batch, masking, data):
     some = data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, max_size=8))
     part = _mask(ids[some], candidates[some], lengths[some], keys[some], slots, rates=rates)
     assert all(np.array_equal(x[some], y) for x, y in zip(whole, part, strict=True))
+
+
+@pytest.mark.parametrize('masking', MASKINGS)
+def test_rows_of_words_longer_than_the_slots_have_masks_all_the_same(masking):
+    n, width, slots = 300, 32, 5
+    ids = np.full((n, width), V - 1, np.int32)
+    ids[:, 0], ids[:, -1] = CLS, SEP
+    ids[:, 1] = FIRST  # one word of 30 pieces
+    _, positions, _, weights = _mask(ids, ids >= FIRST, [width] * n, slots=slots, masking=masking)
+    assert (weights == 1).all()
+    where = np.bincount(positions.ravel(), minlength=width)[1:-1]  # any part of the word
+    assert where == pytest.approx([n * slots / 30] * 30, rel=0.5)
 
 
 @pytest.mark.parametrize(('masking', 'shares'), [

@@ -125,6 +125,22 @@ def test_without_next_sentence_its_head_and_the_pooler_get_no_gradient():
         assert found == [True, said, said]
 
 
+@pytest.mark.parametrize(('sums', 'metrics'), [
+    ({'mlm_count': 4.0, 'mlm_loss': 8.0, 'mlm_correct': 1.0, 'rows': 10.0, 'nsp_loss': 5.0,
+      'nsp_correct': 8.0, 'nsp_random': 7.0},
+     {'mlm_loss': 2.0, 'mlm_perplexity': np.exp(2.0), 'mlm_accuracy': 0.25, 'nsp_loss': 0.5,
+      'nsp_accuracy': 0.8, 'nsp_majority': 0.7}),
+    ({'mlm_count': 0.0, 'mlm_loss': 0.0, 'mlm_correct': 0.0, 'rows': 10.0, 'nsp_loss': 5.0,
+      'nsp_correct': 8.0, 'nsp_random': 1.0},
+     {'nsp_loss': 0.5, 'nsp_accuracy': 0.8, 'nsp_majority': 0.9}),
+    ({'mlm_count': 0.0, 'mlm_loss': 0.0, 'mlm_correct': 0.0, 'rows': 0.0, 'nsp_loss': 0.0,
+      'nsp_correct': 0.0, 'nsp_random': 0.0}, {}),
+    ({'lm_count': 0.0, 'lm_loss': 0.0, 'lm_correct': 0.0, 'rows': 10.0}, {}),
+])
+def test_a_metric_over_nothing_is_left_out(sums, metrics):
+    assert Pretraining(CONFIG).score(sums) == pytest.approx(metrics)
+
+
 class SmallTagger(FeatureTagging):
     module = property(lambda self: BertFeatureTagger(self.config, 3, 'last', units=5))
 
