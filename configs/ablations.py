@@ -48,6 +48,7 @@ MASKINGS = ('words', 'ngrams', 'spans')
 def get_config(named: str = 'base'):
     name, _, scale = named.partition(',')
     c = default_config()
+    c.data.split_long_sentences = False  # as in the original
     if scale == '':
         c.model.name = 'base'
         c.data.source = 'wikipedia:en'

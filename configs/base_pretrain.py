@@ -16,6 +16,7 @@ def get_config():
     c.data.source = 'wikipedia:en'
     c.data.held_out = 0.001
     c.data.vocab_size = 30522
+    c.data.split_long_sentences = False  # as in the original
     c.phases = (
         dict(steps=900_000, max_seq_length=128, max_predictions_per_seq=20),
         dict(steps=100_000, max_seq_length=512, max_predictions_per_seq=80),

@@ -83,6 +83,7 @@ def get_config(named: str = 'all'):
         )
     used = {*used} - {*minus}
     c = default_config()
+    c.data.split_long_sentences = False  # as in configs/ablations.py
     c.model.name, layers, hidden, batch, *rates = SCALES[scale]
     c.train.batch_size = batch
     c.optimizer.learning_rate = float(rate or rates['rate' in used])

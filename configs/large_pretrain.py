@@ -28,6 +28,7 @@ def get_config(recipe: str = 'paper'):
     c.data.source = 'wikipedia:en'
     c.data.held_out = 0.001
     c.data.vocab_size = 30522
+    c.data.split_long_sentences = False  # as in the original
     c.train.max_eval_examples = 10_240
     if recipe == 'paper':
         c.phases = (

@@ -19,6 +19,7 @@ def get_config():
     c = default_config()
     c.model.name = 'tiny'
     c.data.min_sentences = 2
+    c.data.split_long_sentences = False  # as in the original
     c.train.steps = 6000
     c.train.batch_size = 32
     c.train.eval_every = 2000

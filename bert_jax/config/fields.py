@@ -112,6 +112,9 @@ FIELDS: Mapping[str, Field] = {
     'data.max_seq_length': Field(128, count(2**16)),
     'data.max_predictions_per_seq': Field(20, count(2**16, least=0), PRETRAINING),
     'data.min_sentences': Field(1, count(10**6), PRETRAINING),  # shorter documents are left out
+    # Sentences longer than half a row count as several when rows are made, so that all their words
+    # are in some row. False: as in the original, which shows only the middle of them.
+    'data.split_long_sentences': Field(True, _SWITCH, PRETRAINING),
     'data.masked_lm_prob': Field(0.15, _SHARE, PRETRAINING),
     # Shares of the masked positions that become [MASK] and a random piece; the rest stay the same.
     'data.mask_rate': Field(0.8, _SHARE, PRETRAINING),

@@ -5,6 +5,7 @@ one document, from which a pair is made (see `PretrainExamples`).
 """
 
 import dataclasses
+import itertools
 import math
 import os
 import threading
@@ -17,7 +18,7 @@ import numpy as np
 
 from bert_jax.data.examples import collect, grouped, pretrain_spec
 from bert_jax.data.masking import MaskingRates, mask_rows, num_to_predict
-from bert_jax.data.pairs import truncated_lengths
+from bert_jax.data.pairs import ranges, truncated_lengths
 from bert_jax.data.stateless import below, coin_flips, hash64, permute, uniform
 from bert_jax.data.store import TokenStore
 from bert_jax.runtime.errors import InputError
@@ -26,7 +27,7 @@ from bert_jax.text.vocab import Vocab
 # Purposes of draws, so that no two decisions share one.
 _TARGET, _SPLIT, _NEXT, _DOCUMENT, _START, _TRUNCATE, _MASK, _ORDER = range(101, 109)
 _Map = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
-_BLOCK = 1 << 13  # chunks cut at a time, whose arrays fit into the processor's cache
+_BLOCK = 1 << 13  # chunks or sentences cut at a time: their arrays fit into the processor's cache
 _FEW = 1 << 9  # documents: with fewer left, a pass costs more than its chunks
 _REST = 1 << 22  # sentences of the longest documents that may be cut at once
 
@@ -41,6 +42,7 @@ class Recipe(MaskingRates):
     random_next_prob: float = 0.5
     next_sentence: bool = True
     min_sentences: int = 1
+    split_long_sentences: bool = True
     num_maskings: int = 0
 
     @property
@@ -63,7 +65,9 @@ class PretrainExamples:
     the rate `random_next_prob`, and if the chunk is one sentence, B is text from another document
     (the unused sentences then begin the next chunk). Pairs that are too long lose tokens from the
     longer segment, at either end. Unlike there, nothing is stored: chunks, pairs and masks are
-    drawn anew in every epoch, or in each of `num_maskings` epochs that then repeat.
+    drawn anew in every epoch, or in each of `num_maskings` epochs that then repeat. And with
+    `split_long_sentences`, a sentence longer than half of the room, of which every row would show
+    the middle, counts as several (see `split_sentences`).
     """
 
     def __init__(
@@ -96,6 +100,9 @@ class PretrainExamples:
         self.spec = pretrain_spec(recipe.max_seq_length, recipe.max_predictions_per_seq)
         self._store, self._recipe, self._vocab, self._seed = store, recipe, vocab, seed
         self._offsets = np.asarray(store.sentence_offsets)  # a memmap's own indexing is slower
+        if recipe.split_long_sentences:
+            self._offsets, first, last = split_sentences(
+                self._offsets, first, last, recipe.max_tokens)
         index = np.dtype(np.uint32 if len(self._offsets) < 2**32 else np.int64)
         self._first, self._last = first.astype(index), last.astype(index)
         self._plans: dict[int, Future[np.ndarray]] = {}
@@ -237,14 +244,17 @@ class PretrainExamples:
             np.copyto(place, probe, where=np.take(self._offsets, probe, mode='clip') < wanted)
         return np.minimum(place + 1, limit)
 
+    def _offsets_of(self, sentence: np.ndarray) -> np.ndarray:
+        return np.take(self._offsets, sentence).astype(np.int64, copy=False)
+
     def _segments(self, epoch: int, index: np.ndarray) -> tuple[np.ndarray, ...]:
         """Token spans of chunks [n]: (A begin, A length, B begin, B length, is_random)."""
-        offsets, start = self._offsets, self._plan(epoch).result()[index]
+        start = self._plan(epoch).result()[index]
         document = np.searchsorted(self._first, start, 'right') - 1
         start, target = start.astype(np.int64), self._targets(epoch, document)
         split, end, is_random = self._cut(epoch, document, start, target)
-        a_begin = offsets[start]
-        a_length = offsets[split] - a_begin
+        a_begin = self._offsets_of(start)
+        a_length = self._offsets_of(split) - a_begin
         b_first, b_last = split.copy(), end.copy()
         r = np.flatnonzero(is_random)
         if len(r):
@@ -254,8 +264,8 @@ class PretrainExamples:
             first, limit = self._first[other], self._last[other]
             b_first[r] = first + below(hash64(keys, _START), limit - first)
             b_last[r] = self._within(b_first[r], target[r] - a_length[r], limit)
-        b_begin = offsets[b_first]
-        b_length = offsets[b_last] - b_begin
+        b_begin = self._offsets_of(b_first)
+        b_length = self._offsets_of(b_last) - b_begin
         # The longer segment loses tokens; for each, a coin flip decides from which end.
         a_kept, b_kept = truncated_lengths(a_length, b_length, self._recipe.max_tokens)
         keys = hash64(self._seed, epoch, _TRUNCATE, index)
@@ -292,6 +302,47 @@ class PretrainExamples:
             'next_sentence_labels': is_random.astype(np.int32),
             'example_weights': np.ones(len(index), np.float32),
         }
+
+
+def split_sentences(
+    offsets: np.ndarray, first: np.ndarray, last: np.ndarray, room: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Splits sentences longer than half of a row's room into parts of an eighth of it.
+
+    Two such sentences do not fit into a row, so both would lose their ends in every epoch, or a
+    single one would be the whole row. Short parts fill a row well, whatever room the rest leaves,
+    and A and B may meet at any of them. The last part of a sentence may be shorter.
+
+    Args:
+      offsets: [s + 1] int64, where sentences begin and end in the store, in tokens.
+      first, last: [k] the first sentence of each document and the one after its last, ascending.
+      room: of a row, in tokens.
+
+    Returns:
+      The same of the parts, with the offsets of these documents only, each with an end of its own,
+      as uint32 if that holds them. The arguments themselves if no sentence is that long.
+    """
+    size, dtype = max(room // 8, 1), np.dtype(np.uint32 if offsets[-1] < 2**32 else np.int64)
+    counts = last - first + 1  # of offsets, the document's end included
+    ends = np.cumsum(counts)
+    blocks = np.unique([0, *np.searchsorted(ends, range(_BLOCK, ends[-1], _BLOCK)), len(ends)])
+    parts, lasts, done = [], [], 0
+    for begin, end in itertools.pairwise(blocks.tolist()):
+        starts = offsets[ranges(first[begin:end], counts[begin:end])]
+        ending = np.cumsum(counts[begin:end]) - 1
+        lengths = np.diff(starts, append=starts[-1])
+        lengths[ending] = 0  # up to the next document
+        times = np.where(lengths > room // 2, -(-lengths // size), 1)
+        total = np.cumsum(times)
+        number = np.arange(total[-1])  # less that of the sentence's first part: from 0
+        found = np.repeat(starts - size * (total - times), times) + size * number
+        parts.append(found.astype(dtype))
+        lasts.append(done + total[ending] - 1)
+        done += total[-1]
+    if done == ends[-1]:
+        return offsets, first, last
+    last = np.concatenate(lasts)
+    return np.concatenate(parts), np.append(0, last[:-1] + 1), last
 
 
 _COMPARED = 10  # first tokens by which sentences are compared

@@ -77,7 +77,8 @@ _NOT_SHOWN = (*_BESIDE, 'identity.', 'vocabulary', 'train.steps', 'train.batch_s
               'train.packed_rows', 'data.max_seq_length', 'data.max_predictions_per_seq')
 # What scores of pre-training depend on, besides the model and the text.
 _HELD_OUT_ROWS = ('vocabulary', 'length of the last rows', 'train.max_eval_examples',
-                  'data.next_sentence', 'data.random_next_prob', 'data.short_seq_prob')
+                  'data.next_sentence', 'data.random_next_prob', 'data.short_seq_prob',
+                  'data.split_long_sentences')
 _MASKING = ('data.masking', 'data.masked_lm_prob', 'data.mask_rate', 'data.random_rate')
 _STANDARD = 'standard_'  # prefix of metrics under BERT's masking, in runs that mask differently
 

@@ -79,6 +79,41 @@ def test_pairs_tile_every_document_each_epoch():
     assert sorted(used) == list(range(len(store.tokens)))
 
 
+@pytest.mark.parametrize('width', [16, 64])
+@pytest.mark.parametrize(('next_sentence', 'least'), [(True, 0.999), (False, 0.95)])
+def test_all_tokens_of_long_sentences_are_in_rows_of_five_epochs(width, next_sentence, least):
+    store = stores.make_store([[1500], [4, 900, 3], [70] * 15, [1500], [33, 2, 800]])
+
+    def seen(split):
+        examples = stores.make_examples(
+            store, max_seq_length=width, next_sentence=next_sentence, split_long_sentences=split)
+        batch = examples.rows(np.arange(5 * examples.num_examples))
+        ids = stores.restored(batch)
+        return len(np.unique(ids[ids >= stores.FIRST])) / len(store.tokens), batch
+
+    share, batch = seen(True)
+    assert share > least
+    assert seen(False)[0] < 0.5  # the original's rule
+    assert batch['next_sentence_labels'].mean() == pytest.approx(0.5 * next_sentence, abs=0.08)
+
+
+@pytest.mark.parametrize(('documents', 'parts'), [
+    ([[16, 3], [1]], [[16, 3], [1]]),  # half of the room, 32: as it is
+    ([[17, 3], [1], [40]], [[4] * 4 + [1, 3], [1], [4] * 10]),
+    ([[1], [2, 99, 5], [6]], [[1], [2, *[4] * 24, 3, 5], [6]]),
+])
+@pytest.mark.parametrize('block', [1, 3, 1 << 22])
+def test_long_sentences_are_split_into_short_parts(monkeypatch, documents, parts, block):
+    monkeypatch.setattr(pretrain, '_BLOCK', block)
+    store = stores.make_store([*documents, [77, 77]])
+    used = np.arange(len(documents))  # the last document is not used
+    bounds = store.document_offsets[used], store.document_offsets[used + 1]
+    offsets, first, last = pretrain.split_sentences(store.sentence_offsets, *bounds, room=32)
+    found = [offsets[a:b + 1] for a, b in zip(first, last, strict=True)]
+    assert [np.diff(x).tolist() for x in found] == parts
+    assert [x[0] for x in found] == store.sentence_offsets[bounds[0]].tolist()
+
+
 def test_a_random_b_comes_from_any_place_in_any_other_document():
     store = stores.make_store([np.ones(40, int)] * 5)
     examples = stores.make_examples(store, max_seq_length=13)

@@ -144,10 +144,11 @@ def test_mix_power_multiplies_weights_by_a_power_of_the_sizes(folder):
     data = _open(folder, 'a.txt', ('b.txt', 3.0), mix_power=0.7)
     a, b = (len(store.tokens) ** 0.7 for store in data.stores.values())
     vocab = load_tokenizer(data.vocab_path, True).vocab
-    from_b = np.array([max(token.lower()) > 'm' for token in vocab.tokens])
+    side = np.array([  # -1: of a, 1: of b
+        0 if token[0] == '[' else 1 if max(token) > 'm' else -1 for token in vocab.tokens])
     for weight, source in ((3, ()), (9, zip(data.stores, (1.0, 9.0)))):  # the second: a phase's
         ids = data.training(S, P, source=tuple(source)).rows(np.arange(1000))['input_ids']
-        share = (from_b[ids].mean(axis=1) > 0.5).mean()
+        share = (side[ids].sum(axis=1) > 0).mean()
         assert share == pytest.approx(weight * b / (a + weight * b), abs=0.02)
 
 
