@@ -21,7 +21,9 @@ except ModuleNotFoundError:  # requirements are not installed, so no command can
 
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields, section_of
+from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
+from bert_jax.text import find_lowercase, load_tokenizer
 
 # Layers, width and heads: Table 1 of the paper (base, large), and the names that
 # google-research/bert's release of March 2020 gives to four of its 24 miniatures. Any other size
@@ -156,8 +158,35 @@ def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
         with c.ignore_type():
             c.train.update(steps=max(3, len(c.phases)), log_every=1, eval_every=0, save_every=0,
                            max_eval_examples=c.train.eval_batch_size, profile='')
-    if c.data.lowercase is None:
-        c.data.lowercase = published is None or published.lowercase
+    c.data.lowercase = _lowercase(c.data.vocab_file, c.data.lowercase, published)
     if published is not None and not c.data.vocab_file and published.vocab_file is not None:
         c.data.vocab_file = str(published.vocab_file)
+        num_tokens = len(load_tokenizer(published.vocab_file, c.data.lowercase).vocab)
+        if not (c.model.vocab_size or c.data.add_tokens) and (
+                num_tokens < published.model['vocab_size']):
+            c.model.vocab_size = published.model['vocab_size']  # an embedding that was padded
     return c.lock()
+
+
+def _lowercase(vocab_file: str, stated: bool | None, published: Any) -> bool:
+    """`data.lowercase`: as stated, else as the vocabulary or the weights have it; says which.
+
+    Args:
+      vocab_file, stated: fields of the config; either may be empty.
+      published: as for `complete`.
+    """
+    of_weights = None if published is None else published.lowercase
+    if vocab_file:
+        found, why = find_lowercase(vocab_file, of_weights)
+    else:
+        found, why = of_weights is not False, ''
+    if published is not None and not why:
+        why = f'as in {published.source}'
+    if stated is None:
+        if vocab_file and not found:
+            hosts.say(f'note: config.data.lowercase=False: {why}')
+        return found
+    if why and stated != found:
+        hosts.say(f'warning: config.data.lowercase={stated}, but {why}: leave it empty to take '
+                  f'{found}')
+    return stated

@@ -139,7 +139,7 @@ class FastTokenizer:
 
 def _fast_bert_tokenizer(vocab: Vocab, lowercase: bool) -> tf_text.FastBertTokenizer:
     return tf_text.FastBertTokenizer(
-        vocab=list(vocab.tokens), token_out_type=tf.int32, max_bytes_per_word=MAX_CHARS_PER_WORD,
+        vocab=vocab.distinct_tokens, token_out_type=tf.int32, max_bytes_per_word=MAX_CHARS_PER_WORD,
         unknown_token=UNK, lower_case_nfd_strip_accents=lowercase)
 
 

@@ -27,7 +27,7 @@ from bert_jax.predict.loaded import LoadedModel, Result, parts_of, shown
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.offsets import piece_places
 from bert_jax.text.sentencepiece import WORD_START
-from bert_jax.text.vocab import CONTINUATION, MASK, Vocab
+from bert_jax.text.vocab import CONTINUATION, MASK, Vocab, unused_row
 from bert_jax.text.wordpiece import raw_words
 
 # One text, or several that belong together: a pair, or a beginning and its possible endings. An
@@ -122,7 +122,7 @@ def fill_mask(model: LoadedModel, texts: Iterable[Text], top_k: int = 5) -> Iter
 
 def _name(vocab: Vocab, i: int) -> str:
     """The token of an id; the embedding may have more rows than the vocabulary has tokens."""
-    return vocab.tokens[i] if i < len(vocab) else f'[unused row {i}]'
+    return vocab.tokens[i] if i < len(vocab) else unused_row(i)
 
 
 def _with_token(text: str, number: int, vocab: Vocab, i: int) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -53,6 +54,15 @@ def tell(line: str) -> None:
     """Prints a line on standard error, at once, if standard error takes it."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
+
+
+@functools.cache
+def tell_once(line: str) -> None:
+    """Prints a line on standard error unless this process did so before.
+
+    For what is found wherever a file is read, which one command may do several times.
+    """
+    tell(line)
 
 
 def first_line(error: BaseException) -> str:

@@ -154,7 +154,7 @@ class LabelledTask:
         self.inference = {'max_seq_length': self.config.data.max_seq_length, **self.inference}
         self.num_examples = None if self.train is None else len(self.train)
         if self.train is not None:
-            check_known(self.train.sequences.ids, t.tokenizer.vocab,
+            check_known(self.train.sequences.ids, t.tokenizer,
                         f'config.data.source={self.config.data.source}', t.path)
         self._seed = self.config.seed
         # Shared by all runs of a sweep, so that it is compiled once.

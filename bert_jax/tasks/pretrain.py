@@ -120,7 +120,7 @@ class TextData:
         self.stores: dict[str, TokenStore] = {}
         for spec, text in texts.items():
             store = self.stores[spec] = sharing.share_store(text, self._tokenizer, self.places)
-            check_known(store.tokens[:_LOOKED_AT], self._tokenizer.vocab, spec, self.vocab_path)
+            check_known(store.tokens[:_LOOKED_AT], self._tokenizer, spec, self.vocab_path)
         for spec, examples in self._records.items():
             highest = examples.read(np.arange(min(len(examples), 1000)))['input_ids'].max()
             if highest >= self.vocab_size:

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, read_json, write_whole
+from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
+from bert_jax.text.settings import SETTINGS_FILE, lowercase_of, read_settings
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_file
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 
 Tokenizer = WordPieceTokenizer | SentencePieceTokenizer
-SWITCHES_FILE = "tokenizer_config.json"
+# Shares of [UNK] that are worth a warning: in text whose case the vocabulary lacks, in any text.
+_FEW, _SOME = 0.01, 0.05
 
 
 def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
@@ -23,12 +26,12 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
 
     Args:
         path: a SentencePiece model if it ends in `.model`, else a WordPiece vocabulary. If that is
-            called vocab.txt, a tokenizer_config.json beside it sets switches (`read_switches`).
+            called vocab.txt, the files beside it set switches (`read_switches`).
         lowercase: for WordPiece; a SentencePiece model has its own normalizer.
 
     Raises:
         InputError: the file cannot be read, lacks a special token or holds nothing else, or the
-            tokenizer_config.json is invalid.
+            files beside it are invalid.
     """
     if os.fspath(path).endswith(".model"):
         model = read_file(path, "SentencePiece model", "data.vocab_file")
@@ -40,18 +43,47 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
 
 
 def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
-    """The switches in the tokenizer_config.json beside a vocab.txt; without one, the original's.
+    """The switches that stand beside a vocab.txt; where none do, the original's.
 
     So a vocabulary keeps its switches in a Hugging Face folder and in a run directory alike.
 
     Raises:
-        InputError: the file is not a JSON object, or a switch has a wrong type.
+      InputError: a file is not a JSON object, or a switch has a wrong type.
     """
     path = as_path(vocab_file)
-    config = path.parent / SWITCHES_FILE
-    if path.name != "vocab.txt" or not config.exists():
+    if path.name != "vocab.txt":
         return ORIGINAL
-    return switches_of(read_json(config, "put it back"), config)
+    settings = read_settings(path.parent)
+    return switches_of(settings.fields, settings.source)
+
+
+def find_lowercase(
+    vocab_file: str | os.PathLike[str], otherwise: bool | None = None
+) -> tuple[bool, str]:
+    """(Whether text is lower-cased before a vocabulary's WordPiece, what says so).
+
+    A `do_lower_case` beside a vocab.txt decides, then `otherwise`, then whether the tokens have
+    capitals. The second is '' if none of these tells; the original's default is to lower-case.
+
+    Raises:
+      InputError: a file cannot be read or is invalid.
+    """
+    path = as_path(vocab_file)
+    if path.name == "vocab.txt":
+        settings = read_settings(path.parent)
+        says = lowercase_of(settings)
+        if says is not None:
+            return says, f"do_lower_case={says} in {settings.source}"
+    if otherwise is not None or path.suffix == ".model":
+        return otherwise is not False, ""
+    vocab = load_tokenizer(path, lowercase=True).vocab
+    if vocab.is_cased is None:
+        return True, ""
+    return not vocab.is_cased, _capitals(vocab, vocab_file)
+
+
+def _capitals(vocab: Vocab, vocab_file: object) -> str:
+    return f"{vocab.num_with_capitals:,} of the {len(vocab):,} pieces of {vocab_file} have capitals"
 
 
 def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
@@ -75,31 +107,44 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
 def write_switches(folder: Path, switches: Switches) -> None:
     """Writes the switches beside the vocab.txt of a folder; the original's need no file."""
     if switches == ORIGINAL:
-        (folder / SWITCHES_FILE).unlink(missing_ok=True)
+        (folder / SETTINGS_FILE).unlink(missing_ok=True)
     else:
-        write_whole(folder / SWITCHES_FILE, json.dumps(dataclasses.asdict(switches)) + "\n")
+        write_whole(folder / SETTINGS_FILE, json.dumps(dataclasses.asdict(switches)) + "\n")
 
 
 def check_known(
-    ids: np.ndarray, vocab: Vocab, text: str, vocab_file: str | os.PathLike[str] | None
+    ids: np.ndarray, tokenizer: Tokenizer, text: str, vocab_file: str | os.PathLike[str] | None
 ) -> None:
-    """Refuses a text most of whose pieces are [UNK]: nothing could be learned from it.
+    """Says what of a text or its vocabulary is lost, and refuses a text that is mostly [UNK].
 
     Args:
         ids: of the text, or of a part of it; with or without [CLS] and [SEP].
-        vocab: that the ids belong to.
+        tokenizer: that the ids are from.
         text: name of the text, for the message.
         vocab_file: name of the vocabulary, for the message.
 
     Raises:
-        InputError: there are no words, or more than half of the pieces are [UNK].
+        InputError: there are no words, or more than half of the pieces are [UNK]: nothing could be
+            learned from it.
     """
+    vocab = tokenizer.vocab
     words = ids[(ids != vocab.cls_id) & (ids != vocab.sep_id) & (ids != vocab.pad_id)]
     if not len(words):
         raise InputError(f"{text} holds no text: all of it is empty")
     unknown = float(np.mean(words == vocab.unk_id))
+    share = f"{text}: {100 * unknown:.1f} % of its pieces are [UNK] in {vocab_file}"
     if unknown > 0.5:
         raise InputError(
-            f"{text}: {100 * unknown:.1f} % of its pieces are [UNK] in {vocab_file}, so there is "
+            f"{share}, so there is "
             "nothing to learn from: set config.data.vocab_file to a vocabulary of its language "
             "(and config.data.lowercase as it was made)")
+    lowercase = tokenizer.lowercase if isinstance(tokenizer, WordPieceTokenizer) else None
+    if lowercase is True and vocab.is_cased:
+        hosts.say(f"warning: {_capitals(vocab, vocab_file)}, and none of these is ever used, as "
+                  "config.data.lowercase=True: set it to False")
+    elif lowercase is False and vocab.is_cased is False and unknown > _FEW:
+        hosts.say(f"warning: {share}, whose pieces have no capitals, while "
+                  "config.data.lowercase=False keeps those of the text: set it to True")
+    elif unknown > _SOME:
+        hosts.say(f"warning: {share}, and are lost: set config.data.vocab_file to a vocabulary of "
+                  "its language, or leave it empty where the text can have its own")

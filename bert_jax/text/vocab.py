@@ -12,20 +12,23 @@ from typing import Self
 
 import numpy as np
 
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import as_path, digest, write_whole
 
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = "##"
+# A vocabulary is cased if so large a share of its pieces with letters has capitals: an uncased one
+# may have a few, of words that somebody put into its [unused] slots.
+_CASED_SHARE = 0.01
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vocab:
-    """An ordered set of tokens; build one with `from_file` or `from_tokens`.
+    """Tokens and their ids; build one with `from_file` or `from_tokens`.
 
     Attributes:
-        tokens: the V tokens, by id.
+        tokens: the V tokens, by id. Where two are equal, text gets the id of the later one.
         pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
         is_continuation: [V] bool_, read-only; true where a token continues a word (whole-word
             masking joins it to the token before).
@@ -41,8 +44,33 @@ class Vocab:
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
-        """Token -> id."""
+        """Token -> id, the last where several have the token."""
         return {token: i for i, token in enumerate(self.tokens)}
+
+    @functools.cached_property
+    def repeated(self) -> tuple[int, ...]:
+        """The ids that no text gets, because a later id has the same token."""
+        return tuple(i for i, token in enumerate(self.tokens) if self.index[token] != i)
+
+    @property
+    def distinct_tokens(self) -> list[str]:
+        """The tokens by id, with names that occur in no text at the ids in `repeated`."""
+        tokens = list(self.tokens)
+        for i in self.repeated:
+            tokens[i] = unused_row(i)
+        return tokens
+
+    @functools.cached_property
+    def num_with_capitals(self) -> int:
+        """The number of tokens with capitals, which lower-cased text cannot have."""
+        return sum(token != token.lower() for token in self.tokens if not _is_bracketed(token))
+
+    @functools.cached_property
+    def is_cased(self) -> bool | None:
+        """Whether the tokens are of text with capitals; None if they have no letters with case."""
+        num = sum(token.lower() != token.upper() for token in self.tokens
+                  if not _is_bracketed(token))
+        return self.num_with_capitals >= _CASED_SHARE * num if num else None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -67,17 +95,25 @@ class Vocab:
         after them hold.
 
         Raises:
-            InputError: the file is missing, a directory, empty, not UTF-8 text, names a token
-                twice, or lacks a special token.
+            InputError: the file is missing, a directory, empty, not UTF-8 text, or lacks a special
+                token.
         """
         lines = [line.removesuffix("\r") for line in read_lines(path)]
         # Google maps token -> line number and lets later lines win. Where stripping makes two
         # different lines equal, the later one therefore owns the token, and the earlier one keeps
-        # its white space, with which it never matches. Equal lines stay equal: an error below.
+        # its white space, with which it never matches.
         last = {line.strip(): line for line in lines}
-        return cls.from_tokens(
+        vocab = cls.from_tokens(
             (line if last[line.strip()] != line or not line.strip() else line.strip()
              for line in lines), source=str(path))
+        if vocab.repeated:
+            first = vocab.repeated[0]
+            tell_once(
+                f"note: {path}: the content of {len(vocab.repeated)} lines comes again in a later "
+                f"line (line {first + 1}, {vocab.tokens[first]!r}, in line "
+                f"{vocab.index[vocab.tokens[first]] + 1}): as in the original, the later line "
+                "counts, and the ids stay as they are")
+        return vocab
 
     @classmethod
     def from_tokens(
@@ -87,20 +123,16 @@ class Vocab:
         """Make a vocabulary of `tokens`, in the order of their ids.
 
         Args:
-            tokens: V distinct tokens.
+            tokens: V tokens.
             specials: what this vocabulary calls [PAD], [UNK], [CLS], [SEP] and [MASK].
             is_continuation: [V] bool; by default true for tokens that begin with `##`.
             source: what an error message calls this vocabulary.
 
         Raises:
-            InputError: a token occurs twice, or a special token is missing.
+            InputError: a special token is missing.
         """
         tokens = tuple(tokens)
         index = {token: i for i, token in enumerate(tokens)}
-        for i, token in enumerate(tokens):
-            if index[token] != i:
-                raise InputError(f"{source}: line {index[token] + 1} repeats the token {token!r} "
-                                 f"of line {i + 1}: remove one of them")
         if missing := [token for token in specials if token not in index]:
             raise InputError(f"{source}: {', '.join(missing)} is missing among {len(tokens)} tokens"
                              f": a vocabulary of BERT has {', '.join(specials)}; of SentencePiece, "
@@ -111,6 +143,15 @@ class Vocab:
         flags.flags.writeable = False
         pad, unk, cls_, sep, mask = (index[token] for token in specials)
         return cls(tokens, pad, unk, cls_, sep, mask, flags)
+
+
+def unused_row(i: int) -> str:
+    """The name of an id that has no token of its own; it occurs in no text."""
+    return f"[unused row {i}]"
+
+
+def _is_bracketed(token: str) -> bool:
+    return token.startswith("[") and token.endswith("]")
 
 
 def is_unused(token: str) -> bool:

@@ -22,7 +22,7 @@ from bert_jax.config.bert_config import OPTIONS, Format, fault
 from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.base import POOLER, Tensor
 from bert_jax.runtime.checksum import not_finite
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import (
     Path,
     as_path,
@@ -34,7 +34,7 @@ from bert_jax.runtime.files import (
 from bert_jax.runtime.hub import publish
 from bert_jax.runtime.process import FULL
 from bert_jax.text import load_tokenizer
-from bert_jax.text.vocab import is_unused, write_vocab
+from bert_jax.text.vocab import is_unused, unused_row, write_vocab
 
 _TITLES: Mapping[Format, str] = {
     'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json'}
@@ -215,24 +215,22 @@ def check_vocabulary(
 ) -> tuple[Path | None, bool]:
     """(The vocabulary, whether text is lower-cased before WordPiece).
 
-    The latter is `lowercase`; if that is None, whether all tokens but those in brackets are in
-    lower case.
+    The latter is `lowercase`; if that is None, the vocabulary tells (`Vocab.is_cased`). An
+    embedding may have more rows than there are tokens: some are padded for speed.
 
     Raises:
-      InputError: it has another size than the embedding.
+      InputError: it has more tokens than the embedding has rows.
     """
     if path is None:
         return None, lowercase is not False
     vocab = load_tokenizer(path, lowercase=True).vocab
-    if len(vocab) != vocab_size:
-        more = vocab_size - len(vocab)
-        remedy = (f'add {more} lines such as [unused-1] at its end if the embedding was filled up'
-                  if more > 0 else 'put the vocabulary beside it that belongs to it')
-        raise InputError(
-            f'{path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: {remedy}')
-    is_lower = all(token == token.lower() for token in vocab.tokens
-                   if not (token.startswith('[') and token.endswith(']')))
-    return path, is_lower if lowercase is None else bool(lowercase)
+    if len(vocab) > vocab_size:
+        raise InputError(f'{path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: '
+                         'put the vocabulary beside it that belongs to it')
+    if len(vocab) < vocab_size:
+        tell_once(f'note: {path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: no '
+                  f'text uses the last {vocab_size - len(vocab)}')
+    return path, vocab.is_cased is not True if lowercase is None else bool(lowercase)
 
 
 def check_order(
@@ -265,7 +263,7 @@ def write_vocabulary(folder: Path, weights: Weights) -> list[str] | None:
         (folder / 'vocab.model').write_bytes(weights.vocab_file.read_bytes())
         return None
     tokens = list(load_tokenizer(weights.vocab_file, weights.lowercase).vocab.tokens)
-    tokens += [f'[unused row {i}]' for i in range(len(tokens), weights.model['vocab_size'])]
+    tokens += map(unused_row, range(len(tokens), weights.model['vocab_size']))
     write_vocab(folder / 'vocab.txt', tokens)
     return tokens
 

@@ -16,9 +16,16 @@ from bert_jax import text
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import HEADS, part_of
 from bert_jax.runtime.checksum import checksum
-from bert_jax.runtime.errors import InputError, tell
+from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, children, digest, local_copy, read_json
 from bert_jax.text import vocab
+from bert_jax.text.settings import (
+    SETTINGS_FILE,
+    TOKENIZER_FILE,
+    lowercase_of,
+    model_type,
+    read_settings,
+)
 from bert_jax.text.wordpiece import ORIGINAL, Switches
 from bert_jax.weights import formats
 from bert_jax.weights.formats import Weights, write_json
@@ -31,6 +38,7 @@ _PLAIN: Mapping[str, Any] = {
 _TIED = {
     'cls.predictions.decoder.weight': 'bert/embeddings/word_embeddings',
     'cls.predictions.decoder.bias': 'cls/predictions/output_bias'}
+_MOST_TOKENS = 1 << 24
 _INDEX = 'model.safetensors.index.json'
 _CHECKSUM = 'bert_jax.checksum '  # and a tensor's name: a metadata key in files that we write
 SHARD_BYTES = 5_000_000_000  # the long-standing default of transformers' `save_pretrained`
@@ -275,62 +283,49 @@ def _model_card(weights: Weights, architecture: str) -> str:
 def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     """(Vocabulary file, whether text is lower-cased before WordPiece).
 
-    As in transformers, the normalizer in tokenizer.json counts unless tokenizer_config.json names
-    the class BertTokenizer, which makes its normalizer only from the fields of the latter file.
-
     Raises:
-      InputError: the vocabulary cannot be read, or is of another size than the embedding.
+      InputError: the vocabulary cannot be read, or has more tokens than the embedding has rows.
     """
-    fields: dict[str, Any] = {}
-    tokenizer_config, tokenizer_file = folder / text.SWITCHES_FILE, folder / 'tokenizer.json'
-    if tokenizer_config.exists():
-        fields = read_json(tokenizer_config, 'it describes the tokenizer')
+    settings = read_settings(folder)
     models = [child for child in children(folder) if child.suffix == '.model']
     path = next((p for p in (folder / 'vocab.txt', *models) if p.exists()), None)
-    tokens = None
-    if (path is None or path.name == 'vocab.txt') and tokenizer_file.exists():
-        tokenizer = read_json(tokenizer_file, 'it describes the tokenizer')
-        tokens = _tokens(tokenizer, tokenizer_file)
-        if fields.get('tokenizer_class') not in ('BertTokenizer', 'BertTokenizerFast'):
-            normalizer = tokenizer.get('normalizer')
-            if isinstance(normalizer, dict) and normalizer.get('type') == 'BertNormalizer':
-                fields |= {
-                    'do_lower_case': normalizer.get('lowercase'),
-                    'strip_accents': normalizer.get('strip_accents'),
-                    'tokenize_chinese_chars': normalizer.get('handle_chinese_chars', True)}
-            else:
-                tell(f'note: {tokenizer_file} has a normalizer that is not BertNormalizer, which '
-                     'is read as one: compare some ids')
-    switches = text.switches_of(fields, tokenizer_config)
-    if path is None and tokens is not None:
-        path = _kept_vocabulary(tokens, switches)
-    elif path is not None and path.name == 'vocab.txt' and switches != text.read_switches(path):
-        path = _kept_vocabulary(text.load_tokenizer(path, True).vocab.tokens, switches)
-    return formats.check_vocabulary(path, fields.get('do_lower_case'), vocab_size)
+    switches = text.switches_of(settings.fields, settings.source)
+    if path is None and settings.tokenizer is not None:
+        tokens = _tokens(settings.tokenizer, folder / TOKENIZER_FILE)
+        path = None if tokens is None else _kept_vocabulary(tokens, switches)
+    return formats.check_vocabulary(path, lowercase_of(settings), vocab_size)
 
 
-def _tokens(tokenizer: dict[str, Any], tokenizer_file: Path) -> list[str] | None:
-    """The vocabulary of a `tokenizer.json`; None if it is not WordPiece."""
+def _tokens(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> list[str] | None:
+    """The vocabulary of a `tokenizer.json`, by id; None if it is not WordPiece.
+
+    Ids may be left out: a vocab.txt that repeats a token, made into this file, does so.
+    """
+    if model_type(tokenizer) != 'WordPiece':
+        tell_once(f'note: {tokenizer_file} is a {model_type(tokenizer)} tokenizer, not WordPiece: '
+                  'it is not read, so the model has no vocabulary')
+        return None
     try:
-        model = tokenizer['model']
-        if model.get('type', 'WordPiece') != 'WordPiece':
-            return None
         added = {token['content']: token['id'] for token in tokenizer.get('added_tokens') or ()}
-        ids = model['vocab'] | added
-        tokens = sorted(ids, key=ids.__getitem__)
-    except (AttributeError, KeyError, TypeError):
+        ids = tokenizer['model']['vocab'] | added
+        by_id = {int(i): str(token) for token, i in ids.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise InputError(f'{tokenizer_file} is no tokenizer file: download it again') from None
-    if [ids[token] for token in tokens] != list(range(len(tokens))):
-        raise InputError(f'{tokenizer_file}: ids of the vocabulary are not 0, 1, 2, ...')
+    if len(by_id) < len(ids) or not 0 <= min(by_id) <= max(by_id) < _MOST_TOKENS:
+        raise InputError(f'{tokenizer_file}: ids of the vocabulary are not distinct whole numbers '
+                         'from 0: download it again')
+    tokens = [by_id.get(i, vocab.unused_row(i)) for i in range(max(by_id) + 1)]
+    if len(tokens) > len(by_id):
+        tell_once(f'note: {tokenizer_file}: {len(tokens) - len(by_id)} of the ids from 0 to '
+                  f'{len(tokens) - 1} have no token: no text uses their rows of the embedding')
     return tokens
 
 
 def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
     """Writes a vocabulary into this project's cache, named by a digest; returns its path.
 
-    This is for folders without a vocab.txt, which transformers 5 does not write, and for folders
-    whose tokenizer.json has other switches than tokenizer_config.json. If there are switches, the
-    file is called vocab.txt and has them beside it.
+    This is for folders without a vocab.txt, which transformers 5 does not write. If there are
+    switches, the file is called vocab.txt and has them beside it.
     """
     content = '\n'.join(tokens) + ('' if switches == ORIGINAL else repr(switches))
     name = digest(content.encode())
@@ -358,7 +353,7 @@ def _write_tokenizer(folder: Path, weights: Weights) -> list[str]:
         more['do_basic_tokenize'] = False
     if switches.never_split:
         more['never_split'] = list(switches.never_split)
-    write_json(folder / text.SWITCHES_FILE, {
+    write_json(folder / SETTINGS_FILE, {
         'tokenizer_class': 'BertTokenizer', 'do_lower_case': weights.lowercase,
         'model_max_length': weights.model['max_position_embeddings'], **more,
         'pad_token': vocab.PAD, 'unk_token': vocab.UNK, 'cls_token': vocab.CLS,

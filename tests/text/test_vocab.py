@@ -42,7 +42,6 @@ SPECIAL_LINES = "\n".join(SPECIAL_TOKENS).encode() + b"\n"
 
 @pytest.mark.parametrize(("data", "words"), [
     (None, ["No such file"]), (b"\n\n", ["empty"]),
-    (SPECIAL_LINES + b"a\nb\na\n", ["line 8", "'a'", "line 6"]),
     (SPECIAL_LINES.replace(b"[MASK]\n", b""), ["[MASK]", "missing"]),
     (SPECIAL_LINES + b"caf\xe9\n", ["line 6", "0xe9", "offset 34", "UTF-8"]),
 ])
@@ -54,3 +53,25 @@ def test_bad_files_are_named(tmp_path, data, words):
         Vocab.from_file(path)
     with refused("directory"):
         Vocab.from_file(tmp_path)
+
+
+def test_repeated_and_empty_lines_keep_their_ids_and_the_later_one_wins(tmp_path, capsys):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(SPECIAL_LINES + b"a\n\nb\n\na\nc\n")
+    for _ in range(2):
+        vocab = Vocab.from_file(path)
+    assert vocab.tokens[5:] == ("a", "", "b", "", "a", "c") and vocab.repeated == (5, 6)
+    assert [vocab.index[token] for token in "abc"] == [9, 7, 10]
+    assert len(set(vocab.distinct_tokens)) == len(vocab)
+    (note,) = capsys.readouterr().err.splitlines()  # said once
+    assert all(word in note for word in (str(path), "2 lines", "line 6, 'a', in line 10"))
+    write_vocab(tmp_path / "again.txt", vocab.tokens)
+    assert (tmp_path / "again.txt").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(("words", "is_cased"), [
+    (["US", "us", "and", "##s"], True), (["us", "and", "##s"], False), (["[CLS]", "[E1]"], None),
+    (["中", "1", "."], None), ([*(f"a{i}" for i in range(200)), "COVID"], False),
+])
+def test_capitals_tell_whether_a_vocabulary_is_cased(words, is_cased):
+    assert Vocab.from_tokens(dict.fromkeys([*SPECIAL_TOKENS, *words])).is_cased is is_cased

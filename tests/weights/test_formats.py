@@ -9,6 +9,7 @@ import pytest
 from run_model import RECORDED, assert_same, assert_same_params
 from safetensors.numpy import load_file, save_file
 
+from bert_jax.config import complete, default_config
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import upload
@@ -112,6 +113,26 @@ def test_a_vocabulary_in_tokenizer_json_or_none(monkeypatch, tmp_path):
     assert weights.vocab_file is None and weights.lowercase
     notes = write_huggingface(path / 'out', weights)
     assert notes == ['no tokenizer files: there is no vocabulary']
+
+
+def test_rows_without_a_token_are_accepted_with_a_note(tmp_path, capsys, monkeypatch):
+    """Of a padded embedding, or where ids of a tokenizer.json are left out."""
+    monkeypatch.setenv('HOME', str(tmp_path))
+    path = copy(tmp_path)
+    tokens = (path / 'vocab.txt').read_text().split()
+    (path / 'vocab.txt').write_text('\n'.join(tokens[:-2]) + '\n')
+    weights = load_weights(path)
+    assert weights.model['vocab_size'] == 40 and 'has 38 tokens, the embedding has 40 rows' in (
+        capsys.readouterr().err)
+    config = default_config()
+    config.model.name = ''
+    assert complete(config, weights).model.vocab_size == 40
+    ids = {token: i for i, token in enumerate(tokens) if i != 30}
+    (path / 'tokenizer.json').write_text(json.dumps({'model': {'vocab': ids}}))
+    (path / 'vocab.txt').unlink()
+    found = load_weights(path).vocab_file.read_text().splitlines()
+    assert found == [*tokens[:30], '[unused row 30]', *tokens[31:]]
+    assert '1 of the ids from 0 to 39' in capsys.readouterr().err
 
 
 SWITCHES = {'strip_accents': False, 'tokenize_chinese_chars': False, 'never_split': ['B']}
