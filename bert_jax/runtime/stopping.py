@@ -2,7 +2,8 @@
 
 SIGTERM, SIGHUP (a terminal that is gone) or Ctrl-C on any host stops all of them after the same
 step. A host that fails, or whose heartbeat stops, ends the others with its message and status:
-otherwise their devices would wait for it for ever. If no host finishes a step, every host writes its stacks and the run ends.
+otherwise their devices would wait for it for ever. If no host finishes a step, every host writes
+its stacks and the run ends.
 
 The hosts communicate through jax's coordination service: each posts its state every half second;
 host 0 reads all states and posts a verdict, which all read. jax's `reached_preemption_sync_point`
