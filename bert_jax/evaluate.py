@@ -22,11 +22,13 @@ runs/evaluate-NAME); the last line on standard output is `result {json}`.
 Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 """
 
+import contextlib
 import dataclasses
 import functools
+import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import complete, data_config_of
 from bert_jax.config.command_line import parse_command
-from bert_jax.config.fields import PRETRAINING, section_of
+from bert_jax.config.fields import PRETRAINING, flat_fields, section_of
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_folder, write_whole
 from bert_jax.runtime.process import error_boundary
@@ -120,6 +122,7 @@ def evaluate(
             task = open_task(completed, ScoredModel(
                 () if labels_by_position else published.labels, inference,
                 runs[0] if runs[0].get('task') else {}))
+            _say_trained_on(task, config, runs[0], published)
         if task.head != published.head:
             raise InputError(
                 f'{published.source} has the head {published.head!r}, and '
@@ -155,6 +158,40 @@ def evaluate(
     for name, content in files.items():
         write_whole(workdir / name, content)
     return scores
+
+
+def _say_trained_on(task: Any, config: ConfigDict, run: Mapping[str, Any], published: Any) -> None:
+    """Says how many of the scored examples the run was trained on, if other rows are scored than
+    those that training held out.
+
+    Args:
+      task: opened, with what is scored.
+      config: of this evaluation.
+      run: the fields of the run's config.json; without a task, nothing is known of its training.
+      published: its weights.
+    """
+    from bert_jax.tasks.opening import open_task
+
+    fields, names = flat_fields(config), ('source', 'eval_source', 'held_out')
+    as_in_training = all(fields[f'data.{x}'] == run.get(f'data.{x}') for x in names)
+    source = run.get('data.source')
+    if not run.get('task') or as_in_training or not isinstance(source, str) or (
+            not as_path(source).exists()):
+        return
+    trained = data_config_of(run)
+    trained.data.vocab_file, trained.data.add_tokens = '', ''
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # what training said when it began
+            task_of_run: Any = open_task(complete(trained, published))
+        known = set(task_of_run.train.contents())
+    except InputError as error:
+        print(f'note: which rows the run was trained on is not known: {error}')
+        return
+    contents = [x for scored in task.evaluated for x in scored.units.contents()]
+    if found := sum(x in known for x in contents):
+        print(f'warning: {found:,} of the {len(contents):,} scored examples were trained on (they '
+              f'are in {source}, and not held out): these scores are no measure of new text',
+              flush=True)
 
 
 def _fields_of_run(path: Path) -> dict[str, Any]:

@@ -116,6 +116,11 @@ class Units:
         """[n] int64: tokens of each unit."""
         return np.diff(self.sequences.offsets[:: self.choices])
 
+    def contents(self) -> list[bytes]:
+        """The tokens of each unit, to tell which of two sets are the same."""
+        ends = self.sequences.offsets[self.choices :: self.choices]
+        return [x.tobytes() for x in np.split(self.sequences.ids.astype(np.int32), ends[:-1])]
+
     def digest(self) -> str:
         """16 hexadecimal digits that change with the content."""
         digest = hashlib.blake2b(digest_size=8)

@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import shutil
 from unittest import mock
 
@@ -303,10 +304,14 @@ def test_a_run_is_scored_on_the_rows_that_its_training_held_out(
         workdir=tmp_path / 'run')
     held_out, said = evaluated(tmp_path / 'run', workdir=tmp_path / 'held_out')
     assert held_out[f'eval/{metric}'] == pytest.approx(result[f'eval/{metric}'], abs=1e-6)
-    assert 'held out of training' in said
+    assert 'held out of training' in said and 'were trained on' not in said
     _, said = evaluated(
         tmp_path / 'run', f'--config.data.eval_source={tmp_path}/{file}', workdir=tmp_path / 'all')
     assert 'held out of training' not in said
+    (line,) = (line for line in said.splitlines() if 'were trained on' in line)
+    found = re.match(r'warning: (\d+) of the (\d+) scored examples', line)
+    number, whole = map(int, found.groups())
+    assert 0 < number < whole == 40
     sizes = [len((tmp_path / name / path.name).read_text().splitlines())
              for name in ('held_out', 'all') for path in (tmp_path / name).glob('*predictions*')]
     assert sizes[0] < sizes[1]
