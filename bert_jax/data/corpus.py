@@ -100,8 +100,8 @@ def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
         raise InputError(f"data source '{spec}' is a directory: name the files in it, as in "
                          f"'{pattern.rstrip('/')}/*'")
     if not found:
-        raise InputError(f"data source '{spec}': no file matches '{pattern}'; name existing text "
-                         'files, or docs:python for text that needs none')
+        raise InputError(f"data source '{spec}': no file matches '{pattern}'; {_meant(pattern)}"
+                         'name existing text files, or docs:python for text that needs none')
     for file in found:
         if file.size == 0:
             raise InputError(f"data source '{spec}': {file.path} is empty; leave it out")
@@ -116,6 +116,17 @@ def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
         functools.partial(_digest_of_files, format_name, column, found),
         f'{len(sizes)} files of {sum(sizes):,} bytes, {name_of([format_name, sizes])}',
         takes_all_cores=is_dump)
+
+
+def _meant(pattern: str) -> str:
+    """What a pattern without a match may mean, for a message; '' if nothing is likely."""
+    parts = [part.strip() for part in pattern.split(',')]
+    if len(parts) > 1 and all(map(find, parts)):
+        return f'several files are a list, config.data.source={parts!r}; '
+    if '[' in pattern and find(pattern.replace('[', '[[]')):
+        return ('brackets in a pattern hold characters of which one is meant: write [[] for the '
+                'bracket of a name; ')
+    return ''
 
 
 # What a language's Wikipedia is called by tensorflow-datasets and on the Hugging Face hub.

@@ -136,16 +136,43 @@ def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         beside.unlink(missing_ok=True)
 
 
+# What files of these formats begin with, what they are, and what to do.
+_NOT_READ = (
+    (rb'\x1f\x8b', 'compressed by gzip', 'let its name end in .gz'),
+    (rb'BZh[1-9]1AY&SY', 'compressed by bzip2', 'let its name end in .bz2'),
+    (rb'\xfd7zXZ\x00', 'compressed by xz', 'decompress it (xz -d)'),
+    (rb'\x28\xb5\x2f\xfd', 'compressed by zstd', 'decompress it (zstd -d)'),
+    (rb'7z\xbc\xaf', 'a 7z archive', 'unpack it (7z x)'),
+    (rb'PK\x03\x04', 'a .zip archive or an Excel or Word file',
+     'unpack it (unzip), or save its table as CSV'),
+    (rb'\xd0\xcf\x11\xe0', 'an old Excel or Word file', 'save its table as CSV'),
+    (rb'%PDF-', 'a PDF', 'extract its text (pdftotext)'),
+)
+
+
+def _check_readable(path: str | os.PathLike[str], file: Any) -> None:
+    """Raises InputError if an open file begins like one of a format that nothing here reads."""
+    if hasattr(file, 'peek'):  # also where nothing can be read twice, such as a pipe
+        head = file.peek(10)[:10]
+    else:
+        head = file.read(10)
+        file.seek(0)
+    for begin, what, remedy in _NOT_READ:
+        if re.match(begin, head):
+            raise InputError(f'{path} is {what}: {remedy}')
+
+
 @contextlib.contextmanager
 def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A file to read from start to end; decompressed if its name ends in .gz or .bz2.
 
     Raises:
-      InputError: it cannot be read, is damaged or cut short.
+      InputError: it cannot be read, is damaged or cut short, or compressed in another way.
     """
     unpack: Any = {'.gz': gzip.open, '.bz2': bz2.open}.get(os.path.splitext(path)[1].lower())
     try:
         with as_path(path).open('rb') as file, unpack(file) if unpack else file as content:
+            _check_readable(path, content)
             yield content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f'{path} is cut short or damaged ({error}); copy it again') from error

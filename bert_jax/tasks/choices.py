@@ -9,7 +9,6 @@ question. For SWAG (Zellers et al., 2018) and data sets like it, the file name t
 If context and beginning come as one string, all of it is the context.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +24,8 @@ from bert_jax.runtime.hub import split_of
 from bert_jax.tasks import labelled, table
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import accuracy
-from bert_jax.tasks.texts import TextExamples, predictions_table
+from bert_jax.tasks.texts import TextExamples, predictions_table, say_empty
+from bert_jax.text.wordpiece import has_words
 
 DEV_SHARE = 0.2  # of a data set without splits; CODAH's authors also score on a fifth
 _FORMATS = ('.csv', '.jsonl', '.tsv', '.parquet')
@@ -170,10 +170,16 @@ def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> Label
         raise InputError(
             "config.data.choices='': name the columns of the choices, between commas, or the one "
             'of JSON lines that holds a list of them')
-    train, dev = labelled.own_files(
-        config, scored, functools.partial(
-            read_choices, text=d.text, choices=choices, label=d.label, id_column=d.id or None,
-            max_malformed=d.max_malformed), lambda examples: examples.texts[0])
+
+    def read(path: str) -> TextExamples:
+        examples = read_choices(
+            path, text=d.text, choices=choices, label=d.label, id_column=d.id or None,
+            max_malformed=d.max_malformed)
+        kept = np.flatnonzero([all(map(has_words, texts)) for texts in zip(*examples.texts)])
+        say_empty(path, len(examples) - len(kept), len(examples))
+        return examples.take(kept)
+
+    train, dev = labelled.own_files(config, scored, read, lambda examples: examples.texts[0])
     return _task(config, train, dev)
 
 

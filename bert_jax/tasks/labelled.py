@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -293,6 +294,12 @@ def one_source(config: ConfigDict, meaning: str) -> str:
     if not isinstance(source, str) or not source or source.startswith('docs:'):
         raise InputError(
             f'config.data.source={source!r}: config.task={config.task!r} needs {meaning}')
+    by_name = source.startswith('hf:') or not re.search(r'[*?,\[]', source)
+    if not by_name and not as_path(source).exists():
+        raise InputError(
+            f'config.data.source={source!r} does not exist: config.task={config.task!r} needs '
+            f'{meaning}, one and by its name; put several files together, or name the one to score '
+            'as config.data.eval_source')
     return str(as_path(source))
 
 
@@ -366,15 +373,20 @@ def own_files(
     return (None if scored else train), dev
 
 
-def label_names(config: ConfigDict, path: str) -> list[str]:
+def label_names(config: ConfigDict, path: str, column: str = '') -> list[str]:
     """The names of labels that are numbers in a file: `data.label_names`, else the file's own.
+
+    Args:
+      config: of the run.
+      path: the file.
+      column: of the labels; empty: `data.label`.
 
     Raises:
       InputError: a name occurs twice.
     """
     named = config.data.label_names
     if not named:
-        return table.class_names(path, config.data.label)
+        return table.class_names(path, column or config.data.label)
     file = as_path(named)
     lines = file.read_text(encoding='utf-8').splitlines() if file.exists() else named.split(',')
     names = [name.strip() for name in lines if name.strip()]

@@ -1,9 +1,9 @@
 """The one reader of tables: CSV, TSV, JSON and Parquet, for training and prediction.
 
-A file's extension tells its format, in upper or lower case: `.csv` has quoting, `.json` and
-`.jsonl` hold an object a line or one list of objects, `.parquet` and data sets of the Hugging Face
-hub (`runtime.hub`) are Parquet, anything else is TSV without quoting. All but Parquet may be
-compressed (`.gz`, `.bz2`).
+A file's extension tells its format, in upper or lower case: `.csv` has quoting, and its header
+tells what separates the cells; `.json` and `.jsonl` hold an object a line or one list of objects,
+`.parquet` and data sets of the Hugging Face hub (`runtime.hub`) are Parquet, anything else is TSV
+without quoting. All but Parquet may be compressed (`.gz`, `.bz2`).
 A bad file is an `InputError`. A bad row has a `fault`: training leaves the row out, up to a limit,
 and prediction gives an error in its place.
 """
@@ -12,6 +12,7 @@ import codecs
 import contextlib
 import csv
 import fnmatch
+import functools
 import itertools
 import json
 import os
@@ -26,6 +27,8 @@ from bert_jax.runtime.hub import parquet_files
 _LISTED = 3  # malformed rows of a file that are shown one by one
 _BATCH_ROWS = 1024  # of Parquet, in memory at once
 _LONGEST_CELL = 1 << 30  # the csv module's own limit is 131,072 characters
+_SEPARATORS = ',;\t|'  # of cells in a .csv file; spreadsheets of many countries write the second
+_NAMED = 'a comma', 'a semicolon', 'a TAB', 'a vertical bar'
 
 
 class Malformed(Exception):
@@ -94,12 +97,45 @@ def read_rows(
     return _table(path, columns, optional, headerless)
 
 
+def column_names(path: str) -> list[str]:
+    """The columns of a table, or the fields of the first object in JSON; [] if there are none."""
+    form = format_of(path)
+    if form == 'parquet':
+        with _parquet(parquet_files(path)[0]) as content:
+            return list(content.schema_arrow.names)
+    if form == 'json':
+        return list(next((record for _, record, fault in _objects(path) if not fault), {}))
+    _, names = next(_cells(path, ()), (0, list[str]()))
+    return [name.strip() for name in names]
+
+
+def column_or_usual(path: str, name: str, usual: Sequence[str], field: str) -> str:
+    """The name of a column, or, where the table lacks it, the usual one that the table has.
+
+    Another one is said, and taken only if `name` itself is usual, so that nobody chose it, and if
+    no other column could be meant.
+
+    Args:
+      path: the file.
+      name: the column as configured.
+      usual: names of such columns, in lower case.
+      field: of the config, for the message.
+    """
+    names = column_names(path)
+    if name in names or name not in usual:
+        return name
+    others = [other for other in names if other.strip().lower() in usual]
+    if len(others) != 1:
+        return name
+    tell(f'{path}: its column {others[0]!r} is read for {field}={name!r}, which it lacks')
+    return others[0]
+
+
 def _table(
     path: str, columns: Sequence[str], optional: Sequence[str], headerless: Sequence[str]
 ) -> Iterator[Row]:
     """The rows of a CSV or TSV file."""
-    rows = _csv_rows(path) if format_of(path) == 'csv' else (
-        (line, text.split('\t')) for line, text in lines(path) if text)
+    rows = _cells(path, columns if not headerless else None)
     first = next(rows, None)
     if first is None:
         return
@@ -120,22 +156,74 @@ def _table(
             yield Row(line, [], f'columns: {len(cells)}, where {width} are wanted')
 
 
-def _no_column(path: str, name: str, names: Sequence[str]) -> str:
+def _no_column(path: str, name: str, names: Sequence[str], where: str = 'in its header') -> str:
     remedy = ('name the columns as the original file does; those of your files with '
               '--config.data.text, text_pair, choices, label and id, or for predictions with '
               '--text, --text-pair and --choices')
-    if len(names) == 1 and ';' in names[0]:
-        remedy = "its columns are separated by ';', and ',' is expected: convert it"
-    elif similar := [other for other in names if other.lower() == name.lower()]:
+    if similar := [other for other in names if other.lower() == name.lower()]:
         remedy = f"did you mean '{similar[0]}'? {remedy}"
-    return (f"{path} has no column '{name}' in its header; it has: {', '.join(names)[:200]}: "
-            f'{remedy}')
+    return f"{path} has no column '{name}' {where}; it has: {', '.join(names)[:200]}: {remedy}"
 
 
-def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
+def _cells(path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, list[str]]]:
+    """First line and cells of each row of a CSV or TSV file, the header first.
+
+    Args:
+      path: the file.
+      columns: names in the header, which tell the separator; empty: they are not known; None: there
+        may be no header.
+    """
+    numbered, leading = lines(path), list[tuple[int, str]]()
+    for row in numbered:
+        leading.append(row)
+        if row[1].strip():
+            break
+    header = leading[-1][1] if leading else ''
+    usual = ',' if format_of(path) == 'csv' else '\t'
+    separator = usual if columns is None else _separator(header, columns, usual)
+    if told := re.fullmatch('sep=(.)', header):  # Excel's own line before the header
+        separator, leading = told[1], [(number, '') for number, _ in leading]
+    elif separator != usual:
+        _tell_separator(path, separator)
+    rows = itertools.chain(leading, numbered)
+    if separator == usual == '\t':
+        return ((line, text.split('\t')) for line, text in rows if text)
+    return _csv_rows(path, rows, separator)
+
+
+def _separator(header: str, columns: Sequence[str], usual: str) -> str:
+    """The separator that gives most of the columns; in CSV, else that which gives most cells.
+
+    Where several do, the usual one.
+    """
+    def fit(separator: str) -> tuple[int, int]:
+        names = _header(header, separator)
+        return len(set(names) & set(columns)), len(names) if usual == ',' else 0
+
+    return max(usual + _SEPARATORS, key=fit)
+
+
+def _header(line: str, separator: str) -> list[str]:
+    """The names in a header with this separator; one name if it is no such header."""
+    try:
+        return [name.strip() for name in next(csv.reader([line], delimiter=separator), [])]
+    except csv.Error:  # the cell goes on in the next line
+        return [line]
+
+
+@functools.cache  # a file is opened several times; this is said once
+def _tell_separator(path: str, separator: str) -> None:
+    named = dict(zip(_SEPARATORS, _NAMED, strict=True))[separator]
+    tell(f'{path}: its cells are separated by {named}, as its header shows')
+
+
+def _csv_rows(
+    path: str, numbered: Iterator[tuple[int, str]], separator: str
+) -> Iterator[tuple[int, list[str]]]:
     """First line and cells of each row; quoted cells may span several lines."""
     csv.field_size_limit(_LONGEST_CELL)
-    reader = csv.reader((text + '\n' for _, text in lines(path)), strict=True)
+    reader = csv.reader(
+        (text + '\n' for _, text in numbered), strict=True, delimiter=separator)
     line = 1
     try:
         for cells in reader:
@@ -143,12 +231,16 @@ def _csv_rows(path: str) -> Iterator[tuple[int, list[str]]]:
                 yield line, cells
             line = reader.line_num + 1
     except csv.Error as error:
+        if 'new-line' in str(error):
+            raise InputError(f'{path}, line {line} holds a lone CR (0x0D), which ends no line '
+                             "here: remove it or put its cell into quotes; if CR ends the lines, "
+                             "convert the file (tr '\\r' '\\n')") from None
         raise InputError(f'{path}, line {line} is not CSV ({error}): mend it, a quote in it may '
                          'not be closed') from None
 
 
-def read_objects(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
-    """`read_rows` for a JSON file of any name: an object on each line, or all in one list."""
+def _objects(path: str) -> Iterator[tuple[int, Any, str]]:
+    """(line or number, value, what is wrong with it or '') of each object of a JSON file."""
     rows = ((line, text) for line, text in lines(path) if text.strip())
     first = next(rows, None)
     if first is None:
@@ -163,11 +255,22 @@ def read_objects(path: str, columns: Sequence[str], optional: Sequence[str] = ()
     for line, (record, fault) in values:
         if not fault and not isinstance(record, dict):
             fault = 'not a JSON object'
+        yield line, record, fault
+
+
+def read_objects(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
+    """`read_rows` for a JSON file of any name: an object on each line, or all in one list."""
+    lacking, names, used = '', list[str](), False
+    for line, record, fault in _objects(path):
         missing = [] if fault else [
             name for name in columns if name not in record and name not in optional]
         if missing:
             fault = f"no field '{missing[0]}' (it has: {', '.join(record)[:200]})"
+            lacking, names = lacking or missing[0], names or list(record)
+        used |= not fault
         yield Row(line, [] if fault else [record.get(name) for name in columns], fault)
+    if lacking and not used:  # it is not the rows that are wrong
+        raise InputError(_no_column(path, lacking, names, 'in any row'))
 
 
 def read_parquet(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
@@ -239,9 +342,7 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(file, 1):
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
-                    if line.startswith(b'\x1f\x8b'):
-                        raise InputError(f'{path} is compressed by gzip: let its name end in .gz')
-                    if not line.endswith(b'\n') and b'\r' in line[:-1]:
+                    if b'\r' in line.rstrip(b'\r\n'):
                         raise InputError(
                             f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
                 if b'\0' in line:

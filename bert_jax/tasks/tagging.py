@@ -65,6 +65,11 @@ def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         split: examples for split in splits if (examples := read(split))})
 
 
+# Names of columns that are read where there is no column of the default name, nor another of these.
+_USUAL_WORDS = ('tokens', 'words', 'text', 'sentence')
+_USUAL_TAGS = ('tags', 'ner_tags', 'pos_tags', 'ner', 'label', 'labels')
+
+
 def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on `data.source`, scored on `data.eval_source` or on sentences held out of it.
 
@@ -73,8 +78,12 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
     d = config.data
 
     def read(path: str) -> Tagged:
-        return read_tagged(path, words=d.text, tags=d.label, max_malformed=d.max_malformed,
-                           names=labelled.label_names(config, path))
+        words, tags = d.text, d.label
+        if table.format_of(path) in ('json', 'parquet'):
+            words = table.column_or_usual(path, words, _USUAL_WORDS, 'config.data.text')
+            tags = table.column_or_usual(path, tags, _USUAL_TAGS, 'config.data.label')
+        return read_tagged(path, words=words, tags=tags, max_malformed=d.max_malformed,
+                           names=labelled.label_names(config, path, tags))
 
     train, dev = labelled.own_files(
         config, scored, read, lambda examples: [' '.join(s.words) for s in examples.sentences],

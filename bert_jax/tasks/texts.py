@@ -27,6 +27,7 @@ from bert_jax.runtime.hosts import say
 from bert_jax.tasks import labelled, several_labels, table
 from bert_jax.tasks.labelled import EvalSet, LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import METRICS, check_metrics, of_each_class
+from bert_jax.text.wordpiece import has_words
 
 
 class Numbers(NamedTuple):
@@ -43,7 +44,8 @@ class Numbers(NamedTuple):
             number = math.nan
         if not self.low <= number <= self.high:
             limits = f' from {self.low:g} to {self.high:g}' if self != Numbers() else ''
-            raise InputError(f"score '{cell}' is not a number{limits}; mend it")
+            comma = ', with a point instead of the comma' * (',' in str(cell))
+            raise InputError(f"score '{cell}' is not a number{limits}; mend it{comma}")
         return number
 
     def array(self, numbers: Sequence[float]) -> np.ndarray:
@@ -181,7 +183,7 @@ class TextExamples:
 def read_texts(
     path: str, texts: Sequence[str], label: str | list[str], labels: Numbers | Names | None, *,
     id_column: str = '', needs_ids: bool = False, headerless: Sequence[str] = (),
-    max_malformed: float = 0.01,
+    max_malformed: float = 0.01, keep_empty: bool = True,
 ) -> TextExamples:
     """Examples of one file.
 
@@ -194,6 +196,8 @@ def read_texts(
       needs_ids: whether this column must be there.
       headerless: all columns of labelled files that have no header.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
+      keep_empty: whether examples with an empty text are kept, as benchmarks count them; else they
+        are left out, as `predict` refuses them, and counted.
 
     Raises:
       InputError: a missing column, a label that `labels` refuses, an id that occurs twice, too many
@@ -210,10 +214,27 @@ def read_texts(
         path, [*texts, *columns] if labels else texts, parse, id_column=id_column or None,
         optional=[] if needs_ids else [id_column], headerless=headerless if labels else (),
         max_malformed=max_malformed)
+    kept = [i for i, (cells, _) in enumerate(rows.values)
+            if keep_empty or all(map(has_words, cells))]
+    say_empty(path, len(rows.values) - len(kept), len(rows.values))
+    values = [rows.values[i] for i in kept]
     return TextExamples(
-        texts=[[cells[i] for cells, _ in rows.values] for i in range(n)],
-        labels=labels.array([label for _, label in rows.values]) if labels else None,
-        ids=rows.ids, source=path)
+        texts=[[cells[i] for cells, _ in values] for i in range(n)],
+        labels=labels.array([label for _, label in values]) if labels else None,
+        ids=[rows.ids[i] for i in kept], source=path)
+
+
+def say_empty(path: str, num_empty: int, num_rows: int) -> None:
+    """Says how many rows of a file are left out because a text of theirs is empty.
+
+    Raises:
+      InputError: all are.
+    """
+    if num_empty == num_rows:
+        raise InputError(f'{path}: all {num_rows:,} rows have an empty text: is config.data.text '
+                         'the right column?')
+    if num_empty:
+        say(f'{path}: {num_empty:,} of {num_rows:,} rows have an empty text; left out')
 
 
 def _marked(name: str, cell: Any) -> bool:
@@ -338,6 +359,10 @@ def _tables(
     return files
 
 
+# Names of columns that are read where there is no column of the default name, nor another of these.
+_USUAL_TEXTS = ('text', 'sentence', 'review', 'comment', 'tweet', 'content', 'body', 'document')
+_USUAL_LABELS = ('label', 'labels', 'class', 'category', 'sentiment', 'intent', 'target')
+_USUAL_NUMBERS = (*_USUAL_LABELS, 'score', 'rating', 'similarity')
 _USUAL_METRICS = {'classification': 'accuracy,macro_f1', 'regression': 'spearman,pearson',
                   'multi_label': 'micro_f1,macro_f1,accuracy'}
 
@@ -352,14 +377,18 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
                   several=several, separator=c.separator if several else '')
 
     def read(path: str) -> TextExamples:
-        names.numbered = labelled.label_names(config, path)
+        text = table.column_or_usual(path, d.text, _USUAL_TEXTS, 'config.data.text')
+        label = table.column_or_usual(
+            path, d.label, _USUAL_NUMBERS if head == 'regression' else _USUAL_LABELS,
+            'config.data.label')
+        names.numbered = labelled.label_names(config, path, label)
         if several and not marks:
             names.find_form(path, [
-                row.cells[0] for row in table.read_rows(path, [d.label]) if not row.fault])
+                row.cells[0] for row in table.read_rows(path, [label]) if not row.fault])
         examples = read_texts(
-            path, [d.text, d.text_pair] if d.text_pair else [d.text], marks or d.label,
+            path, [text, d.text_pair] if d.text_pair else [text], marks or label,
             Numbers() if head == 'regression' else names, id_column=d.id, needs_ids=True,
-            max_malformed=d.max_malformed)
+            max_malformed=d.max_malformed, keep_empty=False)
         if head != 'regression' and len(names.names) < 2 - several:
             raise InputError(
                 f"{path} has one label, {', '.join(names.names) or 'none'}: there is nothing to "

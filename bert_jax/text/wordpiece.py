@@ -48,6 +48,11 @@ def _cleaned(char: str) -> str:
     return "" if char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf") else char
 
 
+def has_words(text: str) -> bool:
+    """Whether something is left of a text that is cleaned: else it has no tokens."""
+    return any(char not in WHITESPACE and _cleaned(char) for char in text)
+
+
 def is_cjk(char: str) -> bool:
     """Whether it is an ideograph, which BERT makes a word by itself."""
     return any(low <= ord(char) <= high for low, high in _CJK_RANGES)

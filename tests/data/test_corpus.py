@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import hashlib
+import lzma
 import os
 import time
 
@@ -75,6 +76,9 @@ def test_formats(
     ('open', b'<doc id="7" title="T">\nT\n\nText.\n', '', ['open', 'id="7"', '</doc>']),
     ('nested', b'<doc id="7">\nT\n\nText.\n<doc id="8">\nU\n</doc>\n', '', ['id="7"', '</doc>']),
     ('stray', b'<doc id="7">\nT\n\na\n</doc>\nStray.\n', '', ['byte 25', 'Stray.']),
+    ('text.xz', lzma.compress(b'Text.\n'), '', ['text.xz', 'compressed by xz', 'xz -d']),
+    ('text.zst', b'\x28\xb5\x2f\xfd\x24\0', '', ['text.zst', 'compressed by zstd', 'zstd -d']),
+    ('text.zip', b'PK\x03\x04\x14\0\0\0', '', ['text.zip', 'is a .zip archive', 'unpack']),
     ('forced', b'Text.\n', 'wikiextractor:', ['forced', 'byte 0', 'Text.']),
 ])
 def test_faults_are_named(tmp_path, name, content, prefix, words):
@@ -82,6 +86,20 @@ def test_faults_are_named(tmp_path, name, content, prefix, words):
         (tmp_path / name).write_bytes(content)
     with refused(*words):
         _texts(f'{prefix}{tmp_path / name}')
+
+
+@pytest.mark.parametrize(('pattern', 'words'), [
+    ('{0}/a.txt,{0}/b.txt', ['several files are a list', 'config.data.source=[']),
+    ('{0}/a.txt,{0}/c.txt', ['no file matches']),
+    ('{0}/[old] text/*.txt', ['no file matches', 'write [[] for the bracket of a name']),
+])
+def test_what_a_pattern_without_a_match_may_mean(tmp_path, pattern, words):
+    for name in ('a.txt', 'b.txt', '[old] text/a.txt'):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('Some text.')
+    with refused(*words):
+        _texts(pattern.format(tmp_path))
+    assert _texts(f'{tmp_path}/[[]old] text/*.txt') == ['Some text.']
 
 
 def test_each_parquet_row_is_a_document(tmp_path):

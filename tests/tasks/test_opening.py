@@ -581,6 +581,47 @@ def test_your_own_choices(tmp_path):
         opened('multiple_choice', source, tmp_path, **own | {'choices': ''})
 
 
+@pytest.mark.parametrize(('task', 'fields', 'read', 'lacking'), [
+    ('classification', {'sentence': 'the leader', 'sentiment': 'a'}, ['sentence', 'sentiment'], []),
+    ('classification', {'Text': 'the leader', 'Label': 'a'}, ['Text', 'Label'], []),
+    ('regression', {'review': 'the leader', 'rating': 1}, ['review', 'rating'], []),
+    ('tagging', {'tokens': ['the'], 'ner_tags': ['B-X']}, ['tokens', 'ner_tags'], []),
+    ('tagging', {'words': ['the'], 'tags': ['B-X'], 'id': 3}, ['words', 'tags'], []),
+    ('tagging', {'tokens': ['the'], 'ner_tags': ['B-X'], 'pos_tags': ['D']}, ['tokens'], ['label']),
+    ('classification', {'sentence': 'the leader', 'body': 'john', 'label': 'a'}, [], ['text']),
+    ('classification', {'sentence': 'the leader', 'kind': 'a'}, ['sentence'], ['label']),
+])
+def test_columns_with_usual_names_are_read_and_said(task, fields, read, lacking, tmp_path, capsys):
+    other = {name: 'b' if value == 'a' else value for name, value in fields.items()}
+    source = put(tmp_path, 'own.jsonl', [fields, other])
+    if lacking:
+        with pytest.raises(InputError, match=f"no column '{lacking[0]}'.*config.data.text"):
+            opened(task, source, tmp_path, eval_source=True)
+    else:
+        assert len(opened(task, source, tmp_path, eval_source=True).train) == 2
+    said = capsys.readouterr().err
+    for name in read:
+        assert (f"its column '{name}' is read for config.data." in said) == (
+            name not in ('text', 'label'))
+    with pytest.raises(InputError, match="no column 'sentences'"):  # a name that somebody chose
+        opened(task, source, tmp_path, eval_source=True, text='sentences')
+
+
+def test_a_choice_without_words_is_left_out(tmp_path, capsys):
+    source = put(tmp_path, 'own.csv', 'text,a,b,label\nthe,john,smith,a\njohn,,the,b\n,a,b,b\n')
+    task = opened('multiple_choice', source, tmp_path, choices='a,b', eval_source=True)
+    assert len(task.train) == 1 == len(task.evaluated[0].units)
+    assert f'{source}: 2 of 3 rows have an empty text; left out' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('source', ['a.csv,b.csv', '*.csv', '[ab].csv'])
+def test_one_file_is_wanted_by_its_name(source, tmp_path):
+    for name in 'ab':
+        put(tmp_path, f'{name}.csv', CSV)
+    with pytest.raises(InputError, match='does not exist: .* one and by its name'):
+        opened('classification', tmp_path / source, tmp_path)
+
+
 @pytest.mark.parametrize(('text', 'data', 'said'), [
     ('text,label\nthe,a\njohn,a\n', {}, 'own.csv has one label, a'),
     ('text,label\nthe,a\njohn,b\n', {'held_out': 0.0}, 'would leave'),

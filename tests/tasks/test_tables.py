@@ -1,14 +1,17 @@
 """Odd tables are read or refused alike for training, evaluation and prediction."""
 
+import bz2
 import codecs
 import gzip
 import json
+import lzma
 
 import pytest
 
 from bert_jax.predict.__main__ import Texts
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.texts import Names, read_texts
+from tests.predict import tiny
 from tests.tasks.files import put
 
 ROWS = [('one text', 'a'), ('another', 'b'), ('a third, with a comma', 'a'), ('fourth', 'b')]
@@ -17,6 +20,7 @@ CSV = 'text,label\n' + ''.join(f'"{text}",{label}\n' for text, label in ROWS)
 TSV = 'text\tlabel\n' + ''.join(f'{text}\t{label}\n' for text, label in ROWS)
 OBJECTS = [{'text': text, 'label': label} for text, label in ROWS]
 LINES = ''.join(json.dumps(row) + '\n' for row in OBJECTS)
+SEMICOLONS = 'text;label\n' + ''.join(f'"{text}";{label}\n' for text, label in ROWS)
 LONG = 'x' * 200_000
 ODD = 'a\u2028b\x0bc\x85d\x1ce'  # `str.splitlines` would split it
 OPEN = 'text,label\n' + ''.join(f'text {i},{"ab"[i % 2]}\n' for i in range(31)) + '"open,a\n' + (
@@ -51,6 +55,13 @@ GOOD = {
     'a long cell, json': (
         'a.jsonl', json.dumps({'text': LONG, 'label': 'a'}) + '\n' + LINES, [LONG, *TEXTS]),
     'an odd ending is tsv': ('a.data', TSV, TEXTS),
+    **{f'csv with {name}': ('a.csv', SEMICOLONS.replace(';', separator), TEXTS)
+       for name, separator in (('semicolons', ';'), ('TABs', '\t'), ('bars', '|'))},
+    'quoted names': ('a.csv', SEMICOLONS.replace('text;label', '"text";"label"'), TEXTS),
+    'semicolons after blank lines': ('a.csv', '\n\r\n' + SEMICOLONS, TEXTS),
+    "Excel's line": ('a.csv', 'sep=;\n' + SEMICOLONS, TEXTS),
+    'commas in the names': ('a.csv', 'text;"one, two";label\nx;y;a\nz;w;b\n', ['x', 'z']),
+    'tsv with commas': ('a.tsv', CSV, TEXTS),
 }
 BAD = {
     'an unclosed quote': ('a.csv', OPEN, 'line 33 is not CSV'),
@@ -59,16 +70,28 @@ BAD = {
        for file, content in (('a.csv', CSV), ('a.tsv', TSV))},
     'UTF-16': ('a.csv', CSV.encode('utf-16'), 'or UTF-16'),
     'Latin-1': ('a.csv', 'text,label\nété,a\n'.encode('latin-1'), 'line 2 is not UTF-8'),
-    'a zip file': ('a.csv', b'PK\x03\x04\x14\0\0\0', 'NUL byte'),
-    'gzip without its ending': (
-        'a.csv', gzip.compress(CSV.encode(), mtime=0), 'is compressed by gzip'),
+    **{f'{what}, {file}': (file, content, message) for file in ('a.csv', 'a.jsonl')
+       for what, content, message in (
+        ('gzip without its ending', gzip.compress(CSV.encode(), mtime=0), 'is compressed by gzip'),
+        ('bzip2', bz2.compress(CSV.encode()), 'is compressed by bzip2: let its name end in .bz2'),
+        ('xz', lzma.compress(CSV.encode()), r'is compressed by xz: decompress it \(xz -d\)'),
+        ('zstd', b'\x28\xb5\x2f\xfd\x24\0', r'is compressed by zstd: decompress it'),
+        ('a zip file', b'PK\x03\x04\x14\0\0\0', r'is a \.zip archive .*: unpack it'))},
     'half of a surrogate pair': (
         'a.jsonl', '{"text": "\\ud800", "label": "a"}\n', 'surrogate'),
     'gzip that is none': ('a.csv.gz', CSV.encode(), 'is cut short or damaged'),
     'another case of letters': (
         'a.csv', CSV.replace('text,', 'Text,'), "did you mean 'Text'.*config.data.text"),
     'another name': ('a.csv', CSV.replace('text,', 'sentence,'), "no column 'text'.*it has: sent"),
-    'semicolons': ('a.csv', CSV.replace(',', ';'), "separated by ';'"),
+    'semicolons, another name': (
+        'a.csv', SEMICOLONS.replace('text;', 'body;'), "no column 'text'.*it has: body, label:"),
+    'a lone CR in a row': (
+        'a.csv', CSV.replace('"another"', 'ano\rther'), 'line 3 holds a lone CR'),
+    'CR line ends and a line feed at the end': (
+        'a.csv', CSV.replace('\n', '\r') + '\n', 'end with CR only'),
+    'no object has the field': (
+        'a.jsonl', LINES.replace('"text"', '"words"'),
+        "no column 'text' in any row.*config.data.text"),
     **{f'empty, {file}': (file, '', 'holds no rows')
        for file in ('a.csv', 'a.tsv', 'a.jsonl')},
     'a header alone': ('a.csv', 'text,label\n', 'holds no rows'),
@@ -106,6 +129,29 @@ def test_a_table_is_refused_alike(name, tmp_path):
         with pytest.raises(InputError, match=message) as error:
             read(path)
         assert str(error.value).startswith(path) and '\n' not in str(error.value)
+
+
+def test_a_separator_is_said_once(tmp_path, capsys):
+    path = put(tmp_path, 'a.csv', SEMICOLONS)
+    assert trained(path) == predicted(path) == TEXTS
+    assert capsys.readouterr().err == (
+        f'{path}: its cells are separated by a semicolon, as its header shows\n')
+
+
+@pytest.mark.parametrize('text', ['', ' ', '\t\u00a0', '\u200b', '\ufeff\ufffd'])
+def test_an_empty_text_is_left_out_with_a_count_and_refused_by_prediction(text, tmp_path, capsys):
+    rows = [*OBJECTS, {'text': text, 'label': 'a'}]
+    path = put(tmp_path, 'a.jsonl', rows)
+    for _ in range(2):  # training, then evaluation
+        examples = read_texts(path, ['text'], 'label', Names(), keep_empty=False)
+        assert examples.texts[0] == TEXTS and examples.ids == ['0', '1', '2', '3']
+        assert f'{path}: 1 of 5 rows have an empty text; left out' in capsys.readouterr().out
+    model, _ = tiny.recorded('classification')
+    assert [('error' in x) for x in model.classify([row['text'] for row in rows])] == [
+        *[False] * 4, True]
+    with pytest.raises(InputError, match='all 2 rows have an empty text: is config.data.text'):
+        read_texts(put(tmp_path, 'b.jsonl', rows[-1:] * 2), ['text'], 'label', Names(),
+                   keep_empty=False)
 
 
 ROWS_OUT = {
