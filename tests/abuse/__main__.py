@@ -294,7 +294,10 @@ def _open_table(rng: random.Random, folder: Path) -> tuple[str, str, str]:
         harm = 'trained on and not predicted'
     elif trained == predicted == 'read' and 'classification.windows=mean' not in flags:
         left_out = re.search(r'(\d+) of \d+ rows left out', said.getvalue())
-        reported = int(left_out[1]) if left_out else said.getvalue().count('; left out') // 2
+        empty = re.search(r'(\d+) of \d+ rows have an empty text', said.getvalue())
+        reported = int(left_out[1]) if left_out else len(
+            re.findall(r'line \d+: .*; left out', said.getvalue())) // 2
+        reported += int(empty[1]) if empty else 0
         if units[1] + reported < len(texts) - 1:
             harm = f'{len(texts)} rows, {units[1]} read'
     return task, f'HARM: {harm}' if harm else trained, everything
