@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,10 @@ _Map = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 _BLOCK = 1 << 13  # chunks or sentences cut at a time: their arrays fit into the processor's cache
 _FEW = 1 << 9  # documents: with fewer left, a pass costs more than its chunks
 _REST = 1 << 22  # sentences of the longest documents that may be cut at once
+_SAMPLE = 10_000  # rows that are counted
+# How far counts may be from what was asked for: documents end somewhere, and the last sentence of
+# many has no next one.
+_FAR_FROM_ASKED, _FEW_USED, _FEW_MASKED = 0.15, 0.8, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,24 @@ class Recipe(MaskingRates):
     def max_tokens(self) -> int:
         """Room for A and B in a row, in tokens."""
         return self.max_seq_length - self.num_special
+
+
+class Counts(NamedTuple):
+    """What a sample of an epoch's rows holds.
+
+    Attributes:
+      rows: number of rows in the sample.
+      random_next: share of them whose B is from another document.
+      used: share of the text's tokens that are in the rows made of them; the others were cut off.
+      masked: share of the rows' tokens, [CLS] and [SEP] included, that are masked.
+      wanted: what `masked` would be if no word had more pieces than may be masked.
+    """
+
+    rows: int
+    random_next: float
+    used: float
+    masked: float
+    wanted: float
 
 
 class PretrainExamples:
@@ -137,6 +159,22 @@ class PretrainExamples:
             lengths[here] = a_length + b_length + self._recipe.num_special
         slots = self._recipe.max_predictions_per_seq
         return lengths, num_to_predict(lengths, self._recipe.masked_lm_prob, slots)
+
+    def counts(self) -> Counts:
+        """Counts of at most 10,000 rows of the first epoch."""
+        index = permute(np.arange(min(self.num_frozen, _SAMPLE)), self.num_frozen, 0x5A3)
+        _, start, _, split, end, is_random = self._chunk(0, index)
+        own = self._offsets_of(np.where(is_random, split, end)) - self._offsets_of(start)
+        _, a_length, _, b_length, _ = self._segments(0, index)
+        lengths = a_length + b_length + self._recipe.num_special
+        wanted = num_to_predict(
+            lengths, self._recipe.masked_lm_prob, self._recipe.max_predictions_per_seq)
+        masked = sum(self._make(0, part)['masked_lm_weights'].sum(dtype=np.float64)
+                     for part in np.array_split(index, -(-len(index) // 1000)))
+        return Counts(
+            len(index), float(is_random.mean()),
+            int(a_length.sum() + b_length[~is_random].sum()) / int(own.sum()),
+            float(masked / lengths.sum()), int(wanted.sum()) / int(lengths.sum()))
 
     def _chunks(self, epoch: int, place: np.ndarray) -> tuple[int, np.ndarray]:
         """The epoch whose plan `epoch` uses, and the indices [n] of the chunks at these places."""
@@ -244,15 +282,19 @@ class PretrainExamples:
             np.copyto(place, probe, where=np.take(self._offsets, probe, mode='clip') < wanted)
         return np.minimum(place + 1, limit)
 
+    def _chunk(self, epoch: int, index: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Chunks [n]: (document, first sentence, target length, and what `_cut` returns)."""
+        start = self._plan(epoch).result()[index]
+        document = np.searchsorted(self._first, start, 'right') - 1
+        start, target = start.astype(np.int64), self._targets(epoch, document)
+        return document, start, target, *self._cut(epoch, document, start, target)
+
     def _offsets_of(self, sentence: np.ndarray) -> np.ndarray:
         return np.take(self._offsets, sentence).astype(np.int64, copy=False)
 
     def _segments(self, epoch: int, index: np.ndarray) -> tuple[np.ndarray, ...]:
         """Token spans of chunks [n]: (A begin, A length, B begin, B length, is_random)."""
-        start = self._plan(epoch).result()[index]
-        document = np.searchsorted(self._first, start, 'right') - 1
-        start, target = start.astype(np.int64), self._targets(epoch, document)
-        split, end, is_random = self._cut(epoch, document, start, target)
+        document, start, target, split, end, is_random = self._chunk(epoch, index)
         a_begin = self._offsets_of(start)
         a_length = self._offsets_of(split) - a_begin
         b_first, b_last = split.copy(), end.copy()
@@ -302,6 +344,37 @@ class PretrainExamples:
             'next_sentence_labels': is_random.astype(np.int32),
             'example_weights': np.ones(len(index), np.float32),
         }
+
+
+def losses(counts: Counts, recipe: Recipe, name: str) -> list[str]:
+    """What is lost in these rows, in a line each with the remedy.
+
+    Args:
+      counts: of the rows.
+      recipe: that they were made by.
+      name: of their source.
+    """
+    rows, lines = f'rows of {recipe.max_seq_length} from {name}', list[str]()
+    split = 'config.data.split_long_sentences=True'
+    cuts_off = counts.used < _FEW_USED and not recipe.split_long_sentences
+    noise = 0.5 / math.sqrt(counts.rows)  # the standard deviation of a share of a half
+    if recipe.next_sentence and (
+            abs(counts.random_next - recipe.random_next_prob) > _FAR_FROM_ASKED + noise):
+        lines.append(
+            f'{counts.random_next:.1%} of the pairs in {rows} have a random next sentence, not '
+            f'{recipe.random_next_prob:.0%} (config.data.random_next_prob), because '
+            + (f'a long sentence fills a row: set {split}' if cuts_off else
+               'most documents are too short for two segments: join rows into documents')
+            + ', or train without pairs, config.data.next_sentence=False')
+    if cuts_off:
+        lines.append(f'{1 - counts.used:.1%} of the tokens are cut off in {rows}, at the ends of '
+                     f'long sentences: set {split}, or take longer rows')
+    if counts.masked < _FEW_MASKED * counts.wanted:
+        lines.append(
+            f'{counts.masked:.1%} of the tokens are masked in {rows}, not {counts.wanted:.1%}, '
+            'because many words have more pieces than may be masked in a row: set '
+            "config.data.masking='pieces', or take longer rows")
+    return lines
 
 
 def split_sentences(

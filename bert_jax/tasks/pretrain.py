@@ -21,7 +21,13 @@ from bert_jax.data import sharing
 from bert_jax.data.examples import Examples, Mixture, RecordExamples, Rows, SyntheticExamples
 from bert_jax.data.masking import MaskingRates
 from bert_jax.data.packing import PackedExamples, packed_spec
-from bert_jax.data.pretrain import PretrainExamples, Recipe, frequency_loss, repeated_share
+from bert_jax.data.pretrain import (
+    PretrainExamples,
+    Recipe,
+    frequency_loss,
+    losses,
+    repeated_share,
+)
 from bert_jax.data.store import TokenStore
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.flops import muon_flops
@@ -122,10 +128,14 @@ class TextData:
             store = self.stores[spec] = sharing.share_store(text, self._tokenizer, self.places)
             check_known(store.tokens[:_LOOKED_AT], self._tokenizer, spec, self.vocab_path)
         for spec, examples in self._records.items():
-            highest = examples.read(np.arange(min(len(examples), 1000)))['input_ids'].max()
+            first = examples.read(np.arange(min(len(examples), 1000)))
+            highest = first['input_ids'].max()
             if highest >= self.vocab_size:
                 raise InputError(f'{spec} has the piece {highest}, {self.vocab_path} only '
                                  f'{self.vocab_size}: name the vocab.txt that it was made with')
+            if maskless := (first['masked_lm_weights'].max(axis=1, initial=0) == 0).mean():
+                hosts.say(f'warning: {maskless:.1%} of the first {len(first["input_ids"]):,} '
+                          f'records of {spec} have no masked position, and teach no words')
         sizes = {spec: len(store.tokens) for spec, store in self.stores.items()} | {
             spec: len(x) * x.max_seq_length for spec, x in self._records.items()}
         self._by_size = {spec: size ** d.mix_power for spec, size in sizes.items()}
@@ -176,6 +186,7 @@ class TextData:
           InputError: records that do not fit the phase, or too few documents.
         """
         lengths, parts = (max_seq_length, max_predictions_per_seq), list[Examples]()
+        counted: list[tuple[str, PretrainExamples, Recipe]] = []
         first_seed, weights = self._config.seed + _A_PHASE * phase, list[float]()
         for seed, (spec, of_run) in enumerate(self._sources, first_seed):
             weight = dict(source).get(spec, 0) * self._by_size[spec] if source else of_run
@@ -183,7 +194,9 @@ class TextData:
                 continue
             weights.append(weight)
             if spec in self.stores:
-                parts.append(self._examples(spec, lengths, seed, **masking))
+                recipe = self._recipe(lengths, **masking)
+                counted.append((spec, self._examples(spec, recipe, seed), recipe))
+                parts.append(counted[-1][1])
                 continue
             records = self._records[spec]
             if records.max_seq_length != max_seq_length:
@@ -194,7 +207,24 @@ class TextData:
         examples = _mixed(parts, weights, first_seed)
         hosts.say(f'training examples an epoch at length {max_seq_length}: '
                   f'{examples.num_examples:,}')
+        if hosts.first():
+            for spec, part, recipe in counted:
+                self._say_counts(spec, part, recipe)
         return examples
+
+    def _say_counts(self, spec: str, examples: PretrainExamples, recipe: Recipe) -> None:
+        """Says what is in the rows of a source, and warns of what is lost."""
+        counts, parts = examples.counts(), list[str]()
+        if recipe.next_sentence:
+            parts.append(f'{counts.random_next:.1%} of the pairs have a random next sentence')
+        parts.append(f'{counts.used:.1%} of the tokens are in the rows of an epoch')
+        if self._config.model.causal:  # no masks
+            counts = counts._replace(masked=counts.wanted)
+        else:
+            parts.append(f'{counts.masked:.1%} of a row is masked')
+        hosts.say(f'{spec}: {", ".join(parts)}')
+        for line in losses(counts, recipe, spec):
+            hosts.say(f'warning: {line}')
 
     def held_out(
         self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
@@ -216,7 +246,8 @@ class TextData:
                     f'(config.model.max_position_embeddings={most})')
             return RecordExamples(records, _EVAL_SEED)
         specs = [name] if name else [spec for spec, _ in self._sources if spec in self.stores]
-        parts = [self._examples(spec, lengths, _EVAL_SEED, True, **masking) for spec in specs]
+        recipe = self._recipe(lengths, **masking)
+        parts = [self._examples(spec, recipe, _EVAL_SEED, True) for spec in specs]
         if not parts:
             raise InputError(
                 'records have no documents to hold out: set config.data.eval_source to other '
@@ -233,17 +264,19 @@ class TextData:
                 'config.data.eval_source')
         return store.split_held_out(d.held_out, 2 if d.next_sentence else 1)[held_out]
 
-    def _examples(
-        self, spec: str, lengths: tuple[int, int], seed: int, held_out: bool = False,
-        **masking: Any,
-    ) -> PretrainExamples:
-        d, store = self._config.data, self.stores[spec]
-        fields = {field.name: d[field.name] for field in dataclasses.fields(Recipe)}
+    def _recipe(self, lengths: tuple[int, int], **masking: Any) -> Recipe:
+        fields = {field.name: self._config.data[field.name] for field in dataclasses.fields(Recipe)}
         fields |= zip(('max_seq_length', 'max_predictions_per_seq'), lengths, strict=True)
-        name = f'the held-out part of {spec}' if held_out and not d.eval_source else spec
-        return PretrainExamples(
-            store, self._documents(store, held_out), Recipe(**fields | masking),
-            self._tokenizer.vocab, seed, name)
+        return Recipe(**fields | masking)
+
+    def _examples(
+        self, spec: str, recipe: Recipe, seed: int, held_out: bool = False
+    ) -> PretrainExamples:
+        store = self.stores[spec]
+        name = f'the held-out part of {spec}' if (
+            held_out and not self._config.data.eval_source) else spec
+        return PretrainExamples(store, self._documents(store, held_out), recipe,
+                                self._tokenizer.vocab, seed, name)
 
 
 def _mixed(parts: Sequence[Examples], weights: Sequence[float], seed: int) -> Examples:

@@ -322,8 +322,9 @@ def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> st
     curves = [group.curves() for group in groups]
     guessing: dict[str, float] = {}
     for run in (run for group in reversed(groups) for run in group.runs):
-        if run.fields.get('data.random_next_prob') == 0.5:
-            guessing |= {'nsp_accuracy': 0.5, 'nsp_loss': math.log(2)}
+        if share := run.scores.get('nsp_majority', 0.0):
+            entropy = -sum(p * math.log(p) for p in (share, 1 - share) if p)
+            guessing |= {'nsp_accuracy': share, 'nsp_loss': entropy}
         guessing |= {name.removeprefix('guessing.'): value for name, value in run.fields.items()
                      if name.startswith('guessing.')}
     sections = [

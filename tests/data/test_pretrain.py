@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from bert_jax.data import pretrain
-from bert_jax.data.pretrain import PretrainExamples, Recipe, frequency_loss, repeated_share
+from bert_jax.data.pretrain import (
+    Counts,
+    PretrainExamples,
+    Recipe,
+    frequency_loss,
+    losses,
+    repeated_share,
+)
 from tests.data import stores
 from tests.refusals import refused
 
@@ -227,6 +234,55 @@ def test_statistics_are_those_of_the_original(corpus):
     masked = sum(batch['masked_lm_weights'].sum() for batch in batches) / len(ours)
     wanted = np.mean([min(10, max(1, round((a + b + 3) * 0.15))) for a, b, _ in theirs])
     assert masked == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.parametrize(('documents', 'recipe', 'random_next', 'used'), [
+    ([[1] * 400] * 30, {}, 0.5, 1.0),
+    ([[20]] * 300, {}, 1.0, 1.0),  # one sentence a document: no pairs of neighbours
+    ([[20]] * 300, {'next_sentence': False}, 0.0, 1.0),
+    ([[1000]] * 60, {}, 0.5, 0.96),
+    ([[1000]] * 60, {'split_long_sentences': False}, 1.0, 0.03),  # 30 of 1,000 tokens
+    ([[1] * 400] * 30, {'random_next_prob': 0.1}, 0.1, 1.0),
+])
+def test_counts_of_a_plan(documents, recipe, random_next, used):
+    counts = stores.make_examples(stores.make_store(documents), **recipe).counts()
+    assert counts.random_next == pytest.approx(random_next, abs=0.1)
+    assert counts.used == pytest.approx(used, abs=0.02)
+    assert counts.masked == counts.wanted == pytest.approx(0.15, abs=0.02)
+
+
+def test_counts_are_those_of_the_rows_of_the_first_epoch(corpus):
+    examples = stores.make_examples(corpus)
+    counts, batch = examples.counts(), examples.rows(np.arange(examples.num_frozen), frozen=True)
+    assert counts.rows == examples.num_frozen
+    assert counts.random_next == pytest.approx(batch['next_sentence_labels'].mean())
+    assert counts.masked == pytest.approx(
+        batch['masked_lm_weights'].sum() / batch['sequence_ids'].sum())
+    own = np.unique([i for a, b, label in _pairs(batch) for i in (*a, *(() if label else b))])
+    assert counts.used == pytest.approx(len(own) / len(corpus.tokens))
+
+
+AS_ASKED = Counts(rows=10_000, random_next=0.55, used=0.97, masked=0.15, wanted=0.15)
+
+
+@pytest.mark.parametrize(('changed', 'recipe', 'said'), [
+    ({}, {}, []),
+    ({'random_next': 0.993}, {}, [['99.3%', 'not 50%', 'join rows into documents',
+                                   'config.data.next_sentence=False']]),
+    ({'random_next': 0.0}, {'next_sentence': False}, []),
+    ({'random_next': 0.8}, {'random_next_prob': 0.8}, []),
+    ({'random_next': 0.3}, {'random_next_prob': 0.1}, [['30.0%', 'not 10%']]),
+    ({'random_next': 0.75, 'rows': 8}, {}, []),  # chance
+    ({'random_next': 1.0, 'rows': 6}, {}, [['100.0%']]),
+    ({'random_next': 0.73, 'used': 0.5}, {'split_long_sentences': False}, [
+        ['73.0%', 'split_long_sentences=True'], ['50.0% of the tokens', 'longer rows']]),
+    ({'masked': 0.09}, {'masking': 'words'}, [['9.0%', 'not 15.0%', "data.masking='pieces'"]]),
+])
+def test_what_is_lost_is_said_with_the_remedy(changed, recipe, said):
+    lines = losses(AS_ASKED._replace(**changed), Recipe(**recipe), 'wiki.txt')
+    assert len(lines) == len(said)
+    for line, words in zip(lines, said, strict=True):
+        assert '\n' not in line and all(word in line for word in [*words, 'wiki.txt', '128'])
 
 
 def _text(documents):

@@ -189,6 +189,29 @@ def test_refused_lengths_and_evaluations(folder, vocab_file):
             attempt()
 
 
+def test_what_rows_hold_and_lose_is_said_once_before_they_are_trained_on(folder, capsys):
+    texts = _text('abcdefg', 90, 5).replace('. ', ' ').split('\n\n')
+    (folder / 'rows.jsonl').write_text('\n'.join(f'{{"text": "{text}"}}' for text in texts))
+    data = _open(folder, 'rows.jsonl')
+    data.training(256, P)
+    counted, *warnings = capsys.readouterr().out.splitlines()[-2:]
+    assert 'rows.jsonl: ' in counted and ' of the tokens are in the rows of an epoch' in counted
+    assert ' of a row is masked' in counted and ' have a random next sentence, ' in counted
+    assert len(warnings) == 1 and warnings[0].startswith('warning: ')
+    assert 'config.data.next_sentence=False' in warnings[0]
+    data.held_out(256, P)
+    assert not capsys.readouterr().out
+
+
+def test_records_without_masks_are_counted(folder, vocab_file, capsys):
+    with tf.io.TFRecordWriter(str(folder / 'maskless.tfrecord')) as writer:
+        for value in (1, 0, 1, 0):  # of all features
+            same = types.SimpleNamespace(integers=lambda low, high, size, i=value: np.full(size, i))
+            writer.write(make_example(same, S, P).SerializeToString())
+    _open(folder, 'maskless.tfrecord', vocab_file=vocab_file)
+    assert '50.0% of the first 4 records' in capsys.readouterr().out
+
+
 def test_synthetic_rows():
     data = SyntheticData(1000, 0)
     examples, held_out = data.training(S, P), data.held_out(S, P)
