@@ -28,7 +28,6 @@ def get_config():
     c.model.name = ''
     c.data.source = ''
     c.data.max_seq_length = 128
-    c.data.max_predictions_per_seq = 20
     c.train.steps = '3 epochs'
     c.train.batch_size = 32
     c.train.eval_every = '10%'

@@ -21,9 +21,9 @@ def get_config():
     c.data.held_out = 0.02
     again = dict(learning_rate=1e-3, warmup='10%')
     c.phases = (
-        dict(steps=4000, max_seq_length=32, max_predictions_per_seq=5),
-        dict(steps=500, max_seq_length=64, max_predictions_per_seq=10, **again),
-        dict(steps=400, max_seq_length=128, max_predictions_per_seq=20, **again),
+        dict(steps=4000, max_seq_length=32),
+        dict(steps=500, max_seq_length=64, **again),
+        dict(steps=400, max_seq_length=128, **again),
     )
     c.train.batch_size = 32
     c.train.eval_every = 1000

@@ -13,7 +13,6 @@ def get_config():
     c.model.name = 'tiny'
     c.model.max_position_embeddings = 128
     c.data.max_seq_length = 64  # twice the rows a second of 128, and a tiny model learns as much
-    c.data.max_predictions_per_seq = 10
     c.data.source = 'docs:python'
     c.data.vocab_size = 8000
     c.data.held_out = 0.02

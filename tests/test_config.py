@@ -8,6 +8,7 @@ import functools
 import math
 
 import jax
+import numpy as np
 import pytest
 from flax import linen as nn
 
@@ -15,14 +16,14 @@ from bert_jax.config import complete, default_config, model_sizes
 from bert_jax.config.bert_config import Range
 from bert_jax.config.command_line import config_file, load_config, parse_command
 from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields
-from bert_jax.config.phases import parse_duration, parse_trace, phases
+from bert_jax.config.phases import parse_duration, parse_trace, phases, prediction_slots
 from bert_jax.config.validation import check_vocabulary, validate
-from bert_jax.data.masking import MASKINGS
+from bert_jax.data.masking import MASKINGS, num_to_predict
 from bert_jax.data.pairs import WINDOWS
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.pretrain import run_flops
+from bert_jax.tasks.pretrain import run_flops, too_few_slots
 from bert_jax.tools.preflight import without_data
 from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments
@@ -249,6 +250,40 @@ def test_a_phase_takes_what_it_leaves_out_from_train_and_data():
     assert one == {'steps': 5, 'batch_size': 64, 'max_seq_length': 96, 'packed_rows': 0,
                    'max_predictions_per_seq': 14, 'learning_rate': None, 'warmup': None}
     assert two == one | {'steps': 20, 'max_seq_length': 200, 'learning_rate': 0.5, 'warmup': 2}
+
+
+@pytest.mark.parametrize('length, rate, slots', [
+    (128, 0.15, 20), (512, 0.15, 77), (32, 0.15, 5), (20, 0.15, 3), (128, 0.4, 52), (128, 0.0, 1),
+    (16, 1.0, 14)])
+def test_slots_follow_from_length_and_rate(length, rate, slots):
+    assert prediction_slots(length, rate) == slots
+    lengths = np.arange(4, length + 1)
+    assert (num_to_predict(lengths, rate, length - 2) <= slots).all()  # they are never too few
+    config = changed({'data.max_seq_length': 64, 'data.masked_lm_prob': 0.4, 'phases': (
+        {'steps': 5}, {'steps': 5, 'max_seq_length': length, 'masked_lm_prob': rate},
+        {'steps': 5, 'max_predictions_per_seq': 7})})
+    assert [phase['max_predictions_per_seq'] for phase in phases(config)] == [26, slots, 7]
+
+
+@pytest.mark.parametrize('length, slots, rate, words', [
+    (128, 20, 0.15, []), (512, 76, 0.15, []), (64, 10, 0.15, []),
+    (128, 20, 0.4, ['=20 masks 15.6%', 'not 40.0%', '52 slots']),
+    (512, 20, 0.15, ['=20 masks 3.9%', 'full row of 512', 'not 15.0%', '77 slots']),
+])
+def test_too_few_slots_are_said_with_the_rate_that_results(length, slots, rate, words):
+    line = too_few_slots(length, slots, rate)
+    assert bool(line) == bool(words) and all(word in line for word in words)
+
+
+@pytest.mark.parametrize('name', [
+    *(name for name in NAMES if 'pretrain' in name), 'quickstart', 'tiny_wikipedia', 'ablations',
+    *(f'efficient_pretrain:{name}{scale}' for name in ('masking', 'falling', 'lengths', 'all')
+      for scale in ('', ',tiny'))])
+def test_every_config_masks_what_it_asks_for(name):
+    config = load(name)
+    for phase in phases(config, num_examples=1000):
+        rate = phase.get('masked_lm_prob', config.data.masked_lm_prob)
+        assert not too_few_slots(phase['max_seq_length'], phase['max_predictions_per_seq'], rate)
 
 
 @pytest.mark.parametrize('parts, segments', [

@@ -110,7 +110,9 @@ FIELDS: Mapping[str, Field] = {
     'data.local_dir': Field('~/.cache/bert_jax', 'path'),  # each host's copies from data.dir
     'data.tfds_dir': Field('', 'path'),  # prepared tensorflow-datasets; empty: their default place
     'data.max_seq_length': Field(128, count(2**16)),
-    'data.max_predictions_per_seq': Field(20, count(2**16, least=0), PRETRAINING),
+    # Slots for the masked positions of a row; 0: as many as `masked_lm_prob` of a full row of the
+    # phase needs, such as 20 for 128 tokens.
+    'data.max_predictions_per_seq': Field(0, count(2**16, least=0), PRETRAINING),
     'data.min_sentences': Field(1, count(10**6), PRETRAINING),  # shorter documents are left out
     # Sentences longer than half a row count as several when rows are made, so that all their words
     # are in some row. False: as in the original, which shows only the middle of them.

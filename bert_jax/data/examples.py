@@ -120,8 +120,9 @@ class RecordExamples:
         self._missing = slots - records.max_predictions_per_seq
         if self._missing < 0:
             raise InputError(
-                f'{name} has {records.max_predictions_per_seq} predictions a record: set '
-                f'config.data.max_predictions_per_seq={slots} to that')
+                f'{name} has {records.max_predictions_per_seq} predictions a record, more than the '
+                f'{slots} slots of a row: set config.data.max_predictions_per_seq='
+                f'{records.max_predictions_per_seq}')
         self.spec = pretrain_spec(records.max_seq_length, slots)
         self.num_examples = self.num_frozen = len(records)
         self._records, self._seed = records, seed

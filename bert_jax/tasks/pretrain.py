@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import flat_fields, model_fields
-from bert_jax.config.phases import PHASE_ROWS, batches_of
+from bert_jax.config.phases import PHASE_ROWS, batches_of, prediction_slots
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.data import examples as examples_lib
 from bert_jax.data import sharing
@@ -42,6 +42,7 @@ from bert_jax.train.gates import Gates
 from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.train.step import EvalStep, Phase, evaluate
 
+_ENOUGH_SLOTS = 0.95  # of the masked share: google-research/bert has 76 for 512, which is 0.99
 _LOOKED_AT = 1_000_000  # pieces of a text that are checked for [UNK]
 _A_PHASE = 7919  # difference between the seeds of phases with a mixture of their own
 # A fixed seed for evaluation rows, so that all runs are evaluated on the same rows.
@@ -52,7 +53,7 @@ class SyntheticData:
     """Random rows, without files or TensorFlow. It has the methods of `TextData`."""
 
     vocab_path: Path | None = None
-    masks_held_out = False
+    masks_held_out = masks_by_rate = False
 
     def __init__(self, vocab_size: int, seed: int):
         self.vocab_size, self._seed = vocab_size, seed
@@ -81,6 +82,7 @@ class TextData:
       places: folders of vocabularies and stores.
       stores: the token store of each text, by source.
       masks_held_out: whether the evaluation rows are masked here; records come masked.
+      masks_by_rate: whether there are training rows that are masked here.
     """
 
     def __init__(self, config: ConfigDict):
@@ -123,6 +125,7 @@ class TextData:
             spec: RecordFiles.open(spec.removeprefix('tfrecord:'), self.places.local)
             for spec in records}
         self.masks_held_out = d.eval_source not in self._records
+        self.masks_by_rate = any(spec not in self._records for spec, _ in self._sources)
         self.stores: dict[str, TokenStore] = {}
         for spec, text in texts.items():
             store = self.stores[spec] = sharing.share_store(text, self._tokenizer, self.places)
@@ -344,10 +347,11 @@ class PretrainTask:
         if 'epoch' not in str(flat_fields(c)):
             return None
         first = dict(c.phases[0]) if c.phases else {}
+        length = first.get('max_seq_length', c.data.max_seq_length)
+        slots = first.get('max_predictions_per_seq', c.data.max_predictions_per_seq)
+        rate = first.get('masked_lm_prob', c.data.masked_lm_prob)
         return self._examples(
-            first.get('max_seq_length', c.data.max_seq_length),
-            first.get('max_predictions_per_seq', c.data.max_predictions_per_seq),
-            **_rows_of(first, 0)).num_examples
+            length, slots or prediction_slots(length, rate), **_rows_of(first, 0)).num_examples
 
     def identity(self) -> dict[str, str]:
         return self.data.identity()
@@ -388,11 +392,16 @@ class PretrainTask:
             unpacked = self._examples(*lengths, **rows_of)
             return PackedExamples(unpacked, batch_size, num_rows) if packed_rows else unpacked
 
+        if self.data.masks_by_rate and not phase.get('causal', self._config.model.causal):
+            rate = phase.get('masked_lm_prob', self._config.data.masked_lm_prob)
+            if line := too_few_slots(*lengths, rate):
+                where = f'config.phases[{number}]' if self._config.phases else 'config.data'
+                hosts.say(f'warning: {where}.{line}')
         if packed_rows:
             examples()  # refuses too few rows before the run's first step
         masking = {name: x for name, x in rows_of.items() if name in ('masked_lm_prob', 'masking')}
         # A phase that masks less has fewer slots than BERT's masking needs.
-        slots = max(lengths[1], math.ceil(MaskingRates.masked_lm_prob * lengths[0]))
+        slots = max(lengths[1], prediction_slots(lengths[0], MaskingRates.masked_lm_prob))
         held_out = functools.cache(lambda: self.data.held_out(*lengths, **masking))
         standard_rows = functools.cache(
             lambda: self.data.held_out(lengths[0], slots, **self._standard))
@@ -456,6 +465,17 @@ class PretrainTask:
 
     def finish(self, *_: Any) -> dict[str, Any]:
         return {}  # the checkpoints are all there is
+
+
+def too_few_slots(max_seq_length: int, max_predictions_per_seq: int, masked_lm_prob: float) -> str:
+    """A line about slots that hold noticeably less than this share of a full row; else ''."""
+    masked = max_predictions_per_seq / max_seq_length
+    if masked >= _ENOUGH_SLOTS * masked_lm_prob:
+        return ''
+    return (
+        f'max_predictions_per_seq={max_predictions_per_seq} masks {masked:.1%} of the tokens of a '
+        f'full row of {max_seq_length}, not {masked_lm_prob:.1%}: leave it out, and there are '
+        f'{prediction_slots(max_seq_length, masked_lm_prob)} slots')
 
 
 def _rows_of(phase: Mapping[str, Any], number: int) -> dict[str, Any]:

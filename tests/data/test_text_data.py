@@ -20,6 +20,7 @@ from tests.data.test_records import make_example
 from tests.refusals import refused
 
 S, P = 32, 5
+SLOTS = 'config.data.max_predictions_per_seq'
 GRAM = 10  # tokens; random texts share no run of this length by chance
 
 
@@ -181,7 +182,7 @@ def test_refused_lengths_and_evaluations(folder, vocab_file):
     assert records.training(S, P).num_examples == 10
     for attempt, word in (
         (lambda: records.training(64, P), f'max_seq_length=64: set that to {S}'),
-        (lambda: records.training(S, 2), 'max_predictions_per_seq=2'),
+        (lambda: records.training(S, 2), f'2 slots of a row: set {SLOTS}={P}'),
         (lambda: records.held_out(S, P), 'eval_source'),
         (lambda: _open(folder, 'a.txt', held_out=0.0).held_out(S, P), 'held_out=0'),
     ):

@@ -38,9 +38,10 @@ def test_no_two_steps_of_a_length_have_a_row_in_common(phases, skip_steps):
     assert seen[32][0] == 0 or 1 in skip_steps
 
 
-def open_task(**fields):
+def open_task(phases=(), **fields):
     c = default_config('synthetic')
     c.model.name, c.model.vocab_size = 'tiny', CONFIG.vocab_size
+    c.phases = tuple(phases)
     c.train.update(fields)
     return PretrainTask(complete(c))
 
@@ -60,6 +61,21 @@ def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():
         assert not any(np.array_equal(skipped[2], x) for x in as_before)
         for begun in (2, 3):  # a run that resumes there
             np.testing.assert_array_equal(skipped[begun:], rows(skipping, number, begun))
+
+
+@pytest.mark.parametrize(('changed', 'words'), [
+    ({}, []), ({'max_predictions_per_seq': 1}, ['phases[1].max_predictions_per_seq=1', '6.2%']),
+    ({'max_predictions_per_seq': 1, 'causal': True}, []),  # nothing is masked
+    ({'masked_lm_prob': 0.4}, ['phases[1].max_predictions_per_seq=3', '18.8%', '40.0%', '7 slots']),
+])
+def test_a_phase_with_too_few_slots_warns_before_the_run(changed, words, capsys):
+    phases = [PHASES[0], PHASES[1] | changed]
+    task = open_task(phases)
+    task.data.masks_by_rate = True  # as text is
+    for number in (0, 1):
+        task.phase(task.objective(CONFIG), None, phases, number, one_device())
+    said = capsys.readouterr().out
+    assert bool(said) == bool(words) and all(word in said for word in words)
 
 
 @pytest.mark.parametrize('causal', [False, True])
