@@ -7,6 +7,7 @@ go through the reference in `bert_jax.text`, and all others through TF-Text:
 
 - A line is *safe* if it holds only code points that both treat alike (`safe_codepoints`, found by
   comparing them on every code point) and is valid UTF-8.
+- Lines that hold a token added to the tokenizer are not safe either.
 - Words of more than 200 characters are [UNK] in BERT. TF-Text is given a limit of 200 bytes, so
   only lines with both an [UNK] and a long run of letters are in doubt.
 
@@ -82,10 +83,16 @@ class FastTokenizer:
             self._fast = tf_text.SentencepieceTokenizer(tokenizer.model, out_type=tf.int32)
             self._safe = r"[\x{0}-\x{10FFFF}]*"  # all valid UTF-8
             return
-        self._fast = _fast_bert_tokenizer(tokenizer.vocab, tokenizer.lowercase)
+        self._fast = _fast_bert_tokenizer(tokenizer.word_pieces, tokenizer.lowercase)
+        self._normalizer = tf_text.FastBertNormalizer(
+            lower_case_nfd_strip_accents=tokenizer.lowercase)
         switches = tokenizer.switches
         self._safe = ""  # empty lines only: the reference tokenizes all others
-        if switches.do_basic_tokenize and not switches.never_split:
+        # Of the text as it stands, and of the text as TF-Text normalizes it, without white space.
+        self._added = _holding(tokenizer.found_as_it_stands)
+        normalized = ["".join(text.split()) for text in tokenizer.found_normalized]
+        self._added_normalized = _holding(normalized)
+        if switches.do_basic_tokenize and not switches.never_split and all(normalized):
             safe = safe_codepoints(
                 tokenizer.lowercase, switches.strip_accents, switches.tokenize_chinese_chars)
             edges = np.flatnonzero(np.diff(safe.astype(np.int8), prepend=0, append=0)).tolist()
@@ -114,6 +121,12 @@ class FastTokenizer:
         doubtful = ~tf.strings.regex_full_match(lines, self._safe)
         if isinstance(self._reference, SentencePieceTokenizer):
             return doubtful
+        if self._added:
+            doubtful |= tf.strings.regex_full_match(lines, self._added)
+        if self._added_normalized:
+            # On safe lines TF-Text's normalizer differs from the reference's in white space only.
+            text = tf.strings.regex_replace(self._normalizer.normalize(lines), r"[\s\p{Z}]+", "")
+            doubtful |= tf.strings.regex_full_match(text, self._added_normalized)
         # [UNK]s are few, so the search for long words costs nothing. (A ragged `reduce_any` over
         # all tokens would cost more than the tokenization.)
         positions = tf.where(ids.flat_values == self._reference.vocab.unk_id)[:, 0]
@@ -135,6 +148,12 @@ class FastTokenizer:
         n = tf.size(lines)
         rank = tf.cumsum(tf.cast(rows, tf.int32)) - 1
         return tf.gather(tf.concat([ids, exact], 0), tf.where(rows, n + rank, tf.range(n)))
+
+
+def _holding(texts: Sequence[str]) -> str:
+    """A pattern of RE2 for strings that hold one of the texts; '' if there are none."""
+    spelt = ("".join(f"\\x{{{ord(char):X}}}" for char in text) for text in texts)
+    return f"(?s).*(?:{'|'.join(spelt)}).*" if texts else ""
 
 
 def _fast_bert_tokenizer(vocab: Vocab, lowercase: bool) -> tf_text.FastBertTokenizer:

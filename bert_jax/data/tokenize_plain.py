@@ -1,8 +1,9 @@
 """Sentence splitting and tokenization where TensorFlow is not installed: the same ids, more slowly.
 
-Lines that hold only code points on which Hugging Face's `tokenizers` and the reference in
-`bert_jax.text` agree go through the former, all others (and all lines, where the package is not
-installed) through the latter. Sentences are split by the rules of `bert_jax.data.tokenize`.
+Lines that hold no added token and only code points on which Hugging Face's `tokenizers` and the
+reference in `bert_jax.text` agree go through the former, all others (and all lines, where the
+package is not installed) through the latter. Sentences are split by the rules of
+`bert_jax.data.tokenize`.
 
 Shapes: n lines, N tokens in all lines together.
 """
@@ -117,12 +118,13 @@ def make_encode(tokenizer: Tokenizer) -> Encode:
     if (not switches.do_basic_tokenize or switches.never_split
             or importlib.util.find_spec('tokenizers') is None):
         return encode_exactly
-    fast = _huggingface_tokenizer(tokenizer.vocab, tokenizer.lowercase, switches)
+    fast = _huggingface_tokenizer(tokenizer.word_pieces, tokenizer.lowercase, switches)
     safe = re.compile('[' + _class_of(safe_codepoints(
         tokenizer.lowercase, switches.strip_accents, switches.tokenize_chinese_chars)) + ']*')
 
     def encode(texts: Sequence[str]) -> Tokens:
-        is_safe = [safe.fullmatch(text) is not None for text in texts]
+        is_safe = [safe.fullmatch(text) is not None and not tokenizer.may_have_added(text)
+                   for text in texts]
         encodings = iter(fast.encode_batch_fast(
             [text for text, alike in zip(texts, is_safe, strict=True) if alike],
             add_special_tokens=False))

@@ -11,6 +11,7 @@ import numpy as np
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.text.added import fields_of
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.settings import SETTINGS_FILE, lowercase_of, read_settings
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_file
@@ -39,7 +40,7 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
     vocab = Vocab.from_file(path)
     if len(vocab) <= len(SPECIAL_TOKENS):
         raise InputError(f"{path}: it holds only special tokens: name a whole vocabulary")
-    return WordPieceTokenizer(vocab, lowercase, read_switches(path))
+    return WordPieceTokenizer(vocab, lowercase, read_switches(path), vocab_name=os.fspath(path))
 
 
 def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
@@ -54,7 +55,8 @@ def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
     if path.name != "vocab.txt":
         return ORIGINAL
     settings = read_settings(path.parent)
-    return switches_of(settings.fields, settings.source)
+    return dataclasses.replace(
+        switches_of(settings.fields, settings.source), added_tokens=settings.added_tokens)
 
 
 def find_lowercase(
@@ -89,11 +91,13 @@ def _capitals(vocab: Vocab, vocab_file: object) -> str:
 def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
     """The switches among the fields of a tokenizer_config.json; those it lacks are the original's.
 
+    Without added tokens, which other files name too.
+
     Raises:
         InputError: one has a wrong type; the message names the file as `source`.
     """
     values = {field.name: fields.get(field.name, field.default)
-              for field in dataclasses.fields(Switches)}
+              for field in dataclasses.fields(Switches) if field.name != "added_tokens"}
     words = values["never_split"] or ()
     for name, value in values.items():
         good = isinstance(value, bool) or value is None and name == "strip_accents"
@@ -109,7 +113,10 @@ def write_switches(folder: Path, switches: Switches) -> None:
     if switches == ORIGINAL:
         (folder / SETTINGS_FILE).unlink(missing_ok=True)
     else:
-        write_whole(folder / SETTINGS_FILE, json.dumps(dataclasses.asdict(switches)) + "\n")
+        fields = dataclasses.asdict(dataclasses.replace(switches, added_tokens=()))
+        del fields["added_tokens"]
+        content = json.dumps(fields | fields_of(switches.added_tokens))
+        write_whole(folder / SETTINGS_FILE, content + "\n")
 
 
 def check_known(

@@ -24,8 +24,15 @@ from typing import Any
 import sentencepiece
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.text import wordpiece
-from bert_jax.text.vocab import CONTINUATION, SPECIAL_TOKENS, Vocab, is_unused, read_lines
+from bert_jax.text import load_tokenizer, wordpiece
+from bert_jax.text.vocab import (
+    CONTINUATION,
+    SPECIAL_TOKENS,
+    Vocab,
+    is_unused,
+    read_lines,
+    unused_row,
+)
 from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens
 
 _MAX_COUNTED_WORDS = 4_000_000  # about 0.5 GB
@@ -212,8 +219,11 @@ def add_words(
         raise InputError(
             f"config.data.add_tokens={words_file}: the vocabulary {vocab_file} is a SentencePiece "
             "model, to which words cannot be added: leave config.data.add_tokens empty")
-    tokens = list(Vocab.from_file(vocab_file).tokens)
-    seen = set(tokens)
+    tokenizer = load_tokenizer(vocab_file, lowercase)
+    assert isinstance(tokenizer, WordPieceTokenizer)
+    seen, taken = set(tokenizer.vocab.tokens), {i for _, i in tokenizer.added}
+    tokens = list(tokenizer.word_pieces.tokens)  # added tokens stay in the file beside it
+    tokens += map(unused_row, range(len(tokens), len(tokenizer.vocab)))
     new: list[str] = []
     passed_over: list[str] = []
     for number, line in enumerate(read_lines(words_file, "words", "config.data.add_tokens"), 1):
@@ -226,7 +236,8 @@ def add_words(
         for word in parts:
             (passed_over if word in seen else new).append(word)
             seen.add(word)
-    unused = [i for i, token in enumerate(tokens) if is_unused(token)][: len(new)]
+    unused = [i for i, token in enumerate(tokens) if is_unused(token) and i not in taken]
+    unused = unused[: len(new)]
     for i, word in zip(unused, new, strict=False):
         tokens[i] = word
     tokens += new[len(unused) :]

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -85,6 +85,28 @@ class Vocab:
         """32 hexadecimal digits that change with any token or its id."""
         content = "\n".join(self.tokens).encode("utf-8", "surrogatepass")
         return digest(content)
+
+    def with_tokens(self, tokens: Mapping[int, str], source: str) -> "Vocab":
+        """This vocabulary with other tokens, in place of unused ones or behind the last.
+
+        Args:
+            tokens: by id. Ids that get no token are named as unused.
+            source: what an error message calls this vocabulary.
+
+        Raises:
+            InputError: an id has another token already.
+        """
+        all_tokens = list(self.tokens)
+        all_tokens += map(unused_row, range(len(self), max(tokens, default=0) + 1))
+        for i, token in tokens.items():
+            if all_tokens[i] != token and not is_unused(all_tokens[i]):
+                raise InputError(f"{source}: the added token {token!r} has the id {i}, which is "
+                                 f"that of {all_tokens[i]!r} in the vocabulary: put the files of "
+                                 "one tokenizer together")
+            all_tokens[i] = token
+        named = (self.tokens[i] for i in (self.pad_id, self.unk_id, self.cls_id, self.sep_id,
+                                          self.mask_id))
+        return type(self).from_tokens(all_tokens, specials=tuple(named), source=source)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:

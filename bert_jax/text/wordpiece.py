@@ -3,7 +3,8 @@
 Behaves as `FullTokenizer` of github.com/google-research/bert (tokenization.py) token for token:
 clean, put spaces around CJK ideographs, lower-case and strip accents where the vocabulary is
 uncased, split at punctuation, then greedy longest-match WordPiece. Unlike Hugging Face, words of
-up to 200 characters are matched (not 100), and special tokens in the text are ordinary text.
+up to 200 characters are matched (not 100), and special tokens in the text are ordinary text, except
+those that somebody added to the tokenizer (`Switches.added_tokens`).
 
 Unicode properties come from `unicodedata`, whose version is part of the fingerprint.
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from typing import Self
 
 from bert_jax.runtime.files import digest
+from bert_jax.text.added import AddedToken, Finder, with_ids
 from bert_jax.text.vocab import CONTINUATION, Vocab
 
 MAX_CHARS_PER_WORD = 200
@@ -78,6 +80,8 @@ class _Table(dict[int, str]):
 
 _CLEAN = _Table(lambda c: f" {c} " if is_cjk(c) else _cleaned(c))
 _CLEAN_ALONE = _Table(_cleaned)
+_SPACED = _Table(lambda c: " " if c in WHITESPACE else _CLEAN[ord(c)])
+_SPACED_ALONE = _Table(lambda c: " " if c in WHITESPACE else _cleaned(c))
 _WITHOUT_ACCENTS = _Table(lambda c: "" if unicodedata.category(c) == "Mn" else c)
 _SPLIT_PUNCTUATION = _Table(lambda c: f" {c} " if is_punctuation(c) else c)
 
@@ -93,12 +97,15 @@ class Switches:
         tokenize_chinese_chars: whether an ideograph is a word by itself.
         do_basic_tokenize: whether text is cleaned, lower-cased and split at punctuation at all.
         never_split: words that are left as they are and become one piece or [UNK].
+        added_tokens: tokens that are found in the text before anything else is done.
     """
 
     strip_accents: bool | None = None
     tokenize_chinese_chars: bool = True
     do_basic_tokenize: bool = True
     never_split: tuple[str, ...] = ()
+    # Without a place in `repr`, which is part of the fingerprints of older stores.
+    added_tokens: tuple[AddedToken, ...] = dataclasses.field(default=(), repr=False)
 
 
 ORIGINAL = Switches()
@@ -139,24 +146,35 @@ class WordPieceTokenizer:
     """Splits text into the WordPieces of a vocabulary.
 
     Attributes:
-        vocab: the vocabulary.
+        vocab: the vocabulary, with the added tokens.
+        word_pieces: the vocabulary that words are split into: without the added tokens, unless it
+            has them itself. The ids are those of `vocab`.
+        added: the added tokens with their ids.
         lowercase: whether text is lower-cased and (by default) stripped of accents first.
         switches: what else is done before WordPiece.
     """
 
     def __init__(
         self, vocab: Vocab, lowercase: bool = True, switches: Switches = ORIGINAL,
-        cache_size: int = 1 << 18,
+        cache_size: int = 1 << 18, vocab_name: str = "",
     ):
         """Make a tokenizer.
 
         Args:
-            vocab: a vocabulary with `##` marking continuations.
+            vocab: a vocabulary with `##` marking continuations, without the added tokens.
             lowercase: true for uncased vocabularies.
             switches: how the tokenizer differs from the original's.
             cache_size: how many distinct words `encode` caches before it clears the cache.
+            vocab_name: what messages call the vocabulary.
+
+        Raises:
+            InputError: an added token has the id of another.
         """
-        self.vocab = vocab
+        source = vocab_name or "vocabulary"
+        self.added = with_ids(switches.added_tokens, vocab.index, source)
+        self.word_pieces = vocab
+        self.vocab = vocab.with_tokens({i: token.content for token, i in self.added}, source) if (
+            self.added) else vocab
         self.lowercase = lowercase
         self.switches = switches
         self._cache_size = cache_size
@@ -164,6 +182,13 @@ class WordPieceTokenizer:
         self._max_piece = max(map(len, vocab.tokens))
         self._max_continuation = max(
             (len(t) - 2 for t in vocab.tokens if t.startswith(CONTINUATION)), default=0)
+        # Where two are the same after normalization, the first is found (in `tokenizers`, any).
+        as_it_stands, normalized = (
+            {text: pair for pair in reversed(self.added) if pair[0].normalized is wanted
+             and (text := self.normalize(pair[0].content) if wanted else pair[0].content)}
+            for wanted in (False, True))
+        self._as_it_stands, self._normalized = Finder(as_it_stands), Finder(normalized)
+        self.found_as_it_stands, self.found_normalized = tuple(as_it_stands), tuple(normalized)
 
     @classmethod
     def from_file(cls, vocab_file: str | os.PathLike[str], lowercase: bool = True) -> Self:
@@ -176,6 +201,8 @@ class WordPieceTokenizer:
         parts = [self.vocab.fingerprint, str(self.lowercase), unicodedata.unidata_version]
         if self.switches != ORIGINAL:
             parts.append(repr(self.switches))
+        if self.added:
+            parts.append(repr(self.added))
         return digest(" ".join(("wordpiece", *parts)).encode())
 
     def tokenize(self, text: str) -> list[str]:
@@ -183,7 +210,37 @@ class WordPieceTokenizer:
         return [self.vocab.tokens[i] for i in self.encode(text)]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of the WordPieces of `text`, without [CLS] and [SEP]."""
+        """The ids of the added tokens and the WordPieces of `text`, without [CLS] and [SEP]."""
+        if not self.added:
+            return self._encode_words(text)
+        ids: list[int] = []
+        for part, known in self._as_it_stands.split(text):
+            if known is not None:
+                ids.append(known)
+            elif not self._normalized.is_in(normalized := self.normalize(part)):
+                ids += self._encode_words(part)
+            else:
+                for piece, added in self._normalized.split(normalized):
+                    ids += self._encode_words(piece) if added is None else [added]
+        return ids
+
+    def may_have_added(self, text: str) -> bool:
+        """Whether an added token may be found in a text."""
+        return self._as_it_stands.is_in(text) or (
+            bool(self.found_normalized) and self._normalized.is_in(self.normalize(text)))
+
+    def normalize(self, text: str) -> str:
+        """`text` as it is before it is split at white space and punctuation."""
+        switches = self.switches
+        if not switches.do_basic_tokenize or switches.never_split:
+            return text  # words are looked up as they stand
+        text = text.translate(_SPACED if switches.tokenize_chinese_chars else _SPACED_ALONE)
+        if self.lowercase:
+            text = text.lower()
+        strip = self.lowercase if switches.strip_accents is None else switches.strip_accents
+        return unicodedata.normalize("NFD", text).translate(_WITHOUT_ACCENTS) if strip else text
+
+    def _encode_words(self, text: str) -> list[int]:
         cache = self._cache
         ids: list[int] = []
         for word in raw_words(text):
@@ -207,7 +264,7 @@ class WordPieceTokenizer:
         unknown = [self.vocab.unk_id]
         if len(token) > MAX_CHARS_PER_WORD:
             return unknown
-        index = self.vocab.index
+        index = self.word_pieces.index
         ids: list[int] = []
         start, prefix, longest = 0, "", self._max_piece
         while start < len(token):

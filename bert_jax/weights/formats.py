@@ -35,6 +35,7 @@ from bert_jax.runtime.hub import publish
 from bert_jax.runtime.process import FULL
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import is_unused, unused_row, write_vocab
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 _TITLES: Mapping[Format, str] = {
     'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json'}
@@ -252,20 +253,22 @@ def check_order(
     return known
 
 
-def write_vocabulary(folder: Path, weights: Weights) -> list[str] | None:
-    """Writes vocab.txt and returns its tokens, or writes vocab.model and returns None.
+def write_vocabulary(folder: Path, weights: Weights) -> WordPieceTokenizer | None:
+    """Writes vocab.txt and returns its tokenizer, or writes vocab.model and returns None.
 
-    The weights must have a vocabulary. A run's embedding may have more rows than its vocabulary has
-    tokens; in vocab.txt, the surplus rows get names that occur in no text.
+    The weights must have a vocabulary. In vocab.txt, the rows of the embedding that have no token,
+    and those of added tokens, which stand in other files, get names that occur in no text.
     """
     assert weights.vocab_file is not None
     if weights.vocab_file.suffix == '.model':
         (folder / 'vocab.model').write_bytes(weights.vocab_file.read_bytes())
         return None
-    tokens = list(load_tokenizer(weights.vocab_file, weights.lowercase).vocab.tokens)
+    tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
+    assert isinstance(tokenizer, WordPieceTokenizer)
+    tokens = list(tokenizer.word_pieces.tokens)
     tokens += map(unused_row, range(len(tokens), weights.model['vocab_size']))
     write_vocab(folder / 'vocab.txt', tokens)
-    return tokens
+    return tokenizer
 
 
 def take_params(

@@ -1,7 +1,9 @@
 """Hugging Face folders: `config.json`, safetensors in one file or shards, tokenizer, model card."""
 
 import contextlib
+import dataclasses
 import json
+import operator
 import os
 import re
 import struct
@@ -19,6 +21,7 @@ from bert_jax.runtime.checksum import checksum
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, children, digest, local_copy, read_json
 from bert_jax.text import vocab
+from bert_jax.text.added import MOST_TOKENS, fields_of
 from bert_jax.text.settings import (
     SETTINGS_FILE,
     TOKENIZER_FILE,
@@ -26,7 +29,7 @@ from bert_jax.text.settings import (
     model_type,
     read_settings,
 )
-from bert_jax.text.wordpiece import ORIGINAL, Switches
+from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 from bert_jax.weights import formats
 from bert_jax.weights.formats import Weights, write_json
 
@@ -38,7 +41,6 @@ _PLAIN: Mapping[str, Any] = {
 _TIED = {
     'cls.predictions.decoder.weight': 'bert/embeddings/word_embeddings',
     'cls.predictions.decoder.bias': 'cls/predictions/output_bias'}
-_MOST_TOKENS = 1 << 24
 _INDEX = 'model.safetensors.index.json'
 _CHECKSUM = 'bert_jax.checksum '  # and a tensor's name: a metadata key in files that we write
 SHARD_BYTES = 5_000_000_000  # the long-standing default of transformers' `save_pretrained`
@@ -289,7 +291,8 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     settings = read_settings(folder)
     models = [child for child in children(folder) if child.suffix == '.model']
     path = next((p for p in (folder / 'vocab.txt', *models) if p.exists()), None)
-    switches = text.switches_of(settings.fields, settings.source)
+    switches = dataclasses.replace(
+        text.switches_of(settings.fields, settings.source), added_tokens=settings.added_tokens)
     if path is None and settings.tokenizer is not None:
         tokens = _tokens(settings.tokenizer, folder / TOKENIZER_FILE)
         path = None if tokens is None else _kept_vocabulary(tokens, switches)
@@ -299,19 +302,21 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
 def _tokens(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> list[str] | None:
     """The vocabulary of a `tokenizer.json`, by id; None if it is not WordPiece.
 
-    Ids may be left out: a vocab.txt that repeats a token, made into this file, does so.
+    Added tokens but the special ones are switches of the tokenizer (`Switches`), not in it. Ids may
+    be left out: a vocab.txt that repeats a token, made into this file, does so.
     """
     if model_type(tokenizer) != 'WordPiece':
         tell_once(f'note: {tokenizer_file} is a {model_type(tokenizer)} tokenizer, not WordPiece: '
                   'it is not read, so the model has no vocabulary')
         return None
     try:
-        added = {token['content']: token['id'] for token in tokenizer.get('added_tokens') or ()}
-        ids = tokenizer['model']['vocab'] | added
+        special = {token['content']: token['id'] for token in tokenizer.get('added_tokens') or ()
+                   if token['content'] in vocab.SPECIAL_TOKENS}
+        ids = tokenizer['model']['vocab'] | special
         by_id = {int(i): str(token) for token, i in ids.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InputError(f'{tokenizer_file} is no tokenizer file: download it again') from None
-    if len(by_id) < len(ids) or not 0 <= min(by_id) <= max(by_id) < _MOST_TOKENS:
+    if len(by_id) < len(ids) or not 0 <= min(by_id) <= max(by_id) < MOST_TOKENS:
         raise InputError(f'{tokenizer_file}: ids of the vocabulary are not distinct whole numbers '
                          'from 0: download it again')
     tokens = [by_id.get(i, vocab.unused_row(i)) for i in range(max(by_id) + 1)]
@@ -327,7 +332,8 @@ def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
     This is for folders without a vocab.txt, which transformers 5 does not write. If there are
     switches, the file is called vocab.txt and has them beside it.
     """
-    content = '\n'.join(tokens) + ('' if switches == ORIGINAL else repr(switches))
+    said = '' if switches == ORIGINAL else f'{switches}{switches.added_tokens or ""}'
+    content = '\n'.join(tokens) + said
     name = digest(content.encode())
     folder = as_path('~/.cache/bert_jax/vocabularies')
     path = folder / f'{name}.txt' if switches == ORIGINAL else folder / name / 'vocab.txt'
@@ -342,17 +348,18 @@ def _write_tokenizer(folder: Path, weights: Weights) -> list[str]:
     """Writes the files that `AutoTokenizer` loads. Returns notes for the user."""
     if weights.vocab_file is None:
         return ['no tokenizer files: there is no vocabulary']
-    if (tokens := formats.write_vocabulary(folder, weights)) is None:
+    if (tokenizer := formats.write_vocabulary(folder, weights)) is None:
         return ['no tokenizer files: BertTokenizer is WordPiece, and the vocabulary is a '
                 'SentencePiece model (copied as vocab.model)']
-    switches = text.read_switches(weights.vocab_file)
-    write_json(folder / 'tokenizer.json', fast_tokenizer(tokens, weights.lowercase, switches))
+    switches = tokenizer.switches
+    write_json(folder / TOKENIZER_FILE, fast_tokenizer(tokenizer))
     more: dict[str, Any] = {'strip_accents': switches.strip_accents,
                             'tokenize_chinese_chars': switches.tokenize_chinese_chars}
     if not switches.do_basic_tokenize:
         more['do_basic_tokenize'] = False
     if switches.never_split:
         more['never_split'] = list(switches.never_split)
+    more |= fields_of(dataclasses.replace(token, id=i) for token, i in tokenizer.added)
     write_json(folder / SETTINGS_FILE, {
         'tokenizer_class': 'BertTokenizer', 'do_lower_case': weights.lowercase,
         'model_max_length': weights.model['max_position_embeddings'], **more,
@@ -364,13 +371,21 @@ def _write_tokenizer(folder: Path, weights: Weights) -> list[str]:
             'tokenizer alone knows: load it with use_fast=False']
 
 
-def fast_tokenizer(tokens: Sequence[str], lowercase: bool, switches: Switches) -> dict[str, Any]:
+def fast_tokenizer(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
     """The contents of a tokenizer.json, for the `tokenizers` library.
 
     Words of up to 200 characters are split into pieces, as in the original and here; the library's
     default is 100.
     """
-    ids = {token: i for i, token in enumerate(tokens)}
+    lowercase, switches = tokenizer.lowercase, tokenizer.switches
+    ids = tokenizer.vocab.index
+    # Without the placeholders that a vocab.txt has for added tokens.
+    pieces = {token: i for token, i in tokenizer.word_pieces.index.items() if token in ids}
+    added = [(token, i) for token, i in tokenizer.added if token.content not in pieces]
+    # The library numbers added tokens on from the pieces. Where that would give them other ids,
+    # they have to be pieces too.
+    if [i for _, i in added] != list(range(len(pieces), len(pieces) + len(added))):
+        pieces |= {token.content: i for token, i in added}
     plain = dict.fromkeys(('single_word', 'lstrip', 'rstrip', 'normalized'), False)
 
     def frame(*parts: str) -> list[dict[str, Any]]:
@@ -380,9 +395,11 @@ def fast_tokenizer(tokens: Sequence[str], lowercase: bool, switches: Switches) -
     cls_a_sep, b_sep = f'{vocab.CLS} A {vocab.SEP}', f'B {vocab.SEP}'
     return {
         'version': '1.0', 'truncation': None, 'padding': None,
-        'added_tokens': [
-            {'id': ids[token], 'content': token, **plain, 'special': True}
-            for token in sorted(vocab.SPECIAL_TOKENS, key=ids.__getitem__)],
+        'added_tokens': sorted([
+            *({'id': ids[token], 'content': token, **plain, 'special': True}
+              for token in vocab.SPECIAL_TOKENS),
+            *(dataclasses.asdict(token) | {'id': i} for token, i in tokenizer.added)],
+            key=operator.itemgetter('id')),
         'normalizer': {
             'type': 'BertNormalizer', 'clean_text': True,
             'handle_chinese_chars': switches.tokenize_chinese_chars,
@@ -397,4 +414,4 @@ def fast_tokenizer(tokens: Sequence[str], lowercase: bool, switches: Switches) -
         'model': {
             'type': 'WordPiece', 'unk_token': vocab.UNK,
             'continuing_subword_prefix': vocab.CONTINUATION,
-            'max_input_chars_per_word': 200, 'vocab': ids}}
+            'max_input_chars_per_word': 200, 'vocab': pieces}}

@@ -3,6 +3,7 @@
 TensorFlow reads and writes them; it is imported only when it is needed, after the first checks.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -113,6 +114,9 @@ def write_tf1(folder: str | os.PathLike[str], weights: formats.Weights) -> list[
         else:
             switches = read_switches(weights.vocab_file)
             write_switches(beside, switches)
-            if switches != ORIGINAL:
+            if dataclasses.replace(switches, added_tokens=()) != ORIGINAL:
                 notes.append(f'the tokenizer has {switches}, which the original cannot have')
+            if added := [token.content for token in switches.added_tokens]:
+                notes.append(f"the tokens {', '.join(added)} were added to the tokenizer: the "
+                             'original splits them like other text')
     return notes

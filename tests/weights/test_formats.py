@@ -14,6 +14,9 @@ from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import upload
 from bert_jax.text import load_tokenizer, read_switches, switches_of
+from bert_jax.text.added import AddedToken
+from bert_jax.text.vocab import Vocab
+from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
 from bert_jax.weights import load_weights, tf1
 from bert_jax.weights.formats import Weights, sizes_of, tensors
 from bert_jax.weights.huggingface import fast_tokenizer, write_huggingface
@@ -107,7 +110,8 @@ def test_a_vocabulary_in_tokenizer_json_or_none(monkeypatch, tmp_path):
     path = copy(tmp_path, tokenizer={'model': {'type': 'WordPiece', 'vocab': ids}, 'added_tokens': [
         {'content': tokens[-1], 'id': len(ids)}, {'content': '[PAD]', 'id': 0}]})
     (path / 'vocab.txt').unlink()
-    assert load_weights(path).vocab_file.read_text().split() == tokens
+    weights = load_weights(path)
+    assert load_tokenizer(weights.vocab_file, weights.lowercase).vocab.tokens == tuple(tokens)
     (path / 'tokenizer.json').write_text(json.dumps({'model': {'type': 'BPE', 'vocab': {}}}))
     weights = load_weights(path)
     assert weights.vocab_file is None and weights.lowercase
@@ -145,8 +149,8 @@ def test_the_switches_of_a_tokenizer_go_to_a_run_and_back(where, tmp_path, monke
     content = SWITCHES | {'tokenizer_class': 'BertTokenizer', 'do_lower_case': True}
     if where == 'tokenizer':  # as the tokenizers library writes it, without never_split
         wanted = dataclasses.replace(wanted, never_split=())
-        tokens = (RECORDED / 'classification' / 'vocab.txt').read_text().splitlines()
-        content = fast_tokenizer(tokens, True, wanted)
+        vocab = Vocab.from_file(RECORDED / 'classification' / 'vocab.txt')
+        content = fast_tokenizer(WordPieceTokenizer(vocab, True, wanted))
     weights = load_weights(copy(tmp_path, 'classification', **{where: content}))
     for write, folder in ((write_run, 'run'), (write_huggingface, 'out'), (write_run, 'again')):
         assert read_switches(weights.vocab_file) == wanted
@@ -156,6 +160,37 @@ def test_the_switches_of_a_tokenizer_go_to_a_run_and_back(where, tmp_path, monke
         weights = load_weights(tmp_path / folder)
     said = json.loads((tmp_path / 'out' / 'tokenizer_config.json').read_text())
     assert said['strip_accents'] is False and said['tokenize_chinese_chars'] is False
+
+
+@pytest.mark.parametrize('form', ['bert_jax', 'huggingface'])
+def test_added_tokens_go_to_every_format(form, tmp_path, monkeypatch):
+    """From a folder without vocab.txt, as transformers 5 writes it."""
+    monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+    tokens = (RECORDED / 'base' / 'vocab.txt').read_text().split()
+    added = (AddedToken('[E1]', 38, normalized=False, special=True),
+             AddedToken('a+b', 39, single_word=True))
+    original = WordPieceTokenizer(
+        Vocab.from_tokens(tokens[:38]), True, Switches(added_tokens=added))
+    path = copy(tmp_path, 'base', tokenizer=fast_tokenizer(original))
+    (path / 'vocab.txt').unlink()
+    text = 'a[E1] A+b ca+b'
+    weights = load_weights(path)
+    for folder in ('once', 'again'):
+        tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
+        assert tokenizer.encode(text) == original.encode(text)
+        assert {38, 39} <= set(tokenizer.encode(text)) and len(tokenizer.vocab) == 40
+        assert fast_tokenizer(tokenizer) == fast_tokenizer(original)
+        FORMATS[form](tmp_path / folder, weights)
+        weights = load_weights(tmp_path / folder)
+
+
+def test_a_tf1_checkpoint_names_added_tokens_as_lost(tmp_path):
+    path = copy(tmp_path, 'base', added_tokens={'[E1]': 39})
+    tokens = (path / 'vocab.txt').read_text().split()
+    (path / 'vocab.txt').write_text('\n'.join(tokens[:39]))
+    notes = write_tf1(tmp_path / 'tf1', load_weights(path))
+    assert any('tokens [E1] were added' in note for note in notes)
+    assert (tmp_path / 'tf1' / 'vocab.txt').read_text().split('\n')[39] == '[unused row 39]'
 
 
 def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):
