@@ -335,6 +335,10 @@ def check_tensors(
     table = {tensor.name: tensor for tensor in tensors(model)}
     before, _, after = table[_FIRST_KERNEL].file_names(form)[0].partition('0')
     num_layers = next(i for i in itertools.count() if f'{before}{i}{after}' not in shapes)
+    if not num_layers and shapes:
+        raise InputError(f'{where} has no tensor {before}0{after}: its tensors are named otherwise '
+                         f"({', '.join(sorted(shapes)[:3])}, ...), so it is of another model or "
+                         'program: save it with the program that it is from as a BertModel')
     if num_layers != model['num_layers']:
         raise InputError(f'{where} has {num_layers} layers, and by {config_file.name} there are '
                          f"{model['num_layers']}: {remedy}")

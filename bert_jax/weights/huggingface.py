@@ -41,8 +41,21 @@ _PLAIN: Mapping[str, Any] = {
 _TIED = {
     'cls.predictions.decoder.weight': 'bert/embeddings/word_embeddings',
     'cls.predictions.decoder.bias': 'cls/predictions/output_bias'}
+# Classes of WordPiece tokenizers that work as BERT's; the last two are as tokenizer.json has them.
+_TOKENIZERS = ('BertTokenizer', 'DistilBertTokenizer', 'ElectraTokenizer', 'MobileBertTokenizer',
+               'ConvBertTokenizer', 'LayoutLMTokenizer', 'FunnelTokenizer', 'LxmertTokenizer',
+               'RetriBertTokenizer', 'SqueezeBertTokenizer', 'SplinterTokenizer',
+               'RealmTokenizer', 'DPRQuestionEncoderTokenizer', 'DPRContextEncoderTokenizer',
+               'DPRReaderTokenizer', 'PreTrainedTokenizer', 'TokenizersBackend')
+# What training programs put around a model, and so before the names of its tensors.
+_WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
 _INDEX = 'model.safetensors.index.json'
 _CHECKSUM = 'bert_jax.checksum '  # and a tensor's name: a metadata key in files that we write
+# Other files of weights, by the end of their names, as messages call them.
+_OTHER_WEIGHTS = {
+    '.bin': 'a pickle (.bin), which can run code', '.pt': 'a pickle (.pt), which can run code',
+    '.pth': 'a pickle (.pth), which can run code', '.h5': 'a TF2 model (.h5)',
+    '.msgpack': 'a Flax model (.msgpack)'}
 SHARD_BYTES = 5_000_000_000  # the long-standing default of transformers' `save_pretrained`
 
 
@@ -62,16 +75,14 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     """
     folder = as_path(named)
     config_file = folder / 'config.json'
+    _check_no_adapter(folder)
     config = read_json(config_file, 'a Hugging Face folder holds config.json and model.safetensors')
     architecture = str((config.get('architectures') or [''])[0])
+    _check_kind(folder, config, config_file)
     # The defaults of transformers that differ from ours.
     fields = {key: value for key, value in config.items() if value is not None}
     defaults = {'hidden_act': 'gelu', 'classifier_dropout': fields.get('hidden_dropout_prob')}
     model = formats.read_model(defaults | fields, 'huggingface', config_file)
-    for field, plain in _PLAIN.items():
-        if config.get(field) not in (plain, None):
-            raise InputError(f'{config_file}: {field}={config[field]!r} is not the BERT of the '
-                             f'paper, which has {plain!r}; only that can be read')
     with contextlib.ExitStack() as stack:
         where, stored = _open_tensors(folder, stack)
         by_name = _our_spelling(stored)
@@ -106,11 +117,58 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         config.get(formats.INFERENCE) or {})
 
 
+def _check_kind(folder: Path, config: Mapping[str, Any], config_file: Path) -> None:
+    """Raises InputError for a model or a tokenizer of another kind than BERT's, by its name."""
+    for field, plain in _PLAIN.items():
+        if config.get(field) not in (plain, None):
+            raise InputError(f'{config_file}: {field}={config[field]!r} is not the BERT of the '
+                             f'paper, which has {plain!r}; only that can be read')
+    settings = folder / SETTINGS_FILE
+    said = read_json(settings, 'it describes the tokenizer') if settings.exists() else {}
+    kind, where = said.get('tokenizer_class'), settings
+    if kind is None:
+        kind, where = config.get('tokenizer_class'), config_file
+    if kind is not None and str(kind).removesuffix('Fast') not in _TOKENIZERS:
+        raise InputError(f'{where}: tokenizer_class={kind!r} is not one that can be read, so '
+                         "the model's ids would be others: take a model with BERT's WordPiece "
+                         f"({', '.join(_TOKENIZERS[:2])}, ...)")
+
+
+def _check_no_adapter(folder: Path) -> None:
+    """Raises InputError for the weights of an adapter without those of its model.
+
+    An adapter beside the weights of a model is noted, as it is not applied.
+    """
+    adapter = folder / 'adapter_config.json'
+    if not adapter.exists():
+        return
+    if any((folder / name).exists() for name in ('model.safetensors', _INDEX)):
+        tell_once(f'note: {adapter} is not applied: the weights are read without the adapter')
+        return
+    base = read_json(adapter, 'it describes the adapter').get('base_model_name_or_path')
+    raise InputError(f'{folder} holds only an adapter of {base or "a model that it does not name"}'
+                     ' (adapter_config.json): add it to its model with peft (merge_and_unload), '
+                     'and save that with save_pretrained(FOLDER)')
+
+
 def _our_spelling(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Tensors by the names in our table: base models lack `bert.`, old ones have gamma and beta.
 
-    Buffers that are not parameters (`position_ids`) are left out.
+    Buffers that are not parameters (`position_ids`) are left out, and so is what a program that
+    trained the model put before the names.
+
+    Raises:
+      InputError: two tensors have the same name then.
     """
+    plain: dict[str, StoredTensor] = {}
+    for key, tensor in stored.items():
+        prefix = _WRAPPED.match(key)
+        name = key[prefix.end():] if prefix else key
+        if name in plain:
+            raise InputError(f'{tensor.path} has both {plain[name].name} and {key}: two models are '
+                             'in it; save the one that is meant')
+        plain[name] = tensor
+    stored = plain
     base = not any(key.startswith('bert.') for key in stored)
     by_name = {}
     for key, tensor in stored.items():
@@ -204,10 +262,14 @@ def _open_tensors(
         if not (isinstance(weight_map, dict) and weight_map
                 and all(isinstance(shard, str) for shard in weight_map.values())):
             raise InputError(f'{where} has no weight_map of file names: download it again')
-    elif not where.exists() and any(path.suffix == '.bin' for path in children(folder)):
-        raise InputError(
-            f'{folder} holds its weights as a pickle (.bin), which can run code: load it with '
-            'transformers (AutoModelForPreTraining) and save it anew with save_pretrained(FOLDER)')
+    elif not where.exists():
+        names = [path.name for path in children(folder)]
+        found = next((form for name in names for end, form in _OTHER_WEIGHTS.items()
+                      if name.endswith(end)), None)
+        if found:
+            raise InputError(
+                f'{folder} holds its weights as {found}: load it with transformers '
+                '(AutoModelForPreTraining) and save it anew with save_pretrained(FOLDER)')
     tensors: dict[str, StoredTensor] = {}
     for shard in sorted(set(weight_map.values())) or [where.name]:
         path = folder / shard

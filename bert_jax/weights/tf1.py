@@ -16,6 +16,7 @@ from bert_jax.text.wordpiece import ORIGINAL
 from bert_jax.weights import formats
 
 _NAME = 'bert_model.ckpt'
+_OBJECT_GRAPH = b'_CHECKPOINTABLE_OBJECT_GRAPH'  # a variable that only TF2's checkpoints have
 
 
 def read_tf1(named: str | os.PathLike[str]) -> formats.Weights:
@@ -37,6 +38,11 @@ def read_tf1(named: str | os.PathLike[str]) -> formats.Weights:
         if not any(name.startswith(prefix.name + suffix) for name in names):
             raise InputError(f'{prefix}{first} is missing, a part of a TF1 checkpoint: put it '
                              'beside the other files')
+    if _OBJECT_GRAPH in prefix.with_name(f'{prefix.name}.index').read_bytes():
+        raise InputError(f'{prefix} is a TF2 checkpoint, which holds Keras objects: of TensorFlow, '
+                         'only the TF1 checkpoints of google-research/bert can be read; load it '
+                         'with transformers or the program that wrote it, and save it with '
+                         'save_pretrained(FOLDER)')
     paths = [folder / 'bert_config.json'
              for folder in (prefix.parent, absolute(prefix).parent.parent)]
     config_file = next((path for path in paths if path.exists()), paths[0])

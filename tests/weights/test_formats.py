@@ -79,6 +79,10 @@ SPELLINGS = {
         'cls.predictions.decoder.bias': t['cls.predictions.bias']},
     'bias of the decoder alone': rename('cls.predictions.bias', 'cls.predictions.decoder.bias'),
     'buffers': lambda t: t | {'bert.embeddings.position_ids': np.arange(10)[None]},
+    **{prefix: lambda t, prefix=prefix: {prefix + name: x for name, x in t.items()}
+       for prefix in ('module.', '_orig_mod.', 'model.', 'module._orig_mod.')},
+    'model. of a base model': lambda t: {
+        name.replace('bert.', 'model.'): x for name, x in t.items()},
     'no place': lambda t: t | {'sop.weight': np.ones((2, 8), np.float32)}}
 
 

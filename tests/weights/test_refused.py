@@ -17,6 +17,7 @@ WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
 DATA = 'bert_model.ckpt.data-00000-of-00001'
 ARRAYS = 'checkpoints/0/default'
 DENSE = 'bert.encoder.layer.1.output.dense.'
+ADAPTER = '{"base_model_name_or_path": "org/name"}'
 TOKENS = {token: i for i, token in enumerate((RECORDED / 'base' / 'vocab.txt').read_text().split())}
 
 
@@ -136,6 +137,24 @@ HUGGINGFACE = [
     ('base', lose(WEIGHTS), 'model.safetensors is missing'),
     ('base', lambda folder: (folder / WEIGHTS).rename(folder / 'pytorch_model.bin'),
      'pickle', 'save_pretrained'),
+    ('base', lambda folder: (folder / WEIGHTS).rename(folder / 'tf_model.h5'),
+     'as a TF2 model (.h5)', 'save_pretrained'),
+    ('pretraining', tensors(lambda t: {'net.' + name: x for name, x in t.items()}),
+     'has no tensor bert.encoder.layer.0.', 'net.bert.embeddings'),
+    ('pretraining', having('module.' + DENSE + 'bias', np.ones(8, np.float32)),
+     'two models', f'module.{DENSE}bias'),
+    ('pretraining', config(model_type='distilbert', hidden_size=None), "model_type='distilbert'"),
+    ('pretraining', put('tokenizer_config.json', '{"tokenizer_class": "XLMRobertaTokenizerFast"}'),
+     "tokenizer_config.json: tokenizer_class='XLMRobertaTokenizerFast'"),
+    ('pretraining', config(tokenizer_class='BertJapaneseTokenizer'), 'config.json: tokenizer_clas'),
+    ('base', lambda folder: (
+        lose('config.json')(folder), put('adapter_config.json', ADAPTER)(folder),
+        (folder / WEIGHTS).rename(folder / 'adapter_model.safetensors')),
+     'holds only an adapter of org/name', 'merge_and_unload'),
+    ('base', lambda folder: (
+        put('adapter_config.json', '{}')(folder),
+        (folder / WEIGHTS).rename(folder / 'adapter_model.bin')),
+     'holds only an adapter of a model that it does not name'),
 ]
 # What all formats share (sizes, shapes, heads, vocabularies) is tested above.
 RUN = [('run', *case) for case in (
@@ -175,6 +194,20 @@ def test_a_bad_model_is_refused_in_one_line(name, damage, words, models, tmp_pat
     # TF1 by its prefix: a folder is not recognized as TF1 if the damage removed the index.
     with refused(*words):
         load_weights(tmp_path / 'model' / ('bert_model.ckpt' if name == 'tf1' else ''))
+
+
+def test_a_tf2_checkpoint_is_refused_by_its_kind(tmp_path):
+    tf = pytest.importorskip('tensorflow')
+    tf.train.Checkpoint(layer=tf.Variable([1.0])).write(str(tmp_path / 'bert_model.ckpt'))
+    with refused('bert_model.ckpt is a TF2 checkpoint', 'save_pretrained'):
+        load_weights(tmp_path)
+
+
+def test_an_adapter_beside_the_weights_is_noted(tmp_path, capsys):
+    shutil.copytree(RECORDED / 'base', tmp_path / 'model')
+    (tmp_path / 'model' / 'adapter_config.json').write_text('{}')
+    load_weights(tmp_path / 'model')
+    assert 'adapter_config.json is not applied' in capsys.readouterr().err
 
 
 def test_paths_that_hold_no_model(tmp_path):
