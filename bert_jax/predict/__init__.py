@@ -40,5 +40,5 @@ def load(
     for name, value in (('path', path), ('vocab_file', vocab_file)):
         if not isinstance(value, (str, os.PathLike)) and (name == 'path' or value is not None):
             raise InputError(f'{name}={value!r:.60} must be a path')
-    weights, modules = read_model(path, vocab_file)
-    return Model(weights, dtype, modules=modules)
+    weights, sentences = read_model(path, vocab_file)
+    return Model(weights, dtype, sentences=sentences)

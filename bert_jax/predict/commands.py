@@ -24,6 +24,7 @@ from bert_jax.heads.classification import MultipleChoice, softmax
 from bert_jax.predict import engine, loaded
 from bert_jax.predict.engine import Function, Outputs, bound
 from bert_jax.predict.loaded import LoadedModel, Result, parts_of, shown
+from bert_jax.predict.sentences import POOLS
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.offsets import piece_places
 from bert_jax.text.sentencepiece import WORD_START
@@ -177,6 +178,7 @@ Tokenized = tuple[list[str], list[list[int]]]  # texts that belong together, tok
 def _tokenize(
     model: LoadedModel, text: Any, number: int, *, allowed: Sequence[int] = (2,),
     how: str = 'first', empty: bool = False,
+    prepared: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> Tokenized:
     """Tokenizes a text, or several that belong together, and notes what will be cut.
 
@@ -186,11 +188,13 @@ def _tokenize(
       allowed: how many texts may belong together.
       how: one of `data.pairs.WINDOWS`.
       empty: whether a text without words is accepted.
+      prepared: what is done to the texts first.
     """
     parts = parts_of(text, *allowed)
     if len(parts) > 1:
         model.check_pair()
-    ids = [(model.tokenizer.encode if empty else model.encode)(part) for part in parts]
+    encode = model.tokenizer.encode if empty else model.encode
+    ids = [encode(part) for part in prepared(parts)]
     total, budget = sum(map(len, ids)), model.max_length - 1 - len(ids)
     if total > budget and how == 'first':
         model.note(
@@ -220,12 +224,14 @@ def _text_units(
 def _stream_texts(
     model: LoadedModel, texts: Iterable[Any], function: Function,
     results: Callable[[list[Tokenized], TextWindows, Outputs], Iterable[Any]], *,
-    allowed: Sequence[int] = (1, 2), how: str = 'first', empty: bool = False, **more: Any,
+    allowed: Sequence[int] = (1, 2), how: str = 'first', empty: bool = False,
+    prepared: Callable[[Sequence[str]], Sequence[str]] = list, **more: Any,
 ) -> Iterator[Any]:
     """`LoadedModel.stream` over texts and pairs; arguments are those of it and of `_tokenize`."""
     return model.stream(
         texts, function=function, results=results,
-        read=functools.partial(_tokenize, model, allowed=allowed, how=how, empty=empty),
+        read=functools.partial(
+            _tokenize, model, allowed=allowed, how=how, empty=empty, prepared=prepared),
         make=functools.partial(_text_units, model, how=how), **more)
 
 
@@ -354,8 +360,18 @@ def text_vectors(
     normalize: bool | None = None, windows: str | None = None,
 ) -> Iterator[np.ndarray]:
     """A vector [H] float32 for each text, NaN if it cannot be read; see `Model.vectors`."""
-    pool = loaded.one_of('pool', model.pooling[0] if pool is None else pool, loaded.POOLS)
-    normalize = model.pooling[1] if normalize is None else normalize
+    sentences, how = model.sentences, model.windows(windows)
+    if pool is None or normalize is None:
+        of_model = sentences.pooling()
+        pool = of_model[0] if pool is None else pool
+        normalize = of_model[1] if normalize is None else normalize
+    pool = loaded.one_of('pool', pool, POOLS)
+    num_left_out = 0  # tokens at the beginning
+    if sentences.prompt and not sentences.pools_prompt():
+        num_left_out = 1 + len(model.tokenizer.encode(sentences.prepared([''])[0]))
+        if how != 'first':
+            raise InputError(f"windows={how!r}: the model's vectors leave out its prompt "
+                             f'{sentences.prompt!r:.60}, which only the first window has')
 
     def results(texts: Any, windows: TextWindows, outputs: Outputs) -> Iterable[np.ndarray]:
         result = windows.combined(outputs['vectors']).astype(np.float32, copy=False)
@@ -367,9 +383,9 @@ def text_vectors(
         model.note(f'{text!r:.40} has no vector: {reason}')
         return np.full(model.config.hidden_size, np.nan, np.float32)
 
-    function = bound(engine.vectors, model.config, *_layers(model, [layer]), pool)
-    return _stream_texts(
-        model, texts, function, results, how=model.windows(windows), empty=True, refused=refused)
+    function = bound(engine.vectors, model.config, *_layers(model, [layer]), pool, num_left_out)
+    return _stream_texts(model, texts, function, results, how=how, empty=True, refused=refused,
+                         prepared=sentences.prepared)
 
 
 # The defaults of google-research/bert's run_squad, for settings that the model lacks.

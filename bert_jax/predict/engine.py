@@ -271,20 +271,21 @@ def hidden_states(
 
 
 def vectors(
-    config: ModelConfig, layer: int, pool: str, params: Params, batch: Batch
+    config: ModelConfig, layer: int, pool: str, num_left_out: int, params: Params, batch: Batch
 ) -> dict[str, jax.Array]:
     """`vectors` [R, K, H] float32 of each unit.
 
     Args:
       config, layer, params, batch: as for `hidden_states`.
       pool: 'mean' or 'max' over all tokens, [CLS] and [SEP] among them, or 'cls'.
+      num_left_out: tokens at the beginning of each unit that are not pooled.
     """
     x_RxSxH = hidden_states(config, (layer,), params, batch)['values'][:, :, 0]
     if pool == 'cls':
         return {'vectors': gather_positions(x_RxSxH, batch['cls_positions'])}
+    mask_RxS = jnp.where(batch['position_ids'] >= num_left_out, batch['sequence_ids'], 0)
     if pool == 'mean':
-        return {'vectors': mean_vectors(x_RxSxH, batch)}
-    mask_RxS = batch['sequence_ids']
+        return {'vectors': mean_vectors(x_RxSxH, {**batch, 'sequence_ids': mask_RxS})}
     maxima_KxRxH = jax.lax.map(  # one unit of each row at a time: [R, K, S, H] would be large
         lambda k: jnp.max(jnp.where((mask_RxS == k)[..., None], x_RxSxH, -jnp.inf), axis=1),
         jnp.arange(1, batch['cls_positions'].shape[1] + 1))

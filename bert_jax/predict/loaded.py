@@ -21,27 +21,25 @@ from bert_jax.model.attention import settled
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.engine import Engine, Function, Outputs
+from bert_jax.predict.sentences import Sentences, read_sentences
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, as_path, read_json
 from bert_jax.runtime.hub import model_folder
-from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.text import Tokenizer, find_lowercase, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import Weights, check_order, check_vocabulary, to_tree
 
-POOLS = ('mean', 'cls', 'max')
-
 Result = dict[str, Any]
-Modules = Sequence[tuple[str, Path]]  # names and folders of sentence-transformers' modules
 
 _CHUNK_STEPS = 8  # a chunk of texts fills about so many steps of the engine,
 _CHUNK_VALUES = 1 << 27  # and its outputs have at most about so many values
 _CHARACTERS = 4  # of a token, roughly
 
 
-def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[Weights, Modules]:
-    """(The weights at a path, with the given vocabulary; the modules, which describe the pooling).
+def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[Weights, Sentences]:
+    """(The weights at a path, with the given vocabulary; the settings of sentence-transformers).
 
     Args:
       path, vocab_file: as for `bert_jax.predict.load`.
@@ -49,29 +47,22 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
     Raises:
       InputError: there is no model, or something is wrong with it or with the vocabulary.
     """
-    modules = _modules(as_path(model_folder(path)))
-    encoder = modules[0][1]  # old sentence-transformers models keep it in a folder of its own
-    settings = encoder / 'sentence_bert_config.json'
-    limit = read_json(settings, '').get('max_seq_length') if settings.exists() else None
-    inference: dict[str, Any] = {'max_seq_length': limit} if isinstance(limit, int) else {}
-    weights = load_weights(encoder, any_head=True)
-    if weights.head == 'regression' and (activation := _activation(encoder)):
-        inference['activation'] = activation
-    weights = dataclasses.replace(weights, inference=inference | dict(weights.inference))
+    sentences = read_sentences(as_path(model_folder(path)))
+    weights = load_weights(sentences.encoder, any_head=True)
+    inference = dict(weights.inference)
+    if weights.head == 'regression' and (activation := _activation(sentences.encoder)):
+        inference.setdefault('activation', activation)
+    if sentences.max_length is not None:
+        inference['max_seq_length'] = sentences.max_length
+    weights = dataclasses.replace(weights, inference=inference)
     if vocab_file is None:
-        return weights, modules
-    named, lowercase = check_vocabulary(as_path(vocab_file), None, weights.model['vocab_size'])
+        return weights, sentences
+    lowercase, _ = find_lowercase(vocab_file)
+    named, lowercase = check_vocabulary(
+        as_path(vocab_file), lowercase, weights.model['vocab_size'])
     check_order(weights, vocab_file, load_tokenizer(vocab_file, lowercase).vocab.tokens,
                 'leave it out to take that one')
-    return dataclasses.replace(weights, vocab_file=named, lowercase=lowercase), modules
-
-
-def _modules(folder: Path) -> Modules:
-    """The modules in `modules.json`, encoder first; without that file, the encoder in `folder`."""
-    path = folder / 'modules.json'
-    listed = read_json(path, 'copy it again', list) if path.exists() else []
-    return [(str(module.get('type', '')).rpartition('.')[2], folder / module.get('path', ''))
-            for module in listed or [{}]]
+    return dataclasses.replace(weights, vocab_file=named, lowercase=lowercase), sentences
 
 
 # What a cross-encoder's value goes through, by the last part of the name that its folder has.
@@ -167,12 +158,13 @@ class LoadedModel:
     Attributes:
       weights: as read.
       config: of the model.
+      sentences: how sentence-transformers makes vectors with them.
       note: receives notes on the input, one line each; default: warnings.
     """
 
     def __init__(
         self, weights: Weights, dtype: str | None = None,
-        devices: Sequence[jax.Device] | None = None, modules: Modules = (),
+        devices: Sequence[jax.Device] | None = None, sentences: Sentences | None = None,
     ):
         """Loads weights onto devices.
 
@@ -181,12 +173,13 @@ class LoadedModel:
           dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else
             bfloat16.
           devices: the texts are divided among them; default: all.
-          modules: from `read_model`; they determine the pooling.
+          sentences: from `read_model`, for vectors; None: those of a model without such files.
         """
         if dtype is None:
             dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
         one_of('dtype', dtype, ('float32', 'bfloat16'))
-        self.weights, self._modules = weights, modules
+        self.weights = weights
+        self.sentences = sentences or Sentences(as_path('.'))
         devices = jax.devices() if devices is None else devices
         self._mesh = make_mesh(len(devices), 1, 1, devices)
         self.config = ModelConfig(
@@ -213,32 +206,6 @@ class LoadedModel:
         """The head; each sequence is an example."""
         w = self.weights
         return HEADS[w.head].of_model(self.config, w.num_labels, w.inference)
-
-    @functools.cached_property
-    def pooling(self) -> tuple[str, bool]:
-        """(pool, normalize) from sentence-transformers' modules; ('mean', False) without them.
-
-        Raises:
-          InputError: there is a module or a pooling that is not supported.
-        """
-        pool, normalize, remedy = 'mean', False, f"name pool, one of {', '.join(POOLS)}"
-        for name, folder in self._modules[1:]:
-            if name == 'Pooling':
-                config = read_json(folder / 'config.json', f'copy it again, or {remedy}')
-                on = [name.removeprefix('pooling_mode_') for name, value in config.items()
-                      if name.startswith('pooling_mode_') and value is True]
-                # Newer versions have `pooling_mode` instead.
-                pool = str(config.get('pooling_mode') or ' and '.join(on))
-                pool = pool.removesuffix('_tokens').removesuffix('_token')
-                if pool not in POOLS:
-                    raise InputError(f"{folder} pools by {pool or 'nothing'}, which cannot be "
-                                     f'computed: {remedy}')
-            elif name == 'Normalize':
-                normalize = True
-            elif name != 'Transformer':
-                raise InputError(f'{folder}: a module {name} behind the encoder cannot be '
-                                 f'computed: {remedy}, and normalize, to go without it')
-        return pool, normalize
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:

@@ -28,6 +28,7 @@ from bert_jax.text.settings import (
     lowercase_of,
     model_type,
     read_settings,
+    tell_not_applied,
 )
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 from bert_jax.weights import formats
@@ -114,7 +115,17 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         params, model, head, formats.read_labels(labels, head, params, config_file), vocab_file,
         lowercase, tuple(name for name in unused if name not in _TIED),
         f'Hugging Face folder {folder}' + (f' ({architecture})' if architecture else ''),
-        config.get(formats.INFERENCE) or {})
+        _length_limit(folder, model) | (config.get(formats.INFERENCE) or {}))
+
+
+def _length_limit(folder: Path, model: Mapping[str, Any]) -> dict[str, int]:
+    """`max_seq_length`, if the tokenizer cuts texts before the model's positions end."""
+    file = folder / SETTINGS_FILE
+    limit = read_json(file, 'it describes the tokenizer').get('model_max_length') if (
+        file.exists()) else None
+    if isinstance(limit, int) and 2 < limit < model['max_position_embeddings']:
+        return {'max_seq_length': limit}
+    return {}
 
 
 def _check_kind(folder: Path, config: Mapping[str, Any], config_file: Path) -> None:
@@ -351,6 +362,7 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
       InputError: the vocabulary cannot be read, or has more tokens than the embedding has rows.
     """
     settings = read_settings(folder)
+    tell_not_applied(settings, folder)
     models = [child for child in children(folder) if child.suffix == '.model']
     path = next((p for p in (folder / 'vocab.txt', *models) if p.exists()), None)
     switches = dataclasses.replace(
@@ -358,6 +370,10 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     if path is None and settings.tokenizer is not None:
         tokens = _tokens(settings.tokenizer, folder / TOKENIZER_FILE)
         path = None if tokens is None else _kept_vocabulary(tokens, switches)
+    if path is not None and path.suffix == '.model' and settings.added_tokens:
+        added = ', '.join(token.content for token in settings.added_tokens[:5])
+        tell_once(f'note: {folder}: the added tokens {added}, ... are not applied: {path.name} is '
+                  'a SentencePiece model, which splits them like other text')
     return formats.check_vocabulary(path, lowercase_of(settings), vocab_size)
 
 
@@ -415,6 +431,7 @@ def _write_tokenizer(folder: Path, weights: Weights) -> list[str]:
                 'SentencePiece model (copied as vocab.model)']
     switches = tokenizer.switches
     write_json(folder / TOKENIZER_FILE, fast_tokenizer(tokenizer))
+    positions = weights.model['max_position_embeddings']
     more: dict[str, Any] = {'strip_accents': switches.strip_accents,
                             'tokenize_chinese_chars': switches.tokenize_chinese_chars}
     if not switches.do_basic_tokenize:
@@ -424,7 +441,8 @@ def _write_tokenizer(folder: Path, weights: Weights) -> list[str]:
     more |= fields_of(dataclasses.replace(token, id=i) for token, i in tokenizer.added)
     write_json(folder / SETTINGS_FILE, {
         'tokenizer_class': 'BertTokenizer', 'do_lower_case': weights.lowercase,
-        'model_max_length': weights.model['max_position_embeddings'], **more,
+        'model_max_length': min(weights.inference.get('max_seq_length') or positions, positions),
+        **more,
         'pad_token': vocab.PAD, 'unk_token': vocab.UNK, 'cls_token': vocab.CLS,
         'sep_token': vocab.SEP, 'mask_token': vocab.MASK})
     if switches.do_basic_tokenize and not switches.never_split:

@@ -1,0 +1,116 @@
+"""Folders of sentence-transformers: each setting is applied to the vectors, or named."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import tiny
+
+from bert_jax.predict import load
+from tests.refusals import refused
+
+ENCODER, MODEL = 'sentence_bert_config.json', 'config_sentence_transformers.json'
+PROMPTS = {'prompts': {'query': 'q. ', 'document': ''}, 'default_prompt_name': 'query'}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A function that makes a folder with some files; it pools the mean."""
+    def make(modules=('Transformer', 'Pooling'), pooling=(), **files):
+        path = tmp_path / 'model'
+        shutil.copytree(tiny.RECORDED / 'base', path)
+        (path / 'modules.json').write_text(json.dumps([
+            {'path': f'{i}_{name}' if i else '', 'type': f'sentence_transformers.models.{name}'}
+            for i, name in enumerate(modules)]))
+        (path / '1_Pooling').mkdir()
+        files['1_Pooling/config.json'] = {'pooling_mode_mean_tokens': True} | dict(pooling)
+        for name, content in files.items():
+            (path / name).write_text(json.dumps(content))
+        return path
+    return make
+
+
+def mean_of(model, text, begin=0):
+    return model.features([text])[0]['values'][begin:, 0].mean(0)
+
+
+@pytest.mark.parametrize(('files', 'length'), [
+    ({}, 10), ({'tokenizer_config.json': {'model_max_length': 6}}, 6),
+    ({'tokenizer_config.json': {'model_max_length': 10 ** 30}}, 10),
+    ({'tokenizer_config.json': {'model_max_length': 6}, ENCODER: {'max_seq_length': 8}}, 8),
+    ({'tokenizer_config.json': {'model_max_length': 6}, ENCODER: {'max_seq_length': None}}, 6),
+    ({'sentence_roberta_config.json': {'max_seq_length': 5}}, 5),
+])
+def test_the_length_limit(folder, files, length):
+    assert load(folder(**files)).max_length == length
+
+
+@pytest.mark.parametrize(('files', 'pooling', 'text', 'begin'), [
+    ({MODEL: PROMPTS}, {}, 'q. a b', 0),
+    ({MODEL: PROMPTS | {'default_prompt_name': None}}, {}, 'a b', 0),
+    ({MODEL: PROMPTS}, {'include_prompt': False}, 'q. a b', 3),  # without [CLS] q .
+    ({}, {'include_prompt': False}, 'a b', 0),
+])
+def test_the_default_prompt_stands_before_each_text(folder, files, pooling, text, begin):
+    model = load(folder(pooling=pooling, **files))
+    (found,), expected = model.vectors(['a b']), mean_of(model, text, begin)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    (pair,) = model.vectors([('a', 'b')])
+    expected = mean_of(model, (text.removesuffix(' b'), 'b'), begin)
+    np.testing.assert_allclose(pair, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_prompt_that_is_not_pooled_is_not_read_in_windows(folder):
+    model = load(folder(pooling={'include_prompt': False}, **{MODEL: PROMPTS}))
+    with refused("windows='mean'", "'q. '"):
+        model.vectors(['a b'], windows='mean')
+
+
+def test_texts_are_lower_cased_where_the_folder_says_so(folder):
+    files = {'tokenizer_config.json': {'do_lower_case': False}}
+    model = load(folder(**files, **{ENCODER: {'do_lower_case': True}}))
+    np.testing.assert_allclose(model.vectors(['A B']), model.vectors(['a b']))
+    assert model.features(['A'])[0]['tokens'][1] == '[UNK]'
+
+
+@pytest.mark.parametrize(('name', 'content', 'said'), [
+    (ENCODER, {'model_args': {'a': 1}, 'tokenizer_args': {}}, ["model_args={'a': 1}"]),
+    (ENCODER, {'transformer_task': 'feature-extraction', 'module_output_name': 'token_embeddings',
+               'modality_config': {
+                   'text': {'method': 'forward', 'method_output_name': 'last_hidden_state'}}}, []),
+    (ENCODER, {'transformer_task': 'fill-mask'}, ["transformer_task='fill-mask'"]),
+    (MODEL, {'__version__': {'pytorch': '2'}, 'similarity_fn_name': 'dot', 'truncate_dim': 4},
+     ['truncate_dim=4']),
+    (MODEL, PROMPTS | {'default_prompt_name': None}, ["of its prompts query='q. '"]),
+    ('1_Pooling/config.json', {'pooling_mode': 'mean', 'embedding_dimension': 8, 'other': 3},
+     ['other=3']),
+])
+def test_a_setting_that_is_not_applied_is_named(folder, capsys, name, content, said):
+    path = folder()
+    (path / name).write_text(json.dumps(content))
+    load(path).sentences.pooling()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(said), lines
+    for line, setting in zip(lines, said, strict=True):
+        assert line.startswith(f'note: {path / name}: {setting}') and 'not applied' in line
+
+
+def test_code_of_others_is_named(folder, capsys):
+    path = folder()
+    modules = (path / 'modules.json').read_text()
+    (path / 'modules.json').write_text(
+        modules.replace('sentence_transformers.models.Transformer', 'custom_st.Transformer'))
+    load(path)
+    assert 'the module custom_st.Transformer is of other code' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(('name', 'content', 'words'), [
+    (ENCODER, {'max_seq_length': '256'}, ["max_seq_length='256'"]),
+    (ENCODER, {'do_lower_case': 'no'}, ["do_lower_case='no'"]),
+    (MODEL, {'prompts': ['q: ']}, ['must map names to texts']),
+    (MODEL, PROMPTS | {'default_prompt_name': 'passage'}, ["'passage'", 'query, document']),
+])
+def test_a_setting_that_cannot_be_is_refused(folder, name, content, words):
+    with refused(name, *words):
+        load(folder(**{name: content}))
