@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from bert_jax.data.pairs import Encode, joined
+from bert_jax.data.sentences import RARE_REPLACEMENT, Classes, sentence_patterns
 from bert_jax.runtime.process import without
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
@@ -40,23 +41,20 @@ _HAS_LONG_RUN = (
     rf"(?s).*[0-9A-Za-z\x80-\x{{4DFF}}\x{{A000}}-\x{{10FFFF}}]"
     rf"{{{MAX_CHARS_PER_WORD // _MAX_BYTES_PER_CHAR},}}.*")
 
-# A terminator with its closing quotes or brackets, white space, and what may begin a sentence.
-# The classes are chosen so that RE2 can use its one-pass engine (twice as fast): an optional
-# character outside ASCII before \p{Lu} would forbid it, so those quotes begin a sentence whatever
-# follows them.
-_CLOSERS = r"""["'”’»)\]]*"""
-_SENTENCE_END = (
-    rf"([.!?]{_CLOSERS})\s+([\"'(\[]?[\p{{Lu}}\d“‘«])"
-    r"|([。！？][”’」』）】》]*)")
+_PATTERNS = sentence_patterns(Classes(
+    upper=r"\p{Lu}", lower=r"\p{Ll}", caseless=r"\p{Lo}", modifier=r"\p{Lm}", mark=r"\p{M}",
+    digit=r"\p{Nd}", space=r"\s"))
 
 
 def split_sentences(texts: tf.Tensor) -> tf.RaggedTensor:
-    """Split documents into sentences by regular expressions.
+    """Split documents into sentences by the rules of `bert_jax.data.sentences`.
 
-    A newline ends a sentence. So does `.`, `!` or `?`, with closing quotes and brackets, before
-    white space and a capital letter or digit (`"`, `'`, `(` or `[` may stand before it) or an
-    opening `“`, `‘` or `«`; and a CJK full stop anywhere. Abbreviations split too: BERT's
-    "sentence" is any span of text.
+    A newline ends a sentence. So do the full stops of scripts that have their own, anywhere; and
+    `.`, `!` or `?`, with closing quotes and brackets, before white space and what may begin a
+    sentence: a capital letter, a letter without case, a digit (`"`, `'`, `(` or `[` may stand
+    before it) or an opening quote. In a document without capitalised words any letter may. In Thai
+    and Lao a space between letters ends one. Abbreviations split too: BERT's "sentence" is any
+    span of text.
 
     Args:
         texts: [n] string, UTF-8 documents.
@@ -64,7 +62,18 @@ def split_sentences(texts: tf.Tensor) -> tf.RaggedTensor:
     Returns:
         [n, (sentences)] string, stripped, none of them empty.
     """
-    marked = tf.strings.regex_replace(texts, _SENTENCE_END, "\\1\\3\n\\2")
+    ends = _PATTERNS
+    marked = tf.strings.regex_replace(
+        texts, f"{ends.spaced}|{ends.anywhere}", "\\1\\3\n\\2")
+    marked = tf.strings.regex_replace(marked, ends.rare, RARE_REPLACEMENT)
+    # `\C` is any byte: the search stops at the first capitalised word.
+    without_capitals = ~tf.strings.regex_full_match(texts, rf"\C*{ends.capitalised}\C*")
+    marked = tf.cond(
+        tf.reduce_any(without_capitals),
+        lambda: tf.where(
+            without_capitals,
+            tf.strings.regex_replace(marked, ends.uncapitalised, "\\1\n\\2"), marked),
+        lambda: marked)
     sentences = tf.strings.split(marked, "\n")
     sentences = sentences.with_flat_values(tf.strings.strip(sentences.flat_values))
     return tf.ragged.boolean_mask(sentences, sentences != "")

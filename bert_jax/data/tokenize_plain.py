@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.pairs import Encode, Tokens, joined
+from bert_jax.data.sentences import RARE_REPLACEMENT, Classes, Patterns, sentence_patterns
 from bert_jax.text import Tokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
 from bert_jax.text.wordpiece import (
@@ -30,19 +31,21 @@ from bert_jax.text.wordpiece import (
     basic_tokens,
 )
 
-# RE2's classes, which are smaller than Python's: white space and digits of ASCII.
-_SPACE = '[\t\n\f\r ]'
+# RE2's class, which is smaller than Python's.
+_SPACE = '\t\n\f\r '
 _STRIPPED = '\t\n\v\f\r '
-_CLOSERS = r"""["'”’»)\]]*"""
 
 
 @functools.cache
-def _sentence_end() -> re.Pattern[str]:
-    """The pattern of `bert_jax.data.tokenize`, with Unicode's upper-case letters spelt out."""
-    is_upper = [unicodedata.category(chr(i)) == 'Lu' for i in range(sys.maxunicode + 1)]
-    upper = _class_of(np.array(is_upper))
-    return re.compile(
-        rf'([.!?]{_CLOSERS}){_SPACE}+(["\'(\[]?[{upper}0-9“‘«])|([。！？][”’」』）】》]*)')
+def _patterns() -> Patterns[re.Pattern[str]]:
+    """The patterns with Unicode's categories spelt out."""
+    categories = np.array([unicodedata.category(chr(i)) for i in range(sys.maxunicode + 1)])
+    upper, lower, caseless, modifier, digit = (
+        _class_of(categories == name) for name in ('Lu', 'Ll', 'Lo', 'Lm', 'Nd'))
+    mark = _class_of(np.char.startswith(categories, 'M'))
+    patterns = sentence_patterns(
+        Classes(upper, lower, caseless, modifier, mark, digit, _SPACE))
+    return Patterns(*map(re.compile, patterns))
 
 
 def _class_of(wanted: np.ndarray) -> str:
@@ -54,7 +57,16 @@ def _class_of(wanted: np.ndarray) -> str:
 
 def split_sentences(text: str) -> list[str]:
     """Splits a document into sentences, as `bert_jax.data.tokenize.split_sentences` does."""
-    marked = _sentence_end().sub('\\1\\3\n\\2', text)
+    ends = _patterns()
+    marked = ends.anywhere.sub('\\1\n', text) if ends.anywhere_signs.search(text) else text
+    marked = ends.spaced.sub('\\1\n\\2', marked)
+    # `re` is slow where many alternatives may begin, so most lines are passed over.
+    marked = '\n'.join(
+        ends.rare.sub(RARE_REPLACEMENT, line)
+        if ends.rare_signs.search(line) or ' .' in line else line
+        for line in marked.split('\n'))
+    if not ends.capitalised.search(text):
+        marked = ends.uncapitalised.sub('\\1\n\\2', marked)
     stripped = (sentence.strip(_STRIPPED) for sentence in marked.split('\n'))
     return [sentence for sentence in stripped if sentence]
 

@@ -62,6 +62,7 @@ def test_sentences_are_those_of_the_graph():
     chars = [chr(i) for i in range(0x110000)
              if unicodedata.category(chr(i)) not in ('Cs', 'Cn', 'Co')]
     texts = [f'ab. {char}cd!” “x” {char}.{char}? 3\v\n y' for char in chars]
+    texts += [f'Ab {char}! {char}?{char} ก {char} ก . {char}' for char in chars if char < '\uac00']
     expected = split_sentences(tf.constant(texts)).to_list()
     wrong = [text for text, sentences in zip(texts, expected, strict=True)
              if [sentence.encode() for sentence in plain.split_sentences(text)] != sentences]
