@@ -39,7 +39,7 @@ from bert_jax.config import complete, data_config_of
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import PRETRAINING, flat_fields, section_of
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, open_folder, write_whole
+from bert_jax.runtime.files import Path, as_path, open_folder, read_json, write_whole
 from bert_jax.runtime.process import error_boundary
 
 # Fields that decide which examples there are, how they are cut, and what is predicted for them; the
@@ -87,6 +87,10 @@ def evaluate(
     if (workdir / 'checkpoints').exists():
         raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
     open_folder(workdir, '--workdir', lambda folder: (folder / 'result.json').exists())
+    if (workdir / 'result.json').exists():
+        earlier = read_json(workdir / 'result.json', 'remove it')
+        print(f"note: {workdir} holds an evaluation on {earlier.get('source')}, which is replaced: "
+              'give --workdir=DIR to keep both', flush=True)
     read = read_run_fields if len(models) > 1 else _fields_of_run
     runs = [read(as_path(model)) for model in models]
     for model, fields in zip(models, runs):

@@ -60,7 +60,10 @@ def main(argv: list[str]) -> None:
         # Other errors may come from another host that ended, which makes collectives fail here.
         guard.fail(message, status, isinstance(error, (Stopped, InputError, Diverged)))
     with error_boundary():
-        hosts.say('result ' + json.dumps(result))
+        # The scores of the best evaluation if that is the result; those of the last are in
+        # metrics.jsonl, as those of all are.
+        hosts.say('result ' + json.dumps({
+            name: value for name, value in result.items() if not name.startswith('last/')}))
 
 
 if __name__ == '__main__':

@@ -47,7 +47,8 @@ _FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four
 
 # Fields that change no result of any task. Code that compares runs adds more fields to these.
 WITHOUT_A_SAY = (
-    'train.eval_every', 'train.save_every', 'train.log_every', 'train.keep_checkpoints',
+    'train.eval_every', 'train.save_every', 'train.save_minutes', 'train.log_every',
+    'train.keep_checkpoints',
     'train.profile', 'train.loggers', 'data.dir', 'data.local_dir', 'data.tfds_dir')
 
 LOGGERS = ('tensorboard', 'wandb', 'cloud_monitoring')
@@ -152,7 +153,10 @@ FIELDS: Mapping[str, Field] = {
     'train.patience': Field(0, count(10**6, least=0), LABELLED),
     'train.eval_batch_size': Field(256, count(2**18), PRETRAINING),
     'train.max_eval_examples': Field(0, count(2**40, least=0), PRETRAINING),  # 0: all held out
-    'train.save_every': Field(0, 'duration'),  # 0: only at the end
+    'train.save_every': Field(0, 'duration'),  # 0: only at the end, and
+    # as often as this, so that a killed run loses little (a run on several hosts, at log lines);
+    # such a checkpoint is kept until the next one. 0: not by time.
+    'train.save_minutes': Field(5.0, Range(0, 1e6)),
     # Interval of the check that each chip and its neighbour get the same gradient from the same
     # rows; 0: none.
     'train.verify_every': Field(0, 'duration'),

@@ -25,6 +25,7 @@ from bert_jax.runtime.files import as_path, children, open_stream
 from bert_jax.runtime.hub import parquet_files
 
 _LISTED = 3  # malformed rows of a file that are shown one by one
+_PLACES = 100  # of the others, whose places alone are shown
 _BATCH_ROWS = 1024  # of Parquet, in memory at once
 _LONGEST_CELL = 1 << 30  # the csv module's own limit is 131,072 characters
 _SEPARATORS = ',;\t|'  # of cells in a .csv file; spreadsheets of many countries write the second
@@ -424,7 +425,10 @@ def check_malformed(path: str, num_used: int, faults: Sequence[str], max_share: 
     for fault in faults[:_LISTED]:
         tell(f'{path}, {fault}; left out')
     if num > _LISTED:
-        tell(f'{path}: {num} of {total} rows left out as malformed')
+        places = [fault.partition(':')[0] for fault in faults[_LISTED : _LISTED + _PLACES]]
+        further = f' and {num - _LISTED - _PLACES} further' * (num > _LISTED + _PLACES)
+        tell(f'{path}: {num} of {total} rows left out as malformed; the others: '
+             f'{", ".join(places)}{further}')
 
 
 def texts_of(cells: Sequence[Any]) -> list[str]:

@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from bert_jax.runtime import checksum, files, hosts
 from bert_jax.runtime.errors import Diverged, InputError, first_line
@@ -196,6 +197,29 @@ def _manager(directory: Any, **options: Any) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(**options))
 
 
+class _Kept(preservation_policy.PreservationPolicy):
+    """Tells orbax which checkpoints to keep: the newest, and the newest of those that were due."""
+
+    def __init__(self, number: int | None, every: int):
+        self._number, self._every = number, every
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is one of those at which the run saves whatever the time."""
+        return self._every > 0 and step % self._every == 0
+
+    def should_preserve(
+        self, checkpoints: Sequence[Any], *, context: preservation_policy.PreservationContext
+    ) -> list[bool]:
+        steps = sorted(checkpoint.step for checkpoint in checkpoints)
+        if self._number is None:
+            return [True] * len(steps)
+        kept = {*filter(self.is_due, steps)}
+        kept = {*sorted(kept)[-self._number :], *steps[-1:]}
+        if len(kept) < 2:  # the newest may turn out to be damaged
+            kept |= {*steps[-2:]}
+        return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
 class Checkpoints:
     """The checkpoints of a run, `DIRECTORY/STEP/`.
 
@@ -210,12 +234,20 @@ class Checkpoints:
     while it trains.
     """
 
-    def __init__(self, directory: Any, keep: int | None):
-        """`keep`: how many of the newest checkpoints to keep; None: all."""
+    def __init__(self, directory: Any, keep: int | None, every: int = 1):
+        """Opens the directory.
+
+        Args:
+          directory: `checkpoints/` of the run.
+          keep: how many of the newest checkpoints to keep; None: all.
+          every: they are at multiples of so many steps (0: there are none). Others, saved because
+            time has passed, push none of these out, and only the newest of them is kept.
+        """
         self._directory = files.absolute(directory)
         self._keep = keep
+        self._kept = _Kept(None if keep is None else max(keep, 2), every)
         self._manager = _manager(
-            self._directory, max_to_keep=None if keep is None else max(keep, 2),
+            self._directory, preservation_policy=self._kept,
             cleanup_tmp_directories=True)  # of killed saves; no other process writes here
 
     def latest_step(self) -> int | None:
@@ -297,7 +329,9 @@ class Checkpoints:
         """Deletes all but the checkpoints to keep; for a run's end, where the newest is good."""
         self._manager.wait_until_finished()
         if self._keep is not None:
-            for step in sorted(self._manager.all_steps())[: -self._keep]:
+            steps = sorted(self._manager.all_steps())
+            last = [*filter(self._kept.is_due, steps[:-1]), *steps[-1:]][-self._keep :]
+            for step in set(steps) - set(last):
                 self._manager.delete(step)
 
     def close(self) -> None:

@@ -125,9 +125,15 @@ def train_run(
     resolved['guessing'] = dict(task.guessing)  # for whoever shows the results
     resolved['made'] = made_by()
 
+    def steps_of(field: str) -> int:
+        return parse_duration(
+            flat_fields(config)[field], field, batch_size=phases[0]['batch_size'],
+            num_examples=task.num_examples, total=total)
+
     # Compile while the state is restored or initialised, which takes about as long.
     compiler = concurrent.futures.ThreadPoolExecutor(1)
-    checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints)
+    checkpoints = Checkpoints(workdir / 'checkpoints', config.train.keep_checkpoints,
+                              steps_of('train.save_every'))
     begun = checkpoints.latest_step() or 0
     left = [number for number, end in enumerate(ends) if end > begun]
     first_fits = compiler.submit(check_memory, program, left[:1], ['train'])
@@ -156,11 +162,6 @@ def train_run(
     if best is not None and best.step():
         best.restore(program.state.params)  # fails now rather than after the training
 
-    def steps_of(field: str) -> int:
-        return parse_duration(
-            flat_fields(config)[field], field, batch_size=phases[0]['batch_size'],
-            num_examples=task.num_examples, total=total)
-
     gates = task.gates(
         objective, phases, fresh=start == 0 and not config.init_checkpoint,
         settled=max(min(total // 4, _SETTLED), _SETTLED_LEAST, steps_of('optimizer.warmup')))
@@ -187,7 +188,8 @@ def train_run(
             checkpoints, report, goodput, profile, stop_or_fail, best=best, gates=gates,
             verify=make_verify(objective, mesh, seed=config.seed,
                                accumulation_steps=config.train.accumulation_steps),
-            patience=config.train.patience, peak_flops=chip.peak_flops * jax.device_count())
+            patience=config.train.patience, save_seconds=60 * config.train.save_minutes,
+            peak_flops=chip.peak_flops * jax.device_count())
         result = {'step': int(state.step)} | {f'eval/{k}': v for k, v in metrics.items()}
         if best is not None:
             step, params = best.restore(program.state.params)
@@ -216,7 +218,7 @@ def train(
     every: Mapping[str, int], checkpoints: Checkpoints, report: Report, goodput: Goodput,
     profile: Profile, should_stop: Callable[[int], bool], *, best: Best | None = None,
     gates: Gates | None = None, verify: Callable[[TrainState, Batch], Any] | None = None,
-    patience: int = 0, peak_flops: float = 0.0,
+    patience: int = 0, save_seconds: float = 0.0, peak_flops: float = 0.0,
 ) -> tuple[TrainState, dict[str, float]]:
     """The training loop: trains a state through the phases of a run. It does not know the task.
 
@@ -241,6 +243,8 @@ def train(
       gates: check every step's metrics.
       verify: compares what the devices compute for a batch; see `step.make_verify`.
       patience: the run ends after so many evaluations without a new best; 0: it does not.
+      save_seconds: the state is also saved if the last time is so long ago (on several hosts, at
+        log lines, where they wait for each other anyway); 0: it is not.
       peak_flops: of all devices together, for MFU; 0: unknown.
 
     Returns:
@@ -252,7 +256,7 @@ def train(
       Stopped: `should_stop` returned True; the state is saved.
     """
     start = step = int(state.step)
-    last, began = phases[-1].end, time.perf_counter()
+    last, began, saved_at = phases[-1].end, time.perf_counter(), time.monotonic()
     evaluated: dict[str, float] = {}  # metrics of the last evaluation
     in_flight: list[dict[str, jax.Array]] = []  # metrics of steps not waited for
     done: list[dict[str, np.ndarray]] = []  # of the other steps since the last log line
@@ -308,10 +312,19 @@ def train(
                 best.offer(step, evaluated, state.params)
 
     def save() -> None:
+        nonlocal saved_at
+        saved_at = time.monotonic()
         with goodput.during('save'):
             goodput.mark(step)
             report.flush()
             checkpoints.save(step, state)
+
+    def is_late() -> bool:
+        """Whether the last save is long ago; the same on all hosts."""
+        if not save_seconds or (hosts.count() > 1 and not is_due('log')):
+            return False
+        waited = time.monotonic() - saved_at
+        return hosts.share('save', lambda: str(waited >= save_seconds)) == str(True)
 
     def is_exhausted() -> bool:
         """Whether the best evaluation is `patience` evaluations ago."""
@@ -351,7 +364,7 @@ def train(
                 times.append(goodput.now())
 
                 stopping, ending = should_stop(step), False
-                evaluating, saving = is_due('eval'), is_due('save') or stopping
+                evaluating, saving = is_due('eval'), is_due('save') or stopping or is_late()
                 if is_due('log') or step == phase.end or stopping:
                     log(phase)
                     checkpoints.check()

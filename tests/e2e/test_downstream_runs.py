@@ -240,15 +240,16 @@ def test_squad_writes_the_files_of_the_official_script_and_keeps_its_threshold(s
     assert set(read_json(run / 'null_odds.json')) == set(predictions)
 
     # It is scored with the threshold in its config.json.
-    scores = {}
+    scores, said = {}, {}
     for threshold, score in ((NEVER_ANSWER, 100), (1e5, 0)):
         other = edited(run, tmp_path / 'run', lambda fields, new=threshold: fields[
             'inference'].update(null_threshold=new))
-        scores[threshold], _ = evaluated(other, workdir=tmp_path / 'out')
+        scores[threshold], said[threshold] = evaluated(other, workdir=tmp_path / 'out')
         assert scores[threshold]['eval/null_threshold'] == threshold
         assert any(read_json(tmp_path / 'out' / 'predictions.json').values()) == (threshold > 0)
         assert scores[threshold]['eval/NoAns_f1'] == score
     assert scores[1e5]['eval/best_f1'] == scores[NEVER_ANSWER]['eval/best_f1']
+    assert ['which is replaced: give --workdir=DIR' in x for x in said.values()] == [False, True]
 
 
 def test_conll_features(pretrained, tmp_path):

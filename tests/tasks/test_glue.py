@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.glue import GLUE_TASKS, from_tfds, read_glue
+from bert_jax.tasks.table import check_malformed
 from tests.tasks.files import put
 
 MNLI = ('index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t'
@@ -77,6 +78,17 @@ def test_json_lines(tmp_path):
     # Rows that are left out are counted, so that ids stay the test file's row numbers.
     put(tmp_path, 'SST-2/test.jsonl', '{}\n{"sentence": "A"}\n{"sentence": "B"}\n')
     assert read_glue('sst2', str(tmp_path), 'test').ids == ['1', '2']
+
+
+def test_the_place_of_every_row_that_was_left_out_is_said(capsys):
+    faults = [f'line {number}: it has no label' for number in range(2, 17)]
+    check_malformed('a.csv', 1985, faults, 0.01)
+    *listed, rest = capsys.readouterr().err.splitlines()
+    assert listed == [f'a.csv, {fault}; left out' for fault in faults[:3]]
+    assert rest == ('a.csv: 15 of 2000 rows left out as malformed; the others: '
+                    + ', '.join(f'line {number}' for number in range(5, 17)))
+    check_malformed('a.csv', 10**5, [f'line {i}: x' for i in range(500)], 0.01)
+    assert capsys.readouterr().err.endswith('line 101, line 102 and 397 further\n')
 
 
 @pytest.mark.parametrize('num_bad, num_good, limit, passes', [

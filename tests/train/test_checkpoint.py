@@ -90,6 +90,26 @@ def test_a_run_that_keeps_one_keeps_the_one_before_until_its_end(tmp_path, state
     assert restore(tmp_path, abstract()) is None
 
 
+@pytest.mark.parametrize('every, steps, training, ended', [
+    (10, [10, 20, 23, 26, 30, 33], [20, 30, 33], [30, 33]),  # the newest two that were due, and 33
+    (10, [3, 6, 9], [6, 9], [9]), (0, [3, 6, 9, 57], [9, 57], [57]),
+    (10, [10, 20, 30], [20, 30], [20, 30]),
+])
+def test_checkpoints_between_those_that_are_due_push_none_out(
+    tmp_path, state, every, steps, training, ended
+):
+    checkpoints = Checkpoints(tmp_path, 2, every)
+    for expected in (training, ended):
+        for step in steps:
+            checkpoints.save(step, state)
+        if expected is ended:
+            checkpoints.finish()
+        checkpoints.close()
+        assert sorted(int(path.name) for path in tmp_path.iterdir()) == expected
+        checkpoints, steps = Checkpoints(tmp_path, 2, every), []
+    checkpoints.close()
+
+
 @pytest.mark.parametrize('part', ['params', 'opt_state'])
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path, state, part):
     def poisoned(x):

@@ -116,6 +116,16 @@ def test_intervals_do_not_change_the_result_by_a_bit(trainer):
     assert runs[0].state.step == 10
 
 
+def test_a_run_saves_as_time_passes_and_goes_on_from_there_with_the_same_bits(trainer):
+    whole = run_of(trainer)
+    killed = run_of(trainer, (3, 0, 0), save_seconds=1e-9, bad=7)  # every step takes longer
+    assert killed.records.steps('save') == [1, 2, 3, 4, 5, 6, 7]
+    assert run_of(trainer, save_seconds=3600.0).records.steps('save') == [10]
+    resumed = run_of(trainer, state=killed.records.saved[5])
+    same(resumed.state, whole.state)
+    assert resumed.metrics == whole.metrics
+
+
 def test_a_log_line_has_the_means_and_the_speed_since_the_last_one(trainer):
     each = run_of(trainer, (1, 0, 0), peak_flops=1e9).records.written
     some = run_of(trainer, (4, 0, 0)).records.written
