@@ -6,8 +6,9 @@
 
 The first downloads the paper's BERT-Base, uncased, and the data from the Hugging Face hub
 (`hf:datasets/rajpurkar/squad`, or `squad_v2`). `squad` is a folder with train-v1.1.json and
-dev-v1.1.json (v2.0 for `:v2`), plain or .gz, or `tfds:squad`; or `data.source` is a training file
-in this layout and `data.eval_source` the file to score. (In files that are not called as SQuAD's
+dev-v1.1.json (v2.0 for `:v2`), plain or .gz, or `tfds:squad`. Or `data.source` is a training file
+in this layout, or with a question a row (`question`, `context`, `answers`), and `data.eval_source`
+the file to score; without it, paragraphs are held out. (In files that are not called as SQuAD's
 own, answers are the pieces at their characters; in those, as `run_squad.py` finds them.) To train
 on TriviaQA first, convert it to SQuAD's layout, train on it, and start from that run. The run
 directory receives predictions.json, nbest_predictions.json and, for `:v2`, null_odds.json.

@@ -96,7 +96,8 @@ FIELDS: Mapping[str, Field] = {
     'data.eval_source': Field('', 'path'),
     # Share of the text or file that is held out for evaluation. A corpus is large; a table of your
     # own is small, and a hundredth of it would score nothing.
-    'data.held_out': Field(0.01, BELOW_1, (*PRETRAINING, *_OWN_FILES), downstream=0.1),
+    'data.held_out': Field(
+        0.01, BELOW_1, (*PRETRAINING, *_OWN_FILES, 'squad_v1', 'squad_v2'), downstream=0.1),
     # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
     # `vocab_size`.
     'data.vocab_file': Field('', 'path'),

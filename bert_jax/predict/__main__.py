@@ -9,8 +9,9 @@
 A model is a run directory of bert_jax.main, a Hugging Face folder, or a TF1 checkpoint (its folder
 or prefix). Texts come from the arguments, from --input FILE, or from standard input. Files hold one
 text per line in UTF-8; from a .csv, .tsv, .jsonl or .parquet file, the columns that --text and
---text-pair name are read. `COMMAND --help` describes what a command reads and writes. For a text
-that cannot be read, the result has the reason in "error".
+--text-pair name are read (by default those that the run was trained on), and --id names its rows.
+`COMMAND --help` describes what a command reads and writes. For a text that cannot be read, the
+result has the reason in "error".
 
 Exit status: 0 done, 2 bad input (one line on standard error) or no text has a result, 1 anything
 else.
@@ -34,7 +35,14 @@ import numpy as np
 from bert_jax.config.command_line import Parser
 from bert_jax.predict import load
 from bert_jax.runtime.errors import InputError, tell
-from bert_jax.runtime.files import as_path, check_new_file, in_bucket, open_stream, open_whole
+from bert_jax.runtime.files import (
+    as_path,
+    check_new_file,
+    in_bucket,
+    open_stream,
+    open_whole,
+    read_json,
+)
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.table import Malformed, Row, format_of, read_rows, texts_of
 
@@ -125,6 +133,11 @@ class Texts:
             except Malformed as error:
                 yield InputError(f'{self._name}, line {row.line}: {error}')
 
+    def ids(self, column: str) -> Iterator[Any]:
+        """Yields what a column of the table holds, row by row; None where it cannot be read."""
+        for row in read_rows(self._name, [column]):
+            yield None if row.fault else row.cells[0]
+
     def _rows(self, size: int) -> Iterator[Row]:
         """Rows of `size` arguments, of the named columns of a table, or of one line each."""
         if self._arguments:
@@ -153,6 +166,23 @@ class Texts:
                 raise InputError(f'{self._name} has no texts: write one a line')
 
 
+class SquadTexts:
+    """The questions of a file in SQuAD's layout, in place of `Texts`."""
+
+    def __init__(self, file: str):
+        from bert_jax.tasks.squad import questions_of
+
+        self._questions = questions_of(file)
+
+    def read(self, form: str) -> Iterator[tuple[str, str]]:
+        del form  # questions only
+        return ((question.text, question.context) for question in self._questions)
+
+    def ids(self, column: str) -> Iterator[str]:
+        del column  # a question has one
+        return (question.id for question in self._questions)
+
+
 def _split(line: str, form: str) -> list[Any]:
     """Splits a line into the texts that belong together."""
     if form == 'question' and line.lstrip().startswith('{'):
@@ -179,6 +209,7 @@ _TEXTS: dict[str, dict[str, Any]] = {
                 'help': 'of texts, one a line; or a .csv, .tsv, .jsonl or .parquet'},
     '--text': {'metavar': 'COLUMN', 'help': 'of that file with the texts (questions)'},
     '--text-pair': {'metavar': 'COLUMN', 'help': 'with the second texts (contexts)'},
+    '--id': {'metavar': 'COLUMN', 'help': 'that names the row in its result, as "id"'},
 }
 _WINDOWS = {
     'choices': ['first', 'mean', 'max'], 'help': 'a text that is too long is cut, or read in '
@@ -234,7 +265,8 @@ def _answer(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[An
         python -m bert_jax.predict answer --model DIR "Who wrote it?" "It was written by Anna Berg."
 
     Reads question and context: two arguments, a line with a TAB between them, a line
-    {"question": ..., "context": ...}, or two columns of a table (by default these names).
+    {"question": ..., "context": ...}, two columns of a table (by default these names), or a
+    .json file in SQuAD's layout, whose ids the results have.
     Writes {"question", "answer", "start", "end", "score", "probability"}; the answer is
     context[start:end]. Long contexts are read in overlapping windows, as in the run's
     evaluation.
@@ -462,10 +494,36 @@ def main() -> None:
         model = load(args.model, args.vocab_file, args.dtype or float32)
         model.need(args.command)  # before waiting for standard input
         model.note = note
-        _print(_COMMANDS[args.command][0](model, args, texts), exact=args.command == 'features')
+        results = _COMMANDS[args.command][0](model, args, texts)
+        if not is_export and args.id:
+            results = _with_ids(results, texts.ids(args.id))
+        _print(results, exact=args.command == 'features')
 
 
-def _texts(args: argparse.Namespace) -> Texts:
+def _with_ids(results: Iterator[Any], ids: Iterator[Any]) -> Iterator[Any]:
+    for result in results:
+        yield result if 'corpus' in result else {'id': next(ids), **result}
+
+
+def _columns_of_run(args: argparse.Namespace) -> list[str]:
+    """The columns that a run on an own table was trained on; [] if the model is no such run."""
+    folder = as_path(args.model)
+    if folder.parent.name == 'checkpoints':
+        folder = folder.parent.parent
+    if args.command not in ('classify', 'tag') or not (folder / 'checkpoints').exists() or (
+            not (folder / 'config.json').exists()):
+        return []
+    fields = read_json(folder / 'config.json', 'put it back')
+    if fields.get('task') not in ('classification', 'regression', 'multiple_choice', 'tagging'):
+        return []
+    data = fields['data']
+    more = [data.get('text_pair', ''), *data.get('choices', '').split(',')]
+    columns = [data['text'], *(name.strip() for name in more if name.strip())]
+    tell(f'read from {args.input}: {", ".join(columns)}, as in training (--text names others)')
+    return columns
+
+
+def _texts(args: argparse.Namespace) -> Texts | SquadTexts:
     """The texts that the arguments name."""
     choices = [column for column in getattr(args, 'choices', '').split(',') if column]
     if choices and (args.text_pair or not args.text):
@@ -473,9 +531,22 @@ def _texts(args: argparse.Namespace) -> Texts:
     if args.text_pair and not args.text:
         raise InputError('--text-pair names the second column: name the first with --text')
     columns = [column for column in (args.text, args.text_pair, *choices) if column]
-    if args.command == 'answer' and not columns and format_of(args.input or ''):
+    form = format_of(args.input or '')
+    if args.id and (not form or getattr(args, 'output', None)):
+        raise InputError(f'--id={args.id} names a column of --input, for results in JSON lines')
+    if form and not columns:
+        columns = _columns_of_run(args)
+    if args.command == 'answer' and form and not columns:
+        from bert_jax.tasks.squad import has_rows
+
+        if form == 'json' and not has_rows(args.input):
+            args.id = args.id or 'id'
+            return SquadTexts(args.input)
         columns = ['question', 'context']
-    return Texts(args.texts, args.input, columns)
+    texts = Texts(args.texts, args.input, columns)
+    if args.id:
+        next(texts.ids(args.id), None)  # fails now if there is no such column
+    return texts
 
 
 def _print(results: Iterator[Any], exact: bool) -> None:

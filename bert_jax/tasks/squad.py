@@ -59,9 +59,15 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
     own = {training: _is_own_file(config, training) for training in (True, False)}
     places = piece_places(t.tokenizer)
 
+    held_out = _held_out(config, version, scored)
+
     def windows(training: bool) -> SquadWindows:
+        questions = held_out[training] if held_out else _read(config, version, training)
+        say(f'{len(questions):,} questions to {"train on" if training else "score"}, on '
+            f'{len({q.context for q in questions}):,} paragraphs'
+            + f', {sum(not q.answers for q in questions):,} without an answer' * (version == 'v2'))
         return squad_windows(
-            _read(config, version, training), t.encode, max_length=config.data.max_seq_length,
+            questions, t.encode, max_length=config.data.max_seq_length,
             doc_stride=section.doc_stride, max_question_length=section.max_query_length,
             places=places if own[training] else None, cls_id=t.tokenizer.vocab.cls_id,
             sep_id=t.tokenizer.vocab.sep_id)
@@ -105,6 +111,38 @@ def _is_own_file(config: ConfigDict, training: bool) -> bool:
         r'(train|dev)-v(1\.1|2\.0)\.json(\.gz)?', as_path(named).name)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Questions:
+    """Questions of a file, of which `labelled.own_files` takes some."""
+
+    questions: Sequence[Question]
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def take(self, rows: Iterable[int]) -> _Questions:
+        return _Questions([self.questions[i] for i in rows])
+
+
+def _held_out(
+    config: ConfigDict, version: str, scored: ScoredModel | None
+) -> dict[bool, Sequence[Question]]:
+    """Questions by whether they are trained on, if those to score are held out of an own file.
+
+    The paragraph decides, so that none is on both sides. {} if there is a file to score.
+    """
+    if config.data.eval_source or not _is_own_file(config, training=True):
+        return {}
+    read = functools.partial(
+        read_squad, version=version, max_malformed=config.data.max_malformed, by_words=False)
+    _, dev = labelled.own_files(
+        config, scored, lambda path: _Questions(read(path, training=False)),
+        lambda x: [q.context for q in x.questions], 'a file with questions')
+    out = {q.context for q in dev.questions}
+    train = [] if scored else read(str(as_path(config.data.source)), training=True)
+    return {False: dev.questions, True: [q for q in train if q.context not in out]}
+
+
 def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:
     """The questions to train on, or those to score."""
     d, number = config.data, {'v1': '1.1', 'v2': '2.0'}[version]
@@ -122,17 +160,21 @@ def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:
         f"{folder}/{'train' if training else 'validation'}",
         f'the folder with train-v{number}.json and dev-v{number}.json, a training file with '
         "config.data.eval_source, the hub's data set, or 'tfds:squad'", scored=not training)
-    if table.format_of(path) == 'parquet':
-        return read(path, _layout(_parquet_records(path)))
     return read(path)
 
 
-def _parquet_records(path: str) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file with the hub's columns of SQuAD, one for each question."""
+def _records(path: str) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet or JSON file with the hub's columns of SQuAD, each a question."""
     columns = ('id', 'question', 'context', 'answers')
-    for row in table.read_parquet(path, columns):
+    for row in table.read_rows(path, columns, optional=('id',)):
+        if row.fault:
+            raise InputError(f'{path}, row {row.line}: {row.fault}')
         record = dict(zip(columns, row.cells, strict=True))
+        record['id'] = record['id'] or f'row {row.line}'
         answers = record['answers']
+        if isinstance(answers, list) and all(isinstance(x, dict) for x in answers):
+            answers = record['answers'] = {
+                name: [x.get(name) for x in answers] for name in ('text', 'answer_start')}
         if not (isinstance(answers, dict) and {'text', 'answer_start'} <= answers.keys()
                 and len(answers['text']) == len(answers['answer_start'])):
             raise InputError(f"{path}, row {row.line}: 'answers' is not {{text: a list of texts, "
@@ -189,10 +231,8 @@ def read_squad(
       InputError: not SQuAD's layout (the message names the place), an id that occurs twice, a
         question without an answer read as 'v1', more left out than allowed, no question at all.
     """
-    try:
-        root = root or json.loads('\n'.join(line for _, line in table.lines(path)))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f'{path} is not JSON ({error}); {_LAYOUT}') from None
+    if root is None:
+        root = _layout(_records(path)) if has_rows(path) else _parsed(path)
     questions: dict[str, Question] = {}
     faults: list[str] = []
     for place, qa, context in _entries(path, root):
@@ -219,6 +259,32 @@ def read_squad(
             questions[name] = Question(name, text, context, answers)
     table.check_malformed(path, len(questions), faults, max_malformed)
     return list(questions.values())
+
+
+def has_rows(path: str) -> bool:
+    """Whether a file has a question a row, as the hub and `datasets` write them, not the layout."""
+    form = table.format_of(path)
+    if form != 'json':
+        return form == 'parquet'
+    first = next((line.strip() for _, line in table.lines(path) if line.strip()), '')
+    try:
+        return isinstance(record := json.loads(first), list) or 'context' in record
+    except (ValueError, TypeError, RecursionError):  # an object over several lines
+        return first.startswith('[')
+
+
+def _parsed(path: str) -> Any:
+    try:
+        return json.loads('\n'.join(line for _, line in table.lines(path)))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f'{path} is not JSON ({error}); {_LAYOUT}, or a question a line: '
+                         '{id, question, context, answers: {text, answer_start}}') from None
+
+
+def questions_of(path: str) -> list[Question]:
+    """The questions of a file in SQuAD's layout, without their answers, which it may lack."""
+    return [Question(str(qa.get('id', '')), _field(qa, 'question', str, place), context)
+            for place, qa, context in _entries(path, _parsed(path))]
 
 
 def _layout(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

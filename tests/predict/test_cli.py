@@ -73,6 +73,39 @@ def test_questions(run, tmp_path):
     assert set(answers[0]) == {'question', 'answer', 'start', 'end', 'score', 'probability'}
 
 
+def test_questions_in_the_layout_of_squad(run, tmp_path):
+    asked = [{'id': f'q{i}', 'question': question} for i, question in enumerate('ab')]
+    (tmp_path / 'q.json').write_text(json.dumps(
+        {'data': [{'paragraphs': [{'context': 'b c d e', 'qas': asked}]}]}))
+    (tmp_path / 'q.jsonl').write_text(''.join(
+        json.dumps(row | {'context': 'b c d e'}) + '\n' for row in asked))
+    _, answers, _ = run('answer', '--input', tmp_path / 'q.json', model='question_answering')
+    assert [(line['id'], line['question']) for line in answers] == [('q0', 'a'), ('q1', 'b')]
+    assert answers == run('answer', '--input', tmp_path / 'q.jsonl', '--id=id',
+                          model='question_answering')[1]
+
+
+def test_the_columns_and_ids_of_a_table(run, tmp_path, monkeypatch):
+    (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
+    (tmp_path / 'run' / 'config.json').write_text(json.dumps({
+        'task': 'classification', 'data': {'text': 'mine', 'text_pair': 'other'}}))
+    (tmp_path / 'new.csv').write_text('other,mine,key\nb,a,x1\n,d,x2\nc c,e,x3\n')
+    table = ('--input', tmp_path / 'new.csv')
+    _, named, _ = run('classify', *table, '--text=mine', '--text-pair=other', '--id=key',
+                      model='classification')
+    assert [(line['id'], line.get('first')) for line in named] == [
+        ('x1', 'a'), ('x2', 'd'), ('x3', 'e')] and 'error' in named[1]
+    loaded = tiny.recorded('classification')[0]
+    monkeypatch.setattr('bert_jax.predict.__main__.load', lambda *_: loaded)
+    _, stored, err = run('classify', *table, model=tmp_path / 'run')
+    assert [line | {'id': x['id']} for line, x in zip(stored, named, strict=True)] == named
+    assert 'mine, other, as in training' in err
+    status, _, err = run('classify', *table, '--id=none', model=tmp_path / 'run')
+    assert status == 2 and "'none'" in err
+    status, _, err = run('classify', 'a', '--id=key', model='classification')
+    assert status == 2 and '--id=key names a column of --input' in err
+
+
 def test_score_ends_with_a_line_on_the_whole_corpus(run):
     _, (*texts, last), _ = run('score', 'a b c', 'q is.')
     assert [line['num_tokens'] for line in texts] == [3, 4]

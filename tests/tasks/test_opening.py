@@ -631,8 +631,26 @@ def test_data_with_one_label_or_no_held_out_rows_are_refused(text, data, said, t
         opened('classification', put(tmp_path, 'own.csv', text), tmp_path, **data)
 
 
+def test_questions_of_your_own_are_held_out_by_their_paragraphs(tmp_path, capsys):
+    rows = [{'id': f'{i}{word}', 'question': f'who was {word}', 'context': f'{word} was john',
+             'answers': {'text': ['john'], 'answer_start': [len(word) + 5]}}
+            for word in WORDS for i in range(2)]
+    rows[3]['answers']['answer_start'] = [0]  # left out of training
+    config = config_of('squad_v1', put(tmp_path, 'own.jsonl', rows), tmp_path, held_out=0.3)
+    task = open_task(config)
+    said = capsys.readouterr().out
+    (dev,) = task.evaluated
+    train, scored = (set(units.contents()) for units in (task.train, dev.units))
+    assert train and scored and not train & scored
+    assert 19 <= len(task.train) + len(dev.units) <= 20 and len(dev.units) % 2 == 0
+    assert f'{len(dev.units)} questions to score, on {len(dev.units) // 2} paragraphs' in said
+    again = open_task(config, ScoredModel())
+    assert again.train is None and again.evaluated[0].units.digest() == dev.units.digest()
+
+
 @pytest.mark.parametrize('task', ['rte', 'conll', 'squad_v1'])
 def test_a_training_file_is_not_scored_unless_it_is_the_eval_source(task, tmp_path):
-    source = put(tmp_path, 'train.tsv', TAGGED)
+    name = 'train-v1.1.json' if task == 'squad_v1' else 'train.tsv'  # SQuAD's has no rows to spare
+    source = put(tmp_path, name, TAGGED)
     with pytest.raises(InputError, match='config.data.eval_source is empty'):
         open_task(config_of(task, source, tmp_path), ScoredModel())

@@ -74,6 +74,24 @@ def test_a_file_is_read_in_order_plain_or_gzipped(write):
         assert others == [Question(x, f'Who is {x}?', CONTEXT, (('Smith', 20),)) for x in 'bc']
 
 
+@pytest.mark.parametrize('name', ['rows.jsonl', 'rows.json', 'rows.parquet'])
+@pytest.mark.parametrize('in_lists', [True, False])
+def test_a_question_a_row_is_read_as_the_layout_is(write, tmp_path, name, in_lists):
+    expected = read(write(squad([question('a', 'John', 15), question('b')])), training=False)
+    records = [{
+        'id': q.id, 'question': q.text, 'context': q.context,
+        'answers': [{'text': text, 'answer_start': start} for text, start in q.answers] if in_lists
+        else {'text': [x for x, _ in q.answers], 'answer_start': [x for _, x in q.answers]}}
+        for q in expected]
+    path = tmp_path / name
+    if name.endswith('parquet'):
+        pyarrow = pytest.importorskip('pyarrow')
+        pytest.importorskip('pyarrow.parquet').write_table(pyarrow.Table.from_pylist(records), path)
+    else:
+        write(records if name == 'rows.jsonl' else json.dumps(records, indent=1), name)
+    assert read(str(path), training=False) == expected
+
+
 def test_training_keeps_one_answer_and_trusts_is_impossible(write):
     several = question('a')
     several['answers'].append({'text': 'John Smith', 'answer_start': 15})
