@@ -11,10 +11,10 @@ or prefix). Texts come from the arguments, from --input FILE, or from standard i
 text per line in UTF-8; from a .csv, .tsv, .jsonl or .parquet file, the columns that --text and
 --text-pair name are read (by default those that the run was trained on), and --id names its rows.
 `COMMAND --help` describes what a command reads and writes. For a text that cannot be read, the
-result has the reason in "error".
+result has the reason in "error" and null in place of what was wanted.
 
-Exit status: 0 done, 2 bad input (one line on standard error) or no text has a result, 1 anything
-else.
+Exit status: 0 done, 3 some texts have no result (the last line says how many), 2 bad input (one
+line on standard error) or no text has a result, 1 anything else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import numpy as np
 
 from bert_jax.config.command_line import Parser
 from bert_jax.predict import load
-from bert_jax.runtime.errors import InputError, tell
+from bert_jax.runtime.errors import InputError, Unreadable, tell
 from bert_jax.runtime.files import (
     as_path,
     check_new_file,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 _NOTES = 20  # at most so many notes are printed
 _PROGRESS = 10.0  # seconds between two lines of progress
+_SOME_FAILED = 3  # the exit status
 
 
 class Texts:
@@ -131,7 +132,8 @@ class Texts:
                 cells = texts_of(cells)
                 yield cells[0] if form == 'text' else tuple(cells)
             except Malformed as error:
-                yield InputError(f'{self._name}, line {row.line}: {error}')
+                num = 2 if is_pair else len(self._columns) if form != 'choices' else 1
+                yield Unreadable(f'{self._name}, line {row.line}: {error}', num)
 
     def ids(self, column: str) -> Iterator[Any]:
         """Yields what a column of the table holds, row by row; None where it cannot be read."""
@@ -253,10 +255,13 @@ def _classify(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     A multi-label model writes "labels", those with a probability above 0.5, and
     "probabilities"; a regression model "value"; a multiple-choice model {"text", "choices",
     "choice", "probability", "probabilities"}, where "choice" counts from 0.
+    A run on pairs gives an error for a single text, and one on single texts for a pair, unless
+    --any-form asks for them.
     """
     if model.weights.head == 'multiple_choice':
         return model.iter_classify(texts.read('choices'), args.windows)
-    return model.iter_classify(texts.read('pair' if args.pairs else 'parts'), args.windows)
+    return model.iter_classify(
+        texts.read('pair' if args.pairs else 'parts'), args.windows, args.any_form)
 
 
 def _answer(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
@@ -319,7 +324,7 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
         return
     for number, result in enumerate(results):
         if 'error' in result:
-            result = {'error': result['error']}
+            result = {'vector' if args.pool else 'features': None, 'error': result['error']}
         else:
             values = np.round(result['values'].astype(np.float64), 6).tolist()
             result = {'vector': values[0]} if args.pool else {'features': [
@@ -344,8 +349,8 @@ def _write_npz(
     offsets, tokens, num_rows = [0], list[str](), 0
     with tempfile.TemporaryFile(dir=None if in_bucket(path) else path.parent) as file:
         for result in results:
-            if 'values' in result:  # with --pool, errors have them too: a vector of NaN
-                rows = result['values']
+            rows = result['values']
+            if rows is not None:  # with --pool, errors have them too: a vector of NaN
                 file.write(np.ascontiguousarray(rows, '<f4').data)
                 tokens += result.get('tokens', ())
                 num_rows += len(rows)
@@ -435,6 +440,8 @@ _COMMANDS: dict[str, tuple[Callable[[Model, Any, Any], Iterator[Any]], dict[str,
         '--choices': {'metavar': 'COLUMN,COLUMN,...', 'default': '',
                       'help': 'with the choices, or one with a list of them'},
         '--pairs': {'action': 'store_true', 'help': 'take the arguments two at a time'},
+        '--any-form': {'action': 'store_true', 'help': 'single texts for a model that was trained '
+                       'on pairs, or pairs for one of single texts'},
         '--windows': _WINDOWS}),
     'answer': (_answer, _TEXTS | {
         '--max-answer-length': {
@@ -497,7 +504,9 @@ def main() -> None:
         results = _COMMANDS[args.command][0](model, args, texts)
         if not is_export and args.id:
             results = _with_ids(results, texts.ids(args.id))
-        _print(results, exact=args.command == 'features')
+        num_faults = _print(results, exact=args.command == 'features')
+    if num_faults:
+        sys.exit(_SOME_FAILED)
 
 
 def _with_ids(results: Iterator[Any], ids: Iterator[Any]) -> Iterator[Any]:
@@ -549,8 +558,11 @@ def _texts(args: argparse.Namespace) -> Texts | SquadTexts:
     return texts
 
 
-def _print(results: Iterator[Any], exact: bool) -> None:
+def _print(results: Iterator[Any], exact: bool) -> int:
     """Prints an object per line (unless it is empty), the progress, and the first error.
+
+    Returns:
+      The number of texts without a result.
 
     Raises:
       InputError: no text has a result.
@@ -580,6 +592,7 @@ def _print(results: Iterator[Any], exact: bool) -> None:
         if num_faults == num_texts:
             raise InputError(fault + others)
         tell(fault + others)
+    return num_faults
 
 
 if __name__ == '__main__':

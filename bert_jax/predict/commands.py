@@ -118,7 +118,7 @@ def fill_mask(model: LoadedModel, texts: Iterable[Text], top_k: int = 5) -> Iter
     num = min(top_k, model.config.vocab_size)
     return model.stream(
         texts, read=read, make=functools.partial(_masked_units, model), results=results,
-        function=bound(engine.masked_lm_top, model.config, num))
+        function=bound(engine.masked_lm_top, model.config, num), keys=('predictions',))
 
 
 def _name(vocab: Vocab, i: int) -> str:
@@ -164,6 +164,7 @@ def score(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
     return model.stream(
         texts, read=read, make=functools.partial(_masked_units, model), results=results,
         function=bound(engine.masked_lm_log_probability, model.config),
+        keys=('num_tokens', 'log_probability', 'pseudo_perplexity'),
         size=lambda text: loaded.num_tokens(text) * min(loaded.num_tokens(text), model.max_length))
 
 
@@ -224,14 +225,26 @@ def _text_units(
 def _stream_texts(
     model: LoadedModel, texts: Iterable[Any], function: Function,
     results: Callable[[list[Tokenized], TextWindows, Outputs], Iterable[Any]], *,
-    allowed: Sequence[int] = (1, 2), how: str = 'first', empty: bool = False,
+    allowed: Sequence[int] = (1, 2), how: str = 'first', empty: bool = False, trained_on: int = 0,
     prepared: Callable[[Sequence[str]], Sequence[str]] = list, **more: Any,
 ) -> Iterator[Any]:
-    """`LoadedModel.stream` over texts and pairs; arguments are those of it and of `_tokenize`."""
+    """`LoadedModel.stream` over texts and pairs; arguments are those of it and of `_tokenize`.
+
+    `trained_on` is the one number of texts that may belong together, as in training; 0: any.
+    """
+    def read(text: Any, number: int) -> Tokenized:
+        if trained_on and len(parts_of(text, *allowed)) != trained_on:
+            raise InputError(
+                'it is a single text, and the model was trained on pairs: give a second text (with '
+                'a TAB between the two, --pairs or --text-pair), or ask for it with --any-form '
+                '(any_form=True)' if trained_on == 2 else
+                'it is a pair, and the model was trained on single texts: ask for it with '
+                '--any-form (any_form=True)')
+        return _tokenize(
+            model, text, number, allowed=allowed, how=how, empty=empty, prepared=prepared)
+
     return model.stream(
-        texts, function=function, results=results,
-        read=functools.partial(
-            _tokenize, model, allowed=allowed, how=how, empty=empty, prepared=prepared),
+        texts, function=function, results=results, read=read,
         make=functools.partial(_text_units, model, how=how), **more)
 
 
@@ -251,11 +264,12 @@ def next_sentence(model: LoadedModel, pairs: Iterable[Text]) -> Iterator[Result]
             yield shown(parts) | {'probability': of_pair[0]}
 
     function = bound(engine.next_sentence, model.config)
-    return _stream_texts(model, pairs, function, results, allowed=(2,))
+    return _stream_texts(
+        model, pairs, function, results, allowed=(2,), keys=('probability',), num=2)
 
 
 def classify(
-    model: LoadedModel, texts: Iterable[Text], windows: str | None = None
+    model: LoadedModel, texts: Iterable[Text], windows: str | None = None, any_form: bool = False
 ) -> Iterator[Result]:
     """Labels of texts or pairs; values (regression); or which ending fits (multiple choice).
 
@@ -266,6 +280,8 @@ def classify(
         'mean', 'max': it is read in windows that overlap by half (of a pair, the longer text is,
         with the shorter one in each window), and the mean of their probabilities or values,
         weighted by tokens, or the largest of each is taken. Default: as in the run, else 'first'.
+      any_form: whether a model that was trained on pairs takes single texts too, or one of single
+        texts pairs; else these get an error. (Models made elsewhere do not say which they take.)
 
     Returns:
       For each text: its 'text', or 'first' and 'second', with 'label', 'probability' and
@@ -288,7 +304,12 @@ def classify(
         for (parts, _), result in zip(texts, head.described(logits, labels), strict=True):
             yield shown(parts) | result
 
-    return _stream_texts(model, texts, model.objective.outputs, results, how=model.windows(windows))
+    trained_on = int(model.weights.inference.get('num_texts', 0))
+    (described,) = head.described(np.zeros((1, max(1, len(labels)))), labels)
+    return _stream_texts(
+        model, texts, model.objective.outputs, results, how=model.windows(windows),
+        trained_on=0 if any_form else trained_on, keys=described,
+        num=0 if any_form else trained_on)
 
 
 def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
@@ -312,7 +333,8 @@ def _choose(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
                    'probability': probabilities[best], 'probabilities': probabilities}
 
     return model.stream(
-        texts, read=read, make=make, results=results, function=model.objective.outputs)
+        texts, read=read, make=make, results=results, function=model.objective.outputs,
+        keys=('choices', 'choice', 'probability', 'probabilities'))
 
 
 def _layers(model: LoadedModel, layers: Any) -> tuple[int, ...]:
@@ -351,7 +373,7 @@ def features(
 
     return _stream_texts(
         model, texts, bound(engine.hidden_states, model.config, wanted), results, empty=True,
-        refused=lambda text, reason: {'error': reason},
+        refused=lambda text, reason: {'tokens': None, 'values': None, 'error': reason},
         values_per_token=len(wanted) * model.config.hidden_size)
 
 
@@ -459,7 +481,8 @@ def answer(
     return model.stream(
         questions, read=read, make=make, results=results, function=model.objective.outputs,
         refused=lambda pair, reason: {
-            'question': shown(pair).get('first'), 'answer': '', 'error': reason})
+            'question': shown(pair, 2).get('first'), **dict.fromkeys(
+                ('answer', 'start', 'end', 'score', 'probability')), 'error': reason})
 
 
 Words = tuple[str, list[str], list[int]]  # a text, its words, the index where each begins in it

@@ -122,15 +122,21 @@ def num_tokens(text: Any) -> int:
     return sum(map(num_tokens, text)) if isinstance(text, Sequence) else 1
 
 
-def shown(text: Any) -> Result:
-    """A text, or several that belong together, as a result shows them."""
+def shown(text: Any, num: int = 0) -> Result:
+    """A text, or several that belong together, as a result shows them; None for those not there.
+
+    Args:
+      text: as the user gave it, or an exception in its place.
+      num: how many texts belong together; 0: as many as `text` has.
+    """
+    parts: list[Any] = [] if isinstance(text, Exception) else [repr(text)]
     if isinstance(text, str):
-        return {'text': text}
-    if not isinstance(text, Sequence) or not all(isinstance(part, str) for part in text):
-        return {'text': None if isinstance(text, Exception) else repr(text)}
-    if len(text) == 2:
-        return {'first': text[0], 'second': text[1]}
-    return {'text': text[0] if len(text) == 1 else list(text)}
+        parts = [text]
+    elif isinstance(text, Sequence) and all(isinstance(part, str) for part in text):
+        parts = list(text)
+    if (num or getattr(text, 'num', 0) or len(parts)) == 2:
+        return dict(zip(('first', 'second'), [*parts, None, None]))
+    return {'text': parts[0] if len(parts) == 1 else parts or None}
 
 
 def parts_of(text: Any, *allowed: int) -> list[str]:
@@ -148,7 +154,7 @@ def parts_of(text: Any, *allowed: int) -> list[str]:
         raise InputError(f'{text!r:.60} is no text: a str, or a tuple of them, is expected')
     if allowed and len(parts) not in allowed:
         wanted = ' or '.join(('one text', 'two texts')[n - 1] for n in allowed)
-        raise InputError(f'it has {len(parts)} parts: {wanted} expected')
+        raise InputError(f"it has {len(parts)} part{'s' * (len(parts) != 1)}: {wanted} expected")
     return list(parts)
 
 
@@ -278,7 +284,7 @@ class LoadedModel:
         self, texts: Iterable[Any], *, read: Callable[[Any, int], Any],
         make: Callable[[list[Any]], tuple[Any, Units]], function: Function,
         results: Callable[[list[Any], Any, Outputs], Iterable[Any]],
-        refused: Callable[[Any, str], Any] = lambda text, reason: shown(text) | {'error': reason},
+        refused: Callable[[Any, str], Any] | None = None, keys: Iterable[str] = (), num: int = 1,
         size: Callable[[Any], int] = num_tokens, values_per_token: int = 1,
     ) -> Iterator[Any]:
         """Yields one result per text, in order; memory use does not grow with their number.
@@ -292,7 +298,10 @@ class LoadedModel:
           results: makes one result for each text, given what `read` returned, the first result of
             `make`, and the outputs.
           refused: makes the result of a text that could not be read (or of the exception in its
-            place), given the reason.
+            place), given the reason. By default it has the text, `keys` and 'error'.
+          keys: of a result, besides the text; they are None where a text could not be read, so that
+            all results are rows of one table.
+          num: how many texts belong together in a result; 0: as many as are given.
           size: estimates the tokens of a text's units.
           values_per_token: output values per token, which bound the size of a chunk.
 
@@ -305,6 +314,11 @@ class LoadedModel:
                              'expected, such as [text]')
         limit = min(_CHUNK_STEPS * self.engine.tokens_a_step, _CHUNK_VALUES // values_per_token)
         numbers = itertools.count(1)
+
+        def without_result(text: Any, reason: str) -> Any:
+            if refused is not None:
+                return refused(text, reason)
+            return shown(text, num) | dict.fromkeys(keys) | {'error': reason}
 
         def chunks() -> Iterator[list[Any]]:
             """Consecutive texts, of about `limit` tokens together."""
@@ -337,6 +351,6 @@ class LoadedModel:
             for text, x in zip(chunk, given, strict=True):
                 if isinstance(x, Exception):
                     name = '' if isinstance(x, InputError) else f'{type(x).__name__}: '
-                    yield refused(text, f'{name}{x}')
+                    yield without_result(text, f'{name}{x}')
                 else:
                     yield next(of_good)

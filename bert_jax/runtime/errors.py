@@ -16,6 +16,18 @@ class InputError(ValueError):
     """
 
 
+class Unreadable(InputError):
+    """One text of many cannot be read; it takes the place of the text, and the others are used.
+
+    Attributes:
+      num: how many texts belong together in this place; 0: it is not known.
+    """
+
+    def __init__(self, message: str, num: int = 0):
+        super().__init__(message)
+        self.num = num
+
+
 class Unavailable(RuntimeError):
     """A network or bucket is unreachable: one line, exit status 1, so that launchers retry."""
 

@@ -313,7 +313,8 @@ def text_task(
         predicted=tuple(eval_set(*x) for x in there if x[1].labels is None),
         metric=metrics[0], head=head, labels=tuple(labels), guessing=guessing,
         arguments={'num_outputs': len(labels) or 1, **(loss or {})},
-        inference={} if windows == 'first' else {'windows': windows})
+        inference={'num_texts': len(there[0][1].texts)} | (
+            {} if windows == 'first' else {'windows': windows}))
 
 
 def predictions_table(id_column: str, ids: Sequence[str], values: Iterable[str]) -> str:

@@ -182,7 +182,8 @@ class Weights:
       unused: names of tensors in the files that have no counterpart here.
       source: what was read and where, for messages.
       inference: how the run made its predictions: those of `max_seq_length`, `doc_stride`,
-        `max_query_length`, `null_threshold`, `windows` and `features` that its task has.
+        `max_query_length`, `null_threshold`, `windows`, `num_texts` (2: of pairs) and `features`
+        that its task has.
     """
 
     params: dict[str, np.ndarray]

@@ -63,6 +63,8 @@ class Answer:
             return 'traceback'
         if re.search(r'\b(NaN|nan|Infinity)\b', self.out):
             return 'NaN'
+        if self.status == 3 and 'have no result)' in self.err.splitlines()[-1]:
+            return ''  # of `predict`: some texts
         if self.status and (self.status not in (1, 2) or len(self.lines) != 1):
             return f'status {self.status}, {len(self.lines)} lines'
         return ''

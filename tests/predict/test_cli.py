@@ -190,7 +190,10 @@ def test_faults_in_one_line(run, arguments, message):
 ], ids=str)
 def test_a_faulty_line_has_an_error_as_its_result(run, command, model, stdin, message):
     status, lines, err = run(command, stdin=stdin, model=model)
-    assert status == 0 and 'error' not in lines[0]
+    assert status == 3 and 'error' not in lines[0]
+    assert set(lines[1]) == {*lines[0], 'error'}
+    assert all(lines[1][name] is None or name in ('first', 'text', 'question', 'linex_index')
+               for name in lines[0] if lines[1][name] != [])
     assert message in lines[1]['error'] and message in err and err.count('\n') == 1
     assert err.startswith('text 2: ') and err.endswith('(1 of 2 have no result)\n')
 
@@ -201,10 +204,11 @@ def test_columns_by_name(run, tmp_path):
     file.write_text('id,two,one\n3,c,"a ""b"""\n3,f g,"d, e"\n1\n')
     named = ('--input', file, '--text=one')
     status, (*single, bad), err = run('classify', *named, model='classification')
-    assert status == 0 and [x['text'] for x in single] == ['a "b"', 'd, e']
+    assert status == 3 and [x['text'] for x in single] == ['a "b"', 'd, e']
     assert 'texts.csv, line 4' in bad['error'] and err.startswith('text 3: ')
     _, pairs, _ = run('classify', *named, '--text-pair=two', model='classification')
-    assert [(x['first'], x['second']) for x in pairs[:2]] == [('a "b"', 'c'), ('d, e', 'f g')]
+    assert [(x['first'], x['second']) for x in pairs] == [
+        ('a "b"', 'c'), ('d, e', 'f g'), (None, None)]
 
 
 def test_a_second_column_is_refused_by_a_command_of_single_texts(run, tmp_path):
@@ -254,7 +258,7 @@ def test_as_a_program_without_tensorflow():
     process = run_python(
         '-c', code, 'fill-mask', '--model', tiny.RECORDED / 'pretraining', '--top-k=1',
         stdin='a [MASK]\nn\u00e9 [MASK]\nnone\n', PYTHONIOENCODING='ascii')
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == 3, process.stderr
     assert process.stderr.splitlines()[-1].startswith('text 3: it has no [MASK]')
     assert [json.loads(line)['text'] for line in process.stdout.splitlines()] == [
         'a [MASK]', 'n\u00e9 [MASK]', 'none']

@@ -103,7 +103,7 @@ def test_features_of_pairs_and_of_long_texts(model):
     ('score', ['a dog', '\u200b\0', 'the cat'], 'it is empty: a word or more is needed'),
     ('score', ['a dog', ('a', 'b'), 'the cat'], 'it has 2 parts: one text expected'),
     ('next_sentence', [('a', 'dog'), ('a', ''), ('a', 'cat')], 'it is empty'),
-    ('next_sentence', [('a', 'dog'), 'a dog', ('a', 'cat')], 'it has 1 parts: two texts expected'),
+    ('next_sentence', [('a', 'dog'), 'a dog', ('a', 'cat')], 'it has 1 part: two texts expected'),
     ('answer', [('a', 'b c'), ('', 'b'), ('a', 'b')], 'it is empty'),
     ('answer', [('a', 'b c'), (1, 'b'), ('a', 'b')], 'is no text'),
 ], ids=str)
@@ -112,6 +112,7 @@ def test_a_faulty_text_has_an_error_and_the_others_have_results(model, command, 
     run = getattr(model, command)
     first, wrong, last = run(texts)
     assert re.search(message, wrong['error'])
+    assert set(wrong) == {*first, 'error'}
     for ours, alone in zip((first, last), run([texts[0], texts[2]]), strict=True):
         assert set(ours) == set(alone) and 'error' not in ours
     assert [x.get('error') for x in run([texts[1]])] == [wrong['error']]
@@ -128,7 +129,8 @@ def test_an_exception_for_a_text_is_its_error_and_the_others_have_results(model,
 
     monkeypatch.setattr(model.tokenizer, 'encode', faulty)
     first, wrong, last = model.score(['a cat', 'a dog', 'a cat'])
-    assert wrong == {'text': 'a dog', 'error': 'RuntimeError: no dogs'}
+    assert wrong == {'text': 'a dog', 'error': 'RuntimeError: no dogs', **dict.fromkeys(
+        ('num_tokens', 'log_probability', 'pseudo_perplexity'))}
     assert first == last and first['num_tokens'] == 2
 
 

@@ -9,6 +9,7 @@ import tiny
 
 from bert_jax.data.packing import Units
 from bert_jax.predict.commands import Model
+from bert_jax.runtime.errors import Unreadable
 from bert_jax.tasks.squad import Question, final_texts, predict_answers, squad_windows
 from bert_jax.tasks.tagging import entity_spans
 
@@ -63,6 +64,29 @@ def test_regression():
     assert both[1]['value'] == pytest.approx(one['value'], abs=1e-5)
 
 
+@pytest.mark.parametrize(('head', 'keys'), [
+    ('classification', ('label', 'probability', 'probabilities')),
+    ('multi_label', ('labels', 'probabilities')), ('regression', ('value',))])
+@pytest.mark.parametrize(('num', 'right', 'wrong', 'message'), [
+    (1, 'a b', ('a', 'b'), 'it is a pair, and the model was trained on single texts'),
+    (2, ('a', 'b'), 'a b', 'it is a single text, and the model was trained on pairs')])
+def test_texts_of_another_form_than_in_training_are_refused_unless_asked(
+    head, keys, num, right, wrong, message
+):
+    plain, _ = tiny.recorded('regression' if head == 'regression' else 'classification')
+    model = Model(dataclasses.replace(plain.weights, head=head, inference={'num_texts': num}),
+                  devices=ONE)
+    unreadable = Unreadable('line 3: not UTF-8', num)
+    good, refused, lost = model.classify([right, wrong, unreadable])
+    assert set(good) == {'text', *keys} if num == 1 else {'first', 'second', *keys}
+    assert message in refused['error'] and '--any-form' in refused['error']
+    assert lost['error'] == 'line 3: not UTF-8'
+    for result in (refused, lost):
+        assert set(result) == {*good, 'error'} and all(result[key] is None for key in keys)
+    for result in model.classify([right, wrong], any_form=True):
+        assert all(result[key] is not None for key in keys) and 'error' not in result
+
+
 def test_multiple_choice():
     model, _ = tiny.recorded('multiple_choice')
     questions = [('a b', 'c', 'd e', 'f'), ('h', 'i j', 'k'), ('a b', 'f', 'd e', 'c'), 'a b']
@@ -75,6 +99,7 @@ def test_multiple_choice():
     np.testing.assert_allclose(
         results[2]['probabilities'], results[0]['probabilities'][::-1], rtol=1e-4)
     assert wrong['error'].startswith('it has no choices')
+    assert set(wrong) == {*results[0], 'error'} and wrong['choice'] is None
 
 
 def test_several_labels_a_text():

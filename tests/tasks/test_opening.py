@@ -280,7 +280,8 @@ def test_long_texts_are_scored_by_their_windows(tmp_path):
     source = put(tmp_path, 'own.csv', ['text,label', 'john,good', ' '.join(WORDS) + ',bad'])
     task = opened('classification', source, tmp_path, own={'windows': 'max'}, eval_source=True,
                   max_seq_length=8)
-    assert task.inference == {'windows': 'max', 'max_seq_length': 8} and len(task.train) == 2
+    assert task.inference == {'windows': 'max', 'max_seq_length': 8, 'num_texts': 1}
+    assert len(task.train) == 2
     (dev,) = task.evaluated
     assert len(dev.units) == 4  # one of the first text, three of the second: 6 of its 10 words each
     logits = np.array([[0, 1], [0, 1], [5, 0], [0, 1]], np.float32)  # one window is sure of 'bad'
@@ -452,7 +453,7 @@ def test_regression_on_pairs(tmp_path):
     task = opened('regression', source, tmp_path, eval_source=True, text='a', text_pair='b',
                   label='grade')
     assert task.head == 'regression' and task.metric == 'spearman'
-    assert task.guessing == {'spearman': 0, 'pearson': 0}
+    assert task.guessing == {'spearman': 0, 'pearson': 0} and task.inference['num_texts'] == 2
     labels = task.train.labels['labels']
     assert labels.tolist() == [i / 4 - 1 for i in range(10)]
     assert task.results([{'logits': labels[:, None]}])[0]['pearson'] > 0.999
