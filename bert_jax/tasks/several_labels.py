@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.hosts import say
 from bert_jax.tasks import table
 
 # These separate labels wherever they occur. Other characters do so if what is between them recurs.
@@ -109,6 +110,8 @@ def names_of_places(cell: Any, names: Sequence[str]) -> list[str]:
 def find_separator(path: str, cells: Sequence[Any], known: Collection[str]) -> str:
     """The character between the labels in the cells; '' if each holds at most one.
 
+    Another one that recurs inside labels is said.
+
     Args:
       path: the file, for the message.
       cells: of the column of labels; lists do not count.
@@ -122,7 +125,9 @@ def find_separator(path: str, cells: Sequence[Any], known: Collection[str]) -> s
     characters = {char for text in texts for char in text if char not in _WITHIN_NAMES
                   and not (char.isalnum() or char.isspace() and char != '\t')}
     shares = {char: _share_that_recurs(texts, char, known) for char in sorted(characters)}
-    fits = {char: share for char, share in shares.items() if share >= _RECURS or char in _USUAL}
+    recurring = {char for char, share in shares.items() if share >= _RECURS}
+    fits = {char: shares[char] for char in shares
+            if char in _USUAL or char in recurring and _stands_alone(texts, char, known)}
     best = [char for char, share in fits.items() if share == max(fits.values())]
     if len(best) > 1:
         raise InputError(
@@ -131,14 +136,28 @@ def find_separator(path: str, cells: Sequence[Any], known: Collection[str]) -> s
             'separates them, config.classification.separator')
     if best:
         return best[0]
+    for char in sorted(recurring)[:1]:
+        say(f'warning: {path}: {char!r} recurs inside labels, such as '
+            f'{next(text for text in sorted(texts) if char in text)!r:.60}: if it separates them, '
+            f'set config.classification.separator={char!r}')
     spaced = {word for text in texts if ' ' in text for word in text.split()}
     return ' ' if spaced and spaced <= texts | set(known) else ''
 
 
+def _parts(text: str, char: str) -> set[str]:
+    return {part for x in text.split(char) if (part := x.strip())}
+
+
 def _share_that_recurs(texts: Collection[str], char: str, known: Collection[str]) -> float:
     """The share of the parts of texts with this character that occur in other texts too."""
-    parts = [{part for x in text.split(char) if (part := x.strip())} for text in texts]
-    counts = collections.Counter(part for some in parts for part in some)
-    split = {part for text, some in zip(texts, parts, strict=True) if char in text for part in some}
-    recurring = sum(counts[part] > 1 or part in known for part in split)
-    return recurring / max(len(split), 1)
+    counts = collections.Counter(part for text in texts for part in _parts(text, char))
+    split = set[str]().union(*(_parts(text, char) for text in texts if char in text))
+    if any(len(_parts(text, char)) < 2 for text in texts if char in text):
+        return 0.0  # as in C++ and C#
+    return sum(counts[part] > 1 or part in known for part in split) / max(len(split), 1)
+
+
+def _stands_alone(texts: Collection[str], char: str, known: Collection[str]) -> bool:
+    """Whether half of the parts are labels by themselves, unlike those of sport/tennis."""
+    split = set[str]().union(*(_parts(text, char) for text in texts if char in text))
+    return 2 * len(split & {*texts, *known}) >= len(split)

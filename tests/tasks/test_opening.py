@@ -346,6 +346,9 @@ def test_several_labels_an_example(label, none, tmp_path):
     (['price/delivery', 'price', 'delivery'], ('delivery', 'price'), "separated by '/'"),
     (['price delivery', 'price', 'delivery'], ('delivery', 'price'), "separated by ' '"),
     (['read/write', 'price', 'so so'], ('price', 'read/write', 'so so'), ''),
+    (['C++', 'C', 'C#'], ('C', 'C#', 'C++'), ''),
+    (['en/tea', 'en/ale', 'de/tea', 'de/ale'], ('de/ale', 'de/tea', 'en/ale', 'en/tea'),
+     "'/' recurs inside labels, such as 'de/ale': if it separates them, set"),
     (["['delivery', 'price']", "['price']", '[]'], ('delivery', 'price'), ''),
     (["['delivery' 'price']", "['price']", '[]'], ('delivery', 'price'), ''),
     (['["delivery", "price"]', 'price', ''], ('delivery', 'price'), ''),
@@ -360,7 +363,7 @@ def test_how_a_cell_holds_several_labels_is_found_and_said(cells, labels, said, 
         assert task.train.labels['labels'][0].tolist() == [1, 1]
         assert task.train.labels['labels'][1].sum() == 1
     out = capsys.readouterr().out
-    assert said in out and ('separated' in out) == ('separated' in said)
+    assert said in out and ('separated by' in out) == ('separated by' in said)
 
 
 def test_the_separator_can_be_named_and_must_be_where_several_are_possible(tmp_path):
