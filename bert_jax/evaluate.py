@@ -72,7 +72,7 @@ def evaluate(
     import jax
     import optax
 
-    from bert_jax.tasks.labelled import ScoredModel
+    from bert_jax.tasks.labelled import ScoredModel, as_known
     from bert_jax.tasks.opening import open_task
     from bert_jax.train.program import model_config, open_mesh
     from bert_jax.train.step import make_init
@@ -139,6 +139,10 @@ def evaluate(
                     f"{', '.join(published.labels[:5])}: LABEL_0 to LABEL_{len(task.labels) - 1} "
                     f"are needed, for {', '.join(task.labels[:5])}")
             published = dataclasses.replace(published, labels=tuple(task.labels))
+        spelt = as_known(published.labels, task.labels)
+        if task.labels and {spelt.get(x, x) for x in published.labels} == set(task.labels):
+            published = dataclasses.replace(
+                published, labels=tuple(spelt.get(x, x) for x in published.labels))
         if content != vocabulary:
             raise InputError(f'{published.vocab_file} is not the vocabulary of {models[0]}')
         bert = model_config(completed, task.vocab_size, mesh)
@@ -155,6 +159,11 @@ def evaluate(
             sums = outputs = shares if sums is None else jax.tree.map(np.add, sums, shares)
     metrics, files = task.results(outputs)
     scores = {f'eval/{name}': value for name, value in metrics.items()}
+    least = task.guessing.get(task.metric)
+    if labels_by_position and least is not None and metrics[task.metric] < least:
+        print(f'warning: {task.metric} {metrics[task.metric]:.4f} is below {least:.4f}, which '
+              'guessing the most frequent label gives: the labels of the model are perhaps in '
+              f"another order than the task's, {', '.join(task.labels[:5])}", flush=True)
     files['result.json'] = json.dumps({
         'task': config.task, 'models': [str(model) for model in models],
         'source': config.data.eval_source or str(config.data.source), **scores,

@@ -101,18 +101,18 @@ class Texts:
 
         Args:
           form: 'text': each argument, line or row is a text; a table's cell may hold the list of
-            its words. 'parts': each holds one text, or several that belong together, with TABs
-            between them or in columns; 'features': the same, with TABs or ' ||| '. 'pair': two
-            arguments, a line with a TAB, or two columns; 'question': the same, or a line of JSON.
-            'choices': all arguments together, a line with TABs, or columns, one of which may hold
-            lists.
+            its words. 'words': the same, and such a list stays one. 'parts': each holds one text,
+            or several that belong together, with TABs between them or in columns; 'features': the
+            same, with TABs or ' ||| '. 'pair': two arguments, a line with a TAB, or two columns;
+            'question': the same, or a line of JSON. 'choices': all arguments together, a line with
+            TABs, or columns, one of which may hold lists.
 
         Raises:
           InputError: there are no texts, the arguments or columns do not form pairs, or they do
             where single texts are wanted.
         """
         is_pair = form in ('pair', 'question')
-        if form == 'text' and len(self._columns) > 1:
+        if form in ('text', 'words') and len(self._columns) > 1:
             raise InputError('single texts are wanted: leave out --text-pair')
         if is_pair and len(self._columns) == 1:
             raise InputError('two texts are wanted: name the second column with --text-pair')
@@ -123,14 +123,17 @@ class Texts:
                 cells = row.cells
                 if form == 'choices':
                     cells = [x for cell in cells for x in (cell if type(cell) is list else [cell])]
+                if form == 'words' and isinstance(cells[0], list):
+                    yield texts_of(cells[0])  # each is tagged, also an empty one
+                    continue
                 if form == 'text' and isinstance(cells[0], list):  # words, as taggers have them
                     cells = [' '.join(texts_of(cells[0]))]
-                if form != 'text' and len(cells) == 1 and not self._columns:
+                if form not in ('text', 'words') and len(cells) == 1 and not self._columns:
                     cells = _split(cells[0], form)
                 if is_pair and len(cells) != 2:
                     raise Malformed('two texts with a TAB between them are needed')
                 cells = texts_of(cells)
-                yield cells[0] if form == 'text' else tuple(cells)
+                yield cells[0] if form in ('text', 'words') else tuple(cells)
             except Malformed as error:
                 num = 2 if is_pair else len(self._columns) if form != 'choices' else 1
                 yield Unreadable(f'{self._name}, line {row.line}: {error}', num)
@@ -289,7 +292,7 @@ def _tag(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     "entities": [{"text", "label", "start", "end", "probability"}, ...]}, start and end in
     characters. Long texts are read in overlapping windows; no word is left out.
     """
-    return model.iter_tag(texts.read())
+    return model.iter_tag(texts.read('words'))
 
 
 def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
@@ -405,7 +408,7 @@ def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any
 
         inputs = tokenizer(["A fine film."], return_tensors="np")  # of transformers
         session = onnxruntime.InferenceSession("bert.onnx")
-        session.run(["logits"], {name: x.astype("int32") for name, x in inputs.items()})
+        session.run(["logits"], dict(inputs))
 
     --to stablehlo: FILE and, beside it, the parameters as .npz. They run where only jax,
     numpy and flatbuffers are installed, on CPU, CUDA and TPU:
@@ -415,7 +418,7 @@ def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any
         params = dict(np.load("bert.npz"))
         jax.jit(bert.call)(params, input_ids, input_mask, segment_ids)
 
-    All inputs are int32 [rows, tokens]. A model with a masked-LM head takes
+    All inputs are int32 (of ONNX files int64) [rows, tokens]. A model with a masked-LM head takes
     masked_lm_positions [rows, positions] too. Outputs by name: sequence_output,
     pooled_output and the logits of the head.
     Prints {"output", "inputs", "outputs", "largest_difference", ...}.

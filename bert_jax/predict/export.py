@@ -79,12 +79,34 @@ def _onnx(
         for dim, size in zip(value.type.tensor_type.shape.dim, x.shape, strict=True):
             if not isinstance(size, int):
                 dim.dim_param = str(size)
+    _take_int64(model.graph)
     with open_whole(output) as file:
         file.write(model.SerializeToString())
         file.flush()
         session = onnxruntime.InferenceSession(file.name, providers=['CPUExecutionProvider'])
-        compare(lambda rows: dict(zip(names, session.run(names, dict(rows)), strict=True)))
+        compare(lambda rows: dict(zip(names, session.run(
+            names, {name: x.astype(np.int64) for name, x in rows.items()}), strict=True)))
     return {'opset': model.opset_import[0].version}
+
+
+def _take_int64(graph: Any) -> None:
+    """Makes the inputs of an ONNX graph int64, as tokenizers give them; they are cast at once."""
+    import onnx
+
+    inputs = {value.name: f'{value.name}_int32' for value in graph.input}
+
+    def rename(nodes: Any) -> None:
+        for node in nodes:
+            node.input[:] = [inputs.get(name, name) for name in node.input]
+            for attribute in node.attribute:
+                for inner in (attribute.g, *attribute.graphs):
+                    rename(inner.node)
+
+    rename(graph.node)
+    for i, value in enumerate(graph.input):
+        value.type.tensor_type.elem_type = onnx.TensorProto.INT64
+        graph.node.insert(i, onnx.helper.make_node(
+            'Cast', [value.name], [inputs[value.name]], to=onnx.TensorProto.INT32))
 
 
 # The largest difference allowed between the file and the model, relative to the largest output if
@@ -99,11 +121,11 @@ def export_model(
 
     The inputs are input_ids, input_mask, segment_ids (for ONNX with Hugging Face's names,
     input_ids, attention_mask, token_type_ids) and, with a masked-LM head, masked_lm_positions. All
-    are int32 [b, s], the last [b, p], for any b and p and any s up to the model's `max_length`. The
-    outputs, by name and in float32, are `sequence_output` [b, s, H], `pooled_output` [b, H] if
-    there is a pooler, and the head's: `logits` [b, L] per row or [b, s, L] per token,
-    `start_logits` and `end_logits` [b, s], `masked_lm_logits` [b, p, V], `next_sentence_logits`
-    [b, 2].
+    are int32 (of ONNX files int64, as tokenizers give them) [b, s], the last [b, p], for any b and
+    p and any s up to the model's `max_length`. The outputs, by name and in float32, are
+    `sequence_output` [b, s, H], `pooled_output` [b, H] if there is a pooler, and the head's:
+    `logits` [b, L] per row or [b, s, L] per token, `start_logits` and `end_logits` [b, s],
+    `masked_lm_logits` [b, p, V], `next_sentence_logits` [b, 2].
 
     Args:
       model: one that serves `export`.
@@ -159,6 +181,8 @@ def export_model(
             forward, params, inputs, output, compare)
     shapes = [{name: f'{x.dtype}{list(x.shape)}' for name, x in some.items()}
               for some in (inputs, jax.eval_shape(forward, params, *inputs.values()))]
+    if to == 'onnx':
+        shapes[0] = {name: x.replace('int32', 'int64') for name, x in shapes[0].items()}
     return {'output': str(output), **described, 'inputs': shapes[0], 'outputs': shapes[1],
             'largest_difference': max(largest)}
 

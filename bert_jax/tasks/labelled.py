@@ -395,6 +395,28 @@ def label_names(config: ConfigDict, path: str, column: str = '') -> list[str]:
     return names
 
 
+def as_known(there: Collection[str], known: Collection[str]) -> dict[str, str]:
+    """{a label: the known one that differs from it only in case}, which are one; it is said.
+
+    A known label stays itself, and so does one that two known labels differ from only in case. If
+    none is known yet, labels that differ only in case stay apart, with a warning.
+    """
+    folded: dict[str, list[str]] = {}
+    for name in sorted(known or there):
+        folded.setdefault(name.casefold(), []).append(name)
+    if not known:
+        if several := [names for names in folded.values() if len(names) > 1]:
+            say(f"warning: the labels {' and '.join(several[0])} differ only in case, and are "
+                'apart: spell them alike if they are one')
+        return {}
+    found = {name: same[0] for name in sorted(set(there) - set(known))
+             if len(same := folded.get(name.casefold(), [])) == 1}
+    if found:
+        say('note: labels that differ only in case are one: '
+            + ', '.join(f'{name} is {same}' for name, same in list(found.items())[:5]))
+    return found
+
+
 def check_labels_known(source: str, there: Collection[str], known: Collection[str]) -> None:
     """Refuses to score a model on a file that shares no label with it: every score would be 0.
 

@@ -169,7 +169,8 @@ def _task(
                 scores = {'accuracy': accuracy(*pair), 'macro_f1': macro_f1(*pair)}
             # conlleval's input: lines of `word gold predicted`, an empty line after each sentence.
             lines = [
-                ''.join(f'{word} {tag} {predicted}\n' for word, tag, predicted in zip(*columns))
+                ''.join(f'{word if word.strip() else _NO_WORD} {tag} {predicted}\n'
+                        for word, tag, predicted in zip(*columns))
                 for columns in zip((s.words for s in examples.sentences), wanted, tags)]
             known_W = np.array([ids.get(tag, len(labels)) for tag in pair[1].tolist()])
             scores['loss'] = Classification.mean_loss(
@@ -241,6 +242,7 @@ _FILES = {
 # Tags by id in the conll2003 of tensorflow-datasets and of the hub.
 _TFDS_TAGS = ('O', 'B-PER', 'I-PER', 'B-ORG', 'I-ORG', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC')
 _DOCUMENT_START = '-DOCSTART-'
+_NO_WORD = '[UNK]'  # stands for an empty word where words are in columns, as in the model's input
 # Only spaces and tabs separate columns; other Unicode white space may be a word of the text.
 _CELL = re.compile(r'[^ \t]+')
 _ENTITY_TAG = re.compile(r'O|[BIES]-\S+')
@@ -314,8 +316,8 @@ def _json_sentences(
         some, their = cells
         if not (isinstance(some, list) and isinstance(their, list) and len(some) == len(their)):
             raise table.Malformed(f"'{words}' and '{tags}' are not two lists of one length")
-        if not all(isinstance(word, str) and word.strip() for word in some):
-            raise table.Malformed('a word is no string, or an empty one')
+        if not all(isinstance(word, str) for word in some):
+            raise table.Malformed('a word is no string')
         return Sentence(table.texts_of(some), [
             table.named(table.label_of(tag), names) for tag in their])
 

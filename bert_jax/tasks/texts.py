@@ -120,6 +120,9 @@ class Names:
 
     def array(self, labels: Sequence[list[str]]) -> np.ndarray:
         """The labels of all examples of a file, [n] int32 or [n, L] float32; updates the names."""
+        spelt = labelled.as_known(
+            {name for names in labels for name in names}, self.names or self.numbered)
+        labels = [[spelt.get(name, name) for name in names] for names in labels]
         self.met = {name for names in labels for name in names}
         known = set(self.numbered)
         others = self.met - known if self.met & known or not known else set()  # else all unseen

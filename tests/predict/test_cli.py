@@ -106,6 +106,14 @@ def test_the_columns_and_ids_of_a_table(run, tmp_path, monkeypatch):
     assert status == 2 and '--id=key names a column of --input' in err
 
 
+def test_each_word_of_a_list_is_tagged_an_empty_one_too(run, tmp_path):
+    rows = [['at', '', 'bent'], ['x y', 'z']]
+    (tmp_path / 'own.jsonl').write_text(''.join(json.dumps({'w': row}) + '\n' for row in rows))
+    _, lines, _ = run('tag', '--input', tmp_path / 'own.jsonl', '--text=w',
+                      model='token_classification')
+    assert [[tag['word'] for tag in line['tags']] for line in lines] == rows
+
+
 def test_score_ends_with_a_line_on_the_whole_corpus(run):
     _, (*texts, last), _ = run('score', 'a b c', 'q is.')
     assert [line['num_tokens'] for line in texts] == [3, 4]

@@ -73,6 +73,8 @@ def run_onnx(path, rows):
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path))
+    assert {x.type for x in session.get_inputs()} == {'tensor(int64)'}
+    rows = {name: x.astype(np.int64) for name, x in rows.items()}
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, rows), strict=True))
 

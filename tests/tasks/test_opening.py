@@ -557,6 +557,30 @@ def test_how_tags_are_read_is_said(text, said, tmp_path, capsys):
     assert said in capsys.readouterr().out
 
 
+def test_an_empty_word_is_scored_like_any_other(tmp_path):
+    source = put(tmp_path, 'own.jsonl', [{'text': ['john', '', 'was'], 'label': list('XYX')}])
+    task = opened('tagging', source, tmp_path, eval_source=True)
+    (dev,) = task.evaluated
+    right = np.eye(2, dtype=np.float32)[dev.units.tokens['token_labels']]
+    scores, files = dev.results({'logits': right})
+    assert scores['accuracy'] == 1
+    assert files['dev_predictions.txt'] == 'john X X\n[UNK] Y Y\nwas X X\n\n'
+
+
+def test_labels_that_differ_only_in_case_are_those_of_the_model(tmp_path, capsys):
+    rows = ['text,label', 'john,NO', 'was,yes', 'born,Maybe']
+    config = config_of('classification', put(tmp_path, 'own.csv', rows), tmp_path, eval_source=True)
+    task = open_task(config, ScoredModel(('yes', 'no', 'maybe')))
+    assert task.evaluated[0].units.labels['labels'].tolist() == [1, 0, 2]
+    said = capsys.readouterr().out
+    assert 'differ only in case are one: Maybe is maybe, NO is no' in said
+    # Training does not know which are meant.
+    source = put(tmp_path, 'two.csv', ['text,label', 'john,NO', 'was,no', 'born,yes'])
+    assert opened('classification', source, tmp_path, eval_source=True).labels == (
+        'NO', 'no', 'yes')
+    assert 'warning: the labels NO and no differ only in case' in capsys.readouterr().out
+
+
 def test_a_tag_that_occurs_only_in_evaluation_counts_as_a_wrong_prediction(tmp_path, capsys):
     source = put(tmp_path, 'own.jsonl', [{'text': ['the', 'leader'], 'label': [0, 1]}])
     dev = put(tmp_path, 'dev.jsonl', [{'text': ['the', 'john'], 'label': [0, 7]}])
