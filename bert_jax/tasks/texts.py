@@ -91,8 +91,8 @@ class Names:
             if places != len(self.numbered):
                 raise InputError(
                     f'{path}: its labels are lists of {places} places of 0 and 1 (multi-hot): name '
-                    f'the label of each place, config.data.label_names=NAME,NAME,... (it has '
-                    f'{len(self.numbered)} names)')
+                    f'the label of each place, config.data.label_names=NAME,NAME,... '
+                    f'({len(self.numbered)} are named)')
             self.places = True
             say(f'{path}: its labels are places of 0 and 1 (multi-hot), in the order of '
                 'config.data.label_names')
