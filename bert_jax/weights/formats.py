@@ -231,7 +231,8 @@ def check_vocabulary(
                          'put the vocabulary beside it that belongs to it')
     if len(vocab) < vocab_size:
         tell_once(f'note: {path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: no '
-                  f'text uses the last {vocab_size - len(vocab)}')
+                  f'text uses the last {vocab_size - len(vocab)}; if it is the vocabulary of '
+                  'another model, put the one there that belongs to it')
     return path, vocab.is_cased is not True if lowercase is None else bool(lowercase)
 
 

@@ -261,7 +261,7 @@ def test_the_vocabulary_is_beside_the_weights_or_named(tmp_path):
     assert named == load(source).fill_mask(['a [MASK] c'])
     own = (source / 'vocab.txt').read_text().splitlines()
     for tokens, message in (
-            (own[:7], 'has 7 tokens, the embedding has 40 rows'),
+            ([*own, 'more'], 'has 41 tokens, the embedding has 40 rows'),
             (own[:-2] + own[:-3:-1], f'other.txt: line 39 is {own[39]!r}, and {own[38]!r} in')):
         other.write_text('\n'.join(tokens) + '\n')
         with pytest.raises(InputError, match=message):
