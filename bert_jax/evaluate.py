@@ -74,6 +74,7 @@ def evaluate(
 
     from bert_jax.tasks.labelled import ScoredModel, as_known
     from bert_jax.tasks.opening import open_task
+    from bert_jax.text import read_switches
     from bert_jax.train.program import model_config, open_mesh
     from bert_jax.train.step import make_init
     from bert_jax.train.workdirs import read_run_fields
@@ -111,7 +112,8 @@ def evaluate(
     for model in models:
         published = load_weights(model, any_head=True)
         completed = complete(config, published)
-        content = b'' if published.vocab_file is None else published.vocab_file.read_bytes()
+        content = b'' if published.vocab_file is None else (
+            published.vocab_file.read_bytes() + repr(read_switches(published.vocab_file)).encode())
         if task is None:
             with completed.unlocked(), completed.ignore_type():  # nothing is trained
                 completed.train.steps, completed.train.batch_size = 1, jax.device_count()
@@ -144,7 +146,8 @@ def evaluate(
             published = dataclasses.replace(
                 published, labels=tuple(spelt.get(x, x) for x in published.labels))
         if content != vocabulary:
-            raise InputError(f'{published.vocab_file} is not the vocabulary of {models[0]}')
+            raise InputError(f'{published.vocab_file} is not the vocabulary of {models[0]}, or the '
+                             'tokenizer_config.json beside it says something else')
         bert = model_config(completed, task.vocab_size, mesh)
         objective = objective_of(bert)
         fresh = make_init(objective, optax.identity(), mesh)(0).params

@@ -106,6 +106,9 @@ FIELDS: Mapping[str, Field] = {
     'data.add_tokens': Field('', 'path'),
     'data.vocab_size': Field(8000, count(2**24, least=16), PRETRAINING),
     'data.lowercase': Field(None, _SWITCH),  # empty: as in init_checkpoint, else True
+    # Whether accents are stripped; empty: as the tokenizer_config.json beside the vocabulary says,
+    # else if text is lower-cased. Stripping drops the vowel signs of Hindi, Thai and others too.
+    'data.strip_accents': Field(None, _SWITCH),
     # Token stores and trained vocabularies, kept by fingerprint; for several hosts a bucket or a
     # folder that all share.
     'data.dir': Field('~/.cache/bert_jax', 'path'),
@@ -127,7 +130,8 @@ FIELDS: Mapping[str, Field] = {
     'data.num_maskings': Field(0, count(10**6, least=0), PRETRAINING),
     'data.short_seq_prob': Field(0.1, _SHARE, PRETRAINING),
     'data.random_next_prob': Field(0.5, _SHARE, PRETRAINING),
-    # What is masked together (data.masking.MASKINGS).
+    # What is masked together (data.masking.MASKINGS). Each ideograph is a word, so for Chinese
+    # `words` masks what `pieces` does.
     'data.masking': Field('pieces', ('pieces', 'words', 'ngrams', 'spans'), PRETRAINING),
     'data.next_sentence': Field(True, _SWITCH, PRETRAINING),  # False: one segment, no NSP loss
     # Columns of your own file; for pre-training on tables, `text` is the column with the text.

@@ -1,6 +1,7 @@
 """The text that hosts share: vocabulary and token store, made once and copied to each host."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import platform
@@ -16,12 +17,16 @@ from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, open_folder
 from bert_jax.text import read_switches, write_switches
-from bert_jax.text.training import add_words, train_wordpiece
+from bert_jax.text.training import add_words, stripped_marks, train_wordpiece
+from bert_jax.text.vocab import read_file
+from bert_jax.text.wordpiece import Switches
 
 _THREADS = 16
 _BLOCK_BYTES = 8 << 20
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
+_SAMPLE_FOR_MARKS_BYTES = 8_000_000
+_FEW_MARKS = 0.001  # of the characters
 # A network disk may show another host's new file late, if this host looked for it before.
 _PATIENCE_SECONDS = 70.0
 
@@ -183,7 +188,8 @@ def copy_store(source: Path, target: Path) -> None:
 
 
 def share_vocabulary(
-    sources: Sequence[store.Source], vocab_size: int, lowercase: bool, places: Places
+    sources: Sequence[store.Source], vocab_size: int, lowercase: bool, places: Places,
+    strip_accents: bool | None = None,
 ) -> Path:
     """A vocabulary trained on the sources, on this host's disk. All hosts call it.
 
@@ -191,6 +197,8 @@ def share_vocabulary(
       sources: read on the first host only.
       vocab_size, lowercase: see `text.training.train_wordpiece`.
       places: the folders.
+      strip_accents: of the tokenizer that it is for (see `Switches`). The file does not keep it:
+        `share_tokenizer` does.
 
     Raises:
       InputError: a source cannot be read, or a stored vocabulary is damaged.
@@ -198,6 +206,8 @@ def share_vocabulary(
     def make() -> str:
         settings = [*(source.fingerprint() for source in sources), vocab_size, lowercase,
                     _VOCABULARY_VERSION]
+        if strip_accents is not None:
+            settings.append(f'{strip_accents=}')
         name = store.name_of(settings)
         for path in files.children(places.shared / 'vocabularies'):
             if path.name.startswith(f'{name}-') and path.suffix == '.txt':
@@ -208,10 +218,12 @@ def share_vocabulary(
                 return json.dumps([name, lines])
         hosts.say(f'training a vocabulary of {vocab_size:,} pieces on '
                   + ', '.join(source.spec for source in sources))
+        if lowercase and strip_accents is None:
+            _say_stripped(sources)
         share = _VOCABULARY_SAMPLE_BYTES // len(sources)
         lines = ''.join(f'{token}\n' for token in train_wordpiece(
             (text for source in sources for text in corpus.sample_texts(source, share)), vocab_size,
-            lowercase))
+            lowercase, Switches(strip_accents)))
         _keep(places.shared, f'{_named(name, lines)}.txt', lines)
         return json.dumps([name, lines])
 
@@ -221,31 +233,63 @@ def share_vocabulary(
     return path
 
 
-def share_added_words(vocab_file: Path, words_file: str, lowercase: bool, places: Places) -> Path:
-    """A vocabulary with the words of a file added, on this host's disk. All hosts call it.
+def _say_stripped(sources: Sequence[store.Source]) -> None:
+    """Says how many characters of the text an uncased vocabulary drops that are no accents."""
+    share, marks = stripped_marks(
+        text for source in sources
+        for text in corpus.sample_texts(source, _SAMPLE_FOR_MARKS_BYTES // len(sources)))
+    if share > _FEW_MARKS:
+        shown = ' '.join(f'\u25cc{mark}' for mark in marks)
+        hosts.say(f'warning: {share:.1%} of the characters of the text are vowels and other marks '
+                  f'that an uncased vocabulary drops as accents ({shown}), as the original does: '
+                  'set --config.data.strip_accents=False to keep them')
+
+
+def share_tokenizer(
+    vocab_file: Path, words_file: str, lowercase: bool, places: Places,
+    strip_accents: bool | None = None,
+) -> Path:
+    """A vocabulary with words added and accents kept or not, on this host's disk.
+
+    All hosts call it.
 
     Args:
-      vocab_file: a WordPiece vocabulary.
+      vocab_file: a vocabulary; for words to add, a WordPiece one.
       words_file: see `text.training.add_words`; read on the first host only. Empty: none.
       lowercase: whether the vocabulary is uncased.
       places: the folders.
+      strip_accents: what the tokenizer_config.json beside the file will say; None: what the one
+        beside `vocab_file` says.
+
+    Returns:
+      `vocab_file` itself where nothing changes.
 
     Raises:
-      InputError: the words cannot be read or are invalid.
+      InputError: the words cannot be read or are invalid, or accents are named for a SentencePiece
+        model.
     """
-    if not words_file:
+    if strip_accents is not None and vocab_file.suffix == '.model':
+        raise InputError(
+            f'config.data.strip_accents={strip_accents}: the vocabulary {vocab_file} is a '
+            'SentencePiece model, which has rules of its own: leave it empty')
+    switches = read_switches(vocab_file)
+    if strip_accents not in (None, switches.strip_accents):
+        switches = dataclasses.replace(switches, strip_accents=strip_accents)
+    elif not words_file:
         return vocab_file
 
     def make() -> str:
-        tokens, notes = add_words(vocab_file, words_file, lowercase)
+        if not words_file:
+            return read_file(vocab_file, 'vocabulary', 'data.vocab_file').decode('utf-8', 'replace')
+        tokens, notes = add_words(vocab_file, words_file, lowercase, switches)
         for note in notes:
             hosts.say(note)
         return ''.join(f'{token}\n' for token in tokens)
 
-    lines = hosts.share('vocabulary with words added', make)
+    lines = hosts.share('vocabulary of the tokenizer', make)
     # In a folder of its own, because the file of the tokenizer's switches stands beside it.
-    switches = read_switches(vocab_file)
-    path = _keep(places.local, f"{_named('added', f'{lines}{switches}')}/vocab.txt", lines)
+    name = _named('added' if words_file else 'vocabulary', f'{lines}{switches}')
+    path = _keep(places.local, f'{name}/vocab.txt', lines)
     write_switches(path.parent, switches)
     return path
 

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from bert_jax.data import corpus
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Encode
-from bert_jax.data.sharing import Places, share_added_words
+from bert_jax.data.sharing import Places, share_tokenizer
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
@@ -78,8 +78,8 @@ def open_tokenization(config: ConfigDict) -> Tokenization:
         raise InputError(
             'config.data.vocab_file is empty, and there is no config.init_checkpoint that '
             'brings one: a downstream task starts from a vocabulary')
-    path = share_added_words(as_path(d.vocab_file), d.add_tokens, d.lowercase,
-                             Places.choose(d.dir, d.local_dir))
+    path = share_tokenizer(as_path(d.vocab_file), d.add_tokens, d.lowercase,
+                           Places.choose(d.dir, d.local_dir), d.strip_accents)
     tokenizer = load_tokenizer(path, d.lowercase)
     if has_tensorflow():
         with loading_tensorflow('fine-tuning'):

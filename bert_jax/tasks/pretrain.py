@@ -117,8 +117,10 @@ class TextData:
             [spec for spec in specs if spec not in records], d.tfds_dir, d.text)
         self.places = sharing.Places.choose(d.dir, d.local_dir)
         path = as_path(d.vocab_file) if d.vocab_file else sharing.share_vocabulary(
-            [texts[spec] for spec, _ in self._sources], d.vocab_size, d.lowercase, self.places)
-        self.vocab_path = sharing.share_added_words(path, d.add_tokens, d.lowercase, self.places)
+            [texts[spec] for spec, _ in self._sources], d.vocab_size, d.lowercase, self.places,
+            d.strip_accents)
+        self.vocab_path = sharing.share_tokenizer(
+            path, d.add_tokens, d.lowercase, self.places, d.strip_accents)
         self._tokenizer = load_tokenizer(self.vocab_path, d.lowercase)
         self.vocab_size = len(self._tokenizer.vocab)
         self._records = {

@@ -18,6 +18,7 @@ import collections
 import io
 import itertools
 import os
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from bert_jax.text.vocab import (
     read_lines,
     unused_row,
 )
-from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens
+from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer, basic_tokens
 
 _MAX_COUNTED_WORDS = 4_000_000  # about 0.5 GB
 _MAX_TRAINED_WORDS = 1_000_000
@@ -45,10 +46,13 @@ _PRUNING_ROUNDS = 4
 _UNUSED = 99  # slots, at most
 _FIRST_LETTERS = 0xF0000  # planes 15 and 16: private use
 _SHOWN = 5  # words in a note
+_VOICING = "\u3099\u309a"  # of kana
 _SPACE_MARK = "\u2581"  # SentencePiece's own stand-in for a space
 
 
-def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> list[str]:
+def train_wordpiece(
+    texts: Iterable[str], vocab_size: int, lowercase: bool, switches: Switches = ORIGINAL
+) -> list[str]:
     """Train a BERT vocabulary.
 
     The tokens stand where Google's released vocabularies have them: [PAD] 0, [unused0] to
@@ -67,6 +71,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> l
         texts: lines, paragraphs or documents.
         vocab_size: the number of tokens wanted.
         lowercase: true for an uncased vocabulary.
+        switches: of the tokenizer that it is for.
 
     Returns:
         `vocab_size` tokens; fewer where the text holds no more distinct pieces.
@@ -80,7 +85,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> l
         raise InputError(
             f"vocab_size={vocab_size} leaves no room for characters beside the special "
             f"tokens: take at least {len(tokens) + 2}, better thousands")
-    counts = count_basic_tokens(texts, lowercase)
+    counts = count_basic_tokens(texts, lowercase, switches)
     if not counts:
         raise InputError("the training text holds no words; check data.source")
 
@@ -99,7 +104,9 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> l
     return tokens
 
 
-def count_basic_tokens(texts: Iterable[str], lowercase: bool) -> collections.Counter[str]:
+def count_basic_tokens(
+    texts: Iterable[str], lowercase: bool, switches: Switches = ORIGINAL
+) -> collections.Counter[str]:
     """The number of occurrences of each basic token in `texts`.
 
     Runs between white space are counted first: tokenizing each distinct one once is an order of
@@ -114,7 +121,36 @@ def count_basic_tokens(texts: Iterable[str], lowercase: bool) -> collections.Cou
             while len(runs) > _MAX_COUNTED_WORDS // 2:
                 threshold += 1
                 runs = collections.Counter({run: n for run, n in runs.items() if n >= threshold})
-    return _weighted((basic_tokens(run, lowercase), count) for run, count in runs.items())
+    return _weighted((basic_tokens(run, lowercase, switches), count) for run, count in runs.items())
+
+
+def stripped_marks(texts: Iterable[str]) -> tuple[float, list[str]]:
+    """What stripping accents takes from scripts in which these marks are no accents.
+
+    After lower-casing, the original decomposes letters and drops all characters of category Mn. In
+    Hindi, Thai or Khmer many of them are vowels, in Japanese they tell が from か.
+
+    Args:
+        texts: lines, paragraphs or documents.
+
+    Returns:
+        (their share of all characters but white space, some of the most frequent). The accents of
+        Latin, Greek and Cyrillic do not count as marks.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    for text in texts:
+        counts.update(unicodedata.normalize("NFD", text.lower()))
+    marks = collections.Counter({
+        char: count for char, count in counts.items()
+        if unicodedata.category(char) == "Mn" and not _is_accent(char)})
+    total = sum(count for char, count in counts.items() if not char.isspace())
+    return marks.total() / max(1, total), _by_frequency(marks)[:_SHOWN]
+
+
+def _is_accent(mark: str) -> bool:
+    """Whether it is a mark of Latin, Greek or Cyrillic, or chooses the look of an emoji."""
+    named = unicodedata.name(mark, "").startswith(("COMBINING ", "VARIATION SELECTOR"))
+    return named and mark not in _VOICING
 
 
 def _weighted(parts: Iterable[tuple[Iterable[Any], int]]) -> collections.Counter[Any]:
@@ -198,7 +234,8 @@ def _prune(
 
 
 def add_words(
-    vocab_file: str | os.PathLike[str], words_file: str | os.PathLike[str], lowercase: bool
+    vocab_file: str | os.PathLike[str], words_file: str | os.PathLike[str], lowercase: bool,
+    switches: Switches = ORIGINAL,
 ) -> tuple[list[str], list[str]]:
     """A vocabulary with the words of a file added.
 
@@ -206,6 +243,7 @@ def add_words(
         vocab_file: a WordPiece vocabulary.
         words_file: one word per line, in UTF-8; empty lines are skipped.
         lowercase: whether the vocabulary is uncased; if so, the words are lower-cased like text.
+        switches: of the vocabulary's tokenizer.
 
     Returns:
         (tokens by id, notes for the user). If the vocabulary has all of the words already, the
@@ -227,8 +265,9 @@ def add_words(
     new: list[str] = []
     passed_over: list[str] = []
     for number, line in enumerate(read_lines(words_file, "words", "config.data.add_tokens"), 1):
-        parts = basic_tokens(line, lowercase)
-        if line.strip() and (len(parts) != 1 or basic_tokens(parts[0], lowercase) != parts):
+        parts = basic_tokens(line, lowercase, switches)
+        if line.strip() and (
+                len(parts) != 1 or basic_tokens(parts[0], lowercase, switches) != parts):
             raise InputError(
                 f"{words_file}: line {number} is {line.strip()[:80]!r}, which BERT splits into "
                 f"{len(parts)} words before the vocabulary is asked: write one word a line, "

@@ -14,7 +14,7 @@ from bert_jax.config import default_config
 from bert_jax.data.examples import pretrain_spec
 from bert_jax.data.masking import MaskingRates
 from bert_jax.tasks.pretrain import SyntheticData, TextData
-from bert_jax.text import load_tokenizer
+from bert_jax.text import load_tokenizer, read_switches
 from tests.data.stores import assert_same, check_batch, restored
 from tests.data.test_records import make_example
 from tests.refusals import refused
@@ -139,6 +139,30 @@ def test_added_words_make_another_store(folder):
     assert {word, 'zzz'} <= set(vocab.tokens) and word not in plain.vocab_path.read_text().split()
     (store,) = data.stores.values()
     assert vocab.index[word] in store.tokens
+
+
+def test_accents_are_kept_where_asked_and_the_folder_says_so(folder, capsys):
+    words = ('किताब', 'पढ़ी', 'कुत्ता', 'शाम', 'मौसम', 'दोस्त')
+    rng = np.random.default_rng(0)
+    (folder / 'hindi.txt').write_text('\n\n'.join(
+        ' '.join(f'{" ".join(rng.choice(words, 6))}।' for _ in range(4)) for _ in range(40)))
+    stripped = _open(folder, 'hindi.txt', lowercase=True)
+    assert '% of the characters of the text are vowels' in capsys.readouterr().out
+    kept = _open(folder, 'hindi.txt', lowercase=True, strip_accents=False)
+    assert 'of the characters' not in capsys.readouterr().out
+    for data, word in ((stripped, 'कतता'), (kept, 'कुत्ता')):
+        tokenizer = load_tokenizer(data.vocab_path, True)  # which reads the folder's switches
+        assert ''.join(tokenizer.tokenize('कुत्ता')).replace('##', '') == word
+        assert data.vocab_size == len(tokenizer.vocab)
+    # The vocabulary of a run has its switch beside it; the field overrides it.
+    named = str(kept.vocab_path)
+    again, other = (
+        _open(folder, 'hindi.txt', lowercase=True, vocab_file=named, strip_accents=value)
+        for value in (None, True))
+    assert again.stores.keys() == kept.stores.keys() and again.identity() == kept.identity()
+    assert read_switches(other.vocab_path).strip_accents and other.identity() != kept.identity()
+    with refused('config.data.strip_accents=True', 'x.model', 'leave it empty'):
+        _open(folder, 'hindi.txt', vocab_file=str(folder / 'x.model'), strip_accents=True)
 
 
 def test_mix_power_multiplies_weights_by_a_power_of_the_sizes(folder):

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.text import training
-from bert_jax.text.training import add_words, train_wordpiece
+from bert_jax.text.training import add_words, stripped_marks, train_wordpiece
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, write_vocab
-from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens
+from bert_jax.text.wordpiece import Switches, WordPieceTokenizer, basic_tokens
 from tests.refusals import refused
 
 TEXTS = [
@@ -55,6 +55,27 @@ def test_what_a_vocabulary_contains(texts, size, contained, absent):
 def test_odd_characters_do_no_harm():
     for text in ("\u2581a \u2581b \U000f0000c", "a\tb\u2028c\0d", "x" * 300):
         assert Vocab.from_tokens(train_wordpiece([text, *TEXTS], 200, lowercase=False))
+
+
+@pytest.mark.parametrize(("text", "share", "mark"), [
+    ("Café naïve Ёлка Άλφα Việt ❤\ufe0f", 0, None),  # accents, and the look of an emoji
+    ("किताब पढ़ी कुत्ता", 3 / 15, "\u0941"),
+    ("ที่นี่ดี", 5 / 8, "\u0e35"),
+    ("がか", 1 / 3, "\u3099"),
+    ("", 0, None),
+])
+def test_stripping_drops_marks_that_are_no_accents(text, share, mark):
+    found, marks = stripped_marks([text, text])
+    assert found == pytest.approx(share) and (mark in marks if mark else not marks)
+    if mark:
+        assert basic_tokens(text) != basic_tokens(text, switches=Switches(strip_accents=False))
+
+
+def test_a_vocabulary_without_stripping_keeps_marks():
+    texts = ["कुत्ता, ที่นี่ดี é"] * 9
+    tokens = train_wordpiece(texts, 200, True, Switches(strip_accents=False))
+    assert {"##\u0941", "##\u0e35", "é"} <= set(tokens)
+    assert not {"##\u0941", "##\u0e35", "é"} & set(train_wordpiece(texts, 200, True))
 
 
 @pytest.mark.parametrize(("texts", "size"), [([" \n"], 100), (["a b"], 5)])
