@@ -240,9 +240,9 @@ def _say_stripped(sources: Sequence[store.Source]) -> None:
         for text in corpus.sample_texts(source, _SAMPLE_FOR_MARKS_BYTES // len(sources)))
     if share > _FEW_MARKS:
         shown = ' '.join(f'\u25cc{mark}' for mark in marks)
-        hosts.say(f'warning: {100 * share:.1f} % of the characters of the text are vowels and other '
-                  f'marks that an uncased vocabulary drops as accents ({shown}), as the original '
-                  'does: set --config.data.strip_accents=False to keep them')
+        hosts.say(f'warning: {100 * share:.1f} % of the characters of the text are vowels and '
+                  f'other marks that an uncased vocabulary drops as accents ({shown}), as the '
+                  'original does: set --config.data.strip_accents=False to keep them')
 
 
 def share_tokenizer(
