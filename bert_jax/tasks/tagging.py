@@ -328,7 +328,8 @@ def _json_sentences(
         raise InputError(f'{path} holds no words: copy it again')
     if not names and all(tag.isdigit() for s in sentences for tag in s.tags):
         say(f'warning: the tags of {path} are numbers, of which no entities can be made: name '
-            'them with --config.data.label_names=O,B-PER,I-PER,...')
+            'them with --config.data.label_names=O,B-PER,I-PER,... before you train, as a run '
+            'keeps the numbers and one with names needs another --workdir')
     return sentences
 
 
