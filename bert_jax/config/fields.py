@@ -105,7 +105,8 @@ FIELDS: Mapping[str, Field] = {
     # rows of the word table, and start at the mean of their old pieces' embeddings.
     'data.add_tokens': Field('', 'path'),
     'data.vocab_size': Field(8000, count(2**24, least=16), PRETRAINING),
-    'data.lowercase': Field(None, _SWITCH),  # empty: as in init_checkpoint, else True
+    # Empty: as the files beside vocab_file say, else init_checkpoint, else the pieces' capitals.
+    'data.lowercase': Field(None, _SWITCH),
     # Whether accents are stripped; empty: as the tokenizer_config.json beside the vocabulary says,
     # else if text is lower-cased. Stripping drops the vowel signs of Hindi, Thai and others too.
     'data.strip_accents': Field(None, _SWITCH),

@@ -153,5 +153,5 @@ def check_known(
         hosts.say(f"warning: {share}, whose pieces have no capitals, while "
                   "config.data.lowercase=False keeps those of the text: set it to True")
     elif unknown > _SOME:
-        hosts.say(f"warning: {share}, and are lost: set config.data.vocab_file to a vocabulary of "
-                  "its language, or leave it empty where the text can have its own")
+        hosts.say(f"warning: {share}, and are lost: take a vocabulary or a model of its language "
+                  "(config.data.vocab_file, config.init_checkpoint)")

@@ -131,10 +131,10 @@ class Vocab:
         if vocab.repeated:
             first = vocab.repeated[0]
             tell_once(
-                f"note: {path}: the content of {len(vocab.repeated)} lines comes again in a later "
-                f"line (line {first + 1}, {vocab.tokens[first]!r}, in line "
-                f"{vocab.index[vocab.tokens[first]] + 1}): as in the original, the later line "
-                "counts, and the ids stay as they are")
+                f"note: {path}: repeated or empty lines ({len(vocab.repeated)} of them, such as "
+                f"line {first + 1}, {vocab.tokens[first]!r}, again in line "
+                f"{vocab.index[vocab.tokens[first]] + 1}): as in the original, the last of equal "
+                "lines counts, and the ids stay as they are")
         return vocab
 
     @classmethod

@@ -71,7 +71,7 @@ US = 'US and us. ' * 50
     (UNCASED, False, US, 'warning: T: 25.0 % of its pieces are [UNK] in V, whose pieces have no '
                          'capitals, while config.data.lowercase=False'),
     (UNCASED, True, 'us and you ' * 9, 'warning: T: 33.3 % of its pieces are [UNK] in V, and are '
-                                       'lost: set config.data.vocab_file'),
+                                       'lost: take a vocabulary or a model of its'),
 ])
 def test_a_text_that_the_vocabulary_does_not_cover_is_said(
     tokens, lowercase, text, said, tmp_path, capsys
