@@ -227,6 +227,9 @@ def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(squad, tmp_path, r
         np.testing.assert_allclose(both[key], np.mean([one[key], other[key]], 0), atol=1e-4)
     one = edited(folder / '1', tmp_path / '1', lambda fields: fields['squad'].update(doc_stride=64))
     assert 'squad.doc_stride=16' in refused(folder / '0', one)
+    cuts_otherwise = shutil.copytree(folder / '1', tmp_path / '2')
+    (cuts_otherwise / 'tokenizer_config.json').write_text('{"strip_accents": false}')
+    assert 'tokenizer_config.json' in refused(folder / '0', cuts_otherwise)
 
 
 def test_squad_writes_the_files_of_the_official_script_and_keeps_its_threshold(squad, tmp_path):
