@@ -172,9 +172,11 @@ _RATE = 'optimizer.learning_rate='
 _GRIDS = {'tiny': '1e-3,3e-4', 'between': '1e-3,3e-4,1e-4', 'mini': '3e-4,1e-4'}
 # Fields that do not change the result of a run.
 _BESIDE = (*WITHOUT_A_SAY, 'seed', 'model.name', 'mesh.')
-# Fields added after parts were made: they are left out of the digest at their default, so that the
-# old parts are found.
-_LATER = ('optimizer.average', 'optimizer.frozen', 'debug')
+# Fields added after parts were made, with the value that fits those. They are left out of the
+# digest at that value, and where the task does not read them, so that the old parts are found.
+_LATER = {'optimizer.average': 0, 'optimizer.frozen': '', 'debug': False,
+          'data.split_long_sentences': False}
+_SLOTS, _EARLIER_SLOTS = 'data.max_predictions_per_seq', 20  # the default when parts were made
 # Figure 5 fine-tunes intermediate checkpoints of Base, which has several names, and of LTR.
 _KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')
 
@@ -407,8 +409,12 @@ def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[Config
         whole = complete(resolved)
         values |= {f'model.{name}': whole.model[name] for name in whole.model}
         values |= {f'model.{name}': x for name, x in model_sizes(whole).items()}
-    values = {name: x for name, x in values.items() if not name.startswith(_BESIDE)
-              and not (name in _LATER and x == FIELDS[name].default)}
+    stated = resolved.phases and all('max_predictions_per_seq' in x for x in resolved.phases)
+    if stated or resolved.task not in FIELDS[_SLOTS].read_by:  # then the field has no say
+        values[_SLOTS] = values[_SLOTS] or _EARLIER_SLOTS
+    values = {name: x for name, x in values.items() if not name.startswith(_BESIDE) and not (
+        name in _LATER
+        and (x == _LATER[name] or resolved.task not in (FIELDS[name].read_by or (resolved.task,))))}
     for name in ('init_checkpoint', 'data.vocab_file'):
         values[name] = str(values[name]).removeprefix(f'{root}/')
     known = json.dumps(values, sort_keys=True)
