@@ -183,7 +183,7 @@ def _say_trained_on(task: Any, config: ConfigDict, run: Mapping[str, Any], publi
     Args:
       task: opened, with what is scored.
       config: of this evaluation.
-      run: the fields of the run's config.json; without a task, nothing is known of its training.
+      run: the fields of the run's config.json; if it is of another task, nothing is said.
       published: its weights.
     """
     from bert_jax.tasks.opening import open_task
@@ -191,7 +191,7 @@ def _say_trained_on(task: Any, config: ConfigDict, run: Mapping[str, Any], publi
     fields, names = flat_fields(config), ('source', 'eval_source', 'held_out')
     as_in_training = all(fields[f'data.{x}'] == run.get(f'data.{x}') for x in names)
     source = run.get('data.source')
-    if not run.get('task') or as_in_training or not isinstance(source, str) or (
+    if run.get('task') != config.task or as_in_training or not isinstance(source, str) or (
             not as_path(source).exists()):
         return
     trained = data_config_of(run)
