@@ -185,6 +185,7 @@ def test_an_optax_optimizer_is_unchanged_but_for_which_parameters_decay(name, ar
     assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), after[0], params)))
 
 
+@pytest.mark.filterwarnings('ignore:.optimistic_adam. is deprecated')  # a user may name it
 @pytest.mark.parametrize('name', optimizers.optax_optimizers())
 def test_every_optimizer_of_optax_fits_a_mesh_and_is_proportional_to_its_rate(name):
     config = ModelConfig(vocab_size=64, num_layers=2, hidden_size=256, num_heads=2,

@@ -23,6 +23,7 @@ from bert_jax.config.bert_config import OPTIONS
 from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields, section_of
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
+from bert_jax.runtime.files import as_path
 from bert_jax.text import find_lowercase, load_tokenizer
 
 # Layers, width and heads: Table 1 of the paper (base, large), and the names that
@@ -176,14 +177,14 @@ def _lowercase(vocab_file: str, stated: bool | None, published: Any) -> bool:
       published: as for `complete`.
     """
     of_weights = None if published is None else published.lowercase
-    if vocab_file:
+    if vocab_file and as_path(vocab_file).exists():  # else it is refused where it is read
         found, why = find_lowercase(vocab_file, of_weights)
     else:
         found, why = of_weights is not False, ''
     if published is not None and not why:
         why = f'as in {published.source}'
     if stated is None:
-        if vocab_file and not found:
+        if vocab_file and why and not found:
             hosts.say(f'note: config.data.lowercase=False: {why}')
         return found
     if why and stated != found:

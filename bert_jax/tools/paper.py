@@ -58,7 +58,7 @@ import numpy as np
 
 from bert_jax.config import ConfigDict, complete, model_sizes
 from bert_jax.config.command_line import Parser, at_least, config_file, load_config
-from bert_jax.config.fields import FIELDS, WITHOUT_A_SAY, flat_fields
+from bert_jax.config.fields import FIELDS, PRETRAINING, WITHOUT_A_SAY, flat_fields
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError, nearest, tell
 from bert_jax.runtime.files import Path, as_path, digest, open_folder, open_whole, write_whole
@@ -175,7 +175,7 @@ _BESIDE = (*WITHOUT_A_SAY, 'seed', 'model.name', 'mesh.')
 # Fields added after parts were made, with the value that fits those. They are left out of the
 # digest at that value, and where the task does not read them, so that the old parts are found.
 _LATER = {'optimizer.average': 0, 'optimizer.frozen': '', 'debug': False,
-          'data.split_long_sentences': False}
+          'data.split_long_sentences': False, 'data.strip_accents': None}
 _SLOTS, _EARLIER_SLOTS = 'data.max_predictions_per_seq', 20  # the default when parts were made
 # Figure 5 fine-tunes intermediate checkpoints of Base, which has several names, and of LTR.
 _KEEPS_STEPS = ('base', 'ltr', '12/768/12', '2/128/2')
@@ -412,6 +412,8 @@ def _resolved(file: str, overrides: tuple[str, ...], root: Path) -> tuple[Config
     stated = resolved.phases and all('max_predictions_per_seq' in x for x in resolved.phases)
     if stated or resolved.task not in FIELDS[_SLOTS].read_by:  # then the field has no say
         values[_SLOTS] = values[_SLOTS] or _EARLIER_SLOTS
+    if resolved.task not in PRETRAINING:  # no task of the tables holds rows out of its training set
+        values['data.held_out'] = FIELDS['data.held_out'].default
     values = {name: x for name, x in values.items() if not name.startswith(_BESIDE) and not (
         name in _LATER
         and (x == _LATER[name] or resolved.task not in (FIELDS[name].read_by or (resolved.task,))))}

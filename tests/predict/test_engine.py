@@ -51,11 +51,11 @@ def test_hidden_states_and_pooled_vectors_of_transformers(name):
     states = run(model, units, engine.hidden_states, (-1, -2))['values']
     hidden = arrays['last_hidden_state']
     assert_close(states[:, 0], hidden.reshape(-1, hidden.shape[-1])[real])
-    cls = run(model, units, engine.vectors, -1, 'cls')['vectors']
+    cls = run(model, units, engine.vectors, -1, 'cls', 0)['vectors']
     pooled = Pooler(model.config).apply({'params': model.params['bert']['pooler']}, cls)
     assert_close(pooled, arrays['pooler_output'])
     for pool, expected in (('mean', np.mean), ('max', np.max)):
-        found = run(model, units, engine.vectors, -1, pool)['vectors']
+        found = run(model, units, engine.vectors, -1, pool, 0)['vectors']
         parts = np.split(states[:, 0], units.sequences.offsets[1:-1])
         assert_close(found, [expected(part, axis=0) for part in parts])
 
@@ -120,7 +120,7 @@ def units():
 
 def test_eight_devices_give_what_one_gives(model, weights, units):
     many = Model(weights, devices=jax.devices()[:8])
-    x, y = (run(m, units, engine.vectors, -1, 'mean')['vectors'] for m in (many, model))
+    x, y = (run(m, units, engine.vectors, -1, 'mean', 0)['vectors'] for m in (many, model))
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
