@@ -49,8 +49,7 @@ if [ "$wanted" != "$(cat .venv/installed-requirements.txt 2> /dev/null)" ]; then
     3.11 | 3.12 | 3.13) ;;
     *)
       echo "error: ${python:-python3} is Python ${version:-that does not start}, and the pinned" \
-        "requirements are for 3.11, 3.12 and 3.13: set PYTHON=/path/to/python3.13, or install the" \
-        "newest versions without TensorFlow: pip install ." >&2
+        "requirements are for 3.11, 3.12 and 3.13: set PYTHON=/path/to/python3.13" >&2
       exit 2
       ;;
   esac

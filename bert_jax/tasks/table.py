@@ -12,7 +12,6 @@ import codecs
 import contextlib
 import csv
 import fnmatch
-import functools
 import itertools
 import json
 import os
@@ -20,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_jax.runtime.errors import InputError, first_line, needing, tell
+from bert_jax.runtime.errors import InputError, first_line, needing, tell, tell_once
 from bert_jax.runtime.files import as_path, children, open_stream
 from bert_jax.runtime.hub import parquet_files
 
@@ -185,7 +184,8 @@ def _cells(path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, list
     if told := re.fullmatch('sep=(.)', header):  # Excel's own line before the header
         separator, leading = told[1], [(number, '') for number, _ in leading]
     elif separator != usual:
-        _tell_separator(path, separator)
+        named = dict(zip(_SEPARATORS, _NAMED, strict=True))[separator]
+        tell_once(f'{path}: its cells are separated by {named}, as its header shows')
     rows = itertools.chain(leading, numbered)
     if separator == usual == '\t':
         return ((line, text.split('\t')) for line, text in rows if text)
@@ -210,12 +210,6 @@ def _header(line: str, separator: str) -> list[str]:
         return [name.strip() for name in next(csv.reader([line], delimiter=separator), [])]
     except csv.Error:  # the cell goes on in the next line
         return [line]
-
-
-@functools.cache  # a file is opened several times; this is said once
-def _tell_separator(path: str, separator: str) -> None:
-    named = dict(zip(_SEPARATORS, _NAMED, strict=True))[separator]
-    tell(f'{path}: its cells are separated by {named}, as its header shows')
 
 
 def _csv_rows(
