@@ -17,12 +17,12 @@ from typing import Any
 from absl import flags, logging
 
 from bert_jax.config.command_line import parse_command, run_name
-from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.process import answer, error_boundary
 from bert_jax.runtime.stopping import Guard
+from bert_jax.validation import check_used, validate
 
 
 def main(argv: list[str]) -> None:

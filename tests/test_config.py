@@ -17,7 +17,6 @@ from bert_jax.config.bert_config import Range
 from bert_jax.config.command_line import config_file, load_config, parse_command
 from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields
 from bert_jax.config.phases import parse_duration, parse_trace, phases, prediction_slots
-from bert_jax.config.validation import check_vocabulary, validate
 from bert_jax.data.masking import MASKINGS, num_to_predict
 from bert_jax.data.pairs import WINDOWS
 from bert_jax.heads.pretraining import Pretraining
@@ -27,6 +26,7 @@ from bert_jax.tasks.pretrain import run_flops, too_few_slots
 from bert_jax.tools.preflight import without_data
 from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments
+from bert_jax.validation import check_vocabulary, validate
 from tests.conftest import ROOT, check_golden
 from tests.refusals import refused
 

@@ -19,8 +19,8 @@ from bert_jax.model.encoder import layer_of
 from bert_jax.model.flops import muon_flops, token_flops
 from bert_jax.model.layers import ModelConfig, Parameter, declared_parameters, path_names
 from bert_jax.runtime.errors import InputError
+from bert_jax.sharding import make_mesh
 from bert_jax.train import optimizers
-from bert_jax.train.sharding import make_mesh
 from bert_jax.train.step import abstract_state, parameters_of
 from tests.tiny_models import jit, random_like
 

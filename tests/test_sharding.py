@@ -11,11 +11,11 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from bert_jax import sharding
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
-from bert_jax.train import sharding
-from bert_jax.train.sharding import Layout, arrange_devices, local_rows, make_mesh, to_global
+from bert_jax.sharding import Layout, arrange_devices, local_rows, make_mesh, to_global
 from bert_jax.train.step import abstract_state
 from tests.train import toy
 

@@ -21,7 +21,7 @@ from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.train.sharding import BATCH_AXES
+from bert_jax.sharding import BATCH_AXES
 
 Params = Any
 Batch = Mapping[str, jax.Array]

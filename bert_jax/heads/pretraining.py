@@ -20,7 +20,7 @@ from bert_jax.heads.base import Batch, Head, Keys, Params, Part, Sums, Tensor
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import train_flops
 from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu, parameter
-from bert_jax.train.sharding import Layout
+from bert_jax.sharding import Layout
 
 PADDING_LOGIT = -1e30
 # Most bytes of masked-LM logits that a device computes at once; fewer on CPUs, to fit the cache.

@@ -41,7 +41,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 
 from bert_jax.model import dropout as drop
-from bert_jax.train.sharding import BATCH_AXES
+from bert_jax.sharding import BATCH_AXES
 
 LANES, SUBLANES = 128, 8  # of a tile
 HEAD_DIM = 64

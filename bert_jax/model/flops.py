@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from bert_jax.model.encoder import Layer
 from bert_jax.model.layers import ModelConfig, declared_parameters
-from bert_jax.train.sharding import Layout
+from bert_jax.sharding import Layout
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax import lax
 
 from bert_jax.config.bert_config import BertConfig
-from bert_jax.train.sharding import VOCAB_MULTIPLE, Layout
+from bert_jax.sharding import VOCAB_MULTIPLE, Layout
 
 
 @dataclasses.dataclass(frozen=True)

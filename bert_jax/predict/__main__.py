@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bert_jax.config.command_line import Parser
+from bert_jax.data.table import Malformed, Row, format_of, read_rows, texts_of
 from bert_jax.predict import load
 from bert_jax.runtime.errors import InputError, Unreadable, tell
 from bert_jax.runtime.files import (
@@ -44,7 +45,6 @@ from bert_jax.runtime.files import (
     read_json,
 )
 from bert_jax.runtime.process import error_boundary
-from bert_jax.tasks.table import Malformed, Row, format_of, read_rows, texts_of
 
 if TYPE_CHECKING:
     from bert_jax.predict.commands import Model

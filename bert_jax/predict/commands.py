@@ -21,8 +21,9 @@ from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Sequences, TextWindows, joined, make_sequences, text_windows
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import MultipleChoice, softmax
-from bert_jax.predict import engine, loaded
-from bert_jax.predict.engine import Function, Outputs, bound
+from bert_jax.inference import engine
+from bert_jax.inference.engine import Function, Outputs, bound
+from bert_jax.predict import loaded
 from bert_jax.predict.loaded import LoadedModel, Result, parts_of, shown
 from bert_jax.predict.sentences import POOLS
 from bert_jax.runtime.errors import InputError

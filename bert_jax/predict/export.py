@@ -18,12 +18,12 @@ from flax.traverse_util import flatten_dict
 from jax import export
 
 from bert_jax.heads import HEADS
+from bert_jax.inference.engine import predicted_tokens
 from bert_jax.model.encoder import Bert
-from bert_jax.predict.engine import predicted_tokens
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.runtime.errors import InputError, needing
 from bert_jax.runtime.files import Path, check_new_file, open_whole
-from bert_jax.train.sharding import Layout
+from bert_jax.sharding import Layout
 from bert_jax.weights.formats import to_tree
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')

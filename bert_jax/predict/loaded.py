@@ -17,17 +17,17 @@ from bert_jax.data.packing import Units
 from bert_jax.data.pairs import WINDOWS, joined
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
+from bert_jax.inference.engine import Engine, Function, Outputs
 from bert_jax.model.attention import settled
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.engine import Engine, Function, Outputs
 from bert_jax.predict.sentences import Sentences, read_sentences
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, as_path, read_json
 from bert_jax.runtime.hub import model_folder
+from bert_jax.sharding import Layout, make_mesh
 from bert_jax.text import Tokenizer, find_lowercase, load_tokenizer
 from bert_jax.text.vocab import Vocab
-from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import Weights, check_order, check_vocabulary, to_tree
 

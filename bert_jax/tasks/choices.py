@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.data import table
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode, make_sequences
 from bert_jax.heads.classification import MultipleChoice
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, children
 from bert_jax.runtime.hub import split_of
-from bert_jax.tasks import labelled, table
+from bert_jax.tasks import labelled
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import accuracy
 from bert_jax.tasks.texts import TextExamples, predictions_table, say_empty

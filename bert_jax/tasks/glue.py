@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.data import table
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hub import DATASET
-from bert_jax.tasks import labelled, table
+from bert_jax.tasks import labelled
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.texts import Names, Numbers, TextExamples, read_texts, text_task
 

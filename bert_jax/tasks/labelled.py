@@ -17,25 +17,24 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data import corpus
+from bert_jax.data import corpus, table
 from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Encode
 from bert_jax.data.sharing import Places, share_tokenizer
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
+from bert_jax.inference.engine import Engine, Outputs
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.engine import Engine, Outputs
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.hub import split_of
 from bert_jax.runtime.process import has_tensorflow, loading_tensorflow
-from bert_jax.tasks import table
+from bert_jax.sharding import Layout, Mesh, batch_sharding, local_rows, to_global
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
-from bert_jax.train.sharding import Layout, Mesh, batch_sharding, local_rows, to_global
 from bert_jax.train.step import EvalStep, Phase
 
 Results = tuple[dict[str, float], dict[str, str]]  # metrics, contents of files, by name

@@ -36,10 +36,10 @@ from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.process import has_tensorflow, loading_tensorflow
+from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.text import check_known, load_tokenizer
 from bert_jax.train.gates import Gates
-from bert_jax.train.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.train.step import EvalStep, Phase, evaluate
 
 _ENOUGH_SLOTS = 0.95  # of the masked share: google-research/bert has 76 for 512, which is 0.99

@@ -11,9 +11,9 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from bert_jax.data import table
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks import table
 
 # These separate labels wherever they occur. Other characters do so if what is between them recurs.
 _USUAL = ',|;\t'

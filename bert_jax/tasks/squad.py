@@ -35,12 +35,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.data import table
 from bert_jax.data.packing import Units, ranges
 from bert_jax.data.pairs import Encode, Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks import labelled, table
+from bert_jax.tasks import labelled
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.squad_scores import v1_scores, v2_scores
 from bert_jax.text.offsets import PiecePlaces, Place, piece_places

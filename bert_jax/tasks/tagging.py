@@ -24,12 +24,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.config import model_sizes
+from bert_jax.data import table
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode, Sequences, make_sequences, ranges, tile
 from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks import labelled, table
+from bert_jax.tasks import labelled
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import accuracy, macro_f1
 

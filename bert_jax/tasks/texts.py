@@ -18,13 +18,14 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.data import table
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import TextWindows, text_windows
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks import labelled, several_labels, table
+from bert_jax.tasks import labelled, several_labels
 from bert_jax.tasks.labelled import EvalSet, LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import METRICS, check_metrics, of_each_class
 from bert_jax.text.wordpiece import has_words

@@ -33,10 +33,10 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary, find_chip, processor, versions
+from bert_jax.sharding import local_rows, to_global
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tools.preflight import grid
 from bert_jax.train.program import build_program, numbers_of, open_mesh
-from bert_jax.train.sharding import local_rows, to_global
 from bert_jax.train.step import num_params
 
 Result = dict[str, Any]

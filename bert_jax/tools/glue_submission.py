@@ -18,10 +18,10 @@ import zipfile
 from collections.abc import Mapping, Sequence
 
 from bert_jax.config.command_line import Parser
+from bert_jax.data import table
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import as_path, check_new_file, read_json, write_whole
 from bert_jax.runtime.process import error_boundary
-from bert_jax.tasks import table
 from bert_jax.tasks.glue import GLUE_TASKS, GlueTask
 from bert_jax.tasks.texts import Names, Numbers
 

@@ -36,18 +36,18 @@ from absl import flags
 from bert_jax.config import ConfigDict, complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import PRETRAINING
-from bert_jax.config.validation import validate
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import Chip, error_boundary, find_chip, versions
+from bert_jax.sharding import Mesh, make_mesh
 from bert_jax.tasks.pretrain import PretrainTask, step_flops
 from bert_jax.text import load_tokenizer
 from bert_jax.text.training import add_words
 from bert_jax.tools import preflight_hlo as hlo
 from bert_jax.train import program as programs
 from bert_jax.train.program import Program, device_bytes
-from bert_jax.train.sharding import Mesh, make_mesh
+from bert_jax.validation import validate
 from bert_jax.weights import load_weights
 
 Record = dict[str, Any]

@@ -49,12 +49,12 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, check_new_file, read_json, write_whole
 from bert_jax.runtime.lease import holder
 from bert_jax.runtime.process import error_boundary, find_chip
+from bert_jax.sharding import Layout
 from bert_jax.tasks.pretrain import step_flops
 from bert_jax.text.vocab import MASK
 from bert_jax.tools.sweep import markdown
 from bert_jax.train.gates import MEANINGS
 from bert_jax.train.report import count, duration, read_records
-from bert_jax.train.sharding import Layout
 from bert_jax.train.step import parameters_of
 from bert_jax.train.workdirs import read_run_fields
 from bert_jax.weights.run_directory import read_description, saved_steps

@@ -46,12 +46,12 @@ from typing import IO, Any, NamedTuple
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import Parser, at_least, config_file, parse_command, run_name
 from bert_jax.config.fields import FIELDS, flat_fields, meant
-from bert_jax.config.validation import check_used, validate
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, tell
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.stopping import Guard
+from bert_jax.validation import check_used, validate
 
 Settings = tuple[tuple[str, str], ...]
 # Fields in which members that share a compiled step may differ, as they are its arguments.

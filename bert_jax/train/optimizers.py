@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from bert_jax.model.encoder import layer_of
 from bert_jax.model.layers import Names, Parameter, path_names
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.train.sharding import deal_out
+from bert_jax.sharding import deal_out
 
 Schedule = Callable[[jax.Array], jax.Array]
 

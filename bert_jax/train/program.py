@@ -25,16 +25,16 @@ from bert_jax import config as config_lib
 from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.config.phases import parse_duration
 from bert_jax.config.phases import phases as phases_of
-from bert_jax.config.validation import check_vocabulary, validate
 from bert_jax.heads.base import Head
 from bert_jax.model.attention import settled
 from bert_jax.model.layers import ModelConfig, Names
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import read_system
 from bert_jax.runtime.process import find_chip
+from bert_jax.sharding import Layout, Mesh, make_mesh, mesh_sizes
 from bert_jax.tasks.opening import Task
 from bert_jax.train import optimizers, step
-from bert_jax.train.sharding import Layout, Mesh, make_mesh, mesh_sizes
+from bert_jax.validation import check_vocabulary, validate
 
 # XLA's messages for a program that is too large: on TPUs "Used 25.02G of 15.75G hbm" (the total) or
 # "required for HLO temporaries (37.12G) exceeds available HBM (15.75G)", on GPUs "trying to

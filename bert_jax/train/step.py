@@ -20,8 +20,8 @@ from bert_jax.heads.base import Batch, Head, Params, Sums
 from bert_jax.model.dropout import dropout_rows
 from bert_jax.model.layers import Names, Parameter, declared_parameters, path_names
 from bert_jax.runtime.errors import Diverged
+from bert_jax.sharding import BATCH_AXES, LEAST_SPLIT, UPDATE_AXES, Layout, tree_shardings
 from bert_jax.train.optimizers import Schedule
-from bert_jax.train.sharding import BATCH_AXES, LEAST_SPLIT, UPDATE_AXES, Layout, tree_shardings
 
 
 @flax.struct.dataclass

@@ -15,8 +15,8 @@ from bert_jax.runtime import checksum, files
 from bert_jax.runtime.checksum import CHECKSUMS
 from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket
+from bert_jax.sharding import VOCAB_MULTIPLE
 from bert_jax.text import load_tokenizer, read_switches, write_switches
-from bert_jax.train.sharding import VOCAB_MULTIPLE
 from bert_jax.weights import formats
 
 # What the section "model" of a run's config.json may hold: the model, how it is computed, the name

@@ -19,7 +19,6 @@ import scipy.stats
 
 from bert_jax import convert
 from bert_jax.config.command_line import parse_command
-from bert_jax.config.validation import validate
 from bert_jax.evaluate import main as evaluate_main
 from bert_jax.predict import load
 from bert_jax.runtime.checksum import check_digest
@@ -28,6 +27,7 @@ from bert_jax.runtime.files import as_path
 from bert_jax.tasks.opening import OPENERS
 from bert_jax.tasks.squad_scores import NEVER_ANSWER
 from bert_jax.train import experiment, program
+from bert_jax.validation import validate
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import write_run
 from tests.conftest import ROOT

@@ -14,7 +14,7 @@ from bert_jax.model.attention import attend, choose
 from bert_jax.model.attention_kernel import MAX_LENGTH
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
-from bert_jax.train.sharding import Layout, make_mesh
+from bert_jax.sharding import Layout, make_mesh
 
 B, S, N, D = 3, 12, 2, 4
 SEGMENTS = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0], [1] * 12, [1] * 7 + [0] * 5], np.int32)

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention_kernel import kernel_attention
-from bert_jax.train.sharding import make_mesh
+from bert_jax.sharding import make_mesh
 from tests.tiny_models import jit
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from bert_jax.heads.tokens import BertFeatureTagger, FeatureCombination
 from bert_jax.model import dropout as drop
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.layers import ModelConfig, path_names
-from bert_jax.train.sharding import Layout, make_mesh
+from bert_jax.sharding import Layout, make_mesh
 from tests.tiny_models import jit, random_like
 
 pytestmark = pytest.mark.slow

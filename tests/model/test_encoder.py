@@ -15,7 +15,7 @@ from bert_jax.heads.pretraining import Pretraining, masked_lm_logits, masked_lm_
 from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import LayerNorm, ModelConfig, declared_parameters, gelu
-from bert_jax.train.sharding import Layout
+from bert_jax.sharding import Layout
 from tests.conftest import check_golden
 from tests.tiny_models import jit
 

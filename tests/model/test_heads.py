@@ -11,7 +11,7 @@ from bert_jax.heads.classification import BertForSequenceClassification
 from bert_jax.heads.pretraining import PADDING_LOGIT, masked_lm_logits, masked_lm_loss, mlm_chunks
 from bert_jax.heads.tokens import BertForTokens
 from bert_jax.model.layers import ModelConfig
-from bert_jax.train.sharding import Layout
+from bert_jax.sharding import Layout
 from tests.tiny_models import jit, random_like
 
 pytestmark = pytest.mark.slow

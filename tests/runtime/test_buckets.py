@@ -8,13 +8,13 @@ import pytest
 
 from bert_jax.convert import main as convert
 from bert_jax.data.corpus import open_source
+from bert_jax.data.table import find_file
 from bert_jax.predict import load
 from bert_jax.predict.__main__ import main as predict
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.glue import read_glue
 from bert_jax.tasks.squad import read_squad
-from bert_jax.tasks.table import find_file
 from bert_jax.tasks.tagging import read_tagged
 from bert_jax.weights import load_weights
 from tests.conftest import RECORDED

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.runtime import checksum
-from bert_jax.train.sharding import make_mesh
+from bert_jax.sharding import make_mesh
 
 X = np.random.default_rng(0).standard_normal((16, 24)).astype(np.float32)
 

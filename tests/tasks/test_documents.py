@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from bert_jax.config.command_line import load_config
-from bert_jax.config.validation import check_used, validate
 from bert_jax.tasks.metrics import METRICS
 from bert_jax.tasks.opening import OPENERS, open_task
+from bert_jax.validation import check_used, validate
 from tests.conftest import ROOT
 from tests.tasks.files import put
 

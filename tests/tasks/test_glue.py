@@ -6,9 +6,9 @@ import gzip
 import numpy as np
 import pytest
 
+from bert_jax.data.table import check_malformed
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.glue import GLUE_TASKS, from_tfds, read_glue
-from bert_jax.tasks.table import check_malformed
 from tests.tasks.files import put
 
 MNLI = ('index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t'

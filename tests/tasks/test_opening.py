@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from bert_jax.config import default_config
+from bert_jax.data import table
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks import table
 from bert_jax.tasks.labelled import ScoredModel, held_out
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.texts import _class_weights

@@ -16,9 +16,9 @@ from bert_jax.data.pairs import Sequences
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.tokens import QuestionAnswering, Tagging
+from bert_jax.inference.engine import Engine
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.engine import Engine
-from bert_jax.train.sharding import MESH_AXES, Layout, make_mesh, to_global
+from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.train.step import TrainState, abstract_state
 from tests.data.stores import make_examples, random_store
 from tests.tasks.contrastive import Contrastive

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from bert_jax.data.pairs import joined
+from bert_jax.data.table import find_file
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.squad import (
     Question,
@@ -22,7 +23,6 @@ from bert_jax.tasks.squad import (
     squad_windows,
 )
 from bert_jax.tasks.squad_scores import v1_scores, v2_scores
-from bert_jax.tasks.table import find_file
 from bert_jax.text.offsets import piece_places
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer

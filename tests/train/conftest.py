@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(scope='module', autouse=True)
 def split_everything():
-    with mock.patch('bert_jax.train.sharding.LEAST_SPLIT', 1):
+    with mock.patch('bert_jax.sharding.LEAST_SPLIT', 1):
         yield

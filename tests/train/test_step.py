@@ -18,9 +18,9 @@ from bert_jax.data.examples import SyntheticExamples
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import Diverged
+from bert_jax.sharding import Layout, to_global
 from bert_jax.train import step as steps
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.train.sharding import Layout, to_global
 from tests.tiny_models import fixed_step
 
 pytestmark = pytest.mark.slow

@@ -19,13 +19,13 @@ import pytest
 import tensorstore
 from flax.traverse_util import flatten_dict
 
+from bert_jax import sharding
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.train import sharding
+from bert_jax.sharding import make_mesh
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.sharding import make_mesh
 from bert_jax.train.step import abstract_state
 from bert_jax.train.workdirs import check_shared
 from bert_jax.weights.formats import Weights, from_tree

@@ -10,7 +10,7 @@ import optax
 
 from bert_jax.model.dropout import CLASSIFIER, dropout
 from bert_jax.model.layers import parameter
-from bert_jax.train.sharding import make_mesh
+from bert_jax.sharding import make_mesh
 from tests.tiny_models import fixed_step
 
 

@@ -11,8 +11,8 @@ from run_model import RECORDED, assert_same_params
 
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
+from bert_jax.sharding import Layout, make_mesh
 from bert_jax.train.checkpoint import Best, Checkpoints
-from bert_jax.train.sharding import Layout, make_mesh
 from bert_jax.train.step import abstract_state
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import from_tree

@@ -7,11 +7,11 @@ import tiny
 
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Sequences
+from bert_jax.inference import engine
+from bert_jax.inference.engine import Engine
 from bert_jax.model.encoder import Pooler
-from bert_jax.predict import engine
 from bert_jax.predict.commands import Model
-from bert_jax.predict.engine import Engine
-from bert_jax.train.sharding import make_mesh
+from bert_jax.sharding import make_mesh
 
 
 def units_of(ids, first_lengths, **more):

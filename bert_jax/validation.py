@@ -12,9 +12,9 @@ from bert_jax.config.fields import FIELDS, LABELLED, LOGGERS, PRETRAINING, flat_
 from bert_jax.config.phases import PHASE_FIELDS, parse_duration, parse_trace, phases
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import check_scheme
+from bert_jax.sharding import VOCAB_MULTIPLE
 from bert_jax.tasks.opening import OPENERS, SHIPPED
 from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
-from bert_jax.train.sharding import VOCAB_MULTIPLE
 
 _ANY_NUMBER = 10**9  # of examples and steps, before they are known
 

@@ -32,7 +32,7 @@ from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import hosts
-from bert_jax.train.sharding import Layout, Mesh, local_rows, to_global
+from bert_jax.sharding import Layout, Mesh, local_rows, to_global
 
 Outputs = dict[str, np.ndarray]
 # From parameters and a packed batch to arrays [R, K, ...] by unit or [R, S, ...] by token. Each
