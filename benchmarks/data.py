@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.config import complete, default_config
+from bert_jax.config import default_config
 from bert_jax.config.command_line import Parser
 from bert_jax.data.corpus import open_source
 from bert_jax.data.examples import train_batches
@@ -31,6 +31,7 @@ from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.pretrain import TextData
 from bert_jax.text import load_tokenizer
 from bert_jax.tools.bench import Result, figure, report
+from bert_jax.validation import complete
 
 _WARM_UP_BATCHES = 64
 

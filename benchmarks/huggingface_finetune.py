@@ -54,9 +54,10 @@ def our_trainer(args: argparse.Namespace) -> Train:
 
     import jax
 
-    from bert_jax import config as config_lib
+    from bert_jax.run_setup import open_mesh
     from bert_jax.tasks.opening import open_task
-    from bert_jax.train.program import build_program, numbers_of, open_mesh
+    from bert_jax.train.program import build_program, step_inputs
+    from bert_jax.validation import complete
     from bert_jax.weights import load_weights
     from bert_jax.weights.warm_start import warm_start
 
@@ -67,18 +68,18 @@ def our_trainer(args: argparse.Namespace) -> Train:
     config = module.get_config(args.task)
     config.init_checkpoint, config.data.source, config.seed = args.model, args.data, args.seed
     published = load_weights(args.model)
-    config = config_lib.complete(config, published)
+    config = complete(config, published)
     mesh = open_mesh(config, jax.devices())
     task = open_task(config)
     program = build_program(config, mesh, task)
     state = program.init(config.seed)
     state = dataclasses.replace(
         state, params=warm_start(
-            published, state.params, program.objective.config, head=task.head,
+            published, state.params, program.head.config, head=task.head,
             labels=task.labels,
             vocab_file=task.vocab_path))
-    numbers = numbers_of(program)
-    phase = task.phase(program.objective, program.eval_step, program.phases, 0, mesh)
+    numbers = step_inputs(program)
+    phase = task.phase(program.head, program.eval_step, program.phases, 0, mesh)
     assert task.num_examples
     steps = args.steps or task.num_examples // phase.batch_size
     shapes = {b['input_ids'].shape: b for b in itertools.islice(phase.batches(0), steps)}

@@ -35,12 +35,13 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from bert_jax.config import complete, data_config_of
+from bert_jax.config import data_config_of
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import PRETRAINING, flat_fields, section_of
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_folder, read_json, write_whole
 from bert_jax.runtime.process import error_boundary
+from bert_jax.validation import complete
 
 # Fields that decide which examples there are, how they are cut, and what is predicted for them; the
 # fields of the task's own section do so, too.
@@ -72,10 +73,11 @@ def evaluate(
     import jax
     import optax
 
+    from bert_jax.run_setup import open_mesh
     from bert_jax.tasks.labelled import ScoredModel, as_known
     from bert_jax.tasks.opening import open_task
     from bert_jax.text import read_switches
-    from bert_jax.train.program import model_config, open_mesh
+    from bert_jax.train.program import model_config
     from bert_jax.train.step import make_init
     from bert_jax.train.workdirs import read_run_fields
     from bert_jax.weights import load_weights
@@ -108,7 +110,7 @@ def evaluate(
     vocabulary = b''
     sums: Any = None
     # Equal models share an objective, by which compiled steps are cached.
-    objective_of = functools.cache(lambda bert: task.objective(bert))
+    objective_of = functools.cache(lambda bert: task.make_head(bert))
     for model in models:
         published = load_weights(model, any_head=True)
         completed = complete(config, published)

@@ -15,55 +15,52 @@ import sys
 from typing import Any
 
 from absl import flags, logging
+from ml_collections import ConfigDict
 
 from bert_jax.config.command_line import parse_command, run_name
-from bert_jax.runtime import hosts
-from bert_jax.runtime.errors import Diverged, InputError, Stopped
-from bert_jax.runtime.files import as_path
-from bert_jax.runtime.process import answer, error_boundary
-from bert_jax.runtime.stopping import Guard
-from bert_jax.validation import check_used, validate
+from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.process import error_boundary
 
 
 def main(argv: list[str]) -> None:
     with error_boundary():
-        f: Any = flags.FlagValues()
-        f.append_flag_values(flags.FLAGS)  # absl's own, such as --verbosity
-        flags.DEFINE_string('workdir', '', 'Run directory; default: runs/NAME.', flag_values=f)
-        config, file = parse_command(argv, __doc__ or '', f)
-        if not f['verbosity'].present:
-            logging.set_verbosity(logging.FATAL)  # errors that end the run are printed in one line
-        if not f.workdir:
-            f.workdir = f'runs/{run_name(file)}' + '-debug' * config.debug
-            print(f'run directory: {f.workdir}', flush=True)
+        config, workdir = _parse(argv)
+    with error_boundary():
+        # They load jax, for which --help and a wrong flag do not wait.
+        from bert_jax.run_setup import open_run
+        from bert_jax.runtime.hosts import say
+        from bert_jax.train.experiment import train_run
+        from bert_jax.train.session import run_session
+        from bert_jax.validation import check_used, validate
+
         validate(config)
         check_used(config)
-        workdir = as_path(f.workdir)
-    guard = Guard()
-    try:
-        hosts.connect()
-        guard.start()
-        hosts.check_accelerators()
-        from bert_jax.train.experiment import open_run, train_run
-        from bert_jax.train.workdirs import opened
-
-        with opened(workdir) as claim:
-            def should_stop(step: int) -> bool:
-                if claim is not None:
-                    claim.check()
-                return guard.should_stop(step)
-
-            result = train_run(open_run(config, [workdir]), workdir, should_stop, watch=guard.watch)
-        guard.finish()
-    except (Stopped, Exception) as error:
-        message, status = answer(error, workdir, workdir if hosts.first() else None)
-        # Other errors may come from another host that ended, which makes collectives fail here.
-        guard.fail(message, status, isinstance(error, (Stopped, InputError, Diverged)))
+    with run_session(workdir) as session:
+        result = train_run(
+            open_run(config, [workdir]), workdir, session.should_stop, watch=session.guard.watch)
     with error_boundary():
         # The scores of the best evaluation if that is the result; those of the last are in
         # metrics.jsonl, as those of all are.
-        hosts.say('result ' + json.dumps({
-            name: value for name, value in result.items() if not name.startswith('last/')}))
+        shown = {name: value for name, value in result.items() if not name.startswith('last/')}
+        say('result ' + json.dumps(shown))
+
+
+def _parse(argv: list[str]) -> tuple[ConfigDict, Path]:
+    """The config and the run directory of a command line."""
+    own_flags: Any = flags.FlagValues()
+    own_flags.append_flag_values(flags.FLAGS)  # absl's own, such as --verbosity
+    flags.DEFINE_string(
+        'workdir', '', 'Run directory; default: runs/NAME.', flag_values=own_flags)
+    config, file = parse_command(argv, __doc__ or '', own_flags)
+    if not own_flags['verbosity'].present:
+        logging.set_verbosity(logging.FATAL)  # errors that end the run are printed in one line
+    workdir = own_flags.workdir
+    if not workdir:
+        workdir = f'runs/{run_name(file)}'
+        if config.debug:
+            workdir += '-debug'
+        print(f'run directory: {workdir}', flush=True)
+    return config, as_path(workdir)
 
 
 if __name__ == '__main__':

@@ -275,3 +275,15 @@ def to_global(
     if mesh.size == 1:
         return jax.device_put(dict(local_batch), sharding)
     return {name: place(x) for name, x in local_batch.items()}
+
+
+def check_vocabulary(vocab_size: int, tensor: int) -> None:
+    """Checks that the tensor axis divides the padded vocabulary.
+
+    Raises:
+      InputError: it does not (powers of two up to 128 always do).
+    """
+    padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    if padded % tensor:
+        raise InputError(f'config.mesh.tensor={tensor} does not divide the {padded:,} rows of the '
+                         'padded vocabulary: take a power of two')

@@ -1,4 +1,8 @@
-"""Checks a config before anything is built: each field by its row, then rules between fields."""
+"""What only makes sense of several sections of a config together.
+
+`complete` fills in what the weights to start from determine. `validate` checks each field by its
+row, then the rules between fields; `check_used` refuses settings that the task ignores.
+"""
 
 import math
 from collections.abc import Iterable
@@ -6,18 +10,90 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import DECIDED, SIZES, complete, default_config, model_sizes
+from bert_jax.config import DECIDED, SIZES, default_config, model_sizes
 from bert_jax.config.bert_config import Allowed, fault
 from bert_jax.config.fields import FIELDS, LABELLED, LOGGERS, PRETRAINING, flat_fields, section_of
 from bert_jax.config.phases import PHASE_FIELDS, parse_duration, parse_trace, phases
+from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.runtime.files import check_scheme
-from bert_jax.sharding import VOCAB_MULTIPLE
+from bert_jax.runtime.files import as_path, check_scheme
+from bert_jax.sharding import check_vocabulary
 from bert_jax.tasks.opening import OPENERS, SHIPPED
+from bert_jax.text import find_lowercase, load_tokenizer
 from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
 
 _ANY_NUMBER = 10**9  # of examples and steps, before they are known
+# They may differ from the checkpoint: the position table can be cut or repeated, and fine-tuning
+# can add a BiLSTM.
+_RESIZED = ('max_position_embeddings', 'bilstm')
 
+
+def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
+    """A copy in which the fields that `init_checkpoint` determines are filled in.
+
+    Args:
+      config: a whole config.
+      published: the weights of `init_checkpoint`, or None without one.
+
+    Raises:
+      InputError: the config contradicts the weights, or nothing determines the model's size.
+    """
+    c = ConfigDict(config.copy_and_resolve_references()).unlock()
+    if published is None:
+        if not c.model.name and None in (c.model[size] for size in SIZES):
+            raise InputError(
+                'config.model.name is empty, which means the size of config.init_checkpoint: set '
+                "one of them, such as --config.init_checkpoint=DIR or --config.model.name='base'")
+    elif c.model.name:
+        c.model.update(model_sizes(c))
+    for option in DECIDED:
+        ours = c.model[option.name]
+        theirs = option.default if published is None else published.model[option.name]
+        if ours is None:
+            c.model[option.name] = theirs
+        elif published is not None and option.role == 'shape' and ours != theirs and (
+                option.name not in _RESIZED):
+            named = f' (of config.model.name={c.model.name!r})' * bool(c.model.name)
+            left = 'config.model.name empty' if option.name in SIZES else 'it out'
+            raise InputError(f'config.model.{option.name}={ours}{named}, but {published.source} '
+                             f"has {theirs}: leave {left} to take the checkpoint's, or add "
+                             '--config.init_checkpoint= to begin with random weights')
+    if c.debug:  # `LabelledTask` shortens the evaluations of other tasks
+        with c.ignore_type():
+            c.train.update(steps=max(3, len(c.phases)), log_every=1, eval_every=0, save_every=0,
+                           max_eval_examples=c.train.eval_batch_size, profile='')
+    c.data.lowercase = _lowercase(c.data.vocab_file, c.data.lowercase, published)
+    if published is not None and not c.data.vocab_file and published.vocab_file is not None:
+        c.data.vocab_file = str(published.vocab_file)
+        num_tokens = len(load_tokenizer(published.vocab_file, c.data.lowercase).vocab)
+        if not (c.model.vocab_size or c.data.add_tokens) and (
+                num_tokens < published.model['vocab_size']):
+            c.model.vocab_size = published.model['vocab_size']  # an embedding that was padded
+    return c.lock()
+
+
+def _lowercase(vocab_file: str, stated: bool | None, published: Any) -> bool:
+    """`data.lowercase`: as stated, else as the vocabulary or the weights have it; says which.
+
+    Args:
+      vocab_file, stated: fields of the config; either may be empty.
+      published: as for `complete`.
+    """
+    of_weights = None if published is None else published.lowercase
+    if vocab_file and as_path(vocab_file).exists():  # else it is refused where it is read
+        found, why = find_lowercase(vocab_file, of_weights)
+    else:
+        found, why = of_weights is not False, ''
+    if published is not None and not why:
+        why = f'as in {published.source}'
+    if stated is None:
+        if vocab_file and why and not found:
+            hosts.say(f'note: config.data.lowercase=False: {why}')
+        return found
+    if why and stated != found:
+        hosts.say(f'warning: config.data.lowercase={stated}, but {why}: leave it empty to take '
+                  f'{found}')
+    return stated
 
 def check_used(config: ConfigDict) -> None:
     """Refuses settings of a valid config that its task ignores.
@@ -163,15 +239,3 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
            f'{math.ceil(rows / (devices * parts)) * devices * parts}')
           for path, rows, parts in batches)))
     check_vocabulary(config.model.vocab_size, mesh.tensor)
-
-
-def check_vocabulary(vocab_size: int, tensor: int) -> None:
-    """Checks that the tensor axis divides the padded vocabulary.
-
-    Raises:
-      InputError: it does not (powers of two up to 128 always do).
-    """
-    padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-    if padded % tensor:
-        raise InputError(f'config.mesh.tensor={tensor} does not divide the {padded:,} rows of the '
-                         'padded vocabulary: take a power of two')

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from bert_jax.config import complete, default_config, model_sizes
+from bert_jax.config import default_config, model_sizes
 from bert_jax.config.bert_config import Range
 from bert_jax.config.command_line import config_file, load_config, parse_command
 from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields
@@ -26,7 +26,7 @@ from bert_jax.tasks.pretrain import run_flops, too_few_slots
 from bert_jax.tools.preflight import without_data
 from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments
-from bert_jax.validation import check_vocabulary, validate
+from bert_jax.validation import check_vocabulary, complete, validate
 from tests.conftest import ROOT, check_golden
 from tests.refusals import refused
 

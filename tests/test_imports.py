@@ -1,42 +1,68 @@
-"""The package's layers: imports point down, few files import TensorFlow, files stay short."""
+"""The package's layers: imports point down, and `--help` loads little."""
 
 import ast
 import graphlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = sorted((ROOT / 'bert_jax').rglob('*.py'))
+PACKAGE = ROOT / 'bert_jax'
+FILES = sorted(PACKAGE.rglob('*.py'))
 
-TENSORFLOW_FILES = {
-    'data/corpus.py', 'data/tokenize.py', 'data/records.py',
-    'predict/export.py', 'runtime/process.py',
-    'weights/tf1.py',
-}
-FLOORS = [
-    {'runtime', 'config', 'train.sharding', 'text',
-     'tasks.metrics', 'tasks.table', 'data.stateless'},
-    {'data', 'model', 'heads', 'weights'},
-    {'train', 'predict.engine'},
-    {'tasks'},
-    {'predict', 'config.validation', 'train.program', 'train.experiment'},
-    {'__main__', 'main', 'evaluate', 'convert', 'predict.__main__', 'tools'},
+# Folders, and modules beside them, from the ground up: each imports itself and those above it in
+# this list, and no other. No command imports another.
+LAYERS = [
+    'runtime',
+    'config',
+    'sharding',
+    'text',
+    'data',
+    'model',
+    'heads',
+    'weights',
+    'inference',
+    'train',
+    'tasks',
+    'validation',
+    'run_setup',
+    'predict',
+    'tools',
 ]
-# Packages of one floor that import each other only as given here: heads use the model, and weights
-# use the models that they start.
-BESIDE = {'data': (), 'model': (), 'heads': ('model',), 'weights': ('model', 'heads')}
+COMMANDS = ['__main__', 'main', 'evaluate', 'convert']
+# The config object stops here: functions of these folders take keyword arguments.
+WITHOUT_CONFIG_OBJECT = ['runtime', 'sharding', 'text', 'data', 'model', 'heads', 'weights',
+                         'inference']
+TENSORFLOW_FILES = [
+    'data/corpus.py',
+    'data/records.py',
+    'data/tokenize.py',
+    'predict/export.py',
+    'runtime/process.py',
+    'weights/tf1.py',
+]
+TENSORFLOW = {'tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'keras'}
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT / 'bert_jax').with_suffix('').parts
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix('').parts[0]
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix('').parts
     return '.'.join(part for part in parts if part != '__init__')
 
 
-MODULES = {module_name(path) for path in FILES}
+MODULES = {module_of(path) for path in FILES}
 
 
-def imports(path: Path) -> set[str]:
+def imported_names(path: Path) -> set[str]:
     """Absolute names that a file imports, anywhere in it."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
@@ -48,52 +74,62 @@ def imports(path: Path) -> set[str]:
     return names
 
 
-def ours(path: Path) -> set[str]:
-    """Modules of this package that a file imports, as in FLOORS."""
-    names = {name.removeprefix('bert_jax.') for name in imports(path)
-             if name.startswith('bert_jax.')}
-    return {name if name in MODULES else name.rpartition('.')[0] for name in names} - {''}
+def imported_modules(path: Path) -> set[str]:
+    """Modules of the package that a file imports."""
+    names = imported_names(path)
+    return {module for module in MODULES if module in names or any(
+        name.rpartition('.')[0] == module and name not in MODULES for name in names)}
 
 
-def room(module: str) -> str:
-    """The top-level package that a module is in, or the top-level module itself."""
-    return module.partition('.')[0]
+def imported_layers(path: Path) -> set[str]:
+    """Folders and modules of the package that a file imports."""
+    layers = set()
+    for name in imported_names(path):
+        parts = name.split('.')
+        if parts[0] == 'bert_jax' and len(parts) > 1:
+            layers.add(parts[1])
+    return layers
 
 
-def floor(module: str) -> int:
-    for name in (module, room(module)):  # a module's own floor before its package's
-        for number, modules in enumerate(FLOORS):
-            if name in modules:
-                return number
-    raise AssertionError(f'{module} has no floor: add it to FLOORS')
-
-
-@pytest.mark.parametrize('path', FILES[1:], ids=module_name)
-def test_a_module_keeps_the_rules(path):
-    module, others = module_name(path), ours(path)
-    packages = {name.partition('.')[0] for name in imports(path)}
-    above = {other for other in others if floor(other) > floor(module)}
-    assert not above, 'imports point down the floors'
-    if floor(module) == len(FLOORS) - 1:
-        commands = {room(other) for other in others if floor(other) == len(FLOORS) - 1}
-        assert commands <= {room(module)}, 'no command imports another'
-    if room(module) in BESIDE:
-        met = {room(other) for other in others} & BESIDE.keys()
-        assert met <= {room(module), *BESIDE[room(module)]}, 'only as in BESIDE'
-    if packages & {'tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'keras'}:
-        assert path.relative_to(ROOT / 'bert_jax').as_posix() in TENSORFLOW_FILES
-    if 0 < floor(module) < 3:
-        assert 'config' not in others and 'ml_collections' not in packages, 'it stops at tasks/'
-    assert 'configs' not in packages
-    # A file is as long as its subject, 800 lines at most.
-    assert len(path.read_text(encoding='utf-8').splitlines()) <= 800
+@pytest.mark.parametrize('path', FILES[1:], ids=name_of)
+def test_imports_point_down(path):
+    layer = layer_of(path)
+    below = LAYERS if layer in COMMANDS else LAYERS[:LAYERS.index(layer)]
+    assert imported_layers(path) <= {layer, *below}
 
 
 def test_no_cycles():
-    graphlib.TopologicalSorter({module_name(path): ours(path) for path in FILES}).prepare()
+    graph = {module_of(path): imported_modules(path) for path in FILES[1:]}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize('path', FILES[1:], ids=name_of)
+def test_tensorflow_and_the_config_object_stay_in_their_places(path):
+    packages = {name.partition('.')[0] for name in imported_names(path)}
+    if packages & TENSORFLOW:
+        assert name_of(path) in TENSORFLOW_FILES
+    if layer_of(path) in WITHOUT_CONFIG_OBJECT:
+        assert 'ml_collections' not in packages
+    assert 'configs' not in packages
 
 
 def test_configs_import_only_the_config_module():
     for path in (ROOT / 'configs').glob('*.py'):
-        assert {name.split('.')[0] for name in imports(path)} <= {'bert_jax', '__future__'}
-        assert ours(path) == {'config'}, path
+        packages = {name.partition('.')[0] for name in imported_names(path)}
+        assert packages <= {'bert_jax', '__future__'}, path
+        assert imported_layers(path) == {'config'}, path
+
+
+@pytest.mark.parametrize('arguments', [('--help',), ('--no_such_flag',), ('--config=missing.py',)])
+def test_help_and_wrong_flags_load_neither_jax_nor_tensorflow(arguments):
+    code = (
+        'import sys\n'
+        'from bert_jax.main import main\n'
+        'try:\n'
+        f'    main({["main", *arguments]!r})\n'
+        'except SystemExit:\n'
+        '    pass\n'
+        "print('loaded', sorted({'jax', 'flax', 'tensorflow'} & set(sys.modules)))\n")
+    process = subprocess.run(
+        [sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[-1] == 'loaded []'

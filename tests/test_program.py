@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bert_jax.config import complete, default_config
+from bert_jax.config import default_config
 from bert_jax.model import attention as attention_module
+from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.opening import open_task
 from bert_jax.train import program as program_lib
+from bert_jax.validation import complete
 
 
 @pytest.fixture(scope='module')
@@ -28,7 +30,7 @@ def program():
         dict(steps=3, max_seq_length=16, max_predictions_per_seq=2, batch_size=8),
         dict(steps=2, max_seq_length=64, max_predictions_per_seq=8, batch_size=16))
     config = complete(config)
-    mesh = program_lib.open_mesh(config, jax.devices()[:2])
+    mesh = open_mesh(config, jax.devices()[:2])
     return program_lib.build_program(config, mesh, open_task(config))
 
 
@@ -39,7 +41,7 @@ def test_steps_of_a_phase_are_called_with_its_batches(program):
     assert batch['input_ids'].shape == (16, 64) and held_out['input_ids'].shape == (8, 64)
     assert batch['masked_lm_positions'].shape == (16, 8)
     rows = next(program.task.phase(
-        program.objective, program.eval_step, program.phases, 1, program.mesh).batches(0))
+        program.head, program.eval_step, program.phases, 1, program.mesh).batches(0))
     for name, x in rows.items():  # what training will pass
         assert (x.shape, x.dtype) == (batch[name].shape, batch[name].dtype)
         assert x.sharding.is_equivalent_to(batch[name].sharding, x.ndim)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.train.step import Numbers, abstract_state, make_train_step
+from bert_jax.train.step import StepInputs, abstract_state, make_train_step
 
 # Halves the compilation time; the programs run only for moments.
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
@@ -26,5 +26,5 @@ def fixed_step(objective, optimizer, schedule, mesh, *, seed=0, **how):
     """The train step of one seed and schedule: (state, batch) -> (state, metrics)."""
     step = make_train_step(objective, lambda _: (optimizer, schedule),
                            abstract_state(objective, optimizer, mesh), mesh, **how)
-    numbers = Numbers(np.uint32(seed), np.zeros(0, np.float32))
+    numbers = StepInputs(np.uint32(seed), np.zeros(0, np.float32))
     return jax.jit(lambda state, batch: step(state, numbers, batch), donate_argnums=0)

@@ -21,10 +21,7 @@ except ModuleNotFoundError:  # requirements are not installed, so no command can
 
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields, section_of
-from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.runtime.files import as_path
-from bert_jax.text import find_lowercase, load_tokenizer
 
 # Layers, width and heads: Table 1 of the paper (base, large), and the names that
 # google-research/bert's release of March 2020 gives to four of its 24 miniatures. Any other size
@@ -42,9 +39,6 @@ UNCASED, CASED = 'hf:google-bert/bert-base-uncased', 'hf:google-bert/bert-base-c
 SIZES = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size')  # have no default
 # Model options that a checkpoint determines.
 DECIDED = tuple(o for o in OPTIONS if o.role != 'trains' and o.name != 'vocab_size')
-# They may differ from the checkpoint: the position table can be cut or repeated, and fine-tuning
-# can add a BiLSTM.
-_RESIZED = ('max_position_embeddings', 'bilstm')
 
 
 def default_config(task: str = 'pretrain') -> ConfigDict:
@@ -123,71 +117,3 @@ def model_sizes(config: ConfigDict) -> dict[str, int]:
                          + nearest(m.name, [*MODEL_SIZES, 'L-12_H-768_A-12']))
     sizes = (layers, hidden, heads, 4 * given.get('hidden_size', hidden))
     return dict(zip(SIZES, sizes, strict=True)) | given
-
-
-def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
-    """A copy in which the fields that `init_checkpoint` determines are filled in.
-
-    Args:
-      config: a whole config.
-      published: the weights of `init_checkpoint`, or None without one.
-
-    Raises:
-      InputError: the config contradicts the weights, or nothing determines the model's size.
-    """
-    c = ConfigDict(config.copy_and_resolve_references()).unlock()
-    if published is None:
-        if not c.model.name and None in (c.model[size] for size in SIZES):
-            raise InputError(
-                'config.model.name is empty, which means the size of config.init_checkpoint: set '
-                "one of them, such as --config.init_checkpoint=DIR or --config.model.name='base'")
-    elif c.model.name:
-        c.model.update(model_sizes(c))
-    for option in DECIDED:
-        ours = c.model[option.name]
-        theirs = option.default if published is None else published.model[option.name]
-        if ours is None:
-            c.model[option.name] = theirs
-        elif published is not None and option.role == 'shape' and ours != theirs and (
-                option.name not in _RESIZED):
-            named = f' (of config.model.name={c.model.name!r})' * bool(c.model.name)
-            left = 'config.model.name empty' if option.name in SIZES else 'it out'
-            raise InputError(f'config.model.{option.name}={ours}{named}, but {published.source} '
-                             f"has {theirs}: leave {left} to take the checkpoint's, or add "
-                             '--config.init_checkpoint= to begin with random weights')
-    if c.debug:  # `LabelledTask` shortens the evaluations of other tasks
-        with c.ignore_type():
-            c.train.update(steps=max(3, len(c.phases)), log_every=1, eval_every=0, save_every=0,
-                           max_eval_examples=c.train.eval_batch_size, profile='')
-    c.data.lowercase = _lowercase(c.data.vocab_file, c.data.lowercase, published)
-    if published is not None and not c.data.vocab_file and published.vocab_file is not None:
-        c.data.vocab_file = str(published.vocab_file)
-        num_tokens = len(load_tokenizer(published.vocab_file, c.data.lowercase).vocab)
-        if not (c.model.vocab_size or c.data.add_tokens) and (
-                num_tokens < published.model['vocab_size']):
-            c.model.vocab_size = published.model['vocab_size']  # an embedding that was padded
-    return c.lock()
-
-
-def _lowercase(vocab_file: str, stated: bool | None, published: Any) -> bool:
-    """`data.lowercase`: as stated, else as the vocabulary or the weights have it; says which.
-
-    Args:
-      vocab_file, stated: fields of the config; either may be empty.
-      published: as for `complete`.
-    """
-    of_weights = None if published is None else published.lowercase
-    if vocab_file and as_path(vocab_file).exists():  # else it is refused where it is read
-        found, why = find_lowercase(vocab_file, of_weights)
-    else:
-        found, why = of_weights is not False, ''
-    if published is not None and not why:
-        why = f'as in {published.source}'
-    if stated is None:
-        if vocab_file and why and not found:
-            hosts.say(f'note: config.data.lowercase=False: {why}')
-        return found
-    if why and stated != found:
-        hosts.say(f'warning: config.data.lowercase={stated}, but {why}: leave it empty to take '
-                  f'{found}')
-    return stated

@@ -35,7 +35,8 @@ from bert_jax.runtime.hub import split_of
 from bert_jax.runtime.process import has_tensorflow, loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, batch_sharding, local_rows, to_global
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
-from bert_jax.train.step import EvalStep, Phase
+from bert_jax.train.step import EvalStep
+from bert_jax.train.task import Phase
 
 Results = tuple[dict[str, float], dict[str, str]]  # metrics, contents of files, by name
 # Row lengths to choose from. A row holds at least the longest unit.
@@ -108,7 +109,7 @@ class EvalSet(NamedTuple):
 class LabelledTask:
     """A task on labelled examples: its data, its loss, and a run's evaluation and files.
 
-    The training loop knows no tasks but this class and `tasks.pretrain.PretrainTask`.
+    It is one of the kinds of `train.task.Task`.
 
     Attributes:
       config: of the run.
@@ -146,6 +147,7 @@ class LabelledTask:
     guessing: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     keeps_best = True
+    make_gates = None  # a run is short and soon has scores, so no early warnings are needed
 
     def __post_init__(self) -> None:
         t = self.tokenization
@@ -181,7 +183,7 @@ class LabelledTask:
         return result | {f'examples of set {i} {eval_set.name}'.rstrip(): eval_set.units.digest()
                          for i, eval_set in enumerate(self.sets)}
 
-    def objective(self, bert: ModelConfig) -> Head:
+    def make_head(self, bert: ModelConfig) -> Head:
         """The head that is trained on an encoder.
 
         Raises:
@@ -223,10 +225,10 @@ class LabelledTask:
                 local = local_rows(mesh, num_rows)
                 yield to_global(mesh, packed_batch(train, plan, step, local), num_rows, local)
 
-        self._predictors = self.predictors(objective, mesh)
+        predictors = self.predictors(objective, mesh)
 
         def evaluate(params: Any) -> dict[str, float]:
-            outputs = [predict(params) for predict in self._predictors[: len(self.evaluated)]]
+            outputs = [predict(params) for predict in predictors[: len(self.evaluated)]]
             for eval_set, result in zip(self.evaluated, outputs, strict=True):
                 if name := not_finite(result):  # argmax would choose a label from NaN, too
                     return {f'{eval_set.name}{name}': math.nan}
@@ -256,12 +258,11 @@ class LabelledTask:
         return Plan(order, rows, int(train.lengths.max()), np.full(steps, batch_size), 1,
                     int(train.lengths[order].sum()))
 
-    def gates(self, *run: Any, **start: Any) -> None:
-        """None: a run is short and soon has scores, so no early warnings are needed."""
-
-    def finish(self, params: Any, metrics: dict[str, float], workdir: Path) -> dict[str, Any]:
+    def write_results(
+        self, head: Head, mesh: Mesh, params: Any, metrics: Mapping[str, float], workdir: Path
+    ) -> dict[str, Any]:
         """Writes the predictions of all sets; returns the metrics that go into `inference`."""
-        _, files = self.results([predict(params) for predict in self._predictors])
+        _, files = self.results([predict(params) for predict in self.predictors(head, mesh)])
         if jax.process_index() == 0:
             for name, content in files.items():
                 write_whole(workdir / name, content)

@@ -9,13 +9,12 @@ from ml_collections import ConfigDict
 
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
-from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tasks.squad import open_squad
 from bert_jax.tasks.tagging import open_conll, open_tagging
 from bert_jax.tasks.texts import open_own_texts
-
-Task = PretrainTask | LabelledTask
+from bert_jax.train.task import Task
 
 # Each reads the data of a completed config. For a model that is only scored, downstream tasks leave
 # out the training data.

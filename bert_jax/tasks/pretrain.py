@@ -40,7 +40,8 @@ from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.text import check_known, load_tokenizer
 from bert_jax.train.gates import Gates
-from bert_jax.train.step import EvalStep, Phase, evaluate
+from bert_jax.train.step import EvalStep, evaluate
+from bert_jax.train.task import Phase
 
 _ENOUGH_SLOTS = 0.95  # of the masked share: google-research/bert has 76 for 512, which is 0.99
 _LOOKED_AT = 1_000_000  # pieces of a text that are checked for [UNK]
@@ -309,13 +310,14 @@ def weighted_sources(source: Any, field: str = 'data.source') -> list[tuple[str,
 
 
 class PretrainTask:
-    """Pre-training, with what the training loop uses of `labelled.LabelledTask`."""
+    """Pre-training: one of the kinds of `train.task.Task`."""
 
     head = 'pretraining'
     labels: tuple[str, ...] = ()
     frozen = ''
     keeps_best = False
     inference: Mapping[str, Any] = {}
+    write_results = None  # the checkpoints are all there is
 
     def __init__(self, config: ConfigDict, scored: ScoredModel | None = None):
         del scored  # the data is opened in the same way for training and for evaluation
@@ -364,7 +366,7 @@ class PretrainTask:
         loss, kind = self.data.frequency_loss(), 'lm' if self._config.model.causal else 'mlm'
         return {} if loss is None else {f'{kind}_loss': loss, f'{kind}_perplexity': math.exp(loss)}
 
-    def objective(self, bert: ModelConfig) -> Pretraining:
+    def make_head(self, bert: ModelConfig) -> Pretraining:
         return Pretraining(bert, next_sentence=self._config.data.next_sentence)
 
     def batch_shapes(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
@@ -442,7 +444,7 @@ class PretrainTask:
             + (f' in {num_rows} rows' if packed_rows else '')
             + ''.join(f', {name} {phase[name]}' for name in PHASE_ROWS if name in phase))
 
-    def gates(
+    def make_gates(
         self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
     ) -> Gates:
         guessing = math.log(objective.config.vocab_size)
@@ -464,9 +466,6 @@ class PretrainTask:
         with config.unlocked():
             config.seed = seed
         return type(self)(config)  # other pairs and masks of the same token store
-
-    def finish(self, *_: Any) -> dict[str, Any]:
-        return {}  # the checkpoints are all there is
 
 
 def too_few_slots(max_seq_length: int, max_predictions_per_seq: int, masked_lm_prob: float) -> str:

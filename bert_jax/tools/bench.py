@@ -25,10 +25,11 @@ from typing import Any
 
 import jax
 
-from bert_jax.config import complete, default_config
+from bert_jax.config import default_config
 from bert_jax.config.command_line import Parser, at_least
 from bert_jax.data.examples import train_batches
 from bert_jax.model.flops import train_flops
+from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.hosts import say
@@ -36,8 +37,9 @@ from bert_jax.runtime.process import error_boundary, find_chip, processor, versi
 from bert_jax.sharding import local_rows, to_global
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tools.preflight import grid
-from bert_jax.train.program import build_program, numbers_of, open_mesh
+from bert_jax.train.program import build_program, step_inputs
 from bert_jax.train.step import num_params
+from bert_jax.validation import complete
 
 Result = dict[str, Any]
 _NUM_BATCHES = 4  # different batches, put on the device beforehand and used in turn
@@ -66,8 +68,8 @@ def step(o: argparse.Namespace) -> Result:
     config = complete(config)
     mesh, task = open_mesh(config, jax.devices()), PretrainTask(config)
     program = build_program(config, mesh, task)
-    numbers = numbers_of(program)
-    m, state = program.objective.config, program.init(config.seed)
+    numbers = step_inputs(program)
+    m, state = program.head.config, program.init(config.seed)
     local = local_rows(mesh, o.batch_size)
     batches = [
         to_global(mesh, batch, o.batch_size, local)

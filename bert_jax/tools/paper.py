@@ -56,7 +56,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.config import ConfigDict, complete, model_sizes
+from bert_jax.config import ConfigDict, model_sizes
 from bert_jax.config.command_line import Parser, at_least, config_file, load_config
 from bert_jax.config.fields import FIELDS, PRETRAINING, WITHOUT_A_SAY, flat_fields
 from bert_jax.config.phases import phases
@@ -69,6 +69,7 @@ from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.preflight import without_data
 from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config
 from bert_jax.train.workdirs import read_run_fields
+from bert_jax.validation import complete
 from bert_jax.weights import load_weights
 
 Cell = dict[str, Any]

@@ -33,9 +33,10 @@ from typing import Any
 import jax
 from absl import flags
 
-from bert_jax.config import ConfigDict, complete
+from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import PRETRAINING
+from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.hosts import say
@@ -47,7 +48,7 @@ from bert_jax.text.training import add_words
 from bert_jax.tools import preflight_hlo as hlo
 from bert_jax.train import program as programs
 from bert_jax.train.program import Program, device_bytes
-from bert_jax.validation import validate
+from bert_jax.validation import complete, validate
 from bert_jax.weights import load_weights
 
 Record = dict[str, Any]
@@ -91,7 +92,7 @@ def measure_phase(
     batch = memory.arguments - params - moments
     growing = max(memory.temporaries - gradients, 1) + batch
     fixed = sum(memory) - growing
-    flops = step_flops(program.objective.config, phase) / phase['batch_size']
+    flops = step_flops(program.head.config, phase) / phase['batch_size']
     record = phase | {
         'name': name, 'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
         'rows_at_once': rows_at_once,
@@ -381,7 +382,7 @@ def main(argv: Sequence[str]) -> None:
         meshes = {}
         for name in slices:
             devices = hlo.open_topology(name)
-            meshes[name] = programs.open_mesh(config, devices)
+            meshes[name] = open_mesh(config, devices)
             data, fsdp, tensor = meshes[name].shape.values()
             for size in (fsdp // 2, 2 * fsdp, 4 * fsdp) if f.best else ():
                 if size and data * fsdp % size == 0:

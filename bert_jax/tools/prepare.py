@@ -17,10 +17,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bert_jax.config import complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import error_boundary
+from bert_jax.validation import complete
 
 
 def main(argv: Sequence[str]) -> None:

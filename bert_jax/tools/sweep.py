@@ -329,7 +329,7 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
     Raises:
       InputError: the config cannot work.
     """
-    from bert_jax.train.experiment import open_run
+    from bert_jax.run_setup import open_run
 
     started, before = time.monotonic(), len(sweep.unfinished())
     program: Any = None

@@ -31,10 +31,9 @@ from bert_jax.model.layers import ModelConfig, Names
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import read_system
 from bert_jax.runtime.process import find_chip
-from bert_jax.sharding import Layout, Mesh, make_mesh, mesh_sizes
-from bert_jax.tasks.opening import Task
+from bert_jax.sharding import Layout, Mesh, check_vocabulary
 from bert_jax.train import optimizers, step
-from bert_jax.validation import check_vocabulary, validate
+from bert_jax.train.task import Task
 
 # XLA's messages for a program that is too large: on TPUs "Used 25.02G of 15.75G hbm" (the total) or
 # "required for HLO temporaries (37.12G) exceeds available HBM (15.75G)", on GPUs "trying to
@@ -107,17 +106,6 @@ def device_memory(device: jax.Device, num_local: int) -> int:
     return memory // num_local
 
 
-def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:
-    """The mesh of a completed config on these devices.
-
-    Raises:
-      InputError: the config cannot work, or cannot on this number of devices.
-    """
-    validate(config, len(devices))
-    m = config.mesh
-    return make_mesh(*mesh_sizes(m.data, m.fsdp, m.tensor, devices), devices)
-
-
 @dataclasses.dataclass(frozen=True)
 class Program:
     """The program of a run.
@@ -127,39 +115,51 @@ class Program:
       task: the task.
       mesh: the devices; they may be a topology's, which only the compiler knows.
       phases: from `config.phases`.
-      objective: the head with its loss.
+      head: the head with its loss.
       state: shapes, dtypes and shardings.
-      train_step: takes the state, the numbers from `numbers_of`, and a batch.
+      train_step: takes the state, the numbers from `step_inputs`, and a batch.
       eval_step: takes parameters and a batch.
       init: makes a fresh state from a seed.
-      published: the weights of `init_checkpoint`, or only their description.
+      init_weights: the weights of `init_checkpoint`, or only their description.
     """
 
     config: ConfigDict
     task: Task
     mesh: Mesh
     phases: list[dict[str, Any]]
-    objective: Head
+    head: Head
     state: step.TrainState
     train_step: Callable[..., Any]
     eval_step: step.EvalStep
     init: Callable[[int], step.TrainState]
-    published: Any = None
+    init_weights: Any = None
+
+    @property
+    def phase_ends(self) -> list[int]:
+        """The last step of each phase."""
+        return list(itertools.accumulate(phase['steps'] for phase in self.phases))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.phase_ends[-1]
 
 
-def build_program(config: ConfigDict, mesh: Mesh, task: Task, published: Any = None) -> Program:
+def build_program(
+    config: ConfigDict, mesh: Mesh, task: Task, init_weights: Any = None
+) -> Program:
     """The program of a completed config on a mesh; nothing of it is run or allocated.
 
     Raises:
       InputError: a field of the config does not suit the task or the model.
     """
     phases = phases_of(config, task.num_examples)
-    objective = task.objective(model_config(config, task.vocab_size, mesh))
+    head = task.make_head(model_config(config, task.vocab_size, mesh))
     segments = schedule_segments(config, phases)
     o, total = config.optimizer, sum(phase['steps'] for phase in phases)
     averaged = parse_duration(o.average, 'optimizer.average', num_examples=task.num_examples,
                               total=total, batch_size=phases[0]['batch_size'])
-    parameters = step.parameters_of(objective)
+    parameters = step.parameters_of(head)
     frozen = set[Names]().union(
         *(optimizers.frozen_parameters(pattern, parameters) for pattern in (o.frozen, task.frozen)))
 
@@ -174,23 +174,23 @@ def build_program(config: ConfigDict, mesh: Mesh, task: Task, published: Any = N
             mean_of=(min(averaged, total), total)), schedule
 
     optimizer, _ = optimizer_of([segment.learning_rate for segment in segments])
-    state = step.abstract_state(objective, optimizer, mesh)
+    state = step.abstract_state(head, optimizer, mesh)
     train_step = step.make_train_step(
-        objective, optimizer_of, state, mesh, clip_norm=o.clip_norm, frozen=frozen,
+        head, optimizer_of, state, mesh, clip_norm=o.clip_norm, frozen=frozen,
         accumulation_steps=config.train.accumulation_steps)
     return Program(
-        config, task, mesh, phases, objective, state, train_step,
-        step.make_eval_step(objective, mesh), step.make_init(objective, optimizer, mesh), published)
+        config, task, mesh, phases, head, state, train_step,
+        step.make_eval_step(head, mesh), step.make_init(head, optimizer, mesh), init_weights)
 
 
-def numbers_of(program: Program) -> step.Numbers:
+def step_inputs(program: Program) -> step.StepInputs:
     """The train step's arguments other than state and batch, on the devices."""
-    return jax.device_put(_numbers(program), NamedSharding(program.mesh, PartitionSpec()))
+    return jax.device_put(_host_step_inputs(program), NamedSharding(program.mesh, PartitionSpec()))
 
 
-def _numbers(program: Program) -> step.Numbers:
+def _host_step_inputs(program: Program) -> step.StepInputs:
     rates = [segment.learning_rate for segment in schedule_segments(program.config, program.phases)]
-    return step.Numbers(np.uint32(program.config.seed), np.array(rates, np.float32))
+    return step.StepInputs(np.uint32(program.config.seed), np.array(rates, np.float32))
 
 
 Call = tuple[Any, tuple[Any, ...]]  # a step, and its arguments as shapes
@@ -203,11 +203,14 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
     `evaluation`.
     """
     replicated = NamedSharding(program.mesh, PartitionSpec())
-    numbers = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated), _numbers(program))
-    steps: dict[str, Call] = {'train': (program.train_step, (program.state, numbers)),
-                              'evaluation': (program.eval_step, (program.state.params,))}
-    shapes = program.task.batch_shapes(program.objective.config, phase, program.mesh)
+    inputs = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated),
+        _host_step_inputs(program))
+    steps: dict[str, Call] = {
+        'train': (program.train_step, (program.state, inputs)),
+        'evaluation': (program.eval_step, (program.state.params,)),
+    }
+    shapes = program.task.batch_shapes(program.head.config, phase, program.mesh)
     return {name: (steps[name][0], (*steps[name][1], batch)) for name, batch in shapes.items()}
 
 

@@ -5,7 +5,7 @@
 
 import collections
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -40,32 +40,11 @@ EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
 _LANES, _SUBLANES = 128, 16
 
 
-class Numbers(NamedTuple):
+class StepInputs(NamedTuple):
     """Arguments of the train step that may differ between runs that share one compiled step."""
 
     seed: Any  # of dropout, uint32
     learning_rates: Any  # [segments of the schedule] float32
-
-
-class Phase(NamedTuple):
-    """A part of the run with one batch shape.
-
-    Attributes:
-      start, end: its steps, counted from 0; the end is exclusive.
-      batch_size: sequences or units of a global batch; packed, they fill fewer rows.
-      batches: a function from a step of the phase to an iterator of device batches from there on.
-      evaluate: a function from parameters to metrics of the held-out rows.
-      flops_per_sequence: training FLOPs of a step, divided by `batch_size`.
-      name: for messages.
-    """
-
-    start: int
-    end: int
-    batch_size: int
-    batches: Callable[[int], Iterator[Batch]]
-    evaluate: Callable[[Params], dict[str, float]]
-    flops_per_sequence: float
-    name: str
 
 
 @functools.lru_cache(maxsize=8)  # tracing all layers takes seconds
@@ -267,14 +246,14 @@ def make_train_step(
     clip_norm: float,
     frozen: Collection[Names] = (),
     accumulation_steps: int = 1,
-) -> Callable[[TrainState, Numbers, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+) -> Callable[[TrainState, StepInputs, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """The jitted (state, numbers, batch) -> (state, metrics); the state is donated.
 
     Metrics: the objective's sums, `loss`, `grad_norm` (before clipping), `learning_rate`.
 
     Args:
       objective: what is trained.
-      optimizer_of: a function from `Numbers.learning_rates` to the optimizer and its schedule.
+      optimizer_of: a function from `StepInputs.learning_rates` to the optimizer and its schedule.
       abstract: shapes and shardings of the state.
       mesh: where it runs.
       clip_norm: largest global norm of the gradient of the global batch; 0: not clipped.
@@ -286,7 +265,7 @@ def make_train_step(
     kept = jax.tree.map(lambda x: x.sharding, abstract)
 
     def train_step(
-        state: TrainState, numbers: Numbers, batch: Batch
+        state: TrainState, numbers: StepInputs, batch: Batch
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         optimizer, schedule = optimizer_of(numbers.learning_rates)
         batch_size = next(iter(batch.values())).shape[0]

@@ -37,14 +37,13 @@ from unittest import mock
 import jax
 import numpy as np
 
-from bert_jax.config import complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.predict.__main__ import Texts
 from bert_jax.runtime import process
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
 from bert_jax.train.report import Report
-from bert_jax.validation import check_used, validate
+from bert_jax.validation import check_used, complete, validate
 from tests.abuse.commands import Answer, contents, make, open_command
 from tests.conftest import ROOT
 from tests.tiny_runs import saved

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bert_jax import convert
+from bert_jax import convert, run_setup
 from bert_jax.config.command_line import parse_command
 from bert_jax.evaluate import main as evaluate_main
 from bert_jax.predict import load
@@ -48,7 +48,7 @@ def run(config, *args, workdir, stop_at=None, devices=one_device):
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), devices():
         validate(config)
-        program = experiment.open_run(config, [as_path(workdir)])
+        program = run_setup.open_run(config, [as_path(workdir)])
         result = experiment.train_run(program, as_path(workdir), lambda step: step == stop_at)
     return result, said.getvalue()
 

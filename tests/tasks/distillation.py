@@ -58,7 +58,7 @@ def pretraining_by(teacher):
             return jnp.sum(losses_BxP * batch['masked_lm_weights']) / totals['masked'], sums
 
     class DistilledPretrainTask(PretrainTask):
-        def objective(self, bert):
+        def make_head(self, bert):
             return DistilledPretraining(bert, next_sentence=self._config.data.next_sentence)
 
     return DistilledPretrainTask

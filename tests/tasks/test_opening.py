@@ -273,7 +273,7 @@ def test_a_model_with_one_segment_type_is_not_trained_on_pairs(tmp_path):
         task = opened('classification', source, tmp_path, eval_source=True, text='a', **columns)
         with contextlib.nullcontext() if fits else pytest.raises(
                 InputError, match='the model has one segment type, and there are pairs'):
-            task.objective(bert)
+            task.make_head(bert)
 
 
 def test_long_texts_are_scored_by_their_windows(tmp_path):

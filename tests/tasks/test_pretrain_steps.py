@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from bert_jax.config import complete, default_config
+from bert_jax.config import default_config
 from bert_jax.config.phases import batches_of
 from bert_jax.tasks.pretrain import PretrainTask
+from bert_jax.validation import complete
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device
 
 PHASES = [{'steps': steps, 'batch_size': 4, 'max_seq_length': 16, 'max_predictions_per_seq': 3,
@@ -48,7 +49,7 @@ def open_task(phases=(), **fields):
 
 def rows(task, number, first_step=0):
     """input_ids of each step of a phase, from `first_step` on."""
-    phase = task.phase(task.objective(CONFIG), None, PHASES, number, one_device())
+    phase = task.phase(task.make_head(CONFIG), None, PHASES, number, one_device())
     return [np.asarray(batch['input_ids']) for batch in phase.batches(first_step)]
 
 
@@ -73,7 +74,7 @@ def test_a_phase_with_too_few_slots_warns_before_the_run(changed, words, capsys)
     task = open_task(phases)
     task.data.masks_by_rate = True  # as text is
     for number in (0, 1):
-        task.phase(task.objective(CONFIG), None, phases, number, one_device())
+        task.phase(task.make_head(CONFIG), None, phases, number, one_device())
     said = capsys.readouterr().out
     assert bool(said) == bool(words) and all(word in said for word in words)
 
@@ -83,7 +84,7 @@ def test_a_phase_with_too_few_slots_warns_before_the_run(changed, words, capsys)
     (True, 0.4, []), (True, 0.6, ['first_loss']), (False, 0.6, [])])
 def test_a_first_loss_worse_than_guessing_warns_if_all_is_fresh(fresh, above, names, causal):
     task, phases = open_task(), [PHASES[0] | {'causal': causal}, PHASES[1]]
-    gates = task.gates(task.objective(CONFIG), phases, fresh=fresh, settled=3)
+    gates = task.make_gates(task.make_head(CONFIG), phases, fresh=fresh, settled=3)
     loss = math.log(CONFIG.vocab_size) + (0 if causal else math.log(2)) + above
     alarms = gates.trained(1, [{'loss': loss, 'grad_norm': 1.0}], {})
     assert [alarm.name for alarm in alarms] == names

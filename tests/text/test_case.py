@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.config import complete, default_config
+from bert_jax.config import default_config
 from bert_jax.text import check_known, find_lowercase, load_tokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from bert_jax.validation import complete
 from tests.refusals import refused
 
 CASED = (*SPECIAL_TOKENS, 'US', 'us', 'Turkey', 'turkey', 'and', '##s')

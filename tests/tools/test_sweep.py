@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from bert_jax import run_setup
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.lease import Claim
@@ -143,7 +144,7 @@ def own(tmp_path_factory, overrides):
     for member in (MEMBERS[1], MEMBERS[2]):  # which differ in rate and seed
         path = tmp_path_factory.mktemp('own') / 'run'
         with one_device(), contextlib.redirect_stdout(io.StringIO()):
-            program = experiment.open_run(member_config(CONFIG, overrides, member), [as_path(path)])
+            program = run_setup.open_run(member_config(CONFIG, overrides, member), [as_path(path)])
             result = experiment.train_run(program, as_path(path), lambda step: False)
         found[member] = result, path
     return found

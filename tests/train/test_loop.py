@@ -10,9 +10,10 @@ from toy import Toy, batch, mesh, sgd_step
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, Stopped
-from bert_jax.train.experiment import train
 from bert_jax.train.report import Goodput, Profile, Report
-from bert_jax.train.step import Phase, make_init
+from bert_jax.train.step import make_init
+from bert_jax.train.task import Phase
+from bert_jax.train.trainer import Intervals, Trainer
 
 MESH = mesh()
 
@@ -79,12 +80,16 @@ def run_of(trainer, every=(0, 0, 0), steps=(10,), state=None, stop_at=None, bad=
         return Phase(start, end, size, batches, evaluate, 600.0, f'phase {number}')
 
     try:
-        run.state, run.metrics = train(
-            task, step, jax.device_put(fresh if state is None else state),
-            [phase(i, sum(steps[:i]), sum(steps[: i + 1])) for i in range(len(steps))],
-            dict(zip(('log', 'eval', 'save', 'verify'), (*every, 0))), run.records, run.records,
-            goodput or Goodput('', False, 0, time.time()), profile or Profile(None, ''),
-            lambda step: step == stop_at, **options)
+        trainer = Trainer(
+            head=task, train_step=step,
+            state=jax.device_put(fresh if state is None else state),
+            phases=[phase(i, sum(steps[:i]), sum(steps[: i + 1])) for i in range(len(steps))],
+            intervals=Intervals(*every), checkpoints=run.records, report=run.records,
+            goodput=goodput or Goodput('', False, 0, time.time()),
+            profile=profile or Profile(None, ''),
+            should_stop=lambda step: step == stop_at, **options)
+        run.metrics = trainer.run()
+        run.state = trainer.state
     except (Diverged, Stopped) as error:
         run.error = error
     return run

@@ -9,7 +9,7 @@ import pytest
 from run_model import RECORDED, assert_same, assert_same_params
 from safetensors.numpy import load_file, save_file
 
-from bert_jax.config import complete, default_config
+from bert_jax.config import default_config
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import upload
@@ -17,6 +17,7 @@ from bert_jax.text import load_tokenizer, read_switches, switches_of
 from bert_jax.text.added import AddedToken
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
+from bert_jax.validation import complete
 from bert_jax.weights import load_weights, tf1
 from bert_jax.weights.formats import Weights, sizes_of, tensors
 from bert_jax.weights.huggingface import fast_tokenizer, write_huggingface

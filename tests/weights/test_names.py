@@ -11,13 +11,14 @@ import pytest
 from flax import linen as nn
 from run_model import RECORDED, assert_same_params
 
-from bert_jax.config import complete, default_config, model_fields
+from bert_jax.config import default_config, model_fields
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.workdirs import check_resumable
+from bert_jax.validation import complete
 from bert_jax.weights import formats, load_weights
 from bert_jax.weights.formats import read_model, sizes_of, tensors, to_tree, write_model
 from bert_jax.weights.run_directory import describe_run, read_description, write_run

@@ -1,0 +1,82 @@
+"""What a log line and its record say about the steps since the last one."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.heads.base import Head
+from bert_jax.train.report import count, duration
+from bert_jax.train.task import Phase
+
+PER_STEP_METRICS = ('loss', 'grad_norm', 'learning_rate')  # the others are sums over the batch
+
+
+def log_metrics(
+    head: Head, steps: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, float]],
+    phase: Phase, peak_flops: float,
+) -> dict[str, float]:
+    """Mean metrics of the steps of a log line, and their speed.
+
+    Args:
+      head: makes metrics of sums.
+      steps: metrics of each step.
+      times: seconds by cause at the last log line (or after a run's first step, which compiles),
+        after each step since, and now.
+      phase: of the steps.
+      peak_flops: of all devices together; 0: unknown.
+    """
+    sums = {}
+    for name in steps[0]:
+        if name not in PER_STEP_METRICS:
+            sums[name] = float(sum(np.float64(step[name]) for step in steps))
+    metrics = {
+        'loss': float(np.mean([step['loss'] for step in steps])),
+        **head.score(sums),
+        'grad_norm': float(np.mean([step['grad_norm'] for step in steps])),
+        'learning_rate': float(steps[-1]['learning_rate']),
+    }
+    tokens = sum(float(step.get('tokens', 0)) for step in steps) / len(steps)
+    return metrics | _speed(times, tokens, phase, peak_flops)
+
+
+def _speed(
+    times: Sequence[Mapping[str, float]], tokens_per_step: float, phase: Phase, peak_flops: float
+) -> dict[str, float]:
+    """Speed between the first and the last of `times`; empty if no step lies between them."""
+    busy = [seconds['step'] + seconds['data'] for seconds in times]
+    each = np.diff(busy[:-1])  # what follows the last step is no step
+    if not len(each):
+        return {}
+    seconds = max(busy[-1] - busy[0], 1e-9)
+    sequences = len(each) / seconds * phase.batch_size
+    speed = {
+        'sequences_per_second': sequences,
+        'tokens_per_second': tokens_per_step * len(each) / seconds,
+        'data_wait': (times[-1]['data'] - times[0]['data']) / seconds,
+        'step_seconds': seconds / len(each),
+        # The first two steps after a log line are only dispatched, not waited for.
+        'step_seconds_deviation': float(np.std(each[2:])) if len(each) > 2 else 0.0,
+    }
+    if peak_flops:
+        speed['mfu'] = sequences * phase.flops_per_sequence / peak_flops
+    return speed
+
+
+def log_line(head: Head, metrics: Mapping[str, float], steps_left: int) -> str:
+    """The log line for a record, without the step."""
+    parts = [f"loss {metrics['loss']:.4f}"]
+    for name, title in head.shown.items():
+        if name in metrics:
+            form = '.1%' if name.endswith('accuracy') else '.4f'
+            parts.append(f'{title} {metrics[name]:{form}}')
+    parts.append(f"lr {metrics['learning_rate']:.2e}")
+    if 'step_seconds' in metrics:
+        parts.append(f"{count(metrics['sequences_per_second'])} seq/s")
+        parts.append(f"{count(metrics['tokens_per_second'])} tok/s")
+        if 'mfu' in metrics:
+            parts.append(f"mfu {metrics['mfu']:.1%}")
+        parts.append(f"wait {metrics['data_wait']:.0%}")
+        parts.append(f"eta {duration(math.ceil(steps_left * metrics['step_seconds']))}")
+    return '  '.join(parts)

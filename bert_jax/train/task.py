@@ -1,0 +1,116 @@
+"""What the training loop asks of a task. The loop receives a `Task` and never learns which."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, Self
+
+from bert_jax.heads.base import Head
+from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime.files import Path
+from bert_jax.sharding import Mesh
+from bert_jax.train.gates import Gates
+from bert_jax.train.step import Batch, EvalStep, Params
+
+
+class Phase(NamedTuple):
+    """A part of the run with one batch shape.
+
+    Attributes:
+      start, end: its steps, counted from 0; the end is exclusive.
+      batch_size: sequences or units of a global batch; packed, they fill fewer rows.
+      batches: a function from a step of the phase to an iterator of device batches from there on.
+      evaluate: a function from parameters to metrics of the held-out rows.
+      flops_per_sequence: training FLOPs of a step, divided by `batch_size`.
+      name: for messages.
+    """
+
+    start: int
+    end: int
+    batch_size: int
+    batches: Callable[[int], Iterator[Batch]]
+    evaluate: Callable[[Params], dict[str, float]]
+    flops_per_sequence: float
+    name: str
+
+
+class Task(Protocol):
+    """The data of a run, its loss, and what its evaluation and results are.
+
+    Attributes:
+      head: the kind of head that the model has (`heads.HEADS`).
+      labels: names of the head's outputs by id, if they have any.
+      metric: name of the metric that picks the best evaluation.
+      frozen: a pattern like `optimizer.frozen`, of further parameters that are never trained.
+      keeps_best: whether the parameters of the best evaluation are kept. Such a run is short and
+        compared with others, so nothing that affects its result may change when it resumes.
+      vocab_size: number of pieces.
+      vocab_path: the vocabulary's file; None if there is no text.
+      inference: how predictions are made, for config.json.
+      guessing: metrics of guessing without a look at the text, for comparison.
+      num_examples: examples an epoch; None if not known, or if nothing is trained.
+    """
+
+    head: str
+    labels: tuple[str, ...]
+    metric: str
+    frozen: str
+    keeps_best: bool
+    vocab_size: int
+    vocab_path: Path | None
+
+    @property
+    def inference(self) -> Mapping[str, Any]: ...
+
+    @property
+    def guessing(self) -> Mapping[str, float]: ...
+
+    @property
+    def num_examples(self) -> int | None: ...
+
+    def with_seed(self, seed: int) -> Self:
+        """The task of a run that differs in its seed only, on the same data."""
+
+    def identity(self) -> dict[str, str]:
+        """Digests of content and counts by name, which must be equal on all hosts."""
+
+    def make_head(self, model_config: ModelConfig) -> Head:
+        """The head with its loss, on an encoder."""
+
+    def batch_shapes(
+        self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh
+    ) -> dict[str, Any]:
+        """Shapes of the largest batch of a phase, for `train` and, if all have one, `evaluation`.
+
+        Args:
+          model_config: of the encoder.
+          phase: one of `config.phases.phases`.
+          mesh: the devices that share a batch.
+        """
+
+    def phase(
+        self, head: Head, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
+        mesh: Mesh,
+    ) -> Phase:
+        """The batches and the evaluation of a phase.
+
+        Args:
+          head: from `make_head`.
+          eval_step: sums metrics of a batch.
+          phases: of the run.
+          number: of the phase, from 0.
+          mesh: the devices.
+        """
+
+    @property
+    def make_gates(self) -> Callable[..., Gates] | None:
+        """Makes early warnings from (head, phases, fresh=, settled=).
+
+        None for a run that is short and soon has scores.
+        """
+
+    @property
+    def write_results(self) -> Callable[..., dict[str, Any]] | None:
+        """Writes the files that a finished run leaves beside its checkpoints.
+
+        From (head, mesh, params, metrics, workdir) to what is added to `inference`. None if the
+        checkpoints are all there is.
+        """
