@@ -21,8 +21,9 @@ from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.gates import Gates
 from bert_jax.train.program import Program, check_memory, step_inputs
 from bert_jax.train.report import Goodput, Profile, Report, count
-from bert_jax.train.step import Batch, TrainState, make_verify, num_params
+from bert_jax.train.step import Batch, TrainState, num_params
 from bert_jax.train.trainer import Intervals, Trainer
+from bert_jax.train.verify import make_verify
 from bert_jax.weights.run_directory import describe_run, step_to_read
 from bert_jax.weights.warm_start import warm_start
 

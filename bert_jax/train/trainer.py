@@ -62,7 +62,7 @@ class Trainer:
       should_stop: polled with the step after each one; returns the same on all processes.
       best: keeps the parameters of the best evaluation.
       gates: check every step's metrics.
-      verify: compares what the devices compute for a batch; see `step.make_verify`.
+      verify: compares what the devices compute for a batch; see `verify.make_verify`.
       patience: the run ends after so many evaluations without a new best; 0: it does not.
       save_seconds: the state is also saved if the last time is so long ago (on several hosts, at
         log lines, where they wait for each other anyway); 0: it is not.

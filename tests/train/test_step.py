@@ -21,6 +21,7 @@ from bert_jax.runtime.errors import Diverged
 from bert_jax.sharding import Layout, to_global
 from bert_jax.train import step as steps
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.train.verify import make_verify
 from tests.tiny_models import fixed_step
 
 pytestmark = pytest.mark.slow
@@ -201,7 +202,7 @@ def test_devices_agree_with_their_neighbours_to_the_bit(axes, parts):
     on = mesh(*axes)
     state = steps.make_init(Toy(), optax.sgd(0.1), on)(0)
     rows = to_global(on, batch(0, size=32), 32, range(32))
-    checksums = steps.make_verify(Toy(), on, seed=0, accumulation_steps=parts)(state, rows)
+    checksums = make_verify(Toy(), on, seed=0, accumulation_steps=parts)(state, rows)
     assert len(set(checksums[0].tolist())) == axes[0] * axes[1], 'each has its own rows'
 
 
@@ -211,4 +212,4 @@ def test_a_device_that_computes_wrongly_is_named(axes):
     state = steps.make_init(Toy(), optax.sgd(0.1), on)(0)
     rows, broken = to_global(on, batch(0, size=32), 32, range(32)), on.devices.flatten()[5]
     with pytest.raises(Diverged, match=f'step 1: gradients .* neighbours: {broken} of host 0 comp'):
-        steps.make_verify(Broken(), on, seed=0)(state, rows)
+        make_verify(Broken(), on, seed=0)(state, rows)
