@@ -1,0 +1,1 @@
+"""BERT in JAX and Flax: pre-training, fine-tuning, conversion and prediction."""

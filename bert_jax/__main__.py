@@ -29,6 +29,7 @@ COMMANDS = {
 
 
 def main() -> None:
+    """Runs the command (see the top of this file)."""
     command = sys.argv[1] if len(sys.argv) > 1 else '--help'
     if command in ('-h', '--help'):
         print(__doc__, end='', flush=True)

@@ -41,6 +41,7 @@ from bert_jax.weights.formats import check_free
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the command (see the top of this file)."""
     parser = Parser('python -m bert_jax.convert', __doc__)
     parser.add_argument('source', metavar='SOURCE', help='the model to read')
     parser.add_argument('target', metavar='TARGET',

@@ -179,8 +179,9 @@ def evaluate(
 
 
 def _say_trained_on(task: Any, config: ConfigDict, run: Mapping[str, Any], published: Any) -> None:
-    """Says how many of the scored examples the run was trained on, if other rows are scored than
-    those that training held out.
+    """Says how many of the scored examples the run was trained on.
+
+    It says nothing if the rows that training held out are scored.
 
     Args:
       task: opened, with what is scored.
@@ -221,6 +222,7 @@ def _fields_of_run(path: Path) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> None:
+    """Runs the command (see the top of this file)."""
     f: Any = flags.FlagValues()
     flags.DEFINE_string('workdir', None, 'Receives the predictions.', flag_values=f)
     flags.DEFINE_boolean(

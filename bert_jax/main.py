@@ -23,6 +23,7 @@ from bert_jax.runtime.process import error_boundary
 
 
 def main(argv: list[str]) -> None:
+    """Runs the command (see the top of this file)."""
     with error_boundary():
         config, workdir = _parse(argv)
     with error_boundary():

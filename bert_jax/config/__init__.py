@@ -64,8 +64,11 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
 
 
 def finetuning_config(task: str, init_checkpoint: str = UNCASED) -> ConfigDict:
-    """The base of fine-tuning recipes (paper section 4.1): 3 epochs, batch 32, 5e-5, scored and
-    saved after each epoch. The size is that of `init_checkpoint`, a published BERT-Base."""
+    """The base of fine-tuning recipes (paper section 4.1): 3 epochs, batch 32, 5e-5.
+
+    A run is scored and saved after each epoch. The size is that of `init_checkpoint`, a published
+    BERT-Base.
+    """
     c = default_config(task)
     c.init_checkpoint = init_checkpoint
     c.model.name = ''

@@ -116,8 +116,13 @@ class Parser(argparse.ArgumentParser):
     """Flags of a command that is not about one config; errors are one line."""
 
     def __init__(self, prog: str, description: str | None, **more: Any):
-        """`prog`: what is typed before the flags; `description`: the command's docstring; `more`:
-        arguments that argparse passes to the parsers of subcommands."""
+        """Makes the parser.
+
+        Args:
+          prog: what is typed before the flags.
+          description: the command's docstring.
+          **more: arguments that argparse passes to the parsers of subcommands.
+        """
         super().__init__(prog, description=description, allow_abbrev=False,
                          formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 

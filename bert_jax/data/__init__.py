@@ -1,0 +1,1 @@
+"""From text and tables to the batch of a step."""

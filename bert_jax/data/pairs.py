@@ -165,8 +165,12 @@ class TextWindows:
         return np.add.reduceat(values * weights, starts) / np.add.reduceat(weights, starts)
 
     def combined_logits(self, head: Any, logits: np.ndarray) -> np.ndarray:
-        """Logits [n, L] of the combined probabilities, from `logits` [W, L] of the windows; for a
-        regression, the combined values. `head` is a class of `heads.classification`."""
+        """Logits [n, L] of the combined probabilities; for a regression, the combined values.
+
+        Args:
+          head: a class of `heads.classification`.
+          logits: [W, L], of the windows.
+        """
         if len(self.text) == self.text[-1] + 1:
             return self.combined(logits)
         return head.of_windows(logits, self.combined, self.how == 'max')

@@ -333,6 +333,7 @@ def damaged(path: files.Path, name: str) -> str:
 
 
 def remedy(path: files.Path) -> str:
+    """What to do about a damaged store, for messages."""
     return f'delete {path} and it is built again'
 
 

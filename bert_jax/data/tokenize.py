@@ -38,12 +38,12 @@ with without('tensorflow_text.python.keras', empty=True):  # layers, which need 
 # a word of more than 200 bytes has at least 23 characters.
 _MAX_BYTES_PER_CHAR = 9
 _HAS_LONG_RUN = (
-    rf"(?s).*[0-9A-Za-z\x80-\x{{4DFF}}\x{{A000}}-\x{{10FFFF}}]"
-    rf"{{{MAX_CHARS_PER_WORD // _MAX_BYTES_PER_CHAR},}}.*")
+    rf'(?s).*[0-9A-Za-z\x80-\x{{4DFF}}\x{{A000}}-\x{{10FFFF}}]'
+    rf'{{{MAX_CHARS_PER_WORD // _MAX_BYTES_PER_CHAR},}}.*')
 
 _PATTERNS = sentence_patterns(Classes(
-    upper=r"\p{Lu}", lower=r"\p{Ll}", caseless=r"\p{Lo}", modifier=r"\p{Lm}", mark=r"\p{M}",
-    digit=r"\p{Nd}", space=r"\s"))
+    upper=r'\p{Lu}', lower=r'\p{Ll}', caseless=r'\p{Lo}', modifier=r'\p{Lm}', mark=r'\p{M}',
+    digit=r'\p{Nd}', space=r'\s'))
 
 
 def split_sentences(texts: tf.Tensor) -> tf.RaggedTensor:
@@ -64,19 +64,19 @@ def split_sentences(texts: tf.Tensor) -> tf.RaggedTensor:
     """
     ends = _PATTERNS
     marked = tf.strings.regex_replace(
-        texts, f"{ends.spaced}|{ends.anywhere}", "\\1\\3\n\\2")
+        texts, f'{ends.spaced}|{ends.anywhere}', '\\1\\3\n\\2')
     marked = tf.strings.regex_replace(marked, ends.rare, RARE_REPLACEMENT)
     # `\C` is any byte: the search stops at the first capitalised word.
-    without_capitals = ~tf.strings.regex_full_match(texts, rf"\C*{ends.capitalised}\C*")
+    without_capitals = ~tf.strings.regex_full_match(texts, rf'\C*{ends.capitalised}\C*')
     marked = tf.cond(
         tf.reduce_any(without_capitals),
         lambda: tf.where(
             without_capitals,
-            tf.strings.regex_replace(marked, ends.uncapitalised, "\\1\n\\2"), marked),
+            tf.strings.regex_replace(marked, ends.uncapitalised, '\\1\n\\2'), marked),
         lambda: marked)
-    sentences = tf.strings.split(marked, "\n")
+    sentences = tf.strings.split(marked, '\n')
     sentences = sentences.with_flat_values(tf.strings.strip(sentences.flat_values))
-    return tf.ragged.boolean_mask(sentences, sentences != "")
+    return tf.ragged.boolean_mask(sentences, sentences != '')
 
 
 class FastTokenizer:
@@ -90,24 +90,24 @@ class FastTokenizer:
         self._reference = tokenizer
         if isinstance(tokenizer, SentencePieceTokenizer):
             self._fast = tf_text.SentencepieceTokenizer(tokenizer.model, out_type=tf.int32)
-            self._safe = r"[\x{0}-\x{10FFFF}]*"  # all valid UTF-8
+            self._safe = r'[\x{0}-\x{10FFFF}]*'  # all valid UTF-8
             return
         self._fast = _fast_bert_tokenizer(tokenizer.word_pieces, tokenizer.lowercase)
         self._normalizer = tf_text.FastBertNormalizer(
             lower_case_nfd_strip_accents=tokenizer.lowercase)
         switches = tokenizer.switches
-        self._safe = ""  # empty lines only: the reference tokenizes all others
+        self._safe = ''  # empty lines only: the reference tokenizes all others
         # Of the text as it stands, and of the text as TF-Text normalizes it, without white space.
         self._added = _holding(tokenizer.found_as_it_stands)
-        normalized = ["".join(text.split()) for text in tokenizer.found_normalized]
+        normalized = [''.join(text.split()) for text in tokenizer.found_normalized]
         self._added_normalized = _holding(normalized)
         if switches.do_basic_tokenize and not switches.never_split and all(normalized):
             safe = safe_codepoints(
                 tokenizer.lowercase, switches.strip_accents, switches.tokenize_chinese_chars)
             edges = np.flatnonzero(np.diff(safe.astype(np.int8), prepend=0, append=0)).tolist()
-            ranges = "".join(
-                f"\\x{{{low:X}}}-\\x{{{end - 1:X}}}" for low, end in zip(edges[::2], edges[1::2]))
-            self._safe = f"[{ranges}]*"
+            ranges = ''.join(
+                f'\\x{{{low:X}}}-\\x{{{end - 1:X}}}' for low, end in zip(edges[::2], edges[1::2]))
+            self._safe = f'[{ranges}]*'
 
     def __call__(self, lines: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Tokenize lines.
@@ -134,12 +134,12 @@ class FastTokenizer:
             doubtful |= tf.strings.regex_full_match(lines, self._added)
         if self._added_normalized:
             # On safe lines TF-Text's normalizer differs from the reference's in white space only.
-            text = tf.strings.regex_replace(self._normalizer.normalize(lines), r"[\s\p{Z}]+", "")
+            text = tf.strings.regex_replace(self._normalizer.normalize(lines), r'[\s\p{Z}]+', '')
             doubtful |= tf.strings.regex_full_match(text, self._added_normalized)
         # [UNK]s are few, so the search for long words costs nothing. (A ragged `reduce_any` over
         # all tokens would cost more than the tokenization.)
         positions = tf.where(ids.flat_values == self._reference.vocab.unk_id)[:, 0]
-        unknown = tf.unique(tf.searchsorted(ids.row_splits, positions, side="right") - 1).y
+        unknown = tf.unique(tf.searchsorted(ids.row_splits, positions, side='right') - 1).y
         long = tf.strings.regex_full_match(tf.gather(lines, unknown), _HAS_LONG_RUN)
         rows = tf.boolean_mask(unknown, long)[:, None]
         return tf.tensor_scatter_nd_update(doubtful, rows, tf.ones_like(rows[:, 0], tf.bool))
@@ -149,7 +149,7 @@ class FastTokenizer:
     ) -> tf.RaggedTensor:
         """`ids`, with those of the `rows` ([n] bool) from the reference instead."""
         flat, counts = tf.numpy_function(
-            lambda lines: joined([self._reference.encode(line.decode("utf-8", "ignore"))
+            lambda lines: joined([self._reference.encode(line.decode('utf-8', 'ignore'))
                                   for line in lines]),
             [tf.boolean_mask(lines, rows)], (tf.int32, tf.int64), stateful=False)
         exact = tf.RaggedTensor.from_row_lengths(
@@ -161,8 +161,8 @@ class FastTokenizer:
 
 def _holding(texts: Sequence[str]) -> str:
     """A pattern of RE2 for strings that hold one of the texts; '' if there are none."""
-    spelt = ("".join(f"\\x{{{ord(char):X}}}" for char in text) for text in texts)
-    return f"(?s).*(?:{'|'.join(spelt)}).*" if texts else ""
+    spelt = (''.join(f'\\x{{{ord(char):X}}}' for char in text) for text in texts)
+    return f"(?s).*(?:{'|'.join(spelt)}).*" if texts else ''
 
 
 def _fast_bert_tokenizer(vocab: Vocab, lowercase: bool) -> tf_text.FastBertTokenizer:
@@ -189,13 +189,13 @@ def safe_codepoints(
     """
     switches = Switches(strip_accents, tokenize_chinese_chars)
     chars = [char for char in map(chr, (*range(0x10000), *range(0x1D000, 0x20000)))
-             if (category := unicodedata.category(char)) != "Cs"
-             and (char <= "\uffff" or category not in ("Cn", "Co"))]
+             if (category := unicodedata.category(char)) != 'Cs'
+             and (char <= '\uffff' or category not in ('Cn', 'Co'))]
     # With this vocabulary, the ids of `axb` tell whether x is removed, white space, split off or a
     # letter.
-    vocab = Vocab.from_tokens([*SPECIAL_TOKENS, "a", "b", "##b"])
+    vocab = Vocab.from_tokens([*SPECIAL_TOKENS, 'a', 'b', '##b'])
     pieces, unknown = WordPieceTokenizer(vocab, lowercase).pieces, [vocab.unk_id]
-    between = [f"a{char}b" for char in chars]
+    between = [f'a{char}b' for char in chars]
     splits = _fast_bert_tokenizer(vocab, lowercase).tokenize(between)
     flat, bounds = splits.flat_values.numpy().tolist(), splits.row_splits.numpy().tolist()
     normalizer = tf_text.FastBertNormalizer(lower_case_nfd_strip_accents=lowercase)
@@ -206,15 +206,15 @@ def safe_codepoints(
         tokens = basic_tokens(between[i], lowercase, switches)
         # The normalizer leaves punctuation, CJK and some of the white space to the splitter, so
         # spaces do not count here.
-        same_text = "".join(tokens) == "".join(normalized[i].decode().split())
+        same_text = ''.join(tokens) == ''.join(normalized[i].decode().split())
         ids = [j for token in tokens for j in (pieces(token) if token.isascii() else unknown)]
         same_split = ids == flat[bounds[i] : bounds[i + 1]]
-        short = len(normalized[i]) <= len("ab") + _MAX_BYTES_PER_CHAR
+        short = len(normalized[i]) <= len('ab') + _MAX_BYTES_PER_CHAR
         safe[ord(char)] = same_text and same_split and short
     if lowercase or strip_accents:
-        safe[ord("Σ")] = False
+        safe[ord('Σ')] = False
         for char in chars:
-            if unicodedata.combining(char) and unicodedata.category(char) != "Mn":
+            if unicodedata.combining(char) and unicodedata.category(char) != 'Mn':
                 safe[ord(char)] = False
     safe.flags.writeable = False
     return safe
@@ -254,7 +254,7 @@ def tokenize_batches(
     def tokenize(texts: tf.Tensor, split: tf.Tensor) -> tuple[tf.Tensor, ...]:
         texts, split = tf.ensure_shape(texts, [None]), tf.ensure_shape(split, [])
         lines = tf.cond(
-            split, lambda: split_sentences(texts), lambda: tf.strings.split(texts, "\n"))
+            split, lambda: split_sentences(texts), lambda: tf.strings.split(texts, '\n'))
         ids, counts = fast(lines.flat_values)
         return ids, counts, lines.row_lengths()
 

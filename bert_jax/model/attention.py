@@ -99,7 +99,7 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
         return 'xla' if refusal('cudnn', config, length, drops) else 'cudnn'
     # 'xla' is not checked: an export's length is symbolic and cannot be compared.
     if name != 'xla' and (why := refusal(name, config, length, drops)):
-        raise InputError(f"config.model.attention={name!r} cannot be: {why}; choose auto or xla")
+        raise InputError(f'config.model.attention={name!r} cannot be: {why}; choose auto or xla')
     return name
 
 

@@ -113,7 +113,7 @@ def gelu(x: jax.Array, form: str, stored: bool = False) -> jax.Array:
 
 
 def _gelu_forward(x: jax.Array, form: str, stored: bool) -> tuple[jax.Array, jax.Array]:
-    """gelu and its derivative, in few operations."""
+    """The values of gelu and its derivative, in few operations."""
     y = x.astype(jnp.float32)
     square = y * y
     if form == 'gelu_tanh':  # x (1 + tanh(a x + b x^3)) / 2 (Hendrycks and Gimpel, 2016)

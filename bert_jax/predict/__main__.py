@@ -485,6 +485,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
+    """Runs the command (see the top of this file)."""
     args = _parser().parse_args()
     output, is_export = getattr(args, 'output', None), args.command == 'export'
     num_notes = itertools.count(1)

@@ -170,7 +170,10 @@ def score(model: LoadedModel, texts: Iterable[Text]) -> Iterator[Result]:
 
 
 def pseudo_perplexity(log_probability: float, num_tokens: int) -> float:
-    """exp of the negative mean log probability per token (Salazar et al., 2020, section 2.3)."""
+    """The exponential of the negative mean log probability per token.
+
+    Defined by Salazar et al., 2020, section 2.3.
+    """
     return math.exp(min(-log_probability / max(num_tokens, 1), 700.0))
 
 

@@ -1,0 +1,1 @@
+"""What every process needs: files, hosts, stopping, leases, errors and checksums."""

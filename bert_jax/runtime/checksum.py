@@ -59,8 +59,10 @@ def leaves(tree: Any) -> dict[str, Any]:
 
 
 def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
-    """One uint32 for each array, sorted by name. A change of one element always changes it, if
-    elements have at most 32 bits."""
+    """One uint32 for each array, sorted by name.
+
+    A change of one element always changes it, if elements have at most 32 bits.
+    """
     sums = [_compute(arrays[name], checksum, checksum_on_device) for name in sorted(arrays)]
     return np.array(jax.device_get(sums), np.uint32)
 
@@ -111,11 +113,13 @@ def is_finite(x: np.ndarray) -> bool:
 
 @jax.jit
 def is_finite_on_device(x: jax.Array) -> jax.Array:
+    """`is_finite` of an array on its devices."""
     return jnp.isfinite(x).all()
 
 
 @jax.jit
 def checksum_on_device(x: jax.Array) -> jax.Array:
+    """`checksum` of an array on its devices, whatever its sharding."""
     bits = lax.bitcast_convert_type(x, jnp.dtype(f'uint{8 * x.dtype.itemsize}'))
     index = jnp.zeros(x.shape, jnp.uint32)
     stride = 1

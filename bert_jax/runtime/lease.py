@@ -80,8 +80,10 @@ class Claim:
         return True
 
     def check(self) -> None:
-        """Raises:
-          InputError: another process has taken the folder, because this one's claim went stale.
+        """Checks that this process still has the folder.
+
+        Raises:
+          InputError: another process has taken it, because this one's claim went stale.
         """
         if self.lost:
             raise InputError(
@@ -157,8 +159,10 @@ def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
 
 
 def holder(folder: str | os.PathLike[str]) -> str:
-    """The process that may be writing in a folder, or ''. This looks once, without waiting, so it
-    still names a process that was killed on another machine.
+    """The process that may be writing in a folder, or ''.
+
+    This looks once, without waiting, so it still names a process that was killed on another
+    machine.
     """
     claim = Claim(folder)
     last = max(claim._numbers(), default=0)

@@ -1,0 +1,1 @@
+"""Pre-training and the downstream tasks: their data, heads, metrics and results."""

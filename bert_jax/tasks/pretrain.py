@@ -493,8 +493,10 @@ def _marked(batch: Mapping[str, Any], phase: Mapping[str, Any]) -> Mapping[str, 
 
 
 def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = '') -> float:
-    """FLOPs of a training step of a phase, by the formula, and of the optimizer if that is Muon
-    (others' are negligible)."""
+    """FLOPs of a training step of a phase, by the formula.
+
+    Those of the optimizer are included if it is Muon; others' are negligible.
+    """
     lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
     pairs_a_row = packed_spec(*lengths)['cls_positions'].shape if phase['packed_rows'] else ()
     model = dataclasses.replace(model, causal=phase.get('causal', model.causal))

@@ -19,7 +19,7 @@ from bert_jax.runtime.hosts import say
 _USUAL = ',|;\t'
 _WITHIN_NAMES = frozenset(' _-.\'"()[]{}%')
 _RECURS = 0.8  # share of the parts that must occur in other cells too
-_LIKE_A_LIST = re.compile(r'''\s*(\[|[({]\s*['"])''')
+_LIKE_A_LIST = re.compile(r"""\s*(\[|[({]\s*['"])""")
 _ON, _OFF = ('1', '1.', '1.0', 'true'), ('0', '0.', '0.0', 'false')
 
 
@@ -31,11 +31,11 @@ def parts_of_list(cell: str) -> list[Any]:
     """
     text = cell.strip()
     # NumPy puts no commas between items; Python would join the strings of ['a' 'b'].
-    between = r'''(?<=['"])\s+(?=['"])''' if re.search('[\'"]', text) else r'(?<=[\w.])\s+(?=\w)'
+    between = r"""(?<=['"])\s+(?=['"])""" if re.search('[\'"]', text) else r'(?<=[\w.])\s+(?=\w)'
     with_commas = re.sub(between, ', ', text)
     for parse, version in ((json.loads, text), (ast.literal_eval, text),
                            (ast.literal_eval, with_commas)):
-        joined = parse is ast.literal_eval and re.search(r'''['"]\s+['"]''', version)
+        joined = parse is ast.literal_eval and re.search(r"""['"]\s+['"]""", version)
         try:
             value = None if joined else parse(version)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -219,8 +219,10 @@ class Tagged:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of a tagger: O, then B- and I- of each type that occurs, sorted by type; or,
-        if tags are not entities, those that occur, sorted, with O first."""
+        """The labels of a tagger: O, then B- and I- of each type that occurs, sorted by type.
+
+        If the tags are not entities: those that occur, sorted, with O first.
+        """
         tags = set(self.tags)
         if are_entities(tags):
             types = sorted({tag[2:] for tag in tags - {'O'}})

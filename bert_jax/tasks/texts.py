@@ -342,8 +342,11 @@ def _tables(
     split: str, id_column: str, examples: TextExamples, labels: Sequence[str],
     decoding: type[Classification], logits: np.ndarray,
 ) -> dict[str, str]:
-    """`SPLIT_examples.csv`: texts, label, prediction, probabilities. `SPLIT_classes.csv`: each
-    label's scores and, with one label per example, how often each label was predicted for it."""
+    """The content of the files that a scored split gets, by their names.
+
+    `SPLIT_examples.csv`: texts, label, prediction, probabilities. `SPLIT_classes.csv`: each
+    label's scores and, with one label per example, how often each label was predicted for it.
+    """
     truth, predictions = examples.labels, decoding.predictions(logits)
     probabilities = [list(x.get('probabilities', {}).values())
                      for x in decoding.described(logits, labels)]

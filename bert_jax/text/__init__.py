@@ -34,12 +34,12 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
         InputError: the file cannot be read, lacks a special token or holds nothing else, or the
             files beside it are invalid.
     """
-    if os.fspath(path).endswith(".model"):
-        model = read_file(path, "SentencePiece model", "data.vocab_file")
+    if os.fspath(path).endswith('.model'):
+        model = read_file(path, 'SentencePiece model', 'data.vocab_file')
         return SentencePieceTokenizer(model, str(path))
     vocab = Vocab.from_file(path)
     if len(vocab) <= len(SPECIAL_TOKENS):
-        raise InputError(f"{path}: it holds only special tokens: name a whole vocabulary")
+        raise InputError(f'{path}: it holds only special tokens: name a whole vocabulary')
     return WordPieceTokenizer(vocab, lowercase, read_switches(path), vocab_name=os.fspath(path))
 
 
@@ -52,7 +52,7 @@ def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
       InputError: a file is not a JSON object, or a switch has a wrong type.
     """
     path = as_path(vocab_file)
-    if path.name != "vocab.txt":
+    if path.name != 'vocab.txt':
         return ORIGINAL
     settings = read_settings(path.parent)
     return dataclasses.replace(
@@ -71,21 +71,21 @@ def find_lowercase(
       InputError: a file cannot be read or is invalid.
     """
     path = as_path(vocab_file)
-    if path.name == "vocab.txt":
+    if path.name == 'vocab.txt':
         settings = read_settings(path.parent)
         says = lowercase_of(settings)
         if says is not None:
-            return says, f"do_lower_case={says} in {settings.source}"
-    if otherwise is not None or path.suffix == ".model":
-        return otherwise is not False, ""
+            return says, f'do_lower_case={says} in {settings.source}'
+    if otherwise is not None or path.suffix == '.model':
+        return otherwise is not False, ''
     vocab = load_tokenizer(path, lowercase=True).vocab
     if vocab.is_cased is None:
-        return True, ""
+        return True, ''
     return not vocab.is_cased, _capitals(vocab, vocab_file)
 
 
 def _capitals(vocab: Vocab, vocab_file: object) -> str:
-    return f"{vocab.num_with_capitals:,} of the {len(vocab):,} pieces of {vocab_file} have capitals"
+    return f'{vocab.num_with_capitals:,} of the {len(vocab):,} pieces of {vocab_file} have capitals'
 
 
 def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
@@ -97,15 +97,15 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
         InputError: one has a wrong type; the message names the file as `source`.
     """
     values = {field.name: fields.get(field.name, field.default)
-              for field in dataclasses.fields(Switches) if field.name != "added_tokens"}
-    words = values["never_split"] or ()
+              for field in dataclasses.fields(Switches) if field.name != 'added_tokens'}
+    words = values['never_split'] or ()
     for name, value in values.items():
-        good = isinstance(value, bool) or value is None and name == "strip_accents"
-        if name == "never_split":
+        good = isinstance(value, bool) or value is None and name == 'strip_accents'
+        if name == 'never_split':
             good = isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
         if not good:
-            raise InputError(f"{source}: {name}={value!r} is not a value that it can have")
-    return Switches(**values | {"never_split": tuple(words)})
+            raise InputError(f'{source}: {name}={value!r} is not a value that it can have')
+    return Switches(**values | {'never_split': tuple(words)})
 
 
 def write_switches(folder: Path, switches: Switches) -> None:
@@ -114,9 +114,9 @@ def write_switches(folder: Path, switches: Switches) -> None:
         (folder / SETTINGS_FILE).unlink(missing_ok=True)
     else:
         fields = dataclasses.asdict(dataclasses.replace(switches, added_tokens=()))
-        del fields["added_tokens"]
+        del fields['added_tokens']
         content = json.dumps(fields | fields_of(switches.added_tokens))
-        write_whole(folder / SETTINGS_FILE, content + "\n")
+        write_whole(folder / SETTINGS_FILE, content + '\n')
 
 
 def check_known(
@@ -137,21 +137,21 @@ def check_known(
     vocab = tokenizer.vocab
     words = ids[(ids != vocab.cls_id) & (ids != vocab.sep_id) & (ids != vocab.pad_id)]
     if not len(words):
-        raise InputError(f"{text} holds no text: all of it is empty")
+        raise InputError(f'{text} holds no text: all of it is empty')
     unknown = float(np.mean(words == vocab.unk_id))
-    share = f"{text}: {100 * unknown:.1f} % of its pieces are [UNK] in {vocab_file}"
+    share = f'{text}: {100 * unknown:.1f} % of its pieces are [UNK] in {vocab_file}'
     if unknown > 0.5:
         raise InputError(
-            f"{share}, so there is "
-            "nothing to learn from: set config.data.vocab_file to a vocabulary of its language "
-            "(and config.data.lowercase as it was made)")
+            f'{share}, so there is '
+            'nothing to learn from: set config.data.vocab_file to a vocabulary of its language '
+            '(and config.data.lowercase as it was made)')
     lowercase = tokenizer.lowercase if isinstance(tokenizer, WordPieceTokenizer) else None
     if lowercase is True and vocab.is_cased:
-        hosts.say(f"warning: {_capitals(vocab, vocab_file)}, and none of these is ever used, as "
-                  "config.data.lowercase=True: set it to False")
+        hosts.say(f'warning: {_capitals(vocab, vocab_file)}, and none of these is ever used, as '
+                  'config.data.lowercase=True: set it to False')
     elif lowercase is False and vocab.is_cased is False and unknown > _FEW:
-        hosts.say(f"warning: {share}, whose pieces have no capitals, while "
-                  "config.data.lowercase=False keeps those of the text: set it to True")
+        hosts.say(f'warning: {share}, whose pieces have no capitals, while '
+                  'config.data.lowercase=False keeps those of the text: set it to True')
     elif unknown > _SOME:
-        hosts.say(f"warning: {share}, and are lost: take a vocabulary or a model of its language "
-                  "(config.data.vocab_file, config.init_checkpoint)")
+        hosts.say(f'warning: {share}, and are lost: take a vocabulary or a model of its language '
+                  '(config.data.vocab_file, config.init_checkpoint)')

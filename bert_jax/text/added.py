@@ -14,10 +14,10 @@ from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.text.vocab import SPECIAL_TOKENS
 
 MOST_TOKENS = 1 << 24
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+_FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
 # Unicode's White_Space, which is what the rules call a space.
-_SPACE = "[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
-_SPACES, _SPACES_AT_END = re.compile(_SPACE), re.compile(f"{_SPACE}\\Z")
+_SPACE = '[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*'
+_SPACES, _SPACES_AT_END = re.compile(_SPACE), re.compile(f'{_SPACE}\\Z')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Finder:
     def __init__(self, tokens: Mapping[str, tuple[AddedToken, int]]):
         """Tokens and their ids, by the text that is looked for, which is not empty."""
         self._tokens = tokens
-        self._pattern = re.compile("|".join(
+        self._pattern = re.compile('|'.join(
             re.escape(text) for text in sorted(tokens, key=len, reverse=True)))
 
     def is_in(self, text: str) -> bool:
@@ -81,9 +81,9 @@ class Finder:
 
 def _is_word(char: str) -> bool:
     """Whether a character, or none, belongs to a word (`\\w` of Unicode's regular expressions)."""
-    return char != "" and (
-        char.isalnum() or unicodedata.category(char) in ("Mn", "Mc", "Me", "Pc", "Nl")
-        or char in "\u200c\u200d" or "\u24b6" <= char <= "\u24e9")
+    return char != '' and (
+        char.isalnum() or unicodedata.category(char) in ('Mn', 'Mc', 'Me', 'Pc', 'Nl')
+        or char in '\u200c\u200d' or '\u24b6' <= char <= '\u24e9')
 
 
 def added_tokens_of(
@@ -101,14 +101,14 @@ def added_tokens_of(
         InputError: an entry is not one that Hugging Face's libraries write.
     """
     special = [_token(entry, None, source, normalized=False, special=True)
-               for name in ("additional_special_tokens", "extra_special_tokens")
+               for name in ('additional_special_tokens', 'extra_special_tokens')
                for entry in _entries(fields.get(name))]
     names = {token.content for token in special}
-    by_id = fields.get("added_tokens_decoder") or {}
+    by_id = fields.get('added_tokens_decoder') or {}
     if not isinstance(by_id, Mapping) or not isinstance(numbered, Mapping):
-        raise InputError(f"{source}: its added tokens are not listed by id: download it again")
+        raise InputError(f'{source}: its added tokens are not listed by id: download it again')
     tokens = [
-        *(_token(entry, entry.get("id"), source) if isinstance(entry, Mapping)
+        *(_token(entry, entry.get('id'), source) if isinstance(entry, Mapping)
           else _token(entry, None, source) for entry in listed),
         *(_token(entry, number, source) for number, entry in by_id.items()),
         *(_token(content, number, source, normalized=content not in names,
@@ -128,17 +128,17 @@ def _entries(value: Any) -> Iterable[Any]:
 
 def _token(entry: Any, number: Any, source: object, **flags: bool) -> AddedToken:
     """A token from its entry in a file, which is its content or an object with flags."""
-    fields = entry if isinstance(entry, Mapping) else {"content": entry}
+    fields = entry if isinstance(entry, Mapping) else {'content': entry}
     flags |= {flag: fields[flag] for flag in _FLAGS if flag in fields}
     try:
         number = None if number is None else int(number)
     except (TypeError, ValueError):
         number = -1
-    content = fields.get("content")
+    content = fields.get('content')
     if not (isinstance(content, str) and all(isinstance(flag, bool) for flag in flags.values())
             and (number is None or 0 <= number < MOST_TOKENS)):
-        raise InputError(f"{source}: the added token {entry!r:.100} is not one that can be read: "
-                         "it has a content, an id and flags")
+        raise InputError(f'{source}: the added token {entry!r:.100} is not one that can be read: '
+                         'it has a content, an id and flags')
     return AddedToken(content, number, **flags)
 
 
@@ -158,8 +158,8 @@ def with_ids(
 
 def fields_of(tokens: Iterable[AddedToken]) -> dict[str, Any]:
     """The tokens as fields of a tokenizer_config.json; `added_tokens_of` reads them back."""
-    numbered = {str(token.id): {"content": token.content} | {
+    numbered = {str(token.id): {'content': token.content} | {
         flag: getattr(token, flag) for flag in _FLAGS} for token in tokens if token.id is not None}
     others = [token.content for token in tokens if token.id is None]
-    return ({"added_tokens_decoder": numbered} if numbered else {}) | (
-        {"additional_special_tokens": others} if others else {})
+    return ({'added_tokens_decoder': numbered} if numbered else {}) | (
+        {'additional_special_tokens': others} if others else {})

@@ -9,7 +9,7 @@ from bert_jax.runtime.files import digest
 from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
 from bert_jax.text.wordpiece import ORIGINAL
 
-WORD_START = "\u2581"  # "lower one eighth block" stands for the space before a word
+WORD_START = '\u2581'  # "lower one eighth block" stands for the space before a word
 
 
 class SentencePieceTokenizer:
@@ -25,17 +25,17 @@ class SentencePieceTokenizer:
 
     switches = ORIGINAL  # a model has its own normalizer
 
-    def __init__(self, model: bytes, source: str = "SentencePiece model"):
+    def __init__(self, model: bytes, source: str = 'SentencePiece model'):
         """Read a serialized model; InputError if it is damaged or lacks a special token."""
         self.model = model
         self._processor = sentencepiece.SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(model)
         except (RuntimeError, OSError):
-            raise InputError(f"{source}: not a SentencePiece model, or damaged") from None
+            raise InputError(f'{source}: not a SentencePiece model, or damaged') from None
         pieces = [self._processor.IdToPiece(i) for i in range(self._processor.GetPieceSize())]
         specials = [next((name for name in names if name in pieces), names[0])
-                    for names in ((PAD, "<pad>"), (UNK, "<unk>"), (CLS,), (SEP,), (MASK,))]
+                    for names in ((PAD, '<pad>'), (UNK, '<unk>'), (CLS,), (SEP,), (MASK,))]
         self.vocab = Vocab.from_tokens(
             pieces, specials=specials, source=source, is_continuation=[
                 not (piece.startswith(WORD_START) or piece in specials
@@ -45,7 +45,7 @@ class SentencePieceTokenizer:
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with the model."""
-        return digest(b"sentencepiece " + self.model)
+        return digest(b'sentencepiece ' + self.model)
 
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, without [CLS] and [SEP]."""

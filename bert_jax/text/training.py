@@ -46,8 +46,8 @@ _PRUNING_ROUNDS = 4
 _UNUSED = 99  # slots, at most
 _FIRST_LETTERS = 0xF0000  # planes 15 and 16: private use
 _SHOWN = 5  # words in a note
-_VOICING = "\u3099\u309a"  # of kana
-_SPACE_MARK = "\u2581"  # SentencePiece's own stand-in for a space
+_VOICING = '\u3099\u309a'  # of kana
+_SPACE_MARK = '\u2581'  # SentencePiece's own stand-in for a space
 
 
 def train_wordpiece(
@@ -79,15 +79,15 @@ def train_wordpiece(
     Raises:
         InputError: there is no text, or `vocab_size` is too small for any character.
     """
-    unused = [f"[unused{i}]" for i in range(min(_UNUSED, vocab_size // 20))]
+    unused = [f'[unused{i}]' for i in range(min(_UNUSED, vocab_size // 20))]
     tokens = [SPECIAL_TOKENS[0], *unused, *SPECIAL_TOKENS[1:]]
     if vocab_size < len(tokens) + 2:
         raise InputError(
-            f"vocab_size={vocab_size} leaves no room for characters beside the special "
-            f"tokens: take at least {len(tokens) + 2}, better thousands")
+            f'vocab_size={vocab_size} leaves no room for characters beside the special '
+            f'tokens: take at least {len(tokens) + 2}, better thousands')
     counts = count_basic_tokens(texts, lowercase, switches)
     if not counts:
-        raise InputError("the training text holds no words; check data.source")
+        raise InputError('the training text holds no words; check data.source')
 
     characters, rare_characters = _characters(counts, vocab_size - len(tokens))
     tokens += characters
@@ -139,17 +139,17 @@ def stripped_marks(texts: Iterable[str]) -> tuple[float, list[str]]:
     """
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
-        counts.update(unicodedata.normalize("NFD", text.lower()))
+        counts.update(unicodedata.normalize('NFD', text.lower()))
     marks = collections.Counter({
         char: count for char, count in counts.items()
-        if unicodedata.category(char) == "Mn" and not _is_accent(char)})
+        if unicodedata.category(char) == 'Mn' and not _is_accent(char)})
     total = sum(count for char, count in counts.items() if not char.isspace())
     return marks.total() / max(1, total), _by_frequency(marks)[:_SHOWN]
 
 
 def _is_accent(mark: str) -> bool:
     """Whether it is a mark of Latin, Greek or Cyrillic, or chooses the look of an emoji."""
-    named = unicodedata.name(mark, "").startswith(("COMBINING ", "VARIATION SELECTOR"))
+    named = unicodedata.name(mark, '').startswith(('COMBINING ', 'VARIATION SELECTOR'))
     return named and mark not in _VOICING
 
 
@@ -199,12 +199,12 @@ def _learn_pieces(words: Mapping[str, int], num_pieces: int) -> list[str]:
 
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=(f"{word}\t{count}" for word, count in marked.items()),
-        input_format="tsv", model_writer=model, model_type="bpe",
+        sentence_iterator=(f'{word}\t{count}' for word, count in marked.items()),
+        input_format='tsv', model_writer=model, model_type='bpe',
         vocab_size=num_symbols + num_pieces + 1,
         hard_vocab_limit=False,  # fewer where the text has no more
         character_coverage=1.0, max_sentencepiece_length=_MAX_PIECE_CHARS,
-        normalization_rule_name="identity", add_dummy_prefix=False,
+        normalization_rule_name='identity', add_dummy_prefix=False,
         split_by_unicode_script=False, split_by_number=False,
         unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
@@ -253,10 +253,10 @@ def add_words(
         InputError: a file that cannot be read, a SentencePiece vocabulary, or a line that is not
             one word.
     """
-    if os.fspath(vocab_file).endswith(".model"):
+    if os.fspath(vocab_file).endswith('.model'):
         raise InputError(
-            f"config.data.add_tokens={words_file}: the vocabulary {vocab_file} is a SentencePiece "
-            "model, to which words cannot be added: leave config.data.add_tokens empty")
+            f'config.data.add_tokens={words_file}: the vocabulary {vocab_file} is a SentencePiece '
+            'model, to which words cannot be added: leave config.data.add_tokens empty')
     tokenizer = load_tokenizer(vocab_file, lowercase)
     assert isinstance(tokenizer, WordPieceTokenizer)
     seen, taken = set(tokenizer.vocab.tokens), {i for _, i in tokenizer.added}
@@ -264,14 +264,14 @@ def add_words(
     tokens += map(unused_row, range(len(tokens), len(tokenizer.vocab)))
     new: list[str] = []
     passed_over: list[str] = []
-    for number, line in enumerate(read_lines(words_file, "words", "config.data.add_tokens"), 1):
+    for number, line in enumerate(read_lines(words_file, 'words', 'config.data.add_tokens'), 1):
         parts = basic_tokens(line, lowercase, switches)
         if line.strip() and (
                 len(parts) != 1 or basic_tokens(parts[0], lowercase, switches) != parts):
             raise InputError(
-                f"{words_file}: line {number} is {line.strip()[:80]!r}, which BERT splits into "
-                f"{len(parts)} words before the vocabulary is asked: write one word a line, "
-                "without spaces and punctuation marks")
+                f'{words_file}: line {number} is {line.strip()[:80]!r}, which BERT splits into '
+                f'{len(parts)} words before the vocabulary is asked: write one word a line, '
+                'without spaces and punctuation marks')
         for word in parts:
             (passed_over if word in seen else new).append(word)
             seen.add(word)
@@ -282,9 +282,9 @@ def add_words(
     tokens += new[len(unused) :]
     notes = []
     if passed_over:
-        notes.append(f"{words_file}: named twice, or in {vocab_file} already: "
-                     + ", ".join(passed_over[:_SHOWN]) + ", ..." * (len(passed_over) > _SHOWN))
+        notes.append(f'{words_file}: named twice, or in {vocab_file} already: '
+                     + ', '.join(passed_over[:_SHOWN]) + ', ...' * (len(passed_over) > _SHOWN))
     if new:
-        notes.append(f"{len(new)} words added to the vocabulary, {len(unused)} of them in [unused] "
-                     f"slots: {len(tokens):,} tokens")
+        notes.append(f'{len(new)} words added to the vocabulary, {len(unused)} of them in [unused] '
+                     f'slots: {len(tokens):,} tokens')
     return tokens, notes

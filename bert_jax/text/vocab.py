@@ -15,9 +15,9 @@ import numpy as np
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import as_path, digest, write_whole
 
-PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+PAD, UNK, CLS, SEP, MASK = '[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
-CONTINUATION = "##"
+CONTINUATION = '##'
 # A vocabulary is cased if so large a share of its pieces with letters has capitals: an uncased one
 # may have a few, of words that somebody put into its [unused] slots.
 _CASED_SHARE = 0.01
@@ -78,15 +78,15 @@ class Vocab:
     @property
     def ends(self) -> dict[str, int]:
         """`cls_id` and `sep_id`, as arguments of functions that make sequences."""
-        return {"cls_id": self.cls_id, "sep_id": self.sep_id}
+        return {'cls_id': self.cls_id, 'sep_id': self.sep_id}
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with any token or its id."""
-        content = "\n".join(self.tokens).encode("utf-8", "surrogatepass")
+        content = '\n'.join(self.tokens).encode('utf-8', 'surrogatepass')
         return digest(content)
 
-    def with_tokens(self, tokens: Mapping[int, str], source: str) -> "Vocab":
+    def with_tokens(self, tokens: Mapping[int, str], source: str) -> 'Vocab':
         """This vocabulary with other tokens, in place of unused ones or behind the last.
 
         Args:
@@ -100,9 +100,9 @@ class Vocab:
         all_tokens += map(unused_row, range(len(self), max(tokens, default=0) + 1))
         for i, token in tokens.items():
             if all_tokens[i] != token and not is_unused(all_tokens[i]):
-                raise InputError(f"{source}: the added token {token!r} has the id {i}, which is "
-                                 f"that of {all_tokens[i]!r} in the vocabulary: put the files of "
-                                 "one tokenizer together")
+                raise InputError(f'{source}: the added token {token!r} has the id {i}, which is '
+                                 f'that of {all_tokens[i]!r} in the vocabulary: put the files of '
+                                 'one tokenizer together')
             all_tokens[i] = token
         named = (self.tokens[i] for i in (self.pad_id, self.unk_id, self.cls_id, self.sep_id,
                                           self.mask_id))
@@ -120,7 +120,7 @@ class Vocab:
             InputError: the file is missing, a directory, empty, not UTF-8 text, or lacks a special
                 token.
         """
-        lines = [line.removesuffix("\r") for line in read_lines(path)]
+        lines = [line.removesuffix('\r') for line in read_lines(path)]
         # Google maps token -> line number and lets later lines win. Where stripping makes two
         # different lines equal, the later one therefore owns the token, and the earlier one keeps
         # its white space, with which it never matches.
@@ -131,16 +131,16 @@ class Vocab:
         if vocab.repeated:
             first = vocab.repeated[0]
             tell_once(
-                f"note: {path}: repeated or empty lines ({len(vocab.repeated)} of them, such as "
-                f"line {first + 1}, {vocab.tokens[first]!r}, again in line "
-                f"{vocab.index[vocab.tokens[first]] + 1}): as in the original, the last of equal "
-                "lines counts, and the ids stay as they are")
+                f'note: {path}: repeated or empty lines ({len(vocab.repeated)} of them, such as '
+                f'line {first + 1}, {vocab.tokens[first]!r}, again in line '
+                f'{vocab.index[vocab.tokens[first]] + 1}): as in the original, the last of equal '
+                'lines counts, and the ids stay as they are')
         return vocab
 
     @classmethod
     def from_tokens(
         cls, tokens: Iterable[str], *, specials: Sequence[str] = SPECIAL_TOKENS,
-        is_continuation: Sequence[bool] | np.ndarray | None = None, source: str = "vocabulary",
+        is_continuation: Sequence[bool] | np.ndarray | None = None, source: str = 'vocabulary',
     ) -> Self:
         """Make a vocabulary of `tokens`, in the order of their ids.
 
@@ -169,16 +169,16 @@ class Vocab:
 
 def unused_row(i: int) -> str:
     """The name of an id that has no token of its own; it occurs in no text."""
-    return f"[unused row {i}]"
+    return f'[unused row {i}]'
 
 
 def _is_bracketed(token: str) -> bool:
-    return token.startswith("[") and token.endswith("]")
+    return token.startswith('[') and token.endswith(']')
 
 
 def is_unused(token: str) -> bool:
     """Whether a token is a placeholder such as `[unused0]`."""
-    return re.fullmatch(r"\[unused[^\[\]]*\]", token) is not None
+    return re.fullmatch(r'\[unused[^\[\]]*\]', token) is not None
 
 
 def read_file(path: str | os.PathLike[str], what: str, field: str) -> bytes:
@@ -193,12 +193,12 @@ def read_file(path: str | os.PathLike[str], what: str, field: str) -> bytes:
         raise InputError(f"{path}: the {what} file cannot be read "
                          f"({error.strerror or 'No such file'}): check {field}") from None
     if not data.strip():
-        raise InputError(f"{path}: the {what} file is empty; check {field}")
+        raise InputError(f'{path}: the {what} file is empty; check {field}')
     return data
 
 
 def read_lines(
-    path: str | os.PathLike[str], what: str = "vocabulary", field: str = "data.vocab_file"
+    path: str | os.PathLike[str], what: str = 'vocabulary', field: str = 'data.vocab_file'
 ) -> list[str]:
     """The lines of a UTF-8 file, split at `\\n` only: tokens may hold other line separators.
 
@@ -207,16 +207,16 @@ def read_lines(
     """
     data = read_file(path, what, field)
     try:
-        text = data.decode("utf-8")
+        text = data.decode('utf-8')
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
+        line = data.count(b'\n', 0, error.start) + 1
         raise InputError(
-            f"{path}: line {line} is not UTF-8 (byte 0x{data[error.start]:02x} at offset "
-            f"{error.start}); convert it to UTF-8 (a SentencePiece model is called NAME.model)"
+            f'{path}: line {line} is not UTF-8 (byte 0x{data[error.start]:02x} at offset '
+            f'{error.start}); convert it to UTF-8 (a SentencePiece model is called NAME.model)'
         ) from None
-    return text.removeprefix("\ufeff").rstrip("\r\n").split("\n")
+    return text.removeprefix('\ufeff').rstrip('\r\n').split('\n')
 
 
 def write_vocab(path: str | os.PathLike[str], tokens: Iterable[str]) -> None:
     """Write one token per line; the file appears whole or not at all."""
-    write_whole(path, "".join(f"{token}\n" for token in tokens))
+    write_whole(path, ''.join(f'{token}\n' for token in tokens))

@@ -29,8 +29,8 @@ MAX_CHARS_PER_WORD = 200
 # that `str.isspace` accepts (\v, \f, \x1c to \x1f, \x85) are control characters, which cleaning
 # removes, joining the text on both sides: hence no plain `str.split` on raw text. (All of
 # category Zs is in the basic plane.)
-WHITESPACE = frozenset("\t\n\r\u2028\u2029") | {
-    chr(c) for c in range(0x10000) if unicodedata.category(chr(c)) == "Zs"}
+WHITESPACE = frozenset('\t\n\r\u2028\u2029') | {
+    chr(c) for c in range(0x10000) if unicodedata.category(chr(c)) == 'Zs'}
 _WORD = re.compile(f"[^{re.escape(''.join(sorted(WHITESPACE)))}]+")
 
 # "CJK Unified Ideographs" and its extensions, as listed in the original: no kana, no Hangul.
@@ -47,7 +47,7 @@ def raw_words(text: str) -> list[str]:
 
 def _cleaned(char: str) -> str:
     """The character; '' for NUL, the replacement character, and control and format characters."""
-    return "" if char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf") else char
+    return '' if char in '\0\ufffd' or unicodedata.category(char) in ('Cc', 'Cf') else char
 
 
 def has_words(text: str) -> bool:
@@ -62,7 +62,7 @@ def is_cjk(char: str) -> bool:
 
 def is_punctuation(char: str) -> bool:
     """Whether it is in category P*, or an ASCII symbol (such as `$`, `+` or `^`)."""
-    return char in string.punctuation or unicodedata.category(char).startswith("P")
+    return char in string.punctuation or unicodedata.category(char).startswith('P')
 
 
 class _Table(dict[int, str]):
@@ -78,12 +78,12 @@ class _Table(dict[int, str]):
         return result
 
 
-_CLEAN = _Table(lambda c: f" {c} " if is_cjk(c) else _cleaned(c))
+_CLEAN = _Table(lambda c: f' {c} ' if is_cjk(c) else _cleaned(c))
 _CLEAN_ALONE = _Table(_cleaned)
-_SPACED = _Table(lambda c: " " if c in WHITESPACE else _CLEAN[ord(c)])
-_SPACED_ALONE = _Table(lambda c: " " if c in WHITESPACE else _cleaned(c))
-_WITHOUT_ACCENTS = _Table(lambda c: "" if unicodedata.category(c) == "Mn" else c)
-_SPLIT_PUNCTUATION = _Table(lambda c: f" {c} " if is_punctuation(c) else c)
+_SPACED = _Table(lambda c: ' ' if c in WHITESPACE else _CLEAN[ord(c)])
+_SPACED_ALONE = _Table(lambda c: ' ' if c in WHITESPACE else _cleaned(c))
+_WITHOUT_ACCENTS = _Table(lambda c: '' if unicodedata.category(c) == 'Mn' else c)
+_SPLIT_PUNCTUATION = _Table(lambda c: f' {c} ' if is_punctuation(c) else c)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _split_word(raw_word: str, lowercase: bool, switches: Switches) -> list[str]
         if lowercase:
             part = part.lower()
         if strip:
-            part = unicodedata.normalize("NFD", part).translate(_WITHOUT_ACCENTS)
+            part = unicodedata.normalize('NFD', part).translate(_WITHOUT_ACCENTS)
         tokens += part.translate(_SPLIT_PUNCTUATION).split()
     return tokens
 
@@ -156,7 +156,7 @@ class WordPieceTokenizer:
 
     def __init__(
         self, vocab: Vocab, lowercase: bool = True, switches: Switches = ORIGINAL,
-        cache_size: int = 1 << 18, vocab_name: str = "",
+        cache_size: int = 1 << 18, vocab_name: str = '',
     ):
         """Make a tokenizer.
 
@@ -170,7 +170,7 @@ class WordPieceTokenizer:
         Raises:
             InputError: an added token has the id of another.
         """
-        source = vocab_name or "vocabulary"
+        source = vocab_name or 'vocabulary'
         self.added = with_ids(switches.added_tokens, vocab.index, source)
         self.word_pieces = vocab
         self.vocab = vocab.with_tokens({i: token.content for token, i in self.added}, source) if (
@@ -203,7 +203,7 @@ class WordPieceTokenizer:
             parts.append(repr(self.switches))
         if self.added:
             parts.append(repr(self.added))
-        return digest(" ".join(("wordpiece", *parts)).encode())
+        return digest(' '.join(('wordpiece', *parts)).encode())
 
     def tokenize(self, text: str) -> list[str]:
         """The WordPieces of `text`, without [CLS] and [SEP]; [UNK] for words not covered."""
@@ -238,7 +238,7 @@ class WordPieceTokenizer:
         if self.lowercase:
             text = text.lower()
         strip = self.lowercase if switches.strip_accents is None else switches.strip_accents
-        return unicodedata.normalize("NFD", text).translate(_WITHOUT_ACCENTS) if strip else text
+        return unicodedata.normalize('NFD', text).translate(_WITHOUT_ACCENTS) if strip else text
 
     def _encode_words(self, text: str) -> list[int]:
         cache = self._cache
@@ -266,7 +266,7 @@ class WordPieceTokenizer:
             return unknown
         index = self.word_pieces.index
         ids: list[int] = []
-        start, prefix, longest = 0, "", self._max_piece
+        start, prefix, longest = 0, '', self._max_piece
         while start < len(token):
             for end in range(min(len(token), start + longest), start, -1):
                 piece = index.get(prefix + token[start:end])

@@ -243,8 +243,10 @@ class Plan:
                 if row.tiny else row for row in self.table.rows if row.tiny != 'none']
 
     def parts(self) -> list[Part]:
-        """All parts, each once, in an order in which they can run: row by row, so that the first
-        rows of the table are complete early."""
+        """All parts, each once, in an order in which they can run.
+
+        They go row by row, so that the first rows of the table are complete early.
+        """
         result: dict[str, Part] = {}
         for row in self.rows:
             parts = [] if row.pretraining in self.weights else [self.pretraining(row.pretraining)]
@@ -371,8 +373,11 @@ class Plan:
             'values': values, 'seeds': [seed for *_, seed in runs], 'settings': dict(settings)}
 
     def flops(self, row: Row) -> float | None:
-        """FLOPs of a row's pre-training, 0 if it has none; None if weights are given, only a part
-        of the steps counts, or the config does not determine the FLOPs."""
+        """FLOPs of a row's pre-training, 0 if it has none.
+
+        None if weights are given, only a part of the steps counts, or the config does not
+        determine the FLOPs.
+        """
         if row.pretraining in self.weights or (row.share != 1 and not row.scratch):
             return None
         try:
@@ -468,8 +473,11 @@ def differences(cells: Mapping[str, Cell]) -> dict[str, list[float]]:
 
 
 def is_guessing(column: Column, cells: Iterable[Cell]) -> bool:
-    """Whether no row is better than guessing by more than three standard errors, from the deviation
-    pooled over rows; with single seeds, whether none is better at all."""
+    """Whether no row is better than guessing by more than three standard errors.
+
+    The errors follow from the deviation pooled over rows. With single seeds: whether no row is
+    better at all.
+    """
     ours = [cell for cell in cells if cell.get('guessing') is not None]
     squares = [cell['deviation'] ** 2 for cell in ours if cell['deviation'] is not None]
     margin = 1e-6 + 3 * (statistics.fmean(squares) if squares else 0.0) ** 0.5
@@ -604,8 +612,10 @@ def _difference(record: dict[str, Any], column: str, row: str) -> str:
 
 
 def _draw(file: Any, record: dict[str, Any]) -> None:
-    """Draws a panel for each column: differences from the first row, ours with intervals, and the
-    paper's."""
+    """Draws a panel for each column: differences from the first row.
+
+    Ours have intervals; the paper's stand beside them.
+    """
     from matplotlib.figure import Figure
 
     columns, rows = record['columns'], record['rows']
@@ -741,6 +751,7 @@ def _own_table(name: str, rows: str) -> Table:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Runs the command (see the top of this file) and returns its exit status."""
     with error_boundary():
         given, plan = _parse(argv)
         parts = plan.parts()

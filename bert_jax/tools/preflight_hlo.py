@@ -183,8 +183,10 @@ class CompiledText:
         return math.prod(bounds)
 
     def schedules(self, by_name: dict[str, 'Schedule']) -> dict[str, 'Schedule']:
-        """`by_name` (from `read_schedules`) with schedules for instructions equal to those in it,
-        as the compiler writes only one of them."""
+        """`by_name` (from `read_schedules`) with schedules for instructions equal to those in it.
+
+        The compiler writes the schedule of only one of several equal instructions.
+        """
         def kind(i: Instruction) -> Any:
             window = re.search(r'"iteration_bounds":\[[^]]*\]', i.attributes)
             operands = (self._by_name[name] for name in i.operands if name in self._by_name)
@@ -374,8 +376,11 @@ def _bundles(lines: Iterable[str]) -> tuple[int, int, int]:
 
 
 def _fullest_unit(lines: Iterable[str]) -> str:
-    """The unit with the highest utilization, from a table of units, their places in a bundle, and
-    the places that each bundle takes."""
+    """The unit with the highest utilization.
+
+    Args:
+      lines: a table of units, their places in a bundle, and the places that each bundle takes.
+    """
     table = [re.findall(r'\w[\w:]*', line) for line in lines if not line.startswith('==')]
     names, places, *used = [*filter(None, table)] or [['?'], ['1']]  # empty if the disk was full
     taken = [sum(map(int, column)) for column in zip(*used)] or [0]

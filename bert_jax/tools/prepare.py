@@ -24,6 +24,7 @@ from bert_jax.validation import complete
 
 
 def main(argv: Sequence[str]) -> None:
+    """Runs the command (see the top of this file)."""
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # leaves an accelerator of this machine free
     with error_boundary(stopped='stopped; the same command resumes'):
         config, _ = parse_command(argv, __doc__ or '')

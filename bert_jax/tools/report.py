@@ -197,8 +197,10 @@ class Group(NamedTuple):
         return [run.scores[name] for run in self.runs if name in run.scores]
 
     def curves(self) -> dict[str, list[list[float]]]:
-        """Points (step, tokens, FLOPs so far, mean, lowest and highest value) of every `train/...`
-        and `eval/...`, at the steps that all its runs have."""
+        """The points of every `train/...` and `eval/...`, at the steps that all its runs have.
+
+        A point is (step, tokens, FLOPs so far, mean, lowest and highest value).
+        """
         result: dict[str, list[list[float]]] = {}
         first, *others = ({(name, point[0]): point for name, points in run.curves().items()
                            for point in points} for run in self.runs)
@@ -245,8 +247,11 @@ class Group(NamedTuple):
 
 
 def _is_among(prefixes: tuple[str, ...], name: str, run: RunRecords) -> bool:
-    """Whether a field of a run begins with one of these; for where the result is the best of the
-    evaluations, the interval of these affects it."""
+    """Whether a field of a run begins with one of these.
+
+    `train.eval_every` does not where the result is the best of the evaluations: their interval
+    affects it.
+    """
     return name.startswith(prefixes) and not (run.keeps_best and name == 'train.eval_every')
 
 
@@ -593,6 +598,7 @@ def board(runs: Sequence[RunRecords]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command (see the top of this file) and returns its exit status."""
     parser = Parser('python -m bert_jax.tools.report', __doc__)
     parser.add_argument('runs', metavar='RUN', nargs='+', help='run directories')
     parser.add_argument('--output', required=True, help='the page, a new file')

@@ -526,10 +526,12 @@ def _supervise(
 
 
 def number_or_all(text: str) -> int:
+    """A type of an argument: a number from 0, or `all`, which is more than any."""
     return sys.maxsize if text == 'all' else at_least(0)(text)
 
 
 def main(argv: Sequence[str]) -> int:
+    """Runs the command (see the top of this file) and returns its exit status."""
     parser = Parser('python -m bert_jax.tools.sweep', __doc__)
     parser.add_argument('--config', required=True, help='config file, as FILE.py or FILE.py:ARG')
     parser.add_argument('--workdir', help='default: runs/sweep-NAME of the config')

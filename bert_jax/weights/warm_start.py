@@ -57,7 +57,7 @@ def warm_start(
     longer = any(note.endswith('they are repeated') for note in placement.notes)
     if whole and (placement.fresh or longer or notes):
         fresh = [line for line in lines[1:] if 'fresh' in line or 'repeated' in line]
-        remedy = ('. If its LABEL_0, LABEL_1, ... are this task\'s labels '
+        remedy = (". If its LABEL_0, LABEL_1, ... are this task's labels "
                   f"({', '.join(labels[:5])}) in this order, add --labels_by_position"
                   if any(label.startswith('LABEL_') for label in published.labels) else '')
         raise InputError(f'{published.source} does not have all parameters of this model, which is '

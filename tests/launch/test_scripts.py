@@ -50,13 +50,13 @@ def machine(tmp_path):
     (tmp_path / 'dev').mkdir()
     _write(tmp_path / 'bin' / 'nvidia-smi', 'exit 9\n')
     _write(tmp_path / 'bin' / 'uv', 'exit 9\n')
-    _write(tmp_path / 'python', f'''
+    _write(tmp_path / 'python', f"""
         echo "$*" >> {tmp_path}/calls
         if [ "$1" = -c ]; then echo "${{VERSION:-3.11}}"; fi
         if [ "$1 $2" = '-m venv' ]; then
           mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo 'active=yes' > "$3/bin/activate"
         fi
-        ''')
+        """)
     return tmp_path
 
 
@@ -136,10 +136,10 @@ def test_venv_says_what_is_wrong(machine, environment, message):
 @pytest.fixture
 def standins(tmp_path):
     for name in ('gcloud', 'docker', 'kubectl', 'sbatch', 'scontrol', 'scancel', 'squeue'):
-        _write(tmp_path / 'bin' / name, f'''
+        _write(tmp_path / 'bin' / name, f"""
             printf '%s\\n' "{name} $*" >> {tmp_path}/calls
             [ "$*" != 'apply -f -' ] || cat > {tmp_path}/applied
-            ''')
+            """)
     return tmp_path
 
 
@@ -266,10 +266,10 @@ def test_a_dry_run_prints_what_would_run(standins, script, arguments):
 @pytest.mark.parametrize('module', ['bert_jax.main', 'bert_jax.tools.sweep'])
 def test_a_job_of_slurm_is_queued_again_when_its_time_ends(standins, status, stopped, module):
     """Not if somebody stopped it. srun starts one task per node, which is told of all its GPUs."""
-    _write(standins / 'bin' / 'srun', f'''
+    _write(standins / 'bin' / 'srun', f"""
         printf '%s\\n' "srun $1" >> {standins}/calls
         shift && exec "$@"
-        ''')
+        """)
     _write(standins / 'bin' / 'python',
            f'printf "%s|" "$JAX_LOCAL_DEVICE_IDS" "$@" >> {standins}/ran\n'
            + 'touch slurm-b.stopped\n' * (stopped == 'running') + f'exit {status}\n')

@@ -164,7 +164,7 @@ def test_features_to_a_file(run, tmp_path):
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (['fill-mask', 'no mask'], "text 1: it has no [MASK]: write [MASK] where a word is to be"),
+    (['fill-mask', 'no mask'], 'text 1: it has no [MASK]: write [MASK] where a word is to be'),
     (['fill-mask'], 'standard input has no texts'),
     (['fill-mask', '--text=x', '--input=x.txt'], '--text=x names a column: --input must be'),
     (['fill-mask', '--text-pair=x', '--input=x.csv'], 'name the first with --text'),

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip('flatbuffers', reason='jax.export writes files with it')
 
 # What a user without this package runs; the last lines check that nothing imports it.
-PROGRAM = '''
+PROGRAM = """
 import sys
 import jax, numpy as np
 from jax import export
@@ -34,7 +34,7 @@ for name in ("all", "part"):
 assert bert.platforms == ("cpu", "cuda", "tpu")
 others = {"bert_jax", "flax", "orbax", "safetensors", "tensorflow"} & set(sys.modules)
 assert not others, others
-'''
+"""
 OUTPUTS = {  # transformers' names of outputs, by ours
     'base': {'sequence_output': 'last_hidden_state', 'pooled_output': 'pooler_output'},
     'pretraining': {'masked_lm_logits': 'prediction_logits',

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 LOCAL_HOSTS = Path(__file__).resolve().parents[2] / 'launch' / 'local_hosts.sh'
 
 # Each host prints its process id, then runs a body, such as `STEPS`, where host 0 is slow.
-HOST = '''
+HOST = """
 import os, sys, time
 from bert_jax.runtime import hosts
 from bert_jax.runtime import stopping
@@ -36,8 +36,8 @@ def tell(*words):  # in one piece: several hosts write at once
     os.write(2, (' '.join(map(str, words)) + '\\n').encode())
 tell('pid', hosts.index(), os.getpid())
 {body}
-'''
-STEPS = '''
+"""
+STEPS = """
 step = 0
 while step < 10_000:
     step += 1
@@ -45,7 +45,7 @@ while step < 10_000:
     if guard.should_stop(step):
         tell('stopped at', step)
         guard.fail('', 143)
-'''
+"""
 
 
 class Hosts:
@@ -163,7 +163,7 @@ def test_a_signal_whose_exception_is_lost_before_the_first_step_stops_after_it()
 
 
 def test_hosts_compare_settings_and_each_names_the_difference():
-    body = '''
+    body = """
 from bert_jax.runtime.errors import InputError
 tell('all', hosts.exchange('names', f'host {hosts.index()}'))
 hosts.agree('the run', {'seed': 1})
@@ -172,7 +172,7 @@ try:
 except InputError as error:
     tell('told:', error)
 guard.finish()
-'''
+"""
     status, errors = Hosts(3, body).end()
     assert status == 0
     assert errors.count("all ['host 0', 'host 1', 'host 2']") == 3
@@ -197,7 +197,7 @@ def test_one_of_several_tasks_that_have_not_joined_is_refused(monkeypatch, envir
         hosts.connect()
 
 
-@pytest.mark.parametrize('device, extra', [('0x0063', "jax\\[tpu\\]"), ('', "jax\\[cuda13\\]")])
+@pytest.mark.parametrize('device, extra', [('0x0063', 'jax\\[tpu\\]'), ('', 'jax\\[cuda13\\]')])
 def test_an_accelerator_that_jax_does_not_use_is_refused(monkeypatch, tmp_path, device, extra):
     (tmp_path / 'vendor').write_text('0x1ae0\n')
     (tmp_path / 'device').write_text(device + '\n')

@@ -13,39 +13,39 @@ from bert_jax.text.wordpiece import Switches, WordPieceTokenizer, basic_tokens
 from tests.refusals import refused
 
 TEXTS = [
-    "The quick brown fox jumps over the lazy dog, and the dog sleeps on.",
-    "Pack my box with five dozen liquor jugs; jumping foxes pack boxes quickly.",
-    "Sphinx of black quartz, judge my vow! Café, naïve, Élan, 中文, 日本語 5 x 7 = 35.",
+    'The quick brown fox jumps over the lazy dog, and the dog sleeps on.',
+    'Pack my box with five dozen liquor jugs; jumping foxes pack boxes quickly.',
+    'Sphinx of black quartz, judge my vow! Café, naïve, Élan, 中文, 日本語 5 x 7 = 35.',
 ] * 20
 
 
 def test_released_layout():
     tokens = train_wordpiece(TEXTS * 2, 2000, lowercase=True)
-    assert tokens[:2] == ["[PAD]", "[unused0]"]
-    assert tokens[99:104] == ["[unused98]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert tokens[:2] == ['[PAD]', '[unused0]']
+    assert tokens[99:104] == ['[unused98]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
 
 
-@pytest.mark.parametrize("size", [30, 60, 150])
+@pytest.mark.parametrize('size', [30, 60, 150])
 def test_exact_size_and_no_duplicates_in_any_order(size):
     tokens = train_wordpiece(TEXTS, size, lowercase=False)
     assert len(tokens) == len(set(tokens)) == size and Vocab.from_tokens(tokens).mask_id < 20
     assert tokens == train_wordpiece(reversed(TEXTS), size, lowercase=False)
 
 
-@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize('lowercase', [True, False])
 def test_covers_its_text_and_every_rearrangement_of_its_letters(lowercase):
     tokens = train_wordpiece(TEXTS, 250, lowercase)
     tokenizer = WordPieceTokenizer(Vocab.from_tokens(tokens), lowercase)
-    backwards = [" ".join(word[::-1] for word in text.split()) for text in TEXTS]
+    backwards = [' '.join(word[::-1] for word in text.split()) for text in TEXTS]
     for text in [*TEXTS, *backwards]:
-        assert "[UNK]" not in tokenizer.tokenize(text)
+        assert '[UNK]' not in tokenizer.tokenize(text)
 
 
-@pytest.mark.parametrize(("texts", "size", "contained", "absent"), [
-    (["banana bandana " * 50 + "ananas"], 60, {"banana", "bandana"}, set()),  # frequent: whole
-    (["ab ab cd"], 500, {"ab", "cd", "a", "##a", "d", "##d"}, set()),  # fewer pieces than asked
-    (["eeee tt x"], 9, {"e", "##e", "t", "##t"}, {"x"}),  # too small: the most frequent characters
-    (["a, b. 中 c"], 50, {",", "中", "##c"}, {"##,", "##中"}),  # punctuation continues nothing
+@pytest.mark.parametrize(('texts', 'size', 'contained', 'absent'), [
+    (['banana bandana ' * 50 + 'ananas'], 60, {'banana', 'bandana'}, set()),  # frequent: whole
+    (['ab ab cd'], 500, {'ab', 'cd', 'a', '##a', 'd', '##d'}, set()),  # fewer pieces than asked
+    (['eeee tt x'], 9, {'e', '##e', 't', '##t'}, {'x'}),  # too small: the most frequent characters
+    (['a, b. 中 c'], 50, {',', '中', '##c'}, {'##,', '##中'}),  # punctuation continues nothing
 ])
 def test_what_a_vocabulary_contains(texts, size, contained, absent):
     tokens = set(train_wordpiece(texts, size, lowercase=True))
@@ -53,16 +53,16 @@ def test_what_a_vocabulary_contains(texts, size, contained, absent):
 
 
 def test_odd_characters_do_no_harm():
-    for text in ("\u2581a \u2581b \U000f0000c", "a\tb\u2028c\0d", "x" * 300):
+    for text in ('\u2581a \u2581b \U000f0000c', 'a\tb\u2028c\0d', 'x' * 300):
         assert Vocab.from_tokens(train_wordpiece([text, *TEXTS], 200, lowercase=False))
 
 
-@pytest.mark.parametrize(("text", "share", "mark"), [
-    ("Café naïve Ёлка Άλφα Việt ❤\ufe0f", 0, None),  # accents, and the look of an emoji
-    ("किताब पढ़ी कुत्ता", 3 / 15, "\u0941"),
-    ("ที่นี่ดี", 5 / 8, "\u0e35"),
-    ("がか", 1 / 3, "\u3099"),
-    ("", 0, None),
+@pytest.mark.parametrize(('text', 'share', 'mark'), [
+    ('Café naïve Ёлка Άλφα Việt ❤\ufe0f', 0, None),  # accents, and the look of an emoji
+    ('किताब पढ़ी कुत्ता', 3 / 15, '\u0941'),
+    ('ที่นี่ดี', 5 / 8, '\u0e35'),
+    ('がか', 1 / 3, '\u3099'),
+    ('', 0, None),
 ])
 def test_stripping_drops_marks_that_are_no_accents(text, share, mark):
     found, marks = stripped_marks([text, text])
@@ -72,31 +72,31 @@ def test_stripping_drops_marks_that_are_no_accents(text, share, mark):
 
 
 def test_a_vocabulary_without_stripping_keeps_marks():
-    texts = ["कुत्ता, ที่นี่ดี é"] * 9
+    texts = ['कुत्ता, ที่นี่ดี é'] * 9
     tokens = train_wordpiece(texts, 200, True, Switches(strip_accents=False))
-    assert {"##\u0941", "##\u0e35", "é"} <= set(tokens)
-    assert not {"##\u0941", "##\u0e35", "é"} & set(train_wordpiece(texts, 200, True))
+    assert {'##\u0941', '##\u0e35', 'é'} <= set(tokens)
+    assert not {'##\u0941', '##\u0e35', 'é'} & set(train_wordpiece(texts, 200, True))
 
 
-@pytest.mark.parametrize(("texts", "size"), [([" \n"], 100), (["a b"], 5)])
+@pytest.mark.parametrize(('texts', 'size'), [([' \n'], 100), (['a b'], 5)])
 def test_bad_input(texts, size):
     with refused():
         train_wordpiece(texts, size, lowercase=True)
 
 
 def test_memory_is_bounded_and_frequent_words_survive(monkeypatch):
-    monkeypatch.setattr(training, "_MAX_COUNTED_WORDS", 100)
-    texts = [f"often word{i} seldom{i % 7}" for i in range(1000)]
+    monkeypatch.setattr(training, '_MAX_COUNTED_WORDS', 100)
+    texts = [f'often word{i} seldom{i % 7}' for i in range(1000)]
     counts = training.count_basic_tokens(texts, lowercase=True)
-    assert counts["often"] == 1000 and len(counts) <= 110
+    assert counts['often'] == 1000 and len(counts) <= 110
 
 
 def test_needs_no_more_tokens_than_hugging_face(shared_data):
-    peers = pytest.importorskip("tokenizers", reason="the package is not installed")
-    with gzip.open(shared_data / "wikipedia_en_2015" / "wiki-00.txt.gz", "rt") as file:
-        texts = [line for line in file.read(3_000_000).split("\n") if not line.startswith("<")]
-    with gzip.open(shared_data / "wikitext-2" / "valid.raw.txt.gz", "rt") as file:
-        held_out = file.read().split("\n")
+    peers = pytest.importorskip('tokenizers', reason='the package is not installed')
+    with gzip.open(shared_data / 'wikipedia_en_2015' / 'wiki-00.txt.gz', 'rt') as file:
+        texts = [line for line in file.read(3_000_000).split('\n') if not line.startswith('<')]
+    with gzip.open(shared_data / 'wikitext-2' / 'valid.raw.txt.gz', 'rt') as file:
+        held_out = file.read().split('\n')
 
     def num_tokens(tokens):
         tokenizer = WordPieceTokenizer(Vocab.from_tokens(tokens))
@@ -113,22 +113,22 @@ def test_needs_no_more_tokens_than_hugging_face(shared_data):
 
 # Every letter is covered, as in published vocabularies, so nothing becomes [UNK].
 TOKENS = [
-    "[PAD]", "[unused0]", "[unused1]", *SPECIAL_TOKENS[1:], *"abcdeé", "ab", "cab",
-    *("##" + x for x in ("a", "b", "c", "d", "e", "é", "ab", "de")), "A", "##A", ".", "-",
+    '[PAD]', '[unused0]', '[unused1]', *SPECIAL_TOKENS[1:], *'abcdeé', 'ab', 'cab',
+    *('##' + x for x in ('a', 'b', 'c', 'd', 'e', 'é', 'ab', 'de')), 'A', '##A', '.', '-',
 ]  # fmt: skip
-WORDS = st.text("abcdeéA", min_size=1, max_size=6)
+WORDS = st.text('abcdeéA', min_size=1, max_size=6)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope='module')
 def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("added")
-    write_vocab(folder / "vocab.txt", TOKENS)
-    return folder / "vocab.txt", folder / "words.txt"
+    folder = tmp_path_factory.mktemp('added')
+    write_vocab(folder / 'vocab.txt', TOKENS)
+    return folder / 'vocab.txt', folder / 'words.txt'
 
 
 def added(files, words, lowercase=True):
     """(tokens, notes) for these lines of a file of words."""
-    files[1].write_text("\n".join(words), encoding="utf-8")
+    files[1].write_text('\n'.join(words), encoding='utf-8')
     return add_words(*files, lowercase)
 
 
@@ -138,7 +138,7 @@ def test_added_words_are_one_piece_and_others_keep_theirs(files, words, others, 
     before = WordPieceTokenizer(Vocab.from_tokens(TOKENS), lowercase)
     after = WordPieceTokenizer(Vocab.from_tokens(tokens), lowercase)
     new = {token for word in words for token in basic_tokens(word, lowercase)}
-    for text in [*words, *others, " ".join(others) + ". " + "-".join(words)]:
+    for text in [*words, *others, ' '.join(others) + '. ' + '-'.join(words)]:
         for word in basic_tokens(text, lowercase):
             pieces = after.tokenize(word)
             if word in new:
@@ -146,36 +146,36 @@ def test_added_words_are_one_piece_and_others_keep_theirs(files, words, others, 
             elif not word.startswith(tuple(new - set(TOKENS))):
                 assert pieces == before.tokenize(word)
             else:  # greedy: it begins with an added word
-                assert "".join(piece.removeprefix("##") for piece in pieces) == word
+                assert ''.join(piece.removeprefix('##') for piece in pieces) == word
 
 
 def test_unused_slots_come_first_then_new_lines(files):
-    tokens, notes = added(files, ["Dada", "", "  bead ", "ab", "cede", "déda", "dada"])
-    assert tokens[:3] == ["[PAD]", "dada", "bead"]
-    assert tokens[3:-2] == TOKENS[3:] and tokens[-2:] == ["cede", "deda"]
+    tokens, notes = added(files, ['Dada', '', '  bead ', 'ab', 'cede', 'déda', 'dada'])
+    assert tokens[:3] == ['[PAD]', 'dada', 'bead']
+    assert tokens[3:-2] == TOKENS[3:] and tokens[-2:] == ['cede', 'deda']
     assert notes == [
-        f"{files[1]}: named twice, or in {files[0]} already: ab, dada",
-        f"4 words added to the vocabulary, 2 of them in [unused] slots: {len(tokens)} tokens",
+        f'{files[1]}: named twice, or in {files[0]} already: ab, dada',
+        f'4 words added to the vocabulary, 2 of them in [unused] slots: {len(tokens)} tokens',
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("content, message", [
-    ("dada\nnew york\n", "words.txt: line 2 is 'new york', which BERT splits into 2 words"),
-    ("##bea", "splits into 3 words"),
-    ("a\u6771b", "splits into 3 words"),
-    ("ok\n\u0301\n", "splits into 0 words"),
-    ("\n \n", "is empty"),
+@pytest.mark.parametrize('content, message', [
+    ('dada\nnew york\n', "words.txt: line 2 is 'new york', which BERT splits into 2 words"),
+    ('##bea', 'splits into 3 words'),
+    ('a\u6771b', 'splits into 3 words'),
+    ('ok\n\u0301\n', 'splits into 0 words'),
+    ('\n \n', 'is empty'),
 ])  # fmt: skip
 def test_what_is_not_one_word_is_refused_with_its_line(files, content, message):
     with refused(message):
-        added(files, content.split("\n"))
+        added(files, content.split('\n'))
 
 
 def test_files_that_cannot_be_used(files, tmp_path):
-    with refused("words file cannot be read", "config.data.add_tok"):
-        add_words(files[0], tmp_path / "none.txt", True)
-    with refused("is a SentencePiece model"):
-        add_words(tmp_path / "spiece.model", files[1], True)
-    (tmp_path / "latin.txt").write_bytes("dada\ndéda".encode("latin-1"))
-    with refused("line 2 is not UTF-8"):
-        add_words(files[0], tmp_path / "latin.txt", True)
+    with refused('words file cannot be read', 'config.data.add_tok'):
+        add_words(files[0], tmp_path / 'none.txt', True)
+    with refused('is a SentencePiece model'):
+        add_words(tmp_path / 'spiece.model', files[1], True)
+    (tmp_path / 'latin.txt').write_bytes('dada\ndéda'.encode('latin-1'))
+    with refused('line 2 is not UTF-8'):
+        add_words(files[0], tmp_path / 'latin.txt', True)

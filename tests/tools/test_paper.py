@@ -90,7 +90,7 @@ def test_which_parts_a_setting_changes(tmp_path):
     given = {'weights': {'base': 'bert'}, 'seeds': 3}
     assert titles(plan('1', tmp_path, 'mrpc', **given).parts())[:2] == [
         'mrpc from BERT-Base, seed 0', 'pre-training 4/256/4']
-    with pytest.raises(InputError, match="--weights base=...: the row .* needs its pre-training"):
+    with pytest.raises(InputError, match='--weights base=...: the row .* needs its pre-training'):
         plan('c1', tmp_path, 'mrpc', **given).parts()
 
 

@@ -166,12 +166,12 @@ def test_messages_are_counted_once_whatever_they_are_spread_over():
     (9, 2),  # only the all-reduce remains: it has no -start
 ])
 def test_messages_move_while_the_instructions_between_their_ends_run(work, waiting):
-    chain = '''%chain.{0} (p: f32[250]) -> f32[1000] {{
+    chain = """%chain.{0} (p: f32[250]) -> f32[1000] {{
   %p.{0} = f32[250] parameter(0)
   ROOT %g.{0} = f32[1000] all-gather(%p.{0}), channel_id=1, frontend_attributes={{chain_id="1"}}
 }}
-'''
-    text = CompiledText(chain.format(2) + chain.format(1) + '''
+"""
+    text = CompiledText(chain.format(2) + chain.format(1) + """
 ENTRY %main (a: f32[250]) -> f32[250] {
   %a = f32[250] parameter(0)
   %gather = (f32[250], f32[1000]) all-gather-start(%a), channel_id=2
@@ -184,7 +184,7 @@ ENTRY %main (a: f32[250]) -> f32[250] {
   %end = f32[1000] fusion(%a), kind=kLoop, calls=%chain.2
   ROOT %sum = f32[250] all-reduce(%a), channel_id=4, to_apply=%other
 }
-''')
+""")
     assert text.waiting({'work.1': work, 'work.2': work}, 1000.0) == pytest.approx(waiting)
 
 

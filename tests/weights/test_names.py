@@ -90,7 +90,7 @@ def test_a_field_comes_back_from_every_format(option, form):
 def test_what_a_format_cannot_say_is_refused_by_name(form):
     plain, _ = write_model(SIZES, form, 'runs/a')
     assert 'causal' not in plain
-    with pytest.raises(InputError, match="^runs/a has causal=True, which .*config.json cannot"):
+    with pytest.raises(InputError, match='^runs/a has causal=True, which .*config.json cannot'):
         write_model(SIZES | {'causal': True}, form, 'runs/a')
     assert read_model(plain, form, Path('config.json'))['causal'] is False  # older files lack it
 
