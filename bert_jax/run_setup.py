@@ -7,8 +7,8 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax.runtime import files
+from bert_jax.runtime.compilation_cache import keep_compiled
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import keep_compiled
 from bert_jax.sharding import Mesh, make_mesh, mesh_sizes
 from bert_jax.tasks.opening import open_task
 from bert_jax.train.program import Program, build_program

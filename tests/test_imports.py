@@ -40,7 +40,7 @@ TENSORFLOW_FILES = [
     'data/records.py',
     'data/tokenize.py',
     'predict/export.py',
-    'runtime/process.py',
+    'runtime/packages.py',
     'weights/tf1.py',
 ]
 TENSORFLOW = {'tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'keras'}

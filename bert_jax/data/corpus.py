@@ -23,7 +23,7 @@ from bert_jax.data.store import Document, Source, Unit, digests, name_of, object
 from bert_jax.runtime.errors import InputError, first_line, needing
 from bert_jax.runtime.files import Found, as_path, find, in_bucket, read_blocks
 from bert_jax.runtime.hub import parquet_files
-from bert_jax.runtime.process import loading_tensorflow
+from bert_jax.runtime.packages import loading_tensorflow
 
 _BLOCK_BYTES = 1 << 20
 # A longer document is split into several, so that memory stays bounded whatever the file.

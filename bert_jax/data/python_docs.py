@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bert_jax.runtime.process import process_pool
+from bert_jax.runtime.pool import process_pool
 
 PACKAGES = (
     'jax', 'flax', 'optax', 'orbax', 'chex', 'numpy', 'scipy', 'ml_dtypes', 'opt_einsum',

@@ -28,7 +28,8 @@ import numpy as np
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
-from bert_jax.runtime.process import has_tensorflow, loading_tensorflow, process_pool
+from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
+from bert_jax.runtime.pool import process_pool
 
 
 @contextlib.contextmanager

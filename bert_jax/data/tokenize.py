@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from bert_jax.data.pairs import Encode, joined
 from bert_jax.data.sentences import RARE_REPLACEMENT, Classes, sentence_patterns
-from bert_jax.runtime.process import without
+from bert_jax.runtime.packages import without
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, Switches, WordPieceTokenizer, basic_tokens

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, first_line, tell
-from bert_jax.runtime.process import process_pool
+from bert_jax.runtime.pool import process_pool
 
 # Part of the fingerprint: raise the number when the cleaning rules change.
 FORMAT = 'wikidump 1'

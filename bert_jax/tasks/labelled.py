@@ -32,7 +32,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.hub import split_of
-from bert_jax.runtime.process import has_tensorflow, loading_tensorflow
+from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, batch_sharding, local_rows, to_global
 from bert_jax.text import Tokenizer, check_known, load_tokenizer
 from bert_jax.train.step import EvalStep

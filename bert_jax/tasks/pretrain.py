@@ -35,7 +35,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.runtime.process import has_tensorflow, loading_tensorflow
+from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.text import check_known, load_tokenizer

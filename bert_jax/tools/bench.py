@@ -30,10 +30,12 @@ from bert_jax.config.command_line import Parser, at_least
 from bert_jax.data.examples import train_batches
 from bert_jax.model.flops import train_flops
 from bert_jax.run_setup import open_mesh
+from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import error_boundary, find_chip, processor, versions
+from bert_jax.runtime.process import error_boundary
+from bert_jax.runtime.provenance import processor, versions
 from bert_jax.sharding import local_rows, to_global
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tools.preflight import grid

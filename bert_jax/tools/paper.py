@@ -62,7 +62,8 @@ from bert_jax.config.fields import FIELDS, PRETRAINING, WITHOUT_A_SAY, flat_fiel
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError, nearest, tell
 from bert_jax.runtime.files import Path, as_path, digest, open_folder, open_whole, write_whole
-from bert_jax.runtime.process import error_boundary, hardware, versions
+from bert_jax.runtime.process import error_boundary
+from bert_jax.runtime.provenance import hardware, versions
 from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools import sweep as sweeps

@@ -37,10 +37,12 @@ from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import PRETRAINING
 from bert_jax.run_setup import open_mesh
+from bert_jax.runtime.chips import Chip, find_chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import Chip, error_boundary, find_chip, versions
+from bert_jax.runtime.process import error_boundary
+from bert_jax.runtime.provenance import versions
 from bert_jax.sharding import Mesh, make_mesh
 from bert_jax.tasks.pretrain import PretrainTask, step_flops
 from bert_jax.text import load_tokenizer

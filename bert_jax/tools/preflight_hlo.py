@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from bert_jax.model.attention_kernel import grids
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.process import quiet_stderr
+from bert_jax.runtime.packages import quiet_stderr
 
 # Number of dims of a slice, and the length of a pod's longest dim: beyond it libtpu aborts.
 _SLICES = {'v4': (3, 16), 'v5p': (3, 24), 'v5e': (2, 16), 'v6e': (2, 16)}

@@ -45,10 +45,11 @@ from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import load
 from bert_jax.predict.commands import Model
+from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, check_new_file, read_json, write_whole
 from bert_jax.runtime.lease import holder
-from bert_jax.runtime.process import error_boundary, find_chip
+from bert_jax.runtime.process import error_boundary
 from bert_jax.sharding import Layout
 from bert_jax.tasks.pretrain import step_flops
 from bert_jax.text.vocab import MASK

@@ -14,8 +14,10 @@ from bert_jax import config as config_lib
 from bert_jax.config.fields import flat_fields
 from bert_jax.config.phases import parse_duration, parse_trace
 from bert_jax.runtime import files, hosts
+from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.process import STARTED, find_chip, made_by, versions
+from bert_jax.runtime.process import STARTED
+from bert_jax.runtime.provenance import made_by, versions
 from bert_jax.train import workdirs
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.gates import Gates

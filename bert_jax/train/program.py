@@ -28,9 +28,9 @@ from bert_jax.config.phases import phases as phases_of
 from bert_jax.heads.base import Head
 from bert_jax.model.attention import settled
 from bert_jax.model.layers import ModelConfig, Names
+from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import read_system
-from bert_jax.runtime.process import find_chip
 from bert_jax.sharding import Layout, Mesh, check_vocabulary
 from bert_jax.train import optimizers, step
 from bert_jax.train.task import Task

@@ -17,7 +17,7 @@ import jax
 
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError, first_line, needing, tell
-from bert_jax.runtime.process import without
+from bert_jax.runtime.packages import without
 from bert_jax.train.gates import Alarm
 
 # Objects in buckets cannot be appended to, so each upload is a whole file: megabytes in a long run.

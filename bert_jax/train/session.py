@@ -8,7 +8,7 @@ from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.lease import Claim
-from bert_jax.runtime.process import answer
+from bert_jax.runtime.process import describe_error
 from bert_jax.runtime.stopping import Guard
 from bert_jax.train.workdirs import opened
 
@@ -51,7 +51,7 @@ def run_session(workdir: Path) -> Iterator[RunSession]:
             yield RunSession(guard, claim)
         guard.finish()
     except (Stopped, Exception) as error:
-        message, status = answer(error, workdir, workdir if hosts.first() else None)
+        message, status = describe_error(error, workdir, workdir if hosts.first() else None)
         # Other errors may come from another host that ended, which makes collectives fail here.
         is_ours = isinstance(error, (Stopped, InputError, Diverged))
         guard.fail(message, status, is_ours)

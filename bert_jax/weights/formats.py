@@ -32,7 +32,7 @@ from bert_jax.runtime.files import (
     upload,
 )
 from bert_jax.runtime.hub import publish
-from bert_jax.runtime.process import FULL
+from bert_jax.runtime.process import DISK_IS_FULL
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import is_unused, unused_row, write_vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -457,7 +457,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         finally:
             beside.rmtree(missing_ok=True)
     except OSError as error:
-        if re.search(FULL, str(error)):
+        if re.search(DISK_IS_FULL, str(error)):
             raise  # the error boundary names the full disk
         raise InputError(f'{target} cannot be written: {error.strerror or error}') from error
 

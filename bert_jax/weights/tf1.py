@@ -10,7 +10,7 @@ from typing import Any
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import absolute, as_path, children, local_copy, read_json
-from bert_jax.runtime.process import loading_tensorflow
+from bert_jax.runtime.packages import loading_tensorflow
 from bert_jax.text import read_switches, write_switches
 from bert_jax.text.wordpiece import ORIGINAL
 from bert_jax.weights import formats

@@ -252,7 +252,7 @@ def _attempt(act: Callable[[], Any]) -> tuple[str, Any]:
     try:
         return 'read', act()
     except Exception as error:
-        line, status = process.answer(error)
+        line, status = process.describe_error(error)
         return ('refused' if status == 2 and '\n' not in line else 'HARM'), line
 
 

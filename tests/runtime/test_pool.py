@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from bert_jax.runtime.process import process_pool
+from bert_jax.runtime.pool import process_pool
 from tests.conftest import run_python
 
 PARENT = """
 import os, sys, time
-from bert_jax.runtime.process import process_pool
+from bert_jax.runtime.pool import process_pool
 with process_pool(2) as pool:
     pool.submit(os.getpid).result()
     pool.submit(time.sleep, 1000)
@@ -41,7 +41,7 @@ def test_workers_do_not_run_the_script_again(tmp_path):
     """So a script needs no `if __name__ == '__main__'`, and a process starts quickly."""
     script = tmp_path / 'script.py'
     script.write_text('print("once")\nimport os\n'
-                      'from bert_jax.runtime.process import process_pool\n'
+                      'from bert_jax.runtime.pool import process_pool\n'
                       'with process_pool(1) as pool: pool.submit(os.getpid).result()\n')
     process = run_python(script, PYTHONPATH=os.pathsep.join(sys.path))
     assert (process.returncode, process.stdout) == (0, 'once\n'), process.stderr

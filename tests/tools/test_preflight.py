@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from bert_jax.config import default_config
-from bert_jax.runtime import process
+from bert_jax.runtime.chips import find_chip
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import preflight
 from bert_jax.tools.preflight_hlo import CompiledText, Schedule, read_schedules, scope_of
@@ -28,7 +28,7 @@ def run(monkeypatch, path, memory_bytes, status, *flags):
     """Runs preflight on SMALL, which must exit with `status`; returns its record. Two devices of
     this machine stand in for the slice, as chips of `memory_bytes`."""
     chip = dataclasses.replace(
-        process.find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes)
+        find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes)
     monkeypatch.setattr(preflight.hlo, 'open_topology', lambda name: jax.devices()[:2])
     monkeypatch.setattr(preflight, 'find_chip', lambda kind: chip)
     monkeypatch.setenv('LIBTPU_INIT_ARGS', '')  # preflight sets it; restored for later tests
@@ -231,7 +231,7 @@ def test_bundles_of_a_schedule_are_counted_by_loop_depth(tmp_path):
     (None, None, 10, 3849, 'memory'),
 ])
 def test_cycles_by_a_schedule(schedule, estimate, trips, cycles, unit):
-    text, chip = CompiledText(TPU), process.find_chip('TPU v5 lite')
+    text, chip = CompiledText(TPU), find_chip('TPU v5 lite')
     part = next(i for i in text.instructions if i.name == 'part.1')
     part = part._replace(attributes=f'{part.attributes} "iteration_bounds":["1","{trips}"]')
     assert preflight.scheduled_cycles(text, part, estimate, schedule, chip) == (

@@ -1,0 +1,67 @@
+"""jax's persistent cache of compiled programs, on a disk or in a bucket."""
+
+import contextlib
+import os
+import platform
+from typing import Any, NamedTuple
+
+from bert_jax.runtime import files
+
+_MAX_BYTES = 2 << 30  # on a disk
+
+
+def keep_compiled(folder: Any) -> None:
+    """Sets jax's persistent compilation cache, on a disk or in a bucket.
+
+    The folder may be shared: the first host writes and all read. JAX_COMPILATION_CACHE_DIR in the
+    environment takes precedence. Call it before anything is compiled.
+    """
+    import jax  # here, so that `--help` does not wait for it
+
+    from bert_jax.runtime import hosts
+
+    if getattr(jax.config, 'jax_compilation_cache_dir', None):
+        return
+    backend = jax.default_backend()
+    if backend == 'cpu':
+        # jax's cache key leaves out the CPU's instruction set, and a program crashes without its
+        # instructions.
+        backend += f'-{_instruction_set()}'
+    folder = files.absolute(folder) / backend
+    if files.in_bucket(folder):
+        # XLA's own caches (of GPU kernels) can only be on a disk.
+        jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
+    elif hosts.first():
+        shrink(folder, _MAX_BYTES)
+    jax.config.update('jax_compilation_cache_dir', os.fspath(folder))
+
+
+def _instruction_set() -> str:
+    """12 hexadecimal digits that change with the CPU's model and its instructions."""
+    lines = set(files.read_system('/proc/cpuinfo').splitlines(keepends=True))
+    described = sorted(
+        line for line in lines if line.startswith(('model name', 'flags', 'Features')))
+    known = ''.join(described) or platform.processor()
+    return files.digest(known.encode())[:12]
+
+
+class _CachedFile(NamedTuple):
+    """A file; sorted by the time of its last change."""
+
+    changed: float
+    num_bytes: int
+    path: files.Path
+
+
+def shrink(folder: Any, max_bytes: int) -> None:
+    """Keeps the newest files of a folder on a disk, up to `max_bytes`, and deletes the others."""
+    found = []
+    for path in files.children(folder):
+        with contextlib.suppress(FileNotFoundError):  # another run deletes too
+            status = os.stat(path)  # epath's looks up the owner, whom a container may not know
+            found.append(_CachedFile(status.st_mtime, status.st_size, path))
+    used = 0
+    for file in sorted(found, reverse=True):
+        used += file.num_bytes
+        if used > max_bytes and file.path.is_file():
+            file.path.unlink(missing_ok=True)

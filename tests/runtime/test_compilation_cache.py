@@ -1,0 +1,60 @@
+"""jax's cache of compiled programs in a folder of ours."""
+
+import os
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from bert_jax.runtime import files
+from bert_jax.runtime.compilation_cache import keep_compiled, shrink
+
+EVENTS: list[str] = []
+jax.monitoring.register_event_listener(lambda event, **_: EVENTS.append(event))
+
+
+@pytest.fixture
+def cache():
+    """jax without a compilation cache, as at a start; quick compilations are worth keeping too."""
+    fields = ('jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs',
+              'jax_persistent_cache_enable_xla_caches')
+    before = {name: getattr(jax.config, name) for name in fields}
+    jax.config.update('jax_compilation_cache_dir', None)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_a_second_start_reuses_what_the_first_compiled(cache, folder):
+    hits = []
+    for _ in range(2):
+        jax.clear_caches()
+        compilation_cache.reset_cache()
+        jax.config.update('jax_compilation_cache_dir', None)
+        keep_compiled(folder)
+        EVENTS.clear()
+        assert jax.jit(lambda x: 17 * x + 1)(2) == 35
+        hits.append(EVENTS.count('/jax/compilation_cache/cache_hits'))
+    assert hits[0] == 0 and hits[1] >= 1
+    platform, = files.children(folder)
+    assert platform.name.startswith('cpu-') and files.children(platform)
+
+
+def test_a_cache_folder_from_the_environment_is_kept(cache, tmp_path):
+    jax.config.update('jax_compilation_cache_dir', str(tmp_path / 'mine'))
+    keep_compiled(tmp_path / 'data')
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'mine')
+
+
+def test_shrinking_a_folder_deletes_the_oldest_files(tmp_path):
+    folder = files.as_path(tmp_path)
+    for number in range(4):
+        path = tmp_path / f'{number}-cache'
+        path.write_bytes(bytes(100))
+        os.utime(path, (1000 + number, 1000 + number))
+    for _ in range(2):
+        shrink(folder, 250)
+        assert [path.name for path in files.children(folder)] == ['2-cache', '3-cache']
