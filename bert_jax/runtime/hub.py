@@ -4,6 +4,7 @@ Cache, token and offline switch are those of `huggingface_hub` (HF_HOME, HF_TOKE
 """
 
 import contextlib
+import dataclasses
 import difflib
 import fnmatch
 import glob
@@ -12,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bert_jax.runtime.errors import InputError, Unavailable, first_line, needing, tell
@@ -22,6 +23,24 @@ _REPORT_SECONDS = 20.0
 # Name, revision and path of a data set. Revisions with slashes are only those under which the hub
 # keeps its own Parquet copies.
 DATASET = re.compile(r'hf:datasets/([^/@]+/[^/@]+)(?:@(refs/convert/\w+|[^/]+))?/?(.*)')
+_LOG_IN = 'hf auth login, or HF_TOKEN'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Repository:
+    """A model or data set on the hub.
+
+    Attributes:
+      named: what the user wrote, for messages.
+      name: ORG/NAME.
+      kind: model | dataset.
+      revision: a branch, a tag or a commit; None: the default branch.
+    """
+
+    named: str
+    name: str
+    kind: str = 'model'
+    revision: str | None = None
 
 
 def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -37,10 +56,9 @@ def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
     if not text.startswith('hf:'):
         return named
     name, _, revision = text.removeprefix('hf:').partition('@')
-    with _hub(text, name) as hub:
-        _download(hub, text, name, 'model', revision or None, _MODEL_FILES)
-        return str(hub.snapshot_download(
-            name, revision=revision or None, allow_patterns=_MODEL_FILES, library_name='bert_jax'))
+    repository = _Repository(named=text, name=name, revision=revision or None)
+    with _hub(repository) as hub:
+        return _download(hub, repository, _MODEL_FILES)
 
 
 def parquet_files(named: str) -> list[str]:
@@ -62,91 +80,171 @@ def parquet_files(named: str) -> list[str]:
         raise InputError(f'{named}: write hf:datasets/ORG/NAME/PATH, such as '
                          'hf:datasets/nyu-mll/glue/mrpc/train')
     name, revision, path = match.groups()
+    repository = _Repository(named=named, name=name, kind='dataset', revision=revision)
     path = path.rstrip('/')
-    ends = ('',) if path.endswith('.parquet') else ('.parquet', '-*.parquet', '/*.parquet')
-    patterns = [path + end for end in ends]
-    with _hub(named, name, 'dataset') as hub:
-        _download(hub, named, name, 'dataset', revision, patterns)
-        folder = hub.snapshot_download(name, repo_type='dataset', revision=revision,
-                                       allow_patterns=patterns, library_name='bert_jax')
-        found = sorted(file for file in glob.glob('**/*.parquet', root_dir=folder, recursive=True)
-                       if any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns))
+    is_pattern = path.endswith('.parquet')
+    patterns = [path]
+    if not is_pattern:
+        patterns = [f'{path}.parquet', f'{path}-*.parquet', f'{path}/*.parquet']
+    with _hub(repository) as hub:
+        folder = _download(hub, repository, patterns)
+        files = _parquet_files_in(folder, patterns)
+        if not files:
+            there = hub.HfApi().list_repo_files(name, revision=revision, repo_type='dataset')
+            raise _not_a_split(repository, 'no Parquet file has', there)
+    if not is_pattern:
         # A folder with several splits is refused: a run would train on test rows.
-        is_one = found and (path.endswith('.parquet') or len(set(map(_split, found))) == 1)
-        there = found or hub.HfApi().list_repo_files(name, revision=revision, repo_type='dataset')
-    if not is_one:
-        parts = sorted({_split(file) for file in there if file.endswith('.parquet')})
-        raise InputError(
-            f"{named}: {'several splits have' if found else 'no Parquet file has'} this path; name "
-            f"one of {', '.join(parts[:20]) or 'none'}; what the hub made of other formats is in "
-            f'hf:datasets/{name}@refs/convert/parquet/CONFIG/SPLIT')
-    for file in found:
+        if len({_split(file) for file in files}) > 1:
+            raise _not_a_split(repository, 'several splits have', files)
+        _check_all_parts(repository, files)
+    return [os.path.join(folder, file) for file in files]
+
+
+def _parquet_files_in(folder: str, patterns: Sequence[str]) -> list[str]:
+    """The Parquet files in a folder that fit one of the patterns, relative to it and sorted."""
+    files = glob.glob('**/*.parquet', root_dir=folder, recursive=True)
+    return sorted(file for file in files if _fits(file, patterns))
+
+
+def _fits(file: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns)
+
+
+def _split(file: str) -> str:
+    """The path of a Parquet file without the number of the part."""
+    return re.sub(r'([-/][\d_]+(-of-\d+.*)?)?\.parquet$', '', file)
+
+
+def _not_a_split(repository: _Repository, what_has: str, files: Iterable[str]) -> InputError:
+    """The error of a path that is not that of one split.
+
+    Args:
+      repository: the data set.
+      what_has: what has this path instead, with its verb.
+      files: those that the user can choose from.
+    """
+    splits = sorted({_split(file) for file in files if file.endswith('.parquet')})
+    choices = ', '.join(splits[:20]) or 'none'
+    return InputError(
+        f'{repository.named}: {what_has} this path; name one of {choices}; what the hub made of '
+        f'other formats is in hf:datasets/{repository.name}@refs/convert/parquet/CONFIG/SPLIT')
+
+
+def _check_all_parts(repository: _Repository, files: Sequence[str]) -> None:
+    """Checks that a split has as many parts as their names say.
+
+    Raises:
+      InputError: some are missing.
+    """
+    for file in files:
         total = re.search(r'-\d+-of-(\d+)\.parquet$', file)
-        if total and not path.endswith('.parquet') and len(found) != int(total[1]):
-            raise InputError(f'{named}: the cache has {len(found)} of its {int(total[1])} files, '
-                             'and the hub cannot be reached: check the network')
-    return [os.path.join(folder, file) for file in found]
+        if total and len(files) != int(total[1]):
+            raise InputError(
+                f'{repository.named}: the cache has {len(files)} of its {int(total[1])} files, '
+                'and the hub cannot be reached: check the network')
 
 
-def _download(
-    hub: Any, named: str, name: str, kind: str, revision: str | None, patterns: Sequence[str]
-) -> None:
-    """Downloads the files of a model or data set that the cache lacks, and says how much and where.
+def _download(hub: Any, repository: _Repository, patterns: Sequence[str]) -> str:
+    """Downloads the files that fit the patterns, unless the cache has them; returns their folder.
 
-    Does nothing where the hub cannot be reached: then the cache may have all of them. A file that
-    was cut off is continued, and each is compared with the hub's SHA-256.
+    Where the hub cannot be reached, the cache must have all of them. A file that was cut off is
+    continued, and each is compared with the hub's SHA-256.
 
     Raises:
       InputError: the disk of the cache has too little space.
       Unavailable: a file differs from the hub's.
     """
+    commit, missing = _files_to_download(hub, repository, patterns)
+    if missing:
+        _check_space(hub.constants.HF_HUB_CACHE, repository, missing)
+        progress = _Progress(repository, missing)
+        for file in missing:
+            path = hub.hf_hub_download(
+                repository.name, file.rfilename, repo_type=repository.kind, revision=commit,
+                library_name='bert_jax')
+            _check_content(path, file, repository)
+            progress.add(file)
+    return str(hub.snapshot_download(
+        repository.name, repo_type=repository.kind, revision=repository.revision,
+        allow_patterns=patterns, library_name='bert_jax'))
+
+
+def _files_to_download(
+    hub: Any, repository: _Repository, patterns: Sequence[str]
+) -> tuple[str, list[Any]]:
+    """(commit, files that the cache lacks); no files where the hub cannot be reached."""
     hub.utils.disable_progress_bars()  # ours are lines, which a log can hold
     try:
         info = hub.HfApi().repo_info(
-            name, repo_type=kind, revision=revision, files_metadata=True)
+            repository.name, repo_type=repository.kind, revision=repository.revision,
+            files_metadata=True)
     except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
         raise
     except Exception:  # its HTTP client's, which depends on the version
-        return
+        return '', []
     missing = []
     for file in info.siblings:
-        wanted = any(fnmatch.fnmatchcase(file.rfilename, pattern) for pattern in patterns)
         cached = hub.try_to_load_from_cache(
-            name, file.rfilename, repo_type=kind, revision=info.sha)
-        if wanted and not isinstance(cached, str):
+            repository.name, file.rfilename, repo_type=repository.kind, revision=info.sha)
+        if _fits(file.rfilename, patterns) and not isinstance(cached, str):
             missing.append(file)
-    total = sum(file.size or 0 for file in missing)
-    if not missing:
-        return
-    cache = hub.constants.HF_HUB_CACHE
+    return info.sha, missing
+
+
+def _num_bytes(files: Iterable[Any]) -> int:
+    """The size of files together, as far as the hub knows it."""
+    return sum(file.size or 0 for file in files)
+
+
+def _check_space(cache: str, repository: _Repository, files: Sequence[Any]) -> None:
+    """Says what is downloaded, and checks that the disk of the cache has the space for it.
+
+    Raises:
+      InputError: it has not.
+    """
     os.makedirs(cache, exist_ok=True)
     free = shutil.disk_usage(cache).free
-    tell(f"{named}: downloading {len(missing)} file{'s' * (len(missing) > 1)}, {_size(total)}, "
-         f'into {cache}')
-    if total > free:
-        raise InputError(f'{named}: {_size(total)} are to be downloaded, and the disk of {cache} '
-                         f'has {_size(free)}: free some, or set HF_HOME to a folder on another '
-                         'disk')
-    begun = told = time.monotonic()
-    done = 0
-    for number, file in enumerate(missing, 1):
-        path = hub.hf_hub_download(
-            name, file.rfilename, repo_type=kind, revision=info.sha, library_name='bert_jax')
-        _check_content(path, file, named)
-        done += file.size or 0
+    needed = _num_bytes(files)
+    noun = 'file' if len(files) == 1 else 'files'
+    tell(f'{repository.named}: downloading {len(files)} {noun}, {_size(needed)}, into {cache}')
+    if needed > free:
+        raise InputError(
+            f'{repository.named}: {_size(needed)} are to be downloaded, and the disk of {cache} '
+            f'has {_size(free)}: free some, or set HF_HOME to a folder on another disk')
+
+
+class _Progress:
+    """Reports a download now and then, in lines that a log can hold."""
+
+    def __init__(self, repository: _Repository, files: Sequence[Any]):
+        self._named = repository.named
+        self._num_files = len(files)
+        self._num_bytes = _num_bytes(files)
+        self._files_done = 0
+        self._bytes_done = 0
+        self._begun = time.monotonic()
+        self._reported = self._begun
+
+    def add(self, file: Any) -> None:
+        """Counts a file that is there now."""
+        self._files_done += 1
+        self._bytes_done += file.size or 0
         now = time.monotonic()
-        if now - told > _REPORT_SECONDS or number == len(missing):
-            told = now
-            rate = done / max(now - begun, 1e-3)
-            tell(f'{named}: {number} of {len(missing)}, {_size(done)}, {_size(rate)}/s, '
-                 f'{(total - done) / max(rate, 1) / 60:.1f} min left')
+        if now - self._reported > _REPORT_SECONDS or self._files_done == self._num_files:
+            self._reported = now
+            rate = self._bytes_done / max(now - self._begun, 1e-3)
+            minutes_left = (self._num_bytes - self._bytes_done) / max(rate, 1) / 60
+            tell(f'{self._named}: {self._files_done} of {self._num_files}, '
+                 f'{_size(self._bytes_done)}, {_size(rate)}/s, {minutes_left:.1f} min left')
 
 
 def _size(num_bytes: float) -> str:
-    return f'{num_bytes / 1e9:.2f} GB' if num_bytes >= 1e9 else f'{num_bytes / 1e6:.1f} MB'
+    if num_bytes >= 1e9:
+        return f'{num_bytes / 1e9:.2f} GB'
+    return f'{num_bytes / 1e6:.1f} MB'
 
 
-def _check_content(path: str, file: Any, named: str) -> None:
+def _check_content(path: str, file: Any, repository: _Repository) -> None:
     """Compares a downloaded file with the hub's SHA-256, if that is known, and deletes a wrong one.
 
     Raises:
@@ -159,8 +257,9 @@ def _check_content(path: str, file: Any, named: str) -> None:
     if digest != file.lfs.sha256:
         os.unlink(os.path.realpath(path))
         os.unlink(path)
-        raise Unavailable(f'{named}: {file.rfilename} arrived damaged and was deleted: the same '
-                          'command downloads it again')
+        raise Unavailable(
+            f'{repository.named}: {file.rfilename} arrived damaged and was deleted: the same '
+            'command downloads it again')
 
 
 def split_of(source: str, path: str) -> str:
@@ -174,7 +273,9 @@ def split_of(source: str, path: str) -> str:
       Its name for `parquet_files`; '' if `source` is something else, or names a path itself.
     """
     match = DATASET.fullmatch(source)
-    return f"{source.rstrip('/')}/{path}" if match and not match[3] else ''
+    if not match or match[3]:
+        return ''
+    return f"{source.rstrip('/')}/{path}"
 
 
 def publish(folder: str | os.PathLike[str], named: str) -> None:
@@ -184,61 +285,67 @@ def publish(folder: str | os.PathLike[str], named: str) -> None:
       InputError: the login may not write there.
       Unavailable: the upload was cut off.
     """
-    name = named.removeprefix('hf:')
-    with _hub(named, name) as hub:
-        hub.create_repo(name, exist_ok=True)
-        hub.upload_folder(repo_id=name, folder_path=folder)
-
-
-def _split(file: str) -> str:
-    """The path of a Parquet file without the number of the part."""
-    return re.sub(r'([-/][\d_]+(-of-\d+.*)?)?\.parquet$', '', file)
+    repository = _Repository(named=named, name=named.removeprefix('hf:'))
+    with _hub(repository) as hub:
+        hub.create_repo(repository.name, exist_ok=True)
+        hub.upload_folder(repo_id=repository.name, folder_path=folder)
 
 
 @contextlib.contextmanager
-def _hub(named: str, name: str, kind: str = 'model') -> Iterator[Any]:
-    """The package `huggingface_hub`, whose errors become one line.
-
-    Args:
-      named: what the user wrote.
-      name: of the repository, ORG/NAME.
-      kind: model | dataset.
-    """
-    with needing(f'{named} is on the Hugging Face hub, which', 'huggingface_hub'):
+def _hub(repository: _Repository) -> Iterator[Any]:
+    """The package `huggingface_hub`, whose errors become one line."""
+    with needing(f'{repository.named} is on the Hugging Face hub, which', 'huggingface_hub'):
         import huggingface_hub as hub
-        from huggingface_hub import errors, logging
+        from huggingface_hub import logging
     logging.set_verbosity_error()
     try:
         yield hub
-        return
     except (InputError, Unavailable):
         raise
-    except errors.GatedRepoError:
-        fault = 'it is gated: accept its terms on its page, and log in (hf auth login, or HF_TOKEN)'
-    except errors.RepositoryNotFoundError:
-        fault = (f'the hub has no such {kind}{_nearest(hub, name)}; for a private one log in '
-                 '(hf auth login, or HF_TOKEN)')
-    except errors.RevisionNotFoundError:
-        fault = 'it has no such revision (@...): name a branch, a tag or a commit, or none'
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        own = ('a folder of weights as config.init_checkpoint' if kind == 'model' else
-               'files of your own as config.data.source')
-        fault = (f'it is not in the cache, or not all of it{_nearest(hub, name)}, and the hub '
-                 f'cannot be reached: check the network, unset HF_HUB_OFFLINE, or name {own}')
-    except errors.HFValidationError:
-        fault = 'write hf:ORG/NAME, such as hf:google-bert/bert-base-uncased'
     except Exception as error:  # also its HTTP client's, which depends on the version
-        if getattr(getattr(error, 'response', None), 'status_code', 0) not in (401, 403):
-            raise Unavailable(f'{named}: the transfer failed ({first_line(error)}): the same '
-                              'command goes on with it') from None
-        fault = 'log in with a token that may do this (hf auth login, or HF_TOKEN)'
-    raise InputError(f'{named}: {fault}')
+        raise _explained(error, hub, repository) from None
 
 
-def _nearest(hub: Any, name: str) -> str:
+def _explained(error: Exception, hub: Any, repository: _Repository) -> InputError | Unavailable:
+    """The error of one line for what `huggingface_hub` raised."""
+    errors = hub.errors
+    kind = repository.kind
+    if isinstance(error, errors.GatedRepoError):
+        fault = f'it is gated: accept its terms on its page, and log in ({_LOG_IN})'
+    elif isinstance(error, errors.RepositoryNotFoundError):
+        similar = _similar_in_cache(hub, repository.name)
+        fault = f'the hub has no such {kind}{similar}; for a private one log in ({_LOG_IN})'
+    elif isinstance(error, errors.RevisionNotFoundError):
+        fault = 'it has no such revision (@...): name a branch, a tag or a commit, or none'
+    elif isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+        similar = _similar_in_cache(hub, repository.name)
+        own = 'files of your own as config.data.source'
+        if kind == 'model':
+            own = 'a folder of weights as config.init_checkpoint'
+        fault = (f'it is not in the cache, or not all of it{similar}, and the hub cannot be '
+                 f'reached: check the network, unset HF_HUB_OFFLINE, or name {own}')
+    elif isinstance(error, errors.HFValidationError):
+        fault = 'write hf:ORG/NAME, such as hf:google-bert/bert-base-uncased'
+    elif _status_code(error) in (401, 403):
+        fault = f'log in with a token that may do this ({_LOG_IN})'
+    else:
+        return Unavailable(
+            f'{repository.named}: the transfer failed ({first_line(error)}): the same command '
+            'goes on with it')
+    return InputError(f'{repository.named}: {fault}')
+
+
+def _status_code(error: Exception) -> int:
+    """The HTTP status that a server answered; 0 if the error is another."""
+    response = getattr(error, 'response', None)
+    return getattr(response, 'status_code', 0)
+
+
+def _similar_in_cache(hub: Any, name: str) -> str:
     """Names the most similar repository in the cache, if any."""
     with contextlib.suppress(Exception):  # there is no cache, or it is damaged
-        names = {repo.repo_id for repo in hub.scan_cache_dir().repos} - {name}
-        if close := difflib.get_close_matches(name, names, 1, 0.8):
+        names = {repository.repo_id for repository in hub.scan_cache_dir().repos} - {name}
+        close = difflib.get_close_matches(name, names, 1, 0.8)
+        if close:
             return f' (the cache has {close[0]})'
     return ''
