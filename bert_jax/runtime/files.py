@@ -20,7 +20,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 from etils.epath import Path
@@ -78,12 +78,17 @@ def children(named: str | os.PathLike[str]) -> list[Path]:
     """The entries of a folder, sorted by name; none if there is no such folder."""
     folder = as_path(named)
     try:
-        if not in_bucket(folder):
-            return sorted(folder.iterdir())
-        # etils would list the marker object of a folder made in the Cloud console as an entry.
-        names = {name.rstrip('/') for name in _file_system().ls(os.fspath(folder), detail=False)}
+        if in_bucket(folder):
+            return _children_in_bucket(folder)
+        return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _children_in_bucket(folder: Path) -> list[Path]:
+    # etils would list the marker object of a folder made in the Cloud console as an entry.
+    listed = _file_system().ls(os.fspath(folder), detail=False)
+    names = {name.rstrip('/') for name in listed}
     prefix = os.fspath(folder).removeprefix('gs://').rstrip('/') + '/'
     return sorted(folder / name[len(prefix):] for name in names if name.startswith(prefix))
 
@@ -136,18 +141,34 @@ def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         beside.unlink(missing_ok=True)
 
 
-# What files of these formats begin with, what they are, and what to do.
-_NOT_READ = (
-    (rb'\x1f\x8b', 'compressed by gzip', 'let its name end in .gz'),
-    (rb'BZh[1-9]1AY&SY', 'compressed by bzip2', 'let its name end in .bz2'),
-    (rb'\xfd7zXZ\x00', 'compressed by xz', 'decompress it (xz -d)'),
-    (rb'\x28\xb5\x2f\xfd', 'compressed by zstd', 'decompress it (zstd -d)'),
-    (rb'7z\xbc\xaf', 'a 7z archive', 'unpack it (7z x)'),
-    (rb'PK\x03\x04', 'a .zip archive or an Excel or Word file',
-     'unpack it (unzip), or save its table as CSV'),
-    (rb'\xd0\xcf\x11\xe0', 'an old Excel or Word file', 'save its table as CSV'),
-    (rb'%PDF-', 'a PDF', 'extract its text (pdftotext)'),
+class _ForeignFormat(NamedTuple):
+    """A file format that nothing here reads.
+
+    Attributes:
+      start: a pattern of the bytes that its files begin with.
+      what: what such a file is.
+      remedy: what the user can do about it.
+    """
+
+    start: bytes
+    what: str
+    remedy: str
+
+
+_FOREIGN_FORMATS = (
+    _ForeignFormat(rb'\x1f\x8b', 'compressed by gzip', 'let its name end in .gz'),
+    _ForeignFormat(rb'BZh[1-9]1AY&SY', 'compressed by bzip2', 'let its name end in .bz2'),
+    _ForeignFormat(rb'\xfd7zXZ\x00', 'compressed by xz', 'decompress it (xz -d)'),
+    _ForeignFormat(rb'\x28\xb5\x2f\xfd', 'compressed by zstd', 'decompress it (zstd -d)'),
+    _ForeignFormat(rb'7z\xbc\xaf', 'a 7z archive', 'unpack it (7z x)'),
+    _ForeignFormat(rb'PK\x03\x04', 'a .zip archive or an Excel or Word file',
+                   'unpack it (unzip), or save its table as CSV'),
+    _ForeignFormat(rb'\xd0\xcf\x11\xe0', 'an old Excel or Word file', 'save its table as CSV'),
+    _ForeignFormat(rb'%PDF-', 'a PDF', 'extract its text (pdftotext)'),
 )
+
+
+_DECOMPRESSORS: Mapping[str, Callable[[Any], Any]] = {'.gz': gzip.open, '.bz2': bz2.open}
 
 
 def _check_readable(path: str | os.PathLike[str], file: Any) -> None:
@@ -157,9 +178,9 @@ def _check_readable(path: str | os.PathLike[str], file: Any) -> None:
     else:
         head = file.read(10)
         file.seek(0)
-    for begin, what, remedy in _NOT_READ:
-        if re.match(begin, head):
-            raise InputError(f'{path} is {what}: {remedy}')
+    for foreign in _FOREIGN_FORMATS:
+        if re.match(foreign.start, head):
+            raise InputError(f'{path} is {foreign.what}: {foreign.remedy}')
 
 
 @contextlib.contextmanager
@@ -169,9 +190,10 @@ def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
     Raises:
       InputError: it cannot be read, is damaged or cut short, or compressed in another way.
     """
-    unpack: Any = {'.gz': gzip.open, '.bz2': bz2.open}.get(os.path.splitext(path)[1].lower())
+    suffix = os.path.splitext(path)[1].lower()
+    decompress = _DECOMPRESSORS.get(suffix, contextlib.nullcontext)
     try:
-        with as_path(path).open('rb') as file, unpack(file) if unpack else file as content:
+        with as_path(path).open('rb') as file, decompress(file) as content:
             _check_readable(path, content)
             yield content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -208,7 +230,7 @@ def read_json(path: Path, wanted_for: str, kind: type = dict) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f'{path} cannot be read as JSON ({error}): {wanted_for}') from None
     if not isinstance(value, kind):
-        what = 'object' if kind is dict else 'list'
+        what = {dict: 'object', list: 'list'}[kind]
         raise InputError(f'{path} holds no JSON {what}: {wanted_for}')
     return value
 
@@ -230,17 +252,34 @@ def find(pattern: str) -> list[Found]:
       FileNotFoundError: a match is a dangling link.
     """
     if in_bucket(pattern):
-        as_path(pattern)
-        system = _file_system()
-        literal = system.isfile(pattern)
-        objects = {pattern: system.info(pattern)} if literal else system.glob(pattern, detail=True)
-        return sorted(
-            Found(f"gs://{info['name']}", info['size'], info.get('md5Hash') or info['crc32c'])
-            for info in objects.values() if info['type'] == 'file')
-    pattern = os.fspath(as_path(pattern)) if pattern.startswith('~') else pattern
-    names = [pattern] if os.path.lexists(pattern) else globbing.glob(pattern, recursive=True)
-    return sorted(Found(name, os.stat(name).st_size, '') for name in names
-                  if os.path.isfile(name) or not os.path.exists(name))
+        return _find_in_bucket(pattern)
+    if pattern.startswith('~'):
+        pattern = os.fspath(as_path(pattern))
+    if os.path.lexists(pattern):
+        names = [pattern]
+    else:
+        names = globbing.glob(pattern, recursive=True)
+    found = []
+    for name in names:
+        is_dangling_link = not os.path.exists(name)
+        if os.path.isfile(name) or is_dangling_link:  # for such a link, os.stat raises
+            found.append(Found(name, os.stat(name).st_size, ''))
+    return sorted(found)
+
+
+def _find_in_bucket(pattern: str) -> list[Found]:
+    as_path(pattern)  # checks the access to the bucket
+    system = _file_system()
+    if system.isfile(pattern):
+        objects = [system.info(pattern)]
+    else:
+        objects = list(system.glob(pattern, detail=True).values())
+    found = []
+    for info in objects:
+        if info['type'] == 'file':
+            checksum = info.get('md5Hash') or info['crc32c']
+            found.append(Found(f"gs://{info['name']}", info['size'], checksum))
+    return sorted(found)
 
 
 def local_copy(path: str | os.PathLike[str]) -> Path:
@@ -272,8 +311,8 @@ def unpacked(path: str | os.PathLike[str]) -> Path:
             content.extractall(folder)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InputError(f'{path} is not a sound .zip file ({error}); copy it again') from None
-    first, *others = children(folder)
-    return folder if others else first
+    entries = children(folder)
+    return entries[0] if len(entries) == 1 else folder
 
 
 def upload(local: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
@@ -326,7 +365,9 @@ def _check_bucket(name: str) -> None:
 
 
 # A new GKE pod has no credentials for some seconds; a bucket can be unavailable for minutes.
-REFUSED_SECONDS, UNREACHABLE_SECONDS = 60.0, 300.0
+REFUSED_SECONDS = 60.0
+UNREACHABLE_SECONDS = 300.0
+_LONGEST_PAUSE_SECONDS = 15.0
 
 
 def _ask(url: str, request: Callable[[], object], refused: str) -> None:
@@ -341,28 +382,42 @@ def _ask(url: str, request: Callable[[], object], refused: str) -> None:
       InputError: no such bucket, or fresh credentials are refused for `REFUSED_SECONDS`.
       Unavailable: no answer for `UNREACHABLE_SECONDS`.
     """
-    begun, pause = time.monotonic(), 1.0
+    begun = time.monotonic()
+    pause = 1.0
     while True:
         try:
             request()
             return
         except Exception as error:  # any of many libraries
             reason = ' '.join(str(error).split())[:200] or type(error).__name__
-            code = 404 if isinstance(error, FileNotFoundError) else getattr(error, 'code', None)
+            status = _http_status(error)
         seconds = time.monotonic() - begun
-        if code == 404:
+        if status == 404:
             raise InputError(f'{url}: there is no such bucket: name another, or make it with '
                              f'gcloud storage buckets create {url}')
-        is_refused = code in (401, 403) or re.search('Forbidden|[Cc]redentials|Project', reason)
-        if is_refused and seconds >= REFUSED_SECONDS:
+        if _is_refusal(status, reason) and seconds >= REFUSED_SECONDS:
             raise InputError(f'{url}: {refused} ({reason})')
         if seconds >= UNREACHABLE_SECONDS:
             raise Unavailable(f'{url} cannot be reached ({reason}): check the network')
         if pause == 1.0:
             tell(f'waiting for {url} ({reason})')
         time.sleep(min(pause, REFUSED_SECONDS))
-        pause = min(2 * pause, 15.0)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         type(_file_system()).clear_instance_cache()  # the next one reads the credentials again
+
+
+def _http_status(error: Exception) -> Any:
+    """The status that a bucket answered; None if the error is another."""
+    if isinstance(error, FileNotFoundError):
+        return 404
+    return getattr(error, 'code', None)
+
+
+def _is_refusal(status: Any, reason: str) -> bool:
+    """Whether a bucket answered that the credentials are missing or do not suffice."""
+    if status in (401, 403):
+        return True
+    return re.search('Forbidden|[Cc]redentials|Project', reason) is not None
 
 
 def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') -> None:
@@ -374,18 +429,24 @@ def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') ->
       unless: a JSON field that marks an earlier result, which may be overwritten.
 
     Raises:
-      InputError: that is so; the message names the flag.
+      InputError: it exists or cannot be written; the message names the flag.
     """
     target = as_path(path)
     if target.is_dir():
         raise InputError(f'{flag}={path} is a folder: name a file')
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        if unless and unless in json.loads(target.read_bytes()):
-            return
+    if unless and _has_field(target, unless):
+        return
     if target.exists() or os.path.islink(target):
         raise InputError(f'{flag}: {path} is there already: name another file, nothing is written '
                          'over')
     _check_writable(target.parent, f'{flag}={path}')
+
+
+def _has_field(path: Path, field: str) -> bool:
+    """Whether a file holds a JSON object with a field."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return field in json.loads(path.read_bytes())
+    return False
 
 
 def open_folder(named: str | os.PathLike[str], flag: str, is_ours: Callable[[Path], bool]) -> Path:
@@ -403,15 +464,17 @@ def open_folder(named: str | os.PathLike[str], flag: str, is_ours: Callable[[Pat
     _check_writable(folder, f'{flag}={named}', make=True)
     others = [path.name for path in children(folder) if not is_incidental(path)]
     if others and not is_ours(folder):
-        raise InputError(f'{named} holds something else ({", ".join(others[:3])}): give another '
-                         f'{flag}, nothing is written over')
+        examples = ', '.join(others[:3])
+        raise InputError(f'{named} holds something else ({examples}): give another {flag}, nothing '
+                         'is written over')
     return folder
 
 
 def is_incidental(path: Path) -> bool:
     """Whether a file does not count as content of a folder: hidden files and logs."""
-    return path.name.startswith('.') or path.suffix in ('.log', '.out', '.err') or (
-        path.name == 'log.txt')
+    is_hidden = path.name.startswith('.')
+    is_log = path.suffix in ('.log', '.out', '.err') or path.name == 'log.txt'
+    return is_hidden or is_log
 
 
 def _check_writable(folder: Path, where: str, make: bool = False) -> None:
