@@ -86,8 +86,8 @@ def test_fused_attention_is_used_where_a_chip_computes_it_right(
     monkeypatch.setattr(module, name, scaled)
     monkeypatch.setattr(jax, 'default_backend', lambda: platform)
     attention_module.fault.cache_clear()
-    assert attention_module.settled('auto') == attention
-    assert attention_module.settled('kernel') == 'kernel', 'what is asked for is not changed'
+    assert attention_module.resolve_backend('auto') == attention
+    assert attention_module.resolve_backend('kernel') == 'kernel', 'what is asked for is not changed'
     assert words in capsys.readouterr().out
     attention_module.fault.cache_clear()
 

@@ -185,7 +185,7 @@ def fault() -> str:
     return f'it differs from XLA by {result:.1%} of the largest element'
 
 
-def settled(attention: str) -> str:
+def resolve_backend(attention: str) -> str:
     """`model.attention` for this chip: 'auto' becomes 'xla' if the fused attention is wrong."""
     if attention != 'auto' or not (why := fault()):
         return attention

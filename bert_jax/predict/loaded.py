@@ -18,7 +18,7 @@ from bert_jax.data.pairs import WINDOWS, joined
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
 from bert_jax.inference.engine import Engine, Function, Outputs
-from bert_jax.model.attention import settled
+from bert_jax.model.attention import resolve_backend
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.sentences import Sentences, read_sentences
@@ -189,7 +189,7 @@ class LoadedModel:
         devices = jax.devices() if devices is None else devices
         self._mesh = make_mesh(len(devices), 1, 1, devices)
         self.config = ModelConfig(
-            **weights.model, dtype=dtype, attention=settled('auto'), layout=Layout(self._mesh))
+            **weights.model, dtype=dtype, attention=resolve_backend('auto'), layout=Layout(self._mesh))
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
 
     @functools.cached_property

@@ -1,7 +1,7 @@
 """The program of a config (mesh, model, task, optimizer, steps) and its memory use.
 
 To build it, nothing is run or allocated, except to check a chip's fused attention
-(`model.attention.settled`). `experiment.train_run` trains with it; `tools.preflight` compiles it
+(`model.attention.resolve_backend`). `experiment.train_run` trains with it; `tools.preflight` compiles it
 for machines that need not exist.
 """
 
@@ -26,7 +26,7 @@ from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.config.phases import parse_duration
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.heads.base import Head
-from bert_jax.model.attention import settled
+from bert_jax.model.attention import resolve_backend
 from bert_jax.model.layers import ModelConfig, Names
 from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
@@ -297,7 +297,7 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig
             f'({vocab_size}): leave it 0 to take its size')
     check_vocabulary(m.vocab_size or vocab_size, mesh.shape['tensor'])
     computation = {name: m[name] for name in COMPUTATION}
-    computation['attention'] = settled(m.attention)
+    computation['attention'] = resolve_backend(m.attention)
     if m.dtype == 'auto':
         computation['dtype'] = 'float32' if Layout(mesh).on_cpu else 'bfloat16'
     return ModelConfig(
