@@ -85,11 +85,11 @@ def test_fused_attention_is_used_where_a_chip_computes_it_right(
 
     monkeypatch.setattr(module, name, scaled)
     monkeypatch.setattr(jax, 'default_backend', lambda: platform)
-    attention_module.fault.cache_clear()
+    attention_module.fused_attention_error.cache_clear()
     assert attention_module.resolve_backend('auto') == attention
     assert attention_module.resolve_backend('kernel') == 'kernel', 'what is asked for is not changed'
     assert words in capsys.readouterr().out
-    attention_module.fault.cache_clear()
+    attention_module.fused_attention_error.cache_clear()
 
 
 G = 1 << 30

@@ -172,7 +172,7 @@ _FUSED = {'tpu': ('kernel', 0.1), 'gpu': ('cudnn', 0.0)}
 
 
 @functools.cache
-def fault() -> str:
+def fused_attention_error() -> str:
     """Why this chip's fused attention is wrong; '' if it is right or the chip has none."""
     if jax.default_backend() not in _FUSED:
         return ''
@@ -187,7 +187,7 @@ def fault() -> str:
 
 def resolve_backend(attention: str) -> str:
     """`model.attention` for this chip: 'auto' becomes 'xla' if the fused attention is wrong."""
-    if attention != 'auto' or not (why := fault()):
+    if attention != 'auto' or not (why := fused_attention_error()):
         return attention
     name, _ = _FUSED[jax.default_backend()]
     say(f'note: attention is computed by XLA, {name!r} fails on this chip ({why})')
