@@ -177,7 +177,7 @@ def fused_attention_error() -> str:
     if jax.default_backend() not in _FUSED:
         return ''
     try:
-        result = disagreement(*_FUSED[jax.default_backend()])
+        result = max_relative_error(*_FUSED[jax.default_backend()])
     except Exception as error:  # of the compiler, of many types
         return first_line(error)
     if result <= TOLERANCE:
@@ -194,7 +194,7 @@ def resolve_backend(attention: str) -> str:
     return 'xla'
 
 
-def disagreement(name: str, rate: float) -> float:
+def max_relative_error(name: str, rate: float) -> float:
     """The largest difference from XLA, of values and gradients, as a share of the largest element.
 
     It computes two rows on one device, one of two sequences and one with padding.
