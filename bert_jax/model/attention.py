@@ -94,16 +94,16 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
     """
     name = config.attention
     if name == 'auto':
-        if length >= _KERNEL_FROM and not refusal('kernel', config, length, drops):
+        if length >= _KERNEL_FROM and not why_unsupported('kernel', config, length, drops):
             return 'kernel'
-        return 'xla' if refusal('cudnn', config, length, drops) else 'cudnn'
+        return 'xla' if why_unsupported('cudnn', config, length, drops) else 'cudnn'
     # 'xla' is not checked: an export's length is symbolic and cannot be compared.
-    if name != 'xla' and (why := refusal(name, config, length, drops)):
+    if name != 'xla' and (why := why_unsupported(name, config, length, drops)):
         raise InputError(f'config.model.attention={name!r} cannot be: {why}; choose auto or xla')
     return name
 
 
-def refusal(name: str, config: ModelConfig, length: int, drops: bool) -> str:
+def why_unsupported(name: str, config: ModelConfig, length: int, drops: bool) -> str:
     """Why the fused implementation `name` cannot compute this; '' if it can."""
     c, platform = config, config.layout.platform
     heads = c.num_heads // c.layout.tensor_shards

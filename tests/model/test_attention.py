@@ -89,7 +89,7 @@ def test_sequences_are_kept_apart_with_cudnn(monkeypatch):
     product = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, 'dot_product_attention', lambda *args, implementation, **kwargs:
                         product(*args, **kwargs, implementation='xla'))
-    monkeypatch.setattr('bert_jax.model.attention.refusal', lambda *_: '')
+    monkeypatch.setattr('bert_jax.model.attention.why_unsupported', lambda *_: '')
     found, wanted = (attend(QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config(name))
                      for name in ('cudnn', 'xla'))
     np.testing.assert_allclose(found, wanted, atol=1e-6)
@@ -97,7 +97,7 @@ def test_sequences_are_kept_apart_with_cudnn(monkeypatch):
 
 def test_parameters_are_made_without_the_kernel(monkeypatch):
     """The kernel splits rows over the mesh, but initialisation traces an input of one row."""
-    monkeypatch.setattr('bert_jax.model.attention.refusal', lambda *_: '')
+    monkeypatch.setattr('bert_jax.model.attention.why_unsupported', lambda *_: '')
     mesh = make_mesh(8, 1, 1)
     asked = dataclasses.replace(config('kernel'), layout=Layout(mesh))
     params = jax.eval_shape(Pretraining(asked).init, jax.random.key(0))
