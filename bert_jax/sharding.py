@@ -192,7 +192,7 @@ def _update_axes(mesh: Mesh) -> tuple[str, ...]:
     return UPDATE_AXES if _num_slices(mesh.devices.flat) == 1 else UPDATE_AXES[:1]
 
 
-def deal_out(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[..., jax.Array]]:
+def distribute(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[..., jax.Array]]:
     """Distributes the N items of `x` [N, ...] evenly over the devices, each whole on one device.
 
     Returns:
@@ -204,11 +204,11 @@ def deal_out(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[..., 
     axes = (*_update_axes(mesh), 'tensor')
     sharding = NamedSharding(mesh, PartitionSpec(axes))
 
-    def lay_out(y: jax.Array) -> jax.Array:
+    def constrain(y: jax.Array) -> jax.Array:
         return jax.lax.with_sharding_constraint(y, sharding)
 
     missing = -len(x) % math.prod(mesh.shape[axis] for axis in axes)
-    return lay_out(jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))), lay_out
+    return constrain(jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))), constrain
 
 
 def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:

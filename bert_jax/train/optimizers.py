@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from bert_jax.model.encoder import layer_of
 from bert_jax.model.layers import Names, Parameter, path_names
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.sharding import deal_out
+from bert_jax.sharding import distribute
 
 Schedule = Callable[[jax.Array], jax.Array]
 
@@ -197,8 +197,8 @@ def scale_by_muon(
         matrices = [x.mT if flip else x for x, flip in zip(matrices, tall)]
         for shape in sorted({x.shape[1:] for x in matrices}):
             alike = [i for i, x in enumerate(matrices) if x.shape[1:] == shape]
-            x, lay_out = deal_out(jnp.concatenate([matrices[i] for i in alike]), mesh)
-            x = lay_out(0.2 * max(shape) ** 0.5 * _orthogonalized(x, eps))
+            x, constrain = distribute(jnp.concatenate([matrices[i] for i in alike]), mesh)
+            x = constrain(0.2 * max(shape) ** 0.5 * _orthogonalized(x, eps))
             ends = np.cumsum([len(matrices[i]) for i in alike])
             for i, part in zip(alike, jnp.split(x, ends)):
                 matrices[i] = part
