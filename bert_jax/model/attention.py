@@ -156,7 +156,7 @@ class SelfAttention(nn.Module):
         c = self.config
         qkv, bias = Dense(
             c, (c.hidden_size,), (3, c.num_heads, c.head_dim), ('embed',), (None, 'heads', None),
-            num_separate=1, name='qkv').apart(x_BxSxH)
+            num_separate=1, name='qkv').product_and_bias(x_BxSxH)
         qkv = c.layout(qkv, 'batch', None, None, 'heads', None)
         keep = None
         if self.is_mutable_collection('intermediates'):

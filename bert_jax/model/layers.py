@@ -155,10 +155,10 @@ class Dense(nn.Module):
             'bias', parameter(nn.initializers.zeros, *self.out_axes, decays=False), self.out_dims)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y, bias = self.apart(x)
+        y, bias = self.product_and_bias(x)
         return y + bias.astype(y.dtype)
 
-    def apart(self, x: jax.Array, out_dtype: Any = None) -> tuple[jax.Array, jax.Array]:
+    def product_and_bias(self, x: jax.Array, out_dtype: Any = None) -> tuple[jax.Array, jax.Array]:
         """The product [..., out dims] in `out_dtype` (None: the compute dtype), and the bias."""
         layout, dtype = self.config.layout, self.config.dtype
         kernel, n = self.kernel.astype(dtype), len(self.in_dims)
@@ -181,7 +181,7 @@ class Dense(nn.Module):
 
         Rounded to bfloat16, 80 different logits would become 51, with ties between spans.
         """
-        y, bias = self.apart(x, jnp.float32)
+        y, bias = self.product_and_bias(x, jnp.float32)
         return y + bias
 
 
