@@ -59,9 +59,9 @@ class BertForSequenceClassification(nn.Module):
         first_BxK = batch['cls_positions']
         last_BxK = last_tokens(batch['sequence_ids'], first_BxK.shape[1])
         if self.bilstm is None:
-            among_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
+            cls_query_index_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
             pooled_BxKxH = self.bert(
-                *base.inputs_of(batch, rows_Bx2), among_BxK,
+                *base.inputs_of(batch, rows_Bx2), cls_query_index_BxK,
                 last_BxK if self.config.causal else first_BxK)['pooled_output']
         else:
             x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2)

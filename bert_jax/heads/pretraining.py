@@ -103,12 +103,12 @@ class BertForPreTraining(nn.Module):
             outputs = self.bert(*inputs, cls_BxK)
             masked_BxPxH = outputs['sequence_output']
         else:
-            first_BxK, among_BxK = jnp.zeros((len(batch['input_ids']), 1), jnp.int32), None
+            first_BxK, cls_query_index_BxK = jnp.zeros((len(batch['input_ids']), 1), jnp.int32), None
             if cls_BxK is not None:
                 first_BxK = cls_BxK
-                among_BxK = jnp.broadcast_to(jnp.arange(cls_BxK.shape[1]), cls_BxK.shape)
+                cls_query_index_BxK = jnp.broadcast_to(jnp.arange(cls_BxK.shape[1]), cls_BxK.shape)
             wanted = jnp.concatenate([first_BxK, batch['masked_lm_positions']], axis=1)
-            outputs = self.bert(*inputs, among_BxK, wanted)
+            outputs = self.bert(*inputs, cls_query_index_BxK, wanted)
             masked_BxPxH = outputs['sequence_output'][:, first_BxK.shape[1]:]
         hidden_BxPxH, bias_V = self.cls.predictions(masked_BxPxH)
         table_VxH = c.layout(self.bert.embeddings.word_embeddings, 'vocab', None)
