@@ -248,7 +248,7 @@ class Head:
         bilstm = bilstm_flops(c.hidden_size, c.hidden_size // 2) if c.bilstm else 0.0
         return 3.0 * (token_flops(c, row_length) + bilstm)
 
-    def of_states(
+    def outputs_from_hidden(
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
     ) -> dict[str, jax.Array]:
         """The head's outputs by name, float32, from an encoder's outputs; for exports."""

@@ -339,7 +339,7 @@ class Pretraining(Head):
         last = (max_seq_length, 0) if self.config.causal else (max_predictions_per_seq, pairs_a_row)
         return train_flops(self.config, max_seq_length, *last)
 
-    def of_states(
+    def outputs_from_hidden(
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
     ) -> dict[str, jax.Array]:
         """Next-sentence logits; masked-LM logits need positions (see `predict.export`)."""

@@ -208,6 +208,6 @@ def _forward(model: LoadedModel) -> Any:
             at = jnp.take_along_axis(x, positions[..., None], axis=1)
             logits = predicted_tokens(config, params, at)
             outputs['masked_lm_logits'] = logits[..., : config.vocab_size]
-        return outputs | head.of_states(params, x, pooled)
+        return outputs | head.outputs_from_hidden(params, x, pooled)
 
     return forward
