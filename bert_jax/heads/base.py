@@ -70,14 +70,14 @@ class Tensor(NamedTuple):
             return tuple(sizes[dim] for dim in self.dims if dim != ',')
         groups = self.dims.replace('3', '').split(',')
         shape = tuple(math.prod(sizes[dim] for dim in group) for group in groups)
-        return shape[::-1] if self._turned(form) else shape
+        return shape[::-1] if self.is_transposed(form) else shape
 
     def from_files(
         self, form: Format, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]
     ) -> np.ndarray:
         """Converts the arrays of `file_names` to the array here, float32 and contiguous."""
         shape = [sizes[dim] for dim in self.dims if dim not in '3,']
-        arrays = [(x.T if self._turned(form) else x).reshape(shape) for x in arrays]
+        arrays = [(x.T if self.is_transposed(form) else x).reshape(shape) for x in arrays]
         if len(arrays) == 1:
             return np.ascontiguousarray(arrays[0], np.float32)
         return np.stack(arrays, axis=self.dims.replace(',', '').index('3'), dtype=np.float32)
@@ -88,9 +88,9 @@ class Tensor(NamedTuple):
         arrays = np.moveaxis(array, dims.index('3'), 0) if '3' in dims else [array]
         arrays = [x.reshape(math.prod(x.shape[: len(ins)]), -1) if outs else x.reshape(-1)
                   for x in arrays]
-        return [np.ascontiguousarray(x.T if self._turned(form) else x) for x in arrays]
+        return [np.ascontiguousarray(x.T if self.is_transposed(form) else x) for x in arrays]
 
-    def _turned(self, form: Format) -> bool:
+    def is_transposed(self, form: Format) -> bool:
         return (self.name.endswith('/kernel') if form == 'huggingface'
                 else self.tf1.endswith('output_weights'))
 
