@@ -242,7 +242,7 @@ class Pretraining(Head):
 
     A left-to-right model (`causal`, section 5.1) has a language model's loss instead: it predicts
     the next token at every position, including [SEP], in rows without masks. Any other model has
-    this loss in a `causal` phase, whose batches contain `from_left`. Neither has an NSP loss.
+    this loss in a `causal` phase, whose batches contain `causal_loss_mask`. Neither has an NSP loss.
     """
 
     name = 'pretraining'
@@ -260,7 +260,7 @@ class Pretraining(Head):
 
     def of(self, batch: Batch) -> tuple[Self, Batch]:
         """The objective for a batch, and the batch with that objective's labels and weights."""
-        if not self.config.causal and 'from_left' not in batch:
+        if not self.config.causal and 'causal_loss_mask' not in batch:
             return self, batch
         ids_BxS, numbers_BxS = batch['input_ids'], batch['sequence_ids']
         rows, width = numbers_BxS.shape

@@ -489,7 +489,7 @@ def _rows_of(phase: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 def _marked(batch: Mapping[str, Any], phase: Mapping[str, Any]) -> Mapping[str, Any]:
     """A batch, or its shapes, with the mark by which `Pretraining.of` knows a `causal` phase."""
-    return dict(batch, from_left=batch['example_weights']) if phase.get('causal') else batch
+    return dict(batch, causal_loss_mask=batch['example_weights']) if phase.get('causal') else batch
 
 
 def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = '') -> float:

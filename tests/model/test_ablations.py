@@ -104,7 +104,7 @@ def test_a_left_to_right_model_or_phase_predicts_every_next_token_of_the_unmaske
     assert float(sums['lm_count']) == 9 + 5 + 3 + 4
     np.testing.assert_allclose([sums['lm_loss'], loss], [expected, expected / 21], rtol=1e-5)
     assert set(objective.score(sums)) == {'lm_loss', 'lm_perplexity', 'lm_accuracy'}
-    other, marked = Pretraining(CONFIG), batch | {'from_left': batch['example_weights']}
+    other, marked = Pretraining(CONFIG), batch | {'causal_loss_mask': batch['example_weights']}
     of_phase = jit(lambda: other.loss(params, marked, other.totals(marked), None))()
     jax.tree.map(np.testing.assert_array_equal, of_phase, (loss, sums))
     assert 'lm_loss' not in other.loss(params, batch, other.totals(batch), None)[1]
