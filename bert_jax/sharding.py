@@ -37,6 +37,12 @@ RULES: tuple[tuple[str, tuple[str, ...] | str | None], ...] = (
 )
 
 
+def padded_vocab_size(vocab_size: int) -> int:
+    """Rows of the word table: `vocab_size` rounded up to a multiple of `VOCAB_MULTIPLE`."""
+    missing = -vocab_size % VOCAB_MULTIPLE
+    return vocab_size + missing
+
+
 def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh of `data` x `fsdp` x `tensor` devices.
 
@@ -283,7 +289,7 @@ def check_vocabulary(vocab_size: int, tensor: int) -> None:
     Raises:
       InputError: it does not (powers of two up to 128 always do).
     """
-    padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    padded = padded_vocab_size(vocab_size)
     if padded % tensor:
         raise InputError(f'config.mesh.tensor={tensor} does not divide the {padded:,} rows of the '
                          'padded vocabulary: take a power of two')

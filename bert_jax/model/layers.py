@@ -16,7 +16,7 @@ from flax import linen as nn
 from jax import lax
 
 from bert_jax.config.bert_config import BertConfig
-from bert_jax.sharding import VOCAB_MULTIPLE, Layout
+from bert_jax.sharding import Layout, padded_vocab_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ModelConfig(BertConfig):
 
     @property
     def padded_vocab_size(self) -> int:
-        return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        return padded_vocab_size(self.vocab_size)
 
     @property
     def kernel_init(self) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from bert_jax.runtime import checksum, files
 from bert_jax.runtime.checksum import CHECKSUMS
 from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket
-from bert_jax.sharding import VOCAB_MULTIPLE
+from bert_jax.sharding import padded_vocab_size
 from bert_jax.text import load_tokenizer, read_switches, write_switches
 from bert_jax.weights import formats
 
@@ -202,8 +202,7 @@ def write_run(workdir: str | os.PathLike[str], weights: formats.Weights) -> list
     Raises:
       InputError: it cannot be written, or holds something already.
     """
-    num_rows = weights.model['vocab_size']
-    padded = -(-num_rows // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    padded = padded_vocab_size(weights.model['vocab_size'])
     with formats.new_folder(as_path(workdir)) as beside:
         describe_run(beside, {
             'vocabulary': None, 'head': weights.head, 'labels': list(weights.labels),
