@@ -59,7 +59,8 @@ def kernel_attention(
 ) -> jax.Array:
     """Context vectors [B, S, N, D], in the dtype of `qkv`.
 
-    D must be 64, N even on each device and S at most `MAX_LENGTH`; `attention.why_unsupported` checks this.
+    D must be 64, N even on each device and S at most `MAX_LENGTH`;
+    `attention.why_unsupported` checks this.
 
     Args:
       qkv_BxSx3xNxD: queries, keys and values, without bias.

@@ -189,7 +189,10 @@ class LoadedModel:
         devices = jax.devices() if devices is None else devices
         self._mesh = make_mesh(len(devices), 1, 1, devices)
         self.config = ModelConfig(
-            **weights.model, dtype=dtype, attention=resolve_backend('auto'), layout=Layout(self._mesh))
+            **weights.model,
+            dtype=dtype,
+            attention=resolve_backend('auto'),
+            layout=Layout(self._mesh))
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
 
     @functools.cached_property

@@ -1,8 +1,8 @@
 """The program of a config (mesh, model, task, optimizer, steps) and its memory use.
 
 To build it, nothing is run or allocated, except to check a chip's fused attention
-(`model.attention.resolve_backend`). `experiment.train_run` trains with it; `tools.preflight` compiles it
-for machines that need not exist.
+(`model.attention.resolve_backend`). `experiment.train_run` trains with it; `tools.preflight`
+compiles it for machines that need not exist.
 """
 
 import contextlib
