@@ -216,9 +216,19 @@ def _say_trained_on(task: Any, config: ConfigDict, run: Mapping[str, Any], publi
 def _fields_of_run(path: Path) -> dict[str, Any]:
     """The fields of the run at a path, which may be its checkpoint; {} if there is no run."""
     from bert_jax.train.workdirs import read_run_fields
+    from bert_jax.weights.run_directory import is_step
 
-    is_run = (path / 'checkpoints').is_dir() or path.parent.name == 'checkpoints'
+    is_run = is_step(path) or (path / 'checkpoints').is_dir()
     return read_run_fields(path) if is_run else {}
+
+
+def default_workdir(model: Path) -> str:
+    """The folder for the predictions of a model; that of a run's checkpoint has both names."""
+    from bert_jax.weights.run_directory import is_step, run_of
+
+    if is_step(model):
+        return f'runs/evaluate-{run_of(model).name}-{model.name}'
+    return f'runs/evaluate-{model.name}'
 
 
 def main(argv: list[str]) -> None:
@@ -249,8 +259,7 @@ def main(argv: list[str]) -> None:
             config = data_config_of(fields)
             config.data.vocab_file, config.data.add_tokens = '', ''  # the vocabulary is the run's
         config, _ = parse_command(options, __doc__ or '', f, config)
-        run = f'{first.parent.parent.name}-' if first.parent.name == 'checkpoints' else ''
-        workdir = f.workdir or f'runs/evaluate-{run}{first.name}'
+        workdir = f.workdir or default_workdir(first)
         scores = evaluate(config, models, as_path(workdir), labels_by_position=f.labels_by_position)
         print(f'predictions: {workdir}')
         print('result ' + json.dumps(scores))

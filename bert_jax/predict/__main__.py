@@ -520,9 +520,9 @@ def _with_ids(results: Iterator[Any], ids: Iterator[Any]) -> Iterator[Any]:
 
 def _columns_of_run(args: argparse.Namespace) -> list[str]:
     """The columns that a run on an own table was trained on; [] if the model is no such run."""
-    folder = as_path(args.model)
-    if folder.parent.name == 'checkpoints':
-        folder = folder.parent.parent
+    from bert_jax.weights.run_directory import run_of
+
+    folder = run_of(as_path(args.model))
     if args.command not in ('classify', 'tag') or not (folder / 'checkpoints').exists() or (
             not (folder / 'config.json').exists()):
         return []

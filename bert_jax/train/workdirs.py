@@ -158,7 +158,7 @@ def _each_phase(fields: dict[str, Any]) -> dict[str, Any]:
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:
     """The fields of a run's `config.json`, by dotted name; `workdir` may be its checkpoint."""
-    return flat_fields(read_config(run_of(workdir)[0]))
+    return flat_fields(read_config(run_of(workdir)))
 
 
 def check_shared(workdir: Any, seconds: float = 30.0) -> None:

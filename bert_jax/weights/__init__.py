@@ -7,6 +7,9 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, children, unpacked
 from bert_jax.runtime.hub import model_folder
 from bert_jax.weights.formats import Weights
+from bert_jax.weights.huggingface import read_huggingface
+from bert_jax.weights.run_directory import is_step, read_run
+from bert_jax.weights.tf1 import read_tf1
 
 _LOOKS = (
     'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
@@ -31,16 +34,12 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
     if path.suffix == '.zip' and path.exists():
         path = unpacked(path)
     names = [child.name for child in children(path)]
-    if (path.parent.name == 'checkpoints' and path.name.isdigit()) or 'checkpoints' in names:
-        from bert_jax.weights.run_directory import read_run
-
+    if is_step(path) or 'checkpoints' in names:
         return read_run(path, any_head=any_head)
     has_tensors = any('.safetensors' in name for name in names)
     if 'bert_model.ckpt.index' in names and not has_tensors:
         path = path / 'bert_model.ckpt'
     elif has_tensors or any(n == 'config.json' or n.endswith('.bin') for n in names):
-        from bert_jax.weights.huggingface import read_huggingface
-
         return read_huggingface(path)
     elif others := [name for name in names if name.endswith('.index')]:
         raise InputError(f'{path} holds TF1 checkpoints, none of them bert_model.ckpt: name one by '
@@ -49,8 +48,6 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
         prefix = path.with_name(re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', path.name))
         parts = (f'{prefix.name}.index', f'{prefix.name}.data-')
         if any(child.name.startswith(parts) for child in children(prefix.parent)):
-            from bert_jax.weights.tf1 import read_tf1
-
             return read_tf1(prefix)
     if path.exists():
         raise InputError(f'{path} holds no model: {_LOOKS}')

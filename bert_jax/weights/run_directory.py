@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.heads import HEADS
@@ -70,11 +69,12 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
     Raises:
       InputError: it is no run directory, has no checkpoint, or its checkpoint cannot be read.
     """
-    workdir, step = run_of(as_path(named))
+    path = as_path(named)
+    workdir = run_of(path)
     described = read_description(workdir)
     config, config_file = read_config(workdir), workdir / 'config.json'
     hint = formats.check_head(config.get('head', ''), config_file, any_head)
-    step = step or step_to_read(workdir)
+    step = step_to_read(path)
     if step is None:
         raise InputError(f'{workdir} has no checkpoint to read: ' + (
             'its sweep deleted them, as other runs are better: the best is WORKDIR/winner, and '
@@ -110,16 +110,20 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
 
 def step_to_read(named: Path) -> Path | None:
     """The checkpoint that `read_run` reads the parameters from; None if there is none."""
-    workdir, step = run_of(named)
-    steps = [step] if step else saved_steps(workdir / 'best') or saved_steps(
-        workdir / 'checkpoints')
+    if is_step(named):
+        return named
+    steps = saved_steps(named / 'best') or saved_steps(named / 'checkpoints')
     return max(steps, key=lambda path: int(path.name), default=None)
 
 
-def run_of(path: Path) -> tuple[Path, Path | None]:
-    """(The run directory, the path itself if it is a `checkpoints/STEP`, else None)."""
-    is_step = path.parent.name == 'checkpoints' and path.name.isdigit()
-    return (path.parent.parent, path) if is_step else (path, None)
+def is_step(path: Path) -> bool:
+    """Whether a path has the form of a run's checkpoint, `RUN/checkpoints/STEP`."""
+    return path.parent.name == 'checkpoints' and path.name.isdigit()
+
+
+def run_of(path: Path) -> Path:
+    """The run directory that a path names: itself, or that of a `RUN/checkpoints/STEP`."""
+    return path.parent.parent if is_step(path) else path
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
@@ -166,6 +170,8 @@ def _restore(path: Path) -> dict[str, Any]:
 
     They are compared with the checksums that were saved with them, if any.
     """
+    import orbax.checkpoint as ocp  # here, since it takes a second and other formats do without
+
     handler = ocp.PyTreeCheckpointHandler()
     reader = ocp.Checkpointer(handler)
     try:
@@ -202,6 +208,8 @@ def write_run(workdir: str | os.PathLike[str], weights: formats.Weights) -> list
     Raises:
       InputError: it cannot be written, or holds something already.
     """
+    import orbax.checkpoint as ocp
+
     padded = padded_vocab_size(weights.model['vocab_size'])
     with formats.new_folder(as_path(workdir)) as beside:
         describe_run(beside, {
