@@ -55,34 +55,51 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Any] | None =
     Raises:
       InputError: the data axis cannot span the slices.
     """
-    shape = data, fsdp, tensor
-    return Mesh(arrange_devices(shape, jax.devices() if devices is None else devices), MESH_AXES,
-                axis_types=(AxisType.Auto,) * 3)
+    if devices is None:
+        devices = jax.devices()
+    arranged = arrange_devices((data, fsdp, tensor), devices)
+    return Mesh(arranged, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def mesh_sizes(data: int, fsdp: int, tensor: int, devices: Sequence[Any]) -> tuple[int, int, int]:
     """Sizes of the mesh axes; a `data` or `fsdp` of -1 takes the remaining devices.
 
-    If both are -1, fsdp spans neighbours: the chips along the longest axis of a slice's torus,
-    which form a ring (at least four: in a 2 x 2 square all are neighbours), or the devices of a
-    host. The size of fsdp divides the number of devices in a slice.
+    If both are -1, fsdp spans neighbours, as far as its size divides the number of devices in a
+    slice.
     """
-    rest = len(devices) // tensor
+    num_batch_shards = len(devices) // tensor
     if data == fsdp == -1:
-        if devices[0].platform == 'tpu':
-            near = max(4, *(1 + max(axis) for axis in zip(*(d.coords for d in devices))))
-        else:
-            near = sum(d.process_index == devices[0].process_index for d in devices)
-        of_slice = rest // _num_slices(devices)
-        fsdp = max(n for n in range(1, near + 1) if of_slice % n == 0)
+        in_slice = num_batch_shards // _num_slices(devices)
+        fsdp = _largest_divisor(in_slice, at_most=_num_neighbours(devices))
     if data == -1:
-        data = rest // fsdp
-    return data, rest // data if fsdp == -1 else fsdp, tensor
+        data = num_batch_shards // fsdp
+    if fsdp == -1:
+        fsdp = num_batch_shards // data
+    return data, fsdp, tensor
+
+
+def _num_neighbours(devices: Sequence[Any]) -> int:
+    """How many devices communicate fast with each other.
+
+    For TPUs: the chips along the longest axis of a slice's torus, which form a ring, but at least
+    four, because in a 2 x 2 square all are neighbours. For others: the devices of a host.
+    """
+    first = devices[0]
+    if first.platform == 'tpu':
+        coordinates_by_axis = zip(*(device.coords for device in devices))
+        return max(4, *(1 + max(coordinates) for coordinates in coordinates_by_axis))
+    return sum(device.process_index == first.process_index for device in devices)
+
+
+def _largest_divisor(number: int, at_most: int) -> int:
+    return max(divisor for divisor in range(1, at_most + 1) if number % divisor == 0)
 
 
 def _num_slices(devices: Iterable[Any]) -> int:
     """Number of TPU slices, which a slow network connects; 1 for other devices."""
-    return len({getattr(d, 'slice_index', 0) for d in devices if d.platform == 'tpu'}) or 1
+    tpus = [device for device in devices if device.platform == 'tpu']
+    slices = {getattr(device, 'slice_index', 0) for device in tpus}
+    return max(1, len(slices))
 
 
 def arrange_devices(shape: tuple[int, int, int], devices: Sequence[Any]) -> np.ndarray:
@@ -130,17 +147,22 @@ class Layout:
 
         So the compiler's schedules say (`docs/preflight.md`).
         """
-        kind = None if self.mesh is None else self.mesh.devices.flat[0].device_kind
-        return str(kind).startswith(('TPU v4', 'TPU v6'))
+        if self.mesh is None:
+            return False
+        kind = str(self.mesh.devices.flat[0].device_kind)
+        return kind.startswith(('TPU v4', 'TPU v6'))
 
     @property
     def on_cpu(self) -> bool:
+        """Whether the platform is 'cpu'."""
         return self.platform == 'cpu'
 
     @property
     def _constrains(self) -> bool:
-        return (self.mesh is not None and self.mesh.size > 1
-                and not jax.sharding.get_abstract_mesh().manual_axes)
+        """Whether there are several devices and no `shard_map` has split the arrays already."""
+        if self.mesh is None or self.mesh.size == 1:
+            return False
+        return not jax.sharding.get_abstract_mesh().manual_axes
 
     @property
     def batch_shards(self) -> int:
@@ -152,14 +174,16 @@ class Layout:
     @property
     def tensor_shards(self) -> int:
         """Number of parts that heads, intermediate and vocabulary are split into."""
-        return 1 if self.mesh is None else self.mesh.shape['tensor']
+        if self.mesh is None:
+            return 1
+        return self.mesh.shape['tensor']
 
     def __call__(self, x: jax.Array, *logical_axes: str | None) -> jax.Array:
         """Constrains the sharding of `x`; each dim has a logical axis name or None."""
         if self.mesh is None or not self._constrains:
             return x
-        rules = dict(RULES)
-        spec = PartitionSpec(*(rules.get(name) if name else None for name in logical_axes))
+        mesh_axes: dict[str | None, Any] = dict(RULES)
+        spec = PartitionSpec(*(mesh_axes.get(name) for name in logical_axes))
         return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
 
 
@@ -171,31 +195,48 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
     Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `train.step` gathers
     parameters and reduces gradients. Leaves without metadata (counters) are replicated.
     """
-    # In an optimizer's state, the box of a parameter that it masks out is empty, and where it keeps
-    # sums over dims (Adafactor, SM3), the box's names do not match the dims.
-    rules: dict[str | None, int] = {
-        name: mesh.shape[axis] for name, axis in RULES if isinstance(axis, str)}
+    num_parts = {axis: mesh.shape[name] for axis, name in RULES if isinstance(name, str)}
 
-    def named(x: Any) -> bool:
-        leaves = jax.tree.leaves(x)
-        if not leaves or not isinstance(x, nn.LogicallyPartitioned):
-            return bool(leaves)
-        shape = leaves[0].shape
-        return leaves[0] is x.value and len(shape) == len(x.names) and not any(
-            size % rules.get(name, 1) for name, size in zip(x.names, shape))
+    def unbox_if_unusable(leaf: Any) -> Any:
+        return leaf if _is_usable(leaf, num_parts) else nn.meta.unbox(leaf)
+
+    def split(x: Any, sharding: NamedSharding) -> NamedSharding:
+        return NamedSharding(mesh, _split_update(mesh, x.shape, sharding.spec))
 
     boxed_tree = jax.tree.map(
-        lambda x: x if named(x) else nn.meta.unbox(x), boxed_tree,
-        is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata))
+        unbox_if_unusable, boxed_tree, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata))
     shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed_tree), mesh, RULES)
-    return jax.tree.map(
-        lambda x, sharding: NamedSharding(mesh, _split_update(mesh, x.shape, sharding.spec)),
-        nn.meta.unbox(boxed_tree), shardings)
+    return jax.tree.map(split, nn.meta.unbox(boxed_tree), shardings)
+
+
+def _is_usable(leaf: Any, num_parts: Mapping[str, int]) -> bool:
+    """Whether a leaf's metadata, if it has any, names the dims of its array.
+
+    In an optimizer's state, the box of a parameter that it masks out is empty, and where it keeps
+    sums over dims (Adafactor, SM3), the box's names do not match the dims.
+
+    Args:
+      leaf: an array or a box.
+      num_parts: into how many parts each logical axis is split.
+    """
+    arrays = jax.tree.leaves(leaf)
+    if not arrays:
+        return False
+    if not isinstance(leaf, nn.LogicallyPartitioned):
+        return True
+    array = arrays[0]
+    if array is not leaf.value or len(array.shape) != len(leaf.names):
+        return False
+    return all(
+        name is None or size % num_parts.get(name, 1) == 0
+        for name, size in zip(leaf.names, array.shape))
 
 
 def _update_axes(mesh: Mesh) -> tuple[str, ...]:
     """The axes that updates are split over, within slices: slices exchange only gradient sums."""
-    return UPDATE_AXES if _num_slices(mesh.devices.flat) == 1 else UPDATE_AXES[:1]
+    if _num_slices(mesh.devices.flat) == 1:
+        return UPDATE_AXES
+    return UPDATE_AXES[:1]
 
 
 def distribute(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[..., jax.Array]]:
@@ -214,7 +255,8 @@ def distribute(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[...
         return jax.lax.with_sharding_constraint(y, sharding)
 
     missing = -len(x) % math.prod(mesh.shape[axis] for axis in axes)
-    return constrain(jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))), constrain
+    padding = [(0, missing)] + [(0, 0)] * (x.ndim - 1)
+    return constrain(jnp.pad(x, padding)), constrain
 
 
 def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:
@@ -224,18 +266,51 @@ def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> Pa
     """
     if len(shape) < 2 or math.prod(shape) < LEAST_SPLIT:
         return spec
-    parts: list[tuple[str, ...]] = [
-        (axes,) if isinstance(axes, str) else tuple(axes or ())
-        for axes in (*spec, *(None,) * (len(shape) - len(spec)))]
+    axes_by_dim = _axes_by_dim(spec, len(shape))
     for axis in _update_axes(mesh):
-        for dim, size in enumerate(shape):
-            whole = math.prod(mesh.shape[name] for name in (*parts[dim], axis))
-            if mesh.shape[axis] > 1 and size % whole == 0:
-                # Before `tensor`, which the compiler splits within each of these parts.
-                parts[dim] = (*(n for n in parts[dim] if n in BATCH_AXES), axis,
-                              *(n for n in parts[dim] if n not in BATCH_AXES))
-                break
-    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in parts))
+        if mesh.shape[axis] == 1:
+            continue
+        dim = _first_divisible_dim(mesh, shape, axes_by_dim, axis)
+        if dim is not None:
+            axes_by_dim[dim] = _with_batch_axis(axes_by_dim[dim], axis)
+    return PartitionSpec(*map(_spec_entry, axes_by_dim))
+
+
+def _axes_by_dim(spec: PartitionSpec, num_dims: int) -> list[tuple[str, ...]]:
+    """The mesh axes that split each dim; a spec may leave out the last dims."""
+    axes_by_dim: list[tuple[str, ...]] = []
+    for entry in spec:
+        if isinstance(entry, str):
+            axes_by_dim.append((entry,))
+        else:
+            axes_by_dim.append(tuple(entry or ()))
+    missing = num_dims - len(axes_by_dim)
+    return axes_by_dim + [()] * missing
+
+
+def _spec_entry(axes: tuple[str, ...]) -> tuple[str, ...] | str | None:
+    """The entry of a `PartitionSpec` for a dim that these axes split."""
+    if not axes:
+        return None
+    return axes[0] if len(axes) == 1 else axes
+
+
+def _first_divisible_dim(
+    mesh: Mesh, shape: tuple[int, ...], axes_by_dim: Sequence[tuple[str, ...]], axis: str
+) -> int | None:
+    """The first dim that `axis` divides together with the axes that already split it, or None."""
+    for dim, size in enumerate(shape):
+        axes = (*axes_by_dim[dim], axis)
+        if size % math.prod(mesh.shape[name] for name in axes) == 0:
+            return dim
+    return None
+
+
+def _with_batch_axis(axes: tuple[str, ...], batch_axis: str) -> tuple[str, ...]:
+    """Adds a batch axis before `tensor`, which the compiler splits within each of its parts."""
+    batch = [axis for axis in axes if axis in BATCH_AXES]
+    others = [axis for axis in axes if axis not in BATCH_AXES]
+    return (*batch, batch_axis, *others)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -253,11 +328,13 @@ def local_rows(mesh: Mesh, batch_size: int, process: int | None = None) -> np.nd
       batch_size: rows of the global batch.
       process: default: this one.
     """
-    process = jax.process_index() if process is None else process
-    theirs = np.vectorize(lambda device: device.process_index == process)(mesh.devices)
-    blocks = np.flatnonzero(theirs.any(axis=2))
-    rows = batch_size // theirs[..., 0].size
-    return (blocks[:, None] * rows + np.arange(rows)).reshape(-1)
+    if process is None:
+        process = jax.process_index()
+    is_of_process = np.vectorize(lambda device: device.process_index == process)(mesh.devices)
+    blocks = np.flatnonzero(is_of_process.any(axis=MESH_AXES.index('tensor')))
+    num_blocks = is_of_process[..., 0].size
+    rows_a_block = batch_size // num_blocks
+    return (blocks[:, None] * rows_a_block + np.arange(rows_a_block)).reshape(-1)
 
 
 def to_global(
@@ -269,18 +346,18 @@ def to_global(
     `local_rows`).
     """
     sharding = batch_sharding(mesh)
-
-    def place(x: np.ndarray) -> jax.Array:
-        def shard(index: Any) -> np.ndarray:
-            start, stop, _ = index[0].indices(batch_size)
-            first = int(np.searchsorted(rows, start))
-            return x[first : first + stop - start]
-
-        return jax.make_array_from_callback((batch_size,) + x.shape[1:], sharding, shard)
-
     if mesh.size == 1:
         return jax.device_put(dict(local_batch), sharding)
-    return {name: place(x) for name, x in local_batch.items()}
+
+    def to_devices(local: np.ndarray) -> jax.Array:
+        def shard(index: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = index[0].indices(batch_size)
+            first = int(np.searchsorted(rows, start))
+            return local[first : first + stop - start]
+
+        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
+
+    return {name: to_devices(local) for name, local in local_batch.items()}
 
 
 def check_vocabulary(vocab_size: int, tensor: int) -> None:
