@@ -6,6 +6,8 @@ restart, in any order of evaluation.
 
 import numpy as np
 
+from bert_jax.runtime.hashing import FIRST_MULTIPLIER, GOLDEN_RATIO, SECOND_MULTIPLIER
+
 _U64 = np.uint64
 _GOLDEN = 0x9E3779B97F4A7C15
 _FEISTEL_ROUNDS = 6
@@ -44,13 +46,13 @@ def hash32_rows(row_keys: np.ndarray, width: int) -> np.ndarray:
     """
     low = (row_keys & _U64(0xFFFFFFFF)).astype(np.uint32)[:, None]
     high = (row_keys >> _U64(32)).astype(np.uint32)[:, None]
-    columns = np.arange(width, dtype=np.uint32) * np.uint32(0x9E3779B9)
+    columns = np.arange(width, dtype=np.uint32) * np.uint32(GOLDEN_RATIO)
     h = columns[None, :] + low
     h ^= h >> np.uint32(16)
-    h *= np.uint32(0x7FEB352D)
+    h *= np.uint32(FIRST_MULTIPLIER)
     h ^= h >> np.uint32(15)
     h ^= high
-    h *= np.uint32(0x846CA68B)
+    h *= np.uint32(SECOND_MULTIPLIER)
     h ^= h >> np.uint32(16)
     return h
 

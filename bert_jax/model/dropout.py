@@ -19,12 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bert_jax.runtime.checksum import mix
+from bert_jax.runtime.hashing import FIRST_MULTIPLIER, GOLDEN_RATIO, SECOND_MULTIPLIER, mix
 
 _U = jnp.uint32
-# Odd multipliers of integer hashes, found by a search for low bias (Wellons, hash-prospector).
-_M1, _M2, _M3, _M4 = 0x7FEB352D, 0x846CA68B, 0xED5AD4BB, 0xAC4C1B51
-_GOLDEN = 0x9E3779B9
+# Further multipliers, from the same search as those of `runtime.hashing`.
+_M3, _M4 = 0xED5AD4BB, 0xAC4C1B51
 # 1 - 2^18 - 2^20 + 2^24 + 2^27 + 2^29 - 2^31, modulo 2^32. A TPU v4 multiplies by shifts and
 # additions; a search found no fewer terms that keep the corners of rectangles independent.
 _M5 = 0xA8EC0001
@@ -41,9 +40,9 @@ def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array
       step: the train step; may be traced.
       rows_B: index of each row in the *global* batch.
     """
-    start = mix(jnp.asarray(seed).astype(_U) ^ _U(_GOLDEN))
+    start = mix(jnp.asarray(seed).astype(_U) ^ _U(GOLDEN_RATIO))
     start = mix(start ^ jnp.asarray(step).astype(_U))
-    low_B = mix(start ^ (rows_B.astype(_U) * _U(_GOLDEN)))
+    low_B = mix(start ^ (rows_B.astype(_U) * _U(GOLDEN_RATIO)))
     high_B = mix(low_B ^ mix(start ^ _U(_M3)))
     return jnp.stack([low_B, high_B], axis=-1)
 
@@ -77,9 +76,9 @@ def places(
         index = jnp.arange(size, dtype=_U)
         if dim == 1 and lines_BxL is not None:
             index = lines_BxL.astype(_U)
-        h = (index + _U(dim << 30)) * _U(_GOLDEN) + key0
-        h = (h ^ (h >> 16)) * _U(_M1)
-        h = (h ^ (h >> 15) ^ key1) * _U(_M2)
+        h = (index + _U(dim << 30)) * _U(GOLDEN_RATIO) + key0
+        h = (h ^ (h >> 16)) * _U(FIRST_MULTIPLIER)
+        h = (h ^ (h >> 15) ^ key1) * _U(SECOND_MULTIPLIER)
         hashed.append(lax.bitcast_convert_type(h ^ (h >> 16), jnp.int32))
     return hashed
 

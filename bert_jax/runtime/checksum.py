@@ -15,6 +15,7 @@ from jax import lax
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import digest
+from bert_jax.runtime.hashing import GOLDEN_RATIO, mix
 
 CHECKSUMS = 'checksums'  # the key of the checksums in saved trees
 DIGEST = 'digest'  # the field of a JSON object that holds the digest of the others
@@ -131,11 +132,4 @@ def checksum_on_device(x: jax.Array) -> jax.Array:
 
 def _mixed(bits: Any, index: Any) -> Any:
     """A hash of each element and its index; for a given index it is a bijection."""
-    return mix(bits ^ index * np.uint32(0x9E3779B9))
-
-
-def mix(x: Any) -> Any:
-    """A bijection of uint32 that spreads every input bit."""
-    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-    return x ^ (x >> 16)
+    return mix(bits ^ index * np.uint32(GOLDEN_RATIO))
