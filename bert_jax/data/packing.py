@@ -11,25 +11,34 @@ for pre-training; here fine-tuning and evaluation do too.)
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from bert_jax.data.examples import BatchSpec, Examples, Feature, empty_rows, pretrain_spec
 from bert_jax.data.pairs import Sequences, ranges
-from bert_jax.runtime.errors import InputError
 
 MAX_SHAPES = 4
 _SHAPE_GAIN = 0.02  # a further shape is worth compiling if it saves this share of the work
 _MAX_COUNTS = 200  # row counts to choose shapes from; the search is quadratic in them
 _SAMPLED_STEPS = 256  # steps by which the row length is chosen
+_ROWS_ADDED = 8  # empty rows that `pack` adds at a time
 _NO_ROOM = np.iinfo(np.int64).max
 
 
-def pack(
-    lengths_GxU: np.ndarray, row_length: int, limits: Sequence[tuple[np.ndarray, int]] = ()
-) -> np.ndarray:
+class Limit(NamedTuple):
+    """A resource of rows besides their length.
+
+    Attributes:
+      demands: [G, U] integers, what each unit takes of it.
+      capacity: of a row; at least the demand of any single unit.
+    """
+
+    demands: np.ndarray
+    capacity: int
+
+
+def pack(lengths_GxU: np.ndarray, row_length: int, limits: Sequence[Limit] = ()) -> np.ndarray:
     """Assigns the units of each group to rows (int32 [G, U]) by best fit, longest first.
 
     Groups are packed separately, in one vectorised pass.
@@ -37,27 +46,39 @@ def pack(
     Args:
       lengths_GxU: tokens of each unit, at most `row_length`; 0: no unit (its row is -1).
       row_length: capacity of a row in tokens.
-      limits: further resources, as (demand of each unit [G, U], capacity of a row). A row must
-        have room for any single unit.
+      limits: further resources.
     """
-    demands = np.stack([lengths_GxU, *(demand for demand, _ in limits)])
-    capacity = np.array([row_length, *(capacity for _, capacity in limits)])[:, None, None]
+    demands = np.stack([lengths_GxU, *(limit.demands for limit in limits)])
+    capacities = np.array([row_length, *(limit.capacity for limit in limits)])
     groups = np.arange(len(lengths_GxU))
-    rows = np.full(lengths_GxU.shape, -1, np.int32)
-    empty = np.broadcast_to(capacity, (len(demands), len(groups), 8))
+    empty_shape = (len(demands), len(groups), _ROWS_ADDED)
+    empty = np.broadcast_to(capacities[:, None, None], empty_shape)
     free = empty.copy()  # room left in each row [resources, G, rows]
+    rows = np.full(lengths_GxU.shape, -1, np.int32)
     for unit in np.argsort(-lengths_GxU, axis=1, kind='stable').T:
         demand = demands[:, groups, unit]
-        while True:  # best fit uses empty rows last; eight are added when none fits
-            fits = np.all(free >= demand[:, :, None], axis=0)
-            best = np.where(fits, free[0], _NO_ROOM).argmin(axis=1)
-            if np.all(fits[groups, best]):
-                break
+        best, fits = _best_rows(free, demand)
+        while not fits.all():
             free = np.concatenate([free, empty], axis=2)
+            best, fits = _best_rows(free, demand)
         real = demand[0] > 0
         rows[groups[real], unit[real]] = best[real]
         free[:, groups[real], best[real]] -= demand[:, real]
     return rows
+
+
+def _best_rows(free: np.ndarray, demand: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each group that is fullest among those with room, and whether there is one.
+
+    Best fit uses empty rows last, so that rows are numbered without gaps.
+
+    Args:
+      free: [resources, G, rows], what is left in each row.
+      demand: [resources, G] of one unit of each group.
+    """
+    fits = np.all(free >= demand[:, :, None], axis=0)
+    best = np.where(fits, free[0], _NO_ROOM).argmin(axis=1)
+    return best, fits[np.arange(len(best)), best]
 
 
 def pack_whole(lengths_n: np.ndarray, row_length: int) -> np.ndarray:
@@ -71,22 +92,29 @@ def pack_whole(lengths_n: np.ndarray, row_length: int) -> np.ndarray:
       lengths_n: tokens of each unit, from 1 to `row_length`, in any order.
       row_length: capacity of a row in tokens.
     """
-    order = np.argsort(-lengths_n, kind='stable')
+    longest_first = np.argsort(-lengths_n, kind='stable')
     lengths, counts = np.unique(lengths_n, return_counts=True)
-    rows = np.empty(len(order), np.int32)
-    free = np.empty(len(order), np.int64)  # room left in each of the rows that are open
-    num_open = placed = 0
+    rows = np.empty(len(lengths_n), np.int32)
+    free = np.empty(len(lengths_n), np.int64)  # room left in each of the rows that are open
+    num_open = 0
+    num_placed = 0
     for length, count in zip(lengths[::-1].tolist(), counts[::-1].tolist()):
-        fits = np.flatnonzero(free[:num_open] >= length)
-        fits = fits[np.argsort(free[fits], kind='stable')]
-        capacity = free[fits] // length
-        taken = np.clip(count - (np.cumsum(capacity) - capacity), 0, capacity)
-        free[fits] -= taken * length
-        new = num_open + np.arange(count - int(taken.sum())) // (row_length // length)
-        used = np.bincount(new - num_open)
+        fitting = np.flatnonzero(free[:num_open] >= length)
+        fitting = fitting[np.argsort(free[fitting], kind='stable')]  # fullest first
+        capacity = free[fitting] // length
+        capacity_before = np.cumsum(capacity) - capacity
+        taken = np.clip(count - capacity_before, 0, capacity)
+        free[fitting] -= taken * length
+
+        num_left = count - int(taken.sum())
+        opened = np.arange(num_left) // (row_length // length)  # the new row of each unit left
+        used = np.bincount(opened)
         free[num_open : num_open + len(used)] = row_length - used * length
-        rows[order[placed : placed + count]] = np.concatenate([np.repeat(fits, taken), new])
-        num_open, placed = num_open + len(used), placed + count
+
+        units = longest_first[num_placed : num_placed + count]
+        rows[units] = np.concatenate([np.repeat(fitting, taken), num_open + opened])
+        num_open += len(used)
+        num_placed += count
     return rows
 
 
@@ -117,19 +145,23 @@ class Units:
         return np.diff(self.sequences.offsets[:: self.choices])
 
     def contents(self) -> list[bytes]:
-        """The tokens of each unit, to tell which of two sets are the same."""
+        """The tokens of each unit, as bytes: units are the same where these are equal."""
         ends = self.sequences.offsets[self.choices :: self.choices]
-        return [x.tobytes() for x in np.split(self.sequences.ids.astype(np.int32), ends[:-1])]
+        ids = np.split(self.sequences.ids.astype(np.int32), ends[:-1])
+        return [ids_of_unit.tobytes() for ids_of_unit in ids]
 
     def digest(self) -> str:
         """16 hexadecimal digits that change with the content."""
+        sequences = {
+            'ids': self.sequences.ids,
+            'offsets': self.sequences.offsets,
+            'first': self.sequences.first_lengths,
+        }
         digest = hashlib.blake2b(digest_size=8)
-        s = self.sequences
-        for part in ({'ids': s.ids, 'offsets': s.offsets, 'first': s.first_lengths}, self.labels,
-                     self.positions, self.tokens):
-            for name, x in sorted(part.items()):
-                digest.update(f'{name} {x.dtype} {x.shape}'.encode())
-                digest.update(np.ascontiguousarray(x).tobytes())
+        for arrays in (sequences, self.labels, self.positions, self.tokens):
+            for name, array in sorted(arrays.items()):
+                digest.update(f'{name} {array.dtype} {array.shape}'.encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
 
@@ -178,45 +210,95 @@ def plan_steps(
       token_cost: from a row length S to the work on one token (FLOPs of the model, say).
     """
     lengths = np.where(units >= 0, lengths_n[units], 0)
+    sample = lengths[:_SAMPLED_STEPS]
     longest = int(lengths.max())
 
-    def attempt(lengths: np.ndarray, row_length: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = pack(lengths, row_length)
-        needed = -(-(rows.max(axis=1).astype(np.int64) + 1) // shards)  # of each shard
-        return rows, shards * _few_values(np.maximum(needed, 1))
-
-    def cost(row_length: int) -> float:
-        _, num_rows = attempt(lengths[:_SAMPLED_STEPS], row_length)
+    def sample_cost(row_length: int) -> float:
+        num_rows = _num_rows(pack(sample, row_length), shards)
         return float(num_rows.sum()) * row_length * token_cost(row_length)
 
-    row_length = min(sorted({max(s, longest) for s in row_lengths}), key=cost)
-    rows, num_rows = attempt(lengths, row_length)
-    keys = (np.arange(len(rows))[:, None] * (int(num_rows.max()) + 1) + rows)[rows >= 0]
-    units_a_row = int(np.unique(keys, return_counts=True)[1].max())
-    return Plan(units, rows, row_length, num_rows, units_a_row, int(lengths.sum()))
+    allowed = sorted({max(row_length, longest) for row_length in row_lengths})
+    row_length = min(allowed, key=sample_cost)
+    rows = pack(lengths, row_length)
+    return Plan(
+        units=units,
+        rows=rows,
+        row_length=row_length,
+        num_rows=_num_rows(rows, shards),
+        units_a_row=_most_units_in_a_row(rows),
+        tokens=int(lengths.sum()))
 
 
-def _few_values(needed: np.ndarray) -> np.ndarray:
+def _num_rows(rows: np.ndarray, shards: int) -> np.ndarray:
+    """[steps] int64: rows of each step, a multiple of `shards`, in at most MAX_SHAPES values."""
+    num_filled = rows.max(axis=1).astype(np.int64) + 1
+    rows_of_a_shard = -(-num_filled // shards)
+    return shards * _round_up_to_few_values(np.maximum(rows_of_a_shard, 1))
+
+
+def _most_units_in_a_row(rows: np.ndarray) -> int:
+    """The number of units in the fullest row of all steps, from the units' rows [steps, U]."""
+    step = np.arange(len(rows))[:, None]
+    row_of_all = step * (int(rows.max()) + 1) + rows
+    _, counts = np.unique(row_of_all[rows >= 0], return_counts=True)
+    return int(counts.max())
+
+
+def _round_up_to_few_values(needed: np.ndarray) -> np.ndarray:
     """Rounds `needed` up to a few of its values: at most MAX_SHAPES, each worth its compilation."""
     if len(np.unique(needed)) > _MAX_COUNTS:
-        step = -(-int(needed.max()) // _MAX_COUNTS)
-        needed = -(-needed // step) * step
-    found, counts = np.unique(needed, return_counts=True)
-    values, before = found.tolist(), [0, *np.cumsum(counts).tolist()]
-    # For each value, the best (total rows, values kept) of the steps that need at most that many
-    # rows. Each round of the loop below allows one more shape.
-    plans = [(value * before[i + 1], (value,)) for i, value in enumerate(values)]
-    best = plans[-1]
+        spacing = -(-int(needed.max()) // _MAX_COUNTS)
+        needed = -(-needed // spacing) * spacing
+    values, counts = np.unique(needed, return_counts=True)
+    kept = _values_to_keep(values.tolist(), counts.tolist())
+    return np.array(kept)[np.searchsorted(kept, needed)]
+
+
+class _Rounding(NamedTuple):
+    """How the row counts of some steps are rounded up.
+
+    Attributes:
+      total: rows of these steps, after rounding.
+      kept: the values that they are rounded to, ascending.
+    """
+
+    total: int
+    kept: tuple[int, ...]
+
+    def extended(self, value: int, num_steps: int) -> Self:
+        """With further steps, which are rounded to a larger value."""
+        return type(self)(self.total + value * num_steps, (*self.kept, value))
+
+
+def _values_to_keep(values: list[int], counts: list[int]) -> tuple[int, ...]:
+    """Chooses the row counts of a plan, by dynamic programming over the values.
+
+    Args:
+      values: row counts that steps need, ascending.
+      counts: the number of steps that need each of them.
+    """
+    steps_up_to = np.cumsum(counts).tolist()  # steps that need at most each of the values
+
+    def best_with_one_more(roundings: list[_Rounding], i: int) -> _Rounding:
+        """The best rounding of the steps up to value i with one more value than `roundings`."""
+        options = [roundings[i]]
+        for j in range(i):
+            num_steps = steps_up_to[i] - steps_up_to[j]
+            options.append(roundings[j].extended(values[i], num_steps))
+        return min(options, key=lambda rounding: rounding.total)
+
+    # For each value, the best rounding of the steps that need at most that many rows. Each round
+    # of the loop allows one more shape.
+    roundings = [
+        _Rounding(value * num_steps, (value,))
+        for value, num_steps in zip(values, steps_up_to, strict=True)]
+    best = roundings[-1]
     for _ in range(1, MAX_SHAPES):
-        plans = [
-            min([plans[i], *(
-                (plans[j][0] + value * (before[i + 1] - before[j + 1]), (*plans[j][1], value))
-                for j in range(i))], key=lambda plan: plan[0])
-            for i, value in enumerate(values)]
-        if plans[-1][0] > best[0] * (1 - _SHAPE_GAIN):
+        roundings = [best_with_one_more(roundings, i) for i in range(len(values))]
+        if roundings[-1].total > best.total * (1 - _SHAPE_GAIN):
             break
-        best = plans[-1]
-    return np.array(best[1])[np.searchsorted(best[1], needed)]
+        best = roundings[-1]
+    return best.kept
 
 
 def plan_once(
@@ -232,41 +314,74 @@ def plan_once(
       rows_a_step: R; rows at the end of the last step may be empty.
       units_a_row: K, at least the number of units in the fullest row.
     """
-    units = np.argsort(rows_n, kind='stable')
-    step, row = np.divmod(rows_n[units].astype(np.int64), rows_a_step)
-    per_step = np.bincount(step)
-    column = np.arange(len(step)) - np.repeat(np.cumsum(per_step) - per_step, per_step)
-    units_of = np.full((len(per_step), int(per_step.max())), -1, np.int64)
-    rows_of = np.full(units_of.shape, -1, np.int32)
-    units_of[step, column], rows_of[step, column] = units, row
+    by_row = np.argsort(rows_n, kind='stable')
+    step, row = np.divmod(rows_n[by_row].astype(np.int64), rows_a_step)
+    units_a_step = np.bincount(step)
+    column = sum_before(step, np.ones_like(step))
+    shape = (len(units_a_step), int(units_a_step.max()))
+    units = np.full(shape, -1, np.int64)
+    units[step, column] = by_row
+    rows = np.full(shape, -1, np.int32)
+    rows[step, column] = row
     return Plan(
-        units_of, rows_of, row_length, np.full(len(per_step), rows_a_step), units_a_row,
-        int(lengths_n.sum()))
+        units=units,
+        rows=rows,
+        row_length=row_length,
+        num_rows=np.full(len(units_a_step), rows_a_step),
+        units_a_row=units_a_row,
+        tokens=int(lengths_n.sum()))
 
 
-def _place(units: Units, plan: Plan, step: int, local: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The places of the u units in a step's `local` rows, by row, and of their t tokens.
+def sum_before(keys: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """For each entry, the sum of the sizes of earlier entries with the same key.
 
-    Returns:
-      unit, row, number, start: [u] the unit, its row (an index into `local`), its number in that
-        row, its first column.
-      source, at: [t] index into the flat tokens, and into the flattened local rows.
+    Args:
+      keys: [n] integers, ascending.
+      sizes: [n] integers.
     """
-    here = np.isin(plan.rows[step], local)
-    unit, row = plan.units[step][here], np.searchsorted(local, plan.rows[step][here])
-    by_row = np.lexsort((unit, row))
-    unit, row = unit[by_row], row[by_row]
+    total = np.cumsum(sizes) - sizes
+    return total - total[np.searchsorted(keys, keys)]
+
+
+class _Placement(NamedTuple):
+    """Where the units of some rows of a step are: u units, in the order of rows, of t tokens.
+
+    Attributes:
+      unit: [u] index of each unit.
+      row: [u] its row, an index into the wanted rows.
+      index_in_row: [u] its number among the units of its row, from 0.
+      start_column: [u] column of its first token.
+      source_token: [t] index of each token among the tokens of all units.
+      target_token: [t] index of its place in the wanted rows, one row after another.
+    """
+
+    unit: np.ndarray
+    row: np.ndarray
+    index_in_row: np.ndarray
+    start_column: np.ndarray
+    source_token: np.ndarray
+    target_token: np.ndarray
+
+
+def _place(units: Units, plan: Plan, step: int, local: np.ndarray) -> _Placement:
+    """Places the units of a step's rows `local`; in a row, units are in ascending order."""
+    is_here = np.isin(plan.rows[step], local)
+    unit = plan.units[step][is_here]
+    row = np.searchsorted(local, plan.rows[step][is_here])
+    order = np.lexsort((unit, row))
+    unit = unit[order]
+    row = row[order]
+
     begin = units.sequences.offsets[unit * units.choices]
     lengths = units.sequences.offsets[(unit + 1) * units.choices] - begin
-    number, start = _before(row, np.ones_like(row)), _before(row, lengths)
-    at = ranges(row * plan.row_length + start, lengths)
-    return unit, row, number, start, ranges(begin, lengths), at
-
-
-def _before(row: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The sum of the sizes of earlier entries of the same row; `row` is ascending."""
-    total = np.cumsum(sizes) - sizes
-    return total - total[np.searchsorted(row, row)]
+    start_column = sum_before(row, lengths)
+    return _Placement(
+        unit=unit,
+        row=row,
+        index_in_row=sum_before(row, np.ones_like(row)),
+        start_column=start_column,
+        source_token=ranges(begin, lengths),
+        target_token=ranges(row * plan.row_length + start_column, lengths))
 
 
 def packed_batch(units: Units, plan: Plan, step: int, local: np.ndarray) -> dict[str, np.ndarray]:
@@ -282,37 +397,63 @@ def packed_batch(units: Units, plan: Plan, step: int, local: np.ndarray) -> dict
       Features of tokens [len(local), S, ...] and of units [len(local), K, ...]; `cls_positions` is
       [len(local), K * choices].
     """
-    unit, row, number, start, source, at = _place(units, plan, step, local)
-    sequences, c, k = units.sequences, units.choices, plan.units_a_row
-    sequence = unit[:, None] * c + np.arange(c)
-    begin = sequences.offsets[sequence]
-    counts = (sequences.offsets[sequence + 1] - begin).reshape(-1)
-    position = source - np.repeat(begin.reshape(-1), counts)
-    of_tokens = {
-        'input_ids': sequences.ids[source],
-        'sequence_ids': np.repeat(
-            (number[:, None] * c + np.arange(c) + 1).reshape(-1), counts).astype(np.int32),
-        'segment_ids': (position >= np.repeat(
-            sequences.first_lengths[sequence].reshape(-1), counts)).astype(np.int32),
-        'position_ids': position.astype(np.int32),
-        **{name: x[source] for name, x in units.tokens.items()},
-    }
-    of_units = {
-        'cls_positions': (start[:, None] + begin - begin[:, :1]).astype(np.int32),
-        'unit_index': unit.astype(np.int32),
-        'unit_weights': np.ones(len(unit), np.float32),
-        **{name: x[unit] for name, x in units.labels.items()},
-        **{name: (x[unit] + start).astype(np.int32) for name, x in units.positions.items()},
-    }
+    num_rows = len(local)
+    placement = _place(units, plan, step, local)
     batch = {}
-    for name, x in of_tokens.items():
-        batch[name] = np.zeros((len(local), plan.row_length, *x.shape[1:]), x.dtype)
-        batch[name].reshape(-1, *x.shape[1:])[at] = x
-    for name, x in of_units.items():
-        batch[name] = np.zeros((len(local), k, *x.shape[1:]), x.dtype)
-        batch[name][row, number] = x
-    batch['cls_positions'] = batch['cls_positions'].reshape(len(local), k * c)
+    for name, values in _token_features(units, placement).items():
+        places = np.zeros((num_rows * plan.row_length, *values.shape[1:]), values.dtype)
+        places[placement.target_token] = values
+        batch[name] = places.reshape(num_rows, plan.row_length, *values.shape[1:])
+    for name, values in _unit_features(units, placement).items():
+        rows = np.zeros((num_rows, plan.units_a_row, *values.shape[1:]), values.dtype)
+        rows[placement.row, placement.index_in_row] = values
+        batch[name] = rows
+    num_sequences = plan.units_a_row * units.choices
+    batch['cls_positions'] = batch['cls_positions'].reshape(num_rows, num_sequences)
     return batch
+
+
+def _token_features(units: Units, placement: _Placement) -> dict[str, np.ndarray]:
+    """Features of the placed tokens [t, ...]."""
+    sequences = units.sequences
+    sequence = _sequences_of(units, placement.unit)
+    begin = sequences.offsets[sequence].reshape(-1)
+    counts = sequences.offsets[sequence + 1].reshape(-1) - begin
+    first_length = sequences.first_lengths[sequence].reshape(-1)
+    number_in_row = placement.index_in_row[:, None] * units.choices + np.arange(units.choices) + 1
+    position = placement.source_token - np.repeat(begin, counts)
+    features = {
+        'input_ids': sequences.ids[placement.source_token],
+        'sequence_ids': np.repeat(number_in_row.reshape(-1), counts).astype(np.int32),
+        'segment_ids': (position >= np.repeat(first_length, counts)).astype(np.int32),
+        'position_ids': position.astype(np.int32),
+    }
+    for name, values in units.tokens.items():
+        features[name] = values[placement.source_token]
+    return features
+
+
+def _unit_features(units: Units, placement: _Placement) -> dict[str, np.ndarray]:
+    """Features of the placed units [u, ...]; `cls_positions` is [u, choices]."""
+    begin = units.sequences.offsets[_sequences_of(units, placement.unit)]
+    column_in_unit = begin - begin[:, :1]
+    cls_positions = placement.start_column[:, None] + column_in_unit
+    features = {
+        'cls_positions': cls_positions.astype(np.int32),
+        'unit_index': placement.unit.astype(np.int32),
+        'unit_weights': np.ones(len(placement.unit), np.float32),
+    }
+    for name, values in units.labels.items():
+        features[name] = values[placement.unit]
+    for name, positions in units.positions.items():
+        positions_in_row = positions[placement.unit] + placement.start_column
+        features[name] = positions_in_row.astype(np.int32)
+    return features
+
+
+def _sequences_of(units: Units, unit: np.ndarray) -> np.ndarray:
+    """[u, choices]: the indices of the sequences of units [u]."""
+    return unit[:, None] * units.choices + np.arange(units.choices)
 
 
 def unpack(
@@ -326,120 +467,18 @@ def unpack(
       outputs: arrays of all rows of the step, per token [R, S, ...] or per unit [R, K, ...].
       collected: receives them as arrays [T, ...] or [n, ...].
     """
-    unit, row, number, _, source, at = _place(units, plan, step, np.arange(plan.num_rows[step]))
-    for name, x in outputs.items():
+    placement = _place(units, plan, step, np.arange(plan.num_rows[step]))
+    for name, output in outputs.items():
         # K = S would need a row full of one-token units, which [CLS] and [SEP] rule out.
-        if x.shape[1] == plan.row_length:
-            count, index = len(units.sequences.ids), source
-            values = x.reshape(-1, *x.shape[2:])[at]
+        if output.shape[1] == plan.row_length:
+            places = output.reshape(-1, *output.shape[2:])
+            values = places[placement.target_token]
+            index = placement.source_token
+            size = len(units.sequences.ids)
         else:
-            count, index, values = len(units), unit, x[row, number]
+            values = output[placement.row, placement.index_in_row]
+            index = placement.unit
+            size = len(units)
         if name not in collected:
-            collected[name] = np.zeros((count, *values.shape[1:]), values.dtype)
+            collected[name] = np.zeros((size, *values.shape[1:]), values.dtype)
         collected[name][index] = values
-
-
-_GROUP = 1024  # pairs packed together; larger groups take longer
-_TOKENS_A_PAIR = 32  # a row has room for one pair per so many tokens
-_SAMPLED_PAIRS = 1 << 13
-_DEVIATIONS = 6  # rows in reserve, in standard deviations: one group in a billion needs more
-_OF_SLOTS = ('masked_lm_ids', 'masked_lm_weights', 'masked_lm_positions')
-
-
-def packed_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpec:
-    """`pretrain_spec` for rows of several pairs, which share the row's prediction slots.
-
-    `sequence_ids` number the pairs from 1, `position_ids` start at 0 in each pair, `cls_positions`
-    are the columns where pairs start.
-    """
-    k = (max(1, max_seq_length // _TOKENS_A_PAIR),)
-    return dict(pretrain_spec(max_seq_length, max_predictions_per_seq)) | {
-        'position_ids': Feature((max_seq_length,), np.int32),
-        'cls_positions': Feature(k, np.int32),
-        'next_sentence_labels': Feature(k, np.int32),
-        'example_weights': Feature(k, np.float32),
-    }
-
-
-class PackedExamples:
-    """The packed rows of pre-training: row r of step s has the id s * num_rows + r."""
-
-    def __init__(self, examples: Examples, batch_size: int, num_rows: int):
-        """Checks on a sample of pairs that the rows suffice.
-
-        Args:
-          examples: unpacked; step s has those from s * batch_size on.
-          batch_size: pairs in a step.
-          num_rows: rows in a step, at most `batch_size`.
-
-        Raises:
-          InputError: the pairs of a step are likely not to fit into `num_rows` rows.
-        """
-        (self._length,), (self._slots,) = (
-            examples.spec[name].shape for name in ('input_ids', 'masked_lm_ids'))
-        self.spec = packed_spec(self._length, self._slots)
-        (self._pairs_a_row,) = self.spec['cls_positions'].shape
-        self._examples, self._batch_size, self.num_rows = examples, batch_size, num_rows
-        groups = -(-batch_size // _GROUP)
-        self._first_pair = np.arange(groups + 1) * batch_size // groups
-        self._first_row = np.arange(groups + 1) * num_rows // groups
-        sampled = np.arange(max(2, groups, groups * _SAMPLED_PAIRS // batch_size))
-        _, rows = self._pack(sampled // groups, sampled % groups)
-        needed = rows.max(axis=1) + 1
-        most = groups * (needed.mean() + _DEVIATIONS * needed.std())
-        if most > num_rows:
-            enough = f'{math.ceil(most)} or more, or to ' if most < batch_size else ''
-            raise InputError(
-                f'config.train.packed_rows={num_rows} are too few: the {batch_size} sequences of '
-                f'a step fill {groups * needed.min()} to {groups * needed.max()} rows of '
-                f'{self._length} tokens. Set it to {enough}0 for a row each')
-
-    def _pack(self, steps_G: np.ndarray, groups_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(ids of the pairs [G, U], their rows [G, U] in the group, -1: none)."""
-        pairs = self._first_pair[groups_G, None] + np.arange(np.diff(self._first_pair).max())
-        real = pairs < self._first_pair[groups_G + 1, None]
-        pairs += steps_G[:, None] * self._batch_size
-        lengths, slots = np.zeros((2, *pairs.shape), np.int64)
-        lengths[real], slots[real] = self._examples.sizes(pairs[real])
-        limits = [(slots, self._slots), (real.astype(np.int64), self._pairs_a_row)]
-        return pairs, pack(lengths, self._length, limits)
-
-    def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of these ids [n], ascending.
-
-        Raises:
-          InputError: the pairs of a step need more rows than there are.
-        """
-        row_ids = np.asarray(row_ids, np.int64)
-        steps, row = np.divmod(row_ids, self.num_rows)
-        group = np.searchsorted(self._first_row, row, 'right') - 1
-        steps, group = np.unique(np.stack([steps, group]), axis=1)
-        ids, rows = self._pack(steps, group)
-        if (short := rows.max(axis=1) >= np.diff(self._first_row)[group]).any():
-            raise InputError(f'config.train.packed_rows={self.num_rows} are too few for step '
-                             f'{steps[short][0]} of the phase: set it higher, the run goes on')
-        row_of = (steps * self.num_rows + self._first_row[group])[:, None] + rows
-        wanted = (rows >= 0) & np.isin(row_of, row_ids)
-        pairs = self._examples.rows(ids[wanted])
-
-        real = pairs['sequence_ids'] > 0
-        sequences = Sequences(
-            pairs['input_ids'][real], np.concatenate([[0], np.cumsum(real.sum(axis=1))]),
-            (real & (pairs['segment_ids'] == 0)).sum(axis=1))
-        units = Units(sequences, labels={'next_sentence_labels': pairs['next_sentence_labels']})
-        plan = Plan(
-            np.arange(len(units))[None], np.searchsorted(row_ids, row_of[wanted])[None],
-            self._length, np.array([len(row_ids)]), self._pairs_a_row, len(sequences.ids))
-        batch = packed_batch(units, plan, 0, np.arange(len(row_ids)))
-        row, number = np.nonzero(batch['unit_weights'])
-        unit = batch.pop('unit_index')[row, number]
-        batch['example_weights'] = batch.pop('unit_weights')
-        # A row's prediction slots hold the used slots of its pairs, one pair after another.
-        batch |= empty_rows({name: self.spec[name] for name in _OF_SLOTS}, len(row_ids))
-        used = pairs['masked_lm_weights'][unit] > 0
-        pair, slot = np.nonzero(used)
-        place = row[pair], _before(row, used.sum(axis=1))[pair] + slot
-        for name in _OF_SLOTS:
-            batch[name][place] = pairs[name][unit[pair], slot]
-        batch['masked_lm_positions'][place] += batch['cls_positions'][row, number][pair]
-        return batch

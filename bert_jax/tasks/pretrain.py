@@ -20,7 +20,7 @@ from bert_jax.data import examples as examples_lib
 from bert_jax.data import sharing
 from bert_jax.data.examples import Examples, Mixture, RecordExamples, Rows, SyntheticExamples
 from bert_jax.data.masking import MaskingRates
-from bert_jax.data.packing import PackedExamples, packed_spec
+from bert_jax.data.packed_examples import PackedExamples, packed_spec
 from bert_jax.data.pretrain import (
     PretrainExamples,
     Recipe,

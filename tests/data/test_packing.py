@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data import packing
 from bert_jax.data.examples import Mixture, SyntheticExamples
+from bert_jax.data.packed_examples import PackedExamples
 from bert_jax.data.pairs import Sequences, joined, make_sequences
 from bert_jax.runtime.errors import InputError
 from tests.data.stores import assert_same, check_batch, make_examples, random_store, truncated
@@ -163,7 +164,7 @@ def test_packing_keeps_the_pairs_of_a_step(examples, batch_size, num_rows, step,
     if mixed:
         other = make_examples(random_store(40, seed=1), seed=9)
         examples = Mixture([examples, other], [2.0, 1.0], 0)
-    packed = packing.PackedExamples(examples, batch_size, num_rows)
+    packed = PackedExamples(examples, batch_size, num_rows)
     batch = packed.rows(step * num_rows + np.arange(num_rows))
     check_batch(packed.spec, batch)
     assert pairs_of(batch) == pairs_of(examples.rows(step * batch_size + np.arange(batch_size)))
@@ -174,13 +175,13 @@ def test_packing_keeps_the_pairs_of_a_step(examples, batch_size, num_rows, step,
 
 def test_too_few_packed_rows_are_refused_with_a_number_that_is_enough(examples):
     with pytest.raises(InputError, match='packed_rows=8 are too few: the 48 sequences') as error:
-        packing.PackedExamples(examples, BATCH, 8)
+        PackedExamples(examples, BATCH, 8)
     enough = int(str(error.value).split('Set it to ')[1].split()[0])
     assert 8 < enough < BATCH
-    packing.PackedExamples(examples, BATCH, enough)
+    PackedExamples(examples, BATCH, enough)
     full = SyntheticExamples(vocab_size=50, max_seq_length=16, max_predictions_per_seq=2)
     with pytest.raises(InputError, match='Set it to 0 for'):
-        packing.PackedExamples(full, 8, 7)
+        PackedExamples(full, 8, 7)
 
 
 CLS, SEP = 101, 102

@@ -11,7 +11,8 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from bert_jax.data.packing import PackedExamples, Plan, Units, packed_batch, plan_steps
+from bert_jax.data.packed_examples import PackedExamples
+from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
 from bert_jax.data.pairs import Sequences
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
