@@ -4,6 +4,8 @@
 """
 
 import dataclasses
+import enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +17,18 @@ MASKINGS = ('pieces', 'words', 'ngrams', 'spans')
 # Distribution of run lengths in words, from 1: n-grams as in ALBERT (Lan et al., 2019, equation
 # 1), spans as in SpanBERT (Joshi et al., 2019, section 3.1: geometric, p = 0.2, at most 10).
 _LENGTHS = {'ngrams': 1 / np.arange(1, 4), 'spans': 0.2 * 0.8 ** np.arange(10)}
-_LAST = np.uint32(0xFFFFFFFF)  # sort key of positions that are not chosen
-# Purposes of draws, so that no two decisions share one.
-_ORDER, _REPLACE, _RANDOM_PIECE, _REPLACE_SPAN, _LENGTH, _BACKWARDS = range(1, 7)
+_NOT_CHOSEN = np.uint32(0xFFFFFFFF)  # sort key behind those of all positions
+
+
+class _Draw(enum.IntEnum):
+    """Purposes of draws, so that no two decisions share one."""
+
+    ORDER = 1
+    REPLACE = 2
+    RANDOM_PIECE = 3
+    REPLACE_SPAN = 4
+    LENGTH = 5
+    BACKWARDS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,103 +78,215 @@ def mask_rows(
       masked_lm_positions [n, P] int32 (ascending, 0 in unused slots), masked_lm_ids [n, P] int32,
       masked_lm_weights [n, P] float32.
     """
-    n, width = input_ids.shape
     wanted = num_to_predict(lengths, rates.masked_lm_prob, slots)
     wanted = np.minimum(wanted, candidates.sum(axis=1))
-    # The position sits in the low bits of its own sort key, so that sorting needs no indices.
-    bits = np.uint32((1 << int(width - 1).bit_length()) - 1)
-    keys = hash32_rows(hash64(row_keys, _ORDER), width)
-    keys &= ~bits
-    keys |= np.arange(width, dtype=np.uint32)
+    keys = _random_keys(row_keys, input_ids.shape[1])
+    words = None
     if rates.masking != 'pieces':
-        word, run = _words_and_runs(
-            candidates, vocab.is_continuation[input_ids], row_keys, rates.masking)
-        by_word = _word_keys(keys, word, run, candidates, wanted, bits, row_keys)
-        fitting = (by_word != _LAST).sum(axis=1)
-        keys = np.where(fitting[:, None] > 0, by_word, keys)
-        wanted = np.where(fitting > 0, np.minimum(wanted, fitting), wanted)
-    keys[~candidates] = _LAST
-    chosen = np.sort(np.partition(keys, slots - 1, axis=1)[:, :slots], axis=1)
+        continues = vocab.is_continuation[input_ids]
+        words = _words_and_runs(candidates, continues, row_keys, rates.masking)
+        by_word = _word_keys(keys, words, candidates, wanted, row_keys)
+        num_fitting = (by_word != _NOT_CHOSEN).sum(axis=1)
+        any_fits = num_fitting > 0
+        keys = np.where(any_fits[:, None], by_word, keys)
+        wanted = np.where(any_fits, np.minimum(wanted, num_fitting), wanted)
+    keys[~candidates] = _NOT_CHOSEN
+    positions, used = _first_positions(keys, wanted, slots)
+    labels = np.take_along_axis(input_ids, positions, axis=1)
+    labels = np.where(used, labels, 0).astype(np.int32)
+
+    spans = None
+    if words is not None and rates.masking == 'spans':
+        spans = np.take_along_axis(words.run, positions, axis=1)
+    replacement = _replacements(labels, spans, row_keys, rates, vocab)
+    input_ids[np.nonzero(used)[0], positions[used]] = replacement[used]
+    return {
+        'masked_lm_positions': positions.astype(np.int32),
+        'masked_lm_ids': labels,
+        'masked_lm_weights': used.astype(np.float32),
+    }
+
+
+def _position_bits(width: int) -> np.uint32:
+    """The low bits of a sort key, which hold the position in a row of this width."""
+    return np.uint32((1 << int(width - 1).bit_length()) - 1)
+
+
+def _random_keys(row_keys: np.ndarray, width: int) -> np.ndarray:
+    """Random sort keys [n, width] uint32 of the positions of rows.
+
+    A key holds its position in its low bits, so that sorting needs no indices.
+    """
+    keys = hash32_rows(hash64(row_keys, _Draw.ORDER), width)
+    keys &= ~_position_bits(width)
+    keys |= np.arange(width, dtype=np.uint32)
+    return keys
+
+
+def _first_positions(
+    keys: np.ndarray, wanted: np.ndarray, slots: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `wanted` [n] positions with the lowest keys in each row, and which slots they use.
+
+    Args:
+      keys: [n, S] as from `_random_keys`.
+      wanted: [n], at most `slots`.
+      slots: P.
+
+    Returns:
+      positions [n, P] int64, ascending, 0 in unused slots; used [n, P] bool.
+    """
+    width = keys.shape[1]
+    lowest = np.partition(keys, slots - 1, axis=1)[:, :slots]
+    in_order = np.sort(lowest, axis=1) & _position_bits(width)
     used = np.arange(slots) < wanted[:, None]
-    positions = np.where(used, (chosen & bits).astype(np.int64), width)
+    positions = np.where(used, in_order.astype(np.int64), width)
     positions.sort(axis=1)
     positions[~used] = 0
-    labels = np.where(used, np.take_along_axis(input_ids, positions, axis=1), 0).astype(np.int32)
+    return positions, used
 
-    draws = hash64(hash64(row_keys, _REPLACE)[:, None], np.arange(slots))
+
+def _replacements(
+    labels: np.ndarray, spans: np.ndarray | None, row_keys: np.ndarray, rates: MaskingRates,
+    vocab: Vocab,
+) -> np.ndarray:
+    """What stands at the masked positions instead of the labels: [n, P] int32.
+
+    Args:
+      labels: [n, P] int32.
+      spans: [n, P], the span of each masked position, if those of a span are treated alike.
+      row_keys: [n] uint64.
+      rates: how often a piece becomes [MASK] or a random one.
+      vocab: `mask_id` and `is_continuation` are used.
+    """
+    draws = hash64(hash64(row_keys, _Draw.REPLACE)[:, None], np.arange(labels.shape[1]))
     share = uniform(draws)
-    if rates.masking == 'spans':
-        share = uniform(hash64(
-            hash64(row_keys, _REPLACE_SPAN)[:, None], np.take_along_axis(run, positions, axis=1)))
-    random_ids = below(hash64(draws, _RANDOM_PIECE), len(vocab.is_continuation)).astype(np.int32)
-    replacement = np.where(
-        share < rates.mask_rate, np.int32(vocab.mask_id),
-        np.where(share < rates.mask_rate + rates.random_rate, random_ids, labels))
-    input_ids[np.nonzero(used)[0], positions[used]] = replacement[used]
-    return {'masked_lm_positions': positions.astype(np.int32), 'masked_lm_ids': labels,
-            'masked_lm_weights': used.astype(np.float32)}
+    if spans is not None:
+        share = uniform(hash64(hash64(row_keys, _Draw.REPLACE_SPAN)[:, None], spans))
+    random_ids = below(hash64(draws, _Draw.RANDOM_PIECE), len(vocab.is_continuation))
+    random_or_same = np.where(
+        share < rates.mask_rate + rates.random_rate, random_ids.astype(np.int32), labels)
+    return np.where(share < rates.mask_rate, np.int32(vocab.mask_id), random_or_same)
+
+
+class _Words(NamedTuple):
+    """The word and the run of words at each position.
+
+    Attributes:
+      word: [n, S] index of the word in its row. Positions outside words ([CLS], [SEP], padding)
+        have the index of the word before, -1 if there is none.
+      run: [n, S] index of the run of words in its row.
+    """
+
+    word: np.ndarray
+    run: np.ndarray
 
 
 def _words_and_runs(
     candidates: np.ndarray, continues: np.ndarray, row_keys: np.ndarray, masking: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Index of the word and of the run of words at each position [n, S].
+) -> _Words:
+    """Finds the words and cuts them into runs, which are single words except in 'ngrams', 'spans'.
 
-    Positions outside words ([CLS], [SEP], padding) have the indices of the word before. All runs
-    are equally likely to be chosen, so the lengths of the chosen ones have the distribution of
-    `masking`, except for runs cut off at the end of a segment.
+    All runs are equally likely to be chosen, so the lengths of the chosen ones have the
+    distribution of `masking`, except for runs cut off at the end of a segment.
+
+    Args:
+      candidates: [n, S] bool; false on [CLS], [SEP] and padding.
+      continues: [n, S] bool, whether a piece continues a word.
+      row_keys: [n] uint64, for the lengths of the runs.
+      masking: one of MASKINGS.
     """
-    segment_starts = candidates & ~np.pad(candidates, ((0, 0), (1, 0)))[:, :-1]
-    word = np.cumsum(candidates & ~continues | segment_starts, axis=1) - 1
+    before = np.pad(candidates, ((0, 0), (1, 0)))[:, :-1]
+    segment_starts = candidates & ~before
+    word_starts = candidates & ~continues | segment_starts
+    word = np.cumsum(word_starts, axis=1) - 1
     if masking not in _LENGTHS:
-        return word, word
+        return _Words(word, word)
     width = word.shape[1]
     shares = np.cumsum(_LENGTHS[masking] / _LENGTHS[masking].sum())[:-1]
-    draws = uniform(hash64(hash64(row_keys, _LENGTH)[:, None], np.arange(width)))
+    draws = uniform(hash64(hash64(row_keys, _Draw.LENGTH)[:, None], np.arange(width)))
     # The first words of all runs but the first.
     firsts = np.cumsum(1 + np.searchsorted(shares, draws, 'right'), axis=1)
     begins = np.zeros(word.shape, np.int64)  # by word: 1 where a run begins
-    for words, where in ((firsts, firsts < width), (word, segment_starts)):
-        begins[np.nonzero(where)[0], words[where]] = 1
-    return word, np.take_along_axis(np.cumsum(begins, axis=1) - 1, np.maximum(word, 0), axis=1)
+    _mark_words(begins, firsts, firsts < width)
+    _mark_words(begins, word, segment_starts)
+    run_of_word = np.cumsum(begins, axis=1) - 1
+    return _Words(word, np.take_along_axis(run_of_word, np.maximum(word, 0), axis=1))
+
+
+def _mark_words(table: np.ndarray, words: np.ndarray, where: np.ndarray) -> None:
+    """Sets `table` [n, S], by word, to 1 for those of the `words` [n, S] that are chosen."""
+    table[np.nonzero(where)[0], words[where]] = 1
 
 
 def _word_keys(
-    keys: np.ndarray, word: np.ndarray, run: np.ndarray, candidates: np.ndarray,
-    wanted: np.ndarray, bits: np.uint32, row_keys: np.ndarray,
+    keys: np.ndarray, words: _Words, candidates: np.ndarray, wanted: np.ndarray,
+    row_keys: np.ndarray,
 ) -> np.ndarray:
     """Sort keys [n, S] in which whole words that fit the count come first, all others last.
 
     Args:
       keys: [n, S] random, the position in the low bits.
-      word: of each position.
-      run: of each position. A coin flip decides whether the words of a run are taken forwards or
-        backwards, so that a run taken in part is equally likely to lose either end. (If always
-        forwards, the first word of a segment, which always begins a run, would be masked more
-        often than others.)
-      candidates, wanted: as in `mask_rows`.
-      bits: mask of the low bits, which hold the position.
+      words: of each position.
+      candidates, wanted, row_keys: as in `mask_rows`.
+    """
+    at_word = np.nonzero(candidates)[0], words.word[candidates]
+    sizes = np.zeros(keys.shape, np.int64)
+    np.add.at(sizes, at_word, 1)
+    run_of_word = np.zeros(keys.shape, np.int64)
+    run_of_word[at_word] = words.run[candidates]
+
+    order = _word_order(keys, sizes, run_of_word, row_keys)
+    taken = _fitting_words(order, sizes, wanted)
+    rows = np.arange(len(keys))[:, None]
+    is_taken = candidates & taken[rows, np.maximum(words.word, 0)]
+    return np.where(is_taken, keys, _NOT_CHOSEN)
+
+
+def _word_order(
+    keys: np.ndarray, sizes: np.ndarray, run_of_word: np.ndarray, row_keys: np.ndarray
+) -> np.ndarray:
+    """The words [n, S] of each row in the order in which they are taken, run by run.
+
+    A coin flip decides whether the words of a run are taken forwards or backwards, so that a run
+    taken in part is equally likely to lose either end. (If always forwards, the first word of a
+    segment, which always begins a run, would be masked more often than others.)
+
+    Args:
+      keys: [n, S] random; a run has the key of the position with its index.
+      sizes: [n, S] pieces of each word; 0: there is no such word.
+      run_of_word: [n, S].
       row_keys: [n] uint64, for the coin flips.
     """
-    n, width = keys.shape
+    width = keys.shape[1]
+    bits = _position_bits(width)
     columns = np.arange(width, dtype=np.uint32)
-    rows = np.arange(n)
-    at_word = np.nonzero(candidates)[0], word[candidates]
-    sizes, run_of_word = np.zeros((2, n, width), np.int64)
-    np.add.at(sizes, at_word, 1)
-    run_of_word[at_word] = run[candidates]
-    backwards = uniform(hash64(hash64(row_keys, _BACKWARDS)[:, None], run_of_word)) < 0.5
-    drawn = (np.take_along_axis(keys, run_of_word, axis=1) & ~bits) | np.where(
-        backwards, bits - columns, columns)
-    order = np.argsort(np.where(sizes > 0, drawn, _LAST), axis=1, kind='stable')
-    taken = np.zeros((n, width), bool)
-    total = np.zeros(n, np.int64)
-    for ranked in order.T:
-        size = sizes[rows, ranked]
+    flips = uniform(hash64(hash64(row_keys, _Draw.BACKWARDS)[:, None], run_of_word))
+    place_in_run = np.where(flips < 0.5, bits - columns, columns)
+    key_of_run = np.take_along_axis(keys, run_of_word, axis=1) & ~bits
+    word_keys = np.where(sizes > 0, key_of_run | place_in_run, _NOT_CHOSEN)
+    return np.argsort(word_keys, axis=1, kind='stable')
+
+
+def _fitting_words(order: np.ndarray, sizes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Takes words in the given order, leaving out any that would exceed the count.
+
+    Args:
+      order: [n, S] words.
+      sizes: [n, S] pieces of each word; 0: there is no such word.
+      wanted: [n] the most pieces to take.
+
+    Returns:
+      [n, S] bool by word: whether it is taken.
+    """
+    rows = np.arange(len(order))
+    taken = np.zeros(order.shape, bool)
+    total = np.zeros(len(order), np.int64)
+    for word in order.T:
+        size = sizes[rows, word]
         fits = (size > 0) & (total + size <= wanted)
-        taken[rows, ranked] = fits
+        taken[rows, word] = fits
         total += np.where(fits, size, 0)
         if ((total >= wanted) | (size == 0)).all():
             break
-    picked = candidates & taken[rows[:, None], np.maximum(word, 0)]
-    return np.where(picked, keys, _LAST)
+    return taken
