@@ -47,7 +47,8 @@ class Sequences:
 def joined(ids: Sequence[Sequence[int]]) -> Tokens:
     """Joins the ids of many texts into the form that `Encode` gives and `make_sequences` takes."""
     counts = np.fromiter(map(len, ids), np.int64, len(ids))
-    return np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(counts.sum())), counts
+    flat = itertools.chain.from_iterable(ids)
+    return np.fromiter(flat, np.int32, int(counts.sum())), counts
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -68,18 +69,19 @@ def truncated_lengths(
       a_n, b_n: [n] lengths.
       budget: the most tokens that A and B may have together.
     """
-    over = a_n + b_n > budget
-    more, less = -(-budget // 2), budget // 2
-    short_a = a_n <= more
-    short_b = ~short_a & (b_n <= less)
-    a_kept = np.select([~over, short_a, short_b], [a_n, a_n, budget - b_n], more)
-    b_kept = np.select([~over, short_a, short_b], [b_n, budget - a_n, b_n], less)
+    b_half = budget // 2
+    a_half = budget - b_half
+    fits = a_n + b_n <= budget
+    a_is_short = a_n <= a_half
+    b_is_short = ~a_is_short & (b_n <= b_half)
+    cases = [fits, a_is_short, b_is_short]
+    a_kept = np.select(cases, [a_n, a_n, budget - b_n], a_half)
+    b_kept = np.select(cases, [b_n, budget - a_n, b_n], b_half)
     return a_kept, b_kept
 
 
 def make_sequences(
-    a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray] | None, *,
-    max_length: int, cls_id: int, sep_id: int,
+    a: Tokens, b: Tokens | None, *, max_length: int, cls_id: int, sep_id: int
 ) -> Sequences:
     """Sequences of single texts or of pairs, cut at their ends to `max_length`.
 
@@ -89,17 +91,35 @@ def make_sequences(
       max_length: tokens of a sequence, [CLS] and [SEP] included.
       cls_id, sep_id: of the vocabulary.
     """
-    num_special = 2 if b is None else 3
-    texts = a, b or (a[0][:0], np.zeros_like(a[1]))
-    counts = [n.astype(np.int64) for _, n in texts]
-    kept = truncated_lengths(counts[0], counts[1], max_length - num_special)
-    first = kept[0] + 2
-    offsets = np.concatenate([[0], np.cumsum(kept[0] + kept[1] + num_special)])
+    second = _empty_texts(a) if b is None else b
+    num_special = _num_special(b)
+    a_counts = a[1].astype(np.int64)
+    b_counts = second[1].astype(np.int64)
+    a_kept, b_kept = truncated_lengths(a_counts, b_counts, max_length - num_special)
+    offsets = np.concatenate([[0], np.cumsum(a_kept + b_kept + num_special)])
+    begins = offsets[:-1]
+    first_lengths = a_kept + 2
     ids = np.full(offsets[-1], sep_id, np.int32)
-    ids[offsets[:-1]] = cls_id
-    for (tokens, _), n, n_kept, begin in zip(texts, counts, kept, (1, first), strict=True):
-        ids[ranges(offsets[:-1] + begin, n_kept)] = tokens[ranges(np.cumsum(n) - n, n_kept)]
-    return Sequences(ids, offsets, first, int((kept[0] + kept[1] < counts[0] + counts[1]).sum()))
+    ids[begins] = cls_id
+    ids[ranges(begins + 1, a_kept)] = a[0][ranges(_starts(a_counts), a_kept)]
+    ids[ranges(begins + first_lengths, b_kept)] = second[0][ranges(_starts(b_counts), b_kept)]
+    is_cut = a_kept + b_kept < a_counts + b_counts
+    return Sequences(ids, offsets, first_lengths, num_cut=int(is_cut.sum()))
+
+
+def _empty_texts(a: Tokens) -> Tokens:
+    """As many texts as in `a`, without tokens."""
+    return a[0][:0], np.zeros_like(a[1])
+
+
+def _num_special(b: Tokens | None) -> int:
+    """The number of [CLS] and [SEP] in a sequence of a text, or of a pair with one of `b`."""
+    return 2 if b is None else 3
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    """[n]: where each text begins among the tokens of all, from the tokens of each."""
+    return np.cumsum(counts) - counts
 
 
 class Tiles(NamedTuple):
@@ -127,17 +147,18 @@ def tile(spans: np.ndarray, size: int | np.ndarray) -> Tiles:
       spans: [n + 1] bounds of the n spans, which follow each other.
       size: places that a window holds: one number, or [n] for each span.
     """
-    begins, lengths = spans[:-1], np.diff(spans)
+    lengths = np.diff(spans)
     size = np.broadcast_to(size, lengths.shape)
-    over = np.maximum(lengths - size, 0)
-    num = 1 + -(-over // ((size + 1) // 2))
-    span = np.repeat(np.arange(len(lengths)), num)
-    i = ranges(np.zeros_like(num), num)
-    starts = begins[span] + i * over[span] // np.maximum(num[span] - 1, 1)
+    excess = np.maximum(lengths - size, 0)
+    num_windows = 1 + -(-excess // ((size + 1) // 2))
+    span = np.repeat(np.arange(len(lengths)), num_windows)
+    number = ranges(np.zeros_like(num_windows), num_windows)  # of the window in its span
+    num_steps = np.maximum(num_windows[span] - 1, 1)
+    starts = spans[:-1][span] + number * excess[span] // num_steps
     ends = np.minimum(starts + size[span], spans[1:][span])
     # Scoring begins in the middle of the overlap with the window before.
     middles = (np.roll(ends, 1) + starts) // 2
-    return Tiles(span, starts, ends, np.where(i == 0, starts, middles))
+    return Tiles(span, starts, ends, np.where(number == 0, starts, middles))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,24 +177,32 @@ class TextWindows:
 
     def combined(self, values: np.ndarray) -> np.ndarray:
         """Values per text [n, ...] from values per window [W, ...], combined as `how` says."""
-        if len(self.text) == self.text[-1] + 1:
+        if self._one_window_each:
             return values
         starts = np.flatnonzero(np.diff(self.text, prepend=-1))
         if self.how == 'max':
             return np.maximum.reduceat(values, starts)
-        weights = self.sequences.lengths.reshape(-1, *[1] * (values.ndim - 1))
+        further_dims = range(1, values.ndim)
+        weights = np.expand_dims(self.sequences.lengths, tuple(further_dims))
         return np.add.reduceat(values * weights, starts) / np.add.reduceat(weights, starts)
 
     def combined_logits(self, head: Any, logits: np.ndarray) -> np.ndarray:
-        """Logits [n, L] of the combined probabilities; for a regression, the combined values.
+        """Logits of texts, from those of windows: of the combined probabilities.
 
         Args:
-          head: a class of `heads.classification`.
-          logits: [W, L], of the windows.
+          head: a class of `heads.classification`; for a regression, the values are combined.
+          logits: [W, L] of the windows.
+
+        Returns:
+          [n, L] of the texts.
         """
-        if len(self.text) == self.text[-1] + 1:
+        if self._one_window_each:
             return self.combined(logits)
         return head.of_windows(logits, self.combined, self.how == 'max')
+
+    @property
+    def _one_window_each(self) -> bool:
+        return len(self.text) == self.text[-1] + 1
 
 
 def text_windows(
@@ -191,25 +220,81 @@ def text_windows(
     limits = {'max_length': max_length, 'cls_id': cls_id, 'sep_id': sep_id}
     if how == 'first':
         return TextWindows(make_sequences(a, b, **limits), np.arange(len(a[1])), how)
-    second = (a[0][:0], np.zeros(len(a[1]), np.int64)) if b is None else b
+    second = _empty_texts(a) if b is None else b
     ids = np.concatenate([a[0], second[0]])
-    a_n, b_n = a[1].astype(np.int64), second[1].astype(np.int64)
-    a_starts, b_starts = np.cumsum(a_n) - a_n, len(a[0]) + np.cumsum(b_n) - b_n
-    a_is_long = a_n > b_n
-    budget = max_length - (2 if b is None else 3)
-    kept = np.minimum(np.minimum(a_n, b_n), budget // 2)
-    spans = np.append(0, np.cumsum(np.maximum(a_n, b_n)))
-    tiles = tile(spans, budget - kept)
+    windows = _pair_windows(
+        _spans_of(a[1], first=0), _spans_of(second[1], first=len(a[0])),
+        room=max_length - _num_special(b))
+    sequences = make_sequences(
+        windows.a.tokens(ids), None if b is None else windows.b.tokens(ids), **limits)
+    sequences = dataclasses.replace(sequences, num_cut=windows.num_cut)
+    return TextWindows(sequences, windows.text, how)
+
+
+class _Spans(NamedTuple):
+    """Spans of a flat array of tokens, each with the place after its last token as its end."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.ends - self.starts
+
+    def tokens(self, ids: np.ndarray) -> Tokens:
+        """The tokens of the spans, as texts."""
+        return ids[ranges(self.starts, self.lengths)], self.lengths
+
+
+def _spans_of(counts: np.ndarray, first: int) -> _Spans:
+    """The spans of texts with these numbers of tokens, one after the other from `first` on."""
+    counts = counts.astype(np.int64)
+    starts = first + _starts(counts)
+    return _Spans(starts, starts + counts)
+
+
+def _choose(from_first: np.ndarray, first: _Spans, second: _Spans) -> _Spans:
+    """The spans of `first` where `from_first`, else those of `second`."""
+    return _Spans(
+        np.where(from_first, first.starts, second.starts),
+        np.where(from_first, first.ends, second.ends))
+
+
+class _PairWindows(NamedTuple):
+    """Windows of pairs of texts.
+
+    Attributes:
+      text: [W] the pair of each window.
+      a, b: the spans of the windows' tokens in the first and the second texts.
+      num_cut: pairs whose shorter text was cut.
+    """
+
+    text: np.ndarray
+    a: _Spans
+    b: _Spans
+    num_cut: int
+
+
+def _pair_windows(a: _Spans, b: _Spans, room: int) -> _PairWindows:
+    """Cuts the longer text of each pair into windows; each gets the start of the shorter one.
+
+    Args:
+      a, b: spans of the n first and second texts.
+      room: the most tokens in a window.
+    """
+    a_is_longer = a.lengths > b.lengths
+    longer = _choose(a_is_longer, a, b)
+    shorter = _choose(a_is_longer, b, a)
+    shorter_kept = np.minimum(shorter.lengths, room // 2)
+    bounds = np.append(0, np.cumsum(longer.lengths))  # the longer texts, one after the other
+    tiles = tile(bounds, room - shorter_kept)
     text = tiles.span
-    shifts = (np.where(a_is_long, a_starts, b_starts) - spans[:-1])[text]
-    long = tiles.starts + shifts, tiles.ends + shifts
-    short_starts = np.where(a_is_long, b_starts, a_starts)[text]
-    short = short_starts, short_starts + kept[text]
-
-    def parts(from_long: np.ndarray) -> Tokens:
-        starts, ends = (np.where(from_long[text], x, y) for x, y in zip(long, short))
-        return ids[ranges(starts, ends - starts)], ends - starts
-
-    sequences = make_sequences(parts(a_is_long), None if b is None else parts(~a_is_long), **limits)
-    num_cut = int((np.minimum(a_n, b_n) > kept).sum())  # shorter texts that were cut
-    return TextWindows(dataclasses.replace(sequences, num_cut=num_cut), text, how)
+    shift = (longer.starts - bounds[:-1])[text]
+    long_windows = _Spans(tiles.starts + shift, tiles.ends + shift)
+    short_starts = shorter.starts[text]
+    short_windows = _Spans(short_starts, short_starts + shorter_kept[text])
+    return _PairWindows(
+        text=text,
+        a=_choose(a_is_longer[text], long_windows, short_windows),
+        b=_choose(a_is_longer[text], short_windows, long_windows),
+        num_cut=int((shorter.lengths > shorter_kept).sum()))
