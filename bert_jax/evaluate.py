@@ -164,7 +164,7 @@ def evaluate(
             sums = outputs = shares if sums is None else jax.tree.map(np.add, sums, shares)
     metrics, files = task.results(outputs)
     scores = {f'eval/{name}': value for name, value in metrics.items()}
-    least = task.guessing.get(task.metric)
+    least = task.majority_baseline.get(task.metric)
     if labels_by_position and least is not None and metrics[task.metric] < least:
         print(f'warning: {task.metric} {metrics[task.metric]:.4f} is below {least:.4f}, which '
               'guessing the most frequent label gives: the labels of the model are perhaps in '

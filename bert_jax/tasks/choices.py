@@ -206,4 +206,5 @@ def _task(config: ConfigDict, train: TextExamples | None, dev: TextExamples) -> 
     return LabelledTask(
         config, t, train=None if train is None else units(train),
         evaluated=(labelled.EvalSet('', units(dev), results),), metric='accuracy',
-        head='multiple_choice', arguments={'num_outputs': num}, guessing={'accuracy': 1 / num})
+        head='multiple_choice', arguments={'num_outputs': num},
+        majority_baseline={'accuracy': 1 / num})

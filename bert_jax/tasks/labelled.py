@@ -125,8 +125,8 @@ class LabelledTask:
       frozen: a pattern like `optimizer.frozen`, of further parameters that are never trained.
       inference: how predictions are made, for config.json.
       settled: names of metrics that are also kept in `inference`, as SQuAD's threshold is.
-      guessing: metrics of the main set if every prediction is the most frequent training label, or,
-        with any number of labels per example, none.
+      majority_baseline: metrics of the main set if every prediction is the most frequent training
+        label, or, with any number of labels per example, none.
       keeps_best: whether the parameters of the best evaluation are kept.
       num_examples: examples an epoch; None where nothing is trained.
     """
@@ -144,7 +144,7 @@ class LabelledTask:
     frozen: str = ''
     inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     settled: tuple[str, ...] = ()
-    guessing: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    majority_baseline: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     keeps_best = True
     make_gates = None  # a run is short and soon has scores, so no early warnings are needed

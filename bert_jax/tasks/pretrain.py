@@ -361,7 +361,7 @@ class PretrainTask:
         return self.data.identity()
 
     @functools.cached_property
-    def guessing(self) -> dict[str, float]:
+    def majority_baseline(self) -> dict[str, float]:
         """Metrics of guessing by word frequency; empty where the frequencies are not known."""
         loss, kind = self.data.frequency_loss(), 'lm' if self._config.model.causal else 'mlm'
         return {} if loss is None else {f'{kind}_loss': loss, f'{kind}_perplexity': math.exp(loss)}
@@ -453,7 +453,7 @@ class PretrainTask:
         ends = list(itertools.accumulate(phase['steps'] for phase in phases))
         return Gates(
             chance=guessing if fresh else None,
-            by_frequency=next(iter(self.guessing.values()), None),
+            by_frequency=next(iter(self.majority_baseline.values()), None),
             settled=settled, phases=[end + 1 for end in ends],
             masked_from=max(end * phase.get('causal', False)
                             for end, phase in zip(ends, phases, strict=True)),

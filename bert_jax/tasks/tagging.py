@@ -181,17 +181,18 @@ def _task(
         return labelled.EvalSet('' if split == 'dev' else f'{split}_', units, results)
 
     features = {'features': section.features} if section.features else {}
-    guessing = {'f1': 0.0}  # of tagging all words O
+    majority_baseline = {'f1': 0.0}  # of tagging all words O
     if metric == 'accuracy':
         (most, _), = Counter((train or evaluated['dev']).tags).most_common(1)
-        guessing = {'accuracy': evaluated['dev'].tags.count(most) / len(evaluated['dev'].tags)}
+        dev_tags = evaluated['dev'].tags
+        majority_baseline = {'accuracy': dev_tags.count(most) / len(dev_tags)}
     return LabelledTask(
         config, t, train=None if train is None else cut(train)[0],
         evaluated=tuple(eval_set(*item) for item in evaluated.items()),
         metric=metric, labels=labels,
         head='feature_tagger' if features else 'token_classification',
         frozen='^bert/' if features else '', arguments={'num_outputs': len(labels)} | features,
-        inference=features, guessing=guessing)
+        inference=features, majority_baseline=majority_baseline)
 
 
 class Sentence(NamedTuple):

@@ -305,17 +305,17 @@ def text_task(
         return EvalSet('' if first else f"{split.removeprefix('dev_')}_", units, results)
 
     there = [(split, examples) for split, examples in sets.items() if examples]
-    guessing, truth = {}, there[0][1].labels
+    majority_baseline, truth = {}, there[0][1].labels
     if train is not None and train.labels is not None and truth is not None:
         answer = np.zeros_like(truth)  # no label of several; for numbers, any constant
         if head == 'classification':
             answer[:] = np.bincount(train.labels).argmax()
-        guessing = {name: METRICS[name].compute(answer, truth) for name in metrics}
+        majority_baseline = {name: METRICS[name].compute(answer, truth) for name in metrics}
     return LabelledTask(
         config, t, train=None if train is None else cut(train, 'first')[1],
         evaluated=tuple(eval_set(*x) for x in there if x[1].labels is not None),
         predicted=tuple(eval_set(*x) for x in there if x[1].labels is None),
-        metric=metrics[0], head=head, labels=tuple(labels), guessing=guessing,
+        metric=metrics[0], head=head, labels=tuple(labels), majority_baseline=majority_baseline,
         arguments={'num_outputs': len(labels) or 1, **(loss or {})},
         inference={'num_texts': len(there[0][1].texts)} | (
             {} if windows == 'first' else {'windows': windows}))

@@ -73,7 +73,7 @@ def train_run(
     start = int(state.step)
     records = RunRecords.open(program, description, workdir, start, began)
     # For whoever shows the results; another value is no other run.
-    description['guessing'] = dict(task.guessing)
+    description['guessing'] = dict(task.majority_baseline)
     description['made'] = made_by()
     if watch is not None:
         watch(lambda: records.goodput.cause, workdir)
@@ -248,7 +248,7 @@ class RunRecords:
         """
         config = program.config
         report = Report(workdir, hosts.first(), start)
-        report.guessing = program.task.guessing
+        report.guessing = program.task.majority_baseline
         report.phases = program.phase_ends
         report.open_loggers(config.train.loggers.split(','), flat_fields(description))
         goodput = Goodput(workdir, hosts.first(), start, began, folder=report.folder)

@@ -45,7 +45,7 @@ class Task(Protocol):
       vocab_size: number of pieces.
       vocab_path: the vocabulary's file; None if there is no text.
       inference: how predictions are made, for config.json.
-      guessing: metrics of guessing without a look at the text, for comparison.
+      majority_baseline: metrics of guessing without a look at the text, for comparison.
       num_examples: examples an epoch; None if not known, or if nothing is trained.
     """
 
@@ -61,7 +61,7 @@ class Task(Protocol):
     def inference(self) -> Mapping[str, Any]: ...
 
     @property
-    def guessing(self) -> Mapping[str, float]: ...
+    def majority_baseline(self) -> Mapping[str, float]: ...
 
     @property
     def num_examples(self) -> int | None: ...

@@ -239,7 +239,7 @@ def test_an_example_stays_on_its_side_when_others_are_added():
 def test_guessing_has_the_published_scores_of_the_majority(shared_data, tmp_path):
     """68.4 % of MRPC's dev set are paraphrases (Dolan and Brockett, 2005): an F1 of 81.2."""
     found = opened('mrpc', shared_data / 'glue', tmp_path, vocab_file=str(
-        shared_data / 'vocab' / 'bert-base-uncased-vocab.txt')).guessing
+        shared_data / 'vocab' / 'bert-base-uncased-vocab.txt')).majority_baseline
     assert {name: round(100 * x, 1) for name, x in found.items()} == {'f1': 81.2, 'accuracy': 68.4}
 
 
@@ -456,7 +456,8 @@ def test_regression_on_pairs(tmp_path):
     task = opened('regression', source, tmp_path, eval_source=True, text='a', text_pair='b',
                   label='grade')
     assert task.head == 'regression' and task.metric == 'spearman'
-    assert task.guessing == {'spearman': 0, 'pearson': 0} and task.inference['num_texts'] == 2
+    assert task.majority_baseline == {'spearman': 0, 'pearson': 0}
+    assert task.inference['num_texts'] == 2
     labels = task.train.labels['labels']
     assert labels.tolist() == [i / 4 - 1 for i in range(10)]
     assert task.results([{'logits': labels[:, None]}])[0]['pearson'] > 0.999
@@ -497,7 +498,7 @@ def test_your_own_tags(text, labels, metric, tmp_path):
     source = put(tmp_path, 'own.txt', text)
     task = opened('tagging', source, tmp_path, eval_source=True)
     assert task.labels == labels and task.metric == metric
-    assert task.guessing == {metric: 0.5 if metric == 'accuracy' else 0.0}
+    assert task.majority_baseline == {metric: 0.5 if metric == 'accuracy' else 0.0}
     (dev,) = task.evaluated
     right = np.eye(len(labels), dtype=np.float32)[dev.units.tokens['token_labels']]
     assert dev.results({'logits': right})[0][metric] == 1
