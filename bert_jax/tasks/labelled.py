@@ -124,7 +124,7 @@ class LabelledTask:
       trained_as: a subclass of the head with another loss; None: the head as it is.
       frozen: a pattern like `optimizer.frozen`, of further parameters that are never trained.
       inference: how predictions are made, for config.json.
-      settled: names of metrics that are also kept in `inference`, as SQuAD's threshold is.
+      tuned_metrics: names of metrics that are also kept in `inference`, as SQuAD's threshold is.
       majority_baseline: metrics of the main set if every prediction is the most frequent training
         label, or, with any number of labels per example, none.
       keeps_best: whether the parameters of the best evaluation are kept.
@@ -143,7 +143,7 @@ class LabelledTask:
     trained_as: type[Head] | None = None
     frozen: str = ''
     inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    settled: tuple[str, ...] = ()
+    tuned_metrics: tuple[str, ...] = ()
     majority_baseline: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     keeps_best = True
@@ -266,7 +266,7 @@ class LabelledTask:
         if jax.process_index() == 0:
             for name, content in files.items():
                 write_whole(workdir / name, content)
-        return {name: metrics[name] for name in self.settled if name in metrics}
+        return {name: metrics[name] for name in self.tuned_metrics if name in metrics}
 
     def predictors(self, objective: Head, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
         """For each of `sets`, a function from parameters to outputs."""

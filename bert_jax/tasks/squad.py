@@ -101,7 +101,7 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         config, t, train=train,
         evaluated=(labelled.EvalSet('', Units(dev.sequences), results),),
         metric='f1', head='question_answering', inference=dict(section),
-        settled=('null_threshold',))
+        tuned_metrics=('null_threshold',))
 
 
 def _is_own_file(config: ConfigDict, training: bool) -> bool:
