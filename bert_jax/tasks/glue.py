@@ -19,7 +19,7 @@ from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hub import DATASET
 from bert_jax.tasks import labelled
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
-from bert_jax.tasks.texts import Names, Numbers, TextExamples, read_texts, text_task
+from bert_jax.tasks.texts import LabelParser, NumericLabels, TextExamples, read_texts, text_task
 
 _PAIR = ('sentence1', 'sentence2')
 _ENTAILMENT = ('entailment', 'not_entailment')
@@ -117,9 +117,9 @@ def read_glue(
     if not path:
         return None
     has_fields = table.format_of(path) in ('json', 'parquet')
-    named = Names(task.labels, only=True)
+    named = LabelParser(task.labels, only=True)
     named.numbered = task.tfds_labels or task.labels if has_fields else ()
-    labels = named if task.labels else Numbers(0, 5)
+    labels = named if task.labels else NumericLabels(0, 5)
     return read_texts(
         path, task.fields or task.texts if has_fields else task.texts,
         'label' if has_fields else task.label, labels if has_labels else None,

@@ -31,7 +31,7 @@ from bert_jax.tasks.metrics import METRICS, check_metrics, of_each_class
 from bert_jax.text.wordpiece import has_words
 
 
-class Numbers(NamedTuple):
+class NumericLabels(NamedTuple):
     """Labels that are numbers, float32; values outside [low, high] are refused."""
 
     low: float = -3e38
@@ -44,7 +44,7 @@ class Numbers(NamedTuple):
         except ValueError:
             number = math.nan
         if not self.low <= number <= self.high:
-            limits = f' from {self.low:g} to {self.high:g}' if self != Numbers() else ''
+            limits = f' from {self.low:g} to {self.high:g}' if self != NumericLabels() else ''
             comma = ', with a point instead of the comma' * (',' in str(cell))
             raise InputError(f"score '{cell}' is not a number{limits}; mend it{comma}")
         return number
@@ -54,7 +54,7 @@ class Numbers(NamedTuple):
         return np.array(numbers, np.float32)
 
 
-class Names:
+class LabelParser:
     """Labels that are names: int32 ids [n], or float32 indicators [n, L] if an example has several.
 
     Attributes:
@@ -185,7 +185,8 @@ class TextExamples:
 
 
 def read_texts(
-    path: str, texts: Sequence[str], label: str | list[str], labels: Numbers | Names | None, *,
+    path: str, texts: Sequence[str], label: str | list[str],
+    labels: NumericLabels | LabelParser | None, *,
     id_column: str = '', needs_ids: bool = False, headerless: Sequence[str] = (),
     max_malformed: float = 0.01, keep_empty: bool = True,
 ) -> TextExamples:
@@ -381,7 +382,7 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
     several = config.task == 'classification' and c.multi_label
     head = 'multi_label' if several else config.task
     marks = [name.strip() for name in d.label.split(',')] if several and ',' in d.label else []
-    names = Names((scored.labels if scored else ()) or marks,
+    names = LabelParser((scored.labels if scored else ()) or marks,
                   several=several, separator=c.separator if several else '')
 
     def read(path: str) -> TextExamples:
@@ -395,7 +396,7 @@ def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
                 row.cells[0] for row in table.read_rows(path, [label]) if not row.fault])
         examples = read_texts(
             path, [text, d.text_pair] if d.text_pair else [text], marks or label,
-            Numbers() if head == 'regression' else names, id_column=d.id, needs_ids=True,
+            NumericLabels() if head == 'regression' else names, id_column=d.id, needs_ids=True,
             max_malformed=d.max_malformed, keep_empty=False)
         if head != 'regression' and len(names.names) < 2 - several:
             raise InputError(

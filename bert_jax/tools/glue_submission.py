@@ -23,7 +23,7 @@ from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import as_path, check_new_file, read_json, write_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.glue import GLUE_TASKS, GlueTask
-from bert_jax.tasks.texts import Names, Numbers
+from bert_jax.tasks.texts import LabelParser, NumericLabels
 
 # File -> rows of the official test set.
 NUM_ROWS: Mapping[str, int] = {
@@ -80,7 +80,7 @@ def read_predictions(file: str, path: str) -> list[str]:
     Raises:
       InputError: missing or surplus rows, or a value that is no label of the task.
     """
-    labels = Names(TASKS[file].labels, only=True) if TASKS[file].labels else Numbers()
+    labels = LabelParser(TASKS[file].labels, only=True) if TASKS[file].labels else NumericLabels()
     rows = table.read_table(
         path, ['prediction'], lambda cells: labels.parse(cells[0]), id_column='index',
         max_malformed=0)

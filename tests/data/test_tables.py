@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.predict.__main__ import Texts
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.texts import Names, read_texts
+from bert_jax.tasks.texts import LabelParser, read_texts
 from tests.predict import tiny
 from tests.tasks.files import put
 
@@ -100,7 +100,7 @@ BAD = {
 
 
 def trained(path, known=()):
-    (texts,) = read_texts(path, ['text'], 'label', Names(known)).texts
+    (texts,) = read_texts(path, ['text'], 'label', LabelParser(known)).texts
     return texts
 
 
@@ -143,14 +143,14 @@ def test_an_empty_text_is_left_out_with_a_count_and_refused_by_prediction(text, 
     rows = [*OBJECTS, {'text': text, 'label': 'a'}]
     path = put(tmp_path, 'a.jsonl', rows)
     for _ in range(2):  # training, then evaluation
-        examples = read_texts(path, ['text'], 'label', Names(), keep_empty=False)
+        examples = read_texts(path, ['text'], 'label', LabelParser(), keep_empty=False)
         assert examples.texts[0] == TEXTS and examples.ids == ['0', '1', '2', '3']
         assert f'{path}: 1 of 5 rows have an empty text; left out' in capsys.readouterr().out
     model, _ = tiny.recorded('classification')
     assert [('error' in x) for x in model.classify([row['text'] for row in rows])] == [
         *[False] * 4, True]
     with pytest.raises(InputError, match='all 2 rows have an empty text: is config.data.text'):
-        read_texts(put(tmp_path, 'b.jsonl', rows[-1:] * 2), ['text'], 'label', Names(),
+        read_texts(put(tmp_path, 'b.jsonl', rows[-1:] * 2), ['text'], 'label', LabelParser(),
                    keep_empty=False)
 
 
@@ -189,7 +189,7 @@ def test_predictions_of_a_table_need_the_name_of_its_column(file, tmp_path):
 def test_ids_are_row_numbers_or_come_from_the_column_that_the_user_names(tmp_path):
     path = put(tmp_path, 'a.csv', 'text,label,name\n"x\ny",a,p\n\nbad\nz,b,q\n')
     for column, ids in (('', ['0', '2']), ('name', ['p', 'q'])):
-        found = read_texts(path, ['text'], 'label', Names(), id_column=column, needs_ids=True)
+        found = read_texts(path, ['text'], 'label', LabelParser(), id_column=column, needs_ids=True)
         assert found.ids == ids
     with pytest.raises(InputError, match="no column 'nam'"):
         read_texts(path, ['text'], 'label', None, id_column='nam', needs_ids=True)
@@ -202,7 +202,7 @@ def test_ids_are_row_numbers_or_come_from_the_column_that_the_user_names(tmp_pat
 ])
 def test_the_order_of_labels_does_not_depend_on_the_order_of_rows(labels, order, tmp_path):
     for some in (labels, labels[::-1]):
-        names = Names()
+        names = LabelParser()
         path = put(tmp_path, 'a.csv', 'text,label\n' + ''.join(f'x,{name}\n' for name in some))
         read_texts(path, ['text'], 'label', names)
         assert names.names == order
