@@ -44,8 +44,8 @@ from bert_jax.train.step import EvalStep, evaluate
 from bert_jax.train.task import Phase
 
 _ENOUGH_SLOTS = 0.95  # of the masked share: google-research/bert has 76 for 512, which is 0.99
-_LOOKED_AT = 1_000_000  # pieces of a text that are checked for [UNK]
-_A_PHASE = 7919  # difference between the seeds of phases with a mixture of their own
+_MAX_CHECKED_TOKENS = 1_000_000  # pieces of a text that are checked for [UNK]
+_PHASE_SEED_STRIDE = 7919  # difference between the seeds of phases with a mixture of their own
 # A fixed seed for evaluation rows, so that all runs are evaluated on the same rows.
 _EVAL_SEED = 0x5EED
 
@@ -132,7 +132,7 @@ class TextData:
         self.stores: dict[str, TokenStore] = {}
         for spec, text in texts.items():
             store = self.stores[spec] = sharing.share_store(text, self._tokenizer, self.places)
-            check_known(store.tokens[:_LOOKED_AT], self._tokenizer, spec, self.vocab_path)
+            check_known(store.tokens[:_MAX_CHECKED_TOKENS], self._tokenizer, spec, self.vocab_path)
         for spec, examples in self._records.items():
             first = examples.read(np.arange(min(len(examples), 1000)))
             highest = first['input_ids'].max()
@@ -193,7 +193,7 @@ class TextData:
         """
         lengths, parts = (max_seq_length, max_predictions_per_seq), list[Examples]()
         counted: list[tuple[str, PretrainExamples, Recipe]] = []
-        first_seed, weights = self._config.seed + _A_PHASE * phase, list[float]()
+        first_seed, weights = self._config.seed + _PHASE_SEED_STRIDE * phase, list[float]()
         for seed, (spec, of_run) in enumerate(self._sources, first_seed):
             weight = dict(source).get(spec, 0) * self._by_size[spec] if source else of_run
             if not weight:
