@@ -159,10 +159,13 @@ class LabelledTask:
             check_known(self.train.sequences.ids, t.tokenizer,
                         f'config.data.source={self.config.data.source}', t.path)
         self._seed = self.config.seed
-        # Shared by all runs of a sweep, so that it is compiled once.
-        self._engine = functools.cache(
-            lambda mesh, bert: Engine(mesh, token_cost=functools.partial(token_flops, bert),
-                                      max_steps=1 if self.config.debug else None))
+        # Shared by all runs of a sweep (`with_seed`), so that it is compiled once.
+        self._engine = functools.cache(self._make_engine)
+
+    def _make_engine(self, mesh: Mesh, model_config: ModelConfig) -> Engine:
+        return Engine(
+            mesh, token_cost=functools.partial(token_flops, model_config),
+            max_steps=1 if self.config.debug else None)
 
     def with_seed(self, seed: int) -> Self:
         """The task of a run that differs in its seed (and rate) only, on the same data."""
@@ -183,38 +186,41 @@ class LabelledTask:
         return result | {f'examples of set {i} {eval_set.name}'.rstrip(): eval_set.units.digest()
                          for i, eval_set in enumerate(self.sets)}
 
-    def make_head(self, bert: ModelConfig) -> Head:
+    def make_head(self, model_config: ModelConfig) -> Head:
         """The head that is trained on an encoder.
 
         Raises:
           InputError: there are pairs of texts, which the encoder cannot tell apart.
         """
         units = [*([self.train] if self.train is not None else []), *(x.units for x in self.sets)]
-        if bert.type_vocab_size < 2 and any(
+        if model_config.type_vocab_size < 2 and any(
                 (x.sequences.first_lengths < x.sequences.lengths).any() for x in units):
             raise InputError(
-                f'config.model.type_vocab_size={bert.type_vocab_size}: the model has one segment '
-                'type, and there are pairs of texts: take a model with two, or single texts')
-        return (self.trained_as or HEADS[self.head])(bert, **self.arguments)
+                f'config.model.type_vocab_size={model_config.type_vocab_size}: the model has one '
+                'segment type, and there are pairs of texts: take a model with two, or single '
+                'texts')
+        return (self.trained_as or HEADS[self.head])(model_config, **self.arguments)
 
-    def batch_shapes(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    def batch_shapes(
+        self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh
+    ) -> dict[str, Any]:
         """Shapes of the largest training batch; predictions have their own shapes (`Engine`)."""
         assert self.train is not None
-        plan = self._plan(bert, phase, mesh)
+        plan = self._plan(model_config, phase, mesh)
         return {'train': {
             name: jax.ShapeDtypeStruct(
                 (int(plan.num_rows.max()), *x.shape[1:]), x.dtype, sharding=batch_sharding(mesh))
             for name, x in packed_batch(self.train, plan, 0, np.arange(1)).items()}}
 
     def phase(
-        self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
+        self, head: Head, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
         mesh: Mesh,
     ) -> Phase:
         """The one phase of a run."""
         (phase,) = phases  # `eval_step` is unused: metrics need the predictions of a whole set
         train, batch_size, steps = self.train, phase['batch_size'], phase['steps']
         assert train is not None
-        plan = self._plan(objective.config, phase, mesh)
+        plan = self._plan(head.config, phase, mesh)
         say(f'{len(train):,} training examples; rows of {plan.row_length} in '
             f"{len(plan.shapes)} shapes ({', '.join(str(rows) for rows, _ in plan.shapes)} "
             f'rows); {100 * plan.padding:.1f} % padding')
@@ -225,7 +231,7 @@ class LabelledTask:
                 local = local_rows(mesh, num_rows)
                 yield to_global(mesh, packed_batch(train, plan, step, local), num_rows, local)
 
-        predictors = self.predictors(objective, mesh)
+        predictors = self.predictors(head, mesh)
 
         def evaluate(params: Any) -> dict[str, float]:
             outputs = [predict(params) for predict in predictors[: len(self.evaluated)]]
@@ -237,10 +243,10 @@ class LabelledTask:
         return Phase(
             start=0, end=steps, batch_size=batch_size, batches=batches, evaluate=evaluate,
             flops_per_sequence=(
-                plan.tokens * objective.token_flops(plan.row_length) / (steps * batch_size)),
+                plan.tokens * head.token_flops(plan.row_length) / (steps * batch_size)),
             name=f'{self.config.task}, batch {batch_size}')
 
-    def _plan(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> Plan:
+    def _plan(self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> Plan:
         """Plans all steps: epochs, each shuffled anew, in steps of `batch_size` units."""
         train, steps, batch_size = self.train, phase['steps'], phase['batch_size']
         assert train is not None
@@ -253,7 +259,7 @@ class LabelledTask:
             return plan_steps(
                 train.lengths, order, row_lengths=_ROW_LENGTHS,
                 shards=Layout(mesh).batch_shards * self.config.train.accumulation_steps,
-                token_cost=functools.partial(token_flops, bert))
+                token_cost=functools.partial(token_flops, model_config))
         rows = np.broadcast_to(np.arange(batch_size, dtype=np.int32), order.shape)
         return Plan(order, rows, int(train.lengths.max()), np.full(steps, batch_size), 1,
                     int(train.lengths[order].sum()))
@@ -268,10 +274,10 @@ class LabelledTask:
                 write_whole(workdir / name, content)
         return {name: metrics[name] for name in self.tuned_metrics if name in metrics}
 
-    def predictors(self, objective: Head, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
+    def predictors(self, head: Head, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
         """For each of `sets`, a function from parameters to outputs."""
-        engine = self._engine(mesh, objective.config)
-        return [functools.partial(engine.outputs, objective.outputs, units=eval_set.units)
+        engine = self._engine(mesh, head.config)
+        return [functools.partial(engine.outputs, head.outputs, units=eval_set.units)
                 for eval_set in self.sets]
 
     def results(self, outputs: Sequence[Outputs]) -> Results:

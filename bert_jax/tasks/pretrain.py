@@ -29,6 +29,7 @@ from bert_jax.data.pretrain import (
     repeated_share,
 )
 from bert_jax.data.store import TokenStore
+from bert_jax.heads.base import Head
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
@@ -366,10 +367,12 @@ class PretrainTask:
         loss, kind = self.data.frequency_loss(), 'lm' if self._config.model.causal else 'mlm'
         return {} if loss is None else {f'{kind}_loss': loss, f'{kind}_perplexity': math.exp(loss)}
 
-    def make_head(self, bert: ModelConfig) -> Pretraining:
-        return Pretraining(bert, next_sentence=self._config.data.next_sentence)
+    def make_head(self, model_config: ModelConfig) -> Pretraining:
+        return Pretraining(model_config, next_sentence=self._config.data.next_sentence)
 
-    def batch_shapes(self, bert: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
+    def batch_shapes(
+        self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh
+    ) -> dict[str, Any]:
         lengths = phase['max_seq_length'], phase['max_predictions_per_seq']
         plain, packed_rows = examples_lib.pretrain_spec(*lengths), phase['packed_rows']
         spec = packed_spec(*lengths) if packed_rows else plain
@@ -382,7 +385,7 @@ class PretrainTask:
                 ('evaluation', plain, self._config.train.eval_batch_size))}
 
     def phase(
-        self, objective: Any, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
+        self, head: Head, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
         mesh: Mesh,
     ) -> Phase:
         train, phase = self._config.train, phases[number]
@@ -424,7 +427,7 @@ class PretrainTask:
             num = min(rows.num_frozen, train.max_eval_examples or rows.num_frozen)
             batches = examples_lib.eval_batches(
                 rows, batch_size=size, local=local, num_examples=num)
-            return evaluate(objective, eval_step, params, (
+            return evaluate(head, eval_step, params, (
                 to_global(mesh, batch, size, local) for batch in batches))
 
         def evaluate_phase(params: Any) -> dict[str, float]:
@@ -439,15 +442,15 @@ class PretrainTask:
         return Phase(
             start=start, end=start + phase['steps'], batch_size=batch_size, batches=batches,
             evaluate=evaluate_phase,
-            flops_per_sequence=step_flops(objective.config, phase) / batch_size,
+            flops_per_sequence=step_flops(head.config, phase) / batch_size,
             name=f'length {lengths[0]}, batch {batch_size}'
             + (f' in {num_rows} rows' if packed_rows else '')
             + ''.join(f', {name} {phase[name]}' for name in PHASE_ROWS if name in phase))
 
     def make_gates(
-        self, objective: Any, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
+        self, head: Head, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
     ) -> Gates:
-        guessing = math.log(objective.config.vocab_size)
+        guessing = math.log(head.config.vocab_size)
         if self._config.data.next_sentence and not phases[0].get('causal'):
             guessing += math.log(2)
         ends = list(itertools.accumulate(phase['steps'] for phase in phases))

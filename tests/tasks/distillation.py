@@ -58,8 +58,9 @@ def pretraining_by(teacher):
             return jnp.sum(losses_BxP * batch['masked_lm_weights']) / totals['masked'], sums
 
     class DistilledPretrainTask(PretrainTask):
-        def make_head(self, bert):
-            return DistilledPretraining(bert, next_sentence=self._config.data.next_sentence)
+        def make_head(self, model_config):
+            return DistilledPretraining(
+                model_config, next_sentence=self._config.data.next_sentence)
 
     return DistilledPretrainTask
 
