@@ -56,14 +56,14 @@ def make_schedule(
     """
 
     def segment_rate(segment: ScheduleSegment, step: jax.Array) -> jax.Array:
-        t = step.astype(jnp.float32) - segment.start
-        first, steps = segment.decay_from, segment.steps
-        left = jnp.clip(1.0 - (t - first) / max(steps - first, 1), 0.0, 1.0)
+        since_start = step.astype(jnp.float32) - segment.start
+        decay_steps = max(segment.steps - segment.decay_from, 1)
+        left = jnp.clip(1.0 - (since_start - segment.decay_from) / decay_steps, 0.0, 1.0)
         if decay == 'cosine':
             left = 0.5 - 0.5 * jnp.cos(jnp.pi * left)
         decayed = segment.learning_rate * left**power
-        warming = segment.learning_rate * t / max(segment.warmup, 1)
-        return jnp.where(t < segment.warmup, warming, decayed)
+        warming = segment.learning_rate * since_start / max(segment.warmup, 1)
+        return jnp.where(since_start < segment.warmup, warming, decayed)
 
     def schedule(step: jax.Array) -> jax.Array:
         step = jnp.asarray(step)
@@ -84,15 +84,19 @@ def frozen_parameters(pattern: str, parameters: Parameters) -> set[Names]:
     Raises:
       InputError: it is not a regular expression, or it matches no parameter, or all of them.
     """
+    if not pattern:
+        return set()
     named = {'/'.join(names): names for names in parameters}
     try:
-        found = {names for name, names in named.items() if pattern and re.search(pattern, name)}
+        found = {names for name, names in named.items() if re.search(pattern, name)}
     except re.error as error:
         raise InputError(f'config.optimizer.frozen={pattern!r} is not a valid regular expression: '
                          f'{error}') from None
-    if pattern and not 0 < len(found) < len(named):
-        raise InputError(f"config.optimizer.frozen={pattern!r} is in {'every' if found else 'no'} "
-                         f"parameter's name; there are {', '.join(list(named)[:8])}, ...")
+    if not 0 < len(found) < len(named):
+        which = 'every' if found else 'no'
+        some = ', '.join(list(named)[:8])
+        raise InputError(f"config.optimizer.frozen={pattern!r} is in {which} parameter's name; "
+                         f'there are {some}, ...')
     return found
 
 
@@ -111,7 +115,8 @@ def scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTransf
     """
 
     def init(params: Any) -> BertAdamState:
-        return BertAdamState(*(jax.tree.map(jnp.zeros_like, params) for _ in range(2)))
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return BertAdamState(mu=zeros, nu=jax.tree.map(jnp.zeros_like, params))
 
     def update(grads: Any, state: BertAdamState, params: Any = None):
         del params
@@ -139,8 +144,11 @@ def scale_by_layer_trust_ratio(parameters: Parameters) -> optax.GradientTransfor
         def norm(x: jax.Array) -> jax.Array:
             return jnp.sqrt(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
 
-        w, u = norm(param), norm(update)
-        return update * jnp.where((w > 0) & (u > 0), w / jnp.where(u > 0, u, 1.0), 1.0)
+        weights = norm(param)
+        updates = norm(update)
+        has_ratio = (weights > 0) & (updates > 0)
+        ratio = weights / jnp.where(updates > 0, updates, 1.0)
+        return update * jnp.where(has_ratio, ratio, 1.0)
 
     return optax.stateless(
         lambda updates, params: jax.tree_util.tree_map_with_path(scaled, updates, params))
@@ -185,29 +193,44 @@ def scale_by_muon(
 
     def update(grads: Any, state: MuonState, params: Any = None):
         del params
-        t = state.step + 1
+        step = state.step + 1
         momentum = jax.tree.map(lambda m, g: decay * m + (1 - decay) * g, state.momentum, grads)
         ahead = jax.tree.map(
-            lambda m, g: decay * m / (1 - decay ** (t + 1)) + (1 - decay) * g / (1 - decay**t),
+            lambda m, g: (
+                decay * m / (1 - decay ** (step + 1)) + (1 - decay) * g / (1 - decay**step)),
             momentum, grads)
-        kernels, tree = jax.tree_util.tree_flatten_with_path(ahead)
-        declared = [parameters[path_names(path)] for path, _ in kernels]
-        matrices = [d.to_matrices(x) for d, (_, x) in zip(declared, kernels)]
-        tall = [x.shape[1] > x.shape[2] for x in matrices]
-        matrices = [x.mT if flip else x for x, flip in zip(matrices, tall)]
-        for shape in sorted({x.shape[1:] for x in matrices}):
-            alike = [i for i, x in enumerate(matrices) if x.shape[1:] == shape]
-            x, constrain = distribute(jnp.concatenate([matrices[i] for i in alike]), mesh)
-            x = constrain(0.2 * max(shape) ** 0.5 * _orthogonalized(x, eps))
-            ends = np.cumsum([len(matrices[i]) for i in alike])
-            for i, part in zip(alike, jnp.split(x, ends)):
-                matrices[i] = part
-        matrices = [x.mT if flip else x for x, flip in zip(matrices, tall)]
-        updates = [d.from_matrices(x, old.shape)
-                   for d, x, (_, old) in zip(declared, matrices, kernels)]
-        return jax.tree.unflatten(tree, updates), MuonState(t, momentum)
+        leaves, tree = jax.tree_util.tree_flatten_with_path(ahead)
+        declarations = [parameters[path_names(path)] for path, _ in leaves]
+        matrices = [d.to_matrices(x) for d, (_, x) in zip(declarations, leaves)]
+        orthogonal = _orthogonal_updates(matrices, eps, mesh)
+        updates = [d.from_matrices(x, kernel.shape)
+                   for d, x, (_, kernel) in zip(declarations, orthogonal, leaves)]
+        return jax.tree.unflatten(tree, updates), MuonState(step, momentum)
 
     return optax.GradientTransformation(init, update)
+
+
+def _orthogonal_updates(
+    kernels: Sequence[jax.Array], eps: float, mesh: Mesh | None
+) -> list[jax.Array]:
+    """The orthogonalised matrices of kernels [number, m, n], scaled by 0.2 sqrt(max(m, n)).
+
+    Matrices of one shape are computed together, distributed over the devices.
+    """
+    is_tall = [x.shape[1] > x.shape[2] for x in kernels]
+    wide = _transposed_where(is_tall, kernels)
+    for shape in sorted({x.shape[1:] for x in wide}):
+        alike = [i for i, x in enumerate(wide) if x.shape[1:] == shape]
+        x, constrain = distribute(jnp.concatenate([wide[i] for i in alike]), mesh)
+        x = constrain(0.2 * max(shape) ** 0.5 * _orthogonalized(x, eps))
+        ends = np.cumsum([len(wide[i]) for i in alike])
+        for i, part in zip(alike, jnp.split(x, ends)):
+            wide[i] = part
+    return _transposed_where(is_tall, wide)
+
+
+def _transposed_where(which: Sequence[bool], matrices: Sequence[jax.Array]) -> list[jax.Array]:
+    return [x.mT if transpose else x for x, transpose in zip(matrices, which)]
 
 
 def scale_by_depth(decay: float, parameters: Iterable[Names]) -> optax.GradientTransformation:
@@ -224,9 +247,12 @@ def scale_by_depth(decay: float, parameters: Iterable[Names]) -> optax.GradientT
 
         def scaled(path: Sequence[Any], x: jax.Array) -> jax.Array:
             names = path_names(path)
-            if (layer := layer_of(names)) is not None:
+            layer = layer_of(names)
+            if layer is not None:
                 return x * decay ** (num_layers - layer)
-            return x * decay ** (num_layers + 1) if 'embeddings' in names else x
+            if 'embeddings' in names:
+                return x * decay ** (num_layers + 1)
+            return x
 
         return jax.tree_util.tree_map_with_path(scaled, updates)
 
@@ -279,13 +305,15 @@ def optax_optimizers() -> Mapping[str, Mapping[str, Any]]:
     """
     optimizers = {}
     for name, build in vars(optax).items():
-        if (name in (*OWN_OPTIMIZERS, *_NOT_PROPORTIONAL) or name.startswith(('_', 'scale_by_'))
-                or not (inspect.isfunction(build) or isinstance(build, functools.partial))):
+        if name in (*OWN_OPTIMIZERS, *_NOT_PROPORTIONAL) or name.startswith(('_', 'scale_by_')):
+            continue
+        if not (inspect.isfunction(build) or isinstance(build, functools.partial)):
             continue
         parameters = inspect.signature(build).parameters
         if 'learning_rate' in parameters:
             optimizers[name] = {
-                key: x.default for key, x in parameters.items() if key not in _SET_BY_CONFIG}
+                key: parameter.default for key, parameter in parameters.items()
+                if key not in _SET_BY_CONFIG}
     return optimizers
 
 
@@ -298,22 +326,29 @@ def optimizer_arguments(name: str, text: str) -> dict[str, Any]:
     """
     field = f'config.optimizer.arguments={text!r}'
     try:
-        call: Any = ast.parse(f'f({text})', mode='eval').body
-        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        if not isinstance(call.func, ast.Name) or call.args or None in arguments:
-            raise ValueError('no name')
+        arguments = _parse_keywords(text)
     except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{field}: write them as 'b1=0.95, b2=0.98'") from None
     known = optax_optimizers().get(name, {})
     if arguments and not known:
-        raise InputError(
-            f'{field} has no effect with config.optimizer.name={name!r}'
-            + (': it reads optimizer.b1, b2 and eps' if name in OWN_OPTIMIZERS else ''))
+        message = f'{field} has no effect with config.optimizer.name={name!r}'
+        if name in OWN_OPTIMIZERS:
+            message += ': it reads optimizer.b1, b2 and eps'
+        raise InputError(message)
     for key, value in arguments.items():
         if key not in known:
             raise InputError(f'{field}: {name} has no {key!r}: {nearest(key, list(known))}')
         if not _is_like(value, known[key], key):
             raise InputError(f'{field}: {key}={value!r} cannot be, {name} has {known[key]!r}')
+    return arguments
+
+
+def _parse_keywords(text: str) -> dict[str, Any]:
+    """Literal keyword arguments by name; raises one of several errors for anything else."""
+    call: Any = ast.parse(f'f({text})', mode='eval').body
+    arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    if not isinstance(call.func, ast.Name) or call.args or None in arguments:
+        raise ValueError('no name')
     return arguments
 
 
@@ -328,9 +363,9 @@ def _is_like(value: Any, default: Any, key: str) -> bool:
 
 def make_optimizer(
     name: str, schedule: Schedule, parameters: Parameters, *, weight_decay: float, b1: float,
-    b2: float, eps: float,
-    layer_decay: float = 1.0, frozen: Collection[Names] = (), mesh: Mesh | None = None,
-    arguments: Mapping[str, Any] | None = None, mean_of: tuple[int, int] = (0, 0),
+    b2: float, eps: float, layer_decay: float = 1.0, frozen: Collection[Names] = (),
+    mesh: Mesh | None = None, arguments: Mapping[str, Any] | None = None,
+    mean_of: tuple[int, int] = (0, 0),
 ) -> optax.GradientTransformation:
     """The optimizer, without clipping: the train step clips, because it reports the norm.
 
@@ -364,12 +399,8 @@ def make_optimizer(
             where(lambda names: layer_of(names) is not None and parameters[names].num_in > 0))]
     elif name in OWN_OPTIMIZERS:
         parts = [optax.scale_by_adam(b1, b2, eps)]
-    else:  # one of optax, without its own rate and weight decay
-        build = getattr(optax, name)
-        decays = 'weight_decay' in inspect.signature(build).parameters
-        own = {'weight_decay': 0.0} if decays else {}
-        # Optax's updates are negative. Below, decay is added, and applying the rate negates them.
-        parts = [build(learning_rate=1.0, **own, **(arguments or {})), optax.scale(-1.0)]
+    else:
+        parts = _scale_by_optax(name, arguments or {})
     parts.append(optax.add_decayed_weights(
         weight_decay, where(lambda names: parameters[names].decays)))
     if name == 'lamb':
@@ -377,11 +408,24 @@ def make_optimizer(
     if layer_decay != 1.0:
         parts.append(scale_by_depth(layer_decay, parameters))
     parts.append(optax.scale_by_learning_rate(schedule))
-    if mean_of[0]:
-        parts.append(end_with_mean(*mean_of))
+    num_averaged, num_steps = mean_of
+    if num_averaged:
+        parts.append(end_with_mean(num_averaged, num_steps))
     optimizer = optax.chain(*parts)
     if not frozen:
         return optimizer
     return optax.partition(
         {True: optimizer, False: optax.set_to_zero()},
         where(lambda names: names not in frozen))
+
+
+def _scale_by_optax(
+    name: str, arguments: Mapping[str, Any]
+) -> list[optax.GradientTransformation]:
+    """An optimizer of optax without its own rate and weight decay."""
+    build = getattr(optax, name)
+    own = {}
+    if 'weight_decay' in inspect.signature(build).parameters:
+        own['weight_decay'] = 0.0
+    # Its updates are negative. Decay is added to what this gives, and the rate negates it again.
+    return [build(learning_rate=1.0, **own, **arguments), optax.scale(-1.0)]

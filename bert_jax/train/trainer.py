@@ -16,7 +16,9 @@ from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.runtime.hosts import say
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.gates import Gates
-from bert_jax.train.report import Goodput, Profile, Report
+from bert_jax.train.goodput import Goodput
+from bert_jax.train.profile import Profile
+from bert_jax.train.report import Report
 from bert_jax.train.step import Batch, TrainState, TrainStep
 from bert_jax.train.step_log import log_line, log_metrics
 from bert_jax.train.task import Phase

@@ -25,7 +25,7 @@ def test_any_other_missing_module_is_raised_unchanged():
 @pytest.mark.parametrize('package, code, after', [
     ('torch', """
 from pathlib import Path
-from bert_jax.train.report import tensorboard
+from bert_jax.train.loggers import tensorboard
 logger = tensorboard(Path(sys.argv[1]), 0)
 logger.write(1, {'train/loss': 1.0})
 logger.close()

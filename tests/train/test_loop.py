@@ -10,7 +10,9 @@ from toy import Toy, batch, mesh, sgd_step
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, Stopped
-from bert_jax.train.report import Goodput, Profile, Report
+from bert_jax.train.goodput import Goodput
+from bert_jax.train.profile import Profile
+from bert_jax.train.report import Report
 from bert_jax.train.step import make_init
 from bert_jax.train.task import Phase
 from bert_jax.train.trainer import Intervals, Trainer

@@ -12,8 +12,10 @@ import pytest
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
-from bert_jax.train import report as module
-from bert_jax.train.report import Goodput, Report
+from bert_jax.train import loggers
+from bert_jax.train import report as report_module
+from bert_jax.train.goodput import Goodput
+from bert_jax.train.report import Report
 from tests.conftest import wait_until
 
 
@@ -84,7 +86,7 @@ def test_a_bucket_gets_the_records_in_batches(bucket, bucket_server):
 @pytest.mark.parametrize('recovers', [True, False])
 def test_a_bucket_that_refuses_records_loses_none_and_the_run_goes_on(
         bucket, bucket_server, monkeypatch, capsys, recovers):
-    monkeypatch.setattr(module, '_LAST_UPLOADS_SECONDS', 0.0)
+    monkeypatch.setattr(report_module, '_LAST_UPLOADS_SECONDS', 0.0)
     workdir = files.as_path(bucket) / 'run'
     report = Report(workdir, True, 0)
     goodput = Goodput(workdir, True, 0, 0.0, folder=report.folder)
@@ -160,7 +162,7 @@ def monitoring(monkeypatch):
 
 def test_cloud_monitoring_gets_goodput_and_step_time_of_the_host(tmp_path, monitoring):
     received, _ = monitoring
-    logger = module.cloud_monitoring(tmp_path / 'run')
+    logger = loggers.cloud_monitoring(tmp_path / 'run')
     logger.write(10, {'eval/mlm_loss': 5.0})
     logger.write(10, {'train/goodput': 0.5, 'train/step_seconds': 0.25, 'train/loss': 3.0})
     logger.write(11, {'train/goodput': 0.6})  # within the half minute between requests
@@ -175,7 +177,7 @@ def test_cloud_monitoring_gets_goodput_and_step_time_of_the_host(tmp_path, monit
 
 def test_a_logger_that_fails_is_a_warning(tmp_path, monitoring, monkeypatch, capsys):
     received, response = monitoring
-    monkeypatch.setattr(module, '_MONITORING_SECONDS', 0.0)
+    monkeypatch.setattr(loggers, '_MONITORING_SECONDS', 0.0)
     response.status_code = 503
     report = Report(tmp_path, True, 0)
     report.open_loggers(['cloud_monitoring'], {})
@@ -191,10 +193,10 @@ def test_a_logger_says_which_package_or_setting_it_lacks(tmp_path, monkeypatch):
     auth = pytest.importorskip('google.auth')
     monkeypatch.setattr(auth, 'default', lambda scopes: (None, None))
     with pytest.raises(InputError, match='GOOGLE_CLOUD_PROJECT'):
-        module.cloud_monitoring(tmp_path)
+        loggers.cloud_monitoring(tmp_path)
     monkeypatch.setitem(sys.modules, 'wandb', None)
     with pytest.raises(InputError, match='pip install wandb'):
-        module.wandb(tmp_path, {})
+        loggers.wandb(tmp_path, {})
 
 
 def spend(goodput, **seconds):

@@ -1,0 +1,91 @@
+"""`curves.png`: how the metrics of a run went."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Points = list[tuple[int, float]]  # (step, value)
+
+# Shown in other panels, or not useful as a curve.
+_NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity', 'nsp_majority',
+              'tokens_per_second', 'data_wait', 'goodput', 'step_seconds', 'step_seconds_deviation')
+_STYLES = {'train': 'C0-', 'eval': 'C1o-'}
+_MOST_COLUMNS = 3  # of large panels
+# Inches.
+_WIDTH = 12
+_HEIGHT_OF_LARGE_PANELS = 3
+_HEIGHT_OF_SMALL_PANELS = 1.8
+
+
+def curves(
+    records: Sequence[Mapping[str, Any]], phase_ends: Sequence[int], guessing: Mapping[str, float]
+) -> Any:
+    """A figure of the metrics of a run; None if there is nothing to draw.
+
+    Metrics of evaluations have large panels, the others a row below. The y-axis leaves out the
+    often steep first tenth. Dotted lines separate phases; dashed lines show guessing.
+
+    Args:
+      records: of metrics.jsonl.
+      phase_ends: the last step of each phase.
+      guessing: metrics of guessing.
+    """
+    series = _series(records)
+    if not series:
+        return None
+    from matplotlib.figure import Figure
+
+    large = [name for name in series if 'eval' in series[name]]
+    if not large:
+        large = list(series)[:1]
+    small = [name for name in series if name not in large]
+    num_rows = -(-len(large) // _MOST_COLUMNS)
+    heights = (_HEIGHT_OF_LARGE_PANELS * num_rows, _HEIGHT_OF_SMALL_PANELS)
+    figure = Figure(figsize=(_WIDTH, sum(heights)))
+    upper, lower = figure.subfigures(2, 1, height_ratios=heights)
+    last = records[-1]['step']
+    ends = [step for step in phase_ends if step < last]
+    for part, height, names, rows in (
+            (upper, heights[0], large, num_rows), (lower, heights[1], small, 1)):
+        columns = -(-len(names) // rows)
+        # Margins by hand: `layout='constrained'` takes as long as all the rest.
+        part.subplots_adjust(0.05, 0.35 / height, 0.98, 1 - 0.3 / height, 0.05 * columns, 0.3)
+        for place, name in enumerate(names, 1):
+            axis = part.add_subplot(rows, columns, place)
+            _draw_panel(axis, name, series[name], ends, guessing.get(name), last / 10)
+    upper.axes[0].legend(fontsize=8)
+    return figure
+
+
+def _series(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]]:
+    """The points of each metric in training ('train') and in evaluation ('eval')."""
+    series: dict[str, dict[str, Points]] = {}
+    for record in records:
+        for key, value in record.items():
+            kind, _, name = key.partition('/')
+            if kind in _STYLES and name not in _NOT_DRAWN:
+                points = series.setdefault(name, {}).setdefault(kind, [])
+                points.append((record['step'], value))
+    return series
+
+
+def _draw_panel(
+    axis: Any, name: str, series: Mapping[str, Points], ends: Sequence[int],
+    of_guessing: float | None, scaled_from: float,
+) -> None:
+    """Draws a metric; the y-axis is scaled to the points from step `scaled_from` on."""
+    late: list[float] = []
+    for kind, points in series.items():
+        steps, values = zip(*points, strict=True)
+        axis.plot(steps, values, _STYLES[kind], label=kind, markersize=3, linewidth=1)
+        late += [value for step, value in points if step >= scaled_from]
+    for end in ends:
+        axis.axvline(end, color='gray', linestyle=':', linewidth=1)
+    if of_guessing is not None:
+        axis.axhline(of_guessing, color='gray', linestyle='--', linewidth=1)
+    if late:
+        margin = 0.05 * (max(late) - min(late))
+        if margin:
+            axis.set_ylim(min(late) - margin, max(late) + margin)
+    axis.set_title(name.replace('_', ' '), fontsize=10)
+    axis.grid(alpha=0.3)
+    axis.tick_params(labelsize=8)

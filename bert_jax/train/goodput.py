@@ -1,0 +1,130 @@
+"""What share of a run's time is spent on training steps."""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bert_jax.runtime import files
+from bert_jax.train.report import duration, only_warning
+
+# Causes of time other than productive steps. start: imports, data preparation, restoring. data:
+# waiting for batches. lost: steps after the checkpoint that a run resumed from.
+_CAUSES = ('start', 'compile', 'data', 'evaluation', 'save', 'profile', 'lost')
+_KEPT_MARKS = 100
+
+
+class Goodput:
+    """A stopwatch that counts time by cause; `goodput.json` keeps it across restarts.
+
+    Attributes:
+      seconds: by cause, 'step' or one of `_CAUSES`; see `now`.
+      cause: the current one.
+    """
+
+    def __init__(
+        self, workdir: Any, active: bool, start_step: int, began: float,
+        clock: Callable[[], float] = time.time, folder: Any = None,
+    ):
+        """Continues from `goodput.json`.
+
+        Args:
+          workdir: the run directory.
+          active: whether this process reads and writes the file.
+          start_step: where training starts; steps beyond it were lost.
+          began: start of this process, by `clock`.
+          clock: returns seconds.
+          folder: where to write (`Report.folder`); default: workdir.
+        """
+        self.clock = clock
+        self.cause = 'start'
+        self.seconds = dict.fromkeys(('step', *_CAUSES), 0.0)
+        self._since = began  # `seconds` has the time up to here
+        self._written = began
+        self._away = 0.0  # seconds without a running process
+        self._marks = {0: 0.0}  # by step saved: seconds of the steps up to it
+        self._path: Any = None
+        if active:
+            # Only statistics: a damaged file is no reason to stop the run.
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError,
+                                     OverflowError, RecursionError):
+                self._continue_from(files.as_path(workdir) / 'goodput.json', start_step, began)
+            self._path = files.as_path(folder or workdir) / 'goodput.json'
+
+    def _continue_from(self, path: Any, start_step: int, began: float) -> None:
+        """Takes the times of an earlier process over, unless they are no finite numbers."""
+        old = json.loads(path.read_text())
+        seconds = {cause: float(old['seconds'].get(cause, 0.0)) for cause in self.seconds}
+        away = old['away'] + max(began - old['at'], 0.0)
+        marks = {0: 0.0}
+        for step, spent in old['marks'].items():
+            marks[int(step)] = float(spent)
+        if not all(map(math.isfinite, (away, *seconds.values(), *marks.values()))):
+            return
+        self._marks = {step: spent for step, spent in marks.items() if step <= start_step}
+        kept = max(self._marks.values())
+        seconds['lost'] += seconds['step'] - kept
+        seconds['step'] = kept
+        self.seconds = seconds
+        self._away = away
+
+    def enter(self, cause: str) -> None:
+        """Counts time for `cause` from now on: 'step', or one of `_CAUSES`."""
+        now = self.clock()
+        self.seconds[self.cause] += max(now - self._since, 0.0)
+        self.cause = cause
+        self._since = now
+
+    def now(self) -> dict[str, float]:
+        """Seconds by cause until now."""
+        self.enter(self.cause)
+        return dict(self.seconds)
+
+    @contextlib.contextmanager
+    def during(self, cause: str) -> Iterator[None]:
+        """Counts the time of the block for `cause`."""
+        before = self.cause
+        self.enter(cause)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
+    def mark(self, step: int) -> None:
+        """Notes that the state of a step is saved, so that steps up to it cannot be lost."""
+        self._marks[step] = self.now()['step']
+        for old in list(self._marks)[1:-_KEPT_MARKS]:
+            del self._marks[old]
+        self.write()
+
+    def write(self, at_most_every: float = 0.0) -> None:
+        """Writes the file, unless it was written less than `at_most_every` seconds ago."""
+        seconds = self.now()
+        if self._path is None or self._since - self._written < at_most_every:
+            return
+        self._written = self._since
+        with only_warning(self._path):
+            files.write_whole(self._path, json.dumps({
+                'seconds': seconds, 'away': self._away, 'at': self._since, 'marks': self._marks}))
+
+    def metrics(self) -> dict[str, float]:
+        """Goodput and seconds by cause, for a record."""
+        self.write(at_most_every=1.0)  # after a kill, time is known up to the last write
+        times = {f'time/{cause}': seconds for cause, seconds in self.seconds.items()}
+        return {'train/goodput': self._share('step'), **times}
+
+    def _share(self, cause: str) -> float:
+        return self.seconds[cause] / max(sum(self.seconds.values()), 1e-9)
+
+    def line(self) -> str:
+        """A summary in one line."""
+        total = sum(self.now().values())
+        shares = {cause: self._share(cause) for cause in _CAUSES}
+        others = ', '.join(
+            f'{cause} {share:.1%}' for cause, share in shares.items() if share >= 0.0005)
+        line = f"goodput {self._share('step'):.1%} of {duration(total)} ({others})"
+        if self._away >= 1:
+            line += f'; {duration(self._away)} not running'
+        return line
