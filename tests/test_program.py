@@ -15,6 +15,7 @@ from bert_jax.model import attention as attention_module
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.opening import open_task
+from bert_jax.train import memory as memory_lib
 from bert_jax.train import program as program_lib
 from bert_jax.validation import complete
 
@@ -55,14 +56,14 @@ def test_steps_of_a_phase_are_called_with_its_batches(program):
 def test_a_phase_that_does_not_fit_is_refused_by_name(program, monkeypatch, there, told):
     """The optimizer's state stays in memory during evaluation."""
     sizes = {16: {'train': 100, 'evaluation': 50}, 64: {'train': 180, 'evaluation': 170}}
-    monkeypatch.setattr(program_lib, 'device_memory', lambda *_: there)
-    monkeypatch.setattr(program_lib, 'device_bytes', lambda tree: 20)
-    monkeypatch.setattr(program_lib, 'phase_calls', lambda program, phase: {
+    monkeypatch.setattr(memory_lib, 'device_memory', lambda *_: there)
+    monkeypatch.setattr(memory_lib, 'device_bytes', lambda tree: 20)
+    monkeypatch.setattr(memory_lib, 'phase_calls', lambda program, phase: {
         name: (size, ()) for name, size in sizes[phase['max_seq_length']].items()})
-    monkeypatch.setattr(program_lib, 'compile_step',
-                        lambda size: (None, program_lib.Memory(size, 0, 0)))
+    monkeypatch.setattr(memory_lib, 'compile_step',
+                        lambda size: (None, memory_lib.Memory(size, 0, 0)))
     with pytest.raises(InputError, match=told) if told else contextlib.nullcontext():
-        program_lib.check_memory(program, range(2))
+        memory_lib.check_memory(program, range(2))
 
 
 @pytest.mark.parametrize('platform, module, name', [
@@ -87,7 +88,8 @@ def test_fused_attention_is_used_where_a_chip_computes_it_right(
     monkeypatch.setattr(jax, 'default_backend', lambda: platform)
     attention_module.fused_attention_error.cache_clear()
     assert attention_module.resolve_backend('auto') == attention
-    assert attention_module.resolve_backend('kernel') == 'kernel', 'what is asked for is not changed'
+    asked_for = attention_module.resolve_backend('kernel')
+    assert asked_for == 'kernel', 'what is asked for is not changed'
     assert words in capsys.readouterr().out
     attention_module.fused_attention_error.cache_clear()
 
@@ -112,7 +114,7 @@ def test_a_step_compiled_ahead_is_used_and_donates(shardings):
 
     step = jax.jit(add, donate_argnums=0, out_shardings=whole)
     total = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=whole)
-    program, memory = program_lib.compile_step(
+    program, memory = memory_lib.compile_step(
         step, total, {'x': jax.ShapeDtypeStruct((16, 2), jnp.float32, sharding=rows)})
     assert program is not None
     assert memory.arguments == 3 * 4 + 2 * 2 * 4  # the total, and an eighth of the rows
@@ -129,7 +131,7 @@ def test_a_step_compiled_ahead_is_used_and_donates(shardings):
 def compile_refused(message, *batch):
     """The result of `compile_step` if the compiler fails with this message."""
     refuse = mock.Mock(side_effect=jax.errors.JaxRuntimeError(message))
-    return program_lib.compile_step(mock.Mock(lower=refuse), *batch)
+    return memory_lib.compile_step(mock.Mock(lower=refuse), *batch)
 
 
 @pytest.mark.parametrize('message, temporaries', [
@@ -141,7 +143,7 @@ def compile_refused(message, *batch):
 ])
 def test_the_compiler_s_refusal_says_how_much_is_needed(shardings, message, temporaries):
     batch = {'x': jax.ShapeDtypeStruct((1024,), jnp.float32, sharding=shardings[1])}
-    assert compile_refused(message, batch) == (None, program_lib.Memory(4096, 0, int(temporaries)))
+    assert compile_refused(message, batch) == (None, memory_lib.Memory(4096, 0, int(temporaries)))
 
 
 def test_other_faults_of_the_compiler_are_raised():
@@ -153,7 +155,7 @@ def test_bytes_of_a_device_are_those_of_its_shards(shardings):
     rows, whole = shardings
     tree = [jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=rows),
             jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=whole)]
-    assert program_lib.device_bytes(tree) == 2 * 3 * 4 + 5 * 2
+    assert memory_lib.device_bytes(tree) == 2 * 3 * 4 + 5 * 2
 
 
 @pytest.mark.parametrize('kind, stats, found', [
@@ -165,5 +167,5 @@ def test_bytes_of_a_device_are_those_of_its_shards(shardings):
 ])
 def test_memory_of_a_device(kind, stats, found):
     device = types.SimpleNamespace(device_kind=kind, memory_stats=stats)
-    whole, half = (program_lib.device_memory(device, num_local) for num_local in (1, 2))
+    whole, half = (memory_lib.device_memory(device, num_local) for num_local in (1, 2))
     assert (whole, half) == (found, found) if found else half == whole // 2 > 1 << 24

@@ -49,7 +49,8 @@ from bert_jax.text import load_tokenizer
 from bert_jax.text.training import add_words
 from bert_jax.tools import preflight_hlo as hlo
 from bert_jax.train import program as programs
-from bert_jax.train.program import Program, device_bytes
+from bert_jax.train.memory import compile_step, device_bytes
+from bert_jax.train.program import Program
 from bert_jax.validation import complete, validate
 from bert_jax.weights import load_weights
 
@@ -80,7 +81,7 @@ def measure_phase(
     started, results, written = time.monotonic(), {}, {}
     for step_name, (step, arguments) in programs.phase_calls(program, phase).items():
         say(f'compiling {step_name} of {name} for {mesh.size} {chip.name} chips ...')
-        results[step_name] = programs.compile_step(step, *arguments)
+        results[step_name] = compile_step(step, *arguments)
         written[step_name] = hlo.read_schedules(folder)
         say(f'  done, {time.monotonic() - started:.0f} s')
     (compiled, memory), (_, evaluation) = results['train'], results['evaluation']

@@ -48,26 +48,41 @@ def read(folder: Any, abstract: Any) -> Any:
     folder = files.as_path(folder)
     saved = _shapes(folder)
     has_checksums = saved.pop(checksum.CHECKSUMS, None) is not None
-    structs = checksum.leaves(abstract)
-    _check_same(saved, {name: x.shape for name, x in structs.items()}, folder)
-    mesh = next(iter(structs.values())).sharding.mesh
+    wanted = checksum.leaves(abstract)
+    _check_same(saved, {name: x.shape for name, x in wanted.items()}, folder)
+    mesh = next(iter(wanted.values())).sharding.mesh
     if has_checksums:
-        structs[checksum.CHECKSUMS] = jax.ShapeDtypeStruct(
+        wanted[checksum.CHECKSUMS] = jax.ShapeDtypeStruct(
             (len(saved),), np.uint32, sharding=NamedSharding(mesh, PartitionSpec()))
-
-    several, readers = jax.process_count() > 1, mesh
-    if several:
-        readers = Mesh(mesh.devices[:1], mesh.axis_names, axis_types=mesh.axis_types)
-    reads = jax.process_index() in {device.process_index for device in readers.devices.flat}
-    arrays = _on_all_hosts(
-        'read a checkpoint', lambda: _load(folder, structs, readers) if reads else {})
-    if several:  # one array at a time, so that devices hold only one of them twice
-        arrays = {name: _broadcast(arrays.pop(name, None), x) for name, x in structs.items()}
+    if jax.process_count() == 1:
+        arrays = _on_all_hosts('read a checkpoint', lambda: _load(folder, wanted, mesh))
+    else:
+        arrays = _read_once_and_broadcast(folder, wanted, mesh)
     if has_checksums:
         written = np.asarray(arrays.pop(checksum.CHECKSUMS))
         _on_all_hosts('verify a checkpoint', lambda: _verify(arrays, written))
-    return jax.tree.unflatten(
-        jax.tree.structure(abstract), [arrays[name] for name in checksum.leaves(abstract)])
+    in_order = [arrays[name] for name in checksum.leaves(abstract)]
+    return jax.tree.unflatten(jax.tree.structure(abstract), in_order)
+
+
+def _read_once_and_broadcast(
+    folder: Any, wanted: Mapping[str, jax.ShapeDtypeStruct], mesh: Mesh
+) -> dict[str, jax.Array]:
+    """The arrays on the whole mesh, of which the first replica reads each shard once."""
+    replica = Mesh(mesh.devices[:1], mesh.axis_names, axis_types=mesh.axis_types)
+    readers = {device.process_index for device in replica.devices.flat}
+
+    def load_own() -> dict[str, jax.Array]:
+        if jax.process_index() not in readers:
+            return {}
+        return _load(folder, wanted, replica)
+
+    read_here = _on_all_hosts('read a checkpoint', load_own)
+    arrays = {}
+    for name, like in wanted.items():
+        # One at a time, and forgotten, so that devices hold only one array twice.
+        arrays[name] = _broadcast(read_here.pop(name, None), like)
+    return arrays
 
 
 def _broadcast(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -81,19 +96,25 @@ def _broadcast(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
     """
     mesh = like.sharding.mesh
     replicas = mesh.axis_names[0]
-    spec = [
-        tuple(axis for axis in ((axes,) if isinstance(axes, str) else axes or ())
-              if axis != replicas)
-        for axes in like.sharding.spec]
+    spec = []
+    for axes in like.sharding.spec:
+        if isinstance(axes, str):
+            axes = (axes,)
+        spec.append(tuple(axis for axis in axes or () if axis != replicas))
     # One slice for each replica: the first holds the values, the others zeros; their sum is `x`.
     shape = (mesh.shape[replicas], *like.shape)
     sharding = NamedSharding(mesh, PartitionSpec(replicas, *spec))
-    shards = {} if x is None else {shard.device: shard.data for shard in x.addressable_shards}
+    shards = {}
+    if x is not None:
+        shards = {shard.device: shard.data for shard in x.addressable_shards}
     del x
     zeros = np.zeros(sharding.shard_shape(shape), like.dtype)
-    slices = [
-        shards.pop(device)[None] if device in shards else jax.device_put(zeros, device)
-        for device in sharding.addressable_devices]
+    slices = []
+    for device in sharding.addressable_devices:
+        if device in shards:
+            slices.append(shards.pop(device)[None])
+        else:
+            slices.append(jax.device_put(zeros, device))
     return jax.jit(_sum_of_bits, out_shardings=like.sharding)(
         jax.make_array_from_single_device_arrays(shape, sharding, slices))
 
@@ -183,14 +204,16 @@ def _verify(arrays: dict[str, jax.Array], written: np.ndarray) -> None:
 
 
 def _check_same(saved: Shapes, wanted: Shapes, where: Any) -> None:
+    def shape_of(name: str, shapes: Shapes) -> str:
+        return str(list(shapes[name])) if name in shapes else 'missing'
+
     # Parameters first: their names tell users more than the moments' names.
     for name in sorted(saved.keys() | wanted.keys(), key=lambda name: (name[:6] != 'params', name)):
         if saved.get(name) != wanted.get(name):
-            there, here = (list(shapes[name]) if name in shapes else 'missing'
-                           for shapes in (saved, wanted))
             raise InputError(
-                f'{where} is of another model or optimizer: {name} is {there} there and {here} in '
-                'the config; give another --workdir, or the config that it was made with')
+                f'{where} is of another model or optimizer: {name} is {shape_of(name, saved)} '
+                f'there and {shape_of(name, wanted)} in the config; give another --workdir, or the '
+                'config that it was made with')
 
 
 def _manager(directory: Any, **options: Any) -> ocp.CheckpointManager:
@@ -201,7 +224,8 @@ class _Kept(preservation_policy.PreservationPolicy):
     """Tells orbax which checkpoints to keep: the newest, and the newest of those that were due."""
 
     def __init__(self, number: int | None, every: int):
-        self._number, self._every = number, every
+        self._number = number
+        self._every = every
 
     def is_due(self, step: int) -> bool:
         """Whether a step is one of those at which the run saves whatever the time."""
@@ -213,10 +237,10 @@ class _Kept(preservation_policy.PreservationPolicy):
         steps = sorted(checkpoint.step for checkpoint in checkpoints)
         if self._number is None:
             return [True] * len(steps)
-        kept = {*filter(self.is_due, steps)}
-        kept = {*sorted(kept)[-self._number :], *steps[-1:]}
+        due = [step for step in steps if self.is_due(step)]
+        kept = {*due[-self._number :], *steps[-1:]}
         if len(kept) < 2:  # the newest may turn out to be damaged
-            kept |= {*steps[-2:]}
+            kept.update(steps[-2:])
         return [checkpoint.step in kept for checkpoint in checkpoints]
 
 
@@ -263,8 +287,8 @@ class Checkpoints:
           InputError: the checkpoint is of another model or optimizer, or none can be read (a run
             never restarts silently).
         """
-        steps = json.loads(hosts.share('steps', lambda: json.dumps(
-            sorted(self._manager.all_steps(), reverse=True))))
+        newest_first = sorted(self._manager.all_steps(), reverse=True)
+        steps = json.loads(hosts.share('steps', lambda: json.dumps(newest_first)))
         damaged: dict[int, str] = {}
         for step in steps:
             try:
@@ -282,18 +306,18 @@ class Checkpoints:
 
     def _move_aside(self, faults: Mapping[int, str], kind: str) -> None:
         """Renames checkpoints to `STEP.KIND`, on the first host, and prints their faults."""
-        for step, fault in faults.items() if hosts.first() else ():
-            path = self._directory / str(step)
-            names = itertools.chain([kind], (f'{kind}-{again}' for again in itertools.count(2)))
-            aside = next(aside for name in names
-                         if not (aside := path.with_name(f'{step}.{name}')).exists())
-            path.rename(aside)  # in a bucket its objects are copied, then deleted
-            if fault:
-                hosts.say(f'warning: checkpoint {path} cannot be read ({fault}); moved to '
-                          f'{aside.name}, taking the one before it')
-        if faults:
-            hosts.barrier('checkpoints moved')
-            self._manager.reload()
+        if not faults:
+            return
+        if hosts.first():
+            for step, fault in faults.items():
+                path = self._directory / str(step)
+                aside = _free_name(path.with_name(f'{step}.{kind}'))
+                path.rename(aside)  # in a bucket its objects are copied, then deleted
+                if fault:
+                    hosts.say(f'warning: checkpoint {path} cannot be read ({fault}); moved to '
+                              f'{aside.name}, taking the one before it')
+        hosts.barrier('checkpoints moved')
+        self._manager.reload()
 
     def save(self, step: int, state: TrainState) -> None:
         """Starts to save, if this step is not saved; the state may be donated when this returns.
@@ -304,7 +328,8 @@ class Checkpoints:
         if self.latest_step() == step:
             return
         tree = dict(vars(state))
-        if name := checksum.not_finite(checksum.leaves(tree)):
+        name = checksum.not_finite(checksum.leaves(tree))
+        if name:
             raise Diverged(f'step {step}: {name} is not finite', step)
         self._manager.save(step, args=ocp.args.StandardSave(checksum.saved_tree(tree)))
 
@@ -322,22 +347,35 @@ class Checkpoints:
         if step in self._manager.all_steps():
             self._move_aside({step: ''}, 'diverged')
         latest = self.latest_step()
-        return ('there is no good checkpoint' if latest is None else
-                f'the last good checkpoint, of step {latest:,}, is kept')
+        if latest is None:
+            return 'there is no good checkpoint'
+        return f'the last good checkpoint, of step {latest:,}, is kept'
 
     def finish(self) -> None:
         """Deletes all but the checkpoints to keep; for a run's end, where the newest is good."""
         self._manager.wait_until_finished()
-        if self._keep is not None:
-            steps = sorted(self._manager.all_steps())
-            last = [*filter(self._kept.is_due, steps[:-1]), *steps[-1:]][-self._keep :]
-            for step in set(steps) - set(last):
-                self._manager.delete(step)
+        if self._keep is None:
+            return
+        steps = sorted(self._manager.all_steps())
+        due = [step for step in steps[:-1] if self._kept.is_due(step)]
+        kept = [*due, *steps[-1:]][-self._keep :]
+        for step in set(steps) - set(kept):
+            self._manager.delete(step)
 
     def close(self) -> None:
         """Waits for unfinished saves."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _free_name(path: Any) -> Any:
+    """The path, or the first of `PATH-2`, `PATH-3`, ... that does not exist."""
+    name = path.name
+    for number in itertools.count(2):
+        if not path.exists():
+            break
+        path = path.with_name(f'{name}-{number}')
+    return path
 
 
 class Best:
@@ -385,7 +423,9 @@ class Best:
     def metrics(self) -> dict[str, float] | None:
         """Metrics of the best evaluation, or None before the first."""
         step = self._manager.best_step()
-        return None if step is None else checksum.check_digest(
+        if step is None:
+            return None
+        return checksum.check_digest(
             self._manager.metrics(step), self._directory / str(step) / 'metrics')
 
     def restore(self, abstract_params: Any) -> tuple[int, Any]:

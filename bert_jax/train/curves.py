@@ -41,7 +41,8 @@ def curves(
     num_rows = -(-len(large) // _MOST_COLUMNS)
     heights = (_HEIGHT_OF_LARGE_PANELS * num_rows, _HEIGHT_OF_SMALL_PANELS)
     figure = Figure(figsize=(_WIDTH, sum(heights)))
-    upper, lower = figure.subfigures(2, 1, height_ratios=heights)
+    parts: Any = figure.subfigures(2, 1, height_ratios=heights)
+    upper, lower = parts
     last = records[-1]['step']
     ends = [step for step in phase_ends if step < last]
     for part, height, names, rows in (

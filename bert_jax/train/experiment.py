@@ -22,8 +22,9 @@ from bert_jax.train import workdirs
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.gates import Gates
 from bert_jax.train.goodput import Goodput
+from bert_jax.train.memory import check_memory
 from bert_jax.train.profile import Profile
-from bert_jax.train.program import Program, check_memory, step_inputs
+from bert_jax.train.program import Program, step_inputs
 from bert_jax.train.report import Report, count
 from bert_jax.train.step import Batch, TrainState, num_params
 from bert_jax.train.trainer import Intervals, Trainer

@@ -1,19 +1,15 @@
-"""The program of a config (mesh, model, task, optimizer, steps) and its memory use.
+"""The program of a config: mesh, model, task, optimizer and steps.
 
 To build it, nothing is run or allocated, except to check a chip's fused attention
 (`model.attention.resolve_backend`). `experiment.train_run` trains with it; `tools.preflight`
 compiles it for machines that need not exist.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
-import math
-import os
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,82 +24,10 @@ from bert_jax.config.phases import phases as phases_of
 from bert_jax.heads.base import Head
 from bert_jax.model.attention import resolve_backend
 from bert_jax.model.layers import ModelConfig, Names
-from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import read_system
 from bert_jax.sharding import Layout, Mesh, check_vocabulary
 from bert_jax.train import optimizers, step
 from bert_jax.train.task import Task
-
-# XLA's messages for a program that is too large: on TPUs "Used 25.02G of 15.75G hbm" (the total) or
-# "required for HLO temporaries (37.12G) exceeds available HBM (15.75G)", on GPUs "trying to
-# allocate 3.5GiB".
-_TOO_BIG = re.compile(
-    r'RESOURCE_EXHAUSTED.*(Used|HLO temporaries|allocate) \(?([\d.]+)([KMGT]?)i?B?', re.DOTALL)
-
-
-class Memory(NamedTuple):
-    """Memory of one device while a compiled step runs, in bytes.
-
-    Attributes:
-      arguments: state and batch.
-      outputs: results that do not reuse a donated argument.
-      temporaries: intermediate values.
-      code: the program.
-    """
-
-    arguments: int
-    outputs: int
-    temporaries: int
-    code: int = 0
-
-
-def compile_step(jitted: Any, *arguments: Any) -> tuple[Any | None, Memory]:
-    """Compiles a jitted step for arguments given as shapes with shardings; later calls use it.
-
-    Returns:
-      (The compiled program, or None if the compiler finds it too big; the memory that it needs.)
-    """
-    try:
-        program = jitted.lower(*arguments).compile()
-    except jax.errors.JaxRuntimeError as error:
-        match = _TOO_BIG.search(str(error))
-        if match is None:
-            raise
-        given = device_bytes(arguments)
-        wanted = int(float(match[2]) * 1024 ** ' KMGT'.index(match[3] or ' '))
-        return None, Memory(given, 0, wanted - given * (match[1] == 'Used'))
-    result = program.memory_analysis()
-    return program, Memory(
-        result.argument_size_in_bytes,
-        result.output_size_in_bytes - result.alias_size_in_bytes,
-        result.temp_size_in_bytes, result.generated_code_size_in_bytes)
-
-
-def device_bytes(tree: Any) -> int:
-    """Bytes of one device's share of arrays, or of shapes with shardings."""
-    return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
-    )
-
-
-def device_memory(device: jax.Device, num_local: int) -> int:
-    """Bytes that a program can use on a device.
-
-    If the device does not report them and is of no known kind (a CPU): its share, 1 / `num_local`,
-    of the memory of this machine or container.
-    """
-    # Devices of a topology, which need not exist, raise these errors.
-    with contextlib.suppress(jax.errors.JaxRuntimeError, NotImplementedError):
-        if limit := (device.memory_stats() or {}).get('bytes_limit'):
-            return int(limit)
-    if memory := find_chip(device.device_kind).memory_bytes:
-        return memory
-    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-    of_container = read_system('/sys/fs/cgroup/memory.max')
-    if of_container.isdigit():  # otherwise it is 'max', or the file is missing
-        memory = min(memory, int(of_container))
-    return memory // num_local
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,32 +79,57 @@ def build_program(
     """
     phases = phases_of(config, task.num_examples)
     head = task.make_head(model_config(config, task.vocab_size, mesh))
-    segments = schedule_segments(config, phases)
-    o, total = config.optimizer, sum(phase['steps'] for phase in phases)
-    averaged = parse_duration(o.average, 'optimizer.average', num_examples=task.num_examples,
-                              total=total, batch_size=phases[0]['batch_size'])
     parameters = step.parameters_of(head)
-    frozen = set[Names]().union(
-        *(optimizers.frozen_parameters(pattern, parameters) for pattern in (o.frozen, task.frozen)))
-
-    def optimizer_of(rates: Any) -> tuple[optax.GradientTransformation, optimizers.Schedule]:
-        schedule = optimizers.make_schedule([
-            segment._replace(learning_rate=rates[i]) for i, segment in enumerate(segments)
-        ], o.decay_power, o.decay)
-        return optimizers.make_optimizer(
-            o.name, schedule, parameters, weight_decay=o.weight_decay,
-            b1=o.b1, b2=o.b2, eps=o.eps, layer_decay=o.layer_decay, frozen=frozen, mesh=mesh,
-            arguments=optimizers.optimizer_arguments(o.name, o.arguments),
-            mean_of=(min(averaged, total), total)), schedule
-
-    optimizer, _ = optimizer_of([segment.learning_rate for segment in segments])
+    segments = schedule_segments(config, phases)
+    frozen = _frozen(config, task, parameters)
+    make_optimizer = _optimizer_maker(
+        config, phases, segments, parameters, frozen, mesh, task.num_examples)
+    optimizer, _ = make_optimizer([segment.learning_rate for segment in segments])
     state = step.abstract_state(head, optimizer, mesh)
-    train_step = step.make_train_step(
-        head, optimizer_of, state, mesh, clip_norm=o.clip_norm, frozen=frozen,
-        accumulation_steps=config.train.accumulation_steps)
     return Program(
-        config, task, mesh, phases, head, state, train_step,
-        step.make_eval_step(head, mesh), step.make_init(head, optimizer, mesh), init_weights)
+        config=config, task=task, mesh=mesh, phases=phases, head=head, state=state,
+        train_step=step.make_train_step(
+            head, make_optimizer, state, mesh, clip_norm=config.optimizer.clip_norm,
+            frozen=frozen, accumulation_steps=config.train.accumulation_steps),
+        eval_step=step.make_eval_step(head, mesh),
+        init=step.make_init(head, optimizer, mesh),
+        init_weights=init_weights)
+
+
+def _frozen(config: ConfigDict, task: Task, parameters: optimizers.Parameters) -> set[Names]:
+    """The parameters that are never trained: those of the config, and those of the task."""
+    frozen = optimizers.frozen_parameters(config.optimizer.frozen, parameters)
+    return frozen | optimizers.frozen_parameters(task.frozen, parameters)
+
+
+def _optimizer_maker(
+    config: ConfigDict, phases: list[dict[str, Any]],
+    segments: Sequence[optimizers.ScheduleSegment], parameters: optimizers.Parameters,
+    frozen: set[Names], mesh: Mesh, num_examples: int | None,
+) -> Callable[[Any], tuple[optax.GradientTransformation, optimizers.Schedule]]:
+    """A function from the learning rates of `segments`, perhaps traced, to (optimizer, schedule).
+
+    The rates are arguments of the train step, so runs that differ in them share one compiled step.
+    """
+    options = config.optimizer
+    num_steps = sum(phase['steps'] for phase in phases)
+    averaged = parse_duration(
+        options.average, 'optimizer.average', num_examples=num_examples, total=num_steps,
+        batch_size=phases[0]['batch_size'])
+
+    def make(rates: Any) -> tuple[optax.GradientTransformation, optimizers.Schedule]:
+        with_rates = [segment._replace(learning_rate=rates[i])
+                      for i, segment in enumerate(segments)]
+        schedule = optimizers.make_schedule(with_rates, options.decay_power, options.decay)
+        optimizer = optimizers.make_optimizer(
+            options.name, schedule, parameters, weight_decay=options.weight_decay,
+            b1=options.b1, b2=options.b2, eps=options.eps, layer_decay=options.layer_decay,
+            frozen=frozen, mesh=mesh,
+            arguments=optimizers.optimizer_arguments(options.name, options.arguments),
+            mean_of=(min(averaged, num_steps), num_steps))
+        return optimizer, schedule
+
+    return make
 
 
 def step_inputs(program: Program) -> step.StepInputs:
@@ -214,74 +163,39 @@ def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
     return {name: (steps[name][0], (*steps[name][1], batch)) for name, batch in shapes.items()}
 
 
-def check_memory(
-    program: Program, numbers: Sequence[int], names: Sequence[str] = ('train', 'evaluation')
-) -> None:
-    """Compiles the steps of these phases, for the run to use, and checks that they fit in memory.
-
-    Args:
-      program: of the run.
-      numbers: of the phases, from 0.
-      names: of the steps to check.
-
-    Raises:
-      InputError: a step does not fit.
-    """
-    devices = program.mesh.local_devices
-    limit = device_memory(devices[0], len(devices))
-    for number in numbers:
-        phase = program.phases[number]
-        calls = phase_calls(program, phase)
-        for name in [name for name in names if name in calls]:
-            jitted, arguments = calls[name]
-            needed = sum(compile_step(jitted, *arguments)[1])
-            if name == 'evaluation':  # the optimizer's state stays in memory
-                needed += device_bytes(program.state.opt_state)
-            if needed > limit:
-                remedy = 'lower config.train.eval_batch_size' if name == 'evaluation' else (
-                    _parts_that_fit(program, phase, needed, limit) + "config.model.remat='full'")
-                raise InputError(
-                    f"phase {number + 1} (length {phase['max_seq_length']}, batch "
-                    f"{phase['batch_size']}): {name} needs {needed / 1e9:.1f} GB a device, of "
-                    f'which there are {limit / 1e9:.1f}: {remedy}'
-                    + '; bert_jax.tools.preflight measures such changes without the devices' * (
-                        'evaluation' in calls))
-
-
-def _parts_that_fit(program: Program, phase: dict[str, Any], needed: int, limit: int) -> str:
-    """The remedy for a message: into how many parts to split the batch, if that is enough."""
-    rows, now = phase['packed_rows'] or phase['batch_size'], program.config.train.accumulation_steps
-    shards = Layout(program.mesh).batch_shards
-    fixed = device_bytes(program.state) + device_bytes(program.state.params)  # with the gradients
-    for parts in range(now + 1, rows // shards + 1):
-        about = fixed + (needed - fixed) * now / parts
-        if rows % (shards * parts) == 0 and about <= limit:
-            batch = phase['batch_size'] * now // parts
-            return (f'config.train.accumulation_steps={parts} needs about {about / 1e9:.1f} and '
-                    f'gives the same result; or take a batch of {batch}, or set ')
-    return 'no config.train.accumulation_steps is enough: take a smaller model, or try '
-
-
 def schedule_segments(
     config: ConfigDict, phases: list[dict[str, Any]]
 ) -> list[optimizers.ScheduleSegment]:
     """Segments of the schedule; a phase with its own learning rate begins a new segment."""
     begins = [i for i, phase in enumerate(phases) if i == 0 or phase['learning_rate'] is not None]
-    segments, start = [], 0
+    segments = []
+    start = 0
     for begin, end in itertools.pairwise([*begins, len(phases)]):
         steps = sum(phase['steps'] for phase in phases[begin:end])
-        rate, warmup = phases[begin]['learning_rate'], phases[begin]['warmup']
-        steps_of = functools.partial(parse_duration, num_examples=None, total=steps,
-                                     batch_size=phases[begin]['batch_size'])
-        if rate is None:
-            rate = config.optimizer.learning_rate
-            warmup = steps_of(config.optimizer.warmup, 'optimizer.warmup')
-        decay_from = {'start': 0, 'peak': warmup}.get(config.optimizer.decay_from)
-        if decay_from is None:
-            decay_from = max(warmup, steps_of(config.optimizer.decay_from, 'optimizer.decay_from'))
-        segments.append(optimizers.ScheduleSegment(start, steps, rate, warmup, decay_from))
+        segments.append(_segment(config, phases[begin], start, steps))
         start += steps
     return segments
+
+
+def _segment(
+    config: ConfigDict, first_phase: dict[str, Any], start: int, steps: int
+) -> optimizers.ScheduleSegment:
+    """The segment of `steps` steps from step `start` on, which begins with this phase."""
+    steps_of = functools.partial(
+        parse_duration, num_examples=None, total=steps, batch_size=first_phase['batch_size'])
+    rate = first_phase['learning_rate']
+    warmup = first_phase['warmup']
+    if rate is None:
+        rate = config.optimizer.learning_rate
+        warmup = steps_of(config.optimizer.warmup, 'optimizer.warmup')
+    decay_from = config.optimizer.decay_from
+    if decay_from == 'start':
+        decay_from = 0
+    elif decay_from == 'peak':
+        decay_from = warmup
+    else:
+        decay_from = max(warmup, steps_of(decay_from, 'optimizer.decay_from'))
+    return optimizers.ScheduleSegment(start, steps, rate, warmup, decay_from)
 
 
 def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig:

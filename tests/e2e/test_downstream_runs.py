@@ -26,7 +26,7 @@ from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.runtime.files import as_path
 from bert_jax.tasks.opening import OPENERS
 from bert_jax.tasks.squad_scores import NEVER_ANSWER
-from bert_jax.train import experiment, program
+from bert_jax.train import experiment, memory
 from bert_jax.validation import validate
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import write_run
@@ -133,7 +133,7 @@ def test_a_debug_run_is_three_steps_and_a_part_of_the_evaluation(pretrained, tmp
     args = ('glue.py:cola', f'--config.init_checkpoint={tmp_path}/start', *SHORT,
             f'--config.data.source={tmp_path}/glue', '--config.debug=True',
             '--config.optimizer.frozen=embeddings|layer_0/')
-    with (mock.patch.object(program, 'device_memory', lambda *_: 10**5),
+    with (mock.patch.object(memory, 'device_memory', lambda *_: 10**5),
           pytest.raises(InputError, match=r'batch 8\): train .*accumulation_steps is enough')):
         run(*args, workdir=tmp_path / 'run')
     result, _ = run(*args, workdir=tmp_path / 'run')

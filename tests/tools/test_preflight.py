@@ -14,7 +14,7 @@ from bert_jax.runtime.chips import find_chip
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import preflight
 from bert_jax.tools.preflight_hlo import CompiledText, Schedule, read_schedules, scope_of
-from bert_jax.train.program import Memory, device_bytes
+from bert_jax.train.memory import Memory, device_bytes
 from tests.conftest import ROOT, run_python
 from tests.tiny_runs import TINY
 
@@ -87,7 +87,7 @@ def test_what_does_not_fit_gets_a_change_to_try(sizes, remedy, monkeypatch, tmp_
         total, given = next(needed), device_bytes(arguments)
         return None, Memory(given, 0, total - given)
 
-    monkeypatch.setattr(preflight.programs, 'compile_step', compile_)
+    monkeypatch.setattr(preflight, 'compile_step', compile_)
     (phase,) = run(monkeypatch, tmp_path, 1_000_000, 1)['phases']
     assert not phase['fits'] and phase['bytes_per_chip'] == sizes[0]
     if sizes[0] > 1_000_000:
