@@ -6,7 +6,7 @@ standard error and a record `gate/NAME` in metrics.jsonl with the metric's value
 
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 MEANINGS: Mapping[str, str] = {
@@ -17,15 +17,19 @@ MEANINGS: Mapping[str, str] = {
     'gradient_spike': 'the gradient of a step is far above those before it',
     'repeats': 'much of the text is there more than once',
 }
-_HISTORY, _FEWEST = 100, 20  # steps that a spike is compared with: at most, at least
+# Steps that a spike is compared with.
+_MOST_STEPS = 100
+_LEAST_STEPS = 20
 _GRADIENT_SPIKE = 5.0  # times the median
 # A loss is a spike from so many mean absolute deviations above the median (six are 4.8 standard
 # deviations), but at least so far above it.
-_LOSS_SPIKE, _LEAST_LOSS_SPIKE = 6.0, 0.2
+_LOSS_SPIKE = 6.0
+_LEAST_LOSS_SPIKE = 0.2
 _FIRST_LOSS = 0.5  # largest distance from `chance`; fresh parameters of Large are 0.2 off
 _PLATEAU = 0.1  # least distance below the loss of guessing by frequency
 # Accuracy on masked words: BERT-Large ends near 0.7, and no model has 0.5 in its first tenth.
-_TOO_GOOD, _TOO_GOOD_EARLY = 0.85, 0.5
+_TOO_GOOD = 0.85
+_TOO_GOOD_EARLY = 0.5
 _REPEATED = 0.2  # share of the sentences
 
 
@@ -64,12 +68,15 @@ class Gates:
           masked_from: the step at which the last `causal` phase ends, or 0. Masked words are new to
             the model then, so the plateau gate arms `settled` steps later.
         """
-        self._chance, self._by_frequency, self._settled = chance, by_frequency, settled
+        self._chance = chance
         self._fresh = chance is not None
-        self._repeated, self._phases = repeated, phases
+        self._by_frequency = by_frequency
+        self._settled = settled
+        self._repeated = repeated
+        self._phases = phases
         self._plateau_from = settled + masked_from
-        self._histories: dict[str, deque[float]] = {
-            name: deque(maxlen=_HISTORY) for name in ('gradient', 'loss')}
+        self._gradient_history: deque[float] = deque(maxlen=_MOST_STEPS)
+        self._loss_history: deque[float] = deque(maxlen=_MOST_STEPS)
         self._raised: set[str] = set()  # alarms about states that still last
 
     def trained(
@@ -83,58 +90,86 @@ class Gates:
           means: means of these metrics.
         """
         first = step - len(steps) + 1
-        result = self._lasting(
-            'repeats', self._repeated > _REPEATED, first, self._repeated,
+        alarms = self._check_repeats(first)
+        if steps:
+            alarms += self._check_first_loss(first, float(steps[0]['loss']))
+        gradients = [float(metrics['grad_norm']) for metrics in steps]
+        alarms += self._check_spikes(
+            'gradient', first, gradients, self._gradient_history, _gradient_excess)
+        losses = [float(metrics['loss']) for metrics in steps]
+        alarms += self._check_spikes('loss', first, losses, self._loss_history, _loss_excess)
+        alarms += self._check_plateau(step, _language_model(means, 'loss'))
+        return alarms + self.measured('train', step, means)
+
+    def _check_repeats(self, step: int) -> list[Alarm]:
+        return self._lasting(
+            'repeats', self._repeated > _REPEATED, step, self._repeated,
             f'{self._repeated:.0%} of the sentences of ten tokens or more are repeats: is a part '
             'of the text there twice?')
-        if self._chance is not None and steps:
-            loss, chance, self._chance = float(steps[0]['loss']), self._chance, None
-            result += self._lasting(
-                'first_loss', abs(loss - chance) > _FIRST_LOSS, first, loss,
-                f'the loss is {loss:.2f}, by guessing it is {chance:.2f}: '
-                + ('look at model.initializer_range' if loss > chance
-                   else 'the rows give their answers away'))
-        for name, metric in (('gradient', 'grad_norm'), ('loss', 'loss')):
-            result += self._worst_spike(name, first, [float(s[metric]) for s in steps])
-        loss_of_words = _language_model(means, 'loss')
-        if (self._by_frequency is not None and loss_of_words is not None
-                and step >= self._plateau_from):
-            result += self._lasting(
-                'plateau', loss_of_words > self._by_frequency - _PLATEAU, step, loss_of_words,
-                f'language-model loss {loss_of_words:.2f}, and guessing by frequency has '
-                f'{self._by_frequency:.2f}: it learns nothing from the context yet. Lower the '
-                'rate, lengthen the warm-up, and see whether labels belong to their rows')
-        return [*result, *self.measured('train', step, means)]
 
-    def _worst_spike(self, name: str, first: int, values: Sequence[float]) -> list[Alarm]:
-        """The worst spike among the values of the steps from `first` on, if there is one."""
-        worst, result, history = 0.0, list[Alarm](), self._histories[name]
+    def _check_first_loss(self, step: int, loss: float) -> list[Alarm]:
+        """Compares the loss of the run's first step with that of guessing, once."""
+        if self._chance is None:
+            return []
+        chance = self._chance
+        self._chance = None
+        if loss > chance:
+            hint = 'look at model.initializer_range'
+        else:
+            hint = 'the rows give their answers away'
+        return self._lasting(
+            'first_loss', abs(loss - chance) > _FIRST_LOSS, step, loss,
+            f'the loss is {loss:.2f}, by guessing it is {chance:.2f}: {hint}')
+
+    def _check_plateau(self, step: int, loss_of_words: float | None) -> list[Alarm]:
+        if self._by_frequency is None or loss_of_words is None or step < self._plateau_from:
+            return []
+        return self._lasting(
+            'plateau', loss_of_words > self._by_frequency - _PLATEAU, step, loss_of_words,
+            f'language-model loss {loss_of_words:.2f}, and guessing by frequency has '
+            f'{self._by_frequency:.2f}: it learns nothing from the context yet. Lower the '
+            'rate, lengthen the warm-up, and see whether labels belong to their rows')
+
+    def _check_spikes(
+        self, name: str, first: int, values: Sequence[float], history: deque[float],
+        excess_of: Callable[[float, Sequence[float]], float],
+    ) -> list[Alarm]:
+        """The worst spike among the values of the steps from `first` on, if there is one.
+
+        Args:
+          name: 'gradient' or 'loss'.
+          first: the step of the first value.
+          values: of consecutive steps.
+          history: values of the steps before, within the phase; these are added.
+          excess_of: how far a value lies beyond what is usual by a history; above 0: a spike.
+        """
+        worst = 0.0
+        alarms: list[Alarm] = []
         for step, value in enumerate(values, first):
             if step in self._phases:
                 history.clear()
-            if len(history) >= _FEWEST:
-                usual = statistics.median(history)
-                spread = statistics.fmean(abs(x - usual) for x in history)
-                excess = value - (
-                    _GRADIENT_SPIKE * usual if name == 'gradient' else
-                    usual + max(_LOSS_SPIKE * spread, _LEAST_LOSS_SPIKE))
+            if len(history) >= _LEAST_STEPS:
+                excess = excess_of(value, history)
                 if excess > worst:
-                    worst, result = excess, [Alarm(
+                    worst = excess
+                    alarms = [Alarm(
                         f'{name}_spike', step, value,
-                        f'{name} {value:.3g} at step {step:,}, usually {usual:.3g}: '
+                        f'{name} {value:.3g} at step {step:,}, usually '
+                        f'{statistics.median(history):.3g}: '
                         f'config.train.skip_steps=({step},) trains on others '
                         'in their place, from a checkpoint before it')]
             history.append(value)
-        return result
+        return alarms
 
     def measured(self, kind: str, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Warnings about metrics of training steps ('train') or of an evaluation ('eval')."""
         accuracy = _language_model(metrics, 'accuracy')
         if accuracy is None:
             return []
-        early = self._fresh and step < self._settled
+        is_early = self._fresh and step < self._settled
+        too_good = _TOO_GOOD_EARLY if is_early else _TOO_GOOD
         return self._lasting(
-            'leak', accuracy > (_TOO_GOOD_EARLY if early else _TOO_GOOD), step, accuracy,
+            'leak', accuracy > too_good, step, accuracy,
             f'language-model accuracy ({kind}) {accuracy:.1%}: no words are as easy to guess; do '
             'the rows still hold what is asked, or held-out documents stand in the training text?',
             kind)
@@ -150,6 +185,16 @@ class Gates:
             self._raised.add(key)
             return [Alarm(name, step, value, f'step {step:,}: {line}')]
         return []
+
+
+def _gradient_excess(value: float, history: Sequence[float]) -> float:
+    return value - _GRADIENT_SPIKE * statistics.median(history)
+
+
+def _loss_excess(value: float, history: Sequence[float]) -> float:
+    usual = statistics.median(history)
+    spread = statistics.fmean(abs(x - usual) for x in history)
+    return value - (usual + max(_LOSS_SPIKE * spread, _LEAST_LOSS_SPIKE))
 
 
 def _language_model(metrics: Mapping[str, float], what: str) -> float | None:

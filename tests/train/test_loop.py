@@ -1,7 +1,9 @@
 """The training loop: what is due when, stopping, divergence, phases, resuming."""
 
+import dataclasses
 import time
 import types
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,59 +20,106 @@ from bert_jax.train.task import Phase
 from bert_jax.train.trainer import Intervals, Trainer
 
 MESH = mesh()
+FLOPS_PER_SEQUENCE = 600.0
+ONLY_AT_THE_END = Intervals()
 
 
-class Records(Report):
-    """A report without files that also stands in for Checkpoints; records the order of events."""
+class EventReport(Report):
+    """A report without files that notes when it is written to."""
 
-    def __init__(self):
+    def __init__(self, events):
         super().__init__(None, False, 0)
-        self.events, self.saved, self.written = [], {}, {}
+        self.events = events
+        self.written = {}
 
     def write(self, step, metrics):
-        kind = 'eval' if any(name.startswith('eval/') for name in metrics) else 'log'
+        is_evaluation = any(name.startswith('eval/') for name in metrics)
+        kind = 'eval' if is_evaluation else 'log'
         self.events.append((kind, step))
         self.written[kind, step] = metrics
         self.records.append({'step': step, **metrics})
 
-    def draw(self, **_):
+    def draw(self, least_age=0.0):
         pass
 
-    check = finish = draw
 
-    def set_aside(self, step):
-        self.events.append(('aside', step))
-        return f'step {max([s for s in self.saved if s != step], default=None)} is kept'
+class EventCheckpoints:
+    """Checkpoints in memory that note when they are saved."""
+
+    def __init__(self, events):
+        self.events = events
+        self.saved = {}
 
     def save(self, step, state):
         self.events.append(('save', step))
         self.saved[step] = jax.device_get(state)
+
+    def set_aside(self, step):
+        self.events.append(('aside', step))
+        good = [saved for saved in self.saved if saved != step]
+        return f'step {max(good, default=None)} is kept'
+
+    def check(self):
+        pass
+
+    finish = check
+
+
+@dataclasses.dataclass
+class Run:
+    """What a run of the loop did: see `run_of`."""
+
+    events: list[tuple[str, int]]  # (kind, step), in order
+    report: EventReport
+    checkpoints: EventCheckpoints
+    asked: list[tuple[int, int]]  # (phase, first step) of the batches that were asked for
+    evaluated: list[int]  # phases whose rows were evaluated
+    error: Exception | None = None
+    state: Any = None
+    metrics: Any = None
 
     def steps(self, kind):
         return [step for event, step in self.events if event == kind]
 
 
 @pytest.fixture(scope='module')
-def trainer():
-    """(task, train step, the state to start from), made once."""
+def toy():
+    """The toy task with its train step and the state to start from, made once."""
     optimizer, step = sgd_step(MESH)
-    return Toy(), step, jax.device_get(make_init(Toy(), optimizer, MESH)(0))
+    fresh = jax.device_get(make_init(Toy(), optimizer, MESH)(0))
+    return types.SimpleNamespace(head=Toy(), train_step=step, fresh=fresh)
 
 
-def run_of(trainer, every=(0, 0, 0), steps=(10,), state=None, stop_at=None, bad=None, goodput=None,
-           profile=None, score=None, records=None, **options):
-    """Trains over phases of these numbers of steps; the batch of index `bad` has a NaN."""
-    task, step, fresh = trainer
-    run = types.SimpleNamespace(records=records or Records(), asked=[], evaluated=[], error=None)
+def run_of(
+    toy, intervals=ONLY_AT_THE_END, phases=(10,), *, state=None, stop_at=None,
+    bad_batch=None, score=None, goodput=None, profile=None, events=None, report=None, **options,
+):
+    """Trains over phases of these numbers of steps.
+
+    Args:
+      toy: the fixture.
+      intervals: of the loop.
+      phases: numbers of steps.
+      state: to start from; default: a fresh one.
+      stop_at: the step at which a stop is asked for.
+      bad_batch: index of a batch that has a NaN.
+      score: of every evaluation; default: measured.
+      goodput, profile, report: default: without files.
+      events: list that receives (kind, step).
+      options: of the trainer.
+    """
+    events = [] if events is None else events
+    report = report or EventReport(events)
+    run = Run(events, report, EventCheckpoints(events), asked=[], evaluated=[])
 
     def phase(number, start, end):
         size = 8 * (number + 1)
 
         def batches(first):
             run.asked.append((number, first))
-            for i in range(start + first, end):
-                rows = batch(i, size)
-                if i == bad:
+            for index in range(start + first, end):
+                rows = batch(index, size)
+                if index == bad_batch:
                     rows['y'][0, 0] = np.nan
                 yield jax.device_put(rows)
 
@@ -79,17 +128,17 @@ def run_of(trainer, every=(0, 0, 0), steps=(10,), state=None, stop_at=None, bad=
             measured = float(np.square(params['dense']['kernel']).sum())
             return {'mse': measured if score is None else score}
 
-        return Phase(start, end, size, batches, evaluate, 600.0, f'phase {number}')
+        return Phase(
+            start, end, size, batches, evaluate, FLOPS_PER_SEQUENCE, name=f'phase {number}')
 
+    trainer = Trainer(
+        head=toy.head, train_step=toy.train_step,
+        state=jax.device_put(toy.fresh if state is None else state),
+        phases=[phase(i, sum(phases[:i]), sum(phases[: i + 1])) for i in range(len(phases))],
+        intervals=intervals, checkpoints=run.checkpoints, report=report,
+        goodput=goodput or Goodput('', False, 0, time.time()),
+        profile=profile or Profile(None, ''), should_stop=lambda step: step == stop_at, **options)
     try:
-        trainer = Trainer(
-            head=task, train_step=step,
-            state=jax.device_put(fresh if state is None else state),
-            phases=[phase(i, sum(steps[:i]), sum(steps[: i + 1])) for i in range(len(steps))],
-            intervals=Intervals(*every), checkpoints=run.records, report=run.records,
-            goodput=goodput or Goodput('', False, 0, time.time()),
-            profile=profile or Profile(None, ''),
-            should_stop=lambda step: step == stop_at, **options)
         run.metrics = trainer.run()
         run.state = trainer.state
     except (Diverged, Stopped) as error:
@@ -97,154 +146,238 @@ def run_of(trainer, every=(0, 0, 0), steps=(10,), state=None, stop_at=None, bad=
     return run
 
 
-def same(a, b):
+def at_step(toy, step):
+    return toy.fresh.replace(step=np.int32(step))
+
+
+def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
 
 
-@pytest.mark.parametrize('every, steps, log, evaluate, save', [
-    ((3, 4, 5), 10, [3, 6, 9, 10], [4, 8, 10], [5, 10]), ((100,) * 3, 10, [10], [10], [10]),
-    ((0, 20, 0), 40, [40], [20, 40], [40]),
-    ((0, 20, 0), 41, [41], [20, 41], [41]),  # none just before the last step
-    ((0, 20, 0), 42, [42], [20, 40, 42], [42]),
+@dataclasses.dataclass
+class DueCase:
+    """Intervals of a run, and the steps at which it then logs, evaluates and saves."""
+
+    intervals: Intervals
+    steps: int
+    log: list[int]
+    evaluate: list[int]
+    save: list[int]
+
+
+RARE = Intervals(evaluate=20)
+
+
+@pytest.mark.parametrize('case', [
+    DueCase(Intervals(3, 4, 5), 10, log=[3, 6, 9, 10], evaluate=[4, 8, 10], save=[5, 10]),
+    DueCase(Intervals(100, 100, 100), 10, log=[10], evaluate=[10], save=[10]),
+    DueCase(RARE, 40, log=[40], evaluate=[20, 40], save=[40]),
+    # None just before the last step.
+    DueCase(RARE, 41, log=[41], evaluate=[20, 41], save=[41]),
+    DueCase(RARE, 42, log=[42], evaluate=[20, 40, 42], save=[42]),
 ])
-def test_log_evaluation_and_checkpoint_are_at_their_steps_and_all_at_the_last(
-    trainer, every, steps, log, evaluate, save
-):
-    records = run_of(trainer, every, (steps,)).records
-    assert [records.steps(kind) for kind in ('log', 'eval', 'save')] == [log, evaluate, save]
-    assert [kind for kind, step in records.events if step == steps] == ['log', 'save', 'eval']
+def test_log_evaluation_and_checkpoint_are_at_their_steps_and_all_at_the_last(toy, case):
+    run = run_of(toy, case.intervals, (case.steps,))
+    assert run.steps('log') == case.log
+    assert run.steps('eval') == case.evaluate
+    assert run.steps('save') == case.save
+    assert [kind for kind, step in run.events if step == case.steps] == ['log', 'save', 'eval']
 
 
-def test_intervals_do_not_change_the_result_by_a_bit(trainer):
-    runs = [run_of(trainer, every) for every in ((0, 0, 0), (1, 1, 1), (3, 2, 7))]
-    for run in runs[1:]:
-        same(run.state, runs[0].state)
-        assert run.metrics == runs[0].metrics
-    assert runs[0].state.step == 10
+def test_intervals_do_not_change_the_result_by_a_bit(toy):
+    first = run_of(toy)
+    for intervals in (Intervals(1, 1, 1), Intervals(3, 2, 7)):
+        run = run_of(toy, intervals)
+        assert_same(run.state, first.state)
+        assert run.metrics == first.metrics
+    assert first.state.step == 10
 
 
-def test_a_run_saves_as_time_passes_and_goes_on_from_there_with_the_same_bits(trainer):
-    whole = run_of(trainer)
-    killed = run_of(trainer, (3, 0, 0), save_seconds=1e-9, bad=7)  # every step takes longer
-    assert killed.records.steps('save') == [1, 2, 3, 4, 5, 6, 7]
-    assert run_of(trainer, save_seconds=3600.0).records.steps('save') == [10]
-    resumed = run_of(trainer, state=killed.records.saved[5])
-    same(resumed.state, whole.state)
+def test_a_run_saves_as_time_passes_and_goes_on_from_there_with_the_same_bits(toy):
+    whole = run_of(toy)
+    every_step_is_late = run_of(toy, Intervals(log=3), save_seconds=1e-9, bad_batch=7)
+    assert every_step_is_late.steps('save') == [1, 2, 3, 4, 5, 6, 7]
+    assert run_of(toy, save_seconds=3600.0).steps('save') == [10]
+    resumed = run_of(toy, state=every_step_is_late.checkpoints.saved[5])
+    assert_same(resumed.state, whole.state)
     assert resumed.metrics == whole.metrics
 
 
-def test_a_log_line_has_the_means_and_the_speed_since_the_last_one(trainer):
-    each = run_of(trainer, (1, 0, 0), peak_flops=1e9).records.written
-    some = run_of(trainer, (4, 0, 0)).records.written
+def test_a_log_line_has_the_means_since_the_last_one(toy):
+    each = run_of(toy, Intervals(log=1)).report.written
+    some = run_of(toy, Intervals(log=4)).report.written
     losses = [each['log', step]['train/loss'] for step in range(1, 11)]
     assert len(set(losses)) == 10
     for step, window in ((4, losses[:4]), (8, losses[4:8]), (10, losses[8:])):
         record = some['log', step]
         assert record['train/loss'] == pytest.approx(np.mean(window), rel=1e-6)
         assert record['train/learning_rate'] == each['log', step]['train/learning_rate']
-    # Scores come from sums over the steps, not from means of means.
+
+
+def test_scores_of_a_log_line_come_from_sums_not_from_means_of_means(toy):
+    each = run_of(toy, Intervals(log=1)).report.written
+    some = run_of(toy, Intervals(log=4)).report.written
+    losses = [each['log', step]['train/loss'] for step in range(1, 5)]
     weights = [batch(step)['weights'].sum() for step in range(4)]
-    assert some['log', 4]['train/mse'] == pytest.approx(
-        np.dot(losses[:4], weights) / sum(weights), rel=1e-5)
-    assert 'train/sequences_per_second' not in each['log', 1]  # it compiled
-    assert 'train/mfu' not in some['log', 10]
-    for record in (each['log', step] for step in range(2, 11)):
+    expected = np.dot(losses, weights) / sum(weights)
+    assert some['log', 4]['train/mse'] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_log_line_has_the_speed_since_the_last_one(toy):
+    written = run_of(toy, Intervals(log=1), peak_flops=1e9).report.written
+    assert 'train/sequences_per_second' not in written['log', 1]  # it compiled
+    for step in range(2, 11):
+        record = written['log', step]
         speed = record['train/sequences_per_second']
         assert record['train/tokens_per_second'] == pytest.approx(3 * speed)
-        assert record['train/mfu'] == pytest.approx(speed * 600 / 1e9)
+        assert record['train/mfu'] == pytest.approx(speed * FLOPS_PER_SEQUENCE / 1e9)
         assert record['train/step_seconds'] == pytest.approx(8 / speed)
         assert 0 <= record['train/data_wait'] <= 1
+    without_peak = run_of(toy, Intervals(log=4)).report.written
+    assert 'train/mfu' not in without_peak['log', 10]
 
 
-@pytest.mark.parametrize('bad, every, steps, saved, logged', [
-    (5, (0, 1, 2), (10,), [2, 4], []), (5, (1, 0, 1), (10,), [1, 2, 3, 4, 5], [1, 2, 3, 4, 5]),
-    (4, (0, 0, 4), (10,), [4], []), (0, (0, 0, 0), (10,), [], []), (6, (1, 0, 0), (4, 6), [], None),
+@dataclasses.dataclass
+class DivergenceCase:
+    """A run whose batch `bad_batch` has a NaN, and what is saved and logged of it."""
+
+    bad_batch: int
+    intervals: Intervals
+    phases: tuple[int, ...] = (10,)
+    saved: list[int] = dataclasses.field(default_factory=list)
+    logged: list[int] | None = None  # None: not looked at
+
+
+@pytest.mark.parametrize('case', [
+    DivergenceCase(5, Intervals(evaluate=1, save=2), saved=[2, 4], logged=[]),
+    DivergenceCase(5, Intervals(log=1, save=1), saved=[1, 2, 3, 4, 5], logged=[1, 2, 3, 4, 5]),
+    DivergenceCase(4, Intervals(save=4), saved=[4], logged=[]),
+    DivergenceCase(0, Intervals(), saved=[], logged=[]),
+    DivergenceCase(6, Intervals(log=1), phases=(4, 6), saved=[]),
 ])
-def test_divergence_is_of_the_first_bad_step_and_nothing_is_saved_after_it(
-    trainer, bad, every, steps, saved, logged
-):
+def test_divergence_is_of_the_first_bad_step_and_nothing_is_saved_after_it(toy, case):
     """A checkpoint is no good either if the step after it diverges. Steps count updates done."""
-    run = run_of(trainer, every, steps, bad=bad)
+    run = run_of(toy, case.intervals, case.phases, bad_batch=case.bad_batch)
     assert isinstance(run.error, Diverged)
-    assert str(run.error).startswith(f'step {bad + 1}: loss nan')
-    assert ('No step was done before' in str(run.error)) == (bad == 0)
-    assert run.records.steps('save') == saved
-    assert logged is None or run.records.steps('log') == logged
-    for state in run.records.saved.values():
+    message = str(run.error)
+    assert message.startswith(f'step {case.bad_batch + 1}: loss nan')
+    assert ('No step was done before' in message) == (case.bad_batch == 0)
+    assert run.steps('save') == case.saved
+    if case.logged is not None:
+        assert run.steps('log') == case.logged
+    for state in run.checkpoints.saved.values():
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
-    assert run.records.events[-1] == ('aside', bad)
-    assert str(run.error).endswith(f'step {max(set(saved) - {bad}, default=None)} is kept')
+    assert run.events[-1] == ('aside', case.bad_batch)
+    good = set(case.saved) - {case.bad_batch}
+    assert message.endswith(f'step {max(good, default=None)} is kept')
 
 
-@pytest.mark.parametrize('score, every, step, events', [
-    (np.nan, (0, 4, 2), 4, [('save', 2), ('aside', 4)]),
-    # The last evaluation comes after the last save.
-    (np.inf, (0, 0, 0), 10, [('log', 10), ('save', 10), ('aside', 10)]),
+def test_an_evaluation_that_is_not_finite_is_divergence(toy):
+    run = run_of(toy, Intervals(evaluate=4, save=2), score=np.nan)
+    assert str(run.error).startswith('step 4: the evaluation gives mse nan')
+    assert run.events == [('save', 2), ('aside', 4)]
+
+
+def test_the_last_evaluation_comes_after_the_last_save(toy):
+    run = run_of(toy, score=np.inf)
+    assert str(run.error).startswith('step 10: the evaluation gives mse inf')
+    assert run.events == [('log', 10), ('save', 10), ('aside', 10)]
+
+
+@pytest.mark.parametrize('at', [1, 4, 6, 9])  # 6: the end of the first phase
+def test_stopping_saves_and_a_second_run_goes_on_to_the_same_end(toy, at):
+    whole = run_of(toy, phases=(6, 4))
+    save_is_due_anyway = Intervals(save=at)
+    first = run_of(toy, save_is_due_anyway, phases=(6, 4), stop_at=at)
+    assert isinstance(first.error, Stopped)
+    assert str(at) in str(first.error)
+    assert first.steps('save') == [at]
+    assert first.steps('log')[-1:] == [at]
+    second = run_of(toy, phases=(6, 4), state=first.checkpoints.saved[at])
+    assert_same(second.state, whole.state)
+    assert second.metrics == whole.metrics
+    assert second.steps('log')[0] > at
+
+
+def test_a_run_ends_when_evaluations_do_not_get_better(toy):
+    first_is_best = types.SimpleNamespace(offer=lambda *offered: None, step=lambda: 2)
+    patient = {'best': first_is_best, 'patience': 2}
+    run = run_of(toy, Intervals(evaluate=2), **patient)
+    assert run.steps('eval') == [2, 4, 6]
+    assert run.steps('save') == [6]
+    assert run.state.step == 6
+    again = run_of(
+        toy, Intervals(evaluate=2), report=run.report, events=run.events, state=run.state,
+        **patient)
+    assert again.asked == []  # it does not train on
+    assert again.state.step == 6
+
+
+@dataclasses.dataclass
+class ResumeCase:
+    """A run of phases of 6 and 4 steps that resumes at a step, and what it then does."""
+
+    at: int
+    asked: list[tuple[int, int]]
+    logged: list[int]  # at the end of a phase as well
+    evaluated: list[int]
+
+
+@pytest.mark.parametrize('case', [
+    ResumeCase(0, asked=[(0, 0), (1, 0)], logged=[4, 6, 8, 10], evaluated=[0, 1]),
+    ResumeCase(2, asked=[(0, 2), (1, 0)], logged=[4, 6, 8, 10], evaluated=[0, 1]),
+    ResumeCase(6, asked=[(1, 0)], logged=[8, 10], evaluated=[1]),
+    ResumeCase(8, asked=[(1, 2)], logged=[10], evaluated=[1]),
+    ResumeCase(10, asked=[], logged=[], evaluated=[1]),  # nothing is left to train
 ])
-def test_an_evaluation_that_is_not_finite_is_divergence(trainer, score, every, step, events):
-    run = run_of(trainer, every, score=score)
-    assert str(run.error).startswith(f'step {step}: the evaluation gives mse {score}')
-    assert run.records.events == events
+def test_phases_have_their_own_batches_and_a_resumed_run_those_from_its_place_on(toy, case):
+    run = run_of(toy, Intervals(log=4, evaluate=5), (6, 4), state=at_step(toy, case.at))
+    assert run.asked == case.asked
+    assert run.evaluated == case.evaluated
+    assert run.steps('log') == case.logged
+    assert run.state.step == 10
+    assert 'mse' in run.metrics
 
 
-def test_stopping_saves_and_a_second_run_goes_on_to_the_same_end(trainer):
-    whole = run_of(trainer, steps=(6, 4))
-    for at in (1, 4, 6, 9):  # at the end of the first phase too
-        first = run_of(trainer, (0, 0, at), steps=(6, 4), stop_at=at)  # where a save is due anyway
-        assert isinstance(first.error, Stopped) and str(at) in str(first.error)
-        assert first.records.steps('save') == first.records.steps('log')[-1:] == [at]
-        second = run_of(trainer, steps=(6, 4), state=first.records.saved[at])
-        same(second.state, whole.state)
-        assert second.metrics == whole.metrics
-        assert second.records.steps('log')[0] > at
-
-
-def test_a_run_ends_when_evaluations_do_not_get_better(trainer):
-    best = types.SimpleNamespace(offer=lambda *offered: None, step=lambda: 2)  # the first is best
-    run = run_of(trainer, (0, 2, 0), best=best, patience=2)
-    assert run.records.steps('eval') == [2, 4, 6] and run.state.step == 6
-    assert run.records.steps('save') == [6]
-    again = run_of(trainer, (0, 2, 0), best=best, patience=2, records=run.records, state=run.state)
-    assert again.asked == [] and again.state.step == 6  # it does not train on
-
-
-@pytest.mark.parametrize('at, asked, logged, evaluated', [
-    (0, [(0, 0), (1, 0)], [4, 6, 8, 10], [0, 1]),  # a log line at the end of a phase as well
-    (2, [(0, 2), (1, 0)], [4, 6, 8, 10], [0, 1]), (6, [(1, 0)], [8, 10], [1]),
-    (8, [(1, 2)], [10], [1]), (10, [], [], [1]),  # also where nothing is left to train
-])
-def test_phases_have_their_own_batches_and_a_resumed_run_those_from_its_place_on(
-    trainer, at, asked, logged, evaluated
-):
-    run = run_of(trainer, (4, 5, 0), (6, 4), trainer[-1].replace(step=np.int32(at)))
-    assert (run.asked, run.evaluated) == (asked, evaluated)
-    assert run.records.steps('log') == logged and run.state.step == 10 and 'mse' in run.metrics
-
-
-def test_the_time_of_a_run_is_split_by_cause(trainer, tmp_path):
+def test_the_time_of_a_run_is_split_by_cause(toy, tmp_path):
     """The clock ticks when it is read, so each part of the loop takes time; seconds count once."""
     ticks = iter(range(1, 100_000))
     goodput = Goodput(tmp_path, True, 0, 0.0, clock=lambda: float(next(ticks)))
-    run = run_of(trainer, (2, 4, 5), steps=(6, 4), goodput=goodput)
+    run = run_of(toy, Intervals(2, 4, 5), phases=(6, 4), goodput=goodput)
     seconds = goodput.now()
     assert [cause for cause, spent in seconds.items() if not spent] == ['lost']
     assert sum(seconds.values()) == next(ticks) - 1
-    records = [run.records.written['log', step] for step in run.records.steps('log')]
+    records = [run.report.written['log', step] for step in run.steps('log')]
     for record in records:
         total = sum(value for name, value in record.items() if name.startswith('time/'))
         assert record['train/goodput'] == pytest.approx(record['time/step'] / total)
-    assert [r['time/save'] > 0 for r in records] == [False, False, True, True, True]
+    assert [record['time/save'] > 0 for record in records] == [False, False, True, True, True]
 
 
-@pytest.mark.parametrize(('folder', 'at', 'stop_at', 'traced'), [
-    ('{disk}', 0, None, True), ('{disk}', 3, None, True), ('{disk}', 6, None, False),
-    ('{disk}', 0, 3, True), ('{bucket}/run', 0, None, True)])
-def test_profile_writes_a_trace(trainer, tmp_path, bucket, folder, at, stop_at, traced):
-    fresh, workdir = trainer[-1], files.as_path(folder.format(disk=tmp_path, bucket=bucket))
+@dataclasses.dataclass
+class TraceCase:
+    """A run of 8 steps, of which 2 to 4 are to be traced, and whether a trace is written."""
+
+    traced: bool
+    start: int = 0
+    stop_at: int | None = None
+    in_bucket: bool = False
+
+
+@pytest.mark.parametrize('case', [
+    TraceCase(traced=True),
+    TraceCase(traced=True, start=3),
+    TraceCase(traced=False, start=6),
+    TraceCase(traced=True, stop_at=3),
+    TraceCase(traced=True, in_bucket=True),
+])
+def test_profile_writes_a_trace(toy, tmp_path, bucket, case):
+    workdir = files.as_path(f'{bucket}/run' if case.in_bucket else str(tmp_path))
     profile = Profile((2, 4), workdir)
-    run_of(trainer, (0, 0, 0), (8,), fresh.replace(step=np.int32(at)), stop_at, profile=profile)
+    run_of(toy, phases=(8,), state=at_step(toy, case.start), stop_at=case.stop_at,
+           profile=profile)
     profile.close()  # ends the trace of a run that was stopped
     traces = list(workdir.glob('plugins/profile/*/*.xplane.pb'))
-    assert len(traces) == traced
-    # The steps are in it by number.
-    assert not traced or b'step_num' in traces[0].read_bytes()
+    assert len(traces) == case.traced
+    if case.traced:
+        assert b'step_num' in traces[0].read_bytes()  # the steps are in it by number
