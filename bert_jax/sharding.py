@@ -350,7 +350,7 @@ def to_global(
         return jax.device_put(dict(local_batch), sharding)
 
     def to_devices(local: np.ndarray) -> jax.Array:
-        def shard(index: tuple[slice, ...]) -> np.ndarray:
+        def shard(index: Any) -> np.ndarray:
             start, stop, _ = index[0].indices(batch_size)
             first = int(np.searchsorted(rows, start))
             return local[first : first + stop - start]

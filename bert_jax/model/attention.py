@@ -10,7 +10,7 @@ make no mask. New implementations, and other rules for which tokens attend to wh
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,21 +59,13 @@ def attend(
     # Added to each part: else each part's gradient would be padded to all three and added up.
     q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = (qkv_BxSx3xNxD[:, :, i] + bias_3xNxD[i] for i in range(3))
     if name == 'cudnn':
+        seen_BxSxS = segments_BxS[:, :, None] == segments_BxS[:, None, :]
         return jax.nn.dot_product_attention(
-            q_BxQxNxD, k_BxKxNxD, v_BxKxNxD, implementation='cudnn',
-            mask=(segments_BxS[:, :, None] == segments_BxS[:, None, :])[:, None])
+            q_BxQxNxD, k_BxKxNxD, v_BxKxNxD, implementation='cudnn', mask=seen_BxSxS[:, None])
     # Plain operations, which XLA fuses; scores and softmax are float32.
-    queries_BxQ = segments_BxS
     if wanted_BxP is not None:
         q_BxQxNxD = gather_positions(q_BxQxNxD, wanted_BxP)
-        queries_BxQ = jnp.take_along_axis(segments_BxS, wanted_BxP, axis=1)
-    # exp(-10000) is 0 in every precision, so a sequence is independent of its neighbours.
-    seen_BxQxK = queries_BxQ[:, :, None] == segments_BxS[:, None, :]
-    if config.causal:  # within a packed sequence, the order is that of the row
-        places_S = jnp.arange(segments_BxS.shape[1])
-        places_BxQ = places_S[None] if wanted_BxP is None else wanted_BxP
-        seen_BxQxK &= places_BxQ[:, :, None] >= places_S
-    mask_Bx1xQxK = jnp.where(seen_BxQxK, 0.0, _MASKED_SCORE)[:, None]
+    mask_Bx1xQxK = _mask(segments_BxS, wanted_BxP, causal=config.causal)
     scores_BxNxQxK = jnp.einsum(
         'BQND,BKND->BNQK', q_BxQxNxD, k_BxKxNxD, preferred_element_type=jnp.float32)
     probs_BxNxQxK = jax.nn.softmax(
@@ -86,6 +78,22 @@ def attend(
     return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxKxNxD)
 
 
+def _mask(segments_BxS: jax.Array, wanted_BxP: jax.Array | None, *, causal: bool) -> jax.Array:
+    """What is added to scores [B, 1, Q, K]: 0 where a query sees a key, else `_MASKED_SCORE`.
+
+    exp(-10000) is 0 in every precision, so a sequence is independent of its neighbours.
+    """
+    queries_BxQ = segments_BxS
+    if wanted_BxP is not None:
+        queries_BxQ = jnp.take_along_axis(segments_BxS, wanted_BxP, axis=1)
+    seen_BxQxK = queries_BxQ[:, :, None] == segments_BxS[:, None, :]
+    if causal:  # within a packed sequence, the order is that of the row
+        places_S = jnp.arange(segments_BxS.shape[1])
+        places_BxQ = places_S[None] if wanted_BxP is None else wanted_BxP
+        seen_BxQxK &= places_BxQ[:, :, None] >= places_S
+    return jnp.where(seen_BxQxK, 0.0, _MASKED_SCORE)[:, None]
+
+
 def choose(config: ModelConfig, length: int, drops: bool) -> str:
     """The name of the implementation for rows of `length` tokens, with or without dropout.
 
@@ -96,37 +104,52 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
     if name == 'auto':
         if length >= _KERNEL_FROM and not why_unsupported('kernel', config, length, drops):
             return 'kernel'
-        return 'xla' if why_unsupported('cudnn', config, length, drops) else 'cudnn'
-    # 'xla' is not checked: an export's length is symbolic and cannot be compared.
-    if name != 'xla' and (why := why_unsupported(name, config, length, drops)):
+        if not why_unsupported('cudnn', config, length, drops):
+            return 'cudnn'
+        return 'xla'
+    if name == 'xla':  # not checked: an export's length is symbolic and cannot be compared
+        return name
+    why = why_unsupported(name, config, length, drops)
+    if why:
         raise InputError(f'config.model.attention={name!r} cannot be: {why}; choose auto or xla')
     return name
 
 
 def why_unsupported(name: str, config: ModelConfig, length: int, drops: bool) -> str:
     """Why the fused implementation `name` cannot compute this; '' if it can."""
-    c, platform = config, config.layout.platform
-    heads = c.num_heads // c.layout.tensor_shards
-    fused = (
-        (c.causal, 'it has no left-to-right attention'),
-        (c.dtype != 'bfloat16', f'it is for bfloat16, and this is {c.dtype}'))
-    faults = {
-        'kernel': (
-            (platform != 'tpu', f'it is for TPUs, and this is a {platform}'), *fused,
-            (c.head_dim != HEAD_DIM,
-             f'its heads have {HEAD_DIM} dims, and these have {c.head_dim}'),
-            (heads % 2, f'it takes heads in pairs, and a device has {heads}'),
-            (length > MAX_LENGTH,
-             f'its rows have at most {MAX_LENGTH} tokens, and these have {length}')),
-        'cudnn': (  # jax does not expose its dropout
-            (platform != 'gpu', f'it is for GPUs, and this is a {platform}'), *fused,
-            (c.head_dim % 8 or c.head_dim > 128,
-             f'its heads have a multiple of 8 dims up to 128, and these have {c.head_dim}'),
-            (length % 2, f'its rows have an even number of tokens, and these have {length}'),
-            (drops, f'it has no dropout, and config.model.attention_dropout='
-                    f'{c.attention_dropout} (auto takes it for evaluation)')),
-    }
-    return next((why for fault, why in faults[name] if fault), '')
+    platform = config.layout.platform
+    needed = {'kernel': 'tpu', 'cudnn': 'gpu'}[name]
+    if platform != needed:
+        return f'it is for {needed.upper()}s, and this is a {platform}'
+    if config.causal:
+        return 'it has no left-to-right attention'
+    if config.dtype != 'bfloat16':
+        return f'it is for bfloat16, and this is {config.dtype}'
+    if name == 'kernel':
+        return _why_not_by_kernel(config, length)
+    return _why_not_by_cudnn(config, length, drops)
+
+
+def _why_not_by_kernel(config: ModelConfig, length: int) -> str:
+    if config.head_dim != HEAD_DIM:
+        return f'its heads have {HEAD_DIM} dims, and these have {config.head_dim}'
+    num_heads = config.num_heads // config.layout.tensor_shards
+    if num_heads % 2:
+        return f'it takes heads in pairs, and a device has {num_heads}'
+    if length > MAX_LENGTH:
+        return f'its rows have at most {MAX_LENGTH} tokens, and these have {length}'
+    return ''
+
+
+def _why_not_by_cudnn(config: ModelConfig, length: int, drops: bool) -> str:
+    if config.head_dim % 8 or config.head_dim > 128:
+        return f'its heads have a multiple of 8 dims up to 128, and these have {config.head_dim}'
+    if length % 2:
+        return f'its rows have an even number of tokens, and these have {length}'
+    if drops:  # jax does not expose its dropout
+        return (f'it has no dropout, and config.model.attention_dropout={config.attention_dropout}'
+                ' (auto takes it for evaluation)')
+    return ''
 
 
 def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
@@ -153,43 +176,67 @@ class SelfAttention(nn.Module):
         self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
         layer: jax.Array | int, wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
-        c = self.config
-        qkv, bias = Dense(
-            c, (c.hidden_size,), (3, c.num_heads, c.head_dim), ('embed',), (None, 'heads', None),
-            num_separate=1, name='qkv').product_and_bias(x_BxSxH)
-        qkv = c.layout(qkv, 'batch', None, None, 'heads', None)
+        config = self.config
+        project = Dense(
+            config,
+            in_dims=(config.hidden_size,),
+            out_dims=(3, config.num_heads, config.head_dim),
+            in_axes=('embed',),
+            out_axes=(None, 'heads', None),
+            num_separate=1,
+            name='qkv')
+        qkv, bias = project.product_and_bias(x_BxSxH)
+        qkv = config.layout(qkv, 'batch', None, None, 'heads', None)
         keep = None
         if self.is_mutable_collection('intermediates'):
             keep = functools.partial(self.sow, 'intermediates', 'probabilities')
         return attend(
-            qkv, bias, segments_BxS, rows_Bx2, layer, config=c, wanted_BxP=wanted_BxP, keep=keep)
+            qkv, bias, segments_BxS, rows_Bx2, layer,
+            config=config, wanted_BxP=wanted_BxP, keep=keep)
 
 
 TOLERANCE = 0.03  # of the largest element: bfloat16 keeps 8 bits, and sums are in another order
-_LENGTH = 200  # not a multiple of a kernel's tiles
-# What 'auto' may choose, by platform, and a rate of dropout to compare it at.
-_FUSED = {'tpu': ('kernel', 0.1), 'gpu': ('cudnn', 0.0)}
+_CHECKED_LENGTH = 200  # not a multiple of a kernel's tiles
+
+
+class _Fused(NamedTuple):
+    """The fused implementation that 'auto' may choose on a platform.
+
+    Attributes:
+      name: of the implementation.
+      rate: of dropout, at which it is compared with XLA.
+    """
+
+    name: str
+    rate: float
+
+
+_FUSED = {'tpu': _Fused('kernel', rate=0.1), 'gpu': _Fused('cudnn', rate=0.0)}
 
 
 @functools.cache
 def fused_attention_error() -> str:
     """Why this chip's fused attention is wrong; '' if it is right or the chip has none."""
-    if jax.default_backend() not in _FUSED:
+    fused = _FUSED.get(jax.default_backend())
+    if fused is None:
         return ''
     try:
-        result = max_relative_error(*_FUSED[jax.default_backend()])
-    except Exception as error:  # of the compiler, of many types
-        return first_line(error)
-    if result <= TOLERANCE:
+        error = max_relative_error(fused.name, fused.rate)
+    except Exception as raised:  # of the compiler, of many types
+        return first_line(raised)
+    if error <= TOLERANCE:
         return ''
-    return f'it differs from XLA by {result:.1%} of the largest element'
+    return f'it differs from XLA by {error:.1%} of the largest element'
 
 
 def resolve_backend(attention: str) -> str:
     """`model.attention` for this chip: 'auto' becomes 'xla' if the fused attention is wrong."""
-    if attention != 'auto' or not (why := fused_attention_error()):
+    if attention != 'auto':
         return attention
-    name, _ = _FUSED[jax.default_backend()]
+    why = fused_attention_error()
+    if not why:
+        return attention
+    name = _FUSED[jax.default_backend()].name
     say(f'note: attention is computed by XLA, {name!r} fails on this chip ({why})')
     return 'xla'
 
@@ -203,30 +250,57 @@ def max_relative_error(name: str, rate: float) -> float:
       name: of the implementation.
       rate: of dropout on the probabilities.
     """
+    inputs = _checked_inputs()
+    found = _context_and_gradients(name, rate, inputs)
+    expected = _context_and_gradients('xla', rate, inputs)
+    errors = [
+        float(np.abs(a - b).max() / np.abs(b).max())
+        for a, b in zip(found, expected, strict=True)]
+    return max(errors)
+
+
+class _Inputs(NamedTuple):
+    """Random arguments of `attend`, and a gradient of its result."""
+
+    qkv: jax.Array
+    bias: jax.Array
+    segments: np.ndarray
+    d_context: jax.Array
+
+
+def _checked_inputs() -> _Inputs:
+    """Two rows: one of two sequences, and one with padding, whose gradient is 0."""
     rng = np.random.default_rng(0)
-    shape = (2, _LENGTH, 3, 2, HEAD_DIM)
-    qkv = jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
-    d_context = jnp.asarray(rng.normal(size=(2, _LENGTH, 2, HEAD_DIM)), jnp.bfloat16)
-    segments: Any = np.ones((2, _LENGTH), np.int32)
-    segments[0, 120:], segments[1, 150:] = 2, 0
-    d_context = d_context * (segments > 0)[:, :, None, None]
-    bias = jnp.asarray(rng.normal(size=shape[2:]), jnp.float32)
+    num_heads = 2
+    qkv = rng.normal(size=(2, _CHECKED_LENGTH, 3, num_heads, HEAD_DIM))
+    d_context = rng.normal(size=(2, _CHECKED_LENGTH, num_heads, HEAD_DIM))
+    segments = np.ones((2, _CHECKED_LENGTH), np.int32)
+    segments[0, 120:] = 2
+    segments[1, 150:] = 0
+    bias = rng.normal(size=(3, num_heads, HEAD_DIM))
+    return _Inputs(
+        qkv=jnp.asarray(qkv, jnp.bfloat16),
+        bias=jnp.asarray(bias, jnp.float32),
+        segments=segments,
+        d_context=jnp.asarray(d_context, jnp.bfloat16) * (segments > 0)[:, :, None, None])
+
+
+def _context_and_gradients(name: str, rate: float, inputs: _Inputs) -> list[np.ndarray]:
+    """Context and gradients of its projection, at real tokens, and of the bias; in float64."""
+    config = ModelConfig(
+        vocab_size=8, num_layers=1, hidden_size=2 * HEAD_DIM, num_heads=2, intermediate_size=8,
+        attention_dropout=rate, dtype='bfloat16', attention=name)
     rows = drop.dropout_rows(0, 1, jnp.arange(2))
 
-    def of(name: str) -> list[np.ndarray]:
-        config = ModelConfig(
-            vocab_size=8, num_layers=1, hidden_size=2 * HEAD_DIM, num_heads=2, intermediate_size=8,
-            attention_dropout=rate, dtype='bfloat16', attention=name)
+    def context_of(qkv: jax.Array, bias: jax.Array) -> jax.Array:
+        segments: Any = inputs.segments
+        return attend(qkv, bias, segments, rows, 0, config=config)
 
-        @jax.jit
-        def run(qkv: jax.Array, bias: jax.Array, d_context: jax.Array) -> tuple[jax.Array, ...]:
-            context, pull = jax.vjp(
-                lambda x, b: attend(x, b, segments, rows, 0, config=config), qkv, bias)
-            return context, *pull(d_context)
+    @jax.jit
+    def run(qkv: jax.Array, bias: jax.Array, d_context: jax.Array) -> tuple[jax.Array, ...]:
+        context, pull = jax.vjp(context_of, qkv, bias)
+        return context, *pull(d_context)
 
-        context, d_qkv, d_bias = jax.device_get(run(qkv, bias, d_context))
-        real = segments > 0
-        return [x.astype(np.float64) for x in (context[real], d_qkv[real], d_bias)]
-
-    return max(float(np.abs(a - b).max() / np.abs(b).max())
-               for a, b in zip(of(name), of('xla'), strict=True))
+    context, d_qkv, d_bias = jax.device_get(run(inputs.qkv, inputs.bias, inputs.d_context))
+    real = inputs.segments > 0
+    return [x.astype(np.float64) for x in (context[real], d_qkv[real], d_bias)]

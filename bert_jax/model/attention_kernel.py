@@ -102,6 +102,7 @@ def kernel_attention(
             rows_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer)
         marks.append(column_BxS)
         lines_BxNxS = head_BxN[:, :, None] ^ line_BxS[:, None]
+    attend: Callable[..., jax.Array]
     attend = functools.partial(_on_one_device, rate=rate, interpret=interpret)
     if mesh is not None:
         attend = _split_over(mesh, attend)
@@ -368,10 +369,10 @@ class _Grid:
         return self.rows, self._length, self.pairs * LANES
 
     @property
-    def queries_keys_values(self) -> list[pl.BlockSpec]:
+    def queries_keys_values(self) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
         """The three blocks of a grid step's pairs in an array [B, S, 3H]."""
         steps = self.shape[1]
-        return [self.lanes(part * steps) for part in range(3)]
+        return self.lanes(0), self.lanes(steps), self.lanes(2 * steps)
 
     @property
     def lines(self) -> pl.BlockSpec:
