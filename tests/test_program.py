@@ -88,8 +88,8 @@ def test_fused_attention_is_used_where_a_chip_computes_it_right(
     monkeypatch.setattr(jax, 'default_backend', lambda: platform)
     attention_module.fused_attention_error.cache_clear()
     assert attention_module.resolve_backend('auto') == attention
-    asked_for = attention_module.resolve_backend('kernel')
-    assert asked_for == 'kernel', 'what is asked for is not changed'
+    asked = attention_module.resolve_backend('kernel')
+    assert asked == 'kernel', 'what is asked for is not changed'
     assert words in capsys.readouterr().out
     attention_module.fused_attention_error.cache_clear()
 

@@ -7,19 +7,41 @@ decoding of its outputs. To add a head, write its class and add it to `HEADS`.
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.heads.base import Head, Part
+from bert_jax.heads.base import Head
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
+from bert_jax.heads.tensors import Part
 from bert_jax.heads.tokens import FeatureTagging, QuestionAnswering, Tagging
 
-HEADS: Mapping[str, type[Any]] = {head.name: head for head in (
-    Head, Pretraining, Classification, Regression, MultiLabel, MultipleChoice, Tagging,
-    QuestionAnswering, FeatureTagging,
-)}
-PARTS: tuple[Part, ...] = tuple(dict.fromkeys(
-    part for head in HEADS.values() for parts in head.classes.values() for part in parts))
+_CLASSES: tuple[type[Any], ...] = (
+    Head,
+    Pretraining,
+    Classification,
+    Regression,
+    MultiLabel,
+    MultipleChoice,
+    Tagging,
+    QuestionAnswering,
+    FeatureTagging,
+)
+HEADS: Mapping[str, type[Any]] = {head.name: head for head in _CLASSES}
+
+
+def _distinct_parts() -> tuple[Part, ...]:
+    """The parts that heads consist of, in the order of `HEADS`."""
+    distinct: dict[Part, None] = {}
+    for head in HEADS.values():
+        for parts in head.classes.values():
+            distinct |= dict.fromkeys(parts)
+    return tuple(distinct)
+
+
+PARTS = _distinct_parts()
 
 
 def part_of(name: str) -> Part | None:
     """The part of a head that the named parameter belongs to; None for embeddings and layers."""
-    return next((part for part in PARTS if name.startswith(part.prefix)), None)
+    for part in PARTS:
+        if name.startswith(part.prefix):
+            return part
+    return None

@@ -1,22 +1,19 @@
-"""The base class of all heads: declaration, parameters in files, training on packed rows.
+"""The base class of all heads: declaration and training on packed rows.
 
-    B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels. Dims of
-    parameters in files: V: vocabulary, P: positions, T: segment types, I: intermediate_size,
-    N: heads, D: head_dim, U: half of hidden_size; 2, 3 and 4 are themselves
+    B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels,
+    N: examples of the global batch
 """
 
 import dataclasses
-import math
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 
-from bert_jax.config.bert_config import Format
+from bert_jax.heads.tensors import POOLER, Part
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops
@@ -29,81 +26,6 @@ Keys = jax.Array | None  # dropout keys [B, 2] (`model.dropout.dropout_rows`); N
 Outputs = Mapping[str, Any]
 Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
 Losses = tuple[jax.Array, jax.Array | None]  # losses of examples; which are right
-
-
-class Tensor(NamedTuple):
-    """A parameter: its name here and in the two file formats, and its dims.
-
-    Kernels are [in, out] here and in TF1, [out, in] in Hugging Face files and in TF1's
-    `output_weights`. In files, N and D are one dim, and `{part}` stands for query, key and value,
-    which are fused here.
-
-    Attributes:
-      name: in this package.
-      tf1, huggingface: names in files of these formats.
-      dims: letters of the array's dims here (see above); a comma separates in dims and out dims.
-    """
-
-    name: str
-    tf1: str
-    huggingface: str
-    dims: str
-
-    @classmethod
-    def of(cls, name: str, dims: str, **exceptions: str) -> Self:
-        """A parameter whose names in files follow from ours by rules, except for `exceptions`."""
-        folder, _, leaf = name.replace('/qkv/', '/{part}/').rpartition('/')
-        tf1 = {'scale': 'gamma', 'bias': 'beta'}[leaf] if folder.endswith('LayerNorm') else leaf
-        torch = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}.get(leaf, f'{leaf}.weight')
-        dotted = folder.replace('layer_', 'layer.').replace('/', '.')
-        return cls(name, f'{folder}/{tf1}', f'{dotted}.{torch}', dims)._replace(**exceptions)
-
-    def file_names(self, form: Format) -> tuple[str, ...]:
-        """The names in files of this format: one, or three where query, key and value are apart."""
-        name = self.name if form == 'bert_jax' else getattr(self, form)
-        parts = ('query', 'key', 'value') if '{part}' in name else ('',)
-        return tuple(name.replace('{part}', part) for part in parts)
-
-    def shape(self, form: Format, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of each of `file_names`; `sizes` of dims by letter (`weights.formats.sizes_of`)."""
-        if form == 'bert_jax':
-            return tuple(sizes[dim] for dim in self.dims if dim != ',')
-        groups = self.dims.replace('3', '').split(',')
-        shape = tuple(math.prod(sizes[dim] for dim in group) for group in groups)
-        return shape[::-1] if self.is_transposed(form) else shape
-
-    def from_files(
-        self, form: Format, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]
-    ) -> np.ndarray:
-        """Converts the arrays of `file_names` to the array here, float32 and contiguous."""
-        shape = [sizes[dim] for dim in self.dims if dim not in '3,']
-        arrays = [(x.T if self.is_transposed(form) else x).reshape(shape) for x in arrays]
-        if len(arrays) == 1:
-            return np.ascontiguousarray(arrays[0], np.float32)
-        return np.stack(arrays, axis=self.dims.replace(',', '').index('3'), dtype=np.float32)
-
-    def to_files(self, form: Format, array: np.ndarray) -> list[np.ndarray]:
-        """The inverse of `from_files`; the arrays are contiguous."""
-        dims, (ins, *outs) = self.dims.replace(',', ''), self.dims.replace('3', '').split(',')
-        arrays = np.moveaxis(array, dims.index('3'), 0) if '3' in dims else [array]
-        arrays = [x.reshape(math.prod(x.shape[: len(ins)]), -1) if outs else x.reshape(-1)
-                  for x in arrays]
-        return [np.ascontiguousarray(x.T if self.is_transposed(form) else x) for x in arrays]
-
-    def is_transposed(self, form: Format) -> bool:
-        return (self.name.endswith('/kernel') if form == 'huggingface'
-                else self.tf1.endswith('output_weights'))
-
-
-class Part(NamedTuple):
-    """Parameters that exist together, or not at all: those whose names begin with `prefix`."""
-
-    prefix: str
-    tensors: tuple[Tensor, ...]
-
-
-POOLER = Part('bert/pooler/', (
-    Tensor.of('bert/pooler/dense/kernel', 'H,H'), Tensor.of('bert/pooler/dense/bias', 'H')))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,8 +69,10 @@ class Head:
     @classmethod
     def title(cls) -> str:
         """The head's name in messages and model cards."""
+        if not cls.name:
+            return 'no head'
         name = cls.name.replace('_', '-').replace('pretraining', 'pre-training')
-        return f'a {name} head' if name else 'no head'
+        return f'a {name} head'
 
     @classmethod
     def parts(cls) -> set[Part]:
@@ -178,12 +102,14 @@ class Head:
 
     def init(self, rng: jax.Array) -> Params:
         """Fresh parameters, as `layers.Parameter`s."""
-        tokens = 'input_ids', 'sequence_ids', 'segment_ids', 'position_ids'
-        places_1xK = jnp.zeros((1, self.sequences), jnp.int32)
-        any_shape = dataclasses.replace(self.config, attention='xla')  # no attention kernel
-        return dataclasses.replace(self, config=any_shape).module.init(
-            rng, {name: jnp.ones((1, 8), jnp.int32) for name in tokens}
-            | {'cls_positions': places_1xK, 'masked_lm_positions': places_1xK})['params']
+        tokens = ('input_ids', 'sequence_ids', 'segment_ids', 'position_ids')
+        batch = {name: jnp.ones((1, 8), jnp.int32) for name in tokens}
+        positions_1xK = jnp.zeros((1, self.sequences), jnp.int32)
+        batch['cls_positions'] = positions_1xK
+        batch['masked_lm_positions'] = positions_1xK
+        # The attention kernel does not take every shape of a batch.
+        config = dataclasses.replace(self.config, attention='xla')
+        return dataclasses.replace(self, config=config).module.init(rng, batch)['params']
 
     def losses(self, outputs: Outputs, batch: Batch) -> Losses:
         """(Loss of each example; whether it is right, or None), both with the weights' shape.
@@ -224,19 +150,20 @@ class Head:
 
     def loss_of(self, outputs: Outputs, batch: Batch, totals: Sums) -> tuple[jax.Array, Sums]:
         """The loss of `outputs`; see `loss`."""
-        tokens = jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32))
-        weights, devices = batch[self.weights], 1
+        num_tokens = jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32))
+        num_devices = 1
         if self.compares:
-            batch = {name: x for name, x in batch.items() if x.shape[:2] == weights.shape}
-            (outputs, batch), devices = _global_examples((outputs, batch))
-            weights = batch[self.weights]
+            shape = batch[self.weights].shape
+            examples = {name: x for name, x in batch.items() if x.shape[:2] == shape}
+            (outputs, batch), num_devices = _global_examples((outputs, examples))
+        weights = batch[self.weights]
         losses, correct = self.losses(outputs, batch)
         sums = {'units': jnp.sum(weights), 'loss_sum': jnp.sum(losses * weights)}
         if correct is not None:
             sums['correct'] = jnp.sum(correct * weights)
-        if devices > 1:  # each has the sums of the whole batch, and they will be added up
-            sums = {name: x / devices for name, x in sums.items()}
-        return sums['loss_sum'] / totals['units'], sums | {'tokens': tokens}
+        if num_devices > 1:  # each has the sums of the whole batch, and they will be added up
+            sums = {name: x / num_devices for name, x in sums.items()}
+        return sums['loss_sum'] / totals['units'], sums | {'tokens': num_tokens}
 
     def score(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Metrics by name, from sums over batches."""
@@ -244,25 +171,28 @@ class Head:
 
     def token_flops(self, row_length: int) -> float:
         """FLOPs of training on one token of a row, without dense heads, which are small."""
-        c = self.config
-        bilstm = bilstm_flops(c.hidden_size, c.hidden_size // 2) if c.bilstm else 0.0
-        return 3.0 * (token_flops(c, row_length) + bilstm)
+        forward = token_flops(self.config, row_length)
+        if self.config.bilstm:
+            hidden = self.config.hidden_size
+            forward += bilstm_flops(hidden, hidden // 2)
+        return 3.0 * forward
 
     def outputs_from_hidden(
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
     ) -> dict[str, jax.Array]:
         """The head's outputs by name, float32, from an encoder's outputs; for exports."""
+        read = pooled_BxH if self.needs_pooler() else x_BxSxH
         outputs: dict[str, jax.Array] = {}
         for part in self.parts():
-            x = pooled_BxH if self.needs_pooler() else x_BxSxH
-            outputs |= self.named(self.apply_layer(params, part.prefix.strip('/'), x))
+            logits = self.apply_layer(params, part.prefix.strip('/'), read)
+            outputs |= self.named(logits)
         return outputs
 
     def apply_layer(self, params: Params, layer: str, x: Any) -> jax.Array:
         """Float32 outputs of one of the module's dense layers, such as 'cls/squad', on `x`."""
-        logits: Any = nn.apply(
-            lambda module: operator.attrgetter(layer.replace('/', '.'))(module).logits(x),
-            self.module)({'params': params})
+        find_layer = operator.attrgetter(layer.replace('/', '.'))
+        apply = nn.apply(lambda module: find_layer(module).logits(x), self.module)
+        logits: Any = apply({'params': params})
         return logits
 
 
@@ -288,14 +218,17 @@ ELSEWHERE = -1e30  # score of entries that a softmax leaves out
 
 def _global_examples(tree: Any) -> tuple[Any, int]:
     """Gathers a device's arrays [R, K, ...] to [N, ...] of the global batch; with device count."""
-    axes = tuple(
-        axis for axis in BATCH_AXES if axis in jax.sharding.get_abstract_mesh().manual_axes)
+    manual_axes = jax.sharding.get_abstract_mesh().manual_axes
+    axes = tuple(axis for axis in BATCH_AXES if axis in manual_axes)
 
-    def whole(x: jax.Array) -> jax.Array:
+    def gather(x: jax.Array) -> jax.Array:
         x = x.reshape(-1, *x.shape[2:])
-        return jax.lax.all_gather(x, axes, tiled=True) if axes else x
+        if not axes:
+            return x
+        return jax.lax.all_gather(x, axes, tiled=True)
 
-    return jax.tree.map(whole, tree), jax.lax.axis_size(axes) if axes else 1
+    num_devices = jax.lax.axis_size(axes) if axes else 1
+    return jax.tree.map(gather, tree), num_devices
 
 
 def among_examples(scores_NxM: jax.Array, batch: Batch) -> jax.Array:
@@ -326,10 +259,15 @@ def mean_vectors(x_RxSxH: jax.Array, batch: Batch) -> jax.Array:
 
 def encode(bert: Bert, bilstm: BiLstm | None, batch: Batch, rows_Bx2: Keys) -> jax.Array:
     """Hidden states [B, S, H] of all tokens, from the BiLSTM if there is one."""
-    x_BxSxH = bert(*inputs_of(batch, rows_Bx2), batch.get('cls_positions'))['sequence_output']
-    return x_BxSxH if bilstm is None else bilstm(x_BxSxH, batch['sequence_ids'])
+    outputs = bert(*inputs_of(batch, rows_Bx2), batch.get('cls_positions'))
+    x_BxSxH: jax.Array = outputs['sequence_output']
+    if bilstm is None:
+        return x_BxSxH
+    return bilstm(x_BxSxH, batch['sequence_ids'])
 
 
 def ablation_bilstm(config: ModelConfig) -> BiLstm | None:
     """The BiLSTM between encoder and head if the model has `bilstm` (section 5.1), or None."""
-    return BiLstm(config, config.hidden_size // 2) if config.bilstm else None
+    if not config.bilstm:
+        return None
+    return BiLstm(config, config.hidden_size // 2)

@@ -21,16 +21,15 @@ import scipy.special
 from flax import linen as nn
 
 from bert_jax.heads import base
-from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs, Params, Part, Tensor
+from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs, Params
+from bert_jax.heads.tensors import POOLER, Part, output_layer
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import Dense, ModelConfig
 
-CLASSIFIER = Part('classifier/', (
-    Tensor.of('classifier/kernel', 'H,L', tf1='output_weights'),
-    Tensor.of('classifier/bias', 'L', tf1='output_bias')))
+CLASSIFIER = Part('classifier/', output_layer('classifier', 'L', tf1='', huggingface='classifier'))
 
 
 def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
@@ -91,7 +90,7 @@ class Classification(Head):
     """
 
     name = 'classification'
-    classes = {'BertForSequenceClassification': (base.POOLER, CLASSIFIER)}
+    classes = {'BertForSequenceClassification': (POOLER, CLASSIFIER)}
     labelled = True
     problem_type = 'single_label_classification'
 
@@ -250,7 +249,7 @@ class MultipleChoice(Classification):
     """Softmax over the `num_outputs` choices of an example, `logits` [R, K, C] (section 4.4)."""
 
     name = 'multiple_choice'
-    classes = {'BertForMultipleChoice': (base.POOLER, CLASSIFIER)}
+    classes = {'BertForMultipleChoice': (POOLER, CLASSIFIER)}
     labelled = False
     problem_type = ''
 

@@ -16,17 +16,17 @@ from flax import linen as nn
 from jax import lax
 
 from bert_jax.heads import base
-from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs, Part, Tensor
+from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs
 from bert_jax.heads.classification import CLASSIFIER
+from bert_jax.heads.tensors import Part, output_layer
 from bert_jax.model import dropout as drop
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops
 from bert_jax.model.layers import Dense, ModelConfig, parameter
 
-SPAN = Part('cls/squad/', (
-    Tensor('cls/squad/kernel', 'cls/squad/output_weights', 'qa_outputs.weight', 'H,2'),
-    Tensor('cls/squad/bias', 'cls/squad/output_bias', 'qa_outputs.bias', '2')))
+SPAN = Part(
+    'cls/squad/', output_layer('cls/squad', 2, tf1='cls/squad/', huggingface='qa_outputs'))
 
 
 class SpanHead(nn.Module):

@@ -27,7 +27,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.data.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
 from bert_jax.heads.base import Batch, Params, inputs_of, mean_vectors
-from bert_jax.heads.pretraining import Predictions, Pretraining, masked_lm_logits
+from bert_jax.heads.masked_lm_loss import masked_lm_logits
+from bert_jax.heads.pretraining import Predictions, Pretraining
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig

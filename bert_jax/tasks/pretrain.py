@@ -491,7 +491,7 @@ def _rows_of(phase: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _marked(batch: Mapping[str, Any], phase: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A batch, or its shapes, with the mark by which `Pretraining.of` knows a `causal` phase."""
+    """A batch, or its shapes, with the mark of a `causal` phase for `Pretraining.for_batch`."""
     return dict(batch, causal_loss_mask=batch['example_weights']) if phase.get('causal') else batch
 
 

@@ -2,7 +2,7 @@
 
 One table of parameter names (`bert/encoder/layer_0/...`) serves reading and writing, with an
 unpadded vocabulary; `to_tree` and `from_tree` convert between these parameters and the nested dicts
-that the model takes, with a padded vocabulary. The letters of dims are those of `heads.base`.
+that the model takes, with a padded vocabulary. The letters of dims are those of `heads.tensors`.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.config.bert_config import OPTIONS, Format, fault
 from bert_jax.heads import HEADS, PARTS, part_of
-from bert_jax.heads.base import POOLER, Tensor
+from bert_jax.heads.tensors import POOLER, Dim, Tensor, dense, layer_norm, table
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import (
@@ -39,42 +39,67 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 
 _TITLES: Mapping[Format, str] = {
     'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json'}
-# Names of parameters, with their dims as in `Tensor`.
 _EMBEDDINGS = (
-    ('word_embeddings', 'V,H'), ('position_embeddings', 'P,H'), ('token_type_embeddings', 'T,H'),
-    ('LayerNorm/scale', 'H'), ('LayerNorm/bias', 'H'))
-_LAYER = (
-    ('attention/self/qkv/kernel', 'H,3ND'), ('attention/self/qkv/bias', '3ND'),
-    ('attention/output/dense/kernel', 'ND,H'), ('attention/output/dense/bias', 'H'),
-    ('attention/output/LayerNorm/scale', 'H'), ('attention/output/LayerNorm/bias', 'H'),
-    ('intermediate/dense/kernel', 'H,I'), ('intermediate/dense/bias', 'I'),
-    ('output/dense/kernel', 'I,H'), ('output/dense/bias', 'H'),
-    ('output/LayerNorm/scale', 'H'), ('output/LayerNorm/bias', 'H'))
-# Parameters of a model with `bilstm`, which no other format has.
-_BILSTM = tuple(Tensor(name, name, name, dims) for name, dims in (
-    ('bilstm/kernel', 'H,24U'), ('bilstm/recurrent_kernel', '2U,4U'), ('bilstm/bias', '24U')))
+    table('bert/embeddings/word_embeddings', 'V'),
+    table('bert/embeddings/position_embeddings', 'P'),
+    table('bert/embeddings/token_type_embeddings', 'T'),
+    *layer_norm('bert/embeddings/LayerNorm'),
+)
+
+
+def _layer(name: str) -> list[Tensor]:
+    """The parameters of an encoder layer."""
+    return [
+        *dense(f'{name}/attention/self/qkv', ('H',), ('N', 'D'), fused_qkv=True),
+        *dense(f'{name}/attention/output/dense', ('N', 'D'), ('H',)),
+        *layer_norm(f'{name}/attention/output/LayerNorm'),
+        *dense(f'{name}/intermediate/dense', ('H',), ('I',)),
+        *dense(f'{name}/output/dense', ('I',), ('H',)),
+        *layer_norm(f'{name}/output/LayerNorm'),
+    ]
+
+
+def _without_other_formats(
+    name: str, out_dims: tuple[Dim, ...], in_dims: tuple[Dim, ...] = ()
+) -> Tensor:
+    """A parameter that only run directories store."""
+    return Tensor(name, name, name, out_dims, in_dims)
+
+
+# Parameters of a model with `bilstm`: 2 directions and 4 gates.
+_BILSTM = (
+    _without_other_formats('bilstm/kernel', (2, 4, 'U'), ('H',)),
+    _without_other_formats('bilstm/recurrent_kernel', (4, 'U'), (2, 'U')),
+    _without_other_formats('bilstm/bias', (2, 4, 'U')),
+)
 # Arrays with a row for each token of the vocabulary, which the model pads.
 VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias')
 
 
 def tensors(model: Mapping[str, Any]) -> list[Tensor]:
     """All parameters that a model can have, with any head; `model` as in `Weights`."""
-    return [
-        *(Tensor.of(f'bert/embeddings/{name}', dims) for name, dims in _EMBEDDINGS),
-        *(Tensor.of(f'bert/encoder/layer_{i}/{name}', dims)
-          for i in range(model['num_layers']) for name, dims in _LAYER),
-        *(_BILSTM if model.get('bilstm') else ()),
-        *(tensor for part in PARTS for tensor in part.tensors),
-    ]
+    every = list(_EMBEDDINGS)
+    for i in range(model['num_layers']):
+        every += _layer(f'bert/encoder/layer_{i}')
+    if model.get('bilstm'):
+        every += _BILSTM
+    for part in PARTS:
+        every += part.tensors
+    return every
 
 
 def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
     """The size of each dim, by letter, from the fields of `Weights.model`."""
     return {
-        'V': model['vocab_size'], 'P': model['max_position_embeddings'],
-        'T': model['type_vocab_size'], 'H': model['hidden_size'], 'I': model['intermediate_size'],
-        'N': model['num_heads'], 'D': model['hidden_size'] // model['num_heads'],
-        'U': model['hidden_size'] // 2, 'L': num_labels, '2': 2, '3': 3, '4': 4,
+        'V': model['vocab_size'],
+        'P': model['max_position_embeddings'],
+        'T': model['type_vocab_size'],
+        'H': model['hidden_size'],
+        'I': model['intermediate_size'],
+        'N': model['num_heads'],
+        'D': model['hidden_size'] // model['num_heads'],
+        'U': model['hidden_size'] // 2,
+        'L': num_labels,
     }
 
 

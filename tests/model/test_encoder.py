@@ -11,7 +11,8 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from bert_jax.config import MODEL_SIZES
-from bert_jax.heads.pretraining import Pretraining, masked_lm_logits, masked_lm_loss
+from bert_jax.heads.masked_lm_loss import masked_lm_logits, masked_lm_loss
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import LayerNorm, ModelConfig, declared_parameters, gelu

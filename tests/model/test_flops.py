@@ -9,7 +9,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from bert_jax.config import MODEL_SIZES
 from bert_jax.heads.classification import Classification
-from bert_jax.heads.pretraining import BertForPreTraining, masked_lm_logits
+from bert_jax.heads.masked_lm_loss import masked_lm_logits
+from bert_jax.heads.pretraining import BertForPreTraining
 from bert_jax.heads.tokens import FeatureTagging, Tagging
 from bert_jax.model.flops import token_flops, train_flops
 from bert_jax.model.layers import ModelConfig

@@ -8,7 +8,8 @@ import pytest
 
 from bert_jax.heads.base import cross_entropy
 from bert_jax.heads.classification import BertForSequenceClassification
-from bert_jax.heads.pretraining import PADDING_LOGIT, masked_lm_logits, masked_lm_loss, mlm_chunks
+from bert_jax.heads.masked_lm_loss import masked_lm_logits, masked_lm_loss, mlm_chunks
+from bert_jax.heads.pretraining import PADDING_LOGIT
 from bert_jax.heads.tokens import BertForTokens
 from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import Layout

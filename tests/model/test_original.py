@@ -12,7 +12,8 @@ pytest.importorskip('tensorflow')  # reads the original's files
 
 from bert_jax.data.records import RecordFiles
 from bert_jax.heads.base import cross_entropy
-from bert_jax.heads.pretraining import Pretraining, masked_lm_logits
+from bert_jax.heads.masked_lm_loss import masked_lm_logits
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule

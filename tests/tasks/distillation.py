@@ -22,7 +22,8 @@ import numpy as np
 from bert_jax.config import default_config, finetuning_config
 from bert_jax.heads.base import Batch, Losses, Outputs
 from bert_jax.heads.classification import Classification
-from bert_jax.heads.pretraining import Pretraining, masked_lm_logits
+from bert_jax.heads.masked_lm_loss import masked_lm_logits
+from bert_jax.heads.pretraining import Pretraining
 from bert_jax.predict import load
 from bert_jax.tasks.glue import open_glue, read_glue
 from bert_jax.tasks.opening import OPENERS

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.heads import HEADS
-from bert_jax.heads.pretraining import Predictions, masked_lm_logits
+from bert_jax.heads.masked_lm_loss import masked_lm_logits
+from bert_jax.heads.pretraining import Predictions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.weights.formats import to_tree
