@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -77,7 +78,8 @@ class Head:
     @classmethod
     def parts(cls) -> set[Part]:
         """The parts that any of `classes` has, without the pooler."""
-        return {part for parts in cls.classes.values() for part in parts} - {POOLER}
+        every = itertools.chain.from_iterable(cls.classes.values())
+        return set(every) - {POOLER}
 
     @classmethod
     def needs_pooler(cls) -> bool:

@@ -35,7 +35,8 @@ CLASSIFIER = Part('classifier/', output_layer('classifier', 'L', tf1='', hugging
 def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
     """Last positions [B, K] of sequences 1 to `num` in packed rows; 0 for absent sequences."""
     inside_BxKxS = numbers_BxS[:, None, :] == jnp.arange(1, num + 1)[:, None]
-    return jnp.max(jnp.where(inside_BxKxS, jnp.arange(numbers_BxS.shape[1]), 0), axis=2)
+    positions_S = jnp.arange(numbers_BxS.shape[1])
+    return jnp.max(jnp.where(inside_BxKxS, positions_S, 0), axis=2)
 
 
 class BertForSequenceClassification(nn.Module):
@@ -49,27 +50,30 @@ class BertForSequenceClassification(nn.Module):
     num_labels: int
 
     def setup(self) -> None:
-        c = self.config
-        self.bert = Bert(c)
-        self.bilstm = base.ablation_bilstm(c)
-        self.classifier = Dense(c, (c.hidden_size,), (self.num_labels,), ('embed',), (None,))
+        self.bert = Bert(self.config)
+        self.bilstm = base.ablation_bilstm(self.config)
+        self.classifier = Dense(
+            self.config, (self.config.hidden_size,), (self.num_labels,), ('embed',), (None,))
 
     def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
         first_BxK = batch['cls_positions']
         last_BxK = last_tokens(batch['sequence_ids'], first_BxK.shape[1])
         if self.bilstm is None:
             cls_query_index_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
-            pooled_BxKxH = self.bert(
-                *base.inputs_of(batch, rows_Bx2), cls_query_index_BxK,
-                last_BxK if self.config.causal else first_BxK)['pooled_output']
+            pooled_positions_BxK = last_BxK if self.config.causal else first_BxK
+            inputs = base.inputs_of(batch, rows_Bx2)
+            outputs = self.bert(*inputs, cls_query_index_BxK, pooled_positions_BxK)
+            pooled_BxKxH = outputs['pooled_output']
         else:
             x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2)
             forward_BxSxU, backward_BxSxU = jnp.split(x_BxSxH, 2, axis=-1)
-            pooled_BxKxH = self.bert.pooler(jnp.concatenate([
-                gather_positions(forward_BxSxU, last_BxK),
-                gather_positions(backward_BxSxU, first_BxK)], axis=-1))
-        return self.classifier.logits(drop.dropout(
-            pooled_BxKxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER))
+            forward_BxKxU = gather_positions(forward_BxSxU, last_BxK)
+            backward_BxKxU = gather_positions(backward_BxSxU, first_BxK)
+            final_BxKxH = jnp.concatenate([forward_BxKxU, backward_BxKxU], axis=-1)
+            pooled_BxKxH = self.bert.pooler(final_BxKxH)
+        pooled_BxKxH = drop.dropout(
+            pooled_BxKxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
+        return self.classifier.logits(pooled_BxKxH)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -102,15 +106,16 @@ class Classification(Head):
         return BertForSequenceClassification(self.config, self.num_outputs)
 
     def token_flops(self, row_length: int) -> float:
-        c = self.config
-        if c.bilstm:
+        if self.config.bilstm:
             return super().token_flops(row_length)
         # At most tokens, the last layer only projects to queries, keys and values (see `Bert`).
-        others = token_flops(c, row_length) * (1 - 1 / c.num_layers)
-        return 3.0 * (others + 6 * c.hidden_size**2)
+        others = token_flops(self.config, row_length) * (1 - 1 / self.config.num_layers)
+        projection = 6 * self.config.hidden_size**2
+        return 3.0 * (others + projection)
 
     def losses(self, outputs: Outputs, batch: Batch) -> Losses:
-        logits, labels = outputs['logits'], batch['labels']
+        logits = outputs['logits']
+        labels = batch['labels']
         losses, correct = base.cross_entropy(logits, labels)
         if self.label_smoothing:
             uniform = jax.nn.logsumexp(logits, axis=-1) - jnp.mean(logits, axis=-1)
@@ -135,8 +140,10 @@ class Classification(Head):
     def mean_loss(logits_nxL: np.ndarray, labels: np.ndarray) -> float:
         """The mean loss of examples, except those whose label the model does not have."""
         known_n = np.flatnonzero(labels < logits_nxL.shape[1])
+        if not known_n.size:
+            return 0.0
         likelihood_n = softmax(logits_nxL)[known_n, labels[known_n]]
-        return float(-np.log(np.maximum(likelihood_n, 1e-300)).mean()) if known_n.size else 0.0
+        return float(-np.log(np.maximum(likelihood_n, 1e-300)).mean())
 
     @staticmethod
     def predictions(logits_nxL: np.ndarray) -> np.ndarray:
@@ -153,8 +160,11 @@ class Classification(Head):
         """Predictions with probabilities, for `predict`."""
         best_n = logits_nxL.argmax(axis=1).tolist()
         for row, best in zip(softmax(logits_nxL).tolist(), best_n, strict=True):
-            yield {'label': labels[best], 'probability': row[best],
-                   'probabilities': dict(zip(labels, row, strict=True))}
+            yield {
+                'label': labels[best],
+                'probability': row[best],
+                'probabilities': dict(zip(labels, row, strict=True)),
+            }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +217,8 @@ class MultiLabel(Classification):
     problem_type = 'multi_label_classification'
 
     def losses(self, outputs: Outputs, batch: Batch) -> Losses:
-        logits, labels = outputs['logits'], batch['labels']
+        logits = outputs['logits']
+        labels = batch['labels']
         losses_RxKxL = optax.sigmoid_binary_cross_entropy(logits, labels)
         right_RxK = jnp.all((logits > 0) == (labels > 0.5), axis=-1)
         return jnp.mean(losses_RxKxL, axis=-1), right_RxK.astype(jnp.float32)
@@ -218,14 +229,16 @@ class MultiLabel(Classification):
         if largest:  # the largest probability is that of the largest logit
             return combine(logits_WxL)
         no_WxL = np.logaddexp(0, logits_WxL)  # -log of the probability that a label is absent
-        yes, no = (combine(np.exp(x)) for x in (logits_WxL - no_WxL, -no_WxL))
+        present_nxL = combine(np.exp(logits_WxL - no_WxL))
+        absent_nxL = combine(np.exp(-no_WxL))
         with np.errstate(divide='ignore'):  # a probability of 0
-            return np.log(yes) - np.log(no)
+            return np.log(present_nxL) - np.log(absent_nxL)
 
     @staticmethod
     def mean_loss(logits_nxL: np.ndarray, labels: np.ndarray) -> float:
         x_nxL = np.clip(logits_nxL.astype(np.float64), -700, 700)
-        return float((np.logaddexp(0, x_nxL) - x_nxL * labels[:, : x_nxL.shape[1]]).mean())
+        known_nxL = labels[:, : x_nxL.shape[1]]
+        return float((np.logaddexp(0, x_nxL) - x_nxL * known_nxL).mean())
 
     @staticmethod
     def predictions(logits_nxL: np.ndarray) -> np.ndarray:
@@ -233,15 +246,21 @@ class MultiLabel(Classification):
 
     @staticmethod
     def texts(predictions_n: np.ndarray, labels: Sequence[str]) -> list[str]:
-        # A JSON list if a label contains the separator.
-        join = json.dumps if any(',' in label for label in labels) else ','.join
-        return [join([labels[int(i)] for i in np.flatnonzero(row)]) for row in predictions_n]
+        join: Callable[[list[str]], str] = ','.join
+        if any(',' in label for label in labels):  # the separator
+            join = json.dumps
+        texts = []
+        for row in predictions_n:
+            predicted = [labels[int(i)] for i in np.flatnonzero(row)]
+            texts.append(join(predicted))
+        return texts
 
     @staticmethod
     def described(logits_nxL: np.ndarray, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
         for row in (1 / (1 + np.exp(-logits_nxL))).tolist():
-            yield {'labels': [x for x, p in zip(labels, row, strict=True) if p > 0.5],
-                   'probabilities': dict(zip(labels, row, strict=True))}
+            probabilities = dict(zip(labels, row, strict=True))
+            likely = [label for label, share in zip(labels, row, strict=True) if share > 0.5]
+            yield {'labels': likely, 'probabilities': probabilities}
 
 
 @dataclasses.dataclass(frozen=True)

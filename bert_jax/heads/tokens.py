@@ -35,8 +35,8 @@ class SpanHead(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        c = self.config
-        self.squad = Dense(c, (c.hidden_size,), (2,), ('embed',), (None,))
+        self.squad = Dense(
+            self.config, (self.config.hidden_size,), (2,), ('embed',), (None,))
 
 
 class BertForTokens(nn.Module):
@@ -51,20 +51,21 @@ class BertForTokens(nn.Module):
     span: bool = False
 
     def setup(self) -> None:
-        c = self.config
-        self.bert = Bert(c, pooled=False)
-        self.bilstm = base.ablation_bilstm(c)
+        self.bert = Bert(self.config, pooled=False)
+        self.bilstm = base.ablation_bilstm(self.config)
         if self.span:
-            self.cls = SpanHead(c)
+            self.cls = SpanHead(self.config)
         else:
-            self.classifier = Dense(c, (c.hidden_size,), (self.num_outputs,), ('embed',), (None,))
+            self.classifier = Dense(
+                self.config, (self.config.hidden_size,), (self.num_outputs,), ('embed',), (None,))
 
     def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
         x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2)
         if self.span:
             return self.cls.squad.logits(x_BxSxH)
-        return self.classifier.logits(drop.dropout(
-            x_BxSxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER))
+        x_BxSxH = drop.dropout(
+            x_BxSxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
+        return self.classifier.logits(x_BxSxH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +115,14 @@ class FeatureCombination(nn.Module):
     @nn.compact
     def __call__(self, output: Mapping[str, Any]) -> jax.Array:
         layers = output['layers']
-        single = {'embeddings': 0, 'second_to_last': -2, 'last': -1}
-        if self.combination in single:
-            return (output['embedding_output'], *layers)[single[self.combination]]
+        # A model with one layer has the embeddings second to last.
+        every = (output['embedding_output'], *layers)
+        if self.combination == 'embeddings':
+            return every[0]
+        if self.combination == 'second_to_last':
+            return every[-2]
+        if self.combination == 'last':
+            return every[-1]
         if self.combination == 'concat_last_four':
             return jnp.concatenate(layers[-4:], axis=-1)
         chosen = layers if self.combination == 'weighted_sum_all' else layers[-4:]
@@ -142,19 +148,19 @@ class BertFeatureTagger(nn.Module):
     units: int = 768
 
     def setup(self) -> None:
-        c = self.config
-        self.bert = Bert(c, pooled=False)
+        self.bert = Bert(self.config, pooled=False)
         self.features = FeatureCombination(self.combination)
-        self.bilstm = [BiLstm(c, self.units) for _ in range(2)]
-        self.classifier = Dense(c, (2 * self.units,), (self.num_labels,), (None,), (None,))
+        self.bilstm = [BiLstm(self.config, self.units) for _ in range(2)]
+        self.classifier = Dense(
+            self.config, (2 * self.units,), (self.num_labels,), (None,), (None,))
 
     def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
-        mask_BxS = batch['sequence_ids']
-        x = self.features(lax.stop_gradient(self.bert(*base.inputs_of(batch, None))))
+        frozen = lax.stop_gradient(self.bert(*base.inputs_of(batch, None)))
+        x = self.features(frozen)
         rate = self.config.classifier_dropout
         for i, layer in enumerate(self.bilstm):
             x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, i)
-            x = layer(x, mask_BxS)
+            x = layer(x, batch['sequence_ids'])
         x = drop.dropout(x, rate, rows_Bx2, drop.CLASSIFIER, len(self.bilstm))
         return self.classifier.logits(x)
 
@@ -194,10 +200,16 @@ class FeatureTagging(Tagging):
         return BertFeatureTagger(self.config, self.num_outputs, self.features)
 
     def token_flops(self, row_length: int) -> float:
-        c, units = self.config, BertFeatureTagger.units
-        layers = {'embeddings': 0, 'second_to_last': c.num_layers - 1}.get(
-            self.features, c.num_layers)  # the compiler drops unused layers
-        inputs = c.hidden_size * (
-            min(4, c.num_layers) if self.features == 'concat_last_four' else 1)
-        trained = bilstm_flops(inputs, units) + bilstm_flops(2 * units, units)
-        return layers / c.num_layers * token_flops(c, row_length) + 3.0 * trained
+        num_layers = self.config.num_layers
+        # The compiler drops unused layers.
+        used_layers = num_layers
+        if self.features == 'embeddings':
+            used_layers = 0
+        elif self.features == 'second_to_last':
+            used_layers = num_layers - 1
+        num_inputs = self.config.hidden_size
+        if self.features == 'concat_last_four':
+            num_inputs *= min(4, num_layers)
+        units = BertFeatureTagger.units
+        trained = bilstm_flops(num_inputs, units) + bilstm_flops(2 * units, units)
+        return used_layers / num_layers * token_flops(self.config, row_length) + 3.0 * trained

@@ -23,10 +23,12 @@ from bert_jax.runtime.hashing import FIRST_MULTIPLIER, GOLDEN_RATIO, SECOND_MULT
 
 _U = jnp.uint32
 # Further multipliers, from the same search as those of `runtime.hashing`.
-_M3, _M4 = 0xED5AD4BB, 0xAC4C1B51
+_ROW_MULTIPLIER = 0xED5AD4BB
+_LAYER_MULTIPLIER = 0xAC4C1B51
+_SITE_MULTIPLIER = 0x632BE5AB
 # 1 - 2^18 - 2^20 + 2^24 + 2^27 + 2^29 - 2^31, modulo 2^32. A TPU v4 multiplies by shifts and
 # additions; a search found no fewer terms that keep the corners of rectangles independent.
-_M5 = 0xA8EC0001
+_PLACE_MULTIPLIER = 0xA8EC0001
 
 # The sites of dropout in the model; each has its own masks.
 EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER = range(5)
@@ -43,7 +45,7 @@ def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array
     start = mix(jnp.asarray(seed).astype(_U) ^ _U(GOLDEN_RATIO))
     start = mix(start ^ jnp.asarray(step).astype(_U))
     low_B = mix(start ^ (rows_B.astype(_U) * _U(GOLDEN_RATIO)))
-    high_B = mix(low_B ^ mix(start ^ _U(_M3)))
+    high_B = mix(low_B ^ mix(start ^ _U(_ROW_MULTIPLIER)))
     return jnp.stack([low_B, high_B], axis=-1)
 
 
@@ -66,28 +68,38 @@ def places(
       layer: index of the encoder layer; may be traced.
       lines_BxL: indices of the lines; default: 0, 1, 2, ...
     """
-    place = mix(jnp.asarray(layer).astype(_U) * _U(_M4) + _U(site * 0x632BE5AB & 0xFFFFFFFF))
-    key0 = mix(rows_Bx2[:, :1] ^ place)
-    key1 = mix(rows_Bx2[:, 1:] + place)
+    of_site = _U(site * _SITE_MULTIPLIER & 0xFFFFFFFF)
+    of_layer_and_site = mix(jnp.asarray(layer).astype(_U) * _U(_LAYER_MULTIPLIER) + of_site)
+    first_key_Bx1 = mix(rows_Bx2[:, :1] ^ of_layer_and_site)
+    second_key_Bx1 = mix(rows_Bx2[:, 1:] + of_layer_and_site)
     hashed = []
     for dim, size in enumerate(sizes):
-        # The second key enters between the rounds: with one 32-bit key, two rows could get shifted
-        # copies of the same mask.
         index = jnp.arange(size, dtype=_U)
         if dim == 1 and lines_BxL is not None:
             index = lines_BxL.astype(_U)
-        h = (index + _U(dim << 30)) * _U(GOLDEN_RATIO) + key0
-        h = (h ^ (h >> 16)) * _U(FIRST_MULTIPLIER)
-        h = (h ^ (h >> 15) ^ key1) * _U(SECOND_MULTIPLIER)
-        hashed.append(lax.bitcast_convert_type(h ^ (h >> 16), jnp.int32))
+        hashed.append(_hash(index + _U(dim << 30), first_key_Bx1, second_key_Bx1))
     return hashed
+
+
+def _hash(index: jax.Array, first_key: jax.Array, second_key: jax.Array) -> jax.Array:
+    """Hashes of indices (uint32) as int32.
+
+    The second key enters between the rounds: with one 32-bit key, two rows could get shifted copies
+    of the same mask.
+    """
+    h = index * _U(GOLDEN_RATIO) + first_key
+    h = (h ^ (h >> 16)) * _U(FIRST_MULTIPLIER)
+    h = (h ^ (h >> 15) ^ second_key) * _U(SECOND_MULTIPLIER)
+    return lax.bitcast_convert_type(h ^ (h >> 16), jnp.int32)
 
 
 def kept(place: jax.Array, rate: float) -> jax.Array:
     """Whether elements are kept (bool), by their places (int32, any shape). Kernels call it too."""
     # Signed: a TPU's vector unit has no unsigned comparison.
-    bits = (place ^ lax.shift_right_logical(place, jnp.int32(16))) * jnp.int32(_M5 - 2**32)
-    return bits >= jnp.int32(min(round(rate * 2**32), 2**32 - 1) - 2**31)
+    bits = place ^ lax.shift_right_logical(place, jnp.int32(16))
+    bits = bits * jnp.int32(_PLACE_MULTIPLIER - 2**32)
+    num_dropped = min(round(rate * 2**32), 2**32 - 1)  # of all 2^32 values
+    return bits >= jnp.int32(num_dropped - 2**31)
 
 
 def dropout(
@@ -107,14 +119,20 @@ def dropout(
     """
     if rows_Bx2 is None or rate == 0.0:
         return x
-    *others, lines, columns = (1,) * (3 - x.ndim) + x.shape[1:]
+    shape = x.shape[1:]
+    if len(shape) == 1:
+        shape = (1, *shape)
+    *others, lines, columns = shape
+    ones = [1] * len(others)
     sizes = (columns, lines, math.prod(others))
     # Without the barrier, XLA would fuse the hashing of indices and repeat it for each element.
     column, line, other = lax.optimization_barrier(places(rows_Bx2, sizes, site, layer, lines_BxL))
     other = other.reshape(-1, *others, 1, 1)
-    line = line.reshape(-1, *(1 for _ in others), lines, 1)
-    column = column.reshape(-1, *(1 for _ in others), 1, columns)
-    keep = kept((line ^ other if others else line) + column, rate).reshape(x.shape)
+    line = line.reshape(-1, *ones, lines, 1)
+    column = column.reshape(-1, *ones, 1, columns)
+    if others:
+        line = line ^ other
+    keep = kept(line + column, rate).reshape(x.shape)
     # In float32: 1 / 0.9 is 1.109 in bfloat16.
     scaled = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
     return jnp.where(keep, scaled, jnp.zeros((), x.dtype))
