@@ -6,25 +6,7 @@
 # BERT_JAX_PLATFORM=cpu|tpu|cuda chooses; PYTHON=/path/to/python chooses the interpreter.
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
-_bert_jax_platform() {
-  local device vendor id
-  for device in /sys/bus/pci/devices/*; do
-    { read -r vendor < "$device/vendor" && read -r id < "$device/device"; } 2> /dev/null || continue
-    # Google's PCI devices: these numbers are TPUs (v2 to 7x), others are network cards.
-    case $vendor:$id in
-      0x1ae0:0x0027 | 0x1ae0:0x005[6e] | 0x1ae0:0x006[23f] | 0x1ae0:0x0076) echo tpu && return ;;
-    esac
-  done
-  if [ -e /dev/accel0 ]; then
-    echo tpu
-  elif [ -e /dev/nvidia0 ] || nvidia-smi -L > /dev/null 2>&1; then
-    echo cuda
-  else
-    echo cpu
-  fi
-}
-
-platform=${BERT_JAX_PLATFORM:-$(_bert_jax_platform)}
+platform=${BERT_JAX_PLATFORM:-$(bash launch/platform.sh)}
 case $platform in
   cpu)
     extra=()

@@ -53,37 +53,48 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def needing(purpose: str, package: str = '') -> Iterator[None]:
-    """Turns a failing import into an InputError: `purpose` needs `package`, or the missing one."""
+    """Turns a failing import of the block into an InputError.
+
+    Args:
+      purpose: what needs the package, for the message.
+      package: what to install; '': the package whose import fails.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
-        package = package or str(error.name).partition('.')[0]
-        raise InputError(f'{purpose} needs {package}, which is not installed: python -m pip '
-                         f'install {package}') from None
+        missing = package or str(error.name).partition('.')[0]
+        raise InputError(f'{purpose} needs {missing}, which is not installed: python -m pip '
+                         f'install {missing}') from None
 
 
 def tell(line: str) -> None:
-    """Prints a line on standard error, at once, if standard error takes it."""
+    """Prints a line on standard error, at once, on the host that calls it.
+
+    A line that standard error does not take is lost.
+    """
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
 
 @functools.cache
 def tell_once(line: str) -> None:
-    """Prints a line on standard error unless this process did so before.
+    """Prints a line on standard error, unless this process has printed it there before.
 
-    For what is found wherever a file is read, which one command may do several times.
+    It is for what is found while reading a file, which one command may do several times.
     """
     tell(line)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    """The first line of an exception's message, at most 300 characters; its type if it has none."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]
 
 
 def nearest(word: str, choices: Iterable[Any]) -> str:
     """"did you mean 'x'?" for the most similar choice; where none is similar, all of them."""
     known = [str(choice) for choice in choices]
-    close = difflib.get_close_matches(str(word), known, 1, 0.6)
-    return f'did you mean {close[0]!r}?' if close else 'choose from ' + ', '.join(known)
+    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
+    if close:
+        return f'did you mean {close[0]!r}?'
+    return 'choose from ' + ', '.join(known)

@@ -12,8 +12,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -21,17 +21,29 @@ from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import read_system
 
 _CLUSTER = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
-# Variables by which launchers number processes: (how many, which one).
-_TASK_COUNTS = (
-    ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID'), ('SLURM_STEP_NUM_TASKS', 'SLURM_PROCID'),
-    ('OMPI_COMM_WORLD_SIZE', 'OMPI_COMM_WORLD_RANK'), ('PMI_SIZE', 'PMI_RANK'),
+
+
+class _Launcher(NamedTuple):
+    """The environment variables by which a launcher numbers the processes that it starts."""
+
+    num_tasks: str
+    task: str
+
+
+_LAUNCHERS = (
+    _Launcher(num_tasks='JAX_NUM_PROCESSES', task='JAX_PROCESS_ID'),
+    _Launcher(num_tasks='SLURM_STEP_NUM_TASKS', task='SLURM_PROCID'),
+    _Launcher(num_tasks='OMPI_COMM_WORLD_SIZE', task='OMPI_COMM_WORLD_RANK'),
+    _Launcher(num_tasks='PMI_SIZE', task='PMI_RANK'),
 )
 # Variables of a TPU run on several slices.
 _SLICES = ('MEGASCALE_COORDINATOR_ADDRESS', 'MEGASCALE_NUM_SLICES', 'MEGASCALE_SLICE_ID')
 # Single-host notebooks: looking for a cluster there would only take time.
 _NOTEBOOKS = ('COLAB_RELEASE_TAG', 'COLAB_GPU', 'KAGGLE_KERNEL_RUN_TYPE')
-# PCI devices of vendor 0x1ae0 (Google) that are TPUs: v2 and v3, v4, v5p, v5e, v6e, v7.
-_TPU_DEVICES = ('0x0027', '0x005e', '0x0062', '0x0063', '0x006f', '0x0076')
+_GOOGLE = '0x1ae0'  # as a vendor of PCI devices
+# Its PCI devices that are TPUs: v2 and v3, one without a public name, v4, v5p, v5e, v6e, 7x.
+# launch/platform.sh has the same numbers, for machines where nothing is installed yet.
+TPU_DEVICES = ('0x0027', '0x0056', '0x005e', '0x0062', '0x0063', '0x006f', '0x0076')
 
 VIRTUAL = '--xla_force_host_platform_device_count'  # of XLA_FLAGS
 
@@ -70,33 +82,49 @@ def connect() -> None:
       InputError: this process was started as one of several, and they have not joined; or the
         environment has only some of the variables, perhaps those of another run.
     """
-    for names in (_CLUSTER, _SLICES):
-        missing = [name for name in names if not os.environ.get(name)]
-        if 0 < len(missing) < len(names):
-            raise InputError(f'{", ".join(missing)} is not set in the environment: set '
-                             f'{", ".join(names)}, or none of them')
-    tasks = {size: _whole_number(size) or 1 for size, _ in _TASK_COUNTS}
-    if chips := os.environ.get('TPU_VISIBLE_CHIPS'):  # perhaps of another run; libtpu obeys it
-        tell(f'note: TPU_VISIBLE_CHIPS={chips} is set: this process uses these chips only')
+    _check_complete(_CLUSTER)
+    _check_complete(_SLICES)
+    num_tasks = {launcher: _whole_number(launcher.num_tasks) or 1 for launcher in _LAUNCHERS}
+    visible_chips = os.environ.get('TPU_VISIBLE_CHIPS')
+    if visible_chips:  # perhaps of another run; libtpu obeys it
+        tell(f'note: TPU_VISIBLE_CHIPS={visible_chips} is set: this process uses these chips only')
     # The hosts of a pod come up minutes apart, mostly because installing takes long.
-    arguments: Any = {'initialization_timeout': _whole_number('BERT_JAX_JOIN_SECONDS') or 600}
-    if (process_id := _whole_number('JAX_PROCESS_ID')) is not None:
-        arguments |= {'num_processes': tasks['JAX_NUM_PROCESSES'], 'process_id': process_id}
-    if process_id is not None or not any(name in os.environ for name in _NOTEBOOKS):
-        try:
-            jax.distributed.initialize(**arguments)
-        except ValueError as error:
-            if 'coordinator_address' not in str(error):  # else no cluster: one process runs
-                raise
+    arguments = {'initialization_timeout': _whole_number('BERT_JAX_JOIN_SECONDS') or 600}
+    process_id = _whole_number('JAX_PROCESS_ID')
+    if process_id is not None:
+        arguments['num_processes'] = _whole_number('JAX_NUM_PROCESSES') or 1
+        arguments['process_id'] = process_id
+    is_notebook = any(name in os.environ for name in _NOTEBOOKS)
+    if process_id is not None or not is_notebook:
+        _join_cluster(arguments)
     if count() > 1:
         # CPUs run independent programs in any order, so hosts could enter the collectives of two
         # programs in different orders and deadlock.
         jax.config.update('jax_cpu_enable_async_dispatch', False)
-    for size, number in _TASK_COUNTS:
-        if tasks[size] > 1 and count() == 1:
+        return
+    for launcher, num in num_tasks.items():
+        if num > 1:
+            task = os.environ.get(launcher.task, '?')
             raise InputError(
-                f'this process is task {os.environ.get(number, "?")} of {tasks[size]} ({size}), '
-                f'and they have not joined: start one task, or set {", ".join(_CLUSTER)} for each')
+                f'this process is task {task} of {num} ({launcher.num_tasks}), and they have not '
+                f'joined: start one task, or set {", ".join(_CLUSTER)} for each')
+
+
+def _check_complete(names: Sequence[str]) -> None:
+    """Refuses an environment that has some of these variables and lacks others."""
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing and len(missing) < len(names):
+        raise InputError(f'{", ".join(missing)} is not set in the environment: set '
+                         f'{", ".join(names)}, or none of them')
+
+
+def _join_cluster(arguments: Mapping[str, Any]) -> None:
+    """Initializes jax's processes, unless jax detects no cluster: then this process is alone."""
+    try:
+        jax.distributed.initialize(**arguments)
+    except ValueError as error:
+        if 'coordinator_address' not in str(error):
+            raise
 
 
 def _whole_number(variable: str) -> int | None:
@@ -120,11 +148,13 @@ def check_accelerators() -> None:
     if os.environ.get('JAX_PLATFORMS') or jax.default_backend() != 'cpu':
         return
     kind, _ = chips()
-    if kind != 'cpu':
-        name, extra = {'tpu': ('a TPU', 'tpu'), 'gpu': ('an NVIDIA GPU', 'cuda13')}[kind]
-        raise InputError(
-            f"this machine has {name} and jax {jax.__version__} uses the CPU: pip install "
-            f"'jax[{extra}]=={jax.__version__}', or set JAX_PLATFORMS=cpu to train on the CPU")
+    if kind == 'cpu':
+        return
+    name = {'tpu': 'a TPU', 'gpu': 'an NVIDIA GPU'}[kind]
+    extra = {'tpu': 'tpu', 'gpu': 'cuda13'}[kind]
+    raise InputError(
+        f"this machine has {name} and jax {jax.__version__} uses the CPU: pip install "
+        f"'jax[{extra}]=={jax.__version__}', or set JAX_PLATFORMS=cpu to train on the CPU")
 
 
 def chips() -> tuple[str, list[str]]:
@@ -132,24 +162,50 @@ def chips() -> tuple[str, list[str]]:
 
     Only those that the environment leaves visible; for a CPU, the virtual devices of XLA_FLAGS.
     """
-    tpus = sum(read_system(f'{path}/vendor') == '0x1ae0'
-               and read_system(f'{path}/device') in _TPU_DEVICES
-               for path in glob.glob('/sys/bus/pci/devices/*'))
-    gpus = len(glob.glob('/dev/nvidia[0-9]*'))
-    kind, number, variable = ('tpu', tpus, 'TPU_VISIBLE_CHIPS') if tpus else (
-        'gpu', gpus, 'CUDA_VISIBLE_DEVICES')
-    hidden = kind == 'gpu' and os.environ.get(variable) in ('', '-1')
-    if hidden or not number or os.environ.get('JAX_PLATFORMS') == 'cpu':
-        virtual = re.search(VIRTUAL + '=([0-9]+)', os.environ.get('XLA_FLAGS', ''))
-        kind, number, variable = 'cpu', int(virtual[1]) if virtual else 1, ''
-    visible = os.environ.get(variable, '')
-    return kind, visible.split(',') if visible else [str(i) for i in range(number)]
+    if os.environ.get('JAX_PLATFORMS') != 'cpu':
+        num_tpus = _num_tpus()
+        if num_tpus:
+            return 'tpu', _visible('TPU_VISIBLE_CHIPS', num_tpus)
+        num_gpus = len(glob.glob('/dev/nvidia[0-9]*'))
+        are_hidden = os.environ.get('CUDA_VISIBLE_DEVICES') in ('', '-1')
+        if num_gpus and not are_hidden:
+            return 'gpu', _visible('CUDA_VISIBLE_DEVICES', num_gpus)
+    virtual = re.search(VIRTUAL + '=([0-9]+)', os.environ.get('XLA_FLAGS', ''))
+    return 'cpu', _numbered(int(virtual[1]) if virtual else 1)
 
 
-# To look for a TPU, jax would load an installed libtpu, which prints errors if there is none.
-if (not getattr(jax.config, 'jax_platforms', None) and importlib.util.find_spec('libtpu')
-        and chips()[0] == 'cpu' and not glob.glob('/dev/accel*') + glob.glob('/dev/vfio/*')):
-    jax.config.update('jax_platforms', 'cpu')
+def _num_tpus() -> int:
+    num = 0
+    for path in glob.glob('/sys/bus/pci/devices/*'):
+        if read_system(f'{path}/vendor') == _GOOGLE:
+            num += read_system(f'{path}/device') in TPU_DEVICES
+    return num
+
+
+def _visible(variable: str, num: int) -> list[str]:
+    """The names of the chips in an environment variable; all `num` where it is not set."""
+    names = os.environ.get(variable, '')
+    return names.split(',') if names else _numbered(num)
+
+
+def _numbered(num: int) -> list[str]:
+    return [str(i) for i in range(num)]
+
+
+def _skip_absent_tpu() -> None:
+    """Keeps jax from looking for a TPU where there is none.
+
+    It would load an installed libtpu, which prints errors then.
+    """
+    if getattr(jax.config, 'jax_platforms', None) or not importlib.util.find_spec('libtpu'):
+        return
+    kind, _ = chips()
+    has_device = glob.glob('/dev/accel*') or glob.glob('/dev/vfio/*')
+    if kind == 'cpu' and not has_device:
+        jax.config.update('jax_platforms', 'cpu')
+
+
+_skip_absent_tpu()
 
 
 def share(name: str, make: Callable[[], str]) -> str:
@@ -170,7 +226,11 @@ def exchange(name: str, value: str) -> list[str]:
         return [value]
     key = f'bert_jax/{next(_calls)}/{name}'
     state().client.key_value_set(f'{key}/{index()}', value)
-    return json.loads(share(name, lambda: json.dumps([_get(f'{key}/{i}') for i in range(count())])))
+
+    def gather() -> str:
+        return json.dumps([_get(f'{key}/{host}') for host in range(count())])
+
+    return json.loads(share(name, gather))
 
 
 def barrier(name: str) -> None:
@@ -192,12 +252,15 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
         return
     theirs = json.loads(share(what, lambda: json.dumps(values)))
     ours = json.loads(json.dumps(values))
-    differences = [
-        f'{name} is {theirs.get(name)!r} on host 0 and {ours.get(name)!r} on host {index()}'
-        for name in sorted(set(ours) | set(theirs)) if ours.get(name) != theirs.get(name)]
-    lines = [line for line in exchange(what, '; '.join(differences[:3])) if line]
-    if lines:
-        raise InputError(f'{what} must be the same on all hosts: {lines[0]}')
+    differences = []
+    for name in sorted(set(ours) | set(theirs)):
+        on_first, here = theirs.get(name), ours.get(name)
+        if here != on_first:
+            differences.append(
+                f'{name} is {on_first!r} on host 0 and {here!r} on host {index()}')
+    for line in exchange(what, '; '.join(differences[:3])):
+        if line:
+            raise InputError(f'{what} must be the same on all hosts: {line}')
 
 
 def _get(key: str) -> str:
@@ -211,10 +274,10 @@ def _get(key: str) -> str:
 
 
 def say(line: str) -> None:
-    """Prints on the first host only.
+    """Prints a line on standard output, at once, on the first host only.
 
-    A run outlives the reader of its output, and a full disk there: from then on, nothing more is
-    printed.
+    A run outlives the reader of its output, and a full disk there: where standard output takes no
+    more lines, a note on standard error says so once, and later lines are discarded.
     """
     if not first():
         return

@@ -1,4 +1,4 @@
-"""venv.sh, gke.sh and slurm.sh against stand-ins, and shellcheck over all of launch/."""
+"""The scripts of launch/ against stand-ins for what they call, and shellcheck over all of them."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bert_jax.runtime import hosts
 from tests.conftest import ROOT
 
 FLAGS = ['--', '--config=configs/tiny_pretrain.py', '--workdir=gs://bucket/run',
@@ -37,19 +38,61 @@ def test_shellcheck_finds_nothing():
     assert process.returncode == 0, process.stdout
 
 
-# venv.sh: a machine is a folder with sys/ and dev/, and a python that logs its arguments.
+# platform.sh: a machine is a folder with sys/ and dev/.
+
+def _platform(machine):
+    (machine / 'bin').mkdir(exist_ok=True)
+    if not (machine / 'bin/nvidia-smi').exists():
+        _write(machine / 'bin/nvidia-smi', 'exit 9\n')
+    process = _run([ROOT / 'launch/platform.sh', machine], path=machine / 'bin')
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.mark.parametrize('vendor, device, platform', [
+    pytest.param('0x1ae0', '0x0063', 'tpu', id='v5e'),
+    pytest.param('0x1ae0', '0x0042', 'cpu', id="Google's network card"),
+    pytest.param('0x8086', '0x0063', 'cpu', id='another vendor'),
+])
+def test_a_tpu_is_known_by_its_pci_device(tmp_path, vendor, device, platform):
+    folder = tmp_path / 'sys/bus/pci/devices/0000:00:05.0'
+    folder.mkdir(parents=True)
+    (folder / 'vendor').write_text(vendor + '\n')
+    (folder / 'device').write_text(device + '\n')
+    assert _platform(tmp_path) == f'{platform}\n'
+
+
+@pytest.mark.parametrize('device, platform', [('accel0', 'tpu'), ('nvidia0', 'cuda')])
+def test_an_accelerator_is_known_by_its_device_file(tmp_path, device, platform):
+    (tmp_path / 'dev').mkdir()
+    (tmp_path / 'dev' / device).touch()
+    assert _platform(tmp_path) == f'{platform}\n'
+
+
+def test_a_gpu_is_known_by_a_driver_that_answers(tmp_path):
+    _write(tmp_path / 'bin/nvidia-smi', 'exit 0')
+    assert _platform(tmp_path) == 'cuda\n'
+
+
+def test_a_machine_without_an_accelerator_is_a_cpu(tmp_path):
+    assert _platform(tmp_path) == 'cpu\n'
+
+
+def test_the_scripts_and_the_program_know_the_same_tpus():
+    script = (ROOT / 'launch/platform.sh').read_text()
+    numbers, = re.findall(r"(?m)^tpus='(.*)'$", script)
+    assert tuple(numbers.split()) == hosts.TPU_DEVICES
+
+
+# venv.sh: a machine is a folder with a platform.sh and a python that logs its arguments.
 
 @pytest.fixture
 def machine(tmp_path):
-    script = (ROOT / 'launch' / 'venv.sh').read_text()
     (tmp_path / 'launch').mkdir()
-    (tmp_path / 'launch' / 'venv.sh').write_text(
-        script.replace('/sys/', f'{tmp_path}/sys/').replace(' /dev/a', f' {tmp_path}/dev/a')
-        .replace(' /dev/nv', f' {tmp_path}/dev/nv'))
+    shutil.copy(ROOT / 'launch/venv.sh', tmp_path / 'launch')
+    _set_platform(tmp_path, 'cpu')
     (tmp_path / 'requirements.txt').write_text('jax==1\n')
-    (tmp_path / 'dev').mkdir()
-    _write(tmp_path / 'bin' / 'nvidia-smi', 'exit 9\n')
-    _write(tmp_path / 'bin' / 'uv', 'exit 9\n')
+    _write(tmp_path / 'bin/uv', 'exit 9\n')
     _write(tmp_path / 'python', f"""
         echo "$*" >> {tmp_path}/calls
         if [ "$1" = -c ]; then echo "${{VERSION:-3.11}}"; fi
@@ -60,44 +103,50 @@ def machine(tmp_path):
     return tmp_path
 
 
+def _set_platform(machine, platform):
+    _write(machine / 'launch/platform.sh', f'echo {platform}\n')
+
+
 def _source(machine, **environment):
     return _run(['bash', '-euo', 'pipefail', '-c', '. launch/venv.sh; echo "active: $active"'],
                 path=machine / 'bin', cwd=machine, PYTHON=str(machine / 'python'), **environment)
 
 
-def _pci(machine, vendor, device):
-    folder = machine / 'sys/bus/pci/devices/0000:00:05.0'
-    folder.mkdir(parents=True)
-    (folder / 'vendor').write_text(vendor + '\n')
-    (folder / 'device').write_text(device + '\n')
+def _arguments_of_pip(machine):
+    """The arguments of the last call of pip."""
+    last = (machine / 'calls').read_text().splitlines()[-1]
+    assert last.startswith('-m pip install ')
+    return last
 
 
-@pytest.mark.parametrize(('prepare', 'environment', 'platform'), [
-    (lambda m: None, {}, 'cpu'),
-    (lambda m: _pci(m, '0x1ae0', '0x0063'), {}, 'tpu'),  # v5e
-    (lambda m: _pci(m, '0x1ae0', '0x0042'), {}, 'cpu'),  # Google's network card
-    (lambda m: _pci(m, '0x8086', '0x0063'), {}, 'cpu'),
-    (lambda m: (m / 'dev/accel0').touch(), {}, 'tpu'),
-    (lambda m: (m / 'dev/nvidia0').touch(), {}, 'cuda'),
-    (lambda m: _write(m / 'bin/nvidia-smi', 'exit 0'), {}, 'cuda'),
-    (lambda m: (m / 'dev/nvidia0').touch(), {'BERT_JAX_PLATFORM': 'cpu'}, 'cpu'),
-    (lambda m: None, {'BERT_JAX_PLATFORM': 'tpu'}, 'tpu'),
-])
-def test_venv_installs_jax_for_what_the_machine_has(machine, prepare, environment, platform):
-    prepare(machine)
-    process = _source(machine, **environment)
+@pytest.mark.parametrize('platform, extra', [
+    ('cpu', ''), ('tpu', ' -e .[tpu]'), ('cuda', ' -e .[cuda]')])
+def test_venv_installs_jax_for_what_the_machine_has(machine, platform, extra):
+    _set_platform(machine, platform)
+    process = _source(machine)
     assert process.stdout.splitlines() == [
         f'installing requirements for {platform} into .venv (once, a few minutes) ...',
         'active: yes']
-    extra = '' if platform == 'cpu' else f' -e .[{platform}]'
-    installed = (machine / 'calls').read_text().splitlines()[-1]
-    assert installed.startswith('-m pip install ')
-    assert installed.endswith(f' -r requirements.txt{extra}')
-    assert _source(machine, **environment).stdout == 'active: yes\n'  # nothing is installed twice
+    assert _arguments_of_pip(machine).endswith(f' -r requirements.txt{extra}')
+
+
+@pytest.mark.parametrize('found, chosen, extra', [
+    ('cuda', 'cpu', ''), ('cpu', 'tpu', ' -e .[tpu]')])
+def test_venv_installs_jax_for_the_platform_that_is_chosen(machine, found, chosen, extra):
+    _set_platform(machine, found)
+    process = _source(machine, BERT_JAX_PLATFORM=chosen)
+    assert process.stdout.startswith(f'installing requirements for {chosen} into .venv')
+    assert _arguments_of_pip(machine).endswith(f' -r requirements.txt{extra}')
+
+
+def test_venv_installs_again_only_if_requirements_or_the_platform_change(machine):
+    assert _source(machine).stdout.startswith('installing')
+    assert _source(machine).stdout == 'active: yes\n'
     (machine / 'requirements.txt').write_text('jax==2\n')
-    assert _source(machine, **environment).stdout.startswith('installing requirements')
-    assert _source(machine, BERT_JAX_PLATFORM='cuda').stdout.startswith('installing') == (
-        platform != 'cuda')
+    assert _source(machine).stdout.startswith('installing requirements')
+    assert _source(machine).stdout == 'active: yes\n'
+    assert _source(machine, BERT_JAX_PLATFORM='cuda').stdout.startswith('installing')
+    assert _source(machine, BERT_JAX_PLATFORM='cuda').stdout == 'active: yes\n'
 
 
 def test_venv_is_installed_by_uv_where_there_is_one(machine):
