@@ -14,6 +14,7 @@ way, and so deleted its claim, at once.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bert_jax.runtime import files
@@ -29,7 +30,16 @@ from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, as_path, children, read_system, write_new, write_whole
 
 SECONDS = 30.0  # a claim that has not changed for this long is dead
-_BEAT_SECONDS = 5.0
+BEAT_SECONDS = 5.0  # between two changes by the holder
+_LOOK_SECONDS = 0.2  # between two looks of a process that waits
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """Another process's claim as it was read, and since when it has been the same."""
+
+    content: Mapping[str, Any]
+    since: float
 
 
 class Claim:
@@ -45,11 +55,15 @@ class Claim:
         """`folder` must exist, unless it is in a bucket."""
         self._folder = as_path(folder)
         self._content: dict[str, Any] = {
-            'token': secrets.token_hex(8), 'host': platform.node(), 'pid': os.getpid(),
-            'machine': _machine(), 'started': _started(os.getpid()), 'beat': 0,
+            'token': secrets.token_hex(8),
+            'host': platform.node(),
+            'pid': os.getpid(),
+            'machine': _machine(),
+            'started': _started(os.getpid()),
+            'beat': 0,
         }
         self._number = 0  # of our claim
-        self._seen: tuple[Any, float] = None, 0.0  # another's claim, and since when it is unchanged
+        self._seen: _Seen | None = None
         self._ended = threading.Event()
         self.lost = False
         self.holder = ''
@@ -65,12 +79,10 @@ class Claim:
         last = max(numbers, default=0)
         if last and not self._is_dead(last):
             return False
-        path = self._path(last + 1)
-        if not write_new(path, json.dumps(self._content)) and (
-                _read(path).get('token') != self._content['token']):
-            return False  # another was quicker; if the token is ours, only the reply was lost
-        if last and (again := _read(self._path(last))) and again != self._seen[0]:
-            path.unlink(missing_ok=True)  # the claim that seemed dead has changed
+        if not self._create(last + 1):
+            return False  # another was quicker
+        if last and self._is_alive_again(last):
+            self._path(last + 1).unlink(missing_ok=True)
             return False
         for number in numbers:
             self._path(number).unlink(missing_ok=True)
@@ -94,7 +106,7 @@ class Claim:
         """Gives the folder back, if this process has it."""
         self._ended.set()
         if self._number and not self.lost:
-            self._thread.join(_BEAT_SECONDS)  # a beat in progress would write the claim again
+            self._thread.join(BEAT_SECONDS)  # a beat in progress would write the claim again
             with contextlib.suppress(OSError):
                 self._path(self._number).unlink(missing_ok=True)
         self._number = 0
@@ -103,25 +115,55 @@ class Claim:
         return self._folder / f'.claim-{number}'
 
     def _numbers(self) -> list[int]:
-        return [int(match[1]) for path in children(self._folder)
-                if (match := re.fullmatch(r'\.claim-(\d+)', path.name))]
+        """The numbers of all claims in the folder."""
+        numbers = []
+        for path in children(self._folder):
+            match = re.fullmatch(r'\.claim-(\d+)', path.name)
+            if match:
+                numbers.append(int(match[1]))
+        return numbers
+
+    def _create(self, number: int) -> bool:
+        """Creates our claim; False if another process has created the one of this number."""
+        path = self._path(number)
+        if write_new(path, json.dumps(self._content)):
+            return True
+        # If the token is ours, only the reply was lost.
+        return _read(path).get('token') == self._content['token']
 
     def _is_dead(self, number: int) -> bool:
-        """Whether the holder of a claim is known to be gone."""
-        content, now = _read(self._path(number)), time.monotonic()
-        before, since = self._seen
-        if content != before:
-            self.known_alive = before is not None and content.get('token') == before.get('token')
-            self._seen, since = (content, now), now
-        self.holder = (f"process {content.get('pid', '?')} on "
-                       f"{content.get('host', 'another machine')}")
-        if self._content['machine'] and content.get('machine') == self._content['machine']:
-            self.known_alive = _started(content.get('pid')) == content.get('started') is not None
+        """Whether the holder of a claim is known to be gone; also sets what is known of it."""
+        seen = self._look(number)
+        content = seen.content
+        pid = content.get('pid', '?')
+        self.holder = f"process {pid} on {content.get('host', 'another machine')}"
+        machine = self._content['machine']
+        if machine and content.get('machine') == machine:
+            started = _started(content.get('pid'))
+            self.known_alive = started is not None and started == content.get('started')
             return not self.known_alive
-        return now - since > SECONDS
+        return time.monotonic() - seen.since > SECONDS
+
+    def _look(self, number: int) -> _Seen:
+        """Reads another's claim; its holder is alive if it has changed since the last look."""
+        content = _read(self._path(number))
+        before = self._seen
+        if before is not None and content == before.content:
+            return before
+        self.known_alive = before is not None and (
+            content.get('token') == before.content.get('token'))
+        self._seen = _Seen(content, since=time.monotonic())
+        return self._seen
+
+    def _is_alive_again(self, number: int) -> bool:
+        """Whether a claim that seemed dead has changed since."""
+        assert self._seen is not None
+        content = _read(self._path(number))
+        return bool(content) and content != self._seen.content
 
     def _beat(self) -> None:
-        while not self._ended.wait(_BEAT_SECONDS):
+        """Rewrites our claim from time to time, until it is released or lost."""
+        while not self._ended.wait(BEAT_SECONDS):
             self._content['beat'] += 1
             with contextlib.suppress(Exception):  # of many libraries; the next beat tries again
                 if max(self._numbers(), default=0) != self._number:
@@ -141,17 +183,18 @@ def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
     Raises:
       InputError: another process is at work in it.
     """
-    claim, reported = Claim(folder), False
+    claim = Claim(folder)
+    has_reported = False
     while not claim.attempt():
         if claim.known_alive:
             raise InputError(
                 f'{folder}: {claim.holder} is at work on this {what}: wait until it has ended, '
                 'or give another --workdir')
-        if claim.holder and not reported:
-            reported = True
+        if claim.holder and not has_reported:
+            has_reported = True
             tell(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at work '
                  f'on this {what}')
-        time.sleep(0.2)
+        time.sleep(_LOOK_SECONDS)
     try:
         yield claim
     finally:
@@ -166,7 +209,9 @@ def holder(folder: str | os.PathLike[str]) -> str:
     """
     claim = Claim(folder)
     last = max(claim._numbers(), default=0)
-    return '' if not last or claim._is_dead(last) else claim.holder
+    if not last or claim._is_dead(last):
+        return ''
+    return claim.holder
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -179,10 +224,15 @@ def _read(path: Path) -> dict[str, Any]:
 def _machine() -> str | None:
     """Identifies this boot of the machine and PID namespace, in which process ids are unique."""
     boot = read_system('/proc/sys/kernel/random/boot_id')
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}" if boot else None
+    if not boot:
+        return None
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _started(pid: Any) -> str | None:
     """The start time of a process of this machine; None if no process has the number."""
-    fields = read_system(f'/proc/{pid}/stat').rpartition(')')[2].split()
-    return None if not fields or fields[0] == 'Z' else fields[19]
+    after_name = read_system(f'/proc/{pid}/stat').rpartition(')')[2]
+    fields = after_name.split()
+    if not fields or fields[0] == 'Z':  # a zombie has ended
+        return None
+    return fields[19]
