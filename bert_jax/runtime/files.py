@@ -230,7 +230,7 @@ def read_json(path: Path, wanted_for: str, kind: type = dict) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f'{path} cannot be read as JSON ({error}): {wanted_for}') from None
     if not isinstance(value, kind):
-        what = {dict: 'object', list: 'list'}[kind]
+        what = 'object' if kind is dict else 'list'
         raise InputError(f'{path} holds no JSON {what}: {wanted_for}')
     return value
 

@@ -12,55 +12,50 @@ also agrees on a step, but does not name the host that failed.
 
 import contextlib
 import faulthandler
-import json
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import NoReturn
 
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Stopped, first_line
 from bert_jax.runtime.files import Path, write_whole
+from bert_jax.runtime.verdict import (
+    SILENCE_SECONDS,
+    Failure,
+    Judge,
+    Report,
+    StepTimes,
+    Verdict,
+)
 
-# A host without a heartbeat for this long counts as dead: in training, and before its first step.
-SILENCE_SECONDS, SILENCE_AT_START_SECONDS = 30.0, 300.0
-# A run counts as hung after this long without a step, or the time of this many usual steps if that
-# is longer.
-STILL_SECONDS, _STILL_STEPS = 600.0, 20
-_WATCHED = ('step', 'data', 'profile')  # compilation, evaluation and saves have no time limit
+# Causes of `Goodput` under which a step must end; compilation, evaluation and saves have no limit.
+_WATCHED = ('step', 'data', 'profile')
+_TURN_SECONDS = 0.5  # between two reports
 _PATIENCE_SECONDS = 10.0  # that the main thread gets to handle a signal before the first step
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _BEFORE = 'stopped before the first step; start again and it goes on where it was'
-# The report of a host that has not posted one.
-_SILENT: dict[str, Any] = {'beat': 0, 'step': None, 'asked': False, 'bound': None, 'fault': None,
-                           'still': 0.0, 'usual': 0.0}
+_REPORTS_KEY = 'bert_jax/live/'  # followed by the host
+_VERDICT_KEY = 'bert_jax/verdict/'
 
 
 class Guard:
     """Handles signals from `start` on, and monitors all hosts until `finish`."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        # What this host reports. `asked`: a signal came; `step`: the last step polled, None before
-        # training; `bound`: the first step at which it can stop.
-        self._own: dict[str, Any] = dict(_SILENT)
-        self._heard: dict[int, tuple[int, float]] = {}  # by host: heartbeat, time of its change
-        # What host 0 concludes from all reports. `fault`: a failed host, its message and status;
-        # `hangs`: whether all hang; `asked`: whether a host got a signal; `stop_at`: the stop step.
-        self._verdict: dict[str, Any] = {
-            'fault': None, 'hangs': False, 'asked': False, 'stop_at': None}
+        self._changed = threading.Condition()  # of the verdict
+        self._own = Report()
+        self._verdict = Verdict()
+        self._judge = Judge()  # works on host 0
+        self._steps = StepTimes(time.monotonic())
         self._finished = threading.Event()
         self._cause: Callable[[], str] = lambda: 'start'
-        self._folder: Any = None  # for stacks
-        self._moved = time.monotonic()  # time of the last poll
-        self._seconds: deque[float] = deque([0.0], maxlen=99)  # of the last steps
-        self._turn = 0.5
+        self._folder: Path | None = None  # for stacks
+        self._turn = _TURN_SECONDS
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> None:
@@ -70,7 +65,8 @@ class Guard:
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in _SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            is_nohup = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+            if not is_nohup:
                 signal.signal(number, self._handle)
         threading.Thread(target=self._end_if_not_handled, args=(reading,), daemon=True).start()
         self._thread.start()
@@ -82,13 +78,14 @@ class Guard:
           cause: returns the `Goodput` cause that the main thread is in.
           folder: receives `stacks-HOST.txt` of every host.
         """
-        self._cause, self._folder = cause, folder
+        self._cause = cause
+        self._folder = folder
 
     def _handle(self, number: int, frame: object) -> None:
         del frame
         signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
-        self._own['asked'] = True
-        if self._own['step'] is None:
+        self._own.was_signalled = True
+        if self._own.step is None:
             # If a garbage collector's callback swallows this, the run stops after its first step.
             raise Stopped(_BEFORE)
 
@@ -100,26 +97,25 @@ class Guard:
         """
         while os.read(reading, 1)[0] not in _SIGNALS:
             pass
-        if self._own['step'] is None:
+        if self._own.step is None:
             time.sleep(_PATIENCE_SECONDS)
-        if self._own['step'] is None and not self._finished.is_set():
+        if self._own.step is None and not self._finished.is_set():
             _leave(143, _BEFORE)
 
     def should_stop(self, step: int) -> bool:
         """Whether to save and stop after this step; the same on all hosts. Call it every step."""
-        now = time.monotonic()
-        self._seconds.append(now - self._moved)
-        self._moved = now
+        self._steps.finish(time.monotonic())
+        own = self._own
         with self._changed:
-            self._own['step'] = step
+            own.step = step
             if hosts.count() == 1:
-                return self._own['asked']
-            if self._verdict['asked'] and self._own['bound'] is None:
-                self._own['bound'] = step
-            while self._own['bound'] is not None and step >= self._own['bound'] and (
-                    self._verdict['stop_at'] is None):
-                self._changed.wait(1.0)
-            return self._verdict['stop_at'] is not None and step >= self._verdict['stop_at']
+                return own.was_signalled
+            if self._verdict.must_stop and own.earliest_stop is None:
+                own.earliest_stop = step
+            if own.earliest_stop is not None and step >= own.earliest_stop:
+                while self._verdict.stop_step is None:
+                    self._changed.wait(1.0)
+            return self._verdict.stop_step is not None and step >= self._verdict.stop_step
 
     def fail(self, message: str, status: int, is_ours: bool = True) -> None:
         """Ends this process, and all hosts, with this one's message and status.
@@ -129,16 +125,16 @@ class Guard:
           status: exit status; 143 after a stop: hosts that agreed on the step end by themselves.
           is_ours: False if another host's end may be the cause; its verdict is awaited first.
         """
-        several = hosts.count() > 1
-        if several and not is_ours:
+        has_others = hosts.count() > 1
+        if has_others and not is_ours:
             time.sleep(SILENCE_SECONDS + 5)
         with contextlib.suppress(OSError):
             sys.stderr.write(f'error: {message}\n')  # one write: other hosts may share it
-        if several and status == 143 and self._verdict['stop_at'] is not None:
+        if has_others and status == 143 and self._verdict.stop_step is not None:
             self.finish()
-        elif several:
-            self._own['fault'] = message, status
-            time.sleep(4 * self._turn)  # host 0 serves the store, which the others must read first
+        elif has_others:
+            self._own.failure = Failure(message, status)
+            self._let_others_read()
             _leave(status)
         sys.exit(status)
 
@@ -158,77 +154,71 @@ class Guard:
                 if not self._finished.is_set():
                     _leave(1, f'host 0 does not answer any more ({first_line(error)})')
                 return
-            fault, hangs = verdict['fault'], verdict['hangs']
-            if fault is not None and (hangs or fault[0] != hosts.index()):
-                if hangs:
-                    with tempfile.TemporaryFile() as file, contextlib.suppress(Exception):
-                        faulthandler.dump_traceback(file)
-                        file.seek(0)
-                        write_whole(self._folder / f'stacks-{hosts.index()}.txt', file.read())
-                if hosts.first():
-                    time.sleep(4 * self._turn)  # see `fail`
-                if self._own['fault'] is not None:
-                    _leave(self._own['fault'][1])
-                _leave(fault[2], f'host {fault[0]}: {fault[1]}')
+            is_own_failure = verdict.failed_host == hosts.index() and not verdict.hangs
+            if verdict.failure is not None and not is_own_failure:
+                self._end(verdict, verdict.failure)
             with self._changed:
                 self._verdict = verdict
-                if verdict['asked'] and self._own['bound'] is None and (
-                        self._own['step'] is not None):
-                    # The main thread may be past the step that it polled last.
-                    self._own['bound'] = self._own['step'] + 1
+                self._promise_to_stop()
                 self._changed.notify_all()
 
-    def _ask_verdict(self) -> dict[str, Any]:
+    def _ask_verdict(self) -> Verdict:
         """Posts this host's report and returns the verdict, which host 0 makes and posts."""
-        client, own, several = hosts.state().client, self._own, hosts.count() > 1
-        if self._cause() not in _WATCHED:
-            self._moved = time.monotonic()
-        own |= {'beat': own['beat'] + 1, 'still': time.monotonic() - self._moved,
-                'usual': statistics.median(self._seconds)}
-        if several:
-            client.key_value_set(f'bert_jax/live/{hosts.index()}', json.dumps(own),
-                                 allow_overwrite=True)
+        self._update_report()
+        if hosts.count() == 1:
+            return self._judge.judge({0: self._own}, time.monotonic(), self._folder)
+        client = hosts.state().client
+        client.key_value_set(
+            f'{_REPORTS_KEY}{hosts.index()}', self._own.to_json(), allow_overwrite=True)
         if not hosts.first():
-            posted = client.key_value_dir_get('bert_jax/verdict/')
-            return json.loads(posted[0][1]) if posted else self._verdict
-        reports = {0: own}
-        if several:
-            reports = {host: _SILENT for host in range(hosts.count())} | {
-                int(key.rpartition('/')[2]): json.loads(value)
-                for key, value in client.key_value_dir_get('bert_jax/live/')}
-        verdict = self._judge(reports)
-        if several:
-            client.key_value_set('bert_jax/verdict/0', json.dumps(verdict), allow_overwrite=True)
+            posted = client.key_value_dir_get(_VERDICT_KEY)
+            return Verdict.from_json(posted[0][1]) if posted else self._verdict
+        reports = {host: Report() for host in range(hosts.count())}
+        for key, text in client.key_value_dir_get(_REPORTS_KEY):
+            host = int(key.rpartition('/')[2])
+            reports[host] = Report.from_json(text)
+        verdict = self._judge.judge(reports, time.monotonic(), self._folder)
+        client.key_value_set(f'{_VERDICT_KEY}0', verdict.to_json(), allow_overwrite=True)
         return verdict
 
-    def _judge(self, reports: dict[int, dict[str, Any]]) -> dict[str, Any]:
-        """The verdict from the reports of all hosts."""
-        verdict, now = dict(self._verdict), time.monotonic()
-        for host, report in reports.items():
-            if self._heard.get(host, (-1, 0.0))[0] != report['beat']:
-                self._heard[host] = report['beat'], now
-            fault, silence = report['fault'], now - self._heard[host][1]
-            if fault is None and silence > (
-                    SILENCE_AT_START_SECONDS if report['step'] is None else SILENCE_SECONDS):
-                fault = f'has not been heard of for {silence:.0f} seconds', 1
-            if fault is not None and verdict['fault'] is None:
-                verdict['fault'] = [host, *fault]
-        still = min(report['still'] for report in reports.values())
-        usual = max(report['usual'] for report in reports.values())
-        if verdict['fault'] is None and still > max(STILL_SECONDS, _STILL_STEPS * usual):
-            last = min(reports, key=lambda host: reports[host]['step'] or 0)
-            verdict['hangs'] = True
-            verdict['fault'] = [
-                last, f"at step {reports[last]['step']} no step was finished for {still:.0f} s "
-                f'(usually {usual:.2g} s): what each host did is in {self._folder}/'
-                'stacks-HOST.txt; start again and it goes on from the last checkpoint', 1]
-        verdict['asked'] |= any(report['asked'] for report in reports.values())
-        bounds = [report['bound'] for report in reports.values()]
-        if verdict['stop_at'] is None and None not in bounds:
-            verdict['stop_at'] = max(bounds)
-        return verdict
+    def _update_report(self) -> None:
+        now = time.monotonic()
+        if self._cause() not in _WATCHED:
+            self._steps.begin(now)
+        self._own.beat += 1
+        self._own.still_seconds = self._steps.still(now)
+        self._own.usual_seconds = self._steps.usual
 
-def _leave(status: int, message: str = '') -> None:
+    def _promise_to_stop(self) -> None:
+        """Chooses this host's first step to stop at, once the hosts have to and it is training."""
+        own = self._own
+        if self._verdict.must_stop and own.earliest_stop is None and own.step is not None:
+            own.earliest_stop = own.step + 1  # the main thread may be past the step it polled last
+
+    def _end(self, verdict: Verdict, failure: Failure) -> NoReturn:
+        """Ends this process because a host failed or all hang."""
+        if verdict.hangs:
+            self._write_stacks()
+        if hosts.first():
+            self._let_others_read()
+        if self._own.failure is not None:
+            _leave(self._own.failure.status)
+        _leave(failure.status, f'host {verdict.failed_host}: {failure.message}')
+
+    def _write_stacks(self) -> None:
+        """Writes what each thread of this process is doing."""
+        with tempfile.TemporaryFile() as file, contextlib.suppress(Exception):
+            assert self._folder is not None
+            faulthandler.dump_traceback(file)
+            file.seek(0)
+            write_whole(self._folder / f'stacks-{hosts.index()}.txt', file.read())
+
+    def _let_others_read(self) -> None:
+        """Waits until all have read what happened; host 0 serves the store that they read."""
+        time.sleep(4 * self._turn)
+
+
+def _leave(status: int, message: str = '') -> NoReturn:
     """Ends the process without the barriers of an orderly exit."""
     if message:
         sys.stderr.write(f'error: {message}\n')

@@ -1,0 +1,47 @@
+"""How a process finds out which processes it belongs to, and which chips the machine has."""
+
+from unittest import mock
+
+import pytest
+
+from bert_jax.runtime import hosts
+from bert_jax.runtime.errors import InputError
+
+
+@pytest.mark.parametrize('environment, message', [
+    ({'JAX_NUM_PROCESSES': 'abc', 'JAX_PROCESS_ID': '0', 'JAX_COORDINATOR_ADDRESS': 'x:1'},
+     "JAX_NUM_PROCESSES='abc' in the environment is not a whole number"),
+    ({'JAX_NUM_PROCESSES': '2'}, 'JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID is not set'),
+    ({'MEGASCALE_NUM_SLICES': '2'}, 'MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_SLICE_ID is not set'),
+])
+def test_an_incomplete_or_wrong_environment_is_refused(monkeypatch, environment, message):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        hosts.connect()
+
+
+@pytest.mark.parametrize('environment, message', [
+    ({'OMPI_COMM_WORLD_SIZE': '4', 'OMPI_COMM_WORLD_RANK': '3'}, 'is task 3 of 4'),
+    ({'SLURM_STEP_NUM_TASKS': '2', 'SLURM_PROCID': '1', 'COLAB_GPU': '1'}, 'is task 1 of 2'),
+])
+def test_one_of_several_tasks_that_have_not_joined_is_refused(monkeypatch, environment, message):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    no_cluster = ValueError('coordinator_address should be defined.')
+    monkeypatch.setattr('jax.distributed.initialize', mock.Mock(side_effect=no_cluster))
+    with pytest.raises(InputError, match=message):
+        hosts.connect()
+
+
+@pytest.mark.parametrize('device, extra', [('0x0063', 'jax\\[tpu\\]'), ('', 'jax\\[cuda13\\]')])
+def test_an_accelerator_that_jax_does_not_use_is_refused(monkeypatch, tmp_path, device, extra):
+    (tmp_path / 'vendor').write_text('0x1ae0\n')
+    (tmp_path / 'device').write_text(device + '\n')
+    found = {'/sys/bus/pci/devices/*': [str(tmp_path)], '/dev/nvidia[0-9]*': ['/dev/nvidia0']}
+    monkeypatch.setattr('glob.glob', lambda pattern: found[pattern])
+    monkeypatch.delenv('JAX_PLATFORMS')
+    with pytest.raises(InputError, match=extra):
+        hosts.check_accelerators()
+    monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+    hosts.check_accelerators()
