@@ -21,14 +21,10 @@ from bert_jax.data import sharing
 from bert_jax.data.examples import Examples, Mixture, RecordExamples, Rows, SyntheticExamples
 from bert_jax.data.masking import MaskingRates
 from bert_jax.data.packed_examples import PackedExamples, packed_spec
-from bert_jax.data.pretrain import (
-    PretrainExamples,
-    Recipe,
-    frequency_loss,
-    losses,
-    repeated_share,
-)
+from bert_jax.data.pretrain import PretrainExamples
+from bert_jax.data.recipe import Recipe, row_warnings
 from bert_jax.data.store import TokenStore
+from bert_jax.data.store_statistics import frequency_loss, repeated_share
 from bert_jax.heads.base import Head
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.flops import muon_flops
@@ -230,7 +226,7 @@ class TextData:
         else:
             parts.append(f'{counts.masked:.1%} of a row is masked')
         hosts.say(f'{spec}: {", ".join(parts)}')
-        for line in losses(counts, recipe, spec):
+        for line in row_warnings(counts, recipe, spec):
             hosts.say(f'warning: {line}')
 
     def held_out(

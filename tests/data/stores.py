@@ -10,7 +10,8 @@ import hashlib
 import numpy as np
 
 from bert_jax.data.examples import Feature
-from bert_jax.data.pretrain import PretrainExamples, Recipe
+from bert_jax.data.pretrain import PretrainExamples
+from bert_jax.data.recipe import Recipe
 from bert_jax.text.vocab import Vocab
 
 CLS, SEP, MASK, FIRST = 1, 2, 3, 4

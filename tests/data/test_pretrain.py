@@ -1,7 +1,4 @@
-"""Pre-training rows from a token store: what is in a row, and which rows an epoch has.
-
-Also what is measured of a text before training: repeats, and the loss of guessing by frequency.
-"""
+"""Pre-training rows from a token store: what is in a row, and which rows an epoch has."""
 
 import collections
 import itertools
@@ -10,15 +7,9 @@ import random
 import numpy as np
 import pytest
 
-from bert_jax.data import pretrain
-from bert_jax.data.pretrain import (
-    Counts,
-    PretrainExamples,
-    Recipe,
-    frequency_loss,
-    losses,
-    repeated_share,
-)
+from bert_jax.data import chunks
+from bert_jax.data.pretrain import PretrainExamples
+from bert_jax.data.recipe import Recipe
 from tests.data import stores
 from tests.refusals import refused
 
@@ -102,23 +93,6 @@ def test_all_tokens_of_long_sentences_are_in_rows_of_five_epochs(width, next_sen
     assert share > least
     assert seen(False)[0] < 0.5  # the original's rule
     assert batch['next_sentence_labels'].mean() == pytest.approx(0.5 * next_sentence, abs=0.08)
-
-
-@pytest.mark.parametrize(('documents', 'parts'), [
-    ([[16, 3], [1]], [[16, 3], [1]]),  # half of the room, 32: as it is
-    ([[17, 3], [1], [40]], [[4] * 4 + [1, 3], [1], [4] * 10]),
-    ([[1], [2, 99, 5], [6]], [[1], [2, *[4] * 24, 3, 5], [6]]),
-])
-@pytest.mark.parametrize('block', [1, 3, 1 << 22])
-def test_long_sentences_are_split_into_short_parts(monkeypatch, documents, parts, block):
-    monkeypatch.setattr(pretrain, '_BLOCK', block)
-    store = stores.make_store([*documents, [77, 77]])
-    used = np.arange(len(documents))  # the last document is not used
-    bounds = store.document_offsets[used], store.document_offsets[used + 1]
-    offsets, first, last = pretrain.split_sentences(store.sentence_offsets, *bounds, room=32)
-    found = [offsets[a:b + 1] for a, b in zip(first, last, strict=True)]
-    assert [np.diff(x).tolist() for x in found] == parts
-    assert [x[0] for x in found] == store.sentence_offsets[bounds[0]].tolist()
 
 
 def test_a_random_b_comes_from_any_place_in_any_other_document():
@@ -262,87 +236,36 @@ def test_counts_are_those_of_the_rows_of_the_first_epoch(corpus):
     assert counts.used == pytest.approx(len(own) / len(corpus.tokens))
 
 
-AS_ASKED = Counts(rows=10_000, random_next=0.55, used=0.97, masked=0.15, wanted=0.15)
-
-
-@pytest.mark.parametrize(('changed', 'recipe', 'said'), [
-    ({}, {}, []),
-    ({'random_next': 0.993}, {}, [['99.3%', 'not 50%', 'join rows into documents',
-                                   'config.data.next_sentence=False']]),
-    ({'random_next': 0.0}, {'next_sentence': False}, []),
-    ({'random_next': 0.8}, {'random_next_prob': 0.8}, []),
-    ({'random_next': 0.3}, {'random_next_prob': 0.1}, [['30.0%', 'not 10%']]),
-    ({'random_next': 0.75, 'rows': 8}, {}, []),  # chance
-    ({'random_next': 1.0, 'rows': 6}, {}, [['100.0%']]),
-    ({'random_next': 0.73, 'used': 0.5}, {'split_long_sentences': False}, [
-        ['73.0%', 'split_long_sentences=True'], ['50.0% of the tokens', 'longer rows']]),
-    ({'masked': 0.09}, {'masking': 'words'}, [['9.0%', 'not 15.0%', "data.masking='pieces'"]]),
-])
-def test_what_is_lost_is_said_with_the_remedy(changed, recipe, said):
-    lines = losses(AS_ASKED._replace(**changed), Recipe(**recipe), 'wiki.txt')
-    assert len(lines) == len(said)
-    for line, words in zip(lines, said, strict=True):
-        assert '\n' not in line and all(word in line for word in [*words, 'wiki.txt', '128'])
-
-
-def _text(documents):
-    """A token store of documents, each a list of sentences, each a list of ids."""
-    sentences = [sentence for document in documents for sentence in document]
-    return stores.Store(
-        np.concatenate(sentences).astype(np.uint16), np.cumsum([0, *map(len, sentences)]),
-        np.cumsum([0, *map(len, documents)]))
-
-
-TEXT = np.random.default_rng(0).integers(10, 5000, (40, 8, 12)).tolist()
-# Copies that differ in one sentence, so that they are no exact duplicates.
-ALMOST = [[*document[:-1], document[-1][::-1]] for document in TEXT[:20]]
-
-
-@pytest.mark.parametrize(('documents', 'used', 'share'), [
-    (TEXT, 40, 0.0),
-    ([*TEXT, *ALMOST], 60, 20 * 7 / (60 * 8)),
-    ([*TEXT, *ALMOST], 40, 0.0),  # the copies are not used
-    ([*TEXT, [[1, 2, 3]] * 100], 41, 0.0),  # short sentences do not count
-    ([[[1, 2, 3]]], 1, 0.0),
-])
-def test_repeated_share(documents, used, share, monkeypatch):
-    monkeypatch.setattr(pretrain, '_CHUNK', 7)
-    store, used = _text(documents), np.arange(used)
-    assert repeated_share(store, used) == pytest.approx(share)
-    monkeypatch.setattr(pretrain, '_KEPT', 100)  # compares only a sample
-    assert repeated_share(store, used) == pytest.approx(share, abs=0.12)
-
-
-def test_frequency_loss():
-    halves, one = _text([[[0, 1] * 8]]), _text([[[2] * 1000]])
-    assert frequency_loss([(halves, 1.0)], 4) == pytest.approx(np.log(2))
-    # A mixture follows its weights, whatever the lengths of its texts.
-    p = np.array([0.375, 0.375, 0.25])
-    assert frequency_loss([(halves, 3.0), (one, 1.0)], 4) == pytest.approx(-(p * np.log(p)).sum())
-
-
-@pytest.mark.parametrize(('few', 'rest', 'block'), [
-    (1 << 9, 1 << 22, 1 << 13),  # the defaults: so few documents are all cut at once
-    (0, 0, 7),  # pass by pass to the end, in blocks
-    (11, 300, 5),  # both
+@pytest.mark.parametrize('cutting', [
+    pytest.param({}, id='the defaults: so few documents are all cut at once'),
+    pytest.param(
+        {'MIN_BATCH_DOCUMENTS': 0, 'MAX_REST_SENTENCES': 0, '_BLOCK': 7},
+        id='pass by pass to the end, in blocks'),
+    pytest.param(
+        {'MIN_BATCH_DOCUMENTS': 11, 'MAX_REST_SENTENCES': 300, '_BLOCK': 5}, id='both'),
 ])
 @pytest.mark.parametrize(('recipe', 'digest'), [
     ({}, 'bff0bc295e46dc4a'),
     ({'num_maskings': 2, 'min_sentences': 3}, 'f52beabfbdfb1d02'),
     ({'next_sentence': False, 'max_seq_length': 512}, 'f685377875822039'),
 ])
-def test_rows_are_as_recorded_however_planned(monkeypatch, few, rest, block, recipe, digest):
+def test_rows_are_as_recorded_however_planned(monkeypatch, cutting, recipe, digest):
     """A run that resumes with a later version must get the rows that it began with."""
-    for name, value in {'_FEW': few, '_REST': rest, '_BLOCK': block}.items():
-        monkeypatch.setattr(pretrain, name, value)
+    for name, value in cutting.items():
+        monkeypatch.setattr(chunks, name, value)
     rng = np.random.default_rng(0)  # documents of one to a few hundred short sentences
-    sizes = np.maximum(1, rng.lognormal(2.5, 1.5, 90)).astype(int)
-    lengths = rng.integers(1, 30, sizes.sum())
-    store = stores.Store(np.arange(lengths.sum(), dtype=np.uint32) % 4000 + 200,
-                  np.cumsum([0, *lengths]), np.cumsum([0, *sizes]))
-    recipe = Recipe(**{'max_seq_length': 64, 'max_predictions_per_seq': 10, **recipe})
-    examples = PretrainExamples(  # every third document is not used
-        store, np.flatnonzero(np.arange(90) % 3), recipe, stores.vocab(5000, 101, 102, 103), 3)
-    assert digest == stores.digest(
-        examples.rows(np.arange(2 * examples.num_examples + 9)),
-        examples.rows(np.arange(examples.num_frozen), frozen=True))
+    num_sentences = np.maximum(1, rng.lognormal(2.5, 1.5, 90)).astype(int)
+    num_tokens = rng.integers(1, 30, num_sentences.sum())
+    store = stores.Store(
+        tokens=np.arange(num_tokens.sum(), dtype=np.uint32) % 4000 + 200,
+        sentence_offsets=np.cumsum([0, *num_tokens]),
+        document_offsets=np.cumsum([0, *num_sentences]))
+    examples = PretrainExamples(
+        store,
+        np.flatnonzero(np.arange(90) % 3),  # every third document is not used
+        Recipe(**{'max_seq_length': 64, 'max_predictions_per_seq': 10, **recipe}),
+        stores.vocab(5000, cls_id=101, sep_id=102, mask_id=103),
+        seed=3)
+    batch = examples.rows(np.arange(2 * examples.num_examples + 9))
+    frozen = examples.rows(np.arange(examples.num_frozen), frozen=True)
+    assert stores.digest(batch, frozen) == digest
