@@ -24,7 +24,7 @@ from bert_jax.config import default_config
 from bert_jax.config.command_line import Parser
 from bert_jax.data.corpus import open_source
 from bert_jax.data.examples import train_batches
-from bert_jax.data.store import build_store
+from bert_jax.data.store_building import build_store
 from bert_jax.runtime.files import Path, as_path, check_new_file
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary

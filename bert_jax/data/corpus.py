@@ -19,7 +19,8 @@ from pathlib import PurePath
 from typing import Any
 
 from bert_jax.data import python_docs, table, wikidump
-from bert_jax.data.store import Document, Source, Unit, digests, name_of, object_digest
+from bert_jax.data.digests import digests, name_of, object_digest
+from bert_jax.data.source import Document, Source, Unit
 from bert_jax.runtime.errors import InputError, first_line, needing
 from bert_jax.runtime.files import Found, as_path, find, in_bucket, read_blocks
 from bert_jax.runtime.hub import parquet_files

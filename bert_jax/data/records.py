@@ -14,8 +14,8 @@ from typing import Self
 import numpy as np
 import tensorflow as tf
 
+from bert_jax.data.digests import name_of
 from bert_jax.data.examples import pretrain_spec
-from bert_jax.data.store import name_of
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, find, local_copy, open_whole
 

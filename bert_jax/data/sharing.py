@@ -8,11 +8,14 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
 
-from bert_jax.data import corpus, store
+from bert_jax.data import corpus, store, store_building
+from bert_jax.data.digests import digests, name_of
+from bert_jax.data.source import Source
+from bert_jax.data.store import MANIFEST, TokenStore
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, open_folder
@@ -27,6 +30,7 @@ _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
 _SAMPLE_FOR_MARKS_BYTES = 8_000_000
 _FEW_MARKS = 0.001  # of the characters
+_NETWORK_DISKS = re.compile('nfs|cifs|lustre|gpfs|beegfs|ceph|fuse|afs|9p')
 # A network disk may show another host's new file late, if this host looked for it before.
 _PATIENCE_SECONDS = 70.0
 
@@ -64,17 +68,28 @@ class Places(NamedTuple):
             open_folder(local, 'config.data.local_dir', lambda _: True)
         elif len(machines) == 1:
             return cls(place, place)
-        mounts = (line.split()[1:3] for line in files.read_system('/proc/self/mounts').splitlines())
-        _, kind = max(((len(where), kind) for where, kind in mounts
-                       if f'{files.absolute(local)}/'.startswith(where.rstrip('/') + '/')),
-                      default=(0, ''))  # the innermost mount that holds the folder
-        if re.match('nfs|cifs|lustre|gpfs|beegfs|ceph|fuse|afs|9p', kind):
+        kind = _file_system_of(local)
+        if _NETWORK_DISKS.match(kind):
             hosts.say(f'note: config.data.local_dir={local} is on a network disk ({kind}), where '
                       'hosts wait for each other: name a folder on a disk of each host')
         return cls(place, files.as_path(local))
 
 
-def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, Any]:
+def _file_system_of(folder: str) -> str:
+    """The kind of file system that a folder is on, in the words of Linux; '' if unknown."""
+    inside = f'{files.absolute(folder)}/'
+    holding = [(0, '')]
+    for line in files.read_system('/proc/self/mounts').splitlines():
+        mounted_at, kind = line.split()[1:3]
+        if inside.startswith(mounted_at.rstrip('/') + '/'):
+            holding.append((len(mounted_at), kind))
+    _, kind = max(holding)  # the innermost mount
+    return kind
+
+
+def open_texts(
+    specs: Sequence[str], tfds_dir: str, column: str
+) -> dict[str, Source | None]:
     """The text sources by spec; None where this host has none. All hosts call it.
 
     Only the first host's are read; other hosts compare those that they have. For `tfds_dir` and
@@ -83,7 +98,7 @@ def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, An
     Raises:
       InputError: the first host lacks the text, or another host has a different one.
     """
-    texts: dict[str, Any] = dict.fromkeys(specs)
+    texts: dict[str, Source | None] = dict.fromkeys(specs)
     for spec in specs:
         if hosts.first():
             texts[spec] = corpus.open_source(spec, tfds_dir, column)
@@ -97,43 +112,56 @@ def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, An
     return texts
 
 
-def share_store(source: store.Source, tokenizer: Any, places: Places) -> store.TokenStore:
+def share_store(source: Source, tokenizer: Any, places: Places) -> TokenStore:
     """The token store of a source on this host's disk, built if needed. All hosts call it.
 
     Args:
       source: read on the first host only.
-      tokenizer: see `store.build_store`.
+      tokenizer: see `store_building.build_store`.
       places: the folders.
 
     Raises:
       InputError: building fails, the store is damaged, or `data.dir` is not shared.
     """
-    name = hosts.share('token store', lambda: store.store_fingerprint(source, tokenizer))
-    here, published = (place / 'stores' / name for place in (places.local, places.shared))
-
-    def exists(folder: Path) -> bool:
-        return (folder / store.MANIFEST).exists()
+    name = hosts.share(
+        'token store', lambda: store_building.store_fingerprint(source, tokenizer))
+    here = places.local / 'stores' / name
+    published = places.shared / 'stores' / name
 
     def prepare() -> str:
-        if here == published or exists(here) or not exists(published):
-            store.build_store(source, tokenizer, places.local, hosts.first())
-        if not exists(published):
+        if here == published or _is_finished(here) or not _is_finished(published):
+            store_building.build_store(source, tokenizer, places.local, hosts.first())
+        if not _is_finished(published):
             copy_store(here, published)
         return ''
 
     hosts.share('prepare the token store', prepare)
-    if not exists(here):
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not exists(published):
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f'config.data.dir={places.shared} is not shared by all hosts: host '
-                    f'{hosts.index()} does not see {published}, which host 0 wrote; set '
-                    '--config.data.dir to a bucket (gs://...) or a folder that all hosts share')
-            time.sleep(1.0)
+    if not _is_finished(here):
+        _wait_for(published, places)
         if here != published:
             copy_store(published, here)
-    return store.TokenStore.open(here)
+    return TokenStore.open(here)
+
+
+def _is_finished(folder: Path) -> bool:
+    """Whether a folder holds a finished store."""
+    return (folder / MANIFEST).exists()
+
+
+def _wait_for(published: Path, places: Places) -> None:
+    """Waits until this host sees the store that the first one has published.
+
+    Raises:
+      InputError: it does not appear, because `data.dir` is not shared.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not _is_finished(published):
+        if time.monotonic() > deadline:
+            raise InputError(
+                f'config.data.dir={places.shared} is not shared by all hosts: host '
+                f'{hosts.index()} does not see {published}, which host 0 wrote; set '
+                '--config.data.dir to a bucket (gs://...) or a folder that all hosts share')
+        time.sleep(1.0)
 
 
 def copy_store(source: Path, target: Path) -> None:
@@ -148,47 +176,67 @@ def copy_store(source: Path, target: Path) -> None:
     Raises:
       InputError: the store is damaged.
     """
-    upload = files.in_bucket(target)
     with contextlib.ExitStack() as stack:
         stack.enter_context(store.disk_faults(target.parent))
         target.mkdir(parents=True, exist_ok=True)
-        if not upload:
+        if not files.in_bucket(target):
             stack.enter_context(store.locked(target.with_suffix('.lock')))
             for left in target.glob('.*.tmp'):  # left by a killed copy
                 left.unlink()
-        if (target / store.MANIFEST).exists():
+        if _is_finished(target):
             return
-        entries = store.read_manifest(source)['files']
-
-        def has(name: str) -> bool:
-            path, entry = target / name, entries[name]
-            with contextlib.suppress(FileNotFoundError):
-                return (path.stat().length == entry['bytes']
-                        and store.digests([path]) == [entry['md5']])
-            return False
-
-        def copy(name: str) -> None:
-            with contextlib.suppress(FileNotFoundError):
-                if upload:
-                    files.upload(source / name, target / name)
-                else:
-                    with (source / name).open('rb') as content, \
-                            files.open_whole(target / name) as file:
-                        shutil.copyfileobj(content, file, _BLOCK_BYTES)
-            if not has(name):
-                raise InputError(store.damaged(source, name))
-
-        missing = [name for name in entries if not has(name)]
+        copy = _StoreCopy(source, target, store.read_manifest(source)['files'])
+        missing = copy.missing()
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(copy, missing))
-        files.write_whole(target / store.MANIFEST, (source / store.MANIFEST).read_bytes())
+            list(pool.map(copy.copy, missing))
+        files.write_whole(target / MANIFEST, (source / MANIFEST).read_bytes())
     if hosts.first():
-        size = sum(entries[name]['bytes'] for name in missing)
+        size = sum(copy.entries[name]['bytes'] for name in missing)
         tell(f'token store: {size / 1e6:,.0f} MB copied to {target}')
 
 
+@dataclasses.dataclass(frozen=True)
+class _StoreCopy:
+    """A store that is being copied.
+
+    Attributes:
+      source: its folder.
+      target: where the copy grows.
+      entries: size and digest of each file, from the manifest.
+    """
+
+    source: Path
+    target: Path
+    entries: Mapping[str, Mapping[str, Any]]
+
+    def missing(self) -> list[str]:
+        """The files that have not been copied."""
+        return [name for name in self.entries if not self._has(name)]
+
+    def _has(self, name: str) -> bool:
+        path = self.target / name
+        entry = self.entries[name]
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().length == entry['bytes'] and digests([path]) == [entry['md5']]
+        return False
+
+    def copy(self, name: str) -> None:
+        """Copies a file; an InputError if what arrives is not what the manifest describes."""
+        with contextlib.suppress(FileNotFoundError):
+            self._transfer(self.source / name, self.target / name)
+        if not self._has(name):
+            raise InputError(store.damaged(self.source, name))
+
+    def _transfer(self, source: Path, target: Path) -> None:
+        if files.in_bucket(target):
+            files.upload(source, target)
+            return
+        with source.open('rb') as content, files.open_whole(target) as file:
+            shutil.copyfileobj(content, file, _BLOCK_BYTES)
+
+
 def share_vocabulary(
-    sources: Sequence[store.Source], vocab_size: int, lowercase: bool, places: Places,
+    sources: Sequence[Source], vocab_size: int, lowercase: bool, places: Places,
     strip_accents: bool | None = None,
 ) -> Path:
     """A vocabulary trained on the sources, on this host's disk. All hosts call it.
@@ -204,27 +252,16 @@ def share_vocabulary(
       InputError: a source cannot be read, or a stored vocabulary is damaged.
     """
     def make() -> str:
-        settings = [*(source.fingerprint() for source in sources), vocab_size, lowercase,
-                    _VOCABULARY_VERSION]
+        settings = [
+            *(source.fingerprint() for source in sources), vocab_size, lowercase,
+            _VOCABULARY_VERSION]
         if strip_accents is not None:
             settings.append(f'{strip_accents=}')
-        name = store.name_of(settings)
-        for path in files.children(places.shared / 'vocabularies'):
-            if path.name.startswith(f'{name}-') and path.suffix == '.txt':
-                lines = path.read_bytes().decode('utf-8', 'replace')
-                if path.stem != _named(name, lines):
-                    raise InputError(f'{path} is damaged (its content is not that of its name): '
-                                     'delete it and it is trained again')
-                return json.dumps([name, lines])
-        hosts.say(f'training a vocabulary of {vocab_size:,} pieces on '
-                  + ', '.join(source.spec for source in sources))
-        if lowercase and strip_accents is None:
-            _say_stripped(sources)
-        share = _VOCABULARY_SAMPLE_BYTES // len(sources)
-        lines = ''.join(f'{token}\n' for token in train_wordpiece(
-            (text for source in sources for text in corpus.sample_texts(source, share)), vocab_size,
-            lowercase, Switches(strip_accents)))
-        _keep(places.shared, f'{_named(name, lines)}.txt', lines)
+        name = name_of(settings)
+        lines = _stored_vocabulary(places.shared, name)
+        if lines is None:
+            lines = _trained_vocabulary(sources, vocab_size, lowercase, strip_accents)
+            _keep(places.shared, f'{_named(name, lines)}.txt', lines)
         return json.dumps([name, lines])
 
     name, lines = json.loads(hosts.share('vocabulary', make))
@@ -233,11 +270,48 @@ def share_vocabulary(
     return path
 
 
-def _say_stripped(sources: Sequence[store.Source]) -> None:
+def _stored_vocabulary(folder: Path, name: str) -> str | None:
+    """The vocabulary that was trained before on the same text with the same settings, if any.
+
+    Raises:
+      InputError: it is damaged.
+    """
+    for path in files.children(folder / 'vocabularies'):
+        if path.name.startswith(f'{name}-') and path.suffix == '.txt':
+            lines = path.read_bytes().decode('utf-8', 'replace')
+            if path.stem != _named(name, lines):
+                raise InputError(f'{path} is damaged (its content is not that of its name): '
+                                 'delete it and it is trained again')
+            return lines
+    return None
+
+
+def _trained_vocabulary(
+    sources: Sequence[Source], vocab_size: int, lowercase: bool, strip_accents: bool | None
+) -> str:
+    """A vocabulary trained on the sources, a token a line; see `share_vocabulary`."""
+    specs = ', '.join(source.spec for source in sources)
+    hosts.say(f'training a vocabulary of {vocab_size:,} pieces on {specs}')
+    if lowercase and strip_accents is None:
+        _say_stripped(sources)
+    texts = _sample_texts(sources, _VOCABULARY_SAMPLE_BYTES)
+    tokens = train_wordpiece(texts, vocab_size, lowercase, Switches(strip_accents))
+    return _joined_lines(tokens)
+
+
+def _sample_texts(sources: Sequence[Source], max_bytes: int) -> Iterator[str]:
+    """Text from all sources, an equal share of each."""
+    for source in sources:
+        yield from corpus.sample_texts(source, max_bytes // len(sources))
+
+
+def _joined_lines(tokens: Sequence[str]) -> str:
+    return ''.join(f'{token}\n' for token in tokens)
+
+
+def _say_stripped(sources: Sequence[Source]) -> None:
     """Says how many characters of the text an uncased vocabulary drops that are no accents."""
-    share, marks = stripped_marks(
-        text for source in sources
-        for text in corpus.sample_texts(source, _SAMPLE_FOR_MARKS_BYTES // len(sources)))
+    share, marks = stripped_marks(_sample_texts(sources, _SAMPLE_FOR_MARKS_BYTES))
     if share > _FEW_MARKS:
         shown = ' '.join(f'\u25cc{mark}' for mark in marks)
         hosts.say(f'warning: {100 * share:.1f} % of the characters of the text are vowels and '
@@ -284,7 +358,7 @@ def share_tokenizer(
         tokens, notes = add_words(vocab_file, words_file, lowercase, switches)
         for note in notes:
             hosts.say(note)
-        return ''.join(f'{token}\n' for token in tokens)
+        return _joined_lines(tokens)
 
     lines = hosts.share('vocabulary of the tokenizer', make)
     # In a folder of its own, because the file of the tokenizer's switches stands beside it.

@@ -20,55 +20,62 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.data.code_points import PROBE_VOCAB, probes, runs, safe_codepoints_of
 from bert_jax.data.pairs import Encode, Tokens, joined
 from bert_jax.data.sentences import RARE_REPLACEMENT, Classes, Patterns, sentence_patterns
+from bert_jax.data.source import TextBatch, TokenBatch
 from bert_jax.text import Tokenizer
-from bert_jax.text.vocab import SPECIAL_TOKENS, UNK, Vocab
-from bert_jax.text.wordpiece import (
-    MAX_CHARS_PER_WORD,
-    Switches,
-    WordPieceTokenizer,
-    basic_tokens,
-)
+from bert_jax.text.vocab import UNK, Vocab
+from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, Switches, WordPieceTokenizer
 
 # RE2's class, which is smaller than Python's.
 _SPACE = '\t\n\f\r '
 _STRIPPED = '\t\n\v\f\r '
+_NOT_COMPARED = ('Cs', 'Cn', 'Co')  # categories: surrogates, unassigned and private code points
 
 
 @functools.cache
 def _patterns() -> Patterns[re.Pattern[str]]:
     """The patterns with Unicode's categories spelt out."""
-    categories = np.array([unicodedata.category(chr(i)) for i in range(sys.maxunicode + 1)])
-    upper, lower, caseless, modifier, digit = (
-        _class_of(categories == name) for name in ('Lu', 'Ll', 'Lo', 'Lm', 'Nd'))
-    mark = _class_of(np.char.startswith(categories, 'M'))
-    patterns = sentence_patterns(
-        Classes(upper, lower, caseless, modifier, mark, digit, _SPACE))
+    chars = map(chr, range(sys.maxunicode + 1))
+    categories = np.array([unicodedata.category(char) for char in chars])
+    patterns = sentence_patterns(Classes(
+        upper=_class_of(categories == 'Lu'),
+        lower=_class_of(categories == 'Ll'),
+        caseless=_class_of(categories == 'Lo'),
+        modifier=_class_of(categories == 'Lm'),
+        mark=_class_of(np.char.startswith(categories, 'M')),
+        digit=_class_of(categories == 'Nd'),
+        space=_SPACE))
     return Patterns(*map(re.compile, patterns))
 
 
-def _class_of(wanted: np.ndarray) -> str:
-    """The inside of a character class of the code points at which `wanted` is true."""
-    edges = np.flatnonzero(np.diff(wanted.astype(np.int8), prepend=0, append=0)).tolist()
-    return ''.join(f'\\U{low:08x}-\\U{end - 1:08x}'
-                   for low, end in zip(edges[::2], edges[1::2], strict=True))
+def _class_of(chosen: np.ndarray) -> str:
+    """The inside of a character class of the code points that are chosen."""
+    return ''.join(f'\\U{first:08x}-\\U{last:08x}' for first, last in runs(chosen))
 
 
 def split_sentences(text: str) -> list[str]:
     """Splits a document into sentences, as `bert_jax.data.tokenize.split_sentences` does."""
     ends = _patterns()
-    marked = ends.anywhere.sub('\\1\n', text) if ends.anywhere_signs.search(text) else text
+    marked = text
+    if ends.anywhere_signs.search(text):
+        marked = ends.anywhere.sub('\\1\n', marked)
     marked = ends.spaced.sub('\\1\n\\2', marked)
-    # `re` is slow where many alternatives may begin, so most lines are passed over.
-    marked = '\n'.join(
-        ends.rare.sub(RARE_REPLACEMENT, line)
-        if ends.rare_signs.search(line) or ' .' in line else line
-        for line in marked.split('\n'))
+    marked = '\n'.join([_mark_rare_ends(line) for line in marked.split('\n')])
     if not ends.capitalised.search(text):
         marked = ends.uncapitalised.sub('\\1\n\\2', marked)
-    stripped = (sentence.strip(_STRIPPED) for sentence in marked.split('\n'))
+    stripped = [sentence.strip(_STRIPPED) for sentence in marked.split('\n')]
     return [sentence for sentence in stripped if sentence]
+
+
+def _mark_rare_ends(line: str) -> str:
+    """The line with a newline at each of the rare ends of sentences."""
+    ends = _patterns()
+    # `re` is slow where many alternatives may begin, so most lines are passed over.
+    if ends.rare_signs.search(line) or ' .' in line:
+        return ends.rare.sub(RARE_REPLACEMENT, line)
+    return line
 
 
 @functools.lru_cache(maxsize=4)
@@ -77,30 +84,18 @@ def safe_codepoints(
 ) -> np.ndarray:
     """[0x110000] bool_: code points that `tokenizers` and the reference treat alike in any text.
 
-    Found as in `bert_jax.data.tokenize.safe_codepoints`, which says why that suffices and which
-    code points count as unsafe without being compared.
+    Code points beyond the basic plane, and unassigned and private ones, are not compared and count
+    as unsafe.
     """
     switches = Switches(strip_accents, tokenize_chinese_chars)
-    chars = [chr(i) for i in range(0x10000)
-             if unicodedata.category(chr(i)) not in ('Cs', 'Cn', 'Co')]
-    vocab = Vocab.from_tokens([*SPECIAL_TOKENS, 'a', 'b', '##b'])
-    fast = _huggingface_tokenizer(vocab, lowercase, switches)
-    pieces, unknown = WordPieceTokenizer(vocab, lowercase).pieces, [vocab.unk_id]
-    between = [f'a{char}b' for char in chars]
-    encodings = fast.encode_batch(between, add_special_tokens=False)
-
-    safe = np.zeros(sys.maxunicode + 1, np.bool_)
-    for char, text, encoding in zip(chars, between, encodings, strict=True):
-        tokens = basic_tokens(text, lowercase, switches)
-        normalized = fast.normalizer.normalize_str(text)
-        same_text = ''.join(tokens) == ''.join(normalized.split())
-        ids = [i for token in tokens for i in (pieces(token) if token.isascii() else unknown)]
-        safe[ord(char)] = same_text and ids == encoding.ids
-    if lowercase or strip_accents:
-        safe[ord('Σ')] = False  # its final form depends on what follows
-        for char in chars:  # NFD sorts combining marks; those of category Mn are stripped
-            if unicodedata.combining(char) and unicodedata.category(char) != 'Mn':
-                safe[ord(char)] = False
+    plane = map(chr, range(0x10000))
+    chars = [char for char in plane if unicodedata.category(char) not in _NOT_COMPARED]
+    fast = _huggingface_tokenizer(PROBE_VOCAB, lowercase, switches)
+    texts = probes(chars)
+    normalized = [fast.normalizer.normalize_str(text) for text in texts]
+    encodings = fast.encode_batch(texts, add_special_tokens=False)
+    ids = [encoding.ids for encoding in encodings]
+    safe = safe_codepoints_of(chars, normalized, ids, lowercase, switches)
     safe.flags.writeable = False
     return safe
 
@@ -127,51 +122,69 @@ def make_encode(tokenizer: Tokenizer) -> Encode:
     if not isinstance(tokenizer, WordPieceTokenizer):
         return encode_exactly
     switches = tokenizer.switches
-    if (not switches.do_basic_tokenize or switches.never_split
-            or importlib.util.find_spec('tokenizers') is None):
+    if not switches.do_basic_tokenize or switches.never_split:
         return encode_exactly
+    if importlib.util.find_spec('tokenizers') is None:
+        return encode_exactly
+    return _fast_encode(tokenizer)
+
+
+def _fast_encode(tokenizer: WordPieceTokenizer) -> Encode:
+    """`make_encode` for a tokenizer whose rules the package `tokenizers` has too."""
+    switches = tokenizer.switches
     fast = _huggingface_tokenizer(tokenizer.word_pieces, tokenizer.lowercase, switches)
-    safe = re.compile('[' + _class_of(safe_codepoints(
-        tokenizer.lowercase, switches.strip_accents, switches.tokenize_chinese_chars)) + ']*')
+    safe_class = _class_of(safe_codepoints(
+        tokenizer.lowercase, switches.strip_accents, switches.tokenize_chinese_chars))
+    safe = re.compile(f'[{safe_class}]*')
+
+    def is_safe(text: str) -> bool:
+        return safe.fullmatch(text) is not None and not tokenizer.may_have_added(text)
 
     def encode(texts: Sequence[str]) -> Tokens:
-        is_safe = [safe.fullmatch(text) is not None and not tokenizer.may_have_added(text)
-                   for text in texts]
-        encodings = iter(fast.encode_batch_fast(
-            [text for text, alike in zip(texts, is_safe, strict=True) if alike],
-            add_special_tokens=False))
-        return joined([next(encodings).ids if alike else tokenizer.encode(text)
-                       for text, alike in zip(texts, is_safe, strict=True)])
+        ids: list[Sequence[int]] = []
+        safe_texts = []
+        safe_places = []
+        for text in texts:
+            if is_safe(text):
+                safe_places.append(len(ids))
+                safe_texts.append(text)
+                ids.append(())
+            else:
+                ids.append(tokenizer.encode(text))
+        encodings = fast.encode_batch_fast(safe_texts, add_special_tokens=False)
+        for place, encoding in zip(safe_places, encodings, strict=True):
+            ids[place] = encoding.ids
+        return joined(ids)
 
     return encode
 
 
 def tokenize_batches(
-    batches: Iterator[tuple[list[bytes], bool, Any]], tokenizer: Tokenizer, num_threads: int,
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, Any]]:
+    batches: Iterator[TextBatch], tokenizer: Tokenizer, num_threads: int
+) -> Iterator[TokenBatch]:
     """Splits documents into lines and tokenizes them, in parallel and in order.
 
     Arguments and results are those of `bert_jax.data.tokenize.tokenize_batches`.
     """
     encode = make_encode(tokenizer)
 
-    def tokenize(
-        texts: list[bytes], split: bool, note: Any
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
-        lines, num_lines = list[str](), list[int]()
-        for document in texts:
+    def tokenize(batch: TextBatch) -> TokenBatch:
+        lines: list[str] = []
+        num_lines: list[int] = []
+        for document in batch.texts:
             text = document.decode('utf-8', 'ignore')
-            found = split_sentences(text) if split else text.split('\n')
+            found = split_sentences(text) if batch.split else text.split('\n')
             lines += found
             num_lines.append(len(found))
         ids, counts = encode(lines)
-        return ids, counts.astype(np.int32), np.array(num_lines, np.int64), note
+        return TokenBatch(
+            ids, counts.astype(np.int32), np.array(num_lines, np.int64), batch.note)
 
     with ThreadPoolExecutor(num_threads) as pool:
-        pending = collections.deque[Future]()
+        pending = collections.deque[Future[TokenBatch]]()
         try:
             for batch in batches:
-                pending.append(pool.submit(tokenize, *batch))
+                pending.append(pool.submit(tokenize, batch))
                 if len(pending) > num_threads + 1:
                     yield pending.popleft().result()
             while pending:

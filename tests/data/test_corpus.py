@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from bert_jax.data import corpus, python_docs, store
+from bert_jax.data import corpus, digests, python_docs
 from bert_jax.data.corpus import open_source, sample_texts, tfds_records
 from tests.refusals import refused
 
@@ -190,7 +190,7 @@ def test_tfds(tmp_path):
 @pytest.fixture(autouse=True)
 def remembered(tmp_path, monkeypatch):
     path = tmp_path / 'cache' / 'digests.json'
-    monkeypatch.setattr(store, '_REMEMBERED', str(path))
+    monkeypatch.setattr(digests, '_REMEMBERED', str(path))
     return path
 
 
@@ -208,20 +208,20 @@ def test_a_digest_follows_the_content_and_a_file_is_hashed_only_once(tmp_path):
     for path in paths:
         _write(path, path.name.encode() * 10_000_000)
     expected = [_md5(path) for path in paths]
-    assert store.digests(paths) == expected
-    assert store.digests(paths[::-1]) == expected[::-1]
+    assert digests.digests(paths) == expected
+    assert digests.digests(paths[::-1]) == expected[::-1]
     state = os.stat(paths[0])
     paths[0].write_bytes(b'x' * 10_000_000)
     os.utime(paths[0], ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert store.digests(paths) == expected  # size and time are the same, so it is not read again
+    assert digests.digests(paths) == expected  # size and time are the same, so it is not read again
     _write(paths[0], b'x' * 10_000_000, age=50)
-    assert store.digests(paths) == [_md5(paths[0]), expected[1]] != expected
+    assert digests.digests(paths) == [_md5(paths[0]), expected[1]] != expected
 
 
 def test_the_digest_of_a_file_changed_just_now_is_not_remembered(tmp_path):
     for content in (b'1', b'2'):
         _write(tmp_path / 'a', content, age=0)  # both versions may have the same file time
-        assert store.digests([tmp_path / 'a']) == [_md5(tmp_path / 'a')]
+        assert digests.digests([tmp_path / 'a']) == [_md5(tmp_path / 'a')]
 
 
 @pytest.mark.parametrize('content', ['', '{', '[1]', '{"/a": 1}', '{"/a": [1, 2]}', '\x00'])
@@ -230,9 +230,9 @@ def test_a_damaged_digest_cache_is_ignored(tmp_path, remembered, content):
     remembered.write_text(content)
     _write(tmp_path / 'a', b'1')
     for _ in range(2):
-        assert store.digests([tmp_path / 'a']) == [_md5(tmp_path / 'a')]
+        assert digests.digests([tmp_path / 'a']) == [_md5(tmp_path / 'a')]
     with pytest.raises(FileNotFoundError):
-        store.digests([tmp_path / 'none'])
+        digests.digests([tmp_path / 'none'])
 
 
 def test_a_fingerprint_depends_on_content_and_format_not_on_paths_or_times(tmp_path):

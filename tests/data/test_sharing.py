@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip('tensorflow_text')
 
 from bert_jax.data import corpus as corpus_module
-from bert_jax.data import sharing
+from bert_jax.data import sharing, store_building
 from bert_jax.data.corpus import open_source
 from bert_jax.data.sharing import Places, copy_store, open_texts, share_store, share_vocabulary
 from bert_jax.data.store import TokenStore
@@ -102,7 +102,7 @@ def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeyp
     monkeypatch.setattr(sharing, 'copy_store', None)
     run_hosts(3, start)
     monkeypatch.undo()
-    monkeypatch.setattr(sharing.store, 'build_store', None)
+    monkeypatch.setattr(store_building, 'build_store', None)
     for store in run_hosts(2, lambda i: _open(corpus, folder / 'shared', tmp_path / f'new-{i}')):
         assert _content(store.path) == _content(stores[0].path)
 

@@ -13,9 +13,10 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.data import store
+from bert_jax.data import store_building
 from bert_jax.data.corpus import open_source
-from bert_jax.data.store import Document, Source, TokenStore, Unit
+from bert_jax.data.source import Document, Source, Unit
+from bert_jax.data.store import TokenStore
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.data.stores import change_last_byte
@@ -60,7 +61,7 @@ def _random_texts(n, seed=0):
 def build(source, folder, tokenizer=TOKENIZER, progress=False, **options):
     """The store of a source, or of documents in memory."""
     source = _source(source) if isinstance(source, list) else source
-    return store.build_store(source, tokenizer, folder, progress, **options)
+    return store_building.build_store(source, tokenizer, folder, progress, **options)
 
 
 def _sentences(store, document):
@@ -111,9 +112,9 @@ def test_wide_vocabulary(tmp_path):
     (30, 2, {}),
 ])
 def test_a_killed_build_resumes(tmp_path, monkeypatch, fail_at, num_processes, damage):
-    monkeypatch.setattr(store, '_BATCH_DOCUMENTS', 4)
-    monkeypatch.setattr(store, '_JOURNAL_SECONDS', 0.0)
-    monkeypatch.setattr(store, '_PART_BYTES', 1)
+    monkeypatch.setattr(store_building, '_BATCH_DOCUMENTS', 4)
+    monkeypatch.setattr(store_building, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store_building, '_PART_BYTES', 1)
     texts = _random_texts(40)
     whole = build(texts, tmp_path / 'whole')
     with pytest.raises(KeyError):
@@ -126,8 +127,8 @@ def test_a_killed_build_resumes(tmp_path, monkeypatch, fail_at, num_processes, d
 
 
 def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, '_BATCH_DOCUMENTS', 1)
-    monkeypatch.setattr(store, '_JOURNAL_SECONDS', 0.0)
+    monkeypatch.setattr(store_building, '_BATCH_DOCUMENTS', 1)
+    monkeypatch.setattr(store_building, '_JOURNAL_SECONDS', 0.0)
     texts = _random_texts(40)
     with pytest.raises(KeyError):
         build(_source(texts, 39), tmp_path)
@@ -141,9 +142,9 @@ def test_bytes_do_not_depend_on_processes_and_pieces(tmp_path, monkeypatch):
         (tmp_path / f'{i}.txt').write_text('\n\n'.join(_random_texts(30, seed=i)))
     source = open_source(f'{tmp_path}/*.txt')
     whole = build(source, tmp_path / 'whole')
-    monkeypatch.setattr(store, '_PART_BYTES', 1)
+    monkeypatch.setattr(store_building, '_PART_BYTES', 1)
     assert _bytes(build(source, tmp_path / 'parts', num_processes=2)) == _bytes(whole)
-    monkeypatch.setattr(store, 'PIECE_BYTES', mmap.PAGESIZE)
+    monkeypatch.setattr(store_building, 'PIECE_BYTES', mmap.PAGESIZE)
     pieces = build(source, tmp_path / 'pieces')
     for name in ('tokens', 'sentence_offsets', 'document_offsets', 'document_hashes', 'documents'):
         assert getattr(pieces, name).tobytes() == getattr(whole, name).tobytes()
@@ -183,7 +184,7 @@ def test_a_source_that_changes_during_the_build_is_refused(tmp_path):
 
 def test_a_build_waits_while_another_process_has_the_lock(tmp_path):
     source = _source(['a', 'b'])
-    path = tmp_path / 'stores' / f'{store.store_fingerprint(source, TOKENIZER)}.lock'
+    path = tmp_path / 'stores' / f'{store_building.store_fingerprint(source, TOKENIZER)}.lock'
     path.parent.mkdir()
     with futures.ThreadPoolExecutor(1) as pool, open(path, 'w') as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data import tokenize_plain as plain
+from bert_jax.data.source import TextBatch
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
 from tests.conftest import ROOT, run_python
@@ -81,14 +82,14 @@ def test_batches_are_those_of_the_graph():
     documents = [text, 'Ein Satz. Noch einer! ﬁ'.encode(), b'bad \xff bytes. Yes.', b'']
     tokenizer = WordPieceTokenizer(VOCAB, True)
     for split in (True, False):
-        found, expected = (
-            list(module.tokenize_batches(iter([(documents, split, 7), ([text], split, 8)]),
-                                         tokenizer, 2)) for module in (plain, tokenize))
-        assert [note for *_, note in found] == [7, 8]
+        batches = [TextBatch(documents, split, note=7), TextBatch([text], split, note=8)]
+        found = list(plain.tokenize_batches(iter(batches), tokenizer, 2))
+        expected = list(tokenize.tokenize_batches(iter(batches), tokenizer, 2))
+        assert [batch.note for batch in found] == [7, 8]
         for ours, theirs in zip(found, expected, strict=True):
-            for x, y in zip(ours[:3], theirs[:3], strict=True):
-                assert x.dtype == y.dtype
-                np.testing.assert_array_equal(x, y)
+            for name in ('ids', 'num_tokens', 'num_lines'):
+                assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
 
 
 RUN = """

@@ -1,0 +1,76 @@
+"""Sources of text: documents in units, and batches of documents on their way into a store.
+
+    n: lines, N: tokens in all lines together
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Document(NamedTuple):
+    """A document's text."""
+
+    text: bytes  # UTF-8; paragraphs or sentences separated by newlines
+    split: bool  # True: paragraphs, to be split into sentences; False: one sentence a line
+
+
+class Unit(NamedTuple):
+    """A file or shard of a source, which can be read by itself."""
+
+    name: str
+    num_bytes: int  # of text, estimated for compressed files; 0 where unknown
+
+
+@dataclasses.dataclass
+class Source:
+    """Documents in a fixed order, in units.
+
+    Attributes:
+      spec: the user's name for it.
+      units: its units, in order.
+      read: gives the documents of a unit, always the same in the same order; raises an InputError
+        that names the file and the place of unreadable content.
+      fingerprint: gives a digest of the content, independent of its path.
+      outline: a summary, made without reading the text, which hosts compare.
+      takes_all_cores: whether reading a unit keeps all cores busy, with processes of its own.
+    """
+
+    spec: str
+    units: Sequence[Unit]
+    read: Callable[[Unit], Iterator[Document]]
+    fingerprint: Callable[[], str]
+    outline: str = ''
+    takes_all_cores: bool = False
+
+
+class TextBatch(NamedTuple):
+    """Documents that are tokenized together.
+
+    Attributes:
+      texts: UTF-8, one for each document.
+      split: whether to split them into sentences instead of lines.
+      note: stays with the batch.
+    """
+
+    texts: list[bytes]
+    split: bool
+    note: Any
+
+
+class TokenBatch(NamedTuple):
+    """The tokens of a batch of documents.
+
+    Attributes:
+      ids: [N] int32, of all lines one after the other.
+      num_tokens: [n] int32, in each line.
+      num_lines: int64, in each document.
+      note: that of the `TextBatch`.
+    """
+
+    ids: np.ndarray
+    num_tokens: np.ndarray
+    num_lines: np.ndarray
+    note: Any
