@@ -13,8 +13,11 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.stopping import Guard
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
-from bert_jax.tools import paper, sweep
-from bert_jax.tools.paper import COLUMNS, TABLES, TASKS, Plan, mean_of_columns
+from bert_jax.tools import sweep
+from bert_jax.tools.paper.__main__ import main
+from bert_jax.tools.paper.cells import differences, is_guessing, make_cell, mean_of_columns
+from bert_jax.tools.paper.plan import Plan
+from bert_jax.tools.paper.tables import COLUMNS, TABLES, TASKS
 from tests.conftest import ROOT, run_python, xla_flags
 from tests.tiny_runs import WORDS, documents, write_cola
 
@@ -55,7 +58,7 @@ def test_equal_parts_are_shared_and_others_are_not(tmp_path):
     assert len(paths(five)) == 8
     (bilstm, scratch), ltr = five[-2:], five[4].sweep
     assert bilstm.resolved.init_checkpoint == str(ltr.run(ltr.members[0]))
-    assert bilstm.resolved.model.bilstm and bilstm.before[0].sweep.path == ltr.path
+    assert bilstm.resolved.model.bilstm and bilstm.start.part.sweep.path == ltr.path
     assert scratch.resolved.model.num_layers == 2 and not scratch.resolved.init_checkpoint
     assert paths(five) & paths(plan('8', tmp_path, 'mrpc').parts()) == paths(five[:2])
     six = plan('6', tmp_path, 'mrpc').parts()  # where Base has another name
@@ -66,7 +69,8 @@ def test_equal_parts_are_shared_and_others_are_not(tmp_path):
     assert paths(five) < paths(more) and len(more[0].sweep.members) == 2
     (untrained,) = (part for part in more if 'not pre-trained' in part.title)
     assert len(set(untrained.sweep.members)) == 2 * 2 * 2, 'no member occurs twice'
-    # If this digest changes, existing parts are not found: a new config field goes into _LATER.
+    # If this digest changes, existing parts are not found: add a new config field to the fields
+    # in part_names.py that were added later.
     assert plan('loo', tmp_path, 'ppl').parts()[0].sweep.path.name == 'pretrain-ed5b285de762'
     moved = plan('5', tmp_path / 'x', 'mrpc').parts()
     assert [part.sweep.path.name for part in moved] == [part.sweep.path.name for part in five]
@@ -84,7 +88,7 @@ def test_which_parts_a_setting_changes(tmp_path):
         'stsb:optimizer.learning_rate=1e-4,3e-5', 'ner:optimizer.learning_rate=1')).parts()[:2]
     assert [dict(member.settings) for member in tuned.sweep.members] == [
         {'optimizer.learning_rate': rate, 'seed': '0'} for rate in ('1e-4', '3e-5')]
-    assert tuned.before[0].sweep.config.endswith('efficient_pretrain.py:five,between')
+    assert tuned.start.part.sweep.config.endswith('efficient_pretrain.py:five,between')
     steps = plan('c1', tmp_path, 'mrpc').parts()
     assert steps[1].resolved.init_checkpoint.endswith('/runs/seed=0/checkpoints/490')
     given = {'weights': {'base': 'bert'}, 'seeds': 3}
@@ -134,12 +138,12 @@ def quick(monkeypatch, tmp_path_factory):
 def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
     command = ['5', f'--workdir={tmp_path}', '--columns=mrpc,ppl', '--seeds=1', '--restarts=2']
     quick.before = lambda *_: None if len(quick.trained) < 4 else False
-    assert paper.main(command) == 143
+    assert main(command) == 143
     assert '[2/8]' in capsys.readouterr().out
     quick.before = lambda *_: None
-    assert paper.main([*command, '--list']) == 0
+    assert main([*command, '--list']) == 0
     assert '19 of 23 runs left in 8 parts' in capsys.readouterr().out
-    assert paper.main(command) == 0
+    assert main(command) == 0
     out = capsys.readouterr().out
     assert len(quick.trained) == len(set(quick.trained)) == 3 + 5 * 4, 'no run is trained twice'
     record = json.loads((tmp_path / 'table5.json').read_text())
@@ -153,7 +157,7 @@ def test_a_table_is_run_stopped_continued_and_written(tmp_path, quick, capsys):
     assert text.strip() in out
     assert '| Base | 2.5e+13 | 40.50 ± 0.71 n=2 (86.7) | 9.00 n=1 |' in text
     assert (tmp_path / 'table5.png').stat().st_size > 1000
-    assert paper.main(['8', *command[1:3], '--seeds=1', '--restarts=2']) == 0
+    assert main(['8', *command[1:3], '--seeds=1', '--restarts=2']) == 0
     assert len(quick.trained) == 23 + 5 * (1 + 4), 'the parts of table 5 are reused'
 
 
@@ -161,7 +165,7 @@ def test_rows_of_ones_own_are_compared_with_the_first(tmp_path, quick):
     rows = 'ablations.py:base,tiny,efficient_pretrain.py:paper,tiny'
     command = ['mine', f'--rows={rows}', f'--workdir={tmp_path}', '--columns=mrpc,mrpc_f1,ppl',
                '--seeds=3']
-    assert paper.main(command) == 0
+    assert main(command) == 0
     record = json.loads((tmp_path / 'table_mine.json').read_text())
     assert record['rows'] == ['ablations.py:base,tiny', 'efficient_pretrain.py:paper,tiny',
                               'not pre-trained']
@@ -180,7 +184,7 @@ def test_rows_of_ones_own_are_compared_with_the_first(tmp_path, quick):
 def test_rows_that_score_like_guessing_are_inconclusive(runs, says):
     cells = [cell | sweep.summary(cell['values']) | {'guessing': 68.4}
              for cell in cells_of([None] * 2, runs).values()]
-    assert paper.is_guessing(COLUMNS['mrpc'], [*cells, {'paper': None}]) == says
+    assert is_guessing(COLUMNS['mrpc'], [*cells, {'paper': None}]) == says
 
 
 @pytest.mark.parametrize('fails, why', [
@@ -189,21 +193,21 @@ def test_rows_that_score_like_guessing_are_inconclusive(runs, says):
 def test_a_part_that_fails_leaves_the_others(tmp_path, quick, capsys, fails, why):
     command = ['5', f'--workdir={tmp_path}', '--columns=mrpc', '--seeds=1']
     quick.before = lambda *run: fails(*run) if 'no_nsp' in run[0].config else None
-    assert paper.main(command) == 1
+    assert main(command) == 1
     out = capsys.readouterr().out
     assert re.search(r'\| No NSP \|.* – \(86.5\)', out)
     assert re.search(r'\| Base \|.* 40.00 n=1 \(86.7\)', out)
     assert re.search(f'Failed: pre-training no_nsp: .*{why}', out)
     assert 'Failed: mrpc from No NSP, seed 0: pre-training no_nsp failed' in out
     quick.before = lambda *_: None
-    assert paper.main(command) == 0
+    assert main(command) == 0
 
 
 def test_a_part_on_another_machine_delays_only_those_that_need_it(tmp_path, quick, capsys):
     looks = [True, True]
     quick.before = lambda sweep, _: (
         looks.pop() if looks and 'ablations.py:base' in sweep.config else None)
-    assert paper.main(['5', '--columns=mrpc', '--seeds=1', f'--workdir={tmp_path}']) == 0
+    assert main(['5', '--columns=mrpc', '--seeds=1', f'--workdir={tmp_path}']) == 0
     kinds = [folder.partition('-')[0] for folder, _ in quick.trained]
     assert kinds[:2] == ['pretrain', 'mrpc'], 'another row is pre-trained and fine-tuned meanwhile'
     assert len(quick.trained) == len(set(quick.trained)) == 3 + 5 * 2
@@ -226,7 +230,7 @@ def test_columns_of_a_task_share_the_chosen_settings_and_have_the_last_evaluatio
                     (f1, accuracy), (last_f1, last_accuracy) = found
                     finish(part.sweep, member, eval_f1=f1, eval_accuracy=accuracy, last_f1=last_f1,
                            last_accuracy=last_accuracy)
-        return [ours.cell(row, column) for column in ours.columns]
+        return [make_cell(ours, row, column) for column in ours.columns]
 
     accuracy, f1 = cells()
     assert accuracy['settings'] == {'optimizer.learning_rate': '1e-3'}, 'the other rate has one run'
@@ -245,11 +249,11 @@ def test_restarts_of_one_model_are_no_seeds_of_pre_training(title, seeds, tmp_pa
     (part,) = ours.parts_of(row, 'mrpc')
     for member in part.sweep.members:
         finish(part.sweep, member, eval_f1=0.8, eval_accuracy=0.7)
-    assert ours.cell(row, 'mrpc')['seeds'] == seeds
+    assert make_cell(ours, row, 'mrpc')['seeds'] == seeds
     before = ours.pretraining('base').sweep
     finish(before, before.members[0], 'eval/mlm_accuracy', eval_mlm_accuracy=0.2,
            eval_mlm_perplexity=9.0)
-    found = ours.cell(row, 'ppl')
+    found = make_cell(ours, row, 'ppl')
     assert found is None if row.scratch else found['values'] == [9.0]
 
 
@@ -281,14 +285,14 @@ def test_differences_to_the_first_row_have_intervals():
     """For two rows these are Student's t intervals."""
     runs = [(49, 51, 50.5), (39, 41, 40)]
     cells = cells_of([None] * 2, runs)
-    found = paper.differences(cells | {'one run': {'values': [9], 'seeds': [0]}, 'no run': {}})
+    found = differences(cells | {'one run': {'values': [9], 'seeds': [0]}, 'no run': {}})
     interval = stats.ttest_ind(*runs[::-1]).confidence_interval()
     assert found == {'1': pytest.approx((statistics.fmean(runs[1]) - statistics.fmean(runs[0]),
                                          interval.low, interval.high), rel=1e-3)}
-    assert not paper.differences(cells_of([None] * 2, [(49,), (39, 41)])), 'no deviation is known'
+    assert not differences(cells_of([None] * 2, [(49,), (39, 41)])), 'no deviation is known'
     # Five restarts of each of three models are three runs, not fifteen.
     several = {'values': [x for x in runs[0] for _ in range(5)], 'seeds': sorted([0, 1, 2] * 5)}
-    assert paper.differences(cells | {'0': cells['0'] | several}) == found
+    assert differences(cells | {'0': cells['0'] | several}) == found
 
 
 def test_weights_that_are_given_replace_pre_training(tmp_path):
@@ -330,4 +334,4 @@ def test_a_chain_of_real_runs(tmp_path):
     assert 'pretrain-' in log, 'it starts from the pre-training'
     with mock.patch.object(sweep, 'work', side_effect=AssertionError('all is there')), (
             mock.patch.object(Guard, 'start')):
-        assert paper.main(command) == 0
+        assert main(command) == 0

@@ -1,0 +1,83 @@
+"""The folder names of a table's parts: digests of what the results of a part depend on.
+
+Tables share parts by these names, and a new version of this program finds the parts of an old one.
+"""
+
+import json
+from typing import Any
+
+from bert_jax.config import ConfigDict, model_sizes
+from bert_jax.config.fields import FIELDS, PRETRAINING, WITHOUT_A_SAY, flat_fields
+from bert_jax.runtime.files import Path, digest
+from bert_jax.validation import complete
+
+# Fields that do not change the result of a run.
+_BESIDE = (*WITHOUT_A_SAY, 'seed', 'model.name', 'mesh.')
+# Fields added after parts were made, with the value that fits those. They are left out of the
+# digest at that value, and where the task does not read them, so that the old parts are found.
+_ADDED_LATER = {
+    'optimizer.average': 0,
+    'optimizer.frozen': '',
+    'debug': False,
+    'data.split_long_sentences': False,
+    'data.strip_accents': None,
+}
+_NUM_PREDICTIONS = 'data.max_predictions_per_seq'
+_EARLIER_NUM_PREDICTIONS = 20  # the default when parts were made
+_PATHS = ('init_checkpoint', 'data.vocab_file')
+
+
+def part_name(resolved: ConfigDict, root: Path) -> str:
+    """The folder name of the part whose runs have this config.
+
+    Args:
+      resolved: the config, without the settings in which the runs of the part differ.
+      root: the directory of the tables. Paths below it are taken relative to it, so that the
+        directory may be moved.
+    """
+    values = _with_old_defaults(resolved, _all_fields(resolved))
+    hashed = {
+        name: value
+        for name, value in values.items()
+        if _is_hashed(name, value, resolved.task)
+    }
+    for name in _PATHS:
+        hashed[name] = str(hashed[name]).removeprefix(f'{root}/')
+    text = json.dumps(hashed, sort_keys=True)
+    return f'{resolved.task}-{digest(text.encode())[:12]}'
+
+
+def _all_fields(resolved: ConfigDict) -> dict[str, Any]:
+    """The values of all fields by dotted name; those of the model in full, if it starts anew."""
+    values = flat_fields(json.loads(resolved.to_json_best_effort()))
+    if resolved.init_checkpoint:
+        return values
+    completed = complete(resolved)
+    model = {**completed.model, **model_sizes(completed)}
+    for name, value in model.items():
+        values[f'model.{name}'] = value
+    return values
+
+
+def _with_old_defaults(resolved: ConfigDict, values: dict[str, Any]) -> dict[str, Any]:
+    """The values, with the defaults that fields without effect had when parts were made."""
+    values = dict(values)
+    task = resolved.task
+    all_phases_say = resolved.phases and all(
+        'max_predictions_per_seq' in phase for phase in resolved.phases)
+    if all_phases_say or task not in FIELDS[_NUM_PREDICTIONS].read_by:
+        values[_NUM_PREDICTIONS] = values[_NUM_PREDICTIONS] or _EARLIER_NUM_PREDICTIONS
+    if task not in PRETRAINING:  # no task of the tables holds rows out of its training set
+        values['data.held_out'] = FIELDS['data.held_out'].default
+    return values
+
+
+def _is_hashed(name: str, value: Any, task: str) -> bool:
+    """Whether the value of a field is part of the digest."""
+    if name.startswith(_BESIDE):
+        return False
+    if name not in _ADDED_LATER:
+        return True
+    readers = FIELDS[name].read_by
+    is_read = not readers or task in readers
+    return is_read and value != _ADDED_LATER[name]

@@ -1,0 +1,162 @@
+"""What the .json of a table holds, from the runs so far."""
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bert_jax.runtime.provenance import hardware, versions
+from bert_jax.tools.paper.cells import (
+    Cell,
+    differences,
+    is_guessing,
+    make_cell,
+    mean_of_columns,
+)
+from bert_jax.tools.paper.plan import Part, Plan
+from bert_jax.tools.paper.tables import COLUMNS
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A table with its figures; the fields of the JSON, in their order.
+
+    Attributes:
+      table: its name on the command line.
+      title: its heading.
+      scale: 'paper', or a small scale.
+      source: of the figures beside ours; '' for a table of the user's own.
+      date: of this record, as 2018-10-11.
+      hardware: of this machine.
+      versions: of this program and the packages that compute, by name.
+      seeds: number of pre-training seeds.
+      restarts: number of seeds of each fine-tuning.
+      hours: of all finished runs together.
+      settings: those of --pretrain and --finetune, and the paths of --weights.
+      runs: numbers of runs, `finished` and `all`.
+      columns: `title` and `metric` of each column.
+      rows: titles.
+      cells: by column, then by row.
+      flops: of one pre-training, by row; None if not known.
+      differences: by column, then by row: the difference from the first row and its interval.
+      guessing: the score of guessing, by column.
+      is_guessing: the columns in which no row is better than guessing.
+      parts: title of each part, by folder.
+      failed: reasons, by the title of the part.
+      note: a paragraph below the table.
+    """
+
+    table: str
+    title: str
+    scale: str
+    source: str
+    date: str
+    hardware: str
+    versions: Mapping[str, str]
+    seeds: int
+    restarts: int
+    hours: float
+    settings: Mapping[str, Any]
+    runs: Mapping[str, int]
+    columns: Mapping[str, Mapping[str, str]]
+    rows: Sequence[str]
+    cells: Mapping[str, Mapping[str, Cell]]
+    flops: Mapping[str, float | None]
+    differences: Mapping[str, Mapping[str, Sequence[float]]]
+    guessing: Mapping[str, float]
+    is_guessing: Sequence[str]
+    parts: Mapping[str, str]
+    failed: Mapping[str, str]
+    note: str
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every cell has a figure of ours."""
+        return all('mean' in cell for column in self.cells.values() for cell in column.values())
+
+
+def make_record(plan: Plan, failed: Mapping[str, str], whole: bool) -> Record:
+    """The record of a table, from its runs so far.
+
+    Args:
+      plan: of the table.
+      failed: reasons by title, for parts that could not be run.
+      whole: whether to compute differences; for sixteen rows they take seconds.
+    """
+    table = plan.table
+    parts = plan.parts()
+    rows = plan.rows
+    cells = {column: _cells_of_column(plan, column) for column in plan.columns}
+    inconclusive = [
+        column for column in plan.columns if is_guessing(COLUMNS[column], cells[column].values())]
+    columns = {
+        column: {'title': COLUMNS[column].title, 'metric': COLUMNS[column].metric}
+        for column in plan.columns}
+    downstream = [cells[column] for column in plan.columns if COLUMNS[column].task]
+    if table.mean and len(downstream) > 1:
+        columns['mean'] = {'title': 'mean'}
+        cells['mean'] = mean_of_columns(downstream)
+    finished, hours = _finished_runs(parts)
+    return Record(
+        table=table.name,
+        title=table.title,
+        scale=plan.scale,
+        source='' if table.own else 'Devlin et al. (2018), arXiv 1810.04805v2',
+        date=datetime.date.today().isoformat(),
+        hardware=hardware(),
+        versions=versions(),
+        seeds=plan.seeds,
+        restarts=plan.restarts or table.restarts,
+        hours=hours,
+        settings={
+            'pretrain': plan.pretrain,
+            'finetune': plan.finetune,
+            'weights': dict(plan.weights)},
+        runs={'finished': finished, 'all': sum(len(part.sweep.members) for part in parts)},
+        columns=columns,
+        rows=[row.title for row in rows],
+        cells=cells,
+        flops={row.title: plan.flops(row) for row in rows},
+        differences={
+            column: _differences(of_rows, rows[0].title) if whole else {}
+            for column, of_rows in cells.items()},
+        guessing=_scores_of_guessing(cells),
+        is_guessing=inconclusive,
+        parts={part.sweep.path.name: part.title for part in parts},
+        failed=dict(failed),
+        note=table.note)
+
+
+def _cells_of_column(plan: Plan, column: str) -> dict[str, Cell]:
+    """The cells of the rows that have a column, by title."""
+    cells = {}
+    for row in plan.rows:
+        cell = make_cell(plan, row, column)
+        if cell is not None:
+            cells[row.title] = cell
+    return cells
+
+
+def _finished_runs(parts: Iterable[Part]) -> tuple[int, float]:
+    """(Number of finished runs, the hours that they took)."""
+    seconds = [
+        part.sweep.seconds(member)
+        for part in parts
+        for member in part.sweep.members
+        if part.sweep.result(member)]
+    return len(seconds), sum(seconds) / 3600
+
+
+def _differences(cells: Mapping[str, Cell], first_row: str) -> Mapping[str, Sequence[float]]:
+    """The differences from the first row of the table; none if it does not have the column."""
+    return differences(cells) if first_row in cells else {}
+
+
+def _scores_of_guessing(cells: Mapping[str, Mapping[str, Cell]]) -> dict[str, float]:
+    """The score of guessing of each column of which it is known."""
+    scores = {}
+    for column, of_rows in cells.items():
+        known = [cell['guessing'] for cell in of_rows.values() if cell.get('guessing') is not None]
+        if known:
+            scores[column] = known[0]
+    return scores

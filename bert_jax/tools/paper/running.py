@@ -1,0 +1,80 @@
+"""Runs the parts of a table, on this machine and beside others that run the same command."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from bert_jax.runtime.errors import InputError, tell
+from bert_jax.tools import sweep as sweeps
+from bert_jax.tools.paper.plan import Part, Plan
+from bert_jax.tools.paper.writing import write_table
+
+
+class PartRunner:
+    """Runs the unfinished parts of a table, and writes the table as they finish.
+
+    Attributes:
+      failed: the reasons of parts that could not be run, by the part's title.
+    """
+
+    def __init__(self, plan: Plan, parts: Sequence[Part]):
+        self.failed: dict[str, str] = {}
+        self._plan = plan
+        self._parts = parts
+        self._begun: set[str] = set()  # titles
+
+    def run(self, should_stop: Callable[[int], bool]) -> bool:
+        """Runs all parts; False: a stop was requested.
+
+        A part that another machine works on delays only those that start from it. If a part cannot
+        be run, the others go on.
+        """
+        while True:
+            waiting_for_others = False
+            for number, part in enumerate(self._parts, 1):
+                num_left = len(part.sweep.unfinished())
+                if not num_left or part.title in self.failed:
+                    continue
+                if not self._is_startable(part):
+                    waiting_for_others |= part.title not in self.failed
+                    continue
+                try:
+                    self._open(part, number, num_left)
+                    if not sweeps.work(part.sweep, should_stop):
+                        return False
+                except InputError as error:
+                    self.failed[part.title] = str(error)
+                    tell(f'error: {part.title}: {error}')
+                    continue
+                num_left_now = len(part.sweep.unfinished())
+                waiting_for_others |= num_left_now > 0
+                if num_left_now < num_left:
+                    write_table(self._plan, self.failed, whole=False)
+            if not waiting_for_others:
+                return True
+            if should_stop(0):
+                return False
+            time.sleep(sweeps.WAIT_SECONDS)
+
+    def _is_startable(self, part: Part) -> bool:
+        """Whether the pre-training of a part is finished; if it failed, so has the part."""
+        start = part.start
+        if start is None or start.is_finished():
+            return True
+        if start.part.title in self.failed or start.has_failed():
+            self.failed[part.title] = f'{start.part.title} failed'
+        return False
+
+    def _open(self, part: Part, number: int, num_left: int) -> None:
+        """Announces a part and opens its directory, the first time."""
+        if part.title in self._begun:
+            return
+        self._begun.add(part.title)
+        print(f'[{number}/{len(self._parts)}] {time.strftime("%H:%M")} {part.title}: {num_left} '
+              f'runs in {part.sweep.path}', flush=True)
+        part.sweep.open(part.sweep.path.name, [])
+
+    def add_failed_elsewhere(self) -> None:
+        """Adds the parts that failed on another machine, or in another process of this one."""
+        for part in self._parts:
+            if any(map(part.sweep.failed, part.sweep.members)):
+                self.failed.setdefault(part.title, f'see log.txt in {part.sweep.path}/runs')
