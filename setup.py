@@ -21,8 +21,8 @@ setup(
     package_dir={'bert_jax.configs': 'configs', 'bert_jax.configs.sweeps': 'configs/sweeps'},
     entry_points={'console_scripts': ['bert-jax = bert_jax.__main__:main']},
     package_data={
-        'bert_jax.tools': ['board.toml', 'report.html', 'report.css', 'report.js'],
         'bert_jax.tools.paper': ['tables.toml'],
+        'bert_jax.tools.report': ['board.toml', 'page.css', 'page.html', 'page.js'],
         'bert_jax.weights': ['model_card.md']},
     python_requires='>=3.11',
     # The floors are what Colab's image has, so that installing there leaves its jax alone.

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from bert_jax.predict import load
-from bert_jax.tools.report import attention
+from bert_jax.tools.report.examples import attention
 
 torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
 transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')

@@ -1,123 +1,201 @@
 """tools.report: the page of runs in every state, the board, and groups of seeds."""
 
+import contextlib
+import io
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.tools import report
-from bert_jax.tools.report import RunRecords
+from bert_jax.tools.report.__main__ import main
+from bert_jax.tools.report.comparison import incomparable, intervals
+from bert_jax.tools.report.examples import Examples
+from bert_jax.tools.report.groups import grouped
+from bert_jax.tools.report.page import page
+from bert_jax.tools.report.runs import RunRecords
 from bert_jax.train.gates import MEANINGS
 from bert_jax.weights.run_directory import describe_run, read_config, write_run
 from tests.conftest import ROOT
 from tests.predict import tiny
 
-PHASES = [{'steps': 4, 'batch_size': 2, 'max_seq_length': 8, 'max_predictions_per_seq': 2},
-          {'steps': 4, 'batch_size': 1, 'max_seq_length': 16, 'max_predictions_per_seq': 4}]
+PHASES = [
+    {'steps': 4, 'batch_size': 2, 'max_seq_length': 8, 'max_predictions_per_seq': 2},
+    {'steps': 4, 'batch_size': 1, 'max_seq_length': 16, 'max_predictions_per_seq': 4},
+]
 
 
 def records(steps):
     """A record of each step, with rows three quarters full, and an evaluation every two steps."""
     for step in range(1, steps + 1):
-        length = 6 if step <= 4 else 12
-        yield {'step': step, 'train/loss': 9 - step, 'train/mlm_accuracy': step / 10,
-               'train/sequences_per_second': 10.0, 'train/tokens_per_second': 10.0 * length,
-               'train/data_wait': 0.5, 'train/goodput': 0.25, 'time/step': step, 'time/data': step}
+        tokens_per_row = 6 if step <= 4 else 12
+        yield {
+            'step': step,
+            'train/loss': 9 - step,
+            'train/mlm_accuracy': step / 10,
+            'train/sequences_per_second': 10.0,
+            'train/tokens_per_second': 10.0 * tokens_per_row,
+            'train/data_wait': 0.5,
+            'train/goodput': 0.25,
+            'time/step': step,
+            'time/data': step,
+        }
         if step % 2 == 0:
             yield {'step': step, 'eval/mlm_accuracy': step / 20}
         if step in (3, 4):
             yield {'step': step, 'gate/loss_spike': 9.0}
 
 
+def as_lines(entries):
+    return ''.join(f'{json.dumps(entry)}\n' for entry in entries)
+
+
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
-    """`whole`, a finished run; `killed`, with another seed and before its first checkpoint; `bare`,
-    before its first record."""
+    """A folder of three runs of one pre-training with weights, in different states.
+
+    `whole` is finished; `killed` has another seed and no checkpoint yet; `bare` has no record yet.
+    """
     folder = tmp_path_factory.mktemp('runs')
     weights = tiny.pretraining_weights(folder)
     for name, steps, seed in (('whole', 8, 0), ('killed', 5, 1), ('bare', 0, 2)):
         run = folder / name
         write_run(run, weights)
-        fields = {k: v for k, v in read_config(run).items() if k != 'digest'}
+        fields = read_config(run)
         fields |= {'task': 'pretrain', 'seed': seed, 'phases': PHASES, 'train': {'steps': 8},
                    'metric': 'mlm_accuracy'}
         describe_run(run, fields, None)
-        (run / 'metrics.jsonl').write_text(
-            ''.join(json.dumps(r) + '\n' for r in records(steps)) + '{"ste')
+        incomplete_line = '{"ste'
+        (run / 'metrics.jsonl').write_text(as_lines(records(steps)) + incomplete_line)
         if name != 'whole':
             (run / 'checkpoints' / '0').rename(folder / f'checkpoint of {name}')
     return folder
 
 
-def write(folder, lines, **fields):
-    """Writes a run directory with these config fields and lines of metrics; returns its path."""
+def write(folder, entries, **fields):
+    """Writes a run directory with these config fields and metrics; returns its path."""
     folder.mkdir()
     describe_run(folder, fields, None)
-    (folder / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
+    (folder / 'metrics.jsonl').write_text(as_lines(entries))
     return str(folder)
 
 
-def test_the_board(runs, tmp_path):
-    """It has means with Student's intervals, of the settings with most runs, and published rows."""
-    model, lines = read_config(runs / 'whole')['model'], list(map(json.dumps, records(8)))
-
-    made = {'command': 'python -m bert_jax.main --config=configs/mine.py:five/4', 'commit': 'abc'}
-    starts = [write(tmp_path / f'seed={seed}', lines, task='pretrain', seed=seed, phases=PHASES,
-                    made=made, train={'steps': 8}, metric='mlm_accuracy', model=model,
-                    head='pretraining') for seed in (0, 1)]
-    tuned = [write(tmp_path / f'{seed} {rate}', ['{"step": 2, "eval/accuracy": 0.99}',
-                                                 f'{{"step": 4, "eval/accuracy": {score}}}'],
-                   task='sst2', metric='accuracy', train={'steps': 4}, init_checkpoint=starts[seed],
-                   optimizer={'learning_rate': rate}, init_saved=seed)
-             for seed, rate, score in ((0, 1e-3, 0.8), (1, 1e-3, 0.9), (1, 1e-4, 0.95))]
-    report.main(['--board', *starts, *tuned, f'--output={tmp_path}/board.md'])
-    text = (tmp_path / 'board.md').read_text()
-    assert (ROOT / 'docs/board.md').read_text().startswith(text[:text.index('|')])
-    head, _, ours, tiny_, _ = ([cell.strip() for cell in line.split('|')[1:-1]]
-                               for line in text.splitlines() if line.startswith('|'))
-    row = dict(zip(head, ours, strict=True))
-    half = stats.t.interval(0.95, 1, 85, 5)[1] - 85  # a standard error of 10 / sqrt(2) / sqrt(2)
-    assert row['sst2'] == row['mean'] == f'85.00 ± {half:.2f}'
-    assert (row['recipe'], row['seeds'], row['commit']) == ('mine.py:five/4', '2', 'abc')
-    assert row['repeated by'] == f"`{made['command']}`"
-    flops = RunRecords(runs / 'whole', 'x').work_at(8)[1]
-    assert float(row['FLOPs']) == pytest.approx(flops, rel=0.05)
-    assert float(row['v5e chip-hours'][2:]) == pytest.approx(flops / 0.4 / 197e12 / 3600, rel=0.05)
-    assert dict(zip(head, tiny_, strict=True))['sst2'] == '83.2'
+def sections_of(html):
+    """The content of the page's sections, by their ids."""
+    return dict(re.findall(r'<section id="(\w+)">\n(.*?)\n</section>', html, re.DOTALL))
 
 
-def test_the_page(runs, capsys):
-    names = ['whole', 'killed', 'bare']
-    report.main([*(str(runs / name) for name in names), f'--output={runs}/page.html',
-                 '--text=the <i>cat</i> sees a bird.'])
-    page = (runs / 'page.html').read_text()
-    said = capsys.readouterr().out
-    assert 'whole: finished: 8 steps in 0:16\n' in said
-    assert 'killed: step 5 of 8 in 0:10, stopped' in said and 'bare: step 0 of 8, stopped' in said
-    # The page loads nothing from a network, and texts are escaped.
-    assert not re.search(r'(src|href)="(?!#)|url\(|@import', page)
-    assert set(re.findall(r'https?://[^\'"]*', page)) == {'http://www.w3.org/2000/svg'}
-    assert '&lt;i&gt;' in page and '<i>' not in page
-    (data,) = map(json.loads, re.findall(
-        r'<script type="application/json" id="data">(.*?)</script>', page))
-    assert data['runs'] == names
+@pytest.fixture(scope='module')
+def board(runs, tmp_path_factory):
+    """A board of a recipe with two seeds, each of which was fine-tuned: its text and rows."""
+    folder = tmp_path_factory.mktemp('board')
+    command = 'python -m bert_jax.main --config=configs/mine.py:five/4'
+    pretrained = [
+        write(folder / f'seed={seed}', records(8), task='pretrain', seed=seed, phases=PHASES,
+              made={'command': command, 'commit': 'abc'}, train={'steps': 8},
+              metric='mlm_accuracy', model=read_config(runs / 'whole')['model'],
+              head='pretraining')
+        for seed in (0, 1)]
+
+    def fine_tuned(seed, rate, score):
+        entries = [{'step': 2, 'eval/accuracy': 0.99}, {'step': 4, 'eval/accuracy': score}]
+        return write(folder / f'{seed} {rate}', entries, task='sst2', metric='accuracy',
+                     train={'steps': 4}, init_checkpoint=pretrained[seed],
+                     optimizer={'learning_rate': rate}, init_saved=seed)
+
+    tuned = [fine_tuned(seed=0, rate=1e-3, score=0.8), fine_tuned(seed=1, rate=1e-3, score=0.9),
+             fine_tuned(seed=1, rate=1e-4, score=0.95)]
+    main(['--board', *pretrained, *tuned, f'--output={folder}/board.md'])
+    text = (folder / 'board.md').read_text()
+    table = [line for line in text.splitlines() if line.startswith('|')]
+    heading, _, *rows = ([cell.strip() for cell in line.split('|')[1:-1]] for line in table)
+    ours, published, _ = (dict(zip(heading, row, strict=True)) for row in rows)
+    return SimpleNamespace(text=text, command=command, ours=ours, published=published)
+
+
+def test_the_board_begins_like_the_one_in_the_docs(board):
+    explanation = board.text[:board.text.index('|')]
+    assert (ROOT / 'docs/board.md').read_text().startswith(explanation)
+
+
+def test_the_board_says_how_a_recipe_was_made(board):
+    assert board.ours['recipe'] == 'mine.py:five/4'
+    assert board.ours['seeds'] == '2'
+    assert board.ours['commit'] == 'abc'
+    assert board.ours['repeated by'] == f'`{board.command}`'
+
+
+def test_the_board_has_intervals_of_the_settings_with_most_runs(board):
+    standard_error = 5  # a deviation of 10 / sqrt(2), of two runs
+    half = stats.t.interval(0.95, 1, 85, standard_error)[1] - 85
+    assert board.ours['sst2'] == board.ours['mean'] == f'85.00 ± {half:.2f}'
+
+
+def test_the_board_has_the_cost_of_a_recipe(board, runs):
+    flops, hours = board.ours['FLOPs'], board.ours['v5e chip-hours']
+    expected = RunRecords(runs / 'whole', 'x').work_at(8)[1]
+    assert float(flops) == pytest.approx(expected, rel=0.05)
+    assert hours.startswith('≈ ')
+    assert float(hours[2:]) == pytest.approx(expected / 0.4 / 197e12 / 3600, rel=0.05)
+
+
+def test_the_board_has_published_rows(board):
+    assert board.published['sst2'] == '83.2'
+
+
+@pytest.fixture(scope='module')
+def written_page(runs):
+    """The page of all runs: its HTML, the data that it draws, and what the command prints."""
+    folders = [str(runs / name) for name in ('whole', 'killed', 'bare')]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main([*folders, f'--output={runs}/page.html', '--text=the <i>cat</i> sees a bird.'])
+    html = (runs / 'page.html').read_text()
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html)
+    return SimpleNamespace(html=html, data=json.loads(data), printed=printed.getvalue())
+
+
+def test_the_command_says_how_far_each_run_is(written_page):
+    printed = written_page.printed
+    assert 'whole: finished: 8 steps in 0:16\n' in printed
+    assert 'killed: step 5 of 8 in 0:10, stopped' in printed
+    assert 'bare: step 0 of 8, stopped' in printed
+
+
+def test_the_page_loads_nothing_and_escapes_texts(written_page):
+    html = written_page.html
+    assert not re.search(r'(src|href)="(?!#)|url\(|@import', html)
+    assert set(re.findall(r'https?://[^\'"]*', html)) == {'http://www.w3.org/2000/svg'}
+    assert '&lt;i&gt;' in html and '<i>' not in html
+
+
+def test_the_page_draws_curves(written_page):
+    data = written_page.data
+    assert data['runs'] == ['whole', 'killed', 'bare']
     accuracy = data['charts'][1]
-    assert [(s['run'], s['held_out']) for s in accuracy['series']] == [
+    assert [(series['run'], series['held_out']) for series in accuracy['series']] == [
         (0, False), (0, True), (1, False), (1, True)]
-    assert data['phases'][0] == [[4, 48, pytest.approx(data['phases'][0][0][2]), 16]]
-    section = {name: page.split(f'id="{name}"')[1].split('</section>')[0]
-               for name in ('gates', 'settings', 'short')}
-    assert section['gates'].count('<li>') == 2 and MEANINGS['loss_spike'] in section['gates']
-    assert re.findall(r'<th scope="row">(.*?)</th>', section['settings']) == ['seed']
-    assert '<b>not comparable</b>: step 5 of 8' in section['short']
-    # Attention in the sentence, for the runs that have weights.
-    heads = data['attention'][0]
-    assert (heads['layers'], heads['heads']) == (3, 4) and data['attention'][2] is None
-    tokens = heads['tokens']
+    ((steps, tokens, flops, length),) = data['phases'][0]
+    assert (steps, tokens, length) == (4, 48, 16)
+    assert flops > 0
+
+
+def test_the_page_has_warnings_settings_and_a_summary(written_page):
+    sections = sections_of(written_page.html)
+    assert sections['gates'].count('<li>') == 2 and MEANINGS['loss_spike'] in sections['gates']
+    assert re.findall(r'<th scope="row">(.*?)</th>', sections['settings']) == ['seed']
+    assert '<b>not comparable</b>: step 5 of 8' in sections['short']
+
+
+def test_the_page_has_examples_of_the_runs_with_weights(written_page):
+    attention = written_page.data['attention']
+    assert (attention[0]['layers'], attention[0]['heads']) == (3, 4)
+    assert attention[2] is None
+    tokens = attention[0]['tokens']
     assert tokens[0] == '[CLS]' and tokens[-2:] == ['.', '[SEP]']
-    assert page.count('<span class="guess') > 10 and 'class="guess true"' in page
+    assert written_page.html.count('<span class="guess') > 10
+    assert 'class="guess true"' in written_page.html
 
 
 def test_the_work_so_far(runs):
@@ -133,7 +211,10 @@ def test_the_work_so_far(runs):
     forward += s * 6 * h * h + (p + 1) * (2 * h * h + 4 * h * i + 4 * s * h)
     forward += p * (2 * h * h + 2 * h * v) + 2 * h * h + 4 * h
     assert a_step[0] == pytest.approx(2 * 3 * forward)
-    assert run.scores == {'step': 8, 'mlm_accuracy': 0.4}
+
+
+def test_scores_are_of_the_last_evaluation(runs):
+    assert RunRecords(runs / 'whole', 'whole').scores == {'step': 8, 'mlm_accuracy': 0.4}
 
 
 @pytest.mark.parametrize(('keeps_best', 'sizes'), [(True, [2, 1]), (False, [3])])
@@ -141,32 +222,46 @@ def test_runs_that_choose_among_other_evaluations_are_no_seeds_of_one_group(
     keeps_best, sizes, tmp_path
 ):
     for seed, every in enumerate((4, 4, 2)):
-        write(tmp_path / str(seed), ['{"step": 8, "eval/accuracy": 0.5}'], task='rte', seed=seed,
+        run = tmp_path / str(seed)
+        write(run, [{'step': 8, 'eval/accuracy': 0.5}], task='rte', seed=seed,
               metric='accuracy', train={'steps': 8, 'eval_every': every, 'save_every': every})
         if keeps_best:
-            (tmp_path / str(seed) / 'best' / '8').mkdir(parents=True)
-    groups = report.grouped(RunRecords(tmp_path / str(seed), str(seed)) for seed in range(3))
+            (run / 'best' / '8').mkdir(parents=True)
+    groups = grouped(RunRecords(tmp_path / str(seed), str(seed)) for seed in range(3))
     assert [len(group.runs) for group in groups] == sizes
     assert ('train.eval_every' in groups[0].settings()) == keeps_best
 
 
-def test_groups_of_seeds_and_how_far_they_are_apart(runs, tmp_path):
+@pytest.fixture
+def two_groups(tmp_path):
+    """Groups of two and of three seeds of models that differ in width."""
     scores = {'base-0': 0.31, 'base-1': 0.35, 'wide-0': 0.42, 'wide-1': 0.41, 'wide-2': 0.46}
     for name, score in scores.items():
-        write(tmp_path / name, [json.dumps({'step': 8, 'eval/mlm_accuracy': score})],
+        width = 64 if name.startswith('wide') else 32
+        write(tmp_path / name, [{'step': 8, 'eval/mlm_accuracy': score}],
               task='pretrain', metric='mlm_accuracy', seed=int(name[-1]), train={'steps': 8},
-              data={'masking': 'pieces'},
-              model={'hidden_size': 64 if name.startswith('wide') else 32})
-    groups = report.grouped(RunRecords(tmp_path / name, name) for name in scores)
-    assert [(group.name, len(group.runs)) for group in groups] == [('base', 2), ('wide', 3)]
-    ours, theirs = (group.scores('mlm_accuracy') for group in reversed(groups))
-    low, high = stats.ttest_ind(ours, theirs).confidence_interval()
-    assert report.intervals([theirs, ours])[1] == pytest.approx((high - low) / 2)
-    (text,) = re.findall(r'<b>(.*?)</td>', report._in_short(groups, {}).split('base')[-1])
-    assert text == f'+0.1000, better</b> ({low:+.4f} to {high:+.4f})'
-    other, first = groups[1].runs[0], groups[0].runs[0]
-    assert report.incomparable(other, first) == ''
-    other.fields['data.masking'] = 'spans'  # other masks: scores are not comparable
-    assert report.incomparable(other, first) == 'its held-out rows have another data.masking'
+              data={'masking': 'pieces'}, model={'hidden_size': width})
+    return grouped(RunRecords(tmp_path / name, name) for name in scores)
+
+
+def test_runs_that_differ_in_their_seed_form_a_group(two_groups):
+    assert [(group.name, len(group.runs)) for group in two_groups] == [('base', 2), ('wide', 3)]
+
+
+def test_two_groups_have_the_interval_of_student(two_groups):
+    base, wide = (group.scores('mlm_accuracy') for group in two_groups)
+    low, high = stats.ttest_ind(wide, base).confidence_interval()
+    assert intervals([base, wide])[1] == pytest.approx((high - low) / 2)
+    html = page(two_groups, [Examples()] * 2, '')
+    row_of_wide = sections_of(html)['short'].split('<tr>')[-1]
+    (difference,) = re.findall(r'<td><b>(.*?)</td>', row_of_wide)
+    assert difference == f'+0.1000, better</b> ({low:+.4f} to {high:+.4f})'
+
+
+def test_scores_under_other_masks_cannot_be_compared(two_groups):
+    first, other = (group.runs[0] for group in two_groups)
+    assert incomparable(other, first) == ''
+    other.fields['data.masking'] = 'spans'
+    assert incomparable(other, first) == 'its held-out rows have another data.masking'
     other.metric = 'standard_mlm_accuracy'
-    assert report.incomparable(other, first) == ''
+    assert incomparable(other, first) == ''

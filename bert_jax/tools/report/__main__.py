@@ -1,0 +1,97 @@
+"""Compares runs on one HTML page that needs no other file.
+
+    python -m bert_jax.tools.report RUN [RUN ...] --output=report.html
+    python -m bert_jax.tools.report --board RUN [RUN ...] --output=board.md
+
+The page first says how far the score of each run is from the first run's, and whether the
+difference may be chance or why the two cannot be compared. Runs that differ only in their seed form
+a group: one column, one curve. Then come settings that differ, warnings, results, curves over
+steps, tokens and FLOPs, and, from the weights of each group's first run, masked words and attention
+of a sentence. A run that is going on, was killed or has no checkpoint is shown as far as it got,
+and the page lists what is missing.
+
+With --board it writes a Markdown table with a row for each recipe of pre-training: its cost, and
+the scores of the given runs that started from it. The table says how rows are made.
+
+Exit status: 0 done, 2 bad input.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from bert_jax.config.command_line import Parser
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path, check_new_file, write_whole
+from bert_jax.runtime.process import error_boundary
+from bert_jax.text.vocab import MASK
+from bert_jax.tools.report.board import board
+from bert_jax.tools.report.examples import WORD, make_examples
+from bert_jax.tools.report.groups import grouped
+from bert_jax.tools.report.page import page
+from bert_jax.tools.report.runs import RunRecords
+
+_TEXT = 'The old town lies on the river, and the king lived in the castle for many years.'
+_MOST_WORDS = 30  # attention over more is illegible, and a large model would make a large page
+
+
+def _parser() -> Parser:
+    parser = Parser('python -m bert_jax.tools.report', __doc__)
+    parser.add_argument('runs', metavar='RUN', nargs='+', help='run directories')
+    parser.add_argument('--output', required=True, help='the page, a new file')
+    parser.add_argument('--board', action='store_true',
+                        help='a Markdown table of recipes instead of the page')
+    parser.add_argument('--text', default=_TEXT, help='the sentence of the examples')
+    return parser
+
+
+def _check_text(text: str) -> None:
+    if MASK in text:
+        raise InputError(f'--text has {MASK}: write it without, each word is masked in turn')
+    num_words = len(WORD.findall(text))
+    if not 0 < num_words <= _MOST_WORDS:
+        raise InputError(
+            f'--text has {num_words} words: give one sentence, of at most {_MOST_WORDS}')
+
+
+def _read_runs(folders: Sequence[str]) -> list[RunRecords]:
+    """The runs in these directories, named by their paths below the folder that has them all.
+
+    Raises:
+      InputError: a directory is named twice, is no run directory, or is damaged.
+    """
+    paths: list[str] = []
+    for folder in folders:
+        path = os.path.abspath(folder)
+        if path in paths:
+            raise InputError(f'{folder} is named twice: name each run once')
+        paths.append(path)
+    above = os.path.commonpath([os.path.dirname(path) for path in paths])
+    return [
+        RunRecords(as_path(folder), os.path.relpath(path, above))
+        for folder, path in zip(folders, paths, strict=True)]
+
+
+def _page_of(runs: Sequence[RunRecords], text: str) -> str:
+    groups = grouped(runs)
+    examples = [make_examples(group.runs[0], text) for group in groups]
+    return page(groups, examples, text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command (see the top of this file) and returns its exit status."""
+    options = _parser().parse_args(arguments)
+    with error_boundary(writing=options.output):
+        check_new_file(options.output, '--output')
+        _check_text(options.text)
+        runs = _read_runs(options.runs)
+        content = board(runs) if options.board else _page_of(runs, options.text)
+        write_whole(options.output, content)
+        for run in runs:
+            print('; '.join([f'{run.name}: {run.state}', *run.missing]))
+        print(f'written: {options.output}')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

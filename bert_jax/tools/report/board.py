@@ -1,0 +1,215 @@
+"""The board: a Markdown table of recipes of pre-training, with their cost and downstream scores."""
+
+import dataclasses
+import itertools
+import os
+import re
+import statistics
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bert_jax.heads.pretraining import Pretraining
+from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime.chips import find_chip
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path, read_json
+from bert_jax.tools.report.groups import BESIDE, Group, grouped
+from bert_jax.tools.report.runs import RunRecords
+from bert_jax.tools.sweep import markdown
+from bert_jax.train.report import count
+from bert_jax.train.step import parameters_of
+from bert_jax.weights.run_directory import read_description
+
+# In which the fine-tunings of several pre-trainings with the same settings differ.
+_NOT_SETTINGS = ('seed', 'init_', 'data.vocab_file', *BESIDE)
+
+ScoresBySeed = dict[int, float]  # by the number of the pre-training in its group
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Recipe:
+    """A row of the board; rows are in the order of these fields.
+
+    Attributes:
+      num_params: of the model with its pre-training heads.
+      flops: of one pre-training.
+      cells: of the row.
+    """
+
+    num_params: int
+    flops: float
+    cells: list[str]
+
+
+def board(runs: Sequence[RunRecords]) -> str:
+    """The Markdown of a board of recipes, from runs of pre-training and of fine-tuning.
+
+    Raises:
+      InputError: none of the runs is a finished pre-training.
+    """
+    groups = grouped(filter(_is_finished_pretraining, runs))
+    if not groups:
+        raise InputError('--board: none of the runs is a finished pre-training')
+    path = as_path(__file__).parent / 'board.toml'
+    definitions = tomllib.loads(path.read_text(encoding='utf-8'))
+    scores_of_groups = [_downstream_scores(group.runs, runs) for group in groups]
+    tasks = sorted(set(itertools.chain(*scores_of_groups)))
+    recipes = [
+        _recipe(group, scores, tasks, definitions['share_of_peak'])
+        for group, scores in zip(groups, scores_of_groups, strict=True)]
+    rows = [recipe.cells for recipe in sorted(recipes)]
+    for name, fields in definitions['published'].items():
+        rows.append(_published_row(name, fields, tasks))
+    heading = [*definitions['columns'], *tasks, 'seeds', 'commit', 'repeated by']
+    return '\n'.join([definitions['text'], *markdown(heading, rows), ''])
+
+
+def _is_finished_pretraining(run: RunRecords) -> bool:
+    return run.finished and bool(run.scores) and run.fields.get('task') == 'pretrain'
+
+
+def _downstream_scores(
+    pretrained: Sequence[RunRecords], runs: Iterable[RunRecords]
+) -> dict[str, ScoresBySeed]:
+    """Scores of the fine-tunings of a group, by task, with the settings that are best over all.
+
+    Args:
+      pretrained: the runs of the group.
+      runs: all runs, among them fine-tunings of the group's.
+    """
+    numbers = {os.path.abspath(run.folder): number for number, run in enumerate(pretrained)}
+    by_task: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for run in runs:
+        if run.fields.get('task') == 'pretrain':
+            continue
+        number = numbers.get(os.path.abspath(run.fields.get('init_checkpoint') or '/'))
+        if number is None or not run.finished or not run.evaluations:
+            continue
+        task = str(run.fields['task'])
+        of_task = by_task.setdefault(task, {})
+        of_settings = of_task.setdefault(_settings_text(run), {})
+        of_settings.setdefault(number, []).append(_last_score(run, task))
+    return {task: _best_scores(of_task.values()) for task, of_task in by_task.items()}
+
+
+def _settings_text(run: RunRecords) -> str:
+    """Text that is equal for fine-tunings with the same settings."""
+    return str(sorted(
+        (name, value)
+        for name, value in run.fields.items()
+        if not name.startswith(_NOT_SETTINGS)))
+
+
+def _last_score(run: RunRecords, task: str) -> float:
+    """The score of a fine-tuning at the last evaluation, as a percentage."""
+    score = run.evaluations[-1][f'eval/{run.metric}']
+    return score if task.startswith('squad') else 100 * score
+
+
+def _best_scores(by_settings: Iterable[Mapping[int, Sequence[float]]]) -> ScoresBySeed:
+    """The mean score by pre-training, with the best of the settings that have the most runs."""
+    best = max(by_settings, key=_num_runs_and_mean)
+    return {number: statistics.fmean(scores) for number, scores in best.items()}
+
+
+def _num_runs_and_mean(scores_by_seed: Mapping[int, Sequence[float]]) -> tuple[int, float]:
+    scores = list(itertools.chain(*scores_by_seed.values()))
+    return len(scores), statistics.fmean(scores)
+
+
+def _recipe(
+    group: Group, scores: Mapping[str, ScoresBySeed], tasks: Sequence[str], share_of_peak: float
+) -> Recipe:
+    """The row of a group of pre-trainings.
+
+    Args:
+      group: the pre-trainings.
+      scores: of their fine-tunings, by task.
+      tasks: those that the board has.
+      share_of_peak: of a chip's FLOPs that training is assumed to reach.
+    """
+    run = group.runs[0]
+    model = ModelConfig(**read_description(run.folder).model)
+    num_params = _num_params(model)
+    _, flops = run.work_at(run.fields['train.steps'])
+    command = str(run.fields.get('made.command', ''))
+    losses = group.scores('standard_mlm_loss') or group.scores('mlm_loss')
+    return Recipe(num_params, flops, [
+        _recipe_name(run, command) or group.name,
+        f'{model.num_layers}/{model.hidden_size}',
+        count(num_params),
+        f'{flops:.2g}',
+        _chip_hours(run, flops, share_of_peak),
+        _with_interval(losses),
+        _with_interval(_means_over_tasks(scores, tasks, len(group.runs))),
+        *(_with_interval(list(scores.get(task, {}).values())) for task in tasks),
+        str(len(group.runs)),
+        str(run.fields.get('made.commit', '')),
+        f'`{command}`' if command else ''])
+
+
+def _num_params(model: ModelConfig) -> int:
+    """Number of parameters with the pre-training heads, without padding of the vocabulary."""
+    parameters = parameters_of(Pretraining(model))
+    padded = sum(parameter.value.size for parameter in parameters.values())
+    padding_rows = model.padded_vocab_size - model.vocab_size
+    return padded - padding_rows * (model.hidden_size + 1)
+
+
+def _chip_hours(run: RunRecords, flops: float, share_of_peak: float) -> str:
+    """Hours of a v5e chip as preflight counted them, else about those that the FLOPs take."""
+    counted = run.folder / 'preflight.json'
+    if counted.exists():
+        hours = read_json(counted, 'delete it')['chip_hours']
+        return f'{hours:.3g}'
+    hours = flops / share_of_peak / find_chip('v5e').peak_flops / 3600
+    return f'≈ {hours:.2g}'
+
+
+def _recipe_name(run: RunRecords, command: str) -> str:
+    """The recipe of a run, as the table of tools.paper names it or by the config; '' if unknown."""
+    part = run.folder.parent.parent
+    if part.parent.name == 'parts':
+        for path in part.parent.parent.glob('*.json'):
+            table = read_json(path, 'delete it, it is written again')
+            title = table.get('parts', {}).get(part.name)
+            if title:
+                # The names in a table of the user's own, which has no source, end in the scale.
+                scale = f',{table["scale"]}' if table['source'] else ''
+                return title.removeprefix('pre-training ') + scale
+    config = re.search(r'--config[= ]\S*?([^/\s]+\.py\S*)', command)
+    return config[1] if config else ''
+
+
+def _means_over_tasks(
+    scores: Mapping[str, ScoresBySeed], tasks: Sequence[str], num_seeds: int
+) -> list[float]:
+    """The mean over tasks, for each pre-training that has a score in all of them."""
+    if not tasks:
+        return []
+    means = []
+    for number in range(num_seeds):
+        if all(number in scores.get(task, ()) for task in tasks):
+            means.append(statistics.fmean(scores[task][number] for task in tasks))
+    return means
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    """The mean of the values, and half the width of Student's 95 % interval; '' without values."""
+    from scipy import stats
+
+    if not values:
+        return ''
+    if len(values) == 1:
+        return f'{values[0]:.2f}'
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    return f'{statistics.fmean(values):.2f} ± {half:.2f}'
+
+
+def _published_row(name: str, fields: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
+    """The row of a published model, from its fields in board.toml."""
+    scores = [str(fields['scores'].get(task, '')) for task in tasks]
+    unknown = [''] * 4  # FLOPs, chip-hours, LM loss, mean
+    return [name, fields['model'], fields['parameters'], *unknown, *scores, '', '',
+            fields['source']]

@@ -1,0 +1,111 @@
+"""What the weights of a run do with a sentence: guesses of masked words, and attention."""
+
+import base64
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.model.encoder import Bert
+from bert_jax.predict import load
+from bert_jax.predict.commands import Model
+from bert_jax.runtime.errors import InputError
+from bert_jax.sharding import Layout
+from bert_jax.text.vocab import MASK
+from bert_jax.tools.report.runs import RunRecords
+
+WORD = re.compile(r'\w+')
+_NUM_GUESSES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedWord:
+    """A word of the sentence, and what the model guesses in its place.
+
+    Attributes:
+      word: the word.
+      guesses: (piece, probability), the likeliest first.
+    """
+
+    word: str
+    guesses: Sequence[tuple[str, float]]
+
+
+@dataclasses.dataclass
+class Examples:
+    """What the weights of a run make of a sentence, as far as they can.
+
+    Attributes:
+      num_params: number of parameters; 0 if there are no weights.
+      attention: as `heads` returns it, or None.
+      masked_words: in their order; empty if the model has no masked LM.
+    """
+
+    num_params: int = 0
+    attention: dict[str, Any] | None = None
+    masked_words: Sequence[MaskedWord] = ()
+
+
+def make_examples(run: RunRecords, text: str) -> Examples:
+    """The examples of a run; those that its weights cannot make are listed in `run.missing`."""
+    result = Examples()
+    try:
+        model = load(run.folder)
+        model.note = run.missing.append
+        result.num_params = sum(x.size for x in model.weights.params.values())
+        result.attention = heads(model, text)
+        result.masked_words = mask_each_word(model, text)
+    except InputError as error:
+        what = 'masked words' if result.attention else 'examples'
+        run.missing.append(f'no {what}: {error}')
+    return result
+
+
+def mask_each_word(model: Model, text: str) -> list[MaskedWord]:
+    """Masks the words of a text in turn.
+
+    A single [MASK] replaces a word, so a word of several pieces cannot be guessed.
+    """
+    words = list(WORD.finditer(text))
+    texts = [text[: word.start()] + MASK + text[word.end() :] for word in words]
+    answers = model.fill_mask(texts, _NUM_GUESSES)
+    result = []
+    for word, answer in zip(words, answers, strict=True):
+        guesses = [(guess['token'], guess['probability']) for guess in answer['predictions']]
+        result.append(MaskedWord(word.group(), guesses))
+    return result
+
+
+def attention(model: Model, text: str) -> tuple[list[str], np.ndarray]:
+    """The tokens of a text, and attention probabilities [layers, heads, n (queries), n (keys)]."""
+    vocab = model.vocab
+    ids = [vocab.cls_id, *model.encode(text)[: model.max_length - 2], vocab.sep_id]
+    config = dataclasses.replace(model.config, attention='xla', layout=Layout())
+    row = np.array([ids], np.int32)
+    ones = np.ones((1, len(ids)), np.int32)
+    _, kept = Bert(config, pooled=False).apply(
+        {'params': model.params['bert']}, row, ones, 0 * ones, mutable=['intermediates'])
+    layers = kept['intermediates']['encoder']
+    probabilities = [
+        layers[f'layer_{i}']['attention']['self']['probabilities'][0][0]
+        for i in range(config.num_layers)]
+    tokens = [vocab.tokens[i] for i in ids]
+    return tokens, np.stack(probabilities).astype(np.float32)
+
+
+def heads(model: Model, text: str) -> dict[str, Any]:
+    """Attention probabilities in the form that the page draws.
+
+    Returns:
+      {'tokens', 'layers', 'heads', 'values': base64 of bytes [layers, heads, n, n], each a
+      probability times 255}.
+    """
+    tokens, probabilities = attention(model, text)
+    values = np.round(probabilities * 255).astype(np.uint8)
+    return {
+        'tokens': tokens,
+        'layers': values.shape[0],
+        'heads': values.shape[1],
+        'values': base64.b64encode(values.tobytes()).decode()}

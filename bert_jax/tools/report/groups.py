@@ -1,0 +1,184 @@
+"""Groups of runs that differ only in their seed: their scores, curves and settings."""
+
+import dataclasses
+import itertools
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bert_jax.config.fields import WITHOUT_A_SAY
+from bert_jax.config.phases import PHASE_ROWS
+from bert_jax.tools.report.runs import Point, RunRecords
+from bert_jax.train.report import count
+
+# Fields that do not affect the result, and those that follow from others.
+BESIDE = (*WITHOUT_A_SAY, 'made.', 'inference.', 'labels', 'head', 'metric', 'guessing.',
+          'train.verify_every', 'train.eval_batch_size')
+# Digests, and what `phases` says.
+_NOT_SHOWN = (*BESIDE, 'identity.', 'vocabulary', 'train.steps', 'train.batch_size',
+              'train.packed_rows', 'data.max_seq_length', 'data.max_predictions_per_seq')
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs that differ only in their seed.
+
+    Attributes:
+      name: what the runs' names have in common, or all of them.
+      number: its place among the groups.
+      runs: at least one.
+    """
+
+    name: str
+    number: int
+    runs: Sequence[RunRecords]
+
+    def scores(self, name: str) -> list[float]:
+        """A metric of each run that has it."""
+        return [run.scores[name] for run in self.runs if name in run.scores]
+
+    def curves(self) -> dict[str, list[list[float]]]:
+        """The points of every `train/...` and `eval/...`, at the steps that all its runs have.
+
+        A point is (step, tokens, FLOPs so far, mean, lowest and highest value).
+        """
+        result: dict[str, list[list[float]]] = {}
+        of_runs = [_points_by_step(run) for run in self.runs]
+        for name, step in of_runs[0]:
+            if all((name, step) in points for points in of_runs):
+                mean = _mean_point([points[name, step] for points in of_runs])
+                result.setdefault(name, []).append(mean)
+        return result
+
+    def phases(self) -> list[tuple[float, float, float, int]]:
+        """(Steps, tokens, FLOPs, length of rows) where each phase but the first begins."""
+        run = self.runs[0]
+        phases = run.fields.get('phases') or ()
+        begin = 0
+        result = []
+        for phase, following in itertools.pairwise(phases):
+            begin += phase['steps']
+            result.append((begin, *run.work_at(begin), following['max_seq_length']))
+        return result
+
+    def results(self) -> dict[str, str]:
+        """What it cost, and its scores with their deviation over the seeds, as text by name."""
+        run = self.runs[0]
+        result = {}
+        if run.scores:
+            result['evaluation'] = self._evaluated_steps()
+            tokens, flops = run.work_at(run.scores['step'])
+            result['tokens'] = count(tokens)
+            result['FLOPs'] = f'{flops:.2e}'
+        for name in run.scores:
+            if name != 'step':
+                result[name] = mean_with_deviation(self.scores(name))
+        result |= self._median('tokens_per_second', count)
+        result |= self._median('mfu', '{:.1%}'.format)
+        return result
+
+    def _evaluated_steps(self) -> str:
+        """Which evaluations the scores are of."""
+        which = 'best' if self.runs[0].keeps_best else 'last'
+        steps = [f'{step:,.0f}' for step in sorted(set(self.scores('step')))]
+        return f'{which}, step {" or ".join(steps)}'
+
+    def _median(self, name: str, as_text: Callable[[float], str]) -> dict[str, str]:
+        """The median of a metric of training, by its name; empty if no record has it."""
+        values = [
+            record[f'train/{name}']
+            for run in self.runs
+            for record in run.records
+            if f'train/{name}' in record]
+        return {name: as_text(statistics.median(values))} if values else {}
+
+    def settings(self) -> dict[str, str]:
+        """The settings that the page compares, with the values of all runs, as text by name."""
+        fields_of_runs = [
+            {**run.fields, 'phases': _phases_text(run.fields.get('phases') or ())}
+            for run in self.runs]
+        result = {}
+        for name in fields_of_runs[0]:
+            if not _is_among(_NOT_SHOWN, name, self.runs[0]):
+                values = dict.fromkeys(str(fields[name]) for fields in fields_of_runs)
+                result[name] = ', '.join(values)
+        return result
+
+
+def grouped(runs: Iterable[RunRecords]) -> list[Group]:
+    """Groups finished runs by all fields that affect the result, except the seed.
+
+    A run that is not finished is a group by itself.
+    """
+    by_settings: dict[str, list[RunRecords]] = {}
+    for run in runs:
+        by_settings.setdefault(_group_key(run), []).append(run)
+    groups: list[Group] = []
+    for members in by_settings.values():
+        taken = [group.name for group in groups]
+        groups.append(Group(_group_name(members, taken), len(groups), members))
+    return groups
+
+
+def _group_key(run: RunRecords) -> str:
+    """Text that is equal for runs of one group."""
+    fields = {
+        name: value
+        for name, value in run.fields.items()
+        if name != 'seed' and not _is_among(BESIDE, name, run)}
+    unfinished = '' if run.finished else run.name
+    return f'{sorted(fields.items())} {unfinished}'
+
+
+def _group_name(runs: Sequence[RunRecords], taken: Sequence[str]) -> str:
+    """What the names of runs have in common; all names, if that is nothing or `taken`."""
+    names = [run.name for run in runs]
+    common = re.sub(r'[\W_]*(seed)?[\W_]*$', '', os.path.commonprefix(names))
+    if len(names) == 1 or not common or common in taken:
+        return ', '.join(names)
+    return common
+
+
+def _is_among(prefixes: tuple[str, ...], name: str, run: RunRecords) -> bool:
+    """Whether a field of a run begins with one of these.
+
+    `train.eval_every` does not where the result is the best of the evaluations: their interval
+    affects it.
+    """
+    return name.startswith(prefixes) and not (run.keeps_best and name == 'train.eval_every')
+
+
+def _points_by_step(run: RunRecords) -> dict[tuple[str, float], Point]:
+    """The points of a run's curves, by the curve's name and the step."""
+    return {
+        (name, point.step): point
+        for name, points in run.curves().items()
+        for point in points}
+
+
+def _mean_point(points: Sequence[Point]) -> list[float]:
+    """Points of several runs as [step, tokens, FLOPs, mean, lowest and highest value]."""
+    values = [point.value for point in points]
+    means = [statistics.fmean(numbers) for numbers in zip(*points, strict=True)]
+    return [*means, min(values), max(values)]
+
+
+def _phases_text(phases: Iterable[Mapping[str, Any]]) -> str:
+    return ', '.join(map(_phase_text, phases))
+
+
+def _phase_text(phase: Mapping[str, Any]) -> str:
+    """A phase as in '90 steps of 8 rows of 128', and the fields that only some phases have."""
+    parts = [f'{phase["steps"]:,} steps of {phase["batch_size"]} rows of {phase["max_seq_length"]}']
+    parts += [f'{name} {phase[name]}' for name in PHASE_ROWS if name in phase]
+    return ', '.join(parts)
+
+
+def mean_with_deviation(values: Sequence[float]) -> str:
+    """The mean, and the standard deviation of several values; '' if there are none."""
+    if not values:
+        return ''
+    deviation = f' ± {statistics.stdev(values):.4f}' if len(values) > 1 else ''
+    return f'{statistics.fmean(values):.4f}{deviation}'

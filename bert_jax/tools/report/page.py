@@ -1,0 +1,331 @@
+"""The HTML page that compares groups of runs; its curves and attention are drawn by page.js."""
+
+import dataclasses
+import json
+import math
+import statistics
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from bert_jax.runtime.files import as_path
+from bert_jax.tools.report.comparison import Comparison, compare, incomparable_groups, is_loss
+from bert_jax.tools.report.examples import Examples, MaskedWord
+from bert_jax.tools.report.groups import Group, mean_with_deviation
+from bert_jax.train.gates import MEANINGS
+from bert_jax.train.report import count
+
+_AXES = ('steps', 'tokens', 'FLOPs')
+# As in page.css and page.js.
+_NUM_COLOURS = 8
+_DASHES = ('', '7 3', '2 3', '9 3 2 3')
+_NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity',  # follow from others
+              'nsp_majority', 'sequences_per_second', 'step_seconds', 'step_seconds_deviation')
+_ABOUT_CURVES = (
+    'Thin lines: training; thick ones with dots: held out; of several seeds their mean, shaded '
+    'from the lowest to the highest. Where a vertical line stands, rows of that length begin. '
+    'Steep beginnings are cut off. Tokens do not count padding; FLOPs are of training, by the '
+    'formula of bert_jax/model/flops.py.')
+_ABOUT_INTERVALS = (
+    'In brackets: where the difference lies, 95 % sure, by the deviation of all seeds.')
+_ABOUT_SINGLE_SEEDS = (
+    'What another seed alone changes is unknown: add runs with --config.seed=1, 2, ...')
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A section of the page.
+
+    Attributes:
+      anchor: its id.
+      title: its heading, in HTML.
+      content: HTML; '' if there is nothing to show.
+    """
+
+    anchor: str
+    title: str
+    content: str
+
+    @property
+    def html(self) -> str:
+        """The section as HTML."""
+        return (f'<section id="{self.anchor}">\n<h2>{self.title}</h2>\n{self.content}\n'
+                '</section>')
+
+
+def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> str:
+    """The whole HTML page.
+
+    Args:
+      groups: the columns of its tables; the others are compared with the first.
+      examples: those of each group's first run.
+      text: the sentence of the examples.
+    """
+    guessing = _scores_of_guessing(groups)
+    curves = [group.curves() for group in groups]
+    sections = [
+        Section('short', 'In short', _in_short(groups, guessing)),
+        Section('settings', 'Settings that differ', _settings(groups)),
+        Section('gates', 'Warnings', _gates(groups)),
+        Section('results', 'Results', _results(groups, examples)),
+        Section('curves', 'Curves', _curves(groups) if any(curves) else ''),
+        Section('masked', 'Masked words', _masked_words(groups, examples)),
+        Section('attention', 'Attention', _attention(examples, text)),
+        Section('runs', 'Runs', _runs(groups)),
+    ]
+    shown = [section for section in sections if section.content]
+    links = [f'<a href="#{section.anchor}">{section.title}</a>' for section in shown]
+    data = {
+        'runs': [group.name for group in groups],
+        'axes': _AXES,
+        'charts': _charts(curves),
+        'phases': [group.phases() for group in groups],
+        'guessing': {name.replace('_', ' '): value for name, value in guessing.items()},
+        'attention': [example.attention for example in examples],
+    }
+    return string.Template(_read('page.html')).substitute(
+        title=escape(', '.join(group.name for group in groups)),
+        style=_read('page.css'),
+        script=_read('page.js'),
+        links='\n'.join(links),
+        sections='\n'.join(section.html for section in shown),
+        # Without `<`, no string in the data can end the script element.
+        data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'))
+
+
+def _read(name: str) -> str:
+    return (as_path(__file__).parent / name).read_text(encoding='utf-8')
+
+
+def _scores_of_guessing(groups: Sequence[Group]) -> dict[str, float]:
+    """The scores of guessing by metric; where runs differ in them, the first group's."""
+    result: dict[str, float] = {}
+    for group in reversed(groups):
+        for run in group.runs:
+            share = run.scores.get('nsp_majority', 0.0)
+            if share:
+                result['nsp_accuracy'] = share
+                result['nsp_loss'] = _entropy(share)
+            for name, value in run.fields.items():
+                if name.startswith('guessing.'):
+                    result[name.removeprefix('guessing.')] = value
+    return result
+
+
+def _entropy(share: float) -> float:
+    """The entropy, in nats, of two outcomes of which one has this share."""
+    return -sum(p * math.log(p) for p in (share, 1 - share) if p)
+
+
+def _label(group: Group) -> str:
+    """A group's name in HTML, with a sample of its line in the curves."""
+    colour = f'var(--run{group.number % _NUM_COLOURS})'
+    dashes = _DASHES[group.number // 2 % len(_DASHES)]
+    return ('<svg class="key" viewBox="0 0 24 10" aria-hidden="true">'
+            f'<line x1="0" x2="24" y1="5" y2="5" stroke="{colour}" stroke-dasharray="{dashes}"/>'
+            f'</svg>\u2060{escape(group.name)}')
+
+
+def _grid(heading: Sequence[str], rows: Iterable[Sequence[str]], caption: str = '') -> str:
+    """An HTML table; the first cell of each row is its heading."""
+    head = ''.join(map(_column_heading, heading))
+    body = ''.join(map(_grid_row, rows))
+    if caption:
+        caption = f'<caption>{caption}</caption>'
+    return (f'<div class="wide" tabindex="0"><table>{caption}<thead><tr>{head}</tr></thead>\n'
+            f'<tbody>{body}</tbody></table></div>')
+
+
+def _column_heading(text: str) -> str:
+    return f'<th scope="col">{text}</th>' if text else '<td></td>'
+
+
+def _grid_row(cells: Sequence[str]) -> str:
+    heading, *others = cells
+    tail = ''.join(f'<td>{cell}</td>' for cell in others)
+    return f'<tr><th scope="row">{heading}</th>{tail}</tr>\n'
+
+
+def _in_short(groups: Sequence[Group], guessing: Mapping[str, float]) -> str:
+    """Each group's score, and how far it is from the first group's."""
+    first = groups[0]
+    why = incomparable_groups(first, first)
+    if why:
+        return f'<p>{_label(first)}: {escape(why)}; nothing is compared with it.</p>'
+    metric = first.runs[0].metric
+    comparisons = compare(groups)
+    rows = []
+    for group, comparison in zip(groups, comparisons, strict=True):
+        difference = '' if group is first else _difference(comparison, metric)
+        score = mean_with_deviation(comparison.scores)
+        rows.append([_label(group), str(len(group.runs)), score, difference])
+    if metric in guessing:
+        rows.append(['guessing', '', f'{guessing[metric]:.4f}', ''])
+    has_seeds = any(
+        len(comparison.scores) > 1 for comparison in comparisons if not comparison.why_not)
+    note = _ABOUT_INTERVALS if has_seeds else _ABOUT_SINGLE_SEEDS
+    heading = ['', 'seeds', escape(metric.replace('_', ' ')), f'minus {escape(first.name)}']
+    return f'{_grid(heading, rows)}<p class="note">{note}</p>'
+
+
+def _difference(comparison: Comparison, metric: str) -> str:
+    """How far a group is from the first, with the interval if that is known."""
+    if comparison.why_not:
+        return f'<b>not comparable</b>: {escape(comparison.why_not)}'
+    gain = comparison.gain
+    half_width = comparison.half_width
+    if math.isnan(half_width):
+        return f'{gain:+.4f}'
+    return (f'<b>{gain:+.4f}, {comparison.verdict(metric)}</b> '
+            f'({gain - half_width:+.4f} to {gain + half_width:+.4f})')
+
+
+def _settings(groups: Sequence[Group]) -> str:
+    """A table of the settings in which groups differ; '' if there are none."""
+    settings = [group.settings() for group in groups]
+    rows = []
+    for name in _all_names(settings):
+        values = [of_group.get(name, '') for of_group in settings]
+        if len(set(values)) > 1:
+            rows.append([escape(name).replace('_', '_<wbr>'), *map(escape, values)])
+    return _group_grid(groups, rows)
+
+
+def _results(groups: Sequence[Group], examples: Sequence[Examples]) -> str:
+    """A table of what was trained and of its scores, with the best of each row in bold."""
+    results = []
+    for group, example in zip(groups, examples, strict=True):
+        size = {'parameters': count(example.num_params)} if example.num_params else {}
+        results.append(size | group.results())
+    rows = []
+    for name in _all_names(results):
+        cells = [of_group.get(name, '') for of_group in results]
+        rows.append([escape(name).replace('_', ' '), *_with_best_bold(groups, name, cells)])
+    return _group_grid(groups, rows)
+
+
+def _all_names(columns: Iterable[Mapping[str, str]]) -> list[str]:
+    """The names of all columns, each once, in order of appearance."""
+    names: dict[str, None] = {}
+    for column in columns:
+        names |= dict.fromkeys(column)
+    return list(names)
+
+
+def _group_grid(groups: Sequence[Group], rows: Sequence[Sequence[str]]) -> str:
+    """An HTML table with a column for each group; '' if it has no rows."""
+    return _grid(['', *map(_label, groups)], rows) if rows else ''
+
+
+def _with_best_bold(groups: Sequence[Group], name: str, cells: Sequence[str]) -> list[str]:
+    """The cells of a metric, a column for each group; of different scores the best is bold."""
+    means = []
+    for group in groups:
+        scores = group.scores(name)
+        means.append(statistics.fmean(scores) if scores else None)
+    known = {mean for mean in means if mean is not None}
+    if len(known) < 2:
+        return list(cells)
+    best = min(known) if is_loss(name) else max(known)
+    return [
+        f'<b>{cell}</b>' if mean == best else cell
+        for cell, mean in zip(cells, means, strict=True)]
+
+
+def _gates(groups: Sequence[Group]) -> str:
+    """The steps at which each gate warned."""
+    items = []
+    for group in groups:
+        for run in group.runs:
+            for gate, meaning in MEANINGS.items():
+                steps = [record['step'] for record in run.records if f'gate/{gate}' in record]
+                if steps:
+                    items.append(
+                        f'<li>{escape(run.name)}, {_steps(steps)}: <b>{gate}</b>, '
+                        f'{escape(meaning)}</li>')
+    return f'<ul class="spoken">{"".join(items)}</ul>' if items else ''
+
+
+def _steps(steps: Sequence[int]) -> str:
+    """The first step, and how many follow it."""
+    if len(steps) == 1:
+        return f'step {steps[0]:,}'
+    return f'step {steps[0]:,} and {len(steps) - 1} more, to {steps[-1]:,}'
+
+
+def _curves(groups: Sequence[Group]) -> str:
+    """The legend of the charts; page.js draws them below it."""
+    labels = ' '.join(map(_label, groups))
+    return f'<p>{labels}</p>\n<p class="note">{_ABOUT_CURVES}</p>'
+
+
+def _charts(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The charts, each with a metric's training and held-out points."""
+    names: dict[str, None] = {}
+    for of_group in curves:
+        for name in of_group:
+            names[name.partition('/')[2]] = None
+    return [
+        {'title': name.replace('_', ' '), 'series': _series(curves, name)}
+        for name in names
+        if name not in _NOT_DRAWN]
+
+
+def _series(curves: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The lines of a metric: each group's points of training, and of held-out data."""
+    result = []
+    for number, of_group in enumerate(curves):
+        for split in ('train', 'eval'):
+            points = of_group.get(f'{split}/{name}')
+            if points is not None:
+                result.append({'run': number, 'held_out': split == 'eval', 'points': points})
+    return result
+
+
+def _masked_words(groups: Sequence[Group], examples: Sequence[Examples]) -> str:
+    """A table with a row for each masked word and a column for the guesses of each group."""
+    labels = []
+    columns = []
+    for group, example in zip(groups, examples, strict=True):
+        if example.masked_words:
+            labels.append(_label(group))
+            columns.append(example.masked_words)
+    if not columns:
+        return ''
+    rows = []
+    for of_word in zip(*columns, strict=True):
+        rows.append([escape(of_word[0].word), *map(_guesses, of_word)])
+    caption = 'Each word masked in turn, with the likeliest pieces in its place.'
+    return _grid(['', *labels], rows, caption)
+
+
+def _guesses(masked: MaskedWord) -> str:
+    """The guesses of a word in HTML, marked where they are true."""
+    spans = []
+    for token, share in masked.guesses:
+        is_true = token.lower() == masked.word.lower()
+        style = 'guess true' if is_true else 'guess'
+        spans.append(
+            f'<span class="{style}"><bdi>{escape(token)}</bdi>&nbsp;{share:.1%}</span>')
+    return ' '.join(spans)
+
+
+def _attention(examples: Sequence[Examples], text: str) -> str:
+    """The caption of the attention; page.js draws it below."""
+    if not any(example.attention for example in examples):
+        return ''
+    return (f'<p class="note">{escape(text)} Each token is a row; darker columns are tokens that '
+            'it attends to more.</p>')
+
+
+def _runs(groups: Sequence[Group]) -> str:
+    """How far each run is, what is missing of it, and where it is."""
+    items = []
+    for group in groups:
+        for run in group.runs:
+            state = '; '.join([run.state, *run.missing])
+            items.append(
+                f'<li>{escape(run.name)}: {escape(state)}<br>'
+                f'<span class="note">{escape(str(run.folder))}</span></li>')
+    return f'<ul>{"".join(items)}</ul>'

@@ -1,0 +1,188 @@
+"""What the directory of a run says without its weights: config, records, state, work so far."""
+
+import bisect
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.heads import HEADS
+from bert_jax.heads.tokens import Tagging
+from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime.files import Path
+from bert_jax.runtime.lease import holder
+from bert_jax.tasks.pretrain import step_flops
+from bert_jax.train.report import duration, read_records
+from bert_jax.train.workdirs import read_run_fields
+from bert_jax.weights.run_directory import read_description, saved_steps
+
+
+class Work(NamedTuple):
+    """What a run has done up to a step.
+
+    Attributes:
+      step: the step.
+      tokens: without padding.
+      flops: of training.
+    """
+
+    step: float
+    tokens: float
+    flops: float
+
+
+class Point(NamedTuple):
+    """A point of a curve: a metric, and the run's step, tokens and FLOPs so far."""
+
+    step: float
+    tokens: float
+    flops: float
+    value: float
+
+
+class RunRecords:
+    """A run without its weights, whether it is finished, going on, or was killed.
+
+    Attributes:
+      name: its name on the page.
+      folder: its directory.
+      fields: of its config.json, by dotted name.
+      records: of its metrics.jsonl, in order.
+      evaluations: the records that have metrics of held-out data.
+      metric: the metric that chooses the best evaluation.
+      keeps_best: whether it keeps the weights of the best evaluation.
+      scores: metrics of the best evaluation if it keeps that, else of the last; and its `step`.
+      finished: whether it did all its steps.
+      state: how far it is, in words.
+      missing: what the page cannot show of it, and why.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        """Reads the directory of a run.
+
+        Raises:
+          InputError: it is no run directory, or a file in it is damaged.
+        """
+        self.name = name
+        self.folder = folder
+        self.records = read_records(folder / 'metrics.jsonl')
+        self.fields: dict[str, Any] = read_run_fields(folder)
+        self.evaluations = list(filter(_is_evaluation, self.records))
+        self.metric = str(self.fields.get('metric', ''))
+        self.keeps_best = self._has_best_weights()
+        self.scores = self._chosen_scores()
+        step = max((record['step'] for record in self.records), default=0)
+        self.finished = 0 < self.fields.get('train.steps', 0) <= step
+        self.state = self._describe_state(step)
+        self.missing: list[str] = []
+        if not self.evaluations:
+            self.missing.append('no evaluation so far: no results')
+
+    def _has_best_weights(self) -> bool:
+        if not self.evaluations or not saved_steps(self.folder / 'best'):
+            return False
+        return all(f'eval/{self.metric}' in record for record in self.evaluations)
+
+    def _chosen_scores(self) -> dict[str, float]:
+        if not self.evaluations:
+            return {}
+        chosen = self.evaluations[-1]
+        if self.keeps_best:
+            chosen = max(self.evaluations, key=lambda record: record[f'eval/{self.metric}'])
+        return {name.removeprefix('eval/'): value for name, value in chosen.items()}
+
+    def _describe_state(self, step: int) -> str:
+        """How far a run is that has recorded so many steps, in words."""
+        seconds = _total_seconds(self.records)
+        took = f' in {duration(seconds)}' if seconds else ''
+        if self.finished:
+            return f'finished: {step:,} steps{took}'
+        total = self.fields.get('train.steps', 0)
+        of_total = f' of {total:,}' if total else ''
+        process = holder(self.folder)
+        activity = f'going on ({process})' if process else 'stopped'
+        return f'step {step:,}{of_total}{took}, {activity}'
+
+    def curves(self) -> dict[str, list[Point]]:
+        """The points of every `train/...` and `eval/...`."""
+        result: dict[str, list[Point]] = {}
+        for record in self.records:
+            step = record['step']
+            tokens, flops = self.work_at(step)
+            for name, value in record.items():
+                if name.startswith(('train/', 'eval/')):
+                    point = Point(step, tokens, flops, value)
+                    result.setdefault(name, []).append(point)
+        return result
+
+    def work_at(self, step: float) -> tuple[float, float]:
+        """(Tokens without padding, training FLOPs) up to a step."""
+        steps, tokens, flops = zip(*self._work)
+        return float(np.interp(step, steps, tokens)), float(np.interp(step, steps, flops))
+
+    @functools.cached_property
+    def _work(self) -> list[Work]:
+        """The work up to each log line; only the beginning, for a run that records no phases."""
+        result = [Work(0.0, 0.0, 0.0)]
+        phases = self.fields.get('phases')
+        if not phases:
+            return result
+        model = ModelConfig(**read_description(self.folder).model)
+        share = 1.0  # of a row's length that is not padding
+        for record in self.records:
+            before = result[-1]
+            if 'train/loss' not in record or record['step'] <= before.step:
+                continue
+            phase = _phase_at(phases, record['step'])
+            rows = phase['batch_size']
+            length = phase['max_seq_length']
+            if record.get('train/sequences_per_second') and record.get('train/tokens_per_second'):
+                share = (record['train/tokens_per_second']
+                         / record['train/sequences_per_second'] / length)
+            steps = record['step'] - before.step
+            result.append(Work(
+                step=record['step'],
+                tokens=before.tokens + steps * rows * length * share,
+                flops=before.flops + steps * self._flops_of_a_step(model, phase, share)))
+        return result
+
+    def _flops_of_a_step(
+        self, model: ModelConfig, phase: Mapping[str, Any], share: float
+    ) -> float:
+        """Training FLOPs of a step.
+
+        Args:
+          model: of the run.
+          phase: of the step.
+          share: of the length of its rows that is not padding.
+        """
+        head = self.fields.get('head') or Tagging.name  # rows are packed; old runs lack the field
+        if head == 'pretraining':
+            return step_flops(model, phase, self.fields.get('optimizer.name', ''))
+        features = self.fields.get('inference.features') or 'concat_last_four'
+        trained = HEADS[head].of_model(model, 1, {'features': features})
+        rows = phase['batch_size']
+        length = phase['max_seq_length']
+        return rows * length * share * trained.token_flops(length)
+
+
+def _is_evaluation(record: Mapping[str, Any]) -> bool:
+    return any(name.startswith('eval/') for name in record)
+
+
+def _total_seconds(records: Sequence[Mapping[str, Any]]) -> float:
+    """The seconds of a run so far, from the last record that has them by what they went into."""
+    timed = [record for record in records if 'time/step' in record]
+    if not timed:
+        return 0
+    return sum(
+        value for name, value in timed[-1].items() if name.startswith('time/') and value > 0)
+
+
+def _phase_at(phases: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
+    """The phase that a step belongs to."""
+    ends = list(itertools.accumulate(phase['steps'] for phase in phases))
+    number = min(bisect.bisect_left(ends, step), len(phases) - 1)
+    return {'packed_rows': 0} | phases[number]
