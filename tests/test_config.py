@@ -23,7 +23,7 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.pretrain import run_flops, too_few_slots
-from bert_jax.tools.preflight import without_data
+from bert_jax.tools.preflight.measure import without_data
 from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments
 from bert_jax.validation import check_vocabulary, complete, validate

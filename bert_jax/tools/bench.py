@@ -38,7 +38,7 @@ from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.provenance import processor, versions
 from bert_jax.sharding import local_rows, to_global
 from bert_jax.tasks.pretrain import PretrainTask
-from bert_jax.tools.preflight import grid
+from bert_jax.tools.preflight.report import grid
 from bert_jax.train.program import build_program, step_inputs
 from bert_jax.train.step import num_params
 from bert_jax.validation import complete

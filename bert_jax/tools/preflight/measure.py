@@ -1,0 +1,240 @@
+"""What a run takes on a mesh: its steps are compiled, and the programs and memory are read."""
+
+import dataclasses
+import datetime
+import time
+from typing import Any
+
+from bert_jax.config import ConfigDict
+from bert_jax.config.fields import PRETRAINING
+from bert_jax.runtime.chips import Chip, find_chip
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.hosts import say
+from bert_jax.runtime.provenance import versions
+from bert_jax.sharding import Mesh
+from bert_jax.tasks.pretrain import PretrainTask, step_flops
+from bert_jax.text import load_tokenizer
+from bert_jax.text.training import add_words
+from bert_jax.tools.preflight.cycles import step_cycles
+from bert_jax.tools.preflight.hlo import CompiledText
+from bert_jax.tools.preflight.messages import collectives, find_messages, waiting_seconds
+from bert_jax.tools.preflight.schedules import Schedule, read_schedules
+from bert_jax.train.memory import Memory, compile_step, device_bytes
+from bert_jax.train.program import Program, build_program, phase_calls
+from bert_jax.validation import complete
+from bert_jax.weights import load_weights
+
+Record = dict[str, Any]
+
+
+def without_data(config: ConfigDict) -> ConfigDict:
+    """A completed copy of a config that reads no data except the vocabulary, for its size.
+
+    Raises:
+      InputError: the task is not pre-training, or the number of steps depends on the data.
+    """
+    if config.task not in PRETRAINING:
+        raise InputError(
+            f'config.task={config.task!r}: only pre-training can be compiled ahead; the shapes of '
+            'a downstream task depend on its data')
+    _check_steps(config)
+    published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
+    result = complete(config, published)
+    with result.unlocked():
+        if not result.model.vocab_size:
+            result.model.vocab_size = _vocab_size(result)
+        result.task = 'synthetic'
+        result.init_checkpoint = ''
+    return result
+
+
+def _check_steps(config: ConfigDict) -> None:
+    steps = {'train.steps': config.train.steps}
+    for number, phase in enumerate(config.phases):
+        steps[f'phases[{number}].steps'] = phase.get('steps', 0)
+    for name, value in steps.items():
+        if 'epoch' in str(value):
+            raise InputError(
+                f'config.{name}={value!r} depends on the data, which is not read: write steps')
+
+
+def _vocab_size(config: ConfigDict) -> int:
+    """The size of the vocabulary that a run would read or train."""
+    data = config.data
+    if not data.vocab_file:
+        return int(data.vocab_size)
+    if data.add_tokens:
+        tokens, _ = add_words(data.vocab_file, data.add_tokens, data.lowercase)
+        return len(tokens)
+    return len(load_tokenizer(data.vocab_file, data.lowercase).vocab.tokens)
+
+
+def measure(config: ConfigDict, mesh: Mesh, folder: str) -> Record:
+    """A record of what a run takes, as plain values; without the fields that name the run.
+
+    Args:
+      config: from `without_data`.
+      mesh: of devices that may be a topology's.
+      folder: where the compiler writes schedules (`write_schedules`).
+    """
+    program = build_program(config, mesh, PretrainTask(config))
+    chip = find_chip(mesh.devices.flat[0].device_kind)
+    measurer = _PhaseMeasurer(program, chip, folder)
+    phases = [measurer.record(phase, number) for number, phase in enumerate(program.phases)]
+    hours = chip_hours = None
+    if all('hours' in phase for phase in phases):
+        hours = sum(phase['hours'] for phase in phases)
+        chip_hours = hours * mesh.size
+    return {
+        'chips': mesh.size, 'chip': chip.name, 'mesh': dict(mesh.shape),
+        'versions': versions(), 'date': datetime.date.today().isoformat(),
+        'phases': phases, 'fits': all(phase['fits'] for phase in phases),
+        'hours': hours, 'chip_hours': chip_hours,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _CompiledPhase:
+    """The compiled steps of a phase.
+
+    Attributes:
+      train: the train step; None if the compiler finds it too big.
+      train_memory: of the train step.
+      evaluation_memory: of the evaluation step.
+      schedules: of the train step's instructions, by name.
+    """
+
+    train: Any | None
+    train_memory: Memory
+    evaluation_memory: Memory
+    schedules: dict[str, Schedule]
+
+
+@dataclasses.dataclass
+class _PhaseMeasurer:
+    """Compiles the steps of a program's phases and reads memory, cycles and messages.
+
+    Attributes:
+      program: of the run.
+      chip: the kind of chip.
+      folder: where the compiler writes schedules.
+    """
+
+    program: Program
+    chip: Chip
+    folder: str
+    # Schedules by the text of the train step: a step that equals that of an earlier phase is not
+    # compiled again, so the compiler writes none for it.
+    _schedules: dict[str, dict[str, Schedule]] = dataclasses.field(default_factory=dict)
+
+    def record(self, phase: Record, number: int) -> Record:
+        """A record of a phase, whose number counts from 0."""
+        name = (
+            f"phase {number + 1} (length {phase['max_seq_length']}, "
+            f"batch {phase['batch_size']:,})")
+        compiled = self._compile(phase, name)
+        flops = step_flops(self.program.head.config, phase) / phase['batch_size']
+        record = phase | {'name': name} | self._memory_record(phase, compiled, flops)
+        if compiled.train is None:
+            return record
+        text = compiled.train.as_text()
+        schedules = self._schedules.setdefault(text, compiled.schedules)
+        if not schedules:
+            say('  the compiler wrote no schedules: all cycles are its estimates')
+        return record | self._time_record(phase, CompiledText(text), schedules, flops)
+
+    def _compile(self, phase: Record, name: str) -> _CompiledPhase:
+        mesh = self.program.mesh
+        started = time.monotonic()
+        results = {}
+        schedules = {}
+        for step_name, (step, arguments) in phase_calls(self.program, phase).items():
+            say(f'compiling {step_name} of {name} for {mesh.size} {self.chip.name} chips ...')
+            results[step_name] = compile_step(step, *arguments)
+            schedules[step_name] = read_schedules(self.folder)
+            say(f'  done, {time.monotonic() - started:.0f} s')
+        train, train_memory = results['train']
+        _, evaluation_memory = results['evaluation']
+        return _CompiledPhase(train, train_memory, evaluation_memory, schedules['train'])
+
+    def _memory_record(self, phase: Record, compiled: _CompiledPhase, flops: float) -> Record:
+        """What memory a phase needs; blanks for what `_time_record` gives.
+
+        Args:
+          phase: of the run.
+          compiled: its steps.
+          flops: of a sequence, by the formula.
+        """
+        program = self.program
+        mesh = program.mesh
+        limit = self.chip.memory_bytes
+        parts = program.config.train.accumulation_steps
+        rows = phase['packed_rows'] or phase['batch_size']
+        rows_at_once = rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts)
+        memory = compiled.train_memory
+        params = device_bytes(program.state.params)
+        moments = device_bytes(program.state.opt_state)
+        batch = memory.arguments - params - moments
+        needed = sum(memory)
+        # The optimizer's state stays in memory during evaluation.
+        needed_to_evaluate = sum(compiled.evaluation_memory) + moments
+        # `largest_rows_at_once` is a lower bound: temporaries other than accumulated gradients are
+        # all taken to grow with the rows.
+        gradients = params if parts > 1 else 0  # accumulated
+        growing = max(memory.temporaries - gradients, 1) + batch
+        fixed = needed - growing
+        largest_rows_at_once = max(0, int(rows_at_once * (limit - fixed) / growing))
+        fits = max(needed, needed_to_evaluate) <= limit
+        return {
+            'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
+            'rows_at_once': rows_at_once,
+            'floor_cycles_per_sequence': flops / self.chip.cycle_flops,
+            'cycles_per_sequence': None, 'collectives': [],
+            'bytes_per_chip': needed, 'bytes_limit': limit,
+            'bytes': {
+                'parameters': params, 'optimizer': moments, 'batch': batch,
+                'temporaries': memory.temporaries, 'results': memory.outputs, 'code': memory.code,
+            },
+            'evaluation_bytes_per_chip': needed_to_evaluate,
+            'fits': compiled.train is not None and fits,
+            'largest_rows_at_once': largest_rows_at_once,
+        }
+
+    def _time_record(
+        self, phase: Record, text: CompiledText, schedules: dict[str, Schedule], flops: float
+    ) -> Record:
+        """Cycles, messages and time of a compiled train step.
+
+        Args:
+          phase: of the run.
+          text: of the step.
+          schedules: of its instructions, by name.
+          flops: of a sequence, by the formula.
+        """
+        chip = self.chip
+        num_chips = self.program.mesh.size
+        runs_per_sequence = num_chips / phase['batch_size']
+        step = step_cycles(text, schedules, chip, runs_per_sequence)
+        estimated = sum(scope.estimated for scope in step.scopes)
+        scheduled = sum(scope.scheduled for scope in step.scopes)
+        messages = find_messages(text)
+        by_kind = collectives(messages)
+        clock = runs_per_sequence * chip.clock  # cycles per sequence / clock: seconds of a step
+        seconds = {
+            'compute': estimated / clock,
+            'scheduled': scheduled / clock,
+            'waiting': waiting_seconds(text, messages, taken=step.seconds, links=chip.links),
+            # As if nothing ran meanwhile.
+            'collectives': waiting_seconds(text, messages, taken={}, links=chip.links),
+        }
+        step_seconds = seconds['compute'] + seconds['collectives']
+        hours = phase['steps'] * step_seconds / 3600
+        return {
+            'cycles_per_sequence': estimated, 'scheduled_cycles_per_sequence': scheduled,
+            'scopes': [scope.record() for scope in step.scopes], 'collectives': by_kind,
+            'collective_bytes': sum(entry['bytes'] for entry in by_kind),
+            'seconds': seconds, 'step_seconds': step_seconds,
+            'sequences_per_second': phase['batch_size'] / step_seconds,
+            'mfu': flops / (runs_per_sequence * chip.peak_flops * step_seconds),
+            'hours': hours, 'chip_hours': hours * num_chips,
+        }

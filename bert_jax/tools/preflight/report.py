@@ -1,0 +1,210 @@
+"""What preflight prints of a record: the verdict, what to change, and tables."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def verdict(record: Record) -> str:
+    """Whether the run fits and what it takes, in one line; then what to change, a line each."""
+    topology = record['topology']
+    lines = []
+    if record['fits']:
+        lines.append(f'{topology}: {_what_it_takes(record)}')
+    for phase in record['phases']:
+        if not phase['fits']:
+            lines.append(
+                f"{topology}: {phase['name']} does not fit: it takes {_gb(_needed(phase))} GB of a "
+                f"chip's {_gb(phase['bytes_limit'])}; {_remedy(phase)}")
+        elif 'mfu' in phase:
+            advice = _advice(phase, record)
+            if advice:
+                lines.append(f"  {phase['name']}: {advice}")
+    return '\n'.join(lines)
+
+
+def _what_it_takes(record: Record) -> str:
+    """Memory, hours and cost of a run that fits."""
+    phases = record['phases']
+    limit = phases[0]['bytes_limit']
+    needed = max(_needed(phase) for phase in phases)
+    scheduled_hours = sum(_scheduled_seconds(phase) for phase in phases) / 3600
+    least_hours = min(scheduled_hours, record['hours'])
+    text = (
+        f"fits, {_gb(needed)} GB of a chip's {_gb(limit)}; {least_hours:,.1f} to "
+        f"{record['hours']:,.1f} hours, {record['chip_hours']:,.0f} chip-hours")
+    if 'dollars' in record:
+        text += f", ${record['dollars']:,.0f}"
+    shares = ', '.join(f"{phase['mfu']:.0%}" for phase in phases)
+    return f'{text}; {shares} of the peak'
+
+
+def _scheduled_seconds(phase: Record) -> float:
+    """Seconds of a phase by the compiler's schedules."""
+    seconds = phase['seconds']
+    result: float = phase['steps'] * (seconds['scheduled'] + seconds['waiting'])
+    return result
+
+
+def _needed(phase: Record) -> int:
+    return max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'])
+
+
+def _gb(size: float) -> str:
+    return f'{size / 1e9:.2f}'
+
+
+def _remedy(phase: Record) -> str:
+    """The setting that may make a phase fit and changes the run least."""
+    if phase['bytes_per_chip'] <= phase['bytes_limit']:
+        return 'lower config.train.eval_batch_size'
+    rows = phase['rows_at_once']
+    most_rows = phase['largest_rows_at_once']
+    if most_rows:
+        factor = 2 ** max(1, math.ceil(math.log2(rows / most_rows)))
+        if factor <= rows:
+            return f"try --config.train.accumulation_steps={phase['accumulation_steps'] * factor}"
+    return 'try --config.model.remat=full, then --config.mesh.tensor=2'
+
+
+def _advice(phase: Record, record: Record) -> str:
+    """What may bring a phase nearer to the chips' peak; '' if nothing is known."""
+    parts = phase['accumulation_steps']
+    if parts > 1 and phase['largest_rows_at_once'] >= 2 * phase['rows_at_once']:
+        return f'fewer parts fit: try --config.train.accumulation_steps={parts // 2}'
+    if any(scope['pass'] == 'forward again' for scope in phase['scopes']):
+        return 'layers are computed twice: try --config.model.remat=none'
+    return _more_rows(phase, record)
+
+
+def _more_rows(phase: Record, record: Record) -> str:
+    """Advice for a phase in which work that does not depend on the rows takes long; or ''."""
+    step = phase['step_seconds']
+    fixed = _fixed_seconds(phase)
+    of_rows = step - fixed
+    # So many times the rows per chip, if they fit, that `fixed` is a fifth of a step or less.
+    wanted = 8 * fixed / max(of_rows, 1e-9)
+    fitting = phase['largest_rows_at_once'] / max(phase['rows_at_once'], 1)
+    most = min(wanted, fitting, record['chips'])
+    times = 2 ** int(math.log2(max(most, 1)))
+    if fixed < step / 5 or times == 1:
+        return ''
+    slowdown = (fixed + times * of_rows) / step
+    chips = record['chips'] // times
+    hours = phase['hours'] * slowdown
+    text = (
+        f'{fixed / step:.0%} of a step is messages and updates, the same for any rows; '
+        f"{times * phase['rows_per_chip']:g} rows a chip fit, for about "
+        f"{phase['mfu'] * times / slowdown:.0%} of the peak: {chips} of the chips take about "
+        f'{hours:,.1f} hours and {hours * chips:,.0f} chip-hours, or with '
+        f"--config.train.batch_size={times * phase['batch_size']}")
+    if record['mesh']['tensor'] > 1:
+        text += ', or try --config.mesh.tensor=1'
+    return text
+
+
+def _fixed_seconds(phase: Record) -> float:
+    """Seconds of a step that are the same for any number of rows: messages and the update."""
+    update = sum(
+        scope['cycles_per_sequence'] for scope in phase['scopes'] if scope['pass'] == 'update')
+    seconds = phase['seconds']
+    updating = seconds['compute'] * update / max(phase['cycles_per_sequence'], 1)
+    result: float = seconds['collectives'] + updating
+    return result
+
+
+def tables(record: Record) -> str:
+    """A whole record as text tables."""
+    mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
+    known = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
+    parts = [
+        f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} chips, "
+        f"mesh {mesh}\n{known}; {record['date']}",
+        _phase_table(record['phases']),
+    ]
+    for phase in record['phases']:
+        if phase['cycles_per_sequence'] is not None:
+            parts.append(f"{phase['name']}, by part\n{_scope_table(phase)}")
+            parts.append(f"{phase['name']}, messages a step and chip\n{_message_table(phase)}")
+    return '\n\n'.join(parts)
+
+
+def _phase_table(phases: Sequence[Record]) -> str:
+    """Memory and time, a column for each phase."""
+    columns = [_phase_column(phase) for phase in phases]
+    rows = [['', *(phase['name'].split(' (')[0] for phase in phases)]]
+    for title in max(columns, key=len):
+        rows.append([title, *(column.get(title, '-') for column in columns)])
+    return grid(rows)
+
+
+def _phase_column(phase: Record) -> dict[str, str]:
+    """A phase's column, by row title."""
+    column = {
+        'steps': f"{phase['steps']:,}",
+        'batch x length': f"{phase['batch_size']:,} x {phase['max_seq_length']}",
+        'rows a chip, in parts': f"{phase['rows_per_chip']:g}, {phase['accumulation_steps']}",
+    }
+    for kind, size in phase['bytes'].items():
+        column[f'GB a chip: {kind}'] = _gb(size)
+    column |= {
+        '  all': _gb(phase['bytes_per_chip']),
+        '  in evaluation': _gb(phase['evaluation_bytes_per_chip']),
+        '  there are': _gb(phase['bytes_limit']),
+        'rows at once, and at most about':
+            f"{phase['rows_at_once']:g}, {phase['largest_rows_at_once']}",
+    }
+    if phase['cycles_per_sequence'] is not None:
+        column |= _time_column(phase)
+    return column
+
+
+def _time_column(phase: Record) -> dict[str, str]:
+    seconds = phase['seconds']
+    return {
+        'kcycles a sequence': f"{phase['cycles_per_sequence'] / 1e3:,.0f}",
+        '  by the schedule': f"{phase['scheduled_cycles_per_sequence'] / 1e3:,.0f}",
+        '  at the peak': f"{phase['floor_cycles_per_sequence'] / 1e3:,.0f}",
+        'MB of messages a step': f"{phase['collective_bytes'] / 1e6:,.0f}",
+        'ms a step: compute': f"{1e3 * seconds['compute']:,.1f}",
+        '  messages': f"{1e3 * seconds['collectives']:,.1f}",
+        '  by the schedule, compute': f"{1e3 * seconds['scheduled']:,.1f}",
+        '  and waiting for messages': f"{1e3 * seconds['waiting']:,.1f}",
+        'hours': f"{phase['hours']:,.1f}",
+    }
+
+
+def _scope_table(phase: Record) -> str:
+    whole = max(phase['cycles_per_sequence'], 1)
+    rows = [['', 'pass', 'kcycles a sequence', '%', 'by schedule', 'waits for']]
+    for scope in phase['scopes']:
+        cycles = scope['cycles_per_sequence']
+        rows.append([
+            scope['scope'], scope['pass'], f'{cycles / 1e3:,.1f}', f'{100 * cycles / whole:.1f}',
+            f"{scope['scheduled_cycles_per_sequence'] / 1e3:,.1f}", scope['waits_for']])
+    return grid(rows)
+
+
+def _message_table(phase: Record) -> str:
+    rows = [['', 'largest array', 'count', 'MB', 'of']]
+    for entry in phase['collectives']:
+        rows.append([
+            entry['kind'], entry['largest'], f"{entry['count']:,}", f"{entry['bytes'] / 1e6:,.1f}",
+            entry['scope']])
+    return grid(rows)
+
+
+def grid(rows: Sequence[Sequence[str]]) -> str:
+    """A text table with aligned columns, the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    heading, *others = [_aligned(row, widths) for row in rows]
+    rule = '-' * max(map(len, [heading, *others]))
+    return '\n'.join([heading, rule, *others])
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = cells
+    right = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+    return '  '.join([first.ljust(widths[0]), *right])

@@ -1,0 +1,70 @@
+"""TPU slices that need not exist: their devices, for the compiler only."""
+
+import importlib.util
+import re
+from typing import Any, NamedTuple
+
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.packages import quiet_stderr
+
+
+class SliceLimits(NamedTuple):
+    """What the slices of a kind of chip can be: beyond the longest dim libtpu aborts."""
+
+    num_dims: int
+    longest_dim: int
+
+
+_LIMITS = {
+    'v4': SliceLimits(num_dims=3, longest_dim=16),
+    'v5p': SliceLimits(num_dims=3, longest_dim=24),
+    'v5e': SliceLimits(num_dims=2, longest_dim=16),
+    'v6e': SliceLimits(num_dims=2, longest_dim=16),
+}
+_MEGACORE = ('v4', 'v5p')  # chips with two cores, which are one device in jax
+
+
+def num_cores(chip: str) -> int:
+    """The cores that share the work of a device."""
+    return 2 if chip in _MEGACORE else 1
+
+
+def open_topology(name: str) -> list[Any]:
+    """The devices of a slice, which need not exist; they are for the compiler only.
+
+    Raises:
+      InputError: there is no such slice, or no libtpu.
+    """
+    chip, sizes = _parse_topology(name)
+    if importlib.util.find_spec('libtpu') is None:
+        raise InputError("libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax")
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {}
+    if chip in _MEGACORE:
+        options['chip_config_name'] = 'megacore'
+    if max(sizes) == 1:
+        options['chips_per_host_bounds'] = (1, 1, 1)
+    try:
+        with quiet_stderr():  # libtpu reports that the environment of a TPU VM is missing
+            topology = topologies.get_topology_desc(
+                platform='tpu', topology_name=name, **options)
+            return list(topology.devices)
+    except Exception as error:  # of many types
+        raise InputError(f'--topology={name!r}: {error}') from error
+
+
+def _parse_topology(name: str) -> tuple[str, list[int]]:
+    """(Kind of chip, chips along each dim) of a slice's name, such as v5e:16x16."""
+    chip, _, shape = name.partition(':')
+    if chip not in _LIMITS or not re.fullmatch(r'[1-9]\d*(x[1-9]\d*)*', shape):
+        raise InputError(
+            f'--topology={name!r} is not a slice: write one of {", ".join(_LIMITS)} and its shape '
+            'in chips, such as v5e:16x16 or v4:4x4x4')
+    sizes = [int(size) for size in shape.split('x')]
+    limits = _LIMITS[chip]
+    if len(sizes) != limits.num_dims or max(sizes) > limits.longest_dim:
+        raise InputError(
+            f'--topology={name!r}: a slice of {chip} has {limits.num_dims} dims of at most '
+            f'{limits.longest_dim} chips')
+    return chip, sizes
