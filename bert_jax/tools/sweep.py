@@ -24,7 +24,6 @@ of all runs.
 
 import argparse
 import contextlib
-import ctypes
 import dataclasses
 import io
 import itertools
@@ -33,9 +32,7 @@ import math
 import os
 import platform
 import runpy
-import signal
 import statistics
-import subprocess
 import sys
 import time
 import traceback
@@ -46,11 +43,11 @@ from typing import IO, Any, NamedTuple
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import Parser, at_least, config_file, parse_command, run_name
 from bert_jax.config.fields import FIELDS, flat_fields, meant
-from bert_jax.runtime import files, hosts
+from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, tell
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.process import error_boundary
-from bert_jax.runtime.stopping import Guard
+from bert_jax.tools.workers import run_workers
 from bert_jax.validation import check_used, validate
 
 Settings = tuple[tuple[str, str], ...]
@@ -412,117 +409,6 @@ def _train(
     else:
         print(f'result {json.dumps(result)}')
         sweep.finish(member, f'eval/{program.task.metric}', result)
-
-
-_BOUNDS = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1', 8: '2,4,1'}  # of so many chips of a TPU host
-_DEATHS = 3  # per worker, on average, before a sweep is given up
-
-
-def worker_environment(worker: int, workers: int, chips: int) -> dict[str, str]:
-    """Environment variables that give a process its share of the machine, for jax and libtpu.
-
-    Args:
-      worker: number of the process.
-      workers: number of processes.
-      chips: chips of each; 0: all that there are.
-
-    Raises:
-      InputError: there are too few chips, or a TPU cannot be divided like that.
-    """
-    kind, names = hosts.chips()
-    chips = chips or len(names)
-    if len(names) < workers * chips or (kind == 'tpu' and chips not in _BOUNDS):
-        raise InputError(f'--chips={chips}: this machine has {len(names)} ({", ".join(names)}'
-                         '); a TPU is divided by 1, 2, 4 or 8')
-    ours = ','.join(names[worker * chips : (worker + 1) * chips])
-    if kind == 'cpu':
-        others = [flag for flag in os.environ.get('XLA_FLAGS', '').split()
-                  if not flag.startswith(hosts.VIRTUAL)]
-        return {'XLA_FLAGS': ' '.join([*others, f'{hosts.VIRTUAL}={chips}'])}
-    if kind == 'gpu':
-        return {'CUDA_VISIBLE_DEVICES': ours}
-    return {  # makes them a slice of their own, whatever slice the host is in
-        'TPU_VISIBLE_CHIPS': ours, 'TPU_CHIPS_PER_PROCESS_BOUNDS': _BOUNDS[chips],
-        'TPU_PROCESS_BOUNDS': '1,1,1', 'TPU_WORKER_ID': '0', 'TPU_WORKER_HOSTNAMES': 'localhost',
-    }
-
-
-def run_workers(
-    module: str, argv: Sequence[str], worker: int | None, chips: int,
-    act: Callable[[Callable[[int], bool]], bool],
-) -> int:
-    """Works in this process, or starts several that do; returns the exit status, 143 after a stop.
-
-    Args:
-      module: run as `python -m MODULE ARGV... --worker=NUMBER`.
-      argv: of the command.
-      worker: number of this process; None: the process that the user started.
-      chips: chips of each process; 0: one process has all.
-      act: does the work of a process, given `should_stop`; returns False if it was stopped.
-    """
-    workers = max(1, len(hosts.chips()[1]) // chips) if chips else 1
-    if worker is not None and sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: when its parent dies
-    guard = Guard()
-    guard.start()
-    status = 143
-    with contextlib.suppress(Stopped):
-        if worker is None and workers > 1:
-            status = _supervise(module, argv, workers, chips, guard.should_stop)
-        else:
-            if worker is None:
-                os.environ.update(worker_environment(0, 1, chips))
-            hosts.check_accelerators()
-            status = 0 if act(guard.should_stop) else 143
-    if status == 143 and worker is None:
-        print('stopped; the same command goes on from here', flush=True)
-    return status
-
-
-def _supervise(
-    module: str, argv: Sequence[str], workers: int, chips: int, should_stop: Callable[[int], bool]
-) -> int:
-    """Runs worker processes until all is done; returns 0, or the status of the first that gave up.
-
-    A worker that dies is started again, and its run resumes from its last checkpoint. When
-    `should_stop` returns True, all are stopped, and the status is 143.
-    """
-    environments = [worker_environment(i, workers, chips) for i in range(workers)]
-
-    def start(worker: int) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, '-m', module, *argv, f'--worker={worker}'],
-            env=os.environ | environments[worker],
-            start_new_session=True)  # Ctrl-C reaches it only through this process, once
-        if sys.platform == 'linux':  # gives it its share of the cores
-            cores = sorted(os.sched_getaffinity(0))
-            share = cores[worker * len(cores) // workers : (worker + 1) * len(cores) // workers]
-            os.sched_setaffinity(process.pid, share or [cores[worker % len(cores)]])
-        return process
-
-    running = {worker: start(worker) for worker in range(workers)}
-    deaths = status = 0
-    while running and not status:
-        time.sleep(0.2)
-        if should_stop(0):
-            status = 143
-            break
-        for worker, process in list(running.items()):
-            ended = process.poll()
-            if ended == 0:
-                del running[worker]
-            elif ended == 2 or (ended and deaths >= _DEATHS * workers):
-                status = max(ended, 1)
-                break
-            elif ended is not None:
-                deaths += 1
-                tell(f'worker {worker} ended with status {ended}: started again')
-                running[worker] = start(worker)
-    for process in running.values():
-        process.terminate()
-    for process in running.values():
-        process.wait()
-    return status
 
 
 def number_or_all(text: str) -> int:

@@ -20,7 +20,8 @@ from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.stopping import Guard
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools import sweep
-from bert_jax.tools.sweep import Sweep, grid_members, member_config, read_sweep, worker_environment
+from bert_jax.tools.sweep import Sweep, grid_members, member_config, read_sweep
+from bert_jax.tools.workers import worker_environment
 from bert_jax.train import experiment
 from bert_jax.train.report import Report
 from bert_jax.weights.run_directory import read_run

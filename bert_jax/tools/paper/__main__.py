@@ -48,11 +48,11 @@ from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import as_path, open_folder
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.glue import GLUE_TASKS
-from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.paper.plan import SMALL_SCALE_RATES, Part, Plan, split_setting
 from bert_jax.tools.paper.running import PartRunner
 from bert_jax.tools.paper.tables import COLUMNS, TABLES, TASKS, Table, own_table
 from bert_jax.tools.paper.writing import table_path, write_table
+from bert_jax.tools.workers import run_workers
 
 
 def _parser() -> Parser:
@@ -189,7 +189,7 @@ def main(argv: Sequence[str]) -> int:
         open_folder(plan.root, '--workdir', lambda folder: (folder / 'parts').is_dir())
         (plan.root / 'parts').mkdir(exist_ok=True)
         runner = PartRunner(plan, parts)
-        status = sweeps.run_workers(
+        status = run_workers(
             'bert_jax.tools.paper', argv, options.worker, options.chips, runner.run)
         is_worker = options.worker is not None
         if status or is_worker:
