@@ -25,6 +25,7 @@ of all runs.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -37,7 +38,7 @@ import sys
 import time
 import traceback
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from bert_jax.config import ConfigDict
@@ -47,7 +48,7 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, tell
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.process import error_boundary
-from bert_jax.tools.workers import run_workers
+from bert_jax.tools.workers import ShouldStop, run_workers
 from bert_jax.validation import check_used, validate
 
 Settings = tuple[tuple[str, str], ...]
@@ -84,9 +85,11 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
       InputError: an entry has another form, names no field of the config, or has a field or value
         twice; or there is nothing to vary.
     """
+    entries = list(grid)
+    if restarts:
+        entries.append('seed=' + ','.join(map(str, range(restarts))))
     axes: dict[str, list[str]] = {}
-    seeds = [f"seed={','.join(map(str, range(restarts)))}"] if restarts else []
-    for entry in [*grid, *seeds]:
+    for entry in entries:
         field, _, text = entry.partition('=')
         values = text.split(',')
         if not all(values):
@@ -100,8 +103,8 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
         raise InputError(
             'nothing varies: give --grid FIELD=VALUE,VALUE, --restarts=N, or as --config a file '
             'of configs/sweeps, which has the grid of a paper')
-    return [Member(tuple(zip(axes, values, strict=True)))
-            for values in itertools.product(*axes.values())]
+    combinations = itertools.product(*axes.values())
+    return [Member(tuple(zip(axes, values, strict=True))) for values in combinations]
 
 
 def read_sweep(named: str, grid: Sequence[str] = ()) -> tuple[str, list[str]]:
@@ -118,10 +121,15 @@ def read_sweep(named: str, grid: Sequence[str] = ()) -> tuple[str, list[str]]:
         defined = runpy.run_path(name)
     if not {'GRID', 'CONFIG'} <= defined.keys():
         return named, list(grid)
-    given = {entry.partition('=')[0] for entry in grid}
+    given = {_field_of(entry) for entry in grid}
+    kept = [entry for entry in defined['GRID'] if _field_of(entry) not in given]
     config = os.path.normpath(os.path.join(os.path.dirname(name), defined['CONFIG']))
-    return config + colon + argument, [
-        *(entry for entry in defined['GRID'] if entry.partition('=')[0] not in given), *grid]
+    return config + colon + argument, [*kept, *grid]
+
+
+def _field_of(entry: str) -> str:
+    """The field of a grid's entry 'FIELD=VALUE,VALUE'."""
+    return entry.partition('=')[0]
 
 
 def member_config(config: str, overrides: Sequence[str], member: Member) -> ConfigDict:
@@ -135,9 +143,10 @@ def member_config(config: str, overrides: Sequence[str], member: Member) -> Conf
     Raises:
       InputError: there is no such file or field, or a value is invalid.
     """
+    settings = [f'--config.{field}={value}' for field, value in member.settings]
     result, _ = parse_command(
-        ['sweep', f'--config={config}', '--config.train.keep_checkpoints=1', *overrides,
-         *(f'--config.{field}={value}' for field, value in member.settings)], '')
+        ['sweep', f'--config={config}', '--config.train.keep_checkpoints=1', *overrides, *settings],
+        '')
     validate(result)
     check_used(result)
     return result
@@ -178,21 +187,25 @@ class Sweep:
           InputError: it holds a sweep of another config, whose results would pass for ours.
         """
         names = {path.name for path in files.children(self.path) if not files.is_incidental(path)}
-        files.open_folder(
-            self.path, '--workdir', lambda _: 'sweep.json' in names or names == {'runs'})
-        path, runs = self.path / 'sweep.json', self.path / 'runs'
+        is_sweep = 'sweep.json' in names or names == {'runs'}
+        files.open_folder(self.path, '--workdir', lambda _: is_sweep)
+        path = self.path / 'sweep.json'
         ours = {'config': config, 'settings': sorted(settings)}
         theirs = files.read_json(path, 'put it back, or delete it') if path.exists() else None
-        if theirs and theirs != ours and any(
-            (run / name).exists() for run in files.children(runs)
-            for name in ('config.json', 'sweep_result.json')
-        ):
-            shown = [f"--config={of.get('config')} {of.get('settings')}" for of in (theirs, ours)]
-            raise InputError(f'{self.path} holds a sweep of {shown[0]}, this is one of {shown[1]}: '
-                             'give another --workdir, or the same settings')
         if theirs != ours:
+            if theirs and self._has_begun():
+                raise InputError(
+                    f'{self.path} holds a sweep of {_described(theirs)}, this is one of '
+                    f'{_described(ours)}: give another --workdir, or the same settings')
             files.write_whole(path, json.dumps(ours) + '\n')
-        runs.mkdir(exist_ok=True)
+        (self.path / 'runs').mkdir(exist_ok=True)
+
+    def _has_begun(self) -> bool:
+        """Whether any run has begun."""
+        for run in files.children(self.path / 'runs'):
+            if (run / 'config.json').exists() or (run / 'sweep_result.json').exists():
+                return True
+        return False
 
     def result(self, member: Member) -> dict[str, Any] | None:
         """The result of a finished member, with `metric`; None if it is not finished."""
@@ -213,7 +226,9 @@ class Sweep:
 
     def unfinished(self) -> list[Member]:
         """Members that are neither finished nor failed, even if another process runs them."""
-        return [m for m in self.members if self.result(m) is None and not self.failed(m)]
+        return [
+            member for member in self.members
+            if self.result(member) is None and not self.failed(member)]
 
     def claim(self, member: Member) -> Claim | None:
         """A claim on an unfinished member, to be released by the caller; None if it is not free."""
@@ -229,19 +244,24 @@ class Sweep:
 
     def finish(self, member: Member, metric: str, result: dict[str, float]) -> None:
         """Writes the result of a member, and deletes checkpoints that are not to be kept."""
-        files.write_whole(self.run(member) / 'sweep_result.json', json.dumps(
-            {'metric': metric, 'host': platform.node(), **result}) + '\n')
+        record = {'metric': metric, 'host': platform.node(), **result}
+        files.write_whole(self.run(member) / 'sweep_result.json', json.dumps(record) + '\n')
         self._keep_the_best()
 
     def fail(self, member: Member) -> None:
         """Records that a member failed."""
-        files.write_whole(self.run(member) / 'sweep_failed.json', json.dumps({'time': time.time()}))
+        record = {'time': time.time()}
+        files.write_whole(self.run(member) / 'sweep_failed.json', json.dumps(record))
 
     def results(self) -> dict[Member, dict[str, Any]]:
         """The results of the finished members, best first."""
-        found = {m: r for m in self.members if (r := self.result(m)) is not None}
-        # Each by its own metric: pre-training that masks differently from BERT has another one.
-        return dict(sorted(found.items(), key=lambda item: -item[1][item[1]['metric']]))
+        found = {}
+        for member in self.members:
+            result = self.result(member)
+            if result is not None:
+                found[member] = result
+        best_first = sorted(found, key=lambda member: -_score(found[member]))
+        return {member: found[member] for member in best_first}
 
     def seconds(self, member: Member) -> float:
         """Seconds that a run took, over all its starts."""
@@ -269,52 +289,94 @@ class Sweep:
             print('error: no run ended well; see their log.txt', flush=True)
             return 1
         self._keep_the_best()
-        winner, best = next(iter(results.items()))
-        metric = best['metric']
-        groups: dict[Settings, list[float]] = {}
-        for member in self.members:
-            if member in results:
-                score = results[member][results[member]['metric']]
-                groups.setdefault(member.without('seed'), []).append(score)
-        rows = [{'settings': dict(group), **summary(values), 'best': max(values)}
-                for group, values in groups.items()]
-        lines = markdown(['settings', 'runs', f'mean {metric}', 'deviation', 'best'], [[
-            ', '.join(map(' '.join, row['settings'].items())) or 'as configured', str(row['runs']),
-            *('' if row[name] is None else f'{row[name]:.4f}'
-              for name in ('mean', 'deviation', 'best'))] for row in rows])
-        hours = sum(map(self.seconds, results)) / 3600
-        places = sorted({result.get('host', '') for result in results.values()} - {''})
-        lines += [f'\nbest: {winner.name} ({metric} {best[metric]:.4f})',
-                  f"{len(results)} runs, {hours:.2f} hours of a process in all, on "
-                  f"{', '.join(places)}"]
-        if (deleted := len(results) - self.keep) > 0:
-            lines.append(f'the checkpoints of {deleted} runs are deleted; kept: '
-                         + '; '.join(m.name for m in list(results)[: self.keep]))
-        failed = sorted(member.name for member in self.members if member not in results)
-        if failed:
-            lines.append(f"failed: {', '.join(failed)}")
-        text = '\n'.join(lines) + '\n'
+        groups = self._groups(results)
+        text = self._table(results, groups)
         print(text, flush=True)
         files.write_whole(self.path / 'table.md', text)
+        winner, best = next(iter(results.items()))
         files.write_whole(self.path / 'results.json', json.dumps({
-            'metric': metric, 'winner': winner.name, 'best': best[metric], 'groups': rows,
-            'runs': {m.name: results.get(m) for m in self.members},
+            'metric': best['metric'], 'winner': winner.name, 'best': _score(best),
+            'groups': groups,
+            'runs': {member.name: results.get(member) for member in self.members},
         }, indent=1))
-        return 1 if failed else 0
+        return 1 if len(results) < len(self.members) else 0
+
+    def _groups(self, results: Mapping[Member, dict[str, Any]]) -> list[dict[str, Any]]:
+        """The scores of finished members that differ only in their seed, summarized."""
+        scores: dict[Settings, list[float]] = {}
+        for member in self.members:
+            if member in results:
+                group = scores.setdefault(member.without('seed'), [])
+                group.append(_score(results[member]))
+        return [
+            {'settings': dict(settings), **summary(values), 'best': max(values)}
+            for settings, values in scores.items()]
+
+    def _table(
+        self, results: Mapping[Member, dict[str, Any]], groups: Sequence[dict[str, Any]]
+    ) -> str:
+        """The table in Markdown, with the best run and the deleted and failed ones.
+
+        Args:
+          results: of the finished members, best first.
+          groups: from `_groups`.
+        """
+        winner, best = next(iter(results.items()))
+        metric = best['metric']
+        heading = ['settings', 'runs', f'mean {metric}', 'deviation', 'best']
+        lines = markdown(heading, [_group_cells(group) for group in groups])
+        lines.append(f'\nbest: {winner.name} ({metric} {_score(best):.4f})')
+        hours = sum(map(self.seconds, results)) / 3600
+        hosts = {result.get('host', '') for result in results.values()} - {''}
+        lines.append(
+            f"{len(results)} runs, {hours:.2f} hours of a process in all, on "
+            f"{', '.join(sorted(hosts))}")
+        deleted = len(results) - self.keep
+        if deleted > 0:
+            kept = '; '.join(member.name for member in list(results)[: self.keep])
+            lines.append(f'the checkpoints of {deleted} runs are deleted; kept: {kept}')
+        failed = [member.name for member in self.members if member not in results]
+        if failed:
+            lines.append(f"failed: {', '.join(sorted(failed))}")
+        return '\n'.join(lines) + '\n'
+
+
+def _described(sweep: Mapping[str, Any]) -> str:
+    """The content of a sweep.json, for a message."""
+    return f"--config={sweep.get('config')} {sweep.get('settings')}"
+
+
+def _score(result: Mapping[str, Any]) -> float:
+    """A result by its own metric: pre-training that masks differently from BERT has another one."""
+    score: float = result[result['metric']]
+    return score
+
+
+def _group_cells(group: Mapping[str, Any]) -> list[str]:
+    """The cells of a group in the table."""
+    settings = [f'{field} {value}' for field, value in group['settings'].items()]
+    return [
+        ', '.join(settings) or 'as configured', str(group['runs']), _four_places(group['mean']),
+        _four_places(group['deviation']), _four_places(group['best'])]
+
+
+def _four_places(value: float | None) -> str:
+    return '' if value is None else f'{value:.4f}'
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
     """Number of runs, their mean, and their standard deviation, None for a single run."""
-    return {'runs': len(values), 'mean': statistics.fmean(values),
-            'deviation': statistics.stdev(values) if len(values) > 1 else None}
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {'runs': len(values), 'mean': statistics.fmean(values), 'deviation': deviation}
 
 
 def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a Markdown table."""
-    return [f"| {' | '.join(cells)} |" for cells in (heading, ['---'] * len(heading), *rows)]
+    rule = ['---'] * len(heading)
+    return [f"| {' | '.join(cells)} |" for cells in (heading, rule, *rows)]
 
 
-def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
+def work(sweep: Sweep, should_stop: ShouldStop) -> bool:
     """Trains the members that no other process has, one after another; False: a stop was requested.
 
     Members with the same compiled step share weights and data.
@@ -326,34 +388,117 @@ def work(sweep: Sweep, should_stop: Callable[[int], bool]) -> bool:
     Raises:
       InputError: the config cannot work.
     """
-    from bert_jax.run_setup import open_run
-
-    started, before = time.monotonic(), len(sweep.unfinished())
-    program: Any = None
-    shared: Settings | None = None
+    worker = _Worker(sweep, should_stop)
     while not should_stop(0):
-        todo = sorted(sweep.unfinished(), key=lambda m: m.without(*_ARGUMENTS) != shared)
-        claims = ((member, claim) for member in todo if (claim := sweep.claim(member)))
-        member, claim = next(claims, (None, None))
-        if member is None or claim is None:
+        member = worker.train_next()
+        if member is None:
             return True
-        run = sweep.run(member)
-        try:
-            with _open_log(run / 'log.txt', claim) as log, contextlib.redirect_stdout(log):
-                if shared != (ours := member.without(*_ARGUMENTS)):
-                    program, shared = None, ours  # frees the previous program's memory
-                    alike = [sweep.run(m) for m in todo if m.without(*_ARGUMENTS) == shared]
-                    program = open_run(member_config(sweep.config, sweep.overrides, member), alike)
-                _train(sweep, member, claim, program, should_stop)
-        finally:
-            claim.release()
-        if result := sweep.result(member):
-            metric, left = result['metric'], len(sweep.unfinished())
-            print(f'{member.name}: {metric} {result[metric]:.4f}', flush=True)
-            if 0 < left < before:
-                seconds = (time.monotonic() - started) / (before - left) * left
-                print(f'  {before - left}/{before} runs, eta {seconds / 60:.0f} min', flush=True)
+        worker.print_progress(member)
     return False
+
+
+class _Worker:
+    """Trains members of a sweep in this process, and keeps the program of the last one."""
+
+    def __init__(self, sweep: Sweep, should_stop: ShouldStop):
+        self.sweep = sweep
+        self.should_stop = should_stop
+        self._program: Any = None
+        self._program_settings: Settings | None = None  # of the members that `_program` suits
+        self._started = time.monotonic()
+        self._unfinished_before = len(sweep.unfinished())
+
+    def train_next(self) -> Member | None:
+        """Trains a member that no other process has, and returns it; None: there is none."""
+        waiting = sorted(self.sweep.unfinished(), key=self._needs_another_program)
+        for member in waiting:
+            claim = self.sweep.claim(member)
+            if claim is None:
+                continue
+            log_path = self.sweep.run(member) / 'log.txt'
+            try:
+                with _open_log(log_path, claim) as log, contextlib.redirect_stdout(log):
+                    if self._needs_another_program(member):
+                        self._open_program(member, waiting)
+                    self._train(member, claim)
+            finally:
+                claim.release()
+            return member
+        return None
+
+    def print_progress(self, member: Member) -> None:
+        """Prints the score of a member, if it has finished, and when all will have."""
+        result = self.sweep.result(member)
+        if result is None:
+            return
+        print(f"{member.name}: {result['metric']} {_score(result):.4f}", flush=True)
+        left = len(self.sweep.unfinished())
+        done = self._unfinished_before - left
+        if left and done > 0:
+            seconds = (time.monotonic() - self._started) / done * left
+            print(
+                f'  {done}/{self._unfinished_before} runs, eta {seconds / 60:.0f} min', flush=True)
+
+    def _needs_another_program(self, member: Member) -> bool:
+        return member.without(*_ARGUMENTS) != self._program_settings
+
+    def _open_program(self, member: Member, waiting: Sequence[Member]) -> None:
+        """Opens the program of a member and of all others that are waiting for the same."""
+        from bert_jax.run_setup import open_run
+
+        self._program = None  # frees its memory
+        self._program_settings = member.without(*_ARGUMENTS)
+        alike = [
+            self.sweep.run(other) for other in waiting if not self._needs_another_program(other)]
+        self._program = open_run(self._config(member), alike)
+
+    def _config(self, member: Member) -> ConfigDict:
+        return member_config(self.sweep.config, self.sweep.overrides, member)
+
+    def _own_program(self, member: Member) -> Any:
+        """The program with the member's own seed and learning rate."""
+        shared = self._program
+        fields = flat_fields(self._config(member))
+        config = ConfigDict(shared.config.copy_and_resolve_references())
+        with config.unlocked():
+            config.update_from_flattened_dict({name: fields[name] for name in _ARGUMENTS})
+        return dataclasses.replace(
+            shared, config=config, task=shared.task.with_seed(config.seed))
+
+    def _train(self, member: Member, claim: Claim) -> None:
+        """Trains a claimed member with its own seed and learning rate, and records how it ended.
+
+        Standard output must be redirected to the log.
+        """
+        from bert_jax.train.experiment import train_run
+
+        program = self._own_program(member)
+
+        def should_stop(step: int) -> bool:
+            claim.check()
+            return self.should_stop(step)
+
+        try:
+            result = train_run(program, self.sweep.run(member), should_stop, began=time.time())
+        except InputError as error:
+            if not claim.lost:
+                raise
+            print(error)  # the process that took the run over goes on with it
+        except Stopped as stopped:
+            print(stopped)
+        except Exception as error:
+            if not isinstance(error, Diverged):
+                traceback.print_exc(file=sys.stdout)
+            self._record_failure(member, error)
+        else:
+            print(f'result {json.dumps(result)}')
+            self.sweep.finish(member, f'eval/{program.task.metric}', result)
+
+    def _record_failure(self, member: Member, error: Exception) -> None:
+        line = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
+        print(f'error: {line}')
+        self.sweep.fail(member)
+        tell(f'{member.name}: failed ({line}); see {self.sweep.run(member)}/log.txt')
 
 
 @contextlib.contextmanager
@@ -372,52 +517,13 @@ def _open_log(path: files.Path, claim: Claim) -> Iterator[IO[str]]:
             files.write_whole(path, text.getvalue())
 
 
-def _train(
-    sweep: Sweep, member: Member, claim: Claim, program: Any, should_stop: Callable[[int], bool]
-) -> None:
-    """Trains a claimed member with its own seed and learning rate, and records how it ended.
-
-    Standard output must be redirected to the log.
-    """
-    from bert_jax.train.experiment import train_run
-
-    own = flat_fields(member_config(sweep.config, sweep.overrides, member))
-    config = ConfigDict(program.config.copy_and_resolve_references())
-    with config.unlocked():
-        config.update_from_flattened_dict({name: own[name] for name in _ARGUMENTS})
-    program = dataclasses.replace(program, config=config, task=program.task.with_seed(config.seed))
-
-    def stop(step: int) -> bool:
-        claim.check()
-        return should_stop(step)
-
-    try:
-        result = train_run(program, sweep.run(member), stop, began=time.time())
-    except InputError as error:
-        if not claim.lost:
-            raise
-        print(error)  # the process that took the run over goes on with it
-    except Stopped as stopped:
-        print(stopped)
-    except Exception as error:
-        if not isinstance(error, Diverged):
-            traceback.print_exc(file=sys.stdout)
-        line = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
-        print(f'error: {line}')
-        sweep.fail(member)
-        tell(f'{member.name}: failed ({line}); see {sweep.run(member)}/log.txt')
-    else:
-        print(f'result {json.dumps(result)}')
-        sweep.finish(member, f'eval/{program.task.metric}', result)
-
-
 def number_or_all(text: str) -> int:
     """A type of an argument: a number from 0, or `all`, which is more than any."""
     return sys.maxsize if text == 'all' else at_least(0)(text)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command (see the top of this file) and returns its exit status."""
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(The command's own flags, those of the config)."""
     parser = Parser('python -m bert_jax.tools.sweep', __doc__)
     parser.add_argument('--config', required=True, help='config file, as FILE.py or FILE.py:ARG')
     parser.add_argument('--workdir', help='default: runs/sweep-NAME of the config')
@@ -430,30 +536,41 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument('--keep', type=number_or_all, default=1, metavar='K|all',
                         help='keep the checkpoints of the K best runs (1)')
     parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
-    options, overrides = parser.parse_known_args(argv)
+    return parser.parse_known_args(argv)
+
+
+def _work_until_done(sweep: Sweep, should_stop: ShouldStop) -> bool:
+    """Works until every run has ended, also those of other processes; False: stopped before."""
+    while work(sweep, should_stop):
+        if not sweep.unfinished():
+            return True
+        time.sleep(WAIT_SECONDS)  # a run whose process dies meanwhile is taken over
+    return False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command (see the top of this file) and returns its exit status."""
+    options, overrides = _parse(argv)
     with error_boundary():
-        by_hand = options.worker is None
+        is_worker = options.worker is not None
         config, grid = read_sweep(config_file(options.config), options.grid)
         members = grid_members(grid, options.restarts)
         for member in members:  # reports one that cannot work before any is run
             member_config(config, overrides, member)
         workdir = options.workdir or f'runs/sweep-{run_name(config)}'
         sweep = Sweep(files.as_path(workdir), config, overrides, members, options.keep)
-        if by_hand:
+        if not is_worker:
             print(f'sweep directory: {workdir}', flush=True)
             sweep.open(config, overrides)
-            if done := len(members) - len(sweep.unfinished()):
+            done = len(members) - len(sweep.unfinished())
+            if done:
                 print(f'{done} of {len(members)} runs are finished already', flush=True)
-
-        def act(should_stop: Callable[[int], bool]) -> bool:
-            while work(sweep, should_stop):
-                if not sweep.unfinished():
-                    return True
-                time.sleep(WAIT_SECONDS)  # a run whose process dies meanwhile is taken over
-            return False
-
-        status = run_workers('bert_jax.tools.sweep', argv, options.worker, options.chips, act)
-        return status or (sweep.report() if by_hand else 0)
+        status = run_workers(
+            'bert_jax.tools.sweep', argv, options.worker, options.chips,
+            functools.partial(_work_until_done, sweep))
+        if status or is_worker:
+            return status
+        return sweep.report()
 
 
 if __name__ == '__main__':
