@@ -15,7 +15,8 @@ import io
 import os
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from bert_jax.config.command_line import Parser
 from bert_jax.data import table
@@ -50,24 +51,33 @@ def find_predictions(folders: Sequence[str]) -> dict[str, str]:
     for folder in folders:
         if not as_path(folder).is_dir():
             raise InputError(f'no folder {folder}: name directories of runs, or one with TSV files')
-        names = {file: file for file in NUM_ROWS}
-        config = as_path(folder) / 'config.json'
-        if config.is_file():
-            task = str(read_json(config, 'it does not describe a run').get('task'))
-            splits = dict(GLUE_TASKS[task].submissions) if task in GLUE_TASKS else {}
-            if task == 'mnli':
-                splits['ax'] = 'AX.tsv'
-            names |= {f'{split}_predictions.tsv': file for split, file in splits.items()}
-        paths = {os.path.join(folder, name): file for name, file in names.items()
-                 if (as_path(folder) / name).is_file()}
-        if not paths:
+        names = _possible_names(folder)
+        found = [name for name in names if (as_path(folder) / name).is_file()]
+        if not found:
             raise InputError(f"{folder} has none of {', '.join(names)}")
-        for path, file in paths.items():
+        for name in found:
+            path = os.path.join(folder, name)
+            file = names[name]
             if file in result:
                 raise InputError(
                     f'{result[file]} and {path} are both {file}: leave out one of them')
             result[file] = path
     return result
+
+
+def _possible_names(folder: str) -> dict[str, str]:
+    """How files with predictions may be called in a folder: name -> name in the submission."""
+    names = {file: file for file in NUM_ROWS}
+    config = as_path(folder) / 'config.json'
+    if not config.is_file():
+        return names
+    task = str(read_json(config, 'it does not describe a run').get('task'))
+    splits = dict(GLUE_TASKS[task].submissions) if task in GLUE_TASKS else {}
+    if task == 'mnli':
+        splits['ax'] = 'AX.tsv'
+    for split, file in splits.items():
+        names[f'{split}_predictions.tsv'] = file
+    return names
 
 
 def read_predictions(file: str, path: str) -> list[str]:
@@ -80,69 +90,112 @@ def read_predictions(file: str, path: str) -> list[str]:
     Raises:
       InputError: missing or surplus rows, or a value that is no label of the task.
     """
-    labels = LabelParser(TASKS[file].labels, only=True) if TASKS[file].labels else NumericLabels()
-    rows = table.read_table(
-        path, ['prediction'], lambda cells: labels.parse(cells[0]), id_column='index',
-        max_malformed=0)
-    values = [name for (name,) in rows.values] if TASKS[file].labels else [
-        f'{min(5, max(0, score)):.3f}' for score in labels.array(rows.values)]
+    labels = TASKS[file].labels
+    if labels:
+        rows = _read_table(path, LabelParser(labels, only=True).parse)
+        values = [name for (name,) in rows.values]
+    else:
+        numeric = NumericLabels()
+        rows = _read_table(path, numeric.parse)
+        values = [f'{min(5, max(0, score)):.3f}' for score in numeric.array(rows.values)]
     by_id = dict(zip(rows.ids, values, strict=True))
-    if len(rows.ids) != NUM_ROWS[file]:
+    num_rows = NUM_ROWS[file]
+    if len(rows.ids) != num_rows:
         raise InputError(
-            f'{path}: {len(rows.ids)} rows, where the test set of {file} has {NUM_ROWS[file]}')
-    wanted = [str(i) for i in range(NUM_ROWS[file])]
-    if missing := [i for i in wanted if i not in by_id]:
-        raise InputError(f'{path} has no row with index {missing[0]}')
-    return [by_id[i] for i in wanted]
+            f'{path}: {len(rows.ids)} rows, where the test set of {file} has {num_rows}')
+    result = []
+    for index in range(num_rows):
+        if str(index) not in by_id:
+            raise InputError(f'{path} has no row with index {index}')
+        result.append(by_id[str(index)])
+    return result
+
+
+def _read_table(path: str, parse: Callable[[str], Any]) -> table.Rows:
+    """The rows of a file with predictions, in its order."""
+    return table.read_table(
+        path, ['prediction'], lambda cells: parse(cells[0]), id_column='index', max_malformed=0)
+
+
+def collect_predictions(
+    paths: Mapping[str, str], *, wnli_majority: bool, fill_missing: bool
+) -> dict[str, list[str]]:
+    """Reads the predictions of all files, and says where each comes from.
+
+    Args:
+      paths: from `find_predictions`.
+      wnli_majority: predicts 0 for all of WNLI, whatever `paths` has.
+      fill_missing: predicts a constant where `paths` has nothing.
+
+    Returns:
+      Predictions by file; files that are missing are left out and named on standard error.
+    """
+    result = {}
+    for file, num_rows in NUM_ROWS.items():
+        if file == 'WNLI.tsv' and wnli_majority:
+            result[file] = [_constant(file)] * num_rows
+            print('WNLI.tsv: all 0: the majority in training, not a model')
+        elif file in paths:
+            result[file] = read_predictions(file, paths[file])
+            print(f'{file:<12}{num_rows:>7} rows from {paths[file]}')
+        elif fill_missing:
+            result[file] = [_constant(file)] * num_rows
+            tell(f'WARNING: no predictions for {file}: all {num_rows} rows are {_constant(file)}, '
+                 'which is no result')
+        else:
+            run = 'mnli' if file == 'AX.tsv' else TASKS[file].name
+            tell(f'error: {file} is missing: name a run of configs/glue.py:{run}, or '
+                 '--fill-missing')
+    return result
+
+
+def _constant(file: str) -> str:
+    """A valid prediction.
+
+    For WNLI it is 0, the majority class in training, which the BERT paper submitted.
+    """
+    labels = TASKS[file].labels
+    return labels[0] if labels else '2.500'
+
+
+def write_submission(path: str, predictions: Mapping[str, Sequence[str]]) -> None:
+    """Writes the zip file; the same bytes for the same predictions."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, 'w') as archive:
+        for file, values in predictions.items():
+            lines = ['index\tprediction\n']
+            for index, value in enumerate(values):
+                lines.append(f'{index}\t{value}\n')
+            info = zipfile.ZipInfo(file)  # dated 1980
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, ''.join(lines))
+    write_whole(path, content.getvalue())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes a submission."""
-    p = Parser('python -m bert_jax.tools.glue_submission', __doc__)
-    p.add_argument('zip', metavar='ZIP', help='the file to write')
-    p.add_argument('folders', metavar='RUN', nargs='*', help='folders with predictions')
-    p.add_argument('--wnli-majority', action='store_true',
-                   help='predict 0 (the majority in training) for all of WNLI, as the BERT paper '
-                   'did, whatever the runs predict')
-    p.add_argument('--fill-missing', action='store_true',
-                   help='write a constant label for tasks without predictions (their scores mean '
-                   'nothing)')
+    parser = Parser('python -m bert_jax.tools.glue_submission', __doc__)
+    parser.add_argument('zip', metavar='ZIP', help='the file to write')
+    parser.add_argument('folders', metavar='RUN', nargs='*', help='folders with predictions')
+    parser.add_argument(
+        '--wnli-majority', action='store_true',
+        help='predict 0 (the majority in training) for all of WNLI, as the BERT paper did, '
+        'whatever the runs predict')
+    parser.add_argument(
+        '--fill-missing', action='store_true',
+        help='write a constant label for tasks without predictions (their scores mean nothing)')
     with error_boundary():
-        args = p.parse_args(arguments)
-        if not args.folders and not args.fill_missing:
+        options = parser.parse_args(arguments)
+        if not options.folders and not options.fill_missing:
             raise InputError('name the directories of runs, or a folder with TSV files')
-        check_new_file(args.zip, 'ZIP')
-        paths = find_predictions(args.folders)
-        predictions = {}
-        for file, num_rows in NUM_ROWS.items():
-            task = TASKS[file]
-            # For WNLI this is 0, the majority class in training, which the BERT paper submitted.
-            constant = (*task.labels, '2.500')[0]
-            predictions[file] = [constant] * num_rows
-            if file == 'WNLI.tsv' and args.wnli_majority:
-                print('WNLI.tsv: all 0: the majority in training, not a model')
-            elif file in paths:
-                predictions[file] = read_predictions(file, paths[file])
-                print(f'{file:<12}{num_rows:>7} rows from {paths[file]}')
-            elif args.fill_missing:
-                tell(f'WARNING: no predictions for {file}: all {num_rows} rows are {constant}, '
-                     'which is no result')
-            else:
-                del predictions[file]
-                run = 'mnli' if file == 'AX.tsv' else task.name
-                tell(f'error: {file} is missing: name a run of configs/glue.py:{run}, or '
-                     '--fill-missing')
+        check_new_file(options.zip, 'ZIP')
+        predictions = collect_predictions(
+            find_predictions(options.folders), wnli_majority=options.wnli_majority,
+            fill_missing=options.fill_missing)
         if len(predictions) < len(NUM_ROWS):
             sys.exit(2)
-        content = io.BytesIO()  # the same bytes for the same predictions
-        with zipfile.ZipFile(content, 'w') as archive:
-            for file, values in predictions.items():
-                rows = (f'{i}\t{value}\n' for i, value in enumerate(values))
-                info = zipfile.ZipInfo(file)  # dated 1980
-                info.compress_type = zipfile.ZIP_DEFLATED
-                archive.writestr(info, ''.join(['index\tprediction\n', *rows]))
-        write_whole(args.zip, content.getvalue())
-        print(f'wrote {args.zip}')
+        write_submission(options.zip, predictions)
+        print(f'wrote {options.zip}')
 
 
 if __name__ == '__main__':

@@ -15,7 +15,8 @@ Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from bert_jax.config.command_line import parse_command
 from bert_jax.runtime.errors import InputError
@@ -39,14 +40,20 @@ def main(argv: Sequence[str]) -> None:
         validate(config)
         published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
         data = TextData(complete(config, published))
-        for spec, store in data.stores.items():
-            m = store.manifest
-            size = sum(entry['bytes'] for entry in m['files'].values())
-            print(f"{spec}: {m['num_tokens']:,} tokens in {m['num_documents']:,} documents, "
-                  f"{size / 1e6:,.1f} MB in {len(m['files'])} files: "
-                  f"{data.places.shared / 'stores' / store.fingerprint}", flush=True)
+        for source, store in data.stores.items():
+            path = data.places.shared / 'stores' / store.fingerprint
+            print(f'{source}: {_described(store.manifest)}: {path}', flush=True)
         if not data.stores:
             print('all sources are records, which every host reads as they are')
+
+
+def _described(manifest: Mapping[str, Any]) -> str:
+    """What a token store holds."""
+    files = manifest['files']
+    size = sum(file['bytes'] for file in files.values())
+    return (
+        f"{manifest['num_tokens']:,} tokens in {manifest['num_documents']:,} documents, "
+        f'{size / 1e6:,.1f} MB in {len(files)} files')
 
 
 if __name__ == '__main__':
