@@ -74,7 +74,8 @@ def evaluate(
     import optax
 
     from bert_jax.run_setup import open_mesh
-    from bert_jax.tasks.labelled import ScoredModel, as_known
+    from bert_jax.tasks.labelled import ScoredModel
+    from bert_jax.tasks.labels import as_known
     from bert_jax.tasks.opening import open_task
     from bert_jax.text import read_switches
     from bert_jax.train.program import model_config

@@ -25,6 +25,7 @@ from bert_jax.runtime.hub import split_of
 from bert_jax.tasks import labelled
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.metrics import accuracy
+from bert_jax.tasks.sources import held_out, one_source, own_files
 from bert_jax.tasks.texts import TextExamples, predictions_table, say_empty
 from bert_jax.text.wordpiece import has_words
 
@@ -68,7 +69,7 @@ def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> TextEx
             return read_swag_file(path, max_malformed)
         path = str(tables[0])
     whole = read_swag_file(path, max_malformed)
-    out = labelled.held_out(whole.texts[0], DEV_SHARE, path)
+    out = held_out(whole.texts[0], DEV_SHARE, path)
     return whole.take(np.flatnonzero(out == (split == 'dev')))
 
 
@@ -154,7 +155,7 @@ def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
     def read(split: str) -> TextExamples:
         if split == 'dev' and eval_source:
             return read_swag_file(str(as_path(eval_source)), max_malformed)
-        source = labelled.one_source(config, 'a folder of SWAG files, or one file in its style')
+        source = one_source(config, 'a folder of SWAG files, or one file in its style')
         if eval_source and not split_of(source, 'any') and _is_one_file(source):
             return read_swag_file(source, max_malformed)  # nothing is held out of it
         return read_swag(source, split, max_malformed=max_malformed)
@@ -180,7 +181,7 @@ def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> Label
         say_empty(path, len(examples) - len(kept), len(examples))
         return examples.take(kept)
 
-    train, dev = labelled.own_files(config, scored, read, lambda examples: examples.texts[0])
+    train, dev = own_files(config, scored, read, lambda examples: examples.texts[0])
     return _task(config, train, dev)
 
 

@@ -7,7 +7,7 @@ integer labels, in another order for MNLI.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +17,14 @@ from bert_jax.data import table
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hub import DATASET
-from bert_jax.tasks import labelled
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
-from bert_jax.tasks.texts import LabelParser, NumericLabels, TextExamples, read_texts, text_task
+from bert_jax.tasks.labels import LabelFormat, LabelParser, NumericLabels
+from bert_jax.tasks.sources import one_source, tfds_records
+from bert_jax.tasks.texts import TextExamples, read_texts, text_task
 
 _PAIR = ('sentence1', 'sentence2')
 _ENTAILMENT = ('entailment', 'not_entailment')
+_SCORES = NumericLabels(0, 5)
 
 
 class GlueTask(NamedTuple):
@@ -104,26 +106,58 @@ def read_glue(
     Raises:
       InputError: no such file, or a fault that `read_texts` finds.
     """
-    task, has_labels = GLUE_TASKS[name], not split.startswith('test')
-    path, folder, stems = source, os.path.join(source, task.folder), [split]
-    if name == 'ax':  # diagnostic/diagnostic.tsv in one edition of the download, else AX/AX.tsv
-        stems = ['diagnostic', 'AX']
-        folder = folder if as_path(folder).is_dir() else os.path.join(source, 'AX')
-    if (on_hub := DATASET.fullmatch(source)) and not on_hub[3]:  # all of it, not a split
-        path = f"{source}/{name}/{split.replace('dev', 'validation')}"
-    elif not source.startswith('hf:') and not as_path(source).is_file():
-        names = [f'{stem}.{ending}' for stem in stems for ending in ('tsv', 'jsonl')]
-        path = table.find_file(folder, names, required=required)
+    path = _path_of_split(GLUE_TASKS[name], source, split, required)
     if not path:
         return None
-    has_fields = table.format_of(path) in ('json', 'parquet')
-    named = LabelParser(task.labels, only=True)
-    named.numbered = task.tfds_labels or task.labels if has_fields else ()
-    labels = named if task.labels else NumericLabels(0, 5)
+    if table.format_of(path) in ('json', 'parquet'):
+        return _read_fields(GLUE_TASKS[name], path, split, max_malformed)
+    return _read_original(GLUE_TASKS[name], path, split, max_malformed)
+
+
+def _path_of_split(task: GlueTask, source: str, split: str, required: bool) -> str:
+    """The file of a split; '' if it is missing and not required."""
+    on_hub = DATASET.fullmatch(source)
+    if on_hub and not on_hub[3]:  # all of the data set, not a split
+        return f"{source}/{task.name}/{split.replace('dev', 'validation')}"
+    if source.startswith('hf:') or as_path(source).is_file():
+        return source
+    folder = os.path.join(source, task.folder)
+    stems = [split]
+    if task.name == 'ax':
+        # diagnostic/diagnostic.tsv in one edition of the download, AX/AX.tsv in the other.
+        stems = ['diagnostic', 'AX']
+        if not as_path(folder).is_dir():
+            folder = os.path.join(source, 'AX')
+    names = [f'{stem}.{ending}' for stem in stems for ending in ('tsv', 'jsonl')]
+    return table.find_file(folder, names, required=required)
+
+
+def _has_labels(split: str) -> bool:
+    return not split.startswith('test')
+
+
+def _read_original(
+    task: GlueTask, path: str, split: str, max_malformed: float
+) -> TextExamples:
+    """A file of the official download."""
+    labels: NumericLabels | LabelParser | None = None
+    if _has_labels(split):
+        labels = LabelParser(task.labels, only=True) if task.labels else _SCORES
     return read_texts(
-        path, task.fields or task.texts if has_fields else task.texts,
-        'label' if has_fields else task.label, labels if has_labels else None,
-        id_column='idx' if has_fields else task.id, needs_ids=not (has_labels or has_fields),
+        path, task.texts, task.label, labels, id_column=task.id, needs_ids=labels is None,
+        headerless=task.headerless, max_malformed=max_malformed)
+
+
+def _read_fields(task: GlueTask, path: str, split: str, max_malformed: float) -> TextExamples:
+    """JSON lines or Parquet, with the field names and numbered labels of tensorflow-datasets."""
+    labels: NumericLabels | LabelParser | None = None
+    if _has_labels(split):
+        numbered = LabelFormat(numbered=task.tfds_labels or task.labels)
+        labels = _SCORES
+        if task.labels:
+            labels = LabelParser(task.labels, only=True, format=numbered)
+    return read_texts(
+        path, task.fields or task.texts, 'label', labels, id_column='idx',
         headerless=task.headerless, max_malformed=max_malformed)
 
 
@@ -137,14 +171,19 @@ def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> Te
     """
     task = GLUE_TASKS[name]
     rows = sorted(records, key=lambda record: int(record['idx']))
-    labels = None
-    if not split.startswith('test'):
-        raw = np.array([record['label'] for record in rows])
-        order = [task.labels.index(label) for label in task.tfds_labels or task.labels]
-        labels = np.array(order, np.int32)[raw] if order else raw.astype(np.float32)
-    return TextExamples(
-        [[bytes(record[field]).decode() for record in rows] for field in task.fields or task.texts],
-        labels, [str(int(record['idx'])) for record in rows], f'tfds:glue/{name}:{split}')
+    texts = [[bytes(row[field]).decode() for row in rows] for field in task.fields or task.texts]
+    labels = _labels_of_tfds(task, rows) if _has_labels(split) else None
+    ids = [str(int(row['idx'])) for row in rows]
+    return TextExamples(texts, labels, ids, f'tfds:glue/{name}:{split}')
+
+
+def _labels_of_tfds(task: GlueTask, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Label ids in the task's order, int32, or scores, float32."""
+    raw = np.array([row['label'] for row in rows])
+    if not task.labels:
+        return raw.astype(np.float32)
+    order = [task.labels.index(label) for label in task.tfds_labels or task.labels]
+    return np.array(order, np.int32)[raw]
 
 
 def open_glue(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
@@ -153,31 +192,36 @@ def open_glue(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
     MNLI is scored on both dev sets, and predicts the diagnostic set too. If `data.eval_source` is
     set, only that file is scored, and nothing else is predicted.
     """
-    d, task = config.data, GLUE_TASKS[config.task]
-    tests = list(task.submissions)
-    dev = [split.replace('test', 'dev') for split in tests]  # dev, or dev_matched and so on
-
-    def read(split: str, name: str = task.name) -> TextExamples | None:
-        """A split of `data.source`; None if an optional split has no file."""
-        if d.source == 'tfds:glue':
-            return from_tfds(name, split, labelled.tfds_records(
-                config, f'glue/{name}', split.replace('dev', 'validation')))
-        folder = labelled.one_source(
-            config, f'the folder of the benchmark, with {task.folder}/ in it')
-        if on_hub := DATASET.fullmatch(folder):  # it may name this task, or a split of it
-            folder = folder[: on_hub.start(3)].rstrip('/')
-        if split != 'train' and as_path(folder).is_file():
-            raise InputError('config.data.eval_source is empty: name the file to evaluate on')
-        return read_glue(name, folder, split, required=split in ('train', dev[0]),
-                         max_malformed=d.max_malformed)
-
-    if d.eval_source:
-        sets = {'dev': read_glue(
-            task.name, str(as_path(d.eval_source)), 'dev', max_malformed=d.max_malformed)}
+    task = GLUE_TASKS[config.task]
+    train = None
+    if config.data.eval_source:
+        path = str(as_path(config.data.eval_source))
+        sets = {'dev': read_glue(task.name, path, 'dev', max_malformed=config.data.max_malformed)}
     else:
-        sets = {split: read(split) for split in (*dev, *tests)}
-    if task.name == 'mnli' and not d.eval_source:
-        sets['ax'] = read('test', 'ax')
+        tests = list(task.submissions)
+        dev = [split.replace('test', 'dev') for split in tests]  # dev, or dev_matched and so on
+        sets = {split: _read_split(config, task, split, split == dev[0]) for split in dev + tests}
+        if task.name == 'mnli':
+            sets['ax'] = _read_split(config, GLUE_TASKS['ax'], 'test', False)
+    if scored is None:
+        train = _read_split(config, task, 'train', True)
     return text_task(
         config, head='classification' if task.labels else 'regression', labels=task.labels,
-        metrics=task.metrics, train=read('train') if scored is None else None, sets=sets)
+        metrics=task.metrics, train=train, sets=sets)
+
+
+def _read_split(
+    config: ConfigDict, task: GlueTask, split: str, required: bool
+) -> TextExamples | None:
+    """A split of `data.source`; None if it has no file and is not required."""
+    if config.data.source == 'tfds:glue':
+        on_tfds = split.replace('dev', 'validation')
+        return from_tfds(task.name, split, tfds_records(config, f'glue/{task.name}', on_tfds))
+    source = one_source(config, f'the folder of the benchmark, with {task.folder}/ in it')
+    on_hub = DATASET.fullmatch(source)
+    if on_hub:  # it may name this task, or a split of it
+        source = source[: on_hub.start(3)].rstrip('/')
+    if split != 'train' and as_path(source).is_file():
+        raise InputError('config.data.eval_source is empty: name the file to evaluate on')
+    return read_glue(
+        task.name, source, split, required=required, max_malformed=config.data.max_malformed)

@@ -10,10 +10,10 @@ from ml_collections import ConfigDict
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
 from bert_jax.tasks.labelled import ScoredModel
+from bert_jax.tasks.own_texts import open_classification, open_regression
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tasks.squad import open_squad
 from bert_jax.tasks.tagging import open_conll, open_tagging
-from bert_jax.tasks.texts import open_own_texts
 from bert_jax.train.task import Task
 
 # Each reads the data of a completed config. For a model that is only scored, downstream tasks leave
@@ -21,8 +21,8 @@ from bert_jax.train.task import Task
 OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'pretrain': PretrainTask,
     'synthetic': PretrainTask,
-    'classification': open_own_texts,
-    'regression': open_own_texts,
+    'classification': open_classification,
+    'regression': open_regression,
     'multiple_choice': open_choices,
     'tagging': open_tagging,
     'squad_v1': open_squad,

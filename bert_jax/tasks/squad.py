@@ -43,6 +43,7 @@ from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import labelled
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.tasks.sources import own_files, split_file, tfds_records
 from bert_jax.tasks.squad_scores import v1_scores, v2_scores
 from bert_jax.text.offsets import PiecePlaces, Place, piece_places
 from bert_jax.text.vocab import CONTINUATION, Vocab
@@ -114,7 +115,7 @@ def _is_own_file(config: ConfigDict, training: bool) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Questions:
-    """Questions of a file, of which `labelled.own_files` takes some."""
+    """Questions of a file, of which `own_files` takes some."""
 
     questions: Sequence[Question]
 
@@ -136,7 +137,7 @@ def _held_out(
         return {}
     read = functools.partial(
         read_squad, version=version, max_malformed=config.data.max_malformed, by_words=False)
-    _, dev = labelled.own_files(
+    _, dev = own_files(
         config, scored, lambda path: _Questions(read(path, training=False)),
         lambda x: [q.context for q in x.questions], 'a file with questions')
     out = {q.context for q in dev.questions}
@@ -153,10 +154,10 @@ def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:
     if d.source == 'tfds:squad' and (training or not d.eval_source):
         name, split = f'squad/v{number}', 'train' if training else 'validation'
         records = sorted(
-            labelled.tfds_records(config, name, split), key=lambda record: record['id'])
+            tfds_records(config, name, split), key=lambda record: record['id'])
         return read(f'tfds:{name}:{split}', _layout(records))
     folder = {'v1': 'plain_text', 'v2': 'squad_v2'}[version]
-    path = labelled.split_file(
+    path = split_file(
         config, [f"{'train' if training else 'dev'}-v{number}.json"],
         f"{folder}/{'train' if training else 'validation'}",
         f'the folder with train-v{number}.json and dev-v{number}.json, a training file with '

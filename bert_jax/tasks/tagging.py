@@ -32,7 +32,9 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import labelled
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.tasks.labels import check_labels_known, label_names
 from bert_jax.tasks.metrics import accuracy, macro_f1
+from bert_jax.tasks.sources import own_files, split_file, tfds_records
 
 
 def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
@@ -45,9 +47,9 @@ def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
                 raise InputError(f"config.data.source='tfds:conll2003' {_NO_DOCUMENTS}")
             return Tagged([
                 Sentence([word.decode() for word in r['tokens']], [_TFDS_TAGS[i] for i in r['ner']])
-                for r in labelled.tfds_records(config, 'conll2003', split) if len(r['tokens'])
+                for r in tfds_records(config, 'conll2003', split) if len(r['tokens'])
             ], f'tfds:conll2003:{split}')
-        path = labelled.split_file(
+        path = split_file(
             config, _FILES[split], f"conll2003/{split.replace('dev', 'validation')}",
             "the folder with eng.train and eng.testa, or the hub's data set",
             scored=split == 'dev', required=split != 'test')
@@ -84,9 +86,9 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
             words = table.column_or_usual(path, words, _USUAL_WORDS, 'config.data.text')
             tags = table.column_or_usual(path, tags, _USUAL_TAGS, 'config.data.label')
         return read_tagged(path, words=words, tags=tags, max_malformed=d.max_malformed,
-                           names=labelled.label_names(config, path, tags))
+                           names=label_names(config, path, tags))
 
-    train, dev = labelled.own_files(
+    train, dev = own_files(
         config, scored, read, lambda examples: [' '.join(s.words) for s in examples.sentences],
         'a file with a word and its tag in each line, JSON lines or Parquet')
     if train is not None:
@@ -116,9 +118,9 @@ def _task(
             say(f'warning: {examples.source} has no tag but O: every score but accuracy will be 0')
             continue
         if meant and are_entities(tags):
-            labelled.check_labels_known(examples.source, _types(tags), _types(meant.values()))
+            check_labels_known(examples.source, _types(tags), _types(meant.values()))
         else:
-            labelled.check_labels_known(examples.source, tags - {'O'}, set(labels) - {'O'})
+            check_labels_known(examples.source, tags - {'O'}, set(labels) - {'O'})
         odd = sorted(tag for tag in tags if not _ENTITY_TAG.fullmatch(tag))
         if odd and (metric == 'f1' or config.task == 'conll'):
             raise InputError(

@@ -1,19 +1,15 @@
 """Texts or pairs of texts with labels: examples, windows, scores and files of predictions.
 
-GLUE and tasks like it are `text_task` over `read_texts`. The tasks on the user's files are here:
-`classification`, with one or several labels per example, and `regression`.
+GLUE, the tasks on the user's texts and tasks like them are `text_task` over `read_texts`.
 
     n: examples, L: labels, W: windows, T: tokens of all windows
 """
 
-import contextlib
 import csv
 import dataclasses
 import io
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -23,137 +19,19 @@ from bert_jax.data.packing import Units
 from bert_jax.data.pairs import TextWindows, text_windows
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import Classification
+from bert_jax.inference.engine import Outputs
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks import labelled, several_labels
-from bert_jax.tasks.labelled import EvalSet, LabelledTask, ScoredModel
-from bert_jax.tasks.metrics import METRICS, check_metrics, of_each_class
+from bert_jax.tasks.labelled import (
+    EvalSet,
+    LabelledTask,
+    Results,
+    Tokenization,
+    open_tokenization,
+)
+from bert_jax.tasks.labels import LabelParser, NumericLabels
+from bert_jax.tasks.metrics import METRICS, of_each_class
 from bert_jax.text.wordpiece import has_words
-
-
-class NumericLabels(NamedTuple):
-    """Labels that are numbers, float32; values outside [low, high] are refused."""
-
-    low: float = -3e38
-    high: float = 3e38
-
-    def parse(self, cell: Any) -> float:
-        """The number in a cell; raises InputError, Malformed."""
-        try:
-            number = float(table.label_of(cell))
-        except ValueError:
-            number = math.nan
-        if not self.low <= number <= self.high:
-            limits = f' from {self.low:g} to {self.high:g}' if self != NumericLabels() else ''
-            comma = ', with a point instead of the comma' * (',' in str(cell))
-            raise InputError(f"score '{cell}' is not a number{limits}; mend it{comma}")
-        return number
-
-    def array(self, numbers: Sequence[float]) -> np.ndarray:
-        """All numbers of a file, [n] float32."""
-        return np.array(numbers, np.float32)
-
-
-class LabelParser:
-    """Labels that are names: int32 ids [n], or float32 indicators [n, L] if an example has several.
-
-    Attributes:
-      names: in the order of their ids. If empty, they are taken from the first file, the training
-        file: numbers sorted by size, other names alphabetically.
-      only: whether other names are refused.
-      several: whether an example has any number of labels.
-      numbered: names of labels that are numbers in the file.
-      separator: between several names in a cell; empty: `find_form` finds it.
-      places: with several labels, whether a cell has a place of 0 or 1 for each of `numbered`.
-      met: all names in the file that was read last.
-      unseen: names that only later files have. Their ids come after those of `names`, so that no
-        prediction equals them and each counts as an error.
-    """
-
-    def __init__(
-        self, names: Sequence[str] = (), *, only: bool = False, several: bool = False,
-        separator: str = '',
-    ):
-        self.names, self.only = tuple(names), only
-        self.several, self.separator, self.places = several, separator, False
-        self.numbered: Sequence[str] = ()
-        self.met: set[str] = set()
-        self.unseen: set[str] = set()
-
-    def find_form(self, path: str, cells: Sequence[Any]) -> None:
-        """Finds how cells hold several labels, unless an earlier file told, and says so.
-
-        Raises:
-          InputError: they hold places of 0 and 1 without names for these, or several characters may
-            separate the labels.
-        """
-        is_first = not self.met
-        if is_first and (places := several_labels.num_places(cells, len(self.numbered))):
-            if places != len(self.numbered):
-                raise InputError(
-                    f'{path}: its labels are lists of {places} places of 0 and 1 (multi-hot): name '
-                    f'the label of each place, config.data.label_names=NAME,NAME,... '
-                    f'({len(self.numbered)} are named)')
-            self.places = True
-            say(f'{path}: its labels are places of 0 and 1 (multi-hot), in the order of '
-                'config.data.label_names')
-        elif not self.separator and not self.places:
-            self.separator = several_labels.find_separator(
-                path, cells, {*self.names, *self.numbered})
-            if self.separator:
-                say(f'{path}: labels are separated by {self.separator!r} '
-                    '(config.classification.separator)')
-
-    def parse(self, cell: Any) -> list[str]:
-        """The names in a cell; raises InputError, Malformed."""
-        if self.places:
-            return several_labels.names_of_places(cell, self.numbered)
-        if self.several:
-            labels = several_labels.split_labels(cell, self.separator)
-            return [table.named(label, self.numbered) for label in labels]
-        if isinstance(cell, list) or _is_list(cell):
-            raise InputError('a list of labels: set --config.classification.multi_label=True to '
-                             'train on several at once')
-        name = table.named(table.label_of(cell), self.numbered)
-        if self.only and name not in self.names:
-            raise InputError(f"unknown label '{name}'; known are {', '.join(self.names)}: mend it")
-        return [name]
-
-    def array(self, labels: Sequence[list[str]]) -> np.ndarray:
-        """The labels of all examples of a file, [n] int32 or [n, L] float32; updates the names."""
-        spelt = labelled.as_known(
-            {name for names in labels for name in names}, self.names or self.numbered)
-        labels = [[spelt.get(name, name) for name in names] for names in labels]
-        self.met = {name for names in labels for name in names}
-        known = set(self.numbered)
-        others = self.met - known if self.met & known or not known else set()  # else all unseen
-        self.names = self.names or (*self.numbered, *_in_order(others))
-        unseen = self.met - set(self.names)
-        self.unseen |= unseen
-        ids = {name: i for i, name in enumerate([*self.names, *sorted(unseen)])}
-        if not self.several:
-            return np.array([ids[name] for (name,) in labels], np.int32)
-        indicators = np.zeros((len(labels), len(ids)), np.float32)
-        for row, names in zip(indicators, labels, strict=True):
-            row[[ids[name] for name in names]] = 1.0
-        return indicators
-
-
-def _is_list(cell: Any) -> bool:
-    """Whether a text is a list, as JSON, pandas and NumPy write it."""
-    if not isinstance(cell, str) or not cell.startswith('['):
-        return False
-    with contextlib.suppress(InputError):
-        return bool(several_labels.parts_of_list(cell))
-    return False
-
-
-def _in_order(names: set[str]) -> tuple[str, ...]:
-    """Sorts numbers by size, other names alphabetically; a set's own order varies by process."""
-    with contextlib.suppress(ValueError):
-        if not any(math.isnan(float(name)) for name in names):
-            return tuple(sorted(names, key=lambda name: (float(name), name)))  # 1 and 1.0 are equal
-    return tuple(sorted(names))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,10 +56,10 @@ class TextExamples:
 
     def take(self, rows: np.ndarray) -> Self:
         """Some of the examples."""
-        return dataclasses.replace(
-            self, texts=[[column[i] for i in rows] for column in self.texts],
-            labels=None if self.labels is None else self.labels[rows],
-            ids=[self.ids[i] for i in rows])
+        texts = [[column[i] for i in rows] for column in self.texts]
+        labels = None if self.labels is None else self.labels[rows]
+        ids = [self.ids[i] for i in rows]
+        return dataclasses.replace(self, texts=texts, labels=labels, ids=ids)
 
 
 def read_texts(
@@ -208,25 +86,55 @@ def read_texts(
       InputError: a missing column, a label that `labels` refuses, an id that occurs twice, too many
         malformed rows, a file that is empty or cannot be read.
     """
-    n, columns = len(texts), [label] if isinstance(label, str) else label
+    num_texts = len(texts)
+    label_columns = [label] if isinstance(label, str) else label
+
+    def parse_without_label(cells: list[Any]) -> tuple[list[str], Any]:
+        return table.texts_of(cells), None
 
     def parse(cells: list[Any]) -> tuple[list[str], Any]:
-        marks = cells[n:] if isinstance(label, str) else [
-            [name for name, cell in zip(columns, cells[n:]) if _marked(name, cell)]]
-        return table.texts_of(cells[:n]), labels.parse(*marks) if labels else None
+        assert labels is not None
+        label_cells = cells[num_texts:]
+        if isinstance(label, str):
+            (cell,) = label_cells
+        else:
+            cell = _marked_names(label_columns, label_cells)
+        return table.texts_of(cells[:num_texts]), labels.parse(cell)
 
-    rows = table.read_table(
-        path, [*texts, *columns] if labels else texts, parse, id_column=id_column or None,
-        optional=[] if needs_ids else [id_column], headerless=headerless if labels else (),
-        max_malformed=max_malformed)
-    kept = [i for i, (cells, _) in enumerate(rows.values)
-            if keep_empty or all(map(has_words, cells))]
+    optional = [] if needs_ids else [id_column]
+    if labels is None:
+        rows = table.read_table(
+            path, texts, parse_without_label, id_column=id_column or None, optional=optional,
+            max_malformed=max_malformed)
+    else:
+        rows = table.read_table(
+            path, [*texts, *label_columns], parse, id_column=id_column or None, optional=optional,
+            headerless=headerless, max_malformed=max_malformed)
+    kept = [i for i, (row_texts, _) in enumerate(rows.values)
+            if keep_empty or all(map(has_words, row_texts))]
     say_empty(path, len(rows.values) - len(kept), len(rows.values))
-    values = [rows.values[i] for i in kept]
+    kept_texts = [rows.values[i][0] for i in kept]
+    kept_labels = [rows.values[i][1] for i in kept]
     return TextExamples(
-        texts=[[cells[i] for cells, _ in values] for i in range(n)],
-        labels=labels.array([label for _, label in values]) if labels else None,
+        texts=[list(column) for column in zip(*kept_texts, strict=True)],
+        labels=None if labels is None else labels.array(kept_labels),
         ids=[rows.ids[i] for i in kept], source=path)
+
+
+def _marked_names(names: Sequence[str], cells: Sequence[Any]) -> list[str]:
+    """The labels of an example whose table has a column of 0 and 1 for each.
+
+    Raises:
+      Malformed: a cell is something else.
+    """
+    marked: list[str] = []
+    for name, cell in zip(names, cells, strict=True):
+        text = table.label_text(cell).lower()
+        if text in ('1', '1.0', 'true'):
+            marked.append(name)
+        elif text not in ('', '0', '0.0', 'false'):
+            raise table.Malformed(f"'{name}' is {text!r}, where 0 or 1 is wanted")
+    return marked
 
 
 def say_empty(path: str, num_empty: int, num_rows: int) -> None:
@@ -240,14 +148,6 @@ def say_empty(path: str, num_empty: int, num_rows: int) -> None:
                          'the right column?')
     if num_empty:
         say(f'{path}: {num_empty:,} of {num_rows:,} rows have an empty text; left out')
-
-
-def _marked(name: str, cell: Any) -> bool:
-    """Whether a cell of the label's column says that the example has it; raises Malformed."""
-    text = table.label_text(cell).lower()
-    if text not in ('', '0', '0.0', 'false', '1', '1.0', 'true'):
-        raise table.Malformed(f"'{name}' is {text!r}, where 0 or 1 is wanted")
-    return text in ('1', '1.0', 'true')
 
 
 def text_task(
@@ -270,56 +170,166 @@ def text_task(
       id_column: the user's column of ids; empty: predictions are numbered by row.
       loss: arguments of the head besides the number of labels.
     """
-    t, decoding = labelled.open_tokenization(config), HEADS[head]
+    tokenization = open_tokenization(config)
+    max_length = config.data.max_seq_length
+    num_labels = len(labels)
+    train_units = None
+    if train is not None:
+        cut = _tokenized(train, tokenization, 'first', max_length)
+        train_units = _units(train, cut, num_labels)
 
-    def cut(examples: TextExamples, how: str) -> tuple[TextWindows, Units]:
-        ids = list(map(t.encode, examples.texts))
-        read = text_windows(ids[0], ids[1] if len(ids) == 2 else None, how,
-                            max_length=config.data.max_seq_length, **t.tokenizer.vocab.ends)
-        if examples.labels is None:
-            return read, Units(read.sequences)
-        # Labels that the model lacks count in the scores, but its outputs do not have them.
-        known = examples.labels[:, : len(labels)] if head == 'multi_label' else examples.labels
-        return read, Units(read.sequences, labels={'labels': known[read.text]})
+    main_split = next(iter(sets))
+    evaluated: list[EvalSet] = []
+    predicted: list[EvalSet] = []
+    for split, examples in sets.items():
+        if not examples:
+            continue
+        text_set = TextSet(
+            split=split, examples=examples,
+            windows=_tokenized(examples, tokenization, windows, max_length), head=HEADS[head],
+            labels=labels, metrics=metrics, id_column=id_column)
+        prefix = '' if split == main_split else f"{split.removeprefix('dev_')}_"
+        units = _units(examples, text_set.windows, num_labels)
+        kind = predicted if examples.labels is None else evaluated
+        kind.append(EvalSet(prefix, units, text_set.results))
 
-    def eval_set(split: str, examples: TextExamples) -> EvalSet:
-        read, units = cut(examples, windows)
-        truth = examples.labels
-
-        def results(outputs: labelled.Outputs) -> labelled.Results:
-            logits = read.combined_logits(decoding, outputs['logits'])
-            predictions = decoding.predictions(logits)
-            files = {f'{split}_predictions.tsv': predictions_table(
-                id_column, examples.ids, decoding.texts(predictions, labels))}
-            if truth is None:
-                return {}, files
-            files |= _tables(split, id_column, examples, labels, decoding, logits)
-            if truth.ndim == 1 and labels and len(set(predictions)) == 1 < len(set(truth)):
-                say(f'warning: all predictions are {labels[predictions[0]]!r}')
-            if truth.ndim == 2:  # labels that the model lacks are never predicted
-                missing = truth.shape[1] - predictions.shape[1]
-                predictions = np.pad(predictions, [(0, 0), (0, missing)])
-            scores = {name: METRICS[name].compute(predictions, truth) for name in metrics}
-            return scores | {'loss': decoding.mean_loss(logits, truth)}, files
-
-        first = split == next(iter(sets))
-        return EvalSet('' if first else f"{split.removeprefix('dev_')}_", units, results)
-
-    there = [(split, examples) for split, examples in sets.items() if examples]
-    majority_baseline, truth = {}, there[0][1].labels
-    if train is not None and train.labels is not None and truth is not None:
-        answer = np.zeros_like(truth)  # no label of several; for numbers, any constant
-        if head == 'classification':
-            answer[:] = np.bincount(train.labels).argmax()
-        majority_baseline = {name: METRICS[name].compute(answer, truth) for name in metrics}
+    main = next(examples for examples in sets.values() if examples)
+    inference: dict[str, Any] = {'num_texts': len(main.texts)}
+    if windows != 'first':
+        inference['windows'] = windows
     return LabelledTask(
-        config, t, train=None if train is None else cut(train, 'first')[1],
-        evaluated=tuple(eval_set(*x) for x in there if x[1].labels is not None),
-        predicted=tuple(eval_set(*x) for x in there if x[1].labels is None),
-        metric=metrics[0], head=head, labels=tuple(labels), majority_baseline=majority_baseline,
-        arguments={'num_outputs': len(labels) or 1, **(loss or {})},
-        inference={'num_texts': len(there[0][1].texts)} | (
-            {} if windows == 'first' else {'windows': windows}))
+        config, tokenization, train=train_units, evaluated=tuple(evaluated),
+        predicted=tuple(predicted), metric=metrics[0], head=head, labels=tuple(labels),
+        majority_baseline=_majority_baseline(head, metrics, train, main),
+        arguments={'num_outputs': num_labels or 1, **(loss or {})}, inference=inference)
+
+
+def _tokenized(
+    examples: TextExamples, tokenization: Tokenization, windows: str, max_length: int
+) -> TextWindows:
+    """The windows (one of WINDOWS) of all examples."""
+    columns = [tokenization.encode(column) for column in examples.texts]
+    second = columns[1] if len(columns) == 2 else None
+    return text_windows(
+        columns[0], second, windows, max_length=max_length, **tokenization.tokenizer.vocab.ends)
+
+
+def _units(examples: TextExamples, windows: TextWindows, num_labels: int) -> Units:
+    """The windows as units, each with the label of its text."""
+    labels = examples.labels
+    if labels is None:
+        return Units(windows.sequences)
+    if labels.ndim == 2:
+        # Labels that the model lacks count in the scores, but its outputs do not have them.
+        labels = labels[:, :num_labels]
+    return Units(windows.sequences, labels={'labels': labels[windows.text]})
+
+
+def _majority_baseline(
+    head: str, metrics: Sequence[str], train: TextExamples | None, main: TextExamples
+) -> dict[str, float]:
+    """Metrics of the main set if all examples get one answer; empty if nothing is trained.
+
+    The answer is the most frequent label; of any number of labels, none; for numbers, any constant.
+    """
+    truth = main.labels
+    if train is None or train.labels is None or truth is None:
+        return {}
+    answer = np.zeros_like(truth)
+    if head == 'classification':
+        answer[:] = np.bincount(train.labels).argmax()
+    return {name: METRICS[name].compute(answer, truth) for name in metrics}
+
+
+@dataclasses.dataclass(frozen=True)
+class TextSet:
+    """Texts that are predicted as a whole, with their scores and files.
+
+    Attributes:
+      split: begins the names of the files.
+      examples: the n texts or pairs.
+      windows: of their tokens.
+      head: the class that makes predictions of logits.
+      labels: names by id; empty for a regression.
+      metrics: names in `metrics.METRICS`.
+      id_column: the user's column of ids; empty: examples are numbered by row.
+    """
+
+    split: str
+    examples: TextExamples
+    windows: TextWindows
+    head: type[Classification]
+    labels: Sequence[str]
+    metrics: Sequence[str]
+    id_column: str
+
+    def results(self, outputs: Outputs) -> Results:
+        """Metrics, if there are labels, and the content of files by name."""
+        logits = self.windows.combined_logits(self.head, outputs['logits'])
+        predictions = self.head.predictions(logits)
+        texts = self.head.texts(predictions, self.labels)
+        files = {
+            f'{self.split}_predictions.tsv': predictions_table(
+                self.id_column, self.examples.ids, texts)}
+        if self.examples.labels is None:
+            return {}, files
+        self._warn_of_one_prediction(predictions)
+        described = self.head.described(logits, self.labels)
+        probabilities = [list(x.get('probabilities', {}).values()) for x in described]
+        files[f'{self.split}_examples.csv'] = self._examples_table(texts, probabilities)
+        if self.labels:
+            files[f'{self.split}_classes.csv'] = self._classes_table(predictions, probabilities)
+        return self._scores(logits, predictions), files
+
+    def _scores(self, logits: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
+        truth = self.examples.labels
+        if truth.ndim == 2:  # labels that the model lacks are never predicted
+            num_missing = truth.shape[1] - predictions.shape[1]
+            predictions = np.pad(predictions, [(0, 0), (0, num_missing)])
+        scores = {name: METRICS[name].compute(predictions, truth) for name in self.metrics}
+        return scores | {'loss': self.head.mean_loss(logits, truth)}
+
+    def _warn_of_one_prediction(self, predictions: np.ndarray) -> None:
+        """Warns if all examples of a classification are predicted alike and are not."""
+        truth = self.examples.labels
+        if not self.labels or truth.ndim == 2:
+            return
+        if len(np.unique(predictions)) == 1 and len(np.unique(truth)) > 1:
+            say(f'warning: all predictions are {self.labels[predictions[0]]!r}')
+
+    def _examples_table(
+        self, predictions: Sequence[str], probabilities: Sequence[Sequence[float]]
+    ) -> str:
+        """Texts, label, prediction and the labels' probabilities of each example."""
+        examples = self.examples
+        # A label that only evaluation has is the id of no label of the model.
+        names = [*self.labels, *['(not in training)'] * examples.labels.size]
+        truth = self.head.texts(examples.labels, names)
+        header = [
+            self.id_column or 'index', *('text', 'text_pair')[: len(examples.texts)], 'label',
+            'prediction', *[f'probability of {name}' for name in self.labels]]
+        columns = zip(
+            examples.ids, zip(*examples.texts, strict=True), truth, predictions, probabilities,
+            strict=True)
+        rows = [[row_id, *texts, label, prediction, *shares]
+                for row_id, texts, label, prediction, shares in columns]
+        return _table(header, rows)
+
+    def _classes_table(
+        self, predictions: np.ndarray, probabilities: Sequence[Sequence[float]]
+    ) -> str:
+        """Each label's scores and, with one label an example, how often each was predicted."""
+        truth = self.examples.labels
+        header = ['label', 'count', 'precision', 'recall', 'f1', 'roc_auc']
+        scores = of_each_class(predictions, truth, np.array(probabilities))
+        rows: list[list[Any]] = [
+            [name, *row] for name, row in zip(self.labels, scores, strict=True)]
+        if truth.ndim == 1:
+            header += [f'predicted {name}' for name in self.labels]
+            for i, row in enumerate(rows):
+                counts = np.bincount(predictions[truth == i], minlength=len(self.labels))
+                row += counts.tolist()
+        return _table(header, rows)
 
 
 def predictions_table(id_column: str, ids: Sequence[str], values: Iterable[str]) -> str:
@@ -328,137 +338,17 @@ def predictions_table(id_column: str, ids: Sequence[str], values: Iterable[str])
     `index` is the row of the example in its file, from 0. A value that holds a TAB or a line end is
     quoted. `tools.glue_submission` reads such files.
     """
-    return _table([id_column or 'index', 'prediction'], zip(ids, values, strict=True), '\t')
+    rows = zip(ids, values, strict=True)
+    return _table([id_column or 'index', 'prediction'], rows, delimiter='\t')
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[Any]], delimiter: str = ',') -> str:
     content = io.StringIO()
     writer = csv.writer(content, delimiter=delimiter, lineterminator='\n')
     writer.writerow(header)
-    writer.writerows([f'{x:.6g}' if type(x) is float else x for x in row] for row in rows)
+    writer.writerows([_shown(value) for value in row] for row in rows)
     return content.getvalue()
 
 
-def _tables(
-    split: str, id_column: str, examples: TextExamples, labels: Sequence[str],
-    decoding: type[Classification], logits: np.ndarray,
-) -> dict[str, str]:
-    """The content of the files that a scored split gets, by their names.
-
-    `SPLIT_examples.csv`: texts, label, prediction, probabilities. `SPLIT_classes.csv`: each
-    label's scores and, with one label per example, how often each label was predicted for it.
-    """
-    truth, predictions = examples.labels, decoding.predictions(logits)
-    probabilities = [list(x.get('probabilities', {}).values())
-                     for x in decoding.described(logits, labels)]
-    names = [*labels, *['(not in training)'] * truth.size]
-    files = {f'{split}_examples.csv': _table(
-        [id_column or 'index', *('text', 'text_pair')[: len(examples.texts)], 'label', 'prediction',
-         *(f'probability of {name}' for name in labels)],
-        zip(examples.ids, *examples.texts, decoding.texts(truth, names),
-            decoding.texts(predictions, labels), *zip(*probabilities), strict=True))}
-    if labels:
-        scores = of_each_class(predictions, truth, np.array(probabilities))
-        counts = [np.bincount(predictions[truth == i], minlength=len(labels)).tolist()
-                  for i in range(len(labels))] if truth.ndim == 1 else [[]] * len(labels)
-        files[f'{split}_classes.csv'] = _table(
-            ['label', 'count', 'precision', 'recall', 'f1', 'roc_auc',
-             *(f'predicted {name}' for name in labels[: len(counts[0])])],
-            [[name, *of, *row] for name, of, row in zip(labels, scores, counts, strict=True)])
-    return files
-
-
-# Names of columns that are read where there is no column of the default name, nor another of these.
-_USUAL_TEXTS = ('text', 'sentence', 'review', 'comment', 'tweet', 'content', 'body', 'document')
-_USUAL_LABELS = ('label', 'labels', 'class', 'category', 'sentiment', 'intent', 'target')
-_USUAL_NUMBERS = (*_USUAL_LABELS, 'score', 'rating', 'similarity')
-_USUAL_METRICS = {'classification': 'accuracy,macro_f1', 'regression': 'spearman,pearson',
-                  'multi_label': 'micro_f1,macro_f1,accuracy'}
-
-
-def open_own_texts(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
-    """Classification or regression of the user's texts; the training file determines the labels."""
-    c, d = config[config.task], config.data
-    several = config.task == 'classification' and c.multi_label
-    head = 'multi_label' if several else config.task
-    marks = [name.strip() for name in d.label.split(',')] if several and ',' in d.label else []
-    names = LabelParser((scored.labels if scored else ()) or marks,
-                  several=several, separator=c.separator if several else '')
-
-    def read(path: str) -> TextExamples:
-        text = table.column_or_usual(path, d.text, _USUAL_TEXTS, 'config.data.text')
-        label = table.column_or_usual(
-            path, d.label, _USUAL_NUMBERS if head == 'regression' else _USUAL_LABELS,
-            'config.data.label')
-        names.numbered = labelled.label_names(config, path, label)
-        if several and not marks:
-            names.find_form(path, [
-                row.cells[0] for row in table.read_rows(path, [label]) if not row.fault])
-        examples = read_texts(
-            path, [text, d.text_pair] if d.text_pair else [text], marks or label,
-            NumericLabels() if head == 'regression' else names, id_column=d.id, needs_ids=True,
-            max_malformed=d.max_malformed, keep_empty=False)
-        if head != 'regression' and len(names.names) < 2 - several:
-            raise InputError(
-                f"{path} has one label, {', '.join(names.names) or 'none'}: there is nothing to "
-                'learn; is config.data.label the right column?')
-        return examples
-
-    train, dev = labelled.own_files(
-        config, scored, read, lambda x: list(map('\n'.join, zip(x.texts[0], x.texts[-1]))))
-    shown, loss = dev if train is None else train, {}
-    labels = shown.labels
-    if head == 'regression':
-        say(f'numbers from {labels.min():g} to {labels.max():g}, mean {labels.mean():g}, deviation '
-            f'{labels.std():g}')
-    else:
-        if names.unseen:
-            labelled.check_labels_known(dev.source, names.met, names.names)
-            say(f"note: {', '.join(sorted(names.unseen)[:10])} occur only in evaluation and count "
-                'as errors')
-        counts = (labels.sum(axis=0).astype(int) if several
-                  else np.bincount(labels, minlength=len(names.names)))
-        say('labels: ' + ', '.join(
-            f'{name} {n:,} ({n / len(shown):.0%})' for name, n in zip(names.names, counts)))
-        if sum(bool(re.fullmatch(r'-?[0-9]+\.[0-9]+', name)) for name in names.names) > 2:
-            say('warning: each number is a class here: configs/regression.py predicts numbers')
-        loss = {'class_weights': _class_weights(c.class_weights, names.names, counts),
-                'label_smoothing': c.label_smoothing}
-        loss = {name: value for name, value in loss.items() if value}
-        if loss and several:
-            raise InputError(
-                f"config.classification: {', '.join(loss)} are for one label an example")
-    metrics = check_metrics(
-        [name.strip() for name in (c.metrics or _USUAL_METRICS[head]).split(',')], head,
-        len(names.names), f'config.{config.task}.metrics')
-    task = text_task(
-        config, head=head, labels=names.names, metrics=metrics, train=train, sets={'dev': dev},
-        windows=c.windows or 'first', id_column=d.id, loss=loss)
-    units = task.train or task.evaluated[0].units
-    say(f'{len(shown):,} examples of {np.median(units.lengths):.0f} tokens (half of them), at most '
-        f'{units.lengths.max()}; {units.sequences.num_cut:,} are cut at '
-        f'config.data.max_seq_length={d.max_seq_length}')
-    return task
-
-
-def _class_weights(text: str, names: Sequence[str], counts: np.ndarray) -> tuple[float, ...]:
-    """The weights in `classification.class_weights`: 'balanced' (scikit-learn's), 'LABEL=2.5, ...'.
-
-    Raises:
-      InputError: neither of these, or an unknown label.
-    """
-    if text in ('', 'balanced'):
-        if not text:
-            return ()
-        # A class that only held-out rows have is not trained, and its weight never used.
-        n = counts[: len(names)]
-        weights_of_all = n.sum() / (np.count_nonzero(n) * np.maximum(n, 1))
-        return tuple(np.where(n > 0, weights_of_all, 1.0).tolist())
-    weights = dict.fromkeys(names, 1.0)
-    for part in text.split(','):
-        name, _, value = (x.strip() for x in part.rpartition('='))
-        if name not in weights or not re.fullmatch(r'[0-9]+(\.[0-9]+)?', value):
-            raise InputError(f"config.classification.class_weights={text!r}: write 'balanced', or "
-                             f"LABEL=NUMBER between commas; the labels are {', '.join(names)}")
-        weights[name] = float(value)
-    return tuple(weights.values())
+def _shown(value: Any) -> Any:
+    return f'{value:.6g}' if type(value) is float else value

@@ -24,7 +24,7 @@ from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import as_path, check_new_file, read_json, write_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.glue import GLUE_TASKS, GlueTask
-from bert_jax.tasks.texts import LabelParser, NumericLabels
+from bert_jax.tasks.labels import LabelParser, NumericLabels
 
 # File -> rows of the official test set.
 NUM_ROWS: Mapping[str, int] = {

@@ -10,7 +10,8 @@ import pytest
 
 from bert_jax.predict.__main__ import Texts
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.texts import LabelParser, read_texts
+from bert_jax.tasks.labels import LabelParser
+from bert_jax.tasks.texts import read_texts
 from tests.predict import tiny
 from tests.tasks.files import put
 

@@ -10,9 +10,10 @@ import pytest
 from bert_jax.config import default_config
 from bert_jax.data import table
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.labelled import ScoredModel, held_out
+from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
-from bert_jax.tasks.texts import _class_weights
+from bert_jax.tasks.own_texts import class_weights
+from bert_jax.tasks.sources import held_out
 from tests.tasks.files import put
 
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']
@@ -247,7 +248,7 @@ def test_guessing_has_the_published_scores_of_the_majority(shared_data, tmp_path
     ('', ()), ('balanced', (2 / 3, 2.0)), ('bad=3, good=0.5', (3.0, 0.5)), ('good=2', (1.0, 2.0)),
     ('best=2', 'labels are bad, good'), ('good', 'LABEL=NUMBER'), ('good=-1', 'LABEL=NUMBER'),
 ])
-def test_class_weights(tmp_path, given, weights):
+def testclass_weights(tmp_path, given, weights):
     source = put(tmp_path, 'own.csv', [
         'text,label', *(f'{WORDS[i]},{"good" if i == 3 else "bad"}' for i in range(4))])
     config = config_of(
@@ -261,7 +262,7 @@ def test_class_weights(tmp_path, given, weights):
 
 def test_balanced_weights_are_of_the_classes_that_are_trained():
     """The middle one has held-out rows only; the others weigh as if it did not exist."""
-    weights = _class_weights('balanced', ('bad', 'best', 'good'), np.array([3, 0, 2]))
+    weights = class_weights('balanced', ('bad', 'best', 'good'), np.array([3, 0, 2]))
     assert weights == pytest.approx((5 / 6, 1.0, 5 / 4))
 
 

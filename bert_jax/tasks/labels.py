@@ -1,0 +1,287 @@
+"""Labels in the cells of a file, and the numbers that a model is trained on.
+
+`NumericLabels` are numbers. `LabelParser` gives ids to names; how a cell holds them is its
+`LabelFormat`, which `find_format` finds where an example has several.
+
+    n: examples, L: labels
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bert_jax.data import table
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.hosts import say
+from bert_jax.tasks import several_labels
+
+
+class NumericLabels(NamedTuple):
+    """Labels that are numbers, float32; values outside [low, high] are refused."""
+
+    low: float = -3e38
+    high: float = 3e38
+
+    def parse(self, cell: Any) -> float:
+        """The number in a cell.
+
+        Raises:
+          InputError: it is no number, or outside the limits.
+          Malformed: the cell is empty.
+        """
+        text = table.label_of(cell)
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not self.low <= number <= self.high:
+            limits = ''
+            if self != NumericLabels():
+                limits = f' from {self.low:g} to {self.high:g}'
+            comma = ', with a point instead of the comma' if ',' in str(cell) else ''
+            raise InputError(f"score '{cell}' is not a number{limits}; mend it{comma}")
+        return number
+
+    def array(self, numbers: Sequence[float]) -> np.ndarray:
+        """All numbers of a file, [n] float32."""
+        return np.array(numbers, np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelFormat:
+    """How the cells of a file hold labels.
+
+    Attributes:
+      numbered: names of labels that are numbers in the file.
+      several: whether an example has any number of labels.
+      separator: between several names in a cell; empty: a cell is a list, or one label.
+      places: with several labels, whether a cell has a place of 0 or 1 for each of `numbered`.
+    """
+
+    numbered: Sequence[str] = ()
+    several: bool = False
+    separator: str = ''
+    places: bool = False
+
+    def parse(self, cell: Any) -> list[str]:
+        """The names in a cell.
+
+        Raises:
+          InputError: a list, where an example has one label.
+          Malformed: the cell is empty, where an example has one label, or a number has no name.
+        """
+        if self.places:
+            return several_labels.names_of_places(cell, self.numbered)
+        if self.several:
+            labels = several_labels.split_labels(cell, self.separator)
+            return [table.named(label, self.numbered) for label in labels]
+        if isinstance(cell, list) or _is_list(cell):
+            raise InputError('a list of labels: set --config.classification.multi_label=True to '
+                             'train on several at once')
+        return [table.named(table.label_of(cell), self.numbered)]
+
+
+def find_format(
+    path: str, cells: Sequence[Any], usual: LabelFormat, *, names: Collection[str], is_first: bool
+) -> LabelFormat:
+    """The format of cells that hold several labels. What is found is said.
+
+    Args:
+      path: the file, for messages.
+      cells: of the column of labels.
+      usual: the format as the config, or an earlier file, has it; with the names of this file.
+      names: labels that are known already.
+      is_first: whether no file was read before.
+
+    Raises:
+      InputError: the cells hold places of 0 and 1 without names for these, or several characters
+        may separate the labels.
+    """
+    num_names = len(usual.numbered)
+    num_places = several_labels.num_places(cells, num_names) if is_first else 0
+    if num_places:
+        if num_places != num_names:
+            raise InputError(
+                f'{path}: its labels are lists of {num_places} places of 0 and 1 (multi-hot): name '
+                f'the label of each place, config.data.label_names=NAME,NAME,... '
+                f'({num_names} are named)')
+        say(f'{path}: its labels are places of 0 and 1 (multi-hot), in the order of '
+            'config.data.label_names')
+        return dataclasses.replace(usual, places=True)
+    if usual.separator or usual.places:
+        return usual
+    separator = several_labels.find_separator(path, cells, {*names, *usual.numbered})
+    if separator:
+        say(f'{path}: labels are separated by {separator!r} (config.classification.separator)')
+    return dataclasses.replace(usual, separator=separator)
+
+
+class LabelParser:
+    """Labels that are names: int32 ids [n], or float32 indicators [n, L] if an example has several.
+
+    Attributes:
+      names: in the order of their ids. If empty, they are taken from the first file, the training
+        file: numbers sorted by size, other names alphabetically.
+      only: whether other names are refused.
+      format: how cells hold the labels.
+      met: all names in the file that was read last.
+      unseen: names that only later files have. Their ids come after those of `names`, so that no
+        prediction equals them and each counts as an error.
+    """
+
+    def __init__(
+        self, names: Sequence[str] = (), *, only: bool = False,
+        format: LabelFormat = LabelFormat(),
+    ):
+        self.names = tuple(names)
+        self.only = only
+        self.format = format
+        self.met: set[str] = set()
+        self.unseen: set[str] = set()
+
+    def parse(self, cell: Any) -> list[str]:
+        """The names in a cell.
+
+        Raises:
+          InputError: a name is refused, or `format` refuses the cell.
+          Malformed: as for `LabelFormat.parse`.
+        """
+        found = self.format.parse(cell)
+        if self.only:
+            for name in found:
+                if name not in self.names:
+                    raise InputError(
+                        f"unknown label '{name}'; known are {', '.join(self.names)}: mend it")
+        return found
+
+    def array(self, labels: Sequence[list[str]]) -> np.ndarray:
+        """The labels of all examples of a file, [n] int32 or [n, L] float32; updates the names."""
+        there = {name for names in labels for name in names}
+        known = as_known(there, self.names or self.format.numbered)
+        labels = [[known.get(name, name) for name in names] for names in labels]
+        self.met = {name for names in labels for name in names}
+        self.names = self.names or self._names_of_first_file()
+        unseen = self.met - set(self.names)
+        self.unseen |= unseen
+        ids = {name: i for i, name in enumerate([*self.names, *sorted(unseen)])}
+        if not self.format.several:
+            return np.array([ids[name] for (name,) in labels], np.int32)
+        indicators = np.zeros((len(labels), len(ids)), np.float32)
+        for row, names in zip(indicators, labels, strict=True):
+            row[[ids[name] for name in names]] = 1.0
+        return indicators
+
+    def _names_of_first_file(self) -> tuple[str, ...]:
+        """The names of numbers, then the other names; these are unseen if no number has a name."""
+        numbered = set(self.format.numbered)
+        if numbered and not self.met & numbered:
+            return tuple(self.format.numbered)
+        return (*self.format.numbered, *_in_order(self.met - numbered))
+
+
+def _is_list(cell: Any) -> bool:
+    """Whether a text is a list, as JSON, pandas and NumPy write it."""
+    if not isinstance(cell, str) or not cell.startswith('['):
+        return False
+    with contextlib.suppress(InputError):
+        return bool(several_labels.parts_of_list(cell))
+    return False
+
+
+def _in_order(names: set[str]) -> tuple[str, ...]:
+    """Sorts numbers by size, other names alphabetically; a set's own order varies by process."""
+    with contextlib.suppress(ValueError):
+        if not any(math.isnan(float(name)) for name in names):
+            return tuple(sorted(names, key=lambda name: (float(name), name)))  # 1 and 1.0 are equal
+    return tuple(sorted(names))
+
+
+def label_names(config: ConfigDict, path: str, column: str) -> list[str]:
+    """The names of labels that are numbers in a file: `data.label_names`, else the file's own.
+
+    Args:
+      config: of the run.
+      path: the file.
+      column: of the labels.
+
+    Raises:
+      InputError: a name occurs twice.
+    """
+    named = config.data.label_names
+    if not named:
+        return table.class_names(path, column)
+    file = as_path(named)
+    if file.exists():
+        parts = file.read_text(encoding='utf-8').splitlines()
+    else:
+        parts = named.split(',')
+    names = [part.strip() for part in parts if part.strip()]
+    if len(set(names)) < len(names):
+        raise InputError(f'config.data.label_names={named} has a name twice')
+    return names
+
+
+def as_known(there: Collection[str], known: Collection[str]) -> dict[str, str]:
+    """{a label: the known one that differs from it only in case}, which are one; it is said.
+
+    A known label stays itself, and so does one that two known labels differ from only in case. If
+    none is known yet, labels that differ only in case stay apart, with a warning.
+
+    Args:
+      there: labels of a file or a model.
+      known: labels that they are compared with.
+    """
+    if not known:
+        _warn_of_case(there)
+        return {}
+    folded = _by_folded_case(known)
+    found: dict[str, str] = {}
+    for name in sorted(set(there) - set(known)):
+        alike = folded.get(name.casefold(), [])
+        if len(alike) == 1:
+            found[name] = alike[0]
+    if found:
+        examples = [f'{name} is {same}' for name, same in list(found.items())[:5]]
+        say(f"note: labels that differ only in case are one: {', '.join(examples)}")
+    return found
+
+
+def _by_folded_case(names: Collection[str]) -> dict[str, list[str]]:
+    folded: dict[str, list[str]] = {}
+    for name in sorted(names):
+        folded.setdefault(name.casefold(), []).append(name)
+    return folded
+
+
+def _warn_of_case(names: Collection[str]) -> None:
+    """Warns if some names differ only in case."""
+    for alike in _by_folded_case(names).values():
+        if len(alike) > 1:
+            say(f"warning: the labels {' and '.join(alike)} differ only in case, and are "
+                'apart: spell them alike if they are one')
+            return
+
+
+def check_labels_known(source: str, there: Collection[str], known: Collection[str]) -> None:
+    """Refuses to score a model on a file that shares no label with it: every score would be 0.
+
+    Args:
+      source: the file, for the message.
+      there: its labels.
+      known: the model's.
+
+    Raises:
+      InputError: they share no label.
+    """
+    if not set(there) & set(known):
+        raise InputError(
+            f"{source} has the labels {', '.join(sorted(there)[:5])}, the model "
+            f"{', '.join(sorted(known)[:5])}: none is the same; name the columns with "
+            'config.data.text and config.data.label, or, if only the names differ, add '
+            '--labels_by_position to bert_jax.evaluate')

@@ -1,0 +1,238 @@
+"""Classification and regression of the user's own texts or pairs of texts.
+
+A file of the user is read in the order: its columns, how its cells hold labels, its examples. The
+first file determines the labels of a classification.
+"""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bert_jax.data import table
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.hosts import say
+from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.tasks.labels import (
+    LabelFormat,
+    LabelParser,
+    NumericLabels,
+    check_labels_known,
+    find_format,
+    label_names,
+)
+from bert_jax.tasks.metrics import check_metrics
+from bert_jax.tasks.sources import own_files
+from bert_jax.tasks.texts import TextExamples, read_texts, text_task
+
+# Names of columns that are read where there is no column of the default name, nor another of these.
+_USUAL_TEXTS = ('text', 'sentence', 'review', 'comment', 'tweet', 'content', 'body', 'document')
+_USUAL_LABELS = ('label', 'labels', 'class', 'category', 'sentiment', 'intent', 'target')
+_USUAL_NUMBERS = (*_USUAL_LABELS, 'score', 'rating', 'similarity')
+_USUAL_METRICS = {'classification': 'accuracy,macro_f1', 'regression': 'spearman,pearson',
+                  'multi_label': 'micro_f1,macro_f1,accuracy'}
+_DECIMAL = re.compile(r'-?[0-9]+\.[0-9]+')
+
+
+def open_regression(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
+    """A number for each of the user's texts."""
+
+    def read(path: str) -> TextExamples:
+        texts = _text_columns(config, path)
+        label = table.column_or_usual(
+            path, config.data.label, _USUAL_NUMBERS, 'config.data.label')
+        return _read_examples(config, path, texts, label, NumericLabels())
+
+    train, dev = own_files(config, scored, read, _contents)
+    numbers = (dev if train is None else train).labels
+    say(f'numbers from {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():g}, deviation '
+        f'{numbers.std():g}')
+    return _own_text_task(config, 'regression', (), train, dev)
+
+
+def open_classification(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
+    """One label, or with `classification.multi_label` any number, for each of the user's texts."""
+    labels = _OwnLabels(config, scored)
+    train, dev = own_files(config, scored, labels.read, _contents)
+    if labels.unseen:
+        check_labels_known(dev.source, labels.met, labels.names)
+        unseen = ', '.join(sorted(labels.unseen)[:10])
+        say(f'note: {unseen} occur only in evaluation and count as errors')
+    examples = dev if train is None else train
+    counts = _counts(examples.labels, len(labels.names))
+    _say_labels(labels.names, counts, len(examples))
+    loss = _loss_arguments(config, labels.names, counts)
+    head = 'multi_label' if labels.several else 'classification'
+    return _own_text_task(config, head, labels.names, train, dev, loss)
+
+
+class _OwnLabels:
+    """The labels of the user's files. What the first file has holds for later files too.
+
+    Attributes:
+      several: whether an example has any number of labels.
+      names: of the labels, by id.
+      met: all names in the file that was read last.
+      unseen: names that only later files have.
+    """
+
+    def __init__(self, config: ConfigDict, scored: ScoredModel | None):
+        section = config[config.task]
+        self._config = config
+        self.several = section.multi_label
+        # Columns of 0 and 1, one for each label; empty: one column holds the labels.
+        self._marks: list[str] = []
+        if self.several and ',' in config.data.label:
+            self._marks = [name.strip() for name in config.data.label.split(',')]
+        known = scored.labels if scored else ()
+        self.names: tuple[str, ...] = tuple(known or self._marks)
+        self.met: set[str] = set()
+        self.unseen: set[str] = set()
+        self._format = LabelFormat(
+            several=self.several, separator=section.separator if self.several else '')
+
+    def read(self, path: str) -> TextExamples:
+        """The examples of a file.
+
+        Raises:
+          InputError: the file cannot be read, or leaves nothing to learn.
+        """
+        texts = _text_columns(self._config, path)
+        label = table.column_or_usual(
+            path, self._config.data.label, _USUAL_LABELS, 'config.data.label')
+        self._format = self._format_of(path, label)
+        parser = LabelParser(self.names, format=self._format)
+        examples = _read_examples(self._config, path, texts, self._marks or label, parser)
+        self.names = parser.names
+        self.met = parser.met
+        self.unseen |= parser.unseen
+        least = 1 if self.several else 2
+        if len(self.names) < least:
+            raise InputError(
+                f"{path} has one label, {', '.join(self.names) or 'none'}: there is nothing to "
+                'learn; is config.data.label the right column?')
+        return examples
+
+    def _format_of(self, path: str, label: str) -> LabelFormat:
+        """How the file's column holds labels."""
+        usual = dataclasses.replace(
+            self._format, numbered=label_names(self._config, path, label))
+        if not self.several or self._marks:
+            return usual
+        cells = [row.cells[0] for row in table.read_rows(path, [label]) if not row.fault]
+        return find_format(path, cells, usual, names=self.names, is_first=not self.met)
+
+
+def _text_columns(config: ConfigDict, path: str) -> list[str]:
+    """The columns of the text, or of the two texts."""
+    text = table.column_or_usual(path, config.data.text, _USUAL_TEXTS, 'config.data.text')
+    return [text, config.data.text_pair] if config.data.text_pair else [text]
+
+
+def _read_examples(
+    config: ConfigDict, path: str, texts: Sequence[str], label: str | list[str],
+    labels: NumericLabels | LabelParser,
+) -> TextExamples:
+    return read_texts(
+        path, texts, label, labels, id_column=config.data.id, needs_ids=True,
+        max_malformed=config.data.max_malformed, keep_empty=False)
+
+
+def _contents(examples: TextExamples) -> list[str]:
+    """What decides whether an example is held out: both texts of a pair, a single text twice."""
+    return ['\n'.join(pair) for pair in zip(examples.texts[0], examples.texts[-1], strict=True)]
+
+
+def _counts(labels: np.ndarray, num_names: int) -> np.ndarray:
+    """How many examples have each label."""
+    if labels.ndim == 2:
+        return labels.sum(axis=0).astype(int)
+    return np.bincount(labels, minlength=num_names)
+
+
+def _say_labels(names: Sequence[str], counts: np.ndarray, num_examples: int) -> None:
+    """Says how frequent the labels are, with a warning if they look like scores."""
+    shares = [f'{name} {count:,} ({count / num_examples:.0%})'
+              for name, count in zip(names, counts)]
+    say(f"labels: {', '.join(shares)}")
+    decimals = [name for name in names if _DECIMAL.fullmatch(name)]
+    if len(decimals) > 2:
+        say('warning: each number is a class here: configs/regression.py predicts numbers')
+
+
+def _loss_arguments(
+    config: ConfigDict, names: Sequence[str], counts: np.ndarray
+) -> dict[str, Any]:
+    """The arguments of the head that change the loss from plain cross-entropy.
+
+    Raises:
+      InputError: there are some, and an example has several labels.
+    """
+    section = config[config.task]
+    loss: dict[str, Any] = {}
+    weights = class_weights(section.class_weights, names, counts)
+    if weights:
+        loss['class_weights'] = weights
+    if section.label_smoothing:
+        loss['label_smoothing'] = section.label_smoothing
+    if loss and section.multi_label:
+        raise InputError(
+            f"config.classification: {', '.join(loss)} are for one label an example")
+    return loss
+
+
+def class_weights(text: str, names: Sequence[str], counts: np.ndarray) -> tuple[float, ...]:
+    """The weights in `classification.class_weights`: 'balanced' (scikit-learn's), 'LABEL=2.5, ...'.
+
+    Args:
+      text: the value of the field; '': no weights.
+      names: of the labels.
+      counts: examples of each label; there may be more labels than names.
+
+    Raises:
+      InputError: neither of these, or an unknown label.
+    """
+    if not text:
+        return ()
+    if text == 'balanced':
+        return _balanced_weights(counts[: len(names)])
+    weights = dict.fromkeys(names, 1.0)
+    for part in text.split(','):
+        before, _, after = part.rpartition('=')
+        name = before.strip()
+        number = after.strip()
+        if name not in weights or not re.fullmatch(r'[0-9]+(\.[0-9]+)?', number):
+            raise InputError(f"config.classification.class_weights={text!r}: write 'balanced', or "
+                             f"LABEL=NUMBER between commas; the labels are {', '.join(names)}")
+        weights[name] = float(number)
+    return tuple(weights.values())
+
+
+def _balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
+    """Weights that give all classes with examples the same weight in sum."""
+    balanced = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    # A class that only held-out rows have is not trained, and its weight never used.
+    return tuple(np.where(counts > 0, balanced, 1.0).tolist())
+
+
+def _own_text_task(
+    config: ConfigDict, head: str, names: Sequence[str], train: TextExamples | None,
+    dev: TextExamples, loss: dict[str, Any] | None = None,
+) -> LabelledTask:
+    """The task, with its metrics checked. Says how long the texts are."""
+    section = config[config.task]
+    metrics = [name.strip() for name in (section.metrics or _USUAL_METRICS[head]).split(',')]
+    task = text_task(
+        config, head=head, labels=names,
+        metrics=check_metrics(metrics, head, len(names), f'config.{config.task}.metrics'),
+        train=train, sets={'dev': dev}, windows=section.windows or 'first',
+        id_column=config.data.id, loss=loss)
+    num_examples = len(dev if train is None else train)
+    units = task.train or task.evaluated[0].units
+    say(f'{num_examples:,} examples of {np.median(units.lengths):.0f} tokens (half of them), at '
+        f'most {units.lengths.max()}; {units.sequences.num_cut:,} are cut at '
+        f'config.data.max_seq_length={config.data.max_seq_length}')
+    return task
