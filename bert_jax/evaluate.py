@@ -22,14 +22,17 @@ runs/evaluate-NAME); the last line on standard output is `result {json}`.
 Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
 import io
+import itertools
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import flags
@@ -43,12 +46,18 @@ from bert_jax.runtime.files import Path, as_path, open_folder, read_json, write_
 from bert_jax.runtime.process import error_boundary
 from bert_jax.validation import complete
 
+if TYPE_CHECKING:
+    from bert_jax.tasks.labelled import LabelledTask
+    from bert_jax.weights.formats import Weights
+
 # Fields that decide which examples there are, how they are cut, and what is predicted for them; the
 # fields of the task's own section do so, too.
 _SAME_IN_AN_ENSEMBLE = (
     'task', 'data.source', 'data.eval_source', 'data.max_seq_length', 'data.lowercase',
     'data.text', 'data.text_pair', 'data.label', 'data.held_out', 'head', 'labels',
 )
+
+RunFields = Mapping[str, Any]  # the fields of a run's config.json by dotted name; {}: it is no run
 
 
 def evaluate(
@@ -70,151 +79,341 @@ def evaluate(
       InputError: a model is of another task or lacks a parameter, the models do not belong
         together, the data are bad, or `workdir` is a run.
     """
-    import jax
-    import optax
-
-    from bert_jax.run_setup import open_mesh
-    from bert_jax.tasks.labelled import ScoredModel
-    from bert_jax.tasks.labels import as_known
-    from bert_jax.tasks.opening import open_task
-    from bert_jax.text import read_switches
-    from bert_jax.train.program import model_config
-    from bert_jax.train.step import make_init
-    from bert_jax.train.workdirs import read_run_fields
-    from bert_jax.weights import load_weights
-    from bert_jax.weights.warm_start import warm_start
-
     if config.task in PRETRAINING:
         raise InputError(
             f'config.task={config.task!r}: bert_jax.main evaluates a pre-training run, in '
             'its directory; this scores downstream tasks')
-    if (workdir / 'checkpoints').exists():
-        raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
-    open_folder(workdir, '--workdir', lambda folder: (folder / 'result.json').exists())
-    if (workdir / 'result.json').exists():
-        earlier = read_json(workdir / 'result.json', 'remove it')
-        print(f"note: {workdir} holds an evaluation on {earlier.get('source')}, which is replaced: "
-              'give --workdir=DIR to keep both', flush=True)
-    read = read_run_fields if len(models) > 1 else _fields_of_run
-    runs = [read(as_path(model)) for model in models]
-    for model, fields in zip(models, runs):
-        for name, value in runs[0].items() if len(models) > 1 else ():
-            same = name in _SAME_IN_AN_ENSEMBLE or name.startswith(f'{section_of(config.task)}.')
-            if same and fields.get(name) != value:
-                raise InputError(
-                    f'{models[0]} has {name}={value!r}, {model} has {fields.get(name)!r}: an '
-                    'ensemble is of runs on the same examples')
-    thresholds = [fields['inference.null_threshold'] for fields in runs
-                  if 'inference.null_threshold' in fields]
-    task: Any = None
-    mesh: Any = None
-    vocabulary = b''
-    sums: Any = None
-    # Equal models share an objective, by which compiled steps are cached.
-    objective_of = functools.cache(lambda bert: task.make_head(bert))
-    for model in models:
-        published = load_weights(model, any_head=True)
-        completed = complete(config, published)
-        content = b'' if published.vocab_file is None else (
-            published.vocab_file.read_bytes() + repr(read_switches(published.vocab_file)).encode())
-        if task is None:
-            with completed.unlocked(), completed.ignore_type():  # nothing is trained
-                completed.train.steps, completed.train.batch_size = 1, jax.device_count()
-                completed.train.accumulation_steps = 1
-                section: Any = completed.get(config.task)
-                if section is not None and 'windows' in section:
-                    section.windows = section.windows or published.inference.get('windows', '')
-            mesh, vocabulary = open_mesh(completed, jax.devices()), content
-            inference = dict(published.inference)
-            if thresholds:
-                inference['null_threshold'] = sum(thresholds) / len(thresholds)
-            task = open_task(completed, ScoredModel(
-                () if labels_by_position else published.labels, inference,
-                runs[0] if runs[0].get('task') else {}))
-            _say_trained_on(task, config, runs[0], published)
-        if task.head != published.head:
-            raise InputError(
-                f'{published.source} has the head {published.head!r}, and '
-                f'config.task={config.task!r} is scored with {task.head!r}: name a model that was '
-                'trained for it')
-        if labels_by_position:
-            if published.labels != tuple(f'LABEL_{i}' for i in range(len(task.labels))):
-                raise InputError(
-                    f'--labels_by_position: {published.source} has the labels '
-                    f"{', '.join(published.labels[:5])}: LABEL_0 to LABEL_{len(task.labels) - 1} "
-                    f"are needed, for {', '.join(task.labels[:5])}")
-            published = dataclasses.replace(published, labels=tuple(task.labels))
-        spelt = as_known(published.labels, task.labels)
-        if task.labels and {spelt.get(x, x) for x in published.labels} == set(task.labels):
-            published = dataclasses.replace(
-                published, labels=tuple(spelt.get(x, x) for x in published.labels))
-        if content != vocabulary:
-            raise InputError(f'{published.vocab_file} is not the vocabulary of {models[0]}, or the '
-                             'tokenizer_config.json beside it says something else')
-        bert = model_config(completed, task.vocab_size, mesh)
-        objective = objective_of(bert)
-        fresh = make_init(objective, optax.identity(), mesh)(0).params
-        params = warm_start(
-            published, fresh, bert, head=task.head, labels=task.labels,
-            vocab_file=task.vocab_path, whole=True)
-        outputs = [predict(params) for predict in task.predictors(objective, mesh)]
-        if len(models) > 1:
-            line = '  '.join(f'{name} {x:.4f}' for name, x in task.results(outputs)[0].items())
-            print(f'{model}: {line}', flush=True)
-            shares = jax.tree.map(lambda x: x.astype(np.float64) / len(models), outputs)
-            sums = outputs = shares if sums is None else jax.tree.map(np.add, sums, shares)
-    metrics, files = task.results(outputs)
+    _open_workdir(workdir)
+    runs = _read_runs(models)
+    _check_ensemble(models, runs, config.task)
+
+    first = _load(config, models[0])
+    scorer = _open_scorer(first, runs, labels_by_position)
+    _warn_of_training_examples(scorer.task, config, runs[0], first.weights)
+    outputs = scorer.outputs(first)
+    if len(models) > 1:
+        others = (scorer.outputs(_load(config, name)) for name in models[1:])
+        outputs = _mean_outputs(scorer.task, models, itertools.chain([outputs], others))
+
+    metrics, files = scorer.task.results(outputs)
+    if labels_by_position:
+        _warn_of_another_order(scorer.task, metrics)
     scores = {f'eval/{name}': value for name, value in metrics.items()}
-    least = task.majority_baseline.get(task.metric)
-    if labels_by_position and least is not None and metrics[task.metric] < least:
-        print(f'warning: {task.metric} {metrics[task.metric]:.4f} is below {least:.4f}, which '
-              'guessing the most frequent label gives: the labels of the model are perhaps in '
-              f"another order than the task's, {', '.join(task.labels[:5])}", flush=True)
-    files['result.json'] = json.dumps({
-        'task': config.task, 'models': [str(model) for model in models],
-        'source': config.data.eval_source or str(config.data.source), **scores,
-    }, indent=1) + '\n'
+    result = {
+        'task': config.task,
+        'models': [str(model) for model in models],
+        'source': config.data.eval_source or str(config.data.source),
+        **scores,
+    }
+    files['result.json'] = json.dumps(result, indent=1) + '\n'
     for name, content in files.items():
         write_whole(workdir / name, content)
     return scores
 
 
-def _say_trained_on(task: Any, config: ConfigDict, run: Mapping[str, Any], published: Any) -> None:
-    """Says how many of the scored examples the run was trained on.
+def _open_workdir(workdir: Path) -> None:
+    """Makes the folder of the predictions; notes which earlier evaluation is replaced.
 
-    It says nothing if the rows that training held out are scored.
+    Raises:
+      InputError: it is a run, or a folder of something else.
+    """
+    if (workdir / 'checkpoints').exists():
+        raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
+    result = workdir / 'result.json'
+    open_folder(workdir, '--workdir', lambda folder: (folder / 'result.json').exists())
+    if result.exists():
+        earlier = read_json(result, 'remove it')
+        print(f"note: {workdir} holds an evaluation on {earlier.get('source')}, which is replaced: "
+              'give --workdir=DIR to keep both', flush=True)
+
+
+def _read_runs(models: Sequence[str]) -> list[RunFields]:
+    """The fields of each model's run; a single model need not be a run."""
+    from bert_jax.train.workdirs import read_run_fields
+
+    if len(models) == 1:
+        return [_fields_of_run(as_path(models[0]))]
+    return [read_run_fields(as_path(model)) for model in models]
+
+
+def _check_ensemble(models: Sequence[str], runs: Sequence[RunFields], task: str) -> None:
+    """Raises InputError unless all runs predict the same for the same examples."""
+    section = f'{section_of(task)}.'
+    for model, fields in zip(models[1:], runs[1:], strict=True):
+        for name, value in runs[0].items():
+            must_agree = name in _SAME_IN_AN_ENSEMBLE or name.startswith(section)
+            if must_agree and fields.get(name) != value:
+                raise InputError(
+                    f'{models[0]} has {name}={value!r}, {model} has {fields.get(name)!r}: an '
+                    'ensemble is of runs on the same examples')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """A model to score.
+
+    Attributes:
+      name: as the user gave it.
+      weights: as read.
+      config: of the evaluation, completed from the weights.
+    """
+
+    name: str
+    weights: Weights
+    config: ConfigDict
+
+
+def _load(config: ConfigDict, name: str) -> _Model:
+    from bert_jax.weights import load_weights
+
+    weights = load_weights(name, any_head=True)
+    return _Model(name, weights, complete(config, weights))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scorer:
+    """Computes the outputs of one model after the other on the examples of a task.
+
+    Attributes:
+      task: opened, with what is scored.
+      mesh: of all devices.
+      first_model: its name; the examples are tokenized with its vocabulary.
+      vocabulary: the content of this vocabulary.
+      labels_by_position: as for `evaluate`.
+      make_head: makes the head of an encoder. Equal encoders share one, by which compiled steps
+        are cached.
+    """
+
+    task: LabelledTask
+    mesh: Any
+    first_model: str
+    vocabulary: bytes
+    labels_by_position: bool
+    make_head: Callable[[Any], Any]
+
+    def outputs(self, model: _Model) -> list[Any]:
+        """Outputs of a model for each set of the task.
+
+        Raises:
+          InputError: the model has another head, other labels or another vocabulary, or lacks a
+            parameter.
+        """
+        import optax
+
+        from bert_jax.train.program import model_config
+        from bert_jax.train.step import make_init
+        from bert_jax.weights.warm_start import warm_start
+
+        task = self.task
+        weights = self._with_labels_of_task(model.weights)
+        self._check_vocabulary(weights)
+        encoder = model_config(model.config, task.vocab_size, self.mesh)
+        head = self.make_head(encoder)
+        fresh = make_init(head, optax.identity(), self.mesh)(0).params
+        params = warm_start(
+            weights, fresh, encoder, head=task.head, labels=task.labels,
+            vocab_file=task.vocab_path, whole=True)
+        return [predict(params) for predict in task.predictors(head, self.mesh)]
+
+    def _with_labels_of_task(self, weights: Weights) -> Weights:
+        """The weights, their labels spelt as the task spells them.
+
+        Raises:
+          InputError: the head is of another task, or the labels have other names than those that
+            `labels_by_position` is for.
+        """
+        task = self.task
+        if task.head != weights.head:
+            raise InputError(
+                f'{weights.source} has the head {weights.head!r}, and '
+                f'config.task={task.config.task!r} is scored with {task.head!r}: name a model that '
+                'was trained for it')
+        if self.labels_by_position:
+            _check_labels_unnamed(weights, task.labels)
+            weights = dataclasses.replace(weights, labels=tuple(task.labels))
+        return _spelt_as(weights, task.labels)
+
+    def _check_vocabulary(self, weights: Weights) -> None:
+        """Raises InputError unless the model tokenizes as the first one does."""
+        if _vocabulary_content(weights) != self.vocabulary:
+            raise InputError(
+                f'{weights.vocab_file} is not the vocabulary of {self.first_model}, or the '
+                'tokenizer_config.json beside it says something else')
+
+
+def _open_scorer(model: _Model, runs: Sequence[RunFields], labels_by_position: bool) -> _Scorer:
+    """Opens the task of a completed config, to score a model on it and perhaps others.
+
+    Args:
+      model: the first model.
+      runs: the fields of all models' runs.
+      labels_by_position: as for `evaluate`.
+
+    Raises:
+      InputError: the config or the data are bad.
+    """
+    import jax
+
+    from bert_jax.run_setup import open_mesh
+    from bert_jax.tasks.labelled import ScoredModel
+    from bert_jax.tasks.opening import open_task
+
+    config, weights = model.config, model.weights
+    _set_unused_fields(config, jax.device_count())
+    _take_windows(config, weights)
+    mesh = open_mesh(config, jax.devices())
+    scored = ScoredModel(
+        labels=() if labels_by_position else weights.labels,
+        inference=_shared_inference(weights, runs),
+        trained=runs[0] if runs[0].get('task') else {})
+    task: Any = open_task(config, scored)
+    return _Scorer(
+        task=task, mesh=mesh, first_model=model.name, vocabulary=_vocabulary_content(weights),
+        labels_by_position=labels_by_position, make_head=functools.cache(task.make_head))
+
+
+def _set_unused_fields(config: ConfigDict, num_devices: int) -> None:
+    """Sets fields that only training needs to values that validation accepts."""
+    with config.unlocked(), config.ignore_type():
+        config.train.steps = 1
+        config.train.batch_size = num_devices
+        config.train.accumulation_steps = 1
+
+
+def _take_windows(config: ConfigDict, weights: Weights) -> None:
+    """Lets long texts be read as the model's run read them, unless the config says how."""
+    section = config.get(config.task)
+    if section is not None and 'windows' in section and not section.windows:
+        with config.unlocked(), config.ignore_type():
+            section.windows = weights.inference.get('windows', '')
+
+
+def _shared_inference(weights: Weights, runs: Sequence[RunFields]) -> dict[str, Any]:
+    """How predictions are made: as by the first model, with the mean of the runs' thresholds."""
+    inference = dict(weights.inference)
+    name = 'inference.null_threshold'
+    thresholds = [fields[name] for fields in runs if name in fields]
+    if thresholds:
+        inference['null_threshold'] = sum(thresholds) / len(thresholds)
+    return inference
+
+
+def _check_labels_unnamed(weights: Weights, labels: Sequence[str]) -> None:
+    """Raises InputError unless a model's labels are LABEL_0, LABEL_1, ..., one a label."""
+    unnamed = tuple(f'LABEL_{i}' for i in range(len(labels)))
+    if weights.labels != unnamed:
+        raise InputError(
+            f'--labels_by_position: {weights.source} has the labels '
+            f"{', '.join(weights.labels[:5])}: LABEL_0 to LABEL_{len(labels) - 1} "
+            f"are needed, for {', '.join(labels[:5])}")
+
+
+def _spelt_as(weights: Weights, labels: Sequence[str]) -> Weights:
+    """The weights with the task's spelling of their labels, if they are the task's but for case."""
+    from bert_jax.tasks.labelled import as_known
+
+    spelling = as_known(weights.labels, labels)
+    spelt = tuple(spelling.get(name, name) for name in weights.labels)
+    if labels and set(spelt) == set(labels):
+        return dataclasses.replace(weights, labels=spelt)
+    return weights
+
+
+def _vocabulary_content(weights: Weights) -> bytes:
+    """What decides how text is tokenized: the vocabulary file and the settings beside it."""
+    from bert_jax.text import read_switches
+
+    if weights.vocab_file is None:
+        return b''
+    switches = read_switches(weights.vocab_file)
+    return weights.vocab_file.read_bytes() + repr(switches).encode()
+
+
+def _mean_outputs(
+    task: LabelledTask, models: Sequence[str], outputs: Iterable[list[Any]]
+) -> list[Any]:
+    """The mean of the models' outputs in float64; prints the scores of each as they come."""
+    import jax
+
+    total: Any = None
+    for model, of_model in zip(models, outputs, strict=True):
+        metrics, _ = task.results(of_model)
+        line = '  '.join(f'{name} {value:.4f}' for name, value in metrics.items())
+        print(f'{model}: {line}', flush=True)
+        shares = jax.tree.map(lambda x: x.astype(np.float64) / len(models), of_model)
+        total = shares if total is None else jax.tree.map(np.add, total, shares)
+    return total
+
+
+def _warn_of_another_order(task: LabelledTask, metrics: Mapping[str, float]) -> None:
+    """Warns if labels that were taken by position score worse than guessing."""
+    least = task.majority_baseline.get(task.metric)
+    if least is not None and metrics[task.metric] < least:
+        print(f'warning: {task.metric} {metrics[task.metric]:.4f} is below {least:.4f}, which '
+              'guessing the most frequent label gives: the labels of the model are perhaps in '
+              f"another order than the task's, {', '.join(task.labels[:5])}", flush=True)
+
+
+def _warn_of_training_examples(
+    task: LabelledTask, config: ConfigDict, run: RunFields, weights: Weights
+) -> None:
+    """Warns if the run was trained on some of the scored examples.
 
     Args:
       task: opened, with what is scored.
       config: of this evaluation.
       run: the fields of the run's config.json; if it is of another task, nothing is said.
-      published: its weights.
+      weights: the run's.
     """
-    from bert_jax.tasks.opening import open_task
-
-    fields, names = flat_fields(config), ('source', 'eval_source', 'held_out')
-    as_in_training = all(fields[f'data.{x}'] == run.get(f'data.{x}') for x in names)
-    source = run.get('data.source')
-    if run.get('task') != config.task or as_in_training or not isinstance(source, str) or (
-            not as_path(source).exists()):
+    if not _may_score_training_examples(config, run):
         return
-    trained = data_config_of(run)
-    trained.data.vocab_file, trained.data.add_tokens = '', ''
+    config_of_training = data_config_of(run)
+    _take_vocabulary_of_run(config_of_training)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # what training said when it began
-            task_of_run: Any = open_task(complete(trained, published))
-        known = set(task_of_run.train.contents())
+        trained_on = set(_training_contents(config_of_training, weights))
     except InputError as error:
         print(f'note: which rows the run was trained on is not known: {error}')
         return
-    contents = [x for scored in task.evaluated for x in scored.units.contents()]
-    if found := sum(x in known for x in contents):
-        print(f'warning: {found:,} of the {len(contents):,} scored examples were trained on (they '
-              f'are in {source}, and not held out): these scores are no measure of new text',
+    contents = [content for scored in task.evaluated for content in scored.units.contents()]
+    num_known = sum(content in trained_on for content in contents)
+    if num_known:
+        source = run['data.source']
+        print(f'warning: {num_known:,} of the {len(contents):,} scored examples were trained on '
+              f'(they are in {source}, and not held out): these scores are no measure of new text',
               flush=True)
 
 
-def _fields_of_run(path: Path) -> dict[str, Any]:
+def _may_score_training_examples(config: ConfigDict, run: RunFields) -> bool:
+    """Whether other rows are scored than those that the run held out, and its data are there."""
+    fields = flat_fields(config)
+    names = ('data.source', 'data.eval_source', 'data.held_out')
+    as_in_training = all(fields[name] == run.get(name) for name in names)
+    source = run.get('data.source')
+    if run.get('task') != config.task or as_in_training or not isinstance(source, str):
+        return False
+    return as_path(source).exists()
+
+
+def _training_contents(config: ConfigDict, weights: Weights) -> list[bytes]:
+    """The tokens of each example that the run with this config and weights was trained on.
+
+    Raises:
+      InputError: its data cannot be read any more.
+    """
+    from bert_jax.tasks.opening import open_task
+
+    with contextlib.redirect_stdout(io.StringIO()):  # what training said when it began
+        task: Any = open_task(complete(config, weights))
+    return task.train.contents()
+
+
+def _take_vocabulary_of_run(config: ConfigDict) -> None:
+    """Leaves the vocabulary to the run's weights, beside which it is."""
+    config.data.vocab_file = ''
+    config.data.add_tokens = ''
+
+
+def _fields_of_run(path: Path) -> RunFields:
     """The fields of the run at a path, which may be its checkpoint; {} if there is no run."""
     from bert_jax.train.workdirs import read_run_fields
     from bert_jax.weights.run_directory import is_step
@@ -223,45 +422,69 @@ def _fields_of_run(path: Path) -> dict[str, Any]:
     return read_run_fields(path) if is_run else {}
 
 
-def default_workdir(model: Path) -> str:
-    """The folder for the predictions of a model; that of a run's checkpoint has both names."""
-    from bert_jax.weights.run_directory import is_step, run_of
+def _config_of_run(path: Path) -> ConfigDict:
+    """A config with the task and data of the run at a path, which may be its checkpoint.
 
-    if is_step(model):
-        return f'runs/evaluate-{run_of(model).name}-{model.name}'
+    Raises:
+      InputError: there is no run, or it does not say its task.
+    """
+    fields = _fields_of_run(path)
+    if not fields.get('task'):
+        why = 'it was converted' if fields else 'there is no run of this project'
+        raise InputError(
+            f'{path} does not say its task ({why}), so --config has to, such as '
+            '--config=configs/glue.py:mrpc')
+    config = data_config_of(fields)
+    _take_vocabulary_of_run(config)
+    return config
+
+
+def _default_workdir(model: Path) -> str:
+    """runs/evaluate-NAME of a run or model; of a checkpoint, runs/evaluate-RUN-STEP."""
+    if model.parent.name == 'checkpoints':
+        return f'runs/evaluate-{model.parent.parent.name}-{model.name}'
     return f'runs/evaluate-{model.name}'
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command (see the top of this file)."""
-    f: Any = flags.FlagValues()
-    flags.DEFINE_string('workdir', None, 'Receives the predictions.', flag_values=f)
-    flags.DEFINE_boolean(
-        'labels_by_position', False,
-        "LABEL_0, LABEL_1, ... of the model are the task's labels in their order.", flag_values=f)
-    models, options, arguments = list[str](), argv[:1], iter(argv[1:])
+def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(The models that a command line names, the program and its options)."""
+    models: list[str] = []
+    options = list(argv[:1])
+    arguments = iter(argv[1:])
     for argument in arguments:
-        (options if argument.startswith('-') else models).append(argument)
+        if argument.startswith('-'):
+            options.append(argument)
+        else:
+            models.append(argument)
         if argument.lstrip('-') in ('config', 'workdir'):  # its value is the next argument
             options.append(next(arguments, ''))
+    return models, options
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line, which the module's docstring describes."""
+    own_flags: Any = flags.FlagValues()
+    flags.DEFINE_string(
+        'workdir', None, 'Receives the predictions.', flag_values=own_flags)
+    flags.DEFINE_boolean(
+        'labels_by_position', False,
+        "LABEL_0, LABEL_1, ... of the model are the task's labels in their order.",
+        flag_values=own_flags)
+    models, options = _split_arguments(argv)
     with error_boundary():
-        if not models and not {'--help', '-h'} & set(options):
+        wants_help = bool({'--help', '-h'} & set(options))
+        if not models and not wants_help:
             raise InputError('name a run or a model: python -m bert_jax.evaluate RUN '
                              '--config.data.eval_source=FILE')
-        config, first = None, as_path(models[0] if models else '')
-        named = any(a.split('=')[0] in ('--config', '-config') for a in options)
-        if models and not named:
-            fields = _fields_of_run(first)
-            if not fields.get('task'):
-                raise InputError(
-                    f'{first} does not say its task ('
-                    + ('it was converted' if fields else 'there is no run of this project')
-                    + '), so --config has to, such as --config=configs/glue.py:mrpc')
-            config = data_config_of(fields)
-            config.data.vocab_file, config.data.add_tokens = '', ''  # the vocabulary is the run's
-        config, _ = parse_command(options, __doc__ or '', f, config)
-        workdir = f.workdir or default_workdir(first)
-        scores = evaluate(config, models, as_path(workdir), labels_by_position=f.labels_by_position)
+        first = as_path(models[0] if models else '')
+        names_config = any(option.split('=')[0] in ('--config', '-config') for option in options)
+        config = None
+        if models and not names_config:
+            config = _config_of_run(first)
+        config, _ = parse_command(options, __doc__ or '', own_flags, config)
+        workdir = own_flags.workdir or _default_workdir(first)
+        scores = evaluate(
+            config, models, as_path(workdir), labels_by_position=own_flags.labels_by_position)
         print(f'predictions: {workdir}')
         print('result ' + json.dumps(scores))
 
