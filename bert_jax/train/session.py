@@ -10,7 +10,7 @@ from bert_jax.runtime.files import Path
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.process import describe_error
 from bert_jax.runtime.stopping import Guard
-from bert_jax.train.workdirs import opened
+from bert_jax.train.workdirs import locked_workdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def run_session(workdir: Path) -> Iterator[RunSession]:
         hosts.connect()
         guard.start()
         hosts.check_accelerators()
-        with opened(workdir) as claim:
+        with locked_workdir(workdir) as claim:
             yield RunSession(guard, claim)
         guard.finish()
     except (Stopped, Exception) as error:

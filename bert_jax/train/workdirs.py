@@ -32,10 +32,10 @@ _OF_THE_COMPUTATION = tuple(f'model.{name}' for name in COMPUTATION)
 _DEFAULTS = {path: field.default for path, field in FIELDS.items()} | {
     f'model.{option.name}': option.default for option in OPTIONS}
 # What a run leaves behind if it is killed while it starts, before it writes config.json.
-_BEGUN = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
+STARTUP_FILES = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
 
 
-def opened(workdir: Path) -> contextlib.AbstractContextManager[Claim | None]:
+def locked_workdir(workdir: Path) -> contextlib.AbstractContextManager[Claim | None]:
     """Creates the run directory if needed; the `with` block holds the claim on it.
 
     The first host does this for all; the others get None.
@@ -55,7 +55,7 @@ def _is_run(workdir: Path) -> bool:
     saved = any(saved_steps(workdir / name) for name in ('checkpoints', 'best'))
     if not saved and not (workdir / 'config.json').exists():
         return all(
-            path.name in _BEGUN or path.name.startswith('events.out.') or is_incidental(path)
+            path.name in STARTUP_FILES or path.name.startswith('events.out.') or is_incidental(path)
             for path in files.children(workdir))
     try:
         config = read_config(workdir)
