@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bert_jax.config import DECIDED, SIZES, default_config, model_sizes
-from bert_jax.config.bert_config import Allowed, fault
+from bert_jax.config.bert_config import Allowed, why_not_allowed
 from bert_jax.config.fields import FIELDS, LABELLED, LOGGERS, PRETRAINING, flat_fields, section_of
 from bert_jax.config.phases import PHASE_FIELDS, parse_duration, parse_trace, phases
 from bert_jax.runtime import hosts
@@ -177,7 +177,7 @@ def _refuse(relations: Iterable[tuple[Any, str]]) -> None:
 def _check_value(path: str, value: Any, allowed: Allowed | str) -> None:
     """Checks a value against its field's `allowed`."""
     if not isinstance(allowed, str):
-        wrong = fault(value, allowed)
+        wrong = why_not_allowed(value, allowed)
         _refuse([(wrong, f'{path}={value!r} {wrong}')])
     elif allowed == 'duration':
         parse_duration(value, path, batch_size=1,

@@ -33,8 +33,8 @@ class Range:
 Allowed = Range | tuple[Any, ...]  # a tuple lists the values
 
 
-def fault(value: Any, allowed: Allowed) -> str:
-    """What is wrong with a value, or ''."""
+def why_not_allowed(value: Any, allowed: Allowed) -> str:
+    """Why a value is not allowed; '' if it is."""
     if value in allowed:
         return ''
     if isinstance(allowed, tuple):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bert_jax.config.bert_config import OPTIONS, Format, fault
+from bert_jax.config.bert_config import OPTIONS, Format, why_not_allowed
 from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.tensors import POOLER, Dim, Tensor, dense, layer_norm, table
 from bert_jax.runtime.checksum import not_finite
@@ -148,7 +148,7 @@ def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str
             raise InputError(f'{where}: {spelling.key}={value!r} is not one that can be read: '
                              f"{', '.join(spelling.values)}")
         value = spelling.values[str(value)] if spelling.values else value
-        if wrong := fault(value, option.allowed):
+        if wrong := why_not_allowed(value, option.allowed):
             raise InputError(f'{where}: {spelling.key}={value!r} {wrong}')
         model[option.name] = option.type(value)
     heads, hidden = model['num_heads'], model['hidden_size']
