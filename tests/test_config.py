@@ -17,8 +17,7 @@ from bert_jax.config.bert_config import Range
 from bert_jax.config.command_line import config_file, load_config, parse_command
 from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields
 from bert_jax.config.phases import parse_duration, parse_trace, phases, prediction_slots
-from bert_jax.data.masking import MASKINGS, num_to_predict
-from bert_jax.data.pairs import WINDOWS
+from bert_jax.data.masking import num_to_predict
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
@@ -148,14 +147,6 @@ def test_a_field_takes_its_default_and_nothing_out_of_its_range(path):
             validated.update_from_flattened_dict({path: value})
         with pytest.raises(InputError, match=f'config.{path}={value!r} must be '):
             validate(validated)
-
-
-@pytest.mark.parametrize('field, known', [
-    ('data.masking', MASKINGS), ('classification.windows', ('', *WINDOWS)),
-])
-def test_the_choices_of_a_field_are_those_that_the_code_knows(field, known):
-    """They are written twice: the config imports nothing that is above it."""
-    assert FIELDS[field].allowed == tuple(known)
 
 
 @pytest.mark.parametrize('values, message', [  # with eight devices

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.config.bert_config import BELOW_1, COMPUTATION, OPTIONS, Allowed, Range, count
+from bert_jax.config.choices import FEATURES, MASKINGS, WINDOWS
 
 # Groups of tasks that read a field: pre-training, all others, or some of those on your own files.
 PRETRAINING, LABELLED = ('pretrain', 'synthetic'), ('downstream tasks',)
@@ -41,9 +42,6 @@ class Field(NamedTuple):
 
 _SHARE = Range(0, 1)
 _SWITCH = (False, True)
-_WINDOWS = ('', 'first', 'mean', 'max')  # data.pairs.WINDOWS
-_FEATURES = ('', 'embeddings', 'second_to_last', 'last', 'weighted_sum_last_four',
-             'concat_last_four', 'weighted_sum_all')  # heads.tokens.FeatureCombination
 
 # Fields that change no result of any task. Code that compares runs adds more fields to these.
 WITHOUT_A_SAY = (
@@ -58,12 +56,12 @@ _TEXTS = {
     'metrics': Field('', 'elsewhere'),
     # How to predict texts longer than data.max_seq_length. first: truncated, as in training; mean,
     # max: in windows, whose probabilities are combined; empty: first, or the evaluated model's.
-    'windows': Field('', _WINDOWS),
+    'windows': Field('', ('', *WINDOWS)),
 }
 _TAGGING = {
     'document_context': Field(False, _SWITCH),  # neighbouring sentences fill the window
     # Empty: fine-tuning; else which features of a frozen encoder a BiLSTM gets (paper table 7).
-    'features': Field('', _FEATURES),
+    'features': Field('', ('', *FEATURES)),
 }
 
 FIELDS: Mapping[str, Field] = {
@@ -131,9 +129,9 @@ FIELDS: Mapping[str, Field] = {
     'data.num_maskings': Field(0, count(10**6, least=0), PRETRAINING),
     'data.short_seq_prob': Field(0.1, _SHARE, PRETRAINING),
     'data.random_next_prob': Field(0.5, _SHARE, PRETRAINING),
-    # What is masked together (data.masking.MASKINGS). Each ideograph is a word, so for Chinese
-    # `words` masks what `pieces` does.
-    'data.masking': Field('pieces', ('pieces', 'words', 'ngrams', 'spans'), PRETRAINING),
+    # What is masked together. Each ideograph is a word, so for Chinese `words` masks what `pieces`
+    # does.
+    'data.masking': Field('pieces', MASKINGS, PRETRAINING),
     'data.next_sentence': Field(True, _SWITCH, PRETRAINING),  # False: one segment, no NSP loss
     # Columns of your own file; for pre-training on tables, `text` is the column with the text.
     'data.text': Field('text', 'text', ('pretrain', *_OWN_FILES)),

@@ -12,8 +12,6 @@ import numpy as np
 from bert_jax.data.stateless import below, hash32_rows, hash64, uniform
 from bert_jax.text.vocab import Vocab
 
-# Units of masking: pieces, words (google-research/bert's whole-word masking), or runs of words.
-MASKINGS = ('pieces', 'words', 'ngrams', 'spans')
 # Distribution of run lengths in words, from 1: n-grams as in ALBERT (Lan et al., 2019, equation
 # 1), spans as in SpanBERT (Joshi et al., 2019, section 3.1: geometric, p = 0.2, at most 10).
 _LENGTHS = {'ngrams': 1 / np.arange(1, 4), 'spans': 0.2 * 0.8 ** np.arange(10)}
@@ -38,7 +36,7 @@ class MaskingRates:
     masked_lm_prob: float = 0.15
     mask_rate: float = 0.8
     random_rate: float = 0.1
-    masking: str = 'pieces'  # one of MASKINGS
+    masking: str = 'pieces'  # one of `config.choices.MASKINGS`
 
 
 def num_to_predict(lengths: np.ndarray, masked_lm_prob: float, slots: int) -> np.ndarray:
@@ -194,7 +192,7 @@ def _words_and_runs(
       candidates: [n, S] bool; false on [CLS], [SEP] and padding.
       continues: [n, S] bool, whether a piece continues a word.
       row_keys: [n] uint64, for the lengths of the runs.
-      masking: one of MASKINGS.
+      masking: one of `config.choices.MASKINGS`.
     """
     before = np.pad(candidates, ((0, 0), (1, 0)))[:, :-1]
     segment_starts = candidates & ~before

@@ -13,11 +13,6 @@ import numpy as np
 Tokens = tuple[np.ndarray, np.ndarray]  # ids of all texts [T] int32, tokens of each [n] int64
 Encode = Callable[[Sequence[str]], Tokens]  # without [CLS] and [SEP]
 
-# What happens to a text that is too long for the model: 'first' cuts it, as in the paper; the
-# others read it in windows and take the mean (weighted by tokens) or the maximum of their
-# probabilities.
-WINDOWS = ('first', 'mean', 'max')
-
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
@@ -168,7 +163,7 @@ class TextWindows:
     Attributes:
       sequences: the W windows.
       text: [W] int64, the text of each window, not decreasing; every text has a window.
-      how: one of WINDOWS.
+      how: one of `config.choices.WINDOWS`.
     """
 
     sequences: Sequences
@@ -215,7 +210,7 @@ def text_windows(
 
     Args:
       a, b, max_length, cls_id, sep_id: as for `make_sequences`.
-      how: one of WINDOWS.
+      how: one of `config.choices.WINDOWS`.
     """
     limits = {'max_length': max_length, 'cls_id': cls_id, 'sep_id': sep_id}
     if how == 'first':

@@ -191,7 +191,7 @@ def _tokenize(
       model: its `max_length` is the limit.
       text, number: as for `read` of `LoadedModel.stream`.
       allowed: how many texts may belong together.
-      how: one of `data.pairs.WINDOWS`.
+      how: one of `config.choices.WINDOWS`.
       empty: whether a text without words is accepted.
       prepared: what is done to the texts first.
     """

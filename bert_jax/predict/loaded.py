@@ -13,8 +13,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from scipy.special import expit
 
+from bert_jax.config.choices import WINDOWS
 from bert_jax.data.packing import Units
-from bert_jax.data.pairs import WINDOWS, joined
+from bert_jax.data.pairs import joined
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
 from bert_jax.inference.engine import Engine, Function, Outputs

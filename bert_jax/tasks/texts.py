@@ -166,7 +166,7 @@ def text_task(
       sets: examples by split, which names the file of predictions; None: the split is missing. Sets
         with labels are scored, the others predicted at the end. The metrics of sets after the first
         are prefixed with the split (less `dev_`).
-      windows: one of WINDOWS, for predictions; training texts are cut.
+      windows: one of `config.choices.WINDOWS`, for predictions; training texts are cut.
       id_column: the user's column of ids; empty: predictions are numbered by row.
       loss: arguments of the head besides the number of labels.
     """

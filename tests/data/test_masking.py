@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.masking import MASKINGS, MaskingRates, mask_rows
+from bert_jax.config.choices import MASKINGS
+from bert_jax.data.masking import MaskingRates, mask_rows
 from bert_jax.data.stateless import hash64
 from bert_jax.text.vocab import Vocab
 
