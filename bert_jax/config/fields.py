@@ -1,4 +1,4 @@
-"""Every field of the config, one row each: default, allowed values, and the tasks that read it.
+"""Every field of the config, one row each: default, allowed values, role, and who reads it.
 
 The model's fields are those of `bert_config.py`.
 """
@@ -7,15 +7,30 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from bert_jax.config.bert_config import BELOW_1, COMPUTATION, OPTIONS, Allowed, Range, count
+from bert_jax.config.bert_config import BELOW_1, COMPUTATION, OPTIONS, Allowed, Option, Range, count
 from bert_jax.config.choices import FEATURES, MASKINGS, WINDOWS
 
 # Groups of tasks that read a field: pre-training, all others, or some of those on your own files.
-PRETRAINING, LABELLED = ('pretrain', 'synthetic'), ('downstream tasks',)
+PRETRAINING = ('pretrain', 'synthetic')
+LABELLED = ('downstream tasks',)
 _TEXT_TASKS = ('classification', 'regression')
 _WITH_ID = (*_TEXT_TASKS, 'multiple_choice')
 _OWN_FILES = (*_WITH_ID, 'tagging')
 SECTIONS = ('classification', 'regression', 'conll', 'tagging', 'squad')  # of some tasks only
+
+# What another value of a field means for a run:
+#   model     another run: of another task or another model
+#   data      other examples, or other rows, labels or masks of the same ones
+#   training  steps that train in another way: other order, batches, updates
+#   result    the same steps, of which something else comes out: more of them, another choice
+#             among evaluations, another rounding
+#   compute   the same result at another speed
+#   place     the same files in another place
+#   logging   the same run, reported, saved or timed in another way
+#   derived   another value of a field from which this follows (only in config.json)
+Role = Literal['model', 'data', 'training', 'result', 'compute', 'place', 'logging', 'derived']
+# Runs that differ in fields of these roles have different results.
+CHANGES_RESULT: frozenset[Role] = frozenset({'model', 'data', 'training', 'result'})
 
 
 class Field(NamedTuple):
@@ -25,183 +40,225 @@ class Field(NamedTuple):
       default: None: `init_checkpoint` determines it.
       allowed: a range, a tuple of values, or the kind of check; 'elsewhere': the code that reads
         the field checks it.
+      role: what another value means for a run.
       read_by: names of tasks; empty: all tasks read it.
       downstream: the default in all tasks but pre-training; None: it is the same there.
+      downstream_role: the role in all tasks but pre-training; None: it is the same there.
+      silent: whether a run may resume with another value without a message, as it may with all
+        fields of the roles 'place' and 'logging'.
+      step_argument: whether the compiled step takes the value as an argument, so that runs which
+        differ in it share the step.
     """
 
     default: Any
     allowed: Allowed | Literal['text', 'path', 'duration', 'elsewhere']
+    role: Role
     read_by: tuple[str, ...] = ()
     downstream: Any = None
+    downstream_role: Role | None = None
+    silent: bool = False
+    step_argument: bool = False
 
     def default_of(self, task: str) -> Any:
         """The default in a task, also in one that a config file defines."""
-        other = task not in PRETRAINING and self.downstream is not None
-        return self.downstream if other else self.default
+        if task in PRETRAINING or self.downstream is None:
+            return self.default
+        return self.downstream
+
+    def role_of(self, task: str) -> Role:
+        """The role in a task, also in one that a config file defines."""
+        if task in PRETRAINING or self.downstream_role is None:
+            return self.role
+        return self.downstream_role
+
+    def is_silent(self, task: str) -> bool:
+        """Whether a run of a task may resume with another value without a message."""
+        return self.silent or self.role_of(task) in ('place', 'logging')
 
 
 _SHARE = Range(0, 1)
 _SWITCH = (False, True)
 
-# Fields that change no result of any task. Code that compares runs adds more fields to these.
-WITHOUT_A_SAY = (
-    'train.eval_every', 'train.save_every', 'train.save_minutes', 'train.log_every',
-    'train.keep_checkpoints',
-    'train.profile', 'train.loggers', 'data.dir', 'data.local_dir', 'data.tfds_dir')
-
 LOGGERS = ('tensorboard', 'wandb', 'cloud_monitoring')
 
 _TEXTS = {
     # Comma-separated names, of which the first picks the best evaluation; empty: the usual ones.
-    'metrics': Field('', 'elsewhere'),
+    'metrics': Field('', 'elsewhere', 'data'),
     # How to predict texts longer than data.max_seq_length. first: truncated, as in training; mean,
     # max: in windows, whose probabilities are combined; empty: first, or the evaluated model's.
-    'windows': Field('', ('', *WINDOWS)),
+    'windows': Field('', ('', *WINDOWS), 'data'),
 }
 _TAGGING = {
-    'document_context': Field(False, _SWITCH),  # neighbouring sentences fill the window
+    'document_context': Field(False, _SWITCH, 'data'),  # neighbouring sentences fill the window
     # Empty: fine-tuning; else which features of a frozen encoder a BiLSTM gets (paper table 7).
-    'features': Field('', ('', *FEATURES)),
+    'features': Field('', ('', *FEATURES), 'data'),
 }
 
+
+def _model_field(option: Option) -> Field:
+    """The field of a model option; a checkpoint determines those that do not only train."""
+    default = option.default if option.role == 'trains' else None
+    read_by = LABELLED if option.name == 'bilstm' else ()
+    return Field(default, option.allowed, 'model', read_by)
+
+
 FIELDS: Mapping[str, Field] = {
-    'task': Field('pretrain', 'elsewhere'),  # one of tasks.opening.OPENERS
-    'seed': Field(0, count(2**31 - 1, least=0)),  # of parameters, data order, masks and dropout
+    'task': Field('pretrain', 'elsewhere', 'model'),  # one of tasks.opening.OPENERS
+    # Of parameters, data order, masks and dropout.
+    'seed': Field(0, count(2**31 - 1, least=0), 'training', step_argument=True),
     # Three steps, a short evaluation and a save, in a folder of its own, to see that a run works.
-    'debug': Field(False, _SWITCH),
+    'debug': Field(False, _SWITCH, 'model'),
     # Parameters to start from: a run directory, a TF1 checkpoint prefix, a .zip of one's folder, a
     # Hugging Face folder, or hf:ORG/NAME[@REVISION] of its hub.
-    'init_checkpoint': Field('', 'path'),
+    'init_checkpoint': Field('', 'path', 'training'),
 
     # One of MODEL_SIZES, or empty: the size of init_checkpoint. The four sizes override it.
-    'model.name': Field('base', 'text'),
-    'model.vocab_size': Field(0, count(2**24, least=0)),  # 0: as many as the vocabulary has
+    'model.name': Field('base', 'text', 'model'),
+    # 0: as many as the vocabulary has.
+    'model.vocab_size': Field(0, count(2**24, least=0), 'model'),
     # Fields that a checkpoint determines are empty: as in init_checkpoint, else the default.
-    **{f'model.{o.name}': Field(o.default if o.role == 'trains' else None, o.allowed,
-                                LABELLED if o.name == 'bilstm' else ())
-       for o in OPTIONS if o.name != 'vocab_size'},
-    # dtype: auto is bfloat16 on TPU and GPU, else float32. remat: dots keeps the outputs of matrix
-    # products for the backward pass, full only the inputs of layers, none everything. attention:
-    # auto chooses.
-    **{f'model.{name}': Field(choices[0], choices) for name, choices in COMPUTATION.items()},
+    **{f'model.{option.name}': _model_field(option)
+       for option in OPTIONS if option.name != 'vocab_size'},
+    'model.dtype': Field('auto', COMPUTATION['dtype'], 'result'),  # bfloat16 on TPU and GPU
+    # For the backward pass, dots keeps the outputs of matrix products, full only the inputs of
+    # layers, none everything.
+    'model.remat': Field('none', COMPUTATION['remat'], 'compute'),
+    'model.attention': Field('auto', COMPUTATION['attention'], 'compute'),
 
-    'data.source': Field('docs:python', 'elsewhere'),  # or a list of (source, weight)
+    'data.source': Field('docs:python', 'elsewhere', 'data'),  # or a list of (source, weight)
     # The weights of a list are multiplied by the sources' token counts to this power: 0.7 is
     # multilingual BERT's, 1 samples all text equally often.
-    'data.mix_power': Field(0.0, _SHARE, PRETRAINING),
+    'data.mix_power': Field(0.0, _SHARE, 'data', PRETRAINING),
     # The held-out text, or the file to score; empty: the share `held_out` of `source`, or the
     # evaluation sets in a benchmark's folder.
-    'data.eval_source': Field('', 'path'),
+    'data.eval_source': Field('', 'path', 'data'),
     # Share of the text or file that is held out for evaluation. A corpus is large; a table of your
     # own is small, and a hundredth of it would score nothing.
     'data.held_out': Field(
-        0.01, BELOW_1, (*PRETRAINING, *_OWN_FILES, 'squad_v1', 'squad_v2'), downstream=0.1),
+        0.01, BELOW_1, 'data', (*PRETRAINING, *_OWN_FILES, 'squad_v1', 'squad_v2'), downstream=0.1),
     # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
     # `vocab_size`.
-    'data.vocab_file': Field('', 'path'),
+    'data.vocab_file': Field('', 'path', 'data', silent=True),
     # File of words to add to the vocabulary, one a line. They take [unused] slots first, then new
     # rows of the word table, and start at the mean of their old pieces' embeddings.
-    'data.add_tokens': Field('', 'path'),
-    'data.vocab_size': Field(8000, count(2**24, least=16), PRETRAINING),
+    'data.add_tokens': Field('', 'path', 'data', silent=True),
+    'data.vocab_size': Field(8000, count(2**24, least=16), 'data', PRETRAINING),
     # Empty: as the files beside vocab_file say, else init_checkpoint, else the pieces' capitals.
-    'data.lowercase': Field(None, _SWITCH),
+    'data.lowercase': Field(None, _SWITCH, 'data'),
     # Whether accents are stripped; empty: as the tokenizer_config.json beside the vocabulary says,
     # else if text is lower-cased. Stripping drops the vowel signs of Hindi, Thai and others too.
-    'data.strip_accents': Field(None, _SWITCH),
+    'data.strip_accents': Field(None, _SWITCH, 'data'),
     # Token stores and trained vocabularies, kept by fingerprint; for several hosts a bucket or a
     # folder that all share.
-    'data.dir': Field('~/.cache/bert_jax', 'path'),
-    'data.local_dir': Field('~/.cache/bert_jax', 'path'),  # each host's copies from data.dir
-    'data.tfds_dir': Field('', 'path'),  # prepared tensorflow-datasets; empty: their default place
-    'data.max_seq_length': Field(128, count(2**16)),
+    'data.dir': Field('~/.cache/bert_jax', 'path', 'place'),
+    # Each host's copies from data.dir.
+    'data.local_dir': Field('~/.cache/bert_jax', 'path', 'place'),
+    # Prepared tensorflow-datasets; empty: their default place.
+    'data.tfds_dir': Field('', 'path', 'place'),
+    'data.max_seq_length': Field(128, count(2**16), 'data'),
     # Slots for the masked positions of a row; 0: as many as `masked_lm_prob` of a full row of the
     # phase needs, such as 20 for 128 tokens.
-    'data.max_predictions_per_seq': Field(0, count(2**16, least=0), PRETRAINING),
-    'data.min_sentences': Field(1, count(10**6), PRETRAINING),  # shorter documents are left out
+    'data.max_predictions_per_seq': Field(0, count(2**16, least=0), 'data', PRETRAINING),
+    # Shorter documents are left out.
+    'data.min_sentences': Field(1, count(10**6), 'data', PRETRAINING),
     # Sentences longer than half a row count as several when rows are made, so that all their words
     # are in some row. False: as in the original, which shows only the middle of them.
-    'data.split_long_sentences': Field(True, _SWITCH, PRETRAINING),
-    'data.masked_lm_prob': Field(0.15, _SHARE, PRETRAINING),
+    'data.split_long_sentences': Field(True, _SWITCH, 'data', PRETRAINING),
+    'data.masked_lm_prob': Field(0.15, _SHARE, 'data', PRETRAINING),
     # Shares of the masked positions that become [MASK] and a random piece; the rest stay the same.
-    'data.mask_rate': Field(0.8, _SHARE, PRETRAINING),
-    'data.random_rate': Field(0.1, _SHARE, PRETRAINING),
+    'data.mask_rate': Field(0.8, _SHARE, 'data', PRETRAINING),
+    'data.random_rate': Field(0.1, _SHARE, 'data', PRETRAINING),
     # 0: new pairs and masks every epoch; 10: ten versions of them in turn, as in the original.
-    'data.num_maskings': Field(0, count(10**6, least=0), PRETRAINING),
-    'data.short_seq_prob': Field(0.1, _SHARE, PRETRAINING),
-    'data.random_next_prob': Field(0.5, _SHARE, PRETRAINING),
+    'data.num_maskings': Field(0, count(10**6, least=0), 'data', PRETRAINING),
+    'data.short_seq_prob': Field(0.1, _SHARE, 'data', PRETRAINING),
+    'data.random_next_prob': Field(0.5, _SHARE, 'data', PRETRAINING),
     # What is masked together. Each ideograph is a word, so for Chinese `words` masks what `pieces`
     # does.
-    'data.masking': Field('pieces', MASKINGS, PRETRAINING),
-    'data.next_sentence': Field(True, _SWITCH, PRETRAINING),  # False: one segment, no NSP loss
+    'data.masking': Field('pieces', MASKINGS, 'data', PRETRAINING),
+    # False: one segment, no NSP loss.
+    'data.next_sentence': Field(True, _SWITCH, 'data', PRETRAINING),
     # Columns of your own file; for pre-training on tables, `text` is the column with the text.
-    'data.text': Field('text', 'text', ('pretrain', *_OWN_FILES)),
-    'data.text_pair': Field('', 'text', _TEXT_TASKS),
+    'data.text': Field('text', 'text', 'data', ('pretrain', *_OWN_FILES)),
+    'data.text_pair': Field('', 'text', 'data', _TEXT_TASKS),
     # With several labels per example: one column, or columns of 0 and 1, one for each label,
     # comma-separated.
-    'data.label': Field('label', 'text', _OWN_FILES),
+    'data.label': Field('label', 'text', 'data', _OWN_FILES),
     # Names of labels that are numbers from 0: comma-separated, or a file with one name a line.
     # Empty: those that a Parquet file of Hugging Face's datasets holds.
-    'data.label_names': Field('', 'text', ('classification', 'tagging')),
-    'data.choices': Field('', 'text', ('multiple_choice',)),  # columns, comma-separated
-    'data.id': Field('', 'text', _WITH_ID),  # names rows in predictions; empty: counted from 0
-    'data.packing': Field(True, _SWITCH, LABELLED),  # examples share rows; scores stay the same
-    'data.max_malformed': Field(0.01, _SHARE, LABELLED),  # of rows; more is an error
+    'data.label_names': Field('', 'text', 'data', ('classification', 'tagging')),
+    'data.choices': Field('', 'text', 'data', ('multiple_choice',)),  # columns, comma-separated
+    # Names rows in predictions; empty: counted from 0.
+    'data.id': Field('', 'text', 'data', _WITH_ID),
+    # Examples share rows; scores stay the same.
+    'data.packing': Field(True, _SWITCH, 'result', LABELLED),
+    'data.max_malformed': Field(0.01, _SHARE, 'data', LABELLED),  # of rows; more is an error
 
-    'train.steps': Field(0, 'duration'),  # 0: the sum of the phases' steps
-    'train.batch_size': Field(256, count(2**22)),  # sequences a step, over all devices
+    'train.steps': Field(0, 'duration', 'result'),  # 0: the sum of the phases' steps
+    'train.batch_size': Field(256, count(2**22), 'training'),  # sequences a step, over all devices
     # Number of rows that a step's sequences share in pre-training; 0: a row for each sequence.
-    'train.packed_rows': Field(0, count(2**22, least=0), PRETRAINING),
-    'train.accumulation_steps': Field(1, count(2**16)),  # parts that a batch is split into
-    'train.eval_every': Field(0, 'duration'),  # 0: only at the end
+    'train.packed_rows': Field(0, count(2**22, least=0), 'data', PRETRAINING),
+    # Parts that a batch is split into.
+    'train.accumulation_steps': Field(1, count(2**16), 'compute'),
+    # 0: only at the end.
+    'train.eval_every': Field(0, 'duration', 'logging', downstream_role='result'),
     # A run ends after so many evaluations in a row without a new best; 0: it does all steps.
-    'train.patience': Field(0, count(10**6, least=0), LABELLED),
-    'train.eval_batch_size': Field(256, count(2**18), PRETRAINING),
-    'train.max_eval_examples': Field(0, count(2**40, least=0), PRETRAINING),  # 0: all held out
-    'train.save_every': Field(0, 'duration'),  # 0: only at the end, and
-    # as often as this, so that a killed run loses little (a run on several hosts, at log lines);
-    # such a checkpoint is kept until the next one. 0: not by time.
-    'train.save_minutes': Field(5.0, Range(0, 1e6)),
+    'train.patience': Field(0, count(10**6, least=0), 'result', LABELLED),
+    'train.eval_batch_size': Field(256, count(2**18), 'compute', PRETRAINING),
+    # 0: all held out.
+    'train.max_eval_examples': Field(0, count(2**40, least=0), 'result', PRETRAINING, silent=True),
+    'train.save_every': Field(0, 'duration', 'logging'),  # 0: only at the end
+    # A run also saves so often, so that it loses little if it is killed (on several hosts, at log
+    # lines); such a checkpoint is kept until the next one. 0: not by time.
+    'train.save_minutes': Field(5.0, Range(0, 1e6), 'logging'),
     # Interval of the check that each chip and its neighbour get the same gradient from the same
     # rows; 0: none.
-    'train.verify_every': Field(0, 'duration'),
-    'train.keep_checkpoints': Field(2, count(10**6)),
-    'train.log_every': Field(100, 'duration'),
+    'train.verify_every': Field(0, 'duration', 'compute', silent=True),
+    'train.keep_checkpoints': Field(2, count(10**6), 'logging'),
+    'train.log_every': Field(100, 'duration', 'logging'),
     # Steps that train on rows other than those planned, which no other step of that length uses.
-    'train.skip_steps': Field((), 'elsewhere', PRETRAINING),
+    'train.skip_steps': Field((), 'elsewhere', 'data', PRETRAINING),
     # '100..110': a trace of these steps, for TensorBoard; '100..110@0,3': on these hosts.
-    'train.profile': Field('', 'elsewhere'),
+    'train.profile': Field('', 'elsewhere', 'logging'),
     # Beside metrics.jsonl, comma-separated: tensorboard, wandb, cloud_monitoring (on every host).
-    'train.loggers': Field('tensorboard', 'elsewhere'),
+    'train.loggers': Field('tensorboard', 'elsewhere', 'logging'),
 
     # bert_adamw (no bias correction) | adamw | lamb | muon, or any optimizer of optax: lion, ...
-    'optimizer.name': Field('bert_adamw', 'elsewhere'),
-    'optimizer.arguments': Field('', 'text'),  # of one of optax's optimizers: 'b1=0.95, b2=0.98'
-    'optimizer.learning_rate': Field(1e-4, Range(0, 1000, without=(0,))),
-    'optimizer.warmup': Field('1%', 'duration'),
-    'optimizer.decay': Field('polynomial', ('polynomial', 'cosine')),  # of the rate, to 0
-    'optimizer.decay_power': Field(1.0, Range(0, 100)),  # 1: linear, or half a cosine; 0: constant
+    'optimizer.name': Field('bert_adamw', 'elsewhere', 'training'),
+    # Of one of optax's optimizers: 'b1=0.95, b2=0.98'.
+    'optimizer.arguments': Field('', 'text', 'training'),
+    'optimizer.learning_rate': Field(
+        1e-4, Range(0, 1000, without=(0,)), 'training', step_argument=True),
+    'optimizer.warmup': Field('1%', 'duration', 'training'),
+    # Of the rate, to 0.
+    'optimizer.decay': Field('polynomial', ('polynomial', 'cosine'), 'training'),
+    # 1: linear, or half a cosine; 0: constant.
+    'optimizer.decay_power': Field(1.0, Range(0, 100), 'training'),
     # Where the decay begins. start: at the first step, as if without warm-up (as in the original) |
     # peak: after the warm-up | '90%': there, after a constant rate (warmup-stable-decay).
-    'optimizer.decay_from': Field('start', 'elsewhere'),
+    'optimizer.decay_from': Field('start', 'elsewhere', 'training'),
     # N: the run ends with the mean of the weights after each of the last N steps; 0: no mean.
-    'optimizer.average': Field(0, 'duration'),
+    'optimizer.average': Field(0, 'duration', 'training'),
     # The last layer's rate is multiplied by this, that of the layer before by its square, ...
-    'optimizer.layer_decay': Field(1.0, Range(0, 1, without=(0,))),
+    'optimizer.layer_decay': Field(1.0, Range(0, 1, without=(0,)), 'training'),
     # A regular expression such as 'embeddings|layer_[0-3]/'. Parameters whose names (as in
     # 'bert/encoder/layer_0/...') contain a match are not trained.
-    'optimizer.frozen': Field('', 'text'),
-    'optimizer.weight_decay': Field(0.01, Range(0, 1000)),  # not on biases and LayerNorm
-    'optimizer.b1': Field(0.9, BELOW_1),  # b1, b2 and eps are for the first four optimizers
-    'optimizer.b2': Field(0.999, BELOW_1),
-    'optimizer.eps': Field(1e-6, _SHARE),
-    'optimizer.clip_norm': Field(1.0, Range(0, 1e9)),  # global gradient norm; 0: no clipping
+    'optimizer.frozen': Field('', 'text', 'training'),
+    # Not on biases and LayerNorm.
+    'optimizer.weight_decay': Field(0.01, Range(0, 1000), 'training'),
+    # b1, b2 and eps are for the first four optimizers.
+    'optimizer.b1': Field(0.9, BELOW_1, 'training'),
+    'optimizer.b2': Field(0.999, BELOW_1, 'training'),
+    'optimizer.eps': Field(1e-6, _SHARE, 'training'),
+    # Global gradient norm; 0: no clipping.
+    'optimizer.clip_norm': Field(1.0, Range(0, 1e9), 'training'),
 
     # The batch, master weights and moments are split over data x fsdp devices. Gradients are summed
     # over fsdp first, so its devices should be neighbours. -1: the remaining devices; if both are
     # -1, fsdp takes an axis of the torus.
-    'mesh.data': Field(-1, count(2**20, least=-1)),
-    'mesh.fsdp': Field(-1, count(2**20, least=-1)),
-    'mesh.tensor': Field(1, count(2**20)),  # splits heads, intermediate and vocabulary
+    'mesh.data': Field(-1, count(2**20, least=-1), 'compute', silent=True),
+    'mesh.fsdp': Field(-1, count(2**20, least=-1), 'compute', silent=True),
+    # Splits heads, intermediate and vocabulary.
+    'mesh.tensor': Field(1, count(2**20), 'compute', silent=True),
 
     # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; fields that a
     # phase lacks come from `train` and `data`. The optimizer's moments carry over from phase to
@@ -209,22 +266,61 @@ FIELDS: Mapping[str, Field] = {
     # `warmup`) starts its own schedule. `masked_lm_prob`, `masking` and `source` (weights of what
     # data.source lists) apply to the phase's rows; a `causal` phase reads them left to right,
     # without the NSP loss. PHASE_FIELDS lists all fields of a phase.
-    'phases': Field((), 'elsewhere'),
+    'phases': Field((), 'elsewhere', 'result'),
 
     # Sections that only some tasks have.
-    'classification.multi_label': Field(False, _SWITCH),  # any number of labels an example
+    'classification.multi_label': Field(False, _SWITCH, 'data'),  # any number of labels an example
     # Between the labels in a cell; empty: it is found, and said.
-    'classification.separator': Field('', 'text'),
+    'classification.separator': Field('', 'text', 'data'),
     # For one label per example: 'balanced' (inverse to label frequency), or 'LABEL=2.5, ...'.
-    'classification.class_weights': Field('', 'elsewhere'),
-    'classification.label_smoothing': Field(0.0, BELOW_1),
-    **{f'{task}.{name}': field
-       for task, rows in (('classification', _TEXTS), ('regression', _TEXTS),
-                          ('conll', _TAGGING), ('tagging', _TAGGING))
-       for name, field in rows.items()},
-    'squad.doc_stride': Field(128, count(2**16)),  # pieces from one window of a text to the next
-    'squad.max_query_length': Field(64, count(2**16)),  # pieces of a question
+    'classification.class_weights': Field('', 'elsewhere', 'data'),
+    'classification.label_smoothing': Field(0.0, BELOW_1, 'data'),
+    **{f'classification.{name}': field for name, field in _TEXTS.items()},
+    **{f'regression.{name}': field for name, field in _TEXTS.items()},
+    **{f'conll.{name}': field for name, field in _TAGGING.items()},
+    **{f'tagging.{name}': field for name, field in _TAGGING.items()},
+    # Pieces from one window of a text to the next.
+    'squad.doc_stride': Field(128, count(2**16), 'data'),
+    'squad.max_query_length': Field(64, count(2**16), 'data'),  # pieces of a question
 }
+
+# What a run's config.json holds beside the config: entries, and sections with entries.
+RECORDED: Mapping[str, Field] = {
+    'vocabulary': Field(None, 'elsewhere', 'data', silent=True),  # its digest
+    # Digests and counts of what is trained on and scored.
+    'identity': Field(None, 'elsewhere', 'data'),
+    'identity.vocabulary': Field(None, 'elsewhere', 'data', silent=True),  # the file is compared
+    # The step of init_checkpoint, where that is a run, and a checksum of that save.
+    'init_step': Field(None, 'elsewhere', 'result'),
+    'init_saved': Field(None, 'elsewhere', 'result'),
+    'head': Field(None, 'elsewhere', 'derived'),
+    'labels': Field(None, 'elsewhere', 'derived'),
+    'metric': Field(None, 'elsewhere', 'derived'),
+    'guessing': Field(None, 'elsewhere', 'derived'),
+    'inference': Field(None, 'elsewhere', 'derived', silent=True),
+    'made': Field(None, 'elsewhere', 'logging'),  # the command, and versions
+}
+_ENTRIES = {**FIELDS, **RECORDED}
+# Those that change no result of any task, for the tools.
+WITHOUT_A_SAY = tuple(
+    path for path, field in FIELDS.items() if field.role in ('place', 'logging'))
+# Fields that this version does not have.
+_UNKNOWN_OF_MODEL = Field(None, 'elsewhere', 'model')
+_UNKNOWN = Field(None, 'elsewhere', 'result')
+
+
+def field_of(name: str) -> Field:
+    """The field of an entry of a run's config.json, which another version may have written.
+
+    Args:
+      name: dotted, such as 'train.steps', 'phases.1.steps' or 'identity.vocabulary'.
+    """
+    section = name.partition('.')[0]
+    for known in (name, section):
+        if known in _ENTRIES:
+            return _ENTRIES[known]
+    return _UNKNOWN_OF_MODEL if section == 'model' else _UNKNOWN
+
 
 # Arguments of Hugging Face's Trainer and its scripts whose fields have another name here
 # (docs/from_trainer.md has all of them).

@@ -4,12 +4,14 @@
 """
 
 import contextlib
+import dataclasses
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.config.bert_config import COMPUTATION, OPTIONS
-from bert_jax.config.fields import FIELDS, WITHOUT_A_SAY, flat_fields
+from bert_jax.config.bert_config import OPTIONS
+from bert_jax.config.fields import FIELDS, field_of, flat_fields
 from bert_jax.config.phases import PHASE_FIELDS, PHASE_ROWS
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
@@ -18,19 +20,9 @@ from bert_jax.runtime.lease import Claim, claimed
 from bert_jax.weights.formats import find_vocabulary
 from bert_jax.weights.run_directory import read_config, run_of, saved_steps
 
-# Fields that may change at a resume without a message. The vocabulary itself is compared.
-_FREE_TO_CHANGE = (
-    *WITHOUT_A_SAY, 'train.verify_every', 'train.max_eval_examples', 'data.vocab_file',
-    'data.add_tokens', 'vocabulary', 'identity.vocabulary', 'mesh.', 'inference.')
-# Fields that may not change within a run. Pre-training may resume with another learning rate; a
-# downstream run, which is short and compared with others, may not.
-_OF_ANY_RUN = ('task', 'model.', 'debug')
-_OF_A_DOWNSTREAM_RUN = ('seed', 'init_checkpoint', 'train.batch_size', 'optimizer.')
-# Model fields that change how the model is computed, not what it computes.
-_OF_THE_COMPUTATION = tuple(f'model.{name}' for name in COMPUTATION)
 # Values of fields that did not exist when a run was made.
-_DEFAULTS = {path: field.default for path, field in FIELDS.items()} | {
-    f'model.{option.name}': option.default for option in OPTIONS}
+_DEFAULTS = {path: field.default for path, field in FIELDS.items()}
+_DEFAULTS |= {f'model.{option.name}': option.default for option in OPTIONS}
 # What a run leaves behind if it is killed while it starts, before it writes config.json.
 STARTUP_FILES = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
 
@@ -54,9 +46,7 @@ def _is_run(workdir: Path) -> bool:
     """Whether a folder is a run directory, perhaps of a run that was killed while it started."""
     saved = any(saved_steps(workdir / name) for name in ('checkpoints', 'best'))
     if not saved and not (workdir / 'config.json').exists():
-        return all(
-            path.name in STARTUP_FILES or path.name.startswith('events.out.') or is_incidental(path)
-            for path in files.children(workdir))
+        return all(_is_left_by_a_start(path) for path in files.children(workdir))
     try:
         config = read_config(workdir)
     except InputError:
@@ -64,6 +54,49 @@ def _is_run(workdir: Path) -> bool:
             raise
         return False
     return isinstance(config.get('task'), str) and isinstance(config.get('model'), dict)
+
+
+def _is_left_by_a_start(path: Path) -> bool:
+    is_events = path.name.startswith('events.out.')
+    return path.name in STARTUP_FILES or is_events or is_incidental(path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A field of a run that has another value when the run is to resume.
+
+    Attributes:
+      name: dotted.
+      before: the value that the run has in its `config.json`, or else the default.
+      now: the value that it would resume with; None: there is none.
+      is_recorded: whether the run's `config.json` has the field; older ones lack some.
+    """
+
+    name: str
+    before: Any
+    now: Any
+    is_recorded: bool
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """The fields in which two descriptions of a run differ, by name.
+
+    Fields that only the old one has do not exist any more. They do not matter, unless they shaped
+    the model.
+
+    Args:
+      old: the fields of a run's `config.json`, by dotted name.
+      new: what it would contain now.
+    """
+    changes = []
+    for name in sorted(old.keys() | new.keys()):
+        before = old.get(name, _DEFAULTS.get(name))
+        if name not in new and not (name.startswith('model.') and before):
+            continue
+        now = new.get(name)
+        if before != now:
+            changes.append(Change(name, before, now, name in old))
+    return changes
 
 
 def check_resumable(
@@ -78,8 +111,8 @@ def check_resumable(
       resolved: what `config.json` will contain. Settings that come too late for the run in the
         directory are reset here: skipped steps that are done, another `init_checkpoint`.
       vocab_path: of the run.
-      comparable: whether this is a short run that is compared with others; then no setting that
-        affects its result may change.
+      comparable: whether this is a short run that is compared with others. Then it must train all
+        its steps in the same way. Pre-training may resume with another learning rate.
 
     Raises:
       InputError: the directory cannot be used, or holds a run of another model or vocabulary.
@@ -91,69 +124,155 @@ def check_resumable(
     saved = [*saved_steps(workdir / 'checkpoints'), *saved_steps(workdir / 'best')]
     if not saved or not (workdir / 'config.json').exists():
         return
-    newest = max(int(path.name) for path in saved)
-    old, new = map(_each_phase, (read_run_fields(workdir), flat_fields(resolved)))
-    fixed = _OF_ANY_RUN + (_OF_A_DOWNSTREAM_RUN if comparable else ())
-    for name in sorted(old.keys() | new.keys()):
-        before: Any = old.get(name, _DEFAULTS.get(name))
-        now: Any = new.get(name)
-        # A field that no longer exists does not matter, unless it shaped the model.
-        gone = name not in new and not (name.startswith('model.') and before)
-        # It decides among how many evaluations the best is chosen.
-        has_a_say = comparable and name == 'train.eval_every'
-        if gone or before == now or (name.startswith(_FREE_TO_CHANGE) and not has_a_say):
-            continue
-        if name.startswith('identity.'):
-            what = name.removeprefix('identity.')
-            if name in old and comparable:
-                raise InputError(
-                    f'{workdir} holds a run on other data (its {what} are not these): give another '
-                    '--workdir; bert_jax.evaluate scores a finished run on other data')
-            if name in old:  # it may go on with more text
-                print(f'warning: the run was trained on other data so far: {what} was {before}, '
-                      f'now {now}')
-        elif name.startswith(fixed) and name not in _OF_THE_COMPUTATION:
-            raise InputError(
-                f'{workdir} holds a run with {name}={before!r}, the config says {now!r}: give '
-                'another --workdir, or the config of that run')
-        elif name == 'init_checkpoint':  # the run resumes from its own checkpoint
-            print(f'warning: the run started from init_checkpoint={before!r}, which stays; '
-                  f'{now!r} is not used: to start from it, give another --workdir')
-            resolved['init_checkpoint'] = before
-        elif name == 'train.skip_steps' and (
-                late := [step for step in now if step not in (before or ()) and step <= newest]):
-            print(f"warning: {name}: the newest checkpoint is past {', '.join(map(str, late))}, "
-                  'which stays as it was: to train on other rows there, move the checkpoints from '
-                  f"there on out of {workdir / 'checkpoints'}")
-            resolved['train']['skip_steps'] = [step for step in now if step not in late]
-        elif name == 'init_step':
-            if before is not None:
-                print(f'warning: the run started from step {before:,} of init_checkpoint, which '
-                      f'is at {now or 0:,} now: to start from that, give another --workdir')
-                resolved[name] = before
-        elif name == 'init_saved':
-            if before is not None and old.get('init_step') == new.get('init_step'):
-                print('warning: init_checkpoint was made anew after this run started from it: to '
-                      'start from what it is now, give another --workdir')
-                resolved[name] = before
-        elif name in old:
-            print(f'note: {name} was {before!r} in this run so far, now {now!r}' + (
-                f'; warning: the learning rate goes on from step {newest:,} of the new schedule: '
-                'to have it from the start, give another --workdir') * (name == 'train.steps'))
+    newest_step = max(int(path.name) for path in saved)
+    resumption = _Resumption(workdir, resolved, newest_step, comparable)
+    resumption.check()
     if vocab_path is not None:
-        kept = find_vocabulary(workdir)
-        if kept is None or kept.read_bytes() != vocab_path.read_bytes():
+        _check_vocabulary(workdir, vocab_path)
+
+
+class _Resumption:
+    """The run in a directory, and the description with which it is to resume."""
+
+    def __init__(
+        self, workdir: Path, resolved: dict[str, Any], newest_step: int, comparable: bool
+    ):
+        """Compares the run's `config.json` with the description.
+
+        Args:
+          workdir, resolved, comparable: as for `check_resumable`.
+          newest_step: of the run's checkpoints.
+        """
+        self._workdir = workdir
+        self._resolved = resolved
+        self._newest_step = newest_step
+        self._comparable = comparable
+        self._recorded = read_run_fields(workdir)
+        old = _number_phases(self._recorded)
+        new = _number_phases(flat_fields(resolved))
+        self._changes = {change.name: change for change in compare(old, new)}
+
+    def check(self) -> None:
+        """Refuses, reports or accepts each change.
+
+        Raises:
+          InputError: the run cannot resume with a change.
+        """
+        for change in self._changes.values():
+            if not field_of(change.name).is_silent(self._resolved['task']):
+                self._check(change)
+        self._keep_record_of_start()
+
+    def _check(self, change: Change) -> None:
+        """Applies the rule of a field's role, or the rule for this very field."""
+        role = field_of(change.name).role_of(self._resolved['task'])
+        if change.name.startswith('identity.'):
+            self._check_content(change)
+        elif role == 'model' or (role == 'training' and self._comparable):
+            self._refuse(change)
+        elif change.name == 'init_checkpoint':
+            self._keep_init_checkpoint(change)
+        elif change.name == 'init_step':
+            self._report_other_init_step(change)
+        elif change.name == 'init_saved':
+            self._report_other_init_save(change)
+        elif change.name == 'train.skip_steps':
+            self._skip_only_later_steps(change)
+        elif change.is_recorded:
+            self._report(change)
+
+    def _check_content(self, change: Change) -> None:
+        """Pre-training may go on with more text; a downstream run has one training set."""
+        if not change.is_recorded:
+            return
+        content = change.name.removeprefix('identity.')
+        if self._comparable:
             raise InputError(
-                f'{workdir} holds a run with another vocabulary than {vocab_path}: give another '
-                '--workdir' + (f', or --config.data.vocab_file={kept}' if kept else ''))
+                f'{self._workdir} holds a run on other data (its {content} are not these): give '
+                'another --workdir; bert_jax.evaluate scores a finished run on other data')
+        print(f'warning: the run was trained on other data so far: {content} was '
+              f'{change.before}, now {change.now}')
+
+    def _refuse(self, change: Change) -> None:
+        raise InputError(
+            f'{self._workdir} holds a run with {change.name}={change.before!r}, the config says '
+            f'{change.now!r}: give another --workdir, or the config of that run')
+
+    def _keep_init_checkpoint(self, change: Change) -> None:
+        """The run resumes from its own checkpoint."""
+        print(f'warning: the run started from init_checkpoint={change.before!r}, which stays; '
+              f'{change.now!r} is not used: to start from it, give another --workdir')
+        self._resolved['init_checkpoint'] = change.before
+
+    def _report_other_init_step(self, change: Change) -> None:
+        if change.before is not None:
+            print(f'warning: the run started from step {change.before:,} of init_checkpoint, '
+                  f'which is at {change.now or 0:,} now: to start from that, give another '
+                  '--workdir')
+
+    def _report_other_init_save(self, change: Change) -> None:
+        """Another step is another save, too, and is reported as such."""
+        if change.before is not None and 'init_step' not in self._changes:
+            print('warning: init_checkpoint was made anew after this run started from it: to '
+                  'start from what it is now, give another --workdir')
+
+    def _skip_only_later_steps(self, change: Change) -> None:
+        """Steps that are done cannot be skipped."""
+        skipped_before = change.before or ()
+        late = [step for step in change.now
+                if step not in skipped_before and step <= self._newest_step]
+        if late:
+            steps = ', '.join(map(str, late))
+            print(f'warning: {change.name}: the newest checkpoint is past {steps}, which stays as '
+                  'it was: to train on other rows there, move the checkpoints from there on out '
+                  f"of {self._workdir / 'checkpoints'}")
+            self._resolved['train']['skip_steps'] = [
+                step for step in change.now if step not in late]
+        elif change.is_recorded:
+            self._report(change)
+
+    def _report(self, change: Change) -> None:
+        note = (f'note: {change.name} was {change.before!r} in this run so far, now '
+                f'{change.now!r}')
+        if change.name == 'train.steps':
+            note += (f'; warning: the learning rate goes on from step {self._newest_step:,} of the '
+                     'new schedule: to have it from the start, give another --workdir')
+        print(note)
+
+    def _keep_record_of_start(self) -> None:
+        """What the run started from is recorded when it starts; `init_checkpoint` may change."""
+        for name in ('init_step', 'init_saved'):
+            self._resolved.pop(name, None)
+            if name in self._recorded:
+                self._resolved[name] = self._recorded[name]
 
 
-def _each_phase(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields, with the list of phases replaced by the fields of each phase, numbered from 1."""
-    unstated = {name: fields.get(path, _DEFAULTS.get(path)) for name, path in PHASE_FIELDS.items()
-                if name in PHASE_ROWS and name != 'source'}
-    numbered = {str(i): unstated | phase for i, phase in enumerate(fields.pop('phases', ()), 1)}
-    return fields | flat_fields({'phases': numbered})
+def _check_vocabulary(workdir: Path, vocab_path: Path) -> None:
+    """Refuses a vocabulary that differs from the one in the run directory."""
+    kept = find_vocabulary(workdir)
+    if kept is not None and kept.read_bytes() == vocab_path.read_bytes():
+        return
+    remedy = 'give another --workdir'
+    if kept is not None:
+        remedy += f', or --config.data.vocab_file={kept}'
+    raise InputError(
+        f'{workdir} holds a run with another vocabulary than {vocab_path}: {remedy}')
+
+
+def _number_phases(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, with the list of phases replaced by the fields of each phase, numbered from 1.
+
+    Fields that a phase does not state have the values of the run.
+    """
+    unstated = {}
+    for name in PHASE_ROWS:
+        if name != 'source':
+            path = PHASE_FIELDS[name]
+            unstated[name] = fields.get(path, _DEFAULTS.get(path))
+    numbered = dict(fields)
+    for number, phase in enumerate(numbered.pop('phases', ()), 1):
+        numbered |= flat_fields(unstated | phase, f'phases.{number}.')
+    return numbered
 
 
 def read_run_fields(workdir: Path) -> dict[str, Any]:
@@ -181,9 +300,11 @@ def check_shared(workdir: Any, seconds: float = 30.0) -> None:
     if hosts.first():
         token.write_text('All hosts of a run look for this file while it starts.\n')
     deadline = time.monotonic() + seconds
-    while not (seen := token.exists()) and time.monotonic() < deadline:
+    is_seen = token.exists()
+    while not is_seen and time.monotonic() < deadline:
         time.sleep(0.2)
-    answers = hosts.exchange('run directory', 'seen' * seen)
+        is_seen = token.exists()
+    answers = hosts.exchange('run directory', 'seen' if is_seen else '')
     if hosts.first():
         token.unlink(missing_ok=True)
     if '' in answers:
