@@ -11,7 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.config.fields import flat_fields
+from bert_jax.config.fields import field_of, flat_fields
 from bert_jax.config.phases import parse_duration, parse_trace
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.chips import find_chip
@@ -35,8 +35,6 @@ from bert_jax.weights.warm_start import warm_start
 # The plateau gate arms after a quarter of training, but within these numbers of steps.
 _LEAST_STEPS_TO_PLATEAU = 1_000
 _MOST_STEPS_TO_PLATEAU = 20_000
-# Paths may differ between hosts; `identity` compares the contents.
-_PLACES = ('data.vocab_file', 'data.add_tokens', 'data.dir', 'data.local_dir', 'data.tfds_dir')
 
 
 def train_run(
@@ -60,10 +58,10 @@ def train_run(
       InputError: bad configuration or data.
       Diverged, Stopped: see `Trainer.run`.
     """
-    init_weights = program.init_weights
-    program = dataclasses.replace(program, init_weights=None)
     config, task = program.config, program.task
     description = describe(program)
+    init_weights = program.init_weights
+    program = dataclasses.replace(program, init_weights=None)
     check_start(program, workdir, description)
 
     checkpoints = Checkpoints(
@@ -123,7 +121,7 @@ def describe(program: Program) -> dict[str, Any]:
         'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
         'inference': dict(task.inference), 'identity': task.identity(),
     }
-    description |= _init_checkpoint_record(config.init_checkpoint)
+    description |= _init_checkpoint_record(config.init_checkpoint, program.init_weights)
     # What was resolved, which must be the same on all hosts.
     description['model']['attention'] = program.head.config.attention
     return description
@@ -139,17 +137,27 @@ def resolve(config: ConfigDict, phases: list[dict[str, Any]], vocab_size: int) -
     return resolved
 
 
-def _init_checkpoint_record(init_checkpoint: str) -> dict[str, int]:
-    """Which save of a run `init_checkpoint` is: that run may train on, or be made anew."""
+def _init_checkpoint_record(init_checkpoint: str, weights: Any) -> dict[str, int]:
+    """Which save of a run a run starts from: that run may train on, or be made anew.
+
+    Args:
+      init_checkpoint: of the config.
+      weights: of `init_checkpoint`. A run that resumes has none, or their description. For it, the
+        record is of the save that would be read now, to be compared with the run's own record.
+    """
     if not init_checkpoint:
         return {}
-    path = step_to_read(files.as_path(init_checkpoint))
-    if path is None:
+    if weights is not None and weights.params:
+        step_dir = weights.step_dir
+    else:
+        step_dir = step_to_read(files.as_path(init_checkpoint))
+    if step_dir is None:
         return {}
-    manifest = path / 'default' / 'manifest.ocdbt'  # differs for each save
-    if not manifest.exists():
-        return {}
-    return {'init_step': int(path.name), 'init_saved': zlib.crc32(manifest.read_bytes())}
+    record = {'init_step': int(step_dir.name)}
+    manifest = step_dir / 'default' / 'manifest.ocdbt'  # differs for each save
+    if manifest.exists():
+        record['init_saved'] = zlib.crc32(manifest.read_bytes())
+    return record
 
 
 def check_start(program: Program, workdir: files.Path, description: dict[str, Any]) -> None:
@@ -162,7 +170,9 @@ def check_start(program: Program, workdir: files.Path, description: dict[str, An
     """
     facts = {f'version of {name}': version for name, version in versions().items()}
     for name, value in flat_fields(description).items():
-        if name not in _PLACES:
+        field = field_of(name)
+        is_free_path = field.allowed == 'path' and field.is_silent(program.config.task)
+        if not is_free_path:  # what is there is the same, and `identity` compares it
             facts[name] = value
     hosts.agree('the run', facts)
     task = program.task

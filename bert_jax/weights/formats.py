@@ -209,6 +209,7 @@ class Weights:
       inference: how the run made its predictions: those of `max_seq_length`, `doc_stride`,
         `max_query_length`, `null_threshold`, `windows`, `num_texts` (2: of pairs) and `features`
         that its task has.
+      step_dir: the checkpoint of a run that `params` were read from; None: they are of no run.
     """
 
     params: dict[str, np.ndarray]
@@ -220,6 +221,7 @@ class Weights:
     unused: tuple[str, ...]
     source: str
     inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    step_dir: Path | None = None
 
     @property
     def num_labels(self) -> int:

@@ -105,7 +105,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
         formats.read_labels(config.get('labels'), head, params, config_file),
         described.vocab_file, described.lowercase, (),
         f'{described.source}, step {int(step.name):,}'
-        + (' (its best evaluation)' if step.parent.name == 'best' else ''), inference)
+        + (' (its best evaluation)' if step.parent.name == 'best' else ''), inference, step)
 
 
 def step_to_read(named: Path) -> Path | None:
