@@ -310,7 +310,7 @@ def _check_labels_unnamed(weights: Weights, labels: Sequence[str]) -> None:
 
 def _spelt_as(weights: Weights, labels: Sequence[str]) -> Weights:
     """The weights with the task's spelling of their labels, if they are the task's but for case."""
-    from bert_jax.tasks.labelled import as_known
+    from bert_jax.tasks.labels import as_known
 
     spelling = as_known(weights.labels, labels)
     spelt = tuple(spelling.get(name, name) for name in weights.labels)
