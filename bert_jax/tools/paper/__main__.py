@@ -89,10 +89,11 @@ def _plan(options: argparse.Namespace) -> Plan:
     _check_form('--pretrain', options.pretrain)
     _check_form('--finetune', options.finetune)
     _check_form('--weights', options.weights)
-    is_small = options.scale != 'paper'
-    seeds = options.seeds
-    if seeds is None:
-        seeds = 2 if is_small else 1
+    default_seeds = 1
+    default_restarts = 0  # those of the table
+    if options.scale != 'paper':
+        default_seeds = 2
+        default_restarts = 1
     plan = Plan(
         table=_table(options.table, options.rows),
         scale=options.scale,
@@ -101,8 +102,8 @@ def _plan(options: argparse.Namespace) -> Plan:
         pretrain=options.pretrain,
         finetune=options.finetune,
         weights=dict(text.split('=', 1) for text in options.weights),
-        seeds=seeds,
-        restarts=options.restarts or (1 if is_small else 0),
+        seeds=options.seeds or default_seeds,
+        restarts=options.restarts or default_restarts,
         only=[column for column in options.columns.split(',') if column])
     _check_names(plan)
     return plan
@@ -126,7 +127,8 @@ def _table(name: str, rows: str) -> Table:
 
 def _check_names(plan: Plan) -> None:
     """Raises an InputError if a plan names a column, task, row or config that there is not."""
-    tasks = [task for task, _ in map(split_setting, plan.finetune) if task]
+    settings = map(split_setting, plan.finetune)
+    tasks = [task for task, _ in settings if task]
     pretrainings = sorted({row.pretraining for row in plan.rows})
     weights = f'table {plan.table.name} at the scale {plan.scale}: --weights'
     _check_known('--columns', plan.only, COLUMNS)

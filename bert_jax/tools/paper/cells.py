@@ -117,7 +117,9 @@ def _scale(column: Column) -> int:
     """What a metric is multiplied by for the table, which shows fractions as percentages."""
     is_perplexity = not column.task
     is_percentage = column.task.startswith('squad')
-    return 1 if is_perplexity or is_percentage else 100
+    if is_perplexity or is_percentage:
+        return 1
+    return 100
 
 
 def _guessing(column: Column, runs: Iterable[ScoredRun]) -> Cell:
@@ -125,8 +127,10 @@ def _guessing(column: Column, runs: Iterable[ScoredRun]) -> Cell:
     metric = column.metric.removeprefix('eval/')
     for run in runs:
         if (run.path / 'config.json').exists():
-            share = read_run_fields(run.path).get(f'guessing.{metric}')
-            return {'guessing': None if share is None else _scale(column) * share}
+            score = read_run_fields(run.path).get(f'guessing.{metric}')
+            if score is not None:
+                score *= _scale(column)
+            return {'guessing': score}
     return {}
 
 
@@ -159,20 +163,27 @@ def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
       columns: cells by row, of each column.
     """
     columns = list(columns)
-    rows = dict.fromkeys(itertools.chain(*columns))
-    return {row: _mean_cell([column.get(row, {}) for column in columns]) for row in rows}
+    result = {}
+    for row in dict.fromkeys(itertools.chain(*columns)):
+        cells = [column.get(row, {}) for column in columns]
+        result[row] = _mean_cell(cells)
+    return result
 
 
 def _mean_cell(cells: Sequence[Cell]) -> Cell:
     """The mean of a row's cells, seed by seed."""
     result: Cell = {'paper': None, 'dev': None}
-    of_cells = [_means_by_seed(cell) for cell in cells]
+    of_cells = list(map(_means_by_seed, cells))
     seeds = sorted(set.intersection(*map(set, of_cells)))
-    if seeds:
-        values = [statistics.fmean(means[seed] for means in of_cells) for seed in seeds]
-        result |= summary(values)
-        result['values'] = values
-        result['seeds'] = seeds
+    if not seeds:
+        return result
+    values = []
+    for seed in seeds:
+        of_seed = [means[seed] for means in of_cells]
+        values.append(statistics.fmean(of_seed))
+    result |= summary(values)
+    result['values'] = values
+    result['seeds'] = seeds
     return result
 
 
@@ -217,10 +228,22 @@ def is_guessing(column: Column, cells: Iterable[Cell]) -> bool:
     compared = [cell for cell in cells if cell.get('guessing') is not None]
     if not compared:
         return False
-    deviations = [cell['deviation'] for cell in compared if cell['deviation'] is not None]
-    variance = statistics.fmean(x ** 2 for x in deviations) if deviations else 0.0
-    margin = 1e-6 + 3 * variance ** 0.5
-    sign = -1 if column.metric.endswith('perplexity') else 1
-    return all(
-        sign * (cell['mean'] - cell['guessing']) <= margin / len(_means_by_seed(cell)) ** 0.5
-        for cell in compared)
+    margin = 1e-6 + 3 * _pooled_deviation(compared)
+    is_lower_better = column.metric.endswith('perplexity')
+    for cell in compared:
+        gain = cell['mean'] - cell['guessing']
+        if is_lower_better:
+            gain = -gain
+        num_seeds = len(_means_by_seed(cell))
+        is_within_chance = gain <= margin / num_seeds ** 0.5
+        if not is_within_chance:
+            return False
+    return True
+
+
+def _pooled_deviation(cells: Iterable[Cell]) -> float:
+    """The root of the cells' mean variance; 0 if all are of single runs."""
+    variances = [cell['deviation'] ** 2 for cell in cells if cell['deviation'] is not None]
+    if not variances:
+        return 0.0
+    return statistics.fmean(variances) ** 0.5

@@ -162,9 +162,10 @@ class Plan:
     def _pretraining_config(self, name: str) -> str:
         if self.table.own:
             return name
-        file = '' if '.py:' in name else 'ablations.py:'
-        scale = f',{self.scale}' if self.small else ''
-        return file + name + scale
+        config = name if '.py:' in name else f'ablations.py:{name}'
+        if self.small:
+            config += f',{self.scale}'
+        return config
 
     def finetuning(self, row: Row, task: str, seed: int) -> Part:
         """The fine-tuning of a row on one of TASKS, from its pre-training with the given seed."""

@@ -72,7 +72,11 @@ class Record:
     @property
     def is_complete(self) -> bool:
         """Whether every cell has a figure of ours."""
-        return all('mean' in cell for column in self.cells.values() for cell in column.values())
+        for of_rows in self.cells.values():
+            for cell in of_rows.values():
+                if 'mean' not in cell:
+                    return False
+        return True
 
 
 def make_record(plan: Plan, failed: Mapping[str, str], whole: bool) -> Record:
@@ -86,17 +90,8 @@ def make_record(plan: Plan, failed: Mapping[str, str], whole: bool) -> Record:
     table = plan.table
     parts = plan.parts()
     rows = plan.rows
-    cells = {column: _cells_of_column(plan, column) for column in plan.columns}
-    inconclusive = [
-        column for column in plan.columns if is_guessing(COLUMNS[column], cells[column].values())]
-    columns = {
-        column: {'title': COLUMNS[column].title, 'metric': COLUMNS[column].metric}
-        for column in plan.columns}
-    downstream = [cells[column] for column in plan.columns if COLUMNS[column].task]
-    if table.mean and len(downstream) > 1:
-        columns['mean'] = {'title': 'mean'}
-        cells['mean'] = mean_of_columns(downstream)
-    finished, hours = _finished_runs(parts)
+    cells = _cells(plan)
+    seconds = _seconds_of_finished_runs(parts)
     return Record(
         table=table.name,
         title=table.title,
@@ -107,24 +102,33 @@ def make_record(plan: Plan, failed: Mapping[str, str], whole: bool) -> Record:
         versions=versions(),
         seeds=plan.seeds,
         restarts=plan.restarts or table.restarts,
-        hours=hours,
+        hours=sum(seconds) / 3600,
         settings={
             'pretrain': plan.pretrain,
             'finetune': plan.finetune,
             'weights': dict(plan.weights)},
-        runs={'finished': finished, 'all': sum(len(part.sweep.members) for part in parts)},
-        columns=columns,
+        runs={
+            'finished': len(seconds),
+            'all': sum(len(part.sweep.members) for part in parts)},
+        columns={column: _column_heading(column) for column in cells},
         rows=[row.title for row in rows],
         cells=cells,
         flops={row.title: plan.flops(row) for row in rows},
-        differences={
-            column: _differences(of_rows, rows[0].title) if whole else {}
-            for column, of_rows in cells.items()},
+        differences=_differences(cells, rows[0].title) if whole else dict.fromkeys(cells, {}),
         guessing=_scores_of_guessing(cells),
-        is_guessing=inconclusive,
+        is_guessing=_inconclusive_columns(plan, cells),
         parts={part.sweep.path.name: part.title for part in parts},
         failed=dict(failed),
         note=table.note)
+
+
+def _cells(plan: Plan) -> dict[str, dict[str, Cell]]:
+    """The cells by column and row; with a column `mean` of the tasks, if the table has one."""
+    cells = {column: _cells_of_column(plan, column) for column in plan.columns}
+    downstream = [cells[column] for column in plan.columns if COLUMNS[column].task]
+    if plan.table.mean and len(downstream) > 1:
+        cells['mean'] = mean_of_columns(downstream)
+    return cells
 
 
 def _cells_of_column(plan: Plan, column: str) -> dict[str, Cell]:
@@ -137,26 +141,47 @@ def _cells_of_column(plan: Plan, column: str) -> dict[str, Cell]:
     return cells
 
 
-def _finished_runs(parts: Iterable[Part]) -> tuple[int, float]:
-    """(Number of finished runs, the hours that they took)."""
-    seconds = [
-        part.sweep.seconds(member)
-        for part in parts
-        for member in part.sweep.members
-        if part.sweep.result(member)]
-    return len(seconds), sum(seconds) / 3600
+def _column_heading(column: str) -> dict[str, str]:
+    """The title of a column, and its metric if it has one."""
+    if column == 'mean':
+        return {'title': 'mean'}
+    return {'title': COLUMNS[column].title, 'metric': COLUMNS[column].metric}
 
 
-def _differences(cells: Mapping[str, Cell], first_row: str) -> Mapping[str, Sequence[float]]:
-    """The differences from the first row of the table; none if it does not have the column."""
-    return differences(cells) if first_row in cells else {}
+def _seconds_of_finished_runs(parts: Iterable[Part]) -> list[float]:
+    """The seconds that each finished run took."""
+    seconds = []
+    for part in parts:
+        for member in part.sweep.members:
+            if part.sweep.result(member):
+                seconds.append(part.sweep.seconds(member))
+    return seconds
+
+
+def _differences(
+    cells: Mapping[str, Mapping[str, Cell]], first_row: str
+) -> dict[str, Mapping[str, Sequence[float]]]:
+    """The differences from the first row of the table, in the columns that it has."""
+    result: dict[str, Mapping[str, Sequence[float]]] = {}
+    for column, of_rows in cells.items():
+        result[column] = differences(of_rows) if first_row in of_rows else {}
+    return result
 
 
 def _scores_of_guessing(cells: Mapping[str, Mapping[str, Cell]]) -> dict[str, float]:
     """The score of guessing of each column of which it is known."""
     scores = {}
     for column, of_rows in cells.items():
-        known = [cell['guessing'] for cell in of_rows.values() if cell.get('guessing') is not None]
-        if known:
-            scores[column] = known[0]
+        for cell in of_rows.values():
+            score = cell.get('guessing')
+            if score is not None:
+                scores.setdefault(column, score)
     return scores
+
+
+def _inconclusive_columns(plan: Plan, cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
+    """The columns in which no row is better than guessing."""
+    return [
+        column
+        for column in plan.columns
+        if is_guessing(COLUMNS[column], cells[column].values())]

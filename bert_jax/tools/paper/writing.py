@@ -72,27 +72,41 @@ def _figures(record: Record) -> list[str]:
     """The table itself: the FLOPs and the cells of each row, and the scores of guessing."""
     rows = []
     for row, flops in record.flops.items():
+        cost = f'{flops:.1e}' if flops else ''
         cells = [_cell_text(of_column.get(row)) for of_column in record.cells.values()]
-        rows.append([row, f'{flops:.1e}' if flops else '', *cells])
-    guessing = [
-        f'{record.guessing[column]:.2f}' if column in record.guessing else ''
-        for column in record.columns]
-    rows.append(['by guessing', '', *guessing])
+        rows.append([row, cost, *cells])
+    rows.append(_guessing_row(record))
     return sweeps.markdown(['', 'FLOPs', *_headings(record)], rows)
+
+
+def _guessing_row(record: Record) -> list[str]:
+    cells = ['by guessing', '']
+    for column in record.columns:
+        score = record.guessing.get(column)
+        cells.append('' if score is None else f'{score:.2f}')
+    return cells
 
 
 def _cell_text(cell: Cell | None) -> str:
     """A cell as in '84.40 ± 0.20 n=3 (84.6; dev 84.4)'; '–' where no run has finished."""
     if cell is None:
         return ''
-    published = ''
-    if cell['paper'] is not None:
-        dev = '' if cell['dev'] is None else f'; dev {cell["dev"]:g}'
-        published = f' ({cell["paper"]:g}{dev})'
+    published = _published_text(cell)
     if 'mean' not in cell:
         return f'–{published}'
-    deviation = '' if cell['deviation'] is None else f' ± {cell["deviation"]:.2f}'
-    return f'{cell["mean"]:.2f}{deviation} n={cell["runs"]}{published}'
+    score = f'{cell["mean"]:.2f}'
+    if cell['deviation'] is not None:
+        score += f' ± {cell["deviation"]:.2f}'
+    return f'{score} n={cell["runs"]}{published}'
+
+
+def _published_text(cell: Cell) -> str:
+    """The paper's figure in brackets, with that of the dev set if there is one."""
+    if cell['paper'] is None:
+        return ''
+    if cell['dev'] is None:
+        return f' ({cell["paper"]:g})'
+    return f' ({cell["paper"]:g}; dev {cell["dev"]:g})'
 
 
 def _explanation(record: Record) -> list[str]:
@@ -107,11 +121,13 @@ def _explanation(record: Record) -> list[str]:
 
 def _warning(record: Record) -> list[str]:
     """The columns in which no row is better than guessing."""
-    guessed = [record.columns[column]['title'] for column in record.is_guessing]
-    if not guessed:
+    if not record.is_guessing:
         return []
-    is_all = guessed == [title for title in _headings(record) if title != 'mean']
-    what = 'this table' if is_all else ', '.join(guessed)
+    compared = [column for column in record.columns if column != 'mean']
+    if list(record.is_guessing) == compared:
+        what = 'this table'
+    else:
+        what = ', '.join(record.columns[column]['title'] for column in record.is_guessing)
     return [f'**Inconclusive: {what}. No row is better than guessing (the most frequent label, '
             'words by frequency) beyond chance.**']
 
@@ -124,9 +140,10 @@ def _differences(record: Record) -> list[list[str]]:
     explanation = (
         f'Differences to {first}, with intervals that hold together for a column at 95 % '
         "(Tukey's HSD over seeds); bold: beyond chance.")
-    rows = [
-        [row, *(_difference_text(record, column, row) for column in record.columns)]
-        for row in others]
+    rows = []
+    for row in others:
+        cells = [_difference_text(record, column, row) for column in record.columns]
+        rows.append([row, *cells])
     return [[explanation], sweeps.markdown(['', *_headings(record)], rows)]
 
 
@@ -142,7 +159,9 @@ def _difference_text(record: Record, column: str, row: str) -> str:
         published = f'; paper {paper - first:+.2f}'
     text = f'{value:+.2f} ({low:+.2f} to {high:+.2f}{published})'
     is_beyond_chance = low > 0 or high < 0
-    return f'**{text}**' if is_beyond_chance else text
+    if is_beyond_chance:
+        return f'**{text}**'
+    return text
 
 
 def _provenance(record: Record) -> list[str]:
