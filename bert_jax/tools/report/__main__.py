@@ -66,10 +66,11 @@ def _read_runs(folders: Sequence[str]) -> list[RunRecords]:
         if path in paths:
             raise InputError(f'{folder} is named twice: name each run once')
         paths.append(path)
-    above = os.path.commonpath([os.path.dirname(path) for path in paths])
-    return [
-        RunRecords(as_path(folder), os.path.relpath(path, above))
-        for folder, path in zip(folders, paths, strict=True)]
+    above = os.path.commonpath(list(map(os.path.dirname, paths)))
+    runs = []
+    for folder, path in zip(folders, paths, strict=True):
+        runs.append(RunRecords(as_path(folder), os.path.relpath(path, above)))
+    return runs
 
 
 def _page_of(runs: Sequence[RunRecords], text: str) -> str:

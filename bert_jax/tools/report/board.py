@@ -95,10 +95,8 @@ def _downstream_scores(
 
 def _settings_text(run: RunRecords) -> str:
     """Text that is equal for fine-tunings with the same settings."""
-    return str(sorted(
-        (name, value)
-        for name, value in run.fields.items()
-        if not name.startswith(_NOT_SETTINGS)))
+    settings = [item for item in run.fields.items() if not item[0].startswith(_NOT_SETTINGS)]
+    return str(sorted(settings))
 
 
 def _last_score(run: RunRecords, task: str) -> float:
@@ -135,15 +133,16 @@ def _recipe(
     _, flops = run.work_at(run.fields['train.steps'])
     command = str(run.fields.get('made.command', ''))
     losses = group.scores('standard_mlm_loss') or group.scores('mlm_loss')
+    samples = [losses, _means_over_tasks(scores, tasks, len(group.runs))]
+    for task in tasks:
+        samples.append(list(scores.get(task, {}).values()))
     return Recipe(num_params, flops, [
         _recipe_name(run, command) or group.name,
         f'{model.num_layers}/{model.hidden_size}',
         count(num_params),
         f'{flops:.2g}',
         _chip_hours(run, flops, share_of_peak),
-        _with_interval(losses),
-        _with_interval(_means_over_tasks(scores, tasks, len(group.runs))),
-        *(_with_interval(list(scores.get(task, {}).values())) for task in tasks),
+        *map(_with_interval, samples),
         str(len(group.runs)),
         str(run.fields.get('made.commit', '')),
         f'`{command}`' if command else ''])
@@ -175,11 +174,18 @@ def _recipe_name(run: RunRecords, command: str) -> str:
             table = read_json(path, 'delete it, it is written again')
             title = table.get('parts', {}).get(part.name)
             if title:
-                # The names in a table of the user's own, which has no source, end in the scale.
-                scale = f',{table["scale"]}' if table['source'] else ''
-                return title.removeprefix('pre-training ') + scale
+                return _name_in_table(title, table)
     config = re.search(r'--config[= ]\S*?([^/\s]+\.py\S*)', command)
     return config[1] if config else ''
+
+
+def _name_in_table(title: str, table: Mapping[str, Any]) -> str:
+    """The recipe of a pre-training by its title in a table, with the table's scale."""
+    name = title.removeprefix('pre-training ')
+    is_users_own = not table['source']
+    if is_users_own:  # its names have the scale already
+        return name
+    return f'{name},{table["scale"]}'
 
 
 def _means_over_tasks(
@@ -190,8 +196,9 @@ def _means_over_tasks(
         return []
     means = []
     for number in range(num_seeds):
-        if all(number in scores.get(task, ()) for task in tasks):
-            means.append(statistics.fmean(scores[task][number] for task in tasks))
+        of_seed = [scores[task][number] for task in tasks if number in scores.get(task, ())]
+        if len(of_seed) == len(tasks):
+            means.append(statistics.fmean(of_seed))
     return means
 
 

@@ -37,8 +37,10 @@ class Comparison:
         """Whether the group is better in a metric than the first, as far as the seeds tell."""
         if abs(self.gain) <= self.half_width:
             return 'within noise'
-        is_better = (self.gain < 0) == is_loss(metric)
-        return 'better' if is_better else 'worse'
+        is_lower = self.gain < 0
+        if is_lower == is_loss(metric):
+            return 'better'
+        return 'worse'
 
 
 def compare(groups: Sequence[Group]) -> list[Comparison]:

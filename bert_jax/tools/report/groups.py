@@ -82,28 +82,28 @@ class Group:
     def _evaluated_steps(self) -> str:
         """Which evaluations the scores are of."""
         which = 'best' if self.runs[0].keeps_best else 'last'
-        steps = [f'{step:,.0f}' for step in sorted(set(self.scores('step')))]
-        return f'{which}, step {" or ".join(steps)}'
+        steps = sorted(set(self.scores('step')))
+        numbers = ' or '.join(f'{step:,.0f}' for step in steps)
+        return f'{which}, step {numbers}'
 
     def _median(self, name: str, as_text: Callable[[float], str]) -> dict[str, str]:
         """The median of a metric of training, by its name; empty if no record has it."""
-        values = [
-            record[f'train/{name}']
-            for run in self.runs
-            for record in run.records
-            if f'train/{name}' in record]
-        return {name: as_text(statistics.median(values))} if values else {}
+        key = f'train/{name}'
+        values = []
+        for run in self.runs:
+            values += [record[key] for record in run.records if key in record]
+        if not values:
+            return {}
+        return {name: as_text(statistics.median(values))}
 
     def settings(self) -> dict[str, str]:
         """The settings that the page compares, with the values of all runs, as text by name."""
-        fields_of_runs = [
-            {**run.fields, 'phases': _phases_text(run.fields.get('phases') or ())}
-            for run in self.runs]
+        fields_of_runs = list(map(_fields_with_phases_text, self.runs))
         result = {}
         for name in fields_of_runs[0]:
             if not _is_among(_NOT_SHOWN, name, self.runs[0]):
-                values = dict.fromkeys(str(fields[name]) for fields in fields_of_runs)
-                result[name] = ', '.join(values)
+                values = [str(fields[name]) for fields in fields_of_runs]
+                result[name] = ', '.join(dict.fromkeys(values))
         return result
 
 
@@ -152,10 +152,11 @@ def _is_among(prefixes: tuple[str, ...], name: str, run: RunRecords) -> bool:
 
 def _points_by_step(run: RunRecords) -> dict[tuple[str, float], Point]:
     """The points of a run's curves, by the curve's name and the step."""
-    return {
-        (name, point.step): point
-        for name, points in run.curves().items()
-        for point in points}
+    result = {}
+    for name, points in run.curves().items():
+        for point in points:
+            result[name, point.step] = point
+    return result
 
 
 def _mean_point(points: Sequence[Point]) -> list[float]:
@@ -165,8 +166,9 @@ def _mean_point(points: Sequence[Point]) -> list[float]:
     return [*means, min(values), max(values)]
 
 
-def _phases_text(phases: Iterable[Mapping[str, Any]]) -> str:
-    return ', '.join(map(_phase_text, phases))
+def _fields_with_phases_text(run: RunRecords) -> dict[str, Any]:
+    phases = run.fields.get('phases') or ()
+    return {**run.fields, 'phases': ', '.join(map(_phase_text, phases))}
 
 
 def _phase_text(phase: Mapping[str, Any]) -> str:
@@ -180,5 +182,7 @@ def mean_with_deviation(values: Sequence[float]) -> str:
     """The mean, and the standard deviation of several values; '' if there are none."""
     if not values:
         return ''
-    deviation = f' ± {statistics.stdev(values):.4f}' if len(values) > 1 else ''
-    return f'{statistics.fmean(values):.4f}{deviation}'
+    mean = f'{statistics.fmean(values):.4f}'
+    if len(values) == 1:
+        return mean
+    return f'{mean} ± {statistics.stdev(values):.4f}'

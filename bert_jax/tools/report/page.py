@@ -13,6 +13,7 @@ from bert_jax.runtime.files import as_path
 from bert_jax.tools.report.comparison import Comparison, compare, incomparable_groups, is_loss
 from bert_jax.tools.report.examples import Examples, MaskedWord
 from bert_jax.tools.report.groups import Group, mean_with_deviation
+from bert_jax.tools.report.runs import RunRecords
 from bert_jax.train.gates import MEANINGS
 from bert_jax.train.report import count
 
@@ -69,7 +70,7 @@ def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> st
         Section('settings', 'Settings that differ', _settings(groups)),
         Section('gates', 'Warnings', _gates(groups)),
         Section('results', 'Results', _results(groups, examples)),
-        Section('curves', 'Curves', _curves(groups) if any(curves) else ''),
+        Section('curves', 'Curves', _curves(groups, curves)),
         Section('masked', 'Masked words', _masked_words(groups, examples)),
         Section('attention', 'Attention', _attention(examples, text)),
         Section('runs', 'Runs', _runs(groups)),
@@ -162,11 +163,15 @@ def _in_short(groups: Sequence[Group], guessing: Mapping[str, float]) -> str:
         rows.append([_label(group), str(len(group.runs)), score, difference])
     if metric in guessing:
         rows.append(['guessing', '', f'{guessing[metric]:.4f}', ''])
-    has_seeds = any(
-        len(comparison.scores) > 1 for comparison in comparisons if not comparison.why_not)
-    note = _ABOUT_INTERVALS if has_seeds else _ABOUT_SINGLE_SEEDS
+    note = _ABOUT_SINGLE_SEEDS
+    if any(map(_has_several_seeds, comparisons)):
+        note = _ABOUT_INTERVALS
     heading = ['', 'seeds', escape(metric.replace('_', ' ')), f'minus {escape(first.name)}']
     return f'{_grid(heading, rows)}<p class="note">{note}</p>'
+
+
+def _has_several_seeds(comparison: Comparison) -> bool:
+    return len(comparison.scores) > 1 and not comparison.why_not
 
 
 def _difference(comparison: Comparison, metric: str) -> str:
@@ -196,8 +201,10 @@ def _results(groups: Sequence[Group], examples: Sequence[Examples]) -> str:
     """A table of what was trained and of its scores, with the best of each row in bold."""
     results = []
     for group, example in zip(groups, examples, strict=True):
-        size = {'parameters': count(example.num_params)} if example.num_params else {}
-        results.append(size | group.results())
+        result = {}
+        if example.num_params:
+            result['parameters'] = count(example.num_params)
+        results.append(result | group.results())
     rows = []
     for name in _all_names(results):
         cells = [of_group.get(name, '') for of_group in results]
@@ -215,36 +222,48 @@ def _all_names(columns: Iterable[Mapping[str, str]]) -> list[str]:
 
 def _group_grid(groups: Sequence[Group], rows: Sequence[Sequence[str]]) -> str:
     """An HTML table with a column for each group; '' if it has no rows."""
-    return _grid(['', *map(_label, groups)], rows) if rows else ''
+    if not rows:
+        return ''
+    return _grid(['', *map(_label, groups)], rows)
 
 
 def _with_best_bold(groups: Sequence[Group], name: str, cells: Sequence[str]) -> list[str]:
     """The cells of a metric, a column for each group; of different scores the best is bold."""
-    means = []
-    for group in groups:
+    means = {}
+    for number, group in enumerate(groups):
         scores = group.scores(name)
-        means.append(statistics.fmean(scores) if scores else None)
-    known = {mean for mean in means if mean is not None}
-    if len(known) < 2:
+        if scores:
+            means[number] = statistics.fmean(scores)
+    if len(set(means.values())) < 2:
         return list(cells)
-    best = min(known) if is_loss(name) else max(known)
-    return [
-        f'<b>{cell}</b>' if mean == best else cell
-        for cell, mean in zip(cells, means, strict=True)]
+    choose = min if is_loss(name) else max
+    best = choose(means.values())
+    result = []
+    for number, cell in enumerate(cells):
+        result.append(f'<b>{cell}</b>' if means.get(number) == best else cell)
+    return result
 
 
 def _gates(groups: Sequence[Group]) -> str:
     """The steps at which each gate warned."""
-    items = []
+    warnings = []
     for group in groups:
         for run in group.runs:
-            for gate, meaning in MEANINGS.items():
-                steps = [record['step'] for record in run.records if f'gate/{gate}' in record]
-                if steps:
-                    items.append(
-                        f'<li>{escape(run.name)}, {_steps(steps)}: <b>{gate}</b>, '
-                        f'{escape(meaning)}</li>')
-    return f'<ul class="spoken">{"".join(items)}</ul>' if items else ''
+            warnings += _warnings(run)
+    if not warnings:
+        return ''
+    return f'<ul class="spoken">{"".join(warnings)}</ul>'
+
+
+def _warnings(run: RunRecords) -> list[str]:
+    """A list item for each gate that warned in a run."""
+    items = []
+    for gate, meaning in MEANINGS.items():
+        steps = [record['step'] for record in run.records if f'gate/{gate}' in record]
+        if steps:
+            items.append(
+                f'<li>{escape(run.name)}, {_steps(steps)}: <b>{gate}</b>, {escape(meaning)}</li>')
+    return items
 
 
 def _steps(steps: Sequence[int]) -> str:
@@ -254,8 +273,10 @@ def _steps(steps: Sequence[int]) -> str:
     return f'step {steps[0]:,} and {len(steps) - 1} more, to {steps[-1]:,}'
 
 
-def _curves(groups: Sequence[Group]) -> str:
-    """The legend of the charts; page.js draws them below it."""
+def _curves(groups: Sequence[Group], curves: Sequence[Mapping[str, Any]]) -> str:
+    """The legend of the charts, if there are any; page.js draws them below it."""
+    if not any(curves):
+        return ''
     labels = ' '.join(map(_label, groups))
     return f'<p>{labels}</p>\n<p class="note">{_ABOUT_CURVES}</p>'
 
@@ -266,10 +287,11 @@ def _charts(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for of_group in curves:
         for name in of_group:
             names[name.partition('/')[2]] = None
-    return [
-        {'title': name.replace('_', ' '), 'series': _series(curves, name)}
-        for name in names
-        if name not in _NOT_DRAWN]
+    charts = []
+    for name in names:
+        if name not in _NOT_DRAWN:
+            charts.append({'title': name.replace('_', ' '), 'series': _series(curves, name)})
+    return charts
 
 
 def _series(curves: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:

@@ -99,11 +99,14 @@ class RunRecords:
         took = f' in {duration(seconds)}' if seconds else ''
         if self.finished:
             return f'finished: {step:,} steps{took}'
+        progress = f'step {step:,}'
         total = self.fields.get('train.steps', 0)
-        of_total = f' of {total:,}' if total else ''
+        if total:
+            progress += f' of {total:,}'
         process = holder(self.folder)
-        activity = f'going on ({process})' if process else 'stopped'
-        return f'step {step:,}{of_total}{took}, {activity}'
+        if process:
+            return f'{progress}{took}, going on ({process})'
+        return f'{progress}{took}, stopped'
 
     def curves(self) -> dict[str, list[Point]]:
         """The points of every `train/...` and `eval/...`."""
@@ -174,11 +177,11 @@ def _is_evaluation(record: Mapping[str, Any]) -> bool:
 
 def _total_seconds(records: Sequence[Mapping[str, Any]]) -> float:
     """The seconds of a run so far, from the last record that has them by what they went into."""
-    timed = [record for record in records if 'time/step' in record]
-    if not timed:
-        return 0
-    return sum(
-        value for name, value in timed[-1].items() if name.startswith('time/') and value > 0)
+    for record in reversed(records):
+        if 'time/step' in record:
+            times = [value for name, value in record.items() if name.startswith('time/')]
+            return sum(value for value in times if value > 0)
+    return 0
 
 
 def _phase_at(phases: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
