@@ -170,7 +170,7 @@ def _differences(
 
 def _scores_of_guessing(cells: Mapping[str, Mapping[str, Cell]]) -> dict[str, float]:
     """The score of guessing of each column of which it is known."""
-    scores = {}
+    scores: dict[str, float] = {}
     for column, of_rows in cells.items():
         for cell in of_rows.values():
             score = cell.get('guessing')

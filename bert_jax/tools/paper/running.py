@@ -1,5 +1,8 @@
 """Runs the parts of a table, on this machine and beside others that run the same command."""
 
+from __future__ import annotations
+
+import enum
 import time
 from collections.abc import Callable, Sequence
 
@@ -7,6 +10,14 @@ from bert_jax.runtime.errors import InputError, tell
 from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.paper.plan import Part, Plan
 from bert_jax.tools.paper.writing import write_table
+
+
+class Outcome(enum.Enum):
+    """What became of a part in one pass over all parts."""
+
+    ENDED = 'finished or failed'
+    WAITING = 'another machine works on it, or on its pre-training'
+    STOPPED = 'a stop was requested'
 
 
 class PartRunner:
@@ -29,40 +40,43 @@ class PartRunner:
         be run, the others go on.
         """
         while True:
-            waiting_for_others = False
+            outcomes = set()
             for number, part in enumerate(self._parts, 1):
-                num_left = len(part.sweep.unfinished())
-                if not num_left or part.title in self.failed:
-                    continue
-                if not self._is_startable(part):
-                    waiting_for_others |= part.title not in self.failed
-                    continue
-                try:
-                    self._open(part, number, num_left)
-                    if not sweeps.work(part.sweep, should_stop):
-                        return False
-                except InputError as error:
-                    self.failed[part.title] = str(error)
-                    tell(f'error: {part.title}: {error}')
-                    continue
-                num_left_now = len(part.sweep.unfinished())
-                waiting_for_others |= num_left_now > 0
-                if num_left_now < num_left:
-                    write_table(self._plan, self.failed, whole=False)
-            if not waiting_for_others:
+                outcome = self._advance(part, number, should_stop)
+                if outcome is Outcome.STOPPED:
+                    return False
+                outcomes.add(outcome)
+            if Outcome.WAITING not in outcomes:
                 return True
             if should_stop(0):
                 return False
             time.sleep(sweeps.WAIT_SECONDS)
 
-    def _is_startable(self, part: Part) -> bool:
-        """Whether the pre-training of a part is finished; if it failed, so has the part."""
+    def _advance(
+        self, part: Part, number: int, should_stop: Callable[[int], bool]
+    ) -> Outcome:
+        """Runs what is left of a part, if its pre-training is finished."""
+        num_left = len(part.sweep.unfinished())
+        if not num_left or part.title in self.failed:
+            return Outcome.ENDED
         start = part.start
-        if start is None or start.is_finished():
-            return True
-        if start.part.title in self.failed or start.has_failed():
-            self.failed[part.title] = f'{start.part.title} failed'
-        return False
+        if start is not None and not start.is_finished():
+            if start.part.title in self.failed or start.has_failed():
+                self.failed[part.title] = f'{start.part.title} failed'
+                return Outcome.ENDED
+            return Outcome.WAITING
+        try:
+            self._open(part, number, num_left)
+            if not sweeps.work(part.sweep, should_stop):
+                return Outcome.STOPPED
+        except InputError as error:
+            self.failed[part.title] = str(error)
+            tell(f'error: {part.title}: {error}')
+            return Outcome.ENDED
+        num_left_now = len(part.sweep.unfinished())
+        if num_left_now < num_left:
+            write_table(self._plan, self.failed, whole=False)
+        return Outcome.WAITING if num_left_now else Outcome.ENDED
 
     def _open(self, part: Part, number: int, num_left: int) -> None:
         """Announces a part and opens its directory, the first time."""

@@ -188,4 +188,4 @@ def _phase_at(phases: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
     """The phase that a step belongs to."""
     ends = list(itertools.accumulate(phase['steps'] for phase in phases))
     number = min(bisect.bisect_left(ends, step), len(phases) - 1)
-    return {'packed_rows': 0} | phases[number]
+    return {'packed_rows': 0, **phases[number]}
