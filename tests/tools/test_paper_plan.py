@@ -98,13 +98,13 @@ def test_the_digest_of_a_part_stays(tmp_path):
     A new config field belongs to the fields in part_names.py that were added later.
     """
     part = plan('loo', tmp_path, 'ppl').parts()[0]
-    assert part.sweep.path.name == 'pretrain-ed5b285de762'
+    assert part.name == 'pretrain-ed5b285de762'
 
 
 def test_a_moved_directory_has_the_same_parts(tmp_path):
     parts = plan('5', tmp_path, 'mrpc').parts()
     moved = plan('5', tmp_path / 'x', 'mrpc').parts()
-    assert [part.sweep.path.name for part in moved] == [part.sweep.path.name for part in parts]
+    assert [part.name for part in moved] == [part.name for part in parts]
 
 
 def test_settings_are_of_all_tasks_or_of_one(tmp_path):

@@ -60,7 +60,7 @@ def make_cell(plan: Plan, row: Row, column: str) -> Cell | None:
     cell: Cell = {
         'paper': row.figures.get(column),
         'dev': row.dev.get(column),
-        'parts': [part.sweep.path.name for part in parts]}
+        'parts': [part.name for part in parts]}
     runs = _scored_runs(row, COLUMNS[column], parts)
     if not runs:
         return cell

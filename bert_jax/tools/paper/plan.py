@@ -45,6 +45,11 @@ class Part:
     resolved: ConfigDict
     start: PretrainingRun | None = None
 
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.sweep.path.name
+
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingRun:
@@ -121,11 +126,11 @@ class Plan:
 
         They go row by row, so that the first rows of the table are complete early.
         """
-        by_folder: dict[str, Part] = {}
+        by_name: dict[str, Part] = {}
         for row in self.rows:
             for part in self._parts_of_row(row):
-                by_folder.setdefault(part.sweep.path.name, part)
-        return list(by_folder.values())
+                by_name.setdefault(part.name, part)
+        return list(by_name.values())
 
     def _parts_of_row(self, row: Row) -> Iterator[Part]:
         if row.pretraining not in self.weights:

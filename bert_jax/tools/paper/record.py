@@ -117,7 +117,7 @@ def make_record(plan: Plan, failed: Mapping[str, str], whole: bool) -> Record:
         differences=_differences(cells, rows[0].title) if whole else dict.fromkeys(cells, {}),
         guessing=_scores_of_guessing(cells),
         is_guessing=_inconclusive_columns(plan, cells),
-        parts={part.sweep.path.name: part.title for part in parts},
+        parts={part.name: part.title for part in parts},
         failed=dict(failed),
         note=table.note)
 

@@ -85,7 +85,7 @@ class PartRunner:
         self._begun.add(part.title)
         print(f'[{number}/{len(self._parts)}] {time.strftime("%H:%M")} {part.title}: {num_left} '
               f'runs in {part.sweep.path}', flush=True)
-        part.sweep.open(part.sweep.path.name, [])
+        part.sweep.open(part.name, [])
 
     def add_failed_elsewhere(self) -> None:
         """Adds the parts that failed on another machine, or in another process of this one."""
