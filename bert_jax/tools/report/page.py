@@ -1,6 +1,7 @@
 """The HTML page that compares groups of runs; its curves and attention are drawn by page.js."""
 
 import dataclasses
+import itertools
 import json
 import math
 import statistics
@@ -49,6 +50,11 @@ class Section:
     content: str
 
     @property
+    def link(self) -> str:
+        """The HTML of a link to the section."""
+        return f'<a href="#{self.anchor}">{self.title}</a>'
+
+    @property
     def html(self) -> str:
         """The section as HTML."""
         return (f'<section id="{self.anchor}">\n<h2>{self.title}</h2>\n{self.content}\n'
@@ -75,22 +81,38 @@ def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> st
         Section('attention', 'Attention', _attention(examples, text)),
         Section('runs', 'Runs', _runs(groups)),
     ]
-    shown = [section for section in sections if section.content]
-    links = [f'<a href="#{section.anchor}">{section.title}</a>' for section in shown]
+    names = [group.name for group in groups]
     data = {
-        'runs': [group.name for group in groups],
+        'runs': names,
         'axes': _AXES,
         'charts': _charts(curves),
         'phases': [group.phases() for group in groups],
-        'guessing': {name.replace('_', ' '): value for name, value in guessing.items()},
+        'guessing': {name.replace('_', ' '): score for name, score in guessing.items()},
         'attention': [example.attention for example in examples],
     }
+    return _fill_template(', '.join(names), sections, data)
+
+
+def _fill_template(title: str, sections: Iterable[Section], data: Mapping[str, Any]) -> str:
+    """The page of page.html.
+
+    Args:
+      title: as text.
+      sections: those without content are left out.
+      data: what page.js draws.
+    """
+    links = []
+    contents = []
+    for section in sections:
+        if section.content:
+            links.append(section.link)
+            contents.append(section.html)
     return string.Template(_read('page.html')).substitute(
-        title=escape(', '.join(group.name for group in groups)),
+        title=escape(title),
         style=_read('page.css'),
         script=_read('page.js'),
         links='\n'.join(links),
-        sections='\n'.join(section.html for section in shown),
+        sections='\n'.join(contents),
         # Without `<`, no string in the data can end the script element.
         data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'))
 
@@ -191,7 +213,7 @@ def _settings(groups: Sequence[Group]) -> str:
     settings = [group.settings() for group in groups]
     rows = []
     for name in _all_names(settings):
-        values = [of_group.get(name, '') for of_group in settings]
+        values = [column.get(name, '') for column in settings]
         if len(set(values)) > 1:
             rows.append([escape(name).replace('_', '_<wbr>'), *map(escape, values)])
     return _group_grid(groups, rows)
@@ -207,17 +229,14 @@ def _results(groups: Sequence[Group], examples: Sequence[Examples]) -> str:
         results.append(result | group.results())
     rows = []
     for name in _all_names(results):
-        cells = [of_group.get(name, '') for of_group in results]
+        cells = [column.get(name, '') for column in results]
         rows.append([escape(name).replace('_', ' '), *_with_best_bold(groups, name, cells)])
     return _group_grid(groups, rows)
 
 
 def _all_names(columns: Iterable[Mapping[str, str]]) -> list[str]:
     """The names of all columns, each once, in order of appearance."""
-    names: dict[str, None] = {}
-    for column in columns:
-        names |= dict.fromkeys(column)
-    return list(names)
+    return list(dict.fromkeys(itertools.chain(*columns)))
 
 
 def _group_grid(groups: Sequence[Group], rows: Sequence[Sequence[str]]) -> str:
@@ -283,15 +302,16 @@ def _curves(groups: Sequence[Group], curves: Sequence[Mapping[str, Any]]) -> str
 
 def _charts(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The charts, each with a metric's training and held-out points."""
-    names: dict[str, None] = {}
-    for of_group in curves:
-        for name in of_group:
-            names[name.partition('/')[2]] = None
     charts = []
-    for name in names:
+    for name in dict.fromkeys(map(_without_split, itertools.chain(*curves))):
         if name not in _NOT_DRAWN:
             charts.append({'title': name.replace('_', ' '), 'series': _series(curves, name)})
     return charts
+
+
+def _without_split(name: str) -> str:
+    """The metric of `train/METRIC` or `eval/METRIC`."""
+    return name.partition('/')[2]
 
 
 def _series(curves: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
