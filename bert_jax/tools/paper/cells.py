@@ -173,14 +173,13 @@ def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
 def _mean_cell(cells: Sequence[Cell]) -> Cell:
     """The mean of a row's cells, seed by seed."""
     result: Cell = {'paper': None, 'dev': None}
-    of_cells = list(map(_means_by_seed, cells))
-    seeds = sorted(set.intersection(*map(set, of_cells)))
+    means_of_cells = list(map(_means_by_seed, cells))
+    seeds = sorted(set.intersection(*map(set, means_of_cells)))
     if not seeds:
         return result
     values = []
     for seed in seeds:
-        of_seed = [means[seed] for means in of_cells]
-        values.append(statistics.fmean(of_seed))
+        values.append(statistics.fmean(means[seed] for means in means_of_cells))
     result |= summary(values)
     result['values'] = values
     result['seeds'] = seeds

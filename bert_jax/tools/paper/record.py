@@ -72,8 +72,8 @@ class Record:
     @property
     def is_complete(self) -> bool:
         """Whether every cell has a figure of ours."""
-        for of_rows in self.cells.values():
-            for cell in of_rows.values():
+        for column in self.cells.values():
+            for cell in column.values():
                 if 'mean' not in cell:
                     return False
         return True
@@ -163,16 +163,17 @@ def _differences(
 ) -> dict[str, Mapping[str, Sequence[float]]]:
     """The differences from the first row of the table, in the columns that it has."""
     result: dict[str, Mapping[str, Sequence[float]]] = {}
-    for column, of_rows in cells.items():
-        result[column] = differences(of_rows) if first_row in of_rows else {}
+    for column, cells_by_row in cells.items():
+        has_first = first_row in cells_by_row
+        result[column] = differences(cells_by_row) if has_first else {}
     return result
 
 
 def _scores_of_guessing(cells: Mapping[str, Mapping[str, Cell]]) -> dict[str, float]:
     """The score of guessing of each column of which it is known."""
     scores: dict[str, float] = {}
-    for column, of_rows in cells.items():
-        for cell in of_rows.values():
+    for column, cells_by_row in cells.items():
+        for cell in cells_by_row.values():
             score = cell.get('guessing')
             if score is not None:
                 scores.setdefault(column, score)

@@ -73,7 +73,7 @@ def _figures(record: Record) -> list[str]:
     rows = []
     for row, flops in record.flops.items():
         cost = f'{flops:.1e}' if flops else ''
-        cells = [_cell_text(of_column.get(row)) for of_column in record.cells.values()]
+        cells = [_cell_text(column.get(row)) for column in record.cells.values()]
         rows.append([row, cost, *cells])
     rows.append(_guessing_row(record))
     return sweeps.markdown(['', 'FLOPs', *_headings(record)], rows)

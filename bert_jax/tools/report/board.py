@@ -6,7 +6,7 @@ import os
 import re
 import statistics
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bert_jax.heads.pretraining import Pretraining
@@ -25,6 +25,23 @@ from bert_jax.weights.run_directory import read_description
 _NOT_SETTINGS = ('seed', 'init_', 'data.vocab_file', *BESIDE)
 
 ScoresBySeed = dict[int, float]  # by the number of the pre-training in its group
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuning:
+    """A finished fine-tuning of a pre-training.
+
+    Attributes:
+      task: its name.
+      settings: text that is equal for fine-tunings with the same settings.
+      seed: the number of the pre-training in its group.
+      score: at the last evaluation, as a percentage.
+    """
+
+    task: str
+    settings: str
+    seed: int
+    score: float
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -78,19 +95,24 @@ def _downstream_scores(
       pretrained: the runs of the group.
       runs: all runs, among them fine-tunings of the group's.
     """
-    numbers = {os.path.abspath(run.folder): number for number, run in enumerate(pretrained)}
-    by_task: dict[str, dict[str, dict[int, list[float]]]] = {}
+    by_task: dict[str, list[FineTuning]] = {}
+    for fine_tuning in _fine_tunings(pretrained, runs):
+        by_task.setdefault(fine_tuning.task, []).append(fine_tuning)
+    return {task: _best_scores(fine_tunings) for task, fine_tunings in by_task.items()}
+
+
+def _fine_tunings(
+    pretrained: Sequence[RunRecords], runs: Iterable[RunRecords]
+) -> Iterator[FineTuning]:
+    """The finished runs that started from one of the pre-trainings."""
+    seeds = {os.path.abspath(run.folder): seed for seed, run in enumerate(pretrained)}
     for run in runs:
         if run.fields.get('task') == 'pretrain':
             continue
-        number = numbers.get(os.path.abspath(run.fields.get('init_checkpoint') or '/'))
-        if number is None or not run.finished or not run.evaluations:
-            continue
-        task = str(run.fields['task'])
-        of_task = by_task.setdefault(task, {})
-        of_settings = of_task.setdefault(_settings_text(run), {})
-        of_settings.setdefault(number, []).append(_last_score(run, task))
-    return {task: _best_scores(of_task.values()) for task, of_task in by_task.items()}
+        start = os.path.abspath(run.fields.get('init_checkpoint') or '/')
+        if start in seeds and run.finished and run.evaluations:
+            task = str(run.fields['task'])
+            yield FineTuning(task, _settings_text(run), seeds[start], _last_score(run, task))
 
 
 def _settings_text(run: RunRecords) -> str:
@@ -105,15 +127,20 @@ def _last_score(run: RunRecords, task: str) -> float:
     return score if task.startswith('squad') else 100 * score
 
 
-def _best_scores(by_settings: Iterable[Mapping[int, Sequence[float]]]) -> ScoresBySeed:
+def _best_scores(fine_tunings: Iterable[FineTuning]) -> ScoresBySeed:
     """The mean score by pre-training, with the best of the settings that have the most runs."""
-    best = max(by_settings, key=_num_runs_and_mean)
-    return {number: statistics.fmean(scores) for number, scores in best.items()}
+    by_settings: dict[str, list[FineTuning]] = {}
+    for fine_tuning in fine_tunings:
+        by_settings.setdefault(fine_tuning.settings, []).append(fine_tuning)
+    by_seed: dict[int, list[float]] = {}
+    for fine_tuning in max(by_settings.values(), key=_num_runs_and_mean):
+        by_seed.setdefault(fine_tuning.seed, []).append(fine_tuning.score)
+    return {seed: statistics.fmean(scores) for seed, scores in by_seed.items()}
 
 
-def _num_runs_and_mean(scores_by_seed: Mapping[int, Sequence[float]]) -> tuple[int, float]:
-    scores = list(itertools.chain(*scores_by_seed.values()))
-    return len(scores), statistics.fmean(scores)
+def _num_runs_and_mean(fine_tunings: Sequence[FineTuning]) -> tuple[int, float]:
+    mean = statistics.fmean(fine_tuning.score for fine_tuning in fine_tunings)
+    return len(fine_tunings), mean
 
 
 def _recipe(
@@ -195,10 +222,10 @@ def _means_over_tasks(
     if not tasks:
         return []
     means = []
-    for number in range(num_seeds):
-        of_seed = [scores[task][number] for task in tasks if number in scores.get(task, ())]
-        if len(of_seed) == len(tasks):
-            means.append(statistics.fmean(of_seed))
+    for seed in range(num_seeds):
+        task_scores = [scores[task][seed] for task in tasks if seed in scores.get(task, ())]
+        if len(task_scores) == len(tasks):
+            means.append(statistics.fmean(task_scores))
     return means
 
 

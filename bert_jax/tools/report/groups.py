@@ -45,11 +45,11 @@ class Group:
         A point is (step, tokens, FLOPs so far, mean, lowest and highest value).
         """
         result: dict[str, list[list[float]]] = {}
-        of_runs = [_points_by_step(run) for run in self.runs]
-        for name, step in of_runs[0]:
-            if all((name, step) in points for points in of_runs):
-                mean = _mean_point([points[name, step] for points in of_runs])
-                result.setdefault(name, []).append(mean)
+        runs = list(map(_points_by_step, self.runs))
+        for name, step in runs[0]:
+            points = [run[name, step] for run in runs if (name, step) in run]
+            if len(points) == len(runs):
+                result.setdefault(name, []).append(_mean_point(points))
         return result
 
     def phases(self) -> list[tuple[float, float, float, int]]:

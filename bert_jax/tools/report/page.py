@@ -317,9 +317,9 @@ def _without_split(name: str) -> str:
 def _series(curves: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
     """The lines of a metric: each group's points of training, and of held-out data."""
     result = []
-    for number, of_group in enumerate(curves):
+    for number, group_curves in enumerate(curves):
         for split in ('train', 'eval'):
-            points = of_group.get(f'{split}/{name}')
+            points = group_curves.get(f'{split}/{name}')
             if points is not None:
                 result.append({'run': number, 'held_out': split == 'eval', 'points': points})
     return result
@@ -336,8 +336,9 @@ def _masked_words(groups: Sequence[Group], examples: Sequence[Examples]) -> str:
     if not columns:
         return ''
     rows = []
-    for of_word in zip(*columns, strict=True):
-        rows.append([escape(of_word[0].word), *map(_guesses, of_word)])
+    for masked_words in zip(*columns, strict=True):
+        word = masked_words[0].word
+        rows.append([escape(word), *map(_guesses, masked_words)])
     caption = 'Each word masked in turn, with the likeliest pieces in its place.'
     return _grid(['', *labels], rows, caption)
 
