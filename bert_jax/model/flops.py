@@ -20,10 +20,11 @@ def _matrices(config: ModelConfig) -> tuple[tuple[int, int, int], ...]:
     """(number of matrices, in, out) of each kernel of a layer."""
     config = dataclasses.replace(config, attention='xla', dtype='float32', layout=Layout())
     x_1x8xH = jnp.zeros((1, 8, config.hidden_size))
-    boxed = jax.eval_shape(
-        Layer(config).init, jax.random.key(0), x_1x8xH, 0, jnp.ones((1, 8), jnp.int32), None)
-    kernels = [p for p in declared_parameters(boxed['params']).values() if p.num_in]
-    return tuple(jax.eval_shape(p.to_matrices, p.value).shape for p in kernels)
+    segments_1x8 = jnp.ones((1, 8), jnp.int32)
+    boxed = jax.eval_shape(Layer(config).init, jax.random.key(0), x_1x8xH, 0, segments_1x8, None)
+    declared = declared_parameters(boxed['params']).values()
+    kernels = [parameter for parameter in declared if parameter.num_in]
+    return tuple(jax.eval_shape(kernel.to_matrices, kernel.value).shape for kernel in kernels)
 
 
 def _layer_flops(config: ModelConfig) -> float:
@@ -54,12 +55,15 @@ def train_flops(
     values at all positions, and the rest at [CLS] and the predicted positions. The optimizer,
     rematerialisation and the padding of the vocabulary do not count.
     """
-    c, s, p, h = config, seq_length, num_predictions, config.hidden_size
-    before = s * token_flops(c, s) * (c.num_layers - 1) / c.num_layers
-    projection = 6 * h**2
-    last = s * projection + (p + num_cls) * (_layer_flops(c) - projection + 4 * s * h)
-    head = p * (2 * h**2 + 2 * h * c.vocab_size)
-    return 3.0 * (before + last + head + num_cls * (2 * h**2 + 4 * h))
+    hidden = config.hidden_size
+    all_layers = seq_length * token_flops(config, seq_length)
+    before_last = all_layers * (config.num_layers - 1) / config.num_layers
+    projection = 6 * hidden**2
+    rest_of_layer = _layer_flops(config) - projection + 4 * seq_length * hidden
+    last = seq_length * projection + (num_predictions + num_cls) * rest_of_layer
+    masked_lm = num_predictions * (2 * hidden**2 + 2 * hidden * config.vocab_size)
+    next_sentence = num_cls * (2 * hidden**2 + 4 * hidden)
+    return 3.0 * (before_last + last + masked_lm + next_sentence)
 
 
 def muon_flops(config: ModelConfig) -> float:
@@ -69,8 +73,8 @@ def muon_flops(config: ModelConfig) -> float:
     an intermediate size of 4 h, those of a step equal training the layers on about 4 h tokens. MFU
     leaves out the optimizer; a comparison of recipes must not.
     """
-    total = 0
-    for number, *shape in _matrices(config):
+    a_layer = 0
+    for num_matrices, *shape in _matrices(config):
         m, n = sorted(shape)
-        total += number * (4 * m**2 * n + 2 * m**3)
-    return 5.0 * config.num_layers * total
+        a_layer += num_matrices * (4 * m**2 * n + 2 * m**3)
+    return 5.0 * config.num_layers * a_layer

@@ -79,7 +79,10 @@ def parameter(
     init: Callable[..., jax.Array], *names: str | None, **declared: Any
 ) -> Callable[..., Any]:
     """An initializer that returns a `Parameter` with these names and other fields."""
-    return lambda *args: Parameter(init(*args), names, **declared)
+    def make(*args: Any) -> Parameter:
+        return Parameter(init(*args), names, **declared)
+
+    return make
 
 
 Names = tuple[str, ...]
@@ -107,28 +110,39 @@ def gelu(x: jax.Array, form: str, stored: bool = False) -> jax.Array:
         the matrix products that read them.
     """
     y = x.astype(jnp.float32)
-    # Written in this form, it becomes one operator in an export to ONNX.
-    y = jax.nn.gelu(y) if form == 'gelu_tanh' else y * 0.5 * (1.0 + lax.erf(y * math.sqrt(0.5)))
+    if form == 'gelu_tanh':
+        y = jax.nn.gelu(y)
+    else:  # written such that it becomes one operator in an export to ONNX
+        y = y * 0.5 * (1.0 + lax.erf(y * math.sqrt(0.5)))
     return y.astype(x.dtype)
 
 
 def _gelu_forward(x: jax.Array, form: str, stored: bool) -> tuple[jax.Array, jax.Array]:
-    """The values of gelu and its derivative, in few operations."""
+    """The values of gelu and its derivative, in few operations.
+
+    Gelu is x times a share; its derivative is the share plus x times the share's slope.
+    """
     y = x.astype(jnp.float32)
     square = y * y
     if form == 'gelu_tanh':  # x (1 + tanh(a x + b x^3)) / 2 (Hendrycks and Gimpel, 2016)
-        a, b = math.sqrt(2 / math.pi), 0.044715 * math.sqrt(2 / math.pi)
-        t = jnp.tanh(y * (a + b * square))
-        half, bump = 0.5 + 0.5 * t, (1.0 - t * t) * (0.5 * a + 1.5 * b * square)
+        a = math.sqrt(2 / math.pi)
+        b = 0.044715 * math.sqrt(2 / math.pi)
+        tanh = jnp.tanh(y * (a + b * square))
+        share = 0.5 + 0.5 * tanh
+        slope = (1.0 - tanh * tanh) * (0.5 * a + 1.5 * b * square)
     else:
-        half = 0.5 + 0.5 * lax.erf(y * math.sqrt(0.5))
-        bump = jnp.exp(-0.5 * square) * (1 / math.sqrt(2 * math.pi))
-    result = (y * half).astype(x.dtype), (half + y * bump).astype(x.dtype)
-    return lax.optimization_barrier(result) if stored else result
+        share = 0.5 + 0.5 * lax.erf(y * math.sqrt(0.5))
+        slope = jnp.exp(-0.5 * square) * (1 / math.sqrt(2 * math.pi))
+    result = ((y * share).astype(x.dtype), (share + y * slope).astype(x.dtype))
+    if stored:
+        return lax.optimization_barrier(result)
+    return result
 
 
-def _gelu_backward(form: str, stored: bool, slope: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
-    return (dy * slope,)
+def _gelu_backward(
+    form: str, stored: bool, derivative: jax.Array, dy: jax.Array
+) -> tuple[jax.Array]:
+    return (dy * derivative,)
 
 
 gelu.defvjp(_gelu_forward, _gelu_backward)
@@ -160,20 +174,26 @@ class Dense(nn.Module):
 
     def product_and_bias(self, x: jax.Array, out_dtype: Any = None) -> tuple[jax.Array, jax.Array]:
         """The product [..., out dims] in `out_dtype` (None: the compute dtype), and the bias."""
-        layout, dtype = self.config.layout, self.config.dtype
-        kernel, n = self.kernel.astype(dtype), len(self.in_dims)
-        rows = x.shape[: x.ndim - n]
-        if layout.tensor_shards == 1:
+        dtype = self.config.dtype
+        kernel = self.kernel.astype(dtype)
+        num_in = len(self.in_dims)
+        rows = x.shape[: x.ndim - num_in]
+        if self.config.layout.tensor_shards == 1:
             # One feature dim: TPUs pad the last two dims to tiles, 12 heads of 64 to 16 of 128.
             kernel = kernel.reshape(math.prod(self.in_dims), math.prod(self.out_dims))
-            x, n = x.reshape(*rows, -1), 1
-        if layout.on_cpu:
+            x = x.reshape(*rows, -1)
+            num_in = 1
+        if self.config.layout.on_cpu:
             # One row dim: with two, a CPU computes the kernel's gradient from transposed copies (a
             # quarter of its time). On a TPU, one row dim would keep gelu out of its fused product.
-            x = x.reshape(-1, *kernel.shape[:n])
-        contract = (tuple(range(x.ndim - n, x.ndim)), tuple(range(n)))
+            x = x.reshape(-1, *kernel.shape[:num_in])
+        contracted_of_x = tuple(range(x.ndim - num_in, x.ndim))
+        contracted_of_kernel = tuple(range(num_in))
         y = lax.dot_general(
-            x.astype(dtype), kernel, (contract, ((), ())), preferred_element_type=out_dtype)
+            x.astype(dtype),
+            kernel,
+            ((contracted_of_x, contracted_of_kernel), ((), ())),
+            preferred_element_type=out_dtype)
         return y.reshape(*rows, *self.out_dims), self.bias
 
     def logits(self, x: jax.Array) -> jax.Array:
