@@ -18,27 +18,32 @@ from bert_jax.model.layers import ModelConfig, parameter
 
 
 def _scan(x_TxDxBxGxU: jax.Array, kernel_DxUxGxU: jax.Array, keep_TxDxB: jax.Array) -> Any:
-    """(Hidden states, cell states [T, D, B, U], gates [T, D, B, G, U]), all float32.
+    """(Hidden states h, cell states c [T, D, B, U], gates [T, D, B, G, U]), all float32.
 
     Both directions advance in one scan. Gates are returned after their sigmoid or tanh.
     """
 
     def step(carry: tuple[jax.Array, jax.Array], inputs: tuple[jax.Array, jax.Array]) -> Any:
-        (h_DxBxU, c_DxBxU), (x_DxBxGxU, keep_DxB) = carry, inputs
+        h_DxBxU, c_DxBxU = carry
+        x_DxBxGxU, keep_DxB = inputs
         h_DxBxU = h_DxBxU * keep_DxB[..., None]
         c_DxBxU = c_DxBxU * keep_DxB[..., None]
         sums_DxBxGxU = x_DxBxGxU + jnp.einsum(
             'DBV,DVGU->DBGU', h_DxBxU.astype(kernel_DxUxGxU.dtype), kernel_DxUxGxU,
             preferred_element_type=jnp.float32)
-        i, f, g, o = (sums_DxBxGxU[:, :, k] for k in range(4))
-        i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+        i, f, g, o = (sums_DxBxGxU[:, :, gate] for gate in range(4))
+        i = jax.nn.sigmoid(i)
+        f = jax.nn.sigmoid(f)
+        g = jnp.tanh(g)
+        o = jax.nn.sigmoid(o)
         c_DxBxU = f * c_DxBxU + i * g
         h_DxBxU = o * jnp.tanh(c_DxBxU)
         return (h_DxBxU, c_DxBxU), (h_DxBxU, c_DxBxU, jnp.stack([i, f, g, o], axis=2))
 
-    _, d, b, _, u = x_TxDxBxGxU.shape
-    zeros = jnp.zeros((d, b, u), jnp.float32)
-    return lax.scan(step, (zeros, zeros), (x_TxDxBxGxU, keep_TxDxB))[1]
+    _, directions, batch, _, units = x_TxDxBxGxU.shape
+    zeros = jnp.zeros((directions, batch, units), jnp.float32)
+    _, states = lax.scan(step, (zeros, zeros), (x_TxDxBxGxU, keep_TxDxB))
+    return states
 
 
 @jax.custom_vjp
@@ -75,12 +80,14 @@ def _backward(residuals: Any, grad_TxDxBxU: jax.Array) -> Any:
         """`carry`: gradients with respect to the states after this step."""
         dh, dc = carry
         grad, before_c, c, gates, keep = inputs
-        i, f, g, o = (gates[:, :, k] for k in range(4))
+        i, f, g, o = (gates[:, :, gate] for gate in range(4))
         tanh_c = jnp.tanh(c)
         dh = dh + grad
         dc = dc + dh * o * (1 - tanh_c * tanh_c)
         sums_DxBxGxU = jnp.stack([
-            dc * g * i * (1 - i), dc * before_c * f * (1 - f), dc * i * (1 - g * g),
+            dc * g * i * (1 - i),
+            dc * before_c * f * (1 - f),
+            dc * i * (1 - g * g),
             dh * tanh_c * o * (1 - o),
         ], axis=2)
         dh = jnp.einsum(
@@ -90,7 +97,7 @@ def _backward(residuals: Any, grad_TxDxBxU: jax.Array) -> Any:
 
     zeros = jnp.zeros_like(h_TxDxBxU[0])
     inputs = (grad_TxDxBxU, before(c_TxDxBxU), c_TxDxBxU, gates_TxDxBxGxU, keep_TxDxB)
-    sums_TxDxBxGxU = lax.scan(step, (zeros, zeros), inputs, reverse=True)[1]
+    _, sums_TxDxBxGxU = lax.scan(step, (zeros, zeros), inputs, reverse=True)
     dtype = kernel_DxUxGxU.dtype
     kernel_grad = jnp.einsum(
         'TDBV,TDBGU->DVGU', before(h_TxDxBxU).astype(dtype), sums_TxDxBxGxU.astype(dtype),
@@ -106,6 +113,23 @@ def _flip(x_TxDxetc: jax.Array) -> jax.Array:
     return jnp.stack([x_TxDxetc[:, 0], x_TxDxetc[::-1, 1]], axis=1)
 
 
+_glorot = nn.initializers.glorot_uniform(in_axis=0, out_axis=3, batch_axis=(1, 2))
+
+
+def _uniform_of_torch(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Uniform within +-1 / sqrt(U), as in `torch.nn.LSTM`.
+
+    Not orthogonal matrices: LAPACK's decomposition has hung in processes with TensorFlow.
+    """
+    limit = shape[-1] ** -0.5
+    return jax.random.uniform(key, shape, minval=-limit, maxval=limit)
+
+
+def _one_for_forget_gates(_: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """0, but 1 for the forget gate: [D, G, U]."""
+    return jnp.zeros(shape).at[:, 1].set(1.0)
+
+
 class BiLstm(nn.Module):
     """One bidirectional LSTM layer: [B, S, F] -> [B, S, 2 U], forward and backward side by side.
 
@@ -119,24 +143,27 @@ class BiLstm(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxSxF: jax.Array, sequence_BxS: jax.Array) -> jax.Array:
-        c, u = self.config, self.units
-        glorot = nn.initializers.glorot_uniform(in_axis=0, out_axis=3, batch_axis=(1, 2))
-        kernel = self.param('kernel', parameter(glorot, *[None] * 4), (x_BxSxF.shape[-1], 2, 4, u))
-        # Not orthogonal matrices: LAPACK's decomposition has hung in processes with TensorFlow.
-        recurrent_kernel = self.param('recurrent_kernel', parameter(
-            lambda key, shape: jax.random.uniform(key, shape, minval=-(u**-0.5), maxval=u**-0.5),
-            *[None] * 4), (2, u, 4, u))
-        bias = self.param('bias', parameter(
-            lambda _, shape: jnp.zeros(shape).at[:, 1].set(1.0), *[None] * 3, decays=False),
-            (2, 4, u))
+        dtype = self.config.dtype
+        units = self.units
+        kernel = self.param(
+            'kernel',
+            parameter(_glorot, None, None, None, None),
+            (x_BxSxF.shape[-1], 2, 4, units))
+        recurrent_kernel = self.param(
+            'recurrent_kernel',
+            parameter(_uniform_of_torch, None, None, None, None),
+            (2, units, 4, units))
+        bias = self.param(
+            'bias', parameter(_one_for_forget_gates, None, None, None, decays=False), (2, 4, units))
         # The inputs of all steps in one product.
         x_SxDxBxGxU = jnp.einsum(
-            'BSF,FDGU->SDBGU', x_BxSxF.astype(c.dtype), kernel.astype(c.dtype),
-            preferred_element_type=jnp.float32,
-        ) + bias[:, None]
+            'BSF,FDGU->SDBGU', x_BxSxF.astype(dtype), kernel.astype(dtype),
+            preferred_element_type=jnp.float32)
+        x_SxDxBxGxU = x_SxDxBxGxU + bias[:, None]
         sequence_TxDxB = _flip(jnp.stack([sequence_BxS.T] * 2, axis=1))
         same = sequence_TxDxB[1:] == sequence_TxDxB[:-1]
         keep_TxDxB = jnp.pad(same.astype(jnp.float32), ((1, 0), (0, 0), (0, 0)))
-        h_TxDxBxU = recur(_flip(x_SxDxBxGxU), recurrent_kernel.astype(c.dtype), keep_TxDxB)
-        h_BxSxDxU = jnp.transpose(_flip(h_TxDxBxU), (2, 0, 1, 3)).astype(c.dtype)
-        return c.layout(h_BxSxDxU.reshape(*sequence_BxS.shape, 2 * u), 'batch', None, None)
+        h_TxDxBxU = recur(_flip(x_SxDxBxGxU), recurrent_kernel.astype(dtype), keep_TxDxB)
+        h_BxSxDxU = jnp.transpose(_flip(h_TxDxBxU), (2, 0, 1, 3)).astype(dtype)
+        h_BxSx2U = h_BxSxDxU.reshape(*sequence_BxS.shape, 2 * units)
+        return self.config.layout(h_BxSx2U, 'batch', None, None)

@@ -24,29 +24,34 @@ class Embeddings(nn.Module):
     config: ModelConfig
 
     def setup(self) -> None:
-        c = self.config
-
-        def table(name: str, axis: str | None, rows: int, padding: int = 0) -> Any:
-            def init(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
-                return jnp.pad(c.kernel_init(key, shape), ((0, padding), (0, 0)))
-
-            return self.param(name, parameter(init, axis, 'embed'), (rows, c.hidden_size))
-
+        config = self.config
         # Padding rows are and stay zero: they are never looked up, and their logits are masked.
-        self.word_embeddings = table(
-            'word_embeddings', 'vocab', c.vocab_size, c.padded_vocab_size - c.vocab_size)
-        self.position_embeddings = table('position_embeddings', None, c.max_position_embeddings)
-        self.token_type_embeddings = table('token_type_embeddings', None, c.type_vocab_size)
-        self.layer_norm = LayerNorm(c, name='LayerNorm')
+        self.word_embeddings = self._table(
+            'word_embeddings', config.vocab_size, axis='vocab',
+            num_padding=config.padded_vocab_size - config.vocab_size)
+        self.position_embeddings = self._table(
+            'position_embeddings', config.max_position_embeddings)
+        self.token_type_embeddings = self._table('token_type_embeddings', config.type_vocab_size)
+        self.layer_norm = LayerNorm(config, name='LayerNorm')
+
+    def _table(
+        self, name: str, num_rows: int, *, axis: str | None = None, num_padding: int = 0
+    ) -> Any:
+        """A table of embeddings, with rows of zeros behind its own; `axis` names that of rows."""
+        def init(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
+            return jnp.pad(self.config.kernel_init(key, shape), ((0, num_padding), (0, 0)))
+
+        return self.param(
+            name, parameter(init, axis, 'embed'), (num_rows, self.config.hidden_size))
 
     def __call__(
         self, input_ids_BxS: jax.Array, segment_ids_BxS: jax.Array, rows_Bx2: jax.Array | None,
         position_ids_BxS: jax.Array | None = None,
     ) -> jax.Array:
-        c = self.config
         words_BxSxH = jnp.take(self.word_embeddings, input_ids_BxS, axis=0)
         # A product with one-hot rows: there are few types, and its gradient needs no scatter.
-        types_BxSxT = jax.nn.one_hot(segment_ids_BxS, c.type_vocab_size, dtype=jnp.float32)
+        types_BxSxT = jax.nn.one_hot(
+            segment_ids_BxS, self.config.type_vocab_size, dtype=jnp.float32)
         types_BxSxH = jnp.einsum('BST,TH->BSH', types_BxSxT, self.token_type_embeddings,
                                  precision=jax.lax.Precision.HIGHEST)
         if position_ids_BxS is None:
@@ -54,8 +59,9 @@ class Embeddings(nn.Module):
         else:
             positions = jnp.take(self.position_embeddings, position_ids_BxS, axis=0)
         x_BxSxH = self.layer_norm(words_BxSxH + types_BxSxH + positions)
-        x_BxSxH = drop.dropout(x_BxSxH, c.hidden_dropout, rows_Bx2, drop.EMBEDDINGS)
-        return c.layout(x_BxSxH, 'batch', None, None)
+        x_BxSxH = drop.dropout(
+            x_BxSxH, self.config.hidden_dropout, rows_Bx2, drop.EMBEDDINGS)
+        return self.config.layout(x_BxSxH, 'batch', None, None)
 
 
 class Residual(nn.Module):
@@ -71,11 +77,12 @@ class Residual(nn.Module):
         self, y: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: int,
         wanted_BxP: jax.Array | None,
     ) -> jax.Array:
-        c = self.config
-        y = Dense(c, self.in_dims, (c.hidden_size,), self.in_axes, ('embed',), name='dense')(y)
-        y = c.layout(y, 'batch', None, None)
-        y = drop.dropout(y, c.hidden_dropout, rows, self.site, layer, wanted_BxP)
-        return LayerNorm(c, name='LayerNorm')(x_BxSxH + y)
+        config = self.config
+        dense = Dense(
+            config, self.in_dims, (config.hidden_size,), self.in_axes, ('embed',), name='dense')
+        y = config.layout(dense(y), 'batch', None, None)
+        y = drop.dropout(y, config.hidden_dropout, rows, self.site, layer, wanted_BxP)
+        return LayerNorm(config, name='LayerNorm')(x_BxSxH + y)
 
 
 class Attention(nn.Module):
@@ -88,12 +95,14 @@ class Attention(nn.Module):
         self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None, layer: int,
         wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
-        c = self.config
-        context = SelfAttention(c, name='self')(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
+        config = self.config
+        attention = SelfAttention(config, name='self')
+        context = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
         if wanted_BxP is not None:
             x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
         output = Residual(
-            c, (c.num_heads, c.head_dim), ('heads', None), drop.ATTENTION_OUTPUT, name='output')
+            config, (config.num_heads, config.head_dim), ('heads', None), drop.ATTENTION_OUTPUT,
+            name='output')
         return output(context, x_BxSxH, rows, layer, wanted_BxP)
 
 
@@ -104,11 +113,12 @@ class Intermediate(nn.Module):
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
-        c = self.config
+        config = self.config
         dense = Dense(
-            c, (c.hidden_size,), (c.intermediate_size,), ('embed',), ('mlp',), name='dense')
-        y_BxSxI = gelu(dense(x_BxSxH), c.hidden_act, c.layout.stores_gelu)
-        return c.layout(y_BxSxI, 'batch', None, 'mlp')
+            config, (config.hidden_size,), (config.intermediate_size,), ('embed',), ('mlp',),
+            name='dense')
+        y_BxSxI = gelu(dense(x_BxSxH), config.hidden_act, config.layout.stores_gelu)
+        return config.layout(y_BxSxI, 'batch', None, 'mlp')
 
 
 class Layer(nn.Module):
@@ -121,11 +131,20 @@ class Layer(nn.Module):
         self, x_BxSxH: jax.Array, layer: int, segments_BxS: jax.Array, rows: jax.Array | None,
         wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
-        c = self.config
-        x_BxSxH = Attention(c, name='attention')(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
-        y_BxSxI = Intermediate(c, name='intermediate')(x_BxSxH)
-        output = Residual(c, (c.intermediate_size,), ('mlp',), drop.FFN_OUTPUT, name='output')
+        config = self.config
+        attention = Attention(config, name='attention')
+        x_BxSxH = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
+        y_BxSxI = Intermediate(config, name='intermediate')(x_BxSxH)
+        output = Residual(
+            config, (config.intermediate_size,), ('mlp',), drop.FFN_OUTPUT, name='output')
         return output(y_BxSxI, x_BxSxH, rows, layer, wanted_BxP)
+
+
+# What the backward pass finds stored, by `ModelConfig.remat`.
+_REMAT_POLICIES = {
+    'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    'full': jax.checkpoint_policies.nothing_saveable,
+}
 
 
 class Encoder(nn.Module):
@@ -138,18 +157,17 @@ class Encoder(nn.Module):
         self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None,
         wanted_BxP: jax.Array | None = None,
     ) -> tuple[jax.Array, ...]:
-        c = self.config
         layer_class: Any = Layer
-        if c.remat != 'none':
-            layer_class = nn.remat(Layer, policy={
-                'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-                'full': jax.checkpoint_policies.nothing_saveable}[c.remat])
-        layers = [x_BxSxH]
-        for i in range(c.num_layers):
-            wanted = wanted_BxP if i == c.num_layers - 1 else None
-            layer = layer_class(c, name=f'layer_{i}')
-            layers.append(layer(layers[-1], i, segments_BxS, rows, wanted))
-        return tuple(layers[1:])
+        if self.config.remat != 'none':
+            layer_class = nn.remat(Layer, policy=_REMAT_POLICIES[self.config.remat])
+        last = self.config.num_layers - 1
+        outputs = []
+        for i in range(self.config.num_layers):
+            layer = layer_class(self.config, name=f'layer_{i}')
+            wanted = wanted_BxP if i == last else None
+            x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows, wanted)
+            outputs.append(x_BxSxH)
+        return tuple(outputs)
 
 
 def layer_of(names: Names) -> int | None:
@@ -166,8 +184,8 @@ class Pooler(nn.Module):
 
     @nn.compact
     def __call__(self, cls: jax.Array) -> jax.Array:
-        c = self.config
-        dense = Dense(c, (c.hidden_size,), (c.hidden_size,), ('embed',), (None,), name='dense')
+        hidden = self.config.hidden_size
+        dense = Dense(self.config, (hidden,), (hidden,), ('embed',), (None,), name='dense')
         return jnp.tanh(dense(cls))
 
 
@@ -218,5 +236,9 @@ class Bert(nn.Module):
             if cls_positions_BxK is not None:
                 cls = gather_positions(x_BxSxH, cls_positions_BxK)
             pooled = self.pooler(cls)
-        return {'sequence_output': x_BxSxH, 'pooled_output': pooled,
-                'embedding_output': embedded_BxSxH, 'layers': layers}
+        return {
+            'sequence_output': x_BxSxH,
+            'pooled_output': pooled,
+            'embedding_output': embedded_BxSxH,
+            'layers': layers,
+        }
