@@ -37,7 +37,7 @@ from bert_jax.config.command_line import Parser
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.process import error_boundary
 from bert_jax.weights import load_weights
-from bert_jax.weights.formats import check_free
+from bert_jax.weights.new_folder import check_free
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -30,7 +30,8 @@ from bert_jax.sharding import Layout, make_mesh
 from bert_jax.text import Tokenizer, find_lowercase, load_tokenizer
 from bert_jax.text.vocab import Vocab
 from bert_jax.weights import load_weights
-from bert_jax.weights.formats import Weights, check_order, check_vocabulary, to_tree
+from bert_jax.weights.formats import Weights, to_tree
+from bert_jax.weights.vocabulary import check_order, check_vocabulary
 
 Result = dict[str, Any]
 

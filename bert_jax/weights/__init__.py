@@ -2,9 +2,10 @@
 
 import os
 import re
+from collections.abc import Sequence
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path, children, unpacked
+from bert_jax.runtime.files import Path, as_path, children, unpacked
 from bert_jax.runtime.hub import model_folder
 from bert_jax.weights.formats import Weights
 from bert_jax.weights.huggingface import read_huggingface
@@ -36,21 +37,56 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
     names = [child.name for child in children(path)]
     if is_step(path) or 'checkpoints' in names:
         return read_run(path, any_head=any_head)
-    has_tensors = any('.safetensors' in name for name in names)
-    if 'bert_model.ckpt.index' in names and not has_tensors:
-        path = path / 'bert_model.ckpt'
-    elif has_tensors or any(n == 'config.json' or n.endswith('.bin') for n in names):
+    if _is_huggingface(names):
         return read_huggingface(path)
-    elif others := [name for name in names if name.endswith('.index')]:
-        raise InputError(f'{path} holds TF1 checkpoints, none of them bert_model.ckpt: name one by '
-                         f"its prefix, such as {path / others[0].removesuffix('.index')}")
-    if not path.is_dir():
-        prefix = path.with_name(re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', path.name))
-        parts = (f'{prefix.name}.index', f'{prefix.name}.data-')
-        if any(child.name.startswith(parts) for child in children(prefix.parent)):
-            return read_tf1(prefix)
+    prefix = _tf1_prefix(path, names)
+    if prefix is not None:
+        return read_tf1(prefix)
     if path.exists():
         raise InputError(f'{path} holds no model: {_LOOKS}')
-    hub = re.fullmatch(r'([\w.-]+/)?[\w.-]+', os.fspath(named))
-    raise InputError(f'{path} does not exist: {_LOOKS}' + (
-        f'; of the Hugging Face hub: hf:{"" if hub[1] else "ORG/"}{hub[0]}' if hub else ''))
+    raise InputError(f'{path} does not exist: {_LOOKS}{_on_hub(os.fspath(named))}')
+
+
+def _is_huggingface(names: Sequence[str]) -> bool:
+    """Whether a folder with these files is a Hugging Face folder."""
+    if any('.safetensors' in name for name in names):
+        return True
+    if 'bert_model.ckpt.index' in names:
+        return False
+    return 'config.json' in names or any(name.endswith('.bin') for name in names)
+
+
+def _tf1_prefix(path: Path, names: Sequence[str]) -> Path | None:
+    """The prefix of a TF1 checkpoint's files; None if there is none.
+
+    Args:
+      path: the prefix, one of the files, or their folder.
+      names: of the files in `path`, if it is a folder.
+
+    Raises:
+      InputError: the folder holds checkpoints of other names.
+    """
+    if 'bert_model.ckpt.index' in names:
+        path = path / 'bert_model.ckpt'
+    else:
+        others = [name for name in names if name.endswith('.index')]
+        if others:
+            example = path / others[0].removesuffix('.index')
+            raise InputError(f'{path} holds TF1 checkpoints, none of them bert_model.ckpt: name '
+                             f'one by its prefix, such as {example}')
+    if path.is_dir():
+        return None
+    prefix = path.with_name(re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', path.name))
+    parts = (f'{prefix.name}.index', f'{prefix.name}.data-')
+    if any(child.name.startswith(parts) for child in children(prefix.parent)):
+        return prefix
+    return None
+
+
+def _on_hub(named: str) -> str:
+    """How to name a model of the hub, if a name that is no path has the form of one; else ''."""
+    hub = re.fullmatch(r'([\w.-]+/)?[\w.-]+', named)
+    if hub is None:
+        return ''
+    organisation = '' if hub[1] else 'ORG/'
+    return f'; of the Hugging Face hub: hf:{organisation}{named}'

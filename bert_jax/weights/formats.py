@@ -1,41 +1,25 @@
-"""The common part of all formats: parameter names, `Weights`, checks, atomic folder writes.
+"""The common part of all formats: parameter names, config fields, `Weights`, checks.
 
 One table of parameter names (`bert/encoder/layer_0/...`) serves reading and writing, with an
 unpadded vocabulary; `to_tree` and `from_tree` convert between these parameters and the nested dicts
 that the model takes, with a padded vocabulary. The letters of dims are those of `heads.tensors`.
 """
 
-import contextlib
 import dataclasses
 import itertools
-import json
-import os
-import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bert_jax.config.bert_config import OPTIONS, Format, why_not_allowed
+from bert_jax.config.bert_config import OPTIONS, Format, Option, Spelling, why_not_allowed
 from bert_jax.heads import HEADS, PARTS, part_of
-from bert_jax.heads.tensors import POOLER, Dim, Tensor, dense, layer_norm, table
+from bert_jax.heads.classification import CLASSIFIER
+from bert_jax.heads.tensors import POOLER, Dim, Part, Tensor, dense, layer_norm, table
 from bert_jax.runtime.checksum import not_finite
-from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import (
-    Path,
-    as_path,
-    children,
-    in_bucket,
-    temporary_name,
-    upload,
-)
-from bert_jax.runtime.hub import publish
-from bert_jax.runtime.process import DISK_IS_FULL
-from bert_jax.text import load_tokenizer
-from bert_jax.text.vocab import is_unused, unused_row, write_vocab
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
 
 _TITLES: Mapping[Format, str] = {
     'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json'}
@@ -111,85 +95,115 @@ def to_tree(params: Mapping[str, np.ndarray], padded_vocab_size: int | None) -> 
       padded_vocab_size: rows to which `VOCABULARY_ROWS` are padded with zeros; None: no padding.
     """
     flat = dict(params)
-    for name in VOCABULARY_ROWS:
-        if name in flat and padded_vocab_size is not None:
-            x = flat[name]
-            flat[name] = np.pad(x, [(0, padded_vocab_size - len(x))] + [(0, 0)] * (x.ndim - 1))
+    if padded_vocab_size is not None:
+        for name in VOCABULARY_ROWS:
+            if name in flat:
+                flat[name] = with_rows(flat[name], padded_vocab_size)
     return dict(unflatten_dict(flat, sep='/'))
+
+
+def with_rows(array: np.ndarray, num_rows: int) -> np.ndarray:
+    """A copy of an array with rows of zeros added until it has `num_rows`."""
+    missing = num_rows - len(array)
+    other_dims = [(0, 0)] * (array.ndim - 1)
+    return np.pad(array, [(0, missing), *other_dims])
 
 
 def from_tree(tree: Mapping[str, Any], vocab_size: int) -> dict[str, np.ndarray]:
     """Parameters by name, without padding rows; inverse of `to_tree`. Nothing is copied."""
-    return {name: x[:vocab_size] if name in VOCABULARY_ROWS else x
-            for name, x in flatten_dict(tree, sep='/').items()}
+    params: dict[str, np.ndarray] = flatten_dict(tree, sep='/')
+    for name in VOCABULARY_ROWS:
+        if name in params:
+            params[name] = params[name][:vocab_size]
+    return params
 
 
-def read_model(config: Mapping[str, Any], form: Format, where: Path) -> dict[str, Any]:
+def read_model(config: Mapping[str, Any], format: Format, where: Path) -> dict[str, Any]:
     """`Weights.model` from a config file.
 
     Args:
       config: the JSON object in the file.
-      form: the format, which determines keys and values.
+      format: the format, which determines keys and values.
       where: the file, for messages.
 
     Raises:
       InputError: a field is missing or has an invalid value.
     """
-    model: dict[str, Any] = {}
-    for option in OPTIONS:
-        spelling = option.spelling(form)
-        value = config.get(spelling.key) if spelling else None
-        if spelling is None or (value is None and option.default is not None):
-            model[option.name] = option.default
-            continue
-        if value is None:
-            raise InputError(f'{where} has no {spelling.key}: it is not a BERT config')
-        if spelling.values and str(value) not in spelling.values:
-            raise InputError(f'{where}: {spelling.key}={value!r} is not one that can be read: '
-                             f"{', '.join(spelling.values)}")
-        value = spelling.values[str(value)] if spelling.values else value
-        if wrong := why_not_allowed(value, option.allowed):
-            raise InputError(f'{where}: {spelling.key}={value!r} {wrong}')
-        model[option.name] = option.type(value)
-    heads, hidden = model['num_heads'], model['hidden_size']
+    model = {option.name: _read_option(option, config, format, where) for option in OPTIONS}
+    heads = model['num_heads']
+    hidden = model['hidden_size']
     if hidden % heads:
-        key = 'num_heads' if form == 'bert_jax' else 'num_attention_heads'
+        key = 'num_heads' if format == 'bert_jax' else 'num_attention_heads'
         raise InputError(f'{where}: {key}={heads} does not divide hidden_size={hidden}')
     return model
 
 
+def _read_option(
+    option: Option, config: Mapping[str, Any], format: Format, where: Path
+) -> Any:
+    """The value of an option in a config file; its default if the file leaves it out."""
+    spelling = option.spelling(format)
+    if spelling is None:
+        return option.default
+    value = config.get(spelling.key)
+    if value is None:
+        if option.default is None:
+            raise InputError(f'{where} has no {spelling.key}: it is not a BERT config')
+        return option.default
+    if spelling.values:
+        if str(value) not in spelling.values:
+            raise InputError(f'{where}: {spelling.key}={value!r} is not one that can be read: '
+                             f"{', '.join(spelling.values)}")
+        value = spelling.values[str(value)]
+    wrong = why_not_allowed(value, option.allowed)
+    if wrong:
+        raise InputError(f'{where}: {spelling.key}={value!r} {wrong}')
+    return option.type(value)
+
+
 def write_model(
-    model: Mapping[str, Any], form: Format, source: str
+    model: Mapping[str, Any], format: Format, source: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """(the fields of a config file for `Weights.model`, notes for the user).
+    """(The fields of a config file for `Weights.model`, notes for the user).
 
     Args:
       model: every field.
-      form: the format, which determines keys and values.
+      format: the format, which determines keys and values.
       source: where the weights come from, for messages.
 
     Raises:
       InputError: the format has no key for a field, so the model would be read as another.
     """
-    config, notes = {}, []
+    config: dict[str, Any] = {}
+    notes = []
     for option in OPTIONS:
-        value, spelling = model[option.name], option.spelling(form)
-        if spelling is None and value != option.default:
-            raise InputError(f'{source} has {option.name}={value!r}, which {_TITLES[form]} cannot '
-                             f'hold: it would be read as {option.default!r}; use --to bert_jax')
-        if spelling is None or (spelling.ours and value == option.default):
-            continue
+        value = model[option.name]
+        spelling = option.spelling(format)
+        if spelling is None:
+            if value == option.default:
+                continue
+            raise InputError(f'{source} has {option.name}={value!r}, which {_TITLES[format]} '
+                             f'cannot hold: it would be read as {option.default!r}; use --to '
+                             'bert_jax')
         if spelling.ours:
+            if value == option.default:
+                continue
             notes.append(
                 f"{option.name} is {value}: the original's code has {option.default} fixed")
-        words = (word for word, meant in spelling.values.items() if meant == value)
-        config[spelling.key] = next(words, value)
+        config[spelling.key] = _word_for(value, spelling)
     return config, notes
+
+
+def _word_for(value: Any, spelling: Spelling) -> Any:
+    """What a config file has for a value of ours."""
+    for word, meant in spelling.values.items():
+        if meant == value:
+            return word
+    return value
 
 
 # The key of `Weights.inference` in the config files of other formats.
 INFERENCE = 'bert_jax_inference'
-_FIRST_KERNEL = 'bert/encoder/layer_0/attention/self/qkv/kernel'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -226,93 +240,41 @@ class Weights:
     @property
     def num_labels(self) -> int:
         """Outputs of the classifier; 0 where there is none."""
-        return len(self.params['classifier/bias']) if 'classifier/bias' in self.params else 0
+        return len(self.params.get('classifier/bias', ()))
 
     def has(self, part: str) -> bool:
         """Whether a part of the model is there, such as 'bert/pooler' or 'cls/predictions'."""
-        return any(name.startswith(part.rstrip('/') + '/') for name in self.params)
+        prefix = part.rstrip('/') + '/'
+        return any(name.startswith(prefix) for name in self.params)
 
 
-def find_vocabulary(folder: Path) -> Path | None:
-    """The vocab.txt or vocab.model in a folder, if there is one."""
-    paths = (folder / 'vocab.txt', folder / 'vocab.model')
-    return next((path for path in paths if path.exists()), None)
+@dataclasses.dataclass(frozen=True)
+class StoredTensors:
+    """The tensors of a model's files.
 
-
-def check_vocabulary(
-    path: Path | None, lowercase: Any, vocab_size: int
-) -> tuple[Path | None, bool]:
-    """(The vocabulary, whether text is lower-cased before WordPiece).
-
-    The latter is `lowercase`; if that is None, the vocabulary tells (`Vocab.is_cased`). An
-    embedding may have more rows than there are tokens: some are padded for speed.
-
-    Raises:
-      InputError: it has more tokens than the embedding has rows.
+    Attributes:
+      format: which determines the tensors' names.
+      shapes: of all tensors, by name.
+      read: returns the tensor of a name.
+      where: the file, for messages.
+      config_file: of the model, for messages.
     """
-    if path is None:
-        return None, lowercase is not False
-    vocab = load_tokenizer(path, lowercase=True).vocab
-    if len(vocab) > vocab_size:
-        raise InputError(f'{path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: '
-                         'put the vocabulary beside it that belongs to it')
-    if len(vocab) < vocab_size:
-        tell_once(f'note: {path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: no '
-                  f'text uses the last {vocab_size - len(vocab)}; if it is the vocabulary of '
-                  'another model, put the one there that belongs to it')
-    return path, vocab.is_cased is not True if lowercase is None else bool(lowercase)
 
-
-def check_order(
-    weights: Weights, vocab_file: Any, tokens: Sequence[str], remedy: str
-) -> Sequence[str]:
-    """The tokens of the weights' own vocabulary; () without one.
-
-    Raises:
-      InputError: `tokens`, which `vocab_file` holds, have another token at an id of these; only
-        the ids of `[unused…]` tokens may be taken.
-    """
-    if weights.vocab_file is None:
-        return ()
-    known = load_tokenizer(weights.vocab_file, weights.lowercase).vocab.tokens
-    for line, (token, expected) in enumerate(zip(tokens, known, strict=False), 1):
-        if token != expected and not is_unused(expected):
-            raise InputError(f'{vocab_file}: line {line} is {token!r}, and {expected!r} in '
-                             f'{weights.vocab_file}, the vocabulary of {weights.source}: {remedy}')
-    return known
-
-
-def write_vocabulary(folder: Path, weights: Weights) -> WordPieceTokenizer | None:
-    """Writes vocab.txt and returns its tokenizer, or writes vocab.model and returns None.
-
-    The weights must have a vocabulary. In vocab.txt, the rows of the embedding that have no token,
-    and those of added tokens, which stand in other files, get names that occur in no text.
-    """
-    assert weights.vocab_file is not None
-    if weights.vocab_file.suffix == '.model':
-        (folder / 'vocab.model').write_bytes(weights.vocab_file.read_bytes())
-        return None
-    tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
-    assert isinstance(tokenizer, WordPieceTokenizer)
-    tokens = list(tokenizer.word_pieces.tokens)
-    tokens += map(unused_row, range(len(tokens), weights.model['vocab_size']))
-    write_vocab(folder / 'vocab.txt', tokens)
-    return tokenizer
+    format: Format
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], np.ndarray]
+    where: object
+    config_file: Path
 
 
 def take_params(
-    form: Format, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray],
-    model: Mapping[str, Any], where: object, config_file: Path,
+    stored: StoredTensors, model: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Checks all shapes, then reads our parameters from the tensors of a file, one at a time.
+    """Checks all shapes, then reads our parameters from the tensors, one at a time.
 
     Args:
-      form: the format, which determines the tensors' names.
-      shapes: of all tensors in the file, by name.
-      read: returns the tensor of a name.
+      stored: the tensors.
       model: `Weights.model`.
-      where: the file, for messages.
-      config_file: of the model, for messages.
 
     Returns:
       (`Weights.params`, names of the tensors that have no place in them).
@@ -321,70 +283,106 @@ def take_params(
       InputError: a tensor is missing, its shape contradicts the config, or a number in it is
         not finite.
     """
-    table, sizes = check_tensors(form, shapes, model, where, config_file)
-    params, unused = {}, set(shapes)
-    for tensor in table:
-        names = tensor.file_names(form)
-        stored = {name: read(name) for name in names}
-        check_finite(stored, where)
-        params[tensor.name] = tensor.from_files(form, list(stored.values()), sizes)
+    held, sizes = check_tensors(stored, model)
+    params: dict[str, np.ndarray] = {}
+    unused = set(stored.shapes)
+    for tensor in held:
+        names = tensor.file_names(stored.format)
+        arrays = {name: stored.read(name) for name in names}
+        check_finite(arrays, stored.where)
+        params[tensor.name] = tensor.from_files(stored.format, list(arrays.values()), sizes)
         unused -= set(names)
     return params, tuple(sorted(unused))
 
 
 def from_params(
-    form: Format, params: Mapping[str, np.ndarray], model: Mapping[str, Any]
+    format: Format, params: Mapping[str, np.ndarray], model: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
     """The tensors of a file, by their names there; inverse of `take_params`."""
     files: dict[str, np.ndarray] = {}
     for tensor in tensors(model):
         if tensor.name in params:
-            arrays = tensor.to_files(form, params[tensor.name])
-            files |= dict(zip(tensor.file_names(form), arrays, strict=True))
+            arrays = tensor.to_files(format, params[tensor.name])
+            files |= zip(tensor.file_names(format), arrays, strict=True)
     return files
 
 
 def check_finite(arrays: Mapping[str, np.ndarray], where: object) -> None:
     """Raises InputError for tensors with NaN or infinity, which would make all outputs NaN."""
-    if name := not_finite(arrays):
+    name = not_finite(arrays)
+    if name:
         raise InputError(f'{where}: {name} holds NaN or infinity: take weights from before they '
                          'diverged, or copy them again')
 
 
 def check_tensors(
-    form: Format, shapes: Mapping[str, tuple[int, ...]], model: Mapping[str, Any], where: object,
-    config_file: Path,
+    stored: StoredTensors, model: Mapping[str, Any]
 ) -> tuple[list[Tensor], dict[str, int]]:
-    """(the parameters that a file holds, the size of each dim); arguments as for `take_params`.
+    """(The parameters that the files hold, the size of each dim by letter).
+
+    Args:
+      stored: the tensors, of which only the shapes are used.
+      model: `Weights.model`.
 
     Raises:
       InputError: the number of layers or a shape contradicts the config, or a part is incomplete.
     """
-    remedy = f'put the {config_file.name} beside it that belongs to it'
-    table = {tensor.name: tensor for tensor in tensors(model)}
-    before, _, after = table[_FIRST_KERNEL].file_names(form)[0].partition('0')
-    num_layers = next(i for i in itertools.count() if f'{before}{i}{after}' not in shapes)
-    if not num_layers and shapes:
-        raise InputError(f'{where} has no tensor {before}0{after}: its tensors are named otherwise '
-                         f"({', '.join(sorted(shapes)[:3])}, ...), so it is of another model or "
-                         'program: save it with the program that it is from as a BertModel')
+    _check_num_layers(stored, model)
+    parts = [part for part in PARTS if _holds_any_of(stored, part)]
+    held = [tensor for tensor in tensors(model) if part_of(tensor.name) in (None, *parts)]
+    sizes = sizes_of(model, _num_labels(stored))
+    for tensor in held:
+        _check_shape(stored, tensor, tensor.shape(stored.format, sizes))
+    return held, sizes
+
+
+def _check_num_layers(stored: StoredTensors, model: Mapping[str, Any]) -> None:
+    """Raises InputError if there are no layers, or not as many as in the config."""
+    def first_name(layer: int) -> str:
+        kernel, *_ = _layer(f'bert/encoder/layer_{layer}')
+        return kernel.file_names(stored.format)[0]
+
+    layers = itertools.count()
+    num_layers = next(layer for layer in layers if first_name(layer) not in stored.shapes)
+    if not num_layers and stored.shapes:
+        names = ', '.join(sorted(stored.shapes)[:3])
+        raise InputError(f'{stored.where} has no tensor {first_name(0)}: its tensors are named '
+                         f'otherwise ({names}, ...), so it is of another model or program: save it '
+                         'with the program that it is from as a BertModel')
     if num_layers != model['num_layers']:
-        raise InputError(f'{where} has {num_layers} layers, and by {config_file.name} there are '
-                         f"{model['num_layers']}: {remedy}")
-    parts = {part for part in PARTS for tensor in part.tensors
-             if any(name in shapes for name in tensor.file_names(form))}
-    wanted = [tensor for tensor in table.values() if part_of(tensor.name) in (None, *parts)]
-    bias, = table['classifier/bias'].file_names(form)
-    sizes = sizes_of(model, shapes.get(bias, (0,))[0])
-    for tensor in wanted:
-        expected = tensor.shape(form, sizes)
-        for name in tensor.file_names(form):
-            if name not in shapes:
-                raise InputError(f'{where} has no tensor {name}: it is not the whole of a model')
-            if tuple(shapes[name]) != expected:
-                raise InputError(f'{where}: {name} is {list(shapes[name])}, and by '
-                                 f'{config_file.name} it is {list(expected)}: {remedy}')
-    return wanted, sizes
+        raise InputError(f'{stored.where} has {num_layers} layers, and by '
+                         f"{stored.config_file.name} there are {model['num_layers']}: "
+                         f'{_put_config_beside(stored)}')
+
+
+def _put_config_beside(stored: StoredTensors) -> str:
+    """The remedy for a config that contradicts the tensors."""
+    return f'put the {stored.config_file.name} beside it that belongs to it'
+
+
+def _holds_any_of(stored: StoredTensors, part: Part) -> bool:
+    names = itertools.chain.from_iterable(
+        tensor.file_names(stored.format) for tensor in part.tensors)
+    return any(name in stored.shapes for name in names)
+
+
+def _num_labels(stored: StoredTensors) -> int:
+    """Outputs of the classifier; 0 where there is none."""
+    _, bias = CLASSIFIER.tensors
+    name, = bias.file_names(stored.format)
+    return stored.shapes.get(name, (0,))[0]
+
+
+def _check_shape(stored: StoredTensors, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    """Raises InputError if a tensor is missing or has another shape."""
+    for name in tensor.file_names(stored.format):
+        if name not in stored.shapes:
+            raise InputError(f'{stored.where} has no tensor {name}: it is not the whole of a model')
+        found = tuple(stored.shapes[name])
+        if found != expected:
+            raise InputError(f'{stored.where}: {name} is {list(found)}, and by '
+                             f'{stored.config_file.name} it is {list(expected)}: '
+                             f'{_put_config_beside(stored)}')
 
 
 def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
@@ -399,19 +397,25 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
       InputError: the parameters lack the head that the config names, or the head's pooler.
     """
     present = {part_of(name) for name in params}
-    pooled = POOLER in present
-    heads = [name for name in (
-        'question_answering', 'classification' if pooled else 'token_classification', 'pretraining'
-    ) if present & HEADS[name].parts()]
     if hint and not present & HEADS[hint].parts():
         raise InputError(f'{named_by}, but there is no tensor of such a head: the config '
                          'contradicts the weights')
-    head = hint or next(iter(heads), '')
+    head = hint or _head_of_parts(present)
     if head == 'classification' and len(params['classifier/bias']) == 1:
         head = 'regression'
-    if not pooled and (HEADS[head].needs_pooler() or 'cls/seq_relationship/kernel' in params):
+    needs_pooler = HEADS[head].needs_pooler() or 'cls/seq_relationship/kernel' in params
+    if needs_pooler and POOLER not in present:
         raise InputError(f'{named_by}, whose head needs a pooler, and there is none')
     return head
+
+
+def _head_of_parts(present: set[Part | None]) -> str:
+    """The head that has one of these parts, if there is any; else ''."""
+    with_classifier = 'classification' if POOLER in present else 'token_classification'
+    for name in ('question_answering', with_classifier, 'pretraining'):
+        if present & HEADS[name].parts():
+            return name
+    return ''
 
 
 def check_head(name: Any, where: Path, any_head: bool = False) -> str:
@@ -444,57 +448,3 @@ def read_labels(
         raise InputError(f'{where}: labels {list(labels)} for {num_labels} outputs of the '
                          'classifier: there must be as many, each once')
     return labels
-
-
-_ASKED_FIRST = ('config.json', 'bert_config.json')
-
-
-@contextlib.contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """A folder on this machine to write into, which becomes `target` when the block succeeds.
-
-    On a disk it is renamed. For hf:ORG/NAME it is published on the Hugging Face hub. For a bucket
-    its files are uploaded, last the one that readers ask for first, `config.json` or
-    `bert_config.json`: without it, a model is incomplete.
-
-    Raises:
-      InputError: `target` holds something already, or cannot be written.
-      OSError: its disk is full.
-    """
-    check_free(target)
-    try:
-        on_hub = os.fspath(target).startswith('hf:')
-        if in_bucket(target) or on_hub:
-            with tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
-                yield as_path(folder)
-                if on_hub:
-                    publish(folder, os.fspath(target))
-                    return
-                paths = [as_path(root) / name for root, _, names in os.walk(folder)
-                         for name in names]
-                for path in sorted(paths, key=lambda path: path.name in _ASKED_FIRST):
-                    upload(path, target / str(path.relative_to(folder)))
-            return
-        beside = temporary_name(target)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            beside.mkdir()
-            yield beside
-            os.replace(beside, target)  # fails if the target is a folder that is not empty
-        finally:
-            beside.rmtree(missing_ok=True)
-    except OSError as error:
-        if re.search(DISK_IS_FULL, str(error)):
-            raise  # the error boundary names the full disk
-        raise InputError(f'{target} cannot be written: {error.strerror or error}') from error
-
-
-def check_free(target: Path) -> None:
-    """Raises InputError if a target is a file, or a folder that is not empty."""
-    if children(target) or (target.exists() and not target.is_dir()):
-        raise InputError(f'{target} is there already: name a new folder, nothing is written over')
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes an indented JSON object, in UTF-8."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')

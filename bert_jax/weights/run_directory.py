@@ -1,7 +1,9 @@
 """Run directories of this project: `config.json`, the vocabulary, `checkpoints/` and `best/`."""
 
+import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,10 +19,13 @@ from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket
 from bert_jax.sharding import padded_vocab_size
 from bert_jax.text import load_tokenizer, read_switches, write_switches
 from bert_jax.weights import formats
+from bert_jax.weights.new_folder import new_folder
+from bert_jax.weights.vocabulary import find_vocabulary
 
 # What the section "model" of a run's config.json may hold: the model, how it is computed, the name
 # of its size, the features of a feature-based run, and `scan_layers`, which older runs have.
-_KNOWN = (*(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features', 'scan_layers')
+_MODEL_FIELDS = (
+    *(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features', 'scan_layers')
 _COMMITTED = 'commit_success.txt'
 
 
@@ -33,28 +38,43 @@ def read_description(workdir: Path) -> formats.Weights:
     """
     config = read_config(workdir)
     config_file = workdir / 'config.json'
-    section, data = config.get('model'), config.get('data') or {}
+    section = config.get('model')
     if not isinstance(section, dict):
         raise InputError(f'{config_file} has no section "model": it is of no run of this project')
+    data = config.get('data') or {}
     if not isinstance(data, dict):
         raise InputError(f'{config_file}: the section "data" is {data!r}, no JSON object')
     for name, value in section.items():
-        if name not in _KNOWN:
+        if name not in _MODEL_FIELDS:
             raise InputError(f'{config_file}: model.{name}={value!r} is unknown here: read it with '
                              'the version of bert_jax that wrote it')
     model = formats.read_model(section, 'bert_jax', config_file)
     lowercase = bool(data.get('lowercase', True))
-    vocab_file = formats.find_vocabulary(workdir)
+    vocab_file = find_vocabulary(workdir)
     if vocab_file is not None:
-        recorded = config.get('vocabulary')
-        if recorded is not None and recorded != checksum.digest(vocab_file.read_bytes()):
-            raise InputError(f'{vocab_file} is not the vocabulary that the run was trained with '
-                             '(config.json has the digest of another): put that one back')
-        num_tokens = len(load_tokenizer(vocab_file, lowercase).vocab)
-        if num_tokens > model['vocab_size']:  # fewer are allowed: model.vocab_size may be set
-            raise InputError(f"{vocab_file} has {num_tokens} tokens, the embedding has "
-                             f"{model['vocab_size']} rows: put the run's own vocabulary there")
-    return formats.Weights({}, model, '', (), vocab_file, lowercase, (), f'run directory {workdir}')
+        _check_vocabulary(vocab_file, config.get('vocabulary'), lowercase, model['vocab_size'])
+    return formats.Weights(
+        params={},
+        model=model,
+        head='',
+        labels=(),
+        vocab_file=vocab_file,
+        lowercase=lowercase,
+        unused=(),
+        source=f'run directory {workdir}')
+
+
+def _check_vocabulary(
+    vocab_file: Path, recorded_digest: str | None, lowercase: bool, vocab_size: int
+) -> None:
+    """Raises InputError if a vocabulary is not the run's, or larger than its embedding."""
+    if recorded_digest is not None and recorded_digest != checksum.digest(vocab_file.read_bytes()):
+        raise InputError(f'{vocab_file} is not the vocabulary that the run was trained with '
+                         '(config.json has the digest of another): put that one back')
+    num_tokens = len(load_tokenizer(vocab_file, lowercase).vocab)
+    if num_tokens > vocab_size:  # fewer are allowed: model.vocab_size may be set
+        raise InputError(f'{vocab_file} has {num_tokens} tokens, the embedding has '
+                         f"{vocab_size} rows: put the run's own vocabulary there")
 
 
 def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> formats.Weights:
@@ -72,40 +92,90 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
     path = as_path(named)
     workdir = run_of(path)
     described = read_description(workdir)
-    config, config_file = read_config(workdir), workdir / 'config.json'
-    hint = formats.check_head(config.get('head', ''), config_file, any_head)
+    config = read_config(workdir)
+    config_file = workdir / 'config.json'
+    head = formats.check_head(config.get('head', ''), config_file, any_head)
     step = step_to_read(path)
     if step is None:
-        raise InputError(f'{workdir} has no checkpoint to read: ' + (
-            'its sweep deleted them, as other runs are better: the best is WORKDIR/winner, and '
-            '--keep=all keeps those of all' if (workdir / 'sweep_result.json').exists() else
-            'checkpoints/ holds none'))
-    params = formats.from_tree(_restore(step / 'default'), described.model['vocab_size'])
+        raise InputError(f'{workdir} has no checkpoint to read: {_why_no_step(workdir)}')
+    params = _read_params(step, config, described.model['vocab_size'])
+    _check_params(params, head, described.model, step, config_file)
+    inference = _inference(config, head)
+    if HEADS[head].classes:
+        head = formats.find_head(params, head, f'{config_file} says head {head!r}')
+    source = f'{described.source}, step {int(step.name):,}'
+    if step.parent.name == 'best':
+        source += ' (its best evaluation)'
+    return dataclasses.replace(
+        described,
+        params=params,
+        head=head,
+        labels=formats.read_labels(config.get('labels'), head, params, config_file),
+        source=source,
+        inference=inference,
+        step_dir=step)
+
+
+def _why_no_step(workdir: Path) -> str:
+    if (workdir / 'sweep_result.json').exists():
+        return ('its sweep deleted them, as other runs are better: the best is WORKDIR/winner, and '
+                '--keep=all keeps those of all')
+    return 'checkpoints/ holds none'
+
+
+def _read_params(
+    step: Path, config: Mapping[str, Any], vocab_size: int
+) -> dict[str, np.ndarray]:
+    """`Weights.params` of a checkpoint.
+
+    Raises:
+      InputError: the checkpoint is damaged, or a number in it is not finite.
+    """
+    tree = _restore(step / 'default')
+    params = {name: np.asarray(x) for name, x in formats.from_tree(tree, vocab_size).items()}
     trains_pairs = (config.get('data') or {}).get('next_sentence', True)
-    params = {name: np.asarray(x) for name, x in params.items()
-              # A head that the run had and did not train; without it, nobody takes it for one.
-              if trains_pairs or not name.startswith(SEQ_RELATIONSHIP.prefix)}
+    if not trains_pairs:
+        # A head that the run had and did not train; without it, nobody takes it for one.
+        prefix = SEQ_RELATIONSHIP.prefix
+        params = {name: x for name, x in params.items() if not name.startswith(prefix)}
     formats.check_finite(params, step)
-    head, portable = hint, bool(HEADS[hint].classes)
-    shapes = {name: x.shape for name, x in params.items()
-              if portable or name.startswith('bert/')}  # `tensors` does not list other heads
-    table, _ = formats.check_tensors('bert_jax', shapes, described.model, step, config_file)
-    if extra := sorted(set(shapes) - {tensor.name for tensor in table}):
+    return params
+
+
+def _check_params(
+    params: Mapping[str, np.ndarray],
+    head: str,
+    model: Mapping[str, Any],
+    step: Path,
+    config_file: Path,
+) -> None:
+    """Raises InputError if a parameter contradicts the config, or the config has none of it."""
+    checked = params
+    if not HEADS[head].classes:  # `formats.tensors` does not list this head
+        checked = {name: x for name, x in params.items() if name.startswith('bert/')}
+    stored = formats.StoredTensors(
+        format='bert_jax',
+        shapes={name: x.shape for name, x in checked.items()},
+        read=checked.__getitem__,
+        where=step,
+        config_file=config_file)
+    held, _ = formats.check_tensors(stored, model)
+    extra = sorted(set(checked) - {tensor.name for tensor in held})
+    if extra:
         raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
-    if portable:
-        head = formats.find_head(params, hint, f'{config_file} says head {hint!r}')
+
+
+def _inference(config: Mapping[str, Any], head: str) -> dict[str, Any]:
+    """`Weights.inference` of a run whose config names this head."""
     inference = config.get('inference') or {}
-    lengths = [phase['max_seq_length'] for phase in config.get('phases') or ()
-               if isinstance(phase, dict) and 'max_seq_length' in phase]
-    if hint == 'pretraining' and lengths and not config.get('init_checkpoint'):
-        # A model pre-trained from scratch has learned positions only up to its longest rows.
-        inference = {'max_seq_length': max(lengths)} | inference
-    return formats.Weights(
-        params, described.model, head,
-        formats.read_labels(config.get('labels'), head, params, config_file),
-        described.vocab_file, described.lowercase, (),
-        f'{described.source}, step {int(step.name):,}'
-        + (' (its best evaluation)' if step.parent.name == 'best' else ''), inference, step)
+    if head != 'pretraining' or config.get('init_checkpoint'):
+        return inference
+    phases = [phase for phase in config.get('phases') or () if isinstance(phase, dict)]
+    lengths = [phase['max_seq_length'] for phase in phases if 'max_seq_length' in phase]
+    if not lengths:
+        return inference
+    # A model pre-trained from scratch has learned positions only up to its longest rows.
+    return {'max_seq_length': max(lengths)} | inference
 
 
 def step_to_read(named: Path) -> Path | None:
@@ -134,8 +204,9 @@ def read_config(workdir: Path) -> dict[str, Any]:
         run whose parameters have another layout.
     """
     path = workdir / 'config.json'
-    config = checksum.check_digest(files.read_json(
-        path, 'put it back, or name a run directory: it holds config.json and checkpoints/'), path)
+    content = files.read_json(
+        path, 'put it back, or name a run directory: it holds config.json and checkpoints/')
+    config = checksum.check_digest(content, path)
     model = config.get('model')
     if isinstance(model, dict) and model.get('scan_layers'):
         raise InputError(f'{path}: model.scan_layers=True is no longer read: convert the run to a '
@@ -176,27 +247,45 @@ def _restore(path: Path) -> dict[str, Any]:
     reader = ocp.Checkpointer(handler)
     try:
         saved = handler.metadata(absolute(path)).tree
-        is_leaf = lambda x: hasattr(x, 'shape')  # noqa: E731
-        wanted = {key: jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved[key], is_leaf=is_leaf)
-            for key in ('params', CHECKSUMS) if key in saved}
+        wanted = {key: _shapes(saved[key]) for key in ('params', CHECKSUMS) if key in saved}
         restored = reader.restore(absolute(path), args=ocp.args.PyTreeRestore(
-            item=wanted, partial_restore=True,  # without the moments, twice the parameters' size
+            item=wanted,
+            partial_restore=True,  # without the moments, twice the parameters' size
             restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)))
         if CHECKSUMS in restored:
-            names = sorted(
-                checksum.leaf_name(leaf) for leaf, _ in jax.tree_util.tree_leaves_with_path(
-                    {key: x for key, x in saved.items() if key != CHECKSUMS}, is_leaf=is_leaf))
-            written = dict(zip(names, np.asarray(restored[CHECKSUMS]).tolist(), strict=True))
-            for name, x in checksum.leaves({'params': restored['params']}).items():
-                if int(checksum.checksum(np.asarray(x))) != written[name]:
-                    raise ValueError(f'{name} is not what was saved')
+            _check_checksums(restored, saved)
         return dict(restored['params'])
     except Exception as error:  # of many types; the files stay as they are
         raise InputError(f'{path.parent} cannot be read ({first_line(error)}): move it away, and '
                          'the checkpoint before it is taken') from error
     finally:
         reader.close()
+
+
+def _shapes(saved: Any) -> Any:
+    """Shapes and dtypes of a tree of orbax's metadata."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved, is_leaf=_has_shape)
+
+
+def _has_shape(x: Any) -> bool:
+    return hasattr(x, 'shape')
+
+
+def _check_checksums(restored: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raises ValueError if a parameter differs from what was saved.
+
+    Args:
+      restored: parameters, and the checksums of all that was saved, by name in sorted order.
+      saved: metadata of all that was saved.
+    """
+    summed = {key: x for key, x in saved.items() if key != CHECKSUMS}
+    leaves = jax.tree_util.tree_leaves_with_path(summed, is_leaf=_has_shape)
+    names = sorted(checksum.leaf_name(path) for path, _ in leaves)
+    checksums = dict(zip(names, np.asarray(restored[CHECKSUMS]).tolist(), strict=True))
+    for name, x in checksum.leaves({'params': restored['params']}).items():
+        if int(checksum.checksum(np.asarray(x))) != checksums[name]:
+            raise ValueError(f'{name} is not what was saved')
 
 
 def write_run(workdir: str | os.PathLike[str], weights: formats.Weights) -> list[str]:
@@ -210,19 +299,23 @@ def write_run(workdir: str | os.PathLike[str], weights: formats.Weights) -> list
     """
     import orbax.checkpoint as ocp
 
-    padded = padded_vocab_size(weights.model['vocab_size'])
-    with formats.new_folder(as_path(workdir)) as beside:
-        describe_run(beside, {
-            'vocabulary': None, 'head': weights.head, 'labels': list(weights.labels),
-            'model': weights.model, 'data': {'lowercase': weights.lowercase},
-            'inference': dict(weights.inference)}, weights.vocab_file)
-        tree = formats.to_tree(weights.params, padded)
+    fields = {
+        'vocabulary': None,
+        'head': weights.head,
+        'labels': list(weights.labels),
+        'model': weights.model,
+        'data': {'lowercase': weights.lowercase},
+        'inference': dict(weights.inference),
+    }
+    with new_folder(as_path(workdir)) as beside:
+        describe_run(beside, fields, weights.vocab_file)
+        tree = formats.to_tree(weights.params, padded_vocab_size(weights.model['vocab_size']))
         step = beside / 'checkpoints' / '0'
         step.mkdir(parents=True)
         # Weights hardly compress, and trying takes time and memory.
         writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
-        writer.save(absolute(step / 'default'),
-                    args=ocp.args.PyTreeSave(checksum.saved_tree({'params': tree})))
+        saved = checksum.saved_tree({'params': tree})
+        writer.save(absolute(step / 'default'), args=ocp.args.PyTreeSave(saved))
         writer.close()
         if in_bucket(workdir):
             (step / _COMMITTED).touch()

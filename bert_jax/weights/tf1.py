@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import absolute, as_path, children, local_copy, read_json
+from bert_jax.runtime.files import Path, absolute, as_path, children, local_copy, read_json
 from bert_jax.runtime.packages import loading_tensorflow
 from bert_jax.text import read_switches, write_switches
 from bert_jax.text.wordpiece import ORIGINAL
 from bert_jax.weights import formats
+from bert_jax.weights.new_folder import new_folder, write_json
+from bert_jax.weights.vocabulary import check_vocabulary, find_vocabulary, write_vocabulary
 
 _NAME = 'bert_model.ckpt'
 _OBJECT_GRAPH = b'_CHECKPOINTABLE_OBJECT_GRAPH'  # a variable that only TF2's checkpoints have
@@ -32,56 +34,91 @@ def read_tf1(named: str | os.PathLike[str]) -> formats.Weights:
       InputError: something is missing, damaged or contradictory, or the model is no BERT.
     """
     prefix = as_path(named)
-    # TensorFlow notices that data files are missing only when it reads a tensor.
-    names = [path.name for path in children(prefix.parent)]
-    for suffix, first in (('.index', '.index'), ('.data-', '.data-00000-of-00001')):
-        if not any(name.startswith(prefix.name + suffix) for name in names):
-            raise InputError(f'{prefix}{first} is missing, a part of a TF1 checkpoint: put it '
-                             'beside the other files')
-    if _OBJECT_GRAPH in prefix.with_name(f'{prefix.name}.index').read_bytes():
-        raise InputError(f'{prefix} is a TF2 checkpoint, which holds Keras objects: of TensorFlow, '
-                         'only the TF1 checkpoints of google-research/bert can be read; load it '
-                         'with transformers or the program that wrote it, and save it with '
-                         'save_pretrained(FOLDER)')
-    paths = [folder / 'bert_config.json'
-             for folder in (prefix.parent, absolute(prefix).parent.parent)]
-    config_file = next((path for path in paths if path.exists()), paths[0])
+    _check_files(prefix)
+    config_file = _find_config(prefix)
     config = read_json(config_file, 'it describes the model in the checkpoint; copy it '
                                'from the model that the checkpoint was trained from')
     if config.get('hidden_act') != 'gelu':
         raise InputError(f"{config_file}: hidden_act={config.get('hidden_act')!r} is not one that "
                          "can be read: 'gelu'")
     model = formats.read_model(config, 'tf1', config_file)
+    params, unused = formats.take_params(_open_checkpoint(prefix, config_file), model)
+    hint = formats.check_head(config.get('head', ''), config_file)
+    head = formats.find_head(params, hint, f'{config_file} says head {hint!r}')
+    vocab_file, lowercase = check_vocabulary(
+        find_vocabulary(config_file.parent), config.get('do_lower_case'), model['vocab_size'])
+    return formats.Weights(
+        params=params,
+        model=model,
+        head=head,
+        labels=formats.read_labels(config.get('labels'), head, params, config_file),
+        vocab_file=vocab_file,
+        lowercase=lowercase,
+        unused=unused,
+        source=f'TF1 checkpoint {prefix}',
+        inference=config.get(formats.INFERENCE) or {})
+
+
+def _check_files(prefix: Path) -> None:
+    """Raises InputError if a checkpoint's files are incomplete or TF2's.
+
+    TensorFlow notices that data files are missing only when it reads a tensor.
+    """
+    names = [path.name for path in children(prefix.parent)]
+    index = f'{prefix.name}.index'
+    if not any(name.startswith(index) for name in names):
+        raise InputError(_missing(prefix, '.index'))
+    if not any(name.startswith(f'{prefix.name}.data-') for name in names):
+        raise InputError(_missing(prefix, '.data-00000-of-00001'))
+    if _OBJECT_GRAPH in prefix.with_name(index).read_bytes():
+        raise InputError(f'{prefix} is a TF2 checkpoint, which holds Keras objects: of TensorFlow, '
+                         'only the TF1 checkpoints of google-research/bert can be read; load it '
+                         'with transformers or the program that wrote it, and save it with '
+                         'save_pretrained(FOLDER)')
+
+
+def _missing(prefix: Path, suffix: str) -> str:
+    return (f'{prefix}{suffix} is missing, a part of a TF1 checkpoint: put it '
+            'beside the other files')
+
+
+def _find_config(prefix: Path) -> Path:
+    """The bert_config.json beside a checkpoint, or else one folder up; the first if none exists."""
+    beside = prefix.parent / 'bert_config.json'
+    above = absolute(prefix).parent.parent / 'bert_config.json'
+    if not beside.exists() and above.exists():
+        return above
+    return beside
+
+
+def _open_checkpoint(prefix: Path, config_file: Path) -> formats.StoredTensors:
+    """The variables of a checkpoint, without those of its optimizer."""
     with loading_tensorflow(f'{prefix} is a TF1 checkpoint: reading it'):
         import tensorflow as tf
 
-    def ask(method: Callable[..., Any], *args: str) -> Any:
+    def call(method: Callable[..., Any], *args: str) -> Any:
         try:
             return method(*args)
         except Exception as error:  # TensorFlow's calls raise many types
-            raise InputError(f"{prefix} cannot be read ({' '.join(str(error).split())[:200]}): "
-                             'download or copy it again') from None
+            why = ' '.join(str(error).split())[:200]
+            raise InputError(
+                f'{prefix} cannot be read ({why}): download or copy it again') from None
 
-    for name in names:
-        if name.startswith(f'{prefix.name}.data-'):
-            local_copy(prefix.with_name(name))
+    for child in children(prefix.parent):
+        if child.name.startswith(f'{prefix.name}.data-'):
+            local_copy(child)
     index = local_copy(prefix.with_name(f'{prefix.name}.index'))
-    reader = ask(tf.train.load_checkpoint, str(index).removesuffix('.index'))
-    shapes = {
-        name: tuple(shape) for name, shape in ask(reader.get_variable_to_shape_map).items()
-        if not name.endswith(('/adam_m', '/adam_v')) and name != 'global_step'}
-    params, unused = formats.take_params(
-        'tf1', shapes, lambda name: ask(reader.get_tensor, name), model, prefix, config_file)
-    hint = formats.check_head(config.get('head', ''), config_file)
-    head = formats.find_head(params, hint, f'{config_file} says head {hint!r}')
-    vocab_file, lowercase = formats.check_vocabulary(
-        formats.find_vocabulary(config_file.parent), config.get('do_lower_case'),
-        model['vocab_size'])
-    return formats.Weights(
-        params, model, head,
-        formats.read_labels(config.get('labels'), head, params, config_file), vocab_file,
-        lowercase, unused, f'TF1 checkpoint {prefix}',
-        config.get(formats.INFERENCE) or {})
+    reader = call(tf.train.load_checkpoint, str(index).removesuffix('.index'))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in call(reader.get_variable_to_shape_map).items():
+        if name != 'global_step' and not name.endswith(('/adam_m', '/adam_v')):
+            shapes[name] = tuple(shape)
+    return formats.StoredTensors(
+        format='tf1',
+        shapes=shapes,
+        read=lambda name: call(reader.get_tensor, name),
+        where=prefix,
+        config_file=config_file)
 
 
 def write_tf1(folder: str | os.PathLike[str], weights: formats.Weights) -> list[str]:
@@ -107,22 +144,29 @@ def write_tf1(folder: str | os.PathLike[str], weights: formats.Weights) -> list[
     with loading_tensorflow('writing a TF1 checkpoint'):
         import tensorflow as tf
     files = formats.from_params('tf1', weights.params, weights.model)
-    with formats.new_folder(as_path(folder)) as beside:
+    with new_folder(as_path(folder)) as beside:
         with tf.device('/CPU:0'):
             tf.raw_ops.SaveV2(
                 prefix=str(beside / _NAME), tensor_names=list(files),
                 shape_and_slices=[''] * len(files), tensors=list(files.values()))
-        formats.write_json(beside / 'bert_config.json', config)
-        if weights.vocab_file is None:
-            notes.append('no vocab.txt: there is no vocabulary')
-        elif formats.write_vocabulary(beside, weights) is None:
-            notes.append('the vocabulary is a SentencePiece model, which the original cannot read')
-        else:
-            switches = read_switches(weights.vocab_file)
-            write_switches(beside, switches)
-            if dataclasses.replace(switches, added_tokens=()) != ORIGINAL:
-                notes.append(f'the tokenizer has {switches}, which the original cannot have')
-            if added := [token.content for token in switches.added_tokens]:
-                notes.append(f"the tokens {', '.join(added)} were added to the tokenizer: the "
-                             'original splits them like other text')
+        write_json(beside / 'bert_config.json', config)
+        notes += _write_vocabulary(beside, weights)
+    return notes
+
+
+def _write_vocabulary(folder: Path, weights: formats.Weights) -> list[str]:
+    """Writes the vocabulary and its switches. Returns notes for the user."""
+    if weights.vocab_file is None:
+        return ['no vocab.txt: there is no vocabulary']
+    if write_vocabulary(folder, weights) is None:
+        return ['the vocabulary is a SentencePiece model, which the original cannot read']
+    switches = read_switches(weights.vocab_file)
+    write_switches(folder, switches)
+    notes = []
+    if dataclasses.replace(switches, added_tokens=()) != ORIGINAL:
+        notes.append(f'the tokenizer has {switches}, which the original cannot have')
+    if switches.added_tokens:
+        added = ', '.join(token.content for token in switches.added_tokens)
+        notes.append(f'the tokens {added} were added to the tokenizer: the '
+                     'original splits them like other text')
     return notes

@@ -16,23 +16,32 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import is_unused
-from bert_jax.weights.formats import VOCABULARY_ROWS, Weights, check_order, from_tree, to_tree
+from bert_jax.weights.formats import VOCABULARY_ROWS, Weights, from_tree, to_tree, with_rows
+from bert_jax.weights.vocabulary import check_order
 
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'
-_NUMERICS = tuple(option.name for option in OPTIONS if option.role == 'computes')
+# Options that change what the same parameters compute.
+_COMPUTING_OPTIONS = tuple(option.name for option in OPTIONS if option.role == 'computes')
+_MOST_LISTED = 8  # names that a line of the summary lists
 
 
 def warm_start(
-    published: Weights, params: Any, bert: ModelConfig, *, head: str, labels: Sequence[str],
-    vocab_file: Path | None, whole: bool = False,
+    published: Weights,
+    params: Any,
+    model_config: ModelConfig,
+    *,
+    head: str,
+    labels: Sequence[str],
+    vocab_file: Path | None,
+    whole: bool = False,
 ) -> Any:
     """Replaces fresh parameters with published ones where they fit, and prints a summary.
 
     Args:
       published: from `load_weights`.
       params: fresh parameters on the mesh.
-      bert: the target model.
+      model_config: of the target.
       head: of the target, as in `Weights.head`.
       labels: of the head, by id.
       vocab_file: the target's vocabulary; words that the published one lacks start at the mean of
@@ -49,30 +58,48 @@ def warm_start(
     notes: list[str] = []
     if vocab_file is not None:
         published, notes = extended(published, vocab_file)
-    shapes = {name: x.shape for name, x in jax.eval_shape(
-        lambda tree: from_tree(tree, bert.vocab_size), params).items()}
+    unpadded = jax.eval_shape(lambda tree: from_tree(tree, model_config.vocab_size), params)
+    shapes = {name: x.shape for name, x in unpadded.items()}
     # Not asdict, which would copy the layout: devices cannot be copied.
-    placement = place(published, shapes, head=head, labels=labels, model=vars(bert))
-    lines = [*placement.report(published), *notes]
-    longer = any(note.endswith('they are repeated') for note in placement.notes)
-    if whole and (placement.fresh or longer or notes):
-        fresh = [line for line in lines[1:] if 'fresh' in line or 'repeated' in line]
-        remedy = (". If its LABEL_0, LABEL_1, ... are this task's labels "
-                  f"({', '.join(labels[:5])}) in this order, add --labels_by_position"
-                  if any(label.startswith('LABEL_') for label in published.labels) else '')
-        raise InputError(f'{published.source} does not have all parameters of this model, which is '
-                         f"used without training: {'; '.join(fresh or notes)}{remedy}")
-    for line in lines:
+    placement = place(published, shapes, head=head, labels=labels, model=vars(model_config))
+    if whole:
+        _check_whole(placement, published, notes, labels)
+    for line in (*placement.report(published), *notes):
         hosts.say(line)
-    arrays = flatten_dict(to_tree(placement.params, bert.padded_vocab_size), sep='/')
+    tree = to_tree(placement.params, model_config.padded_vocab_size)
+    arrays = flatten_dict(tree, sep='/')
 
     def choose(path: Any, fresh: jax.Array) -> jax.Array:
         array = arrays.get('/'.join(key.key for key in path))
+        if array is None:
+            return fresh
         # Each process fills its own shards.
-        return fresh if array is None else jax.make_array_from_callback(
-            fresh.shape, fresh.sharding, array.__getitem__)
+        return jax.make_array_from_callback(fresh.shape, fresh.sharding, array.__getitem__)
 
     return jax.tree_util.tree_map_with_path(choose, params)
+
+
+def _check_whole(
+    placement: 'Placement', published: Weights, notes: Sequence[str], labels: Sequence[str]
+) -> None:
+    """Raises InputError if not all parameters come unchanged from the weights.
+
+    Args:
+      placement: of the weights.
+      published: the weights.
+      notes: about tokens that the weights lack.
+      labels: of the target's head.
+    """
+    if not (placement.fresh or placement.repeats_positions or notes):
+        return
+    lines = [*placement.report(published)[1:], *notes]
+    fresh = [line for line in lines if 'fresh' in line or 'repeated' in line]
+    remedy = ''
+    if any(label.startswith('LABEL_') for label in published.labels):
+        remedy = (". If its LABEL_0, LABEL_1, ... are this task's labels "
+                  f"({', '.join(labels[:5])}) in this order, add --labels_by_position")
+    raise InputError(f'{published.source} does not have all parameters of this model, which is '
+                     f"used without training: {'; '.join(fresh or notes)}{remedy}")
 
 
 class Placement(NamedTuple):
@@ -83,24 +110,38 @@ class Placement(NamedTuple):
       fresh: names of the target's parameters that start fresh.
       unused: names of weights that the target lacks, and of tensors unknown to this project.
       notes: further remarks, a line each.
+      repeats_positions: whether the target's position table is longer and repeats that of the
+        weights.
     """
 
     params: dict[str, np.ndarray]
     fresh: tuple[str, ...]
     unused: tuple[str, ...]
     notes: tuple[str, ...]
+    repeats_positions: bool = False
 
     def report(self, weights: Weights) -> list[str]:
         """A few lines for the user."""
-        num = len(self.params)
-        lines = [f'{num} of {num + len(self.fresh)} parameters from {weights.source}']
-        for title, names in (('starts fresh', self.fresh), ('left unused', self.unused)):
-            # All parameters of a part of a head are one entry, `HEAD/...`.
-            parts = list(dict.fromkeys(
-                f'{part.prefix}...' if (part := part_of(name)) else name for name in names))
-            more = f', and {len(parts) - 8} more' if len(parts) > 8 else ''
-            lines += [f"{title}: {', '.join(parts[:8])}{more}"] if parts else []
+        num_taken = len(self.params)
+        num_all = num_taken + len(self.fresh)
+        lines = [f'{num_taken} of {num_all} parameters from {weights.source}']
+        if self.fresh:
+            lines.append(f'starts fresh: {_listed(self.fresh)}')
+        if self.unused:
+            lines.append(f'left unused: {_listed(self.unused)}')
         return lines + [f'note: {note}' for note in self.notes]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names of parameters for a message; all of a part of a head are one, `PART/...`."""
+    distinct: dict[str, None] = {}
+    for name in names:
+        part = part_of(name)
+        distinct[f'{part.prefix}...' if part else name] = None
+    listed = ', '.join(list(distinct)[:_MOST_LISTED])
+    if len(distinct) > _MOST_LISTED:
+        listed += f', and {len(distinct) - _MOST_LISTED} more'
+    return listed
 
 
 def place(
@@ -125,19 +166,14 @@ def place(
     Raises:
       InputError: the weights are not of this model.
     """
-    notes = [
-        f'{field} is {weights.model[field]} there and {model[field]} here'
-        for field in _NUMERICS if model and model[field] != weights.model[field]]
+    notes = []
+    if model:
+        notes += _different_options(weights.model, model)
     source = dict(weights.params)
     if 'classifier/bias' in source and 'classifier/bias' in shapes:
-        order, note = _classifier(weights, shapes['classifier/bias'][0], head, labels)
-        notes += [note] if note else []
-        for name in ('classifier/kernel', 'classifier/bias'):
-            if order is None:
-                del source[name]
-            elif note:
-                source[name] = source[name][..., order]
+        notes += _place_classifier(source, weights, shapes['classifier/bias'][0], head, labels)
     matched: dict[str, np.ndarray] = {}
+    repeats_positions = False
     for name, shape in shapes.items():
         x = source.get(name)
         if x is not None and x.shape == tuple(shape):
@@ -146,50 +182,93 @@ def place(
             # A short table is repeated (Longformer, Beltagy et al., 2020, section 5): neighbouring
             # positions stay neighbours.
             matched[name] = np.resize(x, shape)
-            rest = 'they are repeated' if len(x) < shape[0] else 'the first of them are taken'
-            notes.append(f'position_embeddings: {len(x)} rows there, {shape[0]} here; {rest}')
+            repeats_positions = len(x) < shape[0]
+            how = 'they are repeated' if repeats_positions else 'the first of them are taken'
+            notes.append(f'position_embeddings: {len(x)} rows there, {shape[0]} here; {how}')
         elif name.startswith(('bert/embeddings/', 'bert/encoder/')):
             raise InputError(_misfit(name, x, tuple(shape), weights))
-    layers = {name for name in source if name.startswith('bert/encoder/')} - set(shapes)
-    if layers:
-        num = weights.model['num_layers']
-        raise InputError(f'{weights.source} has {num} layers, the config fewer: set '
-                         f'--config.model.num_layers={num}')
+    _check_no_more_layers(weights, source, shapes)
+    unused = [name for name in weights.params if name not in matched]
     return Placement(
-        matched, tuple(name for name in shapes if name not in matched),
-        tuple(name for name in weights.params if name not in matched) + weights.unused,
-        tuple(notes))
+        params=matched,
+        fresh=tuple(name for name in shapes if name not in matched),
+        unused=(*unused, *weights.unused),
+        notes=tuple(notes),
+        repeats_positions=repeats_positions)
 
 
-def _classifier(
+def _different_options(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Notes on options by which the same parameters compute something else."""
+    return [
+        f'{name} is {there[name]} there and {here[name]} here'
+        for name in _COMPUTING_OPTIONS if here[name] != there[name]]
+
+
+def _check_no_more_layers(
+    weights: Weights, source: Mapping[str, Any], shapes: Mapping[str, Any]
+) -> None:
+    """Raises InputError if the weights have layers that the target lacks."""
+    more = source.keys() - shapes.keys()
+    if any(name.startswith('bert/encoder/') for name in more):
+        num_layers = weights.model['num_layers']
+        raise InputError(f'{weights.source} has {num_layers} layers, the config fewer: set '
+                         f'--config.model.num_layers={num_layers}')
+
+
+def _place_classifier(
+    source: dict[str, np.ndarray],
+    weights: Weights,
+    num_here: int,
+    head: str,
+    labels: Sequence[str],
+) -> list[str]:
+    """Puts the outputs of a classifier in the target's order, or removes it; returns notes.
+
+    Args:
+      source: the parameters, which are changed.
+      weights: of which these are.
+      num_here: outputs of the target's classifier.
+      head, labels: of the target, as for `place`.
+    """
+    why_fresh = _why_classifier_is_fresh(weights, num_here, head, labels)
+    if why_fresh:
+        del source['classifier/kernel'], source['classifier/bias']
+        return [f'classifier: {why_fresh}; it starts fresh']
+    there = list(weights.labels)
+    if not labels or not there or list(labels) == there:
+        return []
+    order = [there.index(label) for label in labels]
+    for name in ('classifier/kernel', 'classifier/bias'):
+        source[name] = source[name][..., order]
+    return [f"classifier: labels put in the order here, {', '.join(labels)}"]
+
+
+def _why_classifier_is_fresh(
     weights: Weights, num_here: int, head: str, labels: Sequence[str]
-) -> tuple[list[int] | None, str]:
-    """(The classifier's outputs in the target's order, or None if it starts fresh; note or '')."""
-    there, order = list(weights.labels), list(range(weights.num_labels))
+) -> str:
+    """How a classifier differs from the target's other than by the order of labels; else ''."""
     if head and head != weights.head:
-        note = f'it is of {weights.head} there, of {head} here'
-    elif len(order) != num_here:
-        note = f'{len(order)} labels there, {num_here} here'
-    elif not labels or not there or list(labels) == there:
-        return order, ''
-    elif set(labels) == set(there):
-        return [there.index(label) for label in labels], (
-            f"classifier: labels put in the order here, {', '.join(labels)}")
-    else:
-        note = f"labels {', '.join(there)} there, {', '.join(labels)} here"
-    return None, f'classifier: {note}; it starts fresh'
+        return f'it is of {weights.head} there, of {head} here'
+    if weights.num_labels != num_here:
+        return f'{weights.num_labels} labels there, {num_here} here'
+    if labels and weights.labels and set(labels) != set(weights.labels):
+        return f"labels {', '.join(weights.labels)} there, {', '.join(labels)} here"
+    return ''
 
 
 def _misfit(name: str, x: np.ndarray | None, shape: tuple[int, ...], weights: Weights) -> str:
+    """Why a parameter of the weights does not fit, and the remedy."""
     if x is not None and name == _WORDS and x.shape[1:] == shape[1:]:
         file = weights.vocab_file or 'the vocabulary of these weights'
-        return (f'vocabulary of {shape[0]} tokens, embedding of {len(x)} rows in {weights.source}: '
-                f'set --config.data.vocab_file to {file}'
-                + (f' (or --config.model.vocab_size={len(x)}, if it is that already)'
-                   if len(x) > shape[0] else ''))
+        remedy = f'set --config.data.vocab_file to {file}'
+        if len(x) > shape[0]:
+            remedy += f' (or --config.model.vocab_size={len(x)}, if it is that already)'
+        return (f'vocabulary of {shape[0]} tokens, embedding of {len(x)} rows in '
+                f'{weights.source}: {remedy}')
+    found = 'missing' if x is None else str(list(x.shape))
     fields = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size', 'type_vocab_size')
     sizes = ' '.join(f'--config.model.{field}={weights.model[field]}' for field in fields)
-    return (f'{name} is {"missing" if x is None else list(x.shape)} in {weights.source} and '
+    return (f'{name} is {found} in {weights.source} and '
             f'{list(shape)} in the config: give it the sizes of these weights ({sizes})')
 
 
@@ -212,26 +291,38 @@ def extended(weights: Weights, vocab_file: Path) -> tuple[Weights, list[str]]:
     """
     if weights.vocab_file is None:
         return weights, []
-    before = load_tokenizer(weights.vocab_file, weights.lowercase)
+    former = load_tokenizer(weights.vocab_file, weights.lowercase)
     tokens = load_tokenizer(vocab_file, weights.lowercase).vocab.tokens
-    old = check_order(weights, vocab_file, tokens, 'leave config.data.vocab_file empty to take '
-                      'that one (config.data.add_tokens adds words to it)')
-    new = [i for i, token in enumerate(tokens)
-           if not (i < len(old) and token == old[i]) and not is_unused(token)]
-    if not new:
+    known = check_order(weights, vocab_file, tokens, 'leave config.data.vocab_file empty to take '
+                        'that one (config.data.add_tokens adds words to it)')
+    unknown_piece = [former.vocab.unk_id]
+    pieces: dict[int, list[int]] = {}  # of each new token, by its id
+    for i, token in enumerate(tokens):
+        is_known = i < len(known) and token == known[i]
+        if not is_known and not is_unused(token):
+            pieces[i] = former.encode(token) or unknown_piece
+    if not pieces:
         return weights, []
-    pieces = {i: before.encode(tokens[i]) or [before.vocab.unk_id] for i in new}
-    params, num_rows = dict(weights.params), max(len(tokens), weights.model['vocab_size'])
+    num_rows = max(len(tokens), weights.model['vocab_size'])
+    params = dict(weights.params)
     for name in VOCABULARY_ROWS:
         if name in params:
-            x = params[name]
-            params[name] = rows = np.pad(x, [(0, num_rows - len(x))] + [(0, 0)] * (x.ndim - 1))
-            for i, ids in pieces.items():
-                rows[i] = x[ids].mean(0)
-    notes = [f'{len(new)} tokens that the weights do not know start at the mean of the rows of '
+            params[name] = _with_new_rows(params[name], num_rows, pieces)
+    notes = [f'{len(pieces)} tokens that the weights do not know start at the mean of the rows of '
              'their old pieces']
-    if unknown := [tokens[i] for i, ids in pieces.items() if ids == [before.vocab.unk_id]]:
-        notes.append(f'of them {len(unknown)} had no pieces and start at the row of [UNK], such '
-                     f'as {unknown[0]}')
+    without_pieces = [tokens[i] for i, ids in pieces.items() if ids == unknown_piece]
+    if without_pieces:
+        notes.append(f'of them {len(without_pieces)} had no pieces and start at the row of [UNK], '
+                     f'such as {without_pieces[0]}')
     model = weights.model | {'vocab_size': num_rows}
     return dataclasses.replace(weights, params=params, model=model, vocab_file=vocab_file), notes
+
+
+def _with_new_rows(
+    array: np.ndarray, num_rows: int, pieces: Mapping[int, Sequence[int]]
+) -> np.ndarray:
+    """The array with `num_rows` rows, of which each in `pieces` is the mean of these old rows."""
+    rows = with_rows(array, num_rows)
+    for i, ids in pieces.items():
+        rows[i] = array[ids].mean(0)
+    return rows

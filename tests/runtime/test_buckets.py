@@ -75,7 +75,7 @@ def test_a_half_uploaded_model_is_refused(bucket, bucket_server, monkeypatch):
             raise OSError('the machine was taken away')
         files.upload(local, path)
 
-    monkeypatch.setattr('bert_jax.weights.formats.upload', upload)
+    monkeypatch.setattr('bert_jax.weights.new_folder.upload', upload)
     source, target = RECORDED / 'base', f'{bucket}/half'
     with pytest.raises(SystemExit):
         convert([str(source), target, '--to', 'huggingface'])

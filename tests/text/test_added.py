@@ -14,7 +14,7 @@ from bert_jax.text.added import AddedToken
 from bert_jax.text.training import add_words
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, unused_row, write_vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
-from bert_jax.weights.huggingface import fast_tokenizer
+from bert_jax.weights.tokenizer_files import fast_tokenizer
 from tests.refusals import refused
 
 VOCAB = Vocab.from_tokens([*SPECIAL_TOKENS, 'new', 'york', '中', *(

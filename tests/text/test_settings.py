@@ -7,7 +7,7 @@ import pytest
 from bert_jax.text.settings import read_settings, tell_not_applied
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.weights.huggingface import fast_tokenizer
+from bert_jax.weights.tokenizer_files import fast_tokenizer
 
 PLAIN = fast_tokenizer(WordPieceTokenizer(Vocab.from_tokens([*SPECIAL_TOKENS, 'a'])))
 CONFIG, FAST = 'tokenizer_config.json', 'tokenizer.json'

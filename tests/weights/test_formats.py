@@ -20,8 +20,9 @@ from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
 from bert_jax.validation import complete
 from bert_jax.weights import load_weights, tf1
 from bert_jax.weights.formats import Weights, sizes_of, tensors
-from bert_jax.weights.huggingface import fast_tokenizer, write_huggingface
+from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.run_directory import write_run
+from bert_jax.weights.tokenizer_files import fast_tokenizer
 
 
 def write_tf1(folder, weights):
@@ -200,7 +201,7 @@ def test_a_tf1_checkpoint_names_added_tokens_as_lost(tmp_path):
 
 def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):
     weights = load_weights(RECORDED / 'pretraining')
-    monkeypatch.setattr('bert_jax.weights.huggingface.SHARD_BYTES', 4000)
+    monkeypatch.setattr('bert_jax.weights.safetensors_files.SHARD_BYTES', 4000)
     write_huggingface(tmp_path, weights)
     files = sorted(tmp_path.glob('*.safetensors'))
     assert len(files) > 1 and files[0].name == f'model-00001-of-{len(files):05}.safetensors'

@@ -1,0 +1,244 @@
+"""The tokenizer of a Hugging Face folder: vocab.txt, tokenizer.json, tokenizer_config.json."""
+
+import dataclasses
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_jax import text
+from bert_jax.runtime.errors import InputError, tell_once
+from bert_jax.runtime.files import Path, as_path, children, digest
+from bert_jax.text import vocab
+from bert_jax.text.added import MOST_TOKENS, fields_of
+from bert_jax.text.settings import (
+    SETTINGS_FILE,
+    TOKENIZER_FILE,
+    lowercase_of,
+    model_type,
+    read_settings,
+    tell_not_applied,
+)
+from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
+from bert_jax.weights.formats import Weights
+from bert_jax.weights.new_folder import write_json
+from bert_jax.weights.vocabulary import check_vocabulary, write_vocabulary
+
+
+def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
+    """(Vocabulary file, whether text is lower-cased before WordPiece).
+
+    Raises:
+      InputError: the vocabulary cannot be read, or has more tokens than the embedding has rows.
+    """
+    settings = read_settings(folder)
+    tell_not_applied(settings, folder)
+    path = _find_vocabulary(folder)
+    switches = text.switches_of(settings.fields, settings.source)
+    switches = dataclasses.replace(switches, added_tokens=settings.added_tokens)
+    if path is None and settings.tokenizer is not None:
+        tokens = _tokens(settings.tokenizer, folder / TOKENIZER_FILE)
+        if tokens is not None:
+            path = _kept_vocabulary(tokens, switches)
+    if path is not None and path.suffix == '.model' and settings.added_tokens:
+        added = ', '.join(token.content for token in settings.added_tokens[:5])
+        tell_once(f'note: {folder}: the added tokens {added}, ... are not applied: {path.name} is '
+                  'a SentencePiece model, which splits them like other text')
+    return check_vocabulary(path, lowercase_of(settings), vocab_size)
+
+
+def _find_vocabulary(folder: Path) -> Path | None:
+    """The vocab.txt in a folder, or else its SentencePiece model, of any name."""
+    if (folder / 'vocab.txt').exists():
+        return folder / 'vocab.txt'
+    for child in children(folder):
+        if child.suffix == '.model' and child.exists():
+            return child
+    return None
+
+
+def _tokens(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> list[str] | None:
+    """The vocabulary of a `tokenizer.json`, by id; None if it is not WordPiece.
+
+    Added tokens but the special ones are switches of the tokenizer (`Switches`), not in it. Ids may
+    be left out: a vocab.txt that repeats a token, made into this file, does so.
+    """
+    if model_type(tokenizer) != 'WordPiece':
+        tell_once(f'note: {tokenizer_file} is a {model_type(tokenizer)} tokenizer, not WordPiece: '
+                  'it is not read, so the model has no vocabulary')
+        return None
+    by_id = _tokens_by_id(tokenizer, tokenizer_file)
+    tokens = [by_id.get(i, vocab.unused_row(i)) for i in range(max(by_id) + 1)]
+    num_missing = len(tokens) - len(by_id)
+    if num_missing:
+        tell_once(f'note: {tokenizer_file}: {num_missing} of the ids from 0 to '
+                  f'{len(tokens) - 1} have no token: no text uses their rows of the embedding')
+    return tokens
+
+
+def _tokens_by_id(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> dict[int, str]:
+    """The pieces and special tokens of a `tokenizer.json`.
+
+    Raises:
+      InputError: the file has another form, or its ids are not distinct whole numbers from 0.
+    """
+    try:
+        added = tokenizer.get('added_tokens') or ()
+        special = {
+            token['content']: token['id'] for token in added
+            if token['content'] in vocab.SPECIAL_TOKENS}
+        ids = tokenizer['model']['vocab'] | special
+        by_id = {int(i): str(token) for token, i in ids.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InputError(f'{tokenizer_file} is no tokenizer file: download it again') from None
+    if len(by_id) < len(ids) or not 0 <= min(by_id) <= max(by_id) < MOST_TOKENS:
+        raise InputError(f'{tokenizer_file}: ids of the vocabulary are not distinct whole numbers '
+                         'from 0: download it again')
+    return by_id
+
+
+def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
+    """Writes a vocabulary into this project's cache, named by a digest; returns its path.
+
+    This is for folders without a vocab.txt, which transformers 5 does not write. If there are
+    switches, the file is called vocab.txt and has them beside it.
+    """
+    content = '\n'.join(tokens)
+    if switches != ORIGINAL:
+        content += f'{switches}{switches.added_tokens or ""}'
+    name = digest(content.encode())
+    folder = as_path('~/.cache/bert_jax/vocabularies')
+    path = folder / f'{name}.txt'
+    if switches != ORIGINAL:
+        path = folder / name / 'vocab.txt'
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text.write_switches(path.parent, switches)
+        vocab.write_vocab(path, tokens)
+    return path
+
+
+def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
+    """Writes the files that `AutoTokenizer` loads. Returns notes for the user."""
+    if weights.vocab_file is None:
+        return ['no tokenizer files: there is no vocabulary']
+    tokenizer = write_vocabulary(folder, weights)
+    if tokenizer is None:
+        return ['no tokenizer files: BertTokenizer is WordPiece, and the vocabulary is a '
+                'SentencePiece model (copied as vocab.model)']
+    write_json(folder / TOKENIZER_FILE, fast_tokenizer(tokenizer))
+    write_json(folder / SETTINGS_FILE, _settings(tokenizer, weights))
+    switches = tokenizer.switches
+    if switches.do_basic_tokenize and not switches.never_split:
+        return []
+    return ["the tokenizer has do_basic_tokenize=False or never_split, which transformers' slow "
+            'tokenizer alone knows: load it with use_fast=False']
+
+
+def _settings(tokenizer: WordPieceTokenizer, weights: Weights) -> dict[str, Any]:
+    """The contents of a tokenizer_config.json."""
+    positions = weights.model['max_position_embeddings']
+    max_length = weights.inference.get('max_seq_length') or positions
+    switches = tokenizer.switches
+    settings: dict[str, Any] = {
+        'tokenizer_class': 'BertTokenizer',
+        'do_lower_case': weights.lowercase,
+        'model_max_length': min(max_length, positions),
+        'strip_accents': switches.strip_accents,
+        'tokenize_chinese_chars': switches.tokenize_chinese_chars,
+    }
+    if not switches.do_basic_tokenize:
+        settings['do_basic_tokenize'] = False
+    if switches.never_split:
+        settings['never_split'] = list(switches.never_split)
+    settings |= fields_of(dataclasses.replace(token, id=i) for token, i in tokenizer.added)
+    return settings | {
+        'pad_token': vocab.PAD,
+        'unk_token': vocab.UNK,
+        'cls_token': vocab.CLS,
+        'sep_token': vocab.SEP,
+        'mask_token': vocab.MASK,
+    }
+
+
+def fast_tokenizer(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
+    """The contents of a tokenizer.json, for the `tokenizers` library.
+
+    Words of up to 200 characters are split into pieces, as in the original and here; the library's
+    default is 100.
+    """
+    return {
+        'version': '1.0',
+        'truncation': None,
+        'padding': None,
+        'added_tokens': _added_tokens(tokenizer),
+        'normalizer': {
+            'type': 'BertNormalizer',
+            'clean_text': True,
+            'handle_chinese_chars': tokenizer.switches.tokenize_chinese_chars,
+            'strip_accents': tokenizer.switches.strip_accents,
+            'lowercase': tokenizer.lowercase,
+        },
+        'pre_tokenizer': {'type': 'BertPreTokenizer'},
+        'post_processor': _post_processor(tokenizer),
+        'decoder': {'type': 'WordPiece', 'prefix': vocab.CONTINUATION, 'cleanup': True},
+        'model': {
+            'type': 'WordPiece',
+            'unk_token': vocab.UNK,
+            'continuing_subword_prefix': vocab.CONTINUATION,
+            'max_input_chars_per_word': 200,
+            'vocab': _pieces(tokenizer),
+        },
+    }
+
+
+def _pieces(tokenizer: WordPieceTokenizer) -> dict[str, int]:
+    """The word pieces, without the placeholders that a vocab.txt has for added tokens."""
+    ids = tokenizer.vocab.index
+    pieces = {token: i for token, i in tokenizer.word_pieces.index.items() if token in ids}
+    added = [(token.content, i) for token, i in tokenizer.added if token.content not in pieces]
+    # The library numbers added tokens on from the pieces. Where that would give them other ids,
+    # they have to be pieces too.
+    numbered_on = range(len(pieces), len(pieces) + len(added))
+    if [i for _, i in added] != list(numbered_on):
+        pieces |= added
+    return pieces
+
+
+def _added_tokens(tokenizer: WordPieceTokenizer) -> list[dict[str, Any]]:
+    """The special tokens and the added ones, by id."""
+    tokens = []
+    for content in vocab.SPECIAL_TOKENS:
+        tokens.append({
+            'id': tokenizer.vocab.index[content],
+            'content': content,
+            'single_word': False,
+            'lstrip': False,
+            'rstrip': False,
+            'normalized': False,
+            'special': True,
+        })
+    for token, i in tokenizer.added:
+        tokens.append(dataclasses.asdict(token) | {'id': i})
+    return sorted(tokens, key=operator.itemgetter('id'))
+
+
+def _post_processor(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
+    """[CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
+    def special(token: str, type_id: int) -> dict[str, Any]:
+        return {'SpecialToken': {'id': token, 'type_id': type_id}}
+
+    def sequence(name: str, type_id: int) -> dict[str, Any]:
+        return {'Sequence': {'id': name, 'type_id': type_id}}
+
+    single = [special(vocab.CLS, 0), sequence('A', 0), special(vocab.SEP, 0)]
+    pair = [*single, sequence('B', 1), special(vocab.SEP, 1)]
+    ids = tokenizer.vocab.index
+    special_tokens = {
+        token: {'id': token, 'ids': [ids[token]], 'tokens': [token]}
+        for token in (vocab.CLS, vocab.SEP)}
+    return {
+        'type': 'TemplateProcessing',
+        'single': single,
+        'pair': pair,
+        'special_tokens': special_tokens,
+    }
