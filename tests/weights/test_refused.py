@@ -1,7 +1,10 @@
 """Damaged, contradictory and foreign models: each is refused in one line that says why."""
 
+import dataclasses
 import json
 import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +16,11 @@ from bert_jax.weights.run_directory import write_run
 from bert_jax.weights.tf1 import write_tf1
 from tests.refusals import refused
 
-WEIGHTS, INDEX = 'model.safetensors', 'model.safetensors.index.json'
+WEIGHTS = 'model.safetensors'
+INDEX = 'model.safetensors.index.json'
 DATA = 'bert_model.ckpt.data-00000-of-00001'
 ARRAYS = 'checkpoints/0/default'
 DENSE = 'bert.encoder.layer.1.output.dense.'
-ADAPTER = '{"base_model_name_or_path": "org/name"}'
 TOKENS = {token: i for i, token in enumerate((RECORDED / 'base' / 'vocab.txt').read_text().split())}
 
 
@@ -35,14 +38,32 @@ def models(tmp_path_factory):
         save_file({name: tensors[name] for name in tensors if weight_map[name] == file},
                   folder / 'shards' / file)
     (folder / 'shards' / INDEX).write_text(json.dumps({'weight_map': weight_map}))
-    return {name: RECORDED / name for name in ('pretraining', 'classification', 'base')} | {
-        name: folder / name for name in ('run', 'shards', 'tf1')}
+    recorded = {name: RECORDED / name for name in ('pretraining', 'classification', 'base')}
+    return recorded | {name: folder / name for name in ('run', 'shards', 'tf1')}
+
+
+def all_of(*damages):
+    def damage(folder):
+        for each in damages:
+            each(folder)
+    return damage
+
+
+def move(name, to):
+    return lambda folder: (folder / name).rename(folder / to)
+
+
+def replace_in(name, old, new):
+    return rewrite(name, lambda data: data.replace(old, new))
 
 
 def lose(name):
     def damage(folder):
         path = folder / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     return damage
 
 
@@ -64,7 +85,9 @@ def half(data):
 
 
 def flip_a_bit(data):
-    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 1
+    return bytes(flipped)
 
 
 def config(name='config.json', /, section=None, **changes):
@@ -92,108 +115,146 @@ def without(part):
     return tensors(lambda t: {name: x for name, x in t.items() if part not in name})
 
 
-def vocabulary(change):
-    return rewrite('vocab.txt', lambda data: '\n'.join(change(data.decode().split())).encode())
+def one_more_token(folder):
+    tokens = (folder / 'vocab.txt').read_text().split()
+    (folder / 'vocab.txt').write_text('\n'.join([*tokens, 'more']))
 
 
 def tokenizer(content):
-    return lambda folder: (lose('vocab.txt')(folder),
-                           put('tokenizer.json', json.dumps(content))(folder))
+    """Puts a tokenizer.json in the place of the vocab.txt."""
+    return all_of(lose('vocab.txt'), put('tokenizer.json', json.dumps(content)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A damaged model.
+
+    Attributes:
+      model: a name in `models`.
+      damage: changes a copy of it, a folder.
+      says: parts of the message, all of which are in it.
+    """
+
+    model: str
+    damage: Callable[[Path], object]
+    says: Sequence[str]
+
+    def __str__(self):
+        return f'{self.model}: {self.says[0]}'[:60]
 
 
 HUGGINGFACE = [
-    ('pretraining', having(DENSE + 'weight', np.ones((12, 8), np.float32)),
-     DENSE + 'weight', '[12, 8]', '[8, 12]', 'config.json'),
-    ('pretraining', without(DENSE + 'bias'), f'has no tensor {DENSE}bias'),
-    ('pretraining', without('pooler'), 'whose head needs a pooler'),
-    ('pretraining', having('cls.predictions.decoder.weight', np.ones((40, 8), np.float32)),
-     'cls.predictions.decoder.weight', 'not tied'),
-    ('pretraining', having('cls.predictions.bias', np.zeros(40)), 'predictions.bias', 'F64'),
-    ('pretraining', having(DENSE + 'bias', np.full(8, np.nan, np.float32)), 'bias holds NaN'),
-    ('pretraining', config(num_hidden_layers=3), 'has 2 layers', 'there are 3'),
-    ('pretraining', config(hidden_size=16), 'word_embeddings', '[40, 8]', '[40, 16]'),
-    ('pretraining', config(num_attention_heads=3), 'num_attention_heads=3', 'hidden_size=8'),
-    ('pretraining', config(hidden_size=None), 'has no hidden_size'),
-    ('pretraining', config(hidden_size='8'), "hidden_size='8'", 'whole number'),
-    ('pretraining', config(hidden_act='relu'), "hidden_act='relu'", 'gelu_new'),
-    ('pretraining', config(model_type='roberta'), "model_type='roberta'"),
-    ('pretraining', config(position_embedding_type='relative_key'), 'relative_key'),
-    ('pretraining', config(architectures=['BertForQuestionAnswering']),
-     'BertForQuestionAnswering', 'contradicts'),
-    ('classification', config(id2label={'0': 'a', '1': 'b'}), "['a', 'b'] for 3 outputs"),
-    ('classification', config(id2label={'0': 'a', '1': 'b', '3': 'c'}), 'does not map 0, 1'),
-    ('classification', config(problem_type='regression'), '3 outputs'),
-    ('pretraining', rewrite(WEIGHTS, half), 'not a complete safetensors file', 'download'),
-    ('shards', lose('model-1.safetensors'), 'model-1.safetensors is missing'),
-    ('shards', rewrite(INDEX, lambda data: data.replace(b'predictions.bias', b'predictions.other')),
-     'has no tensor cls.predictions.other'),
-    ('shards', put(INDEX, '{}'), 'weight_map'),
-    ('pretraining', vocabulary(lambda t: [*t, 'more']), 'has 41 tokens', 'has 40 rows'),
-    ('pretraining', tokenizer({'model': {'vocab': TOKENS | {',': 77}}}), 'has 78 tokens'),
-    ('pretraining', tokenizer({'model': {'vocab': TOKENS | {'x': 0}}}), 'not distinct'),
-    ('pretraining', tokenizer({}), 'no tokenizer file'),
-    *(('pretraining', put('config.json', text), 'config.json') for text in ('{"a": 8', '[]')),
-    ('pretraining', lose('config.json'), 'config.json is missing'),
-    ('base', lose(WEIGHTS), 'model.safetensors is missing'),
-    ('base', lambda folder: (folder / WEIGHTS).rename(folder / 'pytorch_model.bin'),
-     'pickle', 'save_pretrained'),
-    ('base', lambda folder: (folder / WEIGHTS).rename(folder / 'tf_model.h5'),
-     'as a TF2 model (.h5)', 'save_pretrained'),
-    ('pretraining', tensors(lambda t: {'net.' + name: x for name, x in t.items()}),
-     'has no tensor bert.encoder.layer.0.', 'net.bert.embeddings'),
-    ('pretraining', having('module.' + DENSE + 'bias', np.ones(8, np.float32)),
-     'two models', f'module.{DENSE}bias'),
-    ('pretraining', config(model_type='distilbert', hidden_size=None), "model_type='distilbert'"),
-    ('pretraining', put('tokenizer_config.json', '{"tokenizer_class": "XLMRobertaTokenizerFast"}'),
-     "tokenizer_config.json: tokenizer_class='XLMRobertaTokenizerFast'"),
-    ('pretraining', config(tokenizer_class='BertJapaneseTokenizer'), 'config.json: tokenizer_clas'),
-    ('base', lambda folder: (
-        lose('config.json')(folder), put('adapter_config.json', ADAPTER)(folder),
-        (folder / WEIGHTS).rename(folder / 'adapter_model.safetensors')),
-     'holds only an adapter of org/name', 'merge_and_unload'),
-    ('base', lambda folder: (
-        put('adapter_config.json', '{}')(folder),
-        (folder / WEIGHTS).rename(folder / 'adapter_model.bin')),
-     'holds only an adapter of a model that it does not name'),
+    Case('pretraining', having(DENSE + 'weight', np.ones((12, 8), np.float32)),
+         says=[DENSE + 'weight', '[12, 8]', '[8, 12]', 'config.json']),
+    Case('pretraining', without(DENSE + 'bias'), says=[f'has no tensor {DENSE}bias']),
+    Case('pretraining', without('pooler'), says=['whose head needs a pooler']),
+    Case('pretraining',
+         having('cls.predictions.decoder.weight', np.ones((40, 8), np.float32)),
+         says=['cls.predictions.decoder.weight', 'not tied']),
+    Case('pretraining', having('cls.predictions.bias', np.zeros(40)),
+         says=['predictions.bias', 'F64']),
+    Case('pretraining', having(DENSE + 'bias', np.full(8, np.nan, np.float32)),
+         says=['bias holds NaN']),
+    Case('pretraining', config(num_hidden_layers=3), says=['has 2 layers', 'there are 3']),
+    Case('pretraining', config(hidden_size=16),
+         says=['word_embeddings', '[40, 8]', '[40, 16]']),
+    Case('pretraining', config(num_attention_heads=3),
+         says=['num_attention_heads=3', 'hidden_size=8']),
+    Case('pretraining', config(hidden_size=None), says=['has no hidden_size']),
+    Case('pretraining', config(hidden_size='8'), says=["hidden_size='8'", 'whole number']),
+    Case('pretraining', config(hidden_act='relu'), says=["hidden_act='relu'", 'gelu_new']),
+    Case('pretraining', config(model_type='roberta'), says=["model_type='roberta'"]),
+    Case('pretraining', config(position_embedding_type='relative_key'), says=['relative_key']),
+    Case('pretraining', config(architectures=['BertForQuestionAnswering']),
+         says=['BertForQuestionAnswering', 'contradicts']),
+    Case('classification', config(id2label={'0': 'a', '1': 'b'}),
+         says=["['a', 'b'] for 3 outputs"]),
+    Case('classification', config(id2label={'0': 'a', '1': 'b', '3': 'c'}),
+         says=['does not map 0, 1']),
+    Case('classification', config(problem_type='regression'), says=['3 outputs']),
+    Case('pretraining', rewrite(WEIGHTS, half),
+         says=['not a complete safetensors file', 'download']),
+    Case('shards', lose('model-1.safetensors'), says=['model-1.safetensors is missing']),
+    Case('shards', replace_in(INDEX, b'predictions.bias', b'predictions.other'),
+         says=['has no tensor cls.predictions.other']),
+    Case('shards', put(INDEX, '{}'), says=['weight_map']),
+    Case('pretraining', one_more_token, says=['has 41 tokens', 'has 40 rows']),
+    Case('pretraining', tokenizer({'model': {'vocab': TOKENS | {',': 77}}}),
+         says=['has 78 tokens']),
+    Case('pretraining', tokenizer({'model': {'vocab': TOKENS | {'x': 0}}}),
+         says=['not distinct']),
+    Case('pretraining', tokenizer({}), says=['no tokenizer file']),
+    Case('pretraining', put('config.json', '{"a": 8'), says=['config.json']),
+    Case('pretraining', put('config.json', '[]'), says=['config.json']),
+    Case('pretraining', lose('config.json'), says=['config.json is missing']),
+    Case('base', lose(WEIGHTS), says=['model.safetensors is missing']),
+    Case('base', move(WEIGHTS, 'pytorch_model.bin'), says=['pickle', 'save_pretrained']),
+    Case('base', move(WEIGHTS, 'tf_model.h5'), says=['as a TF2 model (.h5)', 'save_pretrained']),
+    Case('pretraining', tensors(lambda t: {'net.' + name: x for name, x in t.items()}),
+         says=['has no tensor bert.encoder.layer.0.', 'net.bert.embeddings']),
+    Case('pretraining', having('module.' + DENSE + 'bias', np.ones(8, np.float32)),
+         says=['two models', f'module.{DENSE}bias']),
+    Case('pretraining', config(model_type='distilbert', hidden_size=None),
+         says=["model_type='distilbert'"]),
+    Case('pretraining',
+         put('tokenizer_config.json', '{"tokenizer_class": "XLMRobertaTokenizerFast"}'),
+         says=["tokenizer_config.json: tokenizer_class='XLMRobertaTokenizerFast'"]),
+    Case('pretraining', config(tokenizer_class='BertJapaneseTokenizer'),
+         says=['config.json: tokenizer_clas']),
+    Case('base',
+         all_of(
+             lose('config.json'),
+             put('adapter_config.json', '{"base_model_name_or_path": "org/name"}'),
+             move(WEIGHTS, 'adapter_model.safetensors')),
+         says=['holds only an adapter of org/name', 'merge_and_unload']),
+    Case('base',
+         all_of(put('adapter_config.json', '{}'), move(WEIGHTS, 'adapter_model.bin')),
+         says=['holds only an adapter of a model that it does not name']),
 ]
 # What all formats share (sizes, shapes, heads, vocabularies) is tested above.
-RUN = [('run', *case) for case in (
-    (lose('config.json'), 'config.json is missing'),
-    (config(model=None), 'no section "model"'),
-    (lose('checkpoints/0'), 'no checkpoint'),
-    (rewrite(ARRAYS + '/d', half), 'checkpoints/0 cannot be read', 'move it away'),
-    (config(section='model', num_layers=3), 'has 2 layers', 'there are 3'),
-    (config(section='model', scan_layers=True), 'model.scan_layers=True is no longer read'),
-    (config(section='model', quantum='maybe'), "config.json: model.quantum='maybe' is unknown"),
-    (config(head='parser'), "head='parser'"),
-    (rewrite('config.json', lambda data: data.replace(b'"num_layers": 2', b'"num_layers": 1')),
-     'config.json is not what was written'),
-    (vocabulary(lambda t: [*t, 'more']), 'not the vocabulary that the run was trained with'),
-    (lambda folder: (config(vocabulary=None)(folder), vocabulary(lambda t: [*t, 'more'])(folder)),
-     'has 41 tokens', 'has 40 rows'))]
+RUN = [
+    Case('run', lose('config.json'), says=['config.json is missing']),
+    Case('run', config(model=None), says=['no section "model"']),
+    Case('run', lose('checkpoints/0'), says=['no checkpoint']),
+    Case('run', rewrite(ARRAYS + '/d', half),
+         says=['checkpoints/0 cannot be read', 'move it away']),
+    Case('run', config(section='model', num_layers=3), says=['has 2 layers', 'there are 3']),
+    Case('run', config(section='model', scan_layers=True),
+         says=['model.scan_layers=True is no longer read']),
+    Case('run', config(section='model', quantum='maybe'),
+         says=["config.json: model.quantum='maybe' is unknown"]),
+    Case('run', config(head='parser'), says=["head='parser'"]),
+    Case('run', replace_in('config.json', b'"num_layers": 2', b'"num_layers": 1'),
+         says=['config.json is not what was written']),
+    Case('run', one_more_token, says=['not the vocabulary that the run was trained with']),
+    Case('run', all_of(config(vocabulary=None), one_more_token),
+         says=['has 41 tokens', 'has 40 rows']),
+]
 CONFIG = 'bert_config.json'
-TF1 = [('tf1', *case) for case in (
-    (lose(DATA), DATA, 'missing'),
-    (lose('bert_model.ckpt.index'), 'bert_model.ckpt.index is missing'),
-    *((rewrite(DATA, damage), 'bert_model.ckpt cannot be read') for damage in (half, flip_a_bit)),
-    (lose(CONFIG), 'bert_config.json is missing'),
-    (config(CONFIG, hidden_act='relu'), "hidden_act='relu'"),
-    (config(CONFIG, gelu_form='quick'), "gelu_form='quick'"))]
+TF1 = [
+    Case('tf1', lose(DATA), says=[DATA, 'missing']),
+    Case('tf1', lose('bert_model.ckpt.index'), says=['bert_model.ckpt.index is missing']),
+    Case('tf1', rewrite(DATA, half), says=['bert_model.ckpt cannot be read']),
+    Case('tf1', rewrite(DATA, flip_a_bit), says=['bert_model.ckpt cannot be read']),
+    Case('tf1', lose(CONFIG), says=['bert_config.json is missing']),
+    Case('tf1', config(CONFIG, hidden_act='relu'), says=["hidden_act='relu'"]),
+    Case('tf1', config(CONFIG, gelu_form='quick'), says=["gelu_form='quick'"]),
+]
 
 
-@pytest.mark.parametrize(('name', 'damage', 'words'), [
-    pytest.param(name, damage, words, id=f'{name}: {words[0]}'[:60])
-    for name, damage, *words in HUGGINGFACE + RUN + TF1])
-def test_a_bad_model_is_refused_in_one_line(name, damage, words, models, tmp_path, monkeypatch):
+@pytest.mark.parametrize('case', HUGGINGFACE + RUN + TF1, ids=str)
+def test_a_bad_model_is_refused_in_one_line(case, models, tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
-    if name == 'tf1' and not models['tf1'].exists():
+    if case.model == 'tf1' and not models['tf1'].exists():
         pytest.importorskip('tensorflow', reason='it writes TF1 checkpoints')
         write_tf1(models['tf1'], load_weights(RECORDED / 'pretraining'))
-    shutil.copytree(models[name], tmp_path / 'model')
-    damage(tmp_path / 'model')
+    folder = tmp_path / 'model'
+    shutil.copytree(models[case.model], folder)
+    case.damage(folder)
     # TF1 by its prefix: a folder is not recognized as TF1 if the damage removed the index.
-    with refused(*words):
-        load_weights(tmp_path / 'model' / ('bert_model.ckpt' if name == 'tf1' else ''))
+    named = folder / 'bert_model.ckpt' if case.model == 'tf1' else folder
+    with refused(*case.says):
+        load_weights(named)
 
 
 def test_a_tf2_checkpoint_is_refused_by_its_kind(tmp_path):
