@@ -18,7 +18,7 @@ from bert_jax.text.wordpiece import Switches, WordPieceTokenizer, basic_tokens
 
 # Each code point is compared between two letters, in `axb`. With this vocabulary, the ids tell
 # whether x is removed, white space, split off or a letter.
-PROBE_LETTERS = 'ab'
+PROBE_LETTERS = ('a', 'b')
 PROBE_VOCAB = Vocab.from_tokens([*SPECIAL_TOKENS, 'a', 'b', '##b'])
 
 

@@ -87,9 +87,7 @@ def _file_system_of(folder: str) -> str:
     return kind
 
 
-def open_texts(
-    specs: Sequence[str], tfds_dir: str, column: str
-) -> dict[str, Source | None]:
+def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, Any]:
     """The text sources by spec; None where this host has none. All hosts call it.
 
     Only the first host's are read; other hosts compare those that they have. For `tfds_dir` and
@@ -98,7 +96,7 @@ def open_texts(
     Raises:
       InputError: the first host lacks the text, or another host has a different one.
     """
-    texts: dict[str, Source | None] = dict.fromkeys(specs)
+    texts: dict[str, Any] = dict.fromkeys(specs)
     for spec in specs:
         if hosts.first():
             texts[spec] = corpus.open_source(spec, tfds_dir, column)
@@ -370,7 +368,8 @@ def share_tokenizer(
 
 def _named(name: str, lines: str) -> str:
     """The name of a stored vocabulary, from its text and settings (`name`) and its content."""
-    return f'{name}-{hashlib.md5(lines.encode(), usedforsecurity=False).hexdigest()[:16]}'
+    digest = hashlib.md5(lines.encode(), usedforsecurity=False).hexdigest()
+    return f'{name}-{digest[:16]}'
 
 
 def _keep(folder: Path, name: str, lines: str) -> Path:

@@ -27,8 +27,8 @@ _LISTED = 3  # malformed rows of a file that are shown one by one
 _PLACES = 100  # of the others, whose places alone are shown
 _BATCH_ROWS = 1024  # of Parquet, in memory at once
 _LONGEST_CELL = 1 << 30  # the csv module's own limit is 131,072 characters
-_SEPARATORS = ',;\t|'  # of cells in a .csv file; spreadsheets of many countries write the second
-_NAMED = 'a comma', 'a semicolon', 'a TAB', 'a vertical bar'
+# Of cells in a .csv file; spreadsheets of many countries write the second.
+_SEPARATORS = {',': 'a comma', ';': 'a semicolon', '\t': 'a TAB', '|': 'a vertical bar'}
 
 
 class Malformed(Exception):
@@ -48,6 +48,13 @@ class Row(NamedTuple):
     line: int
     cells: list[Any]
     fault: str = ''
+
+
+class Line(NamedTuple):
+    """A line of a text file: its number, from 1, and its text without the line end."""
+
+    number: int
+    text: str
 
 
 class Rows(NamedTuple):
@@ -94,19 +101,23 @@ def read_rows(
         return read_objects(path, columns, optional)
     if format_of(path) == 'parquet':
         return read_parquet(path, columns, optional)
-    return _table(path, columns, optional, headerless)
+    return _read_separated(path, columns, optional, headerless)
 
 
 def column_names(path: str) -> list[str]:
     """The columns of a table, or the fields of the first object in JSON; [] if there are none."""
-    form = format_of(path)
-    if form == 'parquet':
+    if format_of(path) == 'parquet':
         with _parquet(parquet_files(path)[0]) as content:
             return list(content.schema_arrow.names)
-    if form == 'json':
-        return list(next((record for _, record, fault in _objects(path) if not fault), {}))
-    _, names = next(_cells(path, ()), (0, list[str]()))
-    return [name.strip() for name in names]
+    if format_of(path) == 'json':
+        for found in _objects(path):
+            if not found.fault:
+                return list(found.value)
+        return []
+    header = next(_cells(path, ()), None)
+    if header is None:
+        return []
+    return [name.strip() for name in header.cells]
 
 
 def column_or_usual(path: str, name: str, usual: Sequence[str], field: str) -> str:
@@ -131,65 +142,88 @@ def column_or_usual(path: str, name: str, usual: Sequence[str], field: str) -> s
     return others[0]
 
 
-def _table(
+def _read_separated(
     path: str, columns: Sequence[str], optional: Sequence[str], headerless: Sequence[str]
 ) -> Iterator[Row]:
-    """The rows of a CSV or TSV file."""
-    rows = _cells(path, columns if not headerless else None)
+    """`read_rows` for a CSV or TSV file."""
+    rows = _cells(path, None if headerless else columns)
     first = next(rows, None)
     if first is None:
         return
-    names = [name.strip() for name in first[1]]
+    names = [name.strip() for name in first.cells]
     if headerless and not set(names) & set(columns):
-        names, rows = list(headerless), itertools.chain([first], rows)
-    for name in columns:
-        if name not in names and name not in optional:
-            raise InputError(_no_column(path, name, names))
-        if names.count(name) > 1:
-            raise InputError(f"{path} has two columns '{name}' in its header: rename one of them")
-    places = [names.index(name) if name in names else None for name in columns]
+        names = list(headerless)
+        rows = itertools.chain([first], rows)
+    _check_header(path, names, columns, optional)
     width = len(names)
-    for line, cells in rows:
+    # Behind the cells of each row stands None, for the columns that the file lacks.
+    places = [names.index(name) if name in names else width for name in columns]
+    for line, cells, _ in rows:
         if len(cells) == width:
-            yield Row(line, [None if place is None else cells[place] for place in places])
+            cells.append(None)
+            yield Row(line, [cells[place] for place in places])
         else:
             yield Row(line, [], f'columns: {len(cells)}, where {width} are wanted')
 
 
+def _check_header(
+    path: str, names: Sequence[str], columns: Sequence[str], optional: Sequence[str]
+) -> None:
+    """Refuses a header that lacks one of the columns, unless it is optional, or has it twice."""
+    for column in columns:
+        if column not in names and column not in optional:
+            raise InputError(_no_column(path, column, names))
+        if names.count(column) > 1:
+            raise InputError(f"{path} has two columns '{column}' in its header: rename one of them")
+
+
 def _no_column(path: str, name: str, names: Sequence[str], where: str = 'in its header') -> str:
+    """The message for a table that has columns `names` and lacks another one."""
     remedy = ('name the columns as the original file does; those of your files with '
               '--config.data.text, text_pair, choices, label and id, or for predictions with '
               '--text, --text-pair and --choices')
-    if similar := [other for other in names if other.lower() == name.lower()]:
+    similar = [other for other in names if other.lower() == name.lower()]
+    if similar:
         remedy = f"did you mean '{similar[0]}'? {remedy}"
     return f"{path} has no column '{name}' {where}; it has: {', '.join(names)[:200]}: {remedy}"
 
 
-def _cells(path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, list[str]]]:
-    """First line and cells of each row of a CSV or TSV file, the header first.
+def _cells(path: str, columns: Sequence[str] | None) -> Iterator[Row]:
+    """All cells of each row of a CSV or TSV file, the header first.
 
     Args:
       path: the file.
       columns: names in the header, which tell the separator; empty: they are not known; None: there
         may be no header.
     """
-    numbered, leading = lines(path), list[tuple[int, str]]()
-    for row in numbered:
-        leading.append(row)
-        if row[1].strip():
-            break
-    header = leading[-1][1] if leading else ''
+    numbered = lines(path)
+    leading = _lines_to_header(numbered)
+    header = leading[-1].text if leading else ''
     usual = ',' if format_of(path) == 'csv' else '\t'
-    separator = usual if columns is None else _separator(header, columns, usual)
-    if told := re.fullmatch('sep=(.)', header):  # Excel's own line before the header
-        separator, leading = told[1], [(number, '') for number, _ in leading]
-    elif separator != usual:
-        named = dict(zip(_SEPARATORS, _NAMED, strict=True))[separator]
-        tell_once(f'{path}: its cells are separated by {named}, as its header shows')
-    rows = itertools.chain(leading, numbered)
+    separator = usual
+    declared = re.fullmatch('sep=(.)', header)
+    if declared:  # Excel's own line before the header
+        separator = declared[1]
+        leading = [Line(number, '') for number, _ in leading]
+    elif columns is not None:
+        separator = _separator(header, columns, usual)
+        if separator != usual:
+            tell_once(f'{path}: its cells are separated by {_SEPARATORS[separator]}, as its header '
+                      'shows')
+    all_lines = itertools.chain(leading, numbered)
     if separator == usual == '\t':
-        return ((line, text.split('\t')) for line, text in rows if text)
-    return _csv_rows(path, rows, separator)
+        return (Row(number, text.split('\t')) for number, text in all_lines if text)
+    return _csv_rows(path, all_lines, separator)
+
+
+def _lines_to_header(numbered: Iterator[Line]) -> list[Line]:
+    """The blank lines at the start of a file, and the first one that is not blank."""
+    leading = []
+    for line in numbered:
+        leading.append(line)
+        if line.text.strip():
+            break
+    return leading
 
 
 def _separator(header: str, columns: Sequence[str], usual: str) -> str:
@@ -199,9 +233,11 @@ def _separator(header: str, columns: Sequence[str], usual: str) -> str:
     """
     def fit(separator: str) -> tuple[int, int]:
         names = _header(header, separator)
-        return len(set(names) & set(columns)), len(names) if usual == ',' else 0
+        num_wanted = len(set(names) & set(columns))
+        num_cells = len(names) if usual == ',' else 0
+        return num_wanted, num_cells
 
-    return max(usual + _SEPARATORS, key=fit)
+    return max([usual, *_SEPARATORS], key=fit)
 
 
 def _header(line: str, separator: str) -> list[str]:
@@ -212,75 +248,136 @@ def _header(line: str, separator: str) -> list[str]:
         return [line]
 
 
-def _csv_rows(
-    path: str, numbered: Iterator[tuple[int, str]], separator: str
-) -> Iterator[tuple[int, list[str]]]:
-    """First line and cells of each row; quoted cells may span several lines."""
+def _csv_rows(path: str, numbered: Iterator[Line], separator: str) -> Iterator[Row]:
+    """All cells of each row; quoted cells may span several lines."""
     csv.field_size_limit(_LONGEST_CELL)
-    reader = csv.reader(
-        (text + '\n' for _, text in numbered), strict=True, delimiter=separator)
-    line = 1
+    texts = (line.text + '\n' for line in numbered)
+    reader = csv.reader(texts, strict=True, delimiter=separator)
+    first_line = 1
     try:
         for cells in reader:
             if cells:
-                yield line, cells
-            line = reader.line_num + 1
+                yield Row(first_line, cells)
+            first_line = reader.line_num + 1
     except csv.Error as error:
         if 'new-line' in str(error):
-            raise InputError(f'{path}, line {line} holds a lone CR (0x0D), which ends no line '
-                             "here: remove it or put its cell into quotes; if CR ends the lines, "
-                             "convert the file (tr '\\r' '\\n')") from None
-        raise InputError(f'{path}, line {line} is not CSV ({error}): mend it, a quote in it may '
-                         'not be closed') from None
+            raise InputError(
+                f'{path}, line {first_line} holds a lone CR (0x0D), which ends no line here: '
+                'remove it or put its cell into quotes; if CR ends the lines, convert the file '
+                "(tr '\\r' '\\n')") from None
+        raise InputError(
+            f'{path}, line {first_line} is not CSV ({error}): mend it, a quote in it may not be '
+            'closed') from None
 
 
-def _objects(path: str) -> Iterator[tuple[int, Any, str]]:
-    """(line or number, value, what is wrong with it or '') of each object of a JSON file."""
-    rows = ((line, text) for line, text in lines(path) if text.strip())
-    first = next(rows, None)
+class _Object(NamedTuple):
+    """A value in a JSON file.
+
+    Attributes:
+      line: where it stands; in a list, its number.
+      value: a dict, if it has no fault.
+      fault: what is wrong with it; '' if nothing is.
+    """
+
+    line: int
+    value: Any
+    fault: str
+
+
+def _objects(path: str) -> Iterator[_Object]:
+    """The objects of a JSON file: one on each line, or all in one list."""
+    texts = (line for line in lines(path) if line.text.strip())
+    first = next(texts, None)
     if first is None:
         return
-    values: Iterator[tuple[int, tuple[Any, str]]] = (
-        (line, _parsed(text)) for line, text in itertools.chain([first], rows))
-    if first[1].lstrip().startswith('['):
-        whole, fault = _parsed('\n'.join(text for _, text in (first, *rows)))
-        if fault:
-            raise InputError(f'{path} begins with [ and is no list of JSON objects: {fault}')
-        values = enumerate(((record, '') for record in whole), 1)
-    for line, (record, fault) in values:
-        if not fault and not isinstance(record, dict):
-            fault = 'not a JSON object'
-        yield line, record, fault
+    texts = itertools.chain([first], texts)
+    is_list = first.text.lstrip().startswith('[')
+    for found in _list_values(path, texts) if is_list else _line_values(texts):
+        if found.fault or isinstance(found.value, dict):
+            yield found
+        else:
+            yield found._replace(fault='not a JSON object')
+
+
+def _line_values(texts: Iterator[Line]) -> Iterator[_Object]:
+    """The value on each line."""
+    for number, text in texts:
+        try:
+            yield _Object(number, _parsed(text), '')
+        except (ValueError, RecursionError) as error:
+            yield _Object(number, None, f'not JSON ({error})')
+
+
+def _list_values(path: str, texts: Iterator[Line]) -> Iterator[_Object]:
+    """The values of the list that the lines hold together."""
+    whole = '\n'.join(line.text for line in texts)
+    try:
+        values = _parsed(whole)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f'{path} begins with [ and is no list of JSON objects: not JSON '
+                         f'({error})') from None
+    for number, value in enumerate(values, 1):
+        yield _Object(number, value, '')
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text; a ValueError or RecursionError if there is none."""
+    return json.loads(text, object_pairs_hook=_record_of)
+
+
+def _record_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object with these fields; a ValueError if a name is there twice."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f'{repeated!r} is there twice')
+    return record
 
 
 def read_objects(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
     """`read_rows` for a JSON file of any name: an object on each line, or all in one list."""
-    lacking, names, used = '', list[str](), False
+    lacking = ''  # a column that some row lacks, and the columns that such a row has
+    names: list[str] = []
+    any_used = False
     for line, record, fault in _objects(path):
-        missing = [] if fault else [
-            name for name in columns if name not in record and name not in optional]
+        if fault:
+            yield Row(line, [], fault)
+            continue
+        missing = [name for name in columns if name not in record and name not in optional]
         if missing:
-            fault = f"no field '{missing[0]}' (it has: {', '.join(record)[:200]})"
-            lacking, names = lacking or missing[0], names or list(record)
-        used |= not fault
-        yield Row(line, [] if fault else [record.get(name) for name in columns], fault)
-    if lacking and not used:  # it is not the rows that are wrong
+            lacking = lacking or missing[0]
+            names = names or list(record)
+            has = ', '.join(record)[:200]
+            yield Row(line, [], f"no field '{missing[0]}' (it has: {has})")
+            continue
+        any_used = True
+        yield Row(line, [record.get(name) for name in columns])
+    if lacking and not any_used:  # it is not the rows that are wrong
         raise InputError(_no_column(path, lacking, names, 'in any row'))
 
 
 def read_parquet(path: str, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
     """`read_rows` for a Parquet file of any name."""
-    places = itertools.count(1)
+    number = 0
     for name in parquet_files(path):
-        with _parquet(name) as content:
-            names = content.schema_arrow.names
-            for column in columns:
-                if column not in names and column not in optional:
-                    raise InputError(_no_column(path, column, names))
-            for batch in content.iter_batches(
-                    _BATCH_ROWS, columns=[column for column in columns if column in names]):
-                for record in batch.to_pylist():
-                    yield Row(next(places), [record.get(column) for column in columns])
+        for record in _parquet_records(path, name, columns, optional):
+            number += 1
+            yield Row(number, [record.get(column) for column in columns])
+
+
+def _parquet_records(
+    path: str, file: str, columns: Sequence[str], optional: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """The wanted columns of each row of one file of the data set at `path`."""
+    with _parquet(file) as content:
+        names = content.schema_arrow.names
+        for column in columns:
+            if column not in names and column not in optional:
+                raise InputError(_no_column(path, column, names))
+        there = [column for column in columns if column in names]
+        for batch in content.iter_batches(_BATCH_ROWS, columns=there):
+            yield from batch.to_pylist()
 
 
 def class_names(path: str, column: str) -> list[str]:
@@ -291,10 +388,16 @@ def class_names(path: str, column: str) -> list[str]:
     if format_of(path) != 'parquet':
         return []
     with _parquet(parquet_files(path)[0]) as content:
-        described = json.loads((content.schema_arrow.metadata or {}).get(b'huggingface', b'{}'))
+        metadata = content.schema_arrow.metadata or {}
+    described = json.loads(metadata.get(b'huggingface', b'{}'))
     feature = described.get('info', {}).get('features', {}).get(column) or {}
-    feature = feature[0] if isinstance(feature, list) else feature.get('feature') or feature
-    return feature['names'] if feature.get('_type') == 'ClassLabel' else []
+    if isinstance(feature, list):
+        feature = feature[0]
+    elif feature.get('feature'):
+        feature = feature['feature']
+    if feature.get('_type') != 'ClassLabel':
+        return []
+    return feature['names']
 
 
 @contextlib.contextmanager
@@ -310,23 +413,8 @@ def _parquet(path: str) -> Iterator[Any]:
                              'again') from None
 
 
-def _parsed(text: str) -> tuple[Any, str]:
-    """(value of a JSON text, what is wrong with it or '')."""
-    def record_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        record = dict(pairs)
-        if len(record) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f'{next(x for x in names if names.count(x) > 1)!r} is there twice')
-        return record
-
-    try:
-        return json.loads(text, object_pairs_hook=record_of), ''
-    except (ValueError, RecursionError) as error:
-        return None, f'not JSON ({error})'
-
-
-def lines(path: str) -> Iterator[tuple[int, str]]:
-    """(number, text) of each line, without line end and byte order mark. Only line feeds end lines.
+def lines(path: str) -> Iterator[Line]:
+    """The lines of a file, without byte order mark. Only line feeds end lines.
 
     Raises:
       InputError: the file cannot be read, or is not UTF-8 text.
@@ -344,7 +432,7 @@ def lines(path: str) -> Iterator[tuple[int, str]]:
                     raise InputError(
                         f'{path}, line {number} holds a NUL byte: it is no text file, or UTF-16: '
                         'convert it (iconv -f UTF-16 -t UTF-8)')
-                yield number, line.rstrip(b'\r\n').decode()
+                yield Line(number, line.rstrip(b'\r\n').decode())
     except UnicodeDecodeError as error:
         raise InputError(
             f'{path}, line {number} is not UTF-8: byte {error.start} is '
@@ -369,30 +457,44 @@ def read_table(
     Raises:
       InputError: as `read_rows` and `parse`; no rows, too many malformed ones, or a repeated id.
     """
-    rows, faults = Rows([], [], []), list[str]()
-    ids = [] if id_column is None else [id_column]
-    for index, row in enumerate(
-        read_rows(path, [*columns, *ids], optional=optional, headerless=headerless)
-    ):
+    rows = Rows([], [], [])
+    faults = []
+    wanted = list(columns)
+    if id_column is not None:
+        wanted.append(id_column)
+    read = read_rows(path, wanted, optional=optional, headerless=headerless)
+    for index, row in enumerate(read):
         try:
-            if row.fault:
-                raise Malformed(row.fault)
-            rows.values.append(parse(row.cells[: len(columns)]))
+            value = _parsed_row(row, parse, len(columns))
         except Malformed as error:
             faults.append(f'line {row.line}: {error}')
+            continue
         except InputError as error:
             raise InputError(f'{path}, line {row.line}: {error}') from None
-        else:
-            (row_id,) = row.cells[len(columns) :] or [None]
-            rows.ids.append(str(index if row_id is None else row_id))
-            rows.lines.append(row.line)
+        row_id = None if id_column is None else row.cells[-1]
+        rows.ids.append(str(index if row_id is None else row_id))
+        rows.lines.append(row.line)
+        rows.values.append(value)
     check_malformed(path, len(rows.values), faults, max_malformed)
-    seen: dict[str, int] = {}
-    for line, name in zip(rows.lines, rows.ids, strict=True):
-        if seen.setdefault(name, line) != line:
-            raise InputError(f"{path}, line {line}: id '{name}' stands in line {seen[name]} "
-                             'already; remove one of them')
+    _check_ids(path, rows)
     return rows
+
+
+def _parsed_row(row: Row, parse: Callable[[list[Any]], Any], num_columns: int) -> Any:
+    """What `parse` makes of the first cells of a row; Malformed if the row has a fault."""
+    if row.fault:
+        raise Malformed(row.fault)
+    return parse(row.cells[:num_columns])
+
+
+def _check_ids(path: str, rows: Rows) -> None:
+    """Refuses a table in which two rows have the same id."""
+    line_of: dict[str, int] = {}
+    for line, row_id in zip(rows.lines, rows.ids, strict=True):
+        first = line_of.setdefault(row_id, line)
+        if first != line:
+            raise InputError(f"{path}, line {line}: id '{row_id}' stands in line {first} already; "
+                             'remove one of them')
 
 
 def check_malformed(path: str, num_used: int, faults: Sequence[str], max_share: float) -> None:
@@ -407,22 +509,35 @@ def check_malformed(path: str, num_used: int, faults: Sequence[str], max_share: 
     Raises:
       InputError: more were left out, or none was used.
     """
-    num, total = len(faults), num_used + len(faults)
+    num_faults = len(faults)
+    total = num_used + num_faults
     if not total:
         raise InputError(f'{path} holds no rows: copy it again')
-    allowed = max(1, int(max_share * total)) if max_share > 0 else 0
-    if num > allowed or not num_used:
-        remedy = 'mend the file' + (', or raise config.data.max_malformed' if num_used else '')
+    allowed = 0
+    if max_share > 0:
+        allowed = max(1, int(max_share * total))
+    if num_faults > allowed or not num_used:
+        remedy = 'mend the file'
+        if num_used:
+            remedy += ', or raise config.data.max_malformed'
         raise InputError(
-            f'{path}: {num} of {total} rows are malformed ({allowed} may be); the first is '
+            f'{path}: {num_faults} of {total} rows are malformed ({allowed} may be); the first is '
             f'{faults[0]}; {remedy}')
     for fault in faults[:_LISTED]:
         tell(f'{path}, {fault}; left out')
-    if num > _LISTED:
-        places = [fault.partition(':')[0] for fault in faults[_LISTED : _LISTED + _PLACES]]
-        further = f' and {num - _LISTED - _PLACES} further' * (num > _LISTED + _PLACES)
-        tell(f'{path}: {num} of {total} rows left out as malformed; the others: '
-             f'{", ".join(places)}{further}')
+    if num_faults > _LISTED:
+        others = _places_of(faults[_LISTED:])
+        tell(f'{path}: {num_faults} of {total} rows left out as malformed; the others: {others}')
+
+
+def _places_of(faults: Sequence[str]) -> str:
+    """The places of malformed rows, for a message."""
+    places = [fault.partition(':')[0] for fault in faults[:_PLACES]]
+    listed = ', '.join(places)
+    num_further = len(faults) - _PLACES
+    if num_further > 0:
+        return f'{listed} and {num_further} further'
+    return listed
 
 
 def texts_of(cells: Sequence[Any]) -> list[str]:
@@ -448,16 +563,19 @@ def label_of(cell: Any) -> str:
     Raises:
       Malformed: there is none.
     """
-    if not (label := label_text(cell)):
+    label = label_text(cell)
+    if not label:
         raise Malformed('its label is empty')
     return label
 
 
 def label_text(value: Any) -> str:
     """A label as a string; '' if there is none."""
+    if value is None:
+        return ''
     if isinstance(value, bool):
         return str(value).lower()
-    return '' if value is None else str(value).strip()
+    return str(value).strip()
 
 
 def named(value: Any, names: Sequence[str]) -> str:
@@ -488,17 +606,36 @@ def find_file(folder: str, names: Sequence[str], *, required: bool = True) -> st
       InputError: no such folder, no such file, or several with additions to the names.
     """
     there = [child.name for child in children(folder)]
-    named = [(*os.path.splitext(name), gz) for name in names for gz in ('', '.gz')]
-    found = [name for name in map(''.join, named) if name in there][:1] or sorted(
-        name for stem, ending, gz in named
-        for name in fnmatch.filter(there, f'{stem}.*{ending}{gz}'))
+    found = _files_named(names, there) or _files_with_additions(names, there)
     if len(found) > 1:
         raise InputError(f'{folder} has no {names[0]} but several that could be: '
                          f"{', '.join(found)}; keep one of them")
-    if not found and required:
-        raise InputError(f"{folder} has none of {', '.join(names)}, plain or .gz"
-                         if as_path(folder).is_dir() else
-                         f'no folder {folder}: name one that has {names[0]}')
-    if found and found[0].removesuffix('.gz') not in names:
-        tell(f'{names[0]} is read from {os.path.join(folder, found[0])}')
-    return os.path.join(folder, found[0]) if found else ''
+    if found:
+        path = os.path.join(folder, found[0])
+        if found[0].removesuffix('.gz') not in names:
+            tell(f'{names[0]} is read from {path}')
+        return path
+    if not required:
+        return ''
+    if as_path(folder).is_dir():
+        raise InputError(f"{folder} has none of {', '.join(names)}, plain or .gz")
+    raise InputError(f'no folder {folder}: name one that has {names[0]}')
+
+
+def _files_named(names: Sequence[str], there: Sequence[str]) -> list[str]:
+    """The first of the names that is there, plain or `.gz`, as a list of one; [] if none is."""
+    for name in names:
+        for candidate in (name, f'{name}.gz'):
+            if candidate in there:
+                return [candidate]
+    return []
+
+
+def _files_with_additions(names: Sequence[str], there: Sequence[str]) -> list[str]:
+    """The names that are there with an addition before their ending, in order of the alphabet."""
+    found = []
+    for name in names:
+        stem, ending = os.path.splitext(name)
+        found += fnmatch.filter(there, f'{stem}.*{ending}')
+        found += fnmatch.filter(there, f'{stem}.*{ending}.gz')
+    return sorted(found)
