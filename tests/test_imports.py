@@ -36,8 +36,8 @@ COMMANDS = ['__main__', 'main', 'evaluate', 'convert']
 WITHOUT_CONFIG_OBJECT = ['runtime', 'sharding', 'text', 'data', 'model', 'heads', 'weights',
                          'inference']
 TENSORFLOW_FILES = [
-    'data/corpus.py',
     'data/records.py',
+    'data/tfds_source.py',
     'data/tokenize.py',
     'predict/export.py',
     'runtime/packages.py',

@@ -16,7 +16,7 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_jax.runtime.pool import process_pool
 
@@ -34,31 +34,45 @@ _SKIPPED_FOLDERS = frozenset({
     'ensurepip', 'pydoc_data', '_api', '_tf_keras', '_vendor', 'vendored', 'generated',
 })
 _SKIPPED_FILES = re.compile(r'(test_.*|.*_test|.*_pb2|.*_pb2_grpc|gen_.*|.*_gen|.*_gen_.*)\.py')
+_MIN_DOCUMENT = 200  # characters; less is too little context for next sentence prediction
 VERSION = 1  # part of the fingerprint: raise it when the cleaning rules change
 
 
-def source_files() -> list[tuple[str, str, int]]:
-    """All files to read: (name relative to its package's parent, path, size), in a fixed order."""
-    roots = [('python', sysconfig.get_paths()['stdlib'])]
-    for package in PACKAGES:
-        # Only searches the path: nothing is imported, and earlier imports make no difference
-        # (TensorFlow adds folders to its package when imported).
-        spec = importlib.machinery.PathFinder.find_spec(package)
-        for path in sorted((spec and spec.submodule_search_locations) or ()):
-            roots.append((package, path))
+class SourceFile(NamedTuple):
+    """A Python file: its name relative to its package's parent, its path, its size in bytes."""
+
+    name: str
+    path: str
+    size: int
+
+
+def source_files() -> list[SourceFile]:
+    """All files to read, in a fixed order."""
     files = []
-    for package, root in roots:
+    for package, root in _package_folders():
         for folder, folders, names in os.walk(root):
             folders[:] = sorted(set(folders) - _SKIPPED_FOLDERS)
             for name in sorted(names):
                 if name.endswith('.py') and not _SKIPPED_FILES.fullmatch(name):
                     path = os.path.join(folder, name)
                     relative = os.path.join(package, os.path.relpath(path, root))
-                    files.append((relative, path, os.stat(path).st_size))
+                    files.append(SourceFile(relative, path, os.stat(path).st_size))
     return files
 
 
-def documents(files: Sequence[tuple[str, str, int]], num_processes: int) -> Iterator[str]:
+def _package_folders() -> Iterator[tuple[str, str]]:
+    """(name, folder) of the standard library and of each package that is installed."""
+    yield 'python', sysconfig.get_paths()['stdlib']
+    for package in PACKAGES:
+        # Only searches the path: nothing is imported, and earlier imports make no difference
+        # (TensorFlow adds folders to its package when imported).
+        spec = importlib.machinery.PathFinder.find_spec(package)
+        if spec is not None:
+            for folder in sorted(spec.submodule_search_locations or ()):
+                yield package, folder
+
+
+def documents(files: Sequence[SourceFile], num_processes: int) -> Iterator[str]:
     """One document per file, paragraphs separated by newlines; every paragraph occurs only once.
 
     The topics of the language reference come first. Much documentation is copied from function to
@@ -71,16 +85,22 @@ def documents(files: Sequence[tuple[str, str, int]], num_processes: int) -> Iter
     """
     seen: set[str] = set()
     with process_pool(num_processes) as pool:
-        read = pool.map(file_paragraphs, [path for _, path, _ in files], chunksize=8)
+        read = pool.map(file_paragraphs, [file.path for file in files], chunksize=8)
         for paragraphs in itertools.chain(_topics(), read):
-            kept = []
-            for paragraph in paragraphs:
-                if paragraph.lower() not in seen:
-                    seen.add(paragraph.lower())
-                    kept.append(paragraph)
-            text = '\n'.join(kept)
-            if len(text) >= 200:  # less is too little context for next sentence prediction
+            text = '\n'.join(_unseen(paragraphs, seen))
+            if len(text) >= _MIN_DOCUMENT:
                 yield text
+
+
+def _unseen(paragraphs: Sequence[str], seen: set[str]) -> list[str]:
+    """The paragraphs that have not been seen before, in any case; adds them to `seen`."""
+    kept = []
+    for paragraph in paragraphs:
+        lowered = paragraph.lower()
+        if lowered not in seen:
+            seen.add(lowered)
+            kept.append(paragraph)
+    return kept
 
 
 def _topics() -> Iterator[list[str]]:
@@ -104,7 +124,10 @@ def file_paragraphs(path: str) -> list[str]:
         return []
     finally:
         gc.enable()
-    return [paragraph for text in _docstrings(tree) for paragraph in clean(text)]
+    paragraphs = []
+    for text in _docstrings(tree):
+        paragraphs += clean(text)
+    return paragraphs
 
 
 _WITH_BODY = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.If, ast.Try)
@@ -137,61 +160,100 @@ _INLINE = (
     (re.compile(r'(?<!\w)\*{1,2}([^*\s][^*]*?)\*{1,2}(?!\w)'), r'\1'),
     (re.compile(r'\s+'), ' '),
 )
+_MIN_CHARACTERS = 30  # of a paragraph
+_MIN_SPACES = 4
+_MAX_NOT_PROSE = 0.06  # share of its characters
 _NOT_PROSE = re.compile(r'[^\w\s.,;:\'"()?!-]|_|\d')
 
 
 def clean(text: str) -> list[str]:
     """Prose paragraphs of a docstring, one line each, without code, tables and markup."""
     lines = text.replace('\0', '').split('\n')  # a few docstrings hold a NUL by accident
-    return [prose for paragraph in _paragraphs(lines) if (prose := _prose(paragraph))]
+    prose = [_prose(paragraph) for paragraph in _paragraphs(lines)]
+    return [paragraph for paragraph in prose if paragraph]
 
 
 def _paragraphs(lines: Sequence[str]) -> Iterator[str]:
     """Joins wrapped lines; leaves out examples, fenced and literal blocks, tables and headings."""
-    paragraph: list[str] = []
-    previous = start = 0  # indentation of the line before, and of the paragraph's first line
-    dropped_above = -1  # lines indented deeper belong to a block that is left out
-    fenced = example = False
-    for number, line in enumerate(lines):
+    reader = _ParagraphReader()
+    above = ''
+    for line in lines:
+        yield from reader.add(line, above)
+        above = line.strip()
+    yield from reader.end()
+
+
+class _ParagraphReader:
+    """Collects the lines of a paragraph until another line ends it."""
+
+    def __init__(self) -> None:
+        self._paragraph: list[str] = []
+        self._first_indent = 0  # of the paragraph's first line
+        self._last_indent = 0  # of its last line so far
+        self._dropped_above = -1  # lines indented deeper belong to a block that is left out
+        self._is_fenced = False
+        self._is_example = False
+
+    def add(self, line: str, above: str) -> Iterator[str]:
+        """Takes a line, given the text above it; yields the paragraph that it ends, if any."""
         text = line.strip()
         indent = len(line) - len(line.lstrip())
         if text.startswith(('```', '~~~')):
-            fenced, text = not fenced, ''
-        elif fenced:
-            continue
-        if not text:
-            example = False
-        elif _UNDERLINE.fullmatch(text):
+            self._is_fenced = not self._is_fenced
             text = ''
-            if len(paragraph) == 1:
-                paragraph = []  # it was the heading of this underline
-        elif example or 0 <= dropped_above < indent:
-            continue
+        elif self._is_fenced:
+            return
+        if not text:
+            self._is_example = False
+        elif _UNDERLINE.fullmatch(text):
+            if len(self._paragraph) == 1:
+                self._paragraph = []  # it was the heading of this underline
+            text = ''
+        elif self._is_example or 0 <= self._dropped_above < indent:
+            return
         else:
-            dropped_above = -1
-            above = lines[number - 1].strip() if number else ''
-            if _CODE.match(text):
-                example = text.startswith(('>>>', 'In [', '$'))
+            self._dropped_above = -1
+            if self._begins_block(text, indent) or _is_heading(line, above):
                 text = ''
-            elif directive := _DIRECTIVE.match(text):
-                if directive[1] not in _PROSE_DIRECTIVES:
-                    dropped_above = indent
-                text = ''
-            # What looks like a heading may be the end of a wrapped sentence.
-            elif _HEADER.fullmatch(text) and not (above[-1:].isalpha() and line.endswith(':')):
-                text = ''
-        if paragraph and (not text or indent < previous or _ITEM.match(text)):
-            yield ' '.join(paragraph)
-            paragraph = []
+        if not text or indent < self._last_indent or _ITEM.match(text):
+            yield from self.end()
         if text:
-            if not paragraph:
-                start = indent
-            paragraph.append(text)
-            previous = indent
-            if text.endswith('::'):
-                dropped_above = start
-    if paragraph:
-        yield ' '.join(paragraph)
+            self._append(text, indent)
+
+    def _begins_block(self, text: str, indent: int) -> bool:
+        """Whether a line is code or a directive; then the block below it may be left out."""
+        if _CODE.match(text):
+            self._is_example = text.startswith(('>>>', 'In [', '$'))
+            return True
+        directive = _DIRECTIVE.match(text)
+        if directive is None:
+            return False
+        if directive[1] not in _PROSE_DIRECTIVES:
+            self._dropped_above = indent
+        return True
+
+    def _append(self, text: str, indent: int) -> None:
+        if not self._paragraph:
+            self._first_indent = indent
+        self._paragraph.append(text)
+        self._last_indent = indent
+        if text.endswith('::'):
+            self._dropped_above = self._first_indent
+
+    def end(self) -> Iterator[str]:
+        """Ends the paragraph; yields it if it has a line."""
+        if self._paragraph:
+            yield ' '.join(self._paragraph)
+            self._paragraph = []
+
+
+def _is_heading(line: str, above: str) -> bool:
+    """Whether a line is a heading without an underline."""
+    if not _HEADER.fullmatch(line.strip()):
+        return False
+    # What looks like a heading may be the end of a wrapped sentence.
+    goes_on = above[-1:].isalpha() and line.endswith(':')
+    return not goes_on
 
 
 def _prose(paragraph: str) -> str:
@@ -200,5 +262,8 @@ def _prose(paragraph: str) -> str:
     for pattern, replacement in _INLINE:
         text = pattern.sub(replacement, text)
     text = text.replace('::', ':').strip()
-    size, odd = len(text), len(_NOT_PROSE.findall(text))
-    return '' if size < 30 or text.count(' ') < 4 or odd > 0.06 * size else text
+    if len(text) < _MIN_CHARACTERS or text.count(' ') < _MIN_SPACES:
+        return ''
+    if len(_NOT_PROSE.findall(text)) > _MAX_NOT_PROSE * len(text):
+        return ''
+    return text

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data import corpus, table
+from bert_jax.data import table, tfds_source
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
@@ -85,7 +85,7 @@ def split_file(
 
 def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str, Any]]:
     """Records of a split of tensorflow-datasets."""
-    return corpus.tfds_records(name, split, config.data.tfds_dir)
+    return tfds_source.tfds_records(name, split, config.data.tfds_dir)
 
 
 def own_files(

@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from bert_jax.data import corpus, digests, python_docs
-from bert_jax.data.corpus import open_source, sample_texts, tfds_records
+from bert_jax.data import digests, python_docs, text_formats
+from bert_jax.data.corpus import open_source, sample_texts
+from bert_jax.data.tfds_source import tfds_records
 from tests.refusals import refused
 
 WIKI = (
@@ -51,7 +52,7 @@ def _texts(spec, split=None, folder=''):
 def test_formats(
     tmp_path, monkeypatch, name, content, prefix, expected, split, ending, compress, block_bytes
 ):
-    monkeypatch.setattr(corpus, '_BLOCK_BYTES', block_bytes)
+    monkeypatch.setattr(text_formats, '_BLOCK_BYTES', block_bytes)
     path = tmp_path / (name + ending)
     path.write_bytes(compress(content.encode()))
     assert _texts(f'{prefix}{path}', split) == expected

@@ -1,0 +1,198 @@
+"""Formats of text files, which may be compressed (.gz, .bz2), and of tables: files -> documents.
+
+In a table, each row is a document, with its text in one column. Errors name the file and the place
+in it.
+"""
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from bert_jax.data import table, wikidump
+from bert_jax.data.source import Document, Unit
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import read_blocks
+
+_BLOCK_BYTES = 1 << 20
+# A longer document is split into several, so that memory stays bounded whatever the file.
+_MAX_DOCUMENT_BYTES = 16 << 20
+_MAX_LINE_BYTES = 64 << 20
+_BYTE_ORDER_MARK = b'\xef\xbb\xbf'
+
+
+def read_documents(format_name: str, column: str, unit: Unit) -> Iterator[Document]:
+    """The documents of a file.
+
+    Args:
+      format_name: one of `FORMATS` or `TABLES`, or '' to tell it from the file's name and content.
+      column: the column of a table that holds the text.
+      unit: names the file.
+
+    Raises:
+      InputError: it cannot be read in this format.
+    """
+    path = unit.name
+    if not format_name and table.format_of(path):
+        format_name = 'table'
+    if format_name in TABLES:
+        return _rows(TABLES[format_name], path, column)
+    blocks = _line_blocks(path)  # a generator, which dumps never start
+    if not format_name:
+        first = next((block for block in blocks if block.strip()), b'')  # skips blank ones
+        blocks = itertools.chain([first], blocks)
+        format_name = _format_of_text(first)
+    return FORMATS[format_name](path, blocks)
+
+
+def _format_of_text(first: bytes) -> str:
+    """The name of the format of a text file that begins with this block."""
+    begins = first.lstrip()
+    if begins.startswith(b'<doc '):
+        return 'wikiextractor'
+    if _TITLE.match(b'\n ' + begins):
+        return 'wikitext'
+    return 'text'
+
+
+def normalise(text: bytes) -> bytes:
+    """The text with LF line ends and without surrounding white space."""
+    return text.replace(b'\r\n', b'\n').strip()
+
+
+def _line_blocks(path: str) -> Iterator[bytes]:
+    """The file in blocks of whole lines: checked (UTF-8, no NUL), without BOM, LF line ends."""
+    offset = 0  # bytes passed on, counted before line ends are changed
+    rest = b''
+    for raw in itertools.chain(read_blocks(path, _BLOCK_BYTES), [b'']):
+        end = raw.rfind(b'\n') + 1
+        if raw and not end:
+            rest += raw
+            if len(rest) > _MAX_LINE_BYTES:
+                raise InputError(f'{path}: the line at byte {offset} is longer than '
+                                 f'{_MAX_LINE_BYTES >> 20} MiB; is this text?')
+            continue
+        block = rest + raw[:end]
+        rest = raw[end:]
+        _check_text(path, block, offset)
+        text = block
+        if offset == 0:
+            text = block.removeprefix(_BYTE_ORDER_MARK)
+        yield text.replace(b'\r\n', b'\n')
+        offset += len(block)
+    if offset == 0:
+        raise InputError(f'{path} is empty')
+
+
+def _check_text(path: str, block: bytes, offset: int) -> None:
+    """Refuses a block of a file, at byte `offset`, that has a NUL or is not UTF-8."""
+    bad = block.find(b'\0')
+    if bad < 0:
+        try:
+            block.decode()
+        except UnicodeDecodeError as error:
+            bad = error.start
+    if bad >= 0:
+        raise InputError(f'{path} is not text in UTF-8: byte {offset + bad} is '
+                         f'0x{block[bad]:02x}; convert it (iconv -t UTF-8), or leave it out')
+
+
+_BLANK = re.compile(rb'\n[ \t]*\n\s*')
+_TITLE = re.compile(rb'\n = [^=\n][^\n]* =[ \t]*(?=\n)')
+_SECTION = re.compile(rb'\n *= = [^\n]*= =[ \t]*(?=\n)')
+
+
+def _separated(
+    path: str, blocks: Iterator[bytes], separator: re.Pattern = _BLANK, split: bool = True
+) -> Iterator[Document]:
+    """Documents: the text between matches of `separator`, which begins with a newline."""
+    rest = b'\n'
+    for block in blocks:
+        *parts, rest = separator.split(rest + block)
+        # `rest` consists of whole lines, so a document that is too long can be cut here.
+        if len(rest) > _MAX_DOCUMENT_BYTES:
+            parts.append(rest)
+            rest = b'\n'
+        yield from _documents(parts, split)
+    yield from _documents([rest], split)
+
+
+def _documents(texts: Iterable[bytes], split: bool) -> Iterator[Document]:
+    """A document of each text that is not blank."""
+    for text in texts:
+        stripped = text.strip()
+        if stripped:
+            yield Document(stripped, split)
+
+
+def _wikitext(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
+    """` = Title = `, ` = = Section = = `, one paragraph per line, blank lines anywhere."""
+    for document in _separated(path, blocks, _TITLE):
+        without_sections = _SECTION.sub(b'', b'\n' + document.text + b'\n')
+        yield from _documents([without_sections], True)
+
+
+def _wikiextractor(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
+    """`<doc ...>`, a title, one paragraph per line, `</doc>`."""
+    end = b'</doc>'
+    offset = 0  # of `rest` in the decompressed file, counted after line ends are changed
+    rest = b''
+    for block in itertools.chain(blocks, [b'']):
+        *documents, rest = (rest + block).split(end)
+        for document in documents:
+            _check_doc(path, document, offset, is_ended=True)
+            _, _, title_and_text = document.lstrip().partition(b'\n')
+            _, _, text = title_and_text.partition(b'\n')
+            yield from _documents([text], True)
+            offset += len(document) + len(end)
+        # Text without </doc> is examined at the end of the file, or when it gets too long.
+        if rest.strip() and (not block or len(rest) > 4 * _MAX_DOCUMENT_BYTES):
+            _check_doc(path, rest, offset, is_ended=False)
+
+
+def _check_doc(path: str, document: bytes, offset: int, is_ended: bool) -> None:
+    """Refuses text at byte `offset` that is not one `<doc ...>` with its `</doc>`."""
+    text = document.lstrip()
+    shown = text.partition(b'\n')[0][:80].decode(errors='replace')
+    if not text.startswith(b'<doc '):
+        at = offset + len(document) - len(text)
+        raise InputError(f"{path}: text outside of <doc> at byte {at}: '{shown}'; name "
+                         'the format with text: if this is not WikiExtractor output')
+    if not is_ended or b'\n<doc ' in text:
+        raise InputError(f"{path}: '{shown}' has no </doc>; is the file cut short?")
+
+
+def _rows(read: Callable[..., Iterator[table.Row]], path: str, column: str) -> Iterator[Document]:
+    """One document per row: the text in `column`, one paragraph per line."""
+    for row in read(path, [column]):
+        cell = row.cells[0] if row.cells else None
+        fault = row.fault
+        if not fault and not isinstance(cell, str | None):
+            fault = f'{column} is no text'
+        if fault:
+            raise InputError(f'{path}, line {row.line}: {fault}: mend it; config.data.text '
+                             'names the column')
+        text = (cell or '').encode('utf-8', 'ignore')
+        yield from _documents([normalise(text)], True)
+
+
+def _wikidump(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
+    """The articles of a MediaWiki dump, which has a reader of its own."""
+    for text in wikidump.read_articles(path):
+        yield Document(text.encode('utf-8', 'ignore'), True)
+
+
+# Readers of text formats: documents, none of them empty, from a path and its blocks of lines
+# (.gz and .bz2 decompressed).
+FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
+    'text': _separated,  # a blank line between documents, one paragraph per line
+    'lines': functools.partial(_separated, split=False),  # likewise, one sentence per line
+    'wikiextractor': _wikiextractor,
+    'wikitext': _wikitext,
+    wikidump.FORMAT: _wikidump,
+}
+TABLES: dict[str, Callable[..., Iterator[table.Row]]] = {
+    'table': table.read_rows,  # the file's ending tells the format
+    'jsonl': table.read_objects,
+    'parquet': table.read_parquet,
+}
