@@ -20,6 +20,7 @@ _ROWS_A_CALL = 2048  # rows made in one call: keeps numpy's overhead per call sm
 _BATCHES_AHEAD = 8
 _THREADS = 2
 _MIXTURE_BLOCK = 1000  # rows in each of which a mixture has its weights, to whole rows
+_MIXTURE_ORDER = 0x313  # purpose of draws
 
 
 class Feature(NamedTuple):
@@ -38,14 +39,15 @@ def pretrain_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpe
     One name differs: `sequence_ids` is `input_mask` there. `example_weights` is 1 for real rows and
     0 for padding rows of an evaluation batch, whose `masked_lm_weights` are 0 as well.
     """
-    s, p = (max_seq_length,), (max_predictions_per_seq,)
+    row = (max_seq_length,)
+    slots = (max_predictions_per_seq,)
     return {
-        'input_ids': Feature(s, np.int32),
-        'sequence_ids': Feature(s, np.int32),
-        'segment_ids': Feature(s, np.int32),
-        'masked_lm_positions': Feature(p, np.int32),
-        'masked_lm_ids': Feature(p, np.int32),
-        'masked_lm_weights': Feature(p, np.float32),
+        'input_ids': Feature(row, np.int32),
+        'sequence_ids': Feature(row, np.int32),
+        'segment_ids': Feature(row, np.int32),
+        'masked_lm_positions': Feature(slots, np.int32),
+        'masked_lm_ids': Feature(slots, np.int32),
+        'masked_lm_weights': Feature(slots, np.float32),
         'next_sentence_labels': Feature((), np.int32),
         'example_weights': Feature((), np.float32),
     }
@@ -53,7 +55,9 @@ def pretrain_spec(max_seq_length: int, max_predictions_per_seq: int) -> BatchSpe
 
 def empty_rows(spec: BatchSpec, num_rows: int) -> dict[str, np.ndarray]:
     """Padding rows: zeros, with weight 0."""
-    return {name: np.zeros((num_rows, *f.shape), f.dtype) for name, f in spec.items()}
+    return {
+        name: np.zeros((num_rows, *feature.shape), feature.dtype)
+        for name, feature in spec.items()}
 
 
 def grouped(keys: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -66,14 +70,15 @@ def collect(
     spec: BatchSpec, keys: np.ndarray, make: Callable[[int, np.ndarray], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """Collects rows [n] from one call `make(key, indices)` per distinct value of `keys` [n]."""
-    batch: dict[str, np.ndarray] = {
-        name: np.empty((len(keys), *f.shape), f.dtype) for name, f in spec.items()}
+    batch: dict[str, np.ndarray] = {}
+    for name, feature in spec.items():
+        batch[name] = np.empty((len(keys), *feature.shape), feature.dtype)
     for key, here in grouped(keys):
         part = make(key, here)
         if len(here) == len(keys):
             return part
-        for name, x in part.items():
-            batch[name][here] = x
+        for name, values in part.items():
+            batch[name][here] = values
     return batch
 
 
@@ -124,15 +129,17 @@ class RecordExamples:
                 f'{slots} slots of a row: set config.data.max_predictions_per_seq='
                 f'{records.max_predictions_per_seq}')
         self.spec = pretrain_spec(records.max_seq_length, slots)
-        self.num_examples = self.num_frozen = len(records)
-        self._records, self._seed = records, seed
+        self.num_examples = len(records)
+        self.num_frozen = len(records)
+        self._records = records
+        self._seed = seed
 
     def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
         epochs, place = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
         if not frozen:
             for epoch, here in grouped(epochs):
-                place[here] = permute(
-                    place[here], self.num_examples, int(hash64(self._seed, epoch)))
+                order = int(hash64(self._seed, epoch))
+                place[here] = permute(place[here], self.num_examples, order)
         batch = dict(self._records.read(place))
         for name in ('masked_lm_positions', 'masked_lm_ids', 'masked_lm_weights'):
             batch[name] = np.pad(batch[name], ((0, 0), (0, self._missing)))
@@ -152,44 +159,63 @@ class Mixture:
     """
 
     def __init__(self, parts: Sequence[Examples], weights: Sequence[float], seed: int):
-        exact = np.array(weights) * _MIXTURE_BLOCK / float(sum(weights))
-        counts = np.maximum(np.floor(exact), 1).astype(np.int64)
-        while missing := _MIXTURE_BLOCK - counts.sum():
-            one = np.sign(missing)
-            missed = np.where(counts + one > 0, one * (exact - counts), -np.inf)
-            counts[np.argmax(missed)] += one
-        self._parts, self._seed, self._counts, self.spec = parts, seed, counts, parts[0].spec
-        self._starts = np.concatenate([[0], np.cumsum(counts)])
-        self._frozen_starts = np.concatenate([[0], np.cumsum([p.num_frozen for p in parts])])
+        self.spec = parts[0].spec
+        self._parts = parts
+        self._seed = seed
+        self._counts = _rows_in_a_block(weights)  # of each set
+        # Where the rows of each set begin, in a block and among all frozen rows.
+        self._starts = np.concatenate([[0], np.cumsum(self._counts)])
+        num_frozen = [part.num_frozen for part in parts]
+        self._frozen_starts = np.concatenate([[0], np.cumsum(num_frozen)])
         self.num_frozen = int(self._frozen_starts[-1])
-        self.num_examples = max(-(-part.num_examples * _MIXTURE_BLOCK // count)
-                                for part, count in zip(parts, counts.tolist(), strict=True))
+        self.num_examples = max(
+            -(-part.num_examples * _MIXTURE_BLOCK // count)
+            for part, count in zip(parts, self._counts.tolist(), strict=True))
 
     def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
         """Rows of the sets; with `frozen`, those of all sets in one fixed shuffled order."""
         if frozen:
-            places = permute(np.asarray(row_ids, np.int64), self.num_frozen, 0x313)
+            places = permute(np.asarray(row_ids, np.int64), self.num_frozen, _MIXTURE_ORDER)
             which = np.searchsorted(self._frozen_starts, places, side='right') - 1
-            inner = places - self._frozen_starts[which]
+            index = places - self._frozen_starts[which]
         else:
-            which, inner = self._drawn(row_ids)
-        return collect(self.spec, which, lambda i, here: self._parts[i].rows(inner[here], frozen))
+            which, index = self._drawn(row_ids)
+
+        def make(part: int, here: np.ndarray) -> dict[str, np.ndarray]:
+            return self._parts[part].rows(index[here], frozen)
+
+        return collect(self.spec, which, make)
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        which, inner = self._drawn(row_ids)
-        sizes = np.empty((2, len(which)), np.int64)
-        for i, here in grouped(which):
-            sizes[:, here] = self._parts[i].sizes(inner[here])
-        return sizes[0], sizes[1]
+        which, index = self._drawn(row_ids)
+        lengths = np.empty(len(which), np.int64)
+        slots = np.empty(len(which), np.int64)
+        for part, here in grouped(which):
+            lengths[here], slots[here] = self._parts[part].sizes(index[here])
+        return lengths, slots
 
     def _drawn(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The set that each row comes from, and its index there."""
         blocks, slot = np.divmod(np.asarray(row_ids, np.int64), _MIXTURE_BLOCK)
         for block, here in grouped(blocks):
-            key = int(hash64(self._seed, 0x313, block))
+            key = int(hash64(self._seed, _MIXTURE_ORDER, block))
             slot[here] = permute(slot[here], _MIXTURE_BLOCK, key)
         which = np.searchsorted(self._starts, slot, side='right') - 1
         return which, blocks * self._counts[which] + slot - self._starts[which]
+
+
+def _rows_in_a_block(weights: Sequence[float]) -> np.ndarray:
+    """[n] int64: the rows that each set of a mixture has in a block, at least one."""
+    exact = np.array(weights) * _MIXTURE_BLOCK / float(sum(weights))
+    counts = np.maximum(np.floor(exact), 1).astype(np.int64)
+    missing = _MIXTURE_BLOCK - counts.sum()
+    while missing:
+        # One row more, or less, for the set that is farthest from its exact share.
+        one = np.sign(missing)
+        missed = np.where(counts + one > 0, one * (exact - counts), -np.inf)
+        counts[np.argmax(missed)] += one
+        missing = _MIXTURE_BLOCK - counts.sum()
+    return counts
 
 
 class SyntheticExamples:
@@ -200,24 +226,28 @@ class SyntheticExamples:
         num_examples: int = 4096, seed: int = 0,
     ):
         self.spec = pretrain_spec(max_seq_length, max_predictions_per_seq)
-        self.num_examples = self.num_frozen = num_examples
-        self._length, self._slots = max_seq_length, max_predictions_per_seq
-        self._vocab_size, self._seed = vocab_size, seed
+        self.num_examples = num_examples
+        self.num_frozen = num_examples
+        self._length = max_seq_length
+        self._slots = max_predictions_per_seq
+        self._vocab_size = vocab_size
+        self._seed = seed
 
     def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
         """The rows of these ids [n], which repeat after `num_examples`."""
-        length, slots = self._length, self._slots
+        length = self._length
+        slots = self._slots
         batch = empty_rows(self.spec, len(row_ids))
         batch['segment_ids'][:] = np.arange(length) > length // 2
         for name in ('sequence_ids', 'masked_lm_weights', 'example_weights'):
             batch[name][:] = 1
-        for i, row_id in enumerate(row_ids):
+        for row, row_id in enumerate(row_ids):
             rng = np.random.default_rng((self._seed, int(row_id) % self.num_examples))
-            batch['input_ids'][i] = rng.integers(0, self._vocab_size, length, np.int32)
+            batch['input_ids'][row] = rng.integers(0, self._vocab_size, length, np.int32)
             places = rng.permutation(np.arange(1, length - 1))[:slots]
-            batch['masked_lm_positions'][i] = np.sort(places)
-            batch['masked_lm_ids'][i] = rng.integers(0, self._vocab_size, slots, np.int32)
-            batch['next_sentence_labels'][i] = rng.integers(2)
+            batch['masked_lm_positions'][row] = np.sort(places)
+            batch['masked_lm_ids'][row] = rng.integers(0, self._vocab_size, slots, np.int32)
+            batch['next_sentence_labels'][row] = rng.integers(2)
         return batch
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -245,8 +275,11 @@ def train_batches(
 
     def make(begin: int) -> dict[str, np.ndarray]:
         steps = np.arange(begin, min(begin + steps_a_call, end), dtype=np.int64)
-        rows = examples.rows((steps[:, None] * batch_size + local).reshape(-1))
-        return {name: x.reshape(len(steps), len(local), *x.shape[1:]) for name, x in rows.items()}
+        row_ids = steps[:, None] * batch_size + local
+        batches = {}
+        for name, values in examples.rows(row_ids.reshape(-1)).items():
+            batches[name] = values.reshape(*row_ids.shape, *values.shape[1:])
+        return batches
 
     return _ahead(make, range(first_step, end, steps_a_call), examples.spec)
 
@@ -264,9 +297,9 @@ def eval_batches(
         real = row_ids[row_ids < num_examples]
         batch = empty_rows(examples.spec, len(local))
         if len(real):
-            for name, x in examples.rows(real, frozen=True).items():
-                batch[name][: len(real)] = x
-        return {name: x[None] for name, x in batch.items()}
+            for name, values in examples.rows(real, frozen=True).items():
+                batch[name][: len(real)] = values
+        return {name: values[None] for name, values in batch.items()}
 
     return _ahead(make, range(0, num_examples, batch_size), examples.spec)
 
@@ -279,10 +312,16 @@ def _ahead(
     A call makes features [batches, rows, ...]. Where TensorFlow is not loaded (it may not be
     installed, and synthetic rows do not need it), threads make them.
     """
-    tf: Any = sys.modules.get('tensorflow')
+    tf = sys.modules.get('tensorflow')
     if tf is None:
         return _ahead_by_threads(make, calls)
+    return _ahead_by_tensorflow(tf, make, calls, spec)
 
+
+def _ahead_by_tensorflow(
+    tf: Any, make: Callable[[int], dict[str, np.ndarray]], calls: range, spec: BatchSpec
+) -> Iterator[dict[str, np.ndarray]]:
+    """`_ahead` with tf.data; `tf` is the module."""
     faults: list[Exception] = []  # TensorFlow would pass on only their text
 
     def features(call: np.ndarray) -> list[np.ndarray]:
@@ -295,8 +334,8 @@ def _ahead(
 
     @tf.autograph.experimental.do_not_convert
     def tensors(call: Any) -> dict[str, Any]:
-        made = tf.numpy_function(
-            features, [call], [tf.as_dtype(feature.dtype) for feature in spec.values()])
+        dtypes = [tf.as_dtype(feature.dtype) for feature in spec.values()]
+        made = tf.numpy_function(features, [call], dtypes)
         for tensor, feature in zip(made, spec.values(), strict=True):
             tensor.set_shape([None, None, *feature.shape])
         return dict(zip(spec, made, strict=True))
@@ -329,8 +368,9 @@ def _ahead_by_threads(
                 if not pending:
                     return
                 made = pending.popleft().result()
-                for i in range(len(next(iter(made.values())))):
-                    yield {name: x[i] for name, x in made.items()}
+                num_batches = len(next(iter(made.values())))
+                for number in range(num_batches):
+                    yield {name: values[number] for name, values in made.items()}
         finally:
             for task in pending:
                 task.cancel()

@@ -9,6 +9,7 @@ import dataclasses
 import mmap
 import os
 import struct
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import numpy as np
@@ -17,11 +18,12 @@ import tensorflow as tf
 from bert_jax.data.digests import name_of
 from bert_jax.data.examples import pretrain_spec
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path, find, local_copy, open_whole
+from bert_jax.runtime.files import Found, as_path, find, local_copy, open_whole
 
 # A record: uint64 length, uint32 CRC of the length, the data, uint32 CRC of the data.
 _HEADER = struct.Struct('<QI')
 _FOOTER_BYTES = 4
+_GZIP_BEGINS = b'\x1f\x8b'
 _REMEDY = 'copy the file again or write it anew'
 
 
@@ -56,33 +58,25 @@ class RecordFiles:
           InputError: a file is missing, empty, gzipped, cut short, damaged, or does not hold
             pre-training examples.
         """
-        found = []
-        for pattern in map(str.strip, glob.split(',')):
-            if not (matches := find(pattern)):
-                raise InputError(f"no file matches '{pattern}': name existing TFRecord files")
-            found += matches
+        found = _find(glob)
         paths = [str(local_copy(file.path)) for file in found]  # for random access
-        contents = []
-        for path in paths:
-            if os.stat(path).st_size == 0:
-                raise InputError(f'{path} is empty: {_REMEDY}')
-            with open(path, 'rb') as raw:
-                contents.append(mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ))
-        identity = [[file.size, file.checksum
-                     or f'{os.path.realpath(file.path)} {os.stat(file.path).st_mtime_ns}']
-                    for file in found]
-        cached = as_path(cache_dir) / 'records' / f'{name_of(identity)}.npy'
+        contents = [_mapped(path) for path in paths]
+        cached = as_path(cache_dir) / 'records' / f'{name_of(_identity(found))}.npy'
         if cached.exists():
             records = np.load(local_copy(cached))
         else:
-            records = np.array([(i, *place) for i, path in enumerate(paths)
-                                for place in _scan(path, contents[i])], np.int64)
+            records = _scan_all(paths, contents)
             cached.parent.mkdir(parents=True, exist_ok=True)
             with open_whole(cached) as file:
                 np.save(file, records)
         _, offset, length = records[0].tolist()
-        first = _feature_lengths(paths[0], offset, contents[0][offset:offset + length])
-        return cls(paths, contents, records, first['input_ids'], first['masked_lm_positions'])
+        lengths = _feature_lengths(paths[0], offset, contents[0][offset : offset + length])
+        return cls(
+            paths,
+            contents,
+            records,
+            max_seq_length=lengths['input_ids'],
+            max_predictions_per_seq=lengths['masked_lm_positions'])
 
     def __len__(self) -> int:
         return len(self.records)
@@ -102,51 +96,104 @@ class RecordFiles:
           InputError: a record is damaged, or its S or P differs from the first record's.
         """
         records = self.records[indices].tolist()
-        data = [self.contents[file][offset:offset + length] for file, offset, length in records]
-        shape = self.max_seq_length, self.max_predictions_per_seq
+        data = [self.contents[file][offset : offset + length] for file, offset, length in records]
+        features = _features(self.max_seq_length, self.max_predictions_per_seq)
         try:
             with tf.device('/cpu:0'):
-                parsed = tf.io.parse_example(tf.constant(data, tf.string), _features(*shape))
+                parsed = tf.io.parse_example(tf.constant(data, tf.string), features)
         # UnicodeDecodeError: TensorFlow has quoted a damaged record in its message.
         except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
             for index, (file, offset, _), record in zip(indices, records, data, strict=True):
-                lengths = _feature_lengths(self.paths[file], offset, record)
-                other = lengths['input_ids'], lengths['masked_lm_positions']
-                if other != shape:
-                    raise InputError(
-                        f'{self.paths[file]}: record {index} at byte {offset} has another '
-                        f'max_seq_length and max_predictions_per_seq {other} than the first '
-                        f'record {shape}; do not mix files') from None
+                self._check_record(index, self.paths[file], offset, record)
             raise
-        out = {key: value.numpy().astype(np.float32 if value.dtype == tf.float32 else np.int32)
-               for key, value in parsed.items()}
-        out['sequence_ids'] = out.pop('input_mask')
-        return out
+        batch = {}
+        for name, values in parsed.items():
+            dtype = np.float32 if values.dtype == tf.float32 else np.int32
+            batch[name] = values.numpy().astype(dtype)
+        batch['sequence_ids'] = batch.pop('input_mask')
+        return batch
+
+    def _check_record(self, index: int, path: str, offset: int, record: bytes) -> None:
+        """Refuses a record that is damaged or has other lengths than the first one."""
+        lengths = _feature_lengths(path, offset, record)
+        found = lengths['input_ids'], lengths['masked_lm_positions']
+        expected = self.max_seq_length, self.max_predictions_per_seq
+        if found != expected:
+            raise InputError(
+                f'{path}: record {index} at byte {offset} has another max_seq_length and '
+                f'max_predictions_per_seq {found} than the first record {expected}; do not mix '
+                'files') from None
+
+
+def _find(glob: str) -> list[Found]:
+    """The files that comma-separated patterns match."""
+    found = []
+    for pattern in glob.split(','):
+        matches = find(pattern.strip())
+        if not matches:
+            raise InputError(
+                f"no file matches '{pattern.strip()}': name existing TFRecord files")
+        found += matches
+    return found
+
+
+def _mapped(path: str) -> mmap.mmap:
+    """A file on this disk, mapped into memory."""
+    if os.stat(path).st_size == 0:
+        raise InputError(f'{path} is empty: {_REMEDY}')
+    with open(path, 'rb') as raw:
+        return mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _identity(found: Sequence[Found]) -> list[list[int | str]]:
+    """Values that change with the files' contents."""
+    identity: list[list[int | str]] = []
+    for file in found:
+        content = file.checksum
+        if not content:
+            modified = os.stat(file.path).st_mtime_ns
+            content = f'{os.path.realpath(file.path)} {modified}'
+        identity.append([file.size, content])
+    return identity
 
 
 def _features(seq_length: int, num_predictions: int) -> dict[str, tf.io.FixedLenFeature]:
     """The features of a record: those of a row, under the names of Google's program."""
-    names = {'sequence_ids': 'input_mask'}  # see `model.encoder.Bert`
-    return {names.get(name, name): tf.io.FixedLenFeature(
-        x.shape, tf.float32 if x.dtype == np.float32 else tf.int64)
-        for name, x in pretrain_spec(seq_length, num_predictions).items()
-        if name != 'example_weights'}
+    spec = dict(pretrain_spec(seq_length, num_predictions))
+    del spec['example_weights']
+    features = {}
+    for name, feature in spec.items():
+        dtype = tf.float32 if feature.dtype == np.float32 else tf.int64
+        name_there = 'input_mask' if name == 'sequence_ids' else name  # see `model.encoder.Bert`
+        features[name_there] = tf.io.FixedLenFeature(feature.shape, dtype)
+    return features
 
 
-def _scan(path: str, content: mmap.mmap) -> list[tuple[int, int]]:
+def _scan_all(paths: Sequence[str], contents: Sequence[mmap.mmap]) -> np.ndarray:
+    """int64 [N, 3]: see `RecordFiles.records`."""
+    records = []
+    for file, (path, content) in enumerate(zip(paths, contents, strict=True)):
+        records += [(file, offset, length) for offset, length in _scan(path, content)]
+    return np.array(records, np.int64)
+
+
+def _scan(path: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:
     """Offset and length of every record. A damaged length sooner or later points past the end."""
-    if content[:2] == b'\x1f\x8b':
+    if content[:2] == _GZIP_BEGINS:
         raise InputError(f'{path} is gzipped, and records are read in place: gunzip it')
-    records, offset, size = [], 0, len(content)
-    while offset < size:
-        start = offset + _HEADER.size
-        length = _HEADER.unpack_from(content, offset)[0] if start <= size else size
-        offset, at = start + length + _FOOTER_BYTES, offset
-        if offset > size:
+    size = len(content)
+    begin = 0
+    while begin < size:
+        start = begin + _HEADER.size
+        length = size
+        if start <= size:
+            length, _ = _HEADER.unpack_from(content, begin)
+        end = start + length + _FOOTER_BYTES
+        if end > size:
             raise InputError(f'{path} is not a TFRecord file, or cut short or damaged: the record '
-                             f'at byte {at} does not end before byte {size}; {_REMEDY}')
-        records.append((start, length))
-    return records
+                             f'at byte {begin} does not end before byte {size}; {_REMEDY}')
+        yield start, length
+        begin = end
 
 
 def _feature_lengths(path: str, offset: int, data: bytes) -> dict[str, int]:
@@ -157,10 +204,11 @@ def _feature_lengths(path: str, offset: int, data: bytes) -> dict[str, int]:
         raise InputError(f'{path}: the record at byte {offset} is not a tf.train.Example '
                          f'({error}); {_REMEDY}') from None
     lengths = {}
-    for key, spec in _features(0, 0).items():
-        values = features[key].float_list if spec.dtype == tf.float32 else features[key].int64_list
-        lengths[key] = len(values.value)
-        if not lengths[key]:
-            raise InputError(f"{path}: the record at byte {offset} has no feature '{key}': is this "
-                             "a file of Google's create_pretraining_data.py?")
+    for name, spec in _features(0, 0).items():
+        feature = features[name]
+        values = feature.float_list if spec.dtype == tf.float32 else feature.int64_list
+        lengths[name] = len(values.value)
+        if not lengths[name]:
+            raise InputError(f"{path}: the record at byte {offset} has no feature '{name}': is "
+                             "this a file of Google's create_pretraining_data.py?")
     return lengths
