@@ -215,7 +215,7 @@ class Chunker:
         def targets(begin: int) -> np.ndarray:
             return self._targets(epoch, document[begin : begin + _BLOCK])
 
-        target = np.concatenate([*run(targets, range(0, len(document), _BLOCK))])
+        target = np.concatenate(list(run(targets, range(0, len(document), _BLOCK))))
         rest = _Beginnings(document, self._first, target)
         starts = []
         while len(rest) > MIN_BATCH_DOCUMENTS or self._num_sentences(rest) > MAX_REST_SENTENCES:

@@ -340,8 +340,9 @@ def _ahead_by_tensorflow(
             tensor.set_shape([None, None, *feature.shape])
         return dict(zip(spec, made, strict=True))
 
-    dataset = tf.data.Dataset.range(calls.start, calls.stop, calls.step).map(
-        tensors, num_parallel_calls=2, deterministic=True).unbatch().prefetch(_BATCHES_AHEAD)
+    dataset = tf.data.Dataset.range(calls.start, calls.stop, calls.step)
+    dataset = dataset.map(tensors, num_parallel_calls=_THREADS, deterministic=True)
+    dataset = dataset.unbatch().prefetch(_BATCHES_AHEAD)
     options = tf.data.Options()
     options.autotune.enabled = False
 

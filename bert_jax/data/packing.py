@@ -95,27 +95,43 @@ def pack_whole(lengths_n: np.ndarray, row_length: int) -> np.ndarray:
     longest_first = np.argsort(-lengths_n, kind='stable')
     lengths, counts = np.unique(lengths_n, return_counts=True)
     rows = np.empty(len(lengths_n), np.int32)
-    free = np.empty(len(lengths_n), np.int64)  # room left in each of the rows that are open
-    num_open = 0
+    open_rows = _OpenRows(row_length, most=len(lengths_n))
     num_placed = 0
-    for length, count in zip(lengths[::-1].tolist(), counts[::-1].tolist()):
-        fitting = np.flatnonzero(free[:num_open] >= length)
-        fitting = fitting[np.argsort(free[fitting], kind='stable')]  # fullest first
-        capacity = free[fitting] // length
-        capacity_before = np.cumsum(capacity) - capacity
-        taken = np.clip(count - capacity_before, 0, capacity)
-        free[fitting] -= taken * length
-
-        num_left = count - int(taken.sum())
-        opened = np.arange(num_left) // (row_length // length)  # the new row of each unit left
-        used = np.bincount(opened)
-        free[num_open : num_open + len(used)] = row_length - used * length
-
+    for length, count in zip(lengths[::-1].tolist(), counts[::-1].tolist(), strict=True):
         units = longest_first[num_placed : num_placed + count]
-        rows[units] = np.concatenate([np.repeat(fitting, taken), num_open + opened])
-        num_open += len(used)
+        rows[units] = open_rows.place(length, count)
         num_placed += count
     return rows
+
+
+class _OpenRows:
+    """Rows that are being filled, and the room that is left in each."""
+
+    def __init__(self, row_length: int, most: int):
+        self._row_length = row_length
+        self._free = np.empty(most, np.int64)
+        self._num_open = 0
+
+    def place(self, length: int, count: int) -> np.ndarray:
+        """The rows [count] of so many units of this length; opens those that are needed."""
+        fitting = np.flatnonzero(self._free[: self._num_open] >= length)
+        fitting = fitting[np.argsort(self._free[fitting], kind='stable')]  # fullest first
+        capacity = self._free[fitting] // length
+        capacity_before = np.cumsum(capacity) - capacity
+        taken = np.clip(count - capacity_before, 0, capacity)
+        self._free[fitting] -= taken * length
+        opened = self._open(length, count - int(taken.sum()))
+        return np.concatenate([np.repeat(fitting, taken), opened])
+
+    def _open(self, length: int, count: int) -> np.ndarray:
+        """Puts units into new rows, as many into each as it holds; their rows [count]."""
+        number = np.arange(count) // (self._row_length // length)  # of the new row
+        used = np.bincount(number)
+        end = self._num_open + len(used)
+        self._free[self._num_open : end] = self._row_length - used * length
+        opened = self._num_open + number
+        self._num_open = end
+        return opened
 
 
 @dataclasses.dataclass(frozen=True)

@@ -124,27 +124,38 @@ RARE_REPLACEMENT = '\\1\\3\\5\\7\n\\2\\4\\6\\8'
 
 def sentence_patterns(classes: Classes) -> Patterns[str]:
     """The patterns in the notation of an engine, which is that of both but for the classes."""
-    c = classes
-    begins = f'{c.upper}{c.caseless}{c.digit}{_GEORGIAN}{_OPENERS}'
+    upper = classes.upper
+    lower = classes.lower
+    caseless = classes.caseless
+    modifier = classes.modifier
+    space = classes.space
+    begins = f'{upper}{caseless}{classes.digit}{_GEORGIAN}{_OPENERS}'
     # These two are chosen so that RE2 can use its one-pass engine, which is twice as fast: the next
     # byte always decides what is matched. So an optional character outside ASCII must not stand
     # before others; hence all of _OPENERS begin a sentence whatever follows them.
     anywhere = f'([{_ENDS}][{_ENDS}.!?…{_CLOSERS}]*)'
-    spaced = rf'([{_SPACED_MARKS}][{_SPACED_CLOSERS}]*)[{c.space}]+(["\'(\[]?[{begins}])'
-    rare = '|'.join((
-        # `?`, `!` and wide stops between letters without case.
-        rf'((?:[{c.caseless}{c.modifier}{c.mark}][!?{_WIDE_STOPS}]|{_ETHIOPIC_TYPED})'
-        rf'[!?…{_CLOSERS}]*) *([{c.caseless}])',
-        rf'([{_THAI_LAO}][{_REPETITION}]?) +([{_THAI_LAO_FIRST}])',
-        # The full stop of tokenised text; in an ellipsis, `. . .`, another one precedes it.
-        rf'([^.{c.space}] \.) +([{c.lower}])',
-        # What `spaced` leaves: wide stops and spaces, » in both of its roles.
+    spaced = rf'([{_SPACED_MARKS}][{_SPACED_CLOSERS}]*)[{space}]+(["\'(\[]?[{begins}])'
+    # `?`, `!` and wide stops between letters without case.
+    between_letters = (
+        rf'((?:[{caseless}{modifier}{classes.mark}][!?{_WIDE_STOPS}]|{_ETHIOPIC_TYPED})'
+        rf'[!?…{_CLOSERS}]*) *([{caseless}])')
+    thai_lao_space = rf'([{_THAI_LAO}][{_REPETITION}]?) +([{_THAI_LAO_FIRST}])'
+    # The full stop of tokenised text; in an ellipsis, `. . .`, another one precedes it.
+    detached_stop = rf'([^.{space}] \.) +([{lower}])'
+    # What `spaced` leaves: wide stops and spaces, » in both of its roles.
+    wide = (
         rf'([{_SPACED_MARKS}{_WIDE_STOPS}](?:[{_SPACED_CLOSERS}]*| +[»›]))'
-        rf'[{_BLANKS}]+(["\'(\[»›]?[{begins}])'))
+        rf'[{_BLANKS}]+(["\'(\[»›]?[{begins}])')
+    rare = '|'.join([between_letters, thai_lao_space, detached_stop, wide])
     uncapitalised = (
         rf'([{_SPACED_MARKS}][{_SPACED_CLOSERS}]*)[{_BLANKS}]+'
-        rf'(["\'(\[»›]?[{c.lower}{c.modifier}])')
+        rf'(["\'(\[»›]?[{lower}{modifier}])')
     rare_signs = f'[!?{_WIDE_STOPS}{_ETHIOPIC_TYPED[0]}{_THAI_LAO}»›{_WIDE_SPACE}]'
     return Patterns(
-        anywhere, f'[{_BASIC_ENDS}\U00010000-\U0010ffff]', spaced, rare, rare_signs, uncapitalised,
-        f'[{c.upper}][{c.lower}]')
+        anywhere=anywhere,
+        anywhere_signs=f'[{_BASIC_ENDS}\U00010000-\U0010ffff]',
+        spaced=spaced,
+        rare=rare,
+        rare_signs=rare_signs,
+        uncapitalised=uncapitalised,
+        capitalised=f'[{upper}][{lower}]')

@@ -286,13 +286,16 @@ class _Object(NamedTuple):
 
 def _objects(path: str) -> Iterator[_Object]:
     """The objects of a JSON file: one on each line, or all in one list."""
-    texts = (line for line in lines(path) if line.text.strip())
-    first = next(texts, None)
+    filled = (line for line in lines(path) if line.text.strip())
+    first = next(filled, None)
     if first is None:
         return
-    texts = itertools.chain([first], texts)
-    is_list = first.text.lstrip().startswith('[')
-    for found in _list_values(path, texts) if is_list else _line_values(texts):
+    texts = itertools.chain([first], filled)
+    if first.text.lstrip().startswith('['):
+        values = _list_values(path, texts)
+    else:
+        values = _line_values(texts)
+    for found in values:
         if found.fault or isinstance(found.value, dict):
             yield found
         else:
