@@ -4,6 +4,8 @@ Rows look as in pre-training: [CLS] A [SEP] B [SEP] padding. There are `V` piece
 continue words. The ids of the text are from `FIRST` to `V` - 1.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,26 +35,80 @@ def _rows(lengths, width, seed=0):
     return ids, ids >= FIRST
 
 
-def _mask(ids, candidates, lengths, keys=None, slots=20, vocab_size=V, rates=None, **more):
-    """The masked ids and the positions, ids and weights of the labels; `ids` stay as they are."""
+@dataclasses.dataclass
+class Masked:
+    """Masked rows and their labels."""
+
+    ids: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
+
+    def row(self, i):
+        """Row `i`: its ids, and the positions and labels of the slots in use."""
+        count = int(self.weights[i].sum())
+        return self.ids[i], self.positions[i, :count], self.labels[i, :count]
+
+
+def _mask(ids, candidates, lengths, *, keys=None, slots=20, vocab_size=V, **rates):
+    """Masks rows with these `MaskingRates`; `ids` stay as they are."""
     masked = ids.copy()
     vocab = Vocab((), PAD, PAD, CLS, SEP, MASK, np.arange(vocab_size) % V >= 40)
     labels = mask_rows(
         masked, candidates, np.asarray(lengths),
         hash64(np.arange(len(ids))) if keys is None else keys,
-        rates=rates or MaskingRates(**more), slots=slots, vocab=vocab,
-    )
-    return masked, labels['masked_lm_positions'], labels['masked_lm_ids'], (
+        rates=MaskingRates(**rates), slots=slots, vocab=vocab)
+    return Masked(
+        masked, labels['masked_lm_positions'], labels['masked_lm_ids'],
         labels['masked_lm_weights'])
 
 
-batches = st.tuples(
-    st.lists(st.integers(4, 48), min_size=1, max_size=6),  # lengths
-    st.integers(0, 15),  # padding of the longest row
-    st.integers(0, 10**6),  # seed of the text
-    st.integers(1, 60),  # slots, cut to the row's width
-    st.floats(0.01, 0.9),  # masked_lm_prob
-)
+def _one_word_a_piece(num_rows, width):
+    """Rows [CLS] text [SEP] of words of one piece each."""
+    ids = np.full((num_rows, width), FIRST, np.int32)
+    ids[:, 0] = CLS
+    ids[:, -1] = SEP
+    return ids
+
+
+@dataclasses.dataclass
+class Batch:
+    """Unmasked rows and how to mask them."""
+
+    ids: np.ndarray
+    candidates: np.ndarray
+    lengths: np.ndarray
+    keys: np.ndarray
+    slots: int
+    share: float
+
+    def mask(self, masking):
+        return _mask(
+            self.ids, self.candidates, self.lengths, keys=self.keys, slots=self.slots,
+            masked_lm_prob=self.share, masking=masking)
+
+    def take(self, rows):
+        """A batch of some of the rows."""
+        return dataclasses.replace(
+            self, ids=self.ids[rows], candidates=self.candidates[rows],
+            lengths=self.lengths[rows], keys=self.keys[rows])
+
+    def budget(self, row):
+        """The most positions of a row that may be masked."""
+        return min(self.slots, max(1, round(int(self.lengths[row]) * self.share)))
+
+
+@st.composite
+def _batches(draw):
+    lengths = np.array(draw(st.lists(st.integers(4, 48), min_size=1, max_size=6)))
+    padding = draw(st.integers(0, 15))  # of the longest row
+    seed = draw(st.integers(0, 10**6))
+    ids, candidates = _rows(lengths, lengths.max() + padding, seed)
+    return Batch(
+        ids, candidates, lengths,
+        keys=hash64(seed, np.arange(len(lengths))),
+        slots=min(draw(st.integers(1, 60)), ids.shape[1]),
+        share=draw(st.floats(0.01, 0.9)))
 
 
 def _words(ids, candidates):
@@ -66,55 +122,71 @@ def _words(ids, candidates):
     return words
 
 
+_with_batches = given(_batches(), st.sampled_from(MASKINGS))
+
+
 @settings(deadline=None, max_examples=200)
-@given(batches, st.sampled_from(MASKINGS), st.data())
-def test_masked_rows(batch, masking, data):
-    lengths, padding, seed, slots, share = batch
-    lengths = np.array(lengths)
-    ids, candidates = _rows(lengths, lengths.max() + padding, seed)
-    slots = min(slots, ids.shape[1])
-    keys = hash64(seed, np.arange(len(lengths)))
-    rates = MaskingRates(masked_lm_prob=share, masking=masking)
-    whole = _mask(ids, candidates, lengths, keys, slots, rates=rates)
-    masked, positions, labels, weights = whole
-    assert positions.shape == labels.shape == weights.shape == (len(ids), slots)
-    assert (positions.dtype, labels.dtype, weights.dtype) == (np.int32, np.int32, np.float32)
-    for i, length in enumerate(lengths.tolist()):
-        count = int(weights[i].sum())
-        assert weights[i].tolist() == [1] * count + [0] * (slots - count)
-        assert not positions[i, count:].any() and not labels[i, count:].any()
-        used = positions[i, :count]
-        assert (np.diff(used) > 0).all()  # ascending, none twice
-        assert candidates[i, used].all()  # neither special tokens nor padding
-        assert labels[i, :count].tolist() == ids[i, used].tolist()
-        restored = masked[i].copy()
-        restored[used] = labels[i, :count]
-        assert np.array_equal(restored, ids[i])
-        budget = min(slots, max(1, round(length * share)))
-        words = _words(ids[i], candidates[i])
+@_with_batches
+def test_used_slots_come_first_and_hold_the_candidates_that_were_masked(batch, masking):
+    masked = batch.mask(masking)
+    shape = (len(batch.ids), batch.slots)
+    assert (masked.positions.shape, masked.positions.dtype) == (shape, np.int32)
+    assert (masked.labels.shape, masked.labels.dtype) == (shape, np.int32)
+    assert (masked.weights.shape, masked.weights.dtype) == (shape, np.float32)
+    for i in range(len(batch.ids)):
+        ids, positions, labels = masked.row(i)
+        count = len(positions)
+        assert masked.weights[i].tolist() == [1] * count + [0] * (batch.slots - count)
+        assert not masked.positions[i, count:].any()
+        assert not masked.labels[i, count:].any()
+        assert (np.diff(positions) > 0).all(), 'ascending, none twice'
+        assert batch.candidates[i, positions].all(), 'neither special tokens nor padding'
+        restored = ids.copy()
+        restored[positions] = labels
+        assert np.array_equal(restored, batch.ids[i])
+        assert labels.tolist() == batch.ids[i, positions].tolist()
+
+
+@settings(deadline=None, max_examples=200)
+@_with_batches
+def test_words_are_masked_whole_within_the_budget(batch, masking):
+    masked = batch.mask(masking)
+    for i in range(len(batch.ids)):
+        _, positions, _ = masked.row(i)
+        count = len(positions)
+        budget = batch.budget(i)
+        words = _words(batch.ids[i], batch.candidates[i])
         if masking == 'pieces' or all(len(word) > budget for word in words):
-            assert count == min(budget, candidates[i].sum())
+            assert count == min(budget, batch.candidates[i].sum())
             continue
-        for word in words:  # words are masked whole within the budget
-            inside = set(used.tolist()).intersection(word)
-            assert count <= budget and inside in (set(), set(word))
-            assert inside or len(word) > budget - count  # passed over because it did not fit
-    # Rows do not depend on their neighbours.
-    some = data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, max_size=8))
-    part = _mask(ids[some], candidates[some], lengths[some], keys[some], slots, rates=rates)
-    assert all(np.array_equal(x[some], y) for x, y in zip(whole, part, strict=True))
+        assert count <= budget
+        for word in words:
+            inside = set(positions.tolist()).intersection(word)
+            assert inside in (set(), set(word))
+            assert inside or len(word) > budget - count, 'passed over because it did not fit'
+
+
+@settings(deadline=None, max_examples=200)
+@given(_batches(), st.sampled_from(MASKINGS), st.data())
+def test_rows_do_not_depend_on_their_neighbours(batch, masking, data):
+    rows = data.draw(st.lists(st.integers(0, len(batch.ids) - 1), min_size=1, max_size=8))
+    whole = batch.mask(masking)
+    part = batch.take(rows).mask(masking)
+    for name in ('ids', 'positions', 'labels', 'weights'):
+        np.testing.assert_array_equal(getattr(whole, name)[rows], getattr(part, name))
 
 
 @pytest.mark.parametrize('masking', MASKINGS)
 def test_rows_of_words_longer_than_the_slots_have_masks_all_the_same(masking):
-    n, width, slots = 300, 32, 5
-    ids = np.full((n, width), V - 1, np.int32)
-    ids[:, 0], ids[:, -1] = CLS, SEP
+    num_rows, width, slots = 300, 32, 5
+    ids = np.full((num_rows, width), V - 1, np.int32)
+    ids[:, 0] = CLS
     ids[:, 1] = FIRST  # one word of 30 pieces
-    _, positions, _, weights = _mask(ids, ids >= FIRST, [width] * n, slots=slots, masking=masking)
-    assert (weights == 1).all()
-    where = np.bincount(positions.ravel(), minlength=width)[1:-1]  # any part of the word
-    assert where == pytest.approx([n * slots / 30] * 30, rel=0.5)
+    ids[:, -1] = SEP
+    masked = _mask(ids, ids >= FIRST, [width] * num_rows, slots=slots, masking=masking)
+    assert (masked.weights == 1).all()
+    at_each = np.bincount(masked.positions.ravel(), minlength=width)[1:-1]
+    assert at_each == pytest.approx([num_rows * slots / 30] * 30, rel=0.5), 'any part of the word'
 
 
 @pytest.mark.parametrize(('masking', 'shares'), [
@@ -122,55 +194,66 @@ def test_rows_of_words_longer_than_the_slots_have_masks_all_the_same(masking):
     ('spans', [0.2 * 0.8 ** n / (1 - 0.8 ** 10) for n in range(10)]),
 ])
 def test_runs_of_words_have_the_lengths_of_their_papers(masking, shares):
-    n, width, budget = 400, 2002, 60
-    ids = np.full((n, width), FIRST, np.int32)  # one word a piece
-    ids[:, 0], ids[:, -1] = CLS, SEP
-    more = {'slots': budget, 'vocab_size': 10**6, 'masking': masking}
-    masked, positions, *_ = _mask(ids, ids >= FIRST, [width] * n, **more)
-    assert (np.diff(positions) > 0).all()  # every row uses all its slots
+    num_rows, width, slots = 400, 2002, 60
+    ids = _one_word_a_piece(num_rows, width)
+    masked = _mask(
+        ids, ids >= FIRST, [width] * num_rows, slots=slots, vocab_size=10**6, masking=masking)
+    assert (np.diff(masked.positions) > 0).all()  # every row uses all its slots
     # A run of adjacent masked positions is mostly one draw, because few positions are masked.
-    breaks = np.diff(positions, axis=1) > 1
+    breaks = np.diff(masked.positions, axis=1) > 1
     ends = np.flatnonzero(np.pad(breaks, ((0, 0), (0, 1)), constant_values=True).ravel())
-    lengths = np.bincount(np.diff(ends, prepend=-1), minlength=len(shares) + 1)
-    found = lengths[1: len(shares) + 1] / lengths.sum()
+    num_runs = np.bincount(np.diff(ends, prepend=-1), minlength=len(shares) + 1)
+    found = num_runs[1 : len(shares) + 1] / num_runs.sum()
     assert found == pytest.approx(shares, abs=0.03)
-    where = np.bincount(positions.ravel() // 100, minlength=20)[:20]  # evenly over the row
-    assert where == pytest.approx([n * budget / 20] * 20, rel=0.15)
-    # All positions of a span are replaced alike; those of an n-gram are drawn one by one.
-    same = masked[np.arange(n)[:, None], positions] == MASK
-    inside = ~breaks
-    agree = (same[:, 1:] == same[:, :-1])[inside].mean()
-    expected = 1 if masking == 'spans' else 0.8 ** 2 + 0.2 ** 2
-    assert agree == pytest.approx(expected, abs=0.06)
+    by_place = np.bincount(masked.positions.ravel() // 100, minlength=20)[:20]
+    assert by_place == pytest.approx([num_rows * slots / 20] * 20, rel=0.15), 'evenly over the row'
+
+
+@pytest.mark.parametrize(('masking', 'agreement'), [
+    pytest.param('ngrams', 0.8 ** 2 + 0.2 ** 2, id='those of an n-gram are drawn one by one'),
+    pytest.param('spans', 1, id='all of a span are alike'),
+])
+def test_neighbours_are_replaced(masking, agreement):
+    num_rows, width = 400, 2002
+    ids = _one_word_a_piece(num_rows, width)
+    masked = _mask(
+        ids, ids >= FIRST, [width] * num_rows, slots=60, vocab_size=10**6, masking=masking)
+    is_mask = np.take_along_axis(masked.ids, masked.positions, axis=1) == MASK
+    adjacent = np.diff(masked.positions, axis=1) == 1
+    agree = (is_mask[:, 1:] == is_mask[:, :-1])[adjacent].mean()
+    assert agree == pytest.approx(agreement, abs=0.06)
 
 
 @pytest.mark.parametrize(('mask_rate', 'same_rate', 'random_rate'), [  # as in the paper's table 8
     (0.8, 0.1, 0.1), (1, 0, 0), (0.8, 0, 0.2), (0.8, 0.2, 0), (0, 0.2, 0.8), (0, 0, 1), (0, 1, 0),
 ])
 def test_shares_of_the_replacements(mask_rate, same_rate, random_rate):
-    n, width, vocab_size = 3000, 66, 10_000  # a random piece is seldom the original
-    ids, candidates = _rows([width] * n, width)
-    masked, positions, labels, _ = _mask(
-        ids, candidates, [width] * n, slots=10, vocab_size=vocab_size,
+    num_rows, width, slots = 3000, 66, 10
+    ids, candidates = _rows([width] * num_rows, width)
+    masked = _mask(
+        ids, candidates, [width] * num_rows, slots=slots,
+        vocab_size=10_000,  # a random piece is seldom the original
         mask_rate=mask_rate, random_rate=random_rate)
-    after = np.take_along_axis(masked, positions, axis=1)
-    is_mask, is_same = after == MASK, after == labels
+    after = np.take_along_axis(masked.ids, masked.positions, axis=1)
+    is_mask = after == MASK
+    is_same = after == masked.labels
     is_random = ~is_mask & ~is_same
-    for what, rate in ((is_mask, mask_rate), (is_same, same_rate), (is_random, random_rate)):
-        tolerance = 4.5 * np.sqrt(rate * (1 - rate) / what.size) + 0.0005
-        assert what.mean() == pytest.approx(rate, abs=tolerance)
-        by_slot = what.mean(axis=0)  # the same in every slot
-        assert by_slot == pytest.approx([rate] * 10, abs=4.5 * np.sqrt(0.25 / n))
+    for found, rate in ((is_mask, mask_rate), (is_same, same_rate), (is_random, random_rate)):
+        tolerance = 4.5 * np.sqrt(rate * (1 - rate) / found.size) + 0.0005
+        assert found.mean() == pytest.approx(rate, abs=tolerance)
+        of_a_slot = 4.5 * np.sqrt(0.25 / num_rows)
+        assert found.mean(axis=0) == pytest.approx([rate] * slots, abs=of_a_slot)
 
 
 @pytest.mark.parametrize('masking', ['words', 'ngrams', 'spans'])
 def test_a_segments_first_word_is_masked_about_as_often_as_others(masking):
     """With spans taken forwards only, it would be masked in 0.195 of rows, inner words in 0.160."""
-    n, width = 20_000, 64
-    ids = np.full((n, width), FIRST, np.int32)
-    ids[:, 0], ids[:, 30], ids[:, -1] = CLS, SEP, SEP
-    _, positions, _, weights = _mask(ids, ids >= FIRST, [width] * n, slots=12, masking=masking)
-    rate = np.bincount(positions[weights > 0], minlength=width) / n
+    num_rows, width = 20_000, 64
+    ids = _one_word_a_piece(num_rows, width)
+    ids[:, 30] = SEP
+    masked = _mask(ids, ids >= FIRST, [width] * num_rows, slots=12, masking=masking)
+    used = masked.positions[masked.weights > 0]
+    rate = np.bincount(used, minlength=width) / num_rows
     inside = rate[10:25].mean()
     for place in (1, 31, 29, 62):  # first and last words of the segments
         assert rate[place] == pytest.approx(inside, rel=0.12)
