@@ -1,5 +1,7 @@
 """Packing: every unit appears once, in a row with room for it, with all its features."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -17,19 +19,22 @@ def made_units(lengths, choices=1):
     """Units of random ids, from sequences of the given lengths, `choices` of them per unit."""
     rng = np.random.default_rng(0)
     lengths = np.asarray(lengths, np.int64)
-    n, total = len(lengths) // choices, int(lengths.sum())
+    num_units = len(lengths) // choices
+    num_tokens = int(lengths.sum())
+    sequences = Sequences(
+        ids=rng.integers(1, 1000, num_tokens).astype(np.int32),
+        offsets=np.cumsum([0, *lengths]),
+        first_lengths=np.maximum(lengths // 2, 1))
     return packing.Units(
-        Sequences(
-            rng.integers(1, 1000, total).astype(np.int32), np.cumsum([0, *lengths]),
-            np.maximum(lengths // 2, 1)),
+        sequences,
         choices,
-        labels={'labels': rng.integers(0, 9, n).astype(np.int32)},
-        positions={'start_positions': rng.integers(0, 2, n).astype(np.int32)},
-        tokens={'token_labels': rng.integers(0, 9, total).astype(np.int32)},
+        labels={'labels': rng.integers(0, 9, num_units).astype(np.int32)},
+        positions={'start_positions': rng.integers(0, 2, num_units).astype(np.int32)},
+        tokens={'token_labels': rng.integers(0, 9, num_tokens).astype(np.int32)},
     )
 
 
-def steps_of(lengths, units, row_lengths=(64, 128), shards=1, token_cost=lambda s: 1.0):
+def steps_of(lengths, units, row_lengths=(64, 128), shards=1, token_cost=lambda row_length: 1.0):
     return packing.plan_steps(
         lengths, units, row_lengths=row_lengths, shards=shards, token_cost=token_cost)
 
@@ -44,30 +49,43 @@ def test_pack_whole_packs_a_set_as_pack_packs_one_group(lengths):
 
 def check_batches(units, plan, steps):
     """Asserts that units have all their features; the units of these steps, sorted."""
-    seen, s, c = [], units.sequences, units.choices
+    seen = []
     for step in steps:
         batch = packing.packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
-        for row, slot in zip(*np.nonzero(batch['unit_weights']), strict=True):
-            here = {name: x[row] for name, x in batch.items()}
-            unit = int(here['unit_index'][slot])
-            seen.append(unit)
-            assert here['labels'][slot] == units.labels['labels'][unit]
-            start = here['start_positions'][slot] - here['cls_positions'][slot * c]
-            assert start == units.positions['start_positions'][unit]
-            for i in range(c):
-                sequence, number = unit * c + i, slot * c + i
-                tokens, position = (
-                    slice(*s.offsets[sequence:sequence + 2]), np.arange(s.lengths[sequence]))
-                at = np.flatnonzero(here['sequence_ids'] == number + 1)
-                np.testing.assert_array_equal(at, here['cls_positions'][number] + position)
-                for name, expected in (
-                    ('input_ids', s.ids[tokens]), ('position_ids', position),
-                    ('token_labels', units.tokens['token_labels'][tokens]),
-                    ('segment_ids', position >= s.first_lengths[sequence]),
-                ):
-                    np.testing.assert_array_equal(here[name][at], expected)
+        for number, index_in_row in zip(*np.nonzero(batch['unit_weights']), strict=True):
+            row = {name: values[number] for name, values in batch.items()}
+            seen.append(check_unit(units, row, index_in_row))
         assert not batch['input_ids'][batch['sequence_ids'] == 0].any()
     return sorted(seen)
+
+
+def check_unit(units, row, index_in_row):
+    """Asserts that a row holds all features of one of its units; the unit."""
+    unit = int(row['unit_index'][index_in_row])
+    assert row['labels'][index_in_row] == units.labels['labels'][unit]
+    first_cls = row['cls_positions'][index_in_row * units.choices]
+    start = row['start_positions'][index_in_row] - first_cls
+    assert start == units.positions['start_positions'][unit]
+    for choice in range(units.choices):
+        check_sequence(
+            units, row, sequence=unit * units.choices + choice,
+            index_in_row=index_in_row * units.choices + choice)
+    return unit
+
+
+def check_sequence(units, row, sequence, index_in_row):
+    """Asserts that a row holds all tokens of one of its sequences, and what belongs to them."""
+    sequences = units.sequences
+    tokens = slice(*sequences.offsets[sequence : sequence + 2])
+    position = np.arange(sequences.lengths[sequence])
+    columns = np.flatnonzero(row['sequence_ids'] == index_in_row + 1)
+    np.testing.assert_array_equal(columns, row['cls_positions'][index_in_row] + position)
+    np.testing.assert_array_equal(row['input_ids'][columns], sequences.ids[tokens])
+    np.testing.assert_array_equal(row['position_ids'][columns], position)
+    np.testing.assert_array_equal(
+        row['token_labels'][columns], units.tokens['token_labels'][tokens])
+    np.testing.assert_array_equal(
+        row['segment_ids'][columns], position >= sequences.first_lengths[sequence])
 
 
 @settings(deadline=None)
@@ -80,32 +98,51 @@ def test_batches_hold_exactly_their_units(lengths, choices, shards):
     order = np.random.default_rng(1).permutation(len(units)).reshape(-1, 3)
     plan = steps_of(units.lengths, order, shards=shards)
     assert (plan.num_rows % shards == 0).all()
-    for step, here in enumerate(order):
-        assert check_batches(units, plan, [step]) == sorted(here)
-        whole = packing.packed_batch(units, plan, step, np.arange(plan.num_rows[step]))
+    for step, expected in enumerate(order):
+        assert check_batches(units, plan, [step]) == sorted(expected)
+        rows = np.arange(plan.num_rows[step])
+        whole = packing.packed_batch(units, plan, step, rows)
         for host in range(2):
-            half = packing.packed_batch(units, plan, step, np.arange(host, plan.num_rows[step], 2))
-            assert_same(half, {name: x[host::2] for name, x in whole.items()})
+            half = packing.packed_batch(units, plan, step, rows[host::2])
+            assert_same(half, {name: values[host::2] for name, values in whole.items()})
+
+
+def planned_once(units, rows_a_step, more=0):
+    """A plan of one pass; a row has places for `more` units than the fullest holds."""
+    rows = packing.pack_whole(units.lengths, 128)
+    return rows, packing.plan_once(
+        units.lengths, rows, row_length=128, rows_a_step=rows_a_step,
+        units_a_row=int(np.bincount(rows).max()) + more)
+
+
+_passes = given(
+    lengths=st.lists(st.integers(2, 60), min_size=1, max_size=60),
+    rows_a_step=st.integers(1, 5),
+    more=st.integers(0, 2),
+    choices=st.sampled_from([1, 2]),
+)
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(2, 60), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 2),
-       st.sampled_from([1, 2]))
+@_passes
 def test_one_pass_holds_every_unit_once(lengths, rows_a_step, more, choices):
-    units = made_units([length for length in lengths for _ in range(choices)], choices)
-    rows = packing.pack_whole(units.lengths, 128)
-    plan = packing.plan_once(
-        units.lengths, rows, row_length=128, rows_a_step=rows_a_step,
-        units_a_row=int(np.bincount(rows).max()) + more)
+    units = made_units(np.repeat(lengths, choices), choices)
+    rows, plan = planned_once(units, rows_a_step, more)
     assert plan.shapes == [(rows_a_step, 128)]
     assert len(plan.units) == -(-len(set(rows)) // rows_a_step)
-    steps = range(len(plan.units))
-    assert check_batches(units, plan, steps) == list(range(len(units)))
+    assert check_batches(units, plan, range(len(plan.units))) == list(range(len(units)))
+
+
+@settings(deadline=None)
+@_passes
+def test_outputs_come_back_in_the_order_of_the_units(lengths, rows_a_step, more, choices):
+    units = made_units(np.repeat(lengths, choices), choices)
+    _, plan = planned_once(units, rows_a_step, more)
     collected = {}
-    for step in steps:  # outputs come back in the order of the units
+    for step in range(len(plan.units)):
         batch = packing.packed_batch(units, plan, step, np.arange(rows_a_step))
-        packing.unpack(units, plan, step, {
-            'ids': batch['input_ids'], 'labels': batch['labels']}, collected)
+        outputs = {'ids': batch['input_ids'], 'labels': batch['labels']}
+        packing.unpack(units, plan, step, outputs, collected)
     np.testing.assert_array_equal(collected['ids'], units.sequences.ids)
     np.testing.assert_array_equal(collected['labels'], units.labels['labels'])
 
@@ -117,7 +154,7 @@ def test_padding_stays_low_over_four_shapes(mean, deviation):
     lengths = np.clip(rng.normal(mean, deviation, 32 * 200), 5, 128).astype(np.int64)
     plan = steps_of(
         lengths, np.arange(len(lengths)).reshape(-1, 32), range(32, 513, 16),
-        token_cost=lambda s: 24 * 384 + 4 * s)
+        token_cost=lambda row_length: 24 * 384 + 4 * row_length)
     assert len(plan.shapes) <= 4
     assert plan.padding < 0.12
     assert lengths.sum() > 0.98 * 256 * (packing.pack_whole(lengths, 256).max() + 1)  # as one group
@@ -132,33 +169,56 @@ def examples():
     return make_examples(random_store(150, most_sentences=6, most_tokens=12), short_seq_prob=0.3)
 
 
+class Pair(NamedTuple):
+    """A pair in a row; places are counted from its [CLS]."""
+
+    ids: list
+    segments: list
+    labels: list  # (place, piece) of each masked position
+    is_random: int
+
+
 def pairs_of(batch):
-    """The pairs of rows, sorted, each as (ids, segments, [(position, label)], is_random)."""
+    """The pairs of all rows, sorted; asserts that rows hold nothing else."""
     pairs = []
-    labels, positions = batch['next_sentence_labels'], batch['masked_lm_positions']
-    for r, numbers in enumerate(batch['sequence_ids']):
-        used = batch['masked_lm_weights'][r] == 1
-        assert (np.diff(positions[r, used]) > 0).all() and not used[used.sum():].any()
-        assert (numbers[positions[r, used]] > 0).all()  # every used slot belongs to a pair
-        for k in range(numbers.max()):
-            here = np.flatnonzero(numbers == k + 1)
-            mine = used & np.isin(positions[r], here)
-            pairs.append((
-                batch['input_ids'][r, here].tolist(), batch['segment_ids'][r, here].tolist(),
-                list(zip((positions[r, mine] - here[0]).tolist(),
-                         batch['masked_lm_ids'][r, mine].tolist(), strict=True)),
-                int(labels[r] if labels.ndim == 1 else labels[r, k]),
-            ))
-            if 'cls_positions' in batch:
-                assert (np.diff(here) == 1).all() and here[0] == batch['cls_positions'][r, k]
-                assert (batch['position_ids'][r, here] == np.arange(len(here))).all()
-        assert np.sum(batch['example_weights'][r]) == numbers.max()
+    for number in range(len(batch['input_ids'])):
+        row = {name: values[number] for name, values in batch.items()}
+        pairs += pairs_of_row(row)
     return sorted(pairs)
 
 
+def pairs_of_row(row):
+    used = row['masked_lm_weights'] == 1
+    positions = row['masked_lm_positions'][used]
+    assert (np.diff(positions) > 0).all()
+    assert not used[used.sum():].any()
+    assert (row['sequence_ids'][positions] > 0).all(), 'every used slot belongs to a pair'
+    num_pairs = row['sequence_ids'].max()
+    assert np.sum(row['example_weights']) == num_pairs
+    next_sentence_labels = np.atleast_1d(row['next_sentence_labels'])
+    pairs = []
+    for index_in_row in range(num_pairs):
+        columns = np.flatnonzero(row['sequence_ids'] == index_in_row + 1)
+        if 'cls_positions' in row:
+            assert (np.diff(columns) == 1).all()
+            assert columns[0] == row['cls_positions'][index_in_row]
+            assert (row['position_ids'][columns] == np.arange(len(columns))).all()
+        own = np.isin(positions, columns)
+        places = (positions[own] - columns[0]).tolist()
+        pieces = row['masked_lm_ids'][used][own].tolist()
+        pairs.append(Pair(
+            row['input_ids'][columns].tolist(),
+            row['segment_ids'][columns].tolist(),
+            list(zip(places, pieces, strict=True)),
+            int(next_sentence_labels[index_in_row])))
+    return pairs
+
+
 @pytest.mark.parametrize(('batch_size', 'num_rows', 'step', 'mixed'), [
-    (BATCH, 40, 0, False), (BATCH, 40, 40, False), (BATCH, 46, 1, True),
-    (3000, 2800, 1, False),  # packed in groups
+    pytest.param(BATCH, 40, 0, False, id='first step'),
+    pytest.param(BATCH, 40, 40, False, id='later step'),
+    pytest.param(BATCH, 46, 1, True, id='mixture'),
+    pytest.param(3000, 2800, 1, False, id='packed in groups'),
 ])
 def test_packing_keeps_the_pairs_of_a_step(examples, batch_size, num_rows, step, mixed):
     if mixed:
@@ -170,7 +230,8 @@ def test_packing_keeps_the_pairs_of_a_step(examples, batch_size, num_rows, step,
     assert pairs_of(batch) == pairs_of(examples.rows(step * batch_size + np.arange(batch_size)))
     assert (batch['sequence_ids'].max(axis=1) > 1).any()  # some rows hold several pairs
     share = np.arange(num_rows // 3, num_rows, 7)  # the rows of one host
-    assert_same(packed.rows(step * num_rows + share), {k: x[share] for k, x in batch.items()})
+    part = packed.rows(step * num_rows + share)
+    assert_same(part, {name: values[share] for name, values in batch.items()})
 
 
 def test_too_few_packed_rows_are_refused_with_a_number_that_is_enough(examples):
@@ -188,24 +249,36 @@ CLS, SEP = 101, 102
 texts = st.lists(st.integers(1000, 2000), max_size=12)
 
 
+def expected_sequence(a, b, max_length):
+    """(ids, tokens of segment 0) of a pair, or of a single text where `b` is None."""
+    if b is None:
+        first = [CLS, *a[:max_length - 2], SEP]
+        return first, len(first)
+    a_kept, b_kept = truncated(len(a), len(b), max_length - 3)
+    first = [CLS, *a[:a_kept], SEP]
+    return [*first, *b[:b_kept], SEP], len(first)
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(texts, texts), max_size=6), st.integers(3, 20), st.booleans(),
        st.sampled_from([np.uint16, np.int32, np.int64]))
 @example([([], [])], 3, False, np.int32)
 def test_sequences_of_pairs_and_single_texts(pairs, max_length, single, dtype):
-    a, b = ((ids.astype(dtype), counts.astype(np.int32)) for ids, counts in (
-        joined([pair[i] for pair in pairs]) for i in (0, 1)))
+    if single:
+        pairs = [(a, None) for a, _ in pairs]
+
+    def tokens(some_texts):
+        ids, counts = joined(some_texts)
+        return ids.astype(dtype), counts.astype(np.int32)
+
     sequences = make_sequences(
-        a, None if single else b, max_length=max_length, cls_id=CLS, sep_id=SEP)
-    want = []
-    for a, b in pairs:
-        if single:
-            want.append(([CLS, *a[:max_length - 2], SEP], min(len(a) + 2, max_length)))
-            continue
-        a_kept, b_kept = truncated(len(a), len(b), max_length - 3)
-        want.append(([CLS, *a[:a_kept], SEP, *b[:b_kept], SEP], a_kept + 2))
-    parts = np.split(sequences.ids, sequences.offsets[1:-1]) if len(sequences) else []
-    assert [part.tolist() for part in parts] == [ids for ids, _ in want]
-    assert sequences.first_lengths.tolist() == [first for _, first in want]
-    assert (sequences.ids.dtype, sequences.offsets.dtype) == (np.int32, np.int64)
-    assert sequences.lengths.tolist() == [len(ids) for ids, _ in want]
+        tokens([a for a, _ in pairs]),
+        None if single else tokens([b for _, b in pairs]),
+        max_length=max_length, cls_id=CLS, sep_id=SEP)
+    expected = [expected_sequence(a, b, max_length) for a, b in pairs]
+    found = np.split(sequences.ids, sequences.offsets[1:-1]) if len(sequences) else []
+    assert [ids.tolist() for ids in found] == [ids for ids, _ in expected]
+    assert sequences.first_lengths.tolist() == [first for _, first in expected]
+    assert sequences.ids.dtype == np.int32
+    assert sequences.offsets.dtype == np.int64
+    assert sequences.lengths.tolist() == [len(ids) for ids, _ in expected]

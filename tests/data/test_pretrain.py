@@ -3,6 +3,7 @@
 import collections
 import itertools
 import random
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,12 +14,26 @@ from bert_jax.data.recipe import Recipe
 from tests.data import stores
 from tests.refusals import refused
 
-Pair = collections.namedtuple('Pair', 'a b label')  # a and b: ranges of token indices in the store
+WIDTH = 64  # of rows, unless a test says otherwise
+
+
+class Pair(NamedTuple):
+    """A row, as ranges of tokens of the store."""
+
+    a: range
+    b: range
+    label: int
+
+    @property
+    def own_tokens(self):
+        """The tokens that are from the chunk's document: A, and B unless it is random."""
+        return [*self.a] if self.label else [*self.a, *self.b]
 
 
 def _span(ids):
     """The token indices of these ids in the store; asserts that they are consecutive."""
-    assert (np.diff(ids) == 1).all() and ids[0] >= stores.FIRST
+    assert (np.diff(ids) == 1).all()
+    assert ids[0] >= stores.FIRST
     return range(int(ids[0]) - stores.FIRST, int(ids[-1]) - stores.FIRST + 1)
 
 
@@ -37,9 +52,11 @@ def _epoch(examples, epoch=0):
 
 def _counted(batch):
     """The rows as a multiset."""
-    return collections.Counter(
-        b''.join(np.ascontiguousarray(batch[name][i]).tobytes() for name in sorted(batch))
-        for i in range(len(batch['input_ids'])))
+    rows = collections.Counter()
+    for i in range(len(batch['input_ids'])):
+        features = [np.ascontiguousarray(batch[name][i]) for name in sorted(batch)]
+        rows[b''.join(feature.tobytes() for feature in features)] += 1
+    return rows
 
 
 @pytest.fixture(scope='module')
@@ -47,33 +64,44 @@ def corpus():
     return stores.random_store(120)
 
 
-def test_rows_are_cls_a_sep_b_sep_and_labels_tell_what_b_is(corpus):
+def test_rows_are_cls_a_sep_b_sep_and_padding(corpus):
     examples = stores.make_examples(corpus)
     batch = _epoch(examples)
     stores.check_batch(examples.spec, batch)
-    for i, (a, b, label) in enumerate(_pairs(batch)):
-        ids, rest = batch['input_ids'][i], 61 - len(a) - len(b)
-        special = [stores.CLS, *[0] * len(a), stores.SEP, *[0] * len(b), stores.SEP, *[0] * rest]
-        assert [t * (t == s) for t, s in zip(ids.tolist(), special, strict=True)] == special
-        assert batch['sequence_ids'][i].tolist() == [1] * (64 - rest) + [0] * rest
-        assert batch['segment_ids'][i].tolist() == (
-            [0] * (len(a) + 2) + [1] * (len(b) + 1) + [0] * rest)
-        wanted = min(10, max(1, round((64 - rest) * 0.15)))
-        assert batch['masked_lm_weights'][i].sum() == wanted
-        [own], [other] = ({*corpus.document_of[list(span)].tolist()} for span in (a, b))
-        assert (own != other) == label
-        if not label:
-            assert b.start == a.stop or (b.start > a.stop and not rest)  # truncated: a full row
+    for i, (a, b, _) in enumerate(_pairs(batch)):
+        length = len(a) + len(b) + 3
+        padding = [0] * (WIDTH - length)
+        ids = batch['input_ids'][i]
+        assert ids[0] == stores.CLS
+        assert ids[[len(a) + 1, length - 1]].tolist() == [stores.SEP, stores.SEP]
+        assert ids[length:].tolist() == padding
+        assert batch['sequence_ids'][i].tolist() == [1] * length + padding
+        segments = [0] * (len(a) + 2) + [1] * (len(b) + 1)
+        assert batch['segment_ids'][i].tolist() == segments + padding
+        num_masked = min(10, max(1, round(length * 0.15)))
+        assert batch['masked_lm_weights'][i].sum() == num_masked
     assert (batch['example_weights'] == 1).all()
-    assert set(batch['next_sentence_labels'].tolist()) == {0, 1}
+
+
+def test_labels_tell_whether_b_follows_a_or_is_from_another_document(corpus):
+    pairs = _pairs(_epoch(stores.make_examples(corpus)))
+    assert {pair.label for pair in pairs} == {0, 1}
+    for a, b, label in pairs:
+        [own] = set(corpus.document_of[list(a)].tolist())
+        [other] = set(corpus.document_of[list(b)].tolist())
+        assert (own != other) == label
+        is_full = len(a) + len(b) + 3 == WIDTH
+        if not label:
+            assert b.start == a.stop or (b.start > a.stop and is_full), 'full rows are truncated'
 
 
 def test_pairs_tile_every_document_each_epoch():
     # With sentences of one token, pairs have exactly the target length, and nothing is truncated.
     rng = np.random.default_rng(1)
     store = stores.make_store([np.ones(n, int) for n in rng.integers(1, 90, 60)])
-    pairs = _pairs(_epoch(stores.make_examples(store, max_seq_length=16, short_seq_prob=0.3)))
-    used = [token for a, b, label in pairs for token in (*a, *(() if label else b))]
+    used = []
+    for pair in _pairs(_epoch(stores.make_examples(store, max_seq_length=16, short_seq_prob=0.3))):
+        used += pair.own_tokens
     assert sorted(used) == list(range(len(store.tokens)))
 
 
@@ -82,55 +110,76 @@ def test_pairs_tile_every_document_each_epoch():
 def test_all_tokens_of_long_sentences_are_in_rows_of_five_epochs(width, next_sentence, least):
     store = stores.make_store([[1500], [4, 900, 3], [70] * 15, [1500], [33, 2, 800]])
 
-    def seen(split):
+    def epochs(split):
         examples = stores.make_examples(
             store, max_seq_length=width, next_sentence=next_sentence, split_long_sentences=split)
-        batch = examples.rows(np.arange(5 * examples.num_examples))
-        ids = stores.restored(batch)
-        return len(np.unique(ids[ids >= stores.FIRST])) / len(store.tokens), batch
+        return examples.rows(np.arange(5 * examples.num_examples))
 
-    share, batch = seen(True)
-    assert share > least
-    assert seen(False)[0] < 0.5  # the original's rule
+    def seen(batch):
+        """The share of the store's tokens that are in the rows."""
+        ids = stores.restored(batch)
+        return len(np.unique(ids[ids >= stores.FIRST])) / len(store.tokens)
+
+    batch = epochs(split=True)
+    assert seen(batch) > least
     assert batch['next_sentence_labels'].mean() == pytest.approx(0.5 * next_sentence, abs=0.08)
+    assert seen(epochs(split=False)) < 0.5  # the original's rule
 
 
 def test_a_random_b_comes_from_any_place_in_any_other_document():
     store = stores.make_store([np.ones(40, int)] * 5)
     examples = stores.make_examples(store, max_seq_length=13)
-    pairs = [p for e in range(160) for p in _pairs(_epoch(examples, e)) if p.label]
-    own, other = (store.document_of[[p[i].start for p in pairs]] for i in (0, 1))
+    pairs = []
+    for epoch in range(160):
+        pairs += [pair for pair in _pairs(_epoch(examples, epoch)) if pair.label]
+    own = store.document_of[[pair.a.start for pair in pairs]]
+    other = store.document_of[[pair.b.start for pair in pairs]]
     counts = np.bincount(own * 5 + other, minlength=25).reshape(5, 5)
     shares = counts / counts.sum(axis=1, keepdims=True)
     assert shares == pytest.approx((1 - np.eye(5)) / 4, abs=0.05)
-    starts = np.bincount([p.b.start % 40 for p in pairs], minlength=40)
+    starts = np.bincount([pair.b.start % 40 for pair in pairs], minlength=40)
     assert starts.min() > 0.5 * starts.mean()  # also at the last sentence
 
 
 def test_an_epoch_is_a_shuffle_of_its_chunks(corpus):
     examples = stores.make_examples(corpus)
-    epoch, frozen = _epoch(examples), examples.rows(np.arange(examples.num_frozen), frozen=True)
-    assert _counted(epoch) == _counted(frozen) and max(_counted(epoch).values()) == 1
+    epoch = _epoch(examples)
+    frozen = examples.rows(np.arange(examples.num_frozen), frozen=True)
+    assert _counted(epoch) == _counted(frozen)
+    assert max(_counted(epoch).values()) == 1
     assert not np.array_equal(epoch['input_ids'], frozen['input_ids'])
-    # Later epochs have a few chunks more or fewer: then some are left out, or some are repeated.
-    for e in range(1, 6):
-        times = _counted(_epoch(examples, e)).values()
-        assert max(times) <= 2 and sum(t - 1 for t in times) < 0.06 * examples.num_examples
-    # Each epoch has pairs and masks of its own, and so has each seed.
-    for other in (_epoch(examples, 1), _epoch(stores.make_examples(corpus, seed=4))):
-        assert not _counted(epoch).keys() & _counted(other).keys()
-        pairs = [set(map(str, _pairs(batch))) for batch in (epoch, other)]
-        assert len(pairs[0] & pairs[1]) < 0.2 * len(pairs[0])
+
+
+def test_later_epochs_leave_out_or_repeat_a_few_chunks(corpus):
+    examples = stores.make_examples(corpus)
+    for epoch in range(1, 6):
+        times = _counted(_epoch(examples, epoch)).values()
+        assert max(times) <= 2
+        assert sum(count - 1 for count in times) < 0.06 * examples.num_examples
+
+
+@pytest.mark.parametrize(('seed', 'epoch'), [
+    pytest.param(3, 1, id='another epoch'), pytest.param(4, 0, id='another seed')])
+def test_each_epoch_and_seed_has_pairs_and_masks_of_its_own(corpus, seed, epoch):
+    batch = _epoch(stores.make_examples(corpus, seed=3))
+    other = _epoch(stores.make_examples(corpus, seed=seed), epoch)
+    assert not _counted(batch).keys() & _counted(other).keys()
+    pairs = set(_pairs(batch))
+    assert len(pairs & set(_pairs(other))) < 0.2 * len(pairs)
 
 
 def test_with_num_maskings_the_rows_of_epochs_repeat_in_another_order(corpus):
     examples = stores.make_examples(corpus, num_maskings=3)
-    epochs = [_epoch(examples, e) for e in range(7)]
+    epochs = [_epoch(examples, epoch) for epoch in range(7)]
     # The first `num_maskings` epochs are the same as without it.
     stores.assert_same(epochs[1], _epoch(stores.make_examples(corpus), 1))
-    for a, b in itertools.combinations(range(7), 2):
-        common = (_counted(epochs[a]) & _counted(epochs[b])).total() / examples.num_examples
-        assert common > 0.9 if (b - a) % 3 == 0 else common == 0
+    for first, second in itertools.combinations(range(7), 2):
+        common = _counted(epochs[first]) & _counted(epochs[second])
+        share = common.total() / examples.num_examples
+        if (second - first) % 3 == 0:
+            assert share > 0.9
+        else:
+            assert share == 0
     assert _counted(epochs[0]) == _counted(epochs[3])
     assert not np.array_equal(epochs[0]['input_ids'], epochs[3]['input_ids'])  # in another order
 
@@ -139,12 +188,15 @@ def test_without_next_sentence(corpus):
     examples = stores.make_examples(corpus, next_sentence=False)
     batch = _epoch(examples)
     stores.check_batch(examples.spec, batch)
-    assert not batch['segment_ids'].any() and not batch['next_sentence_labels'].any()
-    for ids, mask in zip(stores.restored(batch), batch['sequence_ids'], strict=True):
+    assert not batch['segment_ids'].any()
+    assert not batch['next_sentence_labels'].any()
+    for ids, sequence_ids in zip(stores.restored(batch), batch['sequence_ids'], strict=True):
         [end] = np.flatnonzero(ids == stores.SEP)
-        assert ids[0] == stores.CLS and mask.sum() == end + 1 and not ids[end + 1:].any()
-        assert len({*corpus.document_of[list(_span(ids[1:end]))].tolist()}) == 1
-    assert batch['sequence_ids'].sum(axis=1).max() == 64
+        assert ids[0] == stores.CLS
+        assert sequence_ids.sum() == end + 1
+        assert not ids[end + 1:].any()
+        assert len(np.unique(corpus.document_of[list(_span(ids[1:end]))])) == 1
+    assert batch['sequence_ids'].sum(axis=1).max() == WIDTH
 
 
 @pytest.mark.parametrize(('documents', 'recipe', 'words'), [
@@ -162,24 +214,17 @@ def _original_instances(documents, width, rng):
     room = width - 3
     for own, document in enumerate(documents):
         target = rng.randint(2, room) if rng.random() < 0.1 else room
-        chunk, i = [], 0
+        chunk = []
+        i = 0
         while i < len(document):
             chunk.append(document[i])
             if i == len(document) - 1 or sum(chunk) >= target:
                 a_end = rng.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
-                a, b, is_random = sum(chunk[:a_end]), 0, False
-                if len(chunk) == 1 or rng.random() < 0.5:
-                    is_random = True
-                    for _ in range(10):
-                        other = rng.randint(0, len(documents) - 1)
-                        if other != own:
-                            break
-                    start = rng.randint(0, len(documents[other]) - 1)
-                    for length in documents[other][start:]:
-                        b += length
-                        if b >= target - a:
-                            break
-                    i -= len(chunk) - a_end
+                a = sum(chunk[:a_end])
+                is_random = len(chunk) == 1 or rng.random() < 0.5
+                if is_random:
+                    b = _original_random_b(documents, own, target - a, rng)
+                    i -= len(chunk) - a_end  # the sentences that B replaces are used again
                 else:
                     b = sum(chunk[a_end:])
                 yield (*stores.truncated(a, b, room), is_random)
@@ -187,36 +232,79 @@ def _original_instances(documents, width, rng):
             i += 1
 
 
-def test_statistics_are_those_of_the_original(corpus):
-    bounds = itertools.pairwise(corpus.document_offsets.tolist())
+def _original_random_b(documents, own, wanted, rng):
+    """The tokens of a B from another document (in ten tries), of `wanted` or a few more."""
+    for _ in range(10):
+        other = rng.randint(0, len(documents) - 1)
+        if other != own:
+            break
+    start = rng.randint(0, len(documents[other]) - 1)
+    tokens = 0
+    for length in documents[other][start:]:
+        tokens += length
+        if tokens >= wanted:
+            break
+    return tokens
+
+
+EPOCHS = 20
+
+
+@pytest.fixture(scope='module')
+def their_pairs(corpus):
+    """(tokens of A, of B, is random) of the original's pairs of twenty epochs: [n, 3]."""
     lengths = np.diff(corpus.sentence_offsets)
+    bounds = itertools.pairwise(corpus.document_offsets.tolist())
     documents = [lengths[first:last].tolist() for first, last in bounds]
-    epochs, rng = 20, random.Random(0)
-    theirs = np.array([x for _ in range(epochs) for x in _original_instances(documents, 64, rng)])
-    examples = [stores.make_examples(corpus, seed=seed) for seed in range(epochs)]
-    batches = [each.rows(np.arange(each.num_frozen), frozen=True) for each in examples]
-    ours = np.array([(len(a), len(b), label) for batch in batches for a, b, label in _pairs(batch)])
+    rng = random.Random(0)
+    pairs = []
+    for _ in range(EPOCHS):
+        pairs += _original_instances(documents, WIDTH, rng)
+    return np.array(pairs)
+
+
+@pytest.fixture(scope='module')
+def our_batches(corpus):
+    """The rows of twenty epochs."""
+    batches = []
+    for seed in range(EPOCHS):
+        examples = stores.make_examples(corpus, seed=seed)
+        batches.append(examples.rows(np.arange(examples.num_frozen), frozen=True))
+    return batches
+
+
+def test_lengths_and_labels_of_pairs_are_distributed_as_the_original_s(their_pairs, our_batches):
+    theirs = their_pairs
+    ours = np.array([
+        (len(a), len(b), label) for batch in our_batches for a, b, label in _pairs(batch)])
     assert len(ours) == pytest.approx(len(theirs), rel=0.02)
     assert ours.mean(axis=0) == pytest.approx(theirs.mean(axis=0), rel=0.03)  # A, B, random
     assert ours[:, :2].std(axis=0) == pytest.approx(theirs[:, :2].std(axis=0), rel=0.03)
     for label in (0, 1):
-        mine, other = ours[ours[:, 2] == label], theirs[theirs[:, 2] == label]
-        assert mine.mean(axis=0)[:2] == pytest.approx(other.mean(axis=0)[:2], rel=0.04)
-        for column in (0, 1):
-            deciles = [np.quantile(x[:, column], np.arange(0.1, 1, 0.1)) for x in (mine, other)]
-            assert deciles[0] == pytest.approx(deciles[1], abs=1.5)
-    masked = sum(batch['masked_lm_weights'].sum() for batch in batches) / len(ours)
-    wanted = np.mean([min(10, max(1, round((a + b + 3) * 0.15))) for a, b, _ in theirs])
-    assert masked == pytest.approx(wanted, rel=0.02)
+        of_ours = ours[ours[:, 2] == label, :2]
+        of_theirs = theirs[theirs[:, 2] == label, :2]
+        assert of_ours.mean(axis=0) == pytest.approx(of_theirs.mean(axis=0), rel=0.04)
+        deciles = np.arange(0.1, 1, 0.1)
+        our_deciles = np.quantile(of_ours, deciles, axis=0)
+        assert our_deciles == pytest.approx(np.quantile(of_theirs, deciles, axis=0), abs=1.5)
+
+
+def test_as_many_positions_are_masked_as_in_the_original(their_pairs, our_batches):
+    num_rows = sum(len(batch['input_ids']) for batch in our_batches)
+    num_masked = sum(batch['masked_lm_weights'].sum() for batch in our_batches)
+    wanted = [min(10, max(1, round((a + b + 3) * 0.15))) for a, b, _ in their_pairs]
+    assert num_masked / num_rows == pytest.approx(np.mean(wanted), rel=0.02)
 
 
 @pytest.mark.parametrize(('documents', 'recipe', 'random_next', 'used'), [
-    ([[1] * 400] * 30, {}, 0.5, 1.0),
-    ([[20]] * 300, {}, 1.0, 1.0),  # one sentence a document: no pairs of neighbours
-    ([[20]] * 300, {'next_sentence': False}, 0.0, 1.0),
-    ([[1000]] * 60, {}, 0.5, 0.96),
-    ([[1000]] * 60, {'split_long_sentences': False}, 1.0, 0.03),  # 30 of 1,000 tokens
-    ([[1] * 400] * 30, {'random_next_prob': 0.1}, 0.1, 1.0),
+    pytest.param([[1] * 400] * 30, {}, 0.5, 1.0, id='short sentences'),
+    pytest.param([[20]] * 300, {}, 1.0, 1.0, id='one sentence a document: no neighbours'),
+    pytest.param([[20]] * 300, {'next_sentence': False}, 0.0, 1.0, id='without pairs'),
+    pytest.param([[1000]] * 60, {}, 0.5, 0.96, id='long sentences'),
+    pytest.param(
+        [[1000]] * 60, {'split_long_sentences': False}, 1.0, 0.03,
+        id='long sentences not split: 30 of 1,000 tokens'),
+    pytest.param([[1] * 400] * 30, {'random_next_prob': 0.1}, 0.1, 1.0, id='another rate'),
 ])
 def test_counts_of_a_plan(documents, recipe, random_next, used):
     counts = stores.make_examples(stores.make_store(documents), **recipe).counts()
@@ -227,12 +315,15 @@ def test_counts_of_a_plan(documents, recipe, random_next, used):
 
 def test_counts_are_those_of_the_rows_of_the_first_epoch(corpus):
     examples = stores.make_examples(corpus)
-    counts, batch = examples.counts(), examples.rows(np.arange(examples.num_frozen), frozen=True)
+    counts = examples.counts()
+    batch = examples.rows(np.arange(examples.num_frozen), frozen=True)
     assert counts.rows == examples.num_frozen
     assert counts.random_next == pytest.approx(batch['next_sentence_labels'].mean())
-    assert counts.masked == pytest.approx(
-        batch['masked_lm_weights'].sum() / batch['sequence_ids'].sum())
-    own = np.unique([i for a, b, label in _pairs(batch) for i in (*a, *(() if label else b))])
+    num_tokens = batch['sequence_ids'].sum()
+    assert counts.masked == pytest.approx(batch['masked_lm_weights'].sum() / num_tokens)
+    own = set()
+    for pair in _pairs(batch):
+        own.update(pair.own_tokens)
     assert counts.used == pytest.approx(len(own) / len(corpus.tokens))
 
 
