@@ -50,52 +50,29 @@ def get_config(named: str = 'base'):
     c = default_config()
     c.data.split_long_sentences = False  # as in the original
     if scale == '':
-        c.model.name = 'base'
-        c.data.source = 'wikipedia:en'
-        c.data.held_out = 0.001
-        c.data.vocab_size = 30522
-        c.phases = (
-            dict(steps=900_000, max_seq_length=128, max_predictions_per_seq=20),
-            dict(steps=100_000, max_seq_length=512, max_predictions_per_seq=80),
-        )
-        c.train.batch_size = 256
-        c.train.max_eval_examples = 10_240
-        c.optimizer.learning_rate = 1e-4
-        c.optimizer.warmup = '1%'
+        set_base(c)
     elif scale == 'tiny':
-        c.model.name = 'tiny'
-        c.data.held_out = 0.02
-        again = dict(learning_rate=1e-3, warmup='10%')
-        c.phases = (
-            dict(steps=4000, max_seq_length=32, max_predictions_per_seq=5),
-            # A few steps at 64, where half of the positions are trained already, at a lower rate.
-            # Going from 32 to 128 at once ends at a masked-word accuracy of 17 %, not 23 %.
-            dict(steps=500, max_seq_length=64, max_predictions_per_seq=10, **again),
-            dict(steps=400, max_seq_length=128, max_predictions_per_seq=20, **again),
-        )
-        c.model.initializer_range = 0.05  # 0.02 * sqrt(768 / 128)
-        c.model.hidden_dropout = c.model.attention_dropout = 0.0
-        c.train.batch_size = 32
-        c.train.max_eval_examples = 1024
-        c.optimizer.name = 'muon'
-        c.optimizer.learning_rate = 2e-3
-        c.optimizer.warmup = '10%'
+        set_tiny(c)
     else:
         raise ValueError(f'configs/ablations.py:{named} is unknown: after the comma goes tiny')
     c.train.eval_every = c.train.save_every = '10%'
     c.train.keep_checkpoints = 10  # figure 5 is fine-tuned from four of them
-    if name in ('no_nsp', 'ltr'):
+    if name == 'no_nsp':
         c.data.next_sentence = False
-        if name == 'ltr':
-            c.model.causal = True
+    elif name == 'ltr':
+        c.data.next_sentence = False
+        c.model.causal = True
     elif name in MIXES:
-        masked, _, drawn = (int(share) / 100 for share in name.split('/'))
-        c.data.mask_rate, c.data.random_rate = masked, drawn
+        masked, _, drawn = name.split('/')
+        c.data.mask_rate = int(masked) / 100
+        c.data.random_rate = int(drawn) / 100
     elif name in SIZES + TINY_SIZES:
-        layers, hidden, heads = map(int, name.split('/'))
-        c.model.num_layers, c.model.hidden_size, c.model.num_heads = layers, hidden, heads
-        if scale == 'tiny':
-            c.model.initializer_range *= (128 / hidden) ** 0.5  # scaled to the width, as above
+        layers, hidden, heads = name.split('/')
+        c.model.num_layers = int(layers)
+        c.model.hidden_size = int(hidden)
+        c.model.num_heads = int(heads)
+        if scale == 'tiny':  # scaled to the width, as in set_tiny
+            c.model.initializer_range *= (128 / int(hidden)) ** 0.5
     elif name in MASKINGS:
         c.data.masking = name
     elif name != 'base':
@@ -104,3 +81,40 @@ def get_config(named: str = 'base'):
             + ', '.join(SIZES + MIXES + MASKINGS)
         )
     return c
+
+
+def set_base(c) -> None:
+    """BERT-Base on Wikipedia, as in configs/base_pretrain.py."""
+    c.model.name = 'base'
+    c.data.source = 'wikipedia:en'
+    c.data.held_out = 0.001
+    c.data.vocab_size = 30522
+    c.phases = (
+        dict(steps=900_000, max_seq_length=128, max_predictions_per_seq=20),
+        dict(steps=100_000, max_seq_length=512, max_predictions_per_seq=80),
+    )
+    c.train.batch_size = 256
+    c.train.max_eval_examples = 10_240
+    c.optimizer.learning_rate = 1e-4
+    c.optimizer.warmup = '1%'
+
+
+def set_tiny(c) -> None:
+    """A model that learns to use context within minutes on a CPU core."""
+    c.model.name = 'tiny'
+    c.data.held_out = 0.02
+    again = dict(learning_rate=1e-3, warmup='10%')
+    c.phases = (
+        dict(steps=4000, max_seq_length=32, max_predictions_per_seq=5),
+        # A few steps at 64, where half of the positions are trained already, at a lower rate.
+        # Going from 32 to 128 at once ends at a masked-word accuracy of 17 %, not 23 %.
+        dict(steps=500, max_seq_length=64, max_predictions_per_seq=10, **again),
+        dict(steps=400, max_seq_length=128, max_predictions_per_seq=20, **again),
+    )
+    c.model.initializer_range = 0.05  # 0.02 * sqrt(768 / 128)
+    c.model.hidden_dropout = c.model.attention_dropout = 0.0
+    c.train.batch_size = 32
+    c.train.max_eval_examples = 1024
+    c.optimizer.name = 'muon'
+    c.optimizer.learning_rate = 2e-3
+    c.optimizer.warmup = '10%'

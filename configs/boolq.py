@@ -14,8 +14,11 @@ from bert_jax.config import finetuning_config
 
 def get_config():
     c = finetuning_config('classification')
-    c.data.update(source='hf:datasets/aps/super_glue/boolq/train',
-                  eval_source='hf:datasets/aps/super_glue/boolq/validation', text='question',
-                  text_pair='passage', label='label', max_seq_length=256)
+    c.data.source = 'hf:datasets/aps/super_glue/boolq/train'
+    c.data.eval_source = 'hf:datasets/aps/super_glue/boolq/validation'
+    c.data.text = 'question'
+    c.data.text_pair = 'passage'
+    c.data.label = 'label'
+    c.data.max_seq_length = 256
     c.optimizer.learning_rate = 2e-5
     return c

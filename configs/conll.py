@@ -24,12 +24,16 @@ def get_config(context: str = 'sentences'):
             f'configs/conll.py:{context} is unknown: choose sentences, documents or features'
         )
     c = finetuning_config('conll', CASED)
-    c.data.source = ('hf:datasets/eriktks/conll2003@refs/convert/parquet'
-                     if context == 'sentences' else 'conll2003')
-    c.conll.document_context = context != 'sentences'
-    c.data.max_seq_length = 128 if context == 'sentences' else 512
     c.train.steps = '4 epochs'
-    c.train.batch_size = 32 if context == 'sentences' else 8
+    if context == 'sentences':
+        c.data.source = 'hf:datasets/eriktks/conll2003@refs/convert/parquet'
+        c.data.max_seq_length = 128
+        c.train.batch_size = 32
+    else:
+        c.data.source = 'conll2003'
+        c.data.max_seq_length = 512
+        c.conll.document_context = True
+        c.train.batch_size = 8
     if context == 'features':
         c.conll.features = 'concat_last_four'
         c.optimizer.learning_rate = 1e-3

@@ -21,8 +21,13 @@ def get_config(version: str = 'v1'):
     if version not in ('v1', 'v2'):
         raise ValueError(f'configs/squad.py:{version} is unknown: choose v1 or v2')
     c = finetuning_config(f'squad_{version}')
-    c.data.source = 'hf:datasets/rajpurkar/' + ('squad' if version == 'v1' else 'squad_v2')
     c.data.max_seq_length = 384
-    c.train.steps = '3 epochs' if version == 'v1' else '2 epochs'
-    c.train.batch_size = 32 if version == 'v1' else 48
+    if version == 'v1':
+        c.data.source = 'hf:datasets/rajpurkar/squad'
+        c.train.steps = '3 epochs'
+        c.train.batch_size = 32
+    else:
+        c.data.source = 'hf:datasets/rajpurkar/squad_v2'
+        c.train.steps = '2 epochs'
+        c.train.batch_size = 48
     return c
