@@ -15,168 +15,289 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+
+def fields(*settings: str) -> tuple[str, ...]:
+    """Command-line arguments that set FIELD=VALUE."""
+    return tuple(f'--config.{setting}' for setting in settings)
+
 
 TINY = (
-    '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=32',
-    '--config.model.num_heads=2', '--config.data.vocab_size=300', '--config.data.max_seq_length=32',
-    '--config.data.max_predictions_per_seq=5', '--config.data.held_out=0.2',
-    '--config.train.batch_size=16', '--config.train.eval_batch_size=16',
-    '--config.train.log_every=1', '--config.train.eval_every=6', '--config.train.steps=12',
+    '--config=configs/tiny_pretrain.py',
+    *fields(
+        'model.hidden_size=32', 'model.num_heads=2', 'data.vocab_size=300',
+        'data.max_seq_length=32', 'data.max_predictions_per_seq=5', 'data.held_out=0.2',
+        'train.batch_size=16', 'train.eval_batch_size=16', 'train.log_every=1',
+        'train.eval_every=6', 'train.steps=12'),
 )
-TUNE = (
-    '--config.data.max_seq_length=48', '--config.train.batch_size=8', '--config.train.log_every=1',
-    '--config.train.steps=8', '--config.train.eval_every=4',
-    '--config.optimizer.learning_rate=1e-3',
-)
+TUNE = fields(
+    'data.max_seq_length=48', 'train.batch_size=8', 'train.log_every=1', 'train.steps=8',
+    'train.eval_every=4', 'optimizer.learning_rate=1e-3')
+# `{base}` stands for the folder of a checkout's runs.
+CACHE = fields('data.dir={base}/cache')
+FROM_PLAIN = fields('init_checkpoint={base}/plain')
 # Parts of the names of values that do not follow from the seed.
 TIMES = (
     'seconds', 'per_second', 'mfu', 'goodput', 'time', 'eta', 'wait', 'ms', 'badput',
 )
 WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
 
+Runs = dict[str, tuple[str, ...]]  # arguments of bert_jax.main by name of the run
 
-def write_inputs(work: Path) -> None:
-    """Writes texts and labelled tables, all drawn with seed 0."""
-    rng = random.Random(0)
 
-    def sentence(least: int = 4, most: int = 12) -> str:
-        return ' '.join(rng.choices(WORDS, k=rng.randint(least, most))).capitalize() + '.'
+class Texts:
+    """Draws sentences with seed 0."""
 
-    for name in ('text', 'other'):
-        (work / f'{name}.txt').write_text('\n\n'.join(
-            ' '.join(sentence() for _ in range(rng.randint(3, 12))) for _ in range(60)))
-    rows = [(sentence(), sentence()) for _ in range(80)]
-    labels = ['yes' if 'a' in a.split()[0] else 'no' for a, _ in rows]
-    (work / 'pairs.csv').write_text('text,other,label\n' + ''.join(
-        f'{a},{b},{label}\n' for (a, b), label in zip(rows, labels)))
-    (work / 'scores.csv').write_text('text,other,label\n' + ''.join(
-        f'{a},{b},{len(a) / 10}\n' for a, b in rows))
-    (work / 'several.csv').write_text('text,label\n' + ''.join(
-        f'{a},{label};{"long" if len(a) > 40 else "short"}\n'
-        for (a, _), label in zip(rows, labels)))
-    (work / 'tags.txt').write_text('\n'.join(
-        '\n'.join(f'{word} {"B-X" if word[0] in "Bb" else "O"}' for word in a.split()) + '\n'
-        for a, _ in rows))
-    (work / 'choices.csv').write_text('text,one,two,label\n' + ''.join(
-        f'{a},{b},{sentence()},{rng.randint(0, 1)}\n' for a, b in rows))
-    paragraphs = []
-    for number in range(40):
-        context = ' '.join(sentence() for _ in range(6))
+    def __init__(self) -> None:
+        self.rng = random.Random(0)
+
+    def sentence(self, least: int = 4, most: int = 12) -> str:
+        """A sentence of `least` to `most` words."""
+        num_words = self.rng.randint(least, most)
+        return ' '.join(self.rng.choices(WORDS, k=num_words)).capitalize() + '.'
+
+    def document(self, num_sentences: int) -> str:
+        """A document of sentences of any length."""
+        return ' '.join(self.sentence() for _ in range(num_sentences))
+
+    def question(self, number: int) -> dict[str, Any]:
+        """A paragraph of SQuAD 2.0 with a question that it answers and one that it does not."""
+        context = self.document(6)
         answer = context.split()[number % 7 + 3]
-        paragraphs.append({'context': context, 'qas': [{
+        answered = {
             'id': f'q{number}', 'question': f'Where is {answer.lower()}?', 'is_impossible': False,
             'answers': [{'text': answer, 'answer_start': context.index(answer)}],
-        }, {'id': f'n{number}', 'question': f'Who is {sentence(2, 3)}', 'is_impossible': True,
-            'answers': []}]})
+        }
+        unanswered = {
+            'id': f'n{number}', 'question': f'Who is {self.sentence(2, 3)}', 'is_impossible': True,
+            'answers': [],
+        }
+        return {'context': context, 'qas': [answered, unanswered]}
+
+
+def write_inputs(work: Path) -> None:
+    """Writes texts and labelled tables. Their content depends on the order of the draws."""
+    texts = Texts()
+    for name in ('text', 'other'):
+        documents = [texts.document(texts.rng.randint(3, 12)) for _ in range(60)]
+        (work / f'{name}.txt').write_text('\n\n'.join(documents))
+    pairs = [(texts.sentence(), texts.sentence()) for _ in range(80)]
+    first_sentences = [first for first, _ in pairs]
+    labels = ['yes' if 'a' in first.split()[0] else 'no' for first in first_sentences]
+    write_csv(work / 'pairs.csv', 'text,other,label', (
+        f'{first},{second},{label}'
+        for (first, second), label in zip(pairs, labels, strict=True)))
+    write_csv(work / 'scores.csv', 'text,other,label', (
+        f'{first},{second},{len(first) / 10}' for first, second in pairs))
+    write_csv(work / 'several.csv', 'text,label', (
+        f'{first},{label};{length_label(first)}'
+        for first, label in zip(first_sentences, labels, strict=True)))
+    (work / 'tags.txt').write_text('\n'.join(map(tagged, first_sentences)))
+    write_csv(work / 'choices.csv', 'text,one,two,label', (
+        f'{first},{second},{texts.sentence()},{texts.rng.randint(0, 1)}'
+        for first, second in pairs))
+    paragraphs = [texts.question(number) for number in range(40)]
     (work / 'squad.json').write_text(json.dumps(
         {'version': 'v2.0', 'data': [{'title': 't', 'paragraphs': paragraphs}]}))
-    (work / 'short.txt').write_text('\n\n'.join(
-        f'{sentence(2, 5)} {sentence(2, 5)}' for _ in range(400)))
+    short = [f'{texts.sentence(2, 5)} {texts.sentence(2, 5)}' for _ in range(400)]
+    (work / 'short.txt').write_text('\n\n'.join(short))
 
 
-def runs(work: Path, data: Path | None) -> dict[str, tuple[str, ...]]:
-    """Arguments of every run by name; `{base}` stands for the folder of a checkout's runs."""
-    text = (*TINY, f'--config.data.source={work}/text.txt', '--config.data.dir={base}/cache')
-    lm = {
-        'plain': (), 'remat': ('--config.model.remat=full',),
-        'packed': ('--config.train.packed_rows=12', '--config.data.max_seq_length=128',
-                   f'--config.data.source={work}/short.txt'),
-        'ltr': ('--config.model.causal=True', '--config.data.next_sentence=False'),
-        'words': ('--config.data.masking=words',), 'ngrams': ('--config.data.masking=ngrams',),
-        'spans': ('--config.data.masking=spans',),
-        'ten': ('--config.data.num_maskings=10',),
-        'parts': ('--config.train.accumulation_steps=2',),
-        'adamw': ('--config.optimizer.name=adamw',), 'lamb': ('--config.optimizer.name=lamb',),
-        'muon': ('--config.optimizer.name=muon',),
-        'phases': ("--config.phases=({'steps': 6, 'max_seq_length': 16, "
-                   "'max_predictions_per_seq': 3}, {'steps': 6})",),
-        'sources': (f"--config.data.source=[('{work}/text.txt', 1), ('{work}/other.txt', 2)]",),
-        'bfloat16': ('--config.model.dtype=bfloat16',),
-    }
-    result = {name: (*text, *extra) for name, extra in lm.items()}
-    result['random'] = (*TINY, '--config.task=synthetic')
-    result['resumed'] = text  # resumed from its checkpoint at step 6
-    start = ('--config.init_checkpoint={base}/plain', '--config.data.dir={base}/cache')
-    pair = ('--config.data.text=text', '--config.data.text_pair=other')
-    own = {
-        'classes': ('classification', 'pairs.csv', pair),
-        'unpacked': ('classification', 'pairs.csv', (*pair, '--config.data.packing=False')),
-        'scores': ('regression', 'scores.csv', pair),
-        'several': ('classification', 'several.csv', ('--config.classification.multi_label=True',)),
-        'tags': ('tagging', 'tags.txt', ()),
-        'choices': ('multiple_choice', 'choices.csv', ('--config.data.choices=one,two',)),
-        'squad2': ('squad.py:v2', 'squad.json', (f'--config.data.eval_source={work}/squad.json',)),
-    }
-    for name, (config, file, extra) in own.items():
-        config = config if '.py' in config else f'{config}.py'
-        result[name] = (f'--config=configs/{config}', *start, *TUNE,
-                        f'--config.data.source={work}/{file}', *extra)
-    result['again'] = (*text, '--config.init_checkpoint={base}/plain', '--config.seed=3')
+def write_csv(path: Path, heading: str, rows: Iterable[str]) -> None:
+    """Writes a table, row by row."""
+    path.write_text('\n'.join([heading, *rows]) + '\n')
+
+
+def length_label(sentence: str) -> str:
+    """A label to predict: whether a sentence is long."""
+    return 'long' if len(sentence) > 40 else 'short'
+
+
+def tagged(sentence: str) -> str:
+    """A sentence as lines of words with tags: words with a b are entities."""
+    lines = [f'{word} {"B-X" if word[0] in "Bb" else "O"}' for word in sentence.split()]
+    return '\n'.join(lines) + '\n'
+
+
+def all_runs(work: Path, data: Path | None) -> Runs:
+    """The runs to compare, in an order in which those that others start from come first."""
+    result = pretraining_runs(work) | fine_tuning_runs(work)
+    result['again'] = (*result['resumed'], *FROM_PLAIN, *fields('seed=3'))
     if data is not None:
-        few = (*TUNE, '--config.train.steps=4', '--config.train.eval_every=0')
-        for task in ('mrpc', 'stsb', 'rte'):
-            result[task] = (f'--config=configs/glue.py:{task}', *start, *few,
-                            f'--config.data.source={data}/glue')
-        for kind in ('', ':features'):
-            result['conll' + kind.replace(':', '_')] = (
-                f'--config=configs/conll.py{kind}', *start, *few,
-                f'--config.data.source={data}/conll2003', '--config.data.max_seq_length=64')
+        result |= runs_on_real_data(data)
     return result
 
 
-def train(checkout: Path, base: Path, name: str, arguments: tuple[str, ...]) -> None:
-    """Makes a run, unless it is done; its log is beside it."""
-    workdir = base / name
-    if (base / f'{name}.done').exists():
-        return
-    command = [sys.executable, '-m', 'bert_jax.main', f'--workdir={workdir}',
-               *(argument.replace('{base}', str(base)) for argument in arguments)]
-    environment = os.environ | {
-        'PYTHONPATH': str(checkout), 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
-    attempts = [command]
-    if name == 'resumed':  # run twice; its last checkpoint is moved away in between
-        attempts = [[*command, '--config.train.save_every=6']] * 2
-    with open(base / f'{name}.log', 'w', encoding='utf-8') as log:
-        for number, attempt in enumerate(attempts):
+def pretraining_runs(work: Path) -> Runs:
+    """Pre-training with one change each."""
+    changes = {
+        'plain': (),
+        'remat': fields('model.remat=full'),
+        'packed': fields(
+            'train.packed_rows=12', 'data.max_seq_length=128', f'data.source={work}/short.txt'),
+        'ltr': fields('model.causal=True', 'data.next_sentence=False'),
+        'words': fields('data.masking=words'),
+        'ngrams': fields('data.masking=ngrams'),
+        'spans': fields('data.masking=spans'),
+        'ten': fields('data.num_maskings=10'),
+        'parts': fields('train.accumulation_steps=2'),
+        'adamw': fields('optimizer.name=adamw'),
+        'lamb': fields('optimizer.name=lamb'),
+        'muon': fields('optimizer.name=muon'),
+        'phases': fields(
+            "phases=({'steps': 6, 'max_seq_length': 16, 'max_predictions_per_seq': 3}, "
+            "{'steps': 6})"),
+        'sources': fields(
+            f"data.source=[('{work}/text.txt', 1), ('{work}/other.txt', 2)]"),
+        'bfloat16': fields('model.dtype=bfloat16'),
+    }
+    text = (*TINY, *fields(f'data.source={work}/text.txt'), *CACHE)
+    result = {name: (*text, *change) for name, change in changes.items()}
+    result['random'] = (*TINY, *fields('task=synthetic'))
+    result['resumed'] = text  # resumed from its checkpoint at step 6
+    return result
+
+
+def fine_tuning_runs(work: Path) -> Runs:
+    """Runs on labelled tables, from the weights of `plain`."""
+    pair = fields('data.text=text', 'data.text_pair=other')
+
+    def tune(config: str, file: str, *extra: str) -> tuple[str, ...]:
+        return (
+            f'--config=configs/{config}', *FROM_PLAIN, *CACHE, *TUNE,
+            *fields(f'data.source={work}/{file}'), *extra)
+
+    return {
+        'classes': tune('classification.py', 'pairs.csv', *pair),
+        'unpacked': tune('classification.py', 'pairs.csv', *pair, *fields('data.packing=False')),
+        'scores': tune('regression.py', 'scores.csv', *pair),
+        'several': tune(
+            'classification.py', 'several.csv', *fields('classification.multi_label=True')),
+        'tags': tune('tagging.py', 'tags.txt'),
+        'choices': tune('multiple_choice.py', 'choices.csv', *fields('data.choices=one,two')),
+        'squad2': tune(
+            'squad.py:v2', 'squad.json', *fields(f'data.eval_source={work}/squad.json')),
+    }
+
+
+def runs_on_real_data(data: Path) -> Runs:
+    """A few steps on tasks of the paper, from the weights of `plain`."""
+    few = (*FROM_PLAIN, *CACHE, *TUNE, *fields('train.steps=4', 'train.eval_every=0'))
+    conll = (*few, *fields(f'data.source={data}/conll2003', 'data.max_seq_length=64'))
+    result = {}
+    for task in ('mrpc', 'stsb', 'rte'):
+        result[task] = (
+            f'--config=configs/glue.py:{task}', *few, *fields(f'data.source={data}/glue'))
+    result['conll'] = ('--config=configs/conll.py', *conll)
+    result['conll_features'] = ('--config=configs/conll.py:features', *conll)
+    return result
+
+
+class Checkout:
+    """A checkout and the folder of its runs."""
+
+    def __init__(self, path: Path, base: Path):
+        self.path = path.absolute()
+        self.base = base
+        base.mkdir(exist_ok=True)
+
+    def numbers(self, name: str, arguments: Sequence[str]) -> dict[str, str] | None:
+        """What a run gives, by name, made now unless it has been; None: it fails."""
+        done = self.base / f'{name}.done'
+        if not done.exists():
+            if not self._train(name, arguments):
+                return None
+            done.touch()
+        return numbers_of(self.base / name)
+
+    def _train(self, name: str, arguments: Sequence[str]) -> bool:
+        """Makes a run, with its log beside it; whether it ends well."""
+        arguments = [argument.replace('{base}', str(self.base)) for argument in arguments]
+        log = self.base / f'{name}.log'
+        log.unlink(missing_ok=True)
+        if name == 'resumed':
+            arguments = [*arguments, *fields('train.save_every=6')]
+            if not self._run(name, arguments, log):
+                return False
+            for newest in (self.base / name / 'checkpoints').glob('12*'):
+                newest.rename(self.base / 'moved_aside')
+        return self._run(name, arguments, log)
+
+    def _run(self, name: str, arguments: Sequence[str], log: Path) -> bool:
+        command = [
+            sys.executable, '-m', 'bert_jax.main', f'--workdir={self.base / name}', *arguments]
+        environment = os.environ | {
+            'PYTHONPATH': str(self.path), 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''}
+        with open(log, 'a', encoding='utf-8') as output:
             process = subprocess.run(
-                attempt, cwd=checkout, env=environment, stdout=log, stderr=subprocess.STDOUT)
-            if process.returncode:
-                print(f'{name}: exit status {process.returncode} in {checkout}: {base}/{name}.log')
-                return
-            if name == 'resumed' and number == 0:
-                for newest in (workdir / 'checkpoints').glob('12*'):
-                    newest.rename(base / 'moved_aside')
-    (base / f'{name}.done').touch()
+                command, cwd=self.path, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        if process.returncode:
+            print(f'{name}: exit status {process.returncode} in {self.path}: {log}')
+        return process.returncode == 0
 
 
-def numbers(workdir: Path) -> dict[str, str]:
+def numbers_of(workdir: Path) -> dict[str, str]:
     """What a run gave, by name: numbers as they are written, digests of arrays and files."""
-    found: dict[str, str] = {}
+    return logged_numbers(workdir) | checkpoint_digests(workdir) | file_digests(workdir)
+
+
+def logged_numbers(workdir: Path) -> dict[str, str]:
+    """The numbers of metrics.jsonl but for times."""
+    found = {}
     for line in (workdir / 'metrics.jsonl').read_text(encoding='utf-8').splitlines():
         record = json.loads(line)
         for key, value in record.items():
             if not any(word in key for word in TIMES):
                 found[f'{record.get("step")} {key}'] = repr(value)
+    return found
+
+
+def checkpoint_digests(workdir: Path) -> dict[str, str]:
+    """The arrays of the newest checkpoint."""
+    import jax
+    import numpy as np
     import orbax.checkpoint as ocp
 
     manager = ocp.CheckpointManager((workdir / 'checkpoints').absolute())
     step = manager.latest_step()
     tree = manager.restore(step, args=ocp.args.StandardRestore())
     manager.close()
-    import jax
-    import numpy as np
-
+    found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        digest = hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:12]
-        found[f'checkpoint {step} {jax.tree_util.keystr(path)}'] = digest
-    for pattern in ('*predictions*', '*.txt'):
-        for file in workdir.glob(pattern):
-            found[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+        found[f'checkpoint {step} {jax.tree_util.keystr(path)}'] = digest(
+            np.asarray(leaf).tobytes())
     return found
 
 
+def file_digests(workdir: Path) -> dict[str, str]:
+    """Predictions and vocabulary."""
+    files = [*workdir.glob('*predictions*'), *workdir.glob('*.txt')]
+    return {file.name: digest(file.read_bytes()) for file in files}
+
+
+def digest(content: bytes) -> str:
+    """A short hash of content."""
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def compare(name: str, old: dict[str, str], new: dict[str, str]) -> bool:
+    """Prints how the numbers of a run differ; whether all old ones are the same."""
+    differing = [key for key in old if old[key] != new.get(key)]
+    added = {key.split()[-1] for key in new} - {key.split()[-1] for key in old}
+    line = f'{name:12} {"DIFFERS" if differing else "same"}  {len(old)} numbers'
+    for key in sorted(added):
+        line += f', {key} is new'
+    print(line, flush=True)
+    for key in differing[:6]:
+        print(f'  {key}: {old.get(key)} -> {new.get(key)}', flush=True)
+    return not differing
+
+
 def main() -> int:
+    """Runs the command (see the top of this file); the exit status is 0 if all is the same."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('checkouts', nargs=2, type=Path, metavar='CHECKOUT')
@@ -184,35 +305,26 @@ def main() -> int:
     parser.add_argument('--data', type=Path, help='folder with glue/ and conll2003/')
     parser.add_argument('--only', default='', help='names of runs between commas')
     options = parser.parse_args()
-    options.work.mkdir(parents=True, exist_ok=True)
-    if not (options.work / 'text.txt').exists():
-        write_inputs(options.work)
-    wanted = runs(options.work.absolute(), options.data and options.data.absolute())
+    work = options.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / 'text.txt').exists():
+        write_inputs(work)
+    runs = all_runs(work, options.data.absolute() if options.data else None)
     if options.only:
-        needed = {*options.only.split(','), 'plain'}
-        wanted = {name: arguments for name, arguments in wanted.items() if name in needed}
-    status = 0
-    for name, arguments in wanted.items():
-        results = []
-        for number, checkout in enumerate(options.checkouts):
-            base = options.work.absolute() / ('old', 'new')[number]
-            base.mkdir(exist_ok=True)
-            train(checkout.absolute(), base, name, arguments)
-            done = (base / f'{name}.done').exists()
-            results.append(numbers(base / name) if done else None)
-        if None in results:
+        wanted = {*options.only.split(','), 'plain'}
+        runs = {name: arguments for name, arguments in runs.items() if name in wanted}
+    old = Checkout(options.checkouts[0], work / 'old')
+    new = Checkout(options.checkouts[1], work / 'new')
+    all_same = True
+    for name, arguments in runs.items():
+        old_numbers = old.numbers(name, arguments)
+        new_numbers = new.numbers(name, arguments)
+        if old_numbers is None or new_numbers is None:
             print(f'{name:12} FAILED', flush=True)
-            status = 1
-            continue
-        old, new = results
-        differ = [key for key in old if old[key] != new.get(key)]
-        added = sorted({key.split()[-1] for key in new} - {key.split()[-1] for key in old})
-        print(f'{name:12} {"DIFFERS" if differ else "same"}  {len(old)} numbers'
-              + ''.join(f', {key} is new' for key in added)
-              + ''.join(f'\n  {key}: {old.get(key)} -> {new.get(key)}' for key in differ[:6]),
-              flush=True)
-        status |= bool(differ)
-    return status
+            all_same = False
+        elif not compare(name, old_numbers, new_numbers):
+            all_same = False
+    return 0 if all_same else 1
 
 
 if __name__ == '__main__':
