@@ -35,6 +35,14 @@ class Point(NamedTuple):
     distance: float
 
 
+class Prediction(NamedTuple):
+    """What is predicted of one run, and the ends of its interval."""
+
+    middle: float
+    low: float
+    high: float
+
+
 class Law(NamedTuple):
     """A line through logarithms, with what its intervals need.
 
@@ -53,15 +61,38 @@ class Law(NamedTuple):
     deviation: float
     num: int
 
-    def at(self, cost: float) -> tuple[float, float, float]:
-        """(Prediction, low, high) of one run's distance, at 95 %; needs three points."""
+    def at(self, cost: float) -> Prediction:
+        """The distance of one run, with its 95 % interval; needs three points."""
         from scipy import stats
 
         x = math.log(cost) - self.center
         middle = self.height + self.slope * x
         error = self.deviation * math.sqrt(1 + 1 / self.num + x**2 / self.spread)
         reach = error * stats.t.ppf(0.975, self.num - 2)
-        return tuple(math.exp(y) for y in (middle, middle - reach, middle + reach))
+        return Prediction(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))
+
+
+class Column(NamedTuple):
+    """A column of the tables: masked-word perplexities, `ppl`, or scores of 100 at most."""
+
+    name: str
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it is shown as a loss in nats."""
+        return self.name == 'ppl'
+
+    def distance(self, cell: float) -> float:
+        """How far a cell's value is from a perfect one."""
+        return math.log(cell) if self.is_loss else 100 - cell
+
+    def value(self, distance: float) -> float:
+        """The loss or the score at a distance."""
+        return distance if self.is_loss else 100 - distance
+
+    def text(self, distance: float) -> str:
+        """The loss or the score at a distance, in digits."""
+        return f'{self.value(distance):.2f}' if self.is_loss else f'{self.value(distance):.1f}'
 
 
 def sequences(part: pathlib.Path) -> float:
@@ -71,9 +102,9 @@ def sequences(part: pathlib.Path) -> float:
         raise SystemExit(f'error: {part} holds no run: --over=sequences reads the folder `parts` '
                          'beside each table, as tools.paper leaves it')
     fields = json.loads(config.read_text(encoding='utf-8'))
+    batch_size = fields['train']['batch_size']
     return float(sum(
-        phase['steps'] * phase.get('batch_size', fields['train']['batch_size'])
-        for phase in fields['phases']))
+        phase['steps'] * phase.get('batch_size', batch_size) for phase in fields['phases']))
 
 
 def points(record: dict[str, Any], column: str, parts_of: pathlib.Path | None = None
@@ -84,36 +115,76 @@ def points(record: dict[str, Any], column: str, parts_of: pathlib.Path | None = 
     """
     best: dict[tuple[str, float], tuple[float, list[Point]]] = {}
     for row, flops in record['flops'].items():
-        losses = record['cells'].get('ppl', {}).get(row, {})
-        parts = losses.get('parts')
+        perplexities = record['cells'].get('ppl', {}).get(row, {})
         cell = record['cells'].get(column, {}).get(row, {})
-        if not parts or not flops or not losses.get('values') or not cell.get('values'):
+        parts = perplexities.get('parts')
+        if not parts or not flops or not perplexities.get('values') or not cell.get('values'):
             continue
-        name = record['parts'][parts[0]].partition('.py:')[2]
-        recipe = re.sub(r'[@/,].*', '', name).replace('none', 'paper')
+        recipe = recipe_of(record['parts'][parts[0]])
         cost = sequences(parts_of / parts[0]) if parts_of else flops
-        loss = sum(losses['values']) / len(losses['values'])
-        found = [
-            Point(record['scale'], recipe, cost, math.log(x) if column == 'ppl' else 100 - x)
-            for x in cell['values']]
+        distances = map(Column(column).distance, cell['values'])
+        found = [Point(record['scale'], recipe, cost, distance) for distance in distances]
+        mean = sum(perplexities['values']) / len(perplexities['values'])
         # A recipe's FLOPs may differ in the last digits between rates, but by less than a percent.
-        place = recipe, round(10 * math.log(flops))
-        if place not in best or loss < best[place][0]:
-            best[place] = loss, found
-    return [point for _, found in best.values() for point in found]
+        size = (recipe, round(10 * math.log(flops)))
+        if size not in best or mean < best[size][0]:
+            best[size] = mean, found
+    result = []
+    for _, found in best.values():
+        result.extend(found)
+    return result
+
+
+def recipe_of(title: str) -> str:
+    """The recipe of a part, whose title ends with .py:NAME/SHARE@RATE,SCALE."""
+    named = title.partition('.py:')[2]
+    return re.sub(r'[@/,].*', '', named).replace('none', 'paper')
 
 
 def fit(costs: Sequence[float], distances: Sequence[float]) -> Law:
     """Fits a power law by least squares; needs three or more points, at two or more costs."""
-    x, y = np.log(costs), np.log(distances)
-    slope, height = np.polyfit(x - x.mean(), y, 1)
-    residuals = y - height - slope * (x - x.mean())
+    x = np.log(costs)
+    y = np.log(distances)
+    center = x.mean()
+    slope, height = np.polyfit(x - center, y, 1)
+    residuals = y - height - slope * (x - center)
     deviation = math.sqrt(float(residuals @ residuals) / (len(x) - 2))
-    return Law(float(slope), float(height), float(x.mean()), float(((x - x.mean())**2).sum()),
-               deviation, len(x))
+    spread = ((x - center)**2).sum()
+    return Law(
+        float(slope), float(height), float(center), float(spread), deviation, len(x))
 
 
-def main() -> None:
+def print_law(column: Column, recipe: str, ours: Sequence[Point], held_out: str, at: float
+              ) -> Law | None:
+    """Fits and prints the law of a recipe, a line for each cost; None if there are too few points.
+
+    Args:
+      column: of the tables.
+      recipe: its name.
+      ours: its points.
+      held_out: the scale that is not fitted.
+      at: the cost of a further prediction; 0: none.
+    """
+    used = [point for point in ours if point.scale != held_out]
+    costs = [point.cost for point in used]
+    if len(used) < 3 or len(set(costs)) < 2:
+        print(f'| {column.name} | {recipe} | {len(used)} | too few |||||')
+        return None
+    law = fit(costs, [point.distance for point in used])
+    shown = sorted({point.cost for point in ours if point.scale == held_out})
+    if at:
+        shown.append(at)
+    for cost in shown or [max(costs)]:
+        prediction = law.at(cost)
+        ends = [column.text(prediction.low), column.text(prediction.high)]
+        low, high = sorted(ends, key=float)
+        seen = ', '.join(column.text(point.distance) for point in ours if point.cost == cost)
+        print(f'| {column.name} | {recipe} | {law.num} | {-law.slope:.3f} | {law.deviation:.1%} | '
+              f'{cost:.2e} | {column.text(prediction.middle)} ({low} to {high}) | {seen} |')
+    return law
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('tables', nargs='+', type=pathlib.Path,
@@ -126,31 +197,26 @@ def main() -> None:
     parser.add_argument('--at', type=float, default=0, metavar='COST',
                         help='FLOPs or sequences to predict at')
     parser.add_argument('--output', help='a .png of points and curves')
-    args = parser.parse_args()
-    tables = [
-        (json.loads(path.read_text(encoding='utf-8')),
-         path.parent / 'parts' if args.over == 'sequences' else None) for path in args.tables]
-    columns = args.columns.split(',')
-    panels = {column: [x for one in tables for x in points(one[0], column, one[1])]
-              for column in columns}
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse_arguments()
+    panels: dict[str, list[Point]] = {column: [] for column in args.columns.split(',')}
+    for path in args.tables:
+        record = json.loads(path.read_text(encoding='utf-8'))
+        parts_of = path.parent / 'parts' if args.over == 'sequences' else None
+        for column, found in panels.items():
+            found.extend(points(record, column, parts_of))
     laws: dict[tuple[str, str], Law] = {}
     print('| | recipe | runs | b | residuals | at | predicted (95 %) | seen |')
     print('|---|---|---|---|---|---|---|---|')
-    for column, recipe in ((c, r) for c in columns for r in args.recipes.split(',')):
-        ours = [x for x in panels[column] if x.recipe == recipe]
-        used = [x for x in ours if x.scale != args.held_out]
-        if len(used) < 3 or len({x.cost for x in used}) < 2:
-            print(f'| {column} | {recipe} | {len(used)} | too few |||||')
-            continue
-        law = laws[column, recipe] = fit([x.cost for x in used], [x.distance for x in used])
-        shown = (lambda y: f'{y:.2f}') if column == 'ppl' else (lambda y: f'{100 - y:.1f}')
-        held = sorted({x.cost for x in ours if x.scale == args.held_out})
-        for cost in held + [args.at] * bool(args.at) or [max(x.cost for x in used)]:
-            middle, *ends = map(shown, law.at(cost))
-            low, high = sorted(ends, key=float)
-            seen = ', '.join(shown(x.distance) for x in ours if x.cost == cost)
-            print(f'| {column} | {recipe} | {law.num} | {-law.slope:.3f} | {law.deviation:.1%} | '
-                  f'{cost:.2e} | {middle} ({low} to {high}) | {seen} |')
+    for column, found in panels.items():
+        for recipe in args.recipes.split(','):
+            ours = [point for point in found if point.recipe == recipe]
+            law = print_law(Column(column), recipe, ours, args.held_out, args.at)
+            if law:
+                laws[column, recipe] = law
     if args.output:
         draw(args.output, panels, laws, args.held_out, args.over)
 
@@ -163,29 +229,41 @@ def draw(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * len(panels), 4))
-    scales = dict.fromkeys(x.scale for found in panels.values() for x in found)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    scales: dict[str, None] = {}
+    for found in panels.values():
+        scales |= dict.fromkeys(point.scale for point in found)
     marks = dict(zip(scales, 'osD^v', strict=False))
-    for axis, (column, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0],
-                                     panels.items(), strict=True):
-        recipes = [recipe for of, recipe in laws if of == column]
+    for axis, (name, found) in zip(axes, panels.items(), strict=True):
+        recipes = [recipe for column, recipe in laws if column == name]
         for number, recipe in enumerate(recipes):
-            ours = [x for x in found if x.recipe == recipe]
-            grid = np.geomspace(min(x.cost for x in ours), max(x.cost for x in ours), 20)
-            value = (lambda y: y) if column == 'ppl' else (lambda y: 100 - y)
-            axis.plot(grid, [value(laws[column, recipe].at(x)[0]) for x in grid], f'C{number}-',
-                      linewidth=1, label=recipe)
-            for x in ours:
-                axis.plot(x.cost, value(x.distance), f'C{number}{marks[x.scale]}', markersize=5,
-                          fillstyle='none' if x.scale == held_out else 'full')
+            ours = [point for point in found if point.recipe == recipe]
+            draw_recipe(axis, Column(name), recipe, laws[name, recipe], ours,
+                        marks=marks, color=f'C{number}', held_out=held_out)
         for scale, mark in marks.items():
             axis.plot([], [], f'k{mark}', markersize=4, label=scale)
         axis.set_xscale('log')
         axis.set_xlabel({'flops': 'FLOPs'}.get(over, over) + ' of pre-training')
-        axis.set_title('masked-word loss, nats' if column == 'ppl' else column, fontsize=10)
+        axis.set_title('masked-word loss, nats' if name == 'ppl' else name, fontsize=10)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(output, dpi=110)
+
+
+def draw_recipe(
+    axis: Any, column: Column, recipe: str, law: Law, ours: Sequence[Point], *,
+    marks: dict[str, str], color: str, held_out: str,
+) -> None:
+    """Draws a recipe's law as a line and its runs as marks."""
+    costs = [point.cost for point in ours]
+    grid = np.geomspace(min(costs), max(costs), 20)
+    line = [column.value(law.at(cost).middle) for cost in grid]
+    axis.plot(grid, line, f'{color}-', linewidth=1, label=recipe)
+    for point in ours:
+        fill = 'none' if point.scale == held_out else 'full'
+        axis.plot(point.cost, column.value(point.distance), f'{color}{marks[point.scale]}',
+                  markersize=5, fillstyle=fill)
 
 
 if __name__ == '__main__':

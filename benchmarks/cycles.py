@@ -17,20 +17,25 @@ from typing import Any
 
 STORED = Path(__file__).with_suffix('.json')
 MOST = 1.02  # times the stored cycles
+NUM_CHIPS = 4
+PREDICTION_SLOTS = {128: 20, 512: 80}  # by length
 
 
 def measure(program: dict[str, Any]) -> dict[str, Any]:
     """The record of tools.preflight on four chips, with a phase for each (length, rows a chip)."""
-    phases = tuple(
-        {'steps': 10, 'max_seq_length': length, 'batch_size': 4 * rows,
-         'max_predictions_per_seq': {128: 20, 512: 80}[length]}
-        for length, rows in program['shapes'])
+    phases = []
+    for length, rows in program['shapes']:
+        phases.append({
+            'steps': 10, 'max_seq_length': length, 'batch_size': NUM_CHIPS * rows,
+            'max_predictions_per_seq': PREDICTION_SLOTS[length]})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'preflight.json'
-        subprocess.run([
+        command = [
             sys.executable, '-m', 'bert_jax.tools.preflight',
             f"--config=configs/{program['model']}_pretrain.py", f"--topology={program['topology']}",
-            f'--config.phases={phases!r}', f'--json={path}'], check=True)
+            f'--config.phases={tuple(phases)!r}', f'--json={path}',
+        ]
+        subprocess.run(command, check=True)
         result: dict[str, Any] = json.loads(path.read_text())
         return result
 
@@ -38,13 +43,15 @@ def measure(program: dict[str, Any]) -> dict[str, Any]:
 def compare(program: dict[str, Any], cycles: list[float]) -> tuple[list[str], bool]:
     """(A line for each shape, whether none takes over 2 % more than stored)."""
     lines = []
+    is_good = True
     for (length, rows), now, before in zip(
             program['shapes'], cycles, program['cycles'], strict=True):
         change = 100 * (now / before - 1)
         lines.append(f"{program['model']} {length} at {rows} a chip, {program['topology']}: "
                      f'{now / 1e3:,.0f} thousand cycles a sequence ({change:+.1f} %)')
-    return lines, all(now <= MOST * before
-                      for now, before in zip(cycles, program['cycles'], strict=True))
+        if now > MOST * before:
+            is_good = False
+    return lines, is_good
 
 
 def main() -> int:
@@ -53,18 +60,19 @@ def main() -> int:
     parser.add_argument('--update', action='store_true')
     update = parser.parse_args().update
     stored = json.loads(STORED.read_text())
-    good = True
+    all_good = True
     for program in stored['programs']:
         record = measure(program)
         cycles = [phase['cycles_per_sequence'] for phase in record['phases']]
         lines, is_good = compare(program, cycles)
         print('\n'.join(lines), flush=True)
-        good &= is_good
+        all_good = all_good and is_good
         program['cycles'] = cycles
-        stored |= {'date': record['date'], 'versions': record['versions']}
+        stored['date'] = record['date']
+        stored['versions'] = record['versions']
     if update:
         STORED.write_text(json.dumps(stored, indent=1) + '\n')
-    return 0 if good or update else 1
+    return 0 if all_good or update else 1
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 PROGRAMS = {
     'ours': 'bert_jax', 'stock': 'PyTorch', 'compiled': 'PyTorch, compiled',
@@ -17,52 +18,71 @@ PROGRAMS = {
 GOALS = {('base', 128): 8500, ('large', 128): 2670, ('base', 512): 1800, ('large', 512): 580}
 
 
-def read(folder: Path) -> tuple[dict[tuple[str, int, int], dict[str, float]], list[str]]:
-    """(Sequences/s by program for each (model, length, rows), lines on hardware and versions).
+Shape = tuple[str, int, int]  # model, length, rows
 
-    Ours is the median of its measurements.
-    """
-    found: dict[tuple[str, int, int], dict[str, float]] = {}
+
+def read(folder: Path) -> tuple[dict[Shape, dict[str, float]], list[str]]:
+    """(Sequences/s by program for each shape, lines on hardware and versions)."""
+    found: dict[Shape, dict[str, float]] = {}
+    device = 'hardware unknown: bert_jax was not measured'
     versions = {}
     for path in sorted(folder.glob('*.json')):
         match = re.fullmatch(r'(\w+)-(\d+)-(\d+)-(\w+)\.json', path.name)
         if not match or match[4] not in PROGRAMS:
             continue
-        whole = json.loads(path.read_text())
-        rate = whole.get('sequences_per_second')
-        if match[4] == 'ours':
-            (step,) = whole['results']
-            rate = next(f['median'] for f in step['figures'] if f['unit'] == 'sequences/s')
-            versions['device'] = f"{whole['hardware']['device_kind']}, {whole['date'][:10]}"
-        found.setdefault((match[1], int(match[2]), int(match[3])), {})[match[4]] = rate
-        versions[match[4]] = ', '.join(f'{k} {v}' for k, v in whole['versions'].items())
-    lines = [versions.pop('device', 'hardware unknown: bert_jax was not measured')]
-    return found, lines + [f'{PROGRAMS[name]}: {text}' for name, text in versions.items()]
+        model, length, rows, program = match.groups()
+        record = json.loads(path.read_text())
+        rates = found.setdefault((model, int(length), int(rows)), {})
+        if program == 'ours':
+            rates['ours'] = our_rate(record)
+            device = f"{record['hardware']['device_kind']}, {record['date'][:10]}"
+        else:
+            rates[program] = record.get('sequences_per_second')
+        versions[program] = ', '.join(
+            f'{package} {version}' for package, version in record['versions'].items())
+    lines = [device]
+    for program, packages in versions.items():
+        lines.append(f'{PROGRAMS[program]}: {packages}')
+    return found, lines
+
+
+def our_rate(record: dict[str, Any]) -> float:
+    """The median sequences/s of tools.bench."""
+    (step,) = record['results']
+    return next(
+        figure['median'] for figure in step['figures'] if figure['unit'] == 'sequences/s')
 
 
 def page(folder: Path) -> str:
     """The page, in Markdown."""
     found, notes = read(folder)
-    names = [name for name in PROGRAMS if any(name in rates for rates in found.values())]
+    programs = [name for name in PROGRAMS if any(name in rates for rates in found.values())]
     lines = [
         '# The train step on a GPU', '',
         'Pre-training steps (dropout, masked LM and next sentence, clipping, AdamW; bfloat16 with '
         'float32 parameters) on random full rows, sequences/s, in brackets how many times as fast '
         'bert_jax is. Each program ran alone, by `benchmarks/gpu.sh`.', '',
-        '| rows | ' + ' | '.join(PROGRAMS[name] for name in names) + ' | goal |',
-        '|---' * (len(names) + 2) + '|',
+        '| rows | ' + ' | '.join(PROGRAMS[name] for name in programs) + ' | goal |',
+        '|---' * (len(programs) + 2) + '|',
     ]
-    for (model, length, rows), rates in sorted(found.items(), key=lambda x: (x[0][1], x[0][0])):
-        cells = []
-        for name in names:
-            if name not in rates:
-                cells.append('left out')
-                continue
-            ratio = f" ({rates['ours'] / rates[name]:.2f})" if 'ours' in rates else ''
-            cells.append(f'{rates[name]:,.0f}' + (ratio if name != 'ours' else ''))
+    for model, length, rows in sorted(found, key=lambda shape: (shape[1], shape[0])):
+        rates = found[model, length, rows]
+        cells = ' | '.join(cell(rates, program) for program in programs)
         goal = f'{GOALS[model, length]:,}' if (model, length) in GOALS else ''
-        lines.append(f'| {model}, {rows} of {length} | ' + ' | '.join(cells) + f' | {goal} |')
-    return '\n'.join([*lines, '', *(f'- {note}' for note in notes)])
+        lines.append(f'| {model}, {rows} of {length} | {cells} | {goal} |')
+    lines.append('')
+    lines.extend(f'- {note}' for note in notes)
+    return '\n'.join(lines)
+
+
+def cell(rates: dict[str, float], program: str) -> str:
+    """A program's rate and how many times as fast ours is."""
+    if program not in rates:
+        return 'left out'
+    rate = f'{rates[program]:,.0f}'
+    if program == 'ours' or 'ours' not in rates:
+        return rate
+    return f"{rate} ({rates['ours'] / rates[program]:.2f})"
 
 
 if __name__ == '__main__':

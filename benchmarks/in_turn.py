@@ -27,18 +27,21 @@ def measure_ours(flags: list[str]) -> tuple[float, list[str]]:
     """(Sequences/s of bert_jax, the flags with its sizes for the peer)."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'step.json'
-        subprocess.run([sys.executable, '-m', 'bert_jax.tools.bench', '--repeats=1',
-                        f'--json={path}', *flags], check=True, stdout=subprocess.DEVNULL)
+        command = [
+            sys.executable, '-m', 'bert_jax.tools.bench', '--repeats=1', f'--json={path}', *flags]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         (step,) = json.loads(path.read_text())['results']
-    rate = next(f['median'] for f in step['figures'] if f['unit'] == 'sequences/s')
+    rate = next(
+        figure['median'] for figure in step['figures'] if figure['unit'] == 'sequences/s')
     return rate, [f"--{name}={step['settings'][name]}" for name in SIZES]
 
 
 def measure_peer(peer: str, sizes: list[str]) -> float:
     """Sequences/s of the peer."""
-    output = subprocess.run([*shlex.split(peer), *sizes], check=True, stdout=subprocess.PIPE,
-                            text=True).stdout
-    return float(json.loads(output.strip().splitlines()[-1])['sequences_per_second'])
+    process = subprocess.run(
+        [*shlex.split(peer), *sizes], check=True, stdout=subprocess.PIPE, text=True)
+    last_line = process.stdout.strip().splitlines()[-1]
+    return float(json.loads(last_line)['sequences_per_second'])
 
 
 def main() -> None:
@@ -49,18 +52,20 @@ def main() -> None:
     options, flags = parser.parse_known_args()
     sizes: list[str] = []
     rates: dict[str, list[float]] = {'ours': [], 'peer': []}
-    for i in range(options.repeats):
-        for who in ('ours', 'peer') if i % 2 == 0 else ('peer', 'ours'):
-            if who == 'ours':
+    for number in range(options.repeats):
+        order = ('ours', 'peer') if number % 2 == 0 else ('peer', 'ours')
+        for program in order:
+            if program == 'ours':
                 rate, sizes = measure_ours(flags)
             else:
                 rate = measure_peer(options.peer, sizes)
-            rates[who].append(rate)
-            print(f'{who}: {rate:.2f} sequences/s', flush=True)
+            rates[program].append(rate)
+            print(f'{program}: {rate:.2f} sequences/s', flush=True)
     ratios = [ours / peer for ours, peer in zip(rates['ours'], rates['peer'], strict=True)]
-    medians = ', '.join(f'{who} {statistics.median(rates[who]):.2f}' for who in rates)
-    print(f'{medians} sequences/s; ours / peer {statistics.median(ratios):.3f} '
-          f'({min(ratios):.3f} - {max(ratios):.3f})')
+    ours = statistics.median(rates['ours'])
+    peer = statistics.median(rates['peer'])
+    print(f'ours {ours:.2f}, peer {peer:.2f} sequences/s; ours / peer '
+          f'{statistics.median(ratios):.3f} ({min(ratios):.3f} - {max(ratios):.3f})')
 
 
 if __name__ == '__main__':
