@@ -17,7 +17,8 @@ MOST_TOKENS = 1 << 24
 _FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
 # Unicode's White_Space, which is what the rules call a space.
 _SPACE = '[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*'
-_SPACES, _SPACES_AT_END = re.compile(_SPACE), re.compile(f'{_SPACE}\\Z')
+_SPACES = re.compile(_SPACE)
+_SPACES_AT_END = re.compile(f'{_SPACE}\\Z')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,13 +26,13 @@ class AddedToken:
     """A token that somebody added; names and meanings are those of `tokenizers`.
 
     Attributes:
-        content: the token.
-        id: its id; None: that of this token in the vocabulary.
-        single_word: whether it is found only where no letter or digit touches it.
-        lstrip, rstrip: whether it takes in the spaces before and behind it.
-        normalized: whether it is looked for in the text as it is lower-cased (and so on), not in
-            the text as it stands.
-        special: whether it is a special token.
+      content: the token.
+      id: its id; None: that of this token in the vocabulary.
+      single_word: whether it is found only where no letter or digit touches it.
+      lstrip, rstrip: whether it takes in the spaces before and behind it.
+      normalized: whether it is looked for in the text as it is lower-cased (and so on), not in
+        the text as it stands.
+      special: whether it is a special token.
     """
 
     content: str
@@ -49,8 +50,8 @@ class Finder:
     def __init__(self, tokens: Mapping[str, tuple[AddedToken, int]]):
         """Tokens and their ids, by the text that is looked for, which is not empty."""
         self._tokens = tokens
-        self._pattern = re.compile('|'.join(
-            re.escape(text) for text in sorted(tokens, key=len, reverse=True)))
+        longest_first = sorted(tokens, key=len, reverse=True)
+        self._pattern = re.compile('|'.join(re.escape(text) for text in longest_first))
 
     def is_in(self, text: str) -> bool:
         """Whether a token may be found in the text."""
@@ -58,19 +59,20 @@ class Finder:
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
         """The text in parts, each with the id of the token that it is, or None."""
+        if not self._tokens:
+            if text:
+                yield text, None
+            return
         done = 0
-        for match in self._pattern.finditer(text) if self._tokens else ():
-            begin, end = match.span()
+        for match in self._pattern.finditer(text):
             token, number = self._tokens[match[0]]
-            touched = (_is_word(text[begin - 1 : begin]), _is_word(text[end : end + 1]))
-            if token.single_word and any(touched):
+            begin, end = match.span()
+            if token.single_word and _touches_word(text, begin, end):
                 continue
             if token.lstrip:
-                found = _SPACES_AT_END.search(text, 0, begin)
-                begin = max(done, found.start() if found else begin)
+                begin = max(done, _start_of_spaces(text, begin))
             if token.rstrip:
-                found = _SPACES.match(text, end)
-                end = found.end() if found else end
+                end = _end_of_spaces(text, end)
             if begin > done:
                 yield text[done:begin], None
             yield text[begin:end], number
@@ -79,11 +81,30 @@ class Finder:
             yield text[done:], None
 
 
+def _start_of_spaces(text: str, end: int) -> int:
+    """Where the spaces begin that stand before a place in a text."""
+    found = _SPACES_AT_END.search(text, 0, end)
+    return found.start() if found else end
+
+
+def _end_of_spaces(text: str, start: int) -> int:
+    """Where the spaces end that stand after a place in a text."""
+    found = _SPACES.match(text, start)
+    return found.end() if found else start
+
+
+def _touches_word(text: str, begin: int, end: int) -> bool:
+    """Whether a letter or digit stands right before or after a part of a text."""
+    return _is_word(text[begin - 1 : begin]) or _is_word(text[end : end + 1])
+
+
 def _is_word(char: str) -> bool:
     """Whether a character, or none, belongs to a word (`\\w` of Unicode's regular expressions)."""
-    return char != '' and (
-        char.isalnum() or unicodedata.category(char) in ('Mn', 'Mc', 'Me', 'Pc', 'Nl')
-        or char in '\u200c\u200d' or '\u24b6' <= char <= '\u24e9')
+    if char == '':
+        return False
+    if char.isalnum() or unicodedata.category(char) in ('Mn', 'Mc', 'Me', 'Pc', 'Nl'):
+        return True
+    return char in '\u200c\u200d' or '\u24b6' <= char <= '\u24e9'
 
 
 def added_tokens_of(
@@ -92,54 +113,85 @@ def added_tokens_of(
     """The added tokens that the files of a tokenizer name, in the order of their ids.
 
     Args:
-        fields: of tokenizer_config.json and special_tokens_map.json.
-        listed: `added_tokens` of tokenizer.json.
-        numbered: tokens with their ids, the content of added_tokens.json.
-        source: the folder, for messages.
+      fields: of tokenizer_config.json and special_tokens_map.json.
+      listed: `added_tokens` of tokenizer.json.
+      numbered: tokens with their ids, the content of added_tokens.json.
+      source: the folder, for messages.
 
     Raises:
-        InputError: an entry is not one that Hugging Face's libraries write.
+      InputError: an entry is not one that Hugging Face's libraries write.
     """
-    special = [_token(entry, None, source, normalized=False, special=True)
-               for name in ('additional_special_tokens', 'extra_special_tokens')
-               for entry in _entries(fields.get(name))]
-    names = {token.content for token in special}
+    special = []
+    for name in ('additional_special_tokens', 'extra_special_tokens'):
+        entries = fields.get(name) or ()
+        if isinstance(entries, Mapping):
+            entries = entries.values()
+        for entry in entries:
+            special.append(_read_token(entry, None, source, normalized=False, special=True))
+    special_contents = {token.content for token in special}
     by_id = fields.get('added_tokens_decoder') or {}
     if not isinstance(by_id, Mapping) or not isinstance(numbered, Mapping):
         raise InputError(f'{source}: its added tokens are not listed by id: download it again')
-    tokens = [
-        *(_token(entry, entry.get('id'), source) if isinstance(entry, Mapping)
-          else _token(entry, None, source) for entry in listed),
-        *(_token(entry, number, source) for number, entry in by_id.items()),
-        *(_token(content, number, source, normalized=content not in names,
-                 special=content in names) for content, number in numbered.items()),
-        *special]
-    found: dict[str, AddedToken] = {}
+
+    # Of several entries of a token, the first counts.
+    tokens = []
+    for entry in listed:
+        number = entry.get('id') if isinstance(entry, Mapping) else None
+        tokens.append(_read_token(entry, number, source))
+    for number, entry in by_id.items():
+        tokens.append(_read_token(entry, number, source))
+    for content, number in numbered.items():
+        is_special = content in special_contents
+        tokens.append(_read_token(
+            content, number, source, normalized=not is_special, special=is_special))
+    tokens += special
+    return tuple(sorted(_distinct(tokens), key=_id_or_last))
+
+
+def _distinct(tokens: Iterable[AddedToken]) -> list[AddedToken]:
+    """The first of the tokens with each content, without BERT's special tokens."""
+    first: dict[str, AddedToken] = {}
     for token in tokens:
         if token.content and token.content not in SPECIAL_TOKENS:
-            found.setdefault(token.content, token)
-    return tuple(sorted(found.values(), key=lambda token: MOST_TOKENS if token.id is None
-                        else token.id))
+            first.setdefault(token.content, token)
+    return list(first.values())
 
 
-def _entries(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value or ()
+def _id_or_last(token: AddedToken) -> int:
+    """A key that sorts tokens by id, those without one last."""
+    return MOST_TOKENS if token.id is None else token.id
 
 
-def _token(entry: Any, number: Any, source: object, **flags: bool) -> AddedToken:
-    """A token from its entry in a file, which is its content or an object with flags."""
+def _read_token(entry: Any, number: Any, source: object, **flags: bool) -> AddedToken:
+    """A token from its entry in a file.
+
+    Args:
+      entry: the token's content, or an object with content and flags.
+      number: its id as the file has it; None: the file names none.
+      source: the file, for messages.
+      **flags: of the token, where the entry does not have them.
+
+    Raises:
+      InputError: the entry is something else.
+    """
     fields = entry if isinstance(entry, Mapping) else {'content': entry}
-    flags |= {flag: fields[flag] for flag in _FLAGS if flag in fields}
-    try:
-        number = None if number is None else int(number)
-    except (TypeError, ValueError):
-        number = -1
     content = fields.get('content')
-    if not (isinstance(content, str) and all(isinstance(flag, bool) for flag in flags.values())
-            and (number is None or 0 <= number < MOST_TOKENS)):
+    flags |= {flag: fields[flag] for flag in _FLAGS if flag in fields}
+    are_flags = all(isinstance(flag, bool) for flag in flags.values())
+    if not isinstance(content, str) or not are_flags or not _is_id(number):
         raise InputError(f'{source}: the added token {entry!r:.100} is not one that can be read: '
                          'it has a content, an id and flags')
-    return AddedToken(content, number, **flags)
+    return AddedToken(content, None if number is None else int(number), **flags)
+
+
+def _is_id(number: Any) -> bool:
+    """Whether a value of a file is an id, or None."""
+    if number is None:
+        return True
+    try:
+        return 0 <= int(number) < MOST_TOKENS
+    except (TypeError, ValueError):
+        return False
 
 
 def with_ids(
@@ -149,17 +201,34 @@ def with_ids(
 
     A token with neither is left out, with a note.
     """
-    found = [(token, index.get(token.content, token.id)) for token in tokens]
-    if lost := [token.content for token, number in found if number is None]:
-        tell_once(f"note: {source}: the special tokens {', '.join(lost)} have no id in the "
-                  "vocabulary, so they are not applied: they are split like other text")
-    return [(token, number) for token, number in found if number is not None]
+    found = []
+    lost = []
+    for token in tokens:
+        number = index.get(token.content, token.id)
+        if number is None:
+            lost.append(token.content)
+        else:
+            found.append((token, number))
+    if lost:
+        names = ', '.join(lost)
+        tell_once(f'note: {source}: the special tokens {names} have no id in the '
+                  'vocabulary, so they are not applied: they are split like other text')
+    return found
 
 
 def fields_of(tokens: Iterable[AddedToken]) -> dict[str, Any]:
     """The tokens as fields of a tokenizer_config.json; `added_tokens_of` reads them back."""
-    numbered = {str(token.id): {'content': token.content} | {
-        flag: getattr(token, flag) for flag in _FLAGS} for token in tokens if token.id is not None}
-    others = [token.content for token in tokens if token.id is None]
-    return ({'added_tokens_decoder': numbered} if numbered else {}) | (
-        {'additional_special_tokens': others} if others else {})
+    numbered: dict[str, dict[str, Any]] = {}
+    others = []
+    for token in tokens:
+        if token.id is None:
+            others.append(token.content)
+        else:
+            flags = {flag: getattr(token, flag) for flag in _FLAGS}
+            numbered[str(token.id)] = {'content': token.content, **flags}
+    fields: dict[str, Any] = {}
+    if numbered:
+        fields['added_tokens_decoder'] = numbered
+    if others:
+        fields['additional_special_tokens'] = others
+    return fields

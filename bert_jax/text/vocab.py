@@ -15,7 +15,11 @@ import numpy as np
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import as_path, digest, write_whole
 
-PAD, UNK, CLS, SEP, MASK = '[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'
+PAD = '[PAD]'
+UNK = '[UNK]'
+CLS = '[CLS]'
+SEP = '[SEP]'
+MASK = '[MASK]'
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = '##'
 # A vocabulary is cased if so large a share of its pieces with letters has capitals: an uncased one
@@ -28,10 +32,10 @@ class Vocab:
     """Tokens and their ids; build one with `from_file` or `from_tokens`.
 
     Attributes:
-        tokens: the V tokens, by id. Where two are equal, text gets the id of the later one.
-        pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
-        is_continuation: [V] bool_, read-only; true where a token continues a word (whole-word
-            masking joins it to the token before).
+      tokens: the V tokens, by id. Where two are equal, text gets the id of the later one.
+      pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
+      is_continuation: [V] bool_, read-only; true where a token continues a word (whole-word
+        masking joins it to the token before).
     """
 
     tokens: tuple[str, ...]
@@ -68,9 +72,11 @@ class Vocab:
     @functools.cached_property
     def is_cased(self) -> bool | None:
         """Whether the tokens are of text with capitals; None if they have no letters with case."""
-        num = sum(token.lower() != token.upper() for token in self.tokens
-                  if not _is_bracketed(token))
-        return self.num_with_capitals >= _CASED_SHARE * num if num else None
+        num_with_case = sum(
+            token.lower() != token.upper() for token in self.tokens if not _is_bracketed(token))
+        if not num_with_case:
+            return None
+        return self.num_with_capitals >= _CASED_SHARE * num_with_case
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -87,89 +93,110 @@ class Vocab:
         return digest(content)
 
     def with_tokens(self, tokens: Mapping[int, str], source: str) -> 'Vocab':
-        """This vocabulary with other tokens, in place of unused ones or behind the last.
+        """This vocabulary with other tokens, in place of unused ones or after the last.
 
         Args:
-            tokens: by id. Ids that get no token are named as unused.
-            source: what an error message calls this vocabulary.
+          tokens: by id. Ids that get no token are named as unused.
+          source: what an error message calls this vocabulary.
 
         Raises:
-            InputError: an id has another token already.
+          InputError: an id has another token already.
         """
         all_tokens = list(self.tokens)
-        all_tokens += map(unused_row, range(len(self), max(tokens, default=0) + 1))
+        num_tokens = max(tokens, default=0) + 1
+        all_tokens += [unused_row(i) for i in range(len(self), num_tokens)]
         for i, token in tokens.items():
             if all_tokens[i] != token and not is_unused(all_tokens[i]):
                 raise InputError(f'{source}: the added token {token!r} has the id {i}, which is '
                                  f'that of {all_tokens[i]!r} in the vocabulary: put the files of '
                                  'one tokenizer together')
             all_tokens[i] = token
-        named = (self.tokens[i] for i in (self.pad_id, self.unk_id, self.cls_id, self.sep_id,
-                                          self.mask_id))
-        return type(self).from_tokens(all_tokens, specials=tuple(named), source=source)
+        special_ids = (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
+        specials = [self.tokens[i] for i in special_ids]
+        return type(self).from_tokens(all_tokens, specials=specials, source=source)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a vocabulary file.
+        """Reads a vocabulary file.
 
         Lines are stripped of all Unicode white space, as Google's `load_vocab` does. Tokens made
         of nothing but white space cannot occur in text; they keep their line so that the ids
         after them hold.
 
         Raises:
-            InputError: the file is missing, a directory, empty, not UTF-8 text, or lacks a special
-                token.
+          InputError: the file is missing, a directory, empty, not UTF-8 text, or lacks a special
+            token.
         """
         lines = [line.removesuffix('\r') for line in read_lines(path)]
         # Google maps token -> line number and lets later lines win. Where stripping makes two
         # different lines equal, the later one therefore owns the token, and the earlier one keeps
         # its white space, with which it never matches.
         last = {line.strip(): line for line in lines}
-        vocab = cls.from_tokens(
-            (line if last[line.strip()] != line or not line.strip() else line.strip()
-             for line in lines), source=str(path))
-        if vocab.repeated:
-            first = vocab.repeated[0]
-            tell_once(
-                f'note: {path}: repeated or empty lines ({len(vocab.repeated)} of them, such as '
-                f'line {first + 1}, {vocab.tokens[first]!r}, again in line '
-                f'{vocab.index[vocab.tokens[first]] + 1}): as in the original, the last of equal '
-                'lines counts, and the ids stay as they are')
+        tokens = []
+        for line in lines:
+            token = line.strip()
+            tokens.append(token if token and last[token] == line else line)
+        vocab = cls.from_tokens(tokens, source=str(path))
+        vocab._note_repeated(path)
         return vocab
+
+    def _note_repeated(self, path: str | os.PathLike[str]) -> None:
+        """Says that lines of the vocabulary's file are equal, if some are."""
+        if not self.repeated:
+            return
+        first = self.repeated[0]
+        token = self.tokens[first]
+        tell_once(
+            f'note: {path}: repeated or empty lines ({len(self.repeated)} of them, such as line '
+            f'{first + 1}, {token!r}, again in line {self.index[token] + 1}): as in the original, '
+            'the last of equal lines counts, and the ids stay as they are')
 
     @classmethod
     def from_tokens(
         cls, tokens: Iterable[str], *, specials: Sequence[str] = SPECIAL_TOKENS,
         is_continuation: Sequence[bool] | np.ndarray | None = None, source: str = 'vocabulary',
     ) -> Self:
-        """Make a vocabulary of `tokens`, in the order of their ids.
+        """Makes a vocabulary of `tokens`, in the order of their ids.
 
         Args:
-            tokens: V tokens.
-            specials: what this vocabulary calls [PAD], [UNK], [CLS], [SEP] and [MASK].
-            is_continuation: [V] bool; by default true for tokens that begin with `##`.
-            source: what an error message calls this vocabulary.
+          tokens: V tokens.
+          specials: what this vocabulary calls [PAD], [UNK], [CLS], [SEP] and [MASK].
+          is_continuation: [V] bool; by default true for tokens that begin with `##`.
+          source: what an error message calls this vocabulary.
 
         Raises:
-            InputError: a special token is missing.
+          InputError: a special token is missing.
         """
         tokens = tuple(tokens)
         index = {token: i for i, token in enumerate(tokens)}
-        if missing := [token for token in specials if token not in index]:
+        missing = [token for token in specials if token not in index]
+        if missing:
             raise InputError(f"{source}: {', '.join(missing)} is missing among {len(tokens)} tokens"
                              f": a vocabulary of BERT has {', '.join(specials)}; of SentencePiece, "
                              "train it with control_symbols=[CLS],[SEP],[MASK] and pad_id=0")
         if is_continuation is None:
-            is_continuation = [t.startswith(CONTINUATION) and len(t) > 2 for t in tokens]
+            is_continuation = [_continues_word(token) for token in tokens]
         flags = np.array(is_continuation, np.bool_)
         flags.flags.writeable = False
-        pad, unk, cls_, sep, mask = (index[token] for token in specials)
-        return cls(tokens, pad, unk, cls_, sep, mask, flags)
+        pad, unk, cls_token, sep, mask = specials
+        return cls(
+            tokens,
+            pad_id=index[pad],
+            unk_id=index[unk],
+            cls_id=index[cls_token],
+            sep_id=index[sep],
+            mask_id=index[mask],
+            is_continuation=flags,
+        )
 
 
 def unused_row(i: int) -> str:
     """The name of an id that has no token of its own; it occurs in no text."""
     return f'[unused row {i}]'
+
+
+def _continues_word(token: str) -> bool:
+    return token.startswith(CONTINUATION) and token != CONTINUATION
 
 
 def _is_bracketed(token: str) -> bool:
@@ -203,7 +230,7 @@ def read_lines(
     """The lines of a UTF-8 file, split at `\\n` only: tokens may hold other line separators.
 
     Raises:
-        InputError: as of `read_file`, or it is not UTF-8.
+      InputError: where `read_file` raises it, or the file is not UTF-8.
     """
     data = read_file(path, what, field)
     try:
@@ -218,5 +245,5 @@ def read_lines(
 
 
 def write_vocab(path: str | os.PathLike[str], tokens: Iterable[str]) -> None:
-    """Write one token per line; the file appears whole or not at all."""
+    """Writes one token per line; the file appears whole or not at all."""
     write_whole(path, ''.join(f'{token}\n' for token in tokens))
