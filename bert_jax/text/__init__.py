@@ -18,21 +18,25 @@ from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_file
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 
 Tokenizer = WordPieceTokenizer | SentencePieceTokenizer
-# Shares of [UNK] that are worth a warning: in text whose case the vocabulary lacks, in any text.
-_FEW, _SOME = 0.01, 0.05
+# Shares of [UNK] among the pieces of a text: more than the first is worth a warning where the
+# vocabulary lacks the case of the text, more than the second in any text, and more than the third
+# leaves nothing to learn.
+_WARNED_IN_OTHER_CASE = 0.01
+_WARNED = 0.05
+_REFUSED = 0.5
 
 
 def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
     """The tokenizer of a vocabulary file.
 
     Args:
-        path: a SentencePiece model if it ends in `.model`, else a WordPiece vocabulary. If that is
-            called vocab.txt, the files beside it set switches (`read_switches`).
-        lowercase: for WordPiece; a SentencePiece model has its own normalizer.
+      path: a SentencePiece model if it ends in `.model`, else a WordPiece vocabulary. If that is
+        called vocab.txt, the files beside it set switches (`read_switches`).
+      lowercase: for WordPiece; a SentencePiece model has its own normalizer.
 
     Raises:
-        InputError: the file cannot be read, lacks a special token or holds nothing else, or the
-            files beside it are invalid.
+      InputError: the file cannot be read, lacks a special token or holds nothing else, or the
+        files beside it are invalid.
     """
     if os.fspath(path).endswith('.model'):
         model = read_file(path, 'SentencePiece model', 'data.vocab_file')
@@ -65,7 +69,14 @@ def find_lowercase(
     """(Whether text is lower-cased before a vocabulary's WordPiece, what says so).
 
     A `do_lower_case` beside a vocab.txt decides, then `otherwise`, then whether the tokens have
-    capitals. The second is '' if none of these tells; the original's default is to lower-case.
+    capitals. If none of these tells, text is lower-cased, as in the original.
+
+    Args:
+      vocab_file: a vocabulary, as for `load_tokenizer`.
+      otherwise: the user's choice; None: none.
+
+    Returns:
+      The second is a phrase for messages; '' if it is the user's choice or nothing tells.
 
     Raises:
       InputError: a file cannot be read or is invalid.
@@ -94,18 +105,27 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
     Without added tokens, which other files name too.
 
     Raises:
-        InputError: one has a wrong type; the message names the file as `source`.
+      InputError: one has a wrong type; the message names the file as `source`.
     """
-    values = {field.name: fields.get(field.name, field.default)
-              for field in dataclasses.fields(Switches) if field.name != 'added_tokens'}
-    words = values['never_split'] or ()
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(Switches):
+        if field.name != 'added_tokens':
+            values[field.name] = fields.get(field.name, field.default)
     for name, value in values.items():
-        good = isinstance(value, bool) or value is None and name == 'strip_accents'
-        if name == 'never_split':
-            good = isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
-        if not good:
+        if not _is_allowed(name, value):
             raise InputError(f'{source}: {name}={value!r} is not a value that it can have')
-    return Switches(**values | {'never_split': tuple(words)})
+    values['never_split'] = tuple(values['never_split'] or ())
+    return Switches(**values)
+
+
+def _is_allowed(switch: str, value: Any) -> bool:
+    """Whether a switch can have a value."""
+    if switch == 'never_split':
+        words = value or ()
+        return isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
+    if switch == 'strip_accents' and value is None:
+        return True
+    return isinstance(value, bool)
 
 
 def write_switches(folder: Path, switches: Switches) -> None:
@@ -122,36 +142,38 @@ def write_switches(folder: Path, switches: Switches) -> None:
 def check_known(
     ids: np.ndarray, tokenizer: Tokenizer, text: str, vocab_file: str | os.PathLike[str] | None
 ) -> None:
-    """Says what of a text or its vocabulary is lost, and refuses a text that is mostly [UNK].
+    """Warns of what a text or its vocabulary loses, and refuses a text that is mostly [UNK].
 
     Args:
-        ids: of the text, or of a part of it; with or without [CLS] and [SEP].
-        tokenizer: that the ids are from.
-        text: name of the text, for the message.
-        vocab_file: name of the vocabulary, for the message.
+      ids: of the text, or of a part of it; with or without [CLS] and [SEP].
+      tokenizer: made the ids.
+      text: name of the text, for the message.
+      vocab_file: name of the vocabulary, for the message.
 
     Raises:
-        InputError: there are no words, or more than half of the pieces are [UNK]: nothing could be
-            learned from it.
+      InputError: there are no words, or more than half of the pieces are [UNK]: nothing could be
+        learned from it.
     """
     vocab = tokenizer.vocab
-    words = ids[(ids != vocab.cls_id) & (ids != vocab.sep_id) & (ids != vocab.pad_id)]
-    if not len(words):
+    is_piece = (ids != vocab.cls_id) & (ids != vocab.sep_id) & (ids != vocab.pad_id)
+    pieces = ids[is_piece]
+    if not len(pieces):
         raise InputError(f'{text} holds no text: all of it is empty')
-    unknown = float(np.mean(words == vocab.unk_id))
+    unknown = float(np.mean(pieces == vocab.unk_id))
     share = f'{text}: {100 * unknown:.1f} % of its pieces are [UNK] in {vocab_file}'
-    if unknown > 0.5:
+    if unknown > _REFUSED:
         raise InputError(
-            f'{share}, so there is '
-            'nothing to learn from: set config.data.vocab_file to a vocabulary of its language '
-            '(and config.data.lowercase as it was made)')
-    lowercase = tokenizer.lowercase if isinstance(tokenizer, WordPieceTokenizer) else None
+            f'{share}, so there is nothing to learn from: set config.data.vocab_file to a '
+            'vocabulary of its language (and config.data.lowercase as it was made)')
+    lowercase = None  # a SentencePiece model has its own normalizer
+    if isinstance(tokenizer, WordPieceTokenizer):
+        lowercase = tokenizer.lowercase
     if lowercase is True and vocab.is_cased:
         hosts.say(f'warning: {_capitals(vocab, vocab_file)}, and none of these is ever used, as '
                   'config.data.lowercase=True: set it to False')
-    elif lowercase is False and vocab.is_cased is False and unknown > _FEW:
+    elif lowercase is False and vocab.is_cased is False and unknown > _WARNED_IN_OTHER_CASE:
         hosts.say(f'warning: {share}, whose pieces have no capitals, while '
                   'config.data.lowercase=False keeps those of the text: set it to True')
-    elif unknown > _SOME:
+    elif unknown > _WARNED:
         hosts.say(f'warning: {share}, and are lost: take a vocabulary or a model of its language '
                   '(config.data.vocab_file, config.init_checkpoint)')

@@ -19,8 +19,8 @@ class SentencePieceTokenizer:
     that a literal `[MASK]` in it becomes the special token.
 
     Attributes:
-        vocab: the pieces; one continues a word unless it begins with U+2581 or is special.
-        model: the serialized model.
+      vocab: the pieces; one continues a word unless it begins with U+2581 or is special.
+      model: the serialized model.
     """
 
     switches = ORIGINAL  # a model has its own normalizer
@@ -34,13 +34,17 @@ class SentencePieceTokenizer:
         except (RuntimeError, OSError):
             raise InputError(f'{source}: not a SentencePiece model, or damaged') from None
         pieces = [self._processor.IdToPiece(i) for i in range(self._processor.GetPieceSize())]
-        specials = [next((name for name in names if name in pieces), names[0])
-                    for names in ((PAD, '<pad>'), (UNK, '<unk>'), (CLS,), (SEP,), (MASK,))]
+        pad = '<pad>' if PAD not in pieces and '<pad>' in pieces else PAD
+        unk = '<unk>' if UNK not in pieces and '<unk>' in pieces else UNK
+        specials = (pad, unk, CLS, SEP, MASK)
+        is_continuation = []
+        for i, piece in enumerate(pieces):
+            starts_word = piece.startswith(WORD_START)
+            is_special = (
+                piece in specials or self._processor.IsControl(i) or self._processor.IsUnknown(i))
+            is_continuation.append(not starts_word and not is_special)
         self.vocab = Vocab.from_tokens(
-            pieces, specials=specials, source=source, is_continuation=[
-                not (piece.startswith(WORD_START) or piece in specials
-                     or self._processor.IsControl(i) or self._processor.IsUnknown(i))
-                for i, piece in enumerate(pieces)])
+            pieces, specials=specials, source=source, is_continuation=is_continuation)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -17,6 +17,7 @@ all other words keep their pieces.
 import collections
 import io
 import itertools
+import math
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +44,7 @@ _CHARACTER_COVERAGE = 0.9999
 _EXTRA_CHARACTERS = 12  # a twelfth of the vocabulary may go to rare characters
 _SURPLUS = 1.25  # pieces learned for each piece kept
 _PRUNING_ROUNDS = 4
-_UNUSED = 99  # slots, at most
+_MAX_UNUSED = 99  # [unused] tokens
 _FIRST_LETTERS = 0xF0000  # planes 15 and 16: private use
 _SHOWN = 5  # words in a note
 _VOICING = '\u3099\u309a'  # of kana
@@ -53,7 +54,7 @@ _SPACE_MARK = '\u2581'  # SentencePiece's own stand-in for a space
 def train_wordpiece(
     texts: Iterable[str], vocab_size: int, lowercase: bool, switches: Switches = ORIGINAL
 ) -> list[str]:
-    """Train a BERT vocabulary.
+    """Trains a BERT vocabulary.
 
     The tokens stand where Google's released vocabularies have them: [PAD] 0, [unused0] to
     [unused98] 1 to 99, [UNK] 100, [CLS] 101, [SEP] 102, [MASK] 103, then characters, then longer
@@ -68,18 +69,18 @@ def train_wordpiece(
     beyond four million distinct words the rarest are forgotten on the way.
 
     Args:
-        texts: lines, paragraphs or documents.
-        vocab_size: the number of tokens wanted.
-        lowercase: true for an uncased vocabulary.
-        switches: of the tokenizer that it is for.
+      texts: lines, paragraphs or documents.
+      vocab_size: the number of tokens wanted.
+      lowercase: true for an uncased vocabulary.
+      switches: of the tokenizer that it is for.
 
     Returns:
-        `vocab_size` tokens; fewer where the text holds no more distinct pieces.
+      `vocab_size` tokens; fewer where the text holds no more distinct pieces.
 
     Raises:
-        InputError: there is no text, or `vocab_size` is too small for any character.
+      InputError: there is no text, or `vocab_size` is too small for any character.
     """
-    unused = [f'[unused{i}]' for i in range(min(_UNUSED, vocab_size // 20))]
+    unused = [f'[unused{i}]' for i in range(min(_MAX_UNUSED, vocab_size // 20))]
     tokens = [SPECIAL_TOKENS[0], *unused, *SPECIAL_TOKENS[1:]]
     if vocab_size < len(tokens) + 2:
         raise InputError(
@@ -91,17 +92,31 @@ def train_wordpiece(
 
     characters, rare_characters = _characters(counts, vocab_size - len(tokens))
     tokens += characters
-    known = frozenset(characters)
-    words = {
-        word: count for word, count in counts.items()
-        if 1 < len(word) <= wordpiece.MAX_CHARS_PER_WORD
-        and all(c in known and c != _SPACE_MARK and ord(c) < _FIRST_LETTERS for c in word)}
-    words = {word: words[word] for word in _by_frequency(words)[:_MAX_TRAINED_WORDS]}
+    words = _words_to_learn_from(counts, characters)
     room = vocab_size - len(tokens)
-    pieces = _learn_pieces(words, int(room * _SURPLUS)) if room and words else []
+    pieces: list[str] = []
+    if room and words:
+        pieces = _learn_pieces(words, int(room * _SURPLUS))
     tokens += _prune(pieces, room, characters, words, lowercase)
     tokens += rare_characters[: vocab_size - len(tokens)]
     return tokens
+
+
+def _words_to_learn_from(counts: Mapping[str, int], characters: Iterable[str]) -> dict[str, int]:
+    """The words that consist of covered characters, most frequent first, with their counts.
+
+    Args:
+      counts: of all words.
+      characters: tokens of one character, with and without `##`.
+    """
+    single = {token for token in characters if len(token) == 1}
+    known = {char for char in single if char != _SPACE_MARK and ord(char) < _FIRST_LETTERS}
+    words = {}
+    for word, count in counts.items():
+        has_fit_length = 1 < len(word) <= wordpiece.MAX_CHARS_PER_WORD
+        if has_fit_length and known.issuperset(word):
+            words[word] = count
+    return {word: words[word] for word in _by_frequency(words)[:_MAX_TRAINED_WORDS]}
 
 
 def count_basic_tokens(
@@ -117,11 +132,18 @@ def count_basic_tokens(
     for text in texts:
         runs.update(wordpiece.raw_words(text))
         if len(runs) > _MAX_COUNTED_WORDS:
-            threshold = 1
-            while len(runs) > _MAX_COUNTED_WORDS // 2:
-                threshold += 1
-                runs = collections.Counter({run: n for run, n in runs.items() if n >= threshold})
+            runs = _forget_rare(runs, _MAX_COUNTED_WORDS // 2)
     return _weighted((basic_tokens(run, lowercase, switches), count) for run, count in runs.items())
+
+
+def _forget_rare(counts: collections.Counter[str], max_items: int) -> collections.Counter[str]:
+    """The counts that are at least a threshold, the lowest that leaves at most `max_items`."""
+    threshold = 1
+    while len(counts) > max_items:
+        threshold += 1
+        frequent = {item: count for item, count in counts.items() if count >= threshold}
+        counts = collections.Counter(frequent)
+    return counts
 
 
 def stripped_marks(texts: Iterable[str]) -> tuple[float, list[str]]:
@@ -131,19 +153,22 @@ def stripped_marks(texts: Iterable[str]) -> tuple[float, list[str]]:
     Hindi, Thai or Khmer many of them are vowels, in Japanese they tell が from か.
 
     Args:
-        texts: lines, paragraphs or documents.
+      texts: lines, paragraphs or documents.
 
     Returns:
-        (their share of all characters but white space, some of the most frequent). The accents of
-        Latin, Greek and Cyrillic do not count as marks.
+      (their share of all characters but white space, some of the most frequent). The accents of
+      Latin, Greek and Cyrillic do not count as marks.
     """
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
         counts.update(unicodedata.normalize('NFD', text.lower()))
-    marks = collections.Counter({
-        char: count for char, count in counts.items()
-        if unicodedata.category(char) == 'Mn' and not _is_accent(char)})
-    total = sum(count for char, count in counts.items() if not char.isspace())
+    marks: collections.Counter[str] = collections.Counter()
+    total = 0
+    for char, count in counts.items():
+        if not char.isspace():
+            total += count
+        if unicodedata.category(char) == 'Mn' and not _is_accent(char):
+            marks[char] = count
     return marks.total() / max(1, total), _by_frequency(marks)[:_SHOWN]
 
 
@@ -178,15 +203,21 @@ def _characters(counts: Mapping[str, int], room: int) -> tuple[list[str], list[s
     before = itertools.accumulate((seen[char] for char in ranked), initial=0)
     num_frequent = sum(total < _CHARACTER_COVERAGE * seen.total() for total in before)
     others = sorted(ranked[num_frequent:], key=lambda char: not char.isascii())
-
-    def forms(chars: list[str]) -> list[str]:
-        """Two tokens a character; one where it is always a word by itself."""
-        return [mark + char for char in chars for mark in ('', CONTINUATION)
-                if not mark or not (wordpiece.is_punctuation(char) or wordpiece.is_cjk(char))]
-
-    covered, optional = forms(ranked[:num_frequent]), forms(others)
+    covered = _tokens_of(ranked[:num_frequent])
+    optional = _tokens_of(others)
     extra = min(room // _EXTRA_CHARACTERS, max(0, room - len(covered)))
     return covered[:room] + optional[:extra], covered[room:] + optional[extra:]
+
+
+def _tokens_of(characters: Iterable[str]) -> list[str]:
+    """Two tokens for each character; one where it is always a word by itself."""
+    tokens = []
+    for char in characters:
+        tokens.append(char)
+        is_word = wordpiece.is_punctuation(char) or wordpiece.is_cjk(char)
+        if not is_word:
+            tokens.append(CONTINUATION + char)
+    return tokens
 
 
 def _learn_pieces(words: Mapping[str, int], num_pieces: int) -> list[str]:
@@ -208,11 +239,16 @@ def _learn_pieces(words: Mapping[str, int], num_pieces: int) -> list[str]:
         split_by_unicode_script=False, split_by_number=False,
         unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2)
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    learned = [processor.IdToPiece(i) for i in range(1, processor.GetPieceSize())]
-    return [
-        from_private[piece[0]] + piece[1:] if piece[0] in from_private else CONTINUATION + piece
-        for piece in learned
-        if len(piece) > 1 and _SPACE_MARK not in piece]
+    pieces = []
+    for i in range(1, processor.GetPieceSize()):
+        piece = processor.IdToPiece(i)
+        if len(piece) == 1 or _SPACE_MARK in piece:
+            continue
+        if piece[0] in from_private:
+            pieces.append(from_private[piece[0]] + piece[1:])
+        else:
+            pieces.append(CONTINUATION + piece)
+    return pieces
 
 
 def _prune(
@@ -220,17 +256,33 @@ def _prune(
     lowercase: bool,
 ) -> list[str]:
     """The `room` pieces that greedy longest-match uses most, most used first."""
-    surplus = max(0, len(pieces) - room)
+    fixed = [*SPECIAL_TOKENS, *characters]
     kept = list(pieces)
-    for rounds_left in range(_PRUNING_ROUNDS if surplus else 1, 0, -1):
-        fixed = [*SPECIAL_TOKENS, *characters]
-        cut = WordPieceTokenizer(Vocab.from_tokens([*fixed, *kept]), lowercase).pieces
-        uses = _weighted((cut(word), count) for word, count in words.items())
-        order = sorted(range(len(kept)), key=lambda i: -uses[len(fixed) + i])
-        drop = -(-surplus // rounds_left)
-        surplus -= drop
-        kept = [kept[i] for i in order[: len(order) - drop]]
+    surplus = max(0, len(pieces) - room)
+    num_rounds = _PRUNING_ROUNDS if surplus else 1
+    for rounds_left in range(num_rounds, 0, -1):
+        num_dropped = math.ceil(surplus / rounds_left)
+        surplus -= num_dropped
+        by_use = _by_use(kept, fixed, words, lowercase)
+        kept = by_use[: len(by_use) - num_dropped]
     return kept
+
+
+def _by_use(
+    pieces: Sequence[str], fixed: Sequence[str], words: Mapping[str, int], lowercase: bool
+) -> list[str]:
+    """The pieces that greedy longest-match makes of words, most used first.
+
+    Args:
+      pieces: the pieces.
+      fixed: tokens that the vocabulary has before them.
+      words: with their counts.
+      lowercase: whether the vocabulary is uncased.
+    """
+    split = WordPieceTokenizer(Vocab.from_tokens([*fixed, *pieces]), lowercase).pieces
+    uses = _weighted((split(word), count) for word, count in words.items())
+    order = sorted(range(len(pieces)), key=lambda i: -uses[len(fixed) + i])
+    return [pieces[i] for i in order]
 
 
 def add_words(
@@ -240,18 +292,18 @@ def add_words(
     """A vocabulary with the words of a file added.
 
     Args:
-        vocab_file: a WordPiece vocabulary.
-        words_file: one word per line, in UTF-8; empty lines are skipped.
-        lowercase: whether the vocabulary is uncased; if so, the words are lower-cased like text.
-        switches: of the vocabulary's tokenizer.
+      vocab_file: a WordPiece vocabulary.
+      words_file: one word per line, in UTF-8; empty lines are skipped.
+      lowercase: whether the vocabulary is uncased; if so, the words are lower-cased like text.
+      switches: of the vocabulary's tokenizer.
 
     Returns:
-        (tokens by id, notes for the user). If the vocabulary has all of the words already, the
-        tokens are unchanged.
+      (tokens by id, notes for the user). If the vocabulary has all of the words already, the
+      tokens are unchanged.
 
     Raises:
-        InputError: a file that cannot be read, a SentencePiece vocabulary, or a line that is not
-            one word.
+      InputError: a file that cannot be read, a SentencePiece vocabulary, or a line that is not
+        one word.
     """
     if os.fspath(vocab_file).endswith('.model'):
         raise InputError(
@@ -259,32 +311,63 @@ def add_words(
             'model, to which words cannot be added: leave config.data.add_tokens empty')
     tokenizer = load_tokenizer(vocab_file, lowercase)
     assert isinstance(tokenizer, WordPieceTokenizer)
-    seen, taken = set(tokenizer.vocab.tokens), {i for _, i in tokenizer.added}
-    tokens = list(tokenizer.word_pieces.tokens)  # added tokens stay in the file beside it
-    tokens += map(unused_row, range(len(tokens), len(tokenizer.vocab)))
-    new: list[str] = []
-    passed_over: list[str] = []
-    for number, line in enumerate(read_lines(words_file, 'words', 'config.data.add_tokens'), 1):
+    # Added tokens stay in the file beside the vocabulary; here their ids are unused.
+    tokens = list(tokenizer.word_pieces.tokens)
+    tokens += [unused_row(i) for i in range(len(tokens), len(tokenizer.vocab))]
+    taken = {number for _, number in tokenizer.added}
+    slots = [i for i, token in enumerate(tokens) if is_unused(token) and i not in taken]
+
+    words = _read_words(words_file, lowercase, switches)
+    known = set(tokenizer.vocab.tokens)
+    new = [word for word in dict.fromkeys(words) if word not in known]
+    slots = slots[: len(new)]
+    for i, word in zip(slots, new, strict=False):
+        tokens[i] = word
+    tokens += new[len(slots) :]
+
+    notes = []
+    passed_over = _passed_over(words, known)
+    if passed_over:
+        shown = ', '.join(passed_over[:_SHOWN])
+        if len(passed_over) > _SHOWN:
+            shown += ', ...'
+        notes.append(f'{words_file}: named twice, or in {vocab_file} already: {shown}')
+    if new:
+        notes.append(f'{len(new)} words added to the vocabulary, {len(slots)} of them in [unused] '
+                     f'slots: {len(tokens):,} tokens')
+    return tokens, notes
+
+
+def _read_words(
+    words_file: str | os.PathLike[str], lowercase: bool, switches: Switches
+) -> list[str]:
+    """The words of a file with one on each line, as they are after basic tokenization.
+
+    Raises:
+      InputError: the file cannot be read, or a line is not one word.
+    """
+    words = []
+    lines = read_lines(words_file, 'words', 'config.data.add_tokens')
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         parts = basic_tokens(line, lowercase, switches)
-        if line.strip() and (
-                len(parts) != 1 or basic_tokens(parts[0], lowercase, switches) != parts):
+        # A word must stay as it is where a text has it.
+        if len(parts) != 1 or basic_tokens(parts[0], lowercase, switches) != parts:
             raise InputError(
                 f'{words_file}: line {number} is {line.strip()[:80]!r}, which BERT splits into '
                 f'{len(parts)} words before the vocabulary is asked: write one word a line, '
                 'without spaces and punctuation marks')
-        for word in parts:
-            (passed_over if word in seen else new).append(word)
-            seen.add(word)
-    unused = [i for i, token in enumerate(tokens) if is_unused(token) and i not in taken]
-    unused = unused[: len(new)]
-    for i, word in zip(unused, new, strict=False):
-        tokens[i] = word
-    tokens += new[len(unused) :]
-    notes = []
-    if passed_over:
-        notes.append(f'{words_file}: named twice, or in {vocab_file} already: '
-                     + ', '.join(passed_over[:_SHOWN]) + ', ...' * (len(passed_over) > _SHOWN))
-    if new:
-        notes.append(f'{len(new)} words added to the vocabulary, {len(unused)} of them in [unused] '
-                     f'slots: {len(tokens):,} tokens')
-    return tokens, notes
+        words += parts
+    return words
+
+
+def _passed_over(words: Iterable[str], known: Iterable[str]) -> list[str]:
+    """The words that are known, or that stand in `words` before."""
+    seen = set(known)
+    found = []
+    for word in words:
+        if word in seen:
+            found.append(word)
+        seen.add(word)
+    return found

@@ -29,8 +29,9 @@ MAX_CHARS_PER_WORD = 200
 # that `str.isspace` accepts (\v, \f, \x1c to \x1f, \x85) are control characters, which cleaning
 # removes, joining the text on both sides: hence no plain `str.split` on raw text. (All of
 # category Zs is in the basic plane.)
-WHITESPACE = frozenset('\t\n\r\u2028\u2029') | {
-    chr(c) for c in range(0x10000) if unicodedata.category(chr(c)) == 'Zs'}
+_SPACE_SEPARATORS = frozenset(
+    char for char in map(chr, range(0x10000)) if unicodedata.category(char) == 'Zs')
+WHITESPACE = frozenset('\t\n\r\u2028\u2029') | _SPACE_SEPARATORS
 _WORD = re.compile(f"[^{re.escape(''.join(sorted(WHITESPACE)))}]+")
 
 # "CJK Unified Ideographs" and its extensions, as listed in the original: no kana, no Hangul.
@@ -41,17 +42,44 @@ _CJK_RANGES = (
 
 
 def raw_words(text: str) -> list[str]:
-    """The runs of characters between white space, as they stand in `text`."""
+    """The runs of characters between white space, unchanged."""
     return _WORD.findall(text)
 
 
 def _cleaned(char: str) -> str:
     """The character; '' for NUL, the replacement character, and control and format characters."""
-    return '' if char in '\0\ufffd' or unicodedata.category(char) in ('Cc', 'Cf') else char
+    if char in '\0\ufffd' or unicodedata.category(char) in ('Cc', 'Cf'):
+        return ''
+    return char
+
+
+def _cleaned_apart(char: str) -> str:
+    """`_cleaned`, with spaces around an ideograph."""
+    return f' {char} ' if is_cjk(char) else _cleaned(char)
+
+
+def _spaced(char: str) -> str:
+    """`_cleaned`, with plain spaces for all white space."""
+    return ' ' if char in WHITESPACE else _cleaned(char)
+
+
+def _spaced_apart(char: str) -> str:
+    """`_spaced`, with spaces around an ideograph."""
+    return ' ' if char in WHITESPACE else _cleaned_apart(char)
+
+
+def _without_accent(char: str) -> str:
+    """The character; '' for a combining mark."""
+    return '' if unicodedata.category(char) == 'Mn' else char
+
+
+def _punctuation_apart(char: str) -> str:
+    """The character, with spaces around a punctuation mark."""
+    return f' {char} ' if is_punctuation(char) else char
 
 
 def has_words(text: str) -> bool:
-    """Whether something is left of a text that is cleaned: else it has no tokens."""
+    """Whether anything but white space is left of a text once it is cleaned."""
     return any(char not in WHITESPACE and _cleaned(char) for char in text)
 
 
@@ -78,12 +106,12 @@ class _Table(dict[int, str]):
         return result
 
 
-_CLEAN = _Table(lambda c: f' {c} ' if is_cjk(c) else _cleaned(c))
-_CLEAN_ALONE = _Table(_cleaned)
-_SPACED = _Table(lambda c: ' ' if c in WHITESPACE else _CLEAN[ord(c)])
-_SPACED_ALONE = _Table(lambda c: ' ' if c in WHITESPACE else _cleaned(c))
-_WITHOUT_ACCENTS = _Table(lambda c: '' if unicodedata.category(c) == 'Mn' else c)
-_SPLIT_PUNCTUATION = _Table(lambda c: f' {c} ' if is_punctuation(c) else c)
+_CLEANED = _Table(_cleaned)
+_CLEANED_APART = _Table(_cleaned_apart)
+_SPACED = _Table(_spaced)
+_SPACED_APART = _Table(_spaced_apart)
+_WITHOUT_ACCENTS = _Table(_without_accent)
+_PUNCTUATION_APART = _Table(_punctuation_apart)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,11 +121,11 @@ class Switches:
     Their names and meanings are those of `tokenizer_config.json`.
 
     Attributes:
-        strip_accents: whether accents are stripped; None: if text is lower-cased.
-        tokenize_chinese_chars: whether an ideograph is a word by itself.
-        do_basic_tokenize: whether text is cleaned, lower-cased and split at punctuation at all.
-        never_split: words that are left as they are and become one piece or [UNK].
-        added_tokens: tokens that are found in the text before anything else is done.
+      strip_accents: whether accents are stripped; None: if text is lower-cased.
+      tokenize_chinese_chars: whether an ideograph is a word by itself.
+      do_basic_tokenize: whether text is cleaned, lower-cased and split at punctuation at all.
+      never_split: words that are left as they are and become one piece or [UNK].
+      added_tokens: tokens that are found in the text before anything else is done.
     """
 
     strip_accents: bool | None = None
@@ -106,6 +134,10 @@ class Switches:
     never_split: tuple[str, ...] = ()
     # Without a place in `repr`, which is part of the fingerprints of older stores.
     added_tokens: tuple[AddedToken, ...] = dataclasses.field(default=(), repr=False)
+
+    def strips_accents(self, lowercase: bool) -> bool:
+        """Whether accents are stripped from text that is, or is not, lower-cased."""
+        return lowercase if self.strip_accents is None else self.strip_accents
 
 
 ORIGINAL = Switches()
@@ -117,8 +149,8 @@ def _split_word(raw_word: str, lowercase: bool, switches: Switches) -> list[str]
         return raw_word.split()  # `str.split` knows more white space
     if raw_word.isascii() and raw_word.isalnum() and not switches.never_split:
         return [raw_word.lower() if lowercase else raw_word]
-    clean = _CLEAN if switches.tokenize_chinese_chars else _CLEAN_ALONE
-    strip = lowercase if switches.strip_accents is None else switches.strip_accents
+    clean = _CLEANED_APART if switches.tokenize_chinese_chars else _CLEANED
+    strip = switches.strips_accents(lowercase)
     tokens = []
     # Part by part: the lower case of a final capital sigma depends on its neighbours.
     for part in raw_word.translate(clean).split():
@@ -129,7 +161,7 @@ def _split_word(raw_word: str, lowercase: bool, switches: Switches) -> list[str]
             part = part.lower()
         if strip:
             part = unicodedata.normalize('NFD', part).translate(_WITHOUT_ACCENTS)
-        tokens += part.translate(_SPLIT_PUNCTUATION).split()
+        tokens += part.translate(_PUNCTUATION_APART).split()
     return tokens
 
 
@@ -146,12 +178,14 @@ class WordPieceTokenizer:
     """Splits text into the WordPieces of a vocabulary.
 
     Attributes:
-        vocab: the vocabulary, with the added tokens.
-        word_pieces: the vocabulary that words are split into: without the added tokens, unless it
-            has them itself. The ids are those of `vocab`.
-        added: the added tokens with their ids.
-        lowercase: whether text is lower-cased and (by default) stripped of accents first.
-        switches: what else is done before WordPiece.
+      vocab: the vocabulary, with the added tokens.
+      word_pieces: the vocabulary that words are split into: without the added tokens, unless it
+        has them itself. The ids are those of `vocab`.
+      added: the added tokens with their ids.
+      found_as_it_stands, found_normalized: what is looked for in a text before and after
+        normalization: the added tokens as `Switches` have them, and as `normalize` makes them.
+      lowercase: whether text is lower-cased and (by default) stripped of accents first.
+      switches: what else is done before WordPiece.
     """
 
     def __init__(
@@ -161,34 +195,55 @@ class WordPieceTokenizer:
         """Make a tokenizer.
 
         Args:
-            vocab: a vocabulary with `##` marking continuations, without the added tokens.
-            lowercase: true for uncased vocabularies.
-            switches: how the tokenizer differs from the original's.
-            cache_size: how many distinct words `encode` caches before it clears the cache.
-            vocab_name: what messages call the vocabulary.
+          vocab: a vocabulary with `##` marking continuations, without the added tokens.
+          lowercase: true for uncased vocabularies.
+          switches: how the tokenizer differs from the original's.
+          cache_size: how many distinct words `encode` caches before it clears the cache.
+          vocab_name: what messages call the vocabulary.
 
         Raises:
-            InputError: an added token has the id of another.
+          InputError: an added token has the id of another.
         """
         source = vocab_name or 'vocabulary'
         self.added = with_ids(switches.added_tokens, vocab.index, source)
         self.word_pieces = vocab
-        self.vocab = vocab.with_tokens({i: token.content for token, i in self.added}, source) if (
-            self.added) else vocab
+        self.vocab = vocab
+        if self.added:
+            by_id = {number: token.content for token, number in self.added}
+            self.vocab = vocab.with_tokens(by_id, source)
         self.lowercase = lowercase
         self.switches = switches
         self._cache_size = cache_size
         self._cache: dict[str, tuple[int, ...]] = {}
         self._max_piece = max(map(len, vocab.tokens))
-        self._max_continuation = max(
-            (len(t) - 2 for t in vocab.tokens if t.startswith(CONTINUATION)), default=0)
+        continuations = [token for token in vocab.tokens if token.startswith(CONTINUATION)]
+        self._max_continuation = max(map(len, continuations), default=2) - len(CONTINUATION)
+        self._whole_words = self._ids_of_whole_words()
+        self._make_finders()
+
+    def _ids_of_whole_words(self) -> dict[str, list[int]]:
+        """The id of each word that is not split."""
+        if not self.switches.do_basic_tokenize:
+            return {}
+        vocab = self.vocab
+        return {word: [vocab.index.get(word, vocab.unk_id)] for word in self.switches.never_split}
+
+    def _make_finders(self) -> None:
+        """Makes what finds the added tokens in a text, before and after normalization."""
+        as_it_stands: dict[str, tuple[AddedToken, int]] = {}
+        normalized: dict[str, tuple[AddedToken, int]] = {}
         # Where two are the same after normalization, the first is found (in `tokenizers`, any).
-        as_it_stands, normalized = (
-            {text: pair for pair in reversed(self.added) if pair[0].normalized is wanted
-             and (text := self.normalize(pair[0].content) if wanted else pair[0].content)}
-            for wanted in (False, True))
-        self._as_it_stands, self._normalized = Finder(as_it_stands), Finder(normalized)
-        self.found_as_it_stands, self.found_normalized = tuple(as_it_stands), tuple(normalized)
+        for token, number in reversed(self.added):
+            if token.normalized:
+                normalized[self.normalize(token.content)] = token, number
+            else:
+                as_it_stands[token.content] = token, number
+        normalized.pop('', None)
+        as_it_stands.pop('', None)
+        self._as_it_stands = Finder(as_it_stands)
+        self._normalized = Finder(normalized)
+        self.found_as_it_stands = tuple(as_it_stands)
+        self.found_normalized = tuple(normalized)
 
     @classmethod
     def from_file(cls, vocab_file: str | os.PathLike[str], lowercase: bool = True) -> Self:
@@ -214,31 +269,43 @@ class WordPieceTokenizer:
         if not self.added:
             return self._encode_words(text)
         ids: list[int] = []
-        for part, known in self._as_it_stands.split(text):
-            if known is not None:
-                ids.append(known)
-            elif not self._normalized.is_in(normalized := self.normalize(part)):
+        for part, added in self._as_it_stands.split(text):
+            if added is None:
+                ids += self._encode_between(part)
+            else:
+                ids.append(added)
+        return ids
+
+    def _encode_between(self, text: str) -> list[int]:
+        """The ids of text between tokens that are found as it stands."""
+        normalized = self.normalize(text)
+        if not self._normalized.is_in(normalized):
+            return self._encode_words(text)
+        ids: list[int] = []
+        for part, added in self._normalized.split(normalized):
+            if added is None:
                 ids += self._encode_words(part)
             else:
-                for piece, added in self._normalized.split(normalized):
-                    ids += self._encode_words(piece) if added is None else [added]
+                ids.append(added)
         return ids
 
     def may_have_added(self, text: str) -> bool:
         """Whether an added token may be found in a text."""
-        return self._as_it_stands.is_in(text) or (
-            bool(self.found_normalized) and self._normalized.is_in(self.normalize(text)))
+        if self._as_it_stands.is_in(text):
+            return True
+        return bool(self.found_normalized) and self._normalized.is_in(self.normalize(text))
 
     def normalize(self, text: str) -> str:
         """`text` as it is before it is split at white space and punctuation."""
         switches = self.switches
         if not switches.do_basic_tokenize or switches.never_split:
             return text  # words are looked up as they stand
-        text = text.translate(_SPACED if switches.tokenize_chinese_chars else _SPACED_ALONE)
+        text = text.translate(_SPACED_APART if switches.tokenize_chinese_chars else _SPACED)
         if self.lowercase:
             text = text.lower()
-        strip = self.lowercase if switches.strip_accents is None else switches.strip_accents
-        return unicodedata.normalize('NFD', text).translate(_WITHOUT_ACCENTS) if strip else text
+        if switches.strips_accents(self.lowercase):
+            text = unicodedata.normalize('NFD', text).translate(_WITHOUT_ACCENTS)
+        return text
 
     def _encode_words(self, text: str) -> list[int]:
         cache = self._cache
@@ -249,14 +316,13 @@ class WordPieceTokenizer:
         return ids
 
     def _encode_word(self, raw_word: str) -> tuple[int, ...]:
-        never_split = self.switches.never_split if self.switches.do_basic_tokenize else ()
-        whole = {word: [self.vocab.index.get(word, self.vocab.unk_id)] for word in never_split}
         pieces: list[int] = []
         for token in _split_word(raw_word, self.lowercase, self.switches):
-            pieces += whole.get(token) or self.pieces(token)
+            pieces += self._whole_words.get(token) or self.pieces(token)
+        ids = tuple(pieces)
         if len(self._cache) >= self._cache_size:
             self._cache.clear()
-        self._cache[raw_word] = ids = tuple(pieces)
+        self._cache[raw_word] = ids
         return ids
 
     def pieces(self, token: str) -> list[int]:
@@ -266,7 +332,9 @@ class WordPieceTokenizer:
             return unknown
         index = self.word_pieces.index
         ids: list[int] = []
-        start, prefix, longest = 0, '', self._max_piece
+        start = 0
+        prefix = ''
+        longest = self._max_piece
         while start < len(token):
             for end in range(min(len(token), start + longest), start, -1):
                 piece = index.get(prefix + token[start:end])
@@ -275,5 +343,7 @@ class WordPieceTokenizer:
             else:
                 return unknown
             ids.append(piece)
-            start, prefix, longest = end, CONTINUATION, self._max_continuation
+            start = end
+            prefix = CONTINUATION
+            longest = self._max_continuation
         return ids
