@@ -68,8 +68,9 @@ def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
     return np.array(jax.device_get(sums), np.uint32)
 
 
-def _compute(x: Any, on_host: Callable[[np.ndarray], Any], on_device: Callable[[jax.Array], Any]
-             ) -> Any:
+def _compute(
+    x: Any, on_host: Callable[[np.ndarray], Any], on_device: Callable[[jax.Array], Any]
+) -> Any:
     """Computes on the array's device; in NumPy, without compilation, if a CPU holds all of it."""
     on_cpu = not isinstance(x, jax.Array) or x.addressable_shards[0].device.platform == 'cpu'
     if on_cpu and getattr(x, 'is_fully_addressable', True):
@@ -98,9 +99,14 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 def not_finite(arrays: Mapping[str, Any]) -> str | None:
     """The name of the first array, on host or device, with NaN or infinity, or None."""
-    finite = {name: _compute(x, is_finite, is_finite_on_device) for name, x in arrays.items()
-              if jnp.issubdtype(x.dtype, jnp.floating)}
-    return next((name for name, good in jax.device_get(finite).items() if not good), None)
+    results = {}
+    for name, x in arrays.items():
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            results[name] = _compute(x, is_finite, is_finite_on_device)
+    for name, finite in jax.device_get(results).items():
+        if not finite:
+            return name
+    return None
 
 
 def is_finite(x: np.ndarray) -> bool:

@@ -84,13 +84,15 @@ class Finder:
 def _start_of_spaces(text: str, end: int) -> int:
     """Where the spaces begin that stand before a place in a text."""
     found = _SPACES_AT_END.search(text, 0, end)
-    return found.start() if found else end
+    assert found  # of no spaces, if there are none
+    return found.start()
 
 
 def _end_of_spaces(text: str, start: int) -> int:
     """Where the spaces end that stand after a place in a text."""
     found = _SPACES.match(text, start)
-    return found.end() if found else start
+    assert found
+    return found.end()
 
 
 def _touches_word(text: str, begin: int, end: int) -> bool:

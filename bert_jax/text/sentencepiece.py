@@ -1,6 +1,7 @@
 """A SentencePiece model as a BERT tokenizer, for vocabularies trained elsewhere."""
 
 import functools
+from collections.abc import Sequence
 
 import sentencepiece
 
@@ -34,8 +35,8 @@ class SentencePieceTokenizer:
         except (RuntimeError, OSError):
             raise InputError(f'{source}: not a SentencePiece model, or damaged') from None
         pieces = [self._processor.IdToPiece(i) for i in range(self._processor.GetPieceSize())]
-        pad = '<pad>' if PAD not in pieces and '<pad>' in pieces else PAD
-        unk = '<unk>' if UNK not in pieces and '<unk>' in pieces else UNK
+        pad = _known_as(pieces, PAD, '<pad>')
+        unk = _known_as(pieces, UNK, '<unk>')
         specials = (pad, unk, CLS, SEP, MASK)
         is_continuation = []
         for i, piece in enumerate(pieces):
@@ -54,3 +55,10 @@ class SentencePieceTokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, without [CLS] and [SEP]."""
         return self._processor.EncodeAsIds(text)
+
+
+def _known_as(pieces: Sequence[str], name: str, other: str) -> str:
+    """What a vocabulary calls a special token: `name`, or `other` if it has only that."""
+    if name not in pieces and other in pieces:
+        return other
+    return name

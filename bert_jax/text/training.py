@@ -15,13 +15,14 @@ all other words keep their pieces.
 """
 
 import collections
+import functools
 import io
 import itertools
 import math
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import sentencepiece
 
@@ -49,6 +50,7 @@ _FIRST_LETTERS = 0xF0000  # planes 15 and 16: private use
 _SHOWN = 5  # words in a note
 _VOICING = '\u3099\u309a'  # of kana
 _SPACE_MARK = '\u2581'  # SentencePiece's own stand-in for a space
+_Part = TypeVar('_Part')
 
 
 def train_wordpiece(
@@ -133,7 +135,8 @@ def count_basic_tokens(
         runs.update(wordpiece.raw_words(text))
         if len(runs) > _MAX_COUNTED_WORDS:
             runs = _forget_rare(runs, _MAX_COUNTED_WORDS // 2)
-    return _weighted((basic_tokens(run, lowercase, switches), count) for run, count in runs.items())
+    split = functools.partial(basic_tokens, lowercase=lowercase, switches=switches)
+    return _count_parts(runs, split)
 
 
 def _forget_rare(counts: collections.Counter[str], max_items: int) -> collections.Counter[str]:
@@ -178,11 +181,18 @@ def _is_accent(mark: str) -> bool:
     return named and mark not in _VOICING
 
 
-def _weighted(parts: Iterable[tuple[Iterable[Any], int]]) -> collections.Counter[Any]:
-    """The number of occurrences of each part, from (parts of a word, its occurrences)."""
-    counts: collections.Counter[Any] = collections.Counter()
-    for found, count in parts:
-        for part in found:
+def _count_parts(
+    words: Mapping[str, int], split: Callable[[str], Iterable[_Part]]
+) -> collections.Counter[_Part]:
+    """The number of occurrences of each part of words.
+
+    Args:
+      words: with their own numbers of occurrences.
+      split: gives the parts of a word.
+    """
+    counts: collections.Counter[_Part] = collections.Counter()
+    for word, count in words.items():
+        for part in split(word):
             counts[part] += count
     return counts
 
@@ -198,7 +208,7 @@ def _characters(counts: Mapping[str, int], room: int) -> tuple[list[str], list[s
     First come those that make up 99.99 % of the text. Then, in a twelfth of the room, others, ASCII
     first: other texts will have characters that are rare in this one, such as `@`.
     """
-    seen = _weighted(counts.items())
+    seen = _count_parts(counts, split=iter)
     ranked = _by_frequency(seen)
     before = itertools.accumulate((seen[char] for char in ranked), initial=0)
     num_frequent = sum(total < _CHARACTER_COVERAGE * seen.total() for total in before)
@@ -279,8 +289,8 @@ def _by_use(
       words: with their counts.
       lowercase: whether the vocabulary is uncased.
     """
-    split = WordPieceTokenizer(Vocab.from_tokens([*fixed, *pieces]), lowercase).pieces
-    uses = _weighted((split(word), count) for word, count in words.items())
+    tokenizer = WordPieceTokenizer(Vocab.from_tokens([*fixed, *pieces]), lowercase)
+    uses = _count_parts(words, split=tokenizer.pieces)
     order = sorted(range(len(pieces)), key=lambda i: -uses[len(fixed) + i])
     return [pieces[i] for i in order]
 

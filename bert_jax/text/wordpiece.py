@@ -55,17 +55,23 @@ def _cleaned(char: str) -> str:
 
 def _cleaned_apart(char: str) -> str:
     """`_cleaned`, with spaces around an ideograph."""
-    return f' {char} ' if is_cjk(char) else _cleaned(char)
+    if is_cjk(char):
+        return f' {char} '
+    return _cleaned(char)
 
 
 def _spaced(char: str) -> str:
     """`_cleaned`, with plain spaces for all white space."""
-    return ' ' if char in WHITESPACE else _cleaned(char)
+    if char in WHITESPACE:
+        return ' '
+    return _cleaned(char)
 
 
 def _spaced_apart(char: str) -> str:
     """`_spaced`, with spaces around an ideograph."""
-    return ' ' if char in WHITESPACE else _cleaned_apart(char)
+    if is_cjk(char):
+        return f' {char} '
+    return _spaced(char)
 
 
 def _without_accent(char: str) -> str:
@@ -137,7 +143,9 @@ class Switches:
 
     def strips_accents(self, lowercase: bool) -> bool:
         """Whether accents are stripped from text that is, or is not, lower-cased."""
-        return lowercase if self.strip_accents is None else self.strip_accents
+        if self.strip_accents is None:
+            return lowercase
+        return self.strip_accents
 
 
 ORIGINAL = Switches()
