@@ -84,13 +84,13 @@ def open_command(
       stdin: bytes of its standard input.
       seconds: after which it is interrupted.
     """
-    command, *words = shlex.split(line) if isinstance(line, str) else line
-    if command in ('main', 'sweep', 'paper', 'evaluate') and 'workdir' not in ' '.join(words):
-        words.append('--workdir={folder}/new')
-    args = [part.replace('{folder}', str(folder)).replace('{things}', str(things))
-            for word in words for part in MACROS.get(word, (word,))]
-    tools = '' if command in ('main', 'convert', 'evaluate', 'predict') else 'tools.'
-    out, err, status = io.StringIO(), io.StringIO(), None
+    command, args = _parse_line(line, folder, things)
+    module = f'bert_jax.tools.{command}'
+    if command in ('main', 'convert', 'evaluate', 'predict'):
+        module = f'bert_jax.{command}'
+    status = None
+    err = io.StringIO()
+    out = io.StringIO()
     out.reconfigure = lambda **_: None  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
         # runpy warns if the module of the command has been imported before.
@@ -106,13 +106,27 @@ def open_command(
         stack.enter_context(contextlib.chdir(ROOT))
         stack.enter_context(_alarm(seconds))
         try:
-            runpy.run_module(f'bert_jax.{tools}{command}', run_name='__main__', alter_sys=True)
+            runpy.run_module(module, run_name='__main__', alter_sys=True)
         except SystemExit as ended:
             status = ended.code
         except (Exception, KeyboardInterrupt):
             err.write(traceback.format_exc())
             status = 1
     return Answer(status or 0, out.getvalue(), err.getvalue())
+
+
+def _parse_line(
+    line: str | tuple[str, ...], folder: Path, things: Path | None
+) -> tuple[str, list[str]]:
+    """(Command, arguments) of a line as `open_command` takes it."""
+    command, *words = shlex.split(line) if isinstance(line, str) else line
+    if command in ('main', 'sweep', 'paper', 'evaluate') and 'workdir' not in ' '.join(words):
+        words.append('--workdir={folder}/new')
+    args = []
+    for word in words:
+        for part in MACROS.get(word, (word,)):
+            args.append(part.replace('{folder}', str(folder)).replace('{things}', str(things)))
+    return command, args
 
 
 @contextlib.contextmanager
@@ -131,11 +145,16 @@ def _alarm(seconds: int) -> Iterator[None]:
 
 def contents(folder: Path) -> dict[str, str]:
     """Digests of the files below a folder, and where its links point."""
-    return {
-        str(path.relative_to(folder)):
-            os.readlink(path) if path.is_symlink()
-            else hashlib.md5(path.read_bytes()).hexdigest() if path.is_file() else 'special'
-        for path in folder.rglob('*') if path.is_symlink() or not path.is_dir()}
+    found = {}
+    for path in folder.rglob('*'):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_file():
+            found[name] = hashlib.md5(path.read_bytes()).hexdigest()
+        elif not path.is_dir():
+            found[name] = 'special'
+    return found
 
 
 def make(folder: Path) -> None:

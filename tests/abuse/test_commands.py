@@ -8,69 +8,85 @@ tests/tasks/test_tables.py, tests/weights/test_refused.py, tests/predict/test_cl
 """
 
 import contextlib
-import dataclasses
 import json
-import os
 import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.abuse.__main__ import TARGETS, careless, convert_run, fuzz
+from tests.abuse.careless import careless
 from tests.abuse.commands import contents, make, open_command
+from tests.abuse.fuzz import TARGETS, convert_run, fuzz
 from tests.tiny_runs import WORDS
 
 pytestmark = pytest.mark.slow
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A call of a command (see `open_command`), and how it must answer.
-
-    Attributes:
-      says: a pattern that the one line of error has to match.
-      status: its exit status.
-      before: prepares the case's folder.
-      around: returns the context manager, of the case's folder, in which the command runs.
-    """
-
-    line: str | tuple[str, ...]
-    says: str
-    status: int = 2
-    before: Callable[[Path], object] = lambda folder: None
-    stdin: bytes = b''
-    around: Callable[[Path], contextlib.AbstractContextManager] = contextlib.nullcontext
+@pytest.fixture(scope='module')
+def things(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('things')
+    make(folder)
+    return folder
 
 
-def write(name, content):
-    data = content if isinstance(content, bytes) else content.encode()
-    return lambda folder: (folder / name).write_bytes(data)
+class Sandbox:
+    """A copy of `things`, in which a test may change files before a command has to refuse them."""
 
+    def __init__(self, things, folder):
+        shutil.copytree(things, folder, symlinks=True)
+        self.folder = folder
+        self._things = things
 
-def change(pattern, changed):
-    """Changes the files that match: `changed` takes and gives bytes."""
-    def before(folder):
-        paths = [path for path in folder.glob(pattern) if path.is_file()]
+    def write(self, name, content):
+        """Writes a file; `content` is text or bytes."""
+        data = content if isinstance(content, bytes) else content.encode()
+        (self.folder / name).write_bytes(data)
+
+    def change(self, pattern, changed):
+        """Changes the files that match: `changed` takes and gives bytes."""
+        paths = [path for path in self.folder.glob(pattern) if path.is_file()]
         assert paths, pattern
         for path in paths:
             path.write_bytes(changed(path.read_bytes()))
-    return before
+
+    def refuses(self, call, says, status=2, stdin=b''):
+        """Checks that a command refuses a call in one line and changes no file.
+
+        Args:
+          call: as for `open_command`.
+          says: a pattern that the line has to match.
+          status: the exit status.
+          stdin: bytes of the command's standard input.
+        """
+        before = contents(self.folder)
+        answer = open_command(call, self.folder, self._things, stdin=stdin, seconds=60)
+        assert not answer.harm, answer.out + answer.err
+        assert answer.status == status, answer.out + answer.err
+        assert re.search(says, answer.lines[0]), answer.lines[0]
+        after = contents(self.folder)
+        changed = [name for name, digest in before.items() if after.get(name) != digest]
+        assert not changed, changed
 
 
-def having(**fields):
+@pytest.fixture
+def sandbox(things, tmp_path):
+    return Sandbox(things, tmp_path / 'all')
+
+
+# What an editor or a disk does to a file.
+
+def with_fields(**fields):
     """Sets fields of a JSON file and drops its digest, so that the values are checked."""
     def changed(data):
-        said = json.loads(data) | fields
-        said.pop('digest', None)
-        return json.dumps(said).encode()
+        content = json.loads(data) | fields
+        content.pop('digest', None)
+        return json.dumps(content).encode()
     return changed
 
 
-def value(pattern, new):
+def with_value(pattern, new):
     """Replaces a value and keeps the digest, as damage on a disk would."""
     def changed(data):
         result = re.sub(pattern, new, data)
@@ -79,17 +95,329 @@ def value(pattern, new):
     return changed
 
 
-def cut(data):
+def without_last_lines(data):
     return b'\n'.join(data.split(b'\n')[:-7]) + b'\n'
 
 
-def nothing(data):
+def emptied(data):
     return b''
 
 
-def deep(data):
+def nested_too_deep(data):
     return b'[' * 100000
 
+
+def replaced(new):
+    return lambda data: new
+
+
+# Config files and flags.
+
+CONFIG = 'from bert_jax.config import default_config\ndef get_config():\n    c = default_config()\n'
+
+
+@pytest.mark.parametrize('content, says', [
+    pytest.param('', 'get_config', id='empty'),
+    pytest.param(b'\xff\xfe\x00', 'Python', id='no text'),
+    pytest.param('def get_config(:\n', 'line 1', id='no Python'),
+    pytest.param('import nothing_of_this_name\n', r'line 1.*nothing_of_this_name', id='no module'),
+    pytest.param('def get_config():\n    return 1 / 0\n', r'line 2.*division', id='it raises'),
+    pytest.param('def get_config():\n    return {}\n', 'default_config', id='no config'),
+    pytest.param(CONFIG + '    c.optimizer.learning_rte = 1\n    return c\n', 'learning_rte',
+                 id='no field'),
+    pytest.param('import sys\nsys.exit(0)\n', 'line 2', id='it exits'),
+    pytest.param('def get_config():\n    return get_config()\n', 'recursion', id='it recurs'),
+])
+def test_a_broken_config_file(sandbox, content, says):
+    sandbox.write('c.py', content)
+    sandbox.refuses('main --config={folder}/c.py', rf'(config\.|c\.py.*){says}')
+
+
+@pytest.mark.parametrize('file, says', [
+    ('configs/tiny_pretrian.py', r'tiny_pretrian\.py: No such .*tiny_pretrain'),
+    ('configs', 'configs.*directory'),
+    ('configs/glue.py:nope', "'nope'"),
+    ('{folder}/hf_pretraining/model.safetensors', r'model\.safetensors.*Python'),
+    ('configs/glue.py:ax', r'configs/glue\.py:ax has no training set'),
+    ('configs/glue.py:rte', 'init_checkpoint'),
+])
+def test_a_name_that_is_no_config_to_train_with(sandbox, file, says):
+    sandbox.refuses(f'main --config={file}', says)
+
+
+# tests/test_config.py has all ranges.
+@pytest.mark.parametrize('setting, says', [
+    ('optimizer.name=apply_updates', 'name.*apply_updates'),
+    ('optimizer.name=', 'name'),
+    ('optimizer.arguments=b1=open("x")', 'arguments.*b1=open'),
+    ('optimizer.lr=1', 'lr is not a field'),
+    ('data.packing=perhaps', 'packing'),
+    ('train.steps=1e400 steps', 'steps'),
+    ('train.steps=1e15 steps', 'steps.*1e15'),
+    ('train.steps=many', 'steps.*many'),
+    ('train.batch_size=100000000', 'batch_size.*1000'),
+    ('train.profile=9..8', r'profile.*9\.\.8'),
+    ('train=3', 'train'),
+    ('task=3', 'task'),
+    ('seed=99999999999999999999', 'seed'),
+    ('task=pretran', "did you mean 'pretrain'"),
+    ('phases=None', 'phases'),
+    ('phases={"steps": 3}', 'phases'),
+    ('phases=({"steps": [2]},)', r'phases\[0\]\.steps'),
+    ('phases=({"steps": 2, "learning_rate": 1e400},)', r'phases\[0\]\.learning_rate'),
+])
+def test_a_setting_without_a_meaning(sandbox, setting, says):
+    sandbox.refuses(('main', '@synthetic', f'--config.{setting}'), says)
+
+
+@pytest.mark.parametrize('call, says', [
+    ('main @glue --config.data.held_out=0.5', 'held_out.*has no effect'),
+    ('main @csv --config.data.held_out=0.5 --config.data.eval_source=x', 'would change'),
+    ("main @glue --config.phases='({\"steps\": 1},)'", 'phases'),
+    ('main --config=configs/squad.py --config.init_checkpoint={folder}/run '
+     '--config.squad.doc_stride=0', 'doc_stride'),
+])
+def test_a_setting_that_does_not_suit_the_task(sandbox, call, says):
+    sandbox.refuses(call, says)
+
+
+@pytest.mark.parametrize('call, says', [
+    ('main --workdir={folder}/new', '--config is missing'),
+    ('main @synthetic --wrkdir={folder}/new', 'wrkdir'),
+    ('main @synthetic --workdir={folder}/new please', "'please'"),
+    ('sweep @sweep --restarts=-1', '--restarts: -1 is less than 0'),
+    ('sweep @sweep --chips=-1', '--chips: -1 is less than 0'),
+    ('bench --stpes=3', 'stpes'),
+    ('bench --seq=16 --predictions=15', '--predictions=15'),
+    ('prepare @text --config.data.source={folder}/none.txt', r'none\.txt'),
+    ('prepare @glue', "'cola' reads its data at every start"),
+    ('preflight @synthetic --topology=v5e', 'v5e:16x16'),
+    ('preflight @synthetic --topology=v5e:32x32', 'at most 16'),
+    ('preflight @synthetic --topology=v4:4x4', '3 dims'),
+    ('preflight @synthetic --topology=v5e:2x2 --price=cheap', '--price=cheap'),
+    ("preflight @text --topology=v5e:4x4 --config.train.steps='3 epochs'", 'write steps'),
+    ('preflight @glue --topology=v5e:4x4', "'cola'"),
+    ('paper mine --rows=glue.py:mrpc', 'glue.py:mrpc is a config of mrpc'),
+    ('paper mine', "'mine'.*--rows=FILE:NAME"),
+    ('paper 5 --columns=mrcp', 'columns=mrcp is unknown'),
+    ('paper 5 --pretrain train.stepz=3', r'train\.stepz'),
+    ('paper 5 --seeds=0', '--seeds: 0 is less than 1'),
+    ('paper 5 --finetune mprc:train.steps=7', r"mprc is unknown: did you mean 'mrpc'\?"),
+    ('paper 5 --weights bse=x', 'at the scale tiny: --weights=bse is unknown'),
+    ('paper 7 --data=there', 'there/conll2003 does not exist'),
+    ('report {folder}/run {folder}/run --output={folder}/new.html', 'run is named twice'),
+    ('report {folder}/run --output={folder}/new.html --text="the [MASK] cat"', r'text.*\[MASK'),
+    ('glue_submission {folder}/new.zip', 'name the directories of runs'),
+    ('glue_submission {folder}/new.zip {folder}/none', 'no folder .*none'),
+])
+def test_a_wrong_flag_or_argument(sandbox, call, says):
+    sandbox.refuses(call, says)
+
+
+# Texts, tables and weights.
+
+@pytest.mark.parametrize('pattern', ['gone', '*'])
+def test_a_text_that_is_a_dangling_link(sandbox, pattern):
+    (sandbox.folder / 'gone.txt').symlink_to('nowhere')
+    sandbox.refuses(f'main @text --config.data.source={{folder}}/{pattern}.txt',
+                    r'gone\.txt: No such file')
+
+
+@pytest.mark.parametrize('source, says', [('3', 'source'), ('~nosuchuser/x.txt', '~nosuchuser')])
+def test_a_source_of_text_that_is_none(sandbox, source, says):
+    sandbox.refuses(f'main @text --config.data.source={source}', says)
+
+
+def test_a_text_that_nests_too_deep(sandbox):
+    sandbox.write('bad.jsonl', '[' * 100000 + '\n')
+    sandbox.refuses('main @text --config.data.source=jsonl:{folder}/bad.jsonl',
+                    r'bad\.jsonl begins with \[ and is no list')
+
+
+def test_a_vocabulary_of_another_language(sandbox):
+    chinese = [chr(0x4e00 + i) for i in range(99)]
+    tokens = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *chinese]
+    sandbox.write('v.txt', '\n'.join(tokens))
+    sandbox.refuses('main @text --config.data.vocab_file={folder}/v.txt', r'\[UNK\]')
+
+
+@pytest.mark.parametrize('rows, says', [
+    pytest.param(',a\n,b\n', r't\.csv.*(empty|no text|unusable)', id='no text'),
+    pytest.param('漢字漢字,a\n日本,b\n', r'\[UNK\]', id='another language'),
+    pytest.param(f'{WORDS[0]},a\n', r't\.csv', id='one label'),
+])
+def test_a_table_from_which_nothing_can_be_learned(sandbox, rows, says):
+    sandbox.write('t.csv', 'text,label\n' + rows * 50)
+    sandbox.refuses('main @csv', says)
+
+
+CONVERT = 'convert {folder}/hf_pretraining {folder}/new --to bert_jax'
+
+
+@pytest.mark.parametrize('field, wrong', [
+    ('layer_norm_eps', -1),
+    ('hidden_dropout_prob', float('nan')),
+    ('num_hidden_layers', 10**9),
+    ('vocab_size', -3),
+])
+def test_published_weights_with_an_impossible_config(sandbox, field, wrong):
+    sandbox.change('hf_pretraining/config.json', with_fields(**{field: wrong}))
+    sandbox.refuses(CONVERT, rf'config\.json: {field}')
+
+
+def test_published_weights_that_are_damaged(sandbox):
+    too_long_header = struct.pack('<Q', 1 << 60) + b'{}'
+    sandbox.write('hf_pretraining/model.safetensors', too_long_header)
+    sandbox.refuses(CONVERT, 'model.safetensors')
+
+
+def test_published_weights_whose_config_nests_too_deep(sandbox):
+    sandbox.change('hf_pretraining/config.json', nested_too_deep)
+    sandbox.refuses(CONVERT, 'config.json')
+
+
+@pytest.mark.parametrize('call, says', [
+    ('predict features --model {folder}/notes a', 'notes.*no model'),
+    (('predict', 'features', '--model', '{folder}/hf_pretraining', 'a \udce4'), 'UTF-8'),
+    ('predict @features --normalize "a b"', 'add --pool'),
+    ('predict @features --windows=mean "a b"', 'add --pool'),
+    ('predict @features --input {folder}/notes', 'notes'),
+])
+def test_a_prediction_that_cannot_be_made(sandbox, call, says):
+    sandbox.refuses(call, says)
+
+
+@pytest.mark.parametrize('stdin, says', [
+    pytest.param(b'{"question": "\\ud800", "context": "a b"}\n', 'UTF-8|surrogate', id='no text'),
+    pytest.param(b'{"question": ' + b'[' * 100000 + b'\n', 'line 1', id='nested too deep'),
+])
+def test_standard_input_that_cannot_be_read(sandbox, stdin, says):
+    sandbox.refuses('predict answer --model {folder}/hf_question_answering', says, stdin=stdin)
+
+
+# Files of this project that an editor or a disk has changed.
+
+RESUME = 'main @text --workdir={folder}/run --config.train.steps=6'
+PREDICT = 'predict fill-mask --model {folder}/run "a [MASK]"'
+RUN_CONFIG = r'config\.json|holds a run with'
+
+
+@pytest.mark.parametrize('call', [
+    pytest.param(RESUME, id='resumed'), pytest.param(PREDICT, id='predicted with')])
+@pytest.mark.parametrize('changed', [
+    emptied,
+    pytest.param(replaced(b'[]'), id='a list'),
+    nested_too_deep,
+    pytest.param(replaced(b'\xff\0'), id='no text'),
+    pytest.param(with_fields(model=3), id='model is a number'),
+    pytest.param(with_fields(model={}), id='model is empty'),
+    pytest.param(with_value(rb'"hidden_size": 32', b'"hidden_size": 16'), id='another width'),
+    pytest.param(with_value(rb'"layer_norm_eps": [-0-9e.]+', b'"layer_norm_eps": -1'),
+                 id='an impossible value'),
+])
+def test_the_config_of_a_run_that_was_changed(sandbox, call, changed):
+    sandbox.change('run/config.json', changed)
+    sandbox.refuses(call, RUN_CONFIG)
+
+
+def test_a_run_whose_task_was_changed_is_not_resumed(sandbox):
+    sandbox.change('run/config.json', with_fields(task=3))
+    sandbox.refuses(RESUME, RUN_CONFIG)
+
+
+def test_a_run_whose_data_were_changed_predicts_nothing(sandbox):
+    sandbox.change('run/config.json', with_fields(data=3))
+    sandbox.refuses(PREDICT, r'config\.json')
+
+
+def test_a_run_whose_config_is_missing(sandbox):
+    (sandbox.folder / 'run' / 'config.json').unlink()
+    sandbox.refuses(RESUME, r'run.*config\.json is missing: put it back')
+
+
+def test_a_run_whose_records_were_changed(sandbox):
+    wrong = b'{"step": 1, "train/loss": "x"}\n'
+    sandbox.change('run/metrics.jsonl', lambda data: wrong + data)
+    sandbox.refuses(RESUME, r'metrics\.jsonl')
+
+
+@pytest.mark.parametrize('call', [
+    RESUME, 'convert {folder}/run {folder}/new --to huggingface'])
+def test_a_run_whose_vocabulary_was_cut(sandbox, call):
+    sandbox.change('run/vocab.txt', without_last_lines)
+    sandbox.refuses(call, 'vocab')
+
+
+def test_a_run_whose_vocabulary_has_another_order(sandbox):
+    def reversed_words(data):
+        lines = data.removesuffix(b'\n').split(b'\n')
+        specials, words = lines[:5], lines[5:]
+        return b'\n'.join(specials + words[::-1]) + b'\n'
+
+    sandbox.change('run/vocab.txt', reversed_words)
+    sandbox.refuses(PREDICT, 'vocab')
+
+
+def test_a_run_whose_text_was_changed(sandbox):
+    sandbox.change('text.txt', lambda data: data.upper() + b'\n\nA text of more words.')
+    sandbox.refuses(RESUME, r'holds a run with (another vocab|model\.vocab)')
+
+
+def test_a_run_whose_checkpoints_are_gone(sandbox):
+    checkpoints = sandbox.folder / 'run' / 'checkpoints'
+    shutil.rmtree(checkpoints)
+    checkpoints.mkdir()
+    sandbox.refuses(PREDICT, 'no checkpoint')
+
+
+@pytest.mark.parametrize('changed', [
+    emptied,
+    pytest.param(replaced(b'{}'), id='no metric'),
+    pytest.param(with_value(rb'": [-0-9.e]+', b'": 0.875'), id='another value'),
+])
+def test_a_run_whose_best_metrics_were_changed(sandbox, changed):
+    sandbox.change('cola/best/*/metrics/metrics', changed)
+    sandbox.refuses('main @glue --config.init_checkpoint={things}/run '
+                    '--config.data.dir={things}/cache --workdir={folder}/cola', 'cola/best')
+
+
+def test_a_vocabulary_in_the_cache_that_was_cut(sandbox):
+    sandbox.change('cache/vocabularies/*.txt', without_last_lines)
+    sandbox.refuses('main @text', 'vocabularies/.*damaged')
+
+
+@pytest.mark.parametrize('changed', [
+    pytest.param(with_fields(format_version=99), id='another version'),
+    pytest.param(with_fields(num_tokens=10**12), id='another length'),
+    nested_too_deep,
+    pytest.param(with_fields(files={'../x': {'bytes': 3, 'md5': 'x'}}), id='a file elsewhere'),
+])
+def test_a_token_store_whose_manifest_was_changed(sandbox, changed):
+    sandbox.change('cache/stores/*/manifest.json', changed)
+    sandbox.refuses('main @text', 'manifest|format version')
+
+
+SWEEP = 'sweep --config=configs/tiny_pretrain.py --workdir={folder}/s'
+
+
+def test_a_sweep_with_another_config(sandbox):
+    begun = sandbox.folder / 's' / 'runs' / 'seed=9'
+    begun.mkdir(parents=True)
+    (begun / 'config.json').write_text('{}')
+    sandbox.write('s/sweep.json', '{"config": 3}')
+    sandbox.refuses(f'{SWEEP} --restarts=1', 'holds a sweep')
+
+
+@pytest.mark.parametrize('result', ['', '[]', '{"metric": "eval/f1", "eval/f1": NaN}'])
+def test_a_sweep_whose_results_were_changed(sandbox, result):
+    finished = sandbox.folder / 's' / 'runs' / 'seed=1'
+    finished.mkdir(parents=True)
+    sandbox.write('s/sweep.json', '{"config": "configs/tiny_pretrain.py", "settings": []}')
+    (finished / 'sweep_result.json').write_text(result)
+    sandbox.refuses(f'{SWEEP} --grid seed=1', r'sweep_result\.json')
+
+
+# Outputs. Even root can create nothing in /proc/1. Files that the command did not write are kept.
 
 @contextlib.contextmanager
 def small_disk(folder):
@@ -105,230 +433,75 @@ def small_disk(folder):
         subprocess.run(['umount', '--lazy', folder / 'small'], check=True)
 
 
-_START = 'from bert_jax.config import default_config\ndef get_config():\n    c = default_config()\n'
-CONFIGS = [
-    *(Case('main --config={folder}/c.py', rf'(config\.|c\.py.*){says}',
-           before=write('c.py', content)) for content, says in (
-        ('', 'get_config'), (b'\xff\xfe\x00', 'Python'), ('def get_config(:\n', 'line 1'),
-        ('import nothing_of_this_name\n', r'line 1.*nothing_of_this_name'),
-        ('def get_config():\n    return 1 / 0\n', r'line 2.*division'),
-        ('def get_config():\n    return {}\n', 'default_config'),
-        (_START + '    c.optimizer.learning_rte = 1\n    return c\n', 'learning_rte'),
-        ('import sys\nsys.exit(0)\n', 'line 2'),
-        ('def get_config():\n    return get_config()\n', 'recursion'))),
-    # Fields; tests/test_config.py has all ranges.
-    *(Case(('main', '@synthetic', f'--config.{setting}'), says) for setting, says in (
-        ('optimizer.name=apply_updates', 'name.*apply_updates'), ('optimizer.name=', 'name'),
-        ('optimizer.arguments=b1=open("x")', 'arguments.*b1=open'),
-        ('optimizer.lr=1', 'lr is not a field'), ('data.packing=perhaps', 'packing'),
-        ('train.steps=1e400 steps', 'steps'), ('train.steps=1e15 steps', 'steps.*1e15'),
-        ('train.steps=many', 'steps.*many'), ('train.batch_size=100000000', 'batch_size.*1000'),
-        ('train.profile=9..8', r'profile.*9\.\.8'), ('train=3', 'train'), ('task=3', 'task'),
-        ('seed=99999999999999999999', 'seed'), ('task=pretran', "did you mean 'pretrain'"),
-        ('phases=None', 'phases'), ('phases={"steps": 3}', 'phases'),
-        ('phases=({"steps": [2]},)', r'phases\[0\]\.steps'),
-        ('phases=({"steps": 2, "learning_rate": 1e400},)', r'phases\[0\]\.learning_rate'))),
-    Case('main @glue --config.data.held_out=0.5', 'held_out.*has no effect'),
-    Case('main @csv --config.data.held_out=0.5 --config.data.eval_source=x', 'would change'),
-    Case(('main', '@glue', '--config.phases=({"steps": 1},)'), 'phases'),
-    *(Case(f'main --config={file}', says) for file, says in (
-        ('configs/tiny_pretrian.py', r'tiny_pretrian\.py: No such .*tiny_pretrain'),
-        ('configs', 'configs.*directory'), ('configs/glue.py:nope', "'nope'"),
-        ('{folder}/hf_pretraining/model.safetensors', r'model\.safetensors.*Python'),
-        ('configs/glue.py:ax', r'configs/glue\.py:ax has no training set'),
-        ('configs/glue.py:rte', 'init_checkpoint'))),
-    Case('main --workdir={folder}/new', '--config is missing'),
-    Case('main @synthetic --wrkdir={folder}/new', 'wrkdir'),
-    Case('main @synthetic --workdir={folder}/new please', "'please'"),
-    Case('main --config=configs/squad.py --config.init_checkpoint={folder}/run '
-         '--config.squad.doc_stride=0', 'doc_stride'),
-    *(Case(f'sweep @sweep --{flag}=-1', f'--{flag}: -1 is less than 0')
-      for flag in ('restarts', 'chips')),
-    *(Case(line, says) for line, says in {
-        'bench --stpes=3': 'stpes',
-        'bench --seq=16 --predictions=15': '--predictions=15',
-        'preflight @synthetic --topology=v5e': 'v5e:16x16',
-        'preflight @synthetic --topology=v5e:32x32': 'at most 16',
-        'preflight @synthetic --topology=v4:4x4': '3 dims',
-        'preflight @synthetic --topology=v5e:2x2 --price=cheap': '--price=cheap',
-        'paper mine --rows=glue.py:mrpc': 'glue.py:mrpc is a config of mrpc',
-        'paper mine': "'mine'.*--rows=FILE:NAME",
-        "preflight @text --topology=v5e:4x4 --config.train.steps='3 epochs'": 'write steps',
-        'preflight @glue --topology=v5e:4x4': "'cola'",
-        'prepare @text --config.data.source={folder}/none.txt': r'none\.txt',
-        'prepare @glue': "'cola' reads its data at every start",
-        'paper 5 --columns=mrcp': 'columns=mrcp is unknown',
-        'paper 5 --pretrain train.stepz=3': r'train\.stepz',
-        'paper 5 --seeds=0': '--seeds: 0 is less than 1',
-        'paper 5 --finetune mprc:train.steps=7': r"mprc is unknown: did you mean 'mrpc'\?",
-        'paper 5 --weights bse=x': 'at the scale tiny: --weights=bse is unknown',
-        'paper 7 --data=there': 'there/conll2003 does not exist',
-        'report {folder}/run {folder}/run --output={folder}/new.html': 'run is named twice',
-        'report {folder}/run --output={folder}/new.html --text="the [MASK] cat"': r'text.*\[MASK',
-        'glue_submission {folder}/new.zip': 'name the directories of runs',
-        'glue_submission {folder}/new.zip {folder}/none': 'no folder .*none',
-    }.items()),
-]
-
-_CONVERT = 'convert {folder}/hf_pretraining {folder}/new --to bert_jax'
-INPUTS = [
-    *(Case(f'main @text --config.data.source={{folder}}/{name}.txt', r'gone\.txt: No such file',
-           before=lambda folder: os.symlink('nowhere', folder / 'gone.txt'))
-      for name in ('gone', '*')),
-    Case('main @text --config.data.source=3', 'source'),
-    Case('main @text --config.data.source=~nosuchuser/x.txt', '~nosuchuser'),
-    Case('main @text --config.data.source=jsonl:{folder}/bad.jsonl',
-         r'bad\.jsonl begins with \[ and is no list',
-         before=write('bad.jsonl', '[' * 100000 + '\n')),
-    Case('main @text --config.data.vocab_file={folder}/v.txt', r'\[UNK\]', before=write(
-        'v.txt', '\n'.join(['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]',
-                            *(chr(0x4e00 + i) for i in range(99))]))),
-    *(Case('main @csv', says, before=write('t.csv', 'text,label\n' + rows * 50))
-      for rows, says in ((',a\n,b\n', r't\.csv.*(empty|no text|unusable)'),
-                         ('漢字漢字,a\n日本,b\n', r'\[UNK\]'), (f'{WORDS[0]},a\n', r't\.csv'))),
-    *(Case(_CONVERT, rf'config\.json: {field}',
-           before=change('hf_pretraining/config.json', having(**{field: wrong})))
-      for field, wrong in (('layer_norm_eps', -1), ('hidden_dropout_prob', float('nan')),
-                           ('num_hidden_layers', 10**9), ('vocab_size', -3))),
-    Case(_CONVERT, 'model.safetensors', before=change(
-        'hf_pretraining/model.safetensors', lambda data: struct.pack('<Q', 1 << 60) + b'{}')),
-    Case(_CONVERT, 'config.json', before=change('hf_pretraining/config.json', deep)),
-    Case('predict features --model {folder}/notes a', 'notes.*no model'),
-    Case(('predict', 'features', '--model', '{folder}/hf_pretraining', 'a \udce4'), 'UTF-8'),
-    *(Case('predict answer --model {folder}/hf_question_answering', says, stdin=stdin)
-      for stdin, says in ((b'{"question": "\\ud800", "context": "a b"}\n', 'UTF-8|surrogate'),
-                          (b'{"question": ' + b'[' * 100000 + b'\n', 'line 1'))),
-    Case('predict @features --normalize "a b"', 'add --pool'),
-    Case('predict @features --windows=mean "a b"', 'add --pool'),
-    Case('predict @features --input {folder}/notes', 'notes'),
-]
-
-_RUN = 'main @text --workdir={folder}/run --config.train.steps=6'
-_PREDICT = 'predict fill-mask --model {folder}/run "a [MASK]"'
-_SWEEP = 'sweep --config=configs/tiny_pretrain.py --workdir={folder}/s'
+@pytest.mark.parametrize('call', [
+    'convert {folder}/run {folder}/small/x --to huggingface',
+    'convert {folder}/run {folder}/small/x --to tf1',
+    'convert {folder}/run {folder}/small/x --to bert_jax',
+    'main @text --workdir={folder}/small/x',
+    'predict @export --output {folder}/small/x',
+    'predict @features --input {folder}/text.txt --output {folder}/small/x.npz',
+])
+def test_a_disk_that_is_full(sandbox, call):
+    with small_disk(sandbox.folder):
+        sandbox.refuses(call, r'small/x(\.npz)? is full', status=1)
 
 
-def _sweep(result):
-    """A sweep of one finished run."""
-    def before(folder):
-        run = folder / 's' / 'runs' / 'seed=1'
-        run.mkdir(parents=True)
-        (folder / 's' / 'sweep.json').write_text(
-            '{"config": "configs/tiny_pretrain.py", "settings": []}')
-        (run / 'sweep_result.json').write_text(result)
-    return before
+def test_a_disk_for_data_that_is_full(sandbox):
+    with small_disk(sandbox.folder):
+        sandbox.refuses(
+            'main @text --config.data.dir={folder}/small/x '
+            '--config.data.local_dir={folder}/small/x', r'small/x.* is full', status=1)
 
 
-HAND_EDITED = [
-    *(Case(line, r'config\.json|holds a run with', before=change('run/config.json', changed))
-      for changed in (nothing, lambda data: b'[]', deep, lambda data: b'\xff\0', having(model=3),
-                      having(model={}), value(rb'"hidden_size": 32', b'"hidden_size": 16'),
-                      value(rb'"layer_norm_eps": [-0-9e.]+', b'"layer_norm_eps": -1'))
-      for line in (_RUN, _PREDICT)),
-    Case(_RUN, r'config\.json|holds a run with', before=change('run/config.json', having(task=3))),
-    Case(_PREDICT, r'config\.json', before=change('run/config.json', having(data=3))),
-    Case(_RUN, r'metrics\.jsonl', before=change(
-        'run/metrics.jsonl', lambda data: b'{"step": 1, "train/loss": "x"}\n' + data)),
-    *(Case(line, 'vocab', before=change('run/vocab.txt', cut))
-      for line in (_RUN, 'convert {folder}/run {folder}/new --to huggingface')),
-    Case(_PREDICT, 'vocab', before=change('run/vocab.txt', lambda data: b'\n'.join(
-        data.split(b'\n')[:5] + data.split(b'\n')[5:-1][::-1]) + b'\n')),
-    Case('main @text', 'vocabularies/.*damaged', before=change('cache/vocabularies/*.txt', cut)),
-    *(Case('main @text', 'manifest|format version',
-           before=change('cache/stores/*/manifest.json', changed))
-      for changed in (having(format_version=99), having(num_tokens=10**12), deep,
-                      having(files={'../x': {'bytes': 3, 'md5': 'x'}}))),
-    Case(f'{_SWEEP} --restarts=1', 'holds a sweep', before=lambda folder: (
-        (begun := folder / 's' / 'runs' / 'seed=9').mkdir(parents=True),
-        (begun / 'config.json').write_text('{}'),
-        (folder / 's' / 'sweep.json').write_text('{"config": 3}'))),
-    *(Case(f'{_SWEEP} --grid seed=1', r'sweep_result\.json', before=_sweep(content))
-      for content in ('', '[]', '{"metric": "eval/f1", "eval/f1": NaN}')),
-    *(Case('main @glue --config.init_checkpoint={things}/run --config.data.dir={things}/cache '
-           '--workdir={folder}/cola', 'cola/best',
-           before=change('cola/best/*/metrics/metrics', changed))
-      for changed in (nothing, lambda data: b'{}', value(rb'": [-0-9.e]+', b'": 0.875'))),
-    Case(_RUN, r'holds a run with (another vocab|model\.vocab)', before=change(
-        'text.txt', lambda data: data.upper() + b'\n\nA text of more words.')),
-    Case(_PREDICT, 'no checkpoint', before=lambda folder: (
-        shutil.rmtree(folder / 'run' / 'checkpoints'), (folder / 'run' / 'checkpoints').mkdir())),
-]
-
-# Even root can create nothing in /proc/1. Files that the command did not write are kept.
-_HF = '{folder}/hf_pretraining'
-OUTPUTS = [
-    *(Case(line, r'small/x(\.npz)? is full', 1, around=small_disk) for line in (
-        *(f'convert {{folder}}/run {{folder}}/small/x --to {form}'
-          for form in ('huggingface', 'tf1', 'bert_jax')),
-        'main @text --workdir={folder}/small/x', 'predict @export --output {folder}/small/x',
-        'predict @features --input {folder}/text.txt --output {folder}/small/x.npz')),
-    Case('main @text --config.data.dir={folder}/small/x --config.data.local_dir={folder}/small/x',
-         r'small/x.* is full', 1, around=small_disk),
-    Case('predict @features --output {folder}/v.npz "a b"', r'v\.npz.*is there already',
-         before=write('v.npz', b'features')),
-    Case('predict @export --output {folder}/v.stablehlo', r'v\.npz.*is there already',
-         before=write('v.npz', b'features')),
-    Case(_RUN, r'run.*config\.json is missing: put it back',
-         before=lambda folder: (folder / 'run' / 'config.json').unlink()),
-    *(Case(line, says) for line, says in {
-        'main @synthetic --workdir=/proc/1/run': '--workdir=/proc/1/run',
-        f'main @synthetic --workdir={_HF}': 'hf_pretraining.*--workdir',
-        'main @synthetic --workdir={folder}/notes': r'notes.*important\.txt.*--workdir',
-        'main @synthetic --workdir={folder}/text.txt/run': r'--workdir=.*text\.txt',
-        'main @text --config.data.dir=/proc/1/cache': r'config\.data\.dir',
-        'convert {folder}/run /proc/1/new --to tf1': '/proc/1/new',
-        'convert {folder}/none {folder}/new --to tf1': 'none does not exist',
-        'convert {folder}/run {folder}/cola --to huggingface': 'cola is there already',
-        'predict @features --output {folder}/notes a': 'notes',
-        f'predict @export --output {_HF}/model.safetensors':
-            r'model\.safetensors.*is there already',
-        'report {folder}/run --output {folder}/notes/important.txt':
-            r'important\.txt is there already',
-        'report {folder}/notes --output {folder}/new.html': 'notes.*run directory',
-        'evaluate {folder}/cola --workdir=/proc/1/e': '--workdir=/proc/1/e',
-        'evaluate {folder}/cola {folder}/notes': 'notes',
-        'evaluate {folder}/cola --workdir={folder}/run': 'is a run',
-        'evaluate {folder}/cola --workdir={folder}/notes': 'notes.*--workdir',
-        'sweep @sweep --workdir={folder}/run': 'run.*--workdir',
-        'bench --json={folder}/notes': '--json=.*notes',
-        f'bench --json={_HF}/config.json': 'is there already',
-        'preflight @synthetic --topology=v5e:2x2 --json={folder}/notes/important.txt':
-            r'important\.txt is there already',
-        f'glue_submission {_HF}/model.safetensors --fill-missing': 'there already',
-    }.items()),
-]
+@pytest.mark.parametrize('call', [
+    'predict @features --output {folder}/v.npz "a b"',
+    'predict @export --output {folder}/v.stablehlo',
+])
+def test_an_output_that_is_there_already(sandbox, call):
+    sandbox.write('v.npz', b'features')
+    sandbox.refuses(call, r'v\.npz.*is there already')
 
 
-@pytest.fixture(scope='module')
-def things(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('things')
-    make(folder)
-    return folder
+HUGGINGFACE = '{folder}/hf_pretraining'
 
 
-@pytest.mark.parametrize(
-    'case', [*CONFIGS, *INPUTS, *HAND_EDITED, *OUTPUTS],
-    ids=lambda case: (case.line if isinstance(case.line, str) else ' '.join(case.line))[:99])
-def test_a_bad_call_is_refused_in_one_line_and_changes_no_file(case, things, tmp_path):
-    folder = tmp_path / 'all'
-    shutil.copytree(things, folder, symlinks=True)
-    case.before(folder)
-    before = contents(folder)
-    with case.around(folder):
-        answer = open_command(case.line, folder, things, stdin=case.stdin, seconds=60)
-    assert not answer.harm, answer.out + answer.err
-    assert answer.status == case.status, answer.out + answer.err
-    assert re.search(case.says, answer.lines[0]), answer.lines[0]
-    after = contents(folder)
-    changed = [name for name, digest in before.items() if after.get(name) != digest]
-    assert not changed, changed
+@pytest.mark.parametrize('call, says', [
+    ('main @synthetic --workdir=/proc/1/run', '--workdir=/proc/1/run'),
+    (f'main @synthetic --workdir={HUGGINGFACE}', 'hf_pretraining.*--workdir'),
+    ('main @synthetic --workdir={folder}/notes', r'notes.*important\.txt.*--workdir'),
+    ('main @synthetic --workdir={folder}/text.txt/run', r'--workdir=.*text\.txt'),
+    ('main @text --config.data.dir=/proc/1/cache', r'config\.data\.dir'),
+    ('convert {folder}/run /proc/1/new --to tf1', '/proc/1/new'),
+    ('convert {folder}/none {folder}/new --to tf1', 'none does not exist'),
+    ('convert {folder}/run {folder}/cola --to huggingface', 'cola is there already'),
+    ('predict @features --output {folder}/notes a', 'notes'),
+    (f'predict @export --output {HUGGINGFACE}/model.safetensors',
+     r'model\.safetensors.*is there already'),
+    ('report {folder}/run --output {folder}/notes/important.txt',
+     r'important\.txt is there already'),
+    ('report {folder}/notes --output {folder}/new.html', 'notes.*run directory'),
+    ('evaluate {folder}/cola --workdir=/proc/1/e', '--workdir=/proc/1/e'),
+    ('evaluate {folder}/cola {folder}/notes', 'notes'),
+    ('evaluate {folder}/cola --workdir={folder}/run', 'is a run'),
+    ('evaluate {folder}/cola --workdir={folder}/notes', 'notes.*--workdir'),
+    ('sweep @sweep --workdir={folder}/run', 'run.*--workdir'),
+    ('bench --json={folder}/notes', '--json=.*notes'),
+    (f'bench --json={HUGGINGFACE}/config.json', 'is there already'),
+    ('preflight @synthetic --topology=v5e:2x2 --json={folder}/notes/important.txt',
+     r'important\.txt is there already'),
+    (f'glue_submission {HUGGINGFACE}/model.safetensors --fill-missing', 'there already'),
+])
+def test_a_place_that_cannot_be_written_or_holds_something_else(sandbox, call, says):
+    sandbox.refuses(call, says)
 
+
+# Random damage and mistakes.
 
 def test_damage_is_found_or_does_no_harm(things, tmp_path):
     folder = tmp_path / 'things'
     shutil.copytree(things, folder)
     convert_run(folder)
-    names = [name for name, target in TARGETS.items() if 'resumed' not in name]
+    names = [name for name in TARGETS if 'resumed' not in name]
     outcomes = fuzz(range(48), 0, folder, tmp_path / 'case', names)
     assert {'same result', 'refused'} <= harmless(outcomes)
 
@@ -338,8 +511,10 @@ def test_careless_tables_and_flags_are_read_alike_or_refused(tmp_path):
 
 
 def harmless(outcomes):
+    """The results of cases, none of which is harm."""
     found = set()
-    for number, group, outcome, printed in outcomes:
-        assert not outcome.startswith('HARM'), f'{number} {group}: {outcome}\n{printed}'
-        found.add(outcome)
+    for case in outcomes:
+        words = f'{case.number} {case.group}: {case.result}\n{case.printed}'
+        assert not case.result.startswith('HARM'), words
+        found.add(case.result)
     return found
