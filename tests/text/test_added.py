@@ -1,5 +1,6 @@
 """Tokens added to a tokenizer are found as Hugging Face's `tokenizers` finds them."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -17,8 +18,10 @@ from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 from bert_jax.weights.tokenizer_files import fast_tokenizer
 from tests.refusals import refused
 
-VOCAB = Vocab.from_tokens([*SPECIAL_TOKENS, 'new', 'york', '中', *(
-    mark + char for char in 'abcdefgnortwkyABCEX19é' for mark in ('', '##')), *'[]/+-.,<>'])
+CHARACTERS = 'abcdefgnortwkyABCEX19é'
+VOCAB = Vocab.from_tokens([
+    *SPECIAL_TOKENS, 'new', 'york', '中', *CHARACTERS, *(f'##{char}' for char in CHARACTERS),
+    *'[]/+-.,<>'])
 CONTENTS = ('[E1]', '[/E1]', 'c++', 'covid-19', 'new york', 'New', 'né', 'x中', 'ab', 'abc',
             'york')  # the last is in the vocabulary
 BITS = (' \t\u3000a ab abc c++ C++ [E1] [/E1] covid-19 new york New\u00a0York newyork né '
@@ -32,10 +35,12 @@ def texts(num, seed):
 
 
 def tokenizer_with(lowercase, flags, switches=ORIGINAL):
-    added = tuple(AddedToken(content, len(VOCAB) + i, *flags[i % len(flags)])
-                  for i, content in enumerate(CONTENTS))
+    """A tokenizer with CONTENTS added, which have these choices of flags in turn."""
+    added = []
+    for i, content in enumerate(CONTENTS):
+        added.append(AddedToken(content, len(VOCAB) + i, *flags[i % len(flags)]))
     return WordPieceTokenizer(
-        VOCAB, lowercase, dataclasses.replace(switches, added_tokens=added))
+        VOCAB, lowercase, dataclasses.replace(switches, added_tokens=tuple(added)))
 
 
 ALL_FLAGS = list(itertools.product((False, True), repeat=5))
@@ -57,47 +62,52 @@ def test_ids_are_those_of_the_library(number, lowercase):
     Switches(do_basic_tokenize=False), Switches(never_split=('New',))])
 @pytest.mark.parametrize('lowercase', [True, False])
 def test_the_faster_paths_give_the_ids_of_the_reference(lowercase, switches):
-    tokenizer, lines = tokenizer_with(lowercase, ALL_FLAGS[::5], switches), texts(400, 7)
-    lines = [line.replace('\n', '') for line in lines]
+    tokenizer = tokenizer_with(lowercase, ALL_FLAGS[::5], switches)
+    lines = [text.replace('\n', '') for text in texts(400, 7)]
     wanted = [tokenizer.encode(line) for line in lines]
-    assert any(i >= len(VOCAB) for ids in wanted for i in ids)
+    wanted_ids = np.concatenate(wanted)
+    assert wanted_ids.max() >= len(VOCAB), 'some are added tokens'
     paths = [tokenize_plain]
-    try:
+    with contextlib.suppress(ModuleNotFoundError):  # TensorFlow is an extra
         from bert_jax.data import tokenize
         paths.append(tokenize)
-    except ModuleNotFoundError:
-        pass  # TensorFlow is an extra
     for path in paths:
         ids, counts = path.make_encode(tokenizer)(lines)
-        np.testing.assert_array_equal(counts, [len(x) for x in wanted])
-        np.testing.assert_array_equal(ids, [i for x in wanted for i in x])
+        np.testing.assert_array_equal(counts, [len(ids_of_line) for ids_of_line in wanted])
+        np.testing.assert_array_equal(ids, wanted_ids)
 
 
 def entry(content, **flags):
-    return {'content': content} | dict.fromkeys(
-        ('single_word', 'lstrip', 'rstrip', 'normalized', 'special'), False) | flags
+    """An added token as `tokenizers` writes it."""
+    all_flags = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
+    return {'content': content, **dict.fromkeys(all_flags, False), **flags}
 
 
-N = len(VOCAB)
-FILES = {
-    'tokenizer.json': {'tokenizer.json': {'model': {'vocab': {}}, 'added_tokens': [
-        entry('[MASK]', id=4), entry('[E1]', id=N), entry('c++', id=N + 1, normalized=True)]}},
-    'tokenizer_config.json': {'tokenizer_config.json': {'added_tokens_decoder': {
-        '4': entry('[MASK]'), str(N + 1): entry('c++', normalized=True), str(N): entry('[E1]')}}},
-    'added_tokens.json': {
-        'added_tokens.json': {'c++': N + 1, '[E1]': N},
-        'special_tokens_map.json': {'additional_special_tokens': ['[E1]']}},
-}
+E1 = len(VOCAB)  # the id of [E1]
+CPP = E1 + 1  # and of c++
 
 
-@pytest.mark.parametrize('name', FILES)
-def test_the_files_of_a_folder_name_them(name, tmp_path):
+@pytest.mark.parametrize('files', [
+    pytest.param({
+        'tokenizer.json': {'model': {'vocab': {}}, 'added_tokens': [
+            entry('[MASK]', id=4), entry('[E1]', id=E1), entry('c++', id=CPP, normalized=True)]},
+    }, id='tokenizer.json'),
+    pytest.param({
+        'tokenizer_config.json': {'added_tokens_decoder': {
+            '4': entry('[MASK]'), str(CPP): entry('c++', normalized=True), str(E1): entry('[E1]')}},
+    }, id='tokenizer_config.json'),
+    pytest.param({
+        'added_tokens.json': {'c++': CPP, '[E1]': E1},
+        'special_tokens_map.json': {'additional_special_tokens': ['[E1]']},
+    }, id='added_tokens.json'),
+])
+def test_the_files_of_a_folder_name_them(files, tmp_path):
     write_vocab(tmp_path / 'vocab.txt', VOCAB.tokens)
-    for file, content in FILES[name].items():
+    for file, content in files.items():
         (tmp_path / file).write_text(json.dumps(content))
     tokenizer = load_tokenizer(tmp_path / 'vocab.txt', lowercase=True)
     assert tokenizer.encode('a[E1]C++ [MASK] [e1]') == [
-        VOCAB.index['a'], N, N + 1, *tokenizer.encode('[ mask ] [ e1 ]')]
+        VOCAB.index['a'], E1, CPP, *tokenizer.encode('[ mask ] [ e1 ]')]
     assert tokenizer.vocab.tokens == (*VOCAB.tokens, '[E1]', 'c++')
 
 

@@ -13,15 +13,14 @@ from tests.refusals import refused
 
 CASED = (*SPECIAL_TOKENS, 'US', 'us', 'Turkey', 'turkey', 'and', '##s')
 UNCASED = (*SPECIAL_TOKENS, 'us', 'turkey', 'and', '##s')
-FIELD, FAST = 'tokenizer_config.json', 'tokenizer.json'
+CONFIG_FILE = 'tokenizer_config.json'
+TOKENIZER_FILE = 'tokenizer.json'
+CASED_NORMALIZER = {'normalizer': {'type': 'BertNormalizer', 'lowercase': False}}
 
 
-def normalizer(lowercase):
-    return {'normalizer': {'type': 'BertNormalizer', 'lowercase': lowercase}}
-
-
-def config_with(folder, tokens, files=(), **fields):
-    for name, content in dict(files).items():
+def config_with(folder, tokens, files, **fields):
+    """The config of a run with a vocabulary and the files (content by name) beside it."""
+    for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
     write_vocab(folder / 'vocab.txt', tokens)
     config = default_config()
@@ -30,62 +29,93 @@ def config_with(folder, tokens, files=(), **fields):
     return config
 
 
-@pytest.mark.parametrize(('tokens', 'files', 'found', 'said'), [
-    (CASED, {}, False, '2 of the 11 pieces of'),
-    (UNCASED, {}, True, ''),
-    (UNCASED, {FIELD: {'do_lower_case': False}}, False, 'do_lower_case=False in '),
-    (CASED, {FIELD: {'do_lower_case': True}}, True, ''),
-    (UNCASED, {FAST: normalizer(False)}, False, FAST),
-    (UNCASED, {FIELD: {'do_lower_case': True, 'tokenizer_class': 'BertTokenizer'},
-               FAST: normalizer(False)}, True, ''),
-    (CASED, {FIELD: {'strip_accents': False}}, False, 'have capitals'),
-    ((*SPECIAL_TOKENS, '中', '1'), {}, True, '')])
-def test_the_files_decide_then_the_vocabulary(tokens, files, found, said, tmp_path, capsys):
+@pytest.mark.parametrize('tokens, files', [
+    pytest.param(UNCASED, {}, id='no capitals'),
+    pytest.param(CASED, {CONFIG_FILE: {'do_lower_case': True}}, id='the config says so'),
+    pytest.param(
+        UNCASED,
+        {CONFIG_FILE: {'do_lower_case': True, 'tokenizer_class': 'BertTokenizer'},
+         TOKENIZER_FILE: CASED_NORMALIZER},
+        id='the config names the class that ignores the normalizer'),
+    pytest.param((*SPECIAL_TOKENS, '中', '1'), {}, id='nothing says'),
+])
+def test_text_is_lower_cased_silently(tokens, files, tmp_path, capsys):
     config = config_with(tmp_path, tokens, files)
-    assert complete(config).data.lowercase is found
-    out = capsys.readouterr().out
-    assert said in out and bool(out) == bool(said)
+    assert complete(config).data.lowercase is True
+    assert capsys.readouterr().out == ''
+
+
+@pytest.mark.parametrize('tokens, files, said', [
+    pytest.param(CASED, {}, '2 of the 11 pieces of', id='capitals'),
+    pytest.param(UNCASED, {CONFIG_FILE: {'do_lower_case': False}}, 'do_lower_case=False in ',
+                 id='the config says so'),
+    pytest.param(UNCASED, {TOKENIZER_FILE: CASED_NORMALIZER}, TOKENIZER_FILE,
+                 id='the normalizer says so'),
+    pytest.param(CASED, {CONFIG_FILE: {'strip_accents': False}}, 'have capitals',
+                 id='the config does not say'),
+])
+def test_capitals_are_kept_and_what_decides_is_said(tokens, files, said, tmp_path, capsys):
+    config = config_with(tmp_path, tokens, files)
+    assert complete(config).data.lowercase is False
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('stated', [True, False])
 def test_what_the_user_states_counts_and_a_contradiction_is_said(stated, tmp_path, capsys):
-    config = config_with(tmp_path, CASED, {FIELD: {'do_lower_case': not stated}}, lowercase=stated)
+    files = {CONFIG_FILE: {'do_lower_case': not stated}}
+    config = config_with(tmp_path, CASED, files, lowercase=stated)
     assert complete(config).data.lowercase is stated
     out = capsys.readouterr().out
     assert f'warning: config.data.lowercase={stated}, but do_lower_case={not stated} in' in out
 
 
 def test_a_setting_that_is_no_truth_value_is_refused(tmp_path):
-    config_with(tmp_path, CASED, {FIELD: {'do_lower_case': 'no'}})
-    with refused(FIELD, "do_lower_case='no'"):
+    config_with(tmp_path, CASED, {CONFIG_FILE: {'do_lower_case': 'no'}})
+    with refused(CONFIG_FILE, "do_lower_case='no'"):
         find_lowercase(tmp_path / 'vocab.txt')
 
 
-US = 'US and us. ' * 50
+WITH_CAPITALS = 'US and us. ' * 50
 
 
-@pytest.mark.parametrize(('tokens', 'lowercase', 'text', 'said'), [
-    (CASED, False, US, ''),
-    (UNCASED, True, US, ''),
-    (UNCASED, False, US.lower(), ''),
-    (CASED, True, US, 'warning: 2 of the 12 pieces of V have capitals, and none of these is'),
-    (UNCASED, False, US, 'warning: T: 25.0 % of its pieces are [UNK] in V, whose pieces have no '
-                         'capitals, while config.data.lowercase=False'),
-    (UNCASED, True, 'us and you ' * 9, 'warning: T: 33.3 % of its pieces are [UNK] in V, and are '
-                                       'lost: take a vocabulary or a model of its'),
-])
-def test_a_text_that_the_vocabulary_does_not_cover_is_said(
-    tokens, lowercase, text, said, tmp_path, capsys
-):
-    write_vocab(tmp_path / 'v.txt', [*tokens, '.'])
-    tokenizer = load_tokenizer(tmp_path / 'v.txt', lowercase)
+def check_text(folder, text, tokens, lowercase):
+    write_vocab(folder / 'v.txt', [*tokens, '.'])
+    tokenizer = load_tokenizer(folder / 'v.txt', lowercase)
     check_known(np.array(tokenizer.encode(text)), tokenizer, 'T', 'V')
-    out = capsys.readouterr().out
-    assert out.startswith(said) and bool(out) == bool(said)
+
+
+@pytest.mark.parametrize('tokens, lowercase, text', [
+    (CASED, False, WITH_CAPITALS),
+    (UNCASED, True, WITH_CAPITALS),
+    (UNCASED, False, WITH_CAPITALS.lower()),
+])
+def test_nothing_is_said_of_a_text_that_the_vocabulary_covers(
+    tokens, lowercase, text, tmp_path, capsys
+):
+    check_text(tmp_path, text, tokens, lowercase)
+    assert capsys.readouterr().out == ''
+
+
+def test_capitals_of_the_vocabulary_that_are_never_used_are_said(tmp_path, capsys):
+    check_text(tmp_path, WITH_CAPITALS, CASED, lowercase=True)
+    assert capsys.readouterr().out.startswith(
+        'warning: 2 of the 12 pieces of V have capitals, and none of these is')
+
+
+def test_capitals_of_the_text_that_the_vocabulary_lacks_are_said(tmp_path, capsys):
+    check_text(tmp_path, WITH_CAPITALS, UNCASED, lowercase=False)
+    assert capsys.readouterr().out.startswith(
+        'warning: T: 25.0 % of its pieces are [UNK] in V, whose pieces have no capitals, while '
+        'config.data.lowercase=False')
+
+
+def test_words_that_the_vocabulary_lacks_are_said(tmp_path, capsys):
+    check_text(tmp_path, 'us and you ' * 9, UNCASED, lowercase=True)
+    assert capsys.readouterr().out.startswith(
+        'warning: T: 33.3 % of its pieces are [UNK] in V, and are lost: take a vocabulary or a '
+        'model of its')
 
 
 def test_a_text_of_unknown_pieces_is_refused(tmp_path):
-    write_vocab(tmp_path / 'v.txt', UNCASED)
-    tokenizer = load_tokenizer(tmp_path / 'v.txt', True)
     with refused('100.0 % of its pieces are [UNK]'):
-        check_known(np.array(tokenizer.encode('neither nor')), tokenizer, 'T', 'V')
+        check_text(tmp_path, 'neither nor', UNCASED, lowercase=True)

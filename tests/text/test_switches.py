@@ -14,32 +14,54 @@ from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 pytestmark = pytest.mark.slow
 
 NEVER_SPLIT = ('naïve', 'Über-all', '[X]', '你', 'U.S.')
-# Four switches: 16 combinations, of an uncased and of a cased tokenizer.
+
+
+def combinations(lowercase):
+    """All combinations of four switches that differ for a tokenizer."""
+    values = itertools.product(
+        (not lowercase, None), (True, False), (True, False), ((), NEVER_SPLIT))
+    return [
+        Switches(strip_accents=strip, tokenize_chinese_chars=chinese, do_basic_tokenize=basic,
+                 never_split=never_split)
+        for strip, chinese, basic, never_split in values]
+
+
 COMBINATIONS = [
-    (lowercase, Switches(strip, chinese, basic, never))
-    for lowercase in (True, False)
-    for strip, chinese, basic, never in itertools.product(
-        (not lowercase, None), (True, False), (True, False), ((), NEVER_SPLIT))]
+    *((True, switches) for switches in combinations(lowercase=True)),
+    *((False, switches) for switches in combinations(lowercase=False)),
+]
 
 
 @pytest.fixture(scope='module')
 def lines(tokenized):
-    """Recorded hard lines, each between words of NEVER_SPLIT."""
-    # transformers, unlike the original and this package, composes characters first (NFC), makes
-    # words longer than 100 characters [UNK] (not 200), finds special tokens in the text, and drops
-    # private and unassigned characters. So lines are composed; those with the rest are left out.
-    return [
-        line for recorded, word in zip(tokenized, itertools.cycle(NEVER_SPLIT))
-        for text in [unicodedata.normalize('NFC', recorded['text'])]
-        for line in [' '.join([word, *text.split('\n'), word])]
-        if unicodedata.normalize('NFC', _cleaned(line)) == _cleaned(line)
-        and all(len(word) <= 30 for word in line.split())
-        and not any(token in line for token in SPECIAL_TOKENS)
-        and not any(unicodedata.category(char) in ('Co', 'Cn', 'Cs') for char in line)]
+    """Recorded hard lines, composed (NFC), each between words of NEVER_SPLIT."""
+    found = []
+    for recorded, word in zip(tokenized, itertools.cycle(NEVER_SPLIT)):
+        text = unicodedata.normalize('NFC', recorded['text'])
+        line = ' '.join([word, *text.split('\n'), word])
+        if _is_read_alike(line):
+            found.append(line)
+    return found
+
+
+def _is_read_alike(line):
+    """Whether a line has nothing that transformers reads in another way than the original.
+
+    It composes characters first, makes words longer than 100 characters [UNK] (not 200), finds
+    special tokens in the text, and drops private and unassigned characters.
+    """
+    cleaned = _cleaned(line)
+    is_composed = unicodedata.normalize('NFC', cleaned) == cleaned
+    has_short_words = all(len(word) <= 30 for word in line.split())
+    has_special = any(token in line for token in SPECIAL_TOKENS)
+    has_unassigned = any(unicodedata.category(char) in ('Co', 'Cn', 'Cs') for char in line)
+    return is_composed and has_short_words and not has_special and not has_unassigned
 
 
 def _cleaned(line):
-    return ''.join(c for c in line if unicodedata.category(c) not in ('Cc', 'Cf') or c in '\t\r')
+    """The line without control and format characters."""
+    return ''.join(
+        char for char in line if unicodedata.category(char) not in ('Cc', 'Cf') or char in '\t\r')
 
 
 @pytest.fixture(scope='module')
@@ -70,25 +92,33 @@ def test_the_graph_gives_the_ids_of_the_reference(lowercase, switches, lines, vo
     tokenizer = WordPieceTokenizer(Vocab.from_file(vocab_file), lowercase, switches)
     ids, counts = make_encode(tokenizer)(lines)
     wanted = [tokenizer.encode(line) for line in lines]
-    np.testing.assert_array_equal(counts, [len(x) for x in wanted])
-    np.testing.assert_array_equal(ids, [i for x in wanted for i in x])
+    np.testing.assert_array_equal(counts, [len(ids_of_line) for ids_of_line in wanted])
+    np.testing.assert_array_equal(ids, np.concatenate(wanted))
 
 
 def test_each_choice_of_switches_has_its_fingerprint_and_the_original_keeps_the_plain_one(tmp_path):
-    write_vocab(tmp_path / 'vocab.txt', [*SPECIAL_TOKENS, 'a'])
-    plain, found = load_tokenizer(tmp_path / 'vocab.txt', True), {}
-    for switches in {switches for _, switches in COMBINATIONS} | {ORIGINAL}:
+    vocab_file = tmp_path / 'vocab.txt'
+    write_vocab(vocab_file, [*SPECIAL_TOKENS, 'a'])
+    plain = load_tokenizer(vocab_file, True)
+    choices = {ORIGINAL}
+    choices.update(switches for _, switches in COMBINATIONS)
+    fingerprints = {}
+    for switches in choices:
         write_switches(tmp_path, switches)
-        tokenizer = load_tokenizer(tmp_path / 'vocab.txt', True)
-        assert tokenizer.switches == switches == read_switches(tmp_path / 'vocab.txt')
-        found[switches] = tokenizer.fingerprint
-    assert len(set(found.values())) == len(found) and found[ORIGINAL] == plain.fingerprint
+        tokenizer = load_tokenizer(vocab_file, True)
+        assert tokenizer.switches == switches == read_switches(vocab_file)
+        fingerprints[switches] = tokenizer.fingerprint
+    assert len(set(fingerprints.values())) == len(choices)
+    assert fingerprints[ORIGINAL] == plain.fingerprint
 
 
-@pytest.mark.parametrize('fields', [
-    {'strip_accents': 'yes'}, {'tokenize_chinese_chars': None}, {'never_split': 'word'},
-    {'never_split': [1]}, {'do_basic_tokenize': 1},
+@pytest.mark.parametrize('name, value', [
+    ('strip_accents', 'yes'),
+    ('tokenize_chinese_chars', None),
+    ('never_split', 'word'),
+    ('never_split', [1]),
+    ('do_basic_tokenize', 1),
 ])
-def test_a_switch_of_another_type_is_refused(fields):
-    with pytest.raises(InputError, match=f'^x: {next(iter(fields))}='):
-        switches_of(fields, 'x')
+def test_a_switch_of_another_type_is_refused(name, value):
+    with pytest.raises(InputError, match=f'^x: {name}='):
+        switches_of({name: value}, 'x')
