@@ -16,9 +16,10 @@ import concurrent.futures
 import dataclasses
 import datetime
 import functools
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,8 @@ _ROW_STEP = 64  # row lengths are multiples of it
 _SHARED_ROWS = (256, 512)  # lengths of rows that several units share
 # A new shape is compiled if the compiled ones cost more than this factor of its own cost plus this
 # share of a full step's.
-_NEW_SHAPE, _NEW_SHAPE_STEPS = 1.05, 0.5
+_NEW_SHAPE = 1.05
+_NEW_SHAPE_STEPS = 0.5
 _STEP_COST = 1 / 16  # fixed cost of any step, as a share of a full one
 
 Chunk = TypeVar('Chunk')
@@ -60,6 +62,62 @@ class Shape(NamedTuple):
     rows: int
     row_length: int
     units_a_row: int
+
+
+class _Packing(NamedTuple):
+    """A way to compute a set of units: what its steps cost, their shape, and units' rows [n]."""
+
+    cost: float
+    shape: Shape
+    rows_n: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared(Generic[Made]):
+    """A chunk that is ready to be computed.
+
+    Attributes:
+      made: what the caller's `prepare` made of it beside its units.
+      units, plan: None if there is nothing to compute.
+    """
+
+    made: Made
+    units: Units | None
+    plan: Plan | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step(Generic[Made]):
+    """A step that has been dispatched.
+
+    Attributes:
+      chunk: what it computes a part of.
+      number: of the step in the chunk's plan.
+      is_last: whether the chunk has no further step.
+      outputs: arrays that the devices may still be computing; None if there is nothing to compute.
+    """
+
+    chunk: _Prepared[Made]
+    number: int = 0
+    is_last: bool = True
+    outputs: Any = None
+
+
+class _Progress:
+    """Prints how much of a set is predicted, every ten seconds."""
+
+    def __init__(self) -> None:
+        self._started = self._printed = time.monotonic()
+
+    def report(self, share: float) -> None:
+        """Takes the share of the set that is finished."""
+        now = time.monotonic()
+        if now - self._printed <= 10:
+            return
+        self._printed = now
+        seconds_left = (now - self._started) * (1 / share - 1)
+        eta = datetime.timedelta(seconds=round(seconds_left))
+        hosts.say(f'predicting: {share:.0%}  eta {eta}')
 
 
 def _ahead(items: Iterable[Made]) -> Iterator[Made]:
@@ -89,7 +147,9 @@ class Engine:
             (`model.flops.token_flops`).
           max_steps: steps of a set that are computed; the outputs of the rest are 0. None: all.
         """
-        self._mesh, self._token_cost, self._max_steps = mesh, token_cost, max_steps
+        self._mesh = mesh
+        self._token_cost = token_cost
+        self._max_steps = max_steps
         layout = Layout(mesh)
         self._shards = layout.batch_shards
         # The most tokens of a step, padding included; but each device gets at least one row.
@@ -105,17 +165,9 @@ class Engine:
 
         Prints the progress every ten seconds.
         """
-        started = shown = time.monotonic()
-
-        def report(share: float) -> None:
-            nonlocal shown
-            now = time.monotonic()
-            if now - shown > 10:
-                shown = now
-                left = datetime.timedelta(seconds=round((now - started) * (1 / share - 1)))
-                hosts.say(f'predicting: {share:.0%}  eta {left}')
-
-        ((_, outputs),) = self.stream(function, params, [units], lambda x: (None, x), report=report)
+        sets = self.stream(
+            function, params, [units], lambda x: (None, x), report=_Progress().report)
+        ((_, outputs),) = sets
         return outputs
 
     def stream(
@@ -139,28 +191,34 @@ class Engine:
         compiled = self._compiled(function)
         pool = concurrent.futures.ThreadPoolExecutor(1, 'units')
 
-        def ready(chunk: Chunk) -> tuple[Made, Units | None, Plan | None]:
+        def ready(chunk: Chunk) -> _Prepared[Made]:
             made, units = prepare(chunk)
-            return made, units, self._plan(function, units) if units else None
+            plan = self._plan(function, units) if units else None
+            return _Prepared(made, units, plan)
 
-        def steps() -> Iterator[tuple[Made, Units | None, Plan | None, int, Any]]:
+        def steps() -> Iterator[_Step[Made]]:
             futures = (pool.submit(ready, chunk) for chunk in chunks)
-            for made, units, plan in (future.result() for future in _ahead(futures)):
+            for future in _ahead(futures):
+                prepared = future.result()
+                units, plan = prepared.units, prepared.plan
                 if not units or not plan:
-                    yield made, None, None, 0, None
+                    yield _Step(prepared)
                     continue
-                for step in range(len(plan.units)):
-                    yield made, units, plan, step, compiled(params, self._batch(units, plan, step))
+                num_steps = len(plan.units)
+                for step in range(num_steps):
+                    outputs = compiled(params, self._batch(units, plan, step))
+                    yield _Step(prepared, step, step == num_steps - 1, outputs)
 
         collected: Outputs = {}
         try:
             # Wait for a step only after the next is dispatched: devices always have work.
-            for made, units, plan, step, outputs in _ahead(steps()):
+            for step in _ahead(steps()):
+                units, plan = step.chunk.units, step.chunk.plan
                 if units and plan:
-                    unpack(units, plan, step, jax.device_get(outputs), collected)
-                    report((step + 1) / len(plan.units))
-                if plan is None or step == len(plan.units) - 1:
-                    yield made, collected
+                    unpack(units, plan, step.number, jax.device_get(step.outputs), collected)
+                    report((step.number + 1) / len(plan.units))
+                if step.is_last:
+                    yield step.chunk.made, collected
                     collected = {}
         finally:  # also if the caller stops early or an error occurs
             pool.shutdown(cancel_futures=True)
@@ -176,33 +234,58 @@ class Engine:
 
     def _plan(self, function: Function, units: Units) -> Plan:
         """Packs units, into a compiled shape unless a new one is clearly better."""
-        lengths, used = units.lengths, frozenset(self._used[function])
-        longest = int(lengths.max())
-        full = self.tokens_a_step * self._token_cost(_SHARED_ROWS[0])
-        result: list[tuple[float, Shape, np.ndarray]] = []
-        fitting = {shape.row_length for shape in used} | set(_SHARED_ROWS)
-        fitting = {s for s in fitting if s >= longest} | {-(-longest // _ROW_STEP) * _ROW_STEP}
-        for row_length in sorted(fitting if lengths.sum() > _ROW_STEP else {_ROW_STEP}):
-            rows_n = pack_whole(lengths, row_length)
-            num_rows, units_a_row = int(rows_n.max()) + 1, int(np.bincount(rows_n).max())
-            # Rows of a step: spread evenly over the fewest steps, and a multiple of the shards.
-            most = max(1, self._device_tokens // row_length) * self._shards
-            num_steps = -(-num_rows // most)
-            even = -(-num_rows // (num_steps * self._shards)) * self._shards
-            new = Shape(even, row_length, 1 << (units_a_row - 1).bit_length())
-            known = {s for s in used if s.row_length == row_length and s.units_a_row >= units_a_row}
-            for shape in sorted({new, *known}):
-                work = shape.rows * row_length * self._token_cost(row_length)
-                cost = -(-num_rows // shape.rows) * (work + _STEP_COST * full)
-                if shape not in used:
-                    cost = cost * _NEW_SHAPE + _NEW_SHAPE_STEPS * full
-                result.append((cost, shape, rows_n))
-        _, shape, rows_n = min(result, key=lambda candidate: candidate[:2])
-        self._used[function].add(shape)
+        lengths = units.lengths
+        compiled = frozenset(self._used[function])
+        packings: list[_Packing] = []
+        for row_length in _row_lengths(lengths, compiled):
+            packings += self._packings(lengths, row_length, compiled)
+        best = min(packings, key=lambda packing: (packing.cost, packing.shape))
+        self._used[function].add(best.shape)
         plan = plan_once(
-            lengths, rows_n, row_length=shape.row_length, rows_a_step=shape.rows,
-            units_a_row=shape.units_a_row)
+            lengths, best.rows_n, row_length=best.shape.row_length, rows_a_step=best.shape.rows,
+            units_a_row=best.shape.units_a_row)
         return dataclasses.replace(plan, units=plan.units[: self._max_steps])
+
+    def _packings(
+        self, lengths: np.ndarray, row_length: int, compiled: Collection[Shape]
+    ) -> list[_Packing]:
+        """The ways to compute units in rows of one length: in compiled shapes and in a new one."""
+        rows_n = pack_whole(lengths, row_length)
+        num_rows = int(rows_n.max()) + 1
+        units_a_row = int(np.bincount(rows_n).max())
+        shapes = {
+            shape for shape in compiled
+            if shape.row_length == row_length and shape.units_a_row >= units_a_row}
+        shapes.add(Shape(self._rows_a_step(num_rows, row_length), row_length,
+                         1 << (units_a_row - 1).bit_length()))
+        return [
+            _Packing(self._cost(shape, num_rows, shape in compiled), shape, rows_n)
+            for shape in sorted(shapes)]
+
+    def _rows_a_step(self, num_rows: int, row_length: int) -> int:
+        """Rows of a step: spread evenly over the fewest steps, and a multiple of the shards."""
+        most = max(1, self._device_tokens // row_length) * self._shards
+        num_steps = math.ceil(num_rows / most)
+        return math.ceil(num_rows / (num_steps * self._shards)) * self._shards
+
+    def _cost(self, shape: Shape, num_rows: int, is_compiled: bool) -> float:
+        """The cost of computing `num_rows` rows in a shape, in units of `token_cost`."""
+        full_step = self.tokens_a_step * self._token_cost(_SHARED_ROWS[0])
+        work = shape.rows * shape.row_length * self._token_cost(shape.row_length)
+        num_steps = math.ceil(num_rows / shape.rows)
+        cost = num_steps * (work + _STEP_COST * full_step)
+        return cost if is_compiled else cost * _NEW_SHAPE + _NEW_SHAPE_STEPS * full_step
+
+
+def _row_lengths(lengths: np.ndarray, compiled: Iterable[Shape]) -> list[int]:
+    """Row lengths to choose from: that of the longest unit, shared ones, and compiled ones."""
+    if lengths.sum() <= _ROW_STEP:
+        return [_ROW_STEP]
+    longest = int(lengths.max())
+    known = {*_SHARED_ROWS, *(shape.row_length for shape in compiled)}
+    fitting = {row_length for row_length in known if row_length >= longest}
+    fitting.add(math.ceil(longest / _ROW_STEP) * _ROW_STEP)
+    return sorted(fitting)
 
 
 # Binds a function's first arguments; equal arguments give the same object.
@@ -249,8 +332,8 @@ def masked_lm_log_probability(
 def next_sentence(config: ModelConfig, params: Params, batch: Batch) -> dict[str, jax.Array]:
     """`logits` [R, K, 2]; class 0: the second text follows. The last layer computes [CLS] only."""
     cls_RxK = batch['cls_positions']
-    among_RxK = jnp.broadcast_to(jnp.arange(cls_RxK.shape[1]), cls_RxK.shape)
-    x = _encode(config, params, batch, cls_positions_BxK=among_RxK, wanted_BxP=cls_RxK)
+    query_index_RxK = jnp.broadcast_to(jnp.arange(cls_RxK.shape[1]), cls_RxK.shape)
+    x = _encode(config, params, batch, cls_positions_BxK=query_index_RxK, wanted_BxP=cls_RxK)
     head = Pretraining(config)
     return {'logits': head.apply_layer(params, 'cls/seq_relationship', x['pooled_output'])}
 
