@@ -20,10 +20,15 @@ import sys
 from bert_jax.runtime.errors import nearest, tell
 
 COMMANDS = {
-    'train': 'bert_jax.main', 'predict': 'bert_jax.predict', 'evaluate': 'bert_jax.evaluate',
-    'convert': 'bert_jax.convert', 'sweep': 'bert_jax.tools.sweep',
-    'prepare': 'bert_jax.tools.prepare', 'preflight': 'bert_jax.tools.preflight',
-    'report': 'bert_jax.tools.report', 'paper': 'bert_jax.tools.paper',
+    'train': 'bert_jax.main',
+    'predict': 'bert_jax.predict',
+    'evaluate': 'bert_jax.evaluate',
+    'convert': 'bert_jax.convert',
+    'sweep': 'bert_jax.tools.sweep',
+    'prepare': 'bert_jax.tools.prepare',
+    'preflight': 'bert_jax.tools.preflight',
+    'report': 'bert_jax.tools.report',
+    'paper': 'bert_jax.tools.paper',
     'bench': 'bert_jax.tools.bench',
 }
 

@@ -37,6 +37,7 @@ from bert_jax.config.command_line import Parser
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.process import error_boundary
 from bert_jax.weights import load_weights
+from bert_jax.weights.formats import Weights
 from bert_jax.weights.new_folder import check_free
 
 
@@ -55,23 +56,31 @@ def main(argv: Sequence[str] | None = None) -> None:
         from bert_jax.weights.run_directory import write_run
         from bert_jax.weights.tf1 import write_tf1
 
-        write = {'huggingface': write_huggingface, 'tf1': write_tf1, 'bert_jax': write_run}[args.to]
+        writers = {'huggingface': write_huggingface, 'tf1': write_tf1, 'bert_jax': write_run}
         target = as_path(args.target)
         check_free(target)
         weights = load_weights(args.source)
-        m, parameters = weights.model, sum(x.size for x in weights.params.values())
-        labels = f" ({', '.join(weights.labels)})" if weights.labels else ''
-        print(f'read {weights.source}\n'
-              f"  {m['num_layers']} layers, hidden size {m['hidden_size']}, {m['num_heads']} "
-              f"heads, vocabulary {m['vocab_size']:,}, {m['hidden_act']}\n"
-              f'  {len(weights.params)} tensors, {parameters:,} parameters\n'
-              f"  head: {weights.head or 'none'}{labels}", flush=True)
-        if weights.unused:
-            print(f"  left out: {', '.join(weights.unused)}")
-        notes = write(target, weights)
+        _print_summary(weights)
+        notes = writers[args.to](target, weights)
     print(f'wrote {args.to}: {args.target}')
     for note in notes:
         print(f'note: {note}')
+
+
+def _print_summary(weights: Weights) -> None:
+    """Prints what was read."""
+    model = weights.model
+    num_parameters = sum(x.size for x in weights.params.values())
+    head = weights.head or 'none'
+    if weights.labels:
+        head += f" ({', '.join(weights.labels)})"
+    print(f'read {weights.source}')
+    print(f"  {model['num_layers']} layers, hidden size {model['hidden_size']}, "
+          f"{model['num_heads']} heads, vocabulary {model['vocab_size']:,}, {model['hidden_act']}")
+    print(f'  {len(weights.params)} tensors, {num_parameters:,} parameters')
+    print(f'  head: {head}', flush=True)
+    if weights.unused:
+        print(f"  left out: {', '.join(weights.unused)}")
 
 
 if __name__ == '__main__':
