@@ -20,209 +20,26 @@ line on standard error) or no text has a result, 1 anything else.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import inspect
-import itertools
-import json
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bert_jax.config.command_line import Parser
-from bert_jax.data.table import Malformed, Row, format_of, read_rows, texts_of
-from bert_jax.predict import load
-from bert_jax.runtime.errors import InputError, Unreadable, tell
-from bert_jax.runtime.files import (
-    as_path,
-    check_new_file,
-    in_bucket,
-    open_stream,
-    open_whole,
-    read_json,
-)
+from bert_jax.data.table import format_of
+from bert_jax.predict import inputs, load, outputs
+from bert_jax.predict.inputs import Source
+from bert_jax.runtime.errors import InputError, tell
+from bert_jax.runtime.files import as_path, check_new_file, read_json
 from bert_jax.runtime.process import error_boundary
 
 if TYPE_CHECKING:
     from bert_jax.predict.commands import Model
 
-_NOTES = 20  # at most so many notes are printed
-_PROGRESS = 10.0  # seconds between two lines of progress
 _SOME_FAILED = 3  # the exit status
 
 
-class Texts:
-    """The texts of a command, read one by one as they are needed.
-
-    A line or a table row is never skipped: for one that cannot be read, there is an error instead.
-    A table is checked as a whole before anything is computed.
-    """
-
-    def __init__(self, arguments: Sequence[str], file: str | None, columns: Sequence[str] = ()):
-        """Checks where the texts come from.
-
-        Args:
-          arguments: the texts; empty: they come from the file.
-          file: a path; None: standard input, if there are no arguments.
-          columns: the columns of a .csv, .tsv, .json, .jsonl or .parquet file that hold the texts
-            and, if any, the second texts or choices.
-
-        Raises:
-          InputError: both texts and a file are given, the file cannot be read, or it has columns
-            and none is named (its header would be read as a text).
-        """
-        if arguments and file is not None:
-            raise InputError(f'give texts or --input={file}, not both')
-        table = format_of(file or '')
-        if columns and not table:
-            raise InputError(f'--text={columns[0]} names a column: --input must be a file that has '
-                             'some, ending in .csv, .tsv, .json or .jsonl, plain or .gz, or '
-                             '.parquet')
-        if table and not columns:
-            raise InputError(f'--input={file} has columns: name the one with the texts, '
-                             '--text=COLUMN (a file with a text in each line is called .txt)')
-        ''.join(arguments).encode()  # may raise a UnicodeError, which is reported in one line
-        self._arguments, self._file, self._columns = arguments, file, columns
-        self._name = file or 'standard input'
-        if columns and not sum(1 for _ in read_rows(self._name, columns)):
-            raise InputError(f'{file} holds no rows: copy it again')
-        if file is not None and not columns and not as_path(file).exists():
-            raise InputError(f'--input={file}: No such file or directory')
-        if not arguments and file is None and sys.stdin is None:
-            raise InputError('standard input is closed: give texts, or --input=FILE')
-        if not arguments and file is None and sys.stdin.isatty():
-            tell('texts from standard input, one a line; end with Ctrl-D')
-
-    def read(self, form: str = 'text') -> Iterator[Any]:
-        """Yields texts, or tuples of texts that belong together, or an error if one is unreadable.
-
-        Args:
-          form: 'text': each argument, line or row is a text; a table's cell may hold the list of
-            its words. 'words': the same, and such a list stays one. 'parts': each holds one text,
-            or several that belong together, with TABs between them or in columns; 'features': the
-            same, with TABs or ' ||| '. 'pair': two arguments, a line with a TAB, or two columns;
-            'question': the same, or a line of JSON. 'choices': all arguments together, a line with
-            TABs, or columns, one of which may hold lists.
-
-        Raises:
-          InputError: there are no texts, the arguments or columns do not form pairs, or they do
-            where single texts are wanted.
-        """
-        is_pair = form in ('pair', 'question')
-        if form in ('text', 'words') and len(self._columns) > 1:
-            raise InputError('single texts are wanted: leave out --text-pair')
-        if is_pair and len(self._columns) == 1:
-            raise InputError('two texts are wanted: name the second column with --text-pair')
-        for row in self._rows(2 if is_pair else len(self._arguments) if form == 'choices' else 1):
-            try:
-                if row.fault:
-                    raise Malformed(row.fault)
-                cells = row.cells
-                if form == 'choices':
-                    cells = [x for cell in cells for x in (cell if type(cell) is list else [cell])]
-                if form == 'words' and isinstance(cells[0], list):
-                    yield texts_of(cells[0])  # each is tagged, also an empty one
-                    continue
-                if form == 'text' and isinstance(cells[0], list):  # words, as taggers have them
-                    cells = [' '.join(texts_of(cells[0]))]
-                if form not in ('text', 'words') and len(cells) == 1 and not self._columns:
-                    cells = _split(cells[0], form)
-                if is_pair and len(cells) != 2:
-                    raise Malformed('two texts with a TAB between them are needed')
-                cells = texts_of(cells)
-                yield cells[0] if form in ('text', 'words') else tuple(cells)
-            except Malformed as error:
-                num = 2 if is_pair else len(self._columns) if form != 'choices' else 1
-                yield Unreadable(f'{self._name}, line {row.line}: {error}', num)
-
-    def ids(self, column: str) -> Iterator[Any]:
-        """Yields what a column of the table holds, row by row; None where it cannot be read."""
-        for row in read_rows(self._name, [column]):
-            yield None if row.fault else row.cells[0]
-
-    def _rows(self, size: int) -> Iterator[Row]:
-        """Rows of `size` arguments, of the named columns of a table, or of one line each."""
-        if self._arguments:
-            texts = self._arguments
-            if len(texts) % size:
-                raise InputError(f'{len(texts)} texts are no pairs: two arguments are one pair '
-                                 f'({texts[-1][:60]!r} has no second)')
-            yield from (Row(i, list(texts[i : i + size])) for i in range(0, len(texts), size))
-        elif self._columns:
-            yield from read_rows(self._name, self._columns)
-        else:
-            given: Any = contextlib.nullcontext(sys.stdin and sys.stdin.buffer)
-            number = 0
-            try:
-                with given if self._file is None else open_stream(self._file) as lines:
-                    for number, line in enumerate(lines, 1):
-                        try:
-                            text = line.decode('utf-8-sig' if number == 1 else 'utf-8')
-                            yield Row(number, [text.rstrip('\r\n')])
-                        except UnicodeDecodeError as error:
-                            byte = error.object[error.start]
-                            yield Row(number, [], f'not UTF-8 (byte 0x{byte:02x}): convert it')
-            except OSError as error:
-                raise InputError(f'{self._name} cannot be read ({error}): check it') from None
-            if not number:
-                raise InputError(f'{self._name} has no texts: write one a line')
-
-
-class SquadTexts:
-    """The questions of a file in SQuAD's layout, in place of `Texts`."""
-
-    def __init__(self, file: str):
-        from bert_jax.tasks.squad import questions_of
-
-        self._questions = questions_of(file)
-
-    def read(self, form: str) -> Iterator[tuple[str, str]]:
-        del form  # questions only
-        return ((question.text, question.context) for question in self._questions)
-
-    def ids(self, column: str) -> Iterator[str]:
-        del column  # a question has one
-        return (question.id for question in self._questions)
-
-
-def _split(line: str, form: str) -> list[Any]:
-    """Splits a line into the texts that belong together."""
-    if form == 'question' and line.lstrip().startswith('{'):
-        try:
-            record = json.loads(line)
-            return [record['question'], record['context']]
-        except (ValueError, KeyError, RecursionError):
-            raise Malformed('it is no {"question": ..., "context": ...}') from None
-    return (line.replace(' ||| ', '\t') if form == 'features' else line).split('\t')
-
-
-# Flag -> keyword arguments of `add_argument`.
-_MODEL: dict[str, dict[str, Any]] = {
-    '--model': {'required': True, 'metavar': 'DIR',
-                'help': 'run directory, Hugging Face folder or TF1 checkpoint'},
-    '--dtype': {'choices': ['float32', 'bfloat16'],
-                'help': 'of the computation; default: float32 on CPUs, else bfloat16'},
-    '--vocab-file': {'metavar': 'FILE',
-                     'help': 'the vocabulary, where it does not lie beside the weights'},
-}
-_TEXTS: dict[str, dict[str, Any]] = {
-    'texts': {'nargs': '*', 'metavar': 'TEXT'},
-    '--input': {'metavar': 'FILE',
-                'help': 'of texts, one a line; or a .csv, .tsv, .jsonl or .parquet'},
-    '--text': {'metavar': 'COLUMN', 'help': 'of that file with the texts (questions)'},
-    '--text-pair': {'metavar': 'COLUMN', 'help': 'with the second texts (contexts)'},
-    '--id': {'metavar': 'COLUMN', 'help': 'that names the row in its result, as "id"'},
-}
-_WINDOWS = {
-    'choices': ['first', 'mean', 'max'], 'help': 'a text that is too long is cut, or read in '
-    'windows whose probabilities or vectors are combined (as its run had it, else first)',
-}
-
-
-def _fill_mask(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
+def _fill_mask(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
     """The likeliest words for each [MASK].
 
         python -m bert_jax.predict fill-mask --model DIR "Paris is the [MASK] of France."
@@ -232,10 +49,10 @@ def _fill_mask(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator
     with several [MASK] in a text, "predictions" is a list of such lists. If a text is too
     long for the model, each [MASK] sees only the tokens around it.
     """
-    return model.iter_fill_mask(texts.read(), args.top_k)
+    return model.iter_fill_mask(source.texts(inputs.Form()), args.top_k)
 
 
-def _next_sentence(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
+def _next_sentence(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
     """The probability that the second text follows the first.
 
         python -m bert_jax.predict next-sentence --model DIR "He was tired." "So he went to bed."
@@ -243,10 +60,10 @@ def _next_sentence(model: Model, args: argparse.Namespace, texts: Texts) -> Iter
     Reads two texts: two arguments, or a line with a TAB between them.
     Writes {"first", "second", "probability"}.
     """
-    return model.iter_next_sentence(texts.read('pair'))
+    return model.iter_next_sentence(source.texts(inputs.Pair()))
 
 
-def _classify(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
+def _classify(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
     """Labels or values of texts or pairs, or the ending that fits.
 
         python -m bert_jax.predict classify --model DIR "A fine film." "A dull one."
@@ -262,12 +79,12 @@ def _classify(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     --any-form asks for them.
     """
     if model.weights.head == 'multiple_choice':
-        return model.iter_classify(texts.read('choices'), args.windows)
-    return model.iter_classify(
-        texts.read('pair' if args.pairs else 'parts'), args.windows, args.any_form)
+        return model.iter_classify(source.texts(inputs.Choices()), args.windows)
+    form = inputs.Pair() if args.pairs else inputs.Parts()
+    return model.iter_classify(source.texts(form), args.windows, args.any_form)
 
 
-def _answer(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
+def _answer(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
     """The span of a context that answers a question.
 
         python -m bert_jax.predict answer --model DIR "Who wrote it?" "It was written by Anna Berg."
@@ -279,10 +96,11 @@ def _answer(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[An
     context[start:end]. Long contexts are read in overlapping windows, as in the run's
     evaluation.
     """
-    return model.iter_answer(texts.read('question'), args.max_answer_length, args.null_threshold)
+    questions = source.texts(inputs.QuestionAndContext())
+    return model.iter_answer(questions, args.max_answer_length, args.null_threshold)
 
 
-def _tag(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
+def _tag(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
     """A label for each word, and entities.
 
         python -m bert_jax.predict tag --model DIR "Anna Berg lives in Oslo ."
@@ -292,10 +110,10 @@ def _tag(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
     "entities": [{"text", "label", "start", "end", "probability"}, ...]}, start and end in
     characters. Long texts are read in overlapping windows; no word is left out.
     """
-    return model.iter_tag(texts.read('words'))
+    return model.iter_tag(source.texts(inputs.Words()))
 
 
-def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
+def _features(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
     """Hidden states of tokens, or one vector per text.
 
         python -m bert_jax.predict features --model DIR --layers=-1,-2 --input texts.txt
@@ -310,68 +128,24 @@ def _features(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[
     values[offsets[i]:offsets[i + 1]]) and `layers`; with --pool `vectors` [texts, hidden].
     """
     layers = args.layers
-    if args.pool and len(layers) != 1:
-        raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
-    if (args.windows or args.normalize) and not args.pool:
+    texts = source.texts(inputs.Parts(' ||| '))
+    hidden_size = model.config.hidden_size
+    if args.pool:
+        if len(layers) != 1:
+            raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
+        vectors = model.iter_vectors(texts, args.pool, layers[0], args.normalize, args.windows)
+        if args.output is not None:
+            return outputs.write_vectors(args.output, vectors, hidden_size)
+        return outputs.vector_lines(vectors)
+    if args.windows or args.normalize:
         raise InputError('--windows and --normalize are for one vector of a text: add --pool')
-    parts = texts.read('features')
-    results: Iterable[dict[str, Any]]
-    if not args.pool:
-        results = model.iter_features(parts, layers)
-    else:
-        vectors = model.iter_vectors(parts, args.pool, layers[0], args.normalize, args.windows)
-        results = ({'values': x[None]} | ({'error': 'it is no text'} if np.isnan(x).any() else {})
-                   for x in vectors)
+    features = model.iter_features(texts, layers)
     if args.output is not None:
-        yield from _write_npz(model, results, args.output, layers, args.pool)
-        return
-    for number, result in enumerate(results):
-        if 'error' in result:
-            result = {'vector' if args.pool else 'features': None, 'error': result['error']}
-        else:
-            values = np.round(result['values'].astype(np.float64), 6).tolist()
-            result = {'vector': values[0]} if args.pool else {'features': [
-                {'token': token, 'layers': [
-                    {'index': layer, 'values': x} for layer, x in zip(layers, states, strict=True)]}
-                for token, states in zip(result['tokens'], values, strict=True)]}
-        yield {'linex_index': number} | result
+        return outputs.write_features(args.output, features, layers, hidden_size)
+    return outputs.feature_lines(features, layers)
 
 
-def _write_npz(
-    model: Model, results: Iterable[dict[str, Any]], output: str, layers: Sequence[int],
-    pool: str | None,
-) -> Iterator[dict[str, Any]]:
-    """Writes `vectors`, or `values` with their tokens and offsets, into an .npz atomically.
-
-    The large array grows in a temporary file and is never whole in memory. Yields an object for
-    each text: its error, or nothing to print.
-    """
-    path = as_path(output)
-    if path.suffix != '.npz':
-        raise InputError(f'--output={output} must end in .npz')
-    offsets, tokens, num_rows = [0], list[str](), 0
-    with tempfile.TemporaryFile(dir=None if in_bucket(path) else path.parent) as file:
-        for result in results:
-            rows = result['values']
-            if rows is not None:  # with --pool, errors have them too: a vector of NaN
-                file.write(np.ascontiguousarray(rows, '<f4').data)
-                tokens += result.get('tokens', ())
-                num_rows += len(rows)
-            offsets.append(len(tokens))
-            yield {'linex_index': len(offsets) - 2, 'error': result['error']} if (
-                'error' in result) else {}
-        file.flush()
-        hidden = model.config.hidden_size
-        shape = (num_rows, hidden) if pool else (num_rows, len(layers), hidden)
-        large = np.memmap(file, '<f4', 'r', shape=shape) if num_rows else np.zeros(shape, '<f4')
-        arrays = {'vectors': large} if pool else {
-            'values': large, 'tokens': np.array(tokens), 'offsets': np.array(offsets),
-            'layers': np.array(layers)}
-        with open_whole(path) as whole:
-            np.savez(whole, **arrays)  # type: ignore[arg-type]
-
-
-def _score(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any]:
+def _score(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
     """Pseudo-perplexity.
 
         python -m bert_jax.predict score --model DIR --input sentences.txt
@@ -381,10 +155,12 @@ def _score(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any
     last text, one more line: {"corpus": {"num_texts", "num_tokens", "log_probability",
     "pseudo_perplexity"}}. pseudo_perplexity = exp(-log_probability / num_tokens).
     """
-    from bert_jax.predict.commands import pseudo_perplexity
+    from bert_jax.predict.masked_words import pseudo_perplexity
 
-    num_texts, num_tokens, log_probability = 0, 0, 0.0
-    for score in model.iter_score(texts.read()):
+    num_texts = 0
+    num_tokens = 0
+    log_probability = 0.0
+    for score in model.iter_score(source.texts(inputs.Form())):
         if 'error' not in score:
             num_texts += 1
             num_tokens += score['num_tokens']
@@ -396,7 +172,7 @@ def _score(model: Model, args: argparse.Namespace, texts: Texts) -> Iterator[Any
     }}
 
 
-def _export(model: Model, args: argparse.Namespace, texts: None) -> Iterator[Any]:
+def _export(model: Model, args: argparse.Namespace, source: None) -> Iterator[Any]:
     """The model's computation as a file that other programs can run.
 
         python -m bert_jax.predict export --model DIR --output bert.stablehlo
@@ -433,84 +209,166 @@ def layers(text: str) -> list[int]:
     return [int(number) for number in text.split(',')]
 
 
-# Command -> (a function that turns the model, the arguments and the texts into objects to print,
-# and whose docstring is the command's help; its flags).
-_COMMANDS: dict[str, tuple[Callable[[Model, Any, Any], Iterator[Any]], dict[str, Any]]] = {
-    'fill-mask': (_fill_mask, _TEXTS | {'--top-k': {
-        'type': int, 'default': 5, 'metavar': 'N', 'help': 'words for each [MASK] (5)'}}),
-    'next-sentence': (_next_sentence, _TEXTS),
-    'classify': (_classify, _TEXTS | {
-        '--choices': {'metavar': 'COLUMN,COLUMN,...', 'default': '',
-                      'help': 'with the choices, or one with a list of them'},
-        '--pairs': {'action': 'store_true', 'help': 'take the arguments two at a time'},
-        '--any-form': {'action': 'store_true', 'help': 'single texts for a model that was trained '
-                       'on pairs, or pairs for one of single texts'},
-        '--windows': _WINDOWS}),
-    'answer': (_answer, _TEXTS | {
-        '--max-answer-length': {
-            'type': int, 'default': 30, 'metavar': 'N', 'help': 'in tokens (30)'},
-        '--null-threshold': {
-            'type': float, 'metavar': 'X', 'help': 'answer "" where its score is above that of all '
-            'others by more than this (as a SQuAD 2.0 run determined it, else never)'}}),
-    'tag': (_tag, _TEXTS),
-    'features': (_features, _TEXTS | {
-        '--layers': {'type': layers, 'default': '-1', 'metavar': 'N,N,...', 'help': 'counted from '
-                     'the top, written as --layers=-1,-2,-3,-4; one below the first are the '
-                     'embeddings (-1)'},
-        '--pool': {'choices': ['mean', 'cls', 'max'], 'help': 'one vector a text: the mean or '
-                   'maximum over all its tokens, [CLS] and [SEP] among them, or the hidden state '
-                   'of [CLS]'},
-        '--normalize': {
-            'action': 'store_true', 'default': None, 'help': 'brings vectors to length 1'},
-        '--windows': _WINDOWS, '--output': {'metavar': 'FILE.npz', 'help': 'see above'}}),
-    'score': (_score, _TEXTS),
-    'export': (_export, {
-        '--output': {'required': True, 'metavar': 'FILE', 'help': 'such as bert.stablehlo'},
-        '--to': {'choices': ['stablehlo', 'onnx'], 'default': 'stablehlo',
-                 'help': 'the format (stablehlo)'},
-        '--opset': {'type': int, 'choices': range(20, 25), 'default': 23, 'help': 'of ONNX (23)'}}),
+def _add_model_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--model', required=True, metavar='DIR',
+        help='run directory, Hugging Face folder or TF1 checkpoint')
+    parser.add_argument(
+        '--dtype', choices=['float32', 'bfloat16'],
+        help='of the computation; default: float32 on CPUs, else bfloat16')
+    parser.add_argument(
+        '--vocab-file', metavar='FILE',
+        help='the vocabulary, where it does not lie beside the weights')
+
+
+def _add_text_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('texts', nargs='*', metavar='TEXT')
+    parser.add_argument(
+        '--input', metavar='FILE',
+        help='of texts, one a line; or a .csv, .tsv, .jsonl or .parquet')
+    parser.add_argument(
+        '--text', metavar='COLUMN', help='of that file with the texts (questions)')
+    parser.add_argument(
+        '--text-pair', metavar='COLUMN', help='with the second texts (contexts)')
+    parser.add_argument(
+        '--id', metavar='COLUMN', help='that names the row in its result, as "id"')
+
+
+def _add_fill_mask_flags(parser: argparse.ArgumentParser) -> None:
+    _add_text_flags(parser)
+    parser.add_argument(
+        '--top-k', type=int, default=5, metavar='N', help='words for each [MASK] (5)')
+
+
+def _add_classify_flags(parser: argparse.ArgumentParser) -> None:
+    _add_text_flags(parser)
+    parser.add_argument(
+        '--choices', metavar='COLUMN,COLUMN,...', default='',
+        help='with the choices, or one with a list of them')
+    parser.add_argument('--pairs', action='store_true', help='take the arguments two at a time')
+    parser.add_argument(
+        '--any-form', action='store_true',
+        help='single texts for a model that was trained on pairs, or pairs for one of single texts')
+    _add_windows_flag(parser)
+
+
+def _add_windows_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--windows', choices=['first', 'mean', 'max'],
+        help='a text that is too long is cut, or read in windows whose probabilities or vectors '
+        'are combined (as its run had it, else first)')
+
+
+def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
+    _add_text_flags(parser)
+    parser.add_argument(
+        '--max-answer-length', type=int, default=30, metavar='N', help='in tokens (30)')
+    parser.add_argument(
+        '--null-threshold', type=float, metavar='X',
+        help='answer "" where its score is above that of all others by more than this (as a SQuAD '
+        '2.0 run determined it, else never)')
+
+
+def _add_features_flags(parser: argparse.ArgumentParser) -> None:
+    _add_text_flags(parser)
+    parser.add_argument(
+        '--layers', type=layers, default='-1', metavar='N,N,...',
+        help='counted from the top, written as --layers=-1,-2,-3,-4; one below the first are the '
+        'embeddings (-1)')
+    parser.add_argument(
+        '--pool', choices=['mean', 'cls', 'max'],
+        help='one vector a text: the mean or maximum over all its tokens, [CLS] and [SEP] among '
+        'them, or the hidden state of [CLS]')
+    parser.add_argument(
+        '--normalize', action='store_true', default=None, help='brings vectors to length 1')
+    _add_windows_flag(parser)
+    parser.add_argument('--output', metavar='FILE.npz', help='see above')
+
+
+def _add_export_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--output', required=True, metavar='FILE', help='such as bert.stablehlo')
+    parser.add_argument(
+        '--to', choices=['stablehlo', 'onnx'], default='stablehlo',
+        help='the format (stablehlo)')
+    parser.add_argument(
+        '--opset', type=int, choices=range(20, 25), default=23, help='of ONNX (23)')
+
+
+class _Command(NamedTuple):
+    """A command of this program.
+
+    Attributes:
+      run: turns the model, the arguments and the source of texts into objects to print. Its
+        docstring is the command's help.
+      add_flags: defines its flags beside those of the model.
+    """
+
+    run: Callable[[Model, argparse.Namespace, Any], Iterator[Any]]
+    add_flags: Callable[[argparse.ArgumentParser], None] = _add_text_flags
+
+
+_COMMANDS = {
+    'fill-mask': _Command(_fill_mask, _add_fill_mask_flags),
+    'next-sentence': _Command(_next_sentence),
+    'classify': _Command(_classify, _add_classify_flags),
+    'answer': _Command(_answer, _add_answer_flags),
+    'tag': _Command(_tag),
+    'features': _Command(_features, _add_features_flags),
+    'score': _Command(_score),
+    'export': _Command(_export, _add_export_flags),
 }
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser('python -m bert_jax.predict', __doc__)
     subparsers = parser.add_subparsers(dest='command', required=True, metavar='COMMAND')
-    for name, (run, flags) in _COMMANDS.items():
-        described = inspect.getdoc(run) or ''
-        of_command = subparsers.add_parser(
-            name, help=described.partition('\n')[0], description=described)
-        for flag, settings in (_MODEL | flags).items():
-            of_command.add_argument(flag, **settings)
+    for name, command in _COMMANDS.items():
+        described = inspect.getdoc(command.run) or ''
+        first_line = described.partition('\n')[0]
+        subparser = subparsers.add_parser(name, help=first_line, description=described)
+        _add_model_flags(subparser)
+        command.add_flags(subparser)
     return parser
 
 
 def main() -> None:
     """Runs the command (see the top of this file)."""
     args = _parser().parse_args()
-    output, is_export = getattr(args, 'output', None), args.command == 'export'
-    num_notes = itertools.count(1)
-
-    def note(line: str) -> None:
-        number = next(num_notes)
-        if number <= _NOTES:
-            end = '; further notes are left out' if number == _NOTES else ''
-            tell(f'note: {line}{end}')
-
+    output = getattr(args, 'output', None)
     with error_boundary(writing=output):
         sys.stdout.reconfigure(encoding='utf-8')  # type: ignore[union-attr]
         if output is not None:
             check_new_file(output, '--output')
-        texts: Any = None if is_export else _texts(args)
-        float32 = 'float32' if is_export and args.to == 'onnx' else None
-        model = load(args.model, args.vocab_file, args.dtype or float32)
-        model.need(args.command)  # before waiting for standard input
-        model.note = note
-        results = _COMMANDS[args.command][0](model, args, texts)
-        if not is_export and args.id:
-            results = _with_ids(results, texts.ids(args.id))
-        num_faults = _print(results, exact=args.command == 'features')
-    if num_faults:
+        run = _run_export if args.command == 'export' else _run_on_texts
+        num_failed = run(args)
+    if num_failed:
         sys.exit(_SOME_FAILED)
+
+
+def _run_export(args: argparse.Namespace) -> int:
+    """Runs `export`; returns 0."""
+    dtype = args.dtype or ('float32' if args.to == 'onnx' else None)
+    model = _load(args, dtype)
+    return outputs.print_results(_export(model, args, None), is_exact=False)
+
+
+def _run_on_texts(args: argparse.Namespace) -> int:
+    """Runs any other command; returns the number of texts without a result."""
+    source, id_column = _open_source(args)
+    model = _load(args, args.dtype)
+    results = _COMMANDS[args.command].run(model, args, source)
+    if id_column:
+        results = _with_ids(results, source.ids(id_column))
+    return outputs.print_results(results, is_exact=args.command == 'features')
+
+
+def _load(args: argparse.Namespace, dtype: str | None) -> Model:
+    """The model that the arguments name, checked before anybody waits for standard input."""
+    model = load(args.model, args.vocab_file, dtype)
+    model.require(args.command)
+    model.note = outputs.Notes().print
+    return model
 
 
 def _with_ids(results: Iterator[Any], ids: Iterator[Any]) -> Iterator[Any]:
@@ -518,85 +376,62 @@ def _with_ids(results: Iterator[Any], ids: Iterator[Any]) -> Iterator[Any]:
         yield result if 'corpus' in result else {'id': next(ids), **result}
 
 
-def _columns_of_run(args: argparse.Namespace) -> list[str]:
-    """The columns that a run on an own table was trained on; [] if the model is no such run."""
-    from bert_jax.weights.run_directory import run_of
+def _open_source(args: argparse.Namespace) -> tuple[Source, str | None]:
+    """(The texts that the arguments name, the column that names them in results).
 
-    folder = run_of(as_path(args.model))
-    if args.command not in ('classify', 'tag') or not (folder / 'checkpoints').exists() or (
-            not (folder / 'config.json').exists()):
-        return []
-    fields = read_json(folder / 'config.json', 'put it back')
-    if fields.get('task') not in ('classification', 'regression', 'multiple_choice', 'tagging'):
-        return []
-    data = fields['data']
-    more = [data.get('text_pair', ''), *data.get('choices', '').split(',')]
-    columns = [data['text'], *(name.strip() for name in more if name.strip())]
-    tell(f'read from {args.input}: {", ".join(columns)}, as in training (--text names others)')
-    return columns
+    Raises:
+      InputError: the arguments contradict each other, or what they name cannot be read.
+    """
+    columns = _named_columns(args)
+    table_format = format_of(args.input or '')
+    if args.id and (not table_format or getattr(args, 'output', None)):
+        raise InputError(f'--id={args.id} names a column of --input, for results in JSON lines')
+    if table_format and not columns:
+        columns = _columns_of_run(args)
+    if args.command == 'answer' and table_format and not columns:
+        if _is_squad_file(args.input):
+            return inputs.SquadFile(args.input), args.id or 'id'
+        columns = ['question', 'context']
+    source = inputs.open_source(args.texts, args.input, columns)
+    if args.id:
+        next(source.ids(args.id), None)  # fails now if there is no such column
+    return source, args.id
 
 
-def _texts(args: argparse.Namespace) -> Texts | SquadTexts:
-    """The texts that the arguments name."""
+def _is_squad_file(file: str) -> bool:
+    """Whether a file has SQuAD's layout, and not a question a row."""
+    from bert_jax.tasks.squad import has_rows
+
+    return format_of(file) == 'json' and not has_rows(file)
+
+
+def _named_columns(args: argparse.Namespace) -> list[str]:
+    """The columns that --text, --text-pair and --choices name."""
     choices = [column for column in getattr(args, 'choices', '').split(',') if column]
     if choices and (args.text_pair or not args.text):
         raise InputError('--choices go with the column --text, in place of --text-pair')
     if args.text_pair and not args.text:
         raise InputError('--text-pair names the second column: name the first with --text')
-    columns = [column for column in (args.text, args.text_pair, *choices) if column]
-    form = format_of(args.input or '')
-    if args.id and (not form or getattr(args, 'output', None)):
-        raise InputError(f'--id={args.id} names a column of --input, for results in JSON lines')
-    if form and not columns:
-        columns = _columns_of_run(args)
-    if args.command == 'answer' and form and not columns:
-        from bert_jax.tasks.squad import has_rows
-
-        if form == 'json' and not has_rows(args.input):
-            args.id = args.id or 'id'
-            return SquadTexts(args.input)
-        columns = ['question', 'context']
-    texts = Texts(args.texts, args.input, columns)
-    if args.id:
-        next(texts.ids(args.id), None)  # fails now if there is no such column
-    return texts
+    return [column for column in (args.text, args.text_pair, *choices) if column]
 
 
-def _print(results: Iterator[Any], exact: bool) -> int:
-    """Prints an object per line (unless it is empty), the progress, and the first error.
+def _columns_of_run(args: argparse.Namespace) -> list[str]:
+    """The columns that a run on an own table was trained on; [] if the model is no such run."""
+    from bert_jax.weights.run_directory import run_of
 
-    Returns:
-      The number of texts without a result.
-
-    Raises:
-      InputError: no text has a result.
-    """
-    started = shown = time.monotonic()
-    num_texts = num_faults = 0
-    fault = ''
-    for result in results:
-        if result:
-            text = json.dumps(result, ensure_ascii=False)
-            if not exact:  # only the digits that float32 holds
-                short = json.loads(text, parse_float=lambda x: float(f'{float(x):.7g}'))
-                text = json.dumps(short, ensure_ascii=False)
-            print(text)
-        if 'corpus' in result:
-            continue
-        num_texts += 1
-        if 'error' in result:
-            num_faults += 1
-            fault = fault or f'text {num_texts}: {result["error"]}'
-        if (now := time.monotonic()) - shown > _PROGRESS:
-            shown, rate = now, num_texts / (now - started)
-            tell(f'{num_texts} texts, {rate:.1f} a second')
-    sys.stdout.flush()
-    if num_faults:
-        others = f' ({num_faults} of {num_texts} have no result)' if num_texts > 1 else ''
-        if num_faults == num_texts:
-            raise InputError(fault + others)
-        tell(fault + others)
-    return num_faults
+    if args.command not in ('classify', 'tag'):
+        return []
+    folder = run_of(as_path(args.model))
+    if not (folder / 'checkpoints').exists() or not (folder / 'config.json').exists():
+        return []
+    fields = read_json(folder / 'config.json', 'put it back')
+    if fields.get('task') not in ('classification', 'regression', 'multiple_choice', 'tagging'):
+        return []
+    data = fields['data']
+    others = [data.get('text_pair', ''), *data.get('choices', '').split(',')]
+    columns = [data['text'], *(name.strip() for name in others if name.strip())]
+    tell(f'read from {args.input}: {", ".join(columns)}, as in training (--text names others)')
+    return columns
 
 
 if __name__ == '__main__':

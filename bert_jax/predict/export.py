@@ -6,9 +6,8 @@ Each file is compared with the model before it is kept.
 """
 
 import dataclasses
-import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -29,12 +28,72 @@ from bert_jax.weights.formats import to_tree
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 
 Rows = Mapping[str, np.ndarray]
-# Compares a written file, given as a function from inputs to outputs, with the model.
-Compare = Callable[[Callable[[Rows], dict[str, np.ndarray]]], None]
+# The largest difference allowed between the file and the model, relative to the largest output if
+# that is above 1: in float32 on CPUs, and wherever matrix products are rounded.
+_ROUNDING = 1e-3
+_COARSE = 0.1
 
 
-def _stablehlo(
-    forward: Any, params: Rows, inputs: Mapping[str, Any], output: Path, compare: Compare
+@dataclasses.dataclass(frozen=True)
+class _Computation:
+    """What is exported.
+
+    Attributes:
+      forward: computes outputs by name from parameters and inputs.
+      params: by our names.
+      inputs: symbolic shapes and dtypes of the inputs by name.
+    """
+
+    forward: Any
+    params: Rows
+    inputs: Mapping[str, jax.ShapeDtypeStruct]
+
+    def output_shapes(self) -> dict[str, Any]:
+        """Symbolic shapes and dtypes of the outputs by name."""
+        return jax.eval_shape(self.forward, self.params, *self.inputs.values())
+
+    def run(self, rows: Rows) -> dict[str, np.ndarray]:
+        """Outputs of some rows."""
+        return jax.device_get(jax.jit(self.forward)(self.params, *rows.values()))
+
+
+class _Comparison:
+    """Compares the outputs of a written file with the model's, on the same rows.
+
+    Attributes:
+      rows: inputs by name, in the order of the computation's.
+      largest_difference: of any output, among those compared so far.
+    """
+
+    def __init__(self, rows: Rows, mask: np.ndarray, expected: Rows, rounding: float):
+        """Takes what the model computes.
+
+        Args:
+          rows: inputs.
+          mask: [rows, tokens], which tokens are no padding; the outputs of padding do not count.
+          expected: the model's outputs.
+          rounding: the largest relative difference allowed.
+        """
+        self.rows = rows
+        self.largest_difference = 0.0
+        self._mask = mask
+        self._expected = expected
+        self._rounding = rounding
+
+    def check(self, outputs: Rows) -> None:
+        """Raises InputError if outputs of a file differ from the model's."""
+        for name, x in outputs.items():
+            real: Any = self._mask if x.shape[:2] == self._mask.shape else ...
+            difference = float(np.abs(x - self._expected[name])[real].max())
+            limit = self._rounding * max(1.0, float(np.abs(x)[real].max()))
+            if not difference <= limit:
+                raise InputError(f'the file gives other {name} than the model, by up to '
+                                 f'{difference:.3g}, and is not kept: try another format with --to')
+            self.largest_difference = max(self.largest_difference, difference)
+
+
+def _write_stablehlo(
+    computation: _Computation, output: Path, comparison: _Comparison
 ) -> dict[str, Any]:
     """Writes a file that JAX can run without this package, and beside it the parameters as .npz.
 
@@ -45,48 +104,61 @@ def _stablehlo(
     if params_file == output:
         raise InputError(f'--output={output} is the name of the parameters: end it in .stablehlo')
     check_new_file(params_file, '--output, for its parameters')
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dict(params))
-    exported = export.export(jax.jit(forward), platforms=PLATFORMS)(shapes, *inputs.values())
+    params = dict(computation.params)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    jitted = jax.jit(computation.forward)
+    exported = export.export(jitted, platforms=PLATFORMS)(shapes, *computation.inputs.values())
     with open_whole(output) as file, open_whole(params_file) as arrays:
         file.write(exported.serialize())
-        np.savez(arrays, **dict(params))  # type: ignore[arg-type]
+        np.savez(arrays, **params)  # type: ignore[arg-type]
         file.flush()
         arrays.flush()
-        call = jax.jit(export.deserialize(bytearray(Path(file.name).read_bytes())).call)
+        read = export.deserialize(bytearray(Path(file.name).read_bytes()))
         params_read = dict(np.load(arrays.name))
-        compare(lambda rows: jax.device_get(call(params_read, *rows.values())))
+        outputs = jax.jit(read.call)(params_read, *comparison.rows.values())
+        comparison.check(jax.device_get(outputs))
     return {'params': str(params_file), 'platforms': list(PLATFORMS)}
 
 
-def _onnx(
-    forward: Any, params: Rows, inputs: Mapping[str, Any], output: Path, compare: Compare,
-    opset: int,
+def _write_onnx(
+    computation: _Computation, output: Path, comparison: _Comparison, opset: int
 ) -> dict[str, Any]:
     """Writes a file with the parameters in it, for ONNX Runtime and the like."""
-    for name in ('jax2onnx', 'onnx_ir'):  # they warn about parts that are not used here
-        logging.getLogger(name).setLevel(logging.ERROR)
+    for package in ('jax2onnx', 'onnx_ir'):  # they warn about parts that are not used here
+        logging.getLogger(package).setLevel(logging.ERROR)
     import jax2onnx
     import onnxruntime
 
-    outputs = jax.eval_shape(forward, params, *inputs.values())
-    names, constants = list(outputs), jax.tree.map(jnp.asarray, dict(params))
+    outputs = computation.output_shapes()
+    names = list(outputs)
+    constants = jax.tree.map(jnp.asarray, dict(computation.params))
+
+    def forward(*rows: jax.Array) -> tuple[jax.Array, ...]:
+        by_name = computation.forward(constants, *rows)
+        return tuple(by_name[name] for name in names)
+
+    inputs: list[Any] = [
+        jax.ShapeDtypeStruct(tuple(map(str, x.shape)), x.dtype)  # type: ignore[arg-type]
+        for x in computation.inputs.values()]
     model = jax2onnx.to_onnx(
-        lambda *rows: tuple(forward(constants, *rows)[name] for name in names),
-        [jax.ShapeDtypeStruct(tuple(map(str, x.shape)), x.dtype)  # type: ignore[arg-type]
-         for x in inputs.values()],
-        input_names=list(inputs), output_names=names, opset=opset)
-    for value, x in zip(model.graph.output, outputs.values(), strict=True):
-        for dim, size in zip(value.type.tensor_type.shape.dim, x.shape, strict=True):
-            if not isinstance(size, int):
-                dim.dim_param = str(size)
+        forward, inputs, input_names=list(computation.inputs), output_names=names, opset=opset)
+    _name_dims(model.graph, outputs.values())
     _take_int64(model.graph)
     with open_whole(output) as file:
         file.write(model.SerializeToString())
         file.flush()
         session = onnxruntime.InferenceSession(file.name, providers=['CPUExecutionProvider'])
-        compare(lambda rows: dict(zip(names, session.run(
-            names, {name: x.astype(np.int64) for name, x in rows.items()}), strict=True)))
+        rows = {name: x.astype(np.int64) for name, x in comparison.rows.items()}
+        comparison.check(dict(zip(names, session.run(names, rows), strict=True)))
     return {'opset': model.opset_import[0].version}
+
+
+def _name_dims(graph: Any, outputs: Iterable[Any]) -> None:
+    """Gives the symbolic dims of an ONNX graph's outputs their names."""
+    for value, x in zip(graph.output, outputs, strict=True):
+        for dim, size in zip(value.type.tensor_type.shape.dim, x.shape, strict=True):
+            if not isinstance(size, int):
+                dim.dim_param = str(size)
 
 
 def _take_int64(graph: Any) -> None:
@@ -107,11 +179,6 @@ def _take_int64(graph: Any) -> None:
         value.type.tensor_type.elem_type = onnx.TensorProto.INT64
         graph.node.insert(i, onnx.helper.make_node(
             'Cast', [value.name], [inputs[value.name]], to=onnx.TensorProto.INT32))
-
-
-# The largest difference allowed between the file and the model, relative to the largest output if
-# that is above 1: in float32 on CPUs, and wherever matrix products are rounded.
-_ROUNDING, _COARSE = 1e-3, 0.1
 
 
 def export_model(
@@ -140,51 +207,73 @@ def export_model(
       InputError: the model cannot be exported, the file cannot be written, a package is not
         installed, or the outputs differ from the model's. Then no file is left.
     """
-    model.need('export')
+    model.require('export')
     if to == 'onnx' and model.config.dtype != 'float32':
         raise InputError(f'--to onnx is in float32: leave out --dtype={model.config.dtype}')
-    names = ('attention_mask', 'token_type_ids') if to == 'onnx' else ('input_mask', 'segment_ids')
-    dims = dict.fromkeys(('input_ids', *names), 'b, s')
+    _note_missing_head(model)
+    inputs = _input_shapes(model, to)
+    computation = _Computation(_forward(model), flatten_dict(model.params, sep='/'), inputs)
+    comparison = _comparison(model, computation)
+    with needing(f'export --to {to}'):
+        if to == 'onnx':
+            described = _write_onnx(computation, output, comparison, opset)
+        else:
+            described = _write_stablehlo(computation, output, comparison)
+    input_types = _described(inputs)
+    if to == 'onnx':
+        input_types = {name: x.replace('int32', 'int64') for name, x in input_types.items()}
+    return {
+        'output': str(output),
+        **described,
+        'inputs': input_types,
+        'outputs': _described(computation.output_shapes()),
+        'largest_difference': comparison.largest_difference,
+    }
+
+
+def _note_missing_head(model: LoadedModel) -> None:
+    """Notes that a model of pre-training has no trained next-sentence head, if that is so."""
+    has = model.weights.has
+    is_pretrained = model.weights.head == 'pretraining'
+    if is_pretrained and has('bert/pooler') and not has('cls/seq_relationship'):
+        model.note('no next_sentence_logits are exported: the model has no trained next-sentence '
+                   'head')
+
+
+def _input_shapes(model: LoadedModel, to: str) -> dict[str, jax.ShapeDtypeStruct]:
+    """The inputs by the names of a format, with symbolic shapes."""
+    if to == 'onnx':
+        names = ['input_ids', 'attention_mask', 'token_type_ids']
+    else:
+        names = ['input_ids', 'input_mask', 'segment_ids']
+    dims = dict.fromkeys(names, 'b, s')
     if model.weights.has('cls/predictions'):
         dims['masked_lm_positions'] = 'b, p'
-    symbols = export.SymbolicScope([f's <= {model.max_length}'])
-    inputs = {name: jax.ShapeDtypeStruct(export.symbolic_shape(x, scope=symbols), jnp.int32)
-              for name, x in dims.items()}
-    # Rows of random tokens, of three lengths, in two segments each.
+    scope = export.SymbolicScope([f's <= {model.max_length}'])
+    return {
+        name: jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), jnp.int32)
+        for name, shape in dims.items()}
+
+
+def _comparison(model: LoadedModel, computation: _Computation) -> _Comparison:
+    """What the model computes of rows of random tokens, of three lengths, in two segments each."""
     lengths = np.minimum((16, 5, 11), model.max_length)[:, None]
     places = np.arange(lengths.max())
     mask = places < lengths
     ids = np.random.default_rng(0).integers(0, model.config.vocab_size, mask.shape, np.int32)
-    made = (np.where(mask, ids, 0), mask, mask & (places > lengths // 2), np.ones((len(mask), 1)))
-    rows = {name: x.astype(np.int32) for name, x in zip(inputs, made)}
-    has, is_pretrained = model.weights.has, model.weights.head == 'pretraining'
-    if is_pretrained and has('bert/pooler') and not has('cls/seq_relationship'):
-        model.note('no next_sentence_logits are exported: the model has no trained next-sentence '
-                   'head')
-    forward, params = _forward(model), flatten_dict(model.params, sep='/')
-    expected = jax.device_get(jax.jit(forward)(params, *rows.values()))
+    input_ids = np.where(mask, ids, 0)
+    segment_ids = mask & (places > lengths // 2)
+    positions = np.ones((len(mask), 1))
+    # Without a masked-LM head, there is no input for the positions.
+    arrays = zip(computation.inputs, (input_ids, mask, segment_ids, positions), strict=False)
+    rows = {name: x.astype(np.int32) for name, x in arrays}
     is_exact = model.config.dtype == 'float32' and model.config.layout.on_cpu
-    largest: list[float] = []
+    return _Comparison(rows, mask, computation.run(rows), _ROUNDING if is_exact else _COARSE)
 
-    def compare(call: Callable[[Rows], dict[str, np.ndarray]]) -> None:
-        for name, x in call(rows).items():
-            real: Any = mask if x.shape[:2] == mask.shape else ...
-            difference = float(np.abs(x - expected[name])[real].max())
-            limit = (_ROUNDING if is_exact else _COARSE) * max(1.0, float(np.abs(x)[real].max()))
-            if not difference <= limit:
-                raise InputError(f'the file gives other {name} than the model, by up to '
-                                 f'{difference:.3g}, and is not kept: try another format with --to')
-            largest.append(difference)
 
-    with needing(f'export --to {to}'):
-        described = (_stablehlo if to == 'stablehlo' else functools.partial(_onnx, opset=opset))(
-            forward, params, inputs, output, compare)
-    shapes = [{name: f'{x.dtype}{list(x.shape)}' for name, x in some.items()}
-              for some in (inputs, jax.eval_shape(forward, params, *inputs.values()))]
-    if to == 'onnx':
-        shapes[0] = {name: x.replace('int32', 'int64') for name, x in shapes[0].items()}
-    return {'output': str(output), **described, 'inputs': shapes[0], 'outputs': shapes[1],
-            'largest_difference': max(largest)}
+def _described(shapes: Mapping[str, Any]) -> dict[str, str]:
+    """Types and shapes by name, such as 'int32[b, s]'."""
+    return {name: f'{x.dtype}{list(x.shape)}' for name, x in shapes.items()}
 
 
 def _forward(model: LoadedModel) -> Any:
@@ -199,7 +288,8 @@ def _forward(model: LoadedModel) -> Any:
         position_ids = jax.lax.broadcasted_iota(jnp.int32, input_ids.shape, 1)
         out: Any = Bert(config, pooled=model.weights.has('bert/pooler')).apply(
             {'params': params['bert']}, input_ids, input_mask, segment_ids, None, position_ids)
-        x, pooled = out['sequence_output'], out['pooled_output']
+        x = out['sequence_output']
+        pooled = out['pooled_output']
 
         outputs = {'sequence_output': x.astype(jnp.float32)}
         if pooled is not None:

@@ -1,30 +1,27 @@
-"""A loaded model: the commands that it serves, its tokenizer, pooling and stream of results."""
+"""A loaded model: its weights on the devices, its tokenizer, and the commands that it serves."""
 
 import dataclasses
 import functools
-import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from scipy.special import expit
 
 from bert_jax.config.choices import WINDOWS
-from bert_jax.data.packing import Units
 from bert_jax.data.pairs import joined
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
-from bert_jax.inference.engine import Engine, Function, Outputs
+from bert_jax.inference.engine import Engine
 from bert_jax.model.attention import resolve_backend
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.sentences import Sentences, read_sentences
-from bert_jax.runtime.errors import InputError, tell
-from bert_jax.runtime.files import Path, as_path, read_json
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hub import model_folder
 from bert_jax.sharding import Layout, make_mesh
 from bert_jax.text import Tokenizer, find_lowercase, load_tokenizer
@@ -32,12 +29,6 @@ from bert_jax.text.vocab import Vocab
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import Weights, to_tree
 from bert_jax.weights.vocabulary import check_order, check_vocabulary
-
-Result = dict[str, Any]
-
-_CHUNK_STEPS = 8  # a chunk of texts fills about so many steps of the engine,
-_CHUNK_VALUES = 1 << 27  # and its outputs have at most about so many values
-_CHARACTERS = 4  # of a token, roughly
 
 
 def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[Weights, Sentences]:
@@ -52,62 +43,69 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
     sentences = read_sentences(as_path(model_folder(path)))
     weights = load_weights(sentences.encoder, any_head=True)
     inference = dict(weights.inference)
-    if weights.head == 'regression' and (activation := _activation(sentences.encoder)):
+    activation = sentences.activation() if weights.head == 'regression' else ''
+    if activation:
         inference.setdefault('activation', activation)
     if sentences.max_length is not None:
         inference['max_seq_length'] = sentences.max_length
     weights = dataclasses.replace(weights, inference=inference)
-    if vocab_file is None:
-        return weights, sentences
+    if vocab_file is not None:
+        weights = _with_vocabulary(weights, vocab_file)
+    return weights, sentences
+
+
+def _with_vocabulary(weights: Weights, vocab_file: Any) -> Weights:
+    """The weights with another vocabulary file than that beside them.
+
+    Raises:
+      InputError: it is not the vocabulary that the embedding was trained with.
+    """
     lowercase, _ = find_lowercase(vocab_file)
     named, lowercase = check_vocabulary(
         as_path(vocab_file), lowercase, weights.model['vocab_size'])
-    check_order(weights, vocab_file, load_tokenizer(vocab_file, lowercase).vocab.tokens,
-                'leave it out to take that one')
-    return dataclasses.replace(weights, vocab_file=named, lowercase=lowercase), sentences
+    tokens = load_tokenizer(vocab_file, lowercase).vocab.tokens
+    check_order(weights, vocab_file, tokens, 'leave it out to take that one')
+    return dataclasses.replace(weights, vocab_file=named, lowercase=lowercase)
 
 
-# What a cross-encoder's value goes through, by the last part of the name that its folder has.
-ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    'Identity': lambda x: x, 'Sigmoid': expit, 'Tanh': np.tanh}
+class _Requirement(NamedTuple):
+    """What a command needs of a model.
+
+    Attributes:
+      heads: those that serve it.
+      part: of the model, which has to be there.
+      described: what messages call the two.
+      plain: whether the ablations `causal` and `bilstm` are excluded.
+    """
+
+    heads: tuple[str, ...]
+    part: str
+    described: str = ''
+    plain: bool = False
 
 
-def _activation(folder: Path) -> str:
-    """The activation that sentence-transformers' CrossEncoder names in a folder; '' without one."""
-    named: Any = ''
-    for file in ('config.json', 'config_sentence_transformers.json'):
-        if (folder / file).exists():
-            fields = read_json(folder / file, '')
-            section = fields.get('sentence_transformers')
-            named = named or (section if isinstance(section, dict) else {}).get('activation_fn') \
-                or fields.get('sbert_ce_default_activation_function') or fields.get('activation_fn')
-    name = str(named or '').rpartition('.')[2]
-    if name and name not in ACTIVATIONS:
-        tell(f'note: {folder}: the activation {named} is unknown here, so values are those before '
-             f"it ({', '.join(ACTIVATIONS)} are applied)")
-        return ''
-    return name
-
-
-_TASK_HEADS = ('classification', 'multi_label', 'regression', 'multiple_choice')
-# Command -> (heads that serve it, a part of the model that it needs, what messages call these).
-_NEEDS: Mapping[str, tuple[tuple[str, ...], str, str]] = {
-    'fill-mask': (('pretraining',), 'cls/predictions', 'a masked-LM head'),
-    'score': (('pretraining',), 'cls/predictions', 'a masked-LM head'),
-    'next-sentence': (('pretraining',), 'cls/seq_relationship',
-                      'a next-sentence head (data.next_sentence=False trains none)'),
-    'classify': (_TASK_HEADS, 'classifier',
-                 'a classification, multi-label, regression or multiple-choice head'),
-    'answer': (('question_answering',), 'cls/squad', 'a question-answering head'),
-    'tag': (('token_classification', 'feature_tagger'), 'classifier',
-            'a token-classification head'),
-    'features': (tuple(HEADS), 'bert', ''),
-    'export': (tuple(name for name, head in HEADS.items() if head.classes), 'bert',
-               'a head that other formats have'),
+_EXPORTED_HEADS = tuple(name for name, head in HEADS.items() if head.classes)
+# By command. A masked word needs context on both sides, and an export consists of the plain encoder
+# and heads, so the ablations do not serve these.
+_REQUIREMENTS: Mapping[str, _Requirement] = {
+    'fill-mask': _Requirement(
+        ('pretraining',), 'cls/predictions', 'a masked-LM head', plain=True),
+    'score': _Requirement(
+        ('pretraining',), 'cls/predictions', 'a masked-LM head', plain=True),
+    'next-sentence': _Requirement(
+        ('pretraining',), 'cls/seq_relationship',
+        'a next-sentence head (data.next_sentence=False trains none)', plain=True),
+    'classify': _Requirement(
+        ('classification', 'multi_label', 'regression', 'multiple_choice'), 'classifier',
+        'a classification, multi-label, regression or multiple-choice head'),
+    'answer': _Requirement(
+        ('question_answering',), 'cls/squad', 'a question-answering head'),
+    'tag': _Requirement(
+        ('token_classification', 'feature_tagger'), 'classifier', 'a token-classification head'),
+    'features': _Requirement(tuple(HEADS), 'bert'),
+    'export': _Requirement(
+        _EXPORTED_HEADS, 'bert', 'a head that other formats have', plain=True),
 }
-# Not served by models of the ablations (`causal`, `bilstm`): a masked word needs context on both
-# sides, and an export consists of the plain encoder and heads.
-_PLAIN_ONLY = ('fill-mask', 'score', 'next-sentence', 'export')
 
 
 def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
@@ -117,47 +115,11 @@ def one_of(name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
-def num_tokens(text: Any) -> int:
-    """An estimate of the tokens in a text, a pair or anything else."""
-    if isinstance(text, str):
-        return 2 + len(text) // _CHARACTERS
-    return sum(map(num_tokens, text)) if isinstance(text, Sequence) else 1
-
-
-def shown(text: Any, num: int = 0) -> Result:
-    """A text, or several that belong together, as a result shows them; None for those not there.
-
-    Args:
-      text: as the user gave it, or an exception in its place.
-      num: how many texts belong together; 0: as many as `text` has.
-    """
-    parts: list[Any] = [] if isinstance(text, Exception) else [repr(text)]
-    if isinstance(text, str):
-        parts = [text]
-    elif isinstance(text, Sequence) and all(isinstance(part, str) for part in text):
-        parts = list(text)
-    if (num or getattr(text, 'num', 0) or len(parts)) == 2:
-        return dict(zip(('first', 'second'), [*parts, None, None]))
-    return {'text': parts[0] if len(parts) == 1 else parts or None}
-
-
-def parts_of(text: Any, *allowed: int) -> list[str]:
-    """The texts of one item, as a list.
-
-    Args:
-      text: one text, or several that belong together.
-      allowed: how many there may be; none given: any number.
-
-    Raises:
-      InputError: it is no text, or there is another number of them.
-    """
-    parts = [text] if isinstance(text, str) else text
-    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
-        raise InputError(f'{text!r:.60} is no text: a str, or a tuple of them, is expected')
-    if allowed and len(parts) not in allowed:
-        wanted = ' or '.join(('one text', 'two texts')[n - 1] for n in allowed)
-        raise InputError(f"it has {len(parts)} part{'s' * (len(parts) != 1)}: {wanted} expected")
-    return list(parts)
+def whole_number(name: str, value: Any) -> int:
+    """Returns an argument's value; raises InputError unless it is a whole number of 1 or more."""
+    if not isinstance(value, (int, np.integer)) or value < 1:
+        raise InputError(f'{name}={value!r:.60} must be 1 or more, a whole number')
+    return int(value)
 
 
 class LoadedModel:
@@ -213,10 +175,10 @@ class LoadedModel:
         return Engine(self._mesh, token_cost=functools.partial(token_flops, self.config))
 
     @functools.cached_property
-    def objective(self) -> Head:
+    def head(self) -> Head:
         """The head; each sequence is an example."""
-        w = self.weights
-        return HEADS[w.head].of_model(self.config, w.num_labels, w.inference)
+        weights = self.weights
+        return HEADS[weights.head].of_model(self.config, weights.num_labels, weights.inference)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -243,16 +205,20 @@ class LoadedModel:
 
     def windows(self, how: str | None = None) -> str:
         """How windows of long texts are combined: as given, else as in the run, else 'first'."""
-        how = self.weights.inference.get('windows') or 'first' if how is None else how
+        if how is None:
+            how = self.weights.inference.get('windows') or 'first'
         return one_of('windows', how, WINDOWS)
 
     def commands(self) -> list[str]:
         """The commands that this model serves."""
-        plain = not (self.config.causal or self.config.bilstm)
         return [
-            command for command, (heads, part, _) in _NEEDS.items()
-            if self.weights.head in heads and self.weights.has(part)
-            and (plain or command not in _PLAIN_ONLY)]
+            command for command, requirement in _REQUIREMENTS.items()
+            if self._fulfils(requirement)]
+
+    def _fulfils(self, requirement: _Requirement) -> bool:
+        if requirement.plain and (self.config.causal or self.config.bilstm):
+            return False
+        return self.weights.head in requirement.heads and self.weights.has(requirement.part)
 
     def check_pair(self) -> None:
         """Raises InputError if the model cannot tell the texts of a pair apart."""
@@ -260,15 +226,18 @@ class LoadedModel:
             raise InputError('it is a pair, and the model has one segment type '
                              f'(type_vocab_size={self.config.type_vocab_size}): give single texts')
 
-    def need(self, command: str) -> None:
+    def require(self, command: str) -> None:
         """Raises InputError if the model does not serve a command."""
-        fits = self.commands()
-        if command not in fits:
-            others = [name for name in ('causal', 'bilstm') if getattr(self.config, name)]
-            wanted = _NEEDS[command][2] if not others or command not in _PLAIN_ONLY else (
-                f'a model without {others[0]}=True')
-            raise InputError(f'{self.weights.source}: {command} needs {wanted}: this model serves '
-                             f'{", ".join(fits)}')
+        served = self.commands()
+        if command in served:
+            return
+        requirement = _REQUIREMENTS[command]
+        wanted = requirement.described
+        ablations = [name for name in ('causal', 'bilstm') if getattr(self.config, name)]
+        if requirement.plain and ablations:
+            wanted = f'a model without {ablations[0]}=True'
+        raise InputError(f'{self.weights.source}: {command} needs {wanted}: this model serves '
+                         f'{", ".join(served)}')
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without [CLS] and [SEP].
@@ -284,78 +253,3 @@ class LoadedModel:
     def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids of many texts, in the form of `data.pairs.Encode`."""
         return joined([self.tokenizer.encode(text) for text in texts])
-
-    def stream(
-        self, texts: Iterable[Any], *, read: Callable[[Any, int], Any],
-        make: Callable[[list[Any]], tuple[Any, Units]], function: Function,
-        results: Callable[[list[Any], Any, Outputs], Iterable[Any]],
-        refused: Callable[[Any, str], Any] | None = None, keys: Iterable[str] = (), num: int = 1,
-        size: Callable[[Any], int] = num_tokens, values_per_token: int = 1,
-    ) -> Iterator[Any]:
-        """Yields one result per text, in order; memory use does not grow with their number.
-
-        Args:
-          texts: any iterable; it is read a few chunks ahead, in the caller's thread.
-          read: tokenizes a text, given the text and its number from 1, in another thread, and may
-            call `note`; an exception that it raises becomes the text's result.
-          make: makes (anything for `results`, units) of what `read` returned for some texts.
-          function: computes the units.
-          results: makes one result for each text, given what `read` returned, the first result of
-            `make`, and the outputs.
-          refused: makes the result of a text that could not be read (or of the exception in its
-            place), given the reason. By default it has the text, `keys` and 'error'.
-          keys: of a result, besides the text; they are None where a text could not be read, so that
-            all results are rows of one table.
-          num: how many texts belong together in a result; 0: as many as are given.
-          size: estimates the tokens of a text's units.
-          values_per_token: output values per token, which bound the size of a chunk.
-
-        Raises:
-          InputError: `texts` is one text, whose characters would be taken for texts, or not an
-            iterable of texts.
-        """
-        if isinstance(texts, (str, bytes, Mapping)) or not isinstance(texts, Iterable):
-            raise InputError(f'{texts!r:.60} ({type(texts).__name__}) where a list of texts is '
-                             'expected, such as [text]')
-        limit = min(_CHUNK_STEPS * self.engine.tokens_a_step, _CHUNK_VALUES // values_per_token)
-        numbers = itertools.count(1)
-
-        def without_result(text: Any, reason: str) -> Any:
-            if refused is not None:
-                return refused(text, reason)
-            return shown(text, num) | dict.fromkeys(keys) | {'error': reason}
-
-        def chunks() -> Iterator[list[Any]]:
-            """Consecutive texts, of about `limit` tokens together."""
-            chunk: list[Any] = []
-            tokens = 0
-            for text in texts:
-                chunk.append(text)
-                tokens += size(text)
-                if tokens >= limit:
-                    yield chunk
-                    chunk, tokens = [], 0
-            if chunk:
-                yield chunk
-
-        def prepare(chunk: list[Any]) -> tuple[Any, Units | None]:
-            """(What `results` needs of a chunk, its units)."""
-            given = []  # what `read` returned for each text, or the exception
-            for text, number in zip(chunk, numbers):
-                try:
-                    given.append(text if isinstance(text, Exception) else read(text, number))
-                except Exception as error:  # of any type: the other texts still get results
-                    given.append(error)
-            good = [x for x in given if not isinstance(x, Exception)]
-            made, units = make(good) if good else (None, None)
-            return (chunk, given, good, made), units
-
-        for (chunk, given, good, made), outputs in self.engine.stream(
-                function, self.device_params, chunks(), prepare):
-            of_good = iter(results(good, made, outputs) if good else ())
-            for text, x in zip(chunk, given, strict=True):
-                if isinstance(x, Exception):
-                    name = '' if isinstance(x, InputError) else f'{type(x).__name__}: '
-                    yield without_result(text, f'{name}{x}')
-                else:
-                    yield next(of_good)

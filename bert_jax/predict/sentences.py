@@ -1,16 +1,25 @@
-"""How sentence-transformers makes vectors, from the files that it keeps beside a model's weights.
+"""How sentence-transformers makes vectors and values, from the files beside a model's weights.
 
 Every setting in these files is read here, known to change no vector, or named as not applied.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bert_jax.runtime.errors import InputError, tell_once
+import numpy as np
+from scipy.special import expit
+
+from bert_jax.runtime.errors import InputError, tell, tell_once
 from bert_jax.runtime.files import Path, children, read_json
 from bert_jax.text.settings import ANY, not_applied
 
 POOLS = ('mean', 'cls', 'max')
+# What a cross-encoder's value goes through, by the last part of the name that its folder has.
+ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    'Identity': lambda x: x,
+    'Sigmoid': expit,
+    'Tanh': np.tanh,
+}
 
 _CONFIG = 'config_sentence_transformers.json'
 # Settings that are read here, or change no vector at these values (`ANY`: at any).
@@ -25,6 +34,7 @@ _OF_POOLING: Mapping[str, Any] = {
     'include_prompt': ANY, 'word_embedding_dimension': ANY, 'embedding_dimension': ANY,
     'pooling_mode': ANY}
 _MODES = 'pooling_mode_'
+_NAME_POOL = f"name pool, one of {', '.join(POOLS)}"  # the remedy if a folder's is not supported
 # Modules that leave vectors as they are when nothing is trained, and that of the encoder.
 _NO_CHANGE = ('', 'Transformer', 'Dropout')
 
@@ -52,39 +62,76 @@ class Sentences(NamedTuple):
         Raises:
           InputError: there is a module or a pooling that is not supported.
         """
-        pool, normalize = 'mean', False
-        remedy = f"name pool, one of {', '.join(POOLS)}"
+        pool = 'mean'
+        normalize = False
         for name, folder in self.modules:
             if name == 'Pooling':
-                file = folder / 'config.json'
-                config = read_json(file, f'copy it again, or {remedy}')
-                on = [name.removeprefix(_MODES) for name, value in config.items()
-                      if name.startswith(_MODES) and value is True]
-                # Newer versions have `pooling_mode` instead.
-                pool = str(config.get('pooling_mode') or ' and '.join(on))
-                pool = pool.removesuffix('_tokens').removesuffix('_token')
-                if pool not in POOLS:
-                    raise InputError(f"{folder} pools by {pool or 'nothing'}, which cannot be "
-                                     f'computed: {remedy}')
-                _say_rest(file, {name: value for name, value in config.items()
-                                 if not name.startswith(_MODES)}, _OF_POOLING)
+                pool = _read_pool(folder)
             elif name == 'Normalize':
                 normalize = True
             elif name not in _NO_CHANGE:
                 raise InputError(f'{folder}: a module {name} behind the encoder cannot be '
-                                 f'computed: {remedy}, and normalize, to go without it')
+                                 f'computed: {_NAME_POOL}, and normalize, to go without it')
         return pool, normalize
 
     def pools_prompt(self) -> bool:
         """Whether the tokens of the prompt, and [CLS] with them, are pooled like the others."""
         files = [folder / 'config.json' for name, folder in self.modules if name == 'Pooling']
-        return all(read_json(file, 'copy it again').get('include_prompt') is not False
-                   for file in files if file.exists())
+        pooling = [read_json(file, 'copy it again') for file in files if file.exists()]
+        return all(fields.get('include_prompt') is not False for fields in pooling)
+
+    def activation(self) -> str:
+        """What a cross-encoder's value goes through, one of ACTIVATIONS; '' if nothing."""
+        named = _named_activation(self.encoder)
+        name = named.rpartition('.')[2]
+        if name and name not in ACTIVATIONS:
+            tell(f'note: {self.encoder}: the activation {named} is unknown here, so values are '
+                 f"those before it ({', '.join(ACTIVATIONS)} are applied)")
+            return ''
+        return name
 
     def prepared(self, texts: Sequence[str]) -> list[str]:
         """Texts that belong together, as they go to the tokenizer."""
         texts = [self.prompt + texts[0], *texts[1:]]
         return [text.lower() for text in texts] if self.lowercase else texts
+
+
+def _read_pool(folder: Path) -> str:
+    """How a module of pooling pools, one of POOLS.
+
+    Raises:
+      InputError: in another way.
+    """
+    file = folder / 'config.json'
+    config = read_json(file, f'copy it again, or {_NAME_POOL}')
+    modes = {
+        name.removeprefix(_MODES): is_on for name, is_on in config.items()
+        if name.startswith(_MODES)}
+    others = {name: value for name, value in config.items() if not name.startswith(_MODES)}
+    # Newer versions have `pooling_mode` instead.
+    pool = str(config.get('pooling_mode')
+               or ' and '.join(name for name, is_on in modes.items() if is_on is True))
+    pool = pool.removesuffix('_tokens').removesuffix('_token')
+    if pool not in POOLS:
+        raise InputError(f"{folder} pools by {pool or 'nothing'}, which cannot be "
+                         f'computed: {_NAME_POOL}')
+    _note_not_applied(file, others, _OF_POOLING)
+    return pool
+
+
+def _named_activation(folder: Path) -> str:
+    """The full name of the activation in a cross-encoder's folder; '' without one."""
+    names = []
+    for file in (folder / 'config.json', folder / _CONFIG):
+        if not file.exists():
+            continue
+        fields = read_json(file, '')
+        section = fields.get('sentence_transformers')
+        if isinstance(section, dict):
+            names.append(section.get('activation_fn'))
+        names.append(fields.get('sbert_ce_default_activation_function'))
+        names.append(fields.get('activation_fn'))
+    return str(next(filter(None, names), ''))
 
 
 def read_sentences(folder: Path) -> Sentences:
@@ -98,29 +145,38 @@ def read_sentences(folder: Path) -> Sentences:
         return Sentences(folder)
     modules = []
     for module in read_json(file, 'copy it again', list):
-        kind, path = str(module.get('type', '')), folder / str(module.get('path', ''))
+        kind = str(module.get('type', ''))
+        path = folder / str(module.get('path', ''))
         if not kind.startswith('sentence_transformers.'):
             tell_once(f'note: {file}: the module {kind} is of other code, which is not run: it is '
                       'read as that of sentence-transformers')
         modules.append((kind.rpartition('.')[2], path))
     encoder = modules[0][1] if modules else folder  # old models have it in a folder of its own
-    limit, lowercase = _read_encoder(encoder)
-    return Sentences(encoder, tuple(modules), limit, _read_prompt(folder / _CONFIG), lowercase)
+    max_length, lowercase = _read_encoder(encoder)
+    prompt = _read_prompt(folder / _CONFIG)
+    return Sentences(encoder, tuple(modules), max_length, prompt, lowercase)
 
 
 def _read_encoder(folder: Path) -> tuple[int | None, bool]:
     """`max_seq_length` and `do_lower_case`, from sentence_bert_config.json or its older names."""
-    file = next((path for path in children(folder) if path.name.startswith('sentence_')
-                 and path.name.endswith('_config.json')), None)
+    file = _encoder_file(folder)
     if file is None:
         return None, False
     config = read_json(file, 'copy it again')
-    _say_rest(file, config, _OF_ENCODER)
-    limit, lowercase = config.get('max_seq_length'), config.get('do_lower_case')
-    for name, value, kind in (('max_seq_length', limit, int), ('do_lower_case', lowercase, bool)):
+    _note_not_applied(file, config, _OF_ENCODER)
+    for name, kind in (('max_seq_length', int), ('do_lower_case', bool)):
+        value = config.get(name)
         if value is not None and not isinstance(value, kind):
             raise InputError(f'{file}: {name}={value!r} is not a value that it can have')
-    return limit, bool(lowercase)
+    return config.get('max_seq_length'), bool(config.get('do_lower_case'))
+
+
+def _encoder_file(folder: Path) -> Path | None:
+    """sentence_bert_config.json, or sentence_roberta_config.json, ... of older versions."""
+    for path in children(folder):
+        if path.name.startswith('sentence_') and path.name.endswith('_config.json'):
+            return path
+    return None
 
 
 def _read_prompt(file: Path) -> str:
@@ -128,21 +184,24 @@ def _read_prompt(file: Path) -> str:
     if not file.exists():
         return ''
     config = read_json(file, 'copy it again')
-    _say_rest(file, config, _OF_MODEL)
-    prompts, default = config.get('prompts') or {}, config.get('default_prompt_name')
+    _note_not_applied(file, config, _OF_MODEL)
+    prompts = config.get('prompts') or {}
+    default = config.get('default_prompt_name')
     if not isinstance(prompts, dict) or not all(isinstance(x, str) for x in prompts.values()):
         raise InputError(f'{file}: prompts={prompts!r:.60} must map names to texts')
     if default is not None and default not in prompts:
         raise InputError(f'{file}: default_prompt_name={default!r} is not among its prompts '
                          f"({', '.join(prompts)}): name one of them, or null for none")
-    if others := [f'{name}={prompt!r:.60}' for name, prompt in prompts.items()
-                  if prompt and name != default]:
-        tell_once(f"note: {file}: of its prompts {', '.join(others)} "
-                  f'{"is" if len(others) == 1 else "are"} not applied: write it before the texts '
-                  'that it is for')
+    others = [
+        f'{name}={prompt!r:.60}' for name, prompt in prompts.items() if prompt and name != default]
+    if others:
+        verb = 'is' if len(others) == 1 else 'are'
+        tell_once(f"note: {file}: of its prompts {', '.join(others)} {verb} not applied: write it "
+                  'before the texts that it is for')
     return '' if default is None else prompts[default]
 
 
-def _say_rest(file: Path, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _note_not_applied(file: Path, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    """Notes the settings of a file that are not applied, a line each."""
     for setting in not_applied(fields, known):
         tell_once(f'note: {file}: {setting} is not applied')

@@ -8,7 +8,7 @@ import lzma
 
 import pytest
 
-from bert_jax.predict.__main__ import Texts
+from bert_jax.predict.inputs import Form, open_source
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.labels import LabelParser
 from bert_jax.tasks.texts import read_texts
@@ -106,7 +106,7 @@ def trained(path, known=()):
 
 
 def predicted(path):
-    found = list(Texts([], path, ['text']).read())
+    found = list(open_source([], path, ['text']).texts(Form()))
     for text in found:
         if isinstance(text, InputError):
             raise text
@@ -171,20 +171,20 @@ def test_a_row_that_cannot_be_used_is_left_out_and_reported(name, tmp_path, caps
     path = put(tmp_path, file, content)
     assert trained(path) == TEXTS
     assert message in capsys.readouterr().err
-    *good, bad = Texts([], path, ['text']).read()
+    *good, bad = open_source([], path, ['text']).texts(Form())
     assert good == TEXTS and isinstance(bad, InputError) and message in str(bad)
 
 
 def test_predict_checks_a_table_before_it_computes_anything(tmp_path):
     for file, content, message in (BAD['an unclosed quote'], BAD['a header alone']):
         with pytest.raises(InputError, match=message):
-            Texts([], put(tmp_path, file, content), ['text'])
+            open_source([], put(tmp_path, file, content), ['text'])
 
 
 @pytest.mark.parametrize('file', ['a.csv', 'a.TSV', 'a.jsonl', 'a.csv.gz', 'a.json'])
 def test_predictions_of_a_table_need_the_name_of_its_column(file, tmp_path):
     with pytest.raises(InputError, match='--text=COLUMN'):
-        Texts([], put(tmp_path, file, CSV))
+        open_source([], put(tmp_path, file, CSV))
 
 
 def test_ids_are_row_numbers_or_come_from_the_column_that_the_user_names(tmp_path):

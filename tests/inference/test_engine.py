@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-import tiny
 
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Sequences
@@ -12,6 +11,7 @@ from bert_jax.inference.engine import Engine
 from bert_jax.model.encoder import Pooler
 from bert_jax.predict.commands import Model
 from bert_jax.sharding import make_mesh
+from tests.predict import tiny
 
 
 def units_of(ids, first_lengths, **more):
@@ -89,7 +89,7 @@ def test_heads_of_transformers(name, names):
     model, arrays = tiny.recorded(name)
     units, real = recorded_units(arrays)
     outputs = run(model, units, engine.next_sentence) if name == 'pretraining' else (
-        model.engine.outputs(model.objective.outputs, model.device_params, units))
+        model.engine.outputs(model.head.outputs, model.device_params, units))
     assert set(outputs) == set(names)
     for ours, theirs in names.items():
         found, expected = outputs[ours], arrays[theirs]

@@ -7,10 +7,10 @@ import sys
 import jax
 import numpy as np
 import pytest
-import tiny
 
 from bert_jax.predict.__main__ import main
 from tests.conftest import run_python
+from tests.predict import tiny
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +97,7 @@ def test_the_columns_and_ids_of_a_table(run, tmp_path, monkeypatch):
         ('x1', 'a'), ('x2', 'd'), ('x3', 'e')] and 'error' in named[1]
     loaded = tiny.recorded('classification')[0]
     monkeypatch.setattr('bert_jax.predict.__main__.load', lambda *_: loaded)
+    monkeypatch.setattr(loaded, 'note', loaded.note)  # the command sets it; other tests warn
     _, stored, err = run('classify', *table, model=tmp_path / 'run')
     assert [line | {'id': x['id']} for line, x in zip(stored, named, strict=True)] == named
     assert 'mine, other, as in training' in err

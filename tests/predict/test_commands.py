@@ -9,11 +9,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
-import tiny
 
 from bert_jax.predict import load
 from bert_jax.predict.commands import Model
 from bert_jax.runtime.errors import InputError
+from tests.predict import tiny
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ import sys
 import jax
 import numpy as np
 import pytest
-import tiny
 from jax import export
 
 from bert_jax.predict.export import export_model
 from bert_jax.runtime.errors import InputError
+from tests.predict import tiny
 
 pytestmark = pytest.mark.slow
 

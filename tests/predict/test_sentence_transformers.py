@@ -5,9 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-import tiny
 
 from bert_jax.predict import load
+from tests.predict import tiny
 from tests.refusals import refused
 
 ENCODER, MODEL = 'sentence_bert_config.json', 'config_sentence_transformers.json'

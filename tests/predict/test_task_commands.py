@@ -5,13 +5,13 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-import tiny
 
 from bert_jax.data.packing import Units
 from bert_jax.predict.commands import Model
 from bert_jax.runtime.errors import Unreadable
 from bert_jax.tasks.squad import Question, final_texts, predict_answers, squad_windows
 from bert_jax.tasks.tagging import entity_spans
+from tests.predict import tiny
 
 ONE = jax.devices()[:1]
 LETTERS = list('abcdefghijklmnopqrstuvwxyz')
@@ -168,7 +168,7 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
         [Question(str(i), *pair) for i, pair in enumerate(zip(questions, contexts, strict=True))],
         model.encode_all, **model.vocab.ends, max_length=10, doc_stride=10, max_question_length=3)
     outputs = model.engine.outputs(
-        model.objective.outputs, model.device_params, Units(windows.sequences))
+        model.head.outputs, model.device_params, Units(windows.sequences))
     predictions = predict_answers(
         windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
         lowercase=True, version='v1' if null_threshold is None else 'v2', max_answer_length=4)

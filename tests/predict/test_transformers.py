@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
 
 from bert_jax.predict import load
 from bert_jax.tools.report.examples import attention
+from tests.predict import tiny
 
 torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
 transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')

@@ -1,0 +1,112 @@
+"""The command answer: the span of a context that answers a question."""
+
+import math
+import numbers
+from collections.abc import Iterator
+from typing import Any
+
+from bert_jax.data.packing import Units
+from bert_jax.inference.engine import Outputs
+from bert_jax.predict.loaded import LoadedModel, whole_number
+from bert_jax.predict.stream import Command, Result, parts_of, shown
+from bert_jax.runtime.errors import InputError
+from bert_jax.tasks.squad import (
+    Prediction,
+    Question,
+    SquadWindows,
+    predict_answers,
+    squad_windows,
+)
+from bert_jax.text.offsets import piece_places
+
+# The defaults of google-research/bert's run_squad, for settings that the model lacks.
+_DEFAULTS = {'max_seq_length': 384, 'doc_stride': 128, 'max_query_length': 64}
+
+
+class Answer(Command[list[str], SquadWindows]):
+    """Answers questions as the evaluation on SQuAD does; see `Model.answer`."""
+
+    keys = ('answer', 'start', 'end', 'score', 'probability')
+
+    def __init__(self, model: LoadedModel, max_answer_length: Any, null_threshold: Any):
+        """See `Model.answer`."""
+        model.require('answer')
+        super().__init__(model, model.head.outputs)
+        self._max_answer_length = whole_number('max_answer_length', max_answer_length)
+        settings: dict[str, Any] = {**_DEFAULTS, **model.weights.inference}
+        self._null_threshold = _threshold(null_threshold, settings.get('null_threshold'))
+        self._doc_stride = settings['doc_stride']
+        self._max_length = min(settings['max_seq_length'], model.max_length)
+        # As evaluation cuts it, or shorter, so that at least one token of the context fits.
+        self._max_question_length = min(settings['max_query_length'], self._max_length - 4)
+        self._places = piece_places(model.tokenizer)
+
+    def read(self, text: Any, number: int) -> list[str]:
+        """The question and the context, which `batch` tokenizes."""
+        model = self.model
+        parts = parts_of(text, 2)
+        model.check_pair()
+        question_length, _ = (len(model.encode(part)) for part in parts)
+        most = self._max_question_length
+        if question_length > most:
+            model.note(f'question {number} has {question_length} tokens: its end is left out, '
+                       f'after {most}')
+        return parts
+
+    def batch(self, texts: list[list[str]]) -> tuple[SquadWindows, Units]:
+        """Windows of the contexts, each with its question."""
+        questions = [
+            Question(str(i), question, context) for i, (question, context) in enumerate(texts)]
+        vocab = self.model.vocab
+        windows = squad_windows(
+            questions, self.model.encode_all, cls_id=vocab.cls_id, sep_id=vocab.sep_id,
+            max_length=self._max_length, doc_stride=self._doc_stride,
+            max_question_length=self._max_question_length)
+        return windows, Units(windows.sequences)
+
+    def results(
+        self, texts: list[list[str]], windows: SquadWindows, outputs: Outputs
+    ) -> Iterator[Result]:
+        """The best span of each context, or none."""
+        model = self.model
+        predictions = predict_answers(
+            windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
+            lowercase=model.weights.lowercase, switches=model.tokenizer.switches,
+            version='v1' if self._null_threshold is None else 'v2',
+            max_answer_length=self._max_answer_length, places=self._places)
+        for question, prediction in zip(windows.questions, predictions.values(), strict=True):
+            yield self._result(question, prediction)
+
+    def _result(self, question: Question, prediction: Prediction) -> Result:
+        """The answer to one question."""
+        threshold = self._null_threshold
+        is_empty = threshold is not None and prediction.null_odds > threshold
+        text = '' if is_empty else prediction.text
+        best = next(candidate for candidate in prediction.n_best if candidate.text == text)
+        begin, end = best.place
+        return {
+            'question': question.text,
+            'answer': question.context[begin:end],
+            'start': begin,
+            'end': end,
+            'score': best.start_logit + best.end_logit,
+            'probability': best.probability,
+        }
+
+    def without_result(self, text: Any, reason: str) -> Result:
+        """The question and the reason; results do not have the context."""
+        question = shown(text, 2).get('first')
+        return {'question': question, **dict.fromkeys(self.keys), 'error': reason}
+
+
+def _threshold(given: Any, of_model: Any) -> Any:
+    """The score by which '' must exceed all other answers; None: it is never the answer.
+
+    Raises:
+      InputError: what is given is no number.
+    """
+    if given is None:
+        return of_model
+    if not isinstance(given, numbers.Real) or math.isnan(given):
+        raise InputError(f'null_threshold={given!r:.60} must be a number')
+    return given

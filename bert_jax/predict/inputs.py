@@ -1,0 +1,333 @@
+"""Where the texts of a command come from, and which of them belong together.
+
+A `Source` gives rows: arguments, lines of a file, rows of a table, questions of a SQuAD file. A
+`Form` makes a text of a row: a single one, a pair, a beginning with its choices.
+"""
+
+import abc
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from bert_jax.data.table import Malformed, Row, format_of, read_rows, texts_of
+from bert_jax.runtime.errors import InputError, Unreadable, tell
+from bert_jax.runtime.files import as_path, open_stream
+
+
+class Form:
+    """What a command takes as one text; this one is a single text.
+
+    Attributes:
+      num_arguments: arguments that make one text; None: all of them.
+      num_columns: columns of a table that a text needs; None: any number.
+    """
+
+    num_arguments: int | None = 1
+    num_columns: int | None = 1
+
+    def text(self, cells: list[Any]) -> Any:
+        """The text of a table's row, or of an argument. A cell may hold the list of its words.
+
+        Raises:
+          Malformed: it is no text.
+        """
+        (cell,) = cells
+        if isinstance(cell, list):
+            return ' '.join(texts_of(cell))
+        (text,) = texts_of([cell])
+        return text
+
+    def split(self, line: str) -> list[Any]:
+        """The cells of a line or argument.
+
+        Raises:
+          Malformed: they cannot be told apart.
+        """
+        return [line]
+
+    def num_texts(self, columns: Sequence[str]) -> int:
+        """How many texts belong together in the place of an unreadable one; 0: it is not known."""
+        return len(columns)
+
+
+class Words(Form):
+    """A single text, or the list of its words: each is tagged, also an empty one."""
+
+    def text(self, cells: list[Any]) -> str | list[str]:
+        """A list of words stays one."""
+        (cell,) = cells
+        return texts_of(cell) if isinstance(cell, list) else super().text(cells)
+
+
+class Parts(Form):
+    """One text, or several that belong together: with TABs between them, or in columns.
+
+    Attributes:
+      separator: may stand between the texts of a line, in place of a TAB.
+    """
+
+    num_columns: int | None = None
+
+    def __init__(self, separator: str = '\t'):
+        """See the class."""
+        self.separator = separator
+
+    def text(self, cells: list[Any]) -> tuple[str, ...]:
+        """The texts of the cells."""
+        return tuple(texts_of(cells))
+
+    def split(self, line: str) -> list[Any]:
+        """The texts of a line."""
+        return line.replace(self.separator, '\t').split('\t')
+
+
+class Pair(Parts):
+    """Two texts: two arguments, a line with a TAB between them, or two columns."""
+
+    num_arguments = 2
+    num_columns = 2
+
+    def text(self, cells: list[Any]) -> tuple[str, ...]:
+        """The two texts."""
+        if len(cells) != 2:
+            raise Malformed('two texts with a TAB between them are needed')
+        return super().text(cells)
+
+    def num_texts(self, columns: Sequence[str]) -> int:
+        """Two."""
+        return 2
+
+
+class QuestionAndContext(Pair):
+    """A pair; a line may be {"question": ..., "context": ...} too."""
+
+    def split(self, line: str) -> list[Any]:
+        """The question and the context of a line."""
+        if not line.lstrip().startswith('{'):
+            return super().split(line)
+        try:
+            record = json.loads(line)
+            return [record['question'], record['context']]
+        except (ValueError, KeyError, RecursionError):
+            raise Malformed('it is no {"question": ..., "context": ...}') from None
+
+
+class Choices(Parts):
+    """A beginning and its possible endings: all arguments, a line with TABs, or columns.
+
+    A column may hold lists of endings.
+    """
+
+    num_arguments = None
+
+    def text(self, cells: list[Any]) -> tuple[str, ...]:
+        """The beginning and the endings."""
+        texts: list[Any] = []
+        for cell in cells:
+            texts += cell if isinstance(cell, list) else [cell]
+        return super().text(texts)
+
+    def num_texts(self, columns: Sequence[str]) -> int:
+        """Results have the beginning alone in 'text'."""
+        return 1
+
+
+class Source(abc.ABC):
+    """The texts of a command, read one by one as they are needed.
+
+    A line or a table row is never skipped: for one that cannot be read, there is an error instead.
+
+    Attributes:
+      name: in messages.
+      columns: of a table, that hold the texts and, if any, the second texts or choices.
+    """
+
+    name: str
+    columns: Sequence[str] = ()
+
+    @abc.abstractmethod
+    def rows(self, form: Form) -> Iterator[Row]:
+        """The rows that hold the texts, split into cells only where the source has columns."""
+
+    def texts(self, form: Form) -> Iterator[Any]:
+        """Yields texts, or tuples of texts that belong together, or an error if one is unreadable.
+
+        Raises:
+          InputError: there are no texts, the arguments or columns do not form pairs, or they do
+            where single texts are wanted.
+        """
+        num_columns = len(self.columns)
+        if form.num_columns == 1 and num_columns > 1:
+            raise InputError('single texts are wanted: leave out --text-pair')
+        if form.num_columns == 2 and num_columns == 1:
+            raise InputError('two texts are wanted: name the second column with --text-pair')
+        for row in self.rows(form):
+            try:
+                yield self._text(row, form)
+            except Malformed as error:
+                reason = f'{self.name}, line {row.line}: {error}'
+                yield Unreadable(reason, form.num_texts(self.columns))
+
+    def _text(self, row: Row, form: Form) -> Any:
+        """The text of a row; raises Malformed if it has none."""
+        if row.fault:
+            raise Malformed(row.fault)
+        cells = row.cells
+        if len(cells) == 1 and not self.columns:
+            cells = form.split(cells[0])
+        return form.text(cells)
+
+    def ids(self, column: str) -> Iterator[Any]:
+        """Yields what names each text; None where it cannot be read. Lines have no such column."""
+        raise NotImplementedError
+
+
+class Arguments(Source):
+    """Texts on the command line."""
+
+    name = 'the arguments'
+
+    def __init__(self, texts: Sequence[str]):
+        """`texts`: one or more."""
+        ''.join(texts).encode()  # may raise a UnicodeError, which is reported in one line
+        self._texts = texts
+
+    def rows(self, form: Form) -> Iterator[Row]:
+        """Rows of as many arguments as the form takes."""
+        texts = self._texts
+        size = form.num_arguments or len(texts)
+        if len(texts) % size:
+            raise InputError(f'{len(texts)} texts are no pairs: two arguments are one pair '
+                             f'({texts[-1][:60]!r} has no second)')
+        for i in range(0, len(texts), size):
+            yield Row(i, list(texts[i : i + size]))
+
+
+class Lines(Source):
+    """A file, or standard input, with a text in each line."""
+
+    def __init__(self, file: str | None):
+        """Checks that the file is there; None: standard input.
+
+        Raises:
+          InputError: it is not.
+        """
+        self._file = file
+        self.name = file or 'standard input'
+        if file is not None:
+            if not as_path(file).exists():
+                raise InputError(f'--input={file}: No such file or directory')
+        elif sys.stdin is None:
+            raise InputError('standard input is closed: give texts, or --input=FILE')
+        elif sys.stdin.isatty():
+            tell('texts from standard input, one a line; end with Ctrl-D')
+
+    def rows(self, form: Form) -> Iterator[Row]:
+        """A row for each line."""
+        number = 0
+        try:
+            with self._open() as lines:
+                for number, line in enumerate(lines, 1):
+                    yield _row_of_line(line, number)
+        except OSError as error:
+            raise InputError(f'{self.name} cannot be read ({error}): check it') from None
+        if not number:
+            raise InputError(f'{self.name} has no texts: write one a line')
+
+    def _open(self) -> contextlib.AbstractContextManager[Iterable[bytes]]:
+        if self._file is not None:
+            return open_stream(self._file)
+        return contextlib.nullcontext(sys.stdin.buffer)
+
+
+def _row_of_line(line: bytes, number: int) -> Row:
+    """A line's text, without line end and byte order mark."""
+    try:
+        text = line.decode('utf-8-sig' if number == 1 else 'utf-8')
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        return Row(number, [], f'not UTF-8 (byte 0x{byte:02x}): convert it')
+    return Row(number, [text.rstrip('\r\n')])
+
+
+class Table(Source):
+    """Columns of a .csv, .tsv, .json, .jsonl or .parquet file."""
+
+    def __init__(self, file: str, columns: Sequence[str]):
+        """Checks the table as a whole, before anything is computed.
+
+        Raises:
+          InputError: it cannot be read, or has no rows.
+        """
+        self.name = file
+        self.columns = columns
+        num_rows = sum(1 for _ in read_rows(file, columns))
+        if not num_rows:
+            raise InputError(f'{file} holds no rows: copy it again')
+
+    def rows(self, form: Form) -> Iterator[Row]:
+        """The rows of the table."""
+        return read_rows(self.name, self.columns)
+
+    def ids(self, column: str) -> Iterator[Any]:
+        """Yields what a column of the table holds, row by row; None where it cannot be read."""
+        for row in read_rows(self.name, [column]):
+            yield None if row.fault else row.cells[0]
+
+
+class SquadFile(Source):
+    """The questions of a file in SQuAD's layout."""
+
+    def __init__(self, file: str):
+        """Reads the file.
+
+        Raises:
+          InputError: it cannot be read.
+        """
+        from bert_jax.tasks.squad import questions_of
+
+        self.name = file
+        self._questions = questions_of(file)
+
+    def rows(self, form: Form) -> Iterator[Row]:
+        """A row for each question."""
+        for number, question in enumerate(self._questions, 1):
+            yield Row(number, [question.text, question.context])
+
+    def ids(self, column: str) -> Iterator[str]:
+        """The ids of the questions, which are in no column."""
+        for question in self._questions:
+            yield question.id
+
+
+def open_source(
+    arguments: Sequence[str], file: str | None, columns: Sequence[str] = ()
+) -> Source:
+    """The texts that a command line names.
+
+    Args:
+      arguments: the texts; empty: they come from the file.
+      file: a path; None: standard input, if there are no arguments.
+      columns: the columns of a table that hold the texts and, if any, the second texts or choices.
+
+    Raises:
+      InputError: both texts and a file are given, the file cannot be read, or it has columns
+        and none is named (its header would be read as a text).
+    """
+    if arguments and file is not None:
+        raise InputError(f'give texts or --input={file}, not both')
+    is_table = bool(format_of(file or ''))
+    if columns and not is_table:
+        raise InputError(f'--text={columns[0]} names a column: --input must be a file that has '
+                         'some, ending in .csv, .tsv, .json or .jsonl, plain or .gz, or '
+                         '.parquet')
+    if is_table and not columns:
+        raise InputError(f'--input={file} has columns: name the one with the texts, '
+                         '--text=COLUMN (a file with a text in each line is called .txt)')
+    if arguments:
+        return Arguments(arguments)
+    if file is not None and columns:
+        return Table(file, columns)
+    return Lines(file)

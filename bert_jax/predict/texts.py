@@ -1,0 +1,237 @@
+"""The commands on whole texts and pairs: next-sentence and classify, and what they share.
+
+    H: hidden_size, W: windows, n: texts
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.data.packing import Units
+from bert_jax.data.pairs import Sequences, TextWindows, joined, text_windows
+from bert_jax.heads import HEADS
+from bert_jax.heads.classification import softmax
+from bert_jax.inference import engine
+from bert_jax.inference.engine import Outputs, bound
+from bert_jax.predict.loaded import LoadedModel
+from bert_jax.predict.sentences import ACTIVATIONS
+from bert_jax.predict.stream import Command, Result, parts_of, shown
+from bert_jax.runtime.errors import InputError
+
+_ASKED_PAIR = (
+    'it is a single text, and the model was trained on pairs: give a second text (with '
+    'a TAB between the two, --pairs or --text-pair), or ask for it with --any-form '
+    '(any_form=True)')
+_ASKED_SINGLE = (
+    'it is a pair, and the model was trained on single texts: ask for it with '
+    '--any-form (any_form=True)')
+
+
+class Tokenized(NamedTuple):
+    """Texts that belong together, and the token ids of each, without [CLS] and [SEP]."""
+
+    texts: list[str]
+    ids: list[list[int]]
+
+
+def tokenize(
+    model: LoadedModel, texts: list[str], number: int, *, encode: Callable[[str], list[int]],
+    is_cut: bool = True, prepare: Callable[[Sequence[str]], Sequence[str]] = list,
+) -> Tokenized:
+    """Tokenizes texts that belong together, and notes if they will be cut.
+
+    Args:
+      model: its `max_length` is the limit.
+      texts: one, or a pair.
+      number: as for `Command.read`.
+      encode: gives the token ids of a text.
+      is_cut: whether texts that are too long are cut.
+      prepare: what is done to the texts first.
+
+    Raises:
+      InputError: the model takes no pairs, and as `encode`.
+    """
+    if len(texts) > 1:
+        model.check_pair()
+    ids = [encode(text) for text in prepare(texts)]
+    num_tokens = sum(map(len, ids))
+    most = model.max_length - 1 - len(ids)
+    if is_cut and num_tokens > most:
+        model.note(f'text {number} has {num_tokens} tokens, the model takes {most}: its end is '
+                   'left out')
+    return Tokenized(texts, ids)
+
+
+class _Window(NamedTuple):
+    """A window of a text: the text's index, the tokens, and how many are in segment 0."""
+
+    text: int
+    ids: np.ndarray
+    first_length: int
+
+
+def text_units(
+    model: LoadedModel, texts: list[Tokenized], how: str = 'first'
+) -> tuple[TextWindows, Units]:
+    """(Windows, units) of single texts and pairs, in the order of the texts.
+
+    Args:
+      model: takes them.
+      texts: tokenized.
+      how: one of `config.choices.WINDOWS`.
+    """
+    windows = _windows(model, texts, 1, how) + _windows(model, texts, 2, how)
+    windows.sort(key=lambda window: window.text)
+    ids = [window.ids for window in windows]
+    sequences = Sequences(
+        ids=np.concatenate(ids),
+        offsets=np.cumsum([0, *map(len, ids)]),
+        first_lengths=np.array([window.first_length for window in windows]))
+    of_text = np.array([window.text for window in windows])
+    return TextWindows(sequences, of_text, how), Units(sequences)
+
+
+def _windows(
+    model: LoadedModel, texts: list[Tokenized], num_parts: int, how: str
+) -> list[_Window]:
+    """The windows of those of the texts that have 1 or 2 parts."""
+    index = [i for i, text in enumerate(texts) if len(text.ids) == num_parts]
+    if not index:
+        return []
+    first = joined([texts[i].ids[0] for i in index])
+    second = joined([texts[i].ids[1] for i in index]) if num_parts == 2 else None
+    windows = text_windows(
+        first, second, how, max_length=model.max_length, **model.vocab.ends)
+    sequences = windows.sequences
+    of_text = [index[i] for i in windows.text]
+    ids = np.split(sequences.ids, sequences.offsets[1:-1])
+    return list(map(_Window, of_text, ids, sequences.first_lengths))
+
+
+class TextCommand(Command[Tokenized, TextWindows]):
+    """A command on texts and pairs, which are cut or read in windows.
+
+    Attributes:
+      allowed: how many texts may belong together.
+      accepts_empty: whether a text may have no words.
+      how: what happens to long texts, one of `config.choices.WINDOWS`.
+    """
+
+    allowed: Collection[int] = (1, 2)
+    accepts_empty: bool = False
+    how: str = 'first'
+
+    def read(self, text: Any, number: int) -> Tokenized:
+        """Tokenizes a text or pair."""
+        parts = parts_of(text, *self.allowed)
+        self.check_form(parts)
+        model = self.model
+        encode = model.tokenizer.encode if self.accepts_empty else model.encode
+        return tokenize(
+            model, parts, number, encode=encode, is_cut=self.how == 'first', prepare=self.prepare)
+
+    def check_form(self, texts: list[str]) -> None:
+        """Raises InputError if single texts, or pairs, are not what the model is for."""
+
+    def prepare(self, texts: Sequence[str]) -> Sequence[str]:
+        """The texts as they go to the tokenizer."""
+        return texts
+
+    def batch(self, texts: list[Tokenized]) -> tuple[TextWindows, Units]:
+        """The windows of the texts."""
+        return text_units(self.model, texts, self.how)
+
+
+class NextSentence(TextCommand):
+    """Whether the second text of a pair follows the first; see `Model.next_sentence`."""
+
+    allowed = (2,)
+    keys = ('probability',)
+    num_texts = 2
+
+    def __init__(self, model: LoadedModel):
+        """See `Model.next_sentence`."""
+        model.require('next-sentence')
+        super().__init__(model, bound(engine.next_sentence, model.config))
+
+    def results(
+        self, texts: list[Tokenized], windows: TextWindows, outputs: Outputs
+    ) -> Iterator[Result]:
+        """A probability for each pair."""
+        probabilities = softmax(outputs['logits']).tolist()
+        for (parts, _), (follows, _) in zip(texts, probabilities, strict=True):
+            yield shown(parts) | {'probability': follows}
+
+
+class Classify(TextCommand):
+    """Labels or values of texts or pairs; see `Model.classify`."""
+
+    def __init__(self, model: LoadedModel, windows: str | None, any_form: bool):
+        """See `Model.classify`; the head is not multiple choice."""
+        model.require('classify')
+        super().__init__(model, model.head.outputs)
+        self.how = model.windows(windows)
+        self.num_texts = 0 if any_form else int(model.weights.inference.get('num_texts', 0))
+        self._head: Any = HEADS[model.weights.head]
+        self._labels = model.weights.labels
+        no_logits = np.zeros((1, max(1, len(self._labels))))
+        (described,) = self._head.described(no_logits, self._labels)
+        self.keys = tuple(described)
+
+    def check_form(self, texts: list[str]) -> None:
+        """Raises InputError if the model was trained on pairs, and it is none, or the reverse."""
+        if self.num_texts and len(texts) != self.num_texts:
+            raise InputError(_ASKED_PAIR if self.num_texts == 2 else _ASKED_SINGLE)
+
+    def results(
+        self, texts: list[Tokenized], windows: TextWindows, outputs: Outputs
+    ) -> Iterator[Result]:
+        """What the head says of the combined logits of each text's windows."""
+        logits = windows.combined_logits(self._head, outputs['logits']).astype(np.float64)
+        activation = self.model.weights.inference.get('activation')
+        if activation:
+            logits = ACTIVATIONS[activation](logits)
+        described = self._head.described(logits, self._labels)
+        for (parts, _), result in zip(texts, described, strict=True):
+            yield shown(parts) | result
+
+
+class Choose(Command[list[Tokenized], TextWindows]):
+    """Which ending fits a beginning: each pair of the two is a unit; see `Model.classify`."""
+
+    keys = ('choices', 'choice', 'probability', 'probabilities')
+
+    def __init__(self, model: LoadedModel, windows: str | None):
+        """See `Model.classify`; the head is multiple choice."""
+        model.require('classify')
+        if windows is not None:
+            raise InputError(f'windows={windows!r}: beginnings and ends are cut, not read in parts')
+        super().__init__(model, model.head.outputs)
+
+    def read(self, text: Any, number: int) -> list[Tokenized]:
+        """Tokenizes the beginning with each of the endings."""
+        parts = parts_of(text)
+        if len(parts) < 3:
+            raise InputError('it has no choices: a beginning and two or more ends of it expected')
+        beginning, *endings = parts
+        return [
+            tokenize(self.model, [beginning, ending], number, encode=self.model.encode)
+            for ending in endings]
+
+    def batch(self, texts: list[list[Tokenized]]) -> tuple[TextWindows, Units]:
+        """The pairs of all texts."""
+        return text_units(self.model, [pair for pairs in texts for pair in pairs])
+
+    def results(
+        self, texts: list[list[Tokenized]], windows: TextWindows, outputs: Outputs
+    ) -> Iterator[Result]:
+        """The likeliest choice of each text."""
+        bounds = np.cumsum([len(pairs) for pairs in texts])[:-1]
+        of_texts = np.split(outputs['logits'][:, 0], bounds)
+        for pairs, logits in zip(texts, of_texts, strict=True):
+            probabilities = softmax(logits).tolist()
+            best = int(logits.argmax())
+            yield {'text': pairs[0].texts[0], 'choices': [pair.texts[1] for pair in pairs],
+                   'choice': best, 'probability': probabilities[best],
+                   'probabilities': probabilities}

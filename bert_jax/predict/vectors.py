@@ -1,0 +1,116 @@
+"""The command features, and vectors: hidden states of tokens, or one vector a text.
+
+    H: hidden_size, n: tokens of a text
+"""
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.data.pairs import TextWindows
+from bert_jax.inference import engine
+from bert_jax.inference.engine import Outputs, bound
+from bert_jax.predict.loaded import LoadedModel, one_of
+from bert_jax.predict.sentences import POOLS
+from bert_jax.predict.stream import Result
+from bert_jax.predict.texts import TextCommand, Tokenized
+from bert_jax.runtime.errors import InputError
+
+
+class Features(TextCommand):
+    """Hidden states of every token; see `Model.features`."""
+
+    accepts_empty = True
+
+    def __init__(self, model: LoadedModel, layers: Any):
+        """See `Model.features`."""
+        wanted = _layers(model, layers)
+        super().__init__(model, bound(engine.hidden_states, model.config, wanted))
+        self.values_per_token = len(wanted) * model.config.hidden_size
+
+    def results(
+        self, texts: list[Tokenized], windows: TextWindows, outputs: Outputs
+    ) -> Iterator[Result]:
+        """The tokens and their states, text by text."""
+        tokens = self.model.vocab.tokens
+        ids = windows.sequences.ids
+        bounds = windows.sequences.offsets.tolist()
+        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+            yield {'tokens': [tokens[i] for i in ids[begin:end]],
+                   'values': outputs['values'][begin:end]}
+
+    def without_result(self, text: Any, reason: str) -> Result:
+        """The reason alone: results do not have the text."""
+        return {'tokens': None, 'values': None, 'error': reason}
+
+
+class Vectors(TextCommand):
+    """A vector [H] float32 for each text, NaN if it cannot be read; see `Model.vectors`."""
+
+    accepts_empty = True
+
+    def __init__(
+        self, model: LoadedModel, pool: Any, layer: Any, normalize: bool | None, windows: Any
+    ):
+        """See `Model.vectors`."""
+        self.how = model.windows(windows)
+        if pool is None or normalize is None:
+            pool_of_model, normalize_of_model = model.sentences.pooling()
+            pool = pool_of_model if pool is None else pool
+            normalize = normalize_of_model if normalize is None else normalize
+        pool = one_of('pool', pool, POOLS)
+        num_left_out = self._num_left_out(model)
+        (layer,) = _layers(model, [layer])
+        super().__init__(
+            model, bound(engine.vectors, model.config, layer, pool, num_left_out))
+        self._normalize = normalize
+
+    def _num_left_out(self, model: LoadedModel) -> int:
+        """How many tokens at the beginning are not pooled: none, or [CLS] and the prompt.
+
+        Raises:
+          InputError: a prompt is left out, and texts are read in windows.
+        """
+        sentences = model.sentences
+        if not sentences.prompt or sentences.pools_prompt():
+            return 0
+        (prompt,) = sentences.prepared([''])
+        num_left_out = 1 + len(model.tokenizer.encode(prompt))
+        if self.how != 'first':
+            raise InputError(f"windows={self.how!r}: the model's vectors leave out its prompt "
+                             f'{sentences.prompt!r:.60}, which only the first window has')
+        return num_left_out
+
+    def prepare(self, texts: Sequence[str]) -> Sequence[str]:
+        """Adds the model's prompt."""
+        return self.model.sentences.prepared(texts)
+
+    def results(
+        self, texts: list[Tokenized], windows: TextWindows, outputs: Outputs
+    ) -> Iterator[np.ndarray]:
+        """The combined vectors of each text's windows."""
+        vectors = windows.combined(outputs['vectors']).astype(np.float32, copy=False)
+        if self._normalize:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = vectors / np.maximum(lengths, 1e-12)
+        return (vector.copy() for vector in vectors)  # a view would keep the chunk's array alive
+
+    def without_result(self, text: Any, reason: str) -> np.ndarray:
+        """NaN; the reason becomes a note."""
+        self.model.note(f'{text!r:.40} has no vector: {reason}')
+        return np.full(self.model.config.hidden_size, np.nan, np.float32)
+
+
+def _layers(model: LoadedModel, layers: Any) -> tuple[int, ...]:
+    """Returns the argument `layers`; raises InputError if they are not layers of the model."""
+    lowest = -model.config.num_layers - 1
+    try:
+        numbers = tuple(map(operator.index, layers))
+    except TypeError:
+        numbers = ()
+    if not numbers or not all(lowest <= number <= -1 for number in numbers):
+        raise InputError(f'layers={layers!r:.60} must be layers of the model, such as (-1, -2): -1 '
+                         f'is the last, {lowest + 1} the first, {lowest} the embeddings')
+    return numbers
