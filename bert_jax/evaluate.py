@@ -462,7 +462,7 @@ def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def main(argv: list[str]) -> None:
-    """Runs the command line, which the module's docstring describes."""
+    """Runs the command (see the top of this file)."""
     own_flags: Any = flags.FlagValues()
     flags.DEFINE_string(
         'workdir', None, 'Receives the predictions.', flag_values=own_flags)
