@@ -14,7 +14,8 @@ from bert_jax.heads.classification import softmax
 from bert_jax.inference.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.stream import Command, Result, parts_of, shown
-from bert_jax.tasks.tagging import entity_spans, entity_tags, word_windows
+from bert_jax.tasks.entities import entity_spans, entity_tags
+from bert_jax.tasks.tagging import word_windows
 from bert_jax.text.wordpiece import raw_words
 
 

@@ -1,12 +1,8 @@
 """A tag for each word: CoNLL-2003's named entities (paper section 5.3), or your own tags.
 
-From top to bottom: the tasks; readers of sentences with a tag for each word (CoNLL-2003: Tjong Kim
-Sang and De Meulder, 2003); windows of tokens in which every word is scored once; precision, recall
-and F1 of entities as the `conlleval` script counts them.
-
-Tags of entities are O, B-TYPE and I-TYPE, in IOB1 or IOB2: an entity begins at every B-, and at an
-I- that does not follow a tag of its type in its sentence. IOBES also has E- (the last word) and S-
-(the only word), after which an entity begins, too; `entity_tags` reads other spellings of these.
+From top to bottom: the tasks; what a tagger's labels mean; a set of sentences that is scored;
+readers of sentences with a tag for each word (CoNLL-2003: Tjong Kim Sang and De Meulder, 2003);
+windows of tokens in which every word is scored once.
 
     W: words, P: word pieces of all words, T: tokens of all windows
 """
@@ -28,49 +24,92 @@ from bert_jax.data import table
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode, Sequences, make_sequences, ranges, tile
 from bert_jax.heads.classification import Classification
+from bert_jax.inference.engine import Outputs
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks import labelled
-from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.tasks.entities import (
+    are_entities,
+    as_the_model_writes,
+    conll_scores,
+    entity_tags,
+    entity_types,
+    to_iob2,
+)
+from bert_jax.tasks.labelled import (
+    EvalSet,
+    LabelledTask,
+    Results,
+    ScoredModel,
+    Tokenization,
+    open_tokenization,
+)
 from bert_jax.tasks.labels import check_labels_known, label_names
 from bert_jax.tasks.metrics import accuracy, macro_f1
 from bert_jax.tasks.sources import own_files, split_file, tfds_records
 
-
-def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
-    """Trained on train, scored on dev and, if there is one, on test (`test_f1` and so on)."""
-    d = config.data
-
-    def read(split: str) -> Tagged | None:
-        if d.source == 'tfds:conll2003' and not (split == 'dev' and d.eval_source):
-            if config.conll.document_context:
-                raise InputError(f"config.data.source='tfds:conll2003' {_NO_DOCUMENTS}")
-            return Tagged([
-                Sentence([word.decode() for word in r['tokens']], [_TFDS_TAGS[i] for i in r['ner']])
-                for r in tfds_records(config, 'conll2003', split) if len(r['tokens'])
-            ], f'tfds:conll2003:{split}')
-        path = split_file(
-            config, _FILES[split], f"conll2003/{split.replace('dev', 'validation')}",
-            "the folder with eng.train and eng.testa, or the hub's data set",
-            scored=split == 'dev', required=split != 'test')
-        if not path:
-            return None
-        in_lists = table.format_of(path) in ('json', 'parquet')
-        if in_lists and config.conll.document_context:
-            raise InputError(f'{path} {_NO_DOCUMENTS}')
-        return read_tagged(
-            path, words='tokens', tags='ner_tags', max_malformed=d.max_malformed,
-            names=(table.class_names(path, 'ner_tags') or _TFDS_TAGS) if in_lists else ())
-
-    train = read('train') if scored is None else None
-    splits = ('dev',) if d.eval_source else ('dev', 'test')
-    return _task(config, scored, train, {
-        split: examples for split in splits if (examples := read(split))})
-
-
+# File names in the original distribution, then in its IOB2 editions.
+_FILES = {
+    'train': ('eng.train', 'train.txt'),
+    'dev': ('eng.testa', 'valid.txt', 'dev.txt', 'testa.txt'),
+    'test': ('eng.testb', 'test.txt', 'testb.txt'),
+}
+# Tags by id in the conll2003 of tensorflow-datasets and of the hub.
+_TFDS_TAGS = ('O', 'B-PER', 'I-PER', 'B-ORG', 'I-ORG', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC')
+_NO_DOCUMENTS = ('has lost the documents; name the folder of the original files, or use '
+                 'configs/conll.py:sentences')
 # Names of columns that are read where there is no column of the default name, nor another of these.
 _USUAL_WORDS = ('tokens', 'words', 'text', 'sentence')
 _USUAL_TAGS = ('tags', 'ner_tags', 'pos_tags', 'ner', 'label', 'labels')
+_DOCUMENT_START = '-DOCSTART-'
+_NO_WORD = '[UNK]'  # stands for an empty word where words are in columns, as in the model's input
+# Only spaces and tabs separate columns; other Unicode white space may be a word of the text.
+_CELL = re.compile(r'[^ \t]+')
+_ENTITY_TAG = re.compile(r'O|[BIES]-\S+')
+
+
+def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
+    """Trained on train, scored on dev and, if there is one, on test (`test_f1` and so on)."""
+    train = _read_conll(config, 'train') if scored is None else None
+    evaluated: dict[str, Tagged] = {}
+    for split in ('dev',) if config.data.eval_source else ('dev', 'test'):
+        examples = _read_conll(config, split)
+        if examples:
+            evaluated[split] = examples
+    return _tagging_task(config, scored, train, evaluated)
+
+
+def _read_conll(config: ConfigDict, split: str) -> Tagged | None:
+    """The sentences of train, dev or test; None if there is no test split."""
+    is_own_file = split == 'dev' and config.data.eval_source
+    if config.data.source == 'tfds:conll2003' and not is_own_file:
+        return _read_conll_of_tfds(config, split)
+    path = split_file(
+        config, _FILES[split], f"conll2003/{split.replace('dev', 'validation')}",
+        "the folder with eng.train and eng.testa, or the hub's data set",
+        scored=split == 'dev', required=split != 'test')
+    if not path:
+        return None
+    names: Sequence[str] = ()
+    if table.format_of(path) in ('json', 'parquet'):
+        if config.conll.document_context:
+            raise InputError(f'{path} {_NO_DOCUMENTS}')
+        names = table.class_names(path, 'ner_tags') or _TFDS_TAGS
+    return read_tagged(
+        path, words='tokens', tags='ner_tags', max_malformed=config.data.max_malformed,
+        names=names)
+
+
+def _read_conll_of_tfds(config: ConfigDict, split: str) -> Tagged:
+    """The sentences of a split of tensorflow-datasets."""
+    if config.conll.document_context:
+        raise InputError(f"config.data.source='tfds:conll2003' {_NO_DOCUMENTS}")
+    sentences: list[Sentence] = []
+    for record in tfds_records(config, 'conll2003', split):
+        words = [word.decode() for word in record['tokens']]
+        tags = [_TFDS_TAGS[i] for i in record['ner']]
+        if words:
+            sentences.append(Sentence(words, tags))
+    return Tagged(sentences, f'tfds:conll2003:{split}')
 
 
 def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
@@ -78,123 +117,241 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
 
     Any set of tags will do: entities are scored by F1, other tags by accuracy.
     """
-    d = config.data
-
     def read(path: str) -> Tagged:
-        words, tags = d.text, d.label
+        words = config.data.text
+        tags = config.data.label
         if table.format_of(path) in ('json', 'parquet'):
             words = table.column_or_usual(path, words, _USUAL_WORDS, 'config.data.text')
             tags = table.column_or_usual(path, tags, _USUAL_TAGS, 'config.data.label')
-        return read_tagged(path, words=words, tags=tags, max_malformed=d.max_malformed,
-                           names=label_names(config, path, tags))
+        return read_tagged(
+            path, words=words, tags=tags, max_malformed=config.data.max_malformed,
+            names=label_names(config, path, tags))
+
+    def contents(examples: Tagged) -> list[str]:
+        return [' '.join(sentence.words) for sentence in examples.sentences]
 
     train, dev = own_files(
-        config, scored, read, lambda examples: [' '.join(s.words) for s in examples.sentences],
+        config, scored, read, contents,
         'a file with a word and its tag in each line, JSON lines or Parquet')
     if train is not None:
-        counts = sorted(Counter(train.tags).items(), key=lambda item: (-item[1], item[0]))
-        say(f'{len(train):,} sentences, {len(train.tags):,} words; tags: '
-            + ', '.join(f'{tag} {n:,}' for tag, n in counts[:20]))
-        if unseen := sorted(set(dev.tags) - set(train.tags)):
-            say(f"note: {', '.join(unseen[:10])} occur only in evaluation and count as errors")
-    return _task(config, scored, train, {'dev': dev})
+        _say_tags(train, dev)
+    return _tagging_task(config, scored, train, {'dev': dev})
 
 
-def _task(
+def _say_tags(train: Tagged, dev: Tagged) -> None:
+    """Says how frequent the tags are, and which occur only in evaluation."""
+    counts = Counter(train.tags)
+    by_count = sorted(counts, key=lambda tag: (-counts[tag], tag))
+    shown = [f'{tag} {counts[tag]:,}' for tag in by_count[:20]]
+    say(f'{len(train):,} sentences, {len(train.tags):,} words; tags: ' + ', '.join(shown))
+    unseen = sorted(set(dev.tags) - set(train.tags))
+    if unseen:
+        say(f"note: {', '.join(unseen[:10])} occur only in evaluation and count as errors")
+
+
+def _tagging_task(
     config: ConfigDict, scored: ScoredModel | None, train: Tagged | None,
     evaluated: Mapping[str, Tagged],
 ) -> LabelledTask:
+    """The task on sentences to train on and those of each split to score; 'dev' is the main one."""
+    labels = TaggerLabels.of(scored, train or evaluated['dev'])
+    _warn_of_accuracy(labels)
+    for examples in (*evaluated.values(), train):
+        if examples is not None:
+            _check_tags(examples, labels, config.task)
+    tokenization = open_tokenization(config)
     section = config[config.task]
-    labels = scored.labels if scored and scored.labels else (train or evaluated['dev']).labels
-    meant = entity_tags(labels)
-    metric = 'f1' if meant else 'accuracy'
-    if metric == 'accuracy' and any(tag == 'O' or tag[:2] in ('B-', 'I-') for tag in labels):
-        odd = [tag for tag in labels if not _ENTITY_TAG.fullmatch(tag)]
+    if section.features == 'second_to_last' and model_sizes(config)['num_layers'] < 2:
+        raise InputError(f"config.{config.task}.features={section.features!r} needs two layers: "
+                         "choose 'last'")
+
+    train_units = None
+    if train is not None:
+        train_units = TaggedSet.cut(config, tokenization, labels, 'train', train).units()
+    sets: list[EvalSet] = []
+    for split, examples in evaluated.items():
+        tagged_set = TaggedSet.cut(config, tokenization, labels, split, examples)
+        name = '' if split == 'dev' else f'{split}_'
+        sets.append(EvalSet(name, tagged_set.units(), tagged_set.results))
+
+    # Feature-based: a tagger on the outputs of an encoder that is not trained.
+    features = {'features': section.features} if section.features else {}
+    return LabelledTask(
+        config, tokenization, train=train_units, evaluated=tuple(sets), metric=labels.metric,
+        labels=labels.names, head='feature_tagger' if features else 'token_classification',
+        frozen='^bert/' if features else '',
+        arguments={'num_outputs': len(labels.names), **features}, inference=features,
+        majority_baseline=_majority_baseline(
+            labels.metric, (train or evaluated['dev']).tags, evaluated['dev'].tags))
+
+
+@dataclasses.dataclass(frozen=True)
+class TaggerLabels:
+    """The labels of a tagger, and what they mean.
+
+    Attributes:
+      names: by id.
+      meant: what they mean as marks of entities (`entity_tags`); {} if they mark none.
+      iob2: whether the model is known to learn, or to have learned, IOB2.
+    """
+
+    names: tuple[str, ...]
+    meant: Mapping[str, str]
+    iob2: bool
+
+    @classmethod
+    def of(cls, scored: ScoredModel | None, examples: Tagged) -> TaggerLabels:
+        """Those of the model that is scored, if it has any, else those of examples."""
+        names = scored.labels if scored and scored.labels else examples.labels
+        is_from_elsewhere = scored is not None and not scored.trained
+        return cls(names, entity_tags(names), iob2=not is_from_elsewhere)
+
+    @property
+    def metric(self) -> str:
+        """The metric that picks the best evaluation."""
+        return 'f1' if self.meant else 'accuracy'
+
+    def ids(self, tags: Iterable[str], unknown: int) -> np.ndarray:
+        """[W] ids of tags; `unknown` for tags that are no label."""
+        id_of = {name: i for i, name in enumerate(self.names)}
+        return np.array([id_of.get(tag, unknown) for tag in tags], np.int32)
+
+
+def _warn_of_accuracy(labels: TaggerLabels) -> None:
+    """Warns if labels look like entities and are scored by accuracy."""
+    if labels.metric == 'f1':
+        return
+    looks_like_entities = [tag for tag in labels.names if tag == 'O' or tag[:2] in ('B-', 'I-')]
+    if looks_like_entities:
+        odd = [tag for tag in labels.names if not _ENTITY_TAG.fullmatch(tag)]
         say('warning: scored by accuracy, not by F1 of entities, because not every tag marks one: '
             f"{', '.join(odd[:10])}; for F1, write tags as B-TYPE and I-TYPE")
-    for examples in (*evaluated.values(), *([train] if train else [])):
-        tags = set(examples.tags)
-        if tags == {'O'}:
-            say(f'warning: {examples.source} has no tag but O: every score but accuracy will be 0')
-            continue
-        if meant and are_entities(tags):
-            check_labels_known(examples.source, _types(tags), _types(meant.values()))
-        else:
-            check_labels_known(examples.source, tags - {'O'}, set(labels) - {'O'})
-        odd = sorted(tag for tag in tags if not _ENTITY_TAG.fullmatch(tag))
-        if odd and (metric == 'f1' or config.task == 'conll'):
-            raise InputError(
-                f'{examples.source} has tags such as {odd[0]!r}, the model entities '
-                f"({', '.join(labels[:4])}), so that no F1 of entities can be computed: write its "
-                'tags as B-TYPE, I-TYPE and O')
-    t = labelled.open_tokenization(config)
-    where = f'config.{config.task}.features={section.features!r}'
-    if section.features == 'second_to_last' and model_sizes(config)['num_layers'] < 2:
-        raise InputError(f"{where} needs two layers: choose 'last'")
-    ids = {label: i for i, label in enumerate(labels)}
-    is_from_elsewhere = scored is not None and not scored.trained  # a run has learned IOB2
 
-    def cut(examples: Tagged) -> tuple[Units, np.ndarray]:
-        """Units, and the words that `word_windows` gives for their tokens."""
-        texts = [s.words for s in examples.sentences]
-        if section.document_context:
-            texts = [
-                [word for s in document for word in s.words]
-                for _, document in itertools.groupby(examples.sentences, key=lambda s: s.document)]
+
+def _check_tags(examples: Tagged, labels: TaggerLabels, task: str) -> None:
+    """Refuses tags that share nothing with the labels, or that are no entities and should be.
+
+    Raises:
+      InputError: the tags are of another kind than the labels.
+    """
+    tags = set(examples.tags)
+    if tags == {'O'}:
+        say(f'warning: {examples.source} has no tag but O: every score but accuracy will be 0')
+        return
+    if labels.meant and are_entities(tags):
+        known_types = entity_types(labels.meant.values())
+        check_labels_known(examples.source, entity_types(tags), known_types)
+    else:
+        check_labels_known(examples.source, tags - {'O'}, set(labels.names) - {'O'})
+    if labels.metric != 'f1' and task != 'conll':
+        return
+    odd = sorted(tag for tag in tags if not _ENTITY_TAG.fullmatch(tag))
+    if odd:
+        raise InputError(
+            f'{examples.source} has tags such as {odd[0]!r}, the model entities '
+            f"({', '.join(labels.names[:4])}), so that no F1 of entities can be computed: write "
+            'its tags as B-TYPE, I-TYPE and O')
+
+
+def _majority_baseline(
+    metric: str, train_tags: Sequence[str], dev_tags: Sequence[str]
+) -> dict[str, float]:
+    """The metric if all words get one tag: O for entities, else the most frequent one."""
+    if metric == 'f1':
+        return {'f1': 0.0}
+    ((most_frequent, _),) = Counter(train_tags).most_common(1)
+    return {'accuracy': dev_tags.count(most_frequent) / len(dev_tags)}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaggedSet:
+    """Sentences in windows of tokens, with the scores and the file of their predictions.
+
+    Attributes:
+      split: begins the name of the file.
+      examples: the sentences.
+      labels: of the tagger.
+      sequences: the windows.
+      word_T: the words that `word_windows` gives for their tokens.
+    """
+
+    split: str
+    examples: Tagged
+    labels: TaggerLabels
+    sequences: Sequences
+    word_T: np.ndarray
+
+    @classmethod
+    def cut(
+        cls, config: ConfigDict, tokenization: Tokenization, labels: TaggerLabels, split: str,
+        examples: Tagged,
+    ) -> TaggedSet:
+        """Windows of the sentences, or of whole documents (`document_context`)."""
+        texts = [sentence.words for sentence in examples.sentences]
+        if config[config.task].document_context:
+            texts = examples.documents
+        vocab = tokenization.tokenizer.vocab
         sequences, word_T = word_windows(
-            texts, t.encode, max_length=config.data.max_seq_length, unk_id=t.tokenizer.vocab.unk_id,
-            **t.tokenizer.vocab.ends)
+            texts, tokenization.encode, max_length=config.data.max_seq_length,
+            unk_id=vocab.unk_id, **vocab.ends)
+        return cls(split, examples, labels, sequences, word_T)
+
+    def units(self) -> Units:
+        """The windows, in which the first piece of each word has its label."""
         # Only scored sets have tags that the model lacks, and `results` compares tags by name.
-        label_W = np.array([ids.get(tag, 0) for tag in examples.tags], np.int32)
-        return Units(sequences, tokens={
-            'token_labels': np.where(word_T >= 0, label_W[word_T], np.int32(0)),
-            'token_weights': (word_T >= 0).astype(np.float32),
-        }), word_T
+        label_W = self.labels.ids(self.examples.tags, unknown=0)
+        return Units(self.sequences, tokens={
+            'token_labels': np.where(self.word_T >= 0, label_W[self.word_T], np.int32(0)),
+            'token_weights': (self.word_T >= 0).astype(np.float32),
+        })
 
-    def eval_set(split: str, examples: Tagged) -> labelled.EvalSet:
-        units, word_T = cut(examples)
-        in_words, gold = word_T >= 0, [s.tags for s in examples.sentences]
+    def results(self, outputs: Outputs) -> Results:
+        """Scores, and the content of the file of predictions."""
+        in_words = self.word_T >= 0
+        words = self.word_T[in_words]  # each word once
+        logits = outputs['logits'][in_words]
+        label_W = np.zeros(len(self.examples.tags), np.int64)
+        label_W[words] = logits.argmax(axis=-1)
+        predicted = self._by_sentence([self.labels.names[i] for i in label_W.tolist()])
+        if self.labels.metric == 'f1':
+            wanted, scores = self._entity_scores(predicted)
+        else:
+            wanted = [sentence.tags for sentence in self.examples.sentences]
+            scores = {'accuracy': accuracy(np.concatenate(predicted), np.concatenate(wanted)),
+                      'macro_f1': macro_f1(np.concatenate(predicted), np.concatenate(wanted))}
+        wanted_tags = itertools.chain.from_iterable(wanted)
+        wanted_W = self.labels.ids(wanted_tags, unknown=len(self.labels.names))
+        scores['loss'] = Classification.mean_loss(logits, wanted_W[words])
+        return scores, {f'{self.split}_predictions.txt': self._table(wanted, predicted)}
 
-        def results(outputs: labelled.Outputs) -> labelled.Results:
-            best = np.zeros(len(examples.tags), np.int64)
-            best[word_T[in_words]] = outputs['logits'][in_words].argmax(axis=-1)
-            all_tags = iter([labels[i] for i in best.tolist()])
-            tags = [list(itertools.islice(all_tags, len(sentence))) for sentence in gold]
-            wanted = gold
-            if metric == 'f1':
-                marks = [[meant[tag] for tag in sentence] for sentence in tags]
-                wanted = _as_the_model_writes(gold, meant, marks, iob2=not is_from_elsewhere)
-                scores = conll_scores(marks, gold)
-            pair = np.concatenate(tags), np.concatenate(wanted)
-            if metric == 'f1':
-                scores['accuracy'] = accuracy(*pair)
-            else:
-                scores = {'accuracy': accuracy(*pair), 'macro_f1': macro_f1(*pair)}
-            # conlleval's input: lines of `word gold predicted`, an empty line after each sentence.
-            lines = [
-                ''.join(f'{word if word.strip() else _NO_WORD} {tag} {predicted}\n'
-                        for word, tag, predicted in zip(*columns))
-                for columns in zip((s.words for s in examples.sentences), wanted, tags)]
-            known_W = np.array([ids.get(tag, len(labels)) for tag in pair[1].tolist()])
-            scores['loss'] = Classification.mean_loss(
-                outputs['logits'][in_words], known_W[word_T[in_words]])
-            return scores, {f'{split}_predictions.txt': ''.join(x + '\n' for x in lines)}
+    def _by_sentence(self, tags: Iterable[str]) -> list[list[str]]:
+        """Tags of all words as a list for each sentence."""
+        left = iter(tags)
+        return [list(itertools.islice(left, len(sentence.words)))
+                for sentence in self.examples.sentences]
 
-        return labelled.EvalSet('' if split == 'dev' else f'{split}_', units, results)
+    def _entity_scores(
+        self, predicted: Sequence[Sequence[str]]
+    ) -> tuple[list[list[str]], dict[str, float]]:
+        """(The reference as the model writes it, scores of entities and the accuracy of tags)."""
+        gold = [sentence.tags for sentence in self.examples.sentences]
+        marks = [[self.labels.meant[tag] for tag in tags] for tags in predicted]
+        wanted = as_the_model_writes(gold, self.labels.meant, marks, iob2=self.labels.iob2)
+        scores = conll_scores(marks, gold)
+        scores['accuracy'] = accuracy(np.concatenate(predicted), np.concatenate(wanted))
+        return wanted, scores
 
-    features = {'features': section.features} if section.features else {}
-    majority_baseline = {'f1': 0.0}  # of tagging all words O
-    if metric == 'accuracy':
-        (most, _), = Counter((train or evaluated['dev']).tags).most_common(1)
-        dev_tags = evaluated['dev'].tags
-        majority_baseline = {'accuracy': dev_tags.count(most) / len(dev_tags)}
-    return LabelledTask(
-        config, t, train=None if train is None else cut(train)[0],
-        evaluated=tuple(eval_set(*item) for item in evaluated.items()),
-        metric=metric, labels=labels,
-        head='feature_tagger' if features else 'token_classification',
-        frozen='^bert/' if features else '', arguments={'num_outputs': len(labels)} | features,
-        inference=features, majority_baseline=majority_baseline)
+    def _table(
+        self, wanted: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+    ) -> str:
+        """Input of conlleval: lines of `word gold predicted`, an empty one after each sentence."""
+        lines: list[str] = []
+        for sentence, tags, others in zip(self.examples.sentences, wanted, predicted, strict=True):
+            for word, tag, other in zip(sentence.words, tags, others, strict=True):
+                shown = word if word.strip() else _NO_WORD
+                lines.append(f'{shown} {tag} {other}\n')
+            lines.append('\n')
+        return ''.join(lines)
 
 
 class Sentence(NamedTuple):
@@ -228,30 +385,20 @@ class Tagged:
         """
         tags = set(self.tags)
         if are_entities(tags):
-            types = sorted({tag[2:] for tag in tags - {'O'}})
+            types = sorted(entity_types(tags))
             return ('O', *(f'{kind}-{name}' for name in types for kind in 'BI'))
         return tuple(sorted(tags, key=lambda tag: (tag != 'O', tag)))
+
+    @property
+    def documents(self) -> list[list[str]]:
+        """The words of each document."""
+        by_document = itertools.groupby(self.sentences, key=lambda sentence: sentence.document)
+        return [[word for sentence in sentences for word in sentence.words]
+                for _, sentences in by_document]
 
     def take(self, rows: Iterable[int]) -> Tagged:
         """Some of the sentences."""
         return Tagged([self.sentences[i] for i in rows], self.source)
-
-
-_NO_DOCUMENTS = ('has lost the documents; name the folder of the original files, or use '
-                 'configs/conll.py:sentences')
-# File names in the original distribution, then in its IOB2 editions.
-_FILES = {
-    'train': ('eng.train', 'train.txt'),
-    'dev': ('eng.testa', 'valid.txt', 'dev.txt', 'testa.txt'),
-    'test': ('eng.testb', 'test.txt', 'testb.txt'),
-}
-# Tags by id in the conll2003 of tensorflow-datasets and of the hub.
-_TFDS_TAGS = ('O', 'B-PER', 'I-PER', 'B-ORG', 'I-ORG', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC')
-_DOCUMENT_START = '-DOCSTART-'
-_NO_WORD = '[UNK]'  # stands for an empty word where words are in columns, as in the model's input
-# Only spaces and tabs separate columns; other Unicode white space may be a word of the text.
-_CELL = re.compile(r'[^ \t]+')
-_ENTITY_TAG = re.compile(r'O|[BIES]-\S+')
 
 
 def read_tagged(
@@ -276,63 +423,84 @@ def read_tagged(
         sentences = _json_sentences(path, words, tags, names, max_malformed)
     else:
         sentences = _column_sentences(path, max_malformed)
-    if meant := entity_tags(tag for s in sentences for tag in s.tags):
-        read = [s._replace(tags=to_iob2([meant[tag] for tag in s.tags])) for s in sentences]
-        changed = ((old, new) for x, y in zip(sentences, read) for old, new in zip(x.tags, y.tags)
-                   if old != new)
-        if first := next(changed, None):
-            say(f'note: the tags of {path} are read as IOB2: the first change is from {first[0]} '
-                f'to {first[1]}')
-        sentences = read
-    return Tagged(sentences, path)
+    return Tagged(_in_iob2(sentences, path), path)
+
+
+def _in_iob2(sentences: list[Sentence], path: str) -> list[Sentence]:
+    """The sentences with tags of entities in IOB2; that they were changed is said."""
+    meant = entity_tags(tag for sentence in sentences for tag in sentence.tags)
+    if not meant:
+        return sentences
+    result: list[Sentence] = []
+    first_change: tuple[str, str] | None = None
+    for sentence in sentences:
+        tags = to_iob2([meant[tag] for tag in sentence.tags])
+        if first_change is None and tags != sentence.tags:
+            first_change = next(
+                (old, new) for old, new in zip(sentence.tags, tags) if old != new)
+        result.append(sentence._replace(tags=tags))
+    if first_change:
+        old, new = first_change
+        say(f'note: the tags of {path} are read as IOB2: the first change is from {old} to {new}')
+    return result
 
 
 def _column_sentences(path: str, max_malformed: float) -> list[Sentence]:
+    """The sentences of a file with a word and its tag in each line."""
     sentences: list[Sentence] = []
     words: list[str] = []
     tags: list[str] = []
     faults: list[str] = []
-    width = document = 0
-    for line, text in itertools.chain(table.lines(path), [(0, '')]):
+    num_columns = 0
+    document = 0
+    end = [(0, '')]  # an empty line, which ends the last sentence
+    for line, text in itertools.chain(table.lines(path), end):
         cells = _CELL.findall(text)
         if not cells or cells[0] == _DOCUMENT_START:
             if words:
                 sentences.append(Sentence(words, tags, document))
-                words, tags = [], []
-            document += len(cells) > 0
+                words = []
+                tags = []
+            if cells:
+                document += 1
             continue
-        width = width or len(cells)
-        if width < 2:
+        num_columns = num_columns or len(cells)
+        if num_columns < 2:
             raise InputError(
                 f'{path} has one column: there are no tags to learn or to score; expected a word '
                 'and its tag in each line')
-        if len(cells) == width:
+        if len(cells) == num_columns:
             words.append(cells[0])
             tags.append(cells[-1])
         else:
-            faults.append(f'line {line}: columns: {len(cells)}, where the first line has {width}')
-    table.check_malformed(path, sum(len(s.words) for s in sentences), faults, max_malformed)
+            faults.append(
+                f'line {line}: columns: {len(cells)}, where the first line has {num_columns}')
+    num_words = sum(len(sentence.words) for sentence in sentences)
+    table.check_malformed(path, num_words, faults, max_malformed)
     return sentences
 
 
 def _json_sentences(
-    path: str, words: str, tags: str, names: Sequence[str], max_malformed: float
+    path: str, word_column: str, tag_column: str, names: Sequence[str], max_malformed: float
 ) -> list[Sentence]:
+    """The sentences of a file with a list of words and one of tags in each row."""
     def parse(cells: list[Any]) -> Sentence:
-        some, their = cells
-        if not (isinstance(some, list) and isinstance(their, list) and len(some) == len(their)):
-            raise table.Malformed(f"'{words}' and '{tags}' are not two lists of one length")
-        if not all(isinstance(word, str) for word in some):
+        words, tags = cells
+        are_lists = isinstance(words, list) and isinstance(tags, list)
+        if not are_lists or len(words) != len(tags):
+            raise table.Malformed(
+                f"'{word_column}' and '{tag_column}' are not two lists of one length")
+        if not all(isinstance(word, str) for word in words):
             raise table.Malformed('a word is no string')
-        return Sentence(table.texts_of(some), [
-            table.named(table.label_of(tag), names) for tag in their])
+        return Sentence(
+            table.texts_of(words), [table.named(table.label_of(tag), names) for tag in tags])
 
-    rows = table.read_table(path, [words, tags], parse, max_malformed=max_malformed)
+    rows = table.read_table(path, [word_column, tag_column], parse, max_malformed=max_malformed)
     # A sentence without words is not malformed, but there is nothing to learn from it.
     sentences = [sentence for sentence in rows.values if sentence.words]
     if not sentences:
         raise InputError(f'{path} holds no words: copy it again')
-    if not names and all(tag.isdigit() for s in sentences for tag in s.tags):
+    if not names and all(tag.isdigit() for sentence in sentences for tag in sentence.tags):
         say(f'warning: the tags of {path} are numbers, of which no entities can be made: name '
             'them with --config.data.label_names=O,B-PER,I-PER,... before you train, as a run '
             'keeps the numbers and one with names needs another --workdir')
@@ -368,10 +536,7 @@ def word_windows(
       Windows, [CLS] pieces [SEP], all segment 0; and [T] int32: at the first piece of a word that
       is scored in this window, the word's index among all words, else -1.
     """
-    ids_P, counts_W = encode([word for text in texts for word in text])
-    empty = np.flatnonzero(counts_W == 0)
-    ids_P = np.insert(np.asarray(ids_P, np.int32), (np.cumsum(counts_W) - counts_W)[empty], unk_id)
-    counts_W[empty] = 1
+    ids_P, counts_W = _pieces(texts, encode, unk_id)
     # Where each word's pieces begin; bounds of the texts, in pieces.
     first_W = np.cumsum(counts_W) - counts_W
     bounds = np.append(first_W, len(ids_P))[np.cumsum([0, *map(len, texts)])]
@@ -379,149 +544,24 @@ def word_windows(
     # The window that scores a word is the last whose core begins before or at its first piece.
     window_W = np.searchsorted(cores, first_W, side='right') - 1
     used, window_W = np.unique(window_W, return_inverse=True)  # others: only tails of huge words
-    starts, ends = first_W[np.searchsorted(first_W, starts[used])], ends[used]
-
-    counts = ends - starts
+    starts = first_W[np.searchsorted(first_W, starts[used])]
+    counts = ends[used] - starts
     sequences = make_sequences(
         (ids_P[ranges(starts, counts)], counts), None, max_length=max_length, cls_id=cls_id,
         sep_id=sep_id)
     # Each word's one place among the tokens, after the [CLS] of its window.
+    place_W = sequences.offsets[window_W] + 1 + first_W - starts[window_W]
     word_T = np.full(len(sequences.ids), -1, np.int32)
-    word_T[sequences.offsets[window_W] + 1 + first_W - starts[window_W]] = np.arange(len(first_W))
+    word_T[place_W] = np.arange(len(first_W))
     return sequences, word_T
 
 
-# What the letters of tags mean in IOB1 and IOB2, IOBES (BMES has M) and BILOU: the beginning, the
-# inside, the end of an entity, and one of a single word.
-_LETTERS = {'B': 'B', 'I': 'I', 'M': 'I', 'E': 'E', 'L': 'E', 'S': 'S', 'U': 'S'}
-_SPELLINGS = (re.compile(r'(?P<letter>[BIMELSU])[-_](?P<type>\S+)', re.IGNORECASE),
-              re.compile(r'(?P<type>\S+)[-_](?P<letter>[BIMELSU])', re.IGNORECASE))
-
-
-def entity_tags(tags: Iterable[str]) -> dict[str, str]:
-    """What tags mean as marks of entities: {tag: O, B-TYPE, I-TYPE, E-TYPE or S-TYPE}.
-
-    Read are IOB1, IOB2, IOBES, BMES, BILOU and IO, with the letter before or after the type and in
-    either case: B-PER, b-per, B_PER, PER-B. {} if a tag is none of these, or all are O.
-    """
-    names = set(tags)
-    outside = {tag for tag in names if tag in ('O', 'o')}
-    for spelling in _SPELLINGS if names - outside else ():
-        found = {tag: spelling.fullmatch(tag) for tag in names - outside}
-        if all(found.values()):
-            return dict.fromkeys(outside, 'O') | {
-                tag: f"{_LETTERS[match['letter'].upper()]}-{match['type']}"
-                for tag, match in found.items() if match}
-    return {}
-
-
-def are_entities(tags: Iterable[str]) -> bool:
-    """Whether tags mark entities; see `entity_tags`."""
-    return bool(entity_tags(tags))
-
-
-def _types(tags: Iterable[str]) -> set[str]:
-    return {tag[2:] for tag in tags if tag != 'O'}
-
-
-def to_iob2(tags: Sequence[str]) -> list[str]:
-    """The tags of a sentence, values of `entity_tags`, in IOB2: every entity begins with B-.
-
-    An entity begins at every B- and S-, after every E- and S-, and where the type changes, as
-    seqeval and conlleval have it.
-    """
-    def iob2(before: str, tag: str) -> str:
-        begins = tag[0] in 'BS' or before[0] in 'ES' or tag[1:] != before[1:]
-        return ('B' if begins else 'I') + tag[1:]
-
-    return [tag if tag == 'O' else iob2(before, tag)
-            for before, tag in itertools.pairwise(['O', *tags])]
-
-
-def _as_the_model_writes(
-    gold: Sequence[Sequence[str]], meant: Mapping[str, str], predicted: Sequence[Sequence[str]], *,
-    iob2: bool,
-) -> list[list[str]]:
-    """The reference as a perfect model would tag it, so that tags can be compared one by one.
-
-    Args:
-      gold: tags of each sentence in IOB2.
-      meant: `entity_tags` of the model's labels, which tell its scheme, but for IOB1 and IOB2.
-      predicted: what it predicted, as values of `meant`; they tell these two apart.
-      iob2: whether it is known to have learned IOB2.
-    """
-    begins = Counter(
-        tag[0] for tags in predicted for before, tag in itertools.pairwise(['O', *tags])
-        if tag != 'O' and tag[1:] != before[1:])
-    has = {mark: label for label, mark in meant.items()}
-    only_b_and_i = {mark[0] for mark in has} == set('OBI')
-    is_iob1 = only_b_and_i and not iob2 and begins['I'] > begins['B']
-    if is_iob1:
-        say('note: the model begins entities with I-, as in IOB1: so does the reference here, for '
-            'accuracy and loss')
-
-    def written(tags: Sequence[str]) -> list[str]:
-        result = list(tags)
-        ends: dict[str, int] = {}  # where the last entity of each type ends
-        for name, begin, end in entity_spans(tags):
-            first = 'IB' if is_iob1 and ends.get(name) != begin else 'BI'
-            choices = ['I'] * (end - begin)
-            choices[-1] = 'EI'
-            choices[0] = 'S' * (end - begin == 1) + first
-            for i, letters in enumerate(choices, begin):
-                result[i] = next(
-                    (has[mark] for letter in letters if (mark := f'{letter}-{name}') in has),
-                    result[i])
-            ends[name] = end
-        return [has.get(tag, tag) if tag == 'O' else tag for tag in result]
-
-    return [written(tags) for tags in gold]
-
-
-def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(type, first word, word after the last) of the entities of a sentence, in order."""
-    spans: list[tuple[str, int, int]] = []
-    for i, tag in enumerate(to_iob2(tags)):
-        if tag[0] == 'B':
-            spans.append((tag[2:], i, i + 1))
-        elif tag[0] == 'I':
-            spans[-1] = (*spans[-1][:2], i + 1)
-    return spans
-
-
-def conll_scores(
-    predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]
-) -> dict[str, float]:
-    """Scores as fractions. An entity is right if its words and its type are exactly right.
-
-    Args:
-      predicted: tags of each sentence.
-      gold: the same of the reference.
-
-    Returns:
-      `precision`, `recall`, `f1` over all entities; `TYPE/precision`, `TYPE/recall`, `TYPE/f1` of
-      each type that occurs; `accuracy`, the share of words with the right tag.
-    """
-    right, found, wanted = counters = Counter[str](), Counter[str](), Counter[str]()
-    words = same = 0
-    for mine, theirs in zip(predicted, gold, strict=True):
-        same += sum(a == b for a, b in zip(mine, theirs, strict=True))
-        words += len(theirs)
-        spans = set(entity_spans(mine)), set(entity_spans(theirs))
-        for counter, some in zip(counters, (spans[0] & spans[1], *spans)):
-            counter.update(name for name, _, _ in some)
-    scores = _scores(right.total(), found.total(), wanted.total())
-    scores['accuracy'] = same / max(words, 1)
-    for name in sorted(found | wanted):
-        of_type = _scores(right[name], found[name], wanted[name])
-        scores |= {f'{name}/{key}': value for key, value in of_type.items()}
-    return scores
-
-
-def _scores(correct: int, predicted: int, gold: int) -> dict[str, float]:
-    """Precision, recall and F1; 0 where undefined."""
-    return {
-        'precision': correct / max(predicted, 1),
-        'recall': correct / max(gold, 1),
-        'f1': 2.0 * correct / max(predicted + gold, 1),
-    }
+def _pieces(
+    texts: Sequence[Sequence[str]], encode: Encode, unk_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pieces [P] of all words, and the number of pieces of each word [W], one or more."""
+    ids_P, counts_W = encode([word for text in texts for word in text])
+    first_W = np.cumsum(counts_W) - counts_W
+    empty = np.flatnonzero(counts_W == 0)
+    counts_W[empty] = 1
+    return np.insert(np.asarray(ids_P, np.int32), first_W[empty], unk_id), counts_W

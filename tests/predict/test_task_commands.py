@@ -9,8 +9,9 @@ import pytest
 from bert_jax.data.packing import Units
 from bert_jax.predict.commands import Model
 from bert_jax.runtime.errors import Unreadable
+from bert_jax.tasks.entities import entity_spans
 from bert_jax.tasks.squad import Question, final_texts, predict_answers, squad_windows
-from bert_jax.tasks.tagging import entity_spans
+from bert_jax.tasks.entities import entity_spans
 from tests.predict import tiny
 
 ONE = jax.devices()[:1]

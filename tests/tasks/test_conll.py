@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.data.pairs import joined
-from bert_jax.tasks import tagging
+from bert_jax.tasks import entities, tagging
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.refusals import refused
@@ -160,7 +160,7 @@ def test_scores_are_those_of_seqeval_whatever_the_tags(sentences):
     seqeval = pytest.importorskip('seqeval.metrics', reason='seqeval is not installed')
     gold = [[tag for tag, _, _ in sentence] for sentence in sentences]
     predicted = [[tag if right else other for tag, other, right in s] for s in sentences]
-    ours = tagging.conll_scores(predicted, gold)
+    ours = entities.conll_scores(predicted, gold)
     theirs = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0) \
         if {tag for sentence in gold + predicted for tag in sentence} - {'O'} else {}
     types = {name for name in theirs if not name.endswith(' avg')}
@@ -190,7 +190,7 @@ def test_scores_are_those_of_seqeval_whatever_the_tags(sentences):
     ('', ''),
 ])
 def test_tags_in_iob2(tags, expected):
-    assert tagging.to_iob2(tags.split()) == expected.split()
+    assert entities.to_iob2(tags.split()) == expected.split()
 
 
 @pytest.mark.parametrize(('tags', 'meant'), [
@@ -206,8 +206,8 @@ def test_tags_in_iob2(tags, expected):
 ])
 def test_tags_that_mark_entities(tags, meant):
     expected = dict(zip(tags.split(), meant.split(), strict=True)) if meant else {}
-    assert tagging.entity_tags(tags.split()) == expected
-    assert tagging.are_entities(tags.split()) == bool(meant)
+    assert entities.entity_tags(tags.split()) == expected
+    assert entities.are_entities(tags.split()) == bool(meant)
 
 
 @pytest.mark.parametrize(('gold', 'predicted', 'correct', 'found', 'wanted'), [
@@ -220,7 +220,7 @@ def test_tags_that_mark_entities(tags, meant):
     ('O O', 'O O', 0, 0, 0),
 ])
 def test_scores_by_hand(gold, predicted, correct, found, wanted):
-    scores = tagging.conll_scores(*(
+    scores = entities.conll_scores(*(
         [part.split() for part in tags.split('|')] for tags in (predicted, gold)))
     assert scores['precision'] == (correct / found if found else 0)
     assert scores['recall'] == (correct / wanted if wanted else 0)
