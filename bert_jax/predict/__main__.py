@@ -400,7 +400,7 @@ def _open_source(args: argparse.Namespace) -> tuple[Source, str | None]:
 
 def _is_squad_file(file: str) -> bool:
     """Whether a file has SQuAD's layout, and not a question a row."""
-    from bert_jax.tasks.squad import has_rows
+    from bert_jax.tasks.squad_reader import has_rows
 
     return format_of(file) == 'json' and not has_rows(file)
 

@@ -10,13 +10,9 @@ from bert_jax.inference.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel, whole_number
 from bert_jax.predict.stream import Command, Result, parts_of, shown
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.squad import (
-    Prediction,
-    Question,
-    SquadWindows,
-    predict_answers,
-    squad_windows,
-)
+from bert_jax.tasks.squad_answers import PlacesByPieces, Prediction, predict_answers
+from bert_jax.tasks.squad_reader import Question
+from bert_jax.tasks.squad_windows import SquadWindows, squad_windows
 from bert_jax.text.offsets import piece_places
 
 # The defaults of google-research/bert's run_squad, for settings that the model lacks.
@@ -39,7 +35,7 @@ class Answer(Command[list[str], SquadWindows]):
         self._max_length = min(settings['max_seq_length'], model.max_length)
         # As evaluation cuts it, or shorter, so that at least one token of the context fits.
         self._max_question_length = min(settings['max_query_length'], self._max_length - 4)
-        self._places = piece_places(model.tokenizer)
+        self._places = PlacesByPieces(piece_places(model.tokenizer))
 
     def read(self, text: Any, number: int) -> list[str]:
         """The question and the context, which `batch` tokenizes."""
@@ -68,12 +64,10 @@ class Answer(Command[list[str], SquadWindows]):
         self, texts: list[list[str]], windows: SquadWindows, outputs: Outputs
     ) -> Iterator[Result]:
         """The best span of each context, or none."""
-        model = self.model
         predictions = predict_answers(
-            windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
-            lowercase=model.weights.lowercase, switches=model.tokenizer.switches,
+            windows, outputs['start_logits'], outputs['end_logits'], places=self._places,
             version='v1' if self._null_threshold is None else 'v2',
-            max_answer_length=self._max_answer_length, places=self._places)
+            max_answer_length=self._max_answer_length)
         for question, prediction in zip(windows.questions, predictions.values(), strict=True):
             yield self._result(question, prediction)
 

@@ -286,7 +286,7 @@ class SquadFile(Source):
         Raises:
           InputError: it cannot be read.
         """
-        from bert_jax.tasks.squad import questions_of
+        from bert_jax.tasks.squad_reader import questions_of
 
         self.name = file
         self._questions = questions_of(file)

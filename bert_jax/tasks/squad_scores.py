@@ -8,6 +8,7 @@ import collections
 import re
 import string
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 # A `null_threshold` at which no question is answered: `null_odds`, as differences of logits, are
 # far above it.
@@ -18,17 +19,20 @@ _WITHOUT_PUNCTUATION = str.maketrans('', '', string.punctuation)
 
 def normalize_answer(text: str) -> str:
     """Lower-cased, without ASCII punctuation, English articles and superfluous white space."""
-    return ' '.join(_ARTICLES.sub(' ', text.lower().translate(_WITHOUT_PUNCTUATION)).split())
+    words = text.lower().translate(_WITHOUT_PUNCTUATION)
+    return ' '.join(_ARTICLES.sub(' ', words).split())
 
 
 def _overlap(gold: str, predicted: str) -> float:
     """F1 of two bags of words; 0 if they have no word in common."""
-    golds, words = gold.split(), predicted.split()
-    common = sum((collections.Counter(words) & collections.Counter(golds)).values())
-    if not common:
+    gold_words = gold.split()
+    words = predicted.split()
+    common = collections.Counter(words) & collections.Counter(gold_words)
+    num_common = sum(common.values())
+    if not num_common:
         return 0
-    precision = common / len(words)
-    recall = common / len(golds)
+    precision = num_common / len(words)
+    recall = num_common / len(gold_words)
     return (2 * precision * recall) / (precision + recall)
 
 
@@ -39,7 +43,8 @@ def v1_scores(texts: Mapping[str, str], answers: Mapping[str, Sequence[str]]) ->
       texts: question id -> predicted text.
       answers: question id -> texts of the accepted answers, one or more.
     """
-    exact_match = f1 = 0.0
+    exact_match = 0.0
+    f1 = 0.0
     for name, text in texts.items():
         predicted = normalize_answer(text)
         golds = [normalize_answer(answer) for answer in answers[name]]
@@ -72,42 +77,86 @@ def v2_scores(
     raw: dict[str, dict[str, float]] = {'exact': {}, 'f1': {}}
     for name, text in texts.items():
         predicted = normalize_answer(text)
-        golds = [gold for gold in map(normalize_answer, answers[name]) if gold] or ['']
+        golds = _v2_golds(answers[name])
         raw['exact'][name] = int(predicted in golds)
-        raw['f1'][name] = max(
-            _overlap(gold, predicted) if gold and predicted else int(gold == predicted)
-            for gold in golds)
+        raw['f1'][name] = _v2_f1(predicted, golds)
     best = {key: _best_threshold(raw[key], texts, answers, odds) for key in raw}
-    limit = best['f1'][1] if null_threshold is None else null_threshold
-    scores: dict[str, float] = {}
-    for prefix, names in (('', list(texts)), ('HasAns_', [n for n in texts if answers[n]]),
-                          ('NoAns_', [n for n in texts if not answers[n]])):
-        if not names:
-            continue
-        for key in raw:
-            final = [float(not answers[n]) if odds[n] > limit else raw[key][n] for n in names]
-            scores[prefix + key] = 100.0 * sum(final) / len(names)
-        scores[prefix + 'total'] = len(names)
+    threshold = best['f1'].threshold if null_threshold is None else null_threshold
+    final = {key: _with_threshold(raw[key], answers, odds, threshold) for key in raw}
+    answered = [name for name in texts if answers[name]]
+    unanswered = [name for name in texts if not answers[name]]
+    scores = {
+        **_group_scores('', list(texts), final), **_group_scores('HasAns_', answered, final),
+        **_group_scores('NoAns_', unanswered, final)}
     scores = {'exact_match': scores.pop('exact'), **scores}
-    for key, (score, threshold) in best.items():
-        scores[f'best_{key}_thresh'] = 0.0 if threshold == NEVER_ANSWER else threshold
-        scores[f'best_{key}'] = 100.0 * score / len(texts)
-    return scores | {'null_threshold': limit}
+    for key in best:
+        is_never = best[key].threshold == NEVER_ANSWER
+        scores[f'best_{key}_thresh'] = 0.0 if is_never else best[key].threshold
+        scores[f'best_{key}'] = 100.0 * best[key].score / len(texts)
+    return scores | {'null_threshold': threshold}
+
+
+def _v2_golds(answers: Sequence[str]) -> list[str]:
+    """The accepted answers, normalized; [''] if there is none, or none that has words."""
+    normalized = [normalize_answer(answer) for answer in answers]
+    return [gold for gold in normalized if gold] or ['']
+
+
+def _v2_f1(predicted: str, golds: Sequence[str]) -> float:
+    """The best F1 with an accepted answer, all normalized; 1 if neither has words."""
+    if not predicted:
+        return int('' in golds)
+    return max(_overlap(gold, predicted) for gold in golds)
+
+
+def _group_scores(
+    prefix: str, names: Sequence[str], final: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """Mean scores of some questions in per cent, and their number; {} if there are none."""
+    if not names:
+        return {}
+    scores: dict[str, float] = {}
+    for key, score_of in final.items():
+        total = sum([score_of[name] for name in names])
+        scores[prefix + key] = 100.0 * total / len(names)
+    scores[f'{prefix}total'] = len(names)
+    return scores
+
+
+def _with_threshold(
+    raw: Mapping[str, float], answers: Mapping[str, Sequence[str]], odds: Mapping[str, float],
+    threshold: float,
+) -> dict[str, float]:
+    """Scores of the questions, where odds above the threshold predict that there is no answer."""
+    final: dict[str, float] = {}
+    for name, score in raw.items():
+        final[name] = float(not answers[name]) if odds[name] > threshold else score
+    return final
+
+
+class _BestThreshold(NamedTuple):
+    """A threshold of `null_odds`, and the sum of scores that it gives."""
+
+    score: float
+    threshold: float
 
 
 def _best_threshold(
     raw: Mapping[str, float], texts: Mapping[str, str], answers: Mapping[str, Sequence[str]],
     odds: Mapping[str, float],
-) -> tuple[float, float]:
-    """(Best sum of scores, threshold): questions with odds up to it keep their prediction.
+) -> _BestThreshold:
+    """The threshold up to whose odds questions keep their prediction, with the best scores.
 
     Questions of equal odds are taken one by one, as the official script does, although no
     threshold lies between them.
     """
-    score = best = float(sum(not answers[name] for name in texts))
-    threshold = NEVER_ANSWER
+    score = float(sum(not answers[name] for name in texts))
+    best = _BestThreshold(score, NEVER_ANSWER)
     for name in sorted(odds, key=odds.__getitem__):
-        score += raw[name] if answers[name] else -bool(texts[name])
-        if score > best:
-            best, threshold = score, odds[name]
-    return best, threshold
+        if answers[name]:
+            score += raw[name]
+        elif texts[name]:
+            score -= 1
+        if score > best.score:
+            best = _BestThreshold(score, odds[name])
+    return best

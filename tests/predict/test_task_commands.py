@@ -10,7 +10,9 @@ from bert_jax.data.packing import Units
 from bert_jax.predict.commands import Model
 from bert_jax.runtime.errors import Unreadable
 from bert_jax.tasks.entities import entity_spans
-from bert_jax.tasks.squad import Question, final_texts, predict_answers, squad_windows
+from bert_jax.tasks.squad_answers import PlacesByWords, final_texts, predict_answers
+from bert_jax.tasks.squad_reader import Question
+from bert_jax.tasks.squad_windows import squad_windows
 from bert_jax.tasks.entities import entity_spans
 from tests.predict import tiny
 
@@ -171,8 +173,9 @@ def test_answers_are_those_of_the_evaluation(null_threshold):
     outputs = model.engine.outputs(
         model.head.outputs, model.device_params, Units(windows.sequences))
     predictions = predict_answers(
-        windows, outputs['start_logits'], outputs['end_logits'], vocab=model.vocab,
-        lowercase=True, version='v1' if null_threshold is None else 'v2', max_answer_length=4)
+        windows, outputs['start_logits'], outputs['end_logits'],
+        places=PlacesByWords(model.vocab, lowercase=True),
+        version='v1' if null_threshold is None else 'v2', max_answer_length=4)
     texts = final_texts(predictions, null_threshold)
     assert len(windows.sequences) > 60
     for (name, prediction), context, result in zip(

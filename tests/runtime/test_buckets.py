@@ -14,7 +14,7 @@ from bert_jax.predict.__main__ import main as predict
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.glue import read_glue
-from bert_jax.tasks.squad import read_squad
+from bert_jax.tasks.squad_reader import read_squad
 from bert_jax.tasks.tagging import read_tagged
 from bert_jax.weights import load_weights
 from tests.conftest import RECORDED

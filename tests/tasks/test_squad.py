@@ -11,18 +11,19 @@ import pytest
 from bert_jax.data.pairs import joined
 from bert_jax.data.table import find_file
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.squad import (
-    Question,
+from bert_jax.tasks.squad_answers import (
+    PlacesByPieces,
+    PlacesByWords,
     aligned_place,
     final_texts,
     max_context,
     predict_answers,
     prediction_files,
-    read_squad,
     span_loss,
-    squad_windows,
 )
+from bert_jax.tasks.squad_reader import Question, read_squad
 from bert_jax.tasks.squad_scores import v1_scores, v2_scores
+from bert_jax.tasks.squad_windows import squad_windows
 from bert_jax.text.offsets import piece_places
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -172,11 +173,16 @@ def test_real_files(shared_data, name, version, questions, impossible):
         assert len(found) == questions and sum(not q.answers for q in found) == impossible
 
 
-def make_windows(questions, tokenizer=TOKENIZER, **lengths):
+def make_windows(
+    questions, tokenizer=TOKENIZER, *, max_length=384, doc_stride=128, max_question_length=64,
+    places=None,
+):
     def encode(texts):
         return joined(list(map(tokenizer.encode, texts)))
 
-    return squad_windows(questions, encode, **tokenizer.vocab.ends, **lengths)
+    return squad_windows(
+        questions, encode, **tokenizer.vocab.ends, max_length=max_length, doc_stride=doc_stride,
+        max_question_length=max_question_length, places=places)
 
 
 def make_questions(context, *questions):
@@ -237,7 +243,7 @@ def test_answers_of_own_files_are_the_pieces_at_their_characters(context, at, an
     start, end = (np.zeros(len(ids)) for _ in range(2))
     start[windows.start_positions[0]] = end[windows.end_positions[0]] = 10
     prediction = predict_answers(
-        windows, start, end, vocab=CHINESE_VOCAB, lowercase=True, version='v1', places=places)
+        windows, start, end, version='v1', places=PlacesByPieces(places))
     (best, *_) = prediction[only.id].n_best
     assert best.text == found and best.place == (at, at + len(found))
 
@@ -261,8 +267,7 @@ def test_real_answers_come_back_by_characters(shared_data):
     cls = windows.sequences.offsets[:-1]
     start[cls + windows.start_positions] = end[cls + windows.end_positions] = 10
     start[cls[windows.start_positions == 0]] = -10
-    found = predict_answers(windows, start, end, vocab=tokenizer.vocab, lowercase=True,
-                            version='v1', places=places)
+    found = predict_answers(windows, start, end, version='v1', places=PlacesByPieces(places))
     wrong = [q for q in questions if found[q.id].text != q.answers[0][0]]
     assert len(questions) == 2910 and len(wrong) == 8
 
@@ -386,8 +391,8 @@ def on_contexts(*contexts, **lengths):
 
 def predict(windows, start, end, version='v1', tokenizer=TOKENIZER, **options):
     return predict_answers(
-        windows, np.array(start, np.float32), np.array(end, np.float32), vocab=tokenizer.vocab,
-        lowercase=True, version=version, **options)
+        windows, np.array(start, np.float32), np.array(end, np.float32),
+        places=PlacesByWords(tokenizer.vocab, lowercase=True), version=version, **options)
 
 
 def test_answers_are_those_of_the_original(original):

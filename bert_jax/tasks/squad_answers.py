@@ -1,0 +1,419 @@
+"""Answers of SQuAD from the logits of windows, as `run_squad.py` of BERT's authors finds them.
+
+A question of SQuAD 2.0 may have no answer. What is compared:
+
+    score of an answer     start logit of its first token + end logit of its last token
+    score of "no answer"   start logit + end logit of [CLS], the least over the question's windows
+    null_odds              score of "no answer" - score of the best answer
+    prediction             '' where null_odds > null_threshold, else the best answer
+
+    W: windows of all questions, T: tokens of all windows
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from bert_jax.tasks.squad_windows import SquadWindows
+from bert_jax.text.offsets import PiecePlaces, Place
+from bert_jax.text.vocab import CONTINUATION, Vocab
+from bert_jax.text.wordpiece import ORIGINAL, Switches, basic_tokens
+
+N_BEST = 20  # starts and ends a window, and answers a question, that are kept
+MAX_ANSWER_LENGTH = 30  # tokens
+_CERTAIN = 1e6  # `null_odds` where there is no span: above any threshold, and valid in JSON
+_NO_SPAN = 'empty'  # run_squad.py's text where SQuAD 1.1 wants an answer and there is no span
+
+
+class Span(NamedTuple):
+    """Tokens [start, end] of a window, which may be an answer."""
+
+    window: int
+    start: int
+    end: int
+    start_logit: float
+    end_logit: float
+
+
+class ScoredPlace(NamedTuple):
+    """Characters of the paragraph that may be an answer; (0, 0) for "no answer"."""
+
+    place: Place
+    start_logit: float
+    end_logit: float
+
+    @property
+    def score(self) -> float:
+        """What answers are ranked by."""
+        return self.start_logit + self.end_logit
+
+
+class Candidate(NamedTuple):
+    """A possible answer; the text '' is "no answer", at the place (0, 0)."""
+
+    text: str
+    probability: float
+    start_logit: float
+    end_logit: float
+    place: Place
+
+
+class Prediction(NamedTuple):
+    """The predicted answer to a question.
+
+    Attributes:
+      text: the best answer other than "no answer" ('' for SQuAD 2.0 where there is no span).
+      n_best: candidates, best first, with a softmax over them; SQuAD 2.0: "no answer" among them.
+      null_odds: SQuAD 2.0: the score of "no answer" minus that of `text`; else 0.
+    """
+
+    text: str
+    n_best: tuple[Candidate, ...]
+    null_odds: float = 0.0
+
+
+class SpanPlaces(Protocol):
+    """Finds the characters that a span of tokens stands for."""
+
+    def place(self, windows: SquadWindows, context: str, span: Span) -> Place:
+        """First and last (exclusive) character in the paragraph `context`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacesByPieces:
+    """Each piece has its characters in the paragraph.
+
+    Attributes:
+      pieces: gives the characters of a word's pieces.
+    """
+
+    pieces: PiecePlaces
+
+    def place(self, windows: SquadWindows, context: str, span: Span) -> Place:
+        """See `SpanPlaces`."""
+        first, last = _tokens(windows, span)
+        begin, _ = self._piece(windows, context, first)
+        _, end = self._piece(windows, context, last)
+        return begin, end
+
+    def _piece(self, windows: SquadWindows, context: str, token: int) -> Place:
+        """The characters of one of the D tokens."""
+        paragraphs = windows.paragraphs
+        word = _word_of(windows, token)
+        places = paragraphs.places_in(context, word, self.pieces)
+        return places[token - paragraphs.word_tokens[word]]
+
+
+class PlacesByWords:
+    """Pieces are joined to words, which are aligned with those of the paragraph.
+
+    This is how the original finds answers, see `aligned_place`. Pieces are joined as WordPiece
+    splits them; spans of SentencePiece pieces may come as whole words.
+    """
+
+    def __init__(self, vocab: Vocab, lowercase: bool, switches: Switches = ORIGINAL):
+        """Takes what the tokenizer that made the windows is made of."""
+        self._lowercase = lowercase
+        self._switches = switches
+        self._surfaces = [
+            token.removeprefix(CONTINUATION) if continues else f' {token}'
+            for token, continues in zip(vocab.tokens, vocab.is_continuation.tolist(), strict=True)]
+
+    def place(self, windows: SquadWindows, context: str, span: Span) -> Place:
+        """See `SpanPlaces`."""
+        begin = windows.sequences.offsets[span.window]
+        ids = windows.sequences.ids[begin + span.start:begin + span.end + 1].tolist()
+        text = ' '.join(''.join([self._surfaces[i] for i in ids]).split())
+        first, last = _tokens(windows, span)
+        low = _word_of(windows, first)
+        high = _word_of(windows, last)
+        words = windows.paragraphs.word_spans[low:high + 1].tolist()
+        return aligned_place(context, words, text, self._lowercase, self._switches)
+
+
+def _tokens(windows: SquadWindows, span: Span) -> tuple[int, int]:
+    """The first and the last of the D tokens of a span."""
+    shift = windows.part_starts[span.window] - windows.sequences.first_lengths[span.window]
+    return shift + span.start, shift + span.end
+
+
+def _word_of(windows: SquadWindows, token: int) -> int:
+    return int(np.searchsorted(windows.paragraphs.word_tokens, token, 'right')) - 1
+
+
+def predict_answers(
+    windows: SquadWindows, start_logits: np.ndarray, end_logits: np.ndarray, *,
+    places: SpanPlaces, version: str, n_best: int = N_BEST,
+    max_answer_length: int = MAX_ANSWER_LENGTH,
+) -> dict[str, Prediction]:
+    """The best answers to each question, by its id.
+
+    In each window the best starts are paired with the best ends. The spans of all windows of a
+    question are ranked by the sum of their two logits, and the pieces of a span are aligned with
+    the characters of the paragraph.
+
+    Args:
+      windows: W windows of Q questions.
+      start_logits, end_logits: [T] float, for every token of `windows.sequences`.
+      places: how the characters of an answer are found.
+      version: 'v1', or 'v2', where "no answer" is an answer.
+      n_best: how many starts and ends per window, and answers per question, are kept.
+      max_answer_length: in tokens.
+    """
+    predictions: dict[str, Prediction] = {}
+    numbers = np.arange(len(windows.questions) + 1)
+    bounds = np.searchsorted(windows.question_index, numbers).tolist()
+    for i, question in enumerate(windows.questions):
+        of_question = range(bounds[i], bounds[i + 1])
+        no_answer = None
+        if version == 'v2':
+            no_answer = _no_answer(windows, of_question, start_logits, end_logits)
+        spans = _best_spans(
+            windows, of_question, start_logits, end_logits, n_best, max_answer_length)
+        # Made one by one, because finding the characters of a span takes its time.
+        placed = (ScoredPlace(places.place(windows, question.context, span), span.start_logit,
+                              span.end_logit) for span in spans)
+        kept = _distinct(question.context, placed, no_answer, n_best)
+        predictions[question.id] = _prediction(kept, no_answer)
+    return predictions
+
+
+def _no_answer(
+    windows: SquadWindows, of_question: range, start_logits: np.ndarray, end_logits: np.ndarray
+) -> ScoredPlace:
+    """The least likely [CLS] of a question's windows."""
+    cls = windows.sequences.offsets[of_question.start:of_question.stop]
+    logits = zip(start_logits[cls].tolist(), end_logits[cls].tolist(), strict=True)
+    candidates = [ScoredPlace((0, 0), start, end) for start, end in logits]
+    return min(candidates, key=lambda candidate: candidate.score)
+
+
+def _best_spans(
+    windows: SquadWindows, of_question: range, start_logits: np.ndarray, end_logits: np.ndarray,
+    n_best: int, max_answer_length: int,
+) -> Iterator[Span]:
+    """A question's spans, best first.
+
+    They pair the `n_best` starts and the `n_best` ends of each window. A start must have its
+    maximal context in the window (ends need not), and both must be tokens of the paragraph; other
+    tokens among the best still count towards `n_best`, as in the original. Equal scores keep the
+    order of windows, starts and ends.
+    """
+    low = of_question.start
+    part_starts = windows.part_starts[low:of_question.stop] - windows.part_starts[low]
+    part_lengths = windows.part_lengths[low:of_question.stop]
+    owners = max_context(part_starts, part_lengths)
+    found: list[np.ndarray] = []  # columns of `Span`, for each window
+    for i, window in enumerate(of_question):
+        begin, end = windows.sequences.offsets[window:window + 2]
+        tokens_in_part = slice(part_starts[i], part_starts[i] + part_lengths[i])
+        found.append(_spans_of_window(
+            window, windows.sequences.first_lengths[window], owners[tokens_in_part] == i,
+            start_logits[begin:end], end_logits[begin:end], n_best, max_answer_length))
+    spans = np.concatenate(found, axis=1)
+    scores = spans[3] + spans[4]
+    order = np.argsort(-scores, kind='stable')
+    for window, start, end, start_logit, end_logit in spans[:, order].T.tolist():
+        yield Span(int(window), int(start), int(end), start_logit, end_logit)
+
+
+def _spans_of_window(
+    window: int, part_start: int, is_owner: np.ndarray, start_logits: np.ndarray,
+    end_logits: np.ndarray, n_best: int, max_answer_length: int,
+) -> np.ndarray:
+    """Columns of `Span` [5, n] float64, in the order of starts, then of ends.
+
+    Args:
+      window: its index.
+      part_start: its first token of the paragraph.
+      is_owner: [tokens of the paragraph] whether a token has its maximal context in the window.
+      start_logits, end_logits: of its tokens.
+      n_best, max_answer_length: as for `predict_answers`.
+    """
+    part = slice(part_start, -1)  # all but [CLS] question [SEP] and the last [SEP]
+    may_start = np.zeros(len(start_logits), np.bool_)
+    may_start[part] = is_owner
+    may_end = np.zeros(len(end_logits), np.bool_)
+    may_end[part] = True
+    starts = np.argsort(-start_logits, kind='stable')[:n_best]
+    ends = np.argsort(-end_logits, kind='stable')[:n_best]
+    distance = ends - starts[:, None]
+    is_span = (distance >= 0) & (distance < max_answer_length)
+    is_span &= may_start[starts][:, None] & may_end[ends]
+    i, j = np.nonzero(is_span)
+    start = starts[i]
+    end = ends[j]
+    return np.array(
+        [np.full(len(i), window), start, end, start_logits[start], end_logits[end]], np.float64)
+
+
+def max_context(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The index of the window that gives each token of a paragraph its maximal context, int64.
+
+    A window's score is its number of tokens on the side of the token that has fewer, plus 0.01
+    times the window's length. The highest score wins, and the earlier window among equals.
+
+    Args:
+      starts, lengths: of the parts of the paragraph in each window of a question; the first start
+        is 0.
+    """
+    size = int((starts + lengths).max())
+    best = np.full(size, -1.0)
+    owner = np.zeros(size, np.int64)
+    for window, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+        left = np.arange(length)
+        score = np.minimum(left, left[::-1]) + 0.01 * length
+        part = slice(start, start + length)
+        better = score > best[part]
+        best[part][better] = score[better]
+        owner[part][better] = window
+    return owner
+
+
+def _distinct(
+    context: str, spans: Iterable[ScoredPlace], no_answer: ScoredPlace | None, n_best: int
+) -> dict[str, ScoredPlace]:
+    """The kept answers by text, best first, with "no answer" (None in SQuAD 1.1) in its place.
+
+    A text that several spans have counts once, with its best logits.
+
+    Args:
+      context: the paragraph.
+      spans: best first; no more are taken than needed.
+      no_answer: competes with them.
+      n_best: how many are kept.
+    """
+    kept: dict[str, ScoredPlace] = {}
+    for span in spans:
+        if no_answer and span.score < no_answer.score:
+            kept.setdefault('', no_answer)
+        if len(kept) >= n_best:
+            break
+        begin, end = span.place
+        kept.setdefault(context[begin:end], span)
+    if no_answer:
+        kept.setdefault('', no_answer)
+    if not kept:
+        kept[_NO_SPAN] = ScoredPlace((0, 0), 0.0, 0.0)
+    return kept
+
+
+def _prediction(kept: Mapping[str, ScoredPlace], no_answer: ScoredPlace | None) -> Prediction:
+    """The best answer, the candidates with probabilities, and the odds of "no answer"."""
+    scores = [span.score for span in kept.values()]
+    highest = max(scores)
+    weights = [math.exp(score - highest) for score in scores]
+    total = sum(weights)
+    candidates = [
+        Candidate(text, weight / total, span.start_logit, span.end_logit, span.place)
+        for (text, span), weight in zip(kept.items(), weights, strict=True)]
+    best = next((text for text in kept if text), '')
+    null_odds = 0.0
+    if no_answer and best:
+        null_odds = no_answer.score - kept[best].start_logit - kept[best].end_logit
+    elif no_answer:
+        null_odds = _CERTAIN
+    return Prediction(best, tuple(candidates), null_odds)
+
+
+def aligned_place(
+    context: str, words: Sequence[Sequence[int]], text: str, lowercase: bool,
+    switches: Switches = ORIGINAL,
+) -> Place:
+    """The place of a tokenized text in the words that it came from.
+
+    The words are tokenized without WordPiece and searched for `text`. If tokenizing keeps the
+    number of characters, they correspond one to one. Otherwise, or if `text` is not found (it may
+    hold an [UNK]), the result is all of the words. As in `get_final_text` of run_squad.py.
+
+    Args:
+      context: the paragraph.
+      words: first and last (exclusive) character of successive words in it.
+      text: the pieces joined to words; words and punctuation are separated by single spaces.
+      lowercase, switches: of the tokenizer.
+    """
+    tokens = [_basic_text(context[begin:end], lowercase, switches) for begin, end in words]
+    tokenized = ' '.join([token for token in tokens if token])
+    characters = [i for begin, end in words for i in range(begin, end)]
+    found = tokenized.find(text)
+    corresponds = len(tokenized) - tokenized.count(' ') == len(characters)
+    if not text or found < 0 or not corresponds:
+        return characters[0], characters[-1] + 1
+    last = found + len(text) - 1
+    first_character = characters[found - tokenized.count(' ', 0, found)]
+    last_character = characters[last - tokenized.count(' ', 0, last)]
+    return first_character, last_character + 1
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _basic_text(word: str, lowercase: bool, switches: Switches) -> str:
+    return ' '.join(basic_tokens(word, lowercase, switches))
+
+
+def span_loss(
+    windows: SquadWindows, start_logits: np.ndarray, end_logits: np.ndarray
+) -> float:
+    """The mean loss of windows, as in training, from start logits [T] and end logits [T]."""
+    return float(np.mean([
+        _position_losses(windows, start_logits, windows.start_positions),
+        _position_losses(windows, end_logits, windows.end_positions)]))
+
+
+def _position_losses(
+    windows: SquadWindows, logits_T: np.ndarray, positions_W: np.ndarray
+) -> np.ndarray:
+    """Cross-entropies [W] over the tokens of each window."""
+    first_W = windows.sequences.offsets[:-1]
+    normalizers_W = np.logaddexp.reduceat(logits_T, first_W, dtype=np.float64)
+    return normalizers_W - logits_T[first_W + positions_W]
+
+
+def final_texts(
+    predictions: Mapping[str, Prediction], null_threshold: float | None = None
+) -> dict[str, str]:
+    """Question id -> answer; '' if its `null_odds` are above the threshold (None: never)."""
+    limit = math.inf if null_threshold is None else null_threshold
+    return {name: '' if prediction.null_odds > limit else prediction.text
+            for name, prediction in predictions.items()}
+
+
+def prediction_files(
+    predictions: Mapping[str, Prediction], null_threshold: float | None = None
+) -> dict[str, str]:
+    """JSON files by name, each by question id.
+
+    `predictions.json`: texts, for the official script. `nbest_predictions.json`: candidates with
+    text, probability and logits. For SQuAD 2.0 also `null_odds.json`.
+
+    Args:
+      predictions: by question id.
+      null_threshold: SQuAD 2.0: the text is '' where `null_odds` are above it. None: SQuAD 1.1.
+    """
+    files = {
+        'predictions.json': _json(final_texts(predictions, null_threshold)),
+        'nbest_predictions.json': _json(
+            {name: [_record(candidate) for candidate in prediction.n_best]
+             for name, prediction in predictions.items()}),
+    }
+    if null_threshold is not None:
+        files['null_odds.json'] = _json(
+            {name: prediction.null_odds for name, prediction in predictions.items()})
+    return files
+
+
+def _record(candidate: Candidate) -> dict[str, Any]:
+    return {
+        'text': candidate.text, 'probability': candidate.probability,
+        'start_logit': candidate.start_logit, 'end_logit': candidate.end_logit,
+    }
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=1) + '\n'
