@@ -29,7 +29,7 @@ from bert_jax.data.store_building import build_store
 from bert_jax.runtime.files import Path, as_path, check_new_file
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary
-from bert_jax.tasks.pretrain import TextData
+from bert_jax.tasks.pretrain_data import TextData
 from bert_jax.text import load_tokenizer
 from bert_jax.tools.bench import Result, figure, report
 from bert_jax.validation import complete

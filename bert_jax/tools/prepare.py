@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
             raise InputError(f'config.task={config.task!r} reads its data at every start and has '
                              'nothing to prepare: only pre-training on text has')
         # Imported here, because they import jax, which then reads JAX_PLATFORMS.
-        from bert_jax.tasks.pretrain import TextData
+        from bert_jax.tasks.pretrain_data import TextData
         from bert_jax.validation import validate
         from bert_jax.weights import load_weights
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from bert_jax.config import default_config
 from bert_jax.data.examples import pretrain_spec
 from bert_jax.data.masking import MaskingRates
-from bert_jax.tasks.pretrain import SyntheticData, TextData
+from bert_jax.tasks.pretrain_data import SyntheticData, TextData
 from bert_jax.text import load_tokenizer, read_switches
 from tests.data.stores import assert_same, check_batch, restored
 from tests.data.test_records import make_example

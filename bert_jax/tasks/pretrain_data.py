@@ -1,0 +1,400 @@
+"""The rows of pre-training: from text through token stores, from ready-made records, or random."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bert_jax.data import sharing
+from bert_jax.data.examples import Examples, Mixture, RecordExamples, SyntheticExamples
+from bert_jax.data.pretrain import PretrainExamples
+from bert_jax.data.recipe import Recipe, row_warnings
+from bert_jax.data.store import TokenStore
+from bert_jax.data.store_statistics import frequency_loss, repeated_share
+from bert_jax.runtime import hosts
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
+from bert_jax.text import check_known, load_tokenizer
+
+_MAX_CHECKED_TOKENS = 1_000_000  # pieces of a text that are checked for [UNK]
+_MAX_CHECKED_RECORDS = 1000
+_PHASE_SEED_STRIDE = 7919  # difference between the seeds of phases with a mixture of their own
+# A fixed seed for evaluation rows, so that all runs are evaluated on the same rows.
+_EVAL_SEED = 0x5EED
+
+
+class SyntheticData:
+    """Random rows, without files or TensorFlow. It has the methods of `TextData`."""
+
+    vocab_path: Path | None = None
+    masks_held_out = False
+    masks_by_rate = False
+
+    def __init__(self, vocab_size: int, seed: int):
+        self.vocab_size = vocab_size
+        self._seed = seed
+
+    def training(self, *lengths: int, **_: Any) -> Examples:
+        return SyntheticExamples(self.vocab_size, *lengths, seed=self._seed)
+
+    def held_out(self, *lengths: int, **_: Any) -> Examples:
+        return SyntheticExamples(self.vocab_size, *lengths, num_examples=256, seed=self._seed + 1)
+
+    def identity(self) -> dict[str, str]:
+        return {}
+
+    def frequency_loss(self) -> float | None:
+        return None
+
+    def repeated_share(self) -> float:
+        return 0.0
+
+
+class TextData:
+    """Rows from text, through token stores, and from Google's records.
+
+    Attributes:
+      vocab_size, vocab_path: of the vocabulary.
+      places: folders of vocabularies and stores.
+      stores: the token store of each text, by source.
+      masks_held_out: whether the evaluation rows are masked here; records come masked.
+      masks_by_rate: whether there are training rows that are masked here.
+    """
+
+    def __init__(self, config: ConfigDict):
+        """Opens, or builds, the vocabulary and the stores. All hosts call it.
+
+        Raises:
+          InputError: invalid sources or vocabulary.
+        """
+        data = config.data
+        self._config = config
+        sources = weighted_sources(data.source)
+        _check_phases(config, sources)
+        names = [source.name for source in sources]
+        if data.eval_source:
+            names.append(data.eval_source)
+        record_names = [name for name in names if _is_record_file(name)]
+        _check_vocabulary(config, record_names)
+        record_files: Any = None
+        if record_names or has_tensorflow():
+            record_files = _record_files()
+
+        text_names = [name for name in names if name not in record_names]
+        texts = sharing.open_texts(text_names, data.tfds_dir, data.text)
+        self.places = sharing.Places.choose(data.dir, data.local_dir)
+        if data.vocab_file:
+            path = as_path(data.vocab_file)
+        else:
+            path = sharing.share_vocabulary(
+                [texts[source.name] for source in sources], data.vocab_size, data.lowercase,
+                self.places, data.strip_accents)
+        self.vocab_path = sharing.share_tokenizer(
+            path, data.add_tokens, data.lowercase, self.places, data.strip_accents)
+        self._tokenizer = load_tokenizer(self.vocab_path, data.lowercase)
+        self.vocab_size = len(self._tokenizer.vocab)
+
+        self._records = {
+            name: record_files.open(name.removeprefix('tfrecord:'), self.places.local)
+            for name in record_names}
+        self.masks_held_out = data.eval_source not in self._records
+        self.masks_by_rate = any(source.name not in self._records for source in sources)
+        self.stores: dict[str, TokenStore] = {}
+        for name, text in texts.items():
+            store = sharing.share_store(text, self._tokenizer, self.places)
+            tokens = store.tokens[:_MAX_CHECKED_TOKENS]
+            check_known(tokens, self._tokenizer, name, self.vocab_path)
+            self.stores[name] = store
+        for name in self._records:
+            self._check_records(name)
+        self._weight_by_size = self._size_weights()
+        self._sources = [
+            WeightedSource(name, weight * self._weight_by_size[name]) for name, weight in sources]
+        if data.mix_power:
+            _say_mixture(self._sources)
+
+    def _check_records(self, name: str) -> None:
+        """Warns of records without masked positions.
+
+        Raises:
+          InputError: the records have pieces that the vocabulary lacks.
+        """
+        records = self._records[name]
+        first = records.read(np.arange(min(len(records), _MAX_CHECKED_RECORDS)))
+        highest = first['input_ids'].max()
+        if highest >= self.vocab_size:
+            raise InputError(f'{name} has the piece {highest}, {self.vocab_path} only '
+                             f'{self.vocab_size}: name the vocab.txt that it was made with')
+        has_no_mask = first['masked_lm_weights'].max(axis=1, initial=0) == 0
+        if has_no_mask.any():
+            hosts.say(f'warning: {has_no_mask.mean():.1%} of the first {len(has_no_mask):,} '
+                      f'records of {name} have no masked position, and teach no words')
+
+    def _size_weights(self) -> dict[str, float]:
+        """The factor of each source's weight that its number of tokens gives."""
+        sizes = {name: len(store.tokens) for name, store in self.stores.items()}
+        for name, records in self._records.items():
+            sizes[name] = len(records) * records.max_seq_length
+        return {name: size ** self._config.data.mix_power for name, size in sizes.items()}
+
+    def identity(self) -> dict[str, str]:
+        """Digests and counts by name, which must be equal on all hosts."""
+        result = {'vocabulary': self._tokenizer.fingerprint}
+        for name, _ in self._sources:
+            if name in self._records:
+                result[f'content of {name}'] = f'{len(self._records[name])} records'
+                continue
+            store = self.stores[name]
+            result[f'content of {name}'] = store.fingerprint
+            if not self._config.data.eval_source:
+                num_held_out = len(self._documents(store, held_out=True))
+                result[f'held-out documents of {name}'] = str(num_held_out)
+        return result
+
+    def frequency_loss(self) -> float | None:
+        """Masked-LM loss of guessing by frequency, if known."""
+        if not all(name in self.stores for name, _ in self._sources):
+            return None
+        stores = [(self.stores[name], weight) for name, weight in self._sources]
+        return frequency_loss(stores, self.vocab_size)
+
+    def repeated_share(self) -> float:
+        """Share of sentences that are repeats, in the training text that has the largest share."""
+        stores = [self.stores[name] for name, _ in self._sources if name in self.stores]
+        shares = [repeated_share(store, self._documents(store)) for store in stores]
+        return max(shares, default=0.0)
+
+    def training(
+        self, max_seq_length: int, max_predictions_per_seq: int,
+        source: Sequence[tuple[str, float]] = (), phase: int = 0, **masking: Any,
+    ) -> Examples:
+        """Rows of a phase's length and prediction slots, of all sources or as the phase mixes them.
+
+        They are masked as the config says, except for fields of `MaskingRates` in `masking`.
+
+        Args:
+          max_seq_length, max_predictions_per_seq: of the phase.
+          source: sources of the config with the phase's own weights; empty: all, as in the config.
+          phase: number of a phase with its own `source`, to draw other rows than earlier phases.
+          **masking: fields of `MaskingRates`.
+
+        Raises:
+          InputError: records that do not fit the phase, or too few documents.
+        """
+        recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
+        first_seed = self._config.seed + _PHASE_SEED_STRIDE * phase
+        of_phase = dict(source)
+        parts: list[Examples] = []
+        weights: list[float] = []
+        texts: list[tuple[str, PretrainExamples]] = []
+        for seed, (name, weight) in enumerate(self._sources, first_seed):
+            if source:
+                weight = of_phase.get(name, 0) * self._weight_by_size[name]
+            if not weight:
+                continue
+            weights.append(weight)
+            if name in self._records:
+                parts.append(self._record_examples(name, recipe, seed))
+            else:
+                examples = self._examples(name, recipe, seed)
+                parts.append(examples)
+                texts.append((name, examples))
+        mixed = _mixed(parts, weights, first_seed)
+        hosts.say(
+            f'training examples an epoch at length {max_seq_length}: {mixed.num_examples:,}')
+        if hosts.first():
+            for name, examples in texts:
+                self._say_counts(name, examples, recipe)
+        return mixed
+
+    def _record_examples(self, name: str, recipe: Recipe, seed: int) -> RecordExamples:
+        """The records of a source as training rows.
+
+        Raises:
+          InputError: they have another length than the phase.
+        """
+        records = self._records[name]
+        if records.max_seq_length != recipe.max_seq_length:
+            raise InputError(
+                f'{name} has records of {records.max_seq_length} tokens, the phase has '
+                f'max_seq_length={recipe.max_seq_length}: set that to {records.max_seq_length}')
+        return RecordExamples(records, seed, recipe.max_predictions_per_seq, name=name)
+
+    def _say_counts(self, name: str, examples: PretrainExamples, recipe: Recipe) -> None:
+        """Says what is in the rows of a source, and warns of what is lost."""
+        counts = examples.counts()
+        said: list[str] = []
+        if recipe.next_sentence:
+            said.append(f'{counts.random_next:.1%} of the pairs have a random next sentence')
+        said.append(f'{counts.used:.1%} of the tokens are in the rows of an epoch')
+        if self._config.model.causal:  # no masks
+            counts = counts._replace(masked=counts.wanted)
+        else:
+            said.append(f'{counts.masked:.1%} of a row is masked')
+        hosts.say(f"{name}: {', '.join(said)}")
+        for line in row_warnings(counts, recipe, name):
+            hosts.say(f'warning: {line}')
+
+    def held_out(
+        self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
+    ) -> Examples:
+        """Rows to evaluate on: of `data.eval_source`, else of the held-out documents.
+
+        They are masked as in training, except for fields of `MaskingRates` in `masking`.
+
+        Raises:
+          InputError: nothing to evaluate on, or records longer than the position table.
+        """
+        eval_source = self._config.data.eval_source
+        if eval_source in self._records:
+            return self._held_out_records(eval_source)
+        names = [name for name, _ in self._sources if name in self.stores]
+        if eval_source:
+            names = [eval_source]
+        if not names:
+            raise InputError(
+                'records have no documents to hold out: set config.data.eval_source to other '
+                'records or text')
+        recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
+        parts = [self._examples(name, recipe, _EVAL_SEED, held_out=True) for name in names]
+        return _mixed(parts, [1.0] * len(parts), _EVAL_SEED)
+
+    def _held_out_records(self, name: str) -> RecordExamples:
+        records = self._records[name]
+        longest = self._config.model.max_position_embeddings
+        if records.max_seq_length > longest:
+            raise InputError(
+                f'config.data.eval_source={name} has records of {records.max_seq_length} tokens, '
+                'longer than the position table '
+                f'(config.model.max_position_embeddings={longest})')
+        return RecordExamples(records, _EVAL_SEED)
+
+    def _documents(self, store: TokenStore, held_out: bool = False) -> np.ndarray:
+        """The documents of a store to train on, or those to evaluate on."""
+        data = self._config.data
+        if data.eval_source:  # then nothing is held out
+            return store.documents
+        if data.held_out == 0 and held_out:
+            raise InputError(
+                'config.data.held_out=0 leaves nothing to evaluate on: set it, or '
+                'config.data.eval_source')
+        min_documents = 2 if data.next_sentence else 1
+        train, evaluated = store.split_held_out(data.held_out, min_documents)
+        return evaluated if held_out else train
+
+    def _recipe(
+        self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
+    ) -> Recipe:
+        """How rows are made: as the config says, except for what is given here."""
+        given = {'max_seq_length': max_seq_length,
+                 'max_predictions_per_seq': max_predictions_per_seq, **masking}
+        of_run = {field.name: self._config.data[field.name] for field in dataclasses.fields(Recipe)}
+        return Recipe(**of_run | given)
+
+    def _examples(
+        self, name: str, recipe: Recipe, seed: int, held_out: bool = False
+    ) -> PretrainExamples:
+        """The rows of a text's documents."""
+        store = self.stores[name]
+        is_part = held_out and not self._config.data.eval_source
+        return PretrainExamples(
+            store, self._documents(store, held_out), recipe, self._tokenizer.vocab, seed,
+            name=f'the held-out part of {name}' if is_part else name)
+
+
+def _mixed(parts: Sequence[Examples], weights: Sequence[float], seed: int) -> Examples:
+    return parts[0] if len(parts) == 1 else Mixture(parts, weights, seed)
+
+
+class WeightedSource(NamedTuple):
+    """A source of text or records, and the weight of its rows in a mixture."""
+
+    name: str
+    weight: float
+
+
+def weighted_sources(source: Any, field: str = 'data.source') -> list[WeightedSource]:
+    """`data.source`, or that of a phase, with the weight of each source.
+
+    Args:
+      source: one source, or a list of sources and (source, weight).
+      field: of the config, for the message.
+
+    Raises:
+      InputError: it is neither a string nor a list of (source, weight).
+    """
+    items = [source] if isinstance(source, str) else source
+    try:
+        sources = [_weighted(item) for item in items]
+    except (TypeError, ValueError):
+        sources = []
+    if not sources or not all(_is_valid(item) for item in sources):
+        raise InputError(
+            f"config.{field}={source!r}: write a source, or a list of (source, weight) "
+            "such as [('wiki.txt', 3), ('books.txt', 1)] with weights above 0")
+    return sources
+
+
+def _weighted(item: Any) -> WeightedSource:
+    if isinstance(item, str):
+        return WeightedSource(item, 1.0)
+    name, weight = item
+    return WeightedSource(name, float(weight))
+
+
+def _is_valid(source: WeightedSource) -> bool:
+    return isinstance(source.name, str) and source.name != '' and source.weight > 0
+
+
+def _is_record_file(name: str) -> bool:
+    return name.startswith('tfrecord:') or name.endswith(('.tfrecord', '.tfrecords'))
+
+
+def _record_files() -> Any:
+    """The class of files of records.
+
+    It loads TensorFlow, in time for the first batch, which tf.data then makes.
+    """
+    with loading_tensorflow('pre-training from ready-made records'):
+        from bert_jax.data.records import RecordFiles
+
+    return RecordFiles
+
+
+def _check_phases(config: ConfigDict, sources: Sequence[WeightedSource]) -> None:
+    """Refuses a phase with a source that the config does not list."""
+    listed = {source.name for source in sources}
+    for i, phase in enumerate(config.phases):
+        of_phase = weighted_sources(
+            phase.get('source', config.data.source), f'phases[{i}].source')
+        for source in of_phase:
+            if source.name not in listed:
+                raise InputError(f'config.phases[{i}].source has {source.name}, which '
+                                 'config.data.source does not list: add it there')
+
+
+def _check_vocabulary(config: ConfigDict, records: Sequence[str]) -> None:
+    """Refuses to add words to records, or to make a vocabulary for what was made with another."""
+    data = config.data
+    if records and data.add_tokens:
+        raise InputError(
+            f'config.data.add_tokens={data.add_tokens}, but the text in {records[0]} is cut into '
+            'pieces already: give the text itself, or leave config.data.add_tokens empty')
+    if data.vocab_file:
+        return
+    made_with_one = config.init_checkpoint or (records[0] if records else '')
+    if made_with_one:
+        raise InputError(
+            f'config.data.vocab_file is empty, and {made_with_one} brings no vocabulary: set '
+            '--config.data.vocab_file to the vocab.txt that it was made with')
+
+
+def _say_mixture(sources: Sequence[WeightedSource]) -> None:
+    total = sum(source.weight for source in sources)
+    shares = [f'{source.name} {source.weight / total:.1%}' for source in sources]
+    hosts.say(f"mixed: {', '.join(shares)}")
