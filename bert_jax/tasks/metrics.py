@@ -18,7 +18,9 @@ from bert_jax.runtime.errors import InputError
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Share of correct examples; with [n, L], those whose labels are all correct."""
     equal = predictions == labels
-    return float(np.mean(equal.all(axis=1) if equal.ndim == 2 else equal))
+    if equal.ndim == 2:
+        equal = equal.all(axis=1)
+    return float(np.mean(equal))
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -28,25 +30,28 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Mean of the classes' F1; for class ids, over classes that occur on either side."""
-    return float(np.mean([_f1(x, y) for x, y in _by_class(predictions, labels)]))
+    pairs = _by_class(predictions, labels)
+    return float(np.mean([_f1(predicted, true) for predicted, true in pairs]))
 
 
 def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """F1 from the counts of all classes together; for class ids it equals the accuracy."""
     pairs = _by_class(predictions, labels)
-    return _f1(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
+    predicted, true = zip(*pairs, strict=True)
+    return _f1(np.concatenate(predicted), np.concatenate(true))
 
 
 def _by_class(predictions: np.ndarray, labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """(predicted, true) booleans [n] of each class."""
     if labels.ndim == 2:
-        return [(x > 0, y > 0) for x, y in zip(predictions.T, labels.T, strict=True)]
+        return list(zip(predictions.T > 0, labels.T > 0, strict=True))
     classes = np.unique(np.concatenate([predictions, labels]))
-    return [(predictions == c, labels == c) for c in classes]
+    return [(predictions == label, labels == label) for label in classes]
 
 
 def _f1(predicted: np.ndarray, true: np.ndarray) -> float:
-    both, total = np.sum(predicted & true), np.sum(predicted) + np.sum(true)
+    both = np.sum(predicted & true)
+    total = np.sum(predicted) + np.sum(true)
     return float(2 * both / total) if total else 0.0
 
 
@@ -58,13 +63,28 @@ def of_each_class(
     Undefined values are 0, such as the area of a class that no example, or every example, has.
     """
     rows = []
-    for c, p in enumerate(probabilities_nxL.T):
-        x, y = (ids[:, c] > 0 if ids.ndim == 2 else ids == c for ids in (predictions, labels))
-        both, count, others = np.sum(x & y), int(y.sum()), int((~y).sum())
-        pairs = _average_ranks(p)[y].sum() - count * (count + 1) / 2  # ranked in order
-        rows.append([count, float(both / max(x.sum(), 1)), float(both / max(count, 1)), _f1(x, y),
-                     float(pairs / max(count * others, 1))])
+    for label, probabilities_n in enumerate(probabilities_nxL.T):
+        if labels.ndim == 2:
+            predicted = predictions[:, label] > 0
+            true = labels[:, label] > 0
+        else:
+            predicted = predictions == label
+            true = labels == label
+        both = np.sum(predicted & true)
+        count = int(true.sum())
+        precision = float(both / max(predicted.sum(), 1))
+        recall = float(both / max(count, 1))
+        area = _area_under_roc(probabilities_n, true)
+        rows.append([count, precision, recall, _f1(predicted, true), area])
     return rows
+
+
+def _area_under_roc(scores: np.ndarray, true: np.ndarray) -> float:
+    """The share of pairs of a true and another example whose scores are in order; ties are half."""
+    count = int(true.sum())
+    num_others = len(true) - count
+    pairs = _average_ranks(scores)[true].sum() - count * (count + 1) / 2
+    return float(pairs / max(count * num_others, 1))
 
 
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -72,14 +92,17 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
 
     0 where all predictions or all labels are the same, as scikit-learn has it.
     """
+    n = len(labels)
     names, ids = np.unique(np.concatenate([labels, predictions]), return_inverse=True)
-    k, n = len(names), len(labels)
-    counts_KxK = np.bincount(ids[:n] * k + ids[n:], minlength=k * k).reshape(k, k)
-    true_K, predicted_K = counts_KxK.sum(1).astype(float), counts_KxK.sum(0).astype(float)
-    spread = (n * n - true_K @ true_K) * (n * n - predicted_K @ predicted_K)
+    num_names = len(names)
+    cells = ids[:n] * num_names + ids[n:]
+    counts_LxL = np.bincount(cells, minlength=num_names**2).reshape(num_names, num_names)
+    true_L = counts_LxL.sum(axis=1).astype(float)
+    predicted_L = counts_LxL.sum(axis=0).astype(float)
+    spread = (n * n - true_L @ true_L) * (n * n - predicted_L @ predicted_L)
     if spread <= 0:
         return 0.0
-    return float((n * np.trace(counts_KxK) - true_K @ predicted_K) / np.sqrt(spread))
+    return float((n * np.trace(counts_LxL) - true_L @ predicted_L) / np.sqrt(spread))
 
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -88,11 +111,16 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
     0 where a side is constant or not finite (SciPy: nan), so that the scores of runs that learned
     nothing can be compared and written as JSON.
     """
-    x, y = predictions.astype(np.float64), labels.astype(np.float64)
-    if not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0 or np.ptp(y) == 0:
+    x = predictions.astype(np.float64)
+    y = labels.astype(np.float64)
+    if not np.isfinite(x).all() or not np.isfinite(y).all():
+        return 0.0
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
         return 0.0
     # Scaled before squaring, because squares of values far from 1 under- or overflow.
-    return float(np.corrcoef(*((z - z.mean()) / np.ptp(z) for z in (x, y)))[0, 1])
+    scaled_x = (x - x.mean()) / np.ptp(x)
+    scaled_y = (y - y.mean()) / np.ptp(y)
+    return float(np.corrcoef(scaled_x, scaled_y)[0, 1])
 
 
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -120,6 +148,12 @@ class Metric(NamedTuple):
     compute: Callable[[np.ndarray, np.ndarray], float]
     heads: tuple[str, ...]
     labels: int | None = None
+
+    def suits(self, head: str, num_labels: int | None) -> bool:
+        """Whether it is defined for a head with so many labels; None: not known yet."""
+        if head not in self.heads:
+            return False
+        return num_labels is None or self.labels in (None, num_labels)
 
 
 _IDS = ('classification', 'multiple_choice', 'token_classification', 'feature_tagger')
@@ -149,10 +183,10 @@ def check_metrics(
       InputError: one is unknown, or not defined for this head or number of labels; the message
         names those that are.
     """
-    fit = [name for name, metric in METRICS.items() if head in metric.heads
-           and (num_labels is None or metric.labels in (None, num_labels))]
-    if wrong := [name for name in names if name not in fit]:
-        of_labels = '' if num_labels is None else f' with {num_labels} labels'
-        raise InputError(f"{field}={','.join(names)!r}: {wrong[0]!r} is no metric of a {head} head"
-                         f"{of_labels}: choose from {', '.join(fit)}")
+    fit = [name for name, metric in METRICS.items() if metric.suits(head, num_labels)]
+    for name in names:
+        if name not in fit:
+            with_labels = '' if num_labels is None else f' with {num_labels} labels'
+            raise InputError(f"{field}={','.join(names)!r}: {name!r} is no metric of a {head} head"
+                             f"{with_labels}: choose from {', '.join(fit)}")
     return tuple(names)
