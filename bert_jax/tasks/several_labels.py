@@ -20,7 +20,11 @@ _USUAL = ',|;\t'
 _WITHIN_NAMES = frozenset(' _-.\'"()[]{}%')
 _RECURS = 0.8  # share of the parts that must occur in other cells too
 _LIKE_A_LIST = re.compile(r"""\s*(\[|[({]\s*['"])""")
-_ON, _OFF = ('1', '1.', '1.0', 'true'), ('0', '0.', '0.0', 'false')
+_BETWEEN_STRINGS = re.compile(r"""(?<=['"])\s+(?=['"])""")
+_BETWEEN_NUMBERS = re.compile(r'(?<=[\w.])\s+(?=\w)')
+_BETWEEN_PLACES = re.compile(r'[\s,;|]+')
+_ON = ('1', '1.', '1.0', 'true')
+_OFF = ('0', '0.', '0.0', 'false')
 
 
 def parts_of_list(cell: str) -> list[Any]:
@@ -30,19 +34,35 @@ def parts_of_list(cell: str) -> list[Any]:
       InputError: it is no list.
     """
     text = cell.strip()
-    # NumPy puts no commas between items; Python would join the strings of ['a' 'b'].
-    between = r"""(?<=['"])\s+(?=['"])""" if re.search('[\'"]', text) else r'(?<=[\w.])\s+(?=\w)'
-    with_commas = re.sub(between, ', ', text)
-    for parse, version in ((json.loads, text), (ast.literal_eval, text),
-                           (ast.literal_eval, with_commas)):
-        joined = parse is ast.literal_eval and re.search(r"""['"]\s+['"]""", version)
-        try:
-            value = None if joined else parse(version)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            continue
-        if isinstance(value, (list, tuple, set)):
-            return sorted(value, key=str) if isinstance(value, set) else list(value)
+    value = _json_value(text)
+    if not isinstance(value, list):
+        value = _python_value(text)
+    if not isinstance(value, (list, tuple, set)):
+        between = _BETWEEN_STRINGS if re.search('[\'"]', text) else _BETWEEN_NUMBERS
+        value = _python_value(between.sub(', ', text))  # NumPy puts no commas between items
+    if isinstance(value, set):
+        return sorted(value, key=str)
+    if isinstance(value, (list, tuple)):
+        return list(value)
     raise InputError(f'{cell!r:.60} is no list; mend it')
+
+
+def _json_value(text: str) -> Any:
+    """The value of a JSON text; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _python_value(text: str) -> Any:
+    """The value of a literal of Python; None if it is none."""
+    if _BETWEEN_STRINGS.search(text):  # Python would join the strings of ['a' 'b']
+        return None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 def split_labels(cell: Any, separator: str) -> list[str]:
@@ -55,12 +75,15 @@ def split_labels(cell: Any, separator: str) -> list[str]:
     Raises:
       InputError: it begins like a list and is none.
     """
-    if isinstance(cell, str) and _LIKE_A_LIST.match(cell):
-        cell = parts_of_list(cell)
-    elif not isinstance(cell, (list, tuple)):
+    if isinstance(cell, (list, tuple)):
+        parts = cell
+    elif isinstance(cell, str) and _LIKE_A_LIST.match(cell):
+        parts = parts_of_list(cell)
+    else:
         text = table.label_text(cell)
-        cell = text.split(separator) if separator else [text]
-    return [text for part in cell if (text := table.label_text(part))]
+        parts = text.split(separator) if separator else [text]
+    labels = [table.label_text(part) for part in parts]
+    return [label for label in labels if label]
 
 
 def num_places(cells: Sequence[Any], num_names: int) -> int:
@@ -73,24 +96,32 @@ def num_places(cells: Sequence[Any], num_names: int) -> int:
       cells: of the column; lists, or texts like `[0, 1, 1]`, `[0 1 1]` or `0,1,1`.
       num_names: of the names that the user gives; 0: none.
     """
-    lengths = collections.Counter[int]()
-    twice = False
+    lengths: collections.Counter[int] = collections.Counter()
+    repeats_a_mark = False
     for cell in cells:
         marks = _marks(cell)
         if not all(mark in _ON or mark in _OFF for mark in marks):
             return 0
-        twice |= len({mark in _ON for mark in marks}) < len(marks)
-        lengths[len(marks)] += bool(marks)
-    (length, _), = lengths.most_common(1) or [(0, 0)]
-    alike = len(+lengths) == 1 and length > 1 and num_names in (0, length)
-    return length if twice or alike else 0
+        distinct = {mark in _ON for mark in marks}
+        if len(distinct) < len(marks):
+            repeats_a_mark = True
+        if marks:
+            lengths[len(marks)] += 1
+    if not lengths:
+        return 0
+    ((length, _),) = lengths.most_common(1)
+    are_equally_long = len(lengths) == 1 and length > 1 and num_names in (0, length)
+    return length if repeats_a_mark or are_equally_long else 0
 
 
 def _marks(cell: Any) -> list[str]:
     """The items of a list of 0 and 1, as texts in lower case."""
-    items = cell if isinstance(cell, (list, tuple)) else re.split(
-        r'[\s,;|]+', table.label_text(cell).strip('[]() \t'))
-    return [text for item in items if (text := table.label_text(item).lower())]
+    if isinstance(cell, (list, tuple)):
+        items = cell
+    else:
+        items = _BETWEEN_PLACES.split(table.label_text(cell).strip('[]() \t'))
+    marks = [table.label_text(item).lower() for item in items]
+    return [mark for mark in marks if mark]
 
 
 def names_of_places(cell: Any, names: Sequence[str]) -> list[str]:
@@ -102,8 +133,9 @@ def names_of_places(cell: Any, names: Sequence[str]) -> list[str]:
     marks = _marks(cell)
     if marks and len(marks) != len(names):
         raise table.Malformed(f'{len(marks)} places of 0 and 1, where {len(names)} have names')
-    if odd := [mark for mark in marks if mark not in (*_ON, *_OFF)]:
-        raise table.Malformed(f'{odd[0]!r:.60} in a place of 0 or 1')
+    for mark in marks:
+        if mark not in _ON and mark not in _OFF:
+            raise table.Malformed(f'{mark!r:.60} in a place of 0 or 1')
     return [name for name, mark in zip(names, marks) if mark in _ON]
 
 
@@ -120,44 +152,83 @@ def find_separator(path: str, cells: Sequence[Any], known: Collection[str]) -> s
     Raises:
       InputError: several characters may separate labels.
     """
-    texts = {text for cell in cells if isinstance(cell, str) and (text := cell.strip())
-             and not _LIKE_A_LIST.match(text)} - set(known)
-    characters = {char for text in texts for char in text if char not in _WITHIN_NAMES
-                  and not (char.isalnum() or char.isspace() and char != '\t')}
-    shares = {char: _share_that_recurs(texts, char, known) for char in sorted(characters)}
-    recurring = {char for char, share in shares.items() if share >= _RECURS}
-    fits = {char: shares[char] for char in shares
-            if char in _USUAL or char in recurring and _stands_alone(texts, char, known)}
-    best = [char for char, share in fits.items() if share == max(fits.values())]
+    texts = _Texts(cells, known)
+    shares = {char: texts.share_that_recurs(char) for char in texts.characters()}
+    recurring = [char for char, share in shares.items() if share >= _RECURS]
+    fits = [char for char in shares
+            if char in _USUAL or char in recurring and texts.are_parts_labels(char)]
+    best = [char for char in fits if shares[char] == max(shares[other] for other in fits)]
     if len(best) > 1:
         raise InputError(
             f"{path}: {' and '.join(map(repr, best))} occur inside labels, such as "
-            f'{next(text for text in sorted(texts) if best[0] in text)!r:.60}: name the one that '
-            'separates them, config.classification.separator')
+            f'{texts.first_with(best[0])!r:.60}: name the one that separates them, '
+            'config.classification.separator')
     if best:
         return best[0]
-    for char in sorted(recurring)[:1]:
+    if recurring:
+        char = recurring[0]
         say(f'warning: {path}: {char!r} recurs inside labels, such as '
-            f'{next(text for text in sorted(texts) if char in text)!r:.60}: if it separates them, '
+            f'{texts.first_with(char)!r:.60}: if it separates them, '
             f'set config.classification.separator={char!r}')
-    spaced = {word for text in texts if ' ' in text for word in text.split()}
-    return ' ' if spaced and spaced <= texts | set(known) else ''
+    return ' ' if texts.are_words_labels() else ''
+
+
+class _Texts:
+    """The distinct cells that are texts, and what is between the characters in them."""
+
+    def __init__(self, cells: Sequence[Any], known: Collection[str]):
+        """Collects the texts.
+
+        Args:
+          cells: of the column of labels; lists do not count.
+          known: labels that are known already, and are no texts to split.
+        """
+        stripped = {cell.strip() for cell in cells if isinstance(cell, str)}
+        texts = {text for text in stripped if text and not _LIKE_A_LIST.match(text)}
+        self._texts = texts - set(known)
+        self._known = set(known)
+
+    def characters(self) -> list[str]:
+        """The characters that may separate labels, in order."""
+        return sorted(char for char in set[str]().union(*self._texts) if _may_separate(char))
+
+    def first_with(self, char: str) -> str:
+        """The first text with a character, alphabetically."""
+        return min(text for text in self._texts if char in text)
+
+    def share_that_recurs(self, char: str) -> float:
+        """The share of the parts of texts with this character that occur in other texts too."""
+        counts: collections.Counter[str] = collections.Counter()
+        split: set[str] = set()
+        for text in self._texts:
+            parts = _parts(text, char)
+            counts.update(parts)
+            if char in text:
+                if len(parts) < 2:
+                    return 0.0  # as in C++ and C#
+                split |= parts
+        recurring = [part for part in split if counts[part] > 1 or part in self._known]
+        return len(recurring) / max(len(split), 1)
+
+    def are_parts_labels(self, char: str) -> bool:
+        """Whether half of the parts are labels by themselves, unlike those of sport/tennis."""
+        split = set[str]().union(*[_parts(text, char) for text in self._texts if char in text])
+        alone = split & (self._texts | self._known)
+        return 2 * len(alone) >= len(split)
+
+    def are_words_labels(self) -> bool:
+        """Whether each word of the texts with several words is a label by itself."""
+        words = {word for text in self._texts if ' ' in text for word in text.split()}
+        return bool(words) and words <= self._texts | self._known
+
+
+def _may_separate(char: str) -> bool:
+    if char in _WITHIN_NAMES or char.isalnum():
+        return False
+    return char == '\t' or not char.isspace()
 
 
 def _parts(text: str, char: str) -> set[str]:
-    return {part for x in text.split(char) if (part := x.strip())}
-
-
-def _share_that_recurs(texts: Collection[str], char: str, known: Collection[str]) -> float:
-    """The share of the parts of texts with this character that occur in other texts too."""
-    counts = collections.Counter(part for text in texts for part in _parts(text, char))
-    split = set[str]().union(*(_parts(text, char) for text in texts if char in text))
-    if any(len(_parts(text, char)) < 2 for text in texts if char in text):
-        return 0.0  # as in C++ and C#
-    return sum(counts[part] > 1 or part in known for part in split) / max(len(split), 1)
-
-
-def _stands_alone(texts: Collection[str], char: str, known: Collection[str]) -> bool:
-    """Whether half of the parts are labels by themselves, unlike those of sport/tennis."""
-    split = set[str]().union(*(_parts(text, char) for text in texts if char in text))
-    return 2 * len(split & {*texts, *known}) >= len(split)
+    """What is between the occurrences of a character, without white space around it."""
+    parts = {part.strip() for part in text.split(char)}
+    return parts - {''}
