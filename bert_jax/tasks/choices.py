@@ -9,8 +9,9 @@ question. For SWAG (Zellers et al., 2018) and data sets like it, the file name t
 If context and beginning come as one string, all of it is the context.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -19,11 +20,11 @@ from bert_jax.data import table
 from bert_jax.data.packing import Units
 from bert_jax.data.pairs import Encode, make_sequences
 from bert_jax.heads.classification import MultipleChoice
+from bert_jax.inference.engine import Outputs
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, children
 from bert_jax.runtime.hub import split_of
-from bert_jax.tasks import labelled
-from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.tasks.labelled import EvalSet, LabelledTask, Results, ScoredModel, open_tokenization
 from bert_jax.tasks.metrics import accuracy
 from bert_jax.tasks.sources import held_out, one_source, own_files
 from bert_jax.tasks.texts import TextExamples, predictions_table, say_empty
@@ -31,15 +32,40 @@ from bert_jax.text.wordpiece import has_words
 
 DEV_SHARE = 0.2  # of a data set without splits; CODAH's authors also score on a fifth
 _FORMATS = ('.csv', '.jsonl', '.tsv', '.parquet')
-_ENDINGS = [f'ending{i}' for i in range(4)]
-# Arguments of `read_choices`, by format.
-_SWAG: Mapping[str, Mapping[str, Any]] = {
-    'csv': {'text': 'sent1', 'choices': _ENDINGS, 'label': 'label', 'beginning': 'sent2',
-            'id_column': ''},
-    'json': {'text': 'startphrase', 'choices': ['choices'], 'label': 'answer'},
-    'tsv': {'text': 'prompt', 'choices': _ENDINGS, 'label': 'label',
-            'headerless': ['category', 'prompt', *_ENDINGS, 'label']},
-    'parquet': {'text': 'sent1', 'choices': _ENDINGS, 'label': 'label', 'beginning': 'sent2'},
+_SPLITS = ('train', 'val', 'dev', 'test')
+_ENDINGS = ('ending0', 'ending1', 'ending2', 'ending3')
+
+
+class ChoiceColumns(NamedTuple):
+    """Where a file holds its questions.
+
+    Attributes:
+      text: column of what comes before the choices.
+      choices: columns of the choices; or one JSON field with a list of them, equally long in all
+        rows.
+      label: column that tells the right choice: the name of its column, or its index from 0.
+      id: column of the ids; '': an unnamed column, which may be missing. None: row numbers.
+      beginning: column of the text that all choices of a question begin with; '': there is none.
+      headerless: see `table.read_rows`.
+    """
+
+    text: str
+    choices: Sequence[str]
+    label: str
+    id: str | None = None
+    beginning: str = ''
+    headerless: Sequence[str] = ()
+
+
+_SWAG_PARQUET = ChoiceColumns(
+    text='sent1', choices=_ENDINGS, label='label', beginning='sent2')
+_SWAG: Mapping[str, ChoiceColumns] = {
+    'csv': _SWAG_PARQUET._replace(id=''),
+    'json': ChoiceColumns(text='startphrase', choices=('choices',), label='answer'),
+    'tsv': ChoiceColumns(
+        text='prompt', choices=_ENDINGS, label='label',
+        headerless=('category', 'prompt', *_ENDINGS, 'label')),
+    'parquet': _SWAG_PARQUET,
 }
 
 
@@ -58,16 +84,14 @@ def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> TextEx
     Raises:
       InputError: no such folder or file, or a fault that `read_choices` finds.
     """
-    if on_hub := split_of(source, 'regular/' + split.replace('dev', 'validation')):
+    on_hub = split_of(source, 'regular/' + split.replace('dev', 'validation'))
+    if on_hub:
         return read_swag_file(on_hub, max_malformed)
-    path = source
-    if not _is_one_file(source):
-        tables = [x for x in children(source) if x.name.removesuffix('.gz').endswith(_FORMATS)]
-        if len(tables) != 1 or tables[0].name.partition('.')[0] in ('train', 'val', 'dev', 'test'):
-            stems = ['train'] if split == 'train' else ['val', 'dev']
-            path = table.find_file(source, [stem + ending for stem in stems for ending in _FORMATS])
-            return read_swag_file(path, max_malformed)
-        path = str(tables[0])
+    path = source if _is_one_file(source) else _only_table(source)
+    if not path:
+        stems = ['train'] if split == 'train' else ['val', 'dev']
+        names = [stem + ending for stem in stems for ending in _FORMATS]
+        return read_swag_file(table.find_file(source, names), max_malformed)
     whole = read_swag_file(path, max_malformed)
     out = held_out(whole.texts[0], DEV_SHARE, path)
     return whole.take(np.flatnonzero(out == (split == 'dev')))
@@ -77,63 +101,108 @@ def _is_one_file(source: str) -> bool:
     return source.startswith('hf:') or as_path(source).is_file()
 
 
+def _only_table(folder: str) -> str:
+    """The only table of a folder without splits; '' for another folder."""
+    tables = [x for x in children(folder) if x.name.removesuffix('.gz').endswith(_FORMATS)]
+    if len(tables) != 1 or tables[0].name.partition('.')[0] in _SPLITS:
+        return ''
+    return str(tables[0])
+
+
 def read_swag_file(path: str, max_malformed: float = 0.01) -> TextExamples:
     """All questions of a file of SWAG or in its style; raises what `read_choices` raises."""
-    arguments = _SWAG.get(table.format_of(path), _SWAG['tsv'])
-    return read_choices(path, **arguments, max_malformed=max_malformed)
+    columns = _SWAG.get(table.format_of(path), _SWAG['tsv'])
+    return read_choices(path, columns, max_malformed)
 
 
 def read_choices(
-    path: str, *, text: str, choices: Sequence[str], label: str, id_column: str | None = None,
-    beginning: str = '', headerless: Sequence[str] = (), max_malformed: float = 0.01,
+    path: str, columns: ChoiceColumns, max_malformed: float = 0.01
 ) -> TextExamples:
     """All questions of a file.
 
     Args:
       path: see `table.read_rows`.
-      text: column of what comes before the choices.
-      choices: columns of the choices; or one JSON field with a list of them, equally long in all
-        rows.
-      label: column that tells the right choice: the name of its column, or its index from 0.
-      id_column: column of the ids; '': an unnamed column, which may be missing. None: row numbers.
-      beginning: column of the text that all choices of a question begin with.
-      headerless: see `table.read_rows`.
+      columns: of the file.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
 
     Raises:
       InputError: a missing column, an unknown label, an id that occurs twice, too many malformed
         rows, a file that is empty or cannot be read.
     """
-    num = 0 if len(choices) == 1 else len(choices)  # 0: as many as the first row has
-
-    def parse(cells: list[Any]) -> tuple[str, list[str], str]:
-        nonlocal num
-        context, *endings = cells[: 1 + len(choices)]
-        right, *others = cells[1 + len(choices) :]
-        if len(choices) == 1 and isinstance(endings[0], list):
-            (endings,) = endings
-        num = num if num > 1 else len(endings)
-        context, *endings = table.texts_of([context, *endings])
-        if len(endings) != num or num < 2:
-            raise table.Malformed(f'choices: {len(endings)}, where {max(num, 2)} are wanted')
-        if beginning and others[0]:
-            endings = [f'{others[0]} {ending}' for ending in endings]
-        return context, endings, table.label_of(right)
-
+    wanted = [columns.text, *columns.choices, columns.label]
+    if columns.beginning:
+        wanted.append(columns.beginning)
+    parser = _QuestionParser(columns)
     rows = table.read_table(
-        path, [text, *choices, label, *([beginning] if beginning else [])], parse,
-        id_column=id_column, max_malformed=max_malformed, optional=[''], headerless=headerless)
-    contexts, endings, labels = zip(*rows.values, strict=True)
-    # If columns are named 1, 2, 3, labels are names, not indices, whichever numbers this file has.
-    places = list(map(str, range(num)))
-    by_name = set(choices) & set(places) or set(labels) <= set(choices)
-    known = {name: i for i, name in enumerate(choices if by_name else places)}
-    for line, name in zip(rows.lines, labels, strict=True):
-        if name not in known:
-            raise InputError(f"{path}, line {line}: unknown label '{name}'; known are "
-                             f"{', '.join(known)}: mend it")
-    right = np.array([known[name] for name in labels], np.int32)
-    return TextExamples([contexts, *zip(*endings)], right, rows.ids, path)
+        path, wanted, parser.parse, id_column=columns.id, max_malformed=max_malformed,
+        optional=[''], headerless=columns.headerless)
+    questions: list[_Question] = rows.values
+    id_of = _label_ids(columns.choices, parser.num_choices, {x.label for x in questions})
+    for line, question in zip(rows.lines, questions, strict=True):
+        if question.label not in id_of:
+            raise InputError(f"{path}, line {line}: unknown label '{question.label}'; known are "
+                             f"{', '.join(id_of)}: mend it")
+    contexts = [question.context for question in questions]
+    choices = zip(*[question.choices for question in questions], strict=True)
+    labels = np.array([id_of[question.label] for question in questions], np.int32)
+    return TextExamples([contexts, *choices], labels, rows.ids, path)
+
+
+class _Question(NamedTuple):
+    """A row of a file."""
+
+    context: str
+    choices: list[str]
+    label: str
+
+
+class _QuestionParser:
+    """Makes questions of the cells of rows, which all have as many choices as the first.
+
+    Attributes:
+      num_choices: of a question; 0: not known yet.
+    """
+
+    def __init__(self, columns: ChoiceColumns):
+        self._columns = columns
+        self._is_list = len(columns.choices) == 1
+        self.num_choices = 0 if self._is_list else len(columns.choices)
+
+    def parse(self, cells: list[Any]) -> _Question:
+        """The question of a row; raises Malformed."""
+        num_columns = len(self._columns.choices)
+        context = cells[0]
+        choices = cells[1 : 1 + num_columns]
+        label = cells[1 + num_columns]
+        if self._is_list and isinstance(choices[0], list):
+            (choices,) = choices
+        if self.num_choices < 2:
+            self.num_choices = len(choices)
+        context, *choices = table.texts_of([context, *choices])
+        if len(choices) != self.num_choices or self.num_choices < 2:
+            raise table.Malformed(
+                f'choices: {len(choices)}, where {max(self.num_choices, 2)} are wanted')
+        beginning = cells[-1] if self._columns.beginning else ''
+        if beginning:
+            choices = [f'{beginning} {choice}' for choice in choices]
+        return _Question(context, choices, table.label_of(label))
+
+
+def _label_ids(
+    columns: Sequence[str], num_choices: int, labels: set[str]
+) -> dict[str, int]:
+    """{label: index of the choice}, where labels are names of columns or numbers.
+
+    If columns are named 1, 2, 3, labels are names, not indices, whichever numbers this file has.
+
+    Args:
+      columns: of the choices.
+      num_choices: of a question.
+      labels: that the file has.
+    """
+    numbers = [str(i) for i in range(num_choices)]
+    are_names = bool(set(columns) & set(numbers)) or labels <= set(columns)
+    return {label: i for i, label in enumerate(columns if are_names else numbers)}
 
 
 def choice_units(examples: TextExamples, encode: Encode, **limits: int) -> Units:
@@ -141,43 +210,46 @@ def choice_units(examples: TextExamples, encode: Encode, **limits: int) -> Units
 
     `limits` are those of `make_sequences`.
     """
-    contexts, *endings = examples.texts
-    sequences = make_sequences(
-        encode([context for context in contexts for _ in endings]),
-        encode([text for texts in zip(*endings) for text in texts]), **limits)
-    return Units(sequences, len(endings), labels={'labels': examples.labels})
+    contexts, *columns = examples.texts
+    repeated = [context for context in contexts for _ in columns]
+    endings = [ending for of_question in zip(*columns, strict=True) for ending in of_question]
+    sequences = make_sequences(encode(repeated), encode(endings), **limits)
+    return Units(sequences, len(columns), labels={'labels': examples.labels})
 
 
 def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """SWAG or a data set in its style, trained on train and scored on dev; see `read_swag`."""
-    eval_source, max_malformed = config.data.eval_source, config.data.max_malformed
+    dev = _read_swag_split(config, 'dev')
+    train = _read_swag_split(config, 'train') if scored is None else None
+    return _task(config, train, dev)
 
-    def read(split: str) -> TextExamples:
-        if split == 'dev' and eval_source:
-            return read_swag_file(str(as_path(eval_source)), max_malformed)
-        source = one_source(config, 'a folder of SWAG files, or one file in its style')
-        if eval_source and not split_of(source, 'any') and _is_one_file(source):
-            return read_swag_file(source, max_malformed)  # nothing is held out of it
-        return read_swag(source, split, max_malformed=max_malformed)
 
-    dev = read('dev')
-    return _task(config, read('train') if scored is None else None, dev)
+def _read_swag_split(config: ConfigDict, split: str) -> TextExamples:
+    max_malformed = config.data.max_malformed
+    eval_source = config.data.eval_source
+    if split == 'dev' and eval_source:
+        return read_swag_file(str(as_path(eval_source)), max_malformed)
+    source = one_source(config, 'a folder of SWAG files, or one file in its style')
+    if eval_source and not split_of(source, 'any') and _is_one_file(source):
+        return read_swag_file(source, max_malformed)  # nothing is held out of it
+    return read_swag(source, split, max_malformed=max_malformed)
 
 
 def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Multiple choice on the user's files, whose columns the config names."""
-    d = config.data
-    choices = [name.strip() for name in d.choices.split(',') if name.strip()]
+    data = config.data
+    names = [name.strip() for name in data.choices.split(',')]
+    choices = [name for name in names if name]
     if not choices:
         raise InputError(
             "config.data.choices='': name the columns of the choices, between commas, or the one "
             'of JSON lines that holds a list of them')
+    columns = ChoiceColumns(text=data.text, choices=choices, label=data.label, id=data.id or None)
 
     def read(path: str) -> TextExamples:
-        examples = read_choices(
-            path, text=d.text, choices=choices, label=d.label, id_column=d.id or None,
-            max_malformed=d.max_malformed)
-        kept = np.flatnonzero([all(map(has_words, texts)) for texts in zip(*examples.texts)])
+        examples = read_choices(path, columns, data.max_malformed)
+        has_all_texts = [all(map(has_words, texts)) for texts in zip(*examples.texts, strict=True)]
+        kept = np.flatnonzero(has_all_texts)
         say_empty(path, len(examples) - len(kept), len(examples))
         return examples.take(kept)
 
@@ -186,26 +258,43 @@ def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> Label
 
 
 def _task(config: ConfigDict, train: TextExamples | None, dev: TextExamples) -> LabelledTask:
-    num = len(dev.texts) - 1
-    if train is not None and len(train.texts) - 1 != num:
-        raise InputError(f'{dev.source} has {num} choices a question, {train.source} '
+    num_choices = len(dev.texts) - 1
+    if train is not None and len(train.texts) - 1 != num_choices:
+        raise InputError(f'{dev.source} has {num_choices} choices a question, {train.source} '
                          f'{len(train.texts) - 1}: there must be as many')
-    t = labelled.open_tokenization(config)
+    tokenization = open_tokenization(config)
 
     def units(examples: TextExamples) -> Units:
         return choice_units(
-            examples, t.encode, max_length=config.data.max_seq_length, **t.tokenizer.vocab.ends)
+            examples, tokenization.encode, max_length=config.data.max_seq_length,
+            **tokenization.tokenizer.vocab.ends)
 
-    def results(outputs: labelled.Outputs) -> labelled.Results:
-        logits = outputs['logits']
-        predictions = logits.argmax(axis=-1)
-        return {'accuracy': accuracy(predictions, dev.labels),
-                'loss': MultipleChoice.mean_loss(logits, dev.labels)}, {
-            'dev_predictions.tsv': predictions_table(
-                config.data.id, dev.ids, map(str, predictions))}
-
+    scored_set = ChoiceSet(dev, config.data.id)
     return LabelledTask(
-        config, t, train=None if train is None else units(train),
-        evaluated=(labelled.EvalSet('', units(dev), results),), metric='accuracy',
-        head='multiple_choice', arguments={'num_outputs': num},
-        majority_baseline={'accuracy': 1 / num})
+        config, tokenization, train=None if train is None else units(train),
+        evaluated=(EvalSet('', units(dev), scored_set.results),), metric='accuracy',
+        head='multiple_choice', arguments={'num_outputs': num_choices},
+        majority_baseline={'accuracy': 1 / num_choices})
+
+
+@dataclasses.dataclass(frozen=True)
+class ChoiceSet:
+    """Questions that are scored, with the file of their predictions.
+
+    Attributes:
+      examples: the questions.
+      id_column: the user's column of ids; empty: they are numbered by row.
+    """
+
+    examples: TextExamples
+    id_column: str
+
+    def results(self, outputs: Outputs) -> Results:
+        """Scores, and the content of the file of predictions."""
+        logits = outputs['logits']
+        labels = self.examples.labels
+        predictions = logits.argmax(axis=-1)
+        scores = {'accuracy': accuracy(predictions, labels),
+                  'loss': MultipleChoice.mean_loss(logits, labels)}
+        content = predictions_table(self.id_column, self.examples.ids, map(str, predictions))
+        return scores, {'dev_predictions.tsv': content}

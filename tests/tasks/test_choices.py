@@ -5,7 +5,13 @@ import pytest
 
 from bert_jax.data.pairs import joined
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.choices import choice_units, read_choices, read_swag, read_swag_file
+from bert_jax.tasks.choices import (
+    ChoiceColumns,
+    choice_units,
+    read_choices,
+    read_swag,
+    read_swag_file,
+)
 from tests.tasks.files import put
 
 CLS, SEP = 1, 2
@@ -50,8 +56,8 @@ def test_csv_json_lines_and_tsv_are_read(tmp_path, name, content, context, endin
                            '{"q": "Why?", "all": ["so", "no", "all"], "y": 0}\n'),
 ])
 def test_choices_are_read_from_columns_that_are_named(name, choices, rows, tmp_path):
-    how = {'text': 'q', 'choices': choices, 'label': 'y'}
-    examples = read_choices(put(tmp_path, name, rows), **how)
+    columns = ChoiceColumns(text='q', choices=choices, label='y')
+    examples = read_choices(put(tmp_path, name, rows), columns)
     assert questions(examples) == (
         ['Who?', 'Why?'], [['me', 'you', 'it, there'], ['so', 'no', 'all']])
     assert examples.labels.tolist() == [2, 0] and examples.ids == ['0', '1']
@@ -60,10 +66,10 @@ def test_choices_are_read_from_columns_that_are_named(name, choices, rows, tmp_p
 def test_if_columns_are_named_by_numbers_labels_are_names_not_indices(tmp_path):
     """They are never indices, even in a file where every label could be an index."""
     content = 'q,1,2,3,y\nWho?,me,you,it,1\nWhy?,so,no,all,2\n'
-    how = {'text': 'q', 'choices': ('1', '2', '3'), 'label': 'y'}
-    assert read_choices(put(tmp_path, 'own.csv', content), **how).labels.tolist() == [0, 1]
+    columns = ChoiceColumns(text='q', choices=('1', '2', '3'), label='y')
+    assert read_choices(put(tmp_path, 'own.csv', content), columns).labels.tolist() == [0, 1]
     with pytest.raises(InputError, match="unknown label '0'; known are 1, 2, 3"):
-        read_choices(put(tmp_path, 'places.csv', content.replace('it,1', 'it,0')), **how)
+        read_choices(put(tmp_path, 'places.csv', content.replace('it,1', 'it,0')), columns)
 
 
 @pytest.mark.parametrize(('name', 'content', 'message'), [
