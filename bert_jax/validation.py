@@ -4,15 +4,24 @@
 row, then the rules between fields; `check_used` refuses settings that the task ignores.
 """
 
+import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from bert_jax.config import DECIDED, SIZES, default_config, model_sizes
-from bert_jax.config.bert_config import Allowed, why_not_allowed
-from bert_jax.config.fields import FIELDS, LABELLED, LOGGERS, PRETRAINING, flat_fields, section_of
+from bert_jax.config.bert_config import Allowed, Option, why_not_allowed
+from bert_jax.config.fields import (
+    FIELDS,
+    LABELLED,
+    LOGGERS,
+    PRETRAINING,
+    Field,
+    flat_fields,
+    section_of,
+)
 from bert_jax.config.phases import PHASE_FIELDS, parse_duration, parse_trace, phases
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
@@ -21,71 +30,92 @@ from bert_jax.sharding import check_vocabulary
 from bert_jax.tasks.opening import OPENERS, SHIPPED
 from bert_jax.text import find_lowercase, load_tokenizer
 from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
+from bert_jax.weights.formats import Weights
 
 _ANY_NUMBER = 10**9  # of examples and steps, before they are known
+_SHORTEST_LENGTH = 8  # of rows
+_ROUNDING = 1e-9  # of a sum of shares
 # They may differ from the checkpoint: the position table can be cut or repeated, and fine-tuning
 # can add a BiLSTM.
 _RESIZED = ('max_position_embeddings', 'bilstm')
 
 
-def complete(config: ConfigDict, published: Any = None) -> ConfigDict:
+def complete(config: ConfigDict, init_weights: Weights | None = None) -> ConfigDict:
     """A copy in which the fields that `init_checkpoint` determines are filled in.
 
     Args:
       config: a whole config.
-      published: the weights of `init_checkpoint`, or None without one.
+      init_weights: the weights of `init_checkpoint`, or None without one.
 
     Raises:
       InputError: the config contradicts the weights, or nothing determines the model's size.
     """
-    c = ConfigDict(config.copy_and_resolve_references()).unlock()
-    if published is None:
-        if not c.model.name and None in (c.model[size] for size in SIZES):
+    completed = ConfigDict(config.copy_and_resolve_references()).unlock()
+    _complete_model(completed, init_weights)
+    if completed.debug:
+        _shorten(completed)
+    data = completed.data
+    data.lowercase = _complete_lowercase(data.vocab_file, data.lowercase, init_weights)
+    if init_weights is not None:
+        _complete_vocabulary(completed, init_weights)
+    return completed.lock()
+
+
+def _complete_model(config: ConfigDict, init_weights: Weights | None) -> None:
+    """Fills in the model's fields from the weights, or with the defaults."""
+    model = config.model
+    if init_weights is None:
+        if not model.name and None in (model[size] for size in SIZES):
             raise InputError(
                 'config.model.name is empty, which means the size of config.init_checkpoint: set '
                 "one of them, such as --config.init_checkpoint=DIR or --config.model.name='base'")
-    elif c.model.name:
-        c.model.update(model_sizes(c))
+    elif model.name:
+        model.update(model_sizes(config))
     for option in DECIDED:
-        ours = c.model[option.name]
-        theirs = option.default if published is None else published.model[option.name]
-        if ours is None:
-            c.model[option.name] = theirs
-        elif published is not None and option.role == 'shape' and ours != theirs and (
-                option.name not in _RESIZED):
-            named = f' (of config.model.name={c.model.name!r})' * bool(c.model.name)
-            left = 'config.model.name empty' if option.name in SIZES else 'it out'
-            raise InputError(f'config.model.{option.name}={ours}{named}, but {published.source} '
-                             f"has {theirs}: leave {left} to take the checkpoint's, or add "
-                             '--config.init_checkpoint= to begin with random weights')
-    if c.debug:  # `LabelledTask` shortens the evaluations of other tasks
-        with c.ignore_type():
-            c.train.update(steps=max(3, len(c.phases)), log_every=1, eval_every=0, save_every=0,
-                           max_eval_examples=c.train.eval_batch_size, profile='')
-    c.data.lowercase = _lowercase(c.data.vocab_file, c.data.lowercase, published)
-    if published is not None and not c.data.vocab_file and published.vocab_file is not None:
-        c.data.vocab_file = str(published.vocab_file)
-        num_tokens = len(load_tokenizer(published.vocab_file, c.data.lowercase).vocab)
-        if not (c.model.vocab_size or c.data.add_tokens) and (
-                num_tokens < published.model['vocab_size']):
-            c.model.vocab_size = published.model['vocab_size']  # an embedding that was padded
-    return c.lock()
+        if init_weights is None:
+            found = option.default
+        else:
+            found = init_weights.model[option.name]
+        if model[option.name] is None:
+            model[option.name] = found
+        elif init_weights is not None:
+            _check_fits_weights(config, option, init_weights)
 
 
-def _lowercase(vocab_file: str, stated: bool | None, published: Any) -> bool:
+def _check_fits_weights(config: ConfigDict, option: Option, init_weights: Weights) -> None:
+    """Refuses a model option that the parameters of the weights do not have."""
+    stated = config.model[option.name]
+    found = init_weights.model[option.name]
+    is_fixed = option.role == 'shape' and option.name not in _RESIZED
+    if not is_fixed or stated == found:
+        return
+    name = config.model.name
+    origin = f' (of config.model.name={name!r})' if name else ''
+    left_out = 'config.model.name empty' if option.name in SIZES else 'it out'
+    raise InputError(
+        f'config.model.{option.name}={stated}{origin}, but {init_weights.source} has {found}: '
+        f"leave {left_out} to take the checkpoint's, or add --config.init_checkpoint= to begin "
+        'with random weights')
+
+
+def _shorten(config: ConfigDict) -> None:
+    """Makes a run a debug run. `LabelledTask` shortens the evaluations of other tasks."""
+    with config.ignore_type():
+        config.train.update(
+            steps=max(3, len(config.phases)), log_every=1, eval_every=0, save_every=0,
+            max_eval_examples=config.train.eval_batch_size, profile='')
+
+
+def _complete_lowercase(
+    vocab_file: str, stated: bool | None, init_weights: Weights | None
+) -> bool:
     """`data.lowercase`: as stated, else as the vocabulary or the weights have it; says which.
 
     Args:
       vocab_file, stated: fields of the config; either may be empty.
-      published: as for `complete`.
+      init_weights: as for `complete`.
     """
-    of_weights = None if published is None else published.lowercase
-    if vocab_file and as_path(vocab_file).exists():  # else it is refused where it is read
-        found, why = find_lowercase(vocab_file, of_weights)
-    else:
-        found, why = of_weights is not False, ''
-    if published is not None and not why:
-        why = f'as in {published.source}'
+    found, why = _find_lowercase(vocab_file, init_weights)
     if stated is None:
         if vocab_file and why and not found:
             hosts.say(f'note: config.data.lowercase=False: {why}')
@@ -95,22 +125,56 @@ def _lowercase(vocab_file: str, stated: bool | None, published: Any) -> bool:
                   f'{found}')
     return stated
 
+
+def _find_lowercase(vocab_file: str, init_weights: Weights | None) -> tuple[bool, str]:
+    """(Whether text is lower-cased for a vocabulary, how that is known or '')."""
+    of_weights = None if init_weights is None else init_weights.lowercase
+    if vocab_file and as_path(vocab_file).exists():  # else it is refused where it is read
+        found, why = find_lowercase(vocab_file, of_weights)
+    else:
+        found, why = of_weights is not False, ''
+    if init_weights is not None and not why:
+        why = f'as in {init_weights.source}'
+    return found, why
+
+
+def _complete_vocabulary(config: ConfigDict, init_weights: Weights) -> None:
+    """Takes the vocabulary of the weights, unless another is stated, and its padded size."""
+    if config.data.vocab_file or init_weights.vocab_file is None:
+        return
+    config.data.vocab_file = str(init_weights.vocab_file)
+    vocabulary = load_tokenizer(init_weights.vocab_file, config.data.lowercase).vocab
+    num_rows = init_weights.model['vocab_size']
+    is_stated = config.model.vocab_size or config.data.add_tokens
+    if len(vocabulary) < num_rows and not is_stated:
+        config.model.vocab_size = num_rows  # an embedding that was padded
+
+
 def check_used(config: ConfigDict) -> None:
     """Refuses settings of a valid config that its task ignores.
-
-    A task that a config file defines may read whatever some downstream task reads.
 
     Raises:
       InputError: a field that the task does not read differs from its default.
     """
     defaults = flat_fields(default_config(config.task))
     for path, value in flat_fields(config).items():
-        read_by = FIELDS[path].read_by
-        reads = config.task not in PRETRAINING if read_by == LABELLED else config.task in read_by
-        reads |= config.task not in SHIPPED and not set(read_by) <= set(PRETRAINING)
-        if read_by and not reads and value != defaults[path]:
-            raise InputError(f'config.{path}={value!r} has no effect with config.task='
-                             f'{config.task!r}: it is for {", ".join(read_by)}, leave it out')
+        field = FIELDS[path]
+        if not _is_read(field, config.task) and value != defaults[path]:
+            raise InputError(
+                f'config.{path}={value!r} has no effect with config.task={config.task!r}: it is '
+                f'for {", ".join(field.read_by)}, leave it out')
+
+
+def _is_read(field: Field, task: str) -> bool:
+    """Whether a task reads a field.
+
+    A task that a config file defines may read whatever some downstream task reads.
+    """
+    if not field.read_by or task in field.read_by:
+        return True
+    if field.read_by == LABELLED:
+        return task not in PRETRAINING
+    return task not in SHIPPED and not set(field.read_by) <= set(PRETRAINING)
 
 
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:
@@ -124,118 +188,237 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     Raises:
       InputError: the first error.
     """
-    task, section = config.task, section_of(config.task)
-    _refuse((
-        (task not in OPENERS, f'task={task!r} is unknown: {nearest(task, OPENERS)}; '
-         'one of your own is known where --config names its file'),
-        (config.phases and task not in PRETRAINING,
-         f'phases is for pre-training: config.task={task!r} has one phase'),
-        (section and section not in config, f'task={task!r} needs a config file that starts from '
-         f'default_config({task!r}), with its section config.{section}'),
-    ))
+    _check_task(config)
     if not config.init_checkpoint:
         config = complete(config)
+    _check_values(config)
+    parse_trace(config.train.profile, 'train.profile')
+    for logger in config.train.loggers.split(','):
+        _check_value('train.loggers', logger, (*LOGGERS, ''))
+    _check_optimizer(config.optimizer)
+    _check_skip_steps(config.train.skip_steps)
+    _check_masking_rates(config.data)
+    if _is_model_known(config):
+        _check_sizes(config, num_devices)
+
+
+def _check_task(config: ConfigDict) -> None:
+    """Checks that there is such a task, and that the config is one for it."""
+    task = config.task
+    section = section_of(task)
+    if task not in OPENERS:
+        raise InputError(
+            f'config.task={task!r} is unknown: {nearest(task, OPENERS)}; one of your own is known '
+            'where --config names its file')
+    if config.phases and task not in PRETRAINING:
+        raise InputError(
+            f'config.phases is for pre-training: config.task={task!r} has one phase')
+    if section and section not in config:
+        raise InputError(
+            f'config.task={task!r} needs a config file that starts from default_config({task!r}), '
+            f'with its section config.{section}')
+
+
+def _check_values(config: ConfigDict) -> None:
+    """Checks each field, also of the phases, against its row."""
     for path, value in flat_fields(config).items():
         if value is not None:  # else `init_checkpoint` determines it
             _check_value(path, value, FIELDS[path].allowed)
     for i, phase in enumerate(config.phases):
-        for field, value in phase.items():
-            if value is not None or field == 'steps':
-                _check_value(f'phases[{i}].{field}', value, FIELDS[PHASE_FIELDS[field]].allowed)
-    train, data, optimizer = config.train, config.data, config.optimizer
-    skipped, name = train.skip_steps, optimizer.name
-    parse_trace(train.profile, 'train.profile')
-    for logger in train.loggers.split(','):
-        _check_value('train.loggers', logger, (*LOGGERS, ''))
-    _check_value('optimizer.name', name, (*OWN_OPTIMIZERS, *optax_optimizers()))
-    optimizer_arguments(name, optimizer.arguments)
-    if optimizer.decay_from not in ('start', 'peak'):
-        _check_value('optimizer.decay_from', optimizer.decay_from, 'duration')
-    _refuse((
-        *((name not in OWN_OPTIMIZERS and optimizer[key] != FIELDS[f'optimizer.{key}'].default,
-           f'optimizer.{key}={optimizer[key]} has no effect with config.optimizer.name={name!r}: '
-           'set optimizer.arguments instead') for key in ('b1', 'b2', 'eps')),
-        (not isinstance(skipped, (tuple, list)) or len(set(map(str, skipped))) < len(skipped)
-         or not all(type(step) is int and step > 0 for step in skipped),
-         f'train.skip_steps={skipped!r} must be a tuple of different steps, counted from 1, such '
-         'as (1234,)'),
-        (data.mask_rate + data.random_rate > 1 + 1e-9, f'data.mask_rate={data.mask_rate} and '
-         f'config.data.random_rate={data.random_rate} add up to more than 1'),
-    ))
-    given = SIZES if config.model.name else ()
-    if all(config.model[o.name] is not None for o in DECIDED if o.name not in given):
-        _check_sizes(config, num_devices)
-
-
-def _refuse(relations: Iterable[tuple[Any, str]]) -> None:
-    """Raises InputError for the first (is it wrong?, message after 'config.') that is wrong."""
-    for wrong, message in relations:
-        if wrong:
-            raise InputError(f'config.{message}')
+        for name, value in phase.items():
+            if value is not None or name == 'steps':
+                _check_value(f'phases[{i}].{name}', value, FIELDS[PHASE_FIELDS[name]].allowed)
 
 
 def _check_value(path: str, value: Any, allowed: Allowed | str) -> None:
     """Checks a value against its field's `allowed`."""
     if not isinstance(allowed, str):
-        wrong = why_not_allowed(value, allowed)
-        _refuse([(wrong, f'{path}={value!r} {wrong}')])
+        why = why_not_allowed(value, allowed)
+        if why:
+            raise InputError(f'config.{path}={value!r} {why}')
     elif allowed == 'duration':
-        parse_duration(value, path, batch_size=1,
-                       num_examples=None if path.endswith('warmup') else _ANY_NUMBER,
-                       total=None if path == 'train.steps' else _ANY_NUMBER)
+        _check_duration(path, value)
     elif allowed != 'elsewhere':
-        _refuse([(not isinstance(value, str) or '\0' in value, f'{path}={value!r} must be a text')])
+        if not isinstance(value, str) or '\0' in value:
+            raise InputError(f'config.{path}={value!r} must be a text')
         if allowed == 'path':
             check_scheme(value, f'config.{path}=')
 
 
+def _check_duration(path: str, value: int | str) -> None:
+    """Checks that a duration has a unit that its field can have."""
+    takes_epochs = not path.endswith('warmup')
+    takes_percent = path != 'train.steps'
+    parse_duration(
+        value, path, batch_size=1,
+        num_examples=_ANY_NUMBER if takes_epochs else None,
+        total=_ANY_NUMBER if takes_percent else None)
+
+
+def _check_optimizer(optimizer: ConfigDict) -> None:
+    """Checks the optimizer's name and what belongs to that optimizer."""
+    name = optimizer.name
+    _check_value('optimizer.name', name, (*OWN_OPTIMIZERS, *optax_optimizers()))
+    optimizer_arguments(name, optimizer.arguments)
+    if optimizer.decay_from not in ('start', 'peak'):
+        _check_value('optimizer.decay_from', optimizer.decay_from, 'duration')
+    if name in OWN_OPTIMIZERS:
+        return
+    for key in ('b1', 'b2', 'eps'):
+        if optimizer[key] != FIELDS[f'optimizer.{key}'].default:
+            raise InputError(
+                f'config.optimizer.{key}={optimizer[key]} has no effect with '
+                f'config.optimizer.name={name!r}: set optimizer.arguments instead')
+
+
+def _check_skip_steps(skipped: Any) -> None:
+    """Checks that skipped steps are a list of different numbers from 1."""
+    is_list = isinstance(skipped, (tuple, list))
+    if is_list:
+        are_steps = all(type(step) is int and step > 0 for step in skipped)
+        are_different = len(set(map(str, skipped))) == len(skipped)
+    if not is_list or not are_steps or not are_different:
+        raise InputError(
+            f'config.train.skip_steps={skipped!r} must be a tuple of different steps, counted '
+            'from 1, such as (1234,)')
+
+
+def _check_masking_rates(data: ConfigDict) -> None:
+    """Checks that no more positions are replaced than are masked."""
+    if data.mask_rate + data.random_rate > 1 + _ROUNDING:
+        raise InputError(
+            f'config.data.mask_rate={data.mask_rate} and config.data.random_rate='
+            f'{data.random_rate} add up to more than 1')
+
+
+def _is_model_known(config: ConfigDict) -> bool:
+    """Whether no field of the model is left to a checkpoint that has not been read."""
+    given_by_name = SIZES if config.model.name else ()
+    return all(
+        config.model[option.name] is not None
+        for option in DECIDED if option.name not in given_by_name)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+    """A batch, whose rows are split over devices.
+
+    Attributes:
+      path: of the field that says how many rows it has.
+      rows: number of rows.
+      parts: number of parts that it is computed in, one after the other.
+    """
+
+    path: str
+    rows: int
+    parts: int
+
+
 def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
     """Checks the model, the batches of all phases and of evaluation, and the mesh."""
-    sizes, mesh, parts = model_sizes(config), config.mesh, config.train.accumulation_steps
-    hidden, heads = sizes['hidden_size'], sizes['num_heads']
-    positions, phased = config.model.max_position_embeddings, config.task in PRETRAINING
-    relations: list[tuple[Any, str]] = [
-        (config.task == 'pretrain' and config.data.next_sentence
-         and config.model.type_vocab_size < 2,
-         'model.type_vocab_size=1 has no segment type for the second text of a pair: set '
-         'config.data.next_sentence=False, or 2'),
-        (hidden % heads, f'model.num_heads={heads} does not divide config.model.hidden_size='
-         f'{hidden}: take a number that does')]
+    sizes = model_sizes(config)
+    filled = phases(config, num_examples=_ANY_NUMBER)
+    _check_model(config, sizes)
     batches = []
-    for i, phase in enumerate(phases(config, num_examples=_ANY_NUMBER)):
-        data, train = (f'phases[{i}].',) * 2 if config.phases else ('data.', 'train.')
-        length, predictions = phase['max_seq_length'], phase['max_predictions_per_seq']
-        field = 'packed_rows' if phase['packed_rows'] else 'batch_size'
-        rows, batch = phase[field], phase['batch_size']
-        relations += [
-            (length > positions, f'{data}max_seq_length={length} is longer than the position '
-             f'table, config.model.max_position_embeddings={positions}'),
-            (length < 8, f'{data}max_seq_length={length} is too short: at least 8'),
-            (phased and not 0 < predictions <= length - 2,
-             f'{data}max_predictions_per_seq={predictions} must be from 1 to max_seq_length - 2 = '
-             f'{length - 2}'),
-            (rows > batch, f'{train}packed_rows={rows} are more than the sequences of a step, '
-             f'batch_size={batch}: set it to 0 for a row each'),
-            (rows % parts, f'train.accumulation_steps={parts} does not divide '
-             f'config.{train}{field}={rows}')]
-        batches.append((f'{train}{field}', rows, parts))
-    _refuse(relations)
+    for i, phase in enumerate(filled):
+        data_section = f'phases[{i}].' if config.phases else 'data.'
+        train_section = f'phases[{i}].' if config.phases else 'train.'
+        _check_lengths(config, phase, data_section)
+        batch = _batch_of(phase, train_section, config.train.accumulation_steps)
+        _check_batch(batch, phase['batch_size'], train_section)
+        batches.append(batch)
     if num_devices is None:
         return
-    if phased:
-        batches.append(('train.eval_batch_size', config.train.eval_batch_size, 1))
+    if config.task in PRETRAINING:
+        batches.append(_Batch('train.eval_batch_size', config.train.eval_batch_size, 1))
+    _check_mesh(config.mesh, sizes, num_devices)
+    num_groups = max(1, num_devices // config.mesh.tensor)
+    for batch in batches:
+        _check_splits(batch, num_groups)
+    check_vocabulary(config.model.vocab_size, config.mesh.tensor)
+
+
+def _check_model(config: ConfigDict, sizes: Mapping[str, int]) -> None:
+    """Checks the rules between the model's sizes, and between the model and the data."""
+    is_of_pairs = config.task == 'pretrain' and config.data.next_sentence
+    if is_of_pairs and config.model.type_vocab_size < 2:
+        raise InputError(
+            'config.model.type_vocab_size=1 has no segment type for the second text of a pair: '
+            'set config.data.next_sentence=False, or 2')
+    hidden, heads = sizes['hidden_size'], sizes['num_heads']
+    if hidden % heads:
+        raise InputError(
+            f'config.model.num_heads={heads} does not divide config.model.hidden_size={hidden}: '
+            'take a number that does')
+
+
+def _check_lengths(config: ConfigDict, phase: Mapping[str, Any], section: str) -> None:
+    """Checks the row length of a phase, and its slots for masked positions.
+
+    Args:
+      config: the config.
+      phase: filled in.
+      section: what stands before the names of its fields in messages, such as 'data.'.
+    """
+    length = phase['max_seq_length']
+    num_predictions = phase['max_predictions_per_seq']
+    positions = config.model.max_position_embeddings
+    if length > positions:
+        raise InputError(
+            f'config.{section}max_seq_length={length} is longer than the position table, '
+            f'config.model.max_position_embeddings={positions}')
+    if length < _SHORTEST_LENGTH:
+        raise InputError(
+            f'config.{section}max_seq_length={length} is too short: at least {_SHORTEST_LENGTH}')
+    if config.task in PRETRAINING and not 0 < num_predictions <= length - 2:
+        raise InputError(
+            f'config.{section}max_predictions_per_seq={num_predictions} must be from 1 to '
+            f'max_seq_length - 2 = {length - 2}')
+
+
+def _batch_of(phase: Mapping[str, Any], section: str, parts: int) -> _Batch:
+    """The batch of a phase: a row for each sequence, or packed rows."""
+    field = 'packed_rows' if phase['packed_rows'] else 'batch_size'
+    return _Batch(f'{section}{field}', phase[field], parts)
+
+
+def _check_batch(batch: _Batch, num_sequences: int, section: str) -> None:
+    """Checks that there are enough sequences for the rows, and equally many rows in all parts."""
+    if batch.rows > num_sequences:
+        raise InputError(
+            f'config.{section}packed_rows={batch.rows} are more than the sequences of a step, '
+            f'batch_size={num_sequences}: set it to 0 for a row each')
+    if batch.rows % batch.parts:
+        raise InputError(
+            f'config.train.accumulation_steps={batch.parts} does not divide '
+            f'config.{batch.path}={batch.rows}')
+
+
+def _check_mesh(mesh: ConfigDict, sizes: Mapping[str, int], num_devices: int) -> None:
+    """Checks that the mesh has as many devices as there are, and splits the model evenly."""
     fixed = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.tensor) if size != -1)
-    rest = -1 in (mesh.data, mesh.fsdp)
-    devices = max(1, num_devices // mesh.tensor)
-    _refuse((
-        (not fixed or (num_devices % fixed if rest else num_devices != fixed),
-         f'mesh data={mesh.data} x fsdp={mesh.fsdp} x tensor={mesh.tensor} does not fit '
-         f'{num_devices} devices: their product must be the number of devices (-1 takes what is '
-         'left)'),
-        *((sizes[name] % mesh.tensor, f'mesh.tensor={mesh.tensor} does not divide '
-           f'config.model.{name}={sizes[name]}') for name in ('num_heads', 'intermediate_size')),
-        *((rows % (devices * parts), f'{path}={rows} cannot be split over data x fsdp = {devices} '
-           f'devices' + f' in {parts} parts' * (parts > 1) + ': the nearest above is '
-           f'{math.ceil(rows / (devices * parts)) * devices * parts}')
-          for path, rows, parts in batches)))
-    check_vocabulary(config.model.vocab_size, mesh.tensor)
+    if -1 in (mesh.data, mesh.fsdp):
+        fits = fixed != 0 and num_devices % fixed == 0
+    else:
+        fits = fixed == num_devices
+    if not fits:
+        raise InputError(
+            f'config.mesh data={mesh.data} x fsdp={mesh.fsdp} x tensor={mesh.tensor} does not fit '
+            f'{num_devices} devices: their product must be the number of devices (-1 takes what '
+            'is left)')
+    for name in ('num_heads', 'intermediate_size'):
+        if sizes[name] % mesh.tensor:
+            raise InputError(
+                f'config.mesh.tensor={mesh.tensor} does not divide '
+                f'config.model.{name}={sizes[name]}')
+
+
+def _check_splits(batch: _Batch, num_groups: int) -> None:
+    """Checks that a batch can be split over `num_groups` = data x fsdp groups of devices."""
+    unit = num_groups * batch.parts
+    if batch.rows % unit == 0:
+        return
+    in_parts = f' in {batch.parts} parts' if batch.parts > 1 else ''
+    raise InputError(
+        f'config.{batch.path}={batch.rows} cannot be split over data x fsdp = {num_groups} '
+        f'devices{in_parts}: the nearest above is {math.ceil(batch.rows / unit) * unit}')
