@@ -40,7 +40,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import data_config_of
 from bert_jax.config.command_line import parse_command
-from bert_jax.config.fields import PRETRAINING, flat_fields, section_of
+from bert_jax.config.fields import FIELDS, PRETRAINING, flat_fields
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_folder, read_json, write_whole
 from bert_jax.runtime.process import error_boundary
@@ -49,13 +49,6 @@ from bert_jax.validation import complete
 if TYPE_CHECKING:
     from bert_jax.tasks.labelled import LabelledTask
     from bert_jax.weights.formats import Weights
-
-# Fields that decide which examples there are, how they are cut, and what is predicted for them; the
-# fields of the task's own section do so, too.
-_SAME_IN_AN_ENSEMBLE = (
-    'task', 'data.source', 'data.eval_source', 'data.max_seq_length', 'data.lowercase',
-    'data.text', 'data.text_pair', 'data.label', 'data.held_out', 'head', 'labels',
-)
 
 RunFields = Mapping[str, Any]  # the fields of a run's config.json by dotted name; {}: it is no run
 
@@ -138,14 +131,30 @@ def _read_runs(models: Sequence[str]) -> list[RunFields]:
 
 def _check_ensemble(models: Sequence[str], runs: Sequence[RunFields], task: str) -> None:
     """Raises InputError unless all runs predict the same for the same examples."""
-    section = f'{section_of(task)}.'
     for model, fields in zip(models[1:], runs[1:], strict=True):
         for name, value in runs[0].items():
-            must_agree = name in _SAME_IN_AN_ENSEMBLE or name.startswith(section)
-            if must_agree and fields.get(name) != value:
+            if not _must_agree(name, task):
+                continue
+            other = fields.get(name)
+            if other is None and name in FIELDS:  # it is new, and the run is older
+                other = FIELDS[name].default_of(task)
+            if other != value:
                 raise InputError(
-                    f'{models[0]} has {name}={value!r}, {model} has {fields.get(name)!r}: an '
-                    'ensemble is of runs on the same examples')
+                    f'{models[0]} has {name}={value!r}, {model} has {other!r}: an ensemble is of '
+                    'runs on the same examples')
+
+
+def _must_agree(name: str, task: str) -> bool:
+    """Whether the runs of an ensemble must have the same value of a field.
+
+    The vocabularies themselves are compared where they are read.
+    """
+    if name in ('task', 'head', 'labels'):
+        return True
+    field = FIELDS.get(name)
+    if field is None or field.read_by == PRETRAINING:
+        return False
+    return field.role_of(task) == 'data' and not field.is_silent(task)
 
 
 @dataclasses.dataclass(frozen=True)

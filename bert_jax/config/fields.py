@@ -301,9 +301,6 @@ RECORDED: Mapping[str, Field] = {
     'made': Field(None, 'elsewhere', 'logging'),  # the command, and versions
 }
 _ENTRIES = {**FIELDS, **RECORDED}
-# Those that change no result of any task, for the tools.
-WITHOUT_A_SAY = tuple(
-    path for path, field in FIELDS.items() if field.role in ('place', 'logging'))
 # Fields that this version does not have.
 _UNKNOWN_OF_MODEL = Field(None, 'elsewhere', 'model')
 _UNKNOWN = Field(None, 'elsewhere', 'result')

@@ -53,7 +53,7 @@ from bert_jax.validation import check_used, validate
 
 Settings = tuple[tuple[str, str], ...]
 # Fields in which members that share a compiled step may differ, as they are its arguments.
-_ARGUMENTS = ('seed', 'optimizer.learning_rate')
+_ARGUMENTS = tuple(path for path, field in FIELDS.items() if field.step_argument)
 _SAFE = ' :+@'  # characters that are harmless in a file name and stay unquoted
 WAIT_SECONDS = 5.0  # between checks of runs that other processes have claimed
 

@@ -13,7 +13,6 @@ from bert_jax.tasks.entities import entity_spans
 from bert_jax.tasks.squad_answers import PlacesByWords, final_texts, predict_answers
 from bert_jax.tasks.squad_reader import Question
 from bert_jax.tasks.squad_windows import squad_windows
-from bert_jax.tasks.entities import entity_spans
 from tests.predict import tiny
 
 ONE = jax.devices()[:1]

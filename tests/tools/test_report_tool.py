@@ -217,19 +217,45 @@ def test_scores_are_of_the_last_evaluation(runs):
     assert RunRecords(runs / 'whole', 'whole').scores == {'step': 8, 'mlm_accuracy': 0.4}
 
 
-@pytest.mark.parametrize(('keeps_best', 'sizes'), [(True, [2, 1]), (False, [3])])
-def test_runs_that_choose_among_other_evaluations_are_no_seeds_of_one_group(
-    keeps_best, sizes, tmp_path
-):
-    for seed, every in enumerate((4, 4, 2)):
-        run = tmp_path / str(seed)
-        write(run, [{'step': 8, 'eval/accuracy': 0.5}], task='rte', seed=seed,
+def groups_of_intervals(folder, task, intervals, *, best=None):
+    """The groups of runs of a task with these intervals of evaluation, each with its own seed.
+
+    With `best`, each run has the weights of that step.
+    """
+    for seed, every in enumerate(intervals):
+        run = folder / str(seed)
+        write(run, [{'step': 8, 'eval/accuracy': 0.5}], task=task, seed=seed,
               metric='accuracy', train={'steps': 8, 'eval_every': every, 'save_every': every})
-        if keeps_best:
-            (run / 'best' / '8').mkdir(parents=True)
-    groups = grouped(RunRecords(tmp_path / str(seed), str(seed)) for seed in range(3))
-    assert [len(group.runs) for group in groups] == sizes
-    assert ('train.eval_every' in groups[0].settings()) == keeps_best
+        if best is not None:
+            (run / 'best' / str(best)).mkdir(parents=True)
+    return grouped(RunRecords(folder / str(seed), str(seed)) for seed in range(len(intervals)))
+
+
+@pytest.mark.parametrize('best', [8, None])
+def test_runs_that_choose_among_other_evaluations_are_no_seeds_of_one_group(best, tmp_path):
+    """Even if the best weights are not there any more."""
+    groups = groups_of_intervals(tmp_path, 'rte', (4, 4, 2), best=best)
+    assert [len(group.runs) for group in groups] == [2, 1]
+    assert 'train.eval_every' in groups[0].settings()
+
+
+def test_pretraining_does_not_depend_on_how_often_it_is_evaluated(tmp_path):
+    (group,) = groups_of_intervals(tmp_path, 'pretrain', (4, 4, 2))
+    assert len(group.runs) == 3
+    assert 'train.eval_every' not in group.settings()
+
+
+@pytest.mark.parametrize(('section', 'name', 'is_one_group'), [
+    ('mesh', 'fsdp', True), ('model', 'remat', True), ('data', 'dir', True),
+    ('made', 'command', True), ('model', 'dtype', False), ('optimizer', 'b1', False),
+    ('data', 'masking', False),
+])
+def test_only_what_changes_the_result_tells_groups_apart(section, name, is_one_group, tmp_path):
+    for value in (1, 2):
+        write(tmp_path / str(value), [{'step': 8, 'eval/mlm_accuracy': 0.5}], task='pretrain',
+              metric='mlm_accuracy', train={'steps': 8}, **{section: {name: value}})
+    groups = grouped(RunRecords(tmp_path / str(value), str(value)) for value in (1, 2))
+    assert (len(groups) == 1) == is_one_group
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ import json
 from typing import Any
 
 from bert_jax.config import ConfigDict, model_sizes
-from bert_jax.config.fields import FIELDS, PRETRAINING, WITHOUT_A_SAY, flat_fields
+from bert_jax.config.fields import FIELDS, PRETRAINING, field_of, flat_fields
 from bert_jax.runtime.files import Path, digest
 from bert_jax.validation import complete
 
-# Fields that do not change the result of a run.
-_BESIDE = (*WITHOUT_A_SAY, 'seed', 'model.name', 'mesh.')
+# Fields that tell no parts apart, besides places and logging: the runs of a part have their own
+# seeds, sizes stand for the model's name, a table takes the last evaluation, and any mesh will do.
+_NOT_HASHED = ('seed', 'model.name', 'train.eval_every', 'mesh.')
 # Fields added after parts were made, with the value that fits those. They are left out of the
 # digest at that value, and where the task does not read them, so that the old parts are found.
 _ADDED_LATER = {
@@ -74,7 +75,7 @@ def _with_old_defaults(resolved: ConfigDict, values: dict[str, Any]) -> dict[str
 
 def _is_hashed(name: str, value: Any, task: str) -> bool:
     """Whether the value of a field is part of the digest."""
-    if name.startswith(_BESIDE):
+    if name.startswith(_NOT_HASHED) or field_of(name).role_of(task) in ('place', 'logging'):
         return False
     if name not in _ADDED_LATER:
         return True

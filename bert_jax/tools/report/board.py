@@ -9,20 +9,22 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from bert_jax.config.fields import CHANGES_RESULT
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, read_json
-from bert_jax.tools.report.groups import BESIDE, Group, grouped
+from bert_jax.tools.report.groups import Group, grouped, role_of
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.tools.sweep import markdown
 from bert_jax.train.report import count
 from bert_jax.train.step import parameters_of
 from bert_jax.weights.run_directory import read_description
 
-# In which the fine-tunings of several pre-trainings with the same settings differ.
-_NOT_SETTINGS = ('seed', 'init_', 'data.vocab_file', *BESIDE)
+# In which the fine-tunings of several pre-trainings with the same settings may differ; the board
+# takes the last evaluation, however many there were.
+_NOT_SETTINGS = ('seed', 'init_', 'data.vocab_file', 'train.eval_every')
 
 ScoresBySeed = dict[int, float]  # by the number of the pre-training in its group
 
@@ -117,8 +119,10 @@ def _fine_tunings(
 
 def _settings_text(run: RunRecords) -> str:
     """Text that is equal for fine-tunings with the same settings."""
-    settings = [item for item in run.fields.items() if not item[0].startswith(_NOT_SETTINGS)]
-    return str(sorted(settings))
+    return str(sorted(
+        (name, value)
+        for name, value in run.fields.items()
+        if role_of(name, run) in CHANGES_RESULT and not name.startswith(_NOT_SETTINGS)))
 
 
 def _last_score(run: RunRecords, task: str) -> float:

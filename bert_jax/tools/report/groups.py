@@ -8,17 +8,15 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bert_jax.config.fields import WITHOUT_A_SAY
+from bert_jax.config.fields import CHANGES_RESULT, Role, field_of
 from bert_jax.config.phases import PHASE_ROWS
 from bert_jax.tools.report.runs import Point, RunRecords
 from bert_jax.train.report import count
 
-# Fields that do not affect the result, and those that follow from others.
-BESIDE = (*WITHOUT_A_SAY, 'made.', 'inference.', 'labels', 'head', 'metric', 'guessing.',
-          'train.verify_every', 'train.eval_batch_size')
-# Digests, and what `phases` says.
-_NOT_SHOWN = (*BESIDE, 'identity.', 'vocabulary', 'train.steps', 'train.batch_size',
-              'train.packed_rows', 'data.max_seq_length', 'data.max_predictions_per_seq')
+# Digests, and what the row `phases` shows.
+_NOT_SHOWN = (
+    'identity.', 'vocabulary', 'train.steps', 'train.batch_size', 'train.packed_rows',
+    'data.max_seq_length', 'data.max_predictions_per_seq')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,9 +99,10 @@ class Group:
         fields_of_runs = list(map(_fields_with_phases_text, self.runs))
         result = {}
         for name in fields_of_runs[0]:
-            if not _is_among(_NOT_SHOWN, name, self.runs[0]):
-                values = [str(fields[name]) for fields in fields_of_runs]
-                result[name] = ', '.join(dict.fromkeys(values))
+            is_setting = role_of(name, self.runs[0]) in CHANGES_RESULT | {'compute'}
+            if is_setting and not name.startswith(_NOT_SHOWN):
+                values = dict.fromkeys(str(fields[name]) for fields in fields_of_runs)
+                result[name] = ', '.join(values)
         return result
 
 
@@ -127,7 +126,7 @@ def _group_key(run: RunRecords) -> str:
     fields = {
         name: value
         for name, value in run.fields.items()
-        if name != 'seed' and not _is_among(BESIDE, name, run)}
+        if name != 'seed' and role_of(name, run) in CHANGES_RESULT}
     unfinished = '' if run.finished else run.name
     return f'{sorted(fields.items())} {unfinished}'
 
@@ -141,13 +140,9 @@ def _group_name(runs: Sequence[RunRecords], taken: Sequence[str]) -> str:
     return common
 
 
-def _is_among(prefixes: tuple[str, ...], name: str, run: RunRecords) -> bool:
-    """Whether a field of a run begins with one of these.
-
-    `train.eval_every` does not where the result is the best of the evaluations: their interval
-    affects it.
-    """
-    return name.startswith(prefixes) and not (run.keeps_best and name == 'train.eval_every')
+def role_of(name: str, run: RunRecords) -> Role:
+    """What another value of a field would mean for a run."""
+    return field_of(name).role_of(run.fields.get('task', ''))
 
 
 def _points_by_step(run: RunRecords) -> dict[tuple[str, float], Point]:
