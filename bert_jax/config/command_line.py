@@ -22,11 +22,14 @@ from absl import flags, logging
 from ml_collections import config_flags
 
 from bert_jax.config import fields
-from bert_jax.config.fields import FIELDS, flat_fields, meant
+from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.config.phases import PHASE_FIELDS, check_phases
+from bert_jax.config.suggestions import suggest_field
 from bert_jax.runtime.errors import InputError, nearest
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # commands load TensorFlow and jax after this
+
+_HELP = {'--help', '-help', '-h'}
 
 
 def parse_command(
@@ -46,59 +49,109 @@ def parse_command(
       SystemExit: after --help.
     """
     logging.set_verbosity(logging.ERROR)  # libraries log a great deal at lower levels
-    values = flags.FlagValues() if flag_values is None else flag_values
-    file, rest, arguments = '', [], iter(argv)
-    for argument in arguments:
-        name, equals, value = argument.partition('=')
-        if name in ('--config', '-config'):
-            file = config_file(value if equals else next(arguments, ''))
-        else:
-            rest.append(argument)
+    file, arguments = _split_off_config(argv)
     if file:
         config = load_config(file)
-    if {'--help', '-help', '-h'} & set(argv):
+    if not _HELP.isdisjoint(argv):
         _print_help(description, file, config)
         sys.exit(0)
     if config is None:
         raise InputError(
             '--config is missing: name a config file, such as --config=configs/tiny_pretrain.py')
+    values = flags.FlagValues() if flag_values is None else flag_values
+    flag = _parse_fields(config, arguments, values)
+    _check_held_out(flag)
+    check_phases(flag.value.phases)
+    _check_phases_take_overrides(flag)
+    return flag.value, file
+
+
+def _split_off_config(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """(The file of the last --config or '', all other arguments)."""
+    file = ''
+    others = []
+    arguments = iter(argv)
+    for argument in arguments:
+        name, equals, value = argument.partition('=')
+        if name not in ('--config', '-config'):
+            others.append(argument)
+        elif equals:
+            file = config_file(value)
+        else:
+            file = config_file(next(arguments, ''))
+    return file, others
+
+
+def _parse_fields(
+    config: config_lib.ConfigDict, arguments: Sequence[str], values: flags.FlagValues
+) -> Any:
+    """Parses the arguments into `values`; returns the flag of the config, with the overrides.
+
+    Raises:
+      InputError: an unknown flag or field, or a value of another type.
+    """
     try:
-        config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=rest)
-        unexpected = values(rest)[1:]
+        config_flags.DEFINE_config_dict(
+            'config', config, flag_values=values, sys_argv=list(arguments))
+        unexpected = values(arguments)[1:]
     except (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error) as error:
-        message = ' '.join(str(error).split())
-        for argument in rest:
-            name = argument.lstrip('-').partition('=')[0]
-            path = name.removeprefix('config.').partition('[')[0]
-            if name.startswith('config.') and path not in FIELDS:
-                message = f'--{name} is not a field: {meant(path)}'
-            elif isinstance(error, flags.UnrecognizedFlagError) and name == error.flagname:
-                message += f' Fields are set with --config.FIELD=VALUE: {meant(name)}'
-            elif name.startswith('config.phases[') and isinstance(error, LookupError):
-                message = (
-                    f'--{name}: the config has no such phase, or the phase does not say this: set '
-                    "the field for the whole run, or write all phases, --config.phases='(...)'")
-        raise InputError(message) from error
+        raise InputError(_explain(error, arguments)) from error
     if unexpected:
         raise InputError(
             f'unexpected argument {unexpected[0]!r}: fields are set with --config.FIELD=VALUE')
-    flag: Any = values['config']
-    if 'data.held_out' in flag.override_values and flag.value.data.eval_source:
-        raise InputError('--config.data.held_out would change nothing, because what is scored is '
-                         f'config.data.eval_source={flag.value.data.eval_source}: leave one out')
-    check_phases(flag.value.phases)
-    parts = [dict(phase) for phase in flag.value.phases]
-    # A rate and its warm-up carry over to the next phases until one has its own rate.
-    schedules = [part for i, part in enumerate(parts) if i == 0 or 'learning_rate' in part]
-    users = {'steps': [], 'source': [], 'learning_rate': parts[:1], 'warmup': schedules}
-    for field, path in PHASE_FIELDS.items():
-        asked = users.get(field, parts)
-        if path in flag.override_values and asked and all(field in part for part in asked):
+    return values['config']
+
+
+def _explain(error: Exception, arguments: Sequence[str]) -> str:
+    """What is wrong with the arguments, and which field may be meant."""
+    message = ' '.join(str(error).split())
+    for argument in reversed(arguments):
+        name = argument.lstrip('-').partition('=')[0]
+        path = name.removeprefix('config.').partition('[')[0]
+        if name.startswith('config.') and path not in FIELDS:
+            return f'--{name} is not a field: {suggest_field(path)}'
+        if isinstance(error, flags.UnrecognizedFlagError) and name == error.flagname:
+            return f'{message} Fields are set with --config.FIELD=VALUE: {suggest_field(name)}'
+        if isinstance(error, LookupError) and name.startswith('config.phases['):
+            return (
+                f'--{name}: the config has no such phase, or the phase does not say this: set the '
+                "field for the whole run, or write all phases, --config.phases='(...)'")
+    return message
+
+
+def _check_held_out(flag: Any) -> None:
+    """Refuses to set the held-out share of a source if another file is scored."""
+    eval_source = flag.value.data.eval_source
+    if 'data.held_out' in flag.override_values and eval_source:
+        raise InputError(
+            '--config.data.held_out would change nothing, because what is scored is '
+            f'config.data.eval_source={eval_source}: leave one out')
+
+
+def _check_phases_take_overrides(flag: Any) -> None:
+    """Refuses to set a field of the run for which all phases state their own."""
+    phases = [dict(phase) for phase in flag.value.phases]
+    for name, path in PHASE_FIELDS.items():
+        if path not in flag.override_values:
+            continue
+        readers = _phases_that_read(name, phases)
+        if readers and all(name in phase for phase in readers):
             raise InputError(
                 f'--config.{path}={flag.override_values[path]} would change nothing, because the '
-                f"phases of this config say their own {field}: set '--config.phases[0].{field}="
-                "...' and so on")
-    return flag.value, file
+                f"phases of this config say their own {name}: set '--config.phases[0].{name}=...' "
+                'and so on')
+
+
+def _phases_that_read(name: str, phases: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """The phases that would take a field from the run if they did not state it."""
+    if name in ('steps', 'source'):  # the run's has another meaning: the sum, and the list
+        return ()
+    # A rate and its warm-up carry over to the next phases until one has its own rate.
+    if name == 'learning_rate':
+        return phases[:1]
+    if name == 'warmup':
+        return [phase for i, phase in enumerate(phases) if i == 0 or 'learning_rate' in phase]
+    return phases
 
 
 def _print_help(description: str, file: str, config: config_lib.ConfigDict | None) -> None:
@@ -155,7 +208,9 @@ def config_file(named: str) -> str:
     path, colon, argument = named.partition(':')
     name = path.removeprefix('configs/').removesuffix('.py') + '.py'
     own = os.path.normpath(os.path.join(_own_configs(), name))
-    return own + colon + argument if not os.path.isfile(path) and os.path.isfile(own) else named
+    if os.path.isfile(path) or not os.path.isfile(own):
+        return named
+    return f'{own}{colon}{argument}'
 
 
 def run_name(file: str) -> str:
@@ -173,39 +228,70 @@ def load_config(named: str) -> config_lib.ConfigDict:
         are not those of `default_config`.
     """
     path, colon, argument = named.partition(':')
+    code = _compile(path)
+    try:
+        config = _call_get_config(code, path, [argument] if colon else [])
+        _check_fields(config)
+    except (Exception, SystemExit) as error:
+        what = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
+        message = ' '.join(str(error).split())
+        place = f'--config={named}{_line_in(path, error)}'
+        raise InputError(f'{place}: {what}{message}') from None
+    return config
+
+
+def _compile(path: str) -> types.CodeType:
+    """The code of a config file.
+
+    Raises:
+      InputError: there is no such file, or it is not valid Python.
+    """
     try:
         if os.path.isfile(path) and not path.endswith('.py'):
             raise SyntaxError('a config file is called NAME.py')
         with open(path, encoding='utf-8') as file:
-            code = compile(file.read(), path, 'exec')
+            return compile(file.read(), path, 'exec')
     except (SyntaxError, ValueError) as error:
         raise InputError(f'--config={path} is not valid Python: {error}') from None
     except OSError as error:
-        folder = os.path.dirname(path)
-        near = glob.glob(os.path.join(folder, '*.py'))
-        if not folder or not near:
-            near += map(os.path.basename, glob.glob(os.path.join(_own_configs(), '*.py')))
-        raise InputError(
-            f'--config={path}: {error.strerror}: {nearest(path, sorted(near))}') from None
+        known = sorted(_configs_near(path))
+        raise InputError(f'--config={path}: {error.strerror}: {nearest(path, known)}') from None
+
+
+def _configs_near(path: str) -> list[str]:
+    """The config files in the folder of a path; without folder or files, also the project's."""
+    folder = os.path.dirname(path)
+    found = glob.glob(os.path.join(folder, '*.py'))
+    if not folder or not found:
+        found += map(os.path.basename, glob.glob(os.path.join(_own_configs(), '*.py')))
+    return found
+
+
+def _call_get_config(code: types.CodeType, path: str, arguments: Sequence[str]) -> Any:
+    """Runs the code of a config file, and calls its get_config()."""
     module: Any = types.ModuleType('config_file')
     module.__file__ = path
     sys.modules[module.__name__] = module  # where dataclasses look for the names in annotations
-    try:
-        exec(code, vars(module))
-        if not callable(getattr(module, 'get_config', None)):
-            raise InputError('it defines no function get_config(): take a file of configs/ as an '
-                             'example')
-        config = module.get_config(*([argument] if colon else []))
-        given = flat_fields(config) if isinstance(config, config_lib.ConfigDict) else {}
-        wanted = flat_fields(config_lib.default_config(given.get('task', 'pretrain')))
-        if other := wanted.keys() ^ given.keys():
-            raise InputError(
-                f'get_config() has other fields ({", ".join(sorted(other)[:3])}): it is to start '
-                'from bert_jax.config.default_config(), change it and return it')
-    except (Exception, SystemExit) as error:
-        lines = [f', line {frame.lineno}' for frame in traceback.extract_tb(error.__traceback__)
-                 if frame.filename == path]
-        what = '' if isinstance(error, ValueError) else f'{type(error).__name__}: '
-        message = ' '.join(str(error).split())
-        raise InputError(f"--config={named}{''.join(lines[-1:])}: {what}{message}") from None
-    return config
+    exec(code, vars(module))
+    if not callable(getattr(module, 'get_config', None)):
+        raise InputError(
+            'it defines no function get_config(): take a file of configs/ as an example')
+    return module.get_config(*arguments)
+
+
+def _check_fields(config: Any) -> None:
+    """Refuses what is not a config with the fields of its task."""
+    given = flat_fields(config) if isinstance(config, config_lib.ConfigDict) else {}
+    wanted = flat_fields(config_lib.default_config(given.get('task', 'pretrain')))
+    others = sorted(wanted.keys() ^ given.keys())
+    if others:
+        raise InputError(
+            f'get_config() has other fields ({", ".join(others[:3])}): it is to start from '
+            'bert_jax.config.default_config(), change it and return it')
+
+
+def _line_in(path: str, error: BaseException) -> str:
+    """The line of a config file in which an error was raised, as ', line 7', or ''."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+             if frame.filename == path]
+    return f', line {lines[-1]}' if lines else ''

@@ -3,7 +3,6 @@
 The model's fields are those of `bert_config.py`.
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -319,33 +318,6 @@ def field_of(name: str) -> Field:
     return _UNKNOWN_OF_MODEL if section == 'model' else _UNKNOWN
 
 
-# Arguments of Hugging Face's Trainer and its scripts whose fields have another name here
-# (docs/from_trainer.md has all of them).
-_OF_THE_TRAINER: Mapping[str, str] = {
-    'init_checkpoint': 'model_name_or_path', 'train.loggers': 'report_to',
-    "train.steps='3 epochs'": 'num_train_epochs max_steps', 'model.dtype': 'bf16 fp16',
-    "train.eval_every='1 epoch'": 'eval_strategy eval_steps', 'optimizer.learning_rate': 'lr',
-    "train.save_every='1 epoch'": 'save_strategy save_steps', 'train.log_every': 'logging_steps',
-    'train.batch_size': 'per_device_train_batch_size', 'model.remat': 'gradient_checkpointing',
-    'train.accumulation_steps': 'gradient_accumulation_steps', 'optimizer.name': 'optim',
-    'train.keep_checkpoints': 'save_total_limit', 'train.patience': 'early_stopping_patience',
-    "optimizer.warmup='10%'": 'warmup_steps warmup_ratio', 'optimizer.decay': 'lr_scheduler_type',
-    'optimizer.clip_norm': 'max_grad_norm', 'classification.metrics': 'metric_for_best_model',
-}
-
-
-def meant(path: str) -> str:
-    """The hint for a field that does not exist: which one may be meant."""
-    name = path.rpartition('.')[2]
-    for field, theirs in _OF_THE_TRAINER.items():
-        if name in theirs.split():
-            return f'here that is --config.{field}'
-    names = {path.rpartition('.')[2]: path for path in FIELDS}
-    close = difflib.get_close_matches(path, FIELDS, 1, 0.8) or [
-        names[close] for close in difflib.get_close_matches(name, names, 1, 0.75)]
-    return f'did you mean {close[0]!r}?' if close else 'with --help, all fields are listed'
-
-
 def section_of(task: str) -> str:
     """The section of fields that belongs to this task ('squad' for 'squad_v1'), or ''."""
     name = task.partition('_')[0]
@@ -356,6 +328,8 @@ def flat_fields(tree: Any, prefix: str = '') -> dict[str, Any]:
     """The values of a ConfigDict or of nested dicts, by dotted name."""
     values: dict[str, Any] = {}
     for key, value in tree.items():
-        inner = hasattr(value, 'items')
-        values |= flat_fields(value, f'{prefix}{key}.') if inner else {prefix + key: value}
+        if hasattr(value, 'items'):
+            values |= flat_fields(value, f'{prefix}{key}.')
+        else:
+            values[f'{prefix}{key}'] = value
     return values

@@ -1,9 +1,11 @@
 """The phases of a run, and durations given in steps, epochs, examples or percent."""
 
+import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -12,17 +14,24 @@ from bert_jax.runtime.errors import InputError, nearest
 
 _MOST = 1e12  # of any unit; float64 counts exactly up to there
 _MAX_TRACED = 100  # viewers cannot open much longer traces
+_DURATION = re.compile(
+    r'(?P<amount>[0-9]+(_[0-9]+)*(\.[0-9]*)?(e[0-9]+)?)\s*(?P<unit>%|epochs?|examples?|steps?|)')
 
 # Options of a phase's rows. A run's record has them only for the phases that state them.
 PHASE_ROWS = ('masked_lm_prob', 'masking', 'source', 'causal')
 # Fields of a phase, and the config field that each defaults to.
 PHASE_FIELDS = {
-    'steps': 'train.steps', 'batch_size': 'train.batch_size',
+    'steps': 'train.steps',
+    'batch_size': 'train.batch_size',
     'max_seq_length': 'data.max_seq_length',
     'max_predictions_per_seq': 'data.max_predictions_per_seq',
     'packed_rows': 'train.packed_rows',
-    'learning_rate': 'optimizer.learning_rate', 'warmup': 'optimizer.warmup',
-    **{name: f'data.{name}' for name in PHASE_ROWS}, 'causal': 'model.causal',
+    'learning_rate': 'optimizer.learning_rate',
+    'warmup': 'optimizer.warmup',
+    'masked_lm_prob': 'data.masked_lm_prob',
+    'masking': 'data.masking',
+    'source': 'data.source',
+    'causal': 'model.causal',
 }
 
 
@@ -50,13 +59,12 @@ def parse_duration(
     Raises:
       InputError: not a duration, or a unit that is not allowed here.
     """
-    match = re.fullmatch(
-        r'([0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?(?:e[0-9]+)?)\s*(%|epochs?|examples?|steps?|)',
-        str(value).strip())
+    match = _DURATION.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
         raise InputError(f"config.{field}={value!r} is not a duration: write steps (1000), '10%', "
                          "'3 epochs' or '5000 examples'")
-    amount, unit = float(match[1]), match[2].rstrip('s')
+    amount = float(match['amount'])
+    unit = match['unit'].rstrip('s')
     if amount > _MOST:
         raise InputError(f'config.{field}={value!r} is more than any run: at most {_MOST:,.0f}')
     if unit == 'example':
@@ -71,13 +79,23 @@ def parse_duration(
     return int(amount)
 
 
-def parse_trace(
-    value: str, field: str, total: int | None = None
-) -> tuple[tuple[int, int], tuple[int, ...]] | None:
-    """(First and last step, both included; hosts) of a trace such as '100..110@0,3'; None for ''.
+class Trace(NamedTuple):
+    """Steps of a run of which some hosts write a trace.
+
+    Attributes:
+      steps: the first and the last, both included.
+      hosts: by their indices.
+    """
+
+    steps: tuple[int, int]
+    hosts: tuple[int, ...]
+
+
+def parse_trace(value: str, field: str, total: int | None = None) -> Trace | None:
+    """A trace such as '100..110@0,3', or None for ''.
 
     Args:
-      value: the range; without hosts, host 0 traces.
+      value: the steps; without hosts, host 0 traces.
       field: the config field, for messages.
       total: steps of the whole run, if known.
 
@@ -86,15 +104,18 @@ def parse_trace(
     """
     if not value:
         return None
-    match = re.fullmatch(r'([0-9]+)\.\.([0-9]+)(?:@([0-9]+(?:,[0-9]+)*))?', str(value))
-    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not match or not 1 <= first <= last < first + _MAX_TRACED:
+    match = re.fullmatch(
+        r'(?P<first>[0-9]+)\.\.(?P<last>[0-9]+)(@(?P<hosts>[0-9]+(,[0-9]+)*))?', str(value))
+    first = int(match['first']) if match else 0
+    last = int(match['last']) if match else 0
+    if match is None or not 1 <= first <= last < first + _MAX_TRACED:
         raise InputError(
             f"config.{field}={value!r}: write the first and the last step, such as '100..110', or "
             f"'100..110@0,3' on the hosts 0 and 3, at most {_MAX_TRACED} steps")
     if total is not None and first > total:
         raise InputError(f'config.{field}={value!r}: the run has {total:,} steps')
-    return (first, last), tuple(map(int, (match[3] or '0').split(',')))
+    hosts = match['hosts'] or '0'
+    return Trace((first, last), tuple(map(int, hosts.split(','))))
 
 
 def check_phases(given: Any) -> None:
@@ -103,7 +124,8 @@ def check_phases(given: Any) -> None:
     Raises:
       InputError: they are not a list of dicts of known fields.
     """
-    if not isinstance(given, (tuple, list)) or not all(isinstance(p, Mapping) for p in given):
+    is_list = isinstance(given, (tuple, list))
+    if not is_list or not all(isinstance(phase, Mapping) for phase in given):
         raise InputError(f'config.phases={given!r} must be a tuple of phases, such as '
                          "({'steps': 1000, 'max_seq_length': 128},)")
     for i, phase in enumerate(given):
@@ -127,47 +149,118 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
       InputError: the steps are not set, or too few for the phases; or a phase has a `warmup` but no
         `learning_rate`.
     """
-    values = flat_fields(config)
-    defaults = {field: values[path] for field, path in PHASE_FIELDS.items()
-                if field not in PHASE_ROWS}
-    defaults |= {'steps': 0, 'learning_rate': None, 'warmup': None}
-    filled = [defaults | dict(phase) for phase in config.phases or [{}]]
-    for phase in filled:
-        if not phase['max_predictions_per_seq']:
-            phase['max_predictions_per_seq'] = prediction_slots(
-                phase['max_seq_length'], phase.get('masked_lm_prob', config.data.masked_lm_prob))
-
-    def steps_of(value: int | str, i: int, field: str, total: int | None) -> int:
-        return parse_duration(value, field, batch_size=filled[i]['batch_size'],
-                              num_examples=num_examples, total=total)
-
-    total = steps_of(config.train.steps, 0, 'train.steps', None)
-    counts = [steps_of(part['steps'], i, f'phases[{i}].steps', total)
-              for i, part in enumerate(filled)]
-    unstated = [i for i, count in enumerate(counts) if count == 0]
-    if len(unstated) > 1 or (unstated and total <= sum(counts)):
-        where = f'phases[{unstated[0]}].steps' if config.phases else 'train.steps'
-        raise InputError(f'config.{where} is not set: say how many steps to train')
-    if unstated:
-        counts[unstated[0]] = total - sum(counts)
-    elif total:
-        if total < len(counts):
-            raise InputError(f'config.train.steps={total} is less than one step for each of the '
-                             f'{len(counts)} phases')
-        ends = [round(total * sum(counts[: i + 1]) / sum(counts)) for i in range(len(counts))]
-        # Every phase keeps at least one step.
-        ends = [min(max(end, i + 1), total - (len(ends) - 1 - i)) for i, end in enumerate(ends)]
-        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    filled = _fill_in(config)
+    total = _num_steps(config.train.steps, 'train.steps', filled[0], num_examples, None)
+    stated = [
+        _num_steps(phase['steps'], f'phases[{i}].steps', phase, num_examples, total)
+        for i, phase in enumerate(filled)]
+    counts = _complete_counts(stated, total, are_phases=bool(config.phases))
     for i, phase in enumerate(filled):
         phase['steps'] = counts[i]
         if phase['learning_rate'] is not None:
             warmup = config.optimizer.warmup if phase['warmup'] is None else phase['warmup']
-            phase['warmup'] = steps_of(warmup, i, f'phases[{i}].warmup', counts[i])
+            phase['warmup'] = _num_steps(
+                warmup, f'phases[{i}].warmup', phase, num_examples, counts[i])
         elif phase['warmup'] is not None:
             raise InputError(
                 f'config.phases[{i}].warmup is used only where the phase states its own '
                 'learning_rate: set both, or optimizer.warmup')
     return filled
+
+
+def _fill_in(config: ConfigDict) -> list[dict[str, Any]]:
+    """The phases with what they leave out; steps and warm-ups as stated."""
+    values = flat_fields(config)
+    defaults = {}
+    for name, path in PHASE_FIELDS.items():
+        if name not in PHASE_ROWS:
+            defaults[name] = values[path]
+    defaults |= {'steps': 0, 'learning_rate': None, 'warmup': None}
+    filled = [defaults | dict(phase) for phase in config.phases or [{}]]
+    for phase in filled:
+        if not phase['max_predictions_per_seq']:
+            masked_lm_prob = phase.get('masked_lm_prob', config.data.masked_lm_prob)
+            phase['max_predictions_per_seq'] = prediction_slots(
+                phase['max_seq_length'], masked_lm_prob)
+    return filled
+
+
+def _num_steps(
+    value: int | str, field: str, phase: Mapping[str, Any], num_examples: int | None,
+    total: int | None,
+) -> int:
+    """The steps of a duration within a phase."""
+    return parse_duration(
+        value, field, batch_size=phase['batch_size'], num_examples=num_examples, total=total)
+
+
+def _complete_counts(stated: Sequence[int], total: int, *, are_phases: bool) -> Sequence[int]:
+    """The number of steps of each phase.
+
+    Args:
+      stated: of each phase; 0 for the one that takes the rest of `total`.
+      total: `train.steps`; 0: the sum of the phases.
+      are_phases: whether the config has phases, for messages.
+    """
+    unstated = [i for i, count in enumerate(stated) if count == 0]
+    if not unstated:
+        return _scaled(stated, total) if total else stated
+    if len(unstated) > 1 or total <= sum(stated):
+        field = f'phases[{unstated[0]}].steps' if are_phases else 'train.steps'
+        raise InputError(f'config.{field} is not set: say how many steps to train')
+    counts = list(stated)
+    counts[unstated[0]] = total - sum(stated)
+    return counts
+
+
+def _scaled(counts: Sequence[int], total: int) -> list[int]:
+    """Numbers in about the same proportions that add up to `total`; each is at least 1."""
+    num_phases = len(counts)
+    if total < num_phases:
+        raise InputError(f'config.train.steps={total} is less than one step for each of the '
+                         f'{num_phases} phases')
+    scaled = []
+    start = 0
+    for i, steps_so_far in enumerate(itertools.accumulate(counts)):
+        end = round(total * steps_so_far / sum(counts))
+        num_later_phases = num_phases - 1 - i
+        end = min(max(end, i + 1), total - num_later_phases)
+        scaled.append(end - start)
+        start = end
+    return scaled
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlannedRows:
+    """The rows that phases of one sequence length train on, without skipped steps.
+
+    Attributes:
+      first_batch: number of the first batch of the phase in question, in batches of its size.
+      num_rows: of all these phases.
+      largest_batch: batch size of the one with the largest.
+    """
+
+    first_batch: int
+    num_rows: int
+    largest_batch: int
+
+
+def _plan_rows(phases: Sequence[dict[str, Any]], number: int) -> _PlannedRows:
+    """Plans the rows of all phases that have the sequence length of phase `number`.
+
+    A phase begins with the first batch of its size behind the rows of the phases before it.
+    """
+    num_rows = first_batch = largest_batch = 0
+    for i, phase in enumerate(phases):
+        if phase['max_seq_length'] != phases[number]['max_seq_length']:
+            continue
+        batch_size = phase['batch_size']
+        first = _ceil_div(num_rows, batch_size)
+        if i == number:
+            first_batch = first
+        num_rows = (first + phase['steps']) * batch_size
+        largest_batch = max(largest_batch, batch_size)
+    return _PlannedRows(first_batch, num_rows, largest_batch)
 
 
 def batches_of(
@@ -184,23 +277,25 @@ def batches_of(
     Yields:
       (first batch, number of consecutive ones), for the steps in order.
     """
-    size, length = phases[number]['batch_size'], phases[number]['max_seq_length']
-    rows = begin = largest = 0
-    for i, phase in enumerate(phases):
-        if phase['max_seq_length'] == length:
-            first = -(-rows // phase['batch_size'])
-            rows = (first + phase['steps']) * phase['batch_size']
-            largest = max(largest, phase['batch_size'])
-            begin = first if i == number else begin
-    before, end = sum(phase['steps'] for phase in phases[:number]), phases[number]['steps']
-    for i, skipped in enumerate(sorted(skip_steps)):
-        skipped -= 1 + before
-        if step <= skipped < end:
-            if step < skipped:
-                yield begin + step, skipped - step
-            # Behind the planned rows, each skipped step has room for two of the largest batches,
-            # because the phases' batch sizes may differ.
-            yield -(-(rows + 2 * i * largest) // size), 1
-            step = skipped + 1
-    if step < end:
-        yield begin + step, end - step
+    planned = _plan_rows(phases, number)
+    batch_size = phases[number]['batch_size']
+    num_steps = phases[number]['steps']
+    steps_before = sum(phase['steps'] for phase in phases[:number])
+    for i, run_step in enumerate(sorted(skip_steps)):
+        skipped = run_step - 1 - steps_before
+        if not step <= skipped < num_steps:
+            continue
+        if step < skipped:
+            yield planned.first_batch + step, skipped - step
+        # Behind the planned rows, each skipped step has room for two of the largest batches,
+        # because the phases' batch sizes may differ.
+        first_row = planned.num_rows + 2 * i * planned.largest_batch
+        yield _ceil_div(first_row, batch_size), 1
+        step = skipped + 1
+    if step < num_steps:
+        yield planned.first_batch + step, num_steps - step
+
+
+def _ceil_div(dividend: int, divisor: int) -> int:
+    """The quotient of whole numbers, rounded up."""
+    return (dividend + divisor - 1) // divisor

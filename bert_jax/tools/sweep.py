@@ -43,7 +43,8 @@ from typing import IO, Any, NamedTuple
 
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import Parser, at_least, config_file, parse_command, run_name
-from bert_jax.config.fields import FIELDS, flat_fields, meant
+from bert_jax.config.fields import FIELDS, flat_fields
+from bert_jax.config.suggestions import suggest_field
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, tell
 from bert_jax.runtime.lease import Claim
@@ -95,7 +96,7 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
         if not all(values):
             raise InputError(f'--grid {entry}: write FIELD=VALUE,VALUE')
         if field not in FIELDS:
-            raise InputError(f'--grid {field} is not a field: {meant(field)}')
+            raise InputError(f'--grid {field} is not a field: {suggest_field(field)}')
         if field in axes or len(set(values)) < len(values):
             raise InputError(f'--grid {entry} has a field or value twice')
         axes[field] = values
