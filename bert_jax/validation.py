@@ -86,7 +86,7 @@ def _check_fits_weights(config: ConfigDict, option: Option, init_weights: Weight
     """Refuses a model option that the parameters of the weights do not have."""
     stated = config.model[option.name]
     found = init_weights.model[option.name]
-    is_fixed = option.role == 'shape' and option.name not in _RESIZED
+    is_fixed = option.effect == 'shape' and option.name not in _RESIZED
     if not is_fixed or stated == found:
         return
     name = config.model.name

@@ -38,7 +38,7 @@ MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
 UNCASED, CASED = 'hf:google-bert/bert-base-uncased', 'hf:google-bert/bert-base-cased'
 SIZES = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size')  # have no default
 # Model options that a checkpoint determines.
-DECIDED = tuple(o for o in OPTIONS if o.role != 'trains' and o.name != 'vocab_size')
+DECIDED = tuple(o for o in OPTIONS if o.effect != 'trains' and o.name != 'vocab_size')
 
 
 def default_config(task: str = 'pretrain') -> ConfigDict:

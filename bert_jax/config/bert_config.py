@@ -51,7 +51,7 @@ def count(most: float, least: float = 1) -> Range:
 
 
 Format = Literal['bert_jax', 'huggingface', 'tf1']
-Role = Literal['shape', 'computes', 'trains']
+Effect = Literal['shape', 'computes', 'trains']
 
 SIZE = count(2**24)
 DEPTH = count(4096)  # lower, because each layer is compiled
@@ -90,7 +90,7 @@ class Option:
       name: of the field, here, in `config.model` and in run directories.
       default: value where a file lacks the field; None: every file has it.
       allowed: a range such as SIZE, or a tuple of values.
-      role: 'shape' determines which parameters exist, 'computes' what they compute, 'trains' how
+      effect: 'shape' determines which parameters exist, 'computes' what they compute, 'trains' how
         they are trained. A checkpoint determines the first two.
       huggingface, tf1: spelling in the format. None: it has no such field, so only a model with the
         default can be written.
@@ -99,7 +99,7 @@ class Option:
     name: str
     default: Any
     allowed: Allowed
-    role: Role
+    effect: Effect
     huggingface: Spelling | None
     tf1: Spelling | None
 
@@ -114,13 +114,13 @@ class Option:
 
 
 def _option(
-    role: Role, allowed: Allowed, default: Any = dataclasses.MISSING,
+    effect: Effect, allowed: Allowed, default: Any = dataclasses.MISSING,
     huggingface: Spelling | str | None = None, tf1: Spelling | str | None = None,
 ) -> Any:
     """A field of `BertConfig`; a spelling may be the key alone."""
     keys = [Spelling(key) if isinstance(key, str) else key for key in (huggingface, tf1)]
     return dataclasses.field(default=default, metadata={
-        'role': role, 'allowed': allowed, 'huggingface': keys[0], 'tf1': keys[1]})
+        'effect': effect, 'allowed': allowed, 'huggingface': keys[0], 'tf1': keys[1]})
 
 
 def _size(key: str, default: Any = dataclasses.MISSING, allowed: Range = SIZE) -> Any:

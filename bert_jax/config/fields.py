@@ -96,7 +96,7 @@ _TAGGING = {
 
 def _model_field(option: Option) -> Field:
     """The field of a model option; a checkpoint determines those that do not only train."""
-    default = option.default if option.role == 'trains' else None
+    default = option.default if option.effect == 'trains' else None
     read_by = LABELLED if option.name == 'bilstm' else ()
     return Field(default, option.allowed, 'model', read_by)
 

@@ -22,7 +22,7 @@ from bert_jax.weights.vocabulary import check_order
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'
 # Options that change what the same parameters compute.
-_COMPUTING_OPTIONS = tuple(option.name for option in OPTIONS if option.role == 'computes')
+_COMPUTING_OPTIONS = tuple(option.name for option in OPTIONS if option.effect == 'computes')
 _MOST_LISTED = 8  # names that a line of the summary lists
 
 

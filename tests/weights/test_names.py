@@ -98,7 +98,7 @@ def test_what_a_format_cannot_say_is_refused_by_name(form):
 def of_another_model():
     """Weights with other values in all fields that do not shape the parameters."""
     weights = load_weights(RECORDED / 'base')
-    free = {o.name: another(o) for o in OPTIONS if o.role != 'shape'}
+    free = {o.name: another(o) for o in OPTIONS if o.effect != 'shape'}
     return dataclasses.replace(weights, model=weights.model | free)
 
 
@@ -126,7 +126,7 @@ def test_a_checkpoint_decides_what_is_left_empty():
     found = complete(given, published).model
     for option in OPTIONS:
         if option.name != 'vocab_size':
-            expected = published.model if option.role != 'trains' else default_config().model
+            expected = published.model if option.effect != 'trains' else default_config().model
             assert found[option.name] == expected[option.name], option.name
 
 
@@ -139,7 +139,7 @@ def test_a_warm_start_says_what_the_same_parameters_compute(option):
     ours = next(value for value in others if value not in (None, there))
     notes = place(weights, shapes, model=weights.model | {option.name: ours}).notes
     expected = (f'{option.name} is {there} there and {ours} here',)
-    assert notes == (expected if option.role == 'computes' else ())
+    assert notes == (expected if option.effect == 'computes' else ())
 
 
 @pytest.mark.parametrize('option', OPTIONS, ids=lambda option: option.name)
