@@ -20,7 +20,7 @@ except ModuleNotFoundError:  # requirements are not installed, so no command can
     sys.exit('error: ml_collections is not installed: python -m pip install .  (in the repository)')
 
 from bert_jax.config.bert_config import OPTIONS
-from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields, section_of
+from bert_jax.config.fields import FIELDS, SECTIONS, Field, flat_fields, section_of
 from bert_jax.runtime.errors import InputError, nearest
 
 # Layers, width and heads: Table 1 of the paper (base, large), and the names that
@@ -34,11 +34,15 @@ MODEL_SIZES: Mapping[str, tuple[int, int, int]] = {
     'base': (12, 768, 12),
     'large': (24, 1024, 16),
 }
+_SPELLED_SIZE = re.compile('l-([1-9][0-9]*)_h-([1-9][0-9]*)_a-([1-9][0-9]*)')
 # What fine-tuning starts from: the paper's BERT-Base, by its names on the Hugging Face hub.
-UNCASED, CASED = 'hf:google-bert/bert-base-uncased', 'hf:google-bert/bert-base-cased'
+UNCASED = 'hf:google-bert/bert-base-uncased'
+CASED = 'hf:google-bert/bert-base-cased'
 SIZES = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size')  # have no default
 # Model options that a checkpoint determines.
-DECIDED = tuple(o for o in OPTIONS if o.effect != 'trains' and o.name != 'vocab_size')
+DECIDED = tuple(
+    option for option in OPTIONS if option.effect != 'trains' and option.name != 'vocab_size')
+_TYPES_OF_OPTIONS = {f'model.{option.name}': option.type for option in OPTIONS}
 
 
 def default_config(task: str = 'pretrain') -> ConfigDict:
@@ -49,18 +53,24 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
         fields of their own.
     """
     tree: dict[str, Any] = {}
-    types = {f'model.{o.name}': o.type for o in OPTIONS}
     for path, field in FIELDS.items():
         section, _, name = path.rpartition('.')
         if section in SECTIONS and section != section_of(task):
             continue
-        default: Any = field.default_of(task)
-        if default is None:
-            default = config_dict.placeholder(types.get(path, bool))
-        elif field.allowed == 'duration' or path == 'data.source':  # its type may change
-            default = config_dict.FieldReference(default, field_type=object)
-        (tree.setdefault(section, {}) if section else tree)[name] = default
-    return ConfigDict(tree | {'task': task}).lock()
+        fields = tree.setdefault(section, {}) if section else tree
+        fields[name] = _default_value(path, field, task)
+    tree['task'] = task
+    return ConfigDict(tree).lock()
+
+
+def _default_value(path: str, field: Field, task: str) -> Any:
+    """The default of a field, as a ConfigDict holds a value of its type or of any."""
+    default = field.default_of(task)
+    if default is None:
+        return config_dict.placeholder(_TYPES_OF_OPTIONS.get(path, bool))
+    if field.allowed == 'duration' or path == 'data.source':  # its type may change
+        return config_dict.FieldReference(default, field_type=object)
+    return default
 
 
 def finetuning_config(task: str, init_checkpoint: str = UNCASED) -> ConfigDict:
@@ -69,13 +79,17 @@ def finetuning_config(task: str, init_checkpoint: str = UNCASED) -> ConfigDict:
     A run is scored and saved after each epoch. The size is that of `init_checkpoint`, a published
     BERT-Base.
     """
-    c = default_config(task)
-    c.init_checkpoint = init_checkpoint
-    c.model.name = ''
-    c.train.update(steps='3 epochs', batch_size=32, eval_every='1 epoch', save_every='1 epoch',
-                   log_every=50)
-    c.optimizer.update(learning_rate=5e-5, warmup='10%')
-    return c
+    config = default_config(task)
+    config.init_checkpoint = init_checkpoint
+    config.model.name = ''
+    config.train.steps = '3 epochs'
+    config.train.batch_size = 32
+    config.train.eval_every = '1 epoch'
+    config.train.save_every = '1 epoch'
+    config.train.log_every = 50
+    config.optimizer.learning_rate = 5e-5
+    config.optimizer.warmup = '10%'
+    return config
 
 
 def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
@@ -84,13 +98,16 @@ def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
     Args:
       values: the fields of the run's `config.json`, by dotted name.
     """
-    config = default_config(values['task'])
+    task = values['task']
+    config = default_config(task)
     config.model.name = ''
-    kept = ('data.', f"{section_of(values['task'])}.")
+    sections = ('data.', f'{section_of(task)}.')
+    recorded = {}
+    for path in flat_fields(config):
+        if path.startswith(sections) and path in values:
+            recorded[path] = values[path]
     with config.unlocked():
-        config.update_from_flattened_dict({
-            path: values[path] for path in flat_fields(config)
-            if path in values and path.startswith(kept)})
+        config.update_from_flattened_dict(recorded)
     return config
 
 
@@ -106,17 +123,23 @@ def model_sizes(config: ConfigDict) -> dict[str, int]:
     Raises:
       InputError: `model.name` is unknown.
     """
-    m = config.model
-    given = {size: m[size] for size in SIZES if m[size] is not None}
-    if not m.name and len(given) == len(SIZES):
+    model = config.model
+    given = {size: model[size] for size in SIZES if model[size] is not None}
+    if not model.name and len(given) == len(SIZES):
         return given
-    name = re.sub('^(bert[-_])?(uncased_)?', '', m.name.lower())
-    if spelled := re.fullmatch('l-([1-9][0-9]*)_h-([1-9][0-9]*)_a-([1-9][0-9]*)', name):
-        layers, hidden, heads = map(int, spelled.groups())
-    elif name in MODEL_SIZES:
-        layers, hidden, heads = MODEL_SIZES[name]
-    else:
-        raise InputError(f'config.model.name={m.name!r} is unknown: '
-                         + nearest(m.name, [*MODEL_SIZES, 'L-12_H-768_A-12']))
-    sizes = (layers, hidden, heads, 4 * given.get('hidden_size', hidden))
+    num_layers, hidden_size, num_heads = _named_size(model.name)
+    intermediate_size = 4 * given.get('hidden_size', hidden_size)
+    sizes = (num_layers, hidden_size, num_heads, intermediate_size)
     return dict(zip(SIZES, sizes, strict=True)) | given
+
+
+def _named_size(model_name: str) -> tuple[int, ...]:
+    """Layers, width and heads of a name, with or without what releases write before it."""
+    name = re.sub('^(bert[-_])?(uncased_)?', '', model_name.lower())
+    spelled = _SPELLED_SIZE.fullmatch(name)
+    if spelled is not None:
+        return tuple(map(int, spelled.groups()))
+    if name in MODEL_SIZES:
+        return MODEL_SIZES[name]
+    known = [*MODEL_SIZES, 'L-12_H-768_A-12']
+    raise InputError(f'config.model.name={model_name!r} is unknown: {nearest(model_name, known)}')

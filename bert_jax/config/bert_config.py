@@ -25,9 +25,17 @@ class Range:
     without: tuple[float, ...] = ()
 
     def __contains__(self, value: Any) -> bool:
-        return (isinstance(value, int if self.whole else (int, float))
-                and not isinstance(value, bool)
-                and self.least <= value <= self.most and value not in self.without)
+        kinds = int if self.whole else (int, float)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            return False
+        return self.least <= value <= self.most and value not in self.without
+
+    def __str__(self) -> str:
+        """In words, such as 'a whole number from 1 to 4,096'."""
+        kind = 'a whole number' if self.whole else 'a number'
+        above = 'above' if self.least in self.without else 'from'
+        below = 'to below' if self.most in self.without else 'to'
+        return f'{kind} {above} {self.least:,} {below} {self.most:,}'
 
 
 Allowed = Range | tuple[Any, ...]  # a tuple lists the values
@@ -39,10 +47,7 @@ def why_not_allowed(value: Any, allowed: Allowed) -> str:
         return ''
     if isinstance(allowed, tuple):
         return f'is unknown: {nearest(value, allowed)}'
-    above = 'above' if allowed.least in allowed.without else 'from'
-    below = 'to below' if allowed.most in allowed.without else 'to'
-    return (f"must be a {'whole ' * allowed.whole}number {above} {allowed.least:,} {below} "
-            f'{allowed.most:,}')
+    return f'must be {allowed}'
 
 
 def count(most: float, least: float = 1) -> Range:
@@ -58,8 +63,8 @@ DEPTH = count(4096)  # lower, because each layer is compiled
 SMALL = Range(0, 1, without=(0, 1))
 BELOW_1 = Range(0, 1, without=(1,))
 
-# Settings of the computation in `config.model`; the first value is the default. They affect
-# rounding at most, so a run may resume with others.
+# How a model is computed, by the names in `config.model`. Rounding may differ, so a run may resume
+# with another value.
 COMPUTATION: Mapping[str, tuple[Any, ...]] = {
     'dtype': ('auto', 'float32', 'bfloat16'),
     'remat': ('none', 'dots', 'full'),
@@ -108,9 +113,11 @@ class Option:
         """The type of the option's values."""
         return int if self.default is None else type(self.default)
 
-    def spelling(self, form: Format) -> Spelling | None:
+    def spelling(self, format: Format) -> Spelling | None:
         """The field in a format; run directories use our names."""
-        return Spelling(self.name) if form == 'bert_jax' else getattr(self, form)
+        if format == 'bert_jax':
+            return Spelling(self.name)
+        return self.huggingface if format == 'huggingface' else self.tf1
 
 
 def _option(
@@ -118,9 +125,12 @@ def _option(
     huggingface: Spelling | str | None = None, tf1: Spelling | str | None = None,
 ) -> Any:
     """A field of `BertConfig`; a spelling may be the key alone."""
-    keys = [Spelling(key) if isinstance(key, str) else key for key in (huggingface, tf1)]
+    if isinstance(huggingface, str):
+        huggingface = Spelling(huggingface)
+    if isinstance(tf1, str):
+        tf1 = Spelling(tf1)
     return dataclasses.field(default=default, metadata={
-        'effect': effect, 'allowed': allowed, 'huggingface': keys[0], 'tf1': keys[1]})
+        'effect': effect, 'allowed': allowed, 'huggingface': huggingface, 'tf1': tf1})
 
 
 def _size(key: str, default: Any = dataclasses.MISSING, allowed: Range = SIZE) -> Any:
@@ -170,6 +180,11 @@ class BertConfig:
         return self.hidden_size // self.num_heads
 
 
-OPTIONS: tuple[Option, ...] = tuple(
-    Option(f.name, None if f.default is dataclasses.MISSING else f.default, **f.metadata)
-    for f in dataclasses.fields(BertConfig))
+
+def _option_of(field: dataclasses.Field[Any]) -> Option:
+    """The option that a field of `BertConfig` declares."""
+    default = None if field.default is dataclasses.MISSING else field.default
+    return Option(field.name, default, **field.metadata)
+
+
+OPTIONS: tuple[Option, ...] = tuple(map(_option_of, dataclasses.fields(BertConfig)))
