@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import DECIDED, SIZES, default_config, model_sizes
 from bert_jax.config.bert_config import Allowed, Option, why_not_allowed
+from bert_jax.config.durations import parse_duration, parse_trace
 from bert_jax.config.fields import (
     FIELDS,
     LABELLED,
@@ -22,7 +23,7 @@ from bert_jax.config.fields import (
     flat_fields,
     section_of,
 )
-from bert_jax.config.phases import PHASE_FIELDS, parse_duration, parse_trace, phases
+from bert_jax.config.phases import PHASE_FIELDS, phases
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import as_path, check_scheme
@@ -72,12 +73,11 @@ def _complete_model(config: ConfigDict, init_weights: Weights | None) -> None:
     elif model.name:
         model.update(model_sizes(config))
     for option in DECIDED:
-        if init_weights is None:
-            found = option.default
-        else:
-            found = init_weights.model[option.name]
-        if model[option.name] is None:
-            model[option.name] = found
+        is_stated = model[option.name] is not None
+        if init_weights is None and not is_stated:
+            model[option.name] = option.default
+        elif init_weights is not None and not is_stated:
+            model[option.name] = init_weights.model[option.name]
         elif init_weights is not None:
             _check_fits_weights(config, option, init_weights)
 
@@ -132,7 +132,8 @@ def _find_lowercase(vocab_file: str, init_weights: Weights | None) -> tuple[bool
     if vocab_file and as_path(vocab_file).exists():  # else it is refused where it is read
         found, why = find_lowercase(vocab_file, of_weights)
     else:
-        found, why = of_weights is not False, ''
+        found = of_weights is not False
+        why = ''
     if init_weights is not None and not why:
         why = f'as in {init_weights.source}'
     return found, why
@@ -247,12 +248,13 @@ def _check_value(path: str, value: Any, allowed: Allowed | str) -> None:
 
 def _check_duration(path: str, value: int | str) -> None:
     """Checks that a duration has a unit that its field can have."""
-    takes_epochs = not path.endswith('warmup')
-    takes_percent = path != 'train.steps'
-    parse_duration(
-        value, path, batch_size=1,
-        num_examples=_ANY_NUMBER if takes_epochs else None,
-        total=_ANY_NUMBER if takes_percent else None)
+    num_examples: int | None = _ANY_NUMBER
+    total: int | None = _ANY_NUMBER
+    if path.endswith('warmup'):
+        num_examples = None  # not in epochs
+    if path == 'train.steps':
+        total = None  # not in percent
+    parse_duration(value, path, batch_size=1, num_examples=num_examples, total=total)
 
 
 def _check_optimizer(optimizer: ConfigDict) -> None:
@@ -321,8 +323,10 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
     _check_model(config, sizes)
     batches = []
     for i, phase in enumerate(filled):
-        data_section = f'phases[{i}].' if config.phases else 'data.'
-        train_section = f'phases[{i}].' if config.phases else 'train.'
+        if config.phases:
+            data_section = train_section = f'phases[{i}].'
+        else:
+            data_section, train_section = 'data.', 'train.'
         _check_lengths(config, phase, data_section)
         batch = _batch_of(phase, train_section, config.train.accumulation_steps)
         _check_batch(batch, phase['batch_size'], train_section)
@@ -345,10 +349,11 @@ def _check_model(config: ConfigDict, sizes: Mapping[str, int]) -> None:
         raise InputError(
             'config.model.type_vocab_size=1 has no segment type for the second text of a pair: '
             'set config.data.next_sentence=False, or 2')
-    hidden, heads = sizes['hidden_size'], sizes['num_heads']
-    if hidden % heads:
+    width = sizes['hidden_size']
+    num_heads = sizes['num_heads']
+    if width % num_heads:
         raise InputError(
-            f'config.model.num_heads={heads} does not divide config.model.hidden_size={hidden}: '
+            f'config.model.num_heads={num_heads} does not divide config.model.hidden_size={width}: '
             'take a number that does')
 
 

@@ -15,8 +15,9 @@ from flax import linen as nn
 from bert_jax.config import default_config, model_sizes
 from bert_jax.config.bert_config import Range
 from bert_jax.config.command_line import config_file, load_config, parse_command
+from bert_jax.config.durations import parse_duration, parse_trace
 from bert_jax.config.fields import FIELDS, SECTIONS, flat_fields
-from bert_jax.config.phases import parse_duration, parse_trace, phases, prediction_slots
+from bert_jax.config.phases import phases, prediction_slots
 from bert_jax.data.masking import num_to_predict
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig

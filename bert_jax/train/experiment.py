@@ -11,8 +11,8 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax.config.durations import parse_duration, parse_trace
 from bert_jax.config.fields import field_of, flat_fields
-from bert_jax.config.phases import parse_duration, parse_trace
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.hosts import say

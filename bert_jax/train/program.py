@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
 from bert_jax.config.bert_config import COMPUTATION
-from bert_jax.config.phases import parse_duration
+from bert_jax.config.durations import parse_duration
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.heads.base import Head
 from bert_jax.model.attention import resolve_backend
