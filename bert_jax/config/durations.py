@@ -35,7 +35,8 @@ def parse_duration(
     amount = float(match['amount'])
     unit = match['unit'].rstrip('s')
     if amount > _MAX_AMOUNT:
-        raise InputError(f'config.{field}={value!r} is more than any run: at most {_MAX_AMOUNT:,.0f}')
+        raise InputError(
+            f'config.{field}={value!r} is more than any run: at most {_MAX_AMOUNT:,.0f}')
     if unit == 'example':
         return max(1, math.ceil(amount / batch_size))
     if unit == 'epoch' and num_examples is not None:

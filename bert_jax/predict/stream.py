@@ -215,7 +215,8 @@ def _read_chunk(
     numbered = enumerate(chunk.texts, chunk.first_number)
     read: list[Read | Exception] = []
     for number, text in numbered:
-        read.append(_read(command, text, number))
+        result: Read | Exception = _read(command, text, number)
+        read.append(result)
     readable = [x for x in read if not isinstance(x, Exception)]
     if not readable:
         return _ReadChunk(chunk.texts, read, readable, None), None

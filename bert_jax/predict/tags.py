@@ -14,7 +14,7 @@ from bert_jax.heads.classification import softmax
 from bert_jax.inference.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.stream import Command, Result, parts_of, shown
-from bert_jax.tasks.entities import entity_spans, entity_tags
+from bert_jax.tasks.entities import EntitySpan, entity_spans, entity_tags
 from bert_jax.tasks.tagging import word_windows
 from bert_jax.text.wordpiece import raw_words
 
@@ -74,8 +74,8 @@ class Tag(Command[Words, np.ndarray]):
              'probability': float(row.max()), 'start': begin, 'end': begin + len(word)}
             for word, begin, row in zip(text.words, text.begins, probabilities, strict=True)]
 
-    def _spans(self, tags: list[Result]) -> list[tuple[str, int, int]]:
-        """(Type, first word, word after the last) of each entity."""
+    def _spans(self, tags: list[Result]) -> list[EntitySpan]:
+        """The words of each entity."""
         if not self._entity_tags:
             return []
         return entity_spans([self._entity_tags[tag['label']] for tag in tags])

@@ -120,7 +120,7 @@ def own_files(
 
 def _say_held_out(texts: Sequence[str], out: np.ndarray, share: float, source: str) -> None:
     """Says how much is held out, with a warning if it is little or far from the share."""
-    scored_texts = {texts[i] for i in np.flatnonzero(out)}
+    scored_texts = {text for text, is_out in zip(texts, out, strict=True) if is_out}
     say(f'scored: {int(out.sum()):,} of {len(texts):,} examples of {source} '
         f'({len(scored_texts):,} of {len(set(texts)):,} distinct texts), held out of training '
         f'(config.data.held_out={share}); for others, name a file as config.data.eval_source')
