@@ -1,6 +1,9 @@
 """A run resumes only with a config that fits it; other differences are reported."""
 
+import dataclasses
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from flax.traverse_util import unflatten_dict
@@ -8,13 +11,13 @@ from flax.traverse_util import unflatten_dict
 from bert_jax.config.fields import flat_fields
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
-from bert_jax.train.workdirs import check_resumable
+from bert_jax.train.workdirs import Change, check_resumable, compare
 from bert_jax.weights.run_directory import describe_run
 
 FIELDS = {
     'task': 'rte', 'seed': 0, 'init_checkpoint': 'a', 'data': {'source': 'x'},
     'train': {'batch_size': 32, 'log_every': 1}, 'optimizer': {'learning_rate': 1e-5},
-    'model': {'num_layers': 2, 'dtype': 'float32'},
+    'model': {'num_layers': 2, 'dtype': 'float32', 'remat': 'none'},
 }
 
 
@@ -23,80 +26,197 @@ def fields(changes):
     return unflatten_dict(flat_fields(FIELDS) | changes, sep='.')
 
 
-def refused(what):
-    return f'InputError: .*holds a run with {re.escape(what)}.*give another --workdir'
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A run with some fields, and a config with others.
+
+    Attributes:
+      name: of the case.
+      task: 'pretrain', or a downstream task, whose runs are compared with others, so that less may
+        change.
+      before: fields of the run that are not as in `FIELDS`.
+      now: those of the config.
+      message: a regular expression for what is printed or raised; '' where nothing is.
+    """
+
+    name: str
+    task: str
+    before: Mapping[str, Any]
+    now: Mapping[str, Any]
+    message: str = ''
 
 
-# Downstream runs are compared with others, so less may change than in pre-training.
-SEED, RATE, LAYERS = {'seed': 1}, {'optimizer.learning_rate': 2e-5}, {'model.num_layers': 3}
-TEXT = {'identity.content of x': 'aa', 'identity.vocabulary': 'v'}
-OTHER_TEXT = {'identity.content of x': 'bb', 'identity.vocabulary': 'w'}
+def cases(*of_test):
+    return pytest.mark.parametrize('case', of_test, ids=lambda case: case.name.replace(' ', '-'))
 
 
-@pytest.mark.parametrize('task, before, now, said', [
-    ('rte', {}, {'train.log_every': 2, 'squad.stride': 128}, ''),  # and a new field
-    ('rte', {'train.eval_every': 4}, {'train.eval_every': 2}, 'note: train.eval_every was 4'),
-    ('pretrain', {'train.eval_every': 4}, {'train.eval_every': 2}, ''),
-    ('rte', {}, {'data.source': 'y'}, "note: data.source was 'x' in this run so far, now 'y'"),
-    ('rte', {}, {'model.dtype': 'bfloat16'}, 'note: model.dtype'),
-    ('rte', {'init_step': 9, 'init_saved': 1}, {'init_step': 9, 'init_saved': 2},
-     'warning: init_checkpoint was made anew'),
-    ('rte', {'init_step': 300, 'init_saved': 1}, {'init_step': 2500, 'init_saved': 2},
-     'warning: .* step 300 .* at 2,500 now'),
-    ('pretrain', {'phases': [{'steps': 4}, {'steps': 5}]},
-     {'phases': [{'steps': 4}, {'steps': 7}, {'steps': 1}]}, 'note: phases.2.steps was 5 .* 7$'),
-    ('pretrain', {'phases': [{'steps': 4, 'causal': True}]}, {'phases': [{'steps': 4}]},
-     'note: phases.1.causal was True .* False$'),
-    ('pretrain', {'train.steps': 300}, {'train.steps': 2500}, 'note: .*the new schedule'),
-    ('rte', {}, {'debug': True}, refused('debug=False')),
-    ('rte', {}, SEED, refused('seed=0')), ('rte', {}, RATE, refused('optimizer.learning_rate=')),
-    ('rte', {}, {'init_checkpoint': 'b'}, refused("init_checkpoint='a'")),
-    ('rte', {}, {'task': 'mrpc'}, refused("task='rte'")),
-    ('rte', TEXT, OTHER_TEXT, 'InputError: .*other data.*content of x'),
-    ('pretrain', {}, {'task': 'rte'}, refused("task='pretrain'")),
-    ('pretrain', {}, RATE, 'note: optimizer.learning_rate'),
-    ('pretrain', {}, LAYERS, refused('model.num_layers=2')),
-    ('pretrain', {}, {'init_checkpoint': 'b'},
-     "warning: .*init_checkpoint='a', which stays; 'b' is not used"),
-    ('pretrain', TEXT, OTHER_TEXT, 'warning: .*content of x was aa, now bb'),
-    # Fields that no longer exist: only one that shaped the model is refused.
-    ('rte', {'model.gone': '', 'data.old': 128}, {}, ''),
-    ('rte', {'model.gone': 'last'}, {}, refused("model.gone='last'")),
-    ('pretrain', {'train.skip_steps': [3]}, {'train.skip_steps': [3, 6]},
-     r'note: train.skip_steps was \[3\] in this run so far'),
-    ('pretrain', {'train.skip_steps': [3]}, {'train.skip_steps': [3, 5, 6]},
-     'warning: train.skip_steps: the newest checkpoint is past 5,'),
-])
-@pytest.mark.parametrize('folder', ['checkpoints', 'best'])
-def test_a_changed_field_is_accepted_reported_or_refused(
-    tmp_path, folder, task, before, now, said, capsys
-):
+@pytest.fixture(params=['checkpoints', 'best'])
+def workdir(request, tmp_path):
+    """The directory of a run with checkpoints of the steps 2 and 5, or with its best ones."""
     for step in ('2', '5'):
-        (tmp_path / folder / step).mkdir(parents=True)
-    describe_run(tmp_path, fields({'task': task} | before), None)
-    config = (tmp_path / 'config.json').read_text()
-    resolved = fields({'task': task} | now)
+        (tmp_path / request.param / step).mkdir(parents=True)
+    return tmp_path
+
+
+def resume(workdir, case):
+    """Checks the config of a case against a run; returns the description of the resumed run."""
+    describe_run(workdir, fields({'task': case.task} | case.before), None)
+    config = (workdir / 'config.json').read_text()
+    resolved = fields({'task': case.task} | case.now)
     try:
-        check_resumable(tmp_path, resolved, None, comparable=task != 'pretrain')
-    except InputError as error:
-        print(f'InputError: {error}')
+        check_resumable(workdir, resolved, None, comparable=case.task != 'pretrain')
+    finally:
+        assert (workdir / 'config.json').read_text() == config, 'nothing is written'
+    return resolved
+
+
+@cases(
+    Case('logging, and a field that is new', 'rte',
+         before={}, now={'train.log_every': 2, 'squad.stride': 128}),
+    Case('evaluations of pre-training', 'pretrain',
+         before={'train.eval_every': 4}, now={'train.eval_every': 2}),
+    Case('another mesh', 'rte', before={'mesh.fsdp': 8}, now={'mesh.fsdp': 4}),
+    Case('another folder', 'rte', before={'data.dir': 'a'}, now={'data.dir': 'b'}),
+    Case('a file whose content is compared', 'rte',
+         before={'data.vocab_file': 'a'}, now={'data.vocab_file': 'b'}),
+    Case('fields that do not exist any more', 'rte',
+         before={'model.gone': '', 'data.old': 128}, now={}),
+)
+def test_changes_without_a_message(workdir, case, capsys):
+    resume(workdir, case)
+    assert not capsys.readouterr().out
+
+
+@cases(
+    Case('evaluations among which the best is chosen', 'rte',
+         before={'train.eval_every': 4}, now={'train.eval_every': 2},
+         message='note: train.eval_every was 4'),
+    Case('a source of the same content', 'rte', before={}, now={'data.source': 'y'},
+         message="note: data.source was 'x' in this run so far, now 'y'"),
+    Case('rounding', 'rte', before={}, now={'model.dtype': 'bfloat16'},
+         message='note: model.dtype'),
+    Case('recomputation', 'rte', before={}, now={'model.remat': 'full'},
+         message='note: model.remat'),
+    Case('a phase is longer, and one is new', 'pretrain',
+         before={'phases': [{'steps': 4}, {'steps': 5}]},
+         now={'phases': [{'steps': 4}, {'steps': 7}, {'steps': 1}]},
+         message='note: phases.2.steps was 5 .* 7$'),
+    Case('a phase takes a field from the run', 'pretrain',
+         before={'phases': [{'steps': 4, 'causal': True}]}, now={'phases': [{'steps': 4}]},
+         message='note: phases.1.causal was True .* False$'),
+    Case('another schedule', 'pretrain', before={'train.steps': 300}, now={'train.steps': 2500},
+         message='note: .*the new schedule'),
+    Case('another learning rate of pre-training', 'pretrain',
+         before={}, now={'optimizer.learning_rate': 2e-5}, message='note: optimizer.learning_rate'),
+    Case('skipped steps that are to come', 'pretrain',
+         before={'train.skip_steps': [3]}, now={'train.skip_steps': [3, 6]},
+         message=r'note: train.skip_steps was \[3\] in this run so far'),
+)
+def test_changes_with_a_note(workdir, case, capsys):
+    resolved = resume(workdir, case)
     out = capsys.readouterr().out
-    assert re.match(said, out) and out.count('\n') == bool(said), out
-    assert (tmp_path / 'config.json').read_text() == config
-    if said.startswith('warning: '):  # a change that comes too late is not recorded
-        assert resolved['init_checkpoint'] == 'a'
-        assert resolved['train'].get('skip_steps', [3, 6]) == [3, 6]
+    assert re.match(case.message, out)
+    assert out.count('\n') == 1
+    assert resolved == fields({'task': case.task} | case.now), 'the run goes on with the change'
+
+
+@cases(
+    Case('init_checkpoint was made anew', 'rte',
+         before={'init_step': 9, 'init_saved': 1}, now={'init_step': 9, 'init_saved': 2},
+         message='warning: init_checkpoint was made anew'),
+    Case('init_checkpoint has trained on', 'rte',
+         before={'init_step': 300, 'init_saved': 1}, now={'init_step': 2500, 'init_saved': 2},
+         message='warning: .* step 300 .* at 2,500 now'),
+    Case('another init_checkpoint', 'pretrain', before={}, now={'init_checkpoint': 'b'},
+         message="warning: .*init_checkpoint='a', which stays; 'b' is not used"),
+)
+def test_a_run_has_started_from_what_it_started_from(workdir, case, capsys):
+    resolved = resume(workdir, case)
+    out = capsys.readouterr().out
+    assert re.match(case.message, out)
+    assert out.count('\n') == 1
+    assert resolved == fields({'task': case.task} | case.before)
+
+
+@cases(
+    Case('the run there is deleted', 'rte', before={'init_step': 9, 'init_saved': 2}, now={}),
+    Case('there was no run', 'rte', before={}, now={'init_step': 4, 'init_saved': 1}),
+)
+def test_what_is_at_init_checkpoint_later_is_not_recorded(workdir, case, capsys):
+    resolved = resume(workdir, case)
+    assert resolved == fields(case.before)
+    assert not capsys.readouterr().out
+
+
+def test_steps_that_are_done_cannot_be_skipped(workdir, capsys):
+    resolved = resume(workdir, Case(
+        '', 'pretrain', {'train.skip_steps': [3]}, {'train.skip_steps': [3, 5, 6]}))
+    out = capsys.readouterr().out
+    assert re.match('warning: train.skip_steps: the newest checkpoint is past 5,', out)
+    assert out.count('\n') == 1
+    assert resolved['train']['skip_steps'] == [3, 6]
+
+
+def test_pretraining_may_go_on_with_more_text(workdir, capsys):
+    resume(workdir, Case(
+        '', 'pretrain', {'identity.content of x': 'aa', 'identity.vocabulary': 'v'},
+        {'identity.content of x': 'bb', 'identity.vocabulary': 'w'}))
+    out = capsys.readouterr().out
+    assert re.match('warning: .*content of x was aa, now bb', out)
+    assert out.count('\n') == 1
+
+
+def test_a_downstream_run_has_one_training_set(workdir, capsys):
+    case = Case('', 'rte', {'identity.content of x': 'aa', 'identity.vocabulary': 'v'},
+                {'identity.content of x': 'bb', 'identity.vocabulary': 'w'})
+    with pytest.raises(InputError, match='other data.*content of x'):
+        resume(workdir, case)
+    assert not capsys.readouterr().out
+
+
+@cases(
+    Case('debug', 'rte', before={}, now={'debug': True}, message='debug=False'),
+    Case('seed', 'rte', before={}, now={'seed': 1}, message='seed=0'),
+    Case('learning rate', 'rte', before={}, now={'optimizer.learning_rate': 2e-5},
+         message='optimizer.learning_rate='),
+    Case('init_checkpoint', 'rte', before={}, now={'init_checkpoint': 'b'},
+         message="init_checkpoint='a'"),
+    Case('batch size', 'rte', before={}, now={'train.batch_size': 16},
+         message='train.batch_size=32'),
+    Case('task', 'rte', before={}, now={'task': 'mrpc'}, message="task='rte'"),
+    Case('task after pre-training', 'pretrain', before={}, now={'task': 'rte'},
+         message="task='pretrain'"),
+    Case('model', 'pretrain', before={}, now={'model.num_layers': 3}, message='model.num_layers=2'),
+    Case('a field that shaped the model', 'rte', before={'model.gone': 'last'}, now={},
+         message="model.gone='last'"),
+)
+def test_changes_that_are_refused(workdir, case, capsys):
+    message = f'holds a run with {re.escape(case.message)}.*give another --workdir'
+    with pytest.raises(InputError, match=message):
+        resume(workdir, case)
+    assert not capsys.readouterr().out
+
+
+def test_descriptions_differ_in_values_and_in_what_older_runs_lack():
+    old = {'train.steps': 5, 'seed': 1, 'train.gone': 3, 'model.gone': 'x', 'data.text': 'text'}
+    new = {'train.steps': 6, 'seed': 1, 'data.text': 'text', 'optimizer.eps': 1e-3}
+    assert compare(old, new) == [
+        Change('model.gone', before='x', now=None, is_recorded=True),
+        Change('optimizer.eps', before=1e-6, now=1e-3, is_recorded=False),
+        Change('train.steps', before=5, now=6, is_recorded=True),
+    ]
 
 
 def test_in_a_bucket_only_a_complete_checkpoint_makes_a_run(bucket):
     workdir = files.as_path(bucket) / 'run'
+    deeper = fields({'model.num_layers': 3})
     check_resumable(workdir, FIELDS, None, comparable=True)
     describe_run(workdir, FIELDS, None)
     files.write_whole(workdir / 'checkpoints' / '5' / 'default' / 'manifest.ocdbt', b'begun')
-    check_resumable(workdir, fields(LAYERS), None, comparable=True)
+    check_resumable(workdir, deeper, None, comparable=True)
     files.write_whole(workdir / 'checkpoints' / '5' / 'commit_success.txt', b'done')
     with pytest.raises(InputError, match='holds a run with model.num_layers=2'):
-        check_resumable(workdir, fields(LAYERS), None, comparable=True)
+        check_resumable(workdir, deeper, None, comparable=True)
 
 
 def test_a_bucket_that_forbids_deletion_is_refused(bucket, bucket_server, monkeypatch):
