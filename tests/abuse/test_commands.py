@@ -3,7 +3,7 @@
 Broken config files, settings without a meaning; texts, tables, vocabularies and weights that are
 not what they should be; files that an editor or a disk has changed; outputs where nothing can be
 written, or that would overwrite other files. Files that were there before are there afterwards,
-byte for byte. Readers have tests of their own: tests/test_config.py, tests/data/test_corpus.py,
+byte for byte. Readers have tests of their own: tests/test_validation.py, tests/data/test_corpus.py,
 tests/tasks/test_tables.py, tests/weights/test_refused.py, tests/predict/test_cli.py.
 """
 
@@ -145,7 +145,7 @@ def test_a_name_that_is_no_config_to_train_with(sandbox, file, says):
     sandbox.refuses(f'main --config={file}', says)
 
 
-# tests/test_config.py has all ranges.
+# tests/test_validation.py has all ranges.
 @pytest.mark.parametrize('setting, says', [
     ('optimizer.name=apply_updates', 'name.*apply_updates'),
     ('optimizer.name=', 'name'),

@@ -1,0 +1,78 @@
+"""What phases leave out is filled in; their steps add up; schedules follow them."""
+
+import numpy as np
+import pytest
+
+from bert_jax.config.phases import phases, prediction_slots
+from bert_jax.data.masking import num_to_predict
+from bert_jax.train.program import schedule_segments
+from tests.configs import changed
+
+
+@pytest.mark.parametrize(('given', 'total', 'counts'), [
+    ((), 7, [7]),
+    (({'steps': 900_000}, {'steps': 100_000}), 0, [900_000, 100_000]),
+    (({'steps': 900_000}, {'steps': 100_000}), 100, [90, 10]),
+    (({'steps': 900_000}, {'steps': 100_000}), 4, [3, 1]),  # every phase keeps a step
+    (({'steps': 1}, {'steps': 1}, {'steps': 98}), 5, [1, 1, 3]),
+    (({'steps': '90%'}, {'steps': '10%'}), 1000, [900, 100]),
+    (({'steps': 10}, {}), 30, [10, 20]),  # the rest
+    (({'steps': '2 epochs', 'batch_size': 100}, {'steps': 5}), 0, [20, 5]),
+])
+def test_phases_add_up_to_the_steps_of_the_run(given, total, counts):
+    config = changed({'phases': given, 'train.steps': total})
+    found = phases(config, num_examples=1000)
+    assert [phase['steps'] for phase in found] == counts
+
+
+def test_a_phase_takes_what_it_leaves_out_from_train_and_data():
+    with_own_rate = {'steps': 20, 'max_seq_length': 200, 'learning_rate': 0.5, 'warmup': '10%'}
+    config = changed({
+        'train.batch_size': 64, 'data.max_seq_length': 96, 'data.max_predictions_per_seq': 14,
+        'train.steps': 0, 'phases': ({'steps': 5}, with_own_rate)})
+    one, two = phases(config)
+    assert one == {
+        'steps': 5, 'batch_size': 64, 'max_seq_length': 96, 'packed_rows': 0,
+        'max_predictions_per_seq': 14, 'learning_rate': None, 'warmup': None}
+    assert two == one | with_own_rate | {'warmup': 2}
+
+
+slots_by_length_and_rate = pytest.mark.parametrize(('length', 'rate', 'slots'), [
+    (128, 0.15, 20), (512, 0.15, 77), (32, 0.15, 5), (20, 0.15, 3), (128, 0.4, 52), (128, 0.0, 1),
+    (16, 1.0, 14)])
+
+
+@slots_by_length_and_rate
+def test_slots_follow_from_length_and_rate(length, rate, slots):
+    assert prediction_slots(length, rate) == slots
+    lengths = np.arange(4, length + 1)
+    num_masked = num_to_predict(lengths, rate, length - 2)
+    assert (num_masked <= slots).all(), 'they are never too few'
+
+
+@slots_by_length_and_rate
+def test_a_phase_has_the_slots_of_its_own_length_and_rate_unless_it_states_them(
+    length, rate, slots
+):
+    config = changed({'data.max_seq_length': 64, 'data.masked_lm_prob': 0.4, 'phases': (
+        {'steps': 5},
+        {'steps': 5, 'max_seq_length': length, 'masked_lm_prob': rate},
+        {'steps': 5, 'max_predictions_per_seq': 7})})
+    assert [phase['max_predictions_per_seq'] for phase in phases(config)] == [26, slots, 7]
+
+
+@pytest.mark.parametrize(('parts', 'segments'), [
+    (({'steps': 90}, {'steps': 10}), [(0, 100, 1.0, 20)]),  # one schedule spans the phases
+    (({'steps': 90, 'learning_rate': 2.0}, {'steps': 10, 'learning_rate': 3.0, 'warmup': 4}),
+     [(0, 90, 2.0, 18), (90, 10, 3.0, 4)]),
+    (({'steps': 50}, {'steps': 40, 'learning_rate': 2.0}, {'steps': 10}),
+     [(0, 50, 1.0, 10), (50, 50, 2.0, 8)]),  # its own schedule starts with a phase and goes on
+])
+def test_schedule_segments_follow_the_phases(parts, segments):
+    config = changed({'phases': parts, 'train.steps': 0, 'optimizer.learning_rate': 1.0,
+                      'optimizer.warmup': '20%'})
+    found = schedule_segments(config, phases(config))
+    assert [(s.start, s.steps, s.learning_rate, s.warmup) for s in found] == segments
+    config.optimizer.decay_from = '75%'
+    found = schedule_segments(config, phases(config))
+    assert [s.decay_from for s in found] == [round(0.75 * steps) for _, steps, *_ in segments]
