@@ -57,8 +57,11 @@ def default_config(task: str = 'pretrain') -> ConfigDict:
         section, _, name = path.rpartition('.')
         if section in SECTIONS and section != section_of(task):
             continue
-        fields = tree.setdefault(section, {}) if section else tree
-        fields[name] = _default_value(path, field, task)
+        value = _default_value(path, field, task)
+        if section:
+            tree.setdefault(section, {})[name] = value
+        else:
+            tree[name] = value
     tree['task'] = task
     return ConfigDict(tree).lock()
 

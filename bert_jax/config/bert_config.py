@@ -115,9 +115,11 @@ class Option:
 
     def spelling(self, format: Format) -> Spelling | None:
         """The field in a format; run directories use our names."""
-        if format == 'bert_jax':
-            return Spelling(self.name)
-        return self.huggingface if format == 'huggingface' else self.tf1
+        if format == 'huggingface':
+            return self.huggingface
+        if format == 'tf1':
+            return self.tf1
+        return Spelling(self.name)
 
 
 def _option(

@@ -197,7 +197,9 @@ def _own_configs() -> str:
     """The folder of the project's configs: in the installed package, or beside it in a checkout."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     installed = os.path.join(package, 'configs')
-    return installed if os.path.isdir(installed) else os.path.join(package, '..', 'configs')
+    if os.path.isdir(installed):
+        return installed
+    return os.path.join(package, '..', 'configs')
 
 
 def config_file(named: str) -> str:
@@ -294,4 +296,6 @@ def _line_in(path: str, error: BaseException) -> str:
     """The line of a config file in which an error was raised, as ', line 7', or ''."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename == path]
-    return f', line {lines[-1]}' if lines else ''
+    if not lines:
+        return ''
+    return f', line {lines[-1]}'

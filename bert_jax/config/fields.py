@@ -315,13 +315,17 @@ def field_of(name: str) -> Field:
     for known in (name, section):
         if known in _ENTRIES:
             return _ENTRIES[known]
-    return _UNKNOWN_OF_MODEL if section == 'model' else _UNKNOWN
+    if section == 'model':
+        return _UNKNOWN_OF_MODEL
+    return _UNKNOWN
 
 
 def section_of(task: str) -> str:
     """The section of fields that belongs to this task ('squad' for 'squad_v1'), or ''."""
     name = task.partition('_')[0]
-    return name if name in SECTIONS else ''
+    if name not in SECTIONS:
+        return ''
+    return name
 
 
 def flat_fields(tree: Any, prefix: str = '') -> dict[str, Any]:

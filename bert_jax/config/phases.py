@@ -78,14 +78,8 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
     counts = _complete_counts(stated, total, are_phases=bool(config.phases))
     for i, phase in enumerate(filled):
         phase['steps'] = counts[i]
-        if phase['learning_rate'] is not None:
-            warmup = config.optimizer.warmup if phase['warmup'] is None else phase['warmup']
-            phase['warmup'] = _num_steps(
-                warmup, f'phases[{i}].warmup', phase, num_examples, counts[i])
-        elif phase['warmup'] is not None:
-            raise InputError(
-                f'config.phases[{i}].warmup is used only where the phase states its own '
-                'learning_rate: set both, or optimizer.warmup')
+        phase['warmup'] = _warmup_steps(
+            phase, f'phases[{i}].warmup', config.optimizer.warmup, num_examples)
     return filled
 
 
@@ -115,6 +109,22 @@ def _num_steps(
         value, field, batch_size=phase['batch_size'], num_examples=num_examples, total=total)
 
 
+def _warmup_steps(
+    phase: Mapping[str, Any], field: str, default: int | str, num_examples: int | None
+) -> int | None:
+    """The steps of the warm-up of a phase that has its own schedule."""
+    warmup = phase['warmup']
+    if phase['learning_rate'] is None:
+        if warmup is not None:
+            raise InputError(
+                f'config.{field} is used only where the phase states its own learning_rate: set '
+                'both, or optimizer.warmup')
+        return None
+    if warmup is None:
+        warmup = default
+    return _num_steps(warmup, field, phase, num_examples, phase['steps'])
+
+
 def _complete_counts(stated: Sequence[int], total: int, *, are_phases: bool) -> Sequence[int]:
     """The number of steps of each phase.
 
@@ -124,8 +134,10 @@ def _complete_counts(stated: Sequence[int], total: int, *, are_phases: bool) -> 
       are_phases: whether the config has phases, for messages.
     """
     unstated = [i for i, count in enumerate(stated) if count == 0]
+    if not unstated and not total:
+        return stated
     if not unstated:
-        return _scaled(stated, total) if total else stated
+        return _scaled(stated, total)
     if len(unstated) > 1 or total <= sum(stated):
         field = f'phases[{unstated[0]}].steps' if are_phases else 'train.steps'
         raise InputError(f'config.{field} is not set: say how many steps to train')
