@@ -52,7 +52,10 @@ def complete(config: ConfigDict, init_weights: Weights | None = None) -> ConfigD
       InputError: the config contradicts the weights, or nothing determines the model's size.
     """
     completed = ConfigDict(config.copy_and_resolve_references()).unlock()
-    _complete_model(completed, init_weights)
+    if init_weights is None:
+        _take_defaults(completed.model)
+    else:
+        _take_model_of_weights(completed, init_weights)
     if completed.debug:
         _shorten(completed)
     data = completed.data
@@ -62,23 +65,26 @@ def complete(config: ConfigDict, init_weights: Weights | None = None) -> ConfigD
     return completed.lock()
 
 
-def _complete_model(config: ConfigDict, init_weights: Weights | None) -> None:
-    """Fills in the model's fields from the weights, or with the defaults."""
+def _take_defaults(model: ConfigDict) -> None:
+    """Fills in the options of a model with random parameters."""
+    if not model.name and None in (model[size] for size in SIZES):
+        raise InputError(
+            'config.model.name is empty, which means the size of config.init_checkpoint: set '
+            "one of them, such as --config.init_checkpoint=DIR or --config.model.name='base'")
+    for option in DECIDED:
+        if model[option.name] is None:
+            model[option.name] = option.default
+
+
+def _take_model_of_weights(config: ConfigDict, init_weights: Weights) -> None:
+    """Fills in the options of a model with the parameters of the weights."""
     model = config.model
-    if init_weights is None:
-        if not model.name and None in (model[size] for size in SIZES):
-            raise InputError(
-                'config.model.name is empty, which means the size of config.init_checkpoint: set '
-                "one of them, such as --config.init_checkpoint=DIR or --config.model.name='base'")
-    elif model.name:
+    if model.name:
         model.update(model_sizes(config))
     for option in DECIDED:
-        is_stated = model[option.name] is not None
-        if init_weights is None and not is_stated:
-            model[option.name] = option.default
-        elif init_weights is not None and not is_stated:
+        if model[option.name] is None:
             model[option.name] = init_weights.model[option.name]
-        elif init_weights is not None:
+        else:
             _check_fits_weights(config, option, init_weights)
 
 
@@ -323,10 +329,10 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
     _check_model(config, sizes)
     batches = []
     for i, phase in enumerate(filled):
+        data_section = 'data.'
+        train_section = 'train.'
         if config.phases:
             data_section = train_section = f'phases[{i}].'
-        else:
-            data_section, train_section = 'data.', 'train.'
         _check_lengths(config, phase, data_section)
         batch = _batch_of(phase, train_section, config.train.accumulation_steps)
         _check_batch(batch, phase['batch_size'], train_section)
