@@ -17,6 +17,7 @@ Needs `pip install torch==2.13.0 transformers` (the extra `parity` of setup.py).
 """
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -25,9 +26,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from worker import Worker, serve
+
+# (Sentences, 'file' or 'sorted') -> vectors in the order of the sentences.
+Vectors = Callable[[list[str], str], np.ndarray]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -72,16 +77,16 @@ def make_model(args: argparse.Namespace, folder: str) -> None:
         json.dumps({'tokenizer_class': 'BertTokenizer', 'do_lower_case': True}))
 
 
-def our_vectors(args: argparse.Namespace):
-    """A function (sentences, order) -> vectors, by this project; the order has no effect."""
+def our_vectors(args: argparse.Namespace) -> Vectors:
+    """The function of this project; the order has no effect."""
     from bert_jax.predict import load
 
     model = load(args.model, dtype='float32')
     return lambda sentences, order: model.vectors(sentences, 'mean', normalize=False)
 
 
-def peer_vectors(args: argparse.Namespace):
-    """A function (sentences, 'file' or 'sorted') -> vectors, by Hugging Face."""
+def peer_vectors(args: argparse.Namespace) -> Vectors:
+    """The function of Hugging Face."""
     import torch
     import transformers
 
@@ -110,54 +115,87 @@ def peer_vectors(args: argparse.Namespace):
     return vectors
 
 
-def work(args: argparse.Namespace) -> Callable[[str], float]:
+def prepare(args: argparse.Namespace) -> Callable[[str], float]:
     """A function 'file' or 'sorted' -> seconds for all vectors, which it saves beside the model."""
     sentences = read_sentences(args)
-    vectors = (our_vectors if args.worker == 'ours' else peer_vectors)(args)
+    vectors = our_vectors(args) if args.worker == 'ours' else peer_vectors(args)
 
     def answer(order: str) -> float:
         started = time.perf_counter()
         result = vectors(sentences, order)
         seconds = time.perf_counter() - started
-        np.save(Path(args.model, f'{args.worker}.npy'), result)
+        np.save(vectors_file(args.model, args.worker), result)
         return seconds
 
     return answer
 
 
+def vectors_file(folder: str, program: str) -> Path:
+    """Where a program saves its vectors."""
+    return Path(folder, f'{program}.npy')
+
+
+class Measured(NamedTuple):
+    """What was measured.
+
+    Attributes:
+      first: seconds of the first call of each program and order.
+      seconds: of its later calls.
+      difference: the largest between the programs' vectors.
+    """
+
+    first: dict[str, float]
+    seconds: dict[str, list[float]]
+    difference: float
+
+
+def measure(rounds: int, folder: str) -> Measured:
+    """Runs both programs in turn on the model in a folder."""
+    ours = Worker('ours', folder, f'--model={folder}')
+    peer = Worker('peer', folder, f'--model={folder}')
+    calls = {
+        'ours': functools.partial(ours, 'file'),
+        'peer, in order': functools.partial(peer, 'file'),
+        'peer, sorted': functools.partial(peer, 'sorted'),
+    }
+    first = {name: call() for name, call in calls.items()}
+    expected = np.load(vectors_file(folder, 'peer'))
+    found = np.load(vectors_file(folder, 'ours'))
+    difference = float(np.abs(found - expected).max())
+    assert difference < 1e-3, difference
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds):
+        order = list(calls) if number % 2 == 0 else list(reversed(calls))
+        for name in order:
+            seconds[name].append(calls[name]())
+    ours.end()
+    peer.end()
+    return Measured(first, seconds, difference)
+
+
 def main() -> None:
     args = parse_arguments()
     if args.worker:
-        serve(args.worker, lambda: work(args))
+        serve(args.worker, functools.partial(prepare, args))
         return
-    sentences = read_sentences(args)
+    num_sentences = len(read_sentences(args))
     with tempfile.TemporaryDirectory() as folder:
         make_model(args, folder)
-        ours, peer = (Worker(name, folder, f'--model={folder}') for name in ('ours', 'peer'))
-        runs = {'ours': (ours, 'file'), 'peer, in order': (peer, 'file'),
-                'peer, sorted': (peer, 'sorted')}
-        first = {name: worker(order) for name, (worker, order) in runs.items()}
-        found = [np.load(Path(folder, f'{name}.npy')) for name in ('ours', 'peer')]
-        difference = float(np.abs(found[0] - found[1]).max())
-        assert difference < 1e-3, difference
-        seconds: dict[str, list[float]] = {name: [] for name in runs}
-        for i in range(args.rounds):
-            for name in list(runs)[:: 1 if i % 2 == 0 else -1]:
-                worker, order = runs[name]
-                seconds[name].append(worker(order))
-        ours.end()
-        peer.end()
-    rates = {name: [len(sentences) / s for s in x] for name, x in seconds.items()}
-    print(f'{len(sentences)} sentences, {args.rounds} rounds; sentences/s: median (smallest-'
+        measured = measure(args.rounds, folder)
+    print(f'{num_sentences} sentences, {args.rounds} rounds; sentences/s: median (smallest-'
           'largest), first call in seconds, ours / it (median of the rounds)')
+    rates = {}
+    for name, seconds in measured.seconds.items():
+        rates[name] = [num_sentences / taken for taken in seconds]
     ratios = {}
-    for name, x in rates.items():
-        ratios[name] = statistics.median(a / b for a, b in zip(rates['ours'], x, strict=True))
-        print(f'{name:16} {statistics.median(x):8.1f} ({min(x):.1f}-{max(x):.1f}) '
-              f'{first[name]:6.1f} {ratios[name]:6.2f}')
+    for name, found in rates.items():
+        ratios[name] = statistics.median(
+            our_rate / rate for our_rate, rate in zip(rates['ours'], found, strict=True))
+        print(f'{name:16} {statistics.median(found):8.1f} ({min(found):.1f}-{max(found):.1f}) '
+              f'{measured.first[name]:6.1f} {ratios[name]:6.2f}')
     print(json.dumps({
-        'sentences_per_second': rates, 'first_call_seconds': first, 'ratios': ratios,
-        'largest_difference': difference,
+        'sentences_per_second': rates, 'first_call_seconds': measured.first, 'ratios': ratios,
+        'largest_difference': measured.difference,
     }))
 
 

@@ -17,7 +17,9 @@ Needs `pip install torch==2.13.0 transformers` (the extra `parity` of setup.py).
 """
 
 import argparse
+import dataclasses
 import datetime
+import functools
 import itertools
 import json
 import os
@@ -25,6 +27,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 from worker import ROOT, Worker, serve
 
@@ -44,156 +47,190 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-Train = Callable[[], dict[str, float]]
+PROGRAMS = ('ours', 'peer')
+BATCH_SIZE = 32
+Result = dict[str, float]  # seconds, steps, padding (its share of the tokens), loss
 
 
-def our_trainer(args: argparse.Namespace) -> Train:
-    """Trains an epoch per call by this project, with the program and batches of `train_run`."""
-    import dataclasses
-    import importlib.util
+class OurTrainer:
+    """This project, with the program and batches of a run."""
 
-    import jax
+    def __init__(self, args: argparse.Namespace):
+        import jax
 
-    from bert_jax.run_setup import open_mesh
-    from bert_jax.tasks.opening import open_task
-    from bert_jax.train.program import build_program, step_inputs
-    from bert_jax.validation import complete
-    from bert_jax.weights import load_weights
-    from bert_jax.weights.warm_start import warm_start
+        from bert_jax.config.command_line import load_config
+        from bert_jax.run_setup import open_mesh
+        from bert_jax.tasks.opening import open_task
+        from bert_jax.train.program import build_program, step_inputs
+        from bert_jax.validation import complete
+        from bert_jax.weights import load_weights
+        from bert_jax.weights.warm_start import warm_start
 
-    spec = importlib.util.spec_from_file_location('glue', ROOT / 'configs' / 'glue.py')
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.get_config(args.task)
-    config.init_checkpoint, config.data.source, config.seed = args.model, args.data, args.seed
-    published = load_weights(args.model)
-    config = complete(config, published)
-    mesh = open_mesh(config, jax.devices())
-    task = open_task(config)
-    program = build_program(config, mesh, task)
-    state = program.init(config.seed)
-    state = dataclasses.replace(
-        state, params=warm_start(
-            published, state.params, program.head.config, head=task.head,
-            labels=task.labels,
-            vocab_file=task.vocab_path))
-    numbers = step_inputs(program)
-    phase = task.phase(program.head, program.eval_step, program.phases, 0, mesh)
-    assert task.num_examples
-    steps = args.steps or task.num_examples // phase.batch_size
-    shapes = {b['input_ids'].shape: b for b in itertools.islice(phase.batches(0), steps)}
-    for batch in shapes.values():  # compiles a step for each shape
-        state, _ = program.train_step(state, numbers, batch)
-    jax.block_until_ready(state)
+        config = load_config(f'{ROOT}/configs/glue.py:{args.task}')
+        config.init_checkpoint = args.model
+        config.data.source = args.data
+        config.seed = args.seed
+        published = load_weights(args.model)
+        config = complete(config, published)
+        mesh = open_mesh(config, jax.devices())
+        task = open_task(config)
+        assert task.num_examples
+        self.program = build_program(config, mesh, task)
+        self.inputs = step_inputs(self.program)
+        self.phase = task.phase(
+            self.program.head, self.program.eval_step, self.program.phases, 0, mesh)
+        self.steps = args.steps or task.num_examples // self.phase.batch_size
+        state = self.program.init(config.seed)
+        params = warm_start(
+            published, state.params, self.program.head.config, head=task.head,
+            labels=task.labels, vocab_file=task.vocab_path)
+        self.state = dataclasses.replace(state, params=params)
+        self._compile()
 
-    def train() -> dict[str, float]:
-        nonlocal state
+    def _compile(self) -> None:
+        """Runs a step for each shape of batches."""
+        import jax
+
+        batches = {}
+        for batch in itertools.islice(self.phase.batches(0), self.steps):
+            batches[batch['input_ids'].shape] = batch
+        for batch in batches.values():
+            self.state, _ = self.program.train_step(self.state, self.inputs, batch)
+        jax.block_until_ready(self.state)
+
+    def train(self) -> Result:
+        """Trains an epoch, or the steps that were asked for."""
+        import jax
+
         metrics = []
         started = time.perf_counter()
-        batches = phase.batches(0)
+        batches = self.phase.batches(0)
         processed = 0
-        for _ in range(steps):
+        for _ in range(self.steps):
             batch = next(batches)
             processed += batch['input_ids'].size
-            state, m = program.train_step(state, numbers, batch)
-            metrics.append(m)
+            self.state, of_step = self.program.train_step(self.state, self.inputs, batch)
+            metrics.append(of_step)
             if len(metrics) > 2:
                 jax.block_until_ready(metrics[-3]['loss'])  # two steps in flight, as in training
-        jax.block_until_ready(state)
+        jax.block_until_ready(self.state)
         seconds = time.perf_counter() - started
-        tokens = float(sum(m['tokens'] for m in metrics))
-        return {'seconds': seconds, 'steps': steps, 'padding': 1 - tokens / processed,
-                'loss': float(metrics[-1]['loss'])}
+        tokens = float(sum(of_step['tokens'] for of_step in metrics))
+        return {
+            'seconds': seconds, 'steps': self.steps, 'padding': 1 - tokens / processed,
+            'loss': float(metrics[-1]['loss']),
+        }
 
-    return train
 
+class PeerTrainer:
+    """Hugging Face, with its fast tokenizer and batches padded to their longest example."""
 
-def peer_trainer(args: argparse.Namespace) -> Train:
-    """Trains an epoch per call by Hugging Face."""
-    import torch
-    import transformers
+    def __init__(self, args: argparse.Namespace):
+        import torch
+        import transformers
 
-    from bert_jax.tasks.glue import GLUE_TASKS, read_glue
+        from bert_jax.tasks.glue import GLUE_TASKS, read_glue
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    torch.manual_seed(args.seed)
-    examples = read_glue(args.task, args.data, 'train')
-    assert examples is not None and examples.labels is not None
-    regression = not GLUE_TASKS[args.task].labels
-    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
-    assert tokenizer.is_fast
-    encoded = tokenizer(*examples.texts, truncation=True, max_length=128)
-    labels = torch.tensor(examples.labels, dtype=torch.float32 if regression else torch.int64)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        args.model, num_labels=len(GLUE_TASKS[args.task].labels) or 1, attn_implementation='sdpa',
-    ).train()
-    kept = ('bias', 'LayerNorm.weight')
-    groups = [
-        {'params': [p for n, p in model.named_parameters() if not n.endswith(kept)],
-         'weight_decay': 0.01},
-        {'params': [p for n, p in model.named_parameters() if n.endswith(kept)],
-         'weight_decay': 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=5e-5, fused=True)
-    steps = args.steps or len(labels) // 32
-    schedule = transformers.get_linear_schedule_with_warmup(
-        optimizer, int(0.3 * steps), 10**6)  # any number of epochs may follow
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        torch.manual_seed(args.seed)
+        examples = read_glue(args.task, args.data, 'train')
+        assert examples is not None and examples.labels is not None
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
+        assert self.tokenizer.is_fast
+        self.encoded = self.tokenizer(*examples.texts, truncation=True, max_length=128)
+        names = GLUE_TASKS[args.task].labels
+        self.labels = torch.tensor(
+            examples.labels, dtype=torch.int64 if names else torch.float32)
+        self.model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            args.model, num_labels=len(names) or 1, attn_implementation='sdpa',
+        ).train()
+        self.optimizer = torch.optim.AdamW(parameter_groups(self.model), lr=5e-5, fused=True)
+        self.steps = args.steps or len(self.labels) // BATCH_SIZE
+        self.schedule = transformers.get_linear_schedule_with_warmup(
+            self.optimizer, int(0.3 * self.steps), 10**6)  # any number of epochs may follow
+        self._train(2)  # warm-up steps, as ours has
 
-    def train(steps: int = steps) -> dict[str, float]:
-        order = torch.randperm(len(labels)).tolist()
+    def train(self) -> Result:
+        """Trains an epoch, or the steps that were asked for."""
+        return self._train(self.steps)
+
+    def _train(self, steps: int) -> Result:
+        import torch
+
+        order = torch.randperm(len(self.labels)).tolist()
         tokens = processed = 0
         started = time.perf_counter()
         for step in range(steps):
-            chosen = order[32 * step : 32 * (step + 1)]
-            batch = tokenizer.pad(
-                {name: [encoded[name][i] for i in chosen] for name in encoded},
-                return_tensors='pt')
+            chosen = order[BATCH_SIZE * step : BATCH_SIZE * (step + 1)]
+            batch = self._batch(chosen)
             tokens += int(batch['attention_mask'].sum())
             processed += batch['input_ids'].numel()
-            loss = model(**batch, labels=labels[chosen]).loss
+            loss = self.model(**batch, labels=self.labels[chosen]).loss
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad(set_to_none=True)
-        return {'seconds': time.perf_counter() - started, 'steps': steps,
-                'padding': 1 - tokens / processed, 'loss': loss.item()}
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.schedule.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return {
+            'seconds': time.perf_counter() - started, 'steps': steps,
+            'padding': 1 - tokens / processed, 'loss': loss.item(),
+        }
 
-    train(2)  # warm-up steps, as ours has
-    return train
+    def _batch(self, chosen: list[int]) -> Any:
+        """The examples with these numbers, padded to the longest."""
+        examples = {}
+        for name, values in self.encoded.items():
+            examples[name] = [values[number] for number in chosen]
+        return self.tokenizer.pad(examples, return_tensors='pt')
+
+
+def parameter_groups(model: Any) -> list[dict[str, Any]]:
+    """BERT's: biases and LayerNorm weights do not decay."""
+    decayed = []
+    kept = []
+    for name, parameter in model.named_parameters():
+        group = kept if name.endswith(('bias', 'LayerNorm.weight')) else decayed
+        group.append(parameter)
+    return [{'params': decayed, 'weight_decay': 0.01}, {'params': kept, 'weight_decay': 0.0}]
 
 
 def compare(args: argparse.Namespace, task: str, folder: str) -> dict[str, object]:
-    names = ('ours', 'peer')
-    workers = {name: Worker(name, folder, f'--task={task}') for name in names}
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for i in range(args.rounds):
-        for name in names[:: 1 if i % 2 == 0 else -1]:
+    """Measures both programs on a task in turn, and prints and returns the results."""
+    workers = {name: Worker(name, folder, f'--task={task}') for name in PROGRAMS}
+    runs: dict[str, list[Result]] = {name: [] for name in PROGRAMS}
+    for number in range(args.rounds):
+        order = PROGRAMS if number % 2 == 0 else PROGRAMS[::-1]
+        for name in order:
             runs[name].append(workers[name]())
     for worker in workers.values():
         worker.end()
-    seconds = {name: [run['seconds'] for run in runs[name]] for name in names}
-    ratio = statistics.median(p / o for p, o in zip(seconds['peer'], seconds['ours'], strict=True))
-    for name in names:
-        s, run = seconds[name], runs[name][0]
-        print(f"{task:6} {name:5} {run['steps']:6} steps {statistics.median(s):8.1f} s "
-              f"({min(s):.1f}-{max(s):.1f})  {100 * run['padding']:5.1f} % padding", flush=True)
+    seconds = {}
+    for name, results in runs.items():
+        taken = [result['seconds'] for result in results]
+        seconds[name] = taken
+        first = results[0]
+        print(f"{task:6} {name:5} {first['steps']:6} steps {statistics.median(taken):8.1f} s "
+              f"({min(taken):.1f}-{max(taken):.1f})  {100 * first['padding']:5.1f} % padding",
+              flush=True)
+    ratio = statistics.median(
+        peer / ours for peer, ours in zip(seconds['peer'], seconds['ours'], strict=True))
     print(f'{task:6} peer / ours {ratio:.2f}', flush=True)
-    return {'task': task, 'seconds': seconds, 'ratio': ratio, 'runs': runs,
-            'preparation': {name: worker.preparation for name, worker in workers.items()}}
+    return {
+        'task': task, 'seconds': seconds, 'ratio': ratio, 'runs': runs,
+        'preparation': {name: worker.preparation for name, worker in workers.items()},
+    }
+
+
+def prepare(args: argparse.Namespace) -> Callable[[str], Result]:
+    """A function that trains a measurement's steps; the line that asks for it has no meaning."""
+    trainer = OurTrainer(args) if args.worker == 'ours' else PeerTrainer(args)
+    return lambda line: trainer.train()
 
 
 def main() -> None:
     args = parse_arguments()
     if args.worker:
-        make = our_trainer if args.worker == 'ours' else peer_trainer
-
-        def prepare() -> Callable[[str], dict[str, float]]:
-            train = make(args)
-            return lambda line: train()
-
-        serve(args.worker, prepare)
+        serve(args.worker, functools.partial(prepare, args))
         return
     import jax
     import torch

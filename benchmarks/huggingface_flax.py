@@ -8,11 +8,26 @@ dropout, logits at all positions, clipping and optax's AdamW, parameters in floa
 that donates its state. It prints one JSON line.
 """
 
+import argparse
+
 import jax
 import jax.numpy as jnp
 import optax
 import transformers
 from peer import measure, parse_arguments
+
+
+def make_batch(args: argparse.Namespace, keys: jax.Array) -> dict[str, jax.Array]:
+    """Random full-length rows with `predictions` masked positions each."""
+    shape = (args.batch_size, args.seq)
+    rank = jnp.argsort(jax.random.uniform(keys[1], shape), axis=1)
+    segments = jnp.broadcast_to(jnp.arange(args.seq) > args.seq // 2, shape)
+    return {
+        'ids': jax.random.randint(keys[0], shape, 0, args.vocab_size),
+        'masked': (rank < args.predictions).astype(jnp.float32),
+        'segments': segments.astype(jnp.int32),
+        'next': jax.random.randint(keys[2], shape[:1], 0, 2),
+    }
 
 
 def main() -> None:
@@ -25,17 +40,10 @@ def main() -> None:
     model = transformers.FlaxBertForPreTraining(config, seed=0, dtype=getattr(jnp, args.dtype))
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-4, weight_decay=0.01))
     keys = jax.random.split(jax.random.key(0), 4)
-    shape = (args.batch_size, args.seq)
-    ids = jax.random.randint(keys[0], shape, 0, args.vocab_size)
-    masked = jnp.argsort(jax.random.uniform(keys[1], shape), axis=1) < args.predictions
-    batch = {
-        'ids': ids, 'masked': masked.astype(jnp.float32),
-        'segments': jnp.broadcast_to(jnp.arange(args.seq) > args.seq // 2, shape).astype(jnp.int32),
-        'next': jax.random.randint(keys[2], shape[:1], 0, 2),
-    }
+    batch = make_batch(args, keys)
 
     def loss_of(params, batch, key):
-        mask = jnp.ones(shape, jnp.int32)
+        mask = jnp.ones(batch['ids'].shape, jnp.int32)
         logits, next_logits = model(
             batch['ids'], mask, batch['segments'], params=params, dropout_rng=key, train=True
         )[:2]
@@ -50,12 +58,15 @@ def main() -> None:
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, key, loss
 
-    step = jax.jit(step, donate_argnums=(0, 1))
-    held = [model.params, optimizer.init(model.params), keys[3]]
+    jitted = jax.jit(step, donate_argnums=(0, 1))
+    params = model.params
+    state = optimizer.init(params)
+    key = keys[3]
 
     def train(steps: int) -> float:
+        nonlocal params, state, key
         for _ in range(steps):
-            *held[:], loss = step(held[0], held[1], batch, held[2])
+            params, state, key, loss = jitted(params, state, batch, key)
         return float(loss)
 
     measure(args, train, {

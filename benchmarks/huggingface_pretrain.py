@@ -14,7 +14,6 @@ which would rule out the fastest attention. `--variant=compiled` is the same und
 """
 
 import argparse
-import contextlib
 import os
 
 import torch
@@ -47,14 +46,15 @@ def make_batch(args: argparse.Namespace, device: str) -> dict[str, torch.Tensor]
         'input_ids': ids, 'token_type_ids': segments, 'labels': labels,
         'next_sentence_label': torch.randint(2, (args.batch_size,)), 'positions': positions,
     }
-    return {name: x.to(device) for name, x in batch.items()}
+    return {name: values.to(device) for name, values in batch.items()}
 
 
 def loss_everywhere(
     model: transformers.BertForPreTraining, batch: dict[str, torch.Tensor]
 ) -> torch.Tensor:
     """The model's own loss, with logits at all positions."""
-    return model(**{name: x for name, x in batch.items() if name != 'positions'}).loss
+    inputs = {name: values for name, values in batch.items() if name != 'positions'}
+    return model(**inputs).loss
 
 
 def loss_where_masked(
@@ -71,11 +71,17 @@ def loss_where_masked(
     ) + entropy(next_logits.float(), batch['next_sentence_label'])
 
 
+def num_cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, 'sched_getaffinity'):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def main() -> None:
     args = parse_arguments(__doc__, ('stock', 'compiled', 'tuned'))
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    pinned = hasattr(os, 'sched_getaffinity')
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if pinned else os.cpu_count() or 1)
+    torch.set_num_threads(num_cores())
     torch.manual_seed(0)
     torch.set_float32_matmul_precision('high')
     model = make_model(args).to(device)
@@ -86,20 +92,21 @@ def main() -> None:
         compute = torch.compile(compute)
 
     def train(steps: int) -> float:
-        for i in range(steps):
-            with (torch.autocast(device, torch.bfloat16) if args.dtype == 'bfloat16'
-                  else contextlib.nullcontext()):
-                loss = compute(model, batches[i % _NUM_BATCHES])
+        for number in range(steps):
+            with torch.autocast(device, torch.bfloat16, enabled=args.dtype == 'bfloat16'):
+                loss = compute(model, batches[number % _NUM_BATCHES])
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return loss.item()  # waits for the device
 
+    device_name = f'{torch.get_num_threads()} threads'
+    if device == 'cuda':
+        device_name = torch.cuda.get_device_name()
     measure(args, train, {
-        'parameters': sum(p.numel() for p in model.parameters()),
-        'variant': args.variant, 'device': torch.cuda.get_device_name() if device == 'cuda' else
-        f'{torch.get_num_threads()} threads',
+        'parameters': sum(parameter.numel() for parameter in model.parameters()),
+        'variant': args.variant, 'device': device_name,
         'attention': model.config._attn_implementation,
         'versions': {'torch': torch.__version__, 'transformers': transformers.__version__},
     })
