@@ -9,8 +9,8 @@ import pytest
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.stopping import Guard
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
-from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.paper.__main__ import main
+from bert_jax.tools.sweep import training as sweep_training
 from tests.conftest import run_python, xla_flags
 from tests.tiny_runs import WORDS, documents, write_cola
 from tests.tools.paper_plans import finish
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 class QuickWork:
-    """Stands in for `sweep.work`: a run ends at once, with a score that depends on its model.
+    """Stands in for a sweep's `work`: a run ends at once, with a score that depends on its model.
 
     Attributes:
       trained: the (folder of the part, name) of each run, in order.
@@ -69,7 +69,7 @@ def quick(monkeypatch, tmp_path_factory):
         (data / name).mkdir(parents=True)
     monkeypatch.chdir(data)  # the default of --data
     work = QuickWork()
-    monkeypatch.setattr(sweeps, 'work', work)
+    monkeypatch.setattr(sweep_training, 'work', work)
     monkeypatch.setattr(Guard, 'start', lambda self: None)
     monkeypatch.setattr('time.sleep', lambda seconds: None)
     return work
@@ -244,6 +244,6 @@ def test_a_chain_of_real_runs(tmp_path):
     assert cell['runs'] == 1 and record['hardware'] and record['hours'] > 0
     log = next(tmp_path.glob('paper/parts/cola-*/runs/*/log.txt')).read_text()
     assert 'pretrain-' in log, 'it starts from the pre-training'
-    with mock.patch.object(sweeps, 'work', side_effect=AssertionError('all is there')), (
+    with mock.patch.object(sweep_training, 'work', side_effect=AssertionError('all is there')), (
             mock.patch.object(Guard, 'start')):
         assert main(command) == 0

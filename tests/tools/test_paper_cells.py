@@ -9,7 +9,7 @@ from scipy import stats
 
 from bert_jax.tools.paper.cells import differences, is_guessing, make_cell, mean_of_columns
 from bert_jax.tools.paper.tables import COLUMNS
-from bert_jax.tools.sweep import summary
+from bert_jax.tools.sweep.report import summary
 from tests.tools.paper_plans import finish, plan
 
 

@@ -19,8 +19,11 @@ from bert_jax.runtime.files import as_path
 from bert_jax.runtime.lease import Claim
 from bert_jax.runtime.stopping import Guard
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
-from bert_jax.tools import sweep
-from bert_jax.tools.sweep import Sweep, grid_members, member_config, read_sweep
+from bert_jax.tools.sweep import __main__ as sweep_command
+from bert_jax.tools.sweep import training
+from bert_jax.tools.sweep.directory import Sweep
+from bert_jax.tools.sweep.members import grid_members, member_config, read_sweep
+from bert_jax.tools.sweep.report import report
 from bert_jax.train import experiment
 from bert_jax.train.report import Report
 from bert_jax.weights.run_directory import read_run
@@ -119,7 +122,7 @@ def work(path, overrides, members=MEMBERS, should_stop=lambda step: False):
     result = Sweep(as_path(path), CONFIG, overrides, members, keep=2)
     result.open(CONFIG, overrides)
     with one_device():
-        return sweep.work(result, should_stop), result
+        return training.work(result, should_stop), result
 
 
 def losses(run):
@@ -186,7 +189,7 @@ def test_a_stopped_member_resumes(finished_sweep):
 
 
 def test_the_report_names_the_best_run(finished_sweep, capsys):
-    assert finished_sweep.report() == 0
+    assert report(finished_sweep) == 0
     path = Path(finished_sweep.path)
     results = json.loads((path / 'results.json').read_text())
     values = {name: run['eval/matthews'] for name, run in results['runs'].items()}
@@ -198,7 +201,7 @@ def test_the_report_names_the_best_run(finished_sweep, capsys):
 
 
 def test_the_report_has_the_mean_over_seeds(finished_sweep):
-    assert finished_sweep.report() == 0
+    assert report(finished_sweep) == 0
     results = json.loads((finished_sweep.path / 'results.json').read_text())
     assert len(results['groups']) == 2
     for group in results['groups']:
@@ -248,7 +251,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, overrides, cap
     with mock.patch.object(experiment, 'train_run', failing):
         finished, ours = work(tmp_path, overrides, members)
         assert finished
-        assert ours.report() == 1
+        assert report(ours) == 1
     assert 'learning_rate=1e-2: failed (RuntimeError: the device is lost' in capsys.readouterr().err
     assert 'Traceback' in (ours.run(members[0]) / 'log.txt').read_text()
     assert list(ours.results()) == [members[1]]
@@ -266,7 +269,7 @@ def test_a_sweep_that_cannot_work_ends_with_its_message_and_may_be_changed(
         f'--config.{bad.format(folder=tmp_path)}',
     ]
     with mock.patch.object(Guard, 'start'), pytest.raises(SystemExit, match='2'):
-        sweep.main(arguments)
+        sweep_command.main(arguments)
     assert message in capsys.readouterr().err
     Sweep(as_path(tmp_path / 'sweep'), CONFIG, overrides, MEMBERS).open(CONFIG, overrides)
 

@@ -22,7 +22,8 @@ import numpy as np
 from bert_jax.runtime.files import Path
 from bert_jax.tools.paper.plan import Part, Plan
 from bert_jax.tools.paper.tables import COLUMNS, Column, Row
-from bert_jax.tools.sweep import Settings, summary
+from bert_jax.tools.sweep.members import Settings
+from bert_jax.tools.sweep.report import summary
 from bert_jax.train.workdirs import read_run_fields
 
 Cell = dict[str, Any]

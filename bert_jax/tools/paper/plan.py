@@ -17,7 +17,8 @@ from bert_jax.tasks.pretrain import run_flops
 from bert_jax.tools.paper.part_names import part_name
 from bert_jax.tools.paper.tables import COLUMNS, TASKS, Row, Table
 from bert_jax.tools.preflight.measure import without_data
-from bert_jax.tools.sweep import Member, Sweep, grid_members, member_config
+from bert_jax.tools.sweep.directory import Sweep
+from bert_jax.tools.sweep.members import Member, grid_members, member_config
 from bert_jax.weights import load_weights
 
 _RATE = 'optimizer.learning_rate='

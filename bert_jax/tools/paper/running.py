@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from bert_jax.runtime.errors import InputError, tell
-from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.paper.plan import Part, Plan
 from bert_jax.tools.paper.writing import write_table
+from bert_jax.tools.sweep import training as sweep_training
 
 
 class Outcome(enum.Enum):
@@ -50,7 +50,7 @@ class PartRunner:
                 return True
             if should_stop(0):
                 return False
-            time.sleep(sweeps.WAIT_SECONDS)
+            time.sleep(sweep_training.WAIT_SECONDS)
 
     def _advance(
         self, part: Part, number: int, should_stop: Callable[[int], bool]
@@ -67,7 +67,7 @@ class PartRunner:
             return Outcome.WAITING
         try:
             self._open(part, number, num_left)
-            if not sweeps.work(part.sweep, should_stop):
+            if not sweep_training.work(part.sweep, should_stop):
                 return Outcome.STOPPED
         except InputError as error:
             self.failed[part.title] = str(error)

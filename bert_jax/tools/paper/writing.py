@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from bert_jax.runtime.files import open_whole, write_whole
-from bert_jax.tools import sweep as sweeps
 from bert_jax.tools.paper.cells import Cell
 from bert_jax.tools.paper.plan import Plan
 from bert_jax.tools.paper.record import Record, make_record
+from bert_jax.tools.sweep.report import markdown_table
 
 _LEGEND = (
     'FLOPs: of one pre-training. Ours: mean and standard deviation over n runs, at the last '
@@ -76,7 +76,7 @@ def _figures(record: Record) -> list[str]:
         cells = [_cell_text(column.get(row)) for column in record.cells.values()]
         rows.append([row, cost, *cells])
     rows.append(_guessing_row(record))
-    return sweeps.markdown(['', 'FLOPs', *_headings(record)], rows)
+    return markdown_table(['', 'FLOPs', *_headings(record)], rows)
 
 
 def _guessing_row(record: Record) -> list[str]:
@@ -144,7 +144,7 @@ def _differences(record: Record) -> list[list[str]]:
     for row in others:
         cells = [_difference_text(record, column, row) for column in record.columns]
         rows.append([row, *cells])
-    return [[explanation], sweeps.markdown(['', *_headings(record)], rows)]
+    return [[explanation], markdown_table(['', *_headings(record)], rows)]
 
 
 def _difference_text(record: Record, column: str, row: str) -> str:

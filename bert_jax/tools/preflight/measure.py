@@ -178,12 +178,6 @@ class _PhaseMeasurer:
         needed = sum(memory)
         # The optimizer's state stays in memory during evaluation.
         needed_to_evaluate = sum(compiled.evaluation_memory) + moments
-        # `largest_rows_at_once` is a lower bound: temporaries other than accumulated gradients are
-        # all taken to grow with the rows.
-        gradients = params if parts > 1 else 0  # accumulated
-        growing = max(memory.temporaries - gradients, 1) + batch
-        fixed = needed - growing
-        largest_rows_at_once = max(0, int(rows_at_once * (limit - fixed) / growing))
         fits = max(needed, needed_to_evaluate) <= limit
         return {
             'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
@@ -197,7 +191,9 @@ class _PhaseMeasurer:
             },
             'evaluation_bytes_per_chip': needed_to_evaluate,
             'fits': compiled.train is not None and fits,
-            'largest_rows_at_once': largest_rows_at_once,
+            'largest_rows_at_once': _largest_rows_at_once(
+                memory, rows_at_once, batch=batch, gradients=params if parts > 1 else 0,
+                limit=limit),
         }
 
     def _time_record(
@@ -238,3 +234,23 @@ class _PhaseMeasurer:
             'mfu': flops / (runs_per_sequence * chip.peak_flops * step_seconds),
             'hours': hours, 'chip_hours': hours * num_chips,
         }
+
+
+def _largest_rows_at_once(
+    memory: Memory, rows_at_once: float, *, batch: int, gradients: int, limit: int
+) -> int:
+    """How many rows a chip can compute at once, at least.
+
+    It is a lower bound: temporaries other than accumulated gradients are all taken to grow with the
+    rows.
+
+    Args:
+      memory: of the train step.
+      rows_at_once: of that step.
+      batch: bytes of its batch.
+      gradients: bytes of accumulated gradients.
+      limit: bytes of the chip.
+    """
+    growing = max(memory.temporaries - gradients, 1) + batch
+    fixed = sum(memory) - growing
+    return max(0, int(rows_at_once * (limit - fixed) / growing))

@@ -17,7 +17,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, read_json
 from bert_jax.tools.report.groups import Group, grouped, role_of
 from bert_jax.tools.report.runs import RunRecords
-from bert_jax.tools.sweep import markdown
+from bert_jax.tools.sweep.report import markdown_table
 from bert_jax.train.report import count
 from bert_jax.train.step import parameters_of
 from bert_jax.weights.run_directory import read_description
@@ -81,7 +81,7 @@ def board(runs: Sequence[RunRecords]) -> str:
     for name, fields in definitions['published'].items():
         rows.append(_published_row(name, fields, tasks))
     heading = [*definitions['columns'], *tasks, 'seeds', 'commit', 'repeated by']
-    return '\n'.join([definitions['text'], *markdown(heading, rows), ''])
+    return '\n'.join([definitions['text'], *markdown_table(heading, rows), ''])
 
 
 def _is_finished_pretraining(run: RunRecords) -> bool:

@@ -1,0 +1,88 @@
+"""Runs a grid of settings, each as a run of its own, and picks the best on the dev set.
+
+    python -m bert_jax.tools.sweep --config=configs/sweeps/glue.py:mrpc \\
+        --config.init_checkpoint=DIR --config.data.source=glue
+    python -m bert_jax.tools.sweep --config=configs/glue.py:rte --restarts=5 \\
+        --grid optimizer.learning_rate=5e-5,3e-5,2e-5 --grid train.batch_size=16,32 ...
+
+The files in configs/sweeps name the paper's grids; --grid replaces their values of a field.
+--restarts=N adds the seeds 0 to N-1, the paper's remedy for small data sets. Every
+--config.FIELD=VALUE applies to all runs. The same command resumes a sweep: finished runs are kept,
+an interrupted one resumes from its checkpoint.
+
+A process trains runs that differ only in seed and learning rate one after another; for these it
+reads weights and data and compiles the step only once. --chips=1 starts a process for every chip of
+this machine (--chips=2 for every two, ...). Any number of processes and machines may run the same
+command on one folder, such as the hosts of a slice: each run is claimed by one process, and taken
+over by another if that one dies.
+
+The directory receives table.md, results.json, every run with its log, and `winner`, a link to the
+best one (in a bucket, a file with its name). The checkpoints of the other runs are deleted once
+they are beaten; --keep=K keeps those of the K best, for example for an ensemble, --keep=all those
+of all runs.
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Sequence
+
+from bert_jax.config.command_line import Parser, at_least, config_file, run_name
+from bert_jax.runtime import files
+from bert_jax.runtime.process import error_boundary
+from bert_jax.tools.sweep.directory import Sweep
+from bert_jax.tools.sweep.members import grid_members, member_config, read_sweep
+from bert_jax.tools.sweep.report import report
+from bert_jax.tools.sweep.training import work_until_done
+from bert_jax.tools.workers import run_workers
+
+
+def number_or_all(text: str) -> int:
+    """A type of an argument: a number from 0, or `all`, which is more than any."""
+    return sys.maxsize if text == 'all' else at_least(0)(text)
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(The command's own flags, those of the config)."""
+    parser = Parser('python -m bert_jax.tools.sweep', __doc__)
+    parser.add_argument('--config', required=True, help='config file, as FILE.py or FILE.py:ARG')
+    parser.add_argument('--workdir', help='default: runs/sweep-NAME of the config')
+    parser.add_argument('--grid', action='append', default=[], metavar='FIELD=VALUE,VALUE',
+                        help='values of a field; repeated: all combinations')
+    parser.add_argument('--restarts', type=at_least(0), default=0,
+                        help='runs all with seeds 0 to N-1')
+    parser.add_argument('--chips', type=at_least(0), default=0,
+                        help='chips of a process, one for each such group (default: one has all)')
+    parser.add_argument('--keep', type=number_or_all, default=1, metavar='K|all',
+                        help='keep the checkpoints of the K best runs (1)')
+    parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
+    return parser.parse_known_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command (see the top of this file) and returns its exit status."""
+    options, overrides = _parse(argv)
+    with error_boundary():
+        is_worker = options.worker is not None
+        config, grid = read_sweep(config_file(options.config), options.grid)
+        members = grid_members(grid, options.restarts)
+        for member in members:  # reports one that cannot work before any is run
+            member_config(config, overrides, member)
+        workdir = options.workdir or f'runs/sweep-{run_name(config)}'
+        sweep = Sweep(files.as_path(workdir), config, overrides, members, options.keep)
+        if not is_worker:
+            print(f'sweep directory: {workdir}', flush=True)
+            sweep.open(config, overrides)
+            done = len(members) - len(sweep.unfinished())
+            if done:
+                print(f'{done} of {len(members)} runs are finished already', flush=True)
+        status = run_workers(
+            'bert_jax.tools.sweep', argv, options.worker, options.chips,
+            functools.partial(work_until_done, sweep))
+        if status or is_worker:
+            return status
+        return report(sweep)
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

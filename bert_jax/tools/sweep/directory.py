@@ -1,0 +1,159 @@
+"""The directory of a sweep, in which several processes and machines may work."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.lease import Claim
+from bert_jax.tools.sweep.members import Member
+
+
+@dataclasses.dataclass(eq=False)
+class Sweep:
+    """A sweep and its directory, in which several processes may work.
+
+    Attributes:
+      path: of the directory.
+      config: file, as on the command line.
+      overrides: '--config.FIELD=VALUE' for all members.
+      members: all runs, in their order.
+      keep: number of best runs whose checkpoints are kept.
+    """
+
+    path: files.Path
+    config: str
+    overrides: Sequence[str]
+    members: Sequence[Member]
+    keep: int = 1
+    _begun: float = dataclasses.field(default_factory=time.time)
+    # Claims on members that another process has; repeated attempts notice when that one is dead.
+    _claims: dict[Member, Claim] = dataclasses.field(default_factory=dict)
+
+    def run(self, member: Member) -> files.Path:
+        """The run directory of a member."""
+        return self.path / 'runs' / member.name
+
+    def open(self, config: str, settings: Sequence[str]) -> None:
+        """Makes the directory, or accepts one with the same runs, or one in which none has begun.
+
+        Args:
+          config, settings: what the results depend on.
+
+        Raises:
+          InputError: it holds a sweep of another config, whose results would pass for ours.
+        """
+        names = {path.name for path in files.children(self.path) if not files.is_incidental(path)}
+        is_sweep = 'sweep.json' in names or names == {'runs'}
+        files.open_folder(self.path, '--workdir', lambda _: is_sweep)
+        path = self.path / 'sweep.json'
+        ours = {'config': config, 'settings': sorted(settings)}
+        theirs = files.read_json(path, 'put it back, or delete it') if path.exists() else None
+        if theirs != ours:
+            if theirs and self._has_begun():
+                raise InputError(
+                    f'{self.path} holds a sweep of {_described(theirs)}, this is one of '
+                    f'{_described(ours)}: give another --workdir, or the same settings')
+            files.write_whole(path, json.dumps(ours) + '\n')
+        (self.path / 'runs').mkdir(exist_ok=True)
+
+    def _has_begun(self) -> bool:
+        """Whether any run has begun."""
+        for run in files.children(self.path / 'runs'):
+            if (run / 'config.json').exists() or (run / 'sweep_result.json').exists():
+                return True
+        return False
+
+    def result(self, member: Member) -> dict[str, Any] | None:
+        """The result of a finished member, with `metric`; None if it is not finished."""
+        path = self.run(member) / 'sweep_result.json'
+        if not path.exists():
+            return None
+        remedy = 'delete it, and the run is run again'
+        result = files.read_json(path, remedy)
+        value = result.get(str(result.get('metric')))
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise InputError(f"{path} has {result.get('metric')}={value!r}: {remedy}")
+        return result
+
+    def failed(self, member: Member) -> bool:
+        """Whether a member failed since this process began; if earlier, it is tried again."""
+        path = self.run(member) / 'sweep_failed.json'
+        return path.exists() and files.read_json(path, 'delete it').get('time', 0) >= self._begun
+
+    def unfinished(self) -> list[Member]:
+        """Members that are neither finished nor failed, even if another process runs them."""
+        return [
+            member for member in self.members
+            if self.result(member) is None and not self.failed(member)]
+
+    def claim(self, member: Member) -> Claim | None:
+        """A claim on an unfinished member, to be released by the caller; None if it is not free."""
+        self.run(member).mkdir(parents=True, exist_ok=True)
+        claim = self._claims.setdefault(member, Claim(self.run(member)))
+        if not claim.attempt():
+            return None
+        del self._claims[member]
+        if self.result(member) is None:
+            return claim
+        claim.release()  # another has just finished it
+        return None
+
+    def finish(self, member: Member, metric: str, result: dict[str, float]) -> None:
+        """Writes the result of a member, and deletes checkpoints that are not to be kept."""
+        record = {'metric': metric, 'host': platform.node(), **result}
+        files.write_whole(self.run(member) / 'sweep_result.json', json.dumps(record) + '\n')
+        self.keep_the_best()
+
+    def fail(self, member: Member) -> None:
+        """Records that a member failed."""
+        record = {'time': time.time()}
+        files.write_whole(self.run(member) / 'sweep_failed.json', json.dumps(record))
+
+    def results(self) -> dict[Member, dict[str, Any]]:
+        """The results of the finished members, best first."""
+        found = {}
+        for member in self.members:
+            result = self.result(member)
+            if result is not None:
+                found[member] = result
+        best_first = sorted(found, key=lambda member: -score_of(found[member]))
+        return {member: found[member] for member in best_first}
+
+    def seconds(self, member: Member) -> float:
+        """Seconds that a run took, over all its starts."""
+        path = self.run(member) / 'goodput.json'
+        known = files.read_json(path, 'delete it') if path.exists() else {}
+        return sum(known.get('seconds', {}).values())
+
+    def keep_the_best(self) -> None:
+        """Links the best run as `winner`, and deletes checkpoints that are not to be kept."""
+        ranking = list(self.results())
+        if files.in_bucket(self.path):
+            files.write_whole(self.path / 'winner', f'{self.run(ranking[0])}\n')
+        else:
+            link = files.temporary_name(self.path / 'winner')
+            os.symlink(f'runs/{ranking[0].name}', link)
+            os.replace(link, self.path / 'winner')  # replaces the link, not its target
+        for member in ranking[self.keep :]:
+            for name in ('checkpoints', 'best'):
+                with contextlib.suppress(OSError):  # another process may delete it at the same time
+                    (self.run(member) / name).rmtree(missing_ok=True)
+
+
+def _described(sweep: Mapping[str, Any]) -> str:
+    """The content of a sweep.json, for a message."""
+    return f"--config={sweep.get('config')} {sweep.get('settings')}"
+
+
+def score_of(result: Mapping[str, Any]) -> float:
+    """A result by its own metric: pre-training that masks differently from BERT has another one."""
+    score: float = result[result['metric']]
+    return score

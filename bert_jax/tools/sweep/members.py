@@ -1,0 +1,116 @@
+"""The runs of a sweep: all combinations of a grid's values, each with its config."""
+
+import contextlib
+import itertools
+import os
+import runpy
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from bert_jax.config import ConfigDict
+from bert_jax.config.command_line import parse_command
+from bert_jax.config.fields import FIELDS
+from bert_jax.config.suggestions import suggest_field
+from bert_jax.runtime.errors import InputError
+from bert_jax.validation import check_used, validate
+
+Settings = tuple[tuple[str, str], ...]
+_UNQUOTED = ' :+@'  # characters that are harmless in a file name
+
+
+class Member(NamedTuple):
+    """One run of the sweep: its settings, (field, value) as written on the command line."""
+
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """The name of its folder; quoting makes a value that is a path part of one name."""
+        parts = []
+        for field, value in self.settings:
+            quoted = urllib.parse.quote(value, safe=_UNQUOTED)
+            parts.append(f'{field}={quoted}')
+        return ','.join(parts)
+
+    def without(self, *fields: str) -> Settings:
+        """Its settings without those of these fields."""
+        return tuple(item for item in self.settings if item[0] not in fields)
+
+
+def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
+    """Members for all combinations of a grid's values and the seeds.
+
+    Args:
+      grid: entries 'FIELD=VALUE,VALUE'.
+      restarts: adds the seeds 0 to restarts - 1; 0: none.
+
+    Raises:
+      InputError: an entry has another form, names no field of the config, or has a field or value
+        twice; or there is nothing to vary.
+    """
+    entries = list(grid)
+    if restarts:
+        entries.append('seed=' + ','.join(map(str, range(restarts))))
+    axes: dict[str, list[str]] = {}
+    for entry in entries:
+        field, _, text = entry.partition('=')
+        values = text.split(',')
+        if not all(values):
+            raise InputError(f'--grid {entry}: write FIELD=VALUE,VALUE')
+        if field not in FIELDS:
+            raise InputError(f'--grid {field} is not a field: {suggest_field(field)}')
+        if field in axes or len(set(values)) < len(values):
+            raise InputError(f'--grid {entry} has a field or value twice')
+        axes[field] = values
+    if not axes:
+        raise InputError(
+            'nothing varies: give --grid FIELD=VALUE,VALUE, --restarts=N, or as --config a file '
+            'of configs/sweeps, which has the grid of a paper')
+    combinations = itertools.product(*axes.values())
+    return [Member(tuple(zip(axes, values, strict=True))) for values in combinations]
+
+
+def read_sweep(named: str, grid: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """(Config of the runs, grid) of the command line.
+
+    Args:
+      named: a config, or a sweep's file, which defines CONFIG, a path relative to the file, and
+        GRID, entries as for --grid.
+      grid: from the command line; replaces the file's values of the same fields.
+    """
+    name, colon, argument = named.partition(':')
+    defined: dict[str, Any] = {}
+    with contextlib.suppress(Exception, SystemExit):  # reported when the file is parsed
+        defined = runpy.run_path(name)
+    if not {'GRID', 'CONFIG'} <= defined.keys():
+        return named, list(grid)
+    given = {_field_of(entry) for entry in grid}
+    kept = [entry for entry in defined['GRID'] if _field_of(entry) not in given]
+    config = os.path.normpath(os.path.join(os.path.dirname(name), defined['CONFIG']))
+    return config + colon + argument, [*kept, *grid]
+
+
+def _field_of(entry: str) -> str:
+    """The field of a grid's entry 'FIELD=VALUE,VALUE'."""
+    return entry.partition('=')[0]
+
+
+def member_config(config: str, overrides: Sequence[str], member: Member) -> ConfigDict:
+    """A member's config.
+
+    Args:
+      config: file, as on the command line.
+      overrides: '--config.FIELD=VALUE' for all members.
+      member: the member; its settings take precedence.
+
+    Raises:
+      InputError: there is no such file or field, or a value is invalid.
+    """
+    settings = [f'--config.{field}={value}' for field, value in member.settings]
+    result, _ = parse_command(
+        ['sweep', f'--config={config}', '--config.train.keep_checkpoints=1', *overrides, *settings],
+        '')
+    validate(result)
+    check_used(result)
+    return result
