@@ -85,20 +85,12 @@ def write_inputs(work: Path) -> None:
         documents = [texts.document(texts.rng.randint(3, 12)) for _ in range(60)]
         (work / f'{name}.txt').write_text('\n\n'.join(documents))
     pairs = [(texts.sentence(), texts.sentence()) for _ in range(80)]
-    first_sentences = [first for first, _ in pairs]
-    labels = ['yes' if 'a' in first.split()[0] else 'no' for first in first_sentences]
-    write_csv(work / 'pairs.csv', 'text,other,label', (
-        f'{first},{second},{label}'
-        for (first, second), label in zip(pairs, labels, strict=True)))
-    write_csv(work / 'scores.csv', 'text,other,label', (
-        f'{first},{second},{len(first) / 10}' for first, second in pairs))
-    write_csv(work / 'several.csv', 'text,label', (
-        f'{first},{label};{length_label(first)}'
-        for first, label in zip(first_sentences, labels, strict=True)))
-    (work / 'tags.txt').write_text('\n'.join(map(tagged, first_sentences)))
-    write_csv(work / 'choices.csv', 'text,one,two,label', (
-        f'{first},{second},{texts.sentence()},{texts.rng.randint(0, 1)}'
-        for first, second in pairs))
+    write_labelled_pairs(work, pairs)
+    (work / 'tags.txt').write_text('\n'.join(tagged(first) for first, _ in pairs))
+    choices = []
+    for first, second in pairs:
+        choices.append((first, second, texts.sentence(), texts.rng.randint(0, 1)))
+    write_csv(work / 'choices.csv', 'text,one,two,label', choices)
     paragraphs = [texts.question(number) for number in range(40)]
     (work / 'squad.json').write_text(json.dumps(
         {'version': 'v2.0', 'data': [{'title': 't', 'paragraphs': paragraphs}]}))
@@ -106,9 +98,27 @@ def write_inputs(work: Path) -> None:
     (work / 'short.txt').write_text('\n\n'.join(short))
 
 
-def write_csv(path: Path, heading: str, rows: Iterable[str]) -> None:
-    """Writes a table, row by row."""
-    path.write_text('\n'.join([heading, *rows]) + '\n')
+def write_labelled_pairs(work: Path, pairs: Sequence[tuple[str, str]]) -> None:
+    """Writes the tables of a classification, a regression and one with several labels."""
+    labelled = []
+    scored = []
+    several = []
+    for first, second in pairs:
+        label = 'yes' if 'a' in first.split()[0] else 'no'
+        labelled.append((first, second, label))
+        scored.append((first, second, len(first) / 10))
+        several.append((first, f'{label};{length_label(first)}'))
+    write_csv(work / 'pairs.csv', 'text,other,label', labelled)
+    write_csv(work / 'scores.csv', 'text,other,label', scored)
+    write_csv(work / 'several.csv', 'text,label', several)
+
+
+def write_csv(path: Path, heading: str, rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a table whose cells need no quotes."""
+    lines = [heading]
+    for row in rows:
+        lines.append(','.join(map(str, row)))
+    path.write_text('\n'.join(lines) + '\n')
 
 
 def length_label(sentence: str) -> str:
@@ -117,8 +127,11 @@ def length_label(sentence: str) -> str:
 
 
 def tagged(sentence: str) -> str:
-    """A sentence as lines of words with tags: words with a b are entities."""
-    lines = [f'{word} {"B-X" if word[0] in "Bb" else "O"}' for word in sentence.split()]
+    """A sentence as lines of words with tags: words that begin with a b are entities."""
+    lines = []
+    for word in sentence.split():
+        tag = 'B-X' if word[0] in 'Bb' else 'O'
+        lines.append(f'{word} {tag}')
     return '\n'.join(lines) + '\n'
 
 
