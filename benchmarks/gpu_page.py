@@ -56,13 +56,15 @@ def our_rate(record: dict[str, Any]) -> float:
 def page(folder: Path) -> str:
     """The page, in Markdown."""
     found, notes = read(folder)
-    programs = [name for name in PROGRAMS if any(name in rates for rates in found.values())]
+    measured: set[str] = set().union(*found.values())
+    programs = [program for program in PROGRAMS if program in measured]
+    headings = ' | '.join(PROGRAMS[program] for program in programs)
     lines = [
         '# The train step on a GPU', '',
         'Pre-training steps (dropout, masked LM and next sentence, clipping, AdamW; bfloat16 with '
         'float32 parameters) on random full rows, sequences/s, in brackets how many times as fast '
         'bert_jax is. Each program ran alone, by `benchmarks/gpu.sh`.', '',
-        '| rows | ' + ' | '.join(PROGRAMS[name] for name in programs) + ' | goal |',
+        f'| rows | {headings} | goal |',
         '|---' * (len(programs) + 2) + '|',
     ]
     for model, length, rows in sorted(found, key=lambda shape: (shape[1], shape[0])):

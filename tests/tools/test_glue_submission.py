@@ -83,7 +83,8 @@ def runs(tmp_path):
 
 
 def test_runs_and_files_give_the_same_submission(tmp_path, runs):
-    of_runs, of_files = tmp_path / 'runs.zip', tmp_path / 'files.zip'
+    of_runs = tmp_path / 'runs.zip'
+    of_files = tmp_path / 'files.zip'
     main([str(of_runs), *runs.values()])
     assert contents(of_runs) == {file: content(file) for file in FORMATS}
     for file in FORMATS:
