@@ -20,17 +20,21 @@ _MODEL = 'tests/fixtures/huggingface/pretraining'
     (f'convert {_MODEL} {{folder}}/new --to bert_jax | true', 0, ''),
     (f'convert {_MODEL} {{folder}}/new --to bert_jax >/dev/full', 1, 'standard output is full'),
 ], ids=lambda value: value.partition(' --model')[0] if isinstance(value, str) else '')
-def test_a_standard_stream_that_cannot_be_used_is_told_in_one_line(command, status, says, tmp_path):
+def test_a_standard_stream_that_cannot_be_used_is_told_in_one_line(
+    command, status, says, tmp_path, monkeypatch
+):
     if '/dev/full' in command and not os.path.exists('/dev/full'):
         pytest.skip('there is no /dev/full here')
+    monkeypatch.delenv('PYTHONUNBUFFERED', raising=False)
+    line = f'{sys.executable} -m bert_jax.{command}'.replace('{folder}', str(tmp_path))
     ended = subprocess.run(
-        f'{sys.executable} -m bert_jax.{command}'.replace('{folder}', str(tmp_path)).encode(),
-        shell=True, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, timeout=60,
-        env={k: v for k, v in os.environ.items() if k != 'PYTHONUNBUFFERED'})
-    said = ended.stderr.decode()
-    assert ended.returncode == status and 'Traceback' not in said, said
-    lines = [line for line in said.splitlines() if line.startswith('error:')]
-    assert re.search(says, '\n'.join(lines)) and len(lines) == bool(says), said
+        line, shell=True, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, timeout=60,
+        text=True)
+    assert ended.returncode == status, ended.stderr
+    assert 'Traceback' not in ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if line.startswith('error:')]
+    assert len(lines) == bool(says), ended.stderr
+    assert re.search(says, '\n'.join(lines)), ended.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -74,7 +74,9 @@ def clone(tmp_path):
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
     """The site-packages of the kernel's virtual environment, on top of the interpreter's packages.
-    What the notebook installs goes there, and is not downloaded."""
+
+    What the notebook installs goes there, and is not downloaded.
+    """
     python = os.environ.get('BERT_JAX_COLAB_PYTHON', sys.executable)
     below = subprocess.check_output(
         [python, '-c', 'import sysconfig; print(sysconfig.get_path("purelib"))'], text=True)
@@ -83,12 +85,12 @@ def packages(tmp_path, monkeypatch):
     packages = next(venv.glob('lib/python3*/site-packages'))
     (packages / 'below.pth').write_text(below)
     monkeypatch.setattr(sys, 'executable', str(venv / 'bin/python'))  # a kernel starts with it
-    for name, value in {
-        'HOME': str(tmp_path), 'XLA_FLAGS': xla_flags(1),
-        'PATH': f"{venv / 'bin'}:{os.environ['PATH']}", 'PIP_NO_INDEX': '1',
-        'PIP_NO_BUILD_ISOLATION': '0',  # in pip, 0 turns isolation off: no build tools are fetched
-    }.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.setenv('XLA_FLAGS', xla_flags(1))
+    monkeypatch.setenv('PATH', f"{venv / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv('PIP_NO_INDEX', '1')
+    # In pip, 0 turns isolation off: no build tools are fetched.
+    monkeypatch.setenv('PIP_NO_BUILD_ISOLATION', '0')
     return packages
 
 
@@ -96,14 +98,25 @@ def printed(cell):
     return ''.join(output.get('text', '') for output in cell.outputs)
 
 
+def check_result(cell, max_step, metric):
+    """Checks the result that a run prints at its end."""
+    last = printed(cell).splitlines()[-1]
+    result = json.loads(last.removeprefix('result '))
+    assert result['step'] <= max_step
+    assert 0 <= result[metric] <= 1
+
+
 def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_path):
     nbclient = pytest.importorskip('nbclient')
     pytest.importorskip('tensorflow_text')
-    settings, = (i for i, cell in enumerate(notebook.cells)
-                 if 'parameters' in cell.metadata.get('tags', ()))
-    notebook.cells.insert(settings + 1, nbformat.v4.new_code_cell(
-        f'SOURCE, DATA = {str(tmp_path / "text.txt")!r}, {str(tmp_path)!r}\n'
-        'PRETRAIN_STEPS, FINETUNE_STEPS = 16, 4'))
+    parameters, = [
+        i for i, cell in enumerate(notebook.cells)
+        if 'parameters' in cell.metadata.get('tags', ())]
+    notebook.cells.insert(parameters + 1, nbformat.v4.new_code_cell(
+        f'SOURCE = {str(tmp_path / "text.txt")!r}\n'
+        f'DATA = {str(tmp_path)!r}\n'
+        'PRETRAIN_STEPS = 16\n'
+        'FINETUNE_STEPS = 4'))
     where = {'timeout': 300, 'resources': {'metadata': {'path': clone / 'launch'}}}
     nbclient.NotebookClient(notebook, **where).execute()
 
@@ -111,13 +124,10 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_pat
     if 'BERT_JAX_COLAB_PYTHON' in os.environ:
         assert 'jax 0.7.2' in printed(cells['devices'])
     assert [path.name.partition('-')[0] for path in packages.glob('*.dist-info')] == ['bert_jax']
-    for run, step, metric in (
-        ('pretrain', 16, 'eval/mlm_accuracy'), ('finetune', 4, 'eval/accuracy'),
-    ):
-        lines = printed(cells[f'{run}-run']).splitlines()
-        result = json.loads(lines[-1].removeprefix('result '))
-        assert result['step'] <= step and 0 <= result[metric] <= 1
-        assert 'image/png' in cells[f'{run}-curves'].outputs[0]['data']
+    check_result(cells['pretrain-run'], max_step=16, metric='eval/mlm_accuracy')
+    check_result(cells['finetune-run'], max_step=4, metric='eval/accuracy')
+    for name in ('pretrain-curves', 'finetune-curves'):
+        assert 'image/png' in cells[name].outputs[0]['data']
     assert re.fullmatch(r'(.* -> (\S+ \(0\.\d\d\)(, |\n)){3}){5}', printed(cells['fill-mask']))
     assert re.fullmatch(r'(.* -> [01] \([01]\.\d\d\)\n){4}', printed(cells['classify']))
 

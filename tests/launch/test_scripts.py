@@ -1,5 +1,6 @@
 """The scripts of launch/ against stand-ins for what they call, and shellcheck over all of them."""
 
+import dataclasses
 import os
 import re
 import shutil
@@ -24,9 +25,12 @@ def _write(path, script):
 
 
 def _run(command, path=None, cwd=None, **environment):
-    env = os.environ | ({'PATH': f'{path}:{os.environ["PATH"]}'} if path else {}) | environment
-    return subprocess.run([str(x) for x in command], capture_output=True, text=True, timeout=30,
-                          cwd=cwd, env=env)
+    """Runs a command, with a folder of stand-ins before all others on the path."""
+    if path:
+        environment['PATH'] = f'{path}:{os.environ["PATH"]}'
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=30, cwd=cwd,
+        env=os.environ | environment)
 
 
 def test_shellcheck_finds_nothing():
@@ -167,7 +171,7 @@ def test_the_docker_image_installs_requirements_before_it_copies_the_code(tmp_pa
     assert 'egg_info' in command and not _run(['bash', '-ec', command], cwd=tmp_path).returncode
 
 
-@pytest.mark.parametrize(('environment', 'message'), [
+@pytest.mark.parametrize('environment, message', [
     ({'BERT_JAX_PLATFORM': 'gpu'}, 'BERT_JAX_PLATFORM=gpu: choose cpu, tpu or cuda'),
     ({'PYTHON': '/nowhere'}, '/nowhere is Python that does not start, and'),
     ({'PYTHON': './python', 'VERSION': '3.10'}, '3.11, 3.12 and 3.13: set PYTHON='),
@@ -197,62 +201,129 @@ def _calls(standins):
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.parametrize(('topology', 'accelerator', 'hosts', 'chips', 'machine'), [
-    ('v4:4x4x4', 'tpu-v4-podslice', 16, 4, 'ct4p-hightpu-4t'),
-    ('v5e:16x16', 'tpu-v5-lite-podslice', 64, 4, 'ct5lp-hightpu-4t'),
-    ('v5p:2x2x1', 'tpu-v5p-slice', 1, 4, 'ct5p-hightpu-4t'),
-    ('v6e:1x1', 'tpu-v6e-slice', 1, 1, 'ct6e-standard-1t'),
-])
-def test_gke_node_pools_and_jobset(standins, topology, accelerator, hosts, chips, machine):
-    gke = ROOT / 'launch' / 'gke.sh'
-    place = ['--cluster=c', '--location=us-west4-a']
-    for arguments in (
-        ['create', 'bert', *place, f'--topology={topology}', '--slices=2', '--spot'],
-        ['run', 'bert', '--image=host/bert:1', f'--topology={topology}', '--slices=2', *FLAGS],
-        ['delete', 'bert', *place, '--slices=2'],
-    ):
-        process = _run([gke, *arguments], path=standins / 'bin')
-        assert process.returncode == 0, process.stderr
-    shape = f' --tpu-topology={topology.split(":")[1]}' if hosts > 1 else ''
-    common = f'--cluster=c --location=us-west4-a --machine-type={machine} --num-nodes={hosts}'
+@dataclasses.dataclass(frozen=True)
+class TpuSlice:
+    """A slice and what Google's cloud calls it.
+
+    Attributes:
+      topology: as `gke.sh` takes it.
+      accelerator: the node selector's name of the chip.
+      hosts: their number.
+      chips: of each host.
+      machine: the type of its machines.
+    """
+
+    topology: str
+    accelerator: str
+    hosts: int
+    chips: int
+    machine: str
+
+    @property
+    def shape(self):
+        return self.topology.partition(':')[2]
+
+
+tpu_slices = pytest.mark.parametrize('tpu', [
+    TpuSlice('v4:4x4x4', 'tpu-v4-podslice', hosts=16, chips=4, machine='ct4p-hightpu-4t'),
+    TpuSlice('v5e:16x16', 'tpu-v5-lite-podslice', hosts=64, chips=4, machine='ct5lp-hightpu-4t'),
+    TpuSlice('v5p:2x2x1', 'tpu-v5p-slice', hosts=1, chips=4, machine='ct5p-hightpu-4t'),
+    TpuSlice('v6e:1x1', 'tpu-v6e-slice', hosts=1, chips=1, machine='ct6e-standard-1t'),
+], ids=lambda tpu: tpu.topology)
+PLACE = ['--cluster=c', '--location=us-west4-a']
+
+
+def _gke(standins, *arguments):
+    process = _run([ROOT / 'launch' / 'gke.sh', *arguments], path=standins / 'bin')
+    assert process.returncode == 0, process.stderr
+
+
+@tpu_slices
+def test_gke_creates_a_node_pool_for_each_slice(standins, tpu):
+    _gke(standins, 'create', 'bert', *PLACE, f'--topology={tpu.topology}', '--slices=2', '--spot')
+    shape = f' --tpu-topology={tpu.shape}' if tpu.hosts > 1 else ''
+    flags = (f'--cluster=c --location=us-west4-a --machine-type={tpu.machine} '
+             f'--num-nodes={tpu.hosts} --scopes=cloud-platform{shape} --spot --quiet')
     assert _calls(standins) == [
-        *(f'gcloud container node-pools create bert-{i} {common} --scopes=cloud-platform{shape}'
-          ' --spot --quiet' for i in range(2)),
-        'kubectl apply -f -',
-        'kubectl delete jobset bert --ignore-not-found',
-        *(f'gcloud container node-pools delete bert-{i} --cluster=c --location=us-west4-a --quiet'
-          for i in range(2)),
+        f'gcloud container node-pools create bert-0 {flags}',
+        f'gcloud container node-pools create bert-1 {flags}',
     ]
-    applied = yaml.safe_load((standins / 'applied').read_text())
+
+
+def test_gke_deletes_the_run_and_its_node_pools(standins):
+    _gke(standins, 'delete', 'bert', *PLACE, '--slices=2')
+    flags = '--cluster=c --location=us-west4-a --quiet'
+    assert _calls(standins) == [
+        'kubectl delete jobset bert --ignore-not-found',
+        f'gcloud container node-pools delete bert-0 {flags}',
+        f'gcloud container node-pools delete bert-1 {flags}',
+    ]
+
+
+@pytest.fixture
+def jobset(standins):
+    """A function that runs `gke.sh run` and returns the JobSet that it applies."""
+    def apply(topology):
+        _gke(standins, 'run', 'bert', '--image=host/bert:1', f'--topology={topology}',
+             '--slices=2', *FLAGS)
+        assert _calls(standins) == ['kubectl apply -f -']
+        return yaml.safe_load((standins / 'applied').read_text())
+    return apply
+
+
+@tpu_slices
+def test_gke_runs_a_pod_on_every_host_of_each_slice(jobset, tpu):
+    applied = jobset(tpu.topology)
     assert (applied['apiVersion'], applied['kind']) == ('jobset.x-k8s.io/v1alpha2', 'JobSet')
     assert applied['metadata']['name'] == 'bert'
     slices, = applied['spec']['replicatedJobs']
     job = slices['template']['spec']
+    assert slices['replicas'] == 2
+    assert (job['parallelism'], job['completions']) == (tpu.hosts, tpu.hosts)
     pod = job['template']['spec']
-    container, = pod['containers']
-    assert (slices['replicas'], job['parallelism'], job['completions']) == (2, hosts, hosts)
     assert pod['nodeSelector'] == {
-        'cloud.google.com/gke-tpu-accelerator': accelerator,
-        'cloud.google.com/gke-tpu-topology': topology.split(':')[1]}
-    assert container['args'] == FLAGS[1:]
-    assert container['command'] == ['python', '-m', 'bert_jax.main']
+        'cloud.google.com/gke-tpu-accelerator': tpu.accelerator,
+        'cloud.google.com/gke-tpu-topology': tpu.shape}
     assert pod['shareProcessNamespace']  # else Python is process 1, which ignores SIGTERM
+    container, = pod['containers']
     assert container['image'] == 'host/bert:1'
-    assert container['resources']['limits'] == {'google.com/tpu': chips}
-    # Bad input (exit status 2) ends the JobSet: by a rule of its job, to which the JobSet's refers.
+    assert container['command'] == ['python', '-m', 'bert_jax.main']
+    assert container['args'] == FLAGS[1:]
+    assert container['resources']['limits'] == {'google.com/tpu': tpu.chips}
+
+
+def test_bad_input_ends_the_jobset_of_gke(jobset):
+    """By a rule of its job for exit status 2, to which the JobSet's refers."""
+    spec = jobset('v5e:16x16')['spec']
+    job = spec['replicatedJobs'][0]['template']['spec']
+    container, = job['template']['spec']['containers']
     rule, = job['podFailurePolicy']['rules']
     assert rule['onExitCodes'] == {
         'containerName': container['name'], 'operator': 'In', 'values': [2]}
-    assert applied['spec']['failurePolicy']['rules'] == [
+    assert spec['failurePolicy']['rules'] == [
         {'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}]
 
 
-GKE, SLURM = ['run', 'bert', '--image=x'], ['run', 'b', '--nodes=2', '--gpus=8']
+GKE = ['run', 'bert', '--image=x']
+SLURM = ['run', 'b', '--nodes=2', '--gpus=8']
 
 
-@pytest.mark.parametrize(('script', 'arguments', 'message'), [
-    *(('gke.sh', [*GKE, f'--topology={shape}', *FLAGS], f'--topology={shape}') for shape in (
-        'v9:2', 'v5e:3x5', 'v4:4x4', 'v5e:08x08', 'v5e:32x2', 'v5e:1x4', 'v4:3x4x4')),
+@pytest.mark.parametrize('topology', [
+    'v9:2', 'v5e:3x5', 'v4:4x4', 'v5e:08x08', 'v5e:32x2', 'v5e:1x4', 'v4:3x4x4'])
+def test_a_topology_that_does_not_exist_is_refused(standins, topology):
+    arguments = [*GKE, f'--topology={topology}', *FLAGS]
+    _check_refused(standins, 'gke.sh', arguments, f'--topology={topology}')
+
+
+def _check_refused(standins, script, arguments, message):
+    process = _run([ROOT / 'launch' / script, *arguments], path=standins / 'bin')
+    assert process.returncode == 2
+    assert process.stderr.startswith('error: ') and process.stderr.count('\n') == 1
+    assert message in process.stderr
+    assert not _calls(standins)
+
+
+@pytest.mark.parametrize('script, arguments, message', [
     ('gke.sh', [*GKE, *FLAGS], '--topology is missing'),
     ('gke.sh', [*GKE, *FLAGS[1:]], 'flags of the run come after --'),
     ('gke.sh', [*GKE, '--', '--workdir=gs:/b/x'], 'a path in a bucket is gs://BUCKET/PATH'),
@@ -272,73 +343,140 @@ GKE, SLURM = ['run', 'bert', '--image=x'], ['run', 'b', '--nodes=2', '--gpus=8']
     ('tpu_vm.sh', ['run', 'bert', '--', '--workdir', '/tmp/x'], '--workdir=/tmp/x: the hosts sha'),
 ])
 def test_a_wrong_call_is_refused_in_one_line(standins, script, arguments, message):
-    process = _run([ROOT / 'launch' / script, *arguments], path=standins / 'bin')
-    assert process.returncode == 2
-    assert process.stderr.startswith('error: ') and process.stderr.count('\n') == 1
-    assert message in process.stderr
-    assert not _calls(standins)
+    _check_refused(standins, script, arguments, message)
 
 
-@pytest.mark.parametrize(('script', 'arguments'), [
+@pytest.mark.parametrize('script, arguments', [
     ('gke.sh', ['create', 'b', '--topology=v5e:4x4', '--cluster=c', '--location=l']),
     ('gke.sh', ['install', 'host/bert:1']),
     ('gke.sh', [*GKE, '--topology=v5e:4x4', *FLAGS]),
-    *(('gke.sh', [verb, 'b']) for verb in ('follow', 'status', 'stop')),
+    ('gke.sh', ['follow', 'b']),
+    ('gke.sh', ['status', 'b']),
+    ('gke.sh', ['stop', 'b']),
     ('gke.sh', ['delete', 'b', '--cluster=c', '--location=l']),
     ('slurm.sh', [*SLURM, '--partition=p', *FLAGS]),
-    *(('slurm.sh', [verb, 'b']) for verb in ('status', 'stop', 'delete')),
-    *(('tpu_vm.sh', [verb, 'b', '--type=v4-8'])
-      for verb in ('create', 'install', 'follow', 'status', 'stop', 'delete')),
-    *(('tpu_vm.sh', [verb, 'b', '--type=v4-8', *FLAGS]) for verb in ('run', 'relaunch')),
+    ('slurm.sh', ['status', 'b']),
+    ('slurm.sh', ['stop', 'b']),
+    ('slurm.sh', ['delete', 'b']),
+    ('tpu_vm.sh', ['create', 'b', '--type=v4-8']),
+    ('tpu_vm.sh', ['install', 'b', '--type=v4-8']),
+    ('tpu_vm.sh', ['follow', 'b', '--type=v4-8']),
+    ('tpu_vm.sh', ['status', 'b', '--type=v4-8']),
+    ('tpu_vm.sh', ['stop', 'b', '--type=v4-8']),
+    ('tpu_vm.sh', ['delete', 'b', '--type=v4-8']),
+    ('tpu_vm.sh', ['run', 'b', '--type=v4-8', *FLAGS]),
+    ('tpu_vm.sh', ['relaunch', 'b', '--type=v4-8', *FLAGS]),
     # A workdir on a disk that the hosts share.
     ('tpu_vm.sh', ['run', 'b', '--shared-disk', '--', '--config=x', '--workdir=/mnt/x']),
 ])
 def test_a_dry_run_prints_what_would_run(standins, script, arguments):
-    arguments = [*arguments[:2], '--dry-run', *arguments[2:]]
-    process = _run([ROOT / 'launch' / script, *arguments], path=standins / 'bin')
-    assert process.returncode == 0 and not _calls(standins), process.stderr
-    printed = re.findall(r'^(?:gcloud|docker|kubectl|sbatch|scancel|squeue) .*', process.stdout,
-                         re.MULTILINE)
-    text = process.stdout if script != 'tpu_vm.sh' else '\n'.join(printed)
+    """What it prints runs as it stands; of tpu_vm.sh, the commands that it prints among others."""
+    printed = _dry_run(standins, script, arguments)
+    commands = re.findall(
+        r'^(?:gcloud|docker|kubectl|sbatch|scancel|squeue) .*', printed, re.MULTILINE)
+    text = '\n'.join(commands) if script == 'tpu_vm.sh' else printed
     _run(['bash', '-c', text], path=standins / 'bin', cwd=standins)
-    assert len(_calls(standins)) == len(printed) > 0
-    if script == 'slurm.sh' and arguments[0] == 'run':
-        assert _calls(standins) == [
-            'sbatch --nodes=2 --gpus-per-node=8 --job-name=b --output=slurm-b.log --partition=p '
-            'launch/slurm.sh job ' + ' '.join(FLAGS[1:])]
-    if 'kubectl apply' in process.stdout:
-        assert '"--workdir=gs://bucket/run"' in (standins / 'applied').read_text()
+    assert len(_calls(standins)) == len(commands) > 0
 
 
-@pytest.mark.parametrize(('status', 'stopped'), [
-    (0, ''), (1, ''), (2, ''), (143, ''), (143, 'running'), (143, 'queued')])
-@pytest.mark.parametrize('module', ['bert_jax.main', 'bert_jax.tools.sweep'])
-def test_a_job_of_slurm_is_queued_again_when_its_time_ends(standins, status, stopped, module):
-    """Not if somebody stopped it. srun starts one task per node, which is told of all its GPUs."""
+def _dry_run(standins, script, arguments):
+    """What a script prints instead of running it."""
+    verb, name, *others = arguments
+    command = [ROOT / 'launch' / script, verb, name, '--dry-run', *others]
+    process = _run(command, path=standins / 'bin')
+    assert process.returncode == 0, process.stderr
+    assert not _calls(standins)
+    return process.stdout
+
+
+def test_slurm_queues_a_job_with_the_flags_of_the_run(standins):
+    printed = _dry_run(standins, 'slurm.sh', [*SLURM, '--partition=p', *FLAGS])
+    _run(['bash', '-c', printed], path=standins / 'bin', cwd=standins)
+    assert _calls(standins) == [
+        'sbatch --nodes=2 --gpus-per-node=8 --job-name=b --output=slurm-b.log --partition=p '
+        'launch/slurm.sh job ' + ' '.join(FLAGS[1:])]
+
+
+def test_gke_applies_the_flags_of_the_run(standins):
+    printed = _dry_run(standins, 'gke.sh', [*GKE, '--topology=v5e:4x4', *FLAGS])
+    _run(['bash', '-c', printed], path=standins / 'bin', cwd=standins)
+    assert '"--workdir=gs://bucket/run"' in (standins / 'applied').read_text()
+
+
+# A job of slurm.sh: srun runs its command here, and python logs its arguments.
+
+@dataclasses.dataclass
+class Job:
+    """A job of Slurm, and what it does when it is run.
+
+    Attributes:
+      standins: the folder in which it runs.
+    """
+
+    standins: Path
+
+    def run(self, status, *arguments, before_it_ends=''):
+        """Runs it; its python ends with a status, after a shell command."""
+        _write(self.standins / 'bin' / 'python',
+               f'printf "%s|" "$JAX_LOCAL_DEVICE_IDS" "$@" >> {self.standins}/ran\n'
+               f'{before_it_ends}\nexit {status}\n')
+        process = _run(
+            [ROOT / 'launch' / 'slurm.sh', 'job', *arguments, *FLAGS[1:]],
+            path=self.standins / 'bin', cwd=self.standins, SLURM_JOB_ID='7',
+            SLURM_GPUS_ON_NODE='4', SLURM_JOB_NAME='b')
+        assert process.returncode == status
+
+    @property
+    def arguments(self):
+        """The devices and the arguments that python got."""
+        return (self.standins / 'ran').read_text().split('|')[:-1]
+
+
+@pytest.fixture
+def job(standins):
     _write(standins / 'bin' / 'srun', f"""
         printf '%s\\n' "srun $1" >> {standins}/calls
         shift && exec "$@"
         """)
-    _write(standins / 'bin' / 'python',
-           f'printf "%s|" "$JAX_LOCAL_DEVICE_IDS" "$@" >> {standins}/ran\n'
-           + 'touch slurm-b.stopped\n' * (stopped == 'running') + f'exit {status}\n')
-    if stopped == 'queued':
-        (standins / 'slurm-b.stopped').touch()
     (standins / 'launch').mkdir()
     (standins / 'launch' / 'venv.sh').write_text('')
-    tool = ['--tool=sweep'] if module.endswith('sweep') else []
-    process = _run([ROOT / 'launch' / 'slurm.sh', 'job', *tool, *FLAGS[1:]],
-                   path=standins / 'bin', cwd=standins, SLURM_JOB_ID='7', SLURM_GPUS_ON_NODE='4',
-                   SLURM_JOB_NAME='b')
-    assert process.returncode == status
-    if stopped == 'queued':
-        assert not _calls(standins)
-        return
-    assert (standins / 'ran').read_text() == '|'.join(['0,1,2,3', '-m', module, *FLAGS[1:], ''])
-    assert _calls(standins)[0] == 'srun --kill-on-bad-exit=0'
-    requeued = status == 143 and not stopped
-    assert _calls(standins)[1:] == (['scontrol requeue 7'] if requeued else [])
-    if status == 143:
-        # sbatch reads its options from the head of the script, up to the first command.
-        head = (ROOT / 'launch' / 'slurm.sh').read_text().partition('\nset -')[0]
-        assert {'#SBATCH --ntasks-per-node=1', '#SBATCH --requeue'} < set(head.splitlines())
+    return Job(standins)
+
+
+SRUN = 'srun --kill-on-bad-exit=0'
+
+
+@pytest.mark.parametrize('options, module', [
+    ([], 'bert_jax.main'), (['--tool=sweep'], 'bert_jax.tools.sweep')])
+def test_a_job_of_slurm_starts_one_task_per_node_which_has_all_its_gpus(job, options, module):
+    job.run(0, *options)
+    assert job.arguments == ['0,1,2,3', '-m', module, *FLAGS[1:]]
+
+
+@pytest.mark.parametrize('status', [0, 1, 2])
+def test_a_job_of_slurm_that_ends_by_itself_is_not_queued_again(job, status):
+    job.run(status)
+    assert _calls(job.standins) == [SRUN]
+
+
+@pytest.mark.parametrize('options', [[], ['--tool=sweep']])
+def test_a_job_of_slurm_is_queued_again_when_its_time_ends(job, options):
+    job.run(143, *options)
+    assert _calls(job.standins) == [SRUN, 'scontrol requeue 7']
+
+
+def test_a_job_of_slurm_that_somebody_stops_is_not_queued_again(job):
+    job.run(143, before_it_ends='touch slurm-b.stopped')
+    assert _calls(job.standins) == [SRUN]
+
+
+def test_a_job_of_slurm_that_somebody_stopped_in_the_queue_does_not_start(job):
+    (job.standins / 'slurm-b.stopped').touch()
+    job.run(143)
+    assert not _calls(job.standins)
+
+
+def test_slurm_may_queue_a_job_again_and_starts_one_task_per_node():
+    # sbatch reads its options from the head of the script, up to the first command.
+    head = (ROOT / 'launch' / 'slurm.sh').read_text().partition('\nset -')[0]
+    assert {'#SBATCH --ntasks-per-node=1', '#SBATCH --requeue'} < set(head.splitlines())

@@ -18,7 +18,8 @@ class Cloud:
     """A slice behind the stand-in, and the script that asks for it."""
 
     def __init__(self, folder, checkout):
-        self.folder, self.checkout = folder, checkout
+        self.folder = folder
+        self.checkout = checkout
 
     def start(self, *arguments, **environment):
         environment = os.environ | {
@@ -71,20 +72,29 @@ def cloud(tmp_path, checkout):
         cloud.run('delete', 'bert')
 
 
-SAVES = '--autocheckpoint-enabled'  # time to save before maintenance, where gcloud can ask for it
+SAVES = '--autocheckpoint-enabled'  # time to save before maintenance
 
 
-@pytest.mark.parametrize(('options', 'flags'), [
-    (['--type=v5litepod-256'], ['--accelerator-type=v5litepod-256',
-                                '--runtime-version=v2-alpha-tpuv5-lite', '--node-id=bert', SAVES]),
-    (['--type=v5p-128', '--zone=z', '--project=p', '--valid-until=6h'],
-     ['--accelerator-type=v5p-128', '--runtime-version=v2-alpha-tpuv5', '--node-id=bert',
-      '--valid-until-duration=6h', '--zone=z', '--project=p']),
-    (['--type=v6e-16', '--spot', '--slices=2'],
-     ['--accelerator-type=v6e-16', '--runtime-version=v2-alpha-tpuv6e', '--node-count=2',
-      '--node-prefix=bert', '--spot']),
-    (['--type=v4-32', '--runtime=mine'],
-     ['--accelerator-type=v4-32', '--runtime-version=mine', '--node-id=bert', SAVES]),
+@pytest.mark.parametrize('options, flags', [
+    pytest.param(
+        ['--type=v5litepod-256'],
+        ['--accelerator-type=v5litepod-256', '--runtime-version=v2-alpha-tpuv5-lite',
+         '--node-id=bert', SAVES],
+        id='one slice'),
+    pytest.param(
+        ['--type=v5p-128', '--zone=z', '--project=p', '--valid-until=6h'],
+        ['--accelerator-type=v5p-128', '--runtime-version=v2-alpha-tpuv5', '--node-id=bert',
+         '--valid-until-duration=6h', '--zone=z', '--project=p'],
+        id='at a place, for a time'),
+    pytest.param(
+        ['--type=v6e-16', '--spot', '--slices=2'],
+        ['--accelerator-type=v6e-16', '--runtime-version=v2-alpha-tpuv6e', '--node-count=2',
+         '--node-prefix=bert', '--spot'],
+        id='two spot slices'),
+    pytest.param(
+        ['--type=v4-32', '--runtime=mine'],
+        ['--accelerator-type=v4-32', '--runtime-version=mine', '--node-id=bert', SAVES],
+        id='with a runtime'),
 ])
 def test_create_asks_for_the_slice_and_waits_until_it_is_there(cloud, options, flags):
     process = cloud.run('create', 'bert', *options, HELP=SAVES)
@@ -93,7 +103,10 @@ def test_create_asks_for_the_slice_and_waits_until_it_is_there(cloud, options, f
     assert cloud.calls('create') == [[*command, *flags, '--quiet']]
     assert re.findall('bert is .*', process.stderr) == [
         'bert is WAITING_FOR_RESOURCES', 'bert is ACTIVE']
-    cloud.run('create', 'other', *options)
+
+
+def test_create_does_not_ask_for_what_gcloud_does_not_know(cloud):
+    cloud.run('create', 'bert', '--type=v5litepod-256', HELP='')
     assert SAVES not in cloud.calls('create')[-1]
 
 
@@ -125,12 +138,12 @@ def test_create_install_run_follow_stop_and_delete_one_by_one(cloud):
         ['compute', 'tpus', 'queued-resources', 'delete', 'bert', '--force', '--quiet']]
 
 
-@pytest.mark.parametrize(('plan', 'status', 'slices', 'runs'), [
-    (['0'], 0, 1, 1),
-    (['preempt', '143', '1', 'gone', 'killed', '0'], 0, 3, 6),
-    (['143', '2'], 2, 1, 2),
-    (['1'] * 9, 1, 1, 5),
-    (['notice'] * 7 + ['0'], 0, 8, 8),  # however often, as it saved each time
+@pytest.mark.parametrize('plan, status, slices, runs', [
+    pytest.param(['0'], 0, 1, 1, id='it is done at once'),
+    pytest.param(['preempt', '143', '1', 'gone', 'killed', '0'], 0, 3, 6, id='whatever happens'),
+    pytest.param(['143', '2'], 2, 1, 2, id='its input is bad'),
+    pytest.param(['1'] * 9, 1, 1, 5, id='it fails five times'),
+    pytest.param(['notice'] * 7 + ['0'], 0, 8, 8, id='maintenance: however often, as it saves'),
 ])
 def test_relaunch_goes_on_until_the_run_is_done(cloud, plan, status, slices, runs):
     process = cloud.relaunch(*plan, options=['--spot'])
@@ -142,23 +155,48 @@ def test_relaunch_goes_on_until_the_run_is_done(cloud, plan, status, slices, run
     assert 'still costs: tpu_vm.sh delete bert' in process.stderr
 
 
-AWAY, NOT_OURS = 'ERROR: UNAVAILABLE: try again later', 'ERROR: PERMISSION_DENIED: not yours'
+def test_relaunch_asks_again_while_the_service_is_away(cloud):
+    away = 'ERROR: UNAVAILABLE: try again later'
+    cloud.write('refusals', [away] * 7)
+    process = cloud.relaunch('0')
+    assert process.returncode == 0 and away in process.stderr, process.stderr
+    assert len(cloud.calls('create')) == 8
+    assert len(cloud.lines('runs')) == 1
 
 
-@pytest.mark.parametrize(('wrong', 'lines', 'status', 'creates', 'says'), [
-    ('refusals', [AWAY] * 7, 0, 8, AWAY),  # asked again while the service is away
-    ('refusals', [NOT_OURS] * 9, 1, 5, NOT_OURS),
-    ('failed', [], 1, 5, 'the request for bert failed (5 of 5 times)'),
-    ('half', [], 0, 1, 'installation or start failed (1 of 5'),  # started anew on all hosts
-    ('deaf', [], 1, 5, 'its first host cannot be reached by ssh (5 of 5 times)'),
-])
-def test_relaunch_tries_again_what_may_pass(cloud, wrong, lines, status, creates, says):
-    cloud.write(wrong, lines)
-    process = cloud.relaunch('wait' if wrong == 'half' else '0', '0', UNREACHABLE_SECONDS='1',
-                             AFTER_CREATE='FAILED' if wrong == 'failed' else '')
-    assert process.returncode == status and says in process.stderr, process.stderr
-    assert len(cloud.calls('create')) == creates
-    assert len(cloud.lines('runs')) == {'half': 2, 'refusals': 1 - status}.get(wrong, 0)
+def test_relaunch_gives_up_what_is_refused_five_times(cloud):
+    not_ours = 'ERROR: PERMISSION_DENIED: not yours'
+    cloud.write('refusals', [not_ours] * 9)
+    process = cloud.relaunch('0')
+    assert process.returncode == 1 and not_ours in process.stderr, process.stderr
+    assert len(cloud.calls('create')) == 5
+    assert not cloud.lines('runs')
+
+
+def test_relaunch_gives_up_a_request_that_fails_five_times(cloud):
+    process = cloud.relaunch('0', AFTER_CREATE='FAILED')
+    assert process.returncode == 1, process.stderr
+    assert 'the request for bert failed (5 of 5 times)' in process.stderr
+    assert len(cloud.calls('create')) == 5
+    assert not cloud.lines('runs')
+
+
+def test_relaunch_starts_anew_on_all_hosts_if_one_fails_to_start(cloud):
+    cloud.write('half', [])
+    process = cloud.relaunch('wait', '0')
+    assert process.returncode == 0, process.stderr
+    assert 'installation or start failed (1 of 5' in process.stderr
+    assert len(cloud.calls('create')) == 1
+    assert len(cloud.lines('runs')) == 2
+
+
+def test_relaunch_gives_up_hosts_that_cannot_be_reached(cloud):
+    cloud.write('deaf', [])
+    process = cloud.relaunch('0', UNREACHABLE_SECONDS='1')
+    assert process.returncode == 1, process.stderr
+    assert 'its first host cannot be reached by ssh (5 of 5 times)' in process.stderr
+    assert len(cloud.calls('create')) == 5
+    assert not cloud.lines('runs')
 
 
 def test_relaunch_joins_a_run_that_is_going_on(cloud):
