@@ -18,7 +18,6 @@ from bert_jax.data.corpus import open_source
 from bert_jax.data.sharing import Places, copy_store, open_texts, share_store, share_vocabulary
 from bert_jax.data.store import TokenStore
 from bert_jax.runtime import files, hosts
-from bert_jax.text import training
 from tests.data.stores import change_last_byte
 from tests.data.test_store import TOKENIZER, _random_texts, build
 from tests.refusals import refused
@@ -169,7 +168,7 @@ def test_vocabulary_is_trained_once(tmp_path, corpus, run_hosts, monkeypatch):
     [published] = (tmp_path / 'shared' / 'vocabularies').glob('*.txt')
     assert len({path.read_bytes() for path in [*paths, published]}) == 1
     assert len(published.read_text().splitlines()) == 120
-    monkeypatch.setattr(training, 'train_wordpiece', None)
+    monkeypatch.setattr(sharing, 'train_wordpiece', None)
     assert run_hosts(2, start) == paths
     published.write_text('\n'.join(published.read_text().split('\n')[:-7]) + '\n')
     with refused('is damaged', published):
