@@ -20,7 +20,8 @@ from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, open_folder
 from bert_jax.text import read_switches, write_switches
-from bert_jax.text.training import add_words, stripped_marks, train_wordpiece
+from bert_jax.text.extending import add_words
+from bert_jax.text.training import stripped_marks, train_wordpiece
 from bert_jax.text.vocab import read_file
 from bert_jax.text.wordpiece import Switches
 
@@ -327,7 +328,7 @@ def share_tokenizer(
 
     Args:
       vocab_file: a vocabulary; for words to add, a WordPiece one.
-      words_file: see `text.training.add_words`; read on the first host only. Empty: none.
+      words_file: see `text.extending.add_words`; read on the first host only. Empty: none.
       lowercase: whether the vocabulary is uncased.
       places: the folders.
       strip_accents: what the tokenizer_config.json beside the file will say; None: what the one

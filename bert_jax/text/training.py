@@ -1,17 +1,13 @@
-"""Making a vocabulary: training one on plain text, or adding words to one that exists.
+"""Training a vocabulary on plain text.
 
-Training: byte-pair merges are learned by SentencePiece from counted words. Two things make its
-pieces fit BERT's greedy longest-match tokenizer:
+SentencePiece learns byte-pair merges from counted words. Two things make its pieces fit BERT's
+greedy longest-match tokenizer:
 
 - The first letter of a word is a symbol of its own (a private code point), so that `th` and
   `##th` are learned apart, each on its merit, without spending tokens on intermediate merges.
 - Tokenizing in the order of the merges needs many pieces only on the way to longer ones; greedy
   matching skips those. So more pieces are learned than needed, the words are tokenized greedily,
   and the pieces used least are dropped, in a few rounds.
-
-Adding: words replace `[unused...]` tokens first, then get new lines. The result is an ordinary
-`vocab.txt`. WordPiece is greedy, so a longer word that begins with an added one is split after it;
-all other words keep their pieces.
 """
 
 import collections
@@ -19,7 +15,6 @@ import functools
 import io
 import itertools
 import math
-import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -27,15 +22,8 @@ from typing import TypeVar
 import sentencepiece
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.text import load_tokenizer, wordpiece
-from bert_jax.text.vocab import (
-    CONTINUATION,
-    SPECIAL_TOKENS,
-    Vocab,
-    is_unused,
-    read_lines,
-    unused_row,
-)
+from bert_jax.text import wordpiece
+from bert_jax.text.vocab import CONTINUATION, SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer, basic_tokens
 
 _MAX_COUNTED_WORDS = 4_000_000  # about 0.5 GB
@@ -47,7 +35,7 @@ _SURPLUS = 1.25  # pieces learned for each piece kept
 _PRUNING_ROUNDS = 4
 _MAX_UNUSED = 99  # [unused] tokens
 _FIRST_LETTERS = 0xF0000  # planes 15 and 16: private use
-_SHOWN = 5  # words in a note
+_SHOWN = 5  # marks
 _VOICING = '\u3099\u309a'  # of kana
 _SPACE_MARK = '\u2581'  # SentencePiece's own stand-in for a space
 _Part = TypeVar('_Part')
@@ -232,10 +220,8 @@ def _tokens_of(characters: Iterable[str]) -> list[str]:
 
 def _learn_pieces(words: Mapping[str, int], num_pieces: int) -> list[str]:
     """Up to `num_pieces` pieces of two or more characters, in the order of the merges."""
-    letters = sorted({word[0] for word in words})
-    to_private = {letter: chr(_FIRST_LETTERS + i) for i, letter in enumerate(letters)}
-    from_private = {private: letter for letter, private in to_private.items()}
-    marked = {to_private[word[0]] + word[1:]: count for word, count in words.items()}
+    first_letters = _FirstLetters(words)
+    marked = {first_letters.mark(word): count for word, count in words.items()}
     num_symbols = len(set().union(*marked))
 
     model = io.BytesIO()
@@ -252,13 +238,29 @@ def _learn_pieces(words: Mapping[str, int], num_pieces: int) -> list[str]:
     pieces = []
     for i in range(1, processor.GetPieceSize()):
         piece = processor.IdToPiece(i)
-        if len(piece) == 1 or _SPACE_MARK in piece:
-            continue
-        if piece[0] in from_private:
-            pieces.append(from_private[piece[0]] + piece[1:])
-        else:
-            pieces.append(CONTINUATION + piece)
+        if len(piece) > 1 and _SPACE_MARK not in piece:
+            pieces.append(first_letters.wordpiece(piece))
     return pieces
+
+
+class _FirstLetters:
+    """Stands private code points in for the first letters of words, and takes them back."""
+
+    def __init__(self, words: Iterable[str]):
+        letters = sorted({word[0] for word in words})
+        self._mark_of = {letter: chr(_FIRST_LETTERS + i) for i, letter in enumerate(letters)}
+        self._letter_of = {mark: letter for letter, mark in self._mark_of.items()}
+
+    def mark(self, word: str) -> str:
+        """The word with a private code point as its first letter."""
+        return self._mark_of[word[0]] + word[1:]
+
+    def wordpiece(self, piece: str) -> str:
+        """A piece of marked words as WordPiece writes it: with `##` where it continues a word."""
+        letter = self._letter_of.get(piece[0])
+        if letter is None:
+            return CONTINUATION + piece
+        return letter + piece[1:]
 
 
 def _prune(
@@ -293,91 +295,3 @@ def _by_use(
     uses = _count_parts(words, split=tokenizer.pieces)
     order = sorted(range(len(pieces)), key=lambda i: -uses[len(fixed) + i])
     return [pieces[i] for i in order]
-
-
-def add_words(
-    vocab_file: str | os.PathLike[str], words_file: str | os.PathLike[str], lowercase: bool,
-    switches: Switches = ORIGINAL,
-) -> tuple[list[str], list[str]]:
-    """A vocabulary with the words of a file added.
-
-    Args:
-      vocab_file: a WordPiece vocabulary.
-      words_file: one word per line, in UTF-8; empty lines are skipped.
-      lowercase: whether the vocabulary is uncased; if so, the words are lower-cased like text.
-      switches: of the vocabulary's tokenizer.
-
-    Returns:
-      (tokens by id, notes for the user). If the vocabulary has all of the words already, the
-      tokens are unchanged.
-
-    Raises:
-      InputError: a file that cannot be read, a SentencePiece vocabulary, or a line that is not
-        one word.
-    """
-    if os.fspath(vocab_file).endswith('.model'):
-        raise InputError(
-            f'config.data.add_tokens={words_file}: the vocabulary {vocab_file} is a SentencePiece '
-            'model, to which words cannot be added: leave config.data.add_tokens empty')
-    tokenizer = load_tokenizer(vocab_file, lowercase)
-    assert isinstance(tokenizer, WordPieceTokenizer)
-    # Added tokens stay in the file beside the vocabulary; here their ids are unused.
-    tokens = list(tokenizer.word_pieces.tokens)
-    tokens += [unused_row(i) for i in range(len(tokens), len(tokenizer.vocab))]
-    taken = {number for _, number in tokenizer.added}
-    slots = [i for i, token in enumerate(tokens) if is_unused(token) and i not in taken]
-
-    words = _read_words(words_file, lowercase, switches)
-    known = set(tokenizer.vocab.tokens)
-    new = [word for word in dict.fromkeys(words) if word not in known]
-    slots = slots[: len(new)]
-    for i, word in zip(slots, new, strict=False):
-        tokens[i] = word
-    tokens += new[len(slots) :]
-
-    notes = []
-    passed_over = _passed_over(words, known)
-    if passed_over:
-        shown = ', '.join(passed_over[:_SHOWN])
-        if len(passed_over) > _SHOWN:
-            shown += ', ...'
-        notes.append(f'{words_file}: named twice, or in {vocab_file} already: {shown}')
-    if new:
-        notes.append(f'{len(new)} words added to the vocabulary, {len(slots)} of them in [unused] '
-                     f'slots: {len(tokens):,} tokens')
-    return tokens, notes
-
-
-def _read_words(
-    words_file: str | os.PathLike[str], lowercase: bool, switches: Switches
-) -> list[str]:
-    """The words of a file with one on each line, as they are after basic tokenization.
-
-    Raises:
-      InputError: the file cannot be read, or a line is not one word.
-    """
-    words = []
-    lines = read_lines(words_file, 'words', 'config.data.add_tokens')
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        parts = basic_tokens(line, lowercase, switches)
-        # A word must stay as it is where a text has it.
-        if len(parts) != 1 or basic_tokens(parts[0], lowercase, switches) != parts:
-            raise InputError(
-                f'{words_file}: line {number} is {line.strip()[:80]!r}, which BERT splits into '
-                f'{len(parts)} words before the vocabulary is asked: write one word a line, '
-                'without spaces and punctuation marks')
-        words += parts
-    return words
-
-
-def _passed_over(words: Iterable[str], known: Iterable[str]) -> list[str]:
-    """The words that are known, or that stand in `words` before."""
-    seen = set(known)
-    found = []
-    for word in words:
-        if word in seen:
-            found.append(word)
-        seen.add(word)
-    return found

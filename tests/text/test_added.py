@@ -12,7 +12,7 @@ import pytest
 from bert_jax.data import tokenize_plain
 from bert_jax.text import load_tokenizer, read_switches, write_switches
 from bert_jax.text.added import AddedToken
-from bert_jax.text.training import add_words
+from bert_jax.text.extending import add_words
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, unused_row, write_vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 from bert_jax.weights.tokenizer_files import fast_tokenizer

@@ -14,7 +14,7 @@ from bert_jax.runtime.provenance import versions
 from bert_jax.sharding import Mesh
 from bert_jax.tasks.pretrain import PretrainTask, step_flops
 from bert_jax.text import load_tokenizer
-from bert_jax.text.training import add_words
+from bert_jax.text.extending import add_words
 from bert_jax.tools.preflight.cycles import step_cycles
 from bert_jax.tools.preflight.hlo import CompiledText
 from bert_jax.tools.preflight.messages import collectives, find_messages, waiting_seconds
