@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from bert_jax.runtime import hosts
+from bert_jax.runtime import accelerators
 from bert_jax.runtime.errors import InputError, Stopped, tell
 from bert_jax.runtime.stopping import Guard
 
@@ -34,7 +34,7 @@ def worker_environment(worker: int, workers: int, chips: int) -> dict[str, str]:
     Raises:
       InputError: there are too few chips, or a TPU cannot be divided like that.
     """
-    kind, names = hosts.chips()
+    kind, names = accelerators.visible_chips()
     chips = chips or len(names)
     is_indivisible = kind == 'tpu' and chips not in _CHIPS_PER_PROCESS_BOUNDS
     if len(names) < workers * chips or is_indivisible:
@@ -56,8 +56,8 @@ def worker_environment(worker: int, workers: int, chips: int) -> dict[str, str]:
 def _flags_with_devices(num_devices: int) -> str:
     """XLA_FLAGS with another number of virtual CPU devices."""
     flags = os.environ.get('XLA_FLAGS', '').split()
-    others = [flag for flag in flags if not flag.startswith(hosts.VIRTUAL)]
-    return ' '.join([*others, f'{hosts.VIRTUAL}={num_devices}'])
+    others = [flag for flag in flags if not flag.startswith(accelerators.VIRTUAL_DEVICES_FLAG)]
+    return ' '.join([*others, f'{accelerators.VIRTUAL_DEVICES_FLAG}={num_devices}'])
 
 
 def run_workers(
@@ -74,7 +74,7 @@ def run_workers(
       act: does the work of a process, given `should_stop`; returns False if it was stopped.
     """
     is_first = worker is None
-    num_workers = max(1, len(hosts.chips()[1]) // chips) if chips else 1
+    num_workers = max(1, len(accelerators.visible_chips()[1]) // chips) if chips else 1
     if not is_first:
         _end_with_parent()
     guard = Guard()
@@ -88,7 +88,7 @@ def run_workers(
         else:
             if is_first:
                 os.environ.update(worker_environment(0, 1, chips))
-            hosts.check_accelerators()
+            accelerators.check_accelerators()
             status = 0 if act(guard.should_stop) else STOPPED
     if status == STOPPED and is_first:
         print('stopped; the same command goes on from here', flush=True)

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from bert_jax.runtime import hosts
+from bert_jax.runtime.accelerators import check_accelerators
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.lease import Claim
@@ -46,7 +47,7 @@ def run_session(workdir: Path) -> Iterator[RunSession]:
     try:
         hosts.connect()
         guard.start()
-        hosts.check_accelerators()
+        check_accelerators()
         with locked_workdir(workdir) as claim:
             yield RunSession(guard, claim)
         guard.finish()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bert_jax.runtime import hosts
+from bert_jax.runtime import accelerators
 from tests.conftest import ROOT
 
 FLAGS = ['--', '--config=configs/tiny_pretrain.py', '--workdir=gs://bucket/run',
@@ -85,7 +85,7 @@ def test_a_machine_without_an_accelerator_is_a_cpu(tmp_path):
 def test_the_scripts_and_the_program_know_the_same_tpus():
     script = (ROOT / 'launch/platform.sh').read_text()
     numbers, = re.findall(r"(?m)^tpus='(.*)'$", script)
-    assert tuple(numbers.split()) == hosts.TPU_DEVICES
+    assert tuple(numbers.split()) == accelerators.TPU_DEVICES
 
 
 # venv.sh: a machine is a folder with a platform.sh and a python that logs its arguments.

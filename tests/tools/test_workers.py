@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.runtime import hosts
+from bert_jax.runtime import accelerators
 from bert_jax.runtime.errors import InputError
 from bert_jax.tools.workers import worker_environment
 
@@ -12,7 +12,7 @@ def machine(monkeypatch):
     """A function that gives this machine so many chips of a kind."""
     def pretend(kind, num_chips):
         names = [str(number) for number in range(num_chips)]
-        monkeypatch.setattr(hosts, 'chips', lambda: (kind, names))
+        monkeypatch.setattr(accelerators, 'visible_chips', lambda: (kind, names))
 
     return pretend
 
