@@ -3,8 +3,6 @@
 import os
 
 os.environ.setdefault('EPATH_USE_TF', 'false')
-os.environ.setdefault('FSSPEC_GCS_USE_LISTINGS_CACHE', 'false')
-os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
 
 import bz2
 import contextlib
@@ -13,11 +11,9 @@ import glob as globbing
 import gzip
 import hashlib
 import json
-import logging
 import re
 import secrets
 import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +21,8 @@ from typing import IO, Any, NamedTuple
 
 from etils.epath import Path
 
-from bert_jax.runtime.errors import InputError, Unavailable, needing, tell
+from bert_jax.runtime import buckets
+from bert_jax.runtime.errors import InputError
 
 # A URL's scheme. It also matches gs:/b/x, which would otherwise be a local folder named `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
@@ -47,7 +44,7 @@ def as_path(path: str | os.PathLike[str]) -> Path:
     name = os.fspath(path)
     check_scheme(name)
     if in_bucket(name):
-        _check_bucket(name.split('/')[2])
+        buckets.check_access(_bucket_of(name))
     elif name.startswith('~') and os.path.expanduser(name) == name:
         raise InputError(f"{name}: there is no user {name.split('/')[0]}")
     return Path(path).expanduser()
@@ -69,6 +66,11 @@ def in_bucket(path: str | os.PathLike[str]) -> bool:
     return _SCHEME.match(os.fspath(path)) is not None
 
 
+def _bucket_of(path: str | os.PathLike[str]) -> str:
+    """The name of the bucket that a gs:// path is in."""
+    return os.fspath(path).split('/')[2]
+
+
 def absolute(path: str | os.PathLike[str]) -> Path:
     """The absolute path (epath's `absolute` would take `gs:` for a local folder)."""
     return as_path(path) if in_bucket(path) else as_path(path).resolve()
@@ -87,7 +89,7 @@ def children(named: str | os.PathLike[str]) -> list[Path]:
 
 def _children_in_bucket(folder: Path) -> list[Path]:
     # etils would list the marker object of a folder made in the Cloud console as an entry.
-    listed = _file_system().ls(os.fspath(folder), detail=False)
+    listed = buckets.file_system().ls(os.fspath(folder), detail=False)
     names = {name.rstrip('/') for name in listed}
     prefix = os.fspath(folder).removeprefix('gs://').rstrip('/') + '/'
     return sorted(folder / name[len(prefix):] for name in names if name.startswith(prefix))
@@ -97,7 +99,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a file atomically: on a disk by renaming a temporary file; uploads are atomic."""
     data = content.encode('utf-8') if isinstance(content, str) else content
     if in_bucket(path):
-        _file_system().pipe_file(os.fspath(as_path(path)), data)
+        buckets.file_system().pipe_file(os.fspath(as_path(path)), data)
         return
     with open_whole(path) as file:
         file.write(data)
@@ -108,7 +110,7 @@ def write_new(path: str | os.PathLike[str], content: str) -> bool:
     data = content.encode('utf-8')
     try:
         if in_bucket(path):
-            _file_system().pipe_file(os.fspath(as_path(path)), data, mode='create')
+            buckets.file_system().pipe_file(os.fspath(as_path(path)), data, mode='create')
         else:
             with open(as_path(path), 'xb') as file:
                 file.write(data)
@@ -269,7 +271,7 @@ def find(pattern: str) -> list[Found]:
 
 def _find_in_bucket(pattern: str) -> list[Found]:
     as_path(pattern)  # checks the access to the bucket
-    system = _file_system()
+    system = buckets.file_system()
     if system.isfile(pattern):
         objects = [system.info(pattern)]
     else:
@@ -291,7 +293,7 @@ def local_copy(path: str | os.PathLike[str]) -> Path:
         return as_path(path)
     copy = as_path(_local_folder().name) / os.fspath(path).removeprefix('gs://')
     copy.parent.mkdir(parents=True, exist_ok=True)
-    _file_system().get_file(os.fspath(as_path(path)), os.fspath(copy))
+    buckets.file_system().get_file(os.fspath(as_path(path)), os.fspath(copy))
     return copy
 
 
@@ -317,107 +319,23 @@ def unpacked(path: str | os.PathLike[str]) -> Path:
 
 def upload(local: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     """Copies a file of this machine to a bucket."""
-    _file_system().put_file(os.fspath(local), os.fspath(as_path(path)))
+    buckets.file_system().put_file(os.fspath(local), os.fspath(as_path(path)))
 
 
 def check_deletion(path: str | os.PathLike[str]) -> None:
-    """Refuses a bucket in which orbax could not delete old checkpoints.
-
-    To delete, orbax reads the bucket's metadata, which needs more permissions than its objects do;
-    without them a run would fail hours later.
+    """Refuses a path in a bucket in which orbax could not delete old checkpoints.
 
     Raises:
       InputError: the permission is missing, or there is no such bucket.
       Unavailable: the bucket does not answer.
     """
-    if not in_bucket(path):
-        return
-    from google.cloud import storage
-
-    name = os.fspath(path).split('/')[2]
-    _ask(f'gs://{name}', lambda: storage.Client().get_bucket(name, retry=None),
-         "old checkpoints could not be deleted there: give this machine's service account the role "
-         'Storage Legacy Bucket Reader as well, and name the project in GOOGLE_CLOUD_PROJECT if it '
-         'is not known')
+    if in_bucket(path):
+        buckets.check_deletion(_bucket_of(path))
 
 
 @functools.cache
 def _local_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix='bert_jax_')
-
-
-def _file_system() -> Any:
-    import fsspec
-
-    return fsspec.filesystem('gcs', finalize_on_close=True)  # etils' arguments, so its instance
-
-
-@functools.cache
-def _check_bucket(name: str) -> None:
-    """Lists a bucket once, so that a missing permission shows at the start, in one line."""
-    url = f'gs://{name}'
-    with needing(f'{url} is a bucket, which', 'gcsfs'):
-        import gcsfs  # noqa: F401
-    logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs every retry
-    _ask(url, lambda: _file_system().call('GET', 'b/{}/o', name, maxResults=1),
-         'no permission to list it: log in with gcloud auth application-default login, or give '
-         "this machine's service account the role Storage Object Admin on it")
-
-
-# A new GKE pod has no credentials for some seconds; a bucket can be unavailable for minutes.
-REFUSED_SECONDS = 60.0
-UNREACHABLE_SECONDS = 300.0
-_LONGEST_PAUSE_SECONDS = 15.0
-
-
-def _ask(url: str, request: Callable[[], object], refused: str) -> None:
-    """Makes a request to a bucket, with retries while the error may be transient.
-
-    Args:
-      url: of the bucket.
-      request: makes the request.
-      refused: the message of a missing permission, with the remedy.
-
-    Raises:
-      InputError: no such bucket, or fresh credentials are refused for `REFUSED_SECONDS`.
-      Unavailable: no answer for `UNREACHABLE_SECONDS`.
-    """
-    begun = time.monotonic()
-    pause = 1.0
-    while True:
-        try:
-            request()
-            return
-        except Exception as error:  # any of many libraries
-            reason = ' '.join(str(error).split())[:200] or type(error).__name__
-            status = _http_status(error)
-        seconds = time.monotonic() - begun
-        if status == 404:
-            raise InputError(f'{url}: there is no such bucket: name another, or make it with '
-                             f'gcloud storage buckets create {url}')
-        if _is_refusal(status, reason) and seconds >= REFUSED_SECONDS:
-            raise InputError(f'{url}: {refused} ({reason})')
-        if seconds >= UNREACHABLE_SECONDS:
-            raise Unavailable(f'{url} cannot be reached ({reason}): check the network')
-        if pause == 1.0:
-            tell(f'waiting for {url} ({reason})')
-        time.sleep(min(pause, REFUSED_SECONDS))
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        type(_file_system()).clear_instance_cache()  # the next one reads the credentials again
-
-
-def _http_status(error: Exception) -> Any:
-    """The status that a bucket answered; None if the error is another."""
-    if isinstance(error, FileNotFoundError):
-        return 404
-    return getattr(error, 'code', None)
-
-
-def _is_refusal(status: Any, reason: str) -> bool:
-    """Whether a bucket answered that the credentials are missing or do not suffice."""
-    if status in (401, 403):
-        return True
-    return re.search('Forbidden|[Cc]redentials|Project', reason) is not None
 
 
 def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bert_jax.runtime import files
+from bert_jax.runtime import buckets, files
 from bert_jax.runtime.errors import InputError, Unavailable
 
 
@@ -74,8 +74,8 @@ def quick(monkeypatch):
         pass
 
     monkeypatch.setattr(gcsfs.retry, 'asyncio', type('', (), {'sleep': at_once}))
-    monkeypatch.setattr(files, 'REFUSED_SECONDS', 1.0)
-    monkeypatch.setattr(files, 'UNREACHABLE_SECONDS', 2.0)
+    monkeypatch.setattr(buckets, 'REFUSED_SECONDS', 1.0)
+    monkeypatch.setattr(buckets, 'UNREACHABLE_SECONDS', 2.0)
 
 
 @pytest.mark.parametrize('status', [401, 403, 429, 500, 503])
@@ -83,7 +83,7 @@ def test_a_transient_fault_of_a_bucket_is_waited_out(
     bucket, bucket_server, monkeypatch, quick, capsys, status
 ):
     monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}/o": status})
-    monkeypatch.setattr(files.time, 'sleep', lambda seconds: bucket_server.faults.clear())
+    monkeypatch.setattr(buckets.time, 'sleep', lambda seconds: bucket_server.faults.clear())
     files.as_path(f'{bucket}/x')
     assert f'waiting for {bucket} (' in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from bert_jax.runtime import files
+from bert_jax.runtime import buckets, files
 from bert_jax.runtime.errors import InputError
 from bert_jax.train import loggers
 from bert_jax.train import report as report_module
@@ -108,7 +108,7 @@ def test_a_file_that_grows_while_it_is_uploaded_arrives(bucket, monkeypatch):
     report = Report(workdir, True, 0)
     events = report.folder / 'events.big'
     events.write_bytes(bytes(6 << 20))
-    file_system = type(files._file_system())
+    file_system = type(buckets.file_system())
     pipe_file = file_system.pipe_file
 
     def grow(self, path, data, **how):

@@ -9,7 +9,7 @@ import pytest
 from flax.traverse_util import unflatten_dict
 
 from bert_jax.config.fields import flat_fields
-from bert_jax.runtime import files
+from bert_jax.runtime import buckets, files
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.workdirs import Change, check_resumable, compare
 from bert_jax.weights.run_directory import describe_run
@@ -220,7 +220,7 @@ def test_in_a_bucket_only_a_complete_checkpoint_makes_a_run(bucket):
 
 
 def test_a_bucket_that_forbids_deletion_is_refused(bucket, bucket_server, monkeypatch):
-    monkeypatch.setattr(files, 'REFUSED_SECONDS', 0.0)
+    monkeypatch.setattr(buckets, 'REFUSED_SECONDS', 0.0)
     monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}\\?": 403})
     with pytest.raises(InputError, match=f'^{bucket}: old checkpoints .* Legacy Bucket Reader'):
         check_resumable(files.as_path(bucket) / 'run', FIELDS, None, comparable=True)
