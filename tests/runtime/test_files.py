@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import types
 
 import pytest
 
@@ -49,40 +50,57 @@ def test_local_copies_of_a_folder_lie_in_a_folder(folder):
     assert len({copy.parent for copy in copies}) == 1
 
 
-def test_a_listing_shows_what_another_process_wrote_and_what_it_is(bucket, bucket_server):
+def test_checksums_of_objects_follow_their_content(bucket):
     folder = files.as_path(bucket) / 'folder'
     for name, content in (('a', 'x'), ('b', 'x'), ('c', 'y')):
         files.write_whole(folder / name, content)
     a, b, c = (file.checksum for file in files.find(f'{folder}/*'))
     assert a == b != c
+
+
+@pytest.fixture
+def console_folder(bucket, bucket_server):
+    """(A folder in a bucket as the Cloud console makes it, with a file; all objects by name)."""
+    folder = files.as_path(bucket) / 'folder'
+    files.write_whole(folder / 'a', 'x')
     objects = bucket_server.storage.objects[bucket.removeprefix('gs://')]
-    for name in ('folder/d', 'folder/'):  # made without gcsfs; a folder as the console makes
-        objects[name] = objects['folder/a'] | {'name': name}
-    assert [path.name for path in files.children(folder)] == ['a', 'b', 'c', 'd']
+    objects['folder/'] = objects['folder/a'] | {'name': 'folder/'}
+    return folder, objects
+
+
+def test_a_listing_shows_what_another_process_wrote(console_folder):
+    folder, objects = console_folder
+    assert [path.name for path in files.children(folder)] == ['a']
+    objects['folder/d'] = objects['folder/a'] | {'name': 'folder/d'}  # made without gcsfs
+    assert [path.name for path in files.children(folder)] == ['a', 'd']
     assert (folder / 'd').exists()
-    for name in 'abcd':
-        del objects[f'folder/{name}']
+
+
+def test_an_empty_folder_of_the_console_may_be_written(console_folder):
+    folder, objects = console_folder
+    del objects['folder/a']
     assert files.open_folder(folder, '--workdir', lambda _: False) == folder
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Waits of seconds instead of minutes; libraries try again without a pause."""
+    """Waits of tenths of seconds, not minutes; libraries try again without a pause."""
     import gcsfs.retry
 
     async def at_once(seconds):
         pass
 
-    monkeypatch.setattr(gcsfs.retry, 'asyncio', type('', (), {'sleep': at_once}))
-    monkeypatch.setattr(buckets, 'REFUSED_SECONDS', 1.0)
-    monkeypatch.setattr(buckets, 'UNREACHABLE_SECONDS', 2.0)
+    monkeypatch.setattr(gcsfs.retry, 'asyncio', types.SimpleNamespace(sleep=at_once))
+    monkeypatch.setattr(buckets, 'REFUSED_SECONDS', 0.1)
+    monkeypatch.setattr(buckets, 'UNREACHABLE_SECONDS', 0.3)
 
 
 @pytest.mark.parametrize('status', [401, 403, 429, 500, 503])
 def test_a_transient_fault_of_a_bucket_is_waited_out(
     bucket, bucket_server, monkeypatch, quick, capsys, status
 ):
-    monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}/o": status})
+    name = bucket.removeprefix('gs://')
+    monkeypatch.setattr(bucket_server, 'faults', {f'/b/{name}/o': status})
     monkeypatch.setattr(buckets.time, 'sleep', lambda seconds: bucket_server.faults.clear())
     files.as_path(f'{bucket}/x')
     assert f'waiting for {bucket} (' in capsys.readouterr().err

@@ -28,7 +28,8 @@ def test_processes_end_with_a_killed_parent():
 
 
 def test_tasks_that_still_run_at_the_end_of_the_block_are_abandoned():
-    before, started = multiprocessing.active_children(), time.monotonic()
+    before = multiprocessing.active_children()
+    started = time.monotonic()
     with pytest.raises(KeyError), process_pool(1) as pool:
         pool.submit(os.getpid).result()
         pool.submit(time.sleep, 1000)
