@@ -123,13 +123,7 @@ def added_tokens_of(
     Raises:
       InputError: an entry is not one that Hugging Face's libraries write.
     """
-    special = []
-    for name in ('additional_special_tokens', 'extra_special_tokens'):
-        entries = fields.get(name) or ()
-        if isinstance(entries, Mapping):
-            entries = entries.values()
-        for entry in entries:
-            special.append(_read_token(entry, None, source, normalized=False, special=True))
+    special = _read_special_tokens(fields, source)
     special_contents = {token.content for token in special}
     by_id = fields.get('added_tokens_decoder') or {}
     if not isinstance(by_id, Mapping) or not isinstance(numbered, Mapping):
@@ -148,6 +142,18 @@ def added_tokens_of(
             content, number, source, normalized=not is_special, special=is_special))
     tokens += special
     return tuple(sorted(_distinct(tokens), key=_id_or_last))
+
+
+def _read_special_tokens(fields: Mapping[str, Any], source: object) -> list[AddedToken]:
+    """The special tokens beyond BERT's five, which the files name without their ids."""
+    tokens = []
+    for name in ('additional_special_tokens', 'extra_special_tokens'):
+        entries = fields.get(name) or ()
+        if isinstance(entries, Mapping):
+            entries = entries.values()
+        for entry in entries:
+            tokens.append(_read_token(entry, None, source, normalized=False, special=True))
+    return tokens
 
 
 def _distinct(tokens: Iterable[AddedToken]) -> list[AddedToken]:

@@ -27,7 +27,7 @@ class SentencePieceTokenizer:
     switches = ORIGINAL  # a model has its own normalizer
 
     def __init__(self, model: bytes, source: str = 'SentencePiece model'):
-        """Read a serialized model; InputError if it is damaged or lacks a special token."""
+        """Reads a serialized model; InputError if it is damaged or lacks a special token."""
         self.model = model
         self._processor = sentencepiece.SentencePieceProcessor()
         try:

@@ -174,7 +174,7 @@ def _split_word(raw_word: str, lowercase: bool, switches: Switches) -> list[str]
 
 
 def basic_tokens(text: str, lowercase: bool = True, switches: Switches = ORIGINAL) -> list[str]:
-    """Split `text` into words and punctuation marks, before WordPiece.
+    """Splits `text` into words and punctuation marks, before WordPiece.
 
     Every step acts within a run of characters between white space, so that runs can be handled
     (and cached) one by one.
@@ -200,7 +200,7 @@ class WordPieceTokenizer:
         self, vocab: Vocab, lowercase: bool = True, switches: Switches = ORIGINAL,
         cache_size: int = 1 << 18, vocab_name: str = '',
     ):
-        """Make a tokenizer.
+        """Makes a tokenizer.
 
         Args:
           vocab: a vocabulary with `##` marking continuations, without the added tokens.
