@@ -15,8 +15,8 @@ import sys
 from typing import Any
 
 from absl import flags, logging
-from ml_collections import ConfigDict
 
+from bert_jax.config import ConfigDict  # it reports a missing ml_collections
 from bert_jax.config.command_line import parse_command, run_name
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.process import error_boundary
