@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.attention import attend, choose
 from bert_jax.model.attention_kernel import MAX_LENGTH
@@ -38,13 +37,14 @@ def alone(qkv_Sx3xNxD):
 
 def test_each_sequence_is_computed_as_if_alone():
     """By XLA. test_attention_kernel.py tests the kernel; test_transformers.py, probabilities."""
-    of = functools.partial(attend, QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('auto'))
-    context = of()
+    context_of = functools.partial(
+        attend, QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('auto'))
+    context = context_of()
     for row in range(B):
         for number in range(1, SEGMENTS[row].max() + 1):
             at = SEGMENTS[row] == number
             np.testing.assert_allclose(context[row, at], alone(QKV[row, at]), atol=1e-6)
-    wanted = of(wanted_BxP=WANTED)
+    wanted = context_of(wanted_BxP=WANTED)
     np.testing.assert_allclose(wanted, context[np.arange(B)[:, None], WANTED], atol=1e-6)
 
 
@@ -56,43 +56,76 @@ def on(platform, **changes):
         config('auto'), **{'hidden_size': 128, 'dtype': 'bfloat16'} | changes, layout=Layout(mesh))
 
 
-@pytest.mark.parametrize('platform, asked, changes, length, drops, chosen', [
-    ('tpu', 'auto', {}, 512, True, 'kernel'), ('tpu', 'auto', {}, 64, True, 'xla'),
-    ('tpu', 'auto', {}, MAX_LENGTH + 1, True, 'xla'),
-    ('tpu', 'auto', {'causal': True}, 512, False, 'xla'), ('tpu', 'xla', {}, 512, False, 'xla'),
-    ('tpu', 'kernel', {'num_heads': 64, 'hidden_size': 4096}, 77, True, 'kernel'),
-    ('cpu', 'auto', {}, 512, False, 'xla'), ('gpu', 'auto', {}, 512, True, 'xla'),
-    ('gpu', 'auto', {}, 512, False, 'cudnn'), ('gpu', 'cudnn', {}, 64, False, 'cudnn'),
-    ('gpu', 'auto', {}, 63, False, 'xla'), ('gpu', 'auto', {'causal': True}, 512, False, 'xla'),
-    # An implementation that is asked for but cannot be used is refused.
-    ('gpu', 'kernel', {}, 512, True, 'it is for TPUs, and this is a gpu'),
-    ('tpu', 'kernel', {'causal': True}, 512, True, 'it has no left-to'),
-    ('tpu', 'kernel', {'dtype': 'float32'}, 128, True, 'it is for bfloat16, and this is float32'),
-    ('tpu', 'kernel', {'num_heads': 3, 'hidden_size': 192}, 128, True, '.* a device has 3'),
-    ('tpu', 'kernel', {'num_heads': 4}, 128, True, '.* these have 32'),
-    ('tpu', 'kernel', {}, MAX_LENGTH + 1, True, f'.* these have {MAX_LENGTH + 1}'),
-    ('cpu', 'cudnn', {}, 512, False, 'it is for GPUs'),
-    ('gpu', 'cudnn', {'causal': True}, 512, False, 'it has no left-to'),
-    ('gpu', 'cudnn', {}, 512, True, 'it has no dropout, and config.model.attention_dropout=0.5'),
-])
-def test_an_implementation_is_chosen_or_refused(platform, asked, changes, length, drops, chosen):
-    c = on(platform, attention=asked, **changes)
-    if chosen in COMPUTATION['attention']:
-        assert choose(c, length, drops) == chosen
-    else:
-        with pytest.raises(InputError, match=f'attention={asked!r} cannot be: {chosen}'):
-            choose(c, length, drops)
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What `model.attention` asks for on a platform, and what is chosen or said."""
+
+    platform: str
+    asked: str
+    length: int = 512
+    drops: bool = True
+    changes: dict = dataclasses.field(default_factory=dict)  # of the config
+    chosen: str = ''
+    refused: str = ''  # a regular expression for the message
+
+    def __str__(self):
+        changes = ' '.join(f'{name}={value}' for name, value in self.changes.items())
+        dropout = 'with' if self.drops else 'without'
+        return f'{self.asked} on {self.platform} length {self.length} {dropout} dropout {changes}'
+
+
+@pytest.mark.parametrize('case', [
+    Choice('tpu', 'auto', chosen='kernel'),
+    Choice('tpu', 'auto', length=64, chosen='xla'),
+    Choice('tpu', 'auto', length=MAX_LENGTH + 1, chosen='xla'),
+    Choice('tpu', 'auto', drops=False, changes={'causal': True}, chosen='xla'),
+    Choice('tpu', 'xla', drops=False, chosen='xla'),
+    Choice('tpu', 'kernel', length=77, changes={'num_heads': 64, 'hidden_size': 4096},
+           chosen='kernel'),
+    Choice('cpu', 'auto', drops=False, chosen='xla'),
+    Choice('gpu', 'auto', chosen='xla'),
+    Choice('gpu', 'auto', drops=False, chosen='cudnn'),
+    Choice('gpu', 'cudnn', length=64, drops=False, chosen='cudnn'),
+    Choice('gpu', 'auto', length=63, drops=False, chosen='xla'),
+    Choice('gpu', 'auto', drops=False, changes={'causal': True}, chosen='xla'),
+], ids=str)
+def test_an_implementation_is_chosen(case):
+    config = on(case.platform, attention=case.asked, **case.changes)
+    assert choose(config, case.length, case.drops) == case.chosen
+
+
+@pytest.mark.parametrize('case', [
+    Choice('gpu', 'kernel', refused='it is for TPUs, and this is a gpu'),
+    Choice('tpu', 'kernel', changes={'causal': True}, refused='it has no left-to'),
+    Choice('tpu', 'kernel', length=128, changes={'dtype': 'float32'},
+           refused='it is for bfloat16, and this is float32'),
+    Choice('tpu', 'kernel', length=128, changes={'num_heads': 3, 'hidden_size': 192},
+           refused='.* a device has 3'),
+    Choice('tpu', 'kernel', length=128, changes={'num_heads': 4}, refused='.* these have 32'),
+    Choice('tpu', 'kernel', length=MAX_LENGTH + 1, refused=f'.* these have {MAX_LENGTH + 1}'),
+    Choice('cpu', 'cudnn', drops=False, refused='it is for GPUs'),
+    Choice('gpu', 'cudnn', drops=False, changes={'causal': True}, refused='it has no left-to'),
+    Choice('gpu', 'cudnn', refused='it has no dropout, and config.model.attention_dropout=0.5'),
+], ids=str)
+def test_an_implementation_that_is_asked_for_but_cannot_be_used_is_refused(case):
+    config = on(case.platform, attention=case.asked, **case.changes)
+    with pytest.raises(InputError, match=f'attention={case.asked!r} cannot be: {case.refused}'):
+        choose(config, case.length, case.drops)
 
 
 def test_sequences_are_kept_apart_with_cudnn(monkeypatch):
     """Tests the mask given to cuDNN; XLA computes the product here."""
     product = jax.nn.dot_product_attention
-    monkeypatch.setattr(jax.nn, 'dot_product_attention', lambda *args, implementation, **kwargs:
-                        product(*args, **kwargs, implementation='xla'))
+
+    def by_xla(*args, implementation, **kwargs):
+        assert implementation == 'cudnn'
+        return product(*args, **kwargs, implementation='xla')
+
+    monkeypatch.setattr(jax.nn, 'dot_product_attention', by_xla)
     monkeypatch.setattr('bert_jax.model.attention.why_unsupported', lambda *_: '')
-    found, wanted = (attend(QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config(name))
-                     for name in ('cudnn', 'xla'))
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    found = attend(QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('cudnn'))
+    expected = attend(QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('xla'))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_parameters_are_made_without_the_kernel(monkeypatch):
