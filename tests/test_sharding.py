@@ -1,7 +1,6 @@
 """The mesh, what its axes split, and the rows of a global batch on each host."""
 
 import dataclasses
-import functools
 import types
 
 import jax
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec as P
 
 from bert_jax import sharding
@@ -40,16 +40,21 @@ def test_parameters_and_moments_are_split_as_the_rules_say():
         (*layer, 'output', 'dense', 'kernel'): ((*both, 'tensor'), None),
         ('pooler', 'dense', 'kernel'): (both, None)}
     for tree in (state.params, state.opt_state[0].mu, state.opt_state[0].nu):
+        leaves = flatten_dict(tree['bert'])
         for path, axes in expected.items():
-            spec = tuple(functools.reduce(lambda x, key: x[key], path, tree['bert']).sharding.spec)
-            assert spec + (None,) * (len(axes) - len(spec)) == axes, path
+            spec = tuple(leaves[path].sharding.spec)
+            num_left_out = len(axes) - len(spec)
+            assert spec + (None,) * num_left_out == axes, path
     assert state.step.sharding.spec == state.opt_state[0].count.sharding.spec == P()
 
 
 @pytest.mark.parametrize('layout, shape, shards', [
-    (Layout(), (16, 8), 1), (Layout(toy.mesh()), (16, 8), 1),
-    (Layout(make_mesh(8, 1, 1)), (2, 8), 8), (Layout(make_mesh(2, 2, 2)), (4, 4), 4),
-    (Layout(make_mesh(1, 1, 8)), (16, 1), 1)])
+    pytest.param(Layout(), (16, 8), 1, id='no mesh'),
+    pytest.param(Layout(toy.mesh()), (16, 8), 1, id='one device'),
+    pytest.param(Layout(make_mesh(8, 1, 1)), (2, 8), 8, id='data'),
+    pytest.param(Layout(make_mesh(2, 2, 2)), (4, 4), 4, id='all axes'),
+    pytest.param(Layout(make_mesh(1, 1, 8)), (16, 1), 1, id='tensor'),
+])
 def test_a_layout_splits_batch_and_heads(layout, shape, shards):
     x = jax.jit(lambda x: layout(x, 'batch', 'heads'))(jnp.ones((16, 8)))
     assert x.addressable_shards[0].data.shape == shape
@@ -57,9 +62,9 @@ def test_a_layout_splits_batch_and_heads(layout, shape, shards):
 
 
 # Slices of 8 to 1,024 chips, as Google Cloud offers them.
-SLICES = {
-    ('TPU v4', 'TPU v5'): '2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16',
-    ('TPU v5 lite', 'TPU v6 lite'): '2x4 4x4 4x8 8x8 8x16 16x16'}
+CUBES = ('2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16')
+SQUARES = ('2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
+TOPOLOGIES = {'TPU v4': CUBES, 'TPU v5': CUBES, 'TPU v5 lite': SQUARES, 'TPU v6 lite': SQUARES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,49 +94,83 @@ def slices_of(kind: str, topology: str, num_slices: int = 1) -> list[Chip]:
     return chips
 
 
-@pytest.mark.parametrize('kind, topology', [
-    (kind, topology) for kinds, topologies in SLICES.items() for kind in kinds
-    for topology in topologies.split()])
-def test_every_slice_takes_every_mesh_and_hosts_share_out_the_rows(kind, topology):
-    for num_slices in (1, 2):
-        chips = slices_of(kind, topology, num_slices)
-        for f, t in ((1, 1), (4, 1), (8, 1), (len(chips), 1), (1, 2), (1, 4), (4, 2), (2, 4)):
-            shape = len(chips) // (f * t), f, t
-            if shape[0] % num_slices:
-                with pytest.raises(InputError, match='cannot be split over 2 slices'):
-                    arrange_devices(shape, chips)
-                continue
-            devices = arrange_devices(shape, chips)
-            assert devices.shape == shape
-            assert {d.id for d in devices.flat} == {d.id for d in chips}
-            # Only the data axis crosses the slow network between slices.
-            parts = np.array([d.slice_index for d in devices.flat]).reshape(shape)
-            assert (parts == parts[:, :1, :1]).all()
-            batch = 2 * shape[0] * shape[1]
-            wanted = [set() for _ in range(len(chips) // 4)]
-            for (i, j, _), device in np.ndenumerate(devices):
-                block = 2 * (i * shape[1] + j)
-                wanted[device.process_index] |= {block, block + 1}
-            for process in range(0, len(wanted), max(1, len(wanted) // 32)):
-                rows = local_rows(types.SimpleNamespace(devices=devices), batch, process)
-                assert rows.tolist() == sorted(wanted[process])
-            # A row is on several hosts only where its heads are split over them.
-            copies = np.bincount([row for rows in wanted for row in rows], minlength=batch)
-            assert copies.min() >= 1 and copies.max() <= shape[2]
+def shapes_of(num_chips: int) -> list[tuple[int, int, int]]:
+    """Sizes of data, fsdp and tensor for a number of chips."""
+    fsdp_and_tensor = [(1, 1), (4, 1), (8, 1), (num_chips, 1), (1, 2), (1, 4), (4, 2), (2, 4)]
+    return [(num_chips // (fsdp * tensor), fsdp, tensor) for fsdp, tensor in fsdp_and_tensor]
 
 
-@pytest.mark.parametrize('kind, topology, num_slices, asked, sizes', [
-    # Both are -1: fsdp spans an axis of the torus.
-    ('TPU v5 lite', '4x4', 1, (-1, -1, 1), (4, 4, 1)),
-    ('TPU v5 lite', '16x16', 2, (-1, -1, 1), (32, 16, 1)),
-    ('TPU v5 lite', '4x8', 1, (-1, -1, 2), (2, 8, 2)),
-    ('TPU v5 lite', '2x2', 1, (-1, -1, 1), (1, 4, 1)),
-    ('TPU v4', '4x4x4', 1, (-1, -1, 1), (16, 4, 1)),
-    # One is -1, or none.
-    ('TPU v4', '4x4x4', 1, (-1, 8, 2), (4, 8, 2)),
-    ('TPU v4', '4x4x4', 1, (2, 32, 1), (2, 32, 1))])
-def test_axes_of_minus_one_take_what_is_left(kind, topology, num_slices, asked, sizes):
-    assert sharding.mesh_sizes(*asked, slices_of(kind, topology, num_slices)) == sizes
+def rows_by_process(devices: np.ndarray, num_processes: int) -> list[set[int]]:
+    """The rows that each process needs of a batch with two for each part of it."""
+    rows: list[set[int]] = [set() for _ in range(num_processes)]
+    for (i, j, _), device in np.ndenumerate(devices):
+        part = i * devices.shape[1] + j
+        rows[device.process_index] |= {2 * part, 2 * part + 1}
+    return rows
+
+
+EVERY_SLICE = pytest.mark.parametrize('kind, topology', [
+    (kind, topology) for kind, topologies in TOPOLOGIES.items() for topology in topologies])
+
+
+@EVERY_SLICE
+@pytest.mark.parametrize('num_slices', [1, 2])
+def test_the_chips_of_every_slice_fill_every_mesh(kind, topology, num_slices):
+    chips = slices_of(kind, topology, num_slices)
+    for shape in shapes_of(len(chips)):
+        if shape[0] % num_slices:
+            with pytest.raises(InputError, match='cannot be split over 2 slices'):
+                arrange_devices(shape, chips)
+            continue
+        devices = arrange_devices(shape, chips)
+        assert devices.shape == shape
+        assert {device.id for device in devices.flat} == {chip.id for chip in chips}
+        # Only the data axis crosses the slow network between slices.
+        slices = np.array([device.slice_index for device in devices.flat]).reshape(shape)
+        assert (slices == slices[:, :1, :1]).all()
+
+
+@EVERY_SLICE
+@pytest.mark.parametrize('num_slices', [1, 2])
+def test_hosts_share_out_the_rows_of_a_batch(kind, topology, num_slices):
+    chips = slices_of(kind, topology, num_slices)
+    num_processes = len(chips) // 4
+    for shape in shapes_of(len(chips)):
+        if shape[0] % num_slices:
+            continue
+        devices = arrange_devices(shape, chips)
+        batch_size = 2 * shape[0] * shape[1]
+        expected = rows_by_process(devices, num_processes)
+        for process in range(0, num_processes, max(1, num_processes // 32)):
+            rows = local_rows(types.SimpleNamespace(devices=devices), batch_size, process)
+            assert rows.tolist() == sorted(expected[process])
+        # A row is on several hosts only where its heads are split over them.
+        copies = np.bincount([row for rows in expected for row in rows], minlength=batch_size)
+        assert copies.min() >= 1 and copies.max() <= shape[2]
+
+
+V5E_4X4 = slices_of('TPU v5 lite', '4x4')
+V4_CUBE = slices_of('TPU v4', '4x4x4')
+
+
+@pytest.mark.parametrize('chips, tensor, sizes', [
+    pytest.param(V5E_4X4, 1, (4, 4, 1), id='one slice'),
+    pytest.param(slices_of('TPU v5 lite', '16x16', 2), 1, (32, 16, 1), id='two slices'),
+    pytest.param(slices_of('TPU v5 lite', '4x8'), 2, (2, 8, 2), id='tensor axis'),
+    pytest.param(slices_of('TPU v5 lite', '2x2'), 1, (1, 4, 1), id='square of neighbours'),
+    pytest.param(V4_CUBE, 1, (16, 4, 1), id='cube'),
+])
+def test_fsdp_spans_an_axis_of_the_torus_if_neither_size_is_given(chips, tensor, sizes):
+    assert sharding.mesh_sizes(-1, -1, tensor, chips) == sizes
+
+
+def test_an_axis_of_minus_one_takes_what_is_left():
+    assert sharding.mesh_sizes(-1, 8, 2, V4_CUBE) == (4, 8, 2)
+    assert sharding.mesh_sizes(2, -1, 1, V4_CUBE) == (2, 32, 1)
+
+
+def test_sizes_that_are_given_stay():
+    assert sharding.mesh_sizes(2, 32, 1, V4_CUBE) == (2, 32, 1)
 
 
 @pytest.mark.extras
@@ -156,7 +195,10 @@ def test_the_chips_of_these_tests_are_those_of_the_compiler_s_topologies(monkeyp
 def test_rows_of_a_host_need_not_be_contiguous(monkeypatch):
     """What `to_global` hands to the devices that hold the second and the seventh part."""
     rows = np.array([2, 3, 12, 13])
-    monkeypatch.setattr(jax, 'make_array_from_callback', lambda shape, _, shard: [
-        shard((slice(start, start + 2),)).tolist() for start in (2, 12)])
+
+    def make_array(shape, sharding, shard):
+        return [shard((slice(start, start + 2),)).tolist() for start in (2, 12)]
+
+    monkeypatch.setattr(jax, 'make_array_from_callback', make_array)
     assert to_global(make_mesh(8, 1, 1), {'x': 10 * rows}, 16, rows) == {
         'x': [[20, 30], [120, 130]]}
