@@ -32,8 +32,8 @@ def config(**changes):
     return dataclasses.replace(CONFIG, **changes)
 
 
-def init(c, seed=0):
-    return Pretraining(c).init(jax.random.key(seed))
+def init(config):
+    return Pretraining(config).init(jax.random.key(0))
 
 
 @pytest.fixture(scope='module')
@@ -68,26 +68,31 @@ def encode(params):
 def plain(params, batch):
     """(loss, gradients) with dropout on."""
     value, grads = value_and_grad(CONFIG, params, batch)
-    assert abs(value - jit(lambda p: loss(CONFIG, p, batch, None))(params)) > 1e-3
+    without_dropout = jit(lambda p: loss(CONFIG, p, batch, None))(params)
+    assert abs(value - without_dropout) > 1e-3
     return value, grads
 
 
-def loss(c, params, batch, rows=ROWS):
+def loss(config, params, batch, rows=ROWS):
     """A loss that reads every output."""
-    out = Pretraining(c).outputs(params, batch, rows)
+    out = Pretraining(config).outputs(params, batch, rows)
     mlm, _ = masked_lm_loss(out['mlm_output'], batch['labels'], batch['weights'], 1, Layout())
-    return mlm + jax.nn.logsumexp(out['nsp_logits'], axis=-1)[0] + (
-        out['sequence_output'].astype(jnp.float32) ** 3).mean()
+    nsp = jax.nn.logsumexp(out['nsp_logits'], axis=-1)[0]
+    hidden = out['sequence_output'].astype(jnp.float32)
+    return mlm + nsp + (hidden**3).mean()
 
 
-def value_and_grad(c, params, batch):
-    return jit(jax.value_and_grad(lambda p: loss(c, p, batch)))(params)
+def value_and_grad(config, params, batch):
+    return jit(jax.value_and_grad(lambda p: loss(config, p, batch)))(params)
 
 
-def assert_close(a, b, rtol=1e-4):
+def assert_close(found, expected, rtol=1e-4):
     """Equal trees, up to rounding relative to each leaf's greatest value."""
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(
-        x, y, rtol=0, atol=rtol * float(jnp.abs(y).max()) + 1e-7), a, b)
+    def check(x, y):
+        atol = rtol * float(jnp.abs(y).max()) + 1e-7
+        np.testing.assert_allclose(x, y, rtol=0, atol=atol)
+
+    jax.tree.map(check, found, expected)
 
 
 def test_ids_and_segments_of_padding_do_not_affect_real_tokens(encode, batch):
@@ -104,19 +109,28 @@ def test_ids_and_segments_of_padding_do_not_affect_real_tokens(encode, batch):
 def test_wanted_positions_give_the_rows_and_gradients_of_the_whole_output(params, batch):
     wanted = np.array([[0, 5, 5], [2, 0, 0], [15, 1, 3], [0, 1, 2]])
     ids, _, segments = inputs_of(batch)
-    at = np.tile(np.arange(16), (4, 1))  # two sequences in a row
-    mask, places = 1 + (at >= 7), at - 7 * (at >= 7)
+    row = np.arange(16)  # two sequences in a row, of 7 and 9 tokens
+    sequence_ids = np.tile(np.where(row < 7, 1, 2), (4, 1))
+    position_ids = np.tile(np.where(row < 7, row, row - 7), (4, 1))
 
-    def loss(p, *positions):
-        x = Bert(CONFIG).apply({'params': p}, ids, mask, segments, ROWS, places, None, *positions)[
-            'sequence_output']
-        x = x if positions else x[np.arange(4)[:, None], wanted]
+    def encode(params, wanted_positions):
+        outputs = Bert(CONFIG).apply(
+            {'params': params}, ids, sequence_ids, segments, ROWS, position_ids, None,
+            wanted_positions)
+        return outputs['sequence_output']
+
+    def loss_at_wanted(params):
+        x = encode(params, wanted)
         return jnp.sum(x**3), x
 
-    value_and_grad = jit(jax.value_and_grad(loss, has_aux=True))
-    (_, whole), whole_grads = value_and_grad(params['bert'])
-    (_, few), grads = value_and_grad(params['bert'], wanted)
-    np.testing.assert_allclose(few, whole, atol=2e-6)
+    def loss_of_whole(params):
+        x = encode(params, None)[np.arange(4)[:, None], wanted]
+        return jnp.sum(x**3), x
+
+    (_, found), grads = jit(jax.value_and_grad(loss_at_wanted, has_aux=True))(params['bert'])
+    (_, expected), whole_grads = jit(
+        jax.value_and_grad(loss_of_whole, has_aux=True))(params['bert'])
+    np.testing.assert_allclose(found, expected, atol=2e-6)
     assert_close(grads, whole_grads)
 
 
@@ -138,28 +152,46 @@ def test_dropout_is_where_the_original_has_it(params, batch, monkeypatch):
 
     monkeypatch.setattr(drop, 'dropout', spy)
     jax.eval_shape(lambda p: loss(CONFIG, p, batch), params)
-    assert calls == [(drop.EMBEDDINGS, 0, 0.2, (4, 16, 32)), *(
-        call for i, places in enumerate((16, 4))  # the last layer: at [CLS] and three masks
-        for call in ((drop.ATTENTION_PROBS, i, 0.3, (4, 4, places, 16)),
-                     (drop.ATTENTION_OUTPUT, i, 0.2, (4, places, 32)),
-                     (drop.FFN_OUTPUT, i, 0.2, (4, places, 32))))]
+    assert calls == [
+        (drop.EMBEDDINGS, 0, 0.2, (4, 16, 32)),
+        (drop.ATTENTION_PROBS, 0, 0.3, (4, 4, 16, 16)),
+        (drop.ATTENTION_OUTPUT, 0, 0.2, (4, 16, 32)),
+        (drop.FFN_OUTPUT, 0, 0.2, (4, 16, 32)),
+        # The last layer: at [CLS] and three masks.
+        (drop.ATTENTION_PROBS, 1, 0.3, (4, 4, 4, 16)),
+        (drop.ATTENTION_OUTPUT, 1, 0.2, (4, 4, 32)),
+        (drop.FFN_OUTPUT, 1, 0.2, (4, 4, 32)),
+    ]
+
+
+GELU_INPUTS = np.linspace(-6, 6, 241).astype(np.float32)
 
 
 def test_gelu_forms_follow_their_formulas_and_differ():
-    x = np.linspace(-6, 6, 241).astype(np.float32)
+    x = GELU_INPUTS
     tanh = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x.astype(float) ** 3)))
     erf = np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()])
     np.testing.assert_allclose(gelu(jnp.array(x), 'gelu_tanh'), tanh, atol=1e-6)
     np.testing.assert_allclose(gelu(jnp.array(x), 'gelu_erf'), erf, atol=1e-6)
     assert 3e-4 < np.abs(tanh - erf).max() < 6e-4
-    for form, stored in (('gelu_tanh', 0), ('gelu_tanh', 1), ('gelu_erf', 0), ('gelu_erf', 1)):
-        both = (lambda v, f=form, s=stored: gelu(v, f, s),
-                lambda v, f=form: jax.nn.gelu(v, f == 'gelu_tanh'))
-        np.testing.assert_allclose(*(jax.vmap(jax.grad(f))(x) for f in both), rtol=0, atol=5e-6)
-        # Constants are not rounded to bfloat16.
-        half = jnp.array(x, jnp.bfloat16)
-        whole = gelu(half.astype(jnp.float32), form)
-        np.testing.assert_array_equal(gelu(half, form), whole.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize('form', ['gelu_tanh', 'gelu_erf'])
+@pytest.mark.parametrize('stored', [False, True])
+def test_the_derivative_of_gelu_is_that_of_jax(form, stored):
+    def differentiate(function):
+        return jax.vmap(jax.grad(function))(GELU_INPUTS)
+
+    found = differentiate(lambda x: gelu(x, form, stored))
+    expected = differentiate(lambda x: jax.nn.gelu(x, approximate=form == 'gelu_tanh'))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize('form', ['gelu_tanh', 'gelu_erf'])
+def test_constants_of_gelu_are_not_rounded_to_bfloat16(form):
+    half = jnp.array(GELU_INPUTS, jnp.bfloat16)
+    whole = gelu(half.astype(jnp.float32), form)
+    np.testing.assert_array_equal(gelu(half, form), whole.astype(jnp.bfloat16))
 
 
 def norm(x):
@@ -182,8 +214,9 @@ def test_layer_norm_statistics_are_float32_under_bfloat16():
 
 
 def test_initial_parameters_are_truncated_normal_one_and_zero():
-    params = jit(lambda: nn.meta.unbox(init(ModelConfig(
-        vocab_size=1000, num_layers=2, hidden_size=128, num_heads=2, intermediate_size=512))))()
+    config = ModelConfig(
+        vocab_size=1000, num_layers=2, hidden_size=128, num_heads=2, intermediate_size=512)
+    params = jit(lambda: nn.meta.unbox(init(config)))()
     for path, x in flatten_dict(params, sep='/').items():
         name = path.rpartition('/')[2]
         if name in ('bias', 'output_bias', 'scale'):
@@ -203,38 +236,42 @@ def test_padded_vocabulary_rows_are_zero_get_no_gradient_and_never_win(params, b
     table = params['bert']['embeddings']['word_embeddings']
     assert table.shape == (384, 32)
     assert not table[300:].any() and table[:300].any(axis=1).all()
-    words, bias = 'bert/embeddings/word_embeddings', 'cls/predictions/output_bias'
+    words = 'bert/embeddings/word_embeddings'
+    bias = 'cls/predictions/output_bias'
     grads = flatten_dict(plain[1], sep='/')
     for grad in (grads[words], grads[bias]):
         assert not grad[300:].any() and grad[:300].any()
     # They never win, even with values that training cannot give them.
-    odd = unflatten_dict(flatten_dict(params, sep='/') | {
-        words: table.at[300:].set(50.0), bias: jnp.full(384, 99.0)}, sep='/')
-    out = jit(lambda p: Pretraining(CONFIG).outputs(p, batch))(odd)
+    odd = flatten_dict(params, sep='/')
+    odd |= {words: table.at[300:].set(50.0), bias: jnp.full(384, 99.0)}
+    out = jit(lambda p: Pretraining(CONFIG).outputs(p, batch))(unflatten_dict(odd, sep='/'))
     assert (masked_lm_logits(out['mlm_output']).argmax(-1) < 300).all()
 
 
 def test_bfloat16_computes_in_half_and_keeps_float32_parameters(params, batch, encode):
-    c = config(dtype='bfloat16')
+    in_half = config(dtype='bfloat16')
     inputs = inputs_of(batch)
-    half = jit(lambda p: Bert(c).apply({'params': p}, *inputs))(params['bert'])
+    half = jit(lambda p: Bert(in_half).apply({'params': p}, *inputs))(params['bert'])
     for name in ('sequence_output', 'pooled_output', 'embedding_output'):
         assert half[name].dtype == jnp.bfloat16, name
         assert 0 < jnp.abs(half[name] - encode(*inputs)[name]).mean() < 0.02, name
-    out = jax.eval_shape(lambda p: Pretraining(c).outputs(p, batch), params)
+    out = jax.eval_shape(lambda p: Pretraining(in_half).outputs(p, batch), params)
     logits = jax.eval_shape(masked_lm_logits, out['mlm_output'])
     assert out['nsp_logits'].dtype == logits.dtype == jnp.float32
-    grads = jax.eval_shape(jax.grad(lambda p: loss(c, p, batch)), params)
-    for tree in (jax.eval_shape(lambda: init(c)), grads):
+    grads = jax.eval_shape(jax.grad(lambda p: loss(in_half, p, batch)), params)
+    for tree in (jax.eval_shape(lambda: init(in_half)), grads):
         assert {x.dtype for x in jax.tree.leaves(tree)} == {jnp.dtype('float32')}
 
 
 def test_parameter_names_shapes_axes_and_decay_are_the_golden_ones():
     """A line for each: path, shape, logical axes, decays. UPDATE_GOLDEN=1 writes the file."""
     layers, hidden, heads = MODEL_SIZES['tiny']
-    c = ModelConfig(vocab_size=30522, num_layers=layers, hidden_size=hidden, num_heads=heads,
-                   intermediate_size=4 * hidden)
-    check_golden('tiny_parameters.txt', sorted(
-        f"{'/'.join(names)} {'x'.join(map(str, box.value.shape))} "
-        f"{','.join(name or '-' for name in box.names)} {box.decays}"
-        for names, box in declared_parameters(jax.eval_shape(lambda: init(c))).items()))
+    config = ModelConfig(vocab_size=30522, num_layers=layers, hidden_size=hidden, num_heads=heads,
+                         intermediate_size=4 * hidden)
+    lines = []
+    for names, box in declared_parameters(jax.eval_shape(lambda: init(config))).items():
+        path = '/'.join(names)
+        shape = 'x'.join(map(str, box.value.shape))
+        axes = ','.join(axis or '-' for axis in box.names)
+        lines.append(f'{path} {shape} {axes} {box.decays}')
+    check_golden('tiny_parameters.txt', sorted(lines))

@@ -27,10 +27,10 @@ def config(name, vocab_size=30522, **changes):
     ('large', 128, 20, 240.64), ('large', 512, 80, 1020.53)])
 def test_flops_of_the_paper_s_models(name, length, slots, gflops):
     """The figures count the last layer in full, the formula most of it only at [CLS] and slots."""
-    c = config(name)
-    left_out = (length - slots - 1) * c.hidden_size * (
-        2 * c.hidden_size + 4 * c.intermediate_size + 4 * length)
-    found = train_flops(c, length, slots) + 3 * left_out
+    model = config(name)
+    a_token = model.hidden_size * (2 * model.hidden_size + 4 * model.intermediate_size + 4 * length)
+    left_out = (length - slots - 1) * a_token
+    found = train_flops(model, length, slots) + 3 * left_out
     assert found / 1e9 == pytest.approx(gflops, abs=0.005)
 
 
@@ -54,10 +54,10 @@ def product_flops(jaxpr):
 
 
 def test_the_formula_counts_the_products_of_the_forward_pass():
-    c = config('mini', vocab_size=1024)
-    length, slots = LENGTH, 10
+    small = config('mini', vocab_size=1024)
+    slots = 10
     batch = ROW | {'masked_lm_positions': jnp.ones((1, slots), jnp.int32)}
-    model = BertForPreTraining(c)
+    model = BertForPreTraining(small)
 
     def forward(params):
         out = model.apply(params, batch)
@@ -67,8 +67,8 @@ def test_the_formula_counts_the_products_of_the_forward_pass():
     found = product_flops(jax.make_jaxpr(forward)(params).jaxpr)
     # Look-ups by products with one-hot rows do not count in the formula.
     look_ups = 2 * (slots + 1)  # of queries and of the residual that they are added to
-    found -= 2 * c.hidden_size * length * (look_ups + c.type_vocab_size)
-    assert 3 * found == train_flops(c, length, slots)
+    found -= 2 * small.hidden_size * LENGTH * (look_ups + small.type_vocab_size)
+    assert 3 * found == train_flops(small, LENGTH, slots)
 
 
 @pytest.mark.parametrize('kind, arguments, bilstm', [
@@ -76,15 +76,17 @@ def test_the_formula_counts_the_products_of_the_forward_pass():
     (Classification, (), True), (FeatureTagging, ('concat_last_four',), False),
     (FeatureTagging, ('last',), False)])
 def test_the_formula_counts_the_products_of_downstream_models(kind, arguments, bilstm):
-    c = config('mini', vocab_size=64, bilstm=bilstm)
-    objective, length = kind(c, 1, *arguments), LENGTH
-    batch = ROW | {'position_ids': jnp.zeros((1, length), jnp.int32),
+    small = config('mini', vocab_size=64, bilstm=bilstm)
+    head = kind(small, 1, *arguments)
+    batch = ROW | {'position_ids': jnp.zeros((1, LENGTH), jnp.int32),
                    'cls_positions': jnp.zeros((1, 1), jnp.int32)}
-    params = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
-    found = product_flops(
-        jax.make_jaxpr(lambda p: objective.outputs(p, batch)['logits'])(params).jaxpr)
-    encoder = length * token_flops(c, length)
-    expected = length * objective.token_flops(length)
-    # A frozen encoder has only a forward pass.
-    expected = (expected - encoder) / 3 + encoder if kind is FeatureTagging else expected / 3
+    params = jax.eval_shape(lambda: head.init(jax.random.key(0)))
+    traced = jax.make_jaxpr(lambda p: head.outputs(p, batch)['logits'])(params)
+    found = product_flops(traced.jaxpr)
+    expected = LENGTH * head.token_flops(LENGTH)
+    if kind is FeatureTagging:  # a frozen encoder has only a forward pass
+        encoder = LENGTH * token_flops(small, LENGTH)
+        expected = (expected - encoder) / 3 + encoder
+    else:
+        expected /= 3
     assert found == pytest.approx(expected, rel=0.02)  # for heads, and look-ups as products

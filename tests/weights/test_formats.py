@@ -37,27 +37,27 @@ LABELS = {'classification': ('negative', 'neutral', 'positive'),
           'token_classification': ('O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC')}
 
 
-@pytest.mark.parametrize('form', FORMATS)
+@pytest.mark.parametrize('format', FORMATS)
 @pytest.mark.parametrize('name', [
     'base', 'base_bfloat16', 'pretraining', 'masked_lm', 'classification', 'regression',
     'multiple_choice', 'token_classification', 'question_answering'])
-def test_weights_that_are_read_written_and_read_again_are_the_same(name, form, tmp_path):
+def test_weights_that_are_read_written_and_read_again_are_the_same(name, format, tmp_path):
     weights = load_weights(RECORDED / name)
     assert (weights.head, weights.labels) == (HEADS.get(name, name), LABELS.get(name, ()))
     assert weights.model['hidden_act'] == ('gelu_tanh' if name in TANH else 'gelu_erf')
-    FORMATS[form](tmp_path / 'out', weights)
+    FORMATS[format](tmp_path / 'out', weights)
     again = load_weights(tmp_path / 'out')
     assert_same(weights, again)
     assert again.unused == weights.unused
     assert again.vocab_file.read_bytes() == weights.vocab_file.read_bytes()
 
 
-@pytest.mark.parametrize('form', FORMATS)
-def test_head_labels_and_inference_settings_are_kept_by_every_format(form, tmp_path):
+@pytest.mark.parametrize('format', FORMATS)
+def test_head_labels_and_inference_settings_are_kept_by_every_format(format, tmp_path):
     inference = {'max_seq_length': 9, 'doc_stride': 4, 'null_threshold': -1.5}
     weights = dataclasses.replace(
         load_weights(RECORDED / 'classification'), head='multi_label', inference=inference)
-    FORMATS[form](tmp_path / 'out', weights)
+    FORMATS[format](tmp_path / 'out', weights)
     assert_same(weights, load_weights(tmp_path / 'out'))
 
 
@@ -168,8 +168,8 @@ def test_the_switches_of_a_tokenizer_go_to_a_run_and_back(where, tmp_path, monke
     assert said['strip_accents'] is False and said['tokenize_chinese_chars'] is False
 
 
-@pytest.mark.parametrize('form', ['bert_jax', 'huggingface'])
-def test_added_tokens_go_to_every_format(form, tmp_path, monkeypatch):
+@pytest.mark.parametrize('format', ['bert_jax', 'huggingface'])
+def test_added_tokens_go_to_every_format(format, tmp_path, monkeypatch):
     """From a folder without vocab.txt, as transformers 5 writes it."""
     monkeypatch.setenv('HOME', str(tmp_path / 'home'))
     tokens = (RECORDED / 'base' / 'vocab.txt').read_text().split()
@@ -186,7 +186,7 @@ def test_added_tokens_go_to_every_format(form, tmp_path, monkeypatch):
         assert tokenizer.encode(text) == original.encode(text)
         assert {38, 39} <= set(tokenizer.encode(text)) and len(tokenizer.vocab) == 40
         assert fast_tokenizer(tokenizer) == fast_tokenizer(original)
-        FORMATS[form](tmp_path / folder, weights)
+        FORMATS[format](tmp_path / folder, weights)
         weights = load_weights(tmp_path / folder)
 
 

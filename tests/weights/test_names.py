@@ -32,7 +32,8 @@ MODEL = {'num_layers': 11, 'num_heads': 3, 'hidden_size': 12, 'intermediate_size
 @pytest.fixture(scope='module')
 def params():
     """Every parameter of the table; no two of all their numbers are equal."""
-    made, first = {}, 0
+    made = {}
+    first = 0
     for tensor in tensors(MODEL):
         shape = tensor.shape('bert_jax', sizes_of(MODEL, num_labels=6))
         made[tensor.name] = first + np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
@@ -40,16 +41,20 @@ def params():
     return made
 
 
-@pytest.mark.parametrize('form', ['tf1', 'huggingface'])
-def test_every_array_comes_back_from_files(params, form):
-    sizes, files = sizes_of(MODEL, num_labels=6), formats.from_params(form, params, MODEL)
-    assert len(files) == sum(len(tensor.file_names(form)) for tensor in tensors(MODEL))
+@pytest.mark.parametrize('format', ['tf1', 'huggingface'])
+def test_every_array_comes_back_from_files(params, format):
+    sizes = sizes_of(MODEL, num_labels=6)
+    files = formats.from_params(format, params, MODEL)
     assert all(x.flags.c_contiguous for x in files.values())
-    assert {name: tensor.shape(form, sizes) for tensor in tensors(MODEL)
-            for name in tensor.file_names(form)} == {name: x.shape for name, x in files.items()}
-    assert_same_params(params, {
-        tensor.name: tensor.from_files(form, [files[n] for n in tensor.file_names(form)], sizes)
-        for tensor in tensors(MODEL)})
+    num_files = 0
+    back = {}
+    for tensor in tensors(MODEL):
+        arrays = [files[name] for name in tensor.file_names(format)]
+        assert {x.shape for x in arrays} == {tensor.shape(format, sizes)}
+        num_files += len(arrays)
+        back[tensor.name] = tensor.from_files(format, arrays, sizes)
+    assert len(files) == num_files
+    assert_same_params(params, back)
 
 
 def test_the_tree_is_the_one_of_the_model(params):
@@ -75,30 +80,30 @@ def another(option):
     return 128 if option.type is int else 0.25
 
 
-@pytest.mark.parametrize('option, form', [
-    (option, form) for option in OPTIONS for form in ('huggingface', 'tf1', 'bert_jax')
-    if option.spelling(form) is not None])  # for those without one see the next test
-def test_a_field_comes_back_from_every_format(option, form):
+@pytest.mark.parametrize('option, format', [
+    (option, format) for option in OPTIONS for format in ('huggingface', 'tf1', 'bert_jax')
+    if option.spelling(format) is not None])  # for those without one see the next test
+def test_a_field_comes_back_from_every_format(option, format):
     model = SIZES | {option.name: another(option)}
-    said, notes = write_model(model, form, 'a model')
-    assert read_model(json.loads(json.dumps(said)), form, Path('config.json')) == model
-    assert any(option.name in note for note in notes) == bool(
-        form == 'tf1' and option.tf1 and option.tf1.ours)
+    said, notes = write_model(model, format, 'a model')
+    assert read_model(json.loads(json.dumps(said)), format, Path('config.json')) == model
+    is_noted = any(option.name in note for note in notes)
+    assert is_noted == bool(format == 'tf1' and option.tf1 and option.tf1.ours)
 
 
-@pytest.mark.parametrize('form', ['huggingface', 'tf1'])
-def test_what_a_format_cannot_say_is_refused_by_name(form):
-    plain, _ = write_model(SIZES, form, 'runs/a')
+@pytest.mark.parametrize('format', ['huggingface', 'tf1'])
+def test_what_a_format_cannot_say_is_refused_by_name(format):
+    plain, _ = write_model(SIZES, format, 'runs/a')
     assert 'causal' not in plain
     with pytest.raises(InputError, match='^runs/a has causal=True, which .*config.json cannot'):
-        write_model(SIZES | {'causal': True}, form, 'runs/a')
-    assert read_model(plain, form, Path('config.json'))['causal'] is False  # older files lack it
+        write_model(SIZES | {'causal': True}, format, 'runs/a')
+    assert read_model(plain, format, Path('config.json'))['causal'] is False  # older files lack it
 
 
 def of_another_model():
     """Weights with other values in all fields that do not shape the parameters."""
     weights = load_weights(RECORDED / 'base')
-    free = {o.name: another(o) for o in OPTIONS if o.effect != 'shape'}
+    free = {option.name: another(option) for option in OPTIONS if option.effect != 'shape'}
     return dataclasses.replace(weights, model=weights.model | free)
 
 

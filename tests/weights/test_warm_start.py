@@ -14,7 +14,8 @@ from bert_jax.weights.warm_start import extended, place
 
 POSITIONS = 'bert/embeddings/position_embeddings'
 WORDS = 'bert/embeddings/word_embeddings'
-KERNEL, BIAS = 'classifier/kernel', 'classifier/bias'
+KERNEL = 'classifier/kernel'
+BIAS = 'classifier/bias'
 
 
 def shapes_of(weights, changes=()):
@@ -45,15 +46,20 @@ def test_a_new_head_on_a_pretrained_encoder():
         'left unused: cls/predictions/..., cls/seq_relationship/..., sop.weight']
 
 
+def test_a_classifier_of_other_labels_starts_fresh():
+    weights = load_weights(RECORDED / 'classification')
+    found = place(weights, shapes_of(weights), head='classification', labels=('a', 'b', 'c'))
+    assert KERNEL in found.fresh and 'a, b, c here' in found.notes[0]
+
+
 @pytest.mark.parametrize('labels, order', [
-    ((), [0, 1, 2]), (('negative', 'neutral', 'positive'), [0, 1, 2]),
-    (('neutral', 'positive', 'negative'), [1, 2, 0]), (('a', 'b', 'c'), None)])
+    pytest.param((), [0, 1, 2], id='none'),
+    pytest.param(('negative', 'neutral', 'positive'), [0, 1, 2], id='same order'),
+    pytest.param(('neutral', 'positive', 'negative'), [1, 2, 0], id='another order'),
+])
 def test_labels_keep_their_meaning(labels, order):
     weights = load_weights(RECORDED / 'classification')
     found = place(weights, shapes_of(weights), head='classification', labels=labels)
-    if order is None:
-        assert KERNEL in found.fresh and 'a, b, c here' in found.notes[0]
-        return
     np.testing.assert_array_equal(found.params[KERNEL], weights.params[KERNEL][:, order])
     np.testing.assert_array_equal(found.params[BIAS], weights.params[BIAS][order])
     assert bool(found.notes) == (order != [0, 1, 2])
@@ -85,12 +91,22 @@ LAYER = 'bert/encoder/layer_1/intermediate/dense/kernel'
 
 
 @pytest.mark.parametrize('change, words', [
-    ({LAYER: (8, 32)}, fr'^{LAYER} is \[8, 12\] in .* \[8, 32\] in .*intermediate_size=12'),
-    ({'bert/encoder/layer_2/output/dense/bias': (8,)}, 'layer_2/output/dense/bias is missing in'),
-    ({LAYER: None}, 'has 2 layers, the config fewer: set --config.model.num_layers=2'),
-    ({WORDS: (50, 8)}, '^vocabulary of 50 tokens, embedding of 40 rows in .*vocab.txt'),
-    ({WORDS: (30, 8)}, '^vocabulary of 30 tokens, embedding of 40 rows in .*vocab_size=40'),
-], ids=['width', 'more layers', 'fewer layers', 'larger vocabulary', 'smaller vocabulary'])
+    pytest.param(
+        {LAYER: (8, 32)}, fr'^{LAYER} is \[8, 12\] in .* \[8, 32\] in .*intermediate_size=12',
+        id='width'),
+    pytest.param(
+        {'bert/encoder/layer_2/output/dense/bias': (8,)},
+        'layer_2/output/dense/bias is missing in', id='more layers'),
+    pytest.param(
+        {LAYER: None}, 'has 2 layers, the config fewer: set --config.model.num_layers=2',
+        id='fewer layers'),
+    pytest.param(
+        {WORDS: (50, 8)}, '^vocabulary of 50 tokens, embedding of 40 rows in .*vocab.txt',
+        id='larger vocabulary'),
+    pytest.param(
+        {WORDS: (30, 8)}, '^vocabulary of 30 tokens, embedding of 40 rows in .*vocab_size=40',
+        id='smaller vocabulary'),
+])
 def test_another_encoder_is_refused(change, words):
     weights = load_weights(RECORDED / 'base')
     with pytest.raises(InputError, match=words):
@@ -104,12 +120,19 @@ OLD = [*SPECIAL_TOKENS, '[unused0]', '[unused1]', 'cat', '##s', 'dog', '##ma']
 def small_weights(folder, tokens=OLD, rows=None):
     rng = np.random.default_rng(0)
     rows = rows or len(tokens)
-    params = {WORDS: rng.normal(size=(rows, 4)), OUTPUT_BIAS: rng.normal(size=rows),
-              'other': np.ones(3)}
+    words = rng.normal(size=(rows, 4)).astype(np.float32)
+    output_bias = rng.normal(size=rows).astype(np.float32)
+    other = np.ones(3, np.float32)
     write_vocab(folder / 'old.txt', tokens)
     return Weights(
-        {name: x.astype(np.float32) for name, x in params.items()}, {'vocab_size': rows},
-        'pretraining', (), folder / 'old.txt', True, (), 'these weights')
+        params={WORDS: words, OUTPUT_BIAS: output_bias, 'other': other},
+        model={'vocab_size': rows},
+        head='pretraining',
+        labels=(),
+        vocab_file=folder / 'old.txt',
+        lowercase=True,
+        unused=(),
+        source='these weights')
 
 
 def file_of(folder, tokens):
