@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.heads import HEADS
 from bert_jax.heads.masked_lm_loss import masked_lm_logits
-from bert_jax.heads.pretraining import Predictions
+from bert_jax.heads.pretraining import Predictions, Pretraining
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.weights.formats import to_tree
@@ -51,31 +51,61 @@ def outputs(weights, inputs):
     config = ModelConfig(**weights.model)
     params = to_tree(weights.params, config.padded_vocab_size)
     arrays = [np.asarray(inputs[name]) for name in INPUTS]
-    flat = [jnp.asarray(x.reshape(-1, x.shape[-1]), jnp.int32) for x in arrays]
-    batch = dict(zip(('input_ids', 'sequence_ids', 'segment_ids'), flat, strict=True))
-    rows, length = flat[0].shape
-    everywhere = jnp.broadcast_to(jnp.arange(length), (rows, length))
-    batch |= {'cls_positions': jnp.zeros((rows, 1), jnp.int32), 'masked_lm_ids': flat[0],
-              'masked_lm_positions': everywhere, 'masked_lm_weights': 0.0 * everywhere}
-    vocab_size = weights.model['vocab_size']
-    if weights.head == 'pretraining' and not weights.has('cls/seq_relationship'):
-        out = jax.jit(Bert(config, pooled=False).apply)({'params': params['bert']}, *flat)
+    rows = [jnp.asarray(x.reshape(-1, x.shape[-1]), jnp.int32) for x in arrays]
+    if weights.head == '':
+        return encoder_outputs(config, params, rows)
+    if weights.head == 'pretraining':
+        return pretraining_outputs(config, params, rows)
+    head = HEADS[weights.head].of_model(config, weights.num_labels, {})
+    found = jax.jit(head.outputs)(params, batch_of(rows))
+    if weights.head in ('classification', 'regression'):
+        return {'logits': found['logits'][:, 0]}
+    if weights.head == 'multiple_choice':
+        return {'logits': found['logits'].reshape(arrays[0].shape[:-1])}
+    return found
+
+
+def batch_of(rows):
+    """A batch of one sequence a row."""
+    input_ids, sequence_ids, segment_ids = rows
+    return {
+        'input_ids': input_ids,
+        'sequence_ids': sequence_ids,
+        'segment_ids': segment_ids,
+        'cls_positions': jnp.zeros((len(input_ids), 1), jnp.int32),
+    }
+
+
+def encoder_outputs(config, params, rows):
+    """Outputs of a model without a head, with or without a pooler."""
+    has_pooler = 'pooler' in params['bert']
+    outputs = jax.jit(Bert(config, pooled=has_pooler).apply)({'params': params['bert']}, *rows)
+    found = {'last_hidden_state': outputs['sequence_output'], 'layers': outputs['layers']}
+    if has_pooler:
+        found['pooler_output'] = outputs['pooled_output']
+    return found
+
+
+def pretraining_outputs(config, params, rows):
+    """Outputs of a model with masked LM alone, or with next sentence as well."""
+    def logits_of(mlm_output):
+        return masked_lm_logits(mlm_output)[..., : config.vocab_size]
+
+    if 'seq_relationship' not in params['cls']:
+        outputs = jax.jit(Bert(config, pooled=False).apply)({'params': params['bert']}, *rows)
         hidden, bias = Predictions(config).apply(
-            {'params': params['cls']['predictions']}, out['sequence_output'])
+            {'params': params['cls']['predictions']}, outputs['sequence_output'])
         table = params['bert']['embeddings']['word_embeddings']
-        return {'logits': masked_lm_logits((hidden, table, bias))[..., :vocab_size]}
-    if weights.head:
-        head = HEADS[weights.head].of_model(config, weights.num_labels, {})
-        found = jax.jit(head.outputs)(params, batch)
-        if weights.head == 'pretraining':
-            return {'prediction_logits': masked_lm_logits(found['mlm_output'])[..., :vocab_size],
-                    'seq_relationship_logits': found['nsp_logits'][:, 0]}
-        if weights.head in ('classification', 'regression'):
-            return {'logits': found['logits'][:, 0]}
-        if weights.head == 'multiple_choice':
-            return {'logits': found['logits'].reshape(arrays[0].shape[:-1])}
-        return found
-    pooled = weights.has('bert/pooler')
-    out = jax.jit(Bert(config, pooled=pooled).apply)({'params': params['bert']}, *flat)
-    found = {'last_hidden_state': out['sequence_output'], 'layers': out['layers']}
-    return found | ({'pooler_output': out['pooled_output']} if pooled else {})
+        return {'logits': logits_of((hidden, table, bias))}
+    input_ids = rows[0]
+    everywhere = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)
+    batch = batch_of(rows) | {
+        'masked_lm_ids': input_ids,
+        'masked_lm_positions': everywhere,
+        'masked_lm_weights': 0.0 * everywhere,
+    }
+    found = jax.jit(Pretraining(config).outputs)(params, batch)
+    return {
+        'prediction_logits': logits_of(found['mlm_output']),
+        'seq_relationship_logits': found['nsp_logits'][:, 0],
+    }
