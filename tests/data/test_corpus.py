@@ -1,6 +1,7 @@
 """Sources: what is read from each format, what cannot be read, and digests of their files."""
 
 import bz2
+import dataclasses
 import gzip
 import hashlib
 import lzma
@@ -27,66 +28,110 @@ def _texts(spec, split=None, folder=''):
     return [document.text.decode() for document in documents]
 
 
-@pytest.mark.parametrize(('name', 'content', 'prefix', 'expected', 'split'), [
-    ('plain.txt', 'One. Two.\nThree.\n\nNew.\n \t\nLast', '',
-     ['One. Two.\nThree.', 'New.', 'Last'], True),
-    ('leading.txt', '\n\n\nOne.\n\n\n\nTwo.\n\n', '', ['One.', 'Two.'], True),
-    ('crlf.txt', '\ufeffOne.\r\nTwo.\r\n\r\nNew.\r\n', '', ['One.\nTwo.', 'New.'], True),
-    ('sentences.txt', 'One.\nTwo.\n\nNew.\n', 'lines:', ['One.\nTwo.', 'New.'], False),
-    ('wiki_00', WIKI, '', ['First one. Second.\nThird.', 'Äther.'], True),
-    ('wiki_01', '\n' + WIKI.replace('\n', '\r\n'), 'wikiextractor:',
-     ['First one. Second.\nThird.', 'Äther.'], True),
-    ('as_text', WIKI.split('\n\n')[0], 'text:', ['<doc id="1" url="u" title="A">\nA'], True),
-    ('valid.raw',
-     ' \n = A = \n \n One . \n Two . \n \n = = B = = \n \n Three . \n = C = \n = D = \n x',
-     '', ['One . \n Two . \n \n \n Three .', 'x'], True),
-    ('rows.jsonl', '{"id": 1, "text": "One.\\nTwo."}\n\n{"text": ""}\n{"text": "\\u00c4"}', '',
-     ['One.\nTwo.', 'Ä'], True),
-    ('rows.csv', 'id,text\n1,"One.\nTwo."\n2,\n3, Ä\n', '', ['One.\nTwo.', 'Ä'], True),
-    ('cells.tsv', 'text\tid\nOne.\t1\n', '', ['One.'], True),
+@dataclasses.dataclass(frozen=True)
+class TextFile:
+    """A file and the documents that it holds; `split`: whether they are to be split."""
+
+    name: str
+    content: str
+    documents: list
+    prefix: str = ''
+    split: bool = True
+
+
+FILES = [
+    TextFile(
+        'plain.txt', 'One. Two.\nThree.\n\nNew.\n \t\nLast',
+        ['One. Two.\nThree.', 'New.', 'Last']),
+    TextFile('leading.txt', '\n\n\nOne.\n\n\n\nTwo.\n\n', ['One.', 'Two.']),
+    TextFile('crlf.txt', '\ufeffOne.\r\nTwo.\r\n\r\nNew.\r\n', ['One.\nTwo.', 'New.']),
+    TextFile(
+        'sentences.txt', 'One.\nTwo.\n\nNew.\n', ['One.\nTwo.', 'New.'], prefix='lines:',
+        split=False),
+    TextFile('wiki_00', WIKI, ['First one. Second.\nThird.', 'Äther.']),
+    TextFile(
+        'wiki_01', '\n' + WIKI.replace('\n', '\r\n'), ['First one. Second.\nThird.', 'Äther.'],
+        prefix='wikiextractor:'),
+    TextFile(
+        'as_text', WIKI.split('\n\n')[0], ['<doc id="1" url="u" title="A">\nA'], prefix='text:'),
+    TextFile(
+        'valid.raw',
+        ' \n = A = \n \n One . \n Two . \n \n = = B = = \n \n Three . \n = C = \n = D = \n x',
+        ['One . \n Two . \n \n \n Three .', 'x']),
+    TextFile(
+        'rows.jsonl', '{"id": 1, "text": "One.\\nTwo."}\n\n{"text": ""}\n{"text": "\\u00c4"}',
+        ['One.\nTwo.', 'Ä']),
+    TextFile('rows.csv', 'id,text\n1,"One.\nTwo."\n2,\n3, Ä\n', ['One.\nTwo.', 'Ä']),
+    TextFile('cells.tsv', 'text\tid\nOne.\t1\n', ['One.']),
+]
+_each_file = pytest.mark.parametrize('file', FILES, ids=lambda file: file.name)
+
+
+@_each_file
+@pytest.mark.parametrize(('ending', 'compress'), [
+    pytest.param('', bytes, id='plain'),
+    pytest.param('.gz', gzip.compress, id='gz'),
+    pytest.param('.bz2', bz2.compress, id='bz2'),
 ])
-@pytest.mark.parametrize(('ending', 'compress', 'block_bytes'), [
-    ('.gz', gzip.compress, 1 << 20), ('.bz2', bz2.compress, 1 << 20), ('', bytes, 1 << 20),
-    # Wherever a block ends: inside a mark, a character, a line end or a blank line.
-    *(('', bytes, block_bytes) for block_bytes in (1, 2, 3, 7, 64))])
-def test_formats(
-    tmp_path, monkeypatch, name, content, prefix, expected, split, ending, compress, block_bytes
-):
+def test_files_are_read_in_their_formats(tmp_path, file, ending, compress):
+    path = tmp_path / (file.name + ending)
+    path.write_bytes(compress(file.content.encode()))
+    assert _texts(f'{file.prefix}{path}', file.split) == file.documents
+
+
+@_each_file
+@pytest.mark.parametrize('block_bytes', [1, 2, 3, 7, 64])
+def test_a_block_may_end_anywhere(tmp_path, monkeypatch, file, block_bytes):
+    """Inside a mark, a character, a line end or a blank line."""
     monkeypatch.setattr(text_formats, '_BLOCK_BYTES', block_bytes)
-    path = tmp_path / (name + ending)
-    path.write_bytes(compress(content.encode()))
-    assert _texts(f'{prefix}{path}', split) == expected
+    path = tmp_path / file.name
+    path.write_bytes(file.content.encode())
+    assert _texts(f'{file.prefix}{path}', file.split) == file.documents
 
 
-@pytest.mark.parametrize(('name', 'content', 'prefix', 'words'), [
-    ('*.txt', None, '', ['no file matches']),
-    ('', None, '', ['is a directory']),
-    ('', None, 'docs:', ['docs:python']),
-    ('empty.txt', b'', '', ['empty.txt', 'is empty']),
-    ('image.txt', b'Some text.\n\x89PNG\0\0', '', ['image.txt', 'byte 15 is 0x00']),
-    ('utf16.txt', 'Text.\n'.encode('utf-16'), '', ['utf16.txt', 'byte 3 is 0x00']),
-    ('latin.txt', b'Fine.\nNa\xefve.\n', '', ['latin.txt', 'byte 8 is 0xef', 'iconv']),
-    ('bom.txt', b'\xef\xbb\xbfa\r\nb\r\n\xff\n', '', ['bom.txt', 'byte 9 is 0xff']),
-    ('cut.txt.gz', gzip.compress(b'Some text.\n' * 1000, mtime=0)[:40], '',
-     ['cut.txt.gz', 'cut short']),
-    ('not.txt.gz', b'Some text.\n', '', ['not.txt.gz', 'gzip']),
-    ('type.jsonl', b'[1]\n', '', ['type.jsonl, line 1', 'not a JSON object']),
-    ('other.jsonl', b'{"body": "a"}\n', '', ['line 1', "no field 'text'", 'config.data.text']),
-    ('list.jsonl', b'{"text": ["a"]}\n', '', ['line 1', 'text is no text']),
-    ('other.csv', b'body\na\n', '', ["no column 'text'", 'config.data.text']),
-    ('open', b'<doc id="7" title="T">\nT\n\nText.\n', '', ['open', 'id="7"', '</doc>']),
-    ('nested', b'<doc id="7">\nT\n\nText.\n<doc id="8">\nU\n</doc>\n', '', ['id="7"', '</doc>']),
-    ('stray', b'<doc id="7">\nT\n\na\n</doc>\nStray.\n', '', ['byte 25', 'Stray.']),
-    ('text.xz', lzma.compress(b'Text.\n'), '', ['text.xz', 'compressed by xz', 'xz -d']),
-    ('text.zst', b'\x28\xb5\x2f\xfd\x24\0', '', ['text.zst', 'compressed by zstd', 'zstd -d']),
-    ('text.zip', b'PK\x03\x04\x14\0\0\0', '', ['text.zip', 'is a .zip archive', 'unpack']),
-    ('forced', b'Text.\n', 'wikiextractor:', ['forced', 'byte 0', 'Text.']),
+@pytest.mark.parametrize(('name', 'words'), [
+    pytest.param('*.txt', ['no file matches'], id='no file'),
+    pytest.param('', ['is a directory'], id='directory'),
 ])
-def test_faults_are_named(tmp_path, name, content, prefix, words):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
+def test_text_that_is_no_file_is_refused(tmp_path, name, words):
     with refused(*words):
-        _texts(f'{prefix}{tmp_path / name}')
+        _texts(tmp_path / name)
+
+
+def test_documentation_other_than_pythons_is_refused(tmp_path):
+    with refused('docs:python'):
+        _texts(f'docs:{tmp_path}/')
+
+
+@pytest.mark.parametrize(('name', 'content', 'words'), [
+    ('empty.txt', b'', ['is empty']),
+    ('image.txt', b'Some text.\n\x89PNG\0\0', ['byte 15 is 0x00']),
+    ('utf16.txt', 'Text.\n'.encode('utf-16'), ['byte 3 is 0x00']),
+    ('latin.txt', b'Fine.\nNa\xefve.\n', ['byte 8 is 0xef', 'iconv']),
+    ('bom.txt', b'\xef\xbb\xbfa\r\nb\r\n\xff\n', ['byte 9 is 0xff']),
+    ('cut.txt.gz', gzip.compress(b'Some text.\n' * 1000, mtime=0)[:40], ['cut short']),
+    ('not.txt.gz', b'Some text.\n', ['gzip']),
+    ('type.jsonl', b'[1]\n', ['type.jsonl, line 1', 'not a JSON object']),
+    ('other.jsonl', b'{"body": "a"}\n', ['line 1', "no field 'text'", 'config.data.text']),
+    ('list.jsonl', b'{"text": ["a"]}\n', ['line 1', 'text is no text']),
+    ('other.csv', b'body\na\n', ["no column 'text'", 'config.data.text']),
+    ('open', b'<doc id="7" title="T">\nT\n\nText.\n', ['id="7"', '</doc>']),
+    ('nested', b'<doc id="7">\nT\n\nText.\n<doc id="8">\nU\n</doc>\n', ['id="7"', '</doc>']),
+    ('stray', b'<doc id="7">\nT\n\na\n</doc>\nStray.\n', ['byte 25', 'Stray.']),
+    ('text.xz', lzma.compress(b'Text.\n'), ['compressed by xz', 'xz -d']),
+    ('text.zst', b'\x28\xb5\x2f\xfd\x24\0', ['compressed by zstd', 'zstd -d']),
+    ('text.zip', b'PK\x03\x04\x14\0\0\0', ['is a .zip archive', 'unpack']),
+])
+def test_faults_are_named(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with refused(name, *words):
+        _texts(tmp_path / name)
+
+
+def test_the_fault_of_a_format_that_was_named_is_named(tmp_path):
+    (tmp_path / 'forced').write_bytes(b'Text.\n')
+    with refused('forced', 'byte 0', 'Text.'):
+        _texts(f"wikiextractor:{tmp_path / 'forced'}")
 
 
 @pytest.mark.parametrize(('pattern', 'words'), [
@@ -103,26 +148,39 @@ def test_what_a_pattern_without_a_match_may_mean(tmp_path, pattern, words):
     assert _texts(f'{tmp_path}/[[]old] text/*.txt') == ['Some text.']
 
 
-def test_each_parquet_row_is_a_document(tmp_path):
+@pytest.fixture
+def parquet_texts(tmp_path):
+    """Texts in `a.parquet`, and likewise in its column `body` in `c.parquet`."""
     pyarrow = pytest.importorskip('pyarrow', reason='Parquet needs it')
     from pyarrow import parquet
 
     texts = ['One.\r\nTwo.', '', None, 'Ärger im Büro.', *(f'Text {i}.' for i in range(2000))]
     table = pyarrow.table({'id': range(len(texts)), 'text': texts})
     parquet.write_table(table, tmp_path / 'a.parquet', row_group_size=300)
-    wanted = ['One.\nTwo.', *(text for text in texts[1:] if text)]
-    assert _texts(tmp_path / 'a.parquet') == wanted
-    (tmp_path / 'b').write_bytes((tmp_path / 'a.parquet').read_bytes())
-    assert _texts(f"parquet:{tmp_path / 'b'}") == wanted
     parquet.write_table(table.rename_columns(['id', 'body']), tmp_path / 'c.parquet')
-    body = open_source(str(tmp_path / 'c.parquet'), column='body')
-    assert [x.text.decode() for x in body.read(body.units[0])] == wanted
-    assert body.fingerprint() != open_source(str(tmp_path / 'c.parquet')).fingerprint()
-    (tmp_path / 'd.parquet').write_bytes((tmp_path / 'b').read_bytes()[:-100])
-    for name, words in (('c', "no column 'text' in its header; it has: id, body"),
-                        ('d', 'cannot be read as Parquet')):
-        with refused(words):
-            _texts(tmp_path / f'{name}.parquet')
+    return ['One.\nTwo.', *(text for text in texts[1:] if text)]
+
+
+def test_each_parquet_row_is_a_document(tmp_path, parquet_texts):
+    assert _texts(tmp_path / 'a.parquet') == parquet_texts
+    (tmp_path / 'b').write_bytes((tmp_path / 'a.parquet').read_bytes())
+    assert _texts(f"parquet:{tmp_path / 'b'}") == parquet_texts
+
+
+def test_the_column_of_the_text_can_be_named(tmp_path, parquet_texts):
+    path = str(tmp_path / 'c.parquet')
+    body = open_source(path, column='body')
+    documents = [document.text.decode() for document in body.read(body.units[0])]
+    assert documents == parquet_texts
+    assert body.fingerprint() != open_source(path).fingerprint()
+    with refused("no column 'text' in its header; it has: id, body"):
+        _texts(path)
+
+
+def test_a_parquet_file_that_is_cut_short_is_refused(tmp_path, parquet_texts):
+    (tmp_path / 'd.parquet').write_bytes((tmp_path / 'a.parquet').read_bytes()[:-100])
+    with refused('cannot be read as Parquet'):
+        _texts(tmp_path / 'd.parquet')
 
 
 def test_sample_takes_from_every_file(tmp_path):
@@ -160,7 +218,7 @@ def test_docstrings_become_prose(tmp_path, docstring, paragraphs):
 
 def test_python_docs_repeat_nothing():
     files = [file for file in python_docs.source_files()
-             if file[0].startswith(('python/json', 'python/email'))]
+             if file.name.startswith(('python/json', 'python/email'))]
     texts = list(python_docs.documents(files, num_processes=2))
     assert texts == list(python_docs.documents(files + files, num_processes=1))
     paragraphs = [paragraph.lower() for text in texts for paragraph in text.split('\n')]

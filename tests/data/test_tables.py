@@ -2,9 +2,11 @@
 
 import bz2
 import codecs
+import dataclasses
 import gzip
 import json
 import lzma
+from collections.abc import Sequence
 
 import pytest
 
@@ -24,80 +26,118 @@ LINES = ''.join(json.dumps(row) + '\n' for row in OBJECTS)
 SEMICOLONS = 'text;label\n' + ''.join(f'"{text}";{label}\n' for text, label in ROWS)
 LONG = 'x' * 200_000
 ODD = 'a\u2028b\x0bc\x85d\x1ce'  # `str.splitlines` would split it
-OPEN = 'text,label\n' + ''.join(f'text {i},{"ab"[i % 2]}\n' for i in range(31)) + '"open,a\n' + (
-    ''.join(f'text {i},{"ab"[i % 2]}\n' for i in range(29)))
 
-# name -> (file, content, the texts that are read, or what the one message says)
+
+def numbered_rows(count):
+    return ''.join(f'text {i},{"ab"[i % 2]}\n' for i in range(count))
+
+
+OPEN = 'text,label\n' + numbered_rows(31) + '"open,a\n' + numbered_rows(29)
+
+
+@dataclasses.dataclass(frozen=True)
+class Good:
+    """A table and the texts that are read from it."""
+
+    file: str
+    content: str | bytes
+    texts: Sequence[str] = dataclasses.field(default_factory=lambda: TEXTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bad:
+    """A table that is refused, and what the one message says."""
+
+    file: str
+    content: str | bytes
+    message: str
+
+
 GOOD = {
-    'csv': ('a.csv', CSV, TEXTS),
-    'tsv': ('a.tsv', TSV, TEXTS),
-    'json lines': ('a.jsonl', LINES, TEXTS),
-    'json list': ('a.json', json.dumps(OBJECTS), TEXTS),
-    'json list over several lines': ('a.json', json.dumps(OBJECTS, indent=2), TEXTS),
-    **{f'upper-case ending, {file}': (file, content, TEXTS)
-       for file, content in (('a.CSV', CSV), ('a.Tsv', TSV), ('a.JSONL', LINES))},
-    **{f'gzip, {file}': (file, content, TEXTS) for file, content in (
-        ('a.CSV.GZ', CSV), ('a.tsv.gz', TSV), ('a.json.gz', json.dumps(OBJECTS)))},
-    **{f'{what}, {file}': (file, change(content), TEXTS)
-       for file, content in (('a.csv', CSV), ('a.tsv', TSV), ('a.jsonl', LINES))
-       for what, change in {
-           'CRLF': lambda text: text.replace('\n', '\r\n'),
-           'BOM': lambda text: codecs.BOM_UTF8 + text.encode(),
-           'no line end at the end': lambda text: text[:-1],
-           'blank lines': lambda text: text.replace('\n', '\n\n'),
-       }.items()},
-    'spaces in the header': ('a.csv', CSV.replace('text,label', ' text , label '), TEXTS),
-    'further columns': ('a.csv', 'id,text,label,\n1,x,a,\n2,y,b,\n', ['x', 'y']),
-    'other line ends of Unicode': ('a.tsv', f'text\tlabel\n{ODD}\ta\nz\tb\n', [ODD, 'z']),
-    'a line end in quotes': ('a.csv', 'text,label\n"x\ny",a\nz,b\n', ['x\ny', 'z']),
-    'a quote within a cell': ('a.csv', 'text,label\n5" pipe,a\nz,b\n', ['5" pipe', 'z']),
-    'quotes in tsv are characters': ('a.tsv', 'text\tlabel\n"x\ta\ny"\tb\n', ['"x', 'y"']),
-    'a long cell, csv': ('a.csv', f'text,label\n{LONG},a\nz,b\n', [LONG, 'z']),
-    'a long cell, json': (
+    'csv': Good('a.csv', CSV),
+    'tsv': Good('a.tsv', TSV),
+    'json lines': Good('a.jsonl', LINES),
+    'json list': Good('a.json', json.dumps(OBJECTS)),
+    'json list over several lines': Good('a.json', json.dumps(OBJECTS, indent=2)),
+    'upper-case ending, csv': Good('a.CSV', CSV),
+    'upper-case ending, tsv': Good('a.Tsv', TSV),
+    'upper-case ending, json lines': Good('a.JSONL', LINES),
+    'gzip, csv': Good('a.CSV.GZ', CSV),
+    'gzip, tsv': Good('a.tsv.gz', TSV),
+    'gzip, json': Good('a.json.gz', json.dumps(OBJECTS)),
+    'spaces in the header': Good('a.csv', CSV.replace('text,label', ' text , label ')),
+    'further columns': Good('a.csv', 'id,text,label,\n1,x,a,\n2,y,b,\n', ['x', 'y']),
+    'other line ends of Unicode': Good('a.tsv', f'text\tlabel\n{ODD}\ta\nz\tb\n', [ODD, 'z']),
+    'a line end in quotes': Good('a.csv', 'text,label\n"x\ny",a\nz,b\n', ['x\ny', 'z']),
+    'a quote within a cell': Good('a.csv', 'text,label\n5" pipe,a\nz,b\n', ['5" pipe', 'z']),
+    'quotes in tsv are characters': Good(
+        'a.tsv', 'text\tlabel\n"x\ta\ny"\tb\n', ['"x', 'y"']),
+    'a long cell, csv': Good('a.csv', f'text,label\n{LONG},a\nz,b\n', [LONG, 'z']),
+    'a long cell, json': Good(
         'a.jsonl', json.dumps({'text': LONG, 'label': 'a'}) + '\n' + LINES, [LONG, *TEXTS]),
-    'an odd ending is tsv': ('a.data', TSV, TEXTS),
-    **{f'csv with {name}': ('a.csv', SEMICOLONS.replace(';', separator), TEXTS)
-       for name, separator in (('semicolons', ';'), ('TABs', '\t'), ('bars', '|'))},
-    'quoted names': ('a.csv', SEMICOLONS.replace('text;label', '"text";"label"'), TEXTS),
-    'semicolons after blank lines': ('a.csv', '\n\r\n' + SEMICOLONS, TEXTS),
-    "Excel's line": ('a.csv', 'sep=;\n' + SEMICOLONS, TEXTS),
-    'commas in the names': ('a.csv', 'text;"one, two";label\nx;y;a\nz;w;b\n', ['x', 'z']),
-    'tsv with commas': ('a.tsv', CSV, TEXTS),
+    'an odd ending is tsv': Good('a.data', TSV),
+    'csv with semicolons': Good('a.csv', SEMICOLONS),
+    'csv with TABs': Good('a.csv', SEMICOLONS.replace(';', '\t')),
+    'csv with bars': Good('a.csv', SEMICOLONS.replace(';', '|')),
+    'quoted names': Good('a.csv', SEMICOLONS.replace('text;label', '"text";"label"')),
+    'semicolons after blank lines': Good('a.csv', '\n\r\n' + SEMICOLONS),
+    "Excel's line": Good('a.csv', 'sep=;\n' + SEMICOLONS),
+    'commas in the names': Good(
+        'a.csv', 'text;"one, two";label\nx;y;a\nz;w;b\n', ['x', 'z']),
+    'tsv with commas': Good('a.tsv', CSV),
 }
+for file, content in (('a.csv', CSV), ('a.tsv', TSV), ('a.jsonl', LINES)):
+    GOOD |= {
+        f'CRLF, {file}': Good(file, content.replace('\n', '\r\n')),
+        f'BOM, {file}': Good(file, codecs.BOM_UTF8 + content.encode()),
+        f'no line end at the end, {file}': Good(file, content[:-1]),
+        f'blank lines, {file}': Good(file, content.replace('\n', '\n\n')),
+    }
+
 BAD = {
-    'an unclosed quote': ('a.csv', OPEN, 'line 33 is not CSV'),
-    'a doubled column': ('a.csv', 'text,text,label\nx,y,a\nz,w,b\n', "two columns 'text'"),
-    **{f'CR line ends, {file}': (file, content.replace('\n', '\r'), 'end with CR only')
-       for file, content in (('a.csv', CSV), ('a.tsv', TSV))},
-    'UTF-16': ('a.csv', CSV.encode('utf-16'), 'or UTF-16'),
-    'Latin-1': ('a.csv', 'text,label\nété,a\n'.encode('latin-1'), 'line 2 is not UTF-8'),
-    **{f'{what}, {file}': (file, content, message) for file in ('a.csv', 'a.jsonl')
-       for what, content, message in (
-        ('gzip without its ending', gzip.compress(CSV.encode(), mtime=0), 'is compressed by gzip'),
-        ('bzip2', bz2.compress(CSV.encode()), 'is compressed by bzip2: let its name end in .bz2'),
-        ('xz', lzma.compress(CSV.encode()), r'is compressed by xz: decompress it \(xz -d\)'),
-        ('zstd', b'\x28\xb5\x2f\xfd\x24\0', r'is compressed by zstd: decompress it'),
-        ('a zip file', b'PK\x03\x04\x14\0\0\0', r'is a \.zip archive .*: unpack it'))},
-    'half of a surrogate pair': (
+    'an unclosed quote': Bad('a.csv', OPEN, 'line 33 is not CSV'),
+    'a doubled column': Bad('a.csv', 'text,text,label\nx,y,a\nz,w,b\n', "two columns 'text'"),
+    'CR line ends, csv': Bad('a.csv', CSV.replace('\n', '\r'), 'end with CR only'),
+    'CR line ends, tsv': Bad('a.tsv', TSV.replace('\n', '\r'), 'end with CR only'),
+    'UTF-16': Bad('a.csv', CSV.encode('utf-16'), 'or UTF-16'),
+    'Latin-1': Bad('a.csv', 'text,label\nété,a\n'.encode('latin-1'), 'line 2 is not UTF-8'),
+    'half of a surrogate pair': Bad(
         'a.jsonl', '{"text": "\\ud800", "label": "a"}\n', 'surrogate'),
-    'gzip that is none': ('a.csv.gz', CSV.encode(), 'is cut short or damaged'),
-    'another case of letters': (
+    'gzip that is none': Bad('a.csv.gz', CSV.encode(), 'is cut short or damaged'),
+    'another case of letters': Bad(
         'a.csv', CSV.replace('text,', 'Text,'), "did you mean 'Text'.*config.data.text"),
-    'another name': ('a.csv', CSV.replace('text,', 'sentence,'), "no column 'text'.*it has: sent"),
-    'semicolons, another name': (
+    'another name': Bad(
+        'a.csv', CSV.replace('text,', 'sentence,'), "no column 'text'.*it has: sent"),
+    'semicolons, another name': Bad(
         'a.csv', SEMICOLONS.replace('text;', 'body;'), "no column 'text'.*it has: body, label:"),
-    'a lone CR in a row': (
+    'a lone CR in a row': Bad(
         'a.csv', CSV.replace('"another"', 'ano\rther'), 'line 3 holds a lone CR'),
-    'CR line ends and a line feed at the end': (
+    'CR line ends and a line feed at the end': Bad(
         'a.csv', CSV.replace('\n', '\r') + '\n', 'end with CR only'),
-    'no object has the field': (
+    'no object has the field': Bad(
         'a.jsonl', LINES.replace('"text"', '"words"'),
         "no column 'text' in any row.*config.data.text"),
-    **{f'empty, {file}': (file, '', 'holds no rows')
-       for file in ('a.csv', 'a.tsv', 'a.jsonl')},
-    'a header alone': ('a.csv', 'text,label\n', 'holds no rows'),
-    'a json list that is cut': ('a.json', json.dumps(OBJECTS)[:-9], 'no list of JSON objects'),
+    'empty, csv': Bad('a.csv', '', 'holds no rows'),
+    'empty, tsv': Bad('a.tsv', '', 'holds no rows'),
+    'empty, json lines': Bad('a.jsonl', '', 'holds no rows'),
+    'a header alone': Bad('a.csv', 'text,label\n', 'holds no rows'),
+    'a json list that is cut': Bad(
+        'a.json', json.dumps(OBJECTS)[:-9], 'no list of JSON objects'),
 }
+for file in ('a.csv', 'a.jsonl'):
+    BAD |= {
+        f'gzip without its ending, {file}': Bad(
+            file, gzip.compress(CSV.encode(), mtime=0), 'is compressed by gzip'),
+        f'bzip2, {file}': Bad(
+            file, bz2.compress(CSV.encode()),
+            'is compressed by bzip2: let its name end in .bz2'),
+        f'xz, {file}': Bad(
+            file, lzma.compress(CSV.encode()), r'is compressed by xz: decompress it \(xz -d\)'),
+        f'zstd, {file}': Bad(
+            file, b'\x28\xb5\x2f\xfd\x24\0', r'is compressed by zstd: decompress it'),
+        f'a zip file, {file}': Bad(
+            file, b'PK\x03\x04\x14\0\0\0', r'is a \.zip archive .*: unpack it'),
+    }
 
 
 def trained(path, known=()):
@@ -115,21 +155,23 @@ def predicted(path):
 
 @pytest.mark.parametrize('name', GOOD)
 def test_a_table_is_read_alike(name, tmp_path):
-    file, content, texts = GOOD[name]
-    path = put(tmp_path, file, content)
-    assert trained(path) == trained(path, ['a']) == texts
-    if file != 'a.data':  # which prediction reads as lines of text
-        assert predicted(path) == texts
+    table = GOOD[name]
+    path = put(tmp_path, table.file, table.content)
+    assert trained(path) == table.texts
+    assert trained(path, ['a']) == table.texts
+    if table.file != 'a.data':  # which prediction reads as lines of text
+        assert predicted(path) == table.texts
 
 
 @pytest.mark.parametrize('name', BAD)
 def test_a_table_is_refused_alike(name, tmp_path):
-    file, content, message = BAD[name]
-    path = put(tmp_path, file, content)
+    table = BAD[name]
+    path = put(tmp_path, table.file, table.content)
     for read in (trained, predicted):
-        with pytest.raises(InputError, match=message) as error:
+        with pytest.raises(InputError, match=table.message) as error:
             read(path)
-        assert str(error.value).startswith(path) and '\n' not in str(error.value)
+        assert str(error.value).startswith(path)
+        assert '\n' not in str(error.value)
 
 
 def test_a_separator_is_said_once(tmp_path, capsys):
@@ -139,46 +181,61 @@ def test_a_separator_is_said_once(tmp_path, capsys):
         f'{path}: its cells are separated by a semicolon, as its header shows\n')
 
 
-@pytest.mark.parametrize('text', ['', ' ', '\t\u00a0', '\u200b', '\ufeff\ufffd'])
-def test_an_empty_text_is_left_out_with_a_count_and_refused_by_prediction(text, tmp_path, capsys):
-    rows = [*OBJECTS, {'text': text, 'label': 'a'}]
-    path = put(tmp_path, 'a.jsonl', rows)
+_empty = pytest.mark.parametrize('text', ['', ' ', '\t\u00a0', '\u200b', '\ufeff\ufffd'])
+
+
+@_empty
+def test_an_empty_text_is_left_out_with_a_count(text, tmp_path, capsys):
+    path = put(tmp_path, 'a.jsonl', [*OBJECTS, {'text': text, 'label': 'a'}])
     for _ in range(2):  # training, then evaluation
         examples = read_texts(path, ['text'], 'label', LabelParser(), keep_empty=False)
-        assert examples.texts[0] == TEXTS and examples.ids == ['0', '1', '2', '3']
+        assert examples.texts[0] == TEXTS
+        assert examples.ids == ['0', '1', '2', '3']
         assert f'{path}: 1 of 5 rows have an empty text; left out' in capsys.readouterr().out
+
+
+@_empty
+def test_an_empty_text_is_refused_by_prediction(text):
     model, _ = tiny.recorded('classification')
-    assert [('error' in x) for x in model.classify([row['text'] for row in rows])] == [
-        *[False] * 4, True]
+    results = list(model.classify([*TEXTS, text]))
+    assert ['error' in result for result in results] == [False, False, False, False, True]
+
+
+@_empty
+def test_a_table_of_empty_texts_is_refused(text, tmp_path):
+    path = put(tmp_path, 'b.jsonl', [{'text': text, 'label': 'a'}] * 2)
     with pytest.raises(InputError, match='all 2 rows have an empty text: is config.data.text'):
-        read_texts(put(tmp_path, 'b.jsonl', rows[-1:] * 2), ['text'], 'label', LabelParser(),
-                   keep_empty=False)
+        read_texts(path, ['text'], 'label', LabelParser(), keep_empty=False)
 
 
-ROWS_OUT = {
-    'a row with another number of columns': ('a.csv', CSV + 'x,y,a\n', 'line 6: columns: 3'),
-    'a line that is no json': ('a.jsonl', LINES + '{\n', 'line 5: not JSON'),
-    'a field that is there twice': (
-        'a.jsonl', LINES + '{"text": "x", "text": "y", "label": "a"}\n', "'text' is there twice"),
-    'a null for a text': (
-        'a.jsonl', LINES + '{"text": null, "label": "a"}\n', 'a text is not a string'),
-}
-
-
-@pytest.mark.parametrize('name', ROWS_OUT)
-def test_a_row_that_cannot_be_used_is_left_out_and_reported(name, tmp_path, capsys):
-    file, content, message = ROWS_OUT[name]
+@pytest.mark.parametrize(('file', 'content', 'message'), [
+    pytest.param('a.csv', CSV + 'x,y,a\n', 'line 6: columns: 3', id='another number of columns'),
+    pytest.param('a.jsonl', LINES + '{\n', 'line 5: not JSON', id='no json'),
+    pytest.param(
+        'a.jsonl', LINES + '{"text": "x", "text": "y", "label": "a"}\n',
+        "'text' is there twice", id='a field twice'),
+    pytest.param(
+        'a.jsonl', LINES + '{"text": null, "label": "a"}\n', 'a text is not a string',
+        id='a null for a text'),
+])
+def test_a_row_that_cannot_be_used_is_left_out_and_reported(
+    file, content, message, tmp_path, capsys
+):
     path = put(tmp_path, file, content)
     assert trained(path) == TEXTS
     assert message in capsys.readouterr().err
     *good, bad = open_source([], path, ['text']).texts(Form())
-    assert good == TEXTS and isinstance(bad, InputError) and message in str(bad)
+    assert good == TEXTS
+    assert isinstance(bad, InputError)
+    assert message in str(bad)
 
 
-def test_predict_checks_a_table_before_it_computes_anything(tmp_path):
-    for file, content, message in (BAD['an unclosed quote'], BAD['a header alone']):
-        with pytest.raises(InputError, match=message):
-            open_source([], put(tmp_path, file, content), ['text'])
+@pytest.mark.parametrize('name', ['an unclosed quote', 'a header alone'])
+def test_predict_checks_a_table_before_it_computes_anything(name, tmp_path):
+    table = BAD[name]
+    path = put(tmp_path, table.file, table.content)
+    with pytest.raises(InputError, match=table.message):
+        open_source([], path, ['text'])
 
 
 @pytest.mark.parametrize('file', ['a.csv', 'a.TSV', 'a.jsonl', 'a.csv.gz', 'a.json'])
@@ -201,9 +258,14 @@ def test_ids_are_row_numbers_or_come_from_the_column_that_the_user_names(tmp_pat
     (['1.0', '1', '2'], ('1', '1.0', '2')), (['10', '9'], ('9', '10')),
     (['inf', '1', '-inf'], ('-inf', '1', 'inf')),
 ])
-def test_the_order_of_labels_does_not_depend_on_the_order_of_rows(labels, order, tmp_path):
-    for some in (labels, labels[::-1]):
-        names = LabelParser()
-        path = put(tmp_path, 'a.csv', 'text,label\n' + ''.join(f'x,{name}\n' for name in some))
-        read_texts(path, ['text'], 'label', names)
-        assert names.names == order
+@pytest.mark.parametrize('backwards', [False, True])
+def test_the_order_of_labels_does_not_depend_on_the_order_of_rows(
+    labels, order, backwards, tmp_path
+):
+    rows = [f'x,{label}\n' for label in labels]
+    if backwards:
+        rows.reverse()
+    path = put(tmp_path, 'a.csv', 'text,label\n' + ''.join(rows))
+    names = LabelParser()
+    read_texts(path, ['text'], 'label', names)
+    assert names.names == order
