@@ -94,7 +94,8 @@ class TokenStore:
                 f'documents, too few to hold some out ({2 * min_documents} are needed): separate '
                 'documents by a blank line, add text, or set --config.data.eval_source')
         hashes = self.document_hashes[self.documents]
-        held_out = hashes < np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
+        limit = min(int(fraction * 2.0**64), 2**64 - 1)
+        held_out = hashes < np.uint64(limit)
         by_hash = np.argsort(hashes)
         held_out[by_hash[:min_documents]] = True
         held_out[by_hash[len(by_hash) - min_documents:]] = False

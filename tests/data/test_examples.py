@@ -14,7 +14,9 @@ class _Part:
 
     def __init__(self, name, num_examples, num_frozen=7):
         self.spec = examples_lib.pretrain_spec(2, 1)
-        self.name, self.num_examples, self.num_frozen = name, num_examples, num_frozen
+        self.name = name
+        self.num_examples = num_examples
+        self.num_frozen = num_frozen
 
     def rows(self, row_ids, frozen=False):
         batch = examples_lib.empty_rows(self.spec, len(row_ids))
@@ -24,7 +26,10 @@ class _Part:
 
 
 class _Records:
-    max_seq_length, max_predictions_per_seq = 8, 3
+    """101 records, each with its index in all `input_ids`."""
+
+    max_seq_length = 8
+    max_predictions_per_seq = 3
 
     def __len__(self):
         return 101
@@ -50,18 +55,30 @@ def _pairs(seed=3):
     return make_examples(random_store(60), seed=seed)
 
 
-def test_each_part_of_a_mixture_takes_its_next_rows_in_every_block():
-    mixture = _mixture()
-    ids = mixture.rows(np.arange(5000))['input_ids']
+@pytest.fixture(scope='module')
+def mixed_ids():
+    """`input_ids` of five blocks: the part of each row, and its index there."""
+    return _mixture().rows(np.arange(5000))['input_ids']
+
+
+def test_each_part_of_a_mixture_takes_its_next_rows_in_every_block(mixed_ids):
     for part, count in enumerate((500, 333, 167)):
-        inner = ids[ids[:, 0] == part, 1].reshape(5, count)  # each block takes the part's next rows
-        assert (np.sort(inner) == np.arange(5 * count).reshape(5, count)).all()
-    assert np.diff(np.flatnonzero(np.diff(ids[:, 0]))).max() < 30  # no part comes in long runs
-    assert not np.array_equal(ids[:1000, 0], ids[1000:2000, 0])
-    # An epoch covers every part. The second sets its length: 900 rows, 333 in a block of 1,000.
-    assert mixture.num_examples == 2703
+        index = mixed_ids[mixed_ids[:, 0] == part, 1].reshape(5, count)
+        assert (np.sort(index) == np.arange(5 * count).reshape(5, count)).all()
+
+
+def test_the_parts_of_a_mixture_are_shuffled_in_every_block(mixed_ids):
+    changes = np.flatnonzero(np.diff(mixed_ids[:, 0]))
+    assert np.diff(changes).max() < 30  # no part comes in long runs
+    assert not np.array_equal(mixed_ids[:1000, 0], mixed_ids[1000:2000, 0])
+
+
+def test_an_epoch_of_a_mixture_covers_every_part(mixed_ids):
+    # The second part sets the length of the epoch: 900 rows, 333 in a block of 1,000.
+    assert _mixture().num_examples == 2703
     for part, size in enumerate((500, 900, 200)):
-        assert set(range(size)) <= set(ids[:3000][ids[:3000, 0] == part, 1].tolist())
+        epoch = mixed_ids[:3000]
+        assert set(range(size)) <= set(epoch[epoch[:, 0] == part, 1].tolist())
 
 
 def test_every_part_of_a_mixture_has_rows_however_small_its_weight():
@@ -74,12 +91,14 @@ def test_every_part_of_a_mixture_has_rows_however_small_its_weight():
 @pytest.mark.parametrize('make', [_mixture, _records, _pairs])
 def test_a_row_depends_on_its_index_alone(make, frozen):
     used = make()
-    n = used.num_frozen if frozen else 3000  # more than an epoch
-    whole = used.rows(np.arange(n), frozen)
+    size = used.num_frozen if frozen else 3000  # more than an epoch
+    whole = used.rows(np.arange(size), frozen)
     check_batch(used.spec, whole)
     for some in (np.arange(990, 1010), np.array([2999]), np.array([5, 2100, 7, 1003])):
-        for examples in (used, make()):  # the second one starts in the middle
-            assert_same(examples.rows(some % n, frozen), {k: x[some % n] for k, x in whole.items()})
+        row_ids = some % size
+        expected = {name: values[row_ids] for name, values in whole.items()}
+        assert_same(used.rows(row_ids, frozen), expected)
+        assert_same(make().rows(row_ids, frozen), expected)  # which starts in the middle
     other = make(seed=1).rows(np.arange(3000))
     assert not np.array_equal(other['input_ids'], whole['input_ids'])
 
@@ -89,10 +108,15 @@ def test_frozen_rows_are_those_of_all_parts_in_a_fixed_shuffle():
     mixture = examples_lib.Mixture(parts, [1.0] * 3, 0)
     assert mixture.num_frozen == 12
     batch = mixture.rows(np.arange(12), frozen=True)
-    expected = [[p.name, i] for p in parts for i in range(p.num_frozen)]
     rows = batch['input_ids'].tolist()
-    assert sorted(rows) == expected != rows and batch['next_sentence_labels'].all()
-    assert mixture.rows(np.array([8, 6]), frozen=True)['input_ids'].tolist() == [rows[8], rows[6]]
+    expected = []
+    for part in parts:
+        expected += [[part.name, index] for index in range(part.num_frozen)]
+    assert sorted(rows) == expected
+    assert rows != expected
+    assert batch['next_sentence_labels'].all()
+    some = mixture.rows(np.array([8, 6]), frozen=True)
+    assert some['input_ids'].tolist() == [rows[8], rows[6]]
 
 
 def test_records_are_read_once_an_epoch_in_an_order_of_its_own():
@@ -112,29 +136,46 @@ def examples():
         random_store(40, most_sentences=30), max_seq_length=32, max_predictions_per_seq=5)
 
 
-def _global(make, examples, hosts, **more):
-    """Global batches of 16 rows, joined from those of the hosts; each has every `hosts`-th row."""
-    parts = [make(examples, batch_size=16, local=np.arange(host, 16, hosts), **more)
-             for host in range(hosts)]
-    return [{name: np.stack([part[name] for part in batch], 1).reshape(-1, *x.shape[1:])
-             for name, x in batch[0].items()} for batch in zip(*parts, strict=True)]
+BATCH = 16
 
 
-@pytest.mark.parametrize(('hosts', 'first_step', 'num_steps', 'rows_a_call'), [
-    (1, 3, 150, 2048), (2, 5, 131, 100), (8, 5, 131, 100), (1, 1234, 6, 2048),
-    (2, 1239, 1, 2048), (2, 7, 0, 2048), (1, 2, 3, 10),  # fewer rows in a call than in a batch
+def _global(make, examples, num_hosts, **options):
+    """Global batches, joined from those of the hosts; a host has every `num_hosts`-th row."""
+    of_hosts = []
+    for host in range(num_hosts):
+        local = np.arange(host, BATCH, num_hosts)
+        of_hosts.append(make(examples, batch_size=BATCH, local=local, **options))
+    batches = []
+    for parts in zip(*of_hosts, strict=True):
+        batch = {}
+        for name in parts[0]:
+            rows = np.stack([part[name] for part in parts], axis=1)
+            batch[name] = rows.reshape(-1, *rows.shape[2:])
+        batches.append(batch)
+    return batches
+
+
+@pytest.mark.parametrize(('num_hosts', 'first_step', 'num_steps', 'rows_a_call'), [
+    (1, 3, 150, 2048),
+    (2, 5, 131, 100),
+    (8, 5, 131, 100),
+    (1, 1234, 6, 2048),
+    (2, 1239, 1, 2048),
+    (2, 7, 0, 2048),
+    pytest.param(1, 2, 3, 10, id='fewer rows in a call than in a batch'),
 ])
 def test_batches_are_the_rows_of_their_steps(
-    examples, hosts, first_step, num_steps, rows_a_call, monkeypatch
+    examples, num_hosts, first_step, num_steps, rows_a_call, monkeypatch
 ):
     monkeypatch.setattr(examples_lib, '_ROWS_A_CALL', rows_a_call)
-    assert 20 * examples.num_examples < 1234 * 16  # many epochs in
+    assert 20 * examples.num_examples < 1234 * BATCH  # many epochs in
     batches = _global(
-        examples_lib.train_batches, examples, hosts, first_step=first_step, num_steps=num_steps)
+        examples_lib.train_batches, examples, num_hosts, first_step=first_step,
+        num_steps=num_steps)
     assert len(batches) == num_steps
     for step, batch in enumerate(batches, first_step):
         check_batch(examples.spec, batch)
-        assert_same(batch, examples.rows(step * 16 + np.arange(16)))
+        assert_same(batch, examples.rows(step * BATCH + np.arange(BATCH)))
 
 
 def test_bad_rows_stop_the_run(examples):
@@ -148,19 +189,20 @@ def test_bad_rows_stop_the_run(examples):
 
     with pytest.raises(KeyError, match='damaged'):
         list(examples_lib.train_batches(
-            Broken(), batch_size=16, local=np.arange(16), first_step=0, num_steps=1000))
+            Broken(), batch_size=BATCH, local=np.arange(BATCH), first_step=0, num_steps=1000))
 
 
-@pytest.mark.parametrize(('hosts', 'num_examples'), [
+@pytest.mark.parametrize(('num_hosts', 'num_examples'), [
     (1, 133), (2, 133), (8, 133), (8, 5), (2, 64), (1, 0),
 ])
-def test_evaluation_sees_every_example_once(examples, hosts, num_examples):
-    batches = _global(examples_lib.eval_batches, examples, hosts, num_examples=num_examples)
-    assert len(batches) == -(-num_examples // 16)
+def test_evaluation_sees_every_example_once(examples, num_hosts, num_examples):
+    batches = _global(
+        examples_lib.eval_batches, examples, num_hosts, num_examples=num_examples)
+    assert len(batches) == -(-num_examples // BATCH)
     expected = examples.rows(np.arange(num_examples), frozen=True)
-    for i, batch in enumerate(batches):
+    for number, batch in enumerate(batches):
         check_batch(examples.spec, batch)
-        for name, x in expected.items():
-            real = x[i * 16:(i + 1) * 16]
+        for name, values in expected.items():
+            real = values[number * BATCH : (number + 1) * BATCH]
             np.testing.assert_array_equal(batch[name][: len(real)], real)
-            assert not batch[name][len(real):].any()  # padding rows, without weight
+            assert not batch[name][len(real):].any(), 'padding rows, without weight'

@@ -29,11 +29,23 @@ def _text(letters, num_documents, seed):
     letters = np.array(list(letters))
 
     def sentence():
-        words = (''.join(rng.choice(letters, rng.integers(2, 9))) for _ in range(8))
+        words = [''.join(rng.choice(letters, rng.integers(2, 9))) for _ in range(8)]
         return ' '.join(words).capitalize() + '.'
 
-    return '\n\n'.join(
-        ' '.join(sentence() for _ in range(rng.integers(2, 7))) for _ in range(num_documents))
+    documents = []
+    for _ in range(num_documents):
+        num_sentences = rng.integers(2, 7)
+        documents.append(' '.join(sentence() for _ in range(num_sentences)))
+    return '\n\n'.join(documents)
+
+
+def _write_records(path, values):
+    """Records that have one value each, in all their features."""
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for value in values:
+            same = types.SimpleNamespace(
+                integers=lambda low, high, size, value=value: np.full(size, value))
+            writer.write(make_example(same, S, P).SerializeToString())
 
 
 @pytest.fixture(scope='module')
@@ -41,23 +53,25 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp('data')
     (path / 'a.txt').write_text(_text('abcdefghijklm', 80, 0))
     (path / 'b.txt').write_text(_text('nopqrstuvwxyz', 60, 1))
-    with tf.io.TFRecordWriter(str(path / 'c.tfrecord')) as writer:
-        for i in range(10):  # record i has the value i in all features
-            same = types.SimpleNamespace(integers=lambda low, high, size, i=i: np.full(size, i))
-            writer.write(make_example(same, S, P).SerializeToString())
+    _write_records(path / 'c.tfrecord', range(10))
     return path
 
 
-def _open(folder, *sources, **changes):
-    pairs = [source if isinstance(source, tuple) else (source, 1.0) for source in sources]
-    c = default_config('pretrain')
-    c.seed = changes.pop('seed', 0)
-    c.model.max_position_embeddings = 64
-    c.data.update({'held_out': 0.2, 'vocab_size': 300, 'dir': str(folder / 'cache'), **changes,
-                   'source': [(f'{folder}/{name}', weight) for name, weight in pairs]})
-    if c.data.eval_source:
-        c.data.eval_source = f'{folder}/{c.data.eval_source}'
-    return TextData(c)
+def _open(folder, *sources, seed=0, eval_source='', **fields):
+    """The text of sources, each a file in the folder or (file, weight), with fields of `data`."""
+    weighted = []
+    for source in sources:
+        name, weight = source if isinstance(source, tuple) else (source, 1.0)
+        weighted.append((f'{folder}/{name}', weight))
+    config = default_config('pretrain')
+    config.seed = seed
+    config.model.max_position_embeddings = 64
+    config.data.update({
+        'source': weighted, 'held_out': 0.2, 'vocab_size': 300, 'dir': str(folder / 'cache'),
+        **fields})
+    if eval_source:
+        config.data.eval_source = f'{folder}/{eval_source}'
+    return TextData(config)
 
 
 @pytest.fixture(scope='module')
@@ -77,13 +91,18 @@ def _segments(batch):
 
 
 def _grams(sequences):
-    return {tuple(s[i:i + GRAM]) for s in sequences for i in range(len(s) - GRAM + 1)}
+    grams = set()
+    for tokens in sequences:
+        for begin in range(len(tokens) - GRAM + 1):
+            grams.add(tuple(tokens[begin : begin + GRAM]))
+    return grams
 
 
 def _corpus_grams(data, path):
     """The n-grams of each document."""
     tokenizer = load_tokenizer(data.vocab_path, True)
-    return [_grams([tokenizer.encode(d)]) for d in path.read_text().split('\n\n')]
+    documents = path.read_text().split('\n\n')
+    return [_grams([tokenizer.encode(document)]) for document in documents]
 
 
 def _frozen(examples):
@@ -97,21 +116,30 @@ def _seen(data, epochs):
     return _grams(_segments(rows)), _grams(_segments(_frozen(data.held_out(S, P))))
 
 
-def test_held_out_text_is_in_no_training_row(folder):
+def test_a_document_is_in_training_rows_or_in_held_out_rows(folder):
     data = _open(folder, 'a.txt')
-    assert 250 < data.vocab_size == len(load_tokenizer(data.vocab_path, True).vocab) <= 300
+    assert 250 < data.vocab_size <= 300
+    assert data.vocab_size == len(load_tokenizer(data.vocab_path, True).vocab)
     seen, tested = _seen(data, 4)
-    documents = _corpus_grams(data, folder / 'a.txt')
-    in_training = [bool(grams & seen) for grams in documents]
-    in_test = [bool(grams & tested) for grams in documents]
-    assert not seen & tested and seen and tested
-    assert all(a != b for a, b in zip(in_training, in_test, strict=True))  # each is on one side
-    assert 6 <= sum(in_test) <= 28  # about a fifth
-    # Other runs are judged on the same rows.
+    assert seen
+    assert tested
+    assert not seen & tested
+    num_tested = 0
+    for grams in _corpus_grams(data, folder / 'a.txt'):
+        in_training = bool(grams & seen)
+        in_test = bool(grams & tested)
+        assert in_training != in_test
+        num_tested += in_test
+    assert 6 <= num_tested <= 28  # about a fifth
+
+
+def test_runs_of_other_seeds_are_judged_on_the_same_rows(folder):
+    data = _open(folder, 'a.txt')
     other = _open(folder, 'a.txt', seed=9)
     assert_same(_frozen(other.held_out(S, P)), _frozen(data.held_out(S, P)))
-    rows, others = (x.training(S, P).rows(np.arange(50))['input_ids'] for x in (data, other))
-    assert not np.array_equal(rows, others)
+    rows = data.training(S, P).rows(np.arange(50))
+    others = other.training(S, P).rows(np.arange(50))
+    assert not np.array_equal(rows['input_ids'], others['input_ids'])
 
 
 def test_the_same_documents_in_two_sources_do_not_leak(folder, vocab_file):
@@ -126,7 +154,8 @@ def test_with_an_eval_source_all_of_the_source_is_trained_on(folder):
     data = _open(folder, 'a.txt', eval_source='b.txt', vocab_file=vocab_file)
     seen, tested = _seen(data, 3)
     assert all(grams & seen for grams in _corpus_grams(data, folder / 'a.txt'))  # all of it
-    assert not tested & seen and tested & set().union(*_corpus_grams(data, folder / 'b.txt'))
+    assert not tested & seen
+    assert tested & set().union(*_corpus_grams(data, folder / 'b.txt'))
 
 
 def test_added_words_make_another_store(folder):
@@ -136,45 +165,78 @@ def test_added_words_make_another_store(folder):
     data = _open(folder, 'a.txt', add_tokens=str(folder / 'words.txt'))
     vocab = load_tokenizer(data.vocab_path, True).vocab
     assert data.vocab_size == len(vocab) == plain.vocab_size  # there were [unused] slots
-    assert {word, 'zzz'} <= set(vocab.tokens) and word not in plain.vocab_path.read_text().split()
+    assert {word, 'zzz'} <= set(vocab.tokens)
+    assert word not in plain.vocab_path.read_text().split()
     (store,) = data.stores.values()
     assert vocab.index[word] in store.tokens
 
 
-def test_accents_are_kept_where_asked_and_the_folder_says_so(folder, capsys):
-    words = ('किताब', 'पढ़ी', 'कुत्ता', 'शाम', 'मौसम', 'दोस्त')
+WORD = 'कुत्ता'
+
+
+@pytest.fixture(scope='module')
+def hindi(folder):
+    """The folder, with `hindi.txt`."""
+    words = (WORD, 'किताब', 'पढ़ी', 'शाम', 'मौसम', 'दोस्त')
     rng = np.random.default_rng(0)
-    (folder / 'hindi.txt').write_text('\n\n'.join(
-        ' '.join(f'{" ".join(rng.choice(words, 6))}।' for _ in range(4)) for _ in range(40)))
-    stripped = _open(folder, 'hindi.txt', lowercase=True)
-    assert '% of the characters of the text are vowels' in capsys.readouterr().out
-    kept = _open(folder, 'hindi.txt', lowercase=True, strip_accents=False)
-    assert 'of the characters' not in capsys.readouterr().out
-    for data, word in ((stripped, 'कतता'), (kept, 'कुत्ता')):
-        tokenizer = load_tokenizer(data.vocab_path, True)  # which reads the folder's switches
-        assert ''.join(tokenizer.tokenize('कुत्ता')).replace('##', '') == word
-        assert data.vocab_size == len(tokenizer.vocab)
-    # The vocabulary of a run has its switch beside it; the field overrides it.
+    documents = []
+    for _ in range(40):
+        sentences = [' '.join(rng.choice(words, 6)) + '।' for _ in range(4)]
+        documents.append(' '.join(sentences))
+    (folder / 'hindi.txt').write_text('\n\n'.join(documents))
+    return folder
+
+
+@pytest.mark.parametrize(('fields', 'tokenized', 'warned'), [
+    pytest.param({}, 'कतता', True, id='stripped'),
+    pytest.param({'strip_accents': False}, WORD, False, id='kept'),
+])
+def test_accents_are_kept_where_asked(hindi, capsys, fields, tokenized, warned):
+    data = _open(hindi, 'hindi.txt', dir=str(hindi / f'cache-{warned}'), lowercase=True, **fields)
+    said = capsys.readouterr().out
+    assert ('of the characters' in said) == warned
+    assert ('% of the characters of the text are vowels' in said) == warned
+    tokenizer = load_tokenizer(data.vocab_path, True)  # which reads the folder's switches
+    assert ''.join(tokenizer.tokenize(WORD)).replace('##', '') == tokenized
+    assert data.vocab_size == len(tokenizer.vocab)
+
+
+def test_the_switch_of_accents_stands_beside_the_vocabulary_and_the_field_overrides_it(hindi):
+    kept = _open(hindi, 'hindi.txt', lowercase=True, strip_accents=False)
     named = str(kept.vocab_path)
-    again, other = (
-        _open(folder, 'hindi.txt', lowercase=True, vocab_file=named, strip_accents=value)
-        for value in (None, True))
-    assert again.stores.keys() == kept.stores.keys() and again.identity() == kept.identity()
-    assert read_switches(other.vocab_path).strip_accents and other.identity() != kept.identity()
+    again = _open(hindi, 'hindi.txt', lowercase=True, vocab_file=named)
+    assert again.stores.keys() == kept.stores.keys()
+    assert again.identity() == kept.identity()
+    other = _open(hindi, 'hindi.txt', lowercase=True, vocab_file=named, strip_accents=True)
+    assert read_switches(other.vocab_path).strip_accents
+    assert other.identity() != kept.identity()
+
+
+def test_accents_of_a_sentencepiece_model_are_not_switched(hindi):
     with refused('config.data.strip_accents=True', 'x.model', 'leave it empty'):
-        _open(folder, 'hindi.txt', vocab_file=str(folder / 'x.model'), strip_accents=True)
+        _open(hindi, 'hindi.txt', vocab_file=str(hindi / 'x.model'), strip_accents=True)
 
 
 def test_mix_power_multiplies_weights_by_a_power_of_the_sizes(folder):
     data = _open(folder, 'a.txt', ('b.txt', 3.0), mix_power=0.7)
-    a, b = (len(store.tokens) ** 0.7 for store in data.stores.values())
-    vocab = load_tokenizer(data.vocab_path, True).vocab
-    side = np.array([  # -1: of a, 1: of b
-        0 if token[0] == '[' else 1 if max(token) > 'm' else -1 for token in vocab.tokens])
-    for weight, source in ((3, ()), (9, zip(data.stores, (1.0, 9.0)))):  # the second: a phase's
-        ids = data.training(S, P, source=tuple(source)).rows(np.arange(1000))['input_ids']
-        share = (side[ids].sum(axis=1) > 0).mean()
-        assert share == pytest.approx(weight * b / (a + weight * b), abs=0.02)
+    of_a, of_b = data.stores
+    size_a, size_b = (len(store.tokens) ** 0.7 for store in data.stores.values())
+
+    def expected(weight):
+        return weight * size_b / (size_a + weight * size_b)
+
+    def share_of_b(**phase):
+        """The share of rows that hold more tokens of b.txt's letters than of a.txt's."""
+        vocab = load_tokenizer(data.vocab_path, True).vocab
+        is_word = np.array([token[0] != '[' for token in vocab.tokens])
+        is_b = np.array([max(token) > 'm' for token in vocab.tokens])
+        sides = np.where(is_word, np.where(is_b, 1, -1), 0)
+        ids = data.training(S, P, **phase).rows(np.arange(1000))['input_ids']
+        return (sides[ids].sum(axis=1) > 0).mean()
+
+    assert share_of_b(source=()) == pytest.approx(expected(3), abs=0.02)
+    of_a_phase = ((of_a, 1.0), (of_b, 9.0))
+    assert share_of_b(source=of_a_phase) == pytest.approx(expected(9), abs=0.02)
 
 
 def test_records_and_text_can_be_mixed(folder, vocab_file):
@@ -201,17 +263,21 @@ def test_unusable_sources_and_vocabularies_are_refused_at_once(folder, sources, 
         _open(folder, *sources, **changes)
 
 
-def test_refused_lengths_and_evaluations(folder, vocab_file):
+def test_records_have_the_lengths_that_they_were_written_with(folder, vocab_file):
     records = _open(folder, 'c.tfrecord', vocab_file=vocab_file)
     assert records.training(S, P).num_examples == 10
-    for attempt, word in (
-        (lambda: records.training(64, P), f'max_seq_length=64: set that to {S}'),
-        (lambda: records.training(S, 2), f'2 slots of a row: set {SLOTS}={P}'),
-        (lambda: records.held_out(S, P), 'eval_source'),
-        (lambda: _open(folder, 'a.txt', held_out=0.0).held_out(S, P), 'held_out=0'),
-    ):
-        with refused(word):
-            attempt()
+    with refused(f'max_seq_length=64: set that to {S}'):
+        records.training(64, P)
+    with refused(f'2 slots of a row: set {SLOTS}={P}'):
+        records.training(S, 2)
+
+
+def test_evaluation_needs_held_out_text(folder, vocab_file):
+    records = _open(folder, 'c.tfrecord', vocab_file=vocab_file)
+    with refused('eval_source'):
+        records.held_out(S, P)
+    with refused('held_out=0'):
+        _open(folder, 'a.txt', held_out=0.0).held_out(S, P)
 
 
 def test_what_rows_hold_and_lose_is_said_once_before_they_are_trained_on(folder, capsys):
@@ -220,55 +286,70 @@ def test_what_rows_hold_and_lose_is_said_once_before_they_are_trained_on(folder,
     data = _open(folder, 'rows.jsonl')
     data.training(256, P)
     counted, *warnings = capsys.readouterr().out.splitlines()[-2:]
-    assert 'rows.jsonl: ' in counted and ' of the tokens are in the rows of an epoch' in counted
-    assert ' of a row is masked' in counted and ' have a random next sentence, ' in counted
-    assert len(warnings) == 1 and warnings[0].startswith('warning: ')
-    assert 'config.data.next_sentence=False' in warnings[0]
+    assert 'rows.jsonl: ' in counted
+    assert ' of the tokens are in the rows of an epoch' in counted
+    assert ' of a row is masked' in counted
+    assert ' have a random next sentence, ' in counted
+    [warning] = warnings
+    assert warning.startswith('warning: ')
+    assert 'config.data.next_sentence=False' in warning
     data.held_out(256, P)
     assert not capsys.readouterr().out
 
 
 def test_records_without_masks_are_counted(folder, vocab_file, capsys):
-    with tf.io.TFRecordWriter(str(folder / 'maskless.tfrecord')) as writer:
-        for value in (1, 0, 1, 0):  # of all features
-            same = types.SimpleNamespace(integers=lambda low, high, size, i=value: np.full(size, i))
-            writer.write(make_example(same, S, P).SerializeToString())
+    _write_records(folder / 'maskless.tfrecord', [1, 0, 1, 0])
     _open(folder, 'maskless.tfrecord', vocab_file=vocab_file)
     assert '50.0% of the first 4 records' in capsys.readouterr().out
 
 
 def test_synthetic_rows():
     data = SyntheticData(1000, 0)
-    examples, held_out = data.training(S, P), data.held_out(S, P)
+    examples = data.training(S, P)
     batch = examples.rows(np.arange(examples.num_examples))
     check_batch(pretrain_spec(S, P), batch)
-    assert_same(examples.rows(np.array([4100, 7])), {k: x[[4, 7]] for k, x in batch.items()})
+    repeated = examples.rows(np.array([4100, 7]))
+    assert_same(repeated, {name: values[[4, 7]] for name, values in batch.items()})
     positions = batch['masked_lm_positions']
-    assert (np.diff(positions) > 0).all() and positions.min() > 0 and positions.max() < S - 1
-    assert batch['input_ids'].min() >= 0 and batch['input_ids'].max() < 1000
-    rows = np.concatenate([batch['input_ids'], _frozen(held_out)['input_ids']])
+    assert (np.diff(positions) > 0).all()
+    assert positions.min() > 0
+    assert positions.max() < S - 1
+    assert batch['input_ids'].min() >= 0
+    assert batch['input_ids'].max() < 1000
+    held_out = _frozen(data.held_out(S, P))
+    rows = np.concatenate([batch['input_ids'], held_out['input_ids']])
     assert len(np.unique(rows, axis=0)) == 4096 + 256
 
 
 def test_held_out_rows_of_other_masks_can_be_masked_as_bert_does(folder):
     """So that losses of runs with different masks can be compared."""
-    standard = dataclasses.asdict(MaskingRates())
+    bert = _frozen(_open(folder, 'a.txt').held_out(S, P))
     theirs = _open(folder, 'a.txt', masking='words', masked_lm_prob=0.3, mask_rate=1.0)
-    alike, usual = theirs.held_out(S, 2 * P, **standard), _open(folder, 'a.txt').held_out(S, P)
-    ids = np.arange(usual.num_frozen)
-    ours, bert = alike.rows(ids, frozen=True), usual.rows(ids, frozen=True)
+    standard = dataclasses.asdict(MaskingRates())
+    alike = _frozen(theirs.held_out(S, 2 * P, **standard))
     for name in ('input_ids', 'next_sentence_labels'):
-        np.testing.assert_array_equal(ours[name], bert[name])
-    assert (theirs.held_out(S, 2 * P).rows(ids, True)['input_ids'] != bert['input_ids']).any()
+        np.testing.assert_array_equal(alike[name], bert[name])
+    otherwise = _frozen(theirs.held_out(S, 2 * P))
+    assert (otherwise['input_ids'] != bert['input_ids']).any()
 
 
-def test_a_phase_masks_and_mixes_as_it_states(folder):
-    a, b = f'{folder}/a.txt', f'{folder}/b.txt'
-    data, ids = _open(folder, 'a.txt', 'b.txt'), np.arange(1000)
-    usual, more, mixed = (data.training(S, 2 * P, **of_phase).rows(ids) for of_phase in (
-        {}, {'masked_lm_prob': 0.3}, {'source': ((b, 1.0), (a, 3.0)), 'phase': 2}))
+def test_a_phase_masks_as_it_states(folder):
+    data = _open(folder, 'a.txt', 'b.txt')
+    usual = data.training(S, 2 * P).rows(np.arange(1000))
+    more = data.training(S, 2 * P, masked_lm_prob=0.3).rows(np.arange(1000))
     np.testing.assert_array_equal(restored(more), restored(usual))  # of the same pairs
-    masked, usually = (batch['masked_lm_weights'].sum() for batch in (more, usual))
-    assert masked / usually == pytest.approx(2, abs=0.1)
-    of_a, of_b = (restored(data.training(S, P, source=((spec, 1.0),)).rows(ids)) for spec in (a, b))
-    assert np.isin(restored(mixed), np.setdiff1d(of_b, of_a)).any(1).mean() == 0.25
+    ratio = more['masked_lm_weights'].sum() / usual['masked_lm_weights'].sum()
+    assert ratio == pytest.approx(2, abs=0.1)
+
+
+def test_a_phase_mixes_as_it_states(folder):
+    data = _open(folder, 'a.txt', 'b.txt')
+    a = f'{folder}/a.txt'
+    b = f'{folder}/b.txt'
+
+    def ids(*sources, **phase):
+        return restored(data.training(S, P, source=sources, **phase).rows(np.arange(1000)))
+
+    mixed = ids((b, 1.0), (a, 3.0), phase=2)
+    only_in_b = np.setdiff1d(ids((b, 1.0)), ids((a, 1.0)))
+    assert np.isin(mixed, only_in_b).any(axis=1).mean() == 0.25
