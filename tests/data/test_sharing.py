@@ -32,40 +32,57 @@ def corpus(tmp_path_factory):
     return source, build(source, folder)
 
 
-@pytest.fixture
-def run_hosts(monkeypatch):
-    """Runs `work(index)` on `count` hosts, which are threads, as on one or several `machines`."""
-    here = threading.local()
+class Hosts:
+    """Hosts that are threads, and what they exchange."""
 
-    def run(count, work, machines=True):
-        barrier, posted = threading.Barrier(count, timeout=60), [None] * count
+    def __init__(self, count):
+        self._here = threading.local()
+        self._barrier = threading.Barrier(count, timeout=60)
+        self._posted = [None] * count
+        self._count = count
 
-        def exchange(name, value):
-            posted[here.index] = value
-            barrier.wait()
-            values = list(posted)
-            barrier.wait()
-            return values
+    @property
+    def index(self):
+        return self._here.index
 
-        def share(name, make):
-            try:
-                return exchange(name, None if here.index else make())[0]
-            except Exception:
-                barrier.abort()
-                raise
+    def state(self):
+        return types.SimpleNamespace(process_id=self.index, num_processes=self._count)
 
+    def exchange(self, name, value):
+        self._posted[self.index] = value
+        self._barrier.wait()
+        values = list(self._posted)
+        self._barrier.wait()
+        return values
+
+    def share(self, name, make):
+        try:
+            return self.exchange(name, None if self.index else make())[0]
+        except Exception:
+            self._barrier.abort()
+            raise
+
+    def run(self, work):
+        """The results of `work(index)` on all hosts."""
         def begin(index):
-            here.index = index
+            self._here.index = index
             return work(index)
 
+        with futures.ThreadPoolExecutor(self._count) as pool:
+            return list(pool.map(begin, range(self._count)))
+
+
+@pytest.fixture
+def run_hosts(monkeypatch):
+    """Runs `work(index)` on `count` hosts, as on one or several `machines`."""
+    def run(count, work, machines=True):
+        threads = Hosts(count)
         with monkeypatch.context() as patch:
-            patch.setattr(hosts, 'state', lambda: types.SimpleNamespace(
-                process_id=here.index, num_processes=count))
-            patch.setattr(hosts, 'share', share)
-            patch.setattr(hosts, 'exchange', exchange)
-            patch.setattr(platform, 'node', lambda: f'{here.index if machines else 0}')
-            with futures.ThreadPoolExecutor(count) as pool:
-                return list(pool.map(begin, range(count)))
+            patch.setattr(hosts, 'state', threads.state)
+            patch.setattr(hosts, 'share', threads.share)
+            patch.setattr(hosts, 'exchange', threads.exchange)
+            patch.setattr(platform, 'node', lambda: str(threads.index if machines else 0))
+            return threads.run(work)
 
     return run
 
@@ -86,24 +103,29 @@ def test_processes_on_one_machine_have_one_copy(tmp_path, corpus, run_hosts, cou
     assert not (tmp_path / 'local').exists()
 
 
-def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, monkeypatch, folder):
+def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, folder):
+    stores = run_hosts(3, lambda i: _open(corpus, folder / 'shared', tmp_path / f'local-{i}'))
+    expected = _content(folder / 'shared' / 'stores' / stores[0].fingerprint)
+    assert len(expected) == 6
+    for i, store in enumerate(stores):
+        assert store.path.parent.parent == tmp_path / f'local-{i}'
+        assert _content(store.path) == expected
+
+
+def test_nothing_is_copied_a_second_time(tmp_path, corpus, run_hosts, monkeypatch, folder):
     def start(i):
         return _open(corpus, folder / 'shared', tmp_path / f'local-{i}')
 
-    stores = run_hosts(3, start)
-    for i, store in enumerate(stores):
-        assert store.path.parent.parent == tmp_path / f'local-{i}'
-        found, expected = _content(store.path), _content(stores[0].path)
-        assert found == expected and len(found) == 6
-    published = folder / 'shared' / 'stores' / stores[0].fingerprint
-    assert _content(published) == _content(stores[0].path)
-    # Nothing is made or copied a second time; a new host takes what is published.
+    run_hosts(3, start)
     monkeypatch.setattr(sharing, 'copy_store', None)
     run_hosts(3, start)
-    monkeypatch.undo()
+
+
+def test_a_new_host_takes_what_is_published(tmp_path, corpus, run_hosts, monkeypatch, folder):
+    first, *_ = run_hosts(3, lambda i: _open(corpus, folder / 'shared', tmp_path / f'local-{i}'))
     monkeypatch.setattr(store_building, 'build_store', None)
     for store in run_hosts(2, lambda i: _open(corpus, folder / 'shared', tmp_path / f'new-{i}')):
-        assert _content(store.path) == _content(stores[0].path)
+        assert _content(store.path) == _content(first.path)
 
 
 def test_a_data_dir_that_hosts_do_not_share_is_refused(tmp_path, corpus, run_hosts, monkeypatch):
@@ -118,18 +140,24 @@ def test_a_local_folder_in_a_bucket_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(('other', 'differs'), [
-    ('One.', False), ('One and more.', True), (None, False)])
+    pytest.param('One.', False, id='the same'),
+    pytest.param('One and more.', True, id='different'),
+    pytest.param(None, False, id='none'),
+])
 def test_hosts_compare_their_text(tmp_path, run_hosts, monkeypatch, other, differs):
     for i, content in enumerate(('One.', other)):
         (tmp_path / str(i)).mkdir()
         if content is not None:
             (tmp_path / str(i) / 'a.txt').write_text(content)
-    monkeypatch.setattr(
-        corpus_module, 'open_source', lambda spec, *_: open_source(
-            f'{tmp_path}/{hosts.index()}/{spec}'))  # each host has a disk of its own
+
+    def open_on_this_host(spec, *_):
+        return open_source(f'{tmp_path}/{hosts.index()}/{spec}')
+
+    monkeypatch.setattr(corpus_module, 'open_source', open_on_this_host)
     message = 'the text must be the same on all hosts: a.txt'
     with refused(message) if differs else contextlib.nullcontext():
-        assert run_hosts(2, lambda i: open_texts(['a.txt'], '', 'text'))[0]['a.txt'] is not None
+        first, _ = run_hosts(2, lambda i: open_texts(['a.txt'], '', 'text'))
+        assert first['a.txt'] is not None
 
 
 def test_an_interrupted_copy_resumes_with_the_files_that_are_not_whole(tmp_path, corpus):

@@ -32,7 +32,8 @@ def test_ids_are_the_reference_s(lowercase, switches):
     tokenizer = WordPieceTokenizer(VOCAB, lowercase, switches)
     ids, counts = plain.make_encode(tokenizer)(HARD)
     expected = [tokenizer.encode(text) for text in HARD]
-    assert ids.tolist() == sum(expected, []) and counts.tolist() == list(map(len, expected))
+    assert ids.tolist() == sum(expected, [])
+    assert counts.tolist() == list(map(len, expected))
 
 
 ENCODE = {low: plain.make_encode(WordPieceTokenizer(VOCAB, low)) for low in (True, False)}
@@ -45,7 +46,8 @@ def test_any_text_has_the_reference_s_ids(texts, lowercase):
     texts = [text.encode('utf-8', 'ignore').decode() for text in texts]
     ids, counts = ENCODE[lowercase](texts)
     expected = [tokenizer.encode(text) for text in texts]
-    assert ids.tolist() == sum(expected, []) and counts.tolist() == list(map(len, expected))
+    assert ids.tolist() == sum(expected, [])
+    assert counts.tolist() == list(map(len, expected))
 
 
 def test_without_the_fast_tokenizer_the_reference_is_used(monkeypatch):
@@ -60,17 +62,20 @@ def test_sentences_are_those_of_the_graph():
 
     from bert_jax.data.tokenize import split_sentences
 
-    chars = np.array([chr(i) for i in range(0x110000)
-                      if unicodedata.category(chr(i)) not in ('Cs', 'Cn', 'Co')])
-    # Those that RE2 knows: Python's Unicode may be newer.
-    chars = chars[tf.strings.regex_full_match(
-        chars, r'[\p{L}\p{M}\p{N}\p{P}\p{S}\p{Z}\p{C}]').numpy()].tolist()
+    every = map(chr, range(0x110000))
+    assigned = [char for char in every if unicodedata.category(char) not in ('Cs', 'Cn', 'Co')]
+    # Python's Unicode may be newer than RE2's.
+    known_to_re2 = tf.strings.regex_full_match(
+        assigned, r'[\p{L}\p{M}\p{N}\p{P}\p{S}\p{Z}\p{C}]').numpy()
+    chars = np.array(assigned)[known_to_re2].tolist()
     assert len(chars) > 140_000
     texts = [f'ab. {char}cd!” “x” {char}.{char}? 3\v\n y' for char in chars]
     texts += [f'Ab {char}! {char}?{char} ก {char} ก . {char}' for char in chars if char < '\uac00']
     expected = split_sentences(tf.constant(texts)).to_list()
-    wrong = [text for text, sentences in zip(texts, expected, strict=True)
-             if [sentence.encode() for sentence in plain.split_sentences(text)] != sentences]
+    wrong = []
+    for text, sentences in zip(texts, expected, strict=True):
+        if [sentence.encode() for sentence in plain.split_sentences(text)] != sentences:
+            wrong.append(text)
     assert not wrong
 
 
@@ -103,35 +108,46 @@ TINY = ('--config.model.num_layers=1', '--config.model.hidden_size=16',
         '--config.train.steps=3', '--config.train.log_every=1', '--config.train.batch_size=8')
 
 
-def losses(folder, *arguments):
-    """The losses of a run without TensorFlow, and of one with it."""
-    found = []
-    for which in ('hidden', 'there'):
-        ended = run_python('-c', RUN, which, *arguments, *TINY, f'--workdir={folder / which}',
-                           f'--config.data.dir={folder / which}-data')
-        assert ended.returncode == 0, ended.stderr
-        records = map(json.loads, (folder / which / 'metrics.jsonl').read_text().splitlines())
-        found.append([{key: value for key, value in record.items()
-                       if key == 'step' or 'loss' in key or 'accuracy' in key}
-                      for record in records])
-    return found
+def run(folder, which, *arguments):
+    """Trains in a process with or without TensorFlow: the losses and accuracies of all steps."""
+    workdir = folder / which
+    ended = run_python(
+        '-c', RUN, which, *arguments, *TINY, f'--workdir={workdir}',
+        f'--config.data.dir={workdir}-data')
+    assert ended.returncode == 0, ended.stderr
+    records = []
+    for line in (workdir / 'metrics.jsonl').read_text().splitlines():
+        record = {}
+        for name, value in json.loads(line).items():
+            if name == 'step' or 'loss' in name or 'accuracy' in name:
+                record[name] = value
+        records.append(record)
+    return records
+
+
+def check_same_losses(folder, loss, *arguments):
+    """Asserts that runs log the same losses, among them `loss`, with TensorFlow and without."""
+    hidden = run(folder, 'hidden', *arguments)
+    assert hidden == run(folder, 'there', *arguments)
+    assert any(loss in record for record in hidden)
 
 
 @pytest.mark.slow
 def test_runs_have_the_losses_that_they_have_with_tensorflow(tmp_path):
     pytest.importorskip('tensorflow_text')
-    hidden, there = losses(
-        tmp_path, '--config=configs/tiny_pretrain.py', '--config.train.eval_batch_size=8',
+    check_same_losses(
+        tmp_path, 'train/mlm_loss',
+        '--config=configs/tiny_pretrain.py', '--config.train.eval_batch_size=8',
         '--config.data.source=' + str(ROOT / 'tests' / 'fixtures' / 'wikitext.txt'),
         '--config.data.vocab_size=300', '--config.data.held_out=0.2',
         '--config.train.max_eval_examples=8')
-    assert hidden == there and any('train/mlm_loss' in record for record in hidden)
-    rows = ''.join(
-        f'{word} film number {i},{word}\n' for i in range(99) for word in ('good', 'bad'))
-    (tmp_path / 'rows.csv').write_text('text,label\n' + rows)
+    rows = ['text,label\n']
+    for number in range(99):
+        rows += [f'good film number {number},good\n', f'bad film number {number},bad\n']
+    (tmp_path / 'rows.csv').write_text(''.join(rows))
     fine = tmp_path / 'fine'
     fine.mkdir()
-    hidden, there = losses(
-        fine, '--config=configs/classification.py', f'--config.data.source={tmp_path}/rows.csv',
+    check_same_losses(
+        fine, 'train/loss',
+        '--config=configs/classification.py', f'--config.data.source={tmp_path}/rows.csv',
         f'--config.init_checkpoint={tmp_path}/hidden')
-    assert hidden == there and any('train/loss' in record for record in hidden)

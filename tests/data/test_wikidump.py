@@ -8,11 +8,12 @@ import signal
 import sys
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 import pytest
 
-from bert_jax.data import wikidump
+from bert_jax.data import wikidump, wikitext
 from bert_jax.data.corpus import open_source
 from tests.refusals import refused
 
@@ -27,20 +28,37 @@ HEADER = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">
   </siteinfo>
 """
 
-# (title, wikitext, expected paragraphs, written by hand)
-ARTICLES = []
-FIXTURE = Path(__file__).parent.parent / 'fixtures' / 'wikitext.txt'
-for _block in FIXTURE.read_text(encoding='utf-8').split('@@ article ')[1:]:
-    _title, _, _rest = _block.partition('\n')
-    _wikitext, _, _paragraphs = _rest.partition('@@ paragraphs\n')
-    ARTICLES.append((_title, _wikitext, _paragraphs.splitlines()))
-FILLERS = [
-    (f'Article {i}', f"{{{{Stub|{{{{n|{i}}}}}}}}}'''Article {i}''' is [[number]] {i}."
-     f"<ref>{i}</ref>\n\n"
-     f"* item {i}\n\n{{|\n| cell {i}\n|}}\nIt has {i + 1} predecessors.",
-     [f'Article {i} is number {i}.', f'It has {i + 1} predecessors.'])
-    for i in range(50 - len(ARTICLES))]
-EXPECTED = ['\n'.join(paragraphs) for *_, paragraphs in ARTICLES + FILLERS]
+
+
+class Article(NamedTuple):
+    """An article and its paragraphs, written by hand."""
+
+    title: str
+    wikitext: str
+    paragraphs: list
+
+
+def _read_articles(path):
+    articles = []
+    for block in path.read_text(encoding='utf-8').split('@@ article ')[1:]:
+        title, _, rest = block.partition('\n')
+        wikitext, _, paragraphs = rest.partition('@@ paragraphs\n')
+        articles.append(Article(title, wikitext, paragraphs.splitlines()))
+    return articles
+
+
+def _filler(number):
+    wikitext = (
+        f"{{{{Stub|{{{{n|{number}}}}}}}}}'''Article {number}''' is [[number]] {number}."
+        f'<ref>{number}</ref>\n\n'
+        f'* item {number}\n\n{{|\n| cell {number}\n|}}\nIt has {number + 1} predecessors.')
+    return Article(f'Article {number}', wikitext, [
+        f'Article {number} is number {number}.', f'It has {number + 1} predecessors.'])
+
+
+ARTICLES = _read_articles(Path(__file__).parent.parent / 'fixtures' / 'wikitext.txt')
+FILLERS = [_filler(number) for number in range(50 - len(ARTICLES))]
+EXPECTED = ['\n'.join(article.paragraphs) for article in ARTICLES + FILLERS]
 BROKEN_PAGE = ('Endless', '{{a|' * 2000 + ' and nothing closed')
 
 
@@ -67,10 +85,14 @@ def _pages(extra=()):
         _page('Kategorie:Städte', 'Text of a category', 14),
         _page('Nothing', '{{Only|a template}}'),
     ])
-    pages = [_page(title, text) for title, text, _ in ARTICLES + FILLERS]
+    articles = [_page(article.title, article.wikitext) for article in ARTICLES + FILLERS]
     for title, text in extra:
-        pages.insert(5, _page(title, text))
-    return [page + (next(others) if i % 3 == 0 else '') for i, page in enumerate(pages)]
+        articles.insert(5, _page(title, text))
+    pages = []
+    for number, article in enumerate(articles):
+        other = next(others) if number % 3 == 0 else ''
+        pages.append(article + other)
+    return pages
 
 
 def _dump(extra=()):
@@ -80,14 +102,17 @@ def _dump(extra=()):
 def _multistream():
     """Like the official dumps: the header, each dozen of pages and the end are separate streams."""
     pages = _pages()
-    parts = [HEADER, *(''.join(pages[i:i + 12]) for i in range(0, len(pages), 12)), '</mediawiki>']
+    parts = [HEADER]
+    for begin in range(0, len(pages), 12):
+        parts.append(''.join(pages[begin : begin + 12]))
+    parts.append('</mediawiki>')
     return b''.join(bz2.compress(part.encode()) for part in parts)
 
 
-@pytest.mark.parametrize(('title', 'text', 'paragraphs'), ARTICLES, ids=[a[0] for a in ARTICLES])
-def test_an_article_becomes_its_paragraphs(title, text, paragraphs):
+@pytest.mark.parametrize('article', ARTICLES, ids=lambda article: article.title)
+def test_an_article_becomes_its_paragraphs(article):
     hidden = frozenset({'file', 'image', 'category', 'datei', 'kategorie'})
-    assert wikidump.clean(text, hidden).split('\n') == paragraphs
+    assert wikitext.clean(article.wikitext, hidden).split('\n') == article.paragraphs
 
 
 @pytest.mark.parametrize(('name', 'content', 'num_processes'), [
@@ -116,7 +141,8 @@ _parse = wikidump.parse
 
 def _lost_in_endless(xml, *place):
     if b'Endless' in xml:
-        wikidump._CPU_SECONDS, wikidump.clean = 0.01, _hung
+        wikidump._CPU_SECONDS = 0.01
+        wikidump.clean = _hung
     return _parse(xml, *place)
 
 
@@ -125,8 +151,12 @@ def _hung(*_):
 
 
 @pytest.mark.parametrize(('kill', 'reason'), [
-    (False, r"1 page\(s\) .* 'Endless' \(more than 300 \{\{ are not closed\)"),
-    (True, r"1 page\(s\) .* 'Endless' \(its parser crashed or took over a minute\)"),
+    pytest.param(
+        False, r"1 page\(s\) .* 'Endless' \(more than 300 \{\{ are not closed\)",
+        id='refused by the parser'),
+    pytest.param(
+        True, r"1 page\(s\) .* 'Endless' \(its parser crashed or took over a minute\)",
+        id='kills its process'),
 ])
 def test_a_broken_page_is_named_and_left_out(tmp_path, monkeypatch, capfd, kill, reason):
     path = tmp_path / 'dump.xml'
