@@ -198,9 +198,13 @@ class Chunker:
           in_background: leave the cores to the present epoch.
         """
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            run = map if in_background else pool.map
+            run: _Map = pool.map
+            pause = 0.0
+            if in_background:
+                run = map
+                pause = _PAUSE_SECONDS
             starts, rest = self._cut_in_passes(epoch, run)
-            starts += self._cut_rest(epoch, rest, run, _PAUSE_SECONDS if in_background else 0.0)
+            starts += self._cut_rest(epoch, rest, run, pause)
         return np.concatenate(starts)
 
     def _cut_in_passes(self, epoch: int, run: _Map) -> tuple[list[np.ndarray], _Beginnings]:

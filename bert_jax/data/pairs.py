@@ -220,8 +220,10 @@ def text_windows(
     windows = _pair_windows(
         _spans_of(a[1], first=0), _spans_of(second[1], first=len(a[0])),
         room=max_length - _num_special(b))
-    sequences = make_sequences(
-        windows.a.tokens(ids), None if b is None else windows.b.tokens(ids), **limits)
+    of_b = None
+    if b is not None:
+        of_b = windows.b.tokens(ids)
+    sequences = make_sequences(windows.a.tokens(ids), of_b, **limits)
     sequences = dataclasses.replace(sequences, num_cut=windows.num_cut)
     return TextWindows(sequences, windows.text, how)
 

@@ -95,7 +95,7 @@ def _build(
 ) -> None:
     """Builds the whole store in a folder, from where an interrupted build ended."""
     num_bytes = sum(unit.num_bytes for unit in source.units)
-    growing = _Growing(path, tokenizer, total_bytes=num_bytes if progress else None)
+    growing = _GrowingStore(path, tokenizer, total_bytes=num_bytes if progress else None)
     _append_text(growing, source, tokenizer, num_processes)
     if not growing.state.num_documents:
         raise InputError(f"data source '{source.spec}' holds no text")
@@ -223,7 +223,7 @@ def _document_hashes(tokens: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     return np.frombuffer(b''.join(hashes), '<u8')
 
 
-class _Growing:
+class _GrowingStore:
     """The growing files of a store or part, and a journal of how much of them is valid.
 
     Attributes:
@@ -343,7 +343,7 @@ class _Growing:
 
     def join(self, folder: files.Path, last: int) -> None:
         """Appends a part that ends before unit `last`, and deletes it."""
-        part = _Growing(folder, self._tokenizer)
+        part = _GrowingStore(folder, self._tokenizer)
         arrays = map_arrays(folder, part.state.sizes())
         documents = _Tokenized(
             tokens=arrays['tokens'],
@@ -428,7 +428,7 @@ def _text_batches(source: Source, indices: range, done: int) -> Iterator[TextBat
 
 
 def _append_text(
-    growing: _Growing, source: Source, tokenizer: Any, num_processes: int
+    growing: _GrowingStore, source: Source, tokenizer: Any, num_processes: int
 ) -> None:
     """Appends the text of a source that a store lacks, in so many processes; 0: as is useful."""
     cores = os.cpu_count() or 1
@@ -467,7 +467,7 @@ class _Part(NamedTuple):
     last: int
 
 
-def _parts(growing: _Growing, units: Sequence[Unit]) -> Iterator[_Part]:
+def _parts(growing: _GrowingStore, units: Sequence[Unit]) -> Iterator[_Part]:
     """The parts of what a store lacks, each with about `_PART_BYTES` of text or more."""
     first = growing.state.unit
     done = growing.state.done
@@ -483,7 +483,7 @@ def _parts(growing: _Growing, units: Sequence[Unit]) -> Iterator[_Part]:
 
 
 def _build_parts(
-    growing: _Growing, source: Source, tokenizer: Any, num_processes: int, num_threads: int
+    growing: _GrowingStore, source: Source, tokenizer: Any, num_processes: int, num_threads: int
 ) -> None:
     """Builds the missing parts in several processes and joins them in order."""
     job = pickle.dumps((source, tokenizer, num_threads))
@@ -508,5 +508,5 @@ def _build_part(job: bytes, part: _Part) -> None:
     os.environ['CUDA_VISIBLE_DEVICES'] = ''
     os.environ['TF_NUM_INTRAOP_THREADS'] = str(num_threads)
     os.environ['TF_NUM_INTEROP_THREADS'] = str(num_threads + 2)
-    growing = _Growing(part.folder, tokenizer, part.first, part.done)
+    growing = _GrowingStore(part.folder, tokenizer, part.first, part.done)
     growing.read(source, part.last, num_threads)

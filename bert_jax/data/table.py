@@ -474,8 +474,10 @@ def read_table(
             continue
         except InputError as error:
             raise InputError(f'{path}, line {row.line}: {error}') from None
-        row_id = None if id_column is None else row.cells[-1]
-        rows.ids.append(str(index if row_id is None else row_id))
+        row_id = index
+        if id_column is not None and row.cells[-1] is not None:
+            row_id = row.cells[-1]
+        rows.ids.append(str(row_id))
         rows.lines.append(row.line)
         rows.values.append(value)
     check_malformed(path, len(rows.values), faults, max_malformed)

@@ -45,17 +45,25 @@ def _read(documents, fail_at, unit):
 
 def _source(documents, fail_at=None):
     """Documents in memory, two units; may fail before some document, as a killed build would."""
-    return Source('memory', [Unit('a', 1), Unit('b', 1000)],
-                  functools.partial(_read, documents, fail_at), functools.partial(str, 'memory'))
+    return Source(
+        'memory',
+        [Unit('a', 1), Unit('b', 1000)],
+        read=functools.partial(_read, documents, fail_at),
+        fingerprint=functools.partial(str, 'memory'))
 
 
-def _random_texts(n, seed=0):
+def _random_texts(num_documents, seed=0):
     rng = np.random.default_rng(seed)
-    return [
-        '\n'.join(
-            ' '.join(''.join(rng.choice(list(LETTERS), 3)) for _ in range(rng.integers(1, 6)))
-            for _ in range(rng.integers(1, 5)))
-        for _ in range(n)]
+
+    def line():
+        words = [''.join(rng.choice(list(LETTERS), 3)) for _ in range(rng.integers(1, 6))]
+        return ' '.join(words)
+
+    documents = []
+    for _ in range(num_documents):
+        lines = [line() for _ in range(rng.integers(1, 5))]
+        documents.append('\n'.join(lines))
+    return documents
 
 
 def build(source, folder, tokenizer=TOKENIZER, progress=False, **options):
@@ -74,28 +82,44 @@ def _bytes(store):
     return {path.name: path.read_bytes() for path in store.path.glob('*.bin')}
 
 
+TEXTS = ['Ab cd. Ef.\n\n  \nGh', 'x', ' \u200b \n', 'Ab cd. Ef.\nGh', '…\nz']
+
+
 def test_holds_what_the_tokenizer_says(tmp_path):
-    texts = ['Ab cd. Ef.\n\n  \nGh', 'x', ' \u200b \n', 'Ab cd. Ef.\nGh', '…\nz']
-    store = build(texts, tmp_path)
-    for i, lines in enumerate(('ab cd. ef. gh', 'x', 'ab cd. ef. gh', '… z')):
-        assert sum(_sentences(store, i), []) == TOKENIZER.encode(lines)
-    assert [len(_sentences(store, i)) for i in range(4)] == [3, 1, 3, 2]
+    store = build(TEXTS, tmp_path)
+    for document, text in enumerate(('ab cd. ef. gh', 'x', 'ab cd. ef. gh', '… z')):
+        assert sum(_sentences(store, document), []) == TOKENIZER.encode(text)
+    assert [len(_sentences(store, document)) for document in range(4)] == [3, 1, 3, 2]
     assert store.documents.tolist() == [0, 1, 3]  # the third repeats the first
     assert store.tokens.dtype == np.uint16
-    counts = {'num_documents': 4, 'num_duplicates': 1, 'vocab_size': len(TOKENIZER.vocab)}
-    assert store.manifest | counts == store.manifest
+
+
+def test_the_manifest_counts_what_a_store_holds(tmp_path):
+    store = build(TEXTS, tmp_path)
+    assert store.manifest['num_documents'] == 4
+    assert store.manifest['num_duplicates'] == 1
+    assert store.manifest['vocab_size'] == len(TOKENIZER.vocab)
     assert sorted(os.listdir(store.path.parent)) == [store.path.name, store.path.name + '.lock']
-    # The finished store is opened without reading the text; another tokenizer has its own store.
-    assert _bytes(build(_source(texts, fail_at=0), tmp_path)) == _bytes(store)
-    assert build(texts, tmp_path, _tokenizer('abc')).fingerprint != store.fingerprint
+
+
+def test_a_finished_store_is_opened_without_reading_the_text(tmp_path):
+    store = build(TEXTS, tmp_path)
+    assert _bytes(build(_source(TEXTS, fail_at=0), tmp_path)) == _bytes(store)
+
+
+def test_each_tokenizer_has_a_store_of_its_own(tmp_path):
+    store = build(TEXTS, tmp_path)
+    assert build(TEXTS, tmp_path, _tokenizer('abc')).fingerprint != store.fingerprint
 
 
 def test_lines_are_not_split(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_text('Ab. Cd.\nEf.\n\nGh.\n')
-    store, split = (build(open_source(spec), tmp_path) for spec in (f'lines:{path}', str(path)))
+    store = build(open_source(f'lines:{path}'), tmp_path)
     assert _sentences(store, 0) == [TOKENIZER.encode('ab. cd.'), TOKENIZER.encode('ef.')]
-    assert len(_sentences(split, 0)) == 3 and split.fingerprint != store.fingerprint
+    split = build(open_source(str(path)), tmp_path)
+    assert len(_sentences(split, 0)) == 3
+    assert split.fingerprint != store.fingerprint
 
 
 def test_wide_vocabulary(tmp_path):
@@ -105,11 +129,24 @@ def test_wide_vocabulary(tmp_path):
     assert store.tokens[1] == len(tokenizer.vocab) - 1 > 65_535
 
 
+def _append_junk(building):
+    path = building / 'tokens-00000.bin'
+    path.write_bytes(path.read_bytes() + b'junk')
+
+
+def _lose_tokens(building):
+    os.truncate(building / 'tokens-00000.bin', 10)
+
+
+def _damage_journal(building):
+    (building / 'journal.json').write_text('{')
+
+
 @pytest.mark.parametrize(('fail_at', 'num_processes', 'damage'), [
-    (39, 1, {'tokens-00000.bin': lambda path: path.write_bytes(path.read_bytes() + b'junk')}),
-    (30, 1, {'tokens-00000.bin': lambda path: os.truncate(path, 10)}),  # as after a loss of power
-    (30, 1, {'journal.json': lambda path: path.write_text('{')}),
-    (30, 2, {}),
+    pytest.param(39, 1, _append_junk, id='more was written than the journal says'),
+    pytest.param(30, 1, _lose_tokens, id='less is there, as after a loss of power'),
+    pytest.param(30, 1, _damage_journal, id='damaged journal'),
+    pytest.param(30, 2, None, id='in two processes'),
 ])
 def test_a_killed_build_resumes(tmp_path, monkeypatch, fail_at, num_processes, damage):
     monkeypatch.setattr(store_building, '_BATCH_DOCUMENTS', 4)
@@ -121,8 +158,8 @@ def test_a_killed_build_resumes(tmp_path, monkeypatch, fail_at, num_processes, d
         build(_source(texts, fail_at), tmp_path)
     final = tmp_path / 'stores' / whole.fingerprint
     assert not final.exists()
-    for name, change in damage.items():
-        change(final.with_suffix('.building') / name)
+    if damage is not None:
+        damage(final.with_suffix('.building'))
     assert _bytes(build(texts, tmp_path, num_processes=num_processes)) == _bytes(whole)
 
 
@@ -164,9 +201,10 @@ def test_bytes_do_not_depend_on_processes_and_pieces(tmp_path, monkeypatch):
 def test_damaged_store_is_not_opened(tmp_path, name, damage, word):
     store = build(['a b', 'c'], tmp_path)
     damage(store.path / name)
-    for open_it in (lambda: TokenStore.open(store.path), lambda: build(['a b', 'c'], tmp_path)):
-        with refused(word, store.path):
-            open_it()
+    with refused(word, store.path):
+        TokenStore.open(store.path)
+    with refused(word, store.path):
+        build(['a b', 'c'], tmp_path)
 
 
 def test_source_without_text(tmp_path):
@@ -212,10 +250,16 @@ def test_held_out_documents_share_no_text(tmp_path):
     assert content(held_out) <= other_held
 
 
-def test_held_out_bounds(tmp_path):
+@pytest.mark.parametrize(('fraction', 'num_training', 'num_held_out'), [
+    (0.0, 8, 0), (1e-9, 6, 2), (1.0, 2, 6)])
+def test_held_out_bounds(tmp_path, fraction, num_training, num_held_out):
     store = build([letter * 5 for letter in LETTERS[:8]], tmp_path)
-    for fraction, sizes in ((0.0, (8, 0)), (1e-9, (6, 2)), (1.0, (2, 6))):
-        assert tuple(map(len, store.split_held_out(fraction))) == sizes
-    store = build(['a', 'b', 'c'], tmp_path / 'few')
+    training, held_out = store.split_held_out(fraction)
+    assert len(training) == num_training
+    assert len(held_out) == num_held_out
+
+
+def test_too_few_documents_to_hold_some_out(tmp_path):
+    store = build(['a', 'b', 'c'], tmp_path)
     with refused('3 different documents'):
         store.split_held_out(0.1)
