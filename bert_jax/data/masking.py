@@ -259,8 +259,9 @@ def _word_order(
     width = keys.shape[1]
     bits = _position_bits(width)
     columns = np.arange(width, dtype=np.uint32)
-    flips = uniform(hash64(hash64(row_keys, _Draw.BACKWARDS)[:, None], run_of_word))
-    place_in_run = np.where(flips < 0.5, bits - columns, columns)
+    key_of_row = hash64(row_keys, _Draw.BACKWARDS)
+    is_backwards = uniform(hash64(key_of_row[:, None], run_of_word)) < 0.5
+    place_in_run = np.where(is_backwards, bits - columns, columns)
     key_of_run = np.take_along_axis(keys, run_of_word, axis=1) & ~bits
     word_keys = np.where(sizes > 0, key_of_run | place_in_run, _NOT_CHOSEN)
     return np.argsort(word_keys, axis=1, kind='stable')
