@@ -171,7 +171,8 @@ def _writes_iob1(marks: Iterable[str], predicted: Sequence[Sequence[str]]) -> bo
 
 def _rewritten(tags: Sequence[str], label_of: Mapping[str, str], is_iob1: bool) -> list[str]:
     """The tags of a sentence as labels of the model; those that it lacks stay."""
-    result = [label_of.get(tag, tag) if tag == 'O' else tag for tag in tags]
+    outside = label_of.get('O', 'O')
+    result = [outside if tag == 'O' else tag for tag in tags]
     last_end: dict[str, int] = {}  # where the last entity of each type ends
     for span in entity_spans(tags):
         follows_its_type = last_end.get(span.type) == span.begin

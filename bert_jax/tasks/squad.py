@@ -65,10 +65,9 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
 
     dev = held_out.dev if held_out else _read(config, version, training=False)
     _say_questions(dev, version, 'score')
-    dev_is_own = _is_own_file(config, training=False)
-    windows = _windows(config, tokenization, dev, pieces if dev_is_own else None)
+    windows = _windows(config, tokenization, dev, pieces, training=False)
     places: SpanPlaces = PlacesByPieces(pieces)
-    if not dev_is_own:
+    if not _is_own_file(config, training=False):
         tokenizer = tokenization.tokenizer
         places = PlacesByWords(tokenizer.vocab, config.data.lowercase, tokenizer.switches)
     scored_set = SquadSet(windows, places, version, threshold)
@@ -77,9 +76,8 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
     if scored is None:
         train = held_out.train if held_out else _read(config, version, training=True)
         _say_questions(train, version, 'train on')
-        train_is_own = _is_own_file(config, training=True)
         train_units = _training_units(
-            _windows(config, tokenization, train, pieces if train_is_own else None))
+            _windows(config, tokenization, train, pieces, training=True))
     return LabelledTask(
         config, tokenization, train=train_units,
         evaluated=(EvalSet('', Units(windows.sequences), scored_set.results),),
@@ -146,12 +144,14 @@ def _say_questions(questions: Sequence[Question], version: str, purpose: str) ->
 
 def _windows(
     config: ConfigDict, tokenization: Tokenization, questions: Sequence[Question],
-    places: PiecePlaces | None,
+    pieces: PiecePlaces, training: bool,
 ) -> SquadWindows:
+    """The windows of questions, whose answers are found by pieces in own files only."""
     return squad_windows(
         questions, tokenization.encode, max_length=config.data.max_seq_length,
         doc_stride=config.squad.doc_stride, max_question_length=config.squad.max_query_length,
-        places=places, **tokenization.tokenizer.vocab.ends)
+        places=pieces if _is_own_file(config, training) else None,
+        **tokenization.tokenizer.vocab.ends)
 
 
 def _training_units(windows: SquadWindows) -> Units:

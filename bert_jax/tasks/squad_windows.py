@@ -131,23 +131,23 @@ def squad_windows(
             f'windows of {max_length} tokens leave no room for the paragraph beside a question of '
             f'{kept_Q.max()}; raise config.data.max_seq_length')
 
-    question, starts, lengths = _parts(paragraphs, context_Q, room_Q, doc_stride)
-    kept = kept_Q[question]
-    question_starts = np.cumsum(question_counts) - question_counts
+    parts = _parts(paragraphs, context_Q, room_Q, doc_stride)
+    kept_W = kept_Q[parts.question]
+    starts_W = (np.cumsum(question_counts) - question_counts)[parts.question]
     sequences = make_sequences(
-        (question_ids[ranges(question_starts[question], kept)], kept),
-        (paragraphs.ids[ranges(starts, lengths)], lengths),
+        (question_ids[ranges(starts_W, kept_W)], kept_W),
+        (paragraphs.ids[ranges(parts.starts, parts.lengths)], parts.lengths),
         max_length=max_length, cls_id=cls_id, sep_id=sep_id)
 
     answers = _answer_tokens(questions, context_Q, paragraphs, encode, places)
-    start, end = answers[:, question] - starts
-    inside = (start >= 0) & (end < lengths)
-    shift = kept + 2  # [CLS] question [SEP]
+    start_W, end_W = answers[:, parts.question] - parts.starts
+    inside_W = (start_W >= 0) & (end_W < parts.lengths)
+    shift_W = kept_W + 2  # [CLS] question [SEP]
     return SquadWindows(
-        questions, sequences, question,
-        start_positions=np.where(inside, start + shift, 0).astype(np.int32),
-        end_positions=np.where(inside, end + shift, 0).astype(np.int32),
-        part_starts=starts, part_lengths=lengths, paragraphs=paragraphs)
+        questions, sequences, parts.question,
+        start_positions=np.where(inside_W, start_W + shift_W, 0).astype(np.int32),
+        end_positions=np.where(inside_W, end_W + shift_W, 0).astype(np.int32),
+        part_starts=parts.starts, part_lengths=parts.lengths, paragraphs=paragraphs)
 
 
 class _Parts(NamedTuple):

@@ -87,29 +87,27 @@ def read_texts(
         malformed rows, a file that is empty or cannot be read.
     """
     num_texts = len(texts)
-    label_columns = [label] if isinstance(label, str) else label
-
-    def parse_without_label(cells: list[Any]) -> tuple[list[str], Any]:
-        return table.texts_of(cells), None
+    columns = list(texts)
+    if labels is None:
+        headerless = ()  # files without labels have a header
+    elif isinstance(label, str):
+        columns.append(label)
+    else:
+        columns += label
 
     def parse(cells: list[Any]) -> tuple[list[str], Any]:
-        assert labels is not None
-        label_cells = cells[num_texts:]
+        if labels is None:
+            return table.texts_of(cells), None
         if isinstance(label, str):
-            (cell,) = label_cells
+            label_cell = cells[num_texts]
         else:
-            cell = _marked_names(label_columns, label_cells)
-        return table.texts_of(cells[:num_texts]), labels.parse(cell)
+            label_cell = _marked_names(label, cells[num_texts:])
+        return table.texts_of(cells[:num_texts]), labels.parse(label_cell)
 
-    optional = [] if needs_ids else [id_column]
-    if labels is None:
-        rows = table.read_table(
-            path, texts, parse_without_label, id_column=id_column or None, optional=optional,
-            max_malformed=max_malformed)
-    else:
-        rows = table.read_table(
-            path, [*texts, *label_columns], parse, id_column=id_column or None, optional=optional,
-            headerless=headerless, max_malformed=max_malformed)
+    rows = table.read_table(
+        path, columns, parse, id_column=id_column or None,
+        optional=[] if needs_ids else [id_column], headerless=headerless,
+        max_malformed=max_malformed)
     kept = [i for i, (row_texts, _) in enumerate(rows.values)
             if keep_empty or all(map(has_words, row_texts))]
     say_empty(path, len(rows.values) - len(kept), len(rows.values))
@@ -172,28 +170,20 @@ def text_task(
     """
     tokenization = open_tokenization(config)
     max_length = config.data.max_seq_length
-    num_labels = len(labels)
     train_units = None
     if train is not None:
         cut = _tokenized(train, tokenization, 'first', max_length)
-        train_units = _units(train, cut, num_labels)
-
-    main_split = next(iter(sets))
-    evaluated: list[EvalSet] = []
-    predicted: list[EvalSet] = []
-    for split, examples in sets.items():
-        if not examples:
-            continue
-        text_set = TextSet(
+        train_units = _units(train, cut, len(labels))
+    text_sets = [
+        TextSet(
             split=split, examples=examples,
             windows=_tokenized(examples, tokenization, windows, max_length), head=HEADS[head],
             labels=labels, metrics=metrics, id_column=id_column)
-        prefix = '' if split == main_split else f"{split.removeprefix('dev_')}_"
-        units = _units(examples, text_set.windows, num_labels)
-        kind = predicted if examples.labels is None else evaluated
-        kind.append(EvalSet(prefix, units, text_set.results))
-
-    main = next(examples for examples in sets.values() if examples)
+        for split, examples in sets.items() if examples]
+    main_split = next(iter(sets))
+    evaluated = [x.eval_set(main_split) for x in text_sets if x.examples.labels is not None]
+    predicted = [x.eval_set(main_split) for x in text_sets if x.examples.labels is None]
+    main = text_sets[0].examples
     inference: dict[str, Any] = {'num_texts': len(main.texts)}
     if windows != 'first':
         inference['windows'] = windows
@@ -201,7 +191,7 @@ def text_task(
         config, tokenization, train=train_units, evaluated=tuple(evaluated),
         predicted=tuple(predicted), metric=metrics[0], head=head, labels=tuple(labels),
         majority_baseline=_majority_baseline(head, metrics, train, main),
-        arguments={'num_outputs': num_labels or 1, **(loss or {})}, inference=inference)
+        arguments={'num_outputs': len(labels) or 1, **(loss or {})}, inference=inference)
 
 
 def _tokenized(
@@ -262,6 +252,14 @@ class TextSet:
     labels: Sequence[str]
     metrics: Sequence[str]
     id_column: str
+
+    def eval_set(self, main_split: str) -> EvalSet:
+        """The set as part of a task, in which the metrics of the main split have no prefix."""
+        prefix = f"{self.split.removeprefix('dev_')}_"
+        if self.split == main_split:
+            prefix = ''
+        units = _units(self.examples, self.windows, len(self.labels))
+        return EvalSet(prefix, units, self.results)
 
     def results(self, outputs: Outputs) -> Results:
         """Metrics, if there are labels, and the content of files by name."""
