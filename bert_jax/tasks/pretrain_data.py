@@ -86,7 +86,8 @@ class TextData:
             record_files = _record_files()
 
         text_names = [name for name in names if name not in record_names]
-        texts = sharing.open_texts(text_names, data.tfds_dir, data.text)
+        # None on a host that lacks the text, where it is not read.
+        texts: dict[str, Any] = sharing.open_texts(text_names, data.tfds_dir, data.text)
         self.places = sharing.Places.choose(data.dir, data.local_dir)
         if data.vocab_file:
             path = as_path(data.vocab_file)
