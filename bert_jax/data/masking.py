@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.config.fields import FIELDS
 from bert_jax.data.stateless import below, hash32_rows, hash64, uniform
 from bert_jax.text.vocab import Vocab
 
@@ -31,12 +32,12 @@ class _Draw(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class MaskingRates:
-    """Options of masking."""
+    """Options of masking, named as the fields of `config.data`; the defaults are BERT's."""
 
-    masked_lm_prob: float = 0.15
-    mask_rate: float = 0.8
-    random_rate: float = 0.1
-    masking: str = 'pieces'  # one of `config.choices.MASKINGS`
+    masked_lm_prob: float = FIELDS['data.masked_lm_prob'].default
+    mask_rate: float = FIELDS['data.mask_rate'].default
+    random_rate: float = FIELDS['data.random_rate'].default
+    masking: str = FIELDS['data.masking'].default  # one of `config.choices.MASKINGS`
 
 
 def num_to_predict(lengths: np.ndarray, masked_lm_prob: float, slots: int) -> np.ndarray:

@@ -5,6 +5,7 @@ import numbers
 from collections.abc import Iterator
 from typing import Any
 
+from bert_jax.config.fields import FIELDS
 from bert_jax.data.packing import Units
 from bert_jax.inference.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel, whole_number
@@ -16,7 +17,11 @@ from bert_jax.tasks.squad_windows import SquadWindows, squad_windows
 from bert_jax.text.offsets import piece_places
 
 # The defaults of google-research/bert's run_squad, for settings that the model lacks.
-_DEFAULTS = {'max_seq_length': 384, 'doc_stride': 128, 'max_query_length': 64}
+_DEFAULTS = {
+    'max_seq_length': 384,
+    'doc_stride': FIELDS['squad.doc_stride'].default,
+    'max_query_length': FIELDS['squad.max_query_length'].default,
+}
 
 
 class Answer(Command[list[str], SquadWindows]):
