@@ -12,7 +12,10 @@ from bert_jax.tasks.choices import (
     read_swag,
     read_swag_file,
 )
+from bert_jax.tasks.labelled import ScoredModel
+from bert_jax.tasks.opening import open_task
 from tests.tasks.files import put
+from tests.tasks.opened import WORDS, config_of, opened
 
 CLS, SEP = 1, 2
 HEADER = (
@@ -146,3 +149,34 @@ def test_real_files(shared_data, name, counts, dev):
     assert np.bincount(read_swag_file(path).labels).tolist() == counts
     assert len(read_swag(path, 'dev')) == dev
     assert len(read_swag(path, 'train')) == sum(counts) - dev
+
+
+@pytest.mark.usefixtures('vocabulary')
+def test_your_own_choices(tmp_path):
+    rows = [f"{word},{WORDS[i - 1]},{WORDS[i - 2]},{'ab'[i % 2]}" for i, word in enumerate(WORDS)]
+    source = put(tmp_path, 'own.csv', ['q,a,b,y', *rows])
+    config = config_of('multiple_choice', source, tmp_path, text='q', choices='a, b', label='y',
+                       held_out=0.3)
+    task = open_task(config)
+    assert task.head == 'multiple_choice' and task.arguments == {'num_outputs': 2}
+    (dev,) = task.evaluated
+    assert len(task.train) + len(dev.units) == 10 and dev.units.choices == 2
+    scores, _ = dev.results({'logits': np.eye(2)[dev.units.labels['labels']]})
+    assert scores == {'accuracy': 1, 'loss': pytest.approx(np.log1p(np.exp(-1)))}
+    only = open_task(config, ScoredModel())
+    assert only.train is None and only.evaluated[0].units.digest() == dev.units.digest()
+
+
+@pytest.mark.usefixtures('vocabulary')
+def test_choices_need_the_names_of_their_columns(tmp_path):
+    source = put(tmp_path, 'own.csv', ['q,a,b,y', 'the,leader,was,a'])
+    with pytest.raises(InputError, match='name the columns of the choices'):
+        opened('multiple_choice', source, tmp_path, text='q', choices='', label='y')
+
+
+@pytest.mark.usefixtures('vocabulary')
+def test_a_choice_without_words_is_left_out(tmp_path, capsys):
+    source = put(tmp_path, 'own.csv', 'text,a,b,label\nthe,john,smith,a\njohn,,the,b\n,a,b,b\n')
+    task = opened('multiple_choice', source, tmp_path, choices='a,b', eval_source=True)
+    assert len(task.train) == 1 == len(task.evaluated[0].units)
+    assert f'{source}: 2 of 3 rows have an empty text; left out' in capsys.readouterr().out
