@@ -1,5 +1,6 @@
 """CoNLL-2003: files, windows that score every word once, and entity scores against seqeval."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -102,39 +103,70 @@ PIECES_OF_WORDS = st.lists(st.sampled_from([1, 1, 1, 2, 3, 0, 9]), min_size=1, m
 @settings(deadline=None)
 @given(st.lists(PIECES_OF_WORDS, min_size=1, max_size=6), st.integers(3, 70))
 def test_every_word_is_scored_once_in_windows_of_its_own_text(texts, max_length):
-    counts = np.concatenate(texts)
-    place = iter(range(len(counts)))
+    expected = Pieces.of(texts)
     sequences, word_T = tagging.word_windows(
-        [[f'{next(place)}:{count}' for count in text] for text in texts], encode,
-        max_length=max_length, cls_id=CLS, sep_id=SEP, unk_id=UNK)
+        expected.words, encode, max_length=max_length, cls_id=CLS, sep_id=SEP, unk_id=UNK)
     np.testing.assert_array_equal(sequences.first_lengths, sequences.lengths)
-    np.testing.assert_array_equal(word_T[word_T >= 0], np.arange(len(counts)))
-    length = np.maximum(counts, 1)
-    first = np.cumsum(length) - length  # index of a word's first piece among all pieces
-    pieces = [FIRST_PIECE * (word + 1) + i if count else UNK
-              for word, count in enumerate(counts) for i in range(max(count, 1))]
-    bounds = np.append(first, len(pieces))[np.cumsum([0, *map(len, texts)])]
-    for begin, end in zip(sequences.offsets, sequences.offsets[1:]):
-        ids, words = sequences.ids[begin:end], word_T[begin:end]
-        assert len(ids) <= max_length
-        assert ids[0] == CLS and ids[-1] == SEP and words[0] == words[-1] == -1
-        here = np.flatnonzero(words >= 0)
-        assert len(here), 'every window scores a word'
-        (shift,) = set(first[words[here]] - here)
-        low, high = shift + 1, shift + len(ids) - 1
-        assert list(ids[1:-1]) == pieces[low:high] and low in first
-        text = np.searchsorted(bounds, low, 'right')
-        assert bounds[text - 1] <= low < high <= bounds[text], 'a window is of one text'
-        # Context on each side: a quarter of the window, less the loss by rounding and whole words.
-        at, quarter = first[words[here]], (max_length - 2) // 4 - 10
-        assert (at - low >= np.minimum(quarter, at - bounds[text - 1])).all()
-        assert (high - 1 - at >= np.minimum(quarter, bounds[text] - 1 - at)).all()
+    np.testing.assert_array_equal(word_T[word_T >= 0], np.arange(len(expected.first)))
+    for begin, end in itertools.pairwise(sequences.offsets):
+        check_window(sequences.ids[begin:end], word_T[begin:end], expected, max_length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """Texts for `encode`, and the pieces that their words have.
+
+    Attributes:
+      words: of each text.
+      ids: the pieces of all words.
+      first: of each word, the index of its first piece among `ids`.
+      bounds: where each text begins in `ids`, and the end of the last.
+    """
+
+    words: list[list[str]]
+    ids: list[int]
+    first: np.ndarray
+    bounds: np.ndarray
+
+    @classmethod
+    def of(cls, texts):
+        """Texts whose words have these numbers of pieces; one without any is [UNK]."""
+        words, ids, first, bounds = [], [], [], [0]
+        for counts in texts:
+            numbers = range(len(first), len(first) + len(counts))
+            words.append([f'{word}:{count}' for word, count in zip(numbers, counts, strict=True)])
+            for word, count in zip(numbers, counts, strict=True):
+                first.append(len(ids))
+                ids += [FIRST_PIECE * (word + 1) + i for i in range(count)] or [UNK]
+            bounds.append(len(ids))
+        return cls(words, ids, np.array(first), np.array(bounds))
+
+
+def check_window(ids, words, expected, max_length):
+    """Checks the tokens of a window, and the words that are scored at them (else -1)."""
+    assert len(ids) <= max_length
+    assert ids[0] == CLS and ids[-1] == SEP and words[0] == words[-1] == -1
+    here = np.flatnonzero(words >= 0)
+    assert len(here), 'every window scores a word'
+    (shift,) = set(expected.first[words[here]] - here)
+    low = shift + 1
+    high = shift + len(ids) - 1
+    assert list(ids[1:-1]) == expected.ids[low:high] and low in expected.first
+    text = np.searchsorted(expected.bounds, low, 'right')
+    begin, end = expected.bounds[text - 1:text + 1]
+    assert begin <= low < high <= end, 'a window is of one text'
+    # Context on each side: a quarter of the window, less the loss by rounding and whole words.
+    quarter = (max_length - 2) // 4 - 10
+    scored_at = expected.first[words[here]]
+    assert (scored_at - low >= np.minimum(quarter, scored_at - begin)).all()
+    assert (high - 1 - scored_at >= np.minimum(quarter, end - 1 - scored_at)).all()
 
 
 def test_no_word_of_a_real_file_is_lost(shared_data):
     sentences = tagging.read_tagged(str(shared_data / 'conll2003' / 'eng.testa.gz')).sentences
-    texts = [[word for s in some for word in s.words] for _, some in itertools.groupby(
-        sentences, key=lambda s: s.document)]
+    documents = itertools.groupby(sentences, key=lambda sentence: sentence.document)
+    texts = [[word for sentence in of_document for word in sentence.words]
+             for _, of_document in documents]
     tokenizer = WordPieceTokenizer(
         Vocab.from_file(shared_data / 'vocab/bert-base-cased-vocab.txt'), lowercase=False)
     ids = [tokenizer.encode(word) for text in texts for word in text]
@@ -159,22 +191,25 @@ ANY_TAG = st.sampled_from(
 def test_scores_are_those_of_seqeval_whatever_the_tags(sentences):
     seqeval = pytest.importorskip('seqeval.metrics', reason='seqeval is not installed')
     gold = [[tag for tag, _, _ in sentence] for sentence in sentences]
-    predicted = [[tag if right else other for tag, other, right in s] for s in sentences]
+    predicted = [[tag if right else other for tag, other, right in sentence]
+                 for sentence in sentences]
     ours = entities.conll_scores(predicted, gold)
-    theirs = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0) \
-        if {tag for sentence in gold + predicted for tag in sentence} - {'O'} else {}
-    types = {name for name in theirs if not name.endswith(' avg')}
-    assert {name.partition('/')[0] for name in ours if '/' in name} == types
-    for name in types | ({'micro avg'} & set(theirs)):
-        prefix = '' if name == 'micro avg' else f'{name}/'
-        for ours_key, theirs_key in (
-            ('precision', 'precision'), ('recall', 'recall'), ('f1', 'f1-score')
-        ):
-            assert ours[prefix + ours_key] == pytest.approx(theirs[name][theirs_key], abs=1e-12)
     if any(gold):
         assert ours['accuracy'] == pytest.approx(seqeval.accuracy_score(gold, predicted))
-    if not types:
+    types = {name.partition('/')[0] for name in ours if '/' in name}
+    if set(itertools.chain(*gold, *predicted)) <= {'O'}:
+        assert not types
         assert ours['f1'] == ours['precision'] == ours['recall'] == 0.0
+        return
+    theirs = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0)
+    assert types == {name for name in theirs if not name.endswith(' avg')}
+    prefixes = {name: f'{name}/' for name in types}
+    if 'micro avg' in theirs:
+        prefixes['micro avg'] = ''
+    for name, prefix in prefixes.items():
+        assert ours[f'{prefix}precision'] == pytest.approx(theirs[name]['precision'], abs=1e-12)
+        assert ours[f'{prefix}recall'] == pytest.approx(theirs[name]['recall'], abs=1e-12)
+        assert ours[f'{prefix}f1'] == pytest.approx(theirs[name]['f1-score'], abs=1e-12)
 
 
 @pytest.mark.parametrize(('tags', 'expected'), [

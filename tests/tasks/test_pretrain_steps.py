@@ -15,36 +15,50 @@ PHASES = [{'steps': steps, 'batch_size': 4, 'max_seq_length': 16, 'max_predictio
            'packed_rows': 0} for steps in (6, 5)]
 
 
-@pytest.mark.parametrize('phases', [  # (steps, batch size, length)
-    [(10, 4, 32), (10, 4, 64)], [(10, 4, 32), (10, 4, 32)], [(10, 4, 32), (5, 8, 64), (3, 16, 32)],
-    [(10, 4, 32), (3, 16, 32), (1, 10, 32)], [(3, 16, 32), (9, 5, 32), (4, 7, 32)],
+def phase_of(steps, batch_size, max_seq_length):
+    return {'steps': steps, 'batch_size': batch_size, 'max_seq_length': max_seq_length}
+
+
+def numbers_of_batches(phases, number, skip_steps=()):
+    """Of each step of a phase, the number of its batch among those of its size."""
+    runs = batches_of(phases, number, skip_steps)
+    return [batch for first, count in runs for batch in range(first, first + count)]
+
+
+@pytest.mark.parametrize('phases', [
+    [phase_of(10, 4, 32), phase_of(10, 4, 64)],
+    [phase_of(10, 4, 32), phase_of(10, 4, 32)],
+    [phase_of(10, 4, 32), phase_of(5, 8, 64), phase_of(3, 16, 32)],
+    [phase_of(10, 4, 32), phase_of(3, 16, 32), phase_of(1, 10, 32)],
+    [phase_of(3, 16, 32), phase_of(9, 5, 32), phase_of(4, 7, 32)],
 ])
 @pytest.mark.parametrize('skip_steps', [(), (3,), (12, 2, 1, 13, 11)])
 def test_no_two_steps_of_a_length_have_a_row_in_common(phases, skip_steps):
-    phases = [dict(zip(('steps', 'batch_size', 'max_seq_length'), phase)) for phase in phases]
     seen = {32: [], 64: []}
+    steps_before = 0
     for number, phase in enumerate(phases):
-        batches = [batch + i for batch, count in batches_of(phases, number, skip_steps)
-                   for i in range(count)]
+        batches = numbers_of_batches(phases, number, skip_steps)
         assert len(batches) == phase['steps']
-        size = phase['batch_size']
-        seen[phase['max_seq_length']] += [
-            row for batch in batches for row in range(batch * size, (batch + 1) * size)]
-        begin, _ = next(batches_of(phases, number))
-        before = sum(other['steps'] for other in phases[:number])
-        assert all(batch == begin + step or before + step + 1 in skip_steps
-                   for step, batch in enumerate(batches))
+        for batch in batches:
+            first_row = batch * phase['batch_size']
+            seen[phase['max_seq_length']] += range(first_row, first_row + phase['batch_size'])
+        first_batch = numbers_of_batches(phases, number)[0]
+        for i, batch in enumerate(batches):
+            is_skipped = steps_before + i + 1 in skip_steps
+            assert batch == first_batch + i or is_skipped
+        steps_before += phase['steps']
     for rows in seen.values():
         assert len(set(rows)) == len(rows)
     assert seen[32][0] == 0 or 1 in skip_steps
 
 
 def open_task(phases=(), **fields):
-    c = default_config('synthetic')
-    c.model.name, c.model.vocab_size = 'tiny', CONFIG.vocab_size
-    c.phases = tuple(phases)
-    c.train.update(fields)
-    return PretrainTask(complete(c))
+    config = default_config('synthetic')
+    config.model.name = 'tiny'
+    config.model.vocab_size = CONFIG.vocab_size
+    config.phases = tuple(phases)
+    config.train.update(fields)
+    return PretrainTask(complete(config))
 
 
 def rows(task, number, first_step=0):
@@ -54,11 +68,13 @@ def rows(task, number, first_step=0):
 
 
 def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():
-    plain, skipping = open_task(), open_task(skip_steps=(3, 9))  # the third of each phase
+    plain = open_task()
+    skipping = open_task(skip_steps=(3, 9))  # the third of each phase
     for number in (0, 1):
-        as_before, skipped = rows(plain, number), rows(skipping, number)
-        assert [np.array_equal(*both) for both in zip(as_before, skipped, strict=True)] == [
-            i != 2 for i in range(len(as_before))]
+        as_before = rows(plain, number)
+        skipped = rows(skipping, number)
+        for i, (rows_before, rows_now) in enumerate(zip(as_before, skipped, strict=True)):
+            assert np.array_equal(rows_before, rows_now) == (i != 2)
         assert not any(np.array_equal(skipped[2], x) for x in as_before)
         for begun in (2, 3):  # a run that resumes there
             np.testing.assert_array_equal(skipped[begun:], rows(skipping, number, begun))

@@ -40,30 +40,37 @@ def test_a_text_is_covered_and_neighbours_overlap():
 
 @pytest.mark.parametrize('seed', [1, 2])
 def test_each_window_of_a_pair_has_part_of_the_longer_text_beside_the_shorter(seed):
-    a, b = texts(40, 30, seed), [[1000 + x for x in ids] for ids in texts(40, 30, seed + 10)]
+    a = texts(40, 30, seed)
+    b = [[1000 + x for x in ids] for ids in texts(40, 30, seed + 10)]
     windows = text_windows(joined(a), joined(b), 'max', **LIMITS)
     assert windows.sequences.lengths.max() <= 12
     for i in range(40):
-        mine = [(x, y) for of, x, y in parts(windows) if of == i]
-        firsts, seconds = zip(*mine)
-        (long, of_long), (short, of_short) = (
-            ((a[i], firsts), (b[i], seconds)) if len(a[i]) > len(b[i])
-            else ((b[i], seconds), (a[i], firsts)))
-        assert sorted(set().union(*of_long)) == long
-        assert all(x == short[:4] for x in of_short) or len(mine) == 1
+        in_first = [first for of, first, _ in parts(windows) if of == i]
+        in_second = [second for of, _, second in parts(windows) if of == i]
+        if len(a[i]) > len(b[i]):
+            long, short, in_long, in_short = a[i], b[i], in_first, in_second
+        else:
+            long, short, in_long, in_short = b[i], a[i], in_second, in_first
+        assert sorted(set().union(*in_long)) == long
+        assert len(in_short) == 1 or all(ids == short[:4] for ids in in_short)
 
 
-def test_texts_that_fit_or_are_cut_are_the_sequences_of_training():
-    short, pair, long = (joined(texts(20, n, n)) for n in (5, 6, 50))
-    for a, b, hows in ((short, None, ('first', 'mean')), (short, pair, ('first', 'mean')),
-                       (long, None, ('first',))):
-        expected = make_sequences(a, b, **LIMITS)
-        for how in hows:
-            found = text_windows(a, b, how, **LIMITS)
-            np.testing.assert_array_equal(found.sequences.ids, expected.ids)
-            np.testing.assert_array_equal(found.sequences.first_lengths, expected.first_lengths)
-            values = np.random.default_rng(0).normal(size=(20, 3))
-            assert found.combined_logits(HEADS['classification'], values) is values
+SHORT = joined(texts(20, 5, 5))
+SECOND = joined(texts(20, 6, 6))
+LONG = joined(texts(20, 50, 50))
+
+
+@pytest.mark.parametrize(('a', 'b', 'how'), [
+    (SHORT, None, 'first'), (SHORT, None, 'mean'), (SHORT, SECOND, 'first'),
+    (SHORT, SECOND, 'mean'), (LONG, None, 'first'),
+], ids=['fit', 'fit in a window', 'pairs fit', 'pairs fit in a window', 'are cut'])
+def test_texts_that_fit_or_are_cut_are_the_sequences_of_training(a, b, how):
+    expected = make_sequences(a, b, **LIMITS)
+    found = text_windows(a, b, how, **LIMITS)
+    np.testing.assert_array_equal(found.sequences.ids, expected.ids)
+    np.testing.assert_array_equal(found.sequences.first_lengths, expected.first_lengths)
+    values = np.random.default_rng(0).normal(size=(20, 3))
+    assert found.combined_logits(HEADS['classification'], values) is values
 
 
 @pytest.mark.parametrize('head', ['classification', 'multi_label', 'regression'])
@@ -77,14 +84,18 @@ def test_probabilities_are_combined(head, how):
         if head == 'classification':
             x = np.exp(x - x.max(1, keepdims=True))
             return x / x.sum(1, keepdims=True)
-        return 1 / (1 + np.exp(-x)) if head == 'multi_label' else x
+        if head == 'multi_label':
+            return 1 / (1 + np.exp(-x))
+        return x
 
-    each, lengths = probabilities(logits), windows.sequences.lengths
+    each = probabilities(logits)
     found = probabilities(windows.combined_logits(HEADS[head], logits))
     for i in range(10):
         mine = windows.text == i
-        expected = (each[mine].max(0) if how == 'max' else
-                    np.average(each[mine], axis=0, weights=lengths[mine]))
+        expected = each[mine].max(axis=0)
+        if how == 'mean':
+            weights = windows.sequences.lengths[mine]
+            expected = np.average(each[mine], axis=0, weights=weights)
         if head == 'classification':
             expected = expected / expected.sum()
         np.testing.assert_allclose(found[i], expected, rtol=1e-6, atol=1e-12)

@@ -11,7 +11,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.weights import load_weights
 from tests.conftest import run_python
 from tests.stand_in_hub import COMMIT, Hub, serving
-from tests.tasks.test_opening import parquet
+from tests.tasks.opened import parquet
 
 FOLDER = RECORDED / 'pretraining'
 
