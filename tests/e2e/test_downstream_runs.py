@@ -6,11 +6,13 @@ spend most of their time on starting a program, or on compiling for eight device
 
 import collections
 import contextlib
+import dataclasses
 import io
 import json
 import random
 import re
 import shutil
+from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -255,14 +257,30 @@ def test_squad_writes_the_files_of_the_official_script_and_keeps_its_threshold(s
     assert ['which is replaced: give --workdir=DIR' in x for x in said.values()] == [False, True]
 
 
+def write_conll(path, rng):
+    """Writes twelve sentences of one document with random tags."""
+    lines = ['-DOCSTART- -X- O O', '']
+    for _ in range(12):
+        for word in sentence(rng).split():
+            tag = rng.choice(['O', 'I-PER', 'I-LOC'])
+            lines.append(f'{word} NN O {tag}')
+        lines.append('')
+    path.write_text('\n'.join(lines) + '\n')
+
+
+def read_tagged_words(text):
+    """(words, predicted tags) of the sentences in a file of predictions."""
+    sentences = [[line.split() for line in block.splitlines()]
+                 for block in text.strip().split('\n\n')]
+    words = [[cells[0] for cells in lines] for lines in sentences]
+    tags = [[cells[2] for cells in lines] for lines in sentences]
+    return words, tags
+
+
 def test_conll_features(pretrained, tmp_path):
     rng = random.Random(3)
-    for name in ('eng.train', 'eng.testa'):
-        text = '-DOCSTART- -X- O O\n\n'
-        for _ in range(12):
-            text += ''.join(f'{word} NN O {rng.choice(["O", "I-PER", "I-LOC"])}\n'
-                            for word in sentence(rng).split()) + '\n'
-        (tmp_path / name).write_text(text)
+    write_conll(tmp_path / 'eng.train', rng)
+    write_conll(tmp_path / 'eng.testa', rng)
     (tmp_path / 'words.txt').write_text('catbird')
     folder = tmp_path / 'run'
     result, _ = run('conll.py:features', f'--config.init_checkpoint={pretrained}', *UNPACKED,
@@ -274,59 +292,93 @@ def test_conll_features(pretrained, tmp_path):
     assert again['eval/f1'] == pytest.approx(result['eval/f1'], abs=1e-6)
     written = (folder / 'dev_predictions.txt').read_text()
     assert (tmp_path / 'again' / 'dev_predictions.txt').read_text() == written
-    cells = [[line.split() for line in x.splitlines()] for x in written.strip().split('\n\n')]
-    sentences, predicted = ([[x[i] for x in of] for of in cells] for i in (0, 2))
+    words, predicted = read_tagged_words(written)
     with one_device():
-        found = load(folder).tag(sentences)
-    assert [[tag['label'] for tag in x['tags']] for x in found] == predicted
+        found = load(folder).tag(words)
+    assert [[tag['label'] for tag in result['tags']] for result in found] == predicted
     with pytest.raises(InputError, match='stays in its run'):
         load_weights(folder)
 
 
-OWN = {  # file, its header, its rows, further arguments, the metric
-    'classification': (
-        'own.csv', 'text,label\n', lambda i, rng: f'{sentence(rng)},{"ab"[i % 2]}', (), 'accuracy'),
-    'tagging': ('own.txt', '', lambda i, rng: '\n'.join(
-        f'{word} {("B-X", "O")[i % 2]}' for word in sentence(rng).split()) + '\n', (), 'f1'),
-    'multiple_choice': (
-        'own.csv', 'text,one,two,y\n', lambda i, rng: ','.join(
-            [sentence(rng), sentence(rng), sentence(rng), str(i % 2)]),
-        ('--config.data.choices=one,two', '--config.data.label=y'), 'accuracy'),
-}
+def labelled_row(i, rng):
+    return f"{sentence(rng)},{'ab'[i % 2]}"
 
 
-@pytest.mark.parametrize('task', OWN)
-def test_a_run_is_scored_on_the_rows_that_its_training_held_out(
-    task, pretrained, tmp_path, refused
-):
-    file, header, row, further, metric = OWN[task]
+def tagged_row(i, rng):
+    tag = 'O' if i % 2 else 'B-X'
+    return ''.join(f'{word} {tag}\n' for word in sentence(rng).split())
+
+
+def choices_row(i, rng):
+    return f'{sentence(rng)},{sentence(rng)},{sentence(rng)},{i % 2}'
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnData:
+    """A file of one's own: what a run on it is told, and how it is scored."""
+
+    config: str
+    file: str
+    header: str
+    row: Callable[[int, random.Random], str]
+    metric: str
+    arguments: tuple[str, ...] = ()
+
+
+OWN = [
+    OwnData('classification.py', 'own.csv', 'text,label\n', labelled_row, 'accuracy'),
+    OwnData('tagging.py', 'own.txt', '', tagged_row, 'f1'),
+    OwnData('multiple_choice.py', 'own.csv', 'text,one,two,y\n', choices_row, 'accuracy',
+            ('--config.data.choices=one,two', '--config.data.label=y')),
+]
+
+
+def run_own(own, pretrained, folder):
+    """The result of a run in folder / 'run' on 40 rows, of which it holds some out."""
     rng = random.Random(4)
-    (tmp_path / file).write_text(header + '\n'.join(row(i, rng) for i in range(40)) + '\n')
+    rows = [own.row(i, rng) for i in range(40)]
+    (folder / own.file).write_text(own.header + '\n'.join(rows) + '\n')
     result, _ = run(
-        f'{task}.py', f'--config.data.source={tmp_path}/{file}', '--config.data.held_out=0.3',
-        *further, f'--config.init_checkpoint={pretrained}', '--config.train.steps=4', *UNPACKED,
-        workdir=tmp_path / 'run')
+        own.config, f'--config.data.source={folder}/{own.file}', '--config.data.held_out=0.3',
+        *own.arguments, f'--config.init_checkpoint={pretrained}', '--config.train.steps=4',
+        *UNPACKED, workdir=folder / 'run')
+    return result
+
+
+def num_prediction_lines(folder):
+    (path,) = folder.glob('*predictions*')
+    return len(path.read_text().splitlines())
+
+
+@pytest.mark.parametrize('own', OWN, ids=lambda own: own.config)
+def test_a_run_is_scored_on_the_rows_that_its_training_held_out(own, pretrained, tmp_path):
+    result = run_own(own, pretrained, tmp_path)
     held_out, said = evaluated(tmp_path / 'run', workdir=tmp_path / 'held_out')
-    assert held_out[f'eval/{metric}'] == pytest.approx(result[f'eval/{metric}'], abs=1e-6)
+    score = f'eval/{own.metric}'
+    assert held_out[score] == pytest.approx(result[score], abs=1e-6)
     assert 'held out of training' in said and 'were trained on' not in said
     _, said = evaluated(
-        tmp_path / 'run', f'--config.data.eval_source={tmp_path}/{file}', workdir=tmp_path / 'all')
+        tmp_path / 'run', f'--config.data.eval_source={tmp_path}/{own.file}',
+        workdir=tmp_path / 'all')
     assert 'held out of training' not in said
-    (line,) = (line for line in said.splitlines() if 'were trained on' in line)
+    (line,) = [line for line in said.splitlines() if 'were trained on' in line]
     found = re.match(r'warning: (\d+) of the (\d+) scored examples', line)
-    number, whole = map(int, found.groups())
-    assert 0 < number < whole == 40
-    sizes = [len((tmp_path / name / path.name).read_text().splitlines())
-             for name in ('held_out', 'all') for path in (tmp_path / name).glob('*predictions*')]
-    assert sizes[0] < sizes[1]
-    if task == 'tagging':
-        for content, message in (
-            ('B-X the\nO a\n\n', 'none is the same'),  # words and tags swapped
-            ('the DET\na NOUN\n\n', 'none is the same'), ('the B-X\na NOUN\n\n', 'F1 of entities'),
-        ):
-            (tmp_path / 'other.txt').write_text(content * 10)
-            assert message in refused(
-                tmp_path / 'run', f'--config.data.eval_source={tmp_path}/other.txt')
+    num_trained, num_scored = map(int, found.groups())
+    assert 0 < num_trained < num_scored == 40
+    assert num_prediction_lines(tmp_path / 'held_out') < num_prediction_lines(tmp_path / 'all')
+
+
+def test_a_tagger_is_not_scored_on_tags_of_another_kind(pretrained, tmp_path, refused):
+    (own,) = [own for own in OWN if own.config == 'tagging.py']
+    run_own(own, pretrained, tmp_path)
+
+    def refusal(content):
+        (tmp_path / 'other.txt').write_text(content * 10)
+        return refused(tmp_path / 'run', f'--config.data.eval_source={tmp_path}/other.txt')
+
+    assert 'none is the same' in refusal('B-X the\nO a\n\n')  # words and tags swapped
+    assert 'none is the same' in refusal('the DET\na NOUN\n\n')
+    assert 'F1 of entities' in refusal('the B-X\na NOUN\n\n')
 
 
 @pytest.fixture
@@ -336,35 +388,70 @@ def own_tasks():
         yield
 
 
-def test_vectors_of_sentences_by_a_head_of_ones_own(pretrained, tmp_path, own_tasks):
-    rng, half, pairs = random.Random(5), len(WORDS) // 2, {}
-    for split, count in (('train', 200), ('dev', 60)):
-        ids = [rng.choices(range(half), k=4) for _ in range(count)]
-        # A pair's second text has a synonym for each word of the first; odd rows are no pairs.
-        pairs[split] = [(' '.join(WORDS[i] for i in ids[n]), ' '.join(
-            WORDS[half + i] for i in ids[n - n % 2]), 5 * (1 - n % 2)) for n in range(count)]
+def pairs_of_synonyms(num, rng):
+    """(first, second, score) of pairs; each word of the first has a synonym in the second.
+
+    The second text of an odd row is that of the row before, so that they are no pair.
+    """
+    half = len(WORDS) // 2
+    ids = [rng.choices(range(half), k=4) for _ in range(num)]
+    pairs = []
+    for row in range(num):
+        first = ' '.join(WORDS[i] for i in ids[row])
+        second = ' '.join(WORDS[half + i] for i in ids[row - row % 2])
+        pairs.append((first, second, 0 if row % 2 else 5))
+    return pairs
+
+
+def logged(workdir, name):
+    """A metric in the records of a run that have it."""
+    records = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
+    return [record[name] for record in records if name in record]
+
+
+@pytest.fixture
+def vectors_args(pretrained, tmp_path):
+    """Arguments of a run that learns vectors of sentences, and the pairs that it is scored on."""
+    rng = random.Random(5)
+    train = pairs_of_synonyms(200, rng)
+    dev = pairs_of_synonyms(60, rng)
+    for split, pairs in (('train', train), ('dev', dev)):
         write_table(tmp_path / 'STS-B' / f'{split}.tsv', ('sentence1', 'sentence2', 'score'),
-                    *pairs[split])
+                    *pairs)
     args = ('../tests/tasks/contrastive.py', f'--config.init_checkpoint={pretrained}',
             f'--config.data.source={tmp_path}', '--config.train.batch_size=32', *UNPACKED[2:],
             '--config.optimizer.learning_rate=3e-3', '--config.train.log_every=1')
-    result, _ = run(*args, '--config.train.steps=60', workdir=tmp_path / 'run')
-    first, second, truth = zip(*pairs['dev'], strict=True)
-    spearman = []
-    for model in (pretrained, tmp_path / 'run'):
-        with one_device():
-            a, b = (load(model).vectors(texts, normalize=True) for texts in (first, second))
-        spearman.append(scipy.stats.spearmanr((a * b).sum(axis=1), truth).statistic)
-    assert spearman[1] > spearman[0] + 0.3
-    assert spearman[1] == pytest.approx(result['eval/spearman'], abs=1e-3)
+    return args, dev
 
-    losses = []
-    for name, devices in (('one', one_device), ('eight', contextlib.nullcontext)):
-        run(*args, '--config.train.steps=4', workdir=tmp_path / name, devices=devices)
-        records = (tmp_path / name / 'metrics.jsonl').read_text().splitlines()
-        losses.append([x['train/loss'] for x in map(json.loads, records) if 'train/loss' in x])
-    assert len(losses[0]) == 4
-    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+def test_vectors_of_sentences_by_a_head_of_ones_own(
+    pretrained, vectors_args, tmp_path, own_tasks
+):
+    args, dev = vectors_args
+    result, _ = run(*args, '--config.train.steps=60', workdir=tmp_path / 'run')
+    first, second, truth = zip(*dev, strict=True)
+
+    def spearman(model):
+        with one_device():
+            a = load(model).vectors(first, normalize=True)
+            b = load(model).vectors(second, normalize=True)
+        return scipy.stats.spearmanr((a * b).sum(axis=1), truth).statistic
+
+    learned = spearman(tmp_path / 'run')
+    assert learned > spearman(pretrained) + 0.3
+    assert learned == pytest.approx(result['eval/spearman'], abs=1e-3)
+
+
+def test_a_loss_that_compares_examples_is_the_same_on_one_device_and_on_eight(
+    vectors_args, tmp_path, own_tasks
+):
+    args, _ = vectors_args
+    run(*args, '--config.train.steps=4', workdir=tmp_path / 'one')
+    run(*args, '--config.train.steps=4', workdir=tmp_path / 'eight',
+        devices=contextlib.nullcontext)
+    losses = logged(tmp_path / 'one', 'train/loss')
+    assert len(losses) == 4
+    np.testing.assert_allclose(losses, logged(tmp_path / 'eight', 'train/loss'), rtol=1e-4)
 
 
 def test_a_small_model_learns_from_the_probabilities_of_a_large_one(
@@ -399,8 +486,7 @@ def test_masked_words_are_learned_from_the_probabilities_of_a_large_model(tmp_pa
             f'--config.data.source={tmp_path}/text.txt', f'--config.data.dir={tmp_path}/cache',
             '--config.model.name=', '--config.model.hidden_dropout=0', '--config.train.log_every=1',
             '--config.model.attention_dropout=0', workdir=tmp_path / name[:2])
-        records = map(json.loads, (tmp_path / name[:2] / 'metrics.jsonl').read_text().splitlines())
-        norms += [x['train/grad_norm'] for x in records if 'train/grad_norm' in x]
+        norms += logged(tmp_path / name[:2], 'train/grad_norm')
     alone, taught = norms
     assert taught < 1e-4 < 0.1 < alone, 'a student equal to its teacher has nothing to learn'
 

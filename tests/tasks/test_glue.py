@@ -1,6 +1,7 @@
 """GLUE's files: columns, labels and ids as in the benchmark; every fault names its place."""
 
 import csv
+import dataclasses
 import gzip
 
 import numpy as np
@@ -16,50 +17,85 @@ MNLI = ('index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binar
 STSB = 'index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n'
 RTE = 'index\tsentence1\tsentence2\tlabel\n'
 
-# (task, file, content, texts by column, labels, ids): a piece of each official file.
+
+@dataclasses.dataclass(frozen=True)
+class OfficialFile:
+    """A piece of an official file, and the examples in it."""
+
+    task: str
+    file: str
+    content: str
+    texts: list[list[str]]  # by column
+    labels: list[float] | None
+    ids: list[str]
+
+
 OFFICIAL = [
-    ('cola', 'CoLA/train', 'gj04\t1\t\tA fine one.\ncj99\t0\t*\tOne "bad.\n',
-     [['A fine one.', 'One "bad.']], [1, 0], ['0', '1']),
-    ('cola', 'CoLA/test', 'index\tsentence\n0\tA.\n1\tB.\n', [['A.', 'B.']], None, ['0', '1']),
-    ('sst2', 'SST-2/dev', 'sentence\tlabel\nso " good \t1\nbad \t0\n',
-     [['so " good ', 'bad ']], [1, 0], ['0', '1']),
-    ('mrpc', 'MRPC/train',
-     '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n0\t7\t8\tOne " .\tTwo .\r\n',
-     [['One " .'], ['Two .']], [0], ['0']),
-    ('mrpc', 'MRPC/test', 'index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t7\t8\tOne\tTwo\n',
-     [['One'], ['Two']], None, ['0']),
-    ('stsb', 'STS-B/dev', STSB + '3\tg\tf\t2012\t7\tnone\tnone\tOne\tTwo\t3.750\n',
-     [['One'], ['Two']], [3.75], ['3']),
-    ('qqp', 'QQP/dev', 'id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n5\t1\t2\tA?\tB?\t1\n',
-     [['A?'], ['B?']], [1], ['5']),
-    ('qqp', 'QQP/test', 'id\tquestion1\tquestion2\n0\tA?\tB?\n', [['A?'], ['B?']], None, ['0']),
-    ('mnli', 'MNLI/train', MNLI + '\tlabel1\tgold_label\n'
-     '0\t1\t1e\tg\tp\tp\tp\tp\tA\tB\tneutral\tentailment\n'
-     '1\t1\t1n\tg\tp\tp\tp\tp\tC\tD\tneutral\tneutral\n'
-     '2\t1\t1c\tg\tp\tp\tp\tp\tE\tF\tneutral\tcontradiction\n',
-     [['A', 'C', 'E'], ['B', 'D', 'F']], [1, 2, 0], ['0', '1', '2']),
-    ('mnli', 'MNLI/test_mismatched', MNLI + '\n0\t1\t1e\tg\tp\tp\tp\tp\tA\tB\n',
-     [['A'], ['B']], None, ['0']),
-    ('qnli', 'QNLI/dev', 'index\tquestion\tsentence\tlabel\n0\tQ?\tS.\tnot_entailment\n',
-     [['Q?'], ['S.']], [1], ['0']),
-    ('wnli', 'WNLI/train', RTE + '9\tA\tB\t1\n', [['A'], ['B']], [1], ['9']),
-    *(('ax', file, 'index\tsentence1\tsentence2\n0\tA\tB\n', [['A'], ['B']], None, ['0'])
-      for file in ('diagnostic/diagnostic', 'AX/AX')),
+    OfficialFile(
+        'cola', 'CoLA/train', 'gj04\t1\t\tA fine one.\ncj99\t0\t*\tOne "bad.\n',
+        texts=[['A fine one.', 'One "bad.']], labels=[1, 0], ids=['0', '1']),
+    OfficialFile(
+        'cola', 'CoLA/test', 'index\tsentence\n0\tA.\n1\tB.\n',
+        texts=[['A.', 'B.']], labels=None, ids=['0', '1']),
+    OfficialFile(
+        'sst2', 'SST-2/dev', 'sentence\tlabel\nso " good \t1\nbad \t0\n',
+        texts=[['so " good ', 'bad ']], labels=[1, 0], ids=['0', '1']),
+    OfficialFile(
+        'mrpc', 'MRPC/train',
+        '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n0\t7\t8\tOne " .\tTwo .\r\n',
+        texts=[['One " .'], ['Two .']], labels=[0], ids=['0']),
+    OfficialFile(
+        'mrpc', 'MRPC/test',
+        'index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t7\t8\tOne\tTwo\n',
+        texts=[['One'], ['Two']], labels=None, ids=['0']),
+    OfficialFile(
+        'stsb', 'STS-B/dev', STSB + '3\tg\tf\t2012\t7\tnone\tnone\tOne\tTwo\t3.750\n',
+        texts=[['One'], ['Two']], labels=[3.75], ids=['3']),
+    OfficialFile(
+        'qqp', 'QQP/dev',
+        'id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n5\t1\t2\tA?\tB?\t1\n',
+        texts=[['A?'], ['B?']], labels=[1], ids=['5']),
+    OfficialFile(
+        'qqp', 'QQP/test', 'id\tquestion1\tquestion2\n0\tA?\tB?\n',
+        texts=[['A?'], ['B?']], labels=None, ids=['0']),
+    OfficialFile(
+        'mnli', 'MNLI/train',
+        MNLI + '\tlabel1\tgold_label\n'
+        '0\t1\t1e\tg\tp\tp\tp\tp\tA\tB\tneutral\tentailment\n'
+        '1\t1\t1n\tg\tp\tp\tp\tp\tC\tD\tneutral\tneutral\n'
+        '2\t1\t1c\tg\tp\tp\tp\tp\tE\tF\tneutral\tcontradiction\n',
+        texts=[['A', 'C', 'E'], ['B', 'D', 'F']], labels=[1, 2, 0], ids=['0', '1', '2']),
+    OfficialFile(
+        'mnli', 'MNLI/test_mismatched', MNLI + '\n0\t1\t1e\tg\tp\tp\tp\tp\tA\tB\n',
+        texts=[['A'], ['B']], labels=None, ids=['0']),
+    OfficialFile(
+        'qnli', 'QNLI/dev', 'index\tquestion\tsentence\tlabel\n0\tQ?\tS.\tnot_entailment\n',
+        texts=[['Q?'], ['S.']], labels=[1], ids=['0']),
+    OfficialFile(
+        'wnli', 'WNLI/train', RTE + '9\tA\tB\t1\n',
+        texts=[['A'], ['B']], labels=[1], ids=['9']),
+    OfficialFile(
+        'ax', 'diagnostic/diagnostic', 'index\tsentence1\tsentence2\n0\tA\tB\n',
+        texts=[['A'], ['B']], labels=None, ids=['0']),
+    OfficialFile(
+        'ax', 'AX/AX', 'index\tsentence1\tsentence2\n0\tA\tB\n',
+        texts=[['A'], ['B']], labels=None, ids=['0']),
 ]
 
 
-@pytest.mark.parametrize('task, file, content, texts, labels, ids', OFFICIAL)
+@pytest.mark.parametrize('official', OFFICIAL, ids=lambda official: official.file)
 @pytest.mark.parametrize('ending', ['.tsv', '.tsv.gz'])
-def test_official_files(tmp_path, capsys, task, file, content, texts, labels, ids, ending):
-    put(tmp_path, file + ending, content)
-    split = 'test' if task == 'ax' else file.rpartition('/')[2]
-    examples = read_glue(task, str(tmp_path), split)
-    assert examples.texts == texts and examples.ids == ids and len(examples) == len(ids)
-    if labels is None:
+def test_official_files(official, ending, tmp_path, capsys):
+    put(tmp_path, official.file + ending, official.content)
+    split = 'test' if official.task == 'ax' else official.file.rpartition('/')[2]
+    examples = read_glue(official.task, str(tmp_path), split)
+    assert examples.texts == official.texts
+    assert examples.ids == official.ids and len(examples) == len(official.ids)
+    if official.labels is None:
         assert examples.labels is None
     else:
-        assert examples.labels.tolist() == labels
-        assert examples.labels.dtype == (np.float32 if task == 'stsb' else np.int32)
+        assert examples.labels.tolist() == official.labels
+        assert examples.labels.dtype == (np.float32 if official.task == 'stsb' else np.int32)
     assert capsys.readouterr().err == ''  # no note, as the file has its official name
 
 

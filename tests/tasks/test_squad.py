@@ -79,18 +79,24 @@ def test_a_file_is_read_in_order_plain_or_gzipped(write):
 @pytest.mark.parametrize('in_lists', [True, False])
 def test_a_question_a_row_is_read_as_the_layout_is(write, tmp_path, name, in_lists):
     expected = read(write(squad([question('a', 'John', 15), question('b')])), training=False)
-    records = [{
-        'id': q.id, 'question': q.text, 'context': q.context,
-        'answers': [{'text': text, 'answer_start': start} for text, start in q.answers] if in_lists
-        else {'text': [x for x, _ in q.answers], 'answer_start': [x for _, x in q.answers]}}
-        for q in expected]
-    path = tmp_path / name
-    if name.endswith('parquet'):
-        pyarrow = pytest.importorskip('pyarrow')
-        pytest.importorskip('pyarrow.parquet').write_table(pyarrow.Table.from_pylist(records), path)
+    records = [record_of(asked, in_lists) for asked in expected]
+    if name == 'rows.jsonl':
+        write(records, name)
+    elif name == 'rows.json':
+        write(json.dumps(records, indent=1), name)
     else:
-        write(records if name == 'rows.jsonl' else json.dumps(records, indent=1), name)
-    assert read(str(path), training=False) == expected
+        pyarrow = pytest.importorskip('pyarrow')
+        table = pyarrow.Table.from_pylist(records)
+        pytest.importorskip('pyarrow.parquet').write_table(table, tmp_path / name)
+    assert read(str(tmp_path / name), training=False) == expected
+
+
+def record_of(asked, in_lists):
+    """A question in the hub's columns; its answers are a list of objects, or an object of lists."""
+    answers = [{'text': text, 'answer_start': start} for text, start in asked.answers]
+    if not in_lists:
+        answers = {key: [answer[key] for answer in answers] for key in ('text', 'answer_start')}
+    return {'id': asked.id, 'question': asked.text, 'context': asked.context, 'answers': answers}
 
 
 def test_training_keeps_one_answer_and_trusts_is_impossible(write):
@@ -236,12 +242,12 @@ CHINESE = WordPieceTokenizer(CHINESE_VOCAB)
     ('(caf\u00e9)', 1, 'caf\u00e9', 'caf\u00e9'),
 ])
 def test_answers_of_own_files_are_the_pieces_at_their_characters(context, at, answer, found):
-    (only,) = asked = make_questions(context, ('是', answer, at))
+    (only,) = make_questions(context, ('是', answer, at))
     places = piece_places(CHINESE)
-    windows = make_windows(asked, CHINESE, places=places)
-    ids = windows.sequences.ids
-    start, end = (np.zeros(len(ids)) for _ in range(2))
-    start[windows.start_positions[0]] = end[windows.end_positions[0]] = 10
+    windows = make_windows([only], CHINESE, places=places)
+    start, end = np.zeros((2, len(windows.sequences.ids)))
+    start[windows.start_positions[0]] = 10
+    end[windows.end_positions[0]] = 10
     prediction = predict_answers(
         windows, start, end, version='v1', places=PlacesByPieces(places))
     (best, *_) = prediction[only.id].n_best
@@ -397,34 +403,51 @@ def predict(windows, start, end, version='v1', tokenizer=TOKENIZER, **options):
 
 def test_answers_are_those_of_the_original(original):
     version, recorded, windows = original
+    predictions = predictions_for_recorded_logits(original)
+    texts = final_texts(predictions, 0.0 if version == 'v2' else None)
+    assert {name: single_spaced(text) for name, text in texts.items()} == recorded['predictions']
+    assert sum(not text for text in texts.values()) == {'v1': 0, 'v2': 2}[version]
+    for asked in windows.questions:
+        found = predictions[asked.id].n_best
+        expected = recorded['n_best'][asked.id]
+        assert [single_spaced(candidate.text) for candidate in found] == [
+            candidate['text'] for candidate in expected]
+        for key in ('start_logit', 'end_logit', 'probability'):
+            # To rounding: from Python 3.12 on, `sum` compensates; the original ran on an older one.
+            assert [getattr(candidate, key) for candidate in found] == pytest.approx(
+                [candidate[key] for candidate in expected], rel=1e-14)
+        if version == 'v2':
+            assert predictions[asked.id].null_odds == recorded['null_odds'][asked.id]
+
+
+def test_answers_are_spelt_as_in_the_paragraph(original):
+    _, _, windows = original
+    predictions = predictions_for_recorded_logits(original)
+    for asked in windows.questions:
+        for candidate in predictions[asked.id].n_best:
+            begin, end = candidate.place
+            text = '' if candidate.text == 'empty' else candidate.text
+            assert asked.context[begin:end] == text
+
+
+def predictions_for_recorded_logits(original):
+    """Our answers from the logits that run_squad.py was given."""
+    version, recorded, windows = original
     i = np.arange(len(windows.sequences.ids))
-    start, end = (
-        ((i * i * 31 + i * step) % 1009 / 97.0).astype(np.float32)
-        for step in recorded['logit_steps'])
+    start_step, end_step = recorded['logit_steps']
+    start = ((i * i * 31 + i * start_step) % 1009 / 97.0).astype(np.float32)
+    end = ((i * i * 31 + i * end_step) % 1009 / 97.0).astype(np.float32)
     if version == 'v2':
-        start[windows.sequences.offsets[:-1][np.isin(windows.question_index, (1, 4))]] += 16
-    predictions = predict(
+        unanswered = np.isin(windows.question_index, (1, 4))
+        start[windows.sequences.offsets[:-1][unanswered]] += 16
+    return predict(
         windows, start, end, version, ORIGINAL_TOKENIZER, n_best=ORIGINAL['n_best'],
         max_answer_length=ORIGINAL['max_answer_length'])
 
-    def words(text):  # the original joins words by one space, whatever stands between them
-        return ' '.join(re.split('[ \t\r\n\u202f]+', text))
 
-    texts = final_texts(predictions, 0.0 if version == 'v2' else None)
-    assert {name: words(text) for name, text in texts.items()} == recorded['predictions']
-    assert sum(not text for text in texts.values()) == {'v1': 0, 'v2': 2}[version]
-    for question in windows.questions:
-        found, expected = predictions[question.id], recorded['n_best'][question.id]
-        assert [words(c.text) for c in found.n_best] == [c['text'] for c in expected]
-        for key in ('start_logit', 'end_logit', 'probability'):
-            # To rounding: from Python 3.12 on, `sum` compensates; the original ran on an older one.
-            assert [getattr(c, key) for c in found.n_best] == pytest.approx(
-                [c[key] for c in expected], rel=1e-14)
-        if version == 'v2':
-            assert found.null_odds == recorded['null_odds'][question.id]
-        # Our texts are spelt as in the paragraph.
-        for c in found.n_best:
-            assert question.context[slice(*c.place)] == ('' if c.text == 'empty' else c.text)
+def single_spaced(text):
+    """As the original joins words, whatever stands between them."""
+    return ' '.join(re.split('[ \t\r\n\u202f]+', text))
 
 
 @pytest.mark.parametrize(('context', 'pieces', 'expected'), [
