@@ -119,9 +119,7 @@ def squad_windows(
     Raises:
       InputError: `max_length` leaves no room for the paragraph.
     """
-    contexts = list(dict.fromkeys(question.context for question in questions))
-    number_of = {context: i for i, context in enumerate(contexts)}
-    context_Q = np.array([number_of[question.context] for question in questions])
+    contexts, context_Q = _numbered([question.context for question in questions])
     paragraphs = _paragraphs(contexts, encode)
     question_ids, question_counts = encode([question.text for question in questions])
     kept_Q = np.minimum(question_counts, max_question_length)
@@ -190,17 +188,22 @@ def _paragraphs(contexts: Sequence[str], encode: Encode) -> Paragraphs:
         matches = list(WORD.finditer(context))
         spans.append(np.array([match.span() for match in matches], np.int32).reshape(-1, 2))
         words += [match.group() for match in matches]
-    distinct = list(dict.fromkeys(['', *words]))
-    number_of = {word: i for i, word in enumerate(distinct)}
-    distinct_N = np.array([number_of[word] for word in words], np.int64)
+    distinct, number_N = _numbered(['', *words])  # there may be no words
     ids, counts = encode(distinct)
-    counts_N = counts[distinct_N]
-    starts_N = (np.cumsum(counts) - counts)[distinct_N]
+    counts_N = counts[number_N[1:]]
+    starts_N = (np.cumsum(counts) - counts)[number_N[1:]]
     word_tokens = np.concatenate([[0], np.cumsum(counts_N)])
     word_offsets = np.cumsum([0, *map(len, spans)])
     return Paragraphs(
         ids=ids[ranges(starts_N, counts_N)], offsets=word_tokens[word_offsets],
         word_tokens=word_tokens, word_offsets=word_offsets, word_spans=np.concatenate(spans))
+
+
+def _numbered(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The distinct texts, and for each text its number among them, int64."""
+    distinct = list(dict.fromkeys(texts))
+    number_of = {text: i for i, text in enumerate(distinct)}
+    return distinct, np.array([number_of[text] for text in texts], np.int64)
 
 
 def _answer_tokens(
@@ -220,18 +223,21 @@ def _answer_tokens(
     for i, (text, start) in enumerate(answers):
         if not text:
             continue
-        stripped = text.lstrip(WHITESPACE)
-        begin = start + len(text) - len(stripped)
-        last = begin + len(stripped.rstrip(WHITESPACE)) - 1
-        words = paragraphs.words_at(context_Q[i], begin, last)
+        begin, end = _without_white_space(text, start)
+        words = paragraphs.words_at(context_Q[i], begin, end - 1)
         if places is None:
             tokens = _tokens_in_words(paragraphs, words, pieces[i].tolist())
         else:
-            wanted = (begin, begin + len(stripped))
-            tokens = paragraphs.touched(questions[i].context, *words, wanted, places)
+            tokens = paragraphs.touched(questions[i].context, *words, (begin, end), places)
         if tokens:
             result[:, i] = tokens
     return result
+
+
+def _without_white_space(text: str, start: int) -> Place:
+    """The place of a text that begins at `start`, without white space around it."""
+    begin = start + len(text) - len(text.lstrip(WHITESPACE))
+    return begin, begin + len(text.strip(WHITESPACE))
 
 
 def _usable_answer(question: Question, by_words: bool) -> tuple[str, int]:
