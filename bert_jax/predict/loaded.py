@@ -197,7 +197,7 @@ class LoadedModel:
         """The vocabulary of the tokenizer."""
         return self.tokenizer.vocab
 
-    @property
+    @functools.cached_property
     def max_length(self) -> int:
         """The most tokens of a sequence, [CLS] and [SEP] included."""
         positions = self.config.max_position_embeddings

@@ -44,14 +44,14 @@ class _MaskedWords(Command[MaskedText, None]):
 
     def batch(self, texts: list[MaskedText]) -> tuple[None, Units]:
         """The sequences of all tokens to predict, text by text."""
-        tokens = list(itertools.chain.from_iterable(text.tokens for text in texts))
-        targets = np.array([token.target for token in tokens], np.int32)
-        places = np.array([token.place for token in tokens])
+        tokens = itertools.chain.from_iterable(text.tokens for text in texts)
+        ids, places, targets = zip(*tokens, strict=True)
         sequences = make_sequences(
-            joined([token.ids for token in tokens]), None, max_length=self.model.max_length,
-            **self.model.vocab.ends)
+            joined(ids), None, max_length=self.model.max_length, **self.model.vocab.ends)
         units = Units(
-            sequences, labels={'targets': targets}, positions={'masked_positions': 1 + places})
+            sequences,
+            labels={'targets': np.array(targets, np.int32)},
+            positions={'masked_positions': 1 + np.array(places)})
         return None, units
 
     def _masked(self, ids: list[int], places: Iterable[int]) -> list[MaskedToken]:
@@ -60,11 +60,12 @@ class _MaskedWords(Command[MaskedText, None]):
         The place is in the middle, except near an end of the text.
         """
         size = self.model.max_length - 2
+        mask_id = self.model.vocab.mask_id
         masked = []
         for place in places:
             begin = max(0, min(place - size // 2, len(ids) - size))
             around = ids[begin : begin + size]
-            around[place - begin] = self.model.vocab.mask_id
+            around[place - begin] = mask_id
             masked.append(MaskedToken(around, place - begin, ids[place]))
         return masked
 

@@ -213,10 +213,7 @@ def _read_chunk(
 ) -> tuple[_ReadChunk[Read, Made], Units | None]:
     """(The chunk with what the command read and made of it; its units, if a text has any)."""
     numbered = enumerate(chunk.texts, chunk.first_number)
-    read: list[Read | Exception] = []
-    for number, text in numbered:
-        result: Read | Exception = _read(command, text, number)
-        read.append(result)
+    read: list[Any] = [_read(command, text, number) for number, text in numbered]
     readable = [x for x in read if not isinstance(x, Exception)]
     if not readable:
         return _ReadChunk(chunk.texts, read, readable, None), None
