@@ -173,6 +173,7 @@ class _Model:
 
 
 def _load(config: ConfigDict, name: str) -> _Model:
+    """Reads a model; raises InputError if the config contradicts it."""
     from bert_jax.weights import load_weights
 
     weights = load_weights(name, any_head=True)
@@ -267,18 +268,22 @@ def _open_scorer(model: _Model, runs: Sequence[RunFields], labels_by_position: b
     from bert_jax.tasks.labelled import ScoredModel
     from bert_jax.tasks.opening import open_task
 
-    config, weights = model.config, model.weights
-    _set_unused_fields(config, jax.device_count())
-    _take_windows(config, weights)
-    mesh = open_mesh(config, jax.devices())
-    scored = ScoredModel(
-        labels=() if labels_by_position else weights.labels,
-        inference=_shared_inference(weights, runs),
-        trained=runs[0] if runs[0].get('task') else {})
-    task: Any = open_task(config, scored)
+    _set_unused_fields(model.config, jax.device_count())
+    _take_windows(model.config, model.weights)
+    mesh = open_mesh(model.config, jax.devices())
+    scored = ScoredModel(model.weights.labels, _shared_inference(model.weights, runs))
+    if labels_by_position:
+        scored = scored._replace(labels=())  # the task's own labels apply
+    if runs[0].get('task'):
+        scored = scored._replace(trained=runs[0])
+    task: Any = open_task(model.config, scored)
     return _Scorer(
-        task=task, mesh=mesh, first_model=model.name, vocabulary=_vocabulary_content(weights),
-        labels_by_position=labels_by_position, make_head=functools.cache(task.make_head))
+        task=task,
+        mesh=mesh,
+        first_model=model.name,
+        vocabulary=_vocabulary_content(model.weights),
+        labels_by_position=labels_by_position,
+        make_head=functools.cache(task.make_head))
 
 
 def _set_unused_fields(config: ConfigDict, num_devices: int) -> None:
@@ -347,10 +352,13 @@ def _mean_outputs(
     total: Any = None
     for model, of_model in zip(models, outputs, strict=True):
         metrics, _ = task.results(of_model)
-        line = '  '.join(f'{name} {value:.4f}' for name, value in metrics.items())
-        print(f'{model}: {line}', flush=True)
+        shown = [f'{name} {value:.4f}' for name, value in metrics.items()]
+        print(f'{model}:', '  '.join(shown), flush=True)
         shares = jax.tree.map(lambda x: x.astype(np.float64) / len(models), of_model)
-        total = shares if total is None else jax.tree.map(np.add, total, shares)
+        if total is None:
+            total = shares
+        else:
+            total = jax.tree.map(np.add, total, shares)
     return total
 
 
@@ -383,7 +391,9 @@ def _warn_of_training_examples(
     except InputError as error:
         print(f'note: which rows the run was trained on is not known: {error}')
         return
-    contents = [content for scored in task.evaluated for content in scored.units.contents()]
+    contents: list[bytes] = []
+    for scored in task.evaluated:
+        contents += scored.units.contents()
     num_known = sum(content in trained_on for content in contents)
     if num_known:
         source = run['data.source']
@@ -427,8 +437,9 @@ def _fields_of_run(path: Path) -> RunFields:
     from bert_jax.train.workdirs import read_run_fields
     from bert_jax.weights.run_directory import is_step
 
-    is_run = is_step(path) or (path / 'checkpoints').is_dir()
-    return read_run_fields(path) if is_run else {}
+    if is_step(path) or (path / 'checkpoints').is_dir():
+        return read_run_fields(path)
+    return {}
 
 
 def _config_of_run(path: Path) -> ConfigDict:
@@ -470,6 +481,10 @@ def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return models, options
 
 
+def _names_config(options: Sequence[str]) -> bool:
+    return any(option.split('=')[0] in ('--config', '-config') for option in options)
+
+
 def main(argv: list[str]) -> None:
     """Runs the command (see the top of this file)."""
     own_flags: Any = flags.FlagValues()
@@ -481,17 +496,14 @@ def main(argv: list[str]) -> None:
         flag_values=own_flags)
     models, options = _split_arguments(argv)
     with error_boundary():
-        wants_help = bool({'--help', '-h'} & set(options))
-        if not models and not wants_help:
+        if not models and '--help' not in options and '-h' not in options:
             raise InputError('name a run or a model: python -m bert_jax.evaluate RUN '
                              '--config.data.eval_source=FILE')
-        first = as_path(models[0] if models else '')
-        names_config = any(option.split('=')[0] in ('--config', '-config') for option in options)
         config = None
-        if models and not names_config:
-            config = _config_of_run(first)
-        config, _ = parse_command(options, __doc__ or '', own_flags, config)
-        workdir = own_flags.workdir or _default_workdir(first)
+        if models and not _names_config(options):
+            config = _config_of_run(as_path(models[0]))
+        config, _ = parse_command(options, __doc__ or '', own_flags, config)  # exits after --help
+        workdir = own_flags.workdir or _default_workdir(as_path(models[0]))
         scores = evaluate(
             config, models, as_path(workdir), labels_by_position=own_flags.labels_by_position)
         print(f'predictions: {workdir}')

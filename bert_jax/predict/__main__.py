@@ -49,7 +49,7 @@ def _fill_mask(model: Model, args: argparse.Namespace, source: Source) -> Iterat
     with several [MASK] in a text, "predictions" is a list of such lists. If a text is too
     long for the model, each [MASK] sees only the tokens around it.
     """
-    return model.iter_fill_mask(source.texts(inputs.Form()), args.top_k)
+    return model.iter_fill_mask(source.texts(inputs.SingleText()), args.top_k)
 
 
 def _next_sentence(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
@@ -160,7 +160,7 @@ def _score(model: Model, args: argparse.Namespace, source: Source) -> Iterator[A
     num_texts = 0
     num_tokens = 0
     log_probability = 0.0
-    for score in model.iter_score(source.texts(inputs.Form())):
+    for score in model.iter_score(source.texts(inputs.SingleText())):
         if 'error' not in score:
             num_texts += 1
             num_tokens += score['num_tokens']

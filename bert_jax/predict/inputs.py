@@ -16,8 +16,8 @@ from bert_jax.runtime.errors import InputError, Unreadable, tell
 from bert_jax.runtime.files import as_path, open_stream
 
 
-class Form:
-    """What a command takes as one text; this one is a single text.
+class Form(abc.ABC):
+    """What a command takes as one text.
 
     Attributes:
       num_arguments: arguments that make one text; None: all of them.
@@ -27,17 +27,13 @@ class Form:
     num_arguments: int | None = 1
     num_columns: int | None = 1
 
+    @abc.abstractmethod
     def text(self, cells: list[Any]) -> Any:
-        """The text of a table's row, or of an argument. A cell may hold the list of its words.
+        """The text that the cells of a row hold.
 
         Raises:
-          Malformed: it is no text.
+          Malformed: they hold none.
         """
-        (cell,) = cells
-        if isinstance(cell, list):
-            return ' '.join(texts_of(cell))
-        (text,) = texts_of([cell])
-        return text
 
     def split(self, line: str) -> list[Any]:
         """The cells of a line or argument.
@@ -52,13 +48,27 @@ class Form:
         return len(columns)
 
 
-class Words(Form):
+class SingleText(Form):
+    """A single text; a cell may hold the list of its words."""
+
+    def text(self, cells: list[Any]) -> Any:
+        """The text, its words joined by spaces."""
+        (cell,) = cells
+        if isinstance(cell, list):
+            return ' '.join(texts_of(cell))
+        (text,) = texts_of([cell])
+        return text
+
+
+class Words(SingleText):
     """A single text, or the list of its words: each is tagged, also an empty one."""
 
-    def text(self, cells: list[Any]) -> str | list[str]:
-        """A list of words stays one."""
+    def text(self, cells: list[Any]) -> Any:
+        """The text, or the list."""
         (cell,) = cells
-        return texts_of(cell) if isinstance(cell, list) else super().text(cells)
+        if isinstance(cell, list):
+            return texts_of(cell)
+        return super().text(cells)
 
 
 class Parts(Form):

@@ -112,10 +112,11 @@ class FillMask(_MaskedWords):
         ids = outputs['ids'].tolist()
         of_masks = zip(probabilities, ids, strict=True)
         for text, tokens in texts:
-            predictions = [
+            predictions: list[Any] = [
                 self._predictions(text, number, *next(of_masks)) for number in range(len(tokens))]
-            yield {'text': text,
-                   'predictions': predictions if len(predictions) > 1 else predictions[0]}
+            if len(predictions) == 1:
+                (predictions,) = predictions
+            yield {'text': text, 'predictions': predictions}
 
     def _predictions(
         self, text: str, number: int, probabilities: list[float], ids: list[int]

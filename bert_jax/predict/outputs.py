@@ -15,6 +15,7 @@ from bert_jax.runtime.files import Path, as_path, in_bucket, open_whole
 
 _MAX_NOTES = 20  # at most so many notes are printed
 _PROGRESS_SECONDS = 10.0  # between two lines of progress
+_NO_TEXT = 'it is no text'  # why a vector is NaN; a note has said more
 
 
 class Notes:
@@ -130,9 +131,6 @@ def vector_lines(vectors: Iterable[np.ndarray]) -> Iterator[dict[str, Any]]:
             yield {'linex_index': number, 'vector': _six_decimals(vector)}
 
 
-_NO_TEXT = 'it is no text'  # why a vector is NaN; a note has said more
-
-
 def _six_decimals(values: np.ndarray) -> list[Any]:
     return np.round(values.astype(np.float64), 6).tolist()
 
@@ -162,7 +160,8 @@ class _GrowingArray:
 @contextlib.contextmanager
 def _growing_array(path: Path, row_shape: tuple[int, ...]) -> Iterator[_GrowingArray]:
     """A growing array for the file at `path`, on the same disk unless that is a bucket."""
-    with tempfile.TemporaryFile(dir=None if in_bucket(path) else path.parent) as file:
+    folder = None if in_bucket(path) else path.parent
+    with tempfile.TemporaryFile(dir=folder) as file:
         yield _GrowingArray(file, row_shape)
 
 
@@ -187,11 +186,14 @@ def write_features(
     offsets = [0]
     with _growing_array(path, (len(layers), hidden_size)) as values:
         for number, result in enumerate(results):
-            if 'error' not in result:
+            line = {}
+            if 'error' in result:
+                line = {'linex_index': number, 'error': result['error']}
+            else:
                 values.append(result['values'])
                 tokens += result['tokens']
             offsets.append(len(tokens))
-            yield _error_line(number, result.get('error'))
+            yield line
         _write_npz(path, {
             'values': values.whole(),
             'tokens': np.array(tokens),
@@ -219,7 +221,10 @@ def write_vectors(
     with _growing_array(path, (hidden_size,)) as whole:
         for number, vector in enumerate(vectors):
             whole.append(vector[None])
-            yield _error_line(number, _NO_TEXT if np.isnan(vector).any() else None)
+            if np.isnan(vector).any():
+                yield {'linex_index': number, 'error': _NO_TEXT}
+            else:
+                yield {}
         _write_npz(path, {'vectors': whole.whole()})
 
 
@@ -228,11 +233,6 @@ def _npz_path(output: str) -> Path:
     if path.suffix != '.npz':
         raise InputError(f'--output={output} must end in .npz')
     return path
-
-
-def _error_line(number: int, error: str | None) -> dict[str, Any]:
-    """What is printed of a text whose arrays go into a file."""
-    return {} if error is None else {'linex_index': number, 'error': error}
 
 
 def _write_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -76,9 +76,13 @@ class Sentences(NamedTuple):
 
     def pools_prompt(self) -> bool:
         """Whether the tokens of the prompt, and [CLS] with them, are pooled like the others."""
-        files = [folder / 'config.json' for name, folder in self.modules if name == 'Pooling']
-        pooling = [read_json(file, 'copy it again') for file in files if file.exists()]
-        return all(fields.get('include_prompt') is not False for fields in pooling)
+        for name, folder in self.modules:
+            file = folder / 'config.json'
+            if name != 'Pooling' or not file.exists():
+                continue
+            if read_json(file, 'copy it again').get('include_prompt') is False:
+                return False
+        return True
 
     def activation(self) -> str:
         """What a cross-encoder's value goes through, one of ACTIVATIONS; '' if nothing."""
@@ -93,7 +97,9 @@ class Sentences(NamedTuple):
     def prepared(self, texts: Sequence[str]) -> list[str]:
         """Texts that belong together, as they go to the tokenizer."""
         texts = [self.prompt + texts[0], *texts[1:]]
-        return [text.lower() for text in texts] if self.lowercase else texts
+        if not self.lowercase:
+            return texts
+        return [text.lower() for text in texts]
 
 
 def _read_pool(folder: Path) -> str:
@@ -104,13 +110,15 @@ def _read_pool(folder: Path) -> str:
     """
     file = folder / 'config.json'
     config = read_json(file, f'copy it again, or {_NAME_POOL}')
-    modes = {
-        name.removeprefix(_MODES): is_on for name, is_on in config.items()
-        if name.startswith(_MODES)}
-    others = {name: value for name, value in config.items() if not name.startswith(_MODES)}
+    modes = []  # those that are on
+    others = {}
+    for name, value in config.items():
+        if not name.startswith(_MODES):
+            others[name] = value
+        elif value is True:
+            modes.append(name.removeprefix(_MODES))
     # Newer versions have `pooling_mode` instead.
-    pool = str(config.get('pooling_mode')
-               or ' and '.join(name for name, is_on in modes.items() if is_on is True))
+    pool = str(config.get('pooling_mode') or ' and '.join(modes))
     pool = pool.removesuffix('_tokens').removesuffix('_token')
     if pool not in POOLS:
         raise InputError(f"{folder} pools by {pool or 'nothing'}, which cannot be "

@@ -19,14 +19,6 @@ from bert_jax.predict.sentences import ACTIVATIONS
 from bert_jax.predict.stream import Command, Result, parts_of, shown
 from bert_jax.runtime.errors import InputError
 
-_ASKED_PAIR = (
-    'it is a single text, and the model was trained on pairs: give a second text (with '
-    'a TAB between the two, --pairs or --text-pair), or ask for it with --any-form '
-    '(any_form=True)')
-_ASKED_SINGLE = (
-    'it is a pair, and the model was trained on single texts: ask for it with '
-    '--any-form (any_form=True)')
-
 
 class Tokenized(NamedTuple):
     """Texts that belong together, and the token ids of each, without [CLS] and [SEP]."""
@@ -100,7 +92,9 @@ def _windows(
     if not index:
         return []
     first = joined([texts[i].ids[0] for i in index])
-    second = joined([texts[i].ids[1] for i in index]) if num_parts == 2 else None
+    second = None
+    if num_parts == 2:
+        second = joined([texts[i].ids[1] for i in index])
     windows = text_windows(
         first, second, how, max_length=model.max_length, **model.vocab.ends)
     sequences = windows.sequences
@@ -126,10 +120,12 @@ class TextCommand(Command[Tokenized, TextWindows]):
         """Tokenizes a text or pair."""
         parts = parts_of(text, *self.allowed)
         self.check_form(parts)
-        model = self.model
-        encode = model.tokenizer.encode if self.accepts_empty else model.encode
+        encode = self.model.encode
+        if self.accepts_empty:
+            encode = self.model.tokenizer.encode
         return tokenize(
-            model, parts, number, encode=encode, is_cut=self.how == 'first', prepare=self.prepare)
+            self.model, parts, number, encode=encode, is_cut=self.how == 'first',
+            prepare=self.prepare)
 
     def check_form(self, texts: list[str]) -> None:
         """Raises InputError if single texts, or pairs, are not what the model is for."""
@@ -172,7 +168,9 @@ class Classify(TextCommand):
         model.require('classify')
         super().__init__(model, model.head.outputs)
         self.how = model.windows(windows)
-        self.num_texts = 0 if any_form else int(model.weights.inference.get('num_texts', 0))
+        self.num_texts = 0
+        if not any_form:
+            self.num_texts = int(model.weights.inference.get('num_texts', 0))
         self._head: Any = HEADS[model.weights.head]
         self._labels = model.weights.labels
         no_logits = np.zeros((1, max(1, len(self._labels))))
@@ -181,8 +179,15 @@ class Classify(TextCommand):
 
     def check_form(self, texts: list[str]) -> None:
         """Raises InputError if the model was trained on pairs, and it is none, or the reverse."""
-        if self.num_texts and len(texts) != self.num_texts:
-            raise InputError(_ASKED_PAIR if self.num_texts == 2 else _ASKED_SINGLE)
+        if self.num_texts == 2 and len(texts) == 1:
+            raise InputError(
+                'it is a single text, and the model was trained on pairs: give a second text (with '
+                'a TAB between the two, --pairs or --text-pair), or ask for it with --any-form '
+                '(any_form=True)')
+        if self.num_texts == 1 and len(texts) == 2:
+            raise InputError(
+                'it is a pair, and the model was trained on single texts: ask for it with '
+                '--any-form (any_form=True)')
 
     def results(
         self, texts: list[Tokenized], windows: TextWindows, outputs: Outputs

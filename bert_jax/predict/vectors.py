@@ -58,8 +58,10 @@ class Vectors(TextCommand):
         self.how = model.windows(windows)
         if pool is None or normalize is None:
             pool_of_model, normalize_of_model = model.sentences.pooling()
-            pool = pool_of_model if pool is None else pool
-            normalize = normalize_of_model if normalize is None else normalize
+            if pool is None:
+                pool = pool_of_model
+            if normalize is None:
+                normalize = normalize_of_model
         pool = one_of('pool', pool, POOLS)
         num_left_out = self._num_left_out(model)
         (layer,) = _layers(model, [layer])

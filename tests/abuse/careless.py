@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_jax.config.command_line import parse_command
-from bert_jax.predict.inputs import Form, open_source
+from bert_jax.predict.inputs import SingleText, open_source
 from bert_jax.runtime import process
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
@@ -173,7 +173,7 @@ class _Table:
 
     def texts(self, column: str) -> list[Any]:
         """The texts that prediction reads from a column; '': from the column that it finds."""
-        return list(open_source([], str(self.path), [column] if column else []).texts(Form()))
+        return list(open_source([], str(self.path), [column] if column else []).texts(SingleText()))
 
 
 def _make_table(rng: random.Random, folder: Path) -> _Table:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from bert_jax.predict.inputs import Form, open_source
+from bert_jax.predict.inputs import SingleText, open_source
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.labels import LabelParser
 from bert_jax.tasks.texts import read_texts
@@ -146,7 +146,7 @@ def trained(path, known=()):
 
 
 def predicted(path):
-    found = list(open_source([], path, ['text']).texts(Form()))
+    found = list(open_source([], path, ['text']).texts(SingleText()))
     for text in found:
         if isinstance(text, InputError):
             raise text
@@ -224,7 +224,7 @@ def test_a_row_that_cannot_be_used_is_left_out_and_reported(
     path = put(tmp_path, file, content)
     assert trained(path) == TEXTS
     assert message in capsys.readouterr().err
-    *good, bad = open_source([], path, ['text']).texts(Form())
+    *good, bad = open_source([], path, ['text']).texts(SingleText())
     assert good == TEXTS
     assert isinstance(bad, InputError)
     assert message in str(bad)
