@@ -1,6 +1,7 @@
 """The engine: sets and streams of units, against transformers' recordings and unit by unit."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -21,17 +22,26 @@ def units_of(ids, first_lengths, **more):
 
 
 def recorded_units(arrays, position=None):
-    """Units of the recorded rows without padding; a mask of their tokens among the recorded."""
-    ids, mask, types = (
-        arrays[name].reshape(-1, arrays[name].shape[-1])
-        for name in ('input_ids', 'attention_mask', 'token_type_ids'))
+    """Units of the recorded rows without padding; a mask of their tokens among the recorded.
+
+    With a position, the token there is to be predicted.
+    """
+    ids = rows_of(arrays['input_ids'])
+    mask = rows_of(arrays['attention_mask'])
+    types = rows_of(arrays['token_type_ids'])
     lengths = mask.sum(1)
-    rows = [row[:n] for row, n in zip(ids, lengths, strict=True)]
-    more = {} if position is None else {
-        'positions': {'masked_positions': np.full(len(rows), position)},
-        'labels': {'targets': ids[:, position].astype(np.int32)}}
-    first = [n - kind[:n].sum() for kind, n in zip(types, lengths, strict=True)]
-    return units_of(rows, first, **more), mask.reshape(-1) > 0
+    first_lengths = lengths - (types * mask).sum(1)
+    more = {}
+    if position is not None:
+        more['positions'] = {'masked_positions': np.full(len(ids), position)}
+        more['labels'] = {'targets': ids[:, position].astype(np.int32)}
+    without_padding = [row[:length] for row, length in zip(ids, lengths, strict=True)]
+    return units_of(without_padding, first_lengths, **more), mask.reshape(-1) > 0
+
+
+def rows_of(array):
+    """Rows of tokens; the choices of a question are rows of their own."""
+    return array.reshape(-1, array.shape[-1])
 
 
 def run(model, units, function, *arguments):
@@ -45,19 +55,32 @@ def assert_close(ours, theirs):
 
 
 @pytest.mark.parametrize('name', ['base', 'base_bfloat16'])
-def test_hidden_states_and_pooled_vectors_of_transformers(name):
+def test_hidden_states_of_transformers(name):
     model, arrays = tiny.recorded(name)
     units, real = recorded_units(arrays)
     states = run(model, units, engine.hidden_states, (-1, -2))['values']
-    hidden = arrays['last_hidden_state']
-    assert_close(states[:, 0], hidden.reshape(-1, hidden.shape[-1])[real])
+    assert_close(states[:, 0], rows_of(arrays['last_hidden_state'])[real])
+
+
+@pytest.mark.parametrize('name', ['base', 'base_bfloat16'])
+def test_vectors_of_cls_give_the_pooled_vectors_of_transformers(name):
+    model, arrays = tiny.recorded(name)
+    units, _ = recorded_units(arrays)
     cls = run(model, units, engine.vectors, -1, 'cls', 0)['vectors']
     pooled = Pooler(model.config).apply({'params': model.params['bert']['pooler']}, cls)
     assert_close(pooled, arrays['pooler_output'])
-    for pool, expected in (('mean', np.mean), ('max', np.max)):
-        found = run(model, units, engine.vectors, -1, pool, 0)['vectors']
-        parts = np.split(states[:, 0], units.sequences.offsets[1:-1])
-        assert_close(found, [expected(part, axis=0) for part in parts])
+
+
+@pytest.mark.parametrize('name', ['base', 'base_bfloat16'])
+@pytest.mark.parametrize('pool', ['mean', 'max'])
+def test_vectors_are_means_or_maxima_of_hidden_states(name, pool):
+    model, arrays = tiny.recorded(name)
+    units, _ = recorded_units(arrays)
+    states = run(model, units, engine.hidden_states, (-1,))['values'][:, 0]
+    found = run(model, units, engine.vectors, -1, pool, 0)['vectors']
+    of_units = np.split(states, units.sequences.offsets[1:-1])
+    combine = {'mean': np.mean, 'max': np.max}[pool]
+    assert_close(found, [combine(of_unit, axis=0) for of_unit in of_units])
 
 
 @pytest.mark.parametrize(('name', 'output'), [
@@ -144,8 +167,9 @@ def test_a_stream_keeps_chunks_in_order(units):
 
     def prepare(chunk):
         part = slice(*chunk)
-        return chunk, units_of(each[part], units.sequences.first_lengths[part]) if each[part] else (
-            None)
+        if not each[part]:
+            return chunk, None
+        return chunk, units_of(each[part], units.sequences.first_lengths[part])
 
     found = list(small_engine().stream(lengths_of, None, chunks, prepare))
     assert [made for made, _ in found] == chunks
@@ -169,10 +193,29 @@ def test_an_exception_in_a_stream_is_raised_where_the_stream_is_read(units):
         list(stream)
 
 
-def plans(*lengths):
-    """One engine's plans of sets of units with these lengths, set after set."""
-    runs = small_engine(lambda s: 6 * 768 + s)
-    return [runs._plan(lengths_of, units_of([np.ones(n) for n in x], x)) for x in lengths]
+def shape_of(params, batch):
+    """A function that needs no model: rows, length and units a row of each unit's batch."""
+    del params
+    num_rows, row_length = batch['input_ids'].shape
+    units_a_row = batch['cls_positions'].shape[1]
+    shape = jnp.array([num_rows, row_length, units_a_row])
+    return {'shape': jnp.broadcast_to(shape, (num_rows, units_a_row, 3))}
+
+
+class PlannedSets:
+    """Runs sets of units with some lengths in one engine, to see how they are planned."""
+
+    def __init__(self):
+        self.engine = small_engine(lambda row_length: 6 * 768 + row_length)
+
+    def run(self, lengths):
+        """(the shape of the set's steps, the number of steps)."""
+        shares = []
+        units = units_of([np.ones(length) for length in lengths], lengths)
+        ((_, outputs),) = self.engine.stream(
+            shape_of, None, [units], lambda units: (None, units), report=shares.append)
+        (shape,) = {tuple(shape) for shape in outputs['shape'].tolist()}
+        return shape, len(shares)
 
 
 @pytest.mark.parametrize(('low', 'mean', 'sigma', 'high', 'num'), [
@@ -183,16 +226,27 @@ def plans(*lengths):
 def test_padding_stays_low(low, mean, sigma, high, num):
     rng = np.random.default_rng(0)
     lengths = rng.lognormal(np.log(mean), sigma, num).clip(low, high).astype(int)
-    assert plans(lengths)[0].padding < 0.06
+    (num_rows, row_length, _), num_steps = PlannedSets().run(lengths)
+    num_tokens = num_steps * num_rows * row_length
+    assert 1 - lengths.sum() / num_tokens < 0.06
+
+
+def many_sets():
+    rng = np.random.default_rng(0)
+    return [rng.lognormal(np.log(20), 0.5, int(n)).clip(4, 60).astype(int)
+            for n in rng.integers(1000, 3000, 30)]
 
 
 def test_few_shapes_serve_many_sets():
-    rng = np.random.default_rng(0)
-    sets = [rng.lognormal(np.log(20), 0.5, int(n)).clip(4, 60).astype(int)
-            for n in rng.integers(1000, 3000, 30)]
-    found = [(plan.shapes, plan.units_a_row) for plan in plans(*sets)]
-    assert len(set(map(str, found))) <= 3
-    # A small set has shapes of its own, as does one with a unit too long for the others.
-    first, small, other, long, last = plans(sets[0], [12], [9], [400, 20], sets[1])
-    assert small.shapes == other.shapes == [(1, 64)] and long.row_length >= 400
-    assert first.shapes == last.shapes
+    sets = PlannedSets()
+    assert len({sets.run(lengths)[0] for lengths in many_sets()}) <= 3
+
+
+def test_a_small_set_and_one_with_a_long_unit_have_shapes_of_their_own():
+    first_lengths, last_lengths, *_ = many_sets()
+    sets = PlannedSets()
+    first, small, other, long, last = (
+        sets.run(lengths)[0] for lengths in (first_lengths, [12], [9], [400, 20], last_lengths))
+    assert small[:2] == other[:2] == (1, 64)
+    assert long[1] >= 400
+    assert first[:2] == last[:2]

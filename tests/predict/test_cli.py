@@ -1,5 +1,6 @@
 """`python -m bert_jax.predict`: where texts come from, what is written, faults in one line."""
 
+import dataclasses
 import io
 import json
 import sys
@@ -85,24 +86,40 @@ def test_questions_in_the_layout_of_squad(run, tmp_path):
                           model='question_answering')[1]
 
 
-def test_the_columns_and_ids_of_a_table(run, tmp_path, monkeypatch):
-    (tmp_path / 'run' / 'checkpoints').mkdir(parents=True)
-    (tmp_path / 'run' / 'config.json').write_text(json.dumps({
-        'task': 'classification', 'data': {'text': 'mine', 'text_pair': 'other'}}))
-    (tmp_path / 'new.csv').write_text('other,mine,key\nb,a,x1\n,d,x2\nc c,e,x3\n')
-    table = ('--input', tmp_path / 'new.csv')
-    _, named, _ = run('classify', *table, '--text=mine', '--text-pair=other', '--id=key',
+@pytest.fixture
+def table(tmp_path):
+    """A table with an empty text in its second row."""
+    file = tmp_path / 'new.csv'
+    file.write_text('other,mine,key\nb,a,x1\n,d,x2\nc c,e,x3\n')
+    return file
+
+
+def test_the_columns_and_ids_of_a_table_are_named(run, table):
+    _, lines, _ = run('classify', '--input', table, '--text=mine', '--text-pair=other', '--id=key',
                       model='classification')
-    assert [(line['id'], line.get('first')) for line in named] == [
-        ('x1', 'a'), ('x2', 'd'), ('x3', 'e')] and 'error' in named[1]
+    assert [line['id'] for line in lines] == ['x1', 'x2', 'x3']
+    assert [line['first'] for line in lines] == ['a', 'd', 'e']
+    assert 'error' in lines[1]
+
+
+def test_the_columns_of_a_run_are_those_of_its_training(run, table, tmp_path, monkeypatch):
+    folder = tmp_path / 'run'
+    (folder / 'checkpoints').mkdir(parents=True)
+    (folder / 'config.json').write_text(json.dumps({
+        'task': 'classification', 'data': {'text': 'mine', 'text_pair': 'other'}}))
+    _, named, _ = run('classify', '--input', table, '--text=mine', '--text-pair=other',
+                      model='classification')
     loaded = tiny.recorded('classification')[0]
     monkeypatch.setattr('bert_jax.predict.__main__.load', lambda *_: loaded)
     monkeypatch.setattr(loaded, 'note', loaded.note)  # the command sets it; other tests warn
-    _, stored, err = run('classify', *table, model=tmp_path / 'run')
-    assert [line | {'id': x['id']} for line, x in zip(stored, named, strict=True)] == named
+    _, lines, err = run('classify', '--input', table, model=folder)
+    assert lines == named
     assert 'mine, other, as in training' in err
-    status, _, err = run('classify', *table, '--id=none', model=tmp_path / 'run')
+    status, _, err = run('classify', '--input', table, '--id=none', model=folder)
     assert status == 2 and "'none'" in err
+
+
+def test_ids_are_a_column_of_a_table(run):
     status, _, err = run('classify', 'a', '--id=key', model='classification')
     assert status == 2 and '--id=key names a column of --input' in err
 
@@ -125,22 +142,32 @@ def test_score_ends_with_a_line_on_the_whole_corpus(run):
     assert corpus['pseudo_perplexity'] == pytest.approx(np.exp(-total / 7), rel=1e-5)
 
 
-def test_features_as_the_original_writes_them(run, monkeypatch):
-    status, lines, _ = run('features', '--layers=-1,-2', 'at', 'b ||| q', 'b\tq', model='base')
+def test_features_as_the_original_writes_them(run):
+    status, (line,), _ = run('features', '--layers=-1,-2', 'at', model='base')
     assert status == 0
-    assert [line['linex_index'] for line in lines] == [0, 1, 2]
-    assert [f['token'] for f in lines[0]['features']] == ['[CLS]', 'a', '##t', '[SEP]']
-    assert [f['token'] for f in lines[1]['features']] == ['[CLS]', 'b', '[SEP]', 'q', '[SEP]']
-    assert lines[1]['features'] == lines[2]['features']
+    assert line['linex_index'] == 0
+    assert [feature['token'] for feature in line['features']] == ['[CLS]', 'a', '##t', '[SEP]']
     model, _ = tiny.recorded('base')
-    expected = model.features(['at'], layers=(-1, -2))[0]['values']
-    for feature, of_token in zip(lines[0]['features'], expected, strict=True):
+    (expected,) = model.features(['at'], layers=(-1, -2))
+    for feature, of_token in zip(line['features'], expected['values'], strict=True):
         assert list(feature) == ['token', 'layers']
         assert [layer['index'] for layer in feature['layers']] == [-1, -2]
         for layer, values in zip(feature['layers'], of_token, strict=True):
             assert layer['values'] == [round(float(x), 6) for x in values]
-    _, (vector,), _ = run('features', '--pool=mean', 'at', model='base')
-    np.testing.assert_allclose(vector['vector'], expected[:, 0].mean(0), atol=2e-6)
+
+
+def test_features_of_pairs(run):
+    _, (_, bars, tab), _ = run('features', 'at', 'b ||| q', 'b\tq', model='base')
+    assert [bars['linex_index'], tab['linex_index']] == [1, 2]
+    tokens = [feature['token'] for feature in bars['features']]
+    assert tokens == ['[CLS]', 'b', '[SEP]', 'q', '[SEP]']
+    assert bars['features'] == tab['features']
+
+
+def test_a_vector_of_a_text(run):
+    _, (line,), _ = run('features', '--pool=mean', 'at', model='base')
+    (expected,) = tiny.recorded('base')[0].features(['at'])
+    np.testing.assert_allclose(line['vector'], expected['values'][:, 0].mean(0), atol=2e-6)
 
 
 def test_features_to_a_file(run, tmp_path):
@@ -187,23 +214,48 @@ def test_faults_in_one_line(run, arguments, message):
     assert message in err
 
 
-@pytest.mark.parametrize(('command', 'model', 'stdin', 'message'), [
-    ('fill-mask', 'pretraining', b'[MASK]\n\n', 'it is empty'),
-    ('next-sentence', 'pretraining', b'a\tb\na b\n', 'line 2: two texts with a TAB'),
-    ('tag', 'token_classification', b'a\n\xff\n', 'line 2: not UTF-8 (byte 0xff)'),
-    ('features', 'base', b'a\n\xff\n', 'line 2: not UTF-8'),
-    *(('answer', 'question_answering', b'a\tb\n' + line, message) for line, message in (
-        (b'a question\n', 'line 2: two texts with a TAB'), (b'a\tb\tc', 'two texts with a TAB'),
-        (b'{"question": "a"}', 'it is no {"question":'), (b'{"question": ', 'it is no {"question"'),
-        (b'{"question": "a", "context": 3}', 'a text is not a string'))),
-], ids=str)
-def test_a_faulty_line_has_an_error_as_its_result(run, command, model, stdin, message):
-    status, lines, err = run(command, stdin=stdin, model=model)
-    assert status == 3 and 'error' not in lines[0]
-    assert set(lines[1]) == {*lines[0], 'error'}
-    assert all(lines[1][name] is None or name in ('first', 'text', 'question', 'linex_index')
-               for name in lines[0] if lines[1][name] != [])
-    assert message in lines[1]['error'] and message in err and err.count('\n') == 1
+@dataclasses.dataclass(frozen=True)
+class FaultyLine:
+    """A line that a command cannot read, after one that it can."""
+
+    command: str
+    model: str
+    good: bytes
+    faulty: bytes
+    message: str
+
+    def __str__(self):
+        return f'{self.command} {self.faulty}'
+
+
+def question(faulty, message):
+    return FaultyLine('answer', 'question_answering', b'a\tb', faulty, message)
+
+
+FAULTY_LINES = [
+    FaultyLine('fill-mask', 'pretraining', b'[MASK]', b'\n', 'it is empty'),
+    FaultyLine('next-sentence', 'pretraining', b'a\tb', b'a b\n', 'line 2: two texts with a TAB'),
+    FaultyLine('tag', 'token_classification', b'a', b'\xff\n', 'line 2: not UTF-8 (byte 0xff)'),
+    FaultyLine('features', 'base', b'a', b'\xff\n', 'line 2: not UTF-8'),
+    question(b'a question\n', 'line 2: two texts with a TAB'),
+    question(b'a\tb\tc', 'two texts with a TAB'),
+    question(b'{"question": "a"}', 'it is no {"question":'),
+    question(b'{"question": ', 'it is no {"question"'),
+    question(b'{"question": "a", "context": 3}', 'a text is not a string'),
+]
+NAMES_OF_TEXTS = ('first', 'text', 'question', 'linex_index')
+
+
+@pytest.mark.parametrize('case', FAULTY_LINES, ids=str)
+def test_a_faulty_line_has_an_error_as_its_result(run, case):
+    status, (good, wrong), err = run(
+        case.command, stdin=case.good + b'\n' + case.faulty, model=case.model)
+    assert status == 3 and 'error' not in good
+    assert set(wrong) == {*good, 'error'}
+    for name in good:
+        assert wrong[name] in (None, []) or name in NAMES_OF_TEXTS
+    assert case.message in wrong['error']
+    assert case.message in err and err.count('\n') == 1
     assert err.startswith('text 2: ') and err.endswith('(1 of 2 have no result)\n')
 
 

@@ -97,25 +97,45 @@ def test_features_of_pairs_and_of_long_texts(model):
     assert second['tokens'] == ['[CLS]', *['red'] * (LIMIT - 3), '[SEP]', 'a', 'dog', '[SEP]']
 
 
-@pytest.mark.parametrize(('command', 'texts', 'message'), [
-    ('fill_mask', ['[MASK]', 'a dog', 'a [MASK]'], r"it has no \[MASK\]: .*'a dog'"),
-    ('fill_mask', ['[MASK]', None, 'a [MASK]'], 'None is no text'),
-    ('score', ['a dog', '\u200b\0', 'the cat'], 'it is empty: a word or more is needed'),
-    ('score', ['a dog', ('a', 'b'), 'the cat'], 'it has 2 parts: one text expected'),
-    ('next_sentence', [('a', 'dog'), ('a', ''), ('a', 'cat')], 'it is empty'),
-    ('next_sentence', [('a', 'dog'), 'a dog', ('a', 'cat')], 'it has 1 part: two texts expected'),
-    ('answer', [('a', 'b c'), ('', 'b'), ('a', 'b')], 'it is empty'),
-    ('answer', [('a', 'b c'), (1, 'b'), ('a', 'b')], 'is no text'),
-], ids=str)
-def test_a_faulty_text_has_an_error_and_the_others_have_results(model, command, texts, message):
-    model = tiny.recorded('question_answering')[0] if command == 'answer' else model
-    run = getattr(model, command)
-    first, wrong, last = run(texts)
-    assert re.search(message, wrong['error'])
+@dataclasses.dataclass(frozen=True)
+class FaultyText:
+    """A text that a command cannot read, and two that it can."""
+
+    command: str
+    text: object
+    message: str  # a pattern
+    good: tuple
+
+    def __str__(self):
+        return f'{self.command} {self.text}'
+
+
+FAULTY_TEXTS = [
+    FaultyText('fill_mask', 'a dog', r"it has no \[MASK\]: .*'a dog'", ('[MASK]', 'a [MASK]')),
+    FaultyText('fill_mask', None, 'None is no text', ('[MASK]', 'a [MASK]')),
+    FaultyText('score', '\u200b\0', 'it is empty: a word or more is needed', ('a dog', 'the cat')),
+    FaultyText('score', ('a', 'b'), 'it has 2 parts: one text expected', ('a dog', 'the cat')),
+    FaultyText('next_sentence', ('a', ''), 'it is empty', (('a', 'dog'), ('a', 'cat'))),
+    FaultyText('next_sentence', 'a dog', 'it has 1 part: two texts expected',
+               (('a', 'dog'), ('a', 'cat'))),
+    FaultyText('answer', ('', 'b'), 'it is empty', (('a', 'b c'), ('a', 'b'))),
+    FaultyText('answer', (1, 'b'), 'is no text', (('a', 'b c'), ('a', 'b'))),
+]
+
+
+@pytest.mark.parametrize('faulty', FAULTY_TEXTS, ids=str)
+def test_a_faulty_text_has_an_error_and_the_others_have_results(model, faulty):
+    if faulty.command == 'answer':
+        model, _ = tiny.recorded('question_answering')
+    run = getattr(model, faulty.command)
+    before, after = faulty.good
+    first, wrong, last = run([before, faulty.text, after])
+    assert re.search(faulty.message, wrong['error'])
     assert set(wrong) == {*first, 'error'}
-    for ours, alone in zip((first, last), run([texts[0], texts[2]]), strict=True):
+    for ours, alone in zip((first, last), run([before, after]), strict=True):
         assert set(ours) == set(alone) and 'error' not in ours
-    assert [x.get('error') for x in run([texts[1]])] == [wrong['error']]
+    (alone,) = run([faulty.text])
+    assert alone.get('error') == wrong['error']
 
 
 def test_an_exception_for_a_text_is_its_error_and_the_others_have_results(model, monkeypatch):
@@ -156,34 +176,55 @@ def test_results_come_while_texts_are_still_being_read(model):
     assert some[0] == some[2] and len(taken) < 20_000
 
 
-@pytest.mark.parametrize(('modules', 'pooling', 'pool'), [
-    (['Pooling', 'Normalize'],
-     {'pooling_mode_mean_tokens': True, 'pooling_mode_cls_token': False}, 'mean'),
-    (['Pooling'], {'pooling_mode_cls_token': True}, 'cls'),
-    (['Pooling'], {'pooling_mode': 'max'}, 'max'),
-    (['Pooling'], {'pooling_mode_weightedmean_tokens': True}, None),
-    (['Pooling', 'Dense'], {'pooling_mode': 'mean'}, None),
-])
-def test_modules_of_sentence_transformers(tmp_path, modules, pooling, pool):
-    folder = tmp_path / 'model'
-    shutil.copytree(tiny.RECORDED / 'base', folder)
-    (folder / 'modules.json').write_text(json.dumps([
-        {'path': f'{i}_{name}' if i else '', 'type': f'sentence_transformers.{name}'}
-        for i, name in enumerate(['Transformer', *modules])]))
-    (folder / '1_Pooling').mkdir()
-    (folder / '1_Pooling' / 'config.json').write_text(json.dumps(pooling))
-    (folder / 'sentence_bert_config.json').write_text('{"max_seq_length": 6}')
-    model = load(folder)
+@pytest.fixture
+def sentence_transformers(tmp_path):
+    """A function that makes a folder with modules behind the encoder; texts have 6 tokens."""
+    def make(modules, pooling):
+        folder = tmp_path / 'model'
+        shutil.copytree(tiny.RECORDED / 'base', folder)
+        listed = [{'path': '', 'type': 'sentence_transformers.Transformer'}]
+        for number, name in enumerate(modules, 1):
+            listed.append({'path': f'{number}_{name}', 'type': f'sentence_transformers.{name}'})
+        (folder / 'modules.json').write_text(json.dumps(listed))
+        (folder / '1_Pooling').mkdir()
+        (folder / '1_Pooling' / 'config.json').write_text(json.dumps(pooling))
+        (folder / 'sentence_bert_config.json').write_text('{"max_seq_length": 6}')
+        return load(folder)
+    return make
+
+
+@pytest.mark.parametrize(('pooling', 'pool'), [
+    ({'pooling_mode_mean_tokens': True, 'pooling_mode_cls_token': False}, 'mean'),
+    ({'pooling_mode_cls_token': True}, 'cls'),
+    ({'pooling_mode': 'max'}, 'max'),
+], ids=['mean', 'cls', 'max'])
+@pytest.mark.parametrize('is_normalized', [False, True], ids=['as it is', 'normalized'])
+def test_vectors_are_pooled_as_sentence_transformers_does(
+    sentence_transformers, pooling, pool, is_normalized
+):
+    modules = ['Pooling', 'Normalize'] if is_normalized else ['Pooling']
+    model = sentence_transformers(modules, pooling)
     states = model.features(['a b'])[0]['values'][:, 0]
-    if pool is None:
-        with pytest.raises(InputError, match='name pool'):
-            model.vectors(['a b'])
-        (found,), expected = model.vectors(['a b'], 'mean', normalize=False), states.mean(0)
-    else:
-        (found,) = model.vectors(['a b'])
-        expected = {'mean': states.mean(0), 'cls': states[0], 'max': states.max(0)}[pool]
-    if 'Normalize' in modules:
+    (found,) = model.vectors(['a b'])
+    expected = {'mean': states.mean(0), 'cls': states[0], 'max': states.max(0)}[pool]
+    if is_normalized:
         expected /= np.linalg.norm(expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert model.max_length == 6
+
+
+@pytest.mark.parametrize(('modules', 'pooling'), [
+    (['Pooling'], {'pooling_mode_weightedmean_tokens': True}),
+    (['Pooling', 'Dense'], {'pooling_mode': 'mean'}),
+], ids=['pooling', 'module'])
+def test_what_cannot_be_computed_behind_the_encoder_is_refused_unless_pool_is_named(
+    sentence_transformers, modules, pooling
+):
+    model = sentence_transformers(modules, pooling)
+    with pytest.raises(InputError, match='name pool'):
+        model.vectors(['a b'])
+    (found,) = model.vectors(['a b'], 'mean', normalize=False)
+    expected = model.features(['a b'])[0]['values'][:, 0].mean(0)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert model.max_length == 6
 
@@ -210,6 +251,24 @@ def test_a_pair_is_refused_by_a_model_with_one_segment_type():
     assert len(single['tokens']) == 4
 
 
+@pytest.fixture
+def cross_encoder(tmp_path):
+    """A function that makes a model of regression with further fields in a file beside it."""
+    def make(file, fields):
+        folder = tmp_path / 'model'
+        shutil.copytree(tiny.RECORDED / 'regression', folder)
+        path = folder / file
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(before | fields))
+        return load(folder)
+    return make
+
+
+def value_before_activation():
+    (result,) = tiny.recorded('regression')[0].classify([('a b', 'c')])
+    return result['value']
+
+
 @pytest.mark.parametrize(('file', 'fields', 'activation'), [
     ('config.json', {}, lambda x: x),
     ('config.json', {'sbert_ce_default_activation_function': 'torch.nn.modules.linear.Identity'},
@@ -222,21 +281,20 @@ def test_a_pair_is_refused_by_a_model_with_one_segment_type():
      lambda x: 1 / (1 + np.exp(-x))),
     ('config_sentence_transformers.json', {'activation_fn': 'torch.nn.modules.activation.Tanh'},
      np.tanh),
-    ('config.json', {'sentence_transformers': {'activation_fn': 'mine.Cube'}}, None),
-])
+], ids=['none', 'Identity', 'Sigmoid', 'Sigmoid in a section', 'Tanh in the other file'])
 def test_the_value_of_a_cross_encoder_goes_through_its_activation(
-    file, fields, activation, tmp_path, capsys
+    cross_encoder, file, fields, activation, capsys
 ):
-    folder = tmp_path / 'model'
-    shutil.copytree(tiny.RECORDED / 'regression', folder)
-    before = json.loads((folder / file).read_text()) if (folder / file).exists() else {}
-    (folder / file).write_text(json.dumps(before | fields))
-    plain, _ = tiny.recorded('regression')
-    (expected,), (found,) = (model.classify([('a b', 'c')]) for model in (plain, load(folder)))
-    said = capsys.readouterr().err
-    assert ('the activation mine.Cube is unknown here' in said) == (activation is None)
-    value = (activation or (lambda x: x))(expected['value'])
-    assert found['value'] == pytest.approx(value, abs=1e-5)
+    (found,) = cross_encoder(file, fields).classify([('a b', 'c')])
+    assert 'is unknown here' not in capsys.readouterr().err
+    assert found['value'] == pytest.approx(activation(value_before_activation()), abs=1e-5)
+
+
+def test_an_unknown_activation_is_named_and_not_applied(cross_encoder, capsys):
+    fields = {'sentence_transformers': {'activation_fn': 'mine.Cube'}}
+    (found,) = cross_encoder('config.json', fields).classify([('a b', 'c')])
+    assert 'the activation mine.Cube is unknown here' in capsys.readouterr().err
+    assert found['value'] == pytest.approx(value_before_activation(), abs=1e-5)
 
 
 def test_an_embedding_with_more_rows_than_the_vocabulary_has_tokens(model, tmp_path):
@@ -250,22 +308,42 @@ def test_an_embedding_with_more_rows_than_the_vocabulary_has_tokens(model, tmp_p
     assert [p['id'] for p in ours['predictions']] == [p['id'] for p in whole['predictions']]
 
 
-def test_the_vocabulary_is_beside_the_weights_or_named(tmp_path):
-    source, other = tiny.RECORDED / 'masked_lm', tmp_path / 'other.txt'
-    (tmp_path / 'model').mkdir()
+MASKED_LM = tiny.RECORDED / 'masked_lm'
+
+
+@pytest.fixture
+def without_vocabulary(tmp_path):
+    """A folder with weights alone."""
+    folder = tmp_path / 'model'
+    folder.mkdir()
     for name in ('config.json', 'model.safetensors'):
-        shutil.copy(source / name, tmp_path / 'model')
+        shutil.copy(MASKED_LM / name, folder)
+    return folder
+
+
+def test_a_model_without_a_vocabulary_asks_for_it(without_vocabulary):
     with pytest.raises(InputError, match='no vocabulary: put .* or name it with --vocab-file'):
-        load(tmp_path / 'model').fill_mask(['[MASK]'])
-    named = load(tmp_path / 'model', source / 'vocab.txt').fill_mask(['a [MASK] c'])
-    assert named == load(source).fill_mask(['a [MASK] c'])
-    own = (source / 'vocab.txt').read_text().splitlines()
-    for tokens, message in (
-            ([*own, 'more'], 'has 41 tokens, the embedding has 40 rows'),
-            (own[:-2] + own[:-3:-1], f'other.txt: line 39 is {own[39]!r}, and {own[38]!r} in')):
-        other.write_text('\n'.join(tokens) + '\n')
-        with pytest.raises(InputError, match=message):
-            load(source, other)
+        load(without_vocabulary).fill_mask(['[MASK]'])
+
+
+def test_the_vocabulary_can_be_named(without_vocabulary):
+    named = load(without_vocabulary, MASKED_LM / 'vocab.txt').fill_mask(['a [MASK] c'])
+    assert named == load(MASKED_LM).fill_mask(['a [MASK] c'])
+
+
+def test_the_vocabulary_of_another_model_is_refused(tmp_path):
+    other = tmp_path / 'other.txt'
+    tokens = (MASKED_LM / 'vocab.txt').read_text().splitlines()
+
+    other.write_text('\n'.join([*tokens, 'more']) + '\n')
+    with pytest.raises(InputError, match='has 41 tokens, the embedding has 40 rows'):
+        load(MASKED_LM, other)
+
+    *first, last_but_one, last = tokens
+    other.write_text('\n'.join([*first, last, last_but_one]) + '\n')
+    with pytest.raises(
+            InputError, match=f'other.txt: line 39 is {last!r}, and {last_but_one!r} in'):
+        load(MASKED_LM, other)
 
 
 @pytest.mark.parametrize(('name', 'argument', 'values'), [
