@@ -44,17 +44,26 @@ def curves(
     parts: Any = figure.subfigures(2, 1, height_ratios=heights)
     upper, lower = parts
     last = records[-1]['step']
-    ends = [step for step in phase_ends if step < last]
-    for part, height, names, rows in (
-            (upper, heights[0], large, num_rows), (lower, heights[1], small, 1)):
-        columns = -(-len(names) // rows)
-        # Margins by hand: `layout='constrained'` takes as long as all the rest.
-        part.subplots_adjust(0.05, 0.35 / height, 0.98, 1 - 0.3 / height, 0.05 * columns, 0.3)
-        for place, name in enumerate(names, 1):
-            axis = part.add_subplot(rows, columns, place)
-            _draw_panel(axis, name, series[name], ends, guessing.get(name), last / 10)
+    panels = _panels(upper, large, num_rows, heights[0])
+    panels += _panels(lower, small, 1, heights[1])
+    for name, axis in panels:
+        _draw_panel(axis, name, series[name], scaled_from=last / 10)
+        for end in phase_ends:
+            if end < last:
+                axis.axvline(end, color='gray', linestyle=':', linewidth=1)
+        if name in guessing:
+            axis.axhline(guessing[name], color='gray', linestyle='--', linewidth=1)
     upper.axes[0].legend(fontsize=8)
     return figure
+
+
+def _panels(part: Any, names: Sequence[str], num_rows: int, height: float) -> list[tuple[str, Any]]:
+    """Pairs (name, axes) for the metrics of a part of the figure, which is `height` inches high."""
+    num_columns = -(-len(names) // num_rows)
+    # Margins by hand: `layout='constrained'` takes as long as all the rest.
+    part.subplots_adjust(0.05, 0.35 / height, 0.98, 1 - 0.3 / height, 0.05 * num_columns, 0.3)
+    return [(name, part.add_subplot(num_rows, num_columns, place))
+            for place, name in enumerate(names, 1)]
 
 
 def _series(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]]:
@@ -70,8 +79,7 @@ def _series(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]
 
 
 def _draw_panel(
-    axis: Any, name: str, series: Mapping[str, Points], ends: Sequence[int],
-    of_guessing: float | None, scaled_from: float,
+    axis: Any, name: str, series: Mapping[str, Points], *, scaled_from: float
 ) -> None:
     """Draws a metric; the y-axis is scaled to the points from step `scaled_from` on."""
     late: list[float] = []
@@ -79,10 +87,6 @@ def _draw_panel(
         steps, values = zip(*points, strict=True)
         axis.plot(steps, values, _STYLES[kind], label=kind, markersize=3, linewidth=1)
         late += [value for step, value in points if step >= scaled_from]
-    for end in ends:
-        axis.axvline(end, color='gray', linestyle=':', linewidth=1)
-    if of_guessing is not None:
-        axis.axhline(of_guessing, color='gray', linestyle='--', linewidth=1)
     if late:
         margin = 0.05 * (max(late) - min(late))
         if margin:
