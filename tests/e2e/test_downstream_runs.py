@@ -7,12 +7,15 @@ spend most of their time on starting a program, or on compiling for eight device
 import collections
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import random
 import re
 import shutil
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -39,480 +42,822 @@ from tests.tiny_runs import TINY, WORDS, documents, one_device, sentence, write_
 pytestmark = pytest.mark.slow
 
 # All batches have one shape, so one program is compiled; the runs of GLUE are packed.
-SHORT = ('--config.data.max_seq_length=48', '--config.train.batch_size=8',
-         '--config.train.log_every=2', '--config.optimizer.learning_rate=1e-3')
+LENGTH = '--config.data.max_seq_length=48'
+SHORT = (
+    LENGTH, '--config.train.batch_size=8', '--config.train.log_every=2',
+    '--config.optimizer.learning_rate=1e-3',
+)
 UNPACKED = (*SHORT, '--config.data.packing=False')
+NO_CONFIG = TINY[1:]
+NO_MODEL = TINY[4:]  # nor a vocabulary
+
+
+@dataclasses.dataclass
+class Ended:
+    """The result of a run or of an evaluation, and what it printed."""
+
+    result: dict[str, Any]
+    said: str
 
 
 def run(config, *args, workdir, stop_at=None, devices=one_device):
-    """(result, what it said) of a run; `stop_at` is a step at which it is told to stop."""
-    config, _ = parse_command(['run', f'--config={ROOT}/configs/{config}', *args], '')
+    """Runs bert_jax.main in this process.
+
+    Args:
+      config: a file, from the folder `configs`. A task that it adds is removed afterwards.
+      args: flags.
+      workdir: the run directory.
+      stop_at: the step at which the run is told to stop.
+      devices: a context in which jax shows the devices to use.
+    """
     said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), devices():
+    with (mock.patch.dict(OPENERS), contextlib.redirect_stdout(said),
+          contextlib.redirect_stderr(said), devices()):
+        config, _ = parse_command(['run', f'--config={ROOT}/configs/{config}', *args], '')
         validate(config)
         program = run_setup.open_run(config, [as_path(workdir)])
         result = experiment.train_run(program, as_path(workdir), lambda step: step == stop_at)
-    return result, said.getvalue()
+    return Ended(result, said.getvalue())
 
 
-def evaluated(*args, workdir):
-    """(result, what was printed) of bert_jax.evaluate."""
+def evaluate(*args, workdir):
+    """Runs bert_jax.evaluate in this process."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), one_device():
         evaluate_main(['evaluate', *map(str, args), f'--workdir={workdir}'])
-    return json.loads(said.getvalue().splitlines()[-1].removeprefix('result ')), said.getvalue()
+    last_line = said.getvalue().splitlines()[-1]
+    return Ended(json.loads(last_line.removeprefix('result ')), said.getvalue())
 
 
 @pytest.fixture
-def refused(tmp_path, capsys):
+def refusal_of(tmp_path, capsys):
     """A function that runs bert_jax.evaluate, which must fail, and returns its line of error."""
-    def line(*args):
+    def run_and_fail(*args):
         with pytest.raises(SystemExit, match='2'):
-            evaluated(*args, workdir=tmp_path / 'refused')
+            evaluate(*args, workdir=tmp_path / 'refused')
         error = capsys.readouterr().err
         assert error.count('\n') == 1
         return error
-    return line
+    return run_and_fail
 
 
 def read_json(path):
     return json.loads(path.read_text())
 
 
+def recorded(workdir, metric):
+    """The values of a metric in a run's records."""
+    records = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+    return [record[metric] for record in records if metric in record]
+
+
 @pytest.fixture(scope='module')
 def pretrained(tmp_path_factory):
-    """A tiny model with its vocabulary, pre-trained for two steps."""
+    """The directory of a tiny model with its vocabulary, pre-trained for two steps."""
     folder = tmp_path_factory.mktemp('pretrained')
     (folder / 'text.txt').write_text(documents(40))
-    run('tiny_pretrain.py', *TINY[1:], f'--config.data.source={folder}/text.txt',
+    run('tiny_pretrain.py', *NO_CONFIG, f'--config.data.source={folder}/text.txt',
         f'--config.data.dir={folder}/cache', '--config.train.steps=2', workdir=folder / 'run')
     return folder / 'run'
 
 
+@dataclasses.dataclass
+class ColaRun:
+    """A fine-tuning on CoLA that nothing interrupted."""
+
+    glue: Path  # the folder with the data
+    workdir: Path
+    result: dict[str, Any]
+    said: str
+
+    def best_step(self):
+        return self.result['step']
+
+    def newest_checkpoint(self):
+        steps = [int(path.name) for path in (self.workdir / 'checkpoints').iterdir()]
+        return max(steps)
+
+
+def fine_tune_on_cola(glue, start, *flags, workdir, stop_at=None):
+    return run(
+        'glue.py:cola', f'--config.init_checkpoint={start}', f'--config.data.source={glue}',
+        *SHORT, *flags, workdir=workdir, stop_at=stop_at)
+
+
 @pytest.fixture(scope='module')
 def cola(pretrained, tmp_path_factory):
-    """(arguments, folder, result, what it said) of a run on CoLA in folder / 'whole'."""
     folder = tmp_path_factory.mktemp('cola')
-    write_cola(folder / 'glue')
-    shutil.copytree(pretrained, folder / 'start')
-    args = ('glue.py:cola', f'--config.init_checkpoint={folder}/start',
-            f'--config.data.source={folder}/glue', *SHORT)
-    return args, folder, *run(*args, workdir=folder / 'whole')
+    glue = write_cola(folder / 'glue')
+    ended = fine_tune_on_cola(glue, pretrained, workdir=folder / 'run')
+    return ColaRun(glue, folder / 'run', ended.result, ended.said)
 
 
-def test_glue_resumed_equals_uninterrupted_and_its_best_model_is_kept(cola, tmp_path):
-    args, folder, whole, said = cola
-    assert 'starts fresh: classifier/...' in said and 'left unused: cls/' in said
-    assert {'step', 'eval/matthews', 'last/matthews'} <= set(whole)
-    again, _ = evaluated(
-        folder / 'whole', f'--config.data.eval_source={folder}/glue/CoLA/dev.tsv', workdir=tmp_path)
-    assert again['eval/matthews'] == pytest.approx(whole['eval/matthews'], abs=1e-6)
-    dev, test = ((folder / 'whole' / f'{split}_predictions.tsv').read_text()
-                 for split in ('dev', 'test'))
-    assert (tmp_path / 'dev_predictions.tsv').read_text() == dev
-    assert (dev.count('\n'), test.count('\n')) == (21, 8)
-    with pytest.raises(Stopped):
-        run(*args, workdir=folder / 'parts', stop_at=8)  # past the first epoch
-    shutil.rmtree(folder / 'start')  # a run has all that it needs to resume
-    resumed, said = run(*args, workdir=folder / 'parts')
-    assert 'resuming at step' in said and 'note:' not in said
-    assert resumed == whole
-    assert f"step {whole['step']:,}" in load_weights(folder / 'whole').source
+def test_a_fine_tuning_says_what_starts_fresh_and_what_it_leaves_out(cola):
+    assert 'starts fresh: classifier/...' in cola.said
+    assert 'left unused: cls/' in cola.said
 
 
-def test_a_run_records_the_step_of_the_parameters_that_it_starts_from(cola, tmp_path):
-    args, folder, whole, _ = cola
-    newest = max(int(path.name) for path in (folder / 'whole' / 'checkpoints').iterdir())
-    for start, step in (('whole', whole['step']), (f'whole/checkpoints/{newest}', newest)):
-        run(args[0], f'--config.init_checkpoint={folder}/{start}', *args[2:],
-            '--config.train.steps=1', workdir=tmp_path / f'from_{step}')
-        assert read_json(tmp_path / f'from_{step}' / 'config.json')['init_step'] == step
+def test_a_fine_tuning_keeps_its_best_model(cola):
+    assert {'step', 'eval/matthews', 'last/matthews'} <= set(cola.result)
+    best = f'step {cola.best_step():,}'
+    assert best in load_weights(cola.workdir).source
 
 
-def test_a_debug_run_is_three_steps_and_a_part_of_the_evaluation(pretrained, tmp_path):
-    write_cola(tmp_path / 'glue', dev=2000)
-    shutil.copytree(pretrained, tmp_path / 'start')
-    args = ('glue.py:cola', f'--config.init_checkpoint={tmp_path}/start', *SHORT,
-            f'--config.data.source={tmp_path}/glue', '--config.debug=True',
-            '--config.optimizer.frozen=embeddings|layer_0/')
-    with (mock.patch.object(memory, 'device_memory', lambda *_: 10**5),
-          pytest.raises(InputError, match=r'batch 8\): train .*accumulation_steps is enough')):
-        run(*args, workdir=tmp_path / 'run')
-    result, _ = run(*args, workdir=tmp_path / 'run')
-    assert result['step'] == 3
-    examples = (tmp_path / 'run' / 'dev_examples.csv').read_text().splitlines()[1:]
-    assert 100 < sum(not line.endswith(',0.5,0.5') for line in examples) < 1900
-    start, end = (load_weights(folder).params for folder in (pretrained, tmp_path / 'run'))
-    for name in end.keys() & start.keys():
-        stays = 'embeddings' in name or 'layer_0/' in name
-        assert (start[name] == end[name]).all() == stays, name
-    (tmp_path / 'start' / 'checkpoints' / '2').rename(tmp_path / 'start' / 'checkpoints' / '7')
-    _, said = run(*args, workdir=tmp_path / 'run')
-    assert 'step 2 of init_checkpoint, which is at 7 now' in said
+def test_a_fine_tuning_writes_a_line_for_each_row_and_a_header(cola):
+    dev = (cola.workdir / 'dev_predictions.tsv').read_text()
+    test = (cola.workdir / 'test_predictions.tsv').read_text()
+    assert dev.count('\n') == 1 + 20
+    assert test.count('\n') == 1 + 7
 
 
-def test_weights_of_another_program_are_scored_whole_or_not_at_all(
-    cola, pretrained, tmp_path, refused
+def test_an_evaluation_gives_the_score_and_the_predictions_of_the_run(cola, tmp_path):
+    dev_file = f'--config.data.eval_source={cola.glue}/CoLA/dev.tsv'
+    again = evaluate(cola.workdir, dev_file, workdir=tmp_path)
+    expected = cola.result['eval/matthews']
+    assert again.result['eval/matthews'] == pytest.approx(expected, abs=1e-6)
+    written = (tmp_path / 'dev_predictions.tsv').read_text()
+    assert written == (cola.workdir / 'dev_predictions.tsv').read_text()
+
+
+def test_a_fine_tuning_resumed_without_its_start_equals_an_uninterrupted_one(
+    cola, pretrained, tmp_path
 ):
-    _, folder, result, _ = cola
-    config = (f'--config={ROOT}/configs/glue.py:cola', f'--config.data.source={folder}/glue',
-              '--config.data.max_seq_length=48')
+    """A run has all that it needs to resume."""
+    start = shutil.copytree(pretrained, tmp_path / 'start')
+    workdir = tmp_path / 'run'
+    past_the_first_epoch = 8
+    with pytest.raises(Stopped):
+        fine_tune_on_cola(cola.glue, start, workdir=workdir, stop_at=past_the_first_epoch)
+    shutil.rmtree(start)
+    resumed = fine_tune_on_cola(cola.glue, start, workdir=workdir)
+    assert 'resuming at step' in resumed.said
+    assert 'note:' not in resumed.said
+    assert resumed.result == cola.result
 
-    def scores(name, *flags):
-        again, _ = evaluated(tmp_path / name, *config, *flags, workdir=tmp_path / 'scored')
-        assert again['eval/matthews'] == pytest.approx(result['eval/matthews'], abs=1e-6)
 
+def test_a_run_records_the_step_of_the_best_model_that_it_starts_from(cola, tmp_path):
+    fine_tune_on_cola(cola.glue, cola.workdir, '--config.train.steps=1', workdir=tmp_path)
+    assert read_json(tmp_path / 'config.json')['init_step'] == cola.best_step()
+
+
+def test_a_run_records_the_step_of_the_checkpoint_that_it_starts_from(cola, tmp_path):
+    newest = cola.newest_checkpoint()
+    start = cola.workdir / 'checkpoints' / str(newest)
+    fine_tune_on_cola(cola.glue, start, '--config.train.steps=1', workdir=tmp_path)
+    assert read_json(tmp_path / 'config.json')['init_step'] == newest
+
+
+@dataclasses.dataclass
+class DebugRun:
+    """A fine-tuning on CoLA with `debug` and frozen parameters; `again` goes on with it."""
+
+    start: Path
+    workdir: Path
+    result: dict[str, Any]
+    again: Callable[..., Ended]
+
+
+@pytest.fixture(scope='module')
+def debug_run(pretrained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('debug')
+    glue = write_cola(folder / 'glue', dev=2000)
+    start = shutil.copytree(pretrained, folder / 'start')
+    go_on = functools.partial(
+        fine_tune_on_cola, glue, start, '--config.debug=True',
+        '--config.optimizer.frozen=embeddings|layer_0/')
+    ended = go_on(workdir=folder / 'run')
+    return DebugRun(start, folder / 'run', ended.result, go_on)
+
+
+def test_a_debug_run_is_three_steps(debug_run):
+    assert debug_run.result['step'] == 3
+
+
+def test_a_debug_run_evaluates_a_part_of_the_examples(debug_run):
+    _, *examples = (debug_run.workdir / 'dev_examples.csv').read_text().splitlines()
+    scored = [line for line in examples if not line.endswith(',0.5,0.5')]
+    assert 100 < len(scored) < 1900
+
+
+def test_frozen_parameters_stay_as_they_started_and_others_do_not(debug_run, pretrained):
+    before = load_weights(pretrained).params
+    after = load_weights(debug_run.workdir).params
+    for name in after.keys() & before.keys():
+        is_frozen = 'embeddings' in name or 'layer_0/' in name
+        assert (before[name] == after[name]).all() == is_frozen, name
+
+
+def test_a_fine_tuning_that_does_not_fit_is_refused_before_it_starts(debug_run, tmp_path):
+    too_small = mock.patch.object(memory, 'device_memory', lambda *_: 10**5)
+    message = r'batch 8\): train .*accumulation_steps is enough'
+    with too_small, pytest.raises(InputError, match=message):
+        debug_run.again(workdir=tmp_path)
+
+
+@contextlib.contextmanager
+def renamed(path, name):
+    """Gives a file or folder another name for a while."""
+    other = path.rename(path.with_name(name))
+    try:
+        yield
+    finally:
+        other.rename(path)
+
+
+def test_a_resumed_run_says_that_its_start_has_trained_on(debug_run, tmp_path):
+    workdir = shutil.copytree(debug_run.workdir, tmp_path / 'run')
+    with renamed(debug_run.start / 'checkpoints' / '2', '7'):
+        ended = debug_run.again(workdir=workdir)
+    assert 'step 2 of init_checkpoint, which is at 7 now' in ended.said
+
+
+@dataclasses.dataclass
+class Exports:
+    """The run on CoLA in other formats, and the flags with which these are scored."""
+
+    huggingface: Path
+    bert_jax: Path
+    without_labels: Path  # in Hugging Face's format, with the names LABEL_0 and LABEL_1
+    config: tuple[str, ...]
+
+
+@pytest.fixture(scope='module')
+def exports(cola, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('exports')
     for name in ('huggingface', 'bert_jax'):
-        convert.main([str(folder / 'whole'), str(tmp_path / name), '--to', name])
-        scores(name)
-    unnamed = tmp_path / 'huggingface' / 'config.json'
-    unnamed.write_text(json.dumps(read_json(unnamed) | {
-        'id2label': {'0': 'LABEL_0', '1': 'LABEL_1'}, 'label2id': {'LABEL_0': 0, 'LABEL_1': 1}}))
-    scores('huggingface', '--labels_by_position')
+        convert.main([str(cola.workdir), str(folder / name), '--to', name])
+    without_labels = shutil.copytree(folder / 'huggingface', folder / 'without_labels')
+    config = read_json(without_labels / 'config.json')
+    config['id2label'] = {'0': 'LABEL_0', '1': 'LABEL_1'}
+    config['label2id'] = {'LABEL_0': 0, 'LABEL_1': 1}
+    (without_labels / 'config.json').write_text(json.dumps(config))
+    return Exports(folder / 'huggingface', folder / 'bert_jax', without_labels, (
+        f'--config={ROOT}/configs/glue.py:cola', f'--config.data.source={cola.glue}', LENGTH))
 
-    assert '--labels_by_position' in refused(tmp_path / 'huggingface', *config)
-    assert 'LABEL_0 to LABEL_' in refused(folder / 'whole', '--labels_by_position')
-    assert 'it was converted' in refused(tmp_path / 'bert_jax')
-    assert "has the head 'pretraining'" in refused(pretrained, *config)
+
+@pytest.mark.parametrize('name', ['huggingface', 'bert_jax'])
+def test_an_exported_model_has_the_score_of_its_run(cola, exports, tmp_path, name):
+    again = evaluate(getattr(exports, name), *exports.config, workdir=tmp_path)
+    expected = cola.result['eval/matthews']
+    assert again.result['eval/matthews'] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_model_without_names_of_labels_is_scored_by_their_positions(cola, exports, tmp_path):
+    again = evaluate(
+        exports.without_labels, *exports.config, '--labels_by_position', workdir=tmp_path)
+    expected = cola.result['eval/matthews']
+    assert again.result['eval/matthews'] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_model_without_names_of_labels_is_not_scored_by_guess(exports, refusal_of):
+    assert '--labels_by_position' in refusal_of(exports.without_labels, *exports.config)
+
+
+def test_labels_that_have_names_are_not_taken_by_position(cola, refusal_of):
+    assert 'LABEL_0 to LABEL_' in refusal_of(cola.workdir, '--labels_by_position')
+
+
+def test_a_model_without_its_run_is_not_scored_without_a_config(exports, refusal_of):
+    assert 'it was converted' in refusal_of(exports.bert_jax)
+
+
+def test_a_model_with_another_head_is_not_scored(pretrained, exports, refusal_of):
+    assert "has the head 'pretraining'" in refusal_of(pretrained, *exports.config)
+
+
+def squad_paragraph(rng, number):
+    """A paragraph with three questions, of which the last has no answer."""
+    context = sentence(rng, 30, 60)
+    words = [rng.choice(context.split()) for _ in range(3)]
+    questions = []
+    for index, word in enumerate(words):
+        is_impossible = index == 2
+        answer = {'text': word, 'answer_start': context.index(word)}
+        questions.append({
+            'id': f'{number}-{index}',
+            'question': sentence(rng) + '?',
+            'is_impossible': is_impossible,
+            'answers': [] if is_impossible else [answer],
+        })
+    return {'context': context, 'qas': questions}
+
+
+@dataclasses.dataclass
+class SquadRuns:
+    """Two runs on SQuAD 2.0 that differ in their seed."""
+
+    first: Path
+    second: Path
+    second_result: dict[str, Any]
 
 
 @pytest.fixture(scope='module')
 def squad(pretrained, tmp_path_factory):
-    """(folder of two runs, '0' and '1', that differ in their seed, the result of the second)."""
-    folder, rng = tmp_path_factory.mktemp('squad'), random.Random(2)
-    paragraphs = []
-    for p in range(4):
-        context = sentence(rng, 30, 60)
-        answers = [rng.choice(context.split()) for _ in range(3)]
-        paragraphs.append({'context': context, 'qas': [{
-            'id': f'{p}-{q}', 'question': sentence(rng) + '?', 'is_impossible': q == 2,
-            'answers': [{'text': answer, 'answer_start': context.index(answer)}] * (q < 2),
-        } for q, answer in enumerate(answers)]})
+    folder = tmp_path_factory.mktemp('squad')
+    rng = random.Random(2)
+    paragraphs = [squad_paragraph(rng, number) for number in range(4)]
+    content = {'version': '2.0', 'data': [{'title': 'x', 'paragraphs': paragraphs}]}
     for part in ('train', 'dev'):
-        (folder / f'{part}-v2.0.json').write_text(json.dumps(
-            {'version': '2.0', 'data': [{'title': 'x', 'paragraphs': paragraphs}]}))
-    for seed in '01':
-        result, _ = run(
+        (folder / f'{part}-v2.0.json').write_text(json.dumps(content))
+
+    def run_with_seed(seed, workdir):
+        return run(
             'squad.py:v2', f'--config.init_checkpoint={pretrained}', f'--config.seed={seed}',
             f'--config.data.source={folder}', '--config.squad.doc_stride=16', *UNPACKED,
-            workdir=folder / seed)
-    return folder, result
+            workdir=workdir)
+
+    run_with_seed(0, folder / 'first')
+    second = run_with_seed(1, folder / 'second')
+    return SquadRuns(folder / 'first', folder / 'second', second.result)
 
 
-def edited(run, folder, change):
-    """A copy of a run with other fields in its config.json."""
+def edited_copy(run, folder, section, **changes):
+    """A copy of a run with other fields in a section of its config.json."""
     shutil.copytree(run, folder, dirs_exist_ok=True)
     fields = check_digest(read_json(folder / 'config.json'), folder)
-    change(fields)
+    fields[section].update(changes)
     (folder / 'config.json').write_text(json.dumps(fields))
     return folder
 
 
-def test_an_ensemble_scores_and_writes_the_mean_of_the_logits(squad, tmp_path, refused):
-    folder, _ = squad
-
-    def scored(*runs):
-        """By question and text, the start logits of the candidates."""
-        result, _ = evaluated(*(folder / run for run in runs), workdir=tmp_path)
-        assert {'eval/exact_match', 'eval/f1'} <= set(result)
-        found = collections.defaultdict(list)
-        for question, candidates in read_json(tmp_path / 'nbest_predictions.json').items():
-            for candidate in candidates:
-                found[question, candidate['text']].append(candidate['start_logit'])
-        return found
-
-    one, other, both = scored('0'), scored('1'), scored('0', '1')
-    alike = [key for key in both
-             if key[1] and len(one[key]) == len(other[key]) == len(both[key]) == 1]
-    assert len(alike) > 10
-    for key in alike:
-        np.testing.assert_allclose(both[key], np.mean([one[key], other[key]], 0), atol=1e-4)
-    one = edited(folder / '1', tmp_path / '1', lambda fields: fields['squad'].update(doc_stride=64))
-    assert 'squad.doc_stride=16' in refused(folder / '0', one)
-    cuts_otherwise = shutil.copytree(folder / '1', tmp_path / '2')
-    (cuts_otherwise / 'tokenizer_config.json').write_text('{"strip_accents": false}')
-    assert 'tokenizer_config.json' in refused(folder / '0', cuts_otherwise)
+def start_logits(*runs, workdir):
+    """Start logits of the candidates of a model or an ensemble, by question and text."""
+    ended = evaluate(*runs, workdir=workdir)
+    assert {'eval/exact_match', 'eval/f1'} <= set(ended.result)
+    logits = collections.defaultdict(list)
+    for question, candidates in read_json(workdir / 'nbest_predictions.json').items():
+        for candidate in candidates:
+            logits[question, candidate['text']].append(candidate['start_logit'])
+    return logits
 
 
-def test_squad_writes_the_files_of_the_official_script_and_keeps_its_threshold(squad, tmp_path):
-    folder, result = squad
-    run = folder / '1'
-    assert read_json(run / 'config.json')['inference'] == {
-        'max_seq_length': 48, 'doc_stride': 16, 'max_query_length': 64,
-        'null_threshold': result['eval/null_threshold']}
-    predictions = read_json(run / 'predictions.json')
-    assert len(predictions) == 12 and all(isinstance(x, str) for x in predictions.values())
-    assert set(read_json(run / 'null_odds.json')) == set(predictions)
-
-    # It is scored with the threshold in its config.json.
-    scores, said = {}, {}
-    for threshold, score in ((NEVER_ANSWER, 100), (1e5, 0)):
-        other = edited(run, tmp_path / 'run', lambda fields, new=threshold: fields[
-            'inference'].update(null_threshold=new))
-        scores[threshold], said[threshold] = evaluated(other, workdir=tmp_path / 'out')
-        assert scores[threshold]['eval/null_threshold'] == threshold
-        assert any(read_json(tmp_path / 'out' / 'predictions.json').values()) == (threshold > 0)
-        assert scores[threshold]['eval/NoAns_f1'] == score
-    assert scores[1e5]['eval/best_f1'] == scores[NEVER_ANSWER]['eval/best_f1']
-    assert ['which is replaced: give --workdir=DIR' in x for x in said.values()] == [False, True]
+def test_an_ensemble_writes_the_mean_of_the_logits(squad, tmp_path):
+    first = start_logits(squad.first, workdir=tmp_path)
+    second = start_logits(squad.second, workdir=tmp_path)
+    both = start_logits(squad.first, squad.second, workdir=tmp_path)
+    num_compared = 0
+    for question, text in both:
+        key = question, text
+        is_unique = len(first[key]) == len(second[key]) == len(both[key]) == 1
+        if text and is_unique:
+            num_compared += 1
+            expected = np.mean([first[key], second[key]], axis=0)
+            np.testing.assert_allclose(both[key], expected, atol=1e-4)
+    assert num_compared > 10
 
 
-def write_conll(path, rng):
-    """Writes twelve sentences of one document with random tags."""
-    lines = ['-DOCSTART- -X- O O', '']
-    for _ in range(12):
-        for word in sentence(rng).split():
-            tag = rng.choice(['O', 'I-PER', 'I-LOC'])
-            lines.append(f'{word} NN O {tag}')
-        lines.append('')
-    path.write_text('\n'.join(lines) + '\n')
+def test_models_with_other_windows_are_no_ensemble(squad, tmp_path, refusal_of):
+    other = edited_copy(squad.second, tmp_path / 'other', 'squad', doc_stride=64)
+    assert 'squad.doc_stride=16' in refusal_of(squad.first, other)
 
 
-def read_tagged_words(text):
-    """(words, predicted tags) of the sentences in a file of predictions."""
-    sentences = [[line.split() for line in block.splitlines()]
-                 for block in text.strip().split('\n\n')]
-    words = [[cells[0] for cells in lines] for lines in sentences]
-    tags = [[cells[2] for cells in lines] for lines in sentences]
-    return words, tags
+def test_models_with_other_tokenizers_are_no_ensemble(squad, tmp_path, refusal_of):
+    other = shutil.copytree(squad.second, tmp_path / 'other')
+    (other / 'tokenizer_config.json').write_text('{"strip_accents": false}')
+    assert 'tokenizer_config.json' in refusal_of(squad.first, other)
 
 
-def test_conll_features(pretrained, tmp_path):
+def test_a_run_on_squad_keeps_what_inference_needs(squad):
+    assert read_json(squad.second / 'config.json')['inference'] == {
+        'max_seq_length': 48,
+        'doc_stride': 16,
+        'max_query_length': 64,
+        'null_threshold': squad.second_result['eval/null_threshold'],
+    }
+
+
+def test_a_run_on_squad_writes_the_files_of_the_official_script(squad):
+    predictions = read_json(squad.second / 'predictions.json')
+    assert len(predictions) == 12
+    assert all(isinstance(answer, str) for answer in predictions.values())
+    assert set(read_json(squad.second / 'null_odds.json')) == set(predictions)
+
+
+ALWAYS_ANSWER = 1e5
+
+
+@dataclasses.dataclass
+class ScoredWithThreshold:
+    """An evaluation of a run with another threshold in its config.json."""
+
+    threshold: float
+    result: dict[str, Any]
+    said: str
+    predictions: dict[str, str]
+
+
+@pytest.fixture(scope='module')
+def without_answers_then_with(squad, tmp_path_factory):
+    """Evaluations with the thresholds NEVER_ANSWER and ALWAYS_ANSWER, written to one folder."""
+    folder = tmp_path_factory.mktemp('thresholds')
+    scored = []
+    for threshold in (NEVER_ANSWER, ALWAYS_ANSWER):
+        other = edited_copy(squad.second, folder / 'run', 'inference', null_threshold=threshold)
+        ended = evaluate(other, workdir=folder / 'out')
+        predictions = read_json(folder / 'out' / 'predictions.json')
+        scored.append(ScoredWithThreshold(threshold, ended.result, ended.said, predictions))
+    return scored
+
+
+def test_a_run_is_scored_with_the_threshold_of_its_config(without_answers_then_with):
+    for scored in without_answers_then_with:
+        assert scored.result['eval/null_threshold'] == scored.threshold
+
+
+def test_no_question_is_answered_with_the_lowest_threshold(without_answers_then_with):
+    without, _ = without_answers_then_with
+    assert not any(without.predictions.values())
+    assert without.result['eval/NoAns_f1'] == 100
+
+
+def test_questions_are_answered_with_a_high_threshold(without_answers_then_with):
+    _, with_answers = without_answers_then_with
+    assert any(with_answers.predictions.values())
+    assert with_answers.result['eval/NoAns_f1'] == 0
+
+
+def test_the_best_f1_does_not_depend_on_the_threshold(without_answers_then_with):
+    without, with_answers = without_answers_then_with
+    assert with_answers.result['eval/best_f1'] == without.result['eval/best_f1']
+
+
+def test_an_evaluation_says_that_it_replaces_another(without_answers_then_with):
+    first, second = without_answers_then_with
+    warning = 'which is replaced: give --workdir=DIR'
+    assert warning not in first.said
+    assert warning in second.said
+
+
+@dataclasses.dataclass
+class FeaturesRun:
+    """A feature-based tagger, trained on CoNLL's format with an added token."""
+
+    workdir: Path
+    result: dict[str, Any]
+
+    def dev_predictions(self):
+        return (self.workdir / 'dev_predictions.txt').read_text()
+
+
+def conll_sentence(rng):
+    lines = []
+    for word in sentence(rng).split():
+        tag = rng.choice(['O', 'I-PER', 'I-LOC'])
+        lines.append(f'{word} NN O {tag}\n')
+    return ''.join(lines) + '\n'
+
+
+@pytest.fixture(scope='module')
+def features_run(pretrained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('conll')
     rng = random.Random(3)
-    write_conll(tmp_path / 'eng.train', rng)
-    write_conll(tmp_path / 'eng.testa', rng)
-    (tmp_path / 'words.txt').write_text('catbird')
-    folder = tmp_path / 'run'
-    result, _ = run('conll.py:features', f'--config.init_checkpoint={pretrained}', *UNPACKED,
-                    f'--config.data.source={tmp_path}', '--config.train.steps=3',
-                    f'--config.data.add_tokens={tmp_path}/words.txt', workdir=folder)
-    assert {'eval/f1', 'eval/PER/f1'} <= set(result)
-    assert 'catbird' in (folder / 'vocab.txt').read_text().split()
-    again, _ = evaluated(folder, workdir=tmp_path / 'again')
-    assert again['eval/f1'] == pytest.approx(result['eval/f1'], abs=1e-6)
-    written = (folder / 'dev_predictions.txt').read_text()
-    assert (tmp_path / 'again' / 'dev_predictions.txt').read_text() == written
-    words, predicted = read_tagged_words(written)
+    for name in ('eng.train', 'eng.testa'):
+        sentences = [conll_sentence(rng) for _ in range(12)]
+        (folder / name).write_text('-DOCSTART- -X- O O\n\n' + ''.join(sentences))
+    (folder / 'words.txt').write_text('catbird')
+    ended = run(
+        'conll.py:features', f'--config.init_checkpoint={pretrained}', *UNPACKED,
+        f'--config.data.source={folder}', '--config.train.steps=3',
+        f'--config.data.add_tokens={folder}/words.txt', workdir=folder / 'run')
+    return FeaturesRun(folder / 'run', ended.result)
+
+
+def test_a_tagger_is_scored_over_all_entities_and_by_type(features_run):
+    assert {'eval/f1', 'eval/PER/f1'} <= set(features_run.result)
+
+
+def test_an_added_token_is_in_the_vocabulary_of_the_run(features_run):
+    assert 'catbird' in (features_run.workdir / 'vocab.txt').read_text().split()
+
+
+def test_an_evaluation_of_a_tagger_gives_its_score_and_its_predictions(features_run, tmp_path):
+    again = evaluate(features_run.workdir, workdir=tmp_path)
+    expected = features_run.result['eval/f1']
+    assert again.result['eval/f1'] == pytest.approx(expected, abs=1e-6)
+    assert (tmp_path / 'dev_predictions.txt').read_text() == features_run.dev_predictions()
+
+
+def test_a_loaded_tagger_predicts_what_its_run_wrote(features_run):
+    words = []
+    predicted = []
+    for block in features_run.dev_predictions().strip().split('\n\n'):
+        columns = list(zip(*[line.split() for line in block.splitlines()], strict=True))
+        words.append(list(columns[0]))
+        predicted.append(list(columns[2]))
     with one_device():
-        found = load(folder).tag(words)
-    assert [[tag['label'] for tag in result['tags']] for result in found] == predicted
+        found = load(features_run.workdir).tag(words)
+    assert [[tag['label'] for tag in one['tags']] for one in found] == predicted
+
+
+def test_a_feature_based_tagger_is_not_exported(features_run):
     with pytest.raises(InputError, match='stays in its run'):
-        load_weights(folder)
+        load_weights(features_run.workdir)
 
 
-def labelled_row(i, rng):
-    return f"{sentence(rng)},{'ab'[i % 2]}"
+def classification_row(index, rng):
+    label = 'ab'[index % 2]
+    return f'{sentence(rng)},{label}'
 
 
-def tagged_row(i, rng):
-    tag = 'O' if i % 2 else 'B-X'
-    return ''.join(f'{word} {tag}\n' for word in sentence(rng).split())
+def tagged_sentence(index, rng):
+    tag = ('B-X', 'O')[index % 2]
+    lines = [f'{word} {tag}' for word in sentence(rng).split()]
+    return '\n'.join(lines) + '\n'
 
 
-def choices_row(i, rng):
-    return f'{sentence(rng)},{sentence(rng)},{sentence(rng)},{i % 2}'
+def multiple_choice_row(index, rng):
+    cells = [sentence(rng), sentence(rng), sentence(rng), str(index % 2)]
+    return ','.join(cells)
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnData:
-    """A file of one's own: what a run on it is told, and how it is scored."""
+@dataclasses.dataclass
+class OwnTable:
+    """A file of examples as users bring them, and how a run reads it."""
 
-    config: str
     file: str
-    header: str
     row: Callable[[int, random.Random], str]
     metric: str
-    arguments: tuple[str, ...] = ()
+    header: str = ''
+    flags: tuple[str, ...] = ()
 
 
-OWN = [
-    OwnData('classification.py', 'own.csv', 'text,label\n', labelled_row, 'accuracy'),
-    OwnData('tagging.py', 'own.txt', '', tagged_row, 'f1'),
-    OwnData('multiple_choice.py', 'own.csv', 'text,one,two,y\n', choices_row, 'accuracy',
-            ('--config.data.choices=one,two', '--config.data.label=y')),
-]
+OWN_TABLES = {
+    'classification': OwnTable(
+        'own.csv', classification_row, 'accuracy', header='text,label\n'),
+    'tagging': OwnTable('own.txt', tagged_sentence, 'f1'),
+    'multiple_choice': OwnTable(
+        'own.csv', multiple_choice_row, 'accuracy', header='text,one,two,y\n',
+        flags=('--config.data.choices=one,two', '--config.data.label=y')),
+}
 
 
-def run_own(own, pretrained, folder):
-    """The result of a run in folder / 'run' on 40 rows, of which it holds some out."""
-    rng = random.Random(4)
-    rows = [own.row(i, rng) for i in range(40)]
-    (folder / own.file).write_text(own.header + '\n'.join(rows) + '\n')
-    result, _ = run(
-        own.config, f'--config.data.source={folder}/{own.file}', '--config.data.held_out=0.3',
-        *own.arguments, f'--config.init_checkpoint={pretrained}', '--config.train.steps=4',
-        *UNPACKED, workdir=folder / 'run')
-    return result
+@dataclasses.dataclass
+class HeldOutRun:
+    """A run on an own table of 40 rows, some of them held out, with two evaluations."""
+
+    metric: str
+    workdir: Path
+    result: dict[str, Any]
+    held_out: Ended  # scored on the rows that the training held out, in workdir.parent / 'held_out'
+    all: Ended  # scored on the whole table, in workdir.parent / 'all'
+
+    def num_predicted(self, name):
+        (file,) = (self.workdir.parent / name).glob('*predictions*')
+        return len(file.read_text().splitlines())
 
 
-def num_prediction_lines(folder):
-    (path,) = folder.glob('*predictions*')
-    return len(path.read_text().splitlines())
+@pytest.fixture(scope='module')
+def held_out_run(pretrained, tmp_path_factory):
+    """A function that makes the `HeldOutRun` of a task, once."""
+    @functools.cache
+    def run_task(task):
+        table = OWN_TABLES[task]
+        folder = tmp_path_factory.mktemp(task)
+        file = folder / table.file
+        rng = random.Random(4)
+        rows = [table.row(index, rng) for index in range(40)]
+        file.write_text(table.header + '\n'.join(rows) + '\n')
+        workdir = folder / 'run'
+        ended = run(
+            f'{task}.py', f'--config.data.source={file}', '--config.data.held_out=0.3',
+            *table.flags, f'--config.init_checkpoint={pretrained}', '--config.train.steps=4',
+            *UNPACKED, workdir=workdir)
+        held_out = evaluate(workdir, workdir=folder / 'held_out')
+        whole_table = evaluate(
+            workdir, f'--config.data.eval_source={file}', workdir=folder / 'all')
+        return HeldOutRun(table.metric, workdir, ended.result, held_out, whole_table)
+
+    return run_task
 
 
-@pytest.mark.parametrize('own', OWN, ids=lambda own: own.config)
-def test_a_run_is_scored_on_the_rows_that_its_training_held_out(own, pretrained, tmp_path):
-    result = run_own(own, pretrained, tmp_path)
-    held_out, said = evaluated(tmp_path / 'run', workdir=tmp_path / 'held_out')
-    score = f'eval/{own.metric}'
-    assert held_out[score] == pytest.approx(result[score], abs=1e-6)
-    assert 'held out of training' in said and 'were trained on' not in said
-    _, said = evaluated(
-        tmp_path / 'run', f'--config.data.eval_source={tmp_path}/{own.file}',
-        workdir=tmp_path / 'all')
+every_own_table = pytest.mark.parametrize('task', OWN_TABLES)
+
+
+@every_own_table
+def test_a_run_is_scored_on_the_rows_that_its_training_held_out(held_out_run, task):
+    run = held_out_run(task)
+    name = f'eval/{run.metric}'
+    assert run.held_out.result[name] == pytest.approx(run.result[name], abs=1e-6)
+    assert 'held out of training' in run.held_out.said
+    assert 'were trained on' not in run.held_out.said
+
+
+@every_own_table
+def test_a_score_on_rows_that_were_trained_on_comes_with_a_warning(held_out_run, task):
+    said = held_out_run(task).all.said
     assert 'held out of training' not in said
     (line,) = [line for line in said.splitlines() if 'were trained on' in line]
     found = re.match(r'warning: (\d+) of the (\d+) scored examples', line)
-    num_trained, num_scored = map(int, found.groups())
-    assert 0 < num_trained < num_scored == 40
-    assert num_prediction_lines(tmp_path / 'held_out') < num_prediction_lines(tmp_path / 'all')
+    num_trained_on = int(found[1])
+    num_scored = int(found[2])
+    assert num_scored == 40
+    assert 0 < num_trained_on < num_scored
 
 
-def test_a_tagger_is_not_scored_on_tags_of_another_kind(pretrained, tmp_path, refused):
-    (own,) = [own for own in OWN if own.config == 'tagging.py']
-    run_own(own, pretrained, tmp_path)
-
-    def refusal(content):
-        (tmp_path / 'other.txt').write_text(content * 10)
-        return refused(tmp_path / 'run', f'--config.data.eval_source={tmp_path}/other.txt')
-
-    assert 'none is the same' in refusal('B-X the\nO a\n\n')  # words and tags swapped
-    assert 'none is the same' in refusal('the DET\na NOUN\n\n')
-    assert 'F1 of entities' in refusal('the B-X\na NOUN\n\n')
+@every_own_table
+def test_predictions_are_written_for_the_rows_that_are_scored(held_out_run, task):
+    run = held_out_run(task)
+    assert run.num_predicted('held_out') < run.num_predicted('all')
 
 
-@pytest.fixture
-def own_tasks():
-    """Removes the tasks that config files add, after the test."""
-    with mock.patch.dict(OPENERS):
-        yield
+@pytest.mark.parametrize('content, message', [
+    pytest.param('B-X the\nO a\n\n', 'none is the same', id='words and tags swapped'),
+    pytest.param('the DET\na NOUN\n\n', 'none is the same', id='other tags'),
+    pytest.param('the B-X\na NOUN\n\n', 'F1 of entities', id='some other tags'),
+])
+def test_a_file_with_other_tags_is_not_scored(held_out_run, tmp_path, refusal_of, content, message):
+    other = tmp_path / 'other.txt'
+    other.write_text(content * 10)
+    workdir = held_out_run('tagging').workdir
+    assert message in refusal_of(workdir, f'--config.data.eval_source={other}')
 
 
-def pairs_of_synonyms(num, rng):
-    """(first, second, score) of pairs; each word of the first has a synonym in the second.
+@dataclasses.dataclass
+class Pair:
+    """Two texts, with a score from 0 to 5 for how much they mean the same."""
 
-    The second text of an odd row is that of the row before, so that they are no pair.
+    first: str
+    second: str
+    score: int
+
+
+def synonymous_pairs(rng, count):
+    """Pairs whose second text has a synonym for each word of the first; odd rows are no pairs.
+
+    The synonym of a word of the first half of WORDS is the word in the same place of the other.
     """
     half = len(WORDS) // 2
-    ids = [rng.choices(range(half), k=4) for _ in range(num)]
+    words_of_texts = [rng.choices(range(half), k=4) for _ in range(count)]
     pairs = []
-    for row in range(num):
-        first = ' '.join(WORDS[i] for i in ids[row])
-        second = ' '.join(WORDS[half + i] for i in ids[row - row % 2])
-        pairs.append((first, second, 0 if row % 2 else 5))
+    for index, words in enumerate(words_of_texts):
+        is_pair = index % 2 == 0
+        same_words = words if is_pair else words_of_texts[index - 1]
+        first = ' '.join(WORDS[word] for word in words)
+        second = ' '.join(WORDS[half + word] for word in same_words)
+        pairs.append(Pair(first, second, score=5 if is_pair else 0))
     return pairs
 
 
-def logged(workdir, name):
-    """A metric in the records of a run that have it."""
-    records = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-    return [record[name] for record in records if name in record]
+@dataclasses.dataclass
+class Contrastive:
+    """Pairs of texts, and the flags of a run that trains vectors on them."""
+
+    args: tuple[str, ...]
+    dev: list[Pair]
 
 
-@pytest.fixture
-def vectors_args(pretrained, tmp_path):
-    """Arguments of a run that learns vectors of sentences, and the pairs that it is scored on."""
+@pytest.fixture(scope='module')
+def contrastive(pretrained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('pairs')
     rng = random.Random(5)
-    train = pairs_of_synonyms(200, rng)
-    dev = pairs_of_synonyms(60, rng)
-    for split, pairs in (('train', train), ('dev', dev)):
-        write_table(tmp_path / 'STS-B' / f'{split}.tsv', ('sentence1', 'sentence2', 'score'),
-                    *pairs)
-    args = ('../tests/tasks/contrastive.py', f'--config.init_checkpoint={pretrained}',
-            f'--config.data.source={tmp_path}', '--config.train.batch_size=32', *UNPACKED[2:],
-            '--config.optimizer.learning_rate=3e-3', '--config.train.log_every=1')
-    return args, dev
+    pairs = {'train': synonymous_pairs(rng, 200), 'dev': synonymous_pairs(rng, 60)}
+    for split, pairs_of_split in pairs.items():
+        rows = map(dataclasses.astuple, pairs_of_split)
+        write_table(
+            folder / 'STS-B' / f'{split}.tsv', ('sentence1', 'sentence2', 'score'), *rows)
+    args = (
+        '../tests/tasks/contrastive.py', f'--config.init_checkpoint={pretrained}',
+        f'--config.data.source={folder}', LENGTH, '--config.train.batch_size=32',
+        '--config.data.packing=False', '--config.optimizer.learning_rate=3e-3',
+        '--config.train.log_every=1',
+    )
+    return Contrastive(args, pairs['dev'])
 
 
-def test_vectors_of_sentences_by_a_head_of_ones_own(
-    pretrained, vectors_args, tmp_path, own_tasks
-):
-    args, dev = vectors_args
-    result, _ = run(*args, '--config.train.steps=60', workdir=tmp_path / 'run')
-    first, second, truth = zip(*dev, strict=True)
-
-    def spearman(model):
-        with one_device():
-            a = load(model).vectors(first, normalize=True)
-            b = load(model).vectors(second, normalize=True)
-        return scipy.stats.spearmanr((a * b).sum(axis=1), truth).statistic
-
-    learned = spearman(tmp_path / 'run')
-    assert learned > spearman(pretrained) + 0.3
-    assert learned == pytest.approx(result['eval/spearman'], abs=1e-3)
+def correlation_of_cosines(model, pairs):
+    """Spearman's correlation of the scores of pairs with the cosines of a model's vectors."""
+    with one_device():
+        loaded = load(model)
+        first = loaded.vectors([pair.first for pair in pairs], normalize=True)
+        second = loaded.vectors([pair.second for pair in pairs], normalize=True)
+    cosines = (first * second).sum(axis=1)
+    return scipy.stats.spearmanr(cosines, [pair.score for pair in pairs]).statistic
 
 
-def test_a_loss_that_compares_examples_is_the_same_on_one_device_and_on_eight(
-    vectors_args, tmp_path, own_tasks
-):
-    args, _ = vectors_args
-    run(*args, '--config.train.steps=4', workdir=tmp_path / 'one')
-    run(*args, '--config.train.steps=4', workdir=tmp_path / 'eight',
-        devices=contextlib.nullcontext)
-    losses = logged(tmp_path / 'one', 'train/loss')
-    assert len(losses) == 4
-    np.testing.assert_allclose(losses, logged(tmp_path / 'eight', 'train/loss'), rtol=1e-4)
+def test_vectors_of_sentences_are_trained_by_a_head_of_ones_own(contrastive, pretrained, tmp_path):
+    ended = run(*contrastive.args, '--config.train.steps=60', workdir=tmp_path)
+    before = correlation_of_cosines(pretrained, contrastive.dev)
+    after = correlation_of_cosines(tmp_path, contrastive.dev)
+    assert after > before + 0.3
+    assert after == pytest.approx(ended.result['eval/spearman'], abs=1e-3)
 
 
-def test_a_small_model_learns_from_the_probabilities_of_a_large_one(
-    pretrained, tmp_path, own_tasks
-):
+def test_a_loss_that_compares_all_examples_is_the_same_on_eight_devices(contrastive, tmp_path):
+    losses = {}
+    for name, devices in (('one', one_device), ('eight', contextlib.nullcontext)):
+        workdir = tmp_path / name
+        run(*contrastive.args, '--config.train.steps=4', workdir=workdir, devices=devices)
+        losses[name] = recorded(workdir, 'train/loss')
+    assert len(losses['one']) == 4
+    np.testing.assert_allclose(losses['one'], losses['eight'], rtol=1e-4)
+
+
+def write_sst2(folder, rng, is_train_wrong):
+    """Writes sentences whose first word tells their label, and returns the folder."""
+    for split, count in (('train', 200), ('dev', 40)):
+        rows = []
+        for index in range(count):
+            first_word = index % 2
+            is_wrong = is_train_wrong and split == 'train'
+            label = 1 - first_word if is_wrong else first_word
+            rows.append((f'{WORDS[-first_word]} {sentence(rng)}', label))
+        write_table(folder / 'SST-2' / f'{split}.tsv', ('sentence', 'label'), *rows)
+    return folder
+
+
+def test_a_small_model_learns_from_the_probabilities_of_a_large_one(pretrained, tmp_path):
     rng = random.Random(6)
-    for folder, wrong in (('glue', 0), ('wrong', 1)):
-        for split, count in (('train', 200), ('dev', 40)):
-            write_table(tmp_path / folder / 'SST-2' / f'{split}.tsv', ('sentence', 'label'), *(
-                (f'{WORDS[-(i % 2)]} {sentence(rng)}', i % 2 ^ (wrong and split == 'train'))
-                for i in range(count)))
+    right = write_sst2(tmp_path / 'right', rng, is_train_wrong=False)
+    # The student's sentences have wrong labels: only the probabilities can teach it.
+    wrong = write_sst2(tmp_path / 'wrong', rng, is_train_wrong=True)
     steps = (*UNPACKED, '--config.train.steps=120')
     run('glue.py:sst2', f'--config.init_checkpoint={pretrained}', *steps,
-        f'--config.data.source={tmp_path}/glue', workdir=tmp_path / 'large')
-    # The student's sentences have wrong labels: only the probabilities can teach it.
-    result, _ = run(
+        f'--config.data.source={right}', workdir=tmp_path / 'large')
+    student = run(
         f'../tests/tasks/distillation.py:{tmp_path}/large', '--config.model.name=L-1_H-32_A-2',
         f'--config.data.vocab_file={pretrained}/vocab.txt', *steps,
-        f'--config.data.source={tmp_path}/wrong', workdir=tmp_path / 'small')
-    assert result['eval/accuracy'] > 0.9
-    again, _ = evaluated(tmp_path / 'small', workdir=tmp_path / 'again')
-    assert again['eval/accuracy'] == result['eval/accuracy']
+        f'--config.data.source={wrong}', workdir=tmp_path / 'small')
+    assert student.result['eval/accuracy'] > 0.9
+    again = evaluate(tmp_path / 'small', workdir=tmp_path / 'again')
+    assert again.result['eval/accuracy'] == student.result['eval/accuracy']
 
 
-def test_masked_words_are_learned_from_the_probabilities_of_a_large_model(tmp_path, own_tasks):
-    write_run(tmp_path / 'large', pretraining_weights(tmp_path))
+def test_masked_words_are_learned_from_the_probabilities_of_a_large_model(tmp_path):
+    large = tmp_path / 'large'
+    write_run(large, pretraining_weights(tmp_path))
     texts = random_texts(300)
-    (tmp_path / 'text.txt').write_text('\n\n'.join(map('{}. {}.'.format, texts[::2], texts[1::2])))
-    norms = []
-    for name in ('continue_pretrain.py', f'../tests/tasks/distillation.py:mlm:{tmp_path}/large'):
-        run(name, f'--config.init_checkpoint={tmp_path}/large', *TINY[4:], '--config.train.steps=1',
-            f'--config.data.source={tmp_path}/text.txt', f'--config.data.dir={tmp_path}/cache',
-            '--config.model.name=', '--config.model.hidden_dropout=0', '--config.train.log_every=1',
-            '--config.model.attention_dropout=0', workdir=tmp_path / name[:2])
-        norms += logged(tmp_path / name[:2], 'train/grad_norm')
-    alone, taught = norms
-    assert taught < 1e-4 < 0.1 < alone, 'a student equal to its teacher has nothing to learn'
+    pairs = zip(texts[::2], texts[1::2], strict=True)
+    text_file = tmp_path / 'text.txt'
+    text_file.write_text('\n\n'.join(f'{first}. {second}.' for first, second in pairs))
+
+    def gradient_norm_of_a_step(config, workdir):
+        run(config, f'--config.init_checkpoint={large}', *NO_MODEL, '--config.train.steps=1',
+            f'--config.data.source={text_file}', f'--config.data.dir={tmp_path}/cache',
+            '--config.model.name=', '--config.model.hidden_dropout=0',
+            '--config.model.attention_dropout=0', '--config.train.log_every=1', workdir=workdir)
+        (norm,) = recorded(workdir, 'train/grad_norm')
+        return norm
+
+    alone = gradient_norm_of_a_step('continue_pretrain.py', tmp_path / 'alone')
+    taught = gradient_norm_of_a_step(
+        f'../tests/tasks/distillation.py:mlm:{large}', tmp_path / 'taught')
+    assert alone > 0.1
+    assert taught < 1e-4, 'a student equal to its teacher has nothing to learn'
 
 
-ADDED = ('catbird', 'thea', 'greenred')
+ADDED_WORDS = ('catbird', 'thea', 'greenred')
 
 
-def test_pre_training_continues_from_all_published_parameters_and_adds_words(tmp_path):
-    published, texts = pretraining_weights(tmp_path), random_texts(300)
-    write_run(tmp_path / 'published', published)
-    (tmp_path / 'text.txt').write_text('\n\n'.join(
-        f'{a} {b}. {word} {c}.' for a, b, c, word in zip(
-            texts[::3], texts[1::3], texts[2::3], ['cated', *ADDED] * 25)))
-    (tmp_path / 'words.txt').write_text('\n'.join(['Cated', *ADDED]))
-    _, said = run(
-        'continue_pretrain.py', f'--config.init_checkpoint={tmp_path}/published',
-        f'--config.data.source={tmp_path}/text.txt', f'--config.data.dir={tmp_path}/cache',
-        f'--config.data.add_tokens={tmp_path}/words.txt', *TINY[4:], '--config.train.steps=2',
-        # So small a rate that every parameter stays as it started.
-        '--config.optimizer.learning_rate=1e-30', workdir=tmp_path / 'run',
-    )
-    assert '4 tokens that the weights do not know start at the mean' in said
-    assert 'the loss is' not in said, 'the gate of the first loss is for fresh parameters'
-    found, old = load_weights(tmp_path / 'run'), len(VOCAB)
-    assert found.vocab_file.read_text().split() == [*VOCAB, 'cated', *ADDED]
-    for name, x in published.params.items():  # also the position table, longer than the rows
-        np.testing.assert_array_equal(found.params[name][:old] if len(x) == old else
-                                      found.params[name], x, err_msg=name)
-    assert len(found.params['cls/predictions/output_bias']) == old + 4
+@dataclasses.dataclass
+class ContinuedRun:
+    """Two steps of pre-training from all parameters of a model, with four words added.
+
+    So small a rate that every parameter stays as it started.
+    """
+
+    published: dict[str, np.ndarray]
+    workdir: Path
+    said: str
+
+
+@pytest.fixture(scope='module')
+def continued(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('continued')
+    weights = pretraining_weights(folder)
+    write_run(folder / 'published', weights)
+    texts = iter(random_texts(300))
+    documents = []
+    for word in ['cated', *ADDED_WORDS] * 25:
+        documents.append(f'{next(texts)} {next(texts)}. {word} {next(texts)}.')
+    (folder / 'text.txt').write_text('\n\n'.join(documents))
+    (folder / 'words.txt').write_text('\n'.join(['Cated', *ADDED_WORDS]))
+    ended = run(
+        'continue_pretrain.py', f'--config.init_checkpoint={folder}/published',
+        f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache',
+        f'--config.data.add_tokens={folder}/words.txt', *NO_MODEL, '--config.train.steps=2',
+        '--config.optimizer.learning_rate=1e-30', workdir=folder / 'run')
+    return ContinuedRun(weights.params, folder / 'run', ended.said)
+
+
+def test_continued_pre_training_says_how_added_words_start(continued):
+    assert '4 tokens that the weights do not know start at the mean' in continued.said
+
+
+def test_the_gate_of_the_first_loss_is_for_fresh_parameters(continued):
+    assert 'the loss is' not in continued.said
+
+
+def test_added_words_come_after_the_published_vocabulary(continued):
+    found = load_weights(continued.workdir).vocab_file.read_text().split()
+    assert found == [*VOCAB, 'cated', *ADDED_WORDS]
+
+
+def test_pre_training_continues_from_all_published_parameters(continued):
+    """Also from the position table, which is longer than the rows."""
+    found = load_weights(continued.workdir).params
+    num_old = len(VOCAB)
+    for name, x in continued.published.items():
+        has_a_row_for_each_word = len(x) == num_old
+        kept = found[name][:num_old] if has_a_row_for_each_word else found[name]
+        np.testing.assert_array_equal(kept, x, err_msg=name)
+    assert len(found['cls/predictions/output_bias']) == num_old + 4
