@@ -17,14 +17,43 @@ jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_lev
 def random_like(shapes: Any, seed: int = 0, scale: float = 1.0) -> Any:
     """A tree of normally distributed float32 arrays with these shapes."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(
-        lambda x: jnp.asarray(scale * rng.standard_normal(x.shape), jnp.float32),
-        nn.meta.unbox(shapes))
+
+    def draw(x):
+        return jnp.asarray(scale * rng.standard_normal(x.shape), jnp.float32)
+
+    return jax.tree.map(draw, nn.meta.unbox(shapes))
 
 
-def fixed_step(objective, optimizer, schedule, mesh, *, seed=0, **how):
-    """The train step of one seed and schedule: (state, batch) -> (state, metrics)."""
-    step = make_train_step(objective, lambda _: (optimizer, schedule),
-                           abstract_state(objective, optimizer, mesh), mesh, **how)
-    numbers = StepInputs(np.uint32(seed), np.zeros(0, np.float32))
-    return jax.jit(lambda state, batch: step(state, numbers, batch), donate_argnums=0)
+def assert_close(found: Any, expected: Any, **tolerance: float) -> None:
+    """Asserts that two trees have the same structure and close arrays.
+
+    Args:
+      found: a tree of arrays.
+      expected: the same.
+      tolerance: `rtol` and `atol` of `np.testing.assert_allclose`.
+    """
+    jax.tree.map(functools.partial(np.testing.assert_allclose, **tolerance), found, expected)
+
+
+def fixed_step(head, optimizer, schedule, mesh, *, seed=0, **options):
+    """The train step of one seed and schedule: (state, batch) -> (state, metrics).
+
+    Args:
+      head: what is trained; a task of `tests.train.toy` will do.
+      optimizer: an optax optimizer.
+      schedule: learning rate by step.
+      mesh: the devices.
+      seed: of dropout.
+      options: of `make_train_step`.
+    """
+    def optimizer_and_schedule(_):
+        return optimizer, schedule
+
+    shapes = abstract_state(head, optimizer, mesh)
+    step = make_train_step(head, optimizer_and_schedule, shapes, mesh, **options)
+    inputs = StepInputs(np.uint32(seed), np.zeros(0, np.float32))
+
+    def step_with_inputs(state, batch):
+        return step(state, inputs, batch)
+
+    return jax.jit(step_with_inputs, donate_argnums=0)

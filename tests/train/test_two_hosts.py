@@ -5,11 +5,13 @@
 is one of the processes: it prints what it found.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import jax
@@ -47,117 +49,168 @@ def numbers(x):
 
 def placed(abstract):
     """An array of `numbers` for each abstract array, with its sharding."""
-    return jax.tree.map(
-        lambda x: jax.make_array_from_callback(x.shape, x.sharding, lambda i: numbers(x)[i]),
-        abstract,
-    )
+    def place(x):
+        whole = numbers(x)
+        return jax.make_array_from_callback(x.shape, x.sharding, lambda index: whole[index])
+
+    return jax.tree.map(place, abstract)
 
 
-def same(x, whole):
+def has_shards_of(whole, x):
     """Whether this process's shards of an array are those of a whole one."""
     return all(np.array_equal(shard.data, whole[shard.index]) for shard in x.addressable_shards)
 
 
-def checkpoints(folder):
-    found = {}
-    def abstract(mesh):
-        return abstract_state(Toy(), ADAM, make_mesh(*MESHES[mesh]))
+def abstract_toy(mesh):
+    return abstract_state(Toy(), ADAM, mesh)
 
-    state = placed(abstract('data'))
-    run = Checkpoints(folder / 'checkpoints', 9)
+
+def at_step(state, step):
+    return state.replace(step=state.step * 0 + step)
+
+
+def save_steps(folder):
+    """Saves steps 1, 2 and 3 of a state, and returns the state."""
+    state = placed(abstract_toy(make_mesh(*MESHES['data'])))
+    checkpoints = Checkpoints(folder, 9)
     for step in (1, 2, 3):
-        run.save(step, state.replace(step=state.step * 0 + step))
-    run.close()
+        checkpoints.save(step, at_step(state, step))
+    checkpoints.close()
+    return state
 
-    run = Checkpoints(folder / 'checkpoints', 9)
-    for axes in MESHES:
-        with mock.patch('tensorstore.open', side_effect=tensorstore.open) as load:
-            restored = run.restore(abstract(axes))
-        params_and_moments = jax.tree.leaves((restored.params, restored.opt_state[0].mu))
-        found[axes] = {
-            'same': all(same(x, numbers(x)) for x in params_and_moments),
-            'step': int(restored.step), 'reads': load.called,
-        }
 
+def restore_on(mesh, checkpoints):
+    """What this process finds when the newest checkpoint is restored on a mesh."""
+    with mock.patch('tensorstore.open', side_effect=tensorstore.open) as load:
+        restored = checkpoints.restore(abstract_toy(mesh))
+    params_and_moments = jax.tree.leaves((restored.params, restored.opt_state[0].mu))
+    return {
+        'same': all(has_shards_of(numbers(x), x) for x in params_and_moments),
+        'step': int(restored.step),
+        'reads': load.called,
+    }
+
+
+def restore_after_damage(folder, checkpoints):
+    """The step that is restored after damage to step 3, and what is in the folder then."""
     if hosts.first():
-        (folder / 'checkpoints' / '3' / 'default' / 'manifest.ocdbt').unlink()
+        (folder / '3' / 'default' / 'manifest.ocdbt').unlink()
     hosts.barrier('damaged')
-    found['taken'] = int(run.restore(abstract('data')).step)
+    restored = checkpoints.restore(abstract_toy(make_mesh(*MESHES['data'])))
     hosts.barrier('restored')
-    found['left'] = sorted(path.name for path in (folder / 'checkpoints').iterdir())
-    run.save(3, state.replace(step=state.step * 0 + 3))
-    run.close()
+    return {
+        'taken': int(restored.step),
+        'left': sorted(path.name for path in folder.iterdir()),
+    }
+
+
+def save_and_restore(folder):
+    """What this process finds in checkpoints that both save, restore, damage and save again."""
+    state = save_steps(folder)
+    checkpoints = Checkpoints(folder, 9)
+    found = {}
+    for name, axes in MESHES.items():
+        found[name] = restore_on(make_mesh(*axes), checkpoints)
+    found |= restore_after_damage(folder, checkpoints)
+    checkpoints.save(3, at_step(state, 3))
+    checkpoints.close()
     return found
 
 
-def warm(mesh):
+def start_from_published(mesh):
     """Warm-starts parameters that are split over the hosts from ones with fewer positions."""
-    bert = ModelConfig(vocab_size=300, num_layers=1, hidden_size=32, num_heads=4,
-                      intermediate_size=64, max_position_embeddings=64)
-    fresh = placed(abstract_state(Pretraining(bert), ADAM, mesh).params)
+    config = ModelConfig(
+        vocab_size=300,
+        num_layers=1,
+        hidden_size=32,
+        num_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    fresh = placed(abstract_state(Pretraining(config), ADAM, mesh).params)
     published = jax.tree.map(lambda x: numbers(x) + 1, fresh)
     params = from_tree(published, 300)
     params[POSITIONS] = params[POSITIONS][:40]
-    these = Weights(params, vars(bert), 'pretraining', (), None, True, (), 'these')
+    weights = Weights(
+        params=params, model=vars(config), head='pretraining', labels=(), vocab_file=None,
+        lowercase=True, unused=(), source='these')
     started = flatten_dict(
-        warm_start(these, fresh, bert, head='pretraining', labels=(), vocab_file=None), sep='/')
+        warm_start(weights, fresh, config, head='pretraining', labels=(), vocab_file=None),
+        sep='/')
     expected = flatten_dict(published, sep='/')
     for name in ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias'):
         expected[name][300:] = 0  # rows of padding
     expected[POSITIONS][40:] = expected[POSITIONS][:24]  # the table repeats
-    wrong = [name for name, x in expected.items() if not same(started[name], x)]
-    return {'wrong': wrong, 'split': not started[POSITIONS].is_fully_addressable}
+    return {
+        'wrong': [name for name, x in expected.items() if not has_shards_of(x, started[name])],
+        'split': not started[POSITIONS].is_fully_addressable,
+    }
+
+
+FOUND = 'found '  # begins the line that a process prints
+
+
+@dataclasses.dataclass
+class Run:
+    """A run of two processes: its folder, and what each of them found."""
+
+    folder: Path
+    found: list[dict[str, Any]]
 
 
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
-    """(folder, what each process found)."""
     folder = tmp_path_factory.mktemp('run')
+    process = [sys.executable, '-m', 'tests.train.test_two_hosts', folder]
     ended = subprocess.run(
-        [ROOT / 'launch' / 'local_hosts.sh', '2', sys.executable, '-m',
-         'tests.train.test_two_hosts', folder],
+        [ROOT / 'launch' / 'local_hosts.sh', '2', *process],
         cwd=ROOT, text=True, capture_output=True, timeout=120,
         env=os.environ | {'XLA_FLAGS': xla_flags(4)})
     assert ended.returncode == 0, ended.stderr[-3000:]
-    found = [json.loads(line.removeprefix('found ')) for out in (ended.stdout, ended.stderr)
-             for line in out.splitlines() if line.startswith('found ')]
+    lines = ended.stdout.splitlines() + ended.stderr.splitlines()
+    found = [json.loads(line.removeprefix(FOUND)) for line in lines if line.startswith(FOUND)]
     assert len(found) == 2
-    return folder, found
+    return Run(folder, found)
 
 
 def test_a_run_directory_that_hosts_do_not_share_is_refused_on_all(run):
-    for found in run[1]:
+    for found in run.found:
         assert 'not the same folder on all hosts (host 1 does not see' in found['own']
 
 
-@pytest.mark.parametrize('name, readers', [('data', [0]), ('both', [0]), ('fsdp', [0, 1])])
-def test_one_replica_reads_and_all_have_the_state(run, name, readers):
-    for host, found in enumerate(run[1]):
-        assert found[name] == {'same': True, 'step': 3, 'reads': host in readers}
+@pytest.mark.parametrize('mesh_name, readers', [
+    ('data', [0]),
+    ('both', [0]),
+    ('fsdp', [0, 1]),
+])
+def test_one_replica_reads_and_all_have_the_state(run, mesh_name, readers):
+    for host, found in enumerate(run.found):
+        assert found[mesh_name] == {'same': True, 'step': 3, 'reads': host in readers}
 
 
 def test_damage_is_moved_aside_once_and_both_take_the_one_before(run):
-    for found in run[1]:
+    for found in run.found:
         assert found['taken'] == 2
         assert found['left'] == ['1', '2', '3.unreadable']
 
 
-def test_one_process_goes_on_from_what_two_saved(run):
-    for axes in ((1, 1, 1), (2, 2, 2)):
-        checkpoints = Checkpoints(run[0] / 'checkpoints', 9)
-        found = checkpoints.restore(abstract_state(Toy(), ADAM, mesh(*axes)))
-        checkpoints.close()
-        assert found.step == 3
-        for x in jax.tree.leaves((found.params, found.opt_state[0].nu)):
-            np.testing.assert_array_equal(x, numbers(x))
+@pytest.mark.parametrize('axes', [(1, 1, 1), (2, 2, 2)], ids=str)
+def test_one_process_goes_on_from_what_two_saved(run, axes):
+    checkpoints = Checkpoints(run.folder / 'checkpoints', 9)
+    restored = checkpoints.restore(abstract_toy(mesh(*axes)))
+    checkpoints.close()
+    assert restored.step == 3
+    for x in jax.tree.leaves((restored.params, restored.opt_state[0].nu)):
+        np.testing.assert_array_equal(x, numbers(x))
 
 
 def test_published_parameters_fill_the_shards_of_each_host(run):
-    for found in run[1]:
+    for found in run.found:
         assert found['warm'] == {'wrong': [], 'split': True}
 
 
 def main(folder):
+    """Prints what one of the two processes finds."""
     sharding.LEAST_SPLIT = 1
     hosts.connect()
     own = folder / f'host{hosts.index()}'
@@ -165,9 +218,12 @@ def main(folder):
     check_shared(folder)
     with pytest.raises(InputError) as fault:
         check_shared(own, seconds=1.0)
-    found = {'own': str(fault.value), 'warm': warm(make_mesh(*MESHES['fsdp'])),
-             **checkpoints(folder)}
-    print('found ' + json.dumps(found), flush=True)
+    found = {
+        'own': str(fault.value),
+        'warm': start_from_published(make_mesh(*MESHES['fsdp'])),
+        **save_and_restore(folder / 'checkpoints'),
+    }
+    print(FOUND + json.dumps(found), flush=True)
 
 
 if __name__ == '__main__':

@@ -33,8 +33,9 @@ class Toy:
 
     def loss(self, params, batch, totals, rows_Bx2):
         x = dropout(batch['x'], 0.5, rows_Bx2, CLASSIFIER)
-        error = x @ params['dense']['kernel'] + params['dense']['bias'] - batch['y']
-        squares = jnp.sum(jnp.square(error).mean(axis=-1) * batch['weights'])
+        prediction = x @ params['dense']['kernel'] + params['dense']['bias']
+        squares_of_rows = jnp.square(prediction - batch['y']).mean(axis=-1)
+        squares = jnp.sum(squares_of_rows * batch['weights'])
         sums = {'squares': squares, 'rows': batch['weights'].sum(), 'tokens': 3.0 * len(x)}
         return squares / totals['rows'], sums
 
@@ -59,8 +60,20 @@ def batch(step, size=8, width=16):
     }
 
 
-def sgd_step(on, *, rate=0.1, clip_norm=0.0, optimizer=None, **how):
-    """(optimizer, train step)."""
+def sgd_step(mesh, *, rate=0.1, clip_norm=0.0, optimizer=None, **options):
+    """(optimizer, train step) of the toy task.
+
+    Args:
+      mesh: the devices.
+      rate: learning rate of the first step.
+      clip_norm: 0 for no clipping.
+      optimizer: default: SGD with momentum.
+      options: of `fixed_step`.
+    """
     optimizer = optimizer or optax.sgd(rate, momentum=0.9)
-    return optimizer, fixed_step(Toy(), optimizer, lambda step: rate / (1.0 + step), on,
-                                 clip_norm=clip_norm, **how)
+
+    def schedule(step):
+        return rate / (1.0 + step)
+
+    step = fixed_step(Toy(), optimizer, schedule, mesh, clip_norm=clip_norm, **options)
+    return optimizer, step
