@@ -1,7 +1,8 @@
 """Programs: compiled ahead and sized; what does not fit is refused before the first step."""
 
-import contextlib
+import dataclasses
 import types
+from typing import Any
 from unittest import mock
 
 import jax
@@ -25,107 +26,247 @@ def program():
     config = default_config()
     config.task = 'synthetic'
     config.update_from_flattened_dict({
-        'model.num_layers': 1, 'model.hidden_size': 32, 'model.num_heads': 2,
-        'model.vocab_size': 200, 'train.eval_batch_size': 8})
+        'model.num_layers': 1,
+        'model.hidden_size': 32,
+        'model.num_heads': 2,
+        'model.vocab_size': 200,
+        'train.eval_batch_size': 8,
+    })
     config.phases = (
         dict(steps=3, max_seq_length=16, max_predictions_per_seq=2, batch_size=8),
-        dict(steps=2, max_seq_length=64, max_predictions_per_seq=8, batch_size=16))
+        dict(steps=2, max_seq_length=64, max_predictions_per_seq=8, batch_size=16),
+    )
     config = complete(config)
     mesh = open_mesh(config, jax.devices()[:2])
     return program_lib.build_program(config, mesh, open_task(config))
 
 
-def test_steps_of_a_phase_are_called_with_its_batches(program):
-    calls = program_lib.phase_calls(program, program.phases[1])
-    (state, _, batch), (params, held_out) = calls['train'][1], calls['evaluation'][1]
-    assert state is program.state and params is program.state.params
-    assert batch['input_ids'].shape == (16, 64) and held_out['input_ids'].shape == (8, 64)
+@pytest.fixture(scope='module')
+def second_phase_calls(program):
+    return program_lib.phase_calls(program, program.phases[1])
+
+
+def test_the_steps_of_a_phase_get_the_state_of_the_program(program, second_phase_calls):
+    _, (state, _, _) = second_phase_calls['train']
+    _, (params, _) = second_phase_calls['evaluation']
+    assert state is program.state
+    assert params is program.state.params
+
+
+def test_the_steps_of_a_phase_get_batches_of_its_shape(second_phase_calls):
+    _, (_, _, batch) = second_phase_calls['train']
+    _, (_, held_out) = second_phase_calls['evaluation']
+    assert batch['input_ids'].shape == (16, 64)
     assert batch['masked_lm_positions'].shape == (16, 8)
-    rows = next(program.task.phase(
-        program.head, program.eval_step, program.phases, 1, program.mesh).batches(0))
-    for name, x in rows.items():  # what training will pass
-        assert (x.shape, x.dtype) == (batch[name].shape, batch[name].dtype)
+    assert held_out['input_ids'].shape == (8, 64)
+
+
+def test_the_train_step_of_a_phase_is_called_with_what_training_will_pass(
+    program, second_phase_calls
+):
+    _, (_, _, batch) = second_phase_calls['train']
+    phase = program.task.phase(
+        program.head, program.eval_step, program.phases, 1, program.mesh)
+    rows = next(phase.batches(0))
+    for name, x in rows.items():
+        assert x.shape == batch[name].shape
+        assert x.dtype == batch[name].dtype
         assert x.sharding.is_equivalent_to(batch[name].sharding, x.ndim)
 
 
-@pytest.mark.parametrize('there, told', [
-    (190, None), (189, 'phase 2 .* evaluation needs .*eval_batch_size'),
-    (170, r'phase 2 \(length 64, batch 16\): train .*accumulation_steps=2 .* batch of 8, '),
-    (60, 'phase 1 .*=4 '), (40, 'phase 1 .*no config.train.accumulation_steps is enough'),
-])
-def test_a_phase_that_does_not_fit_is_refused_by_name(program, monkeypatch, there, told):
-    """The optimizer's state stays in memory during evaluation."""
+@pytest.fixture
+def device_of(monkeypatch):
+    """A function that gives the devices a memory, which the program's steps need a share of.
+
+    The state takes 20 bytes. The phase of length 16 needs 100 to train and 50 to evaluate, that of
+    length 64 needs 180 and 170.
+    """
     sizes = {16: {'train': 100, 'evaluation': 50}, 64: {'train': 180, 'evaluation': 170}}
-    monkeypatch.setattr(memory_lib, 'device_memory', lambda *_: there)
+
+    def phase_calls(program, phase):
+        sizes_of_phase = sizes[phase['max_seq_length']]
+        return {name: (size, ()) for name, size in sizes_of_phase.items()}
+
+    def compile_step(size):
+        return None, memory_lib.Memory(size, 0, 0)
+
+    def set_memory(num_bytes):
+        monkeypatch.setattr(memory_lib, 'device_memory', lambda *_: num_bytes)
+
     monkeypatch.setattr(memory_lib, 'device_bytes', lambda tree: 20)
-    monkeypatch.setattr(memory_lib, 'phase_calls', lambda program, phase: {
-        name: (size, ()) for name, size in sizes[phase['max_seq_length']].items()})
-    monkeypatch.setattr(memory_lib, 'compile_step',
-                        lambda size: (None, memory_lib.Memory(size, 0, 0)))
-    with pytest.raises(InputError, match=told) if told else contextlib.nullcontext():
+    monkeypatch.setattr(memory_lib, 'phase_calls', phase_calls)
+    monkeypatch.setattr(memory_lib, 'compile_step', compile_step)
+    return set_memory
+
+
+def test_phases_that_fit_are_accepted(program, device_of):
+    device_of(190)
+    memory_lib.check_memory(program, range(2))
+
+
+@pytest.mark.parametrize('num_bytes, message', [
+    # The optimizer's state stays in memory during evaluation.
+    (189, 'phase 2 .* evaluation needs .*eval_batch_size'),
+    (170, r'phase 2 \(length 64, batch 16\): train .*accumulation_steps=2 .* batch of 8, '),
+    (60, 'phase 1 .*=4 '),
+    (40, 'phase 1 .*no config.train.accumulation_steps is enough'),
+])
+def test_a_phase_that_does_not_fit_is_refused_by_name(program, device_of, num_bytes, message):
+    device_of(num_bytes)
+    with pytest.raises(InputError, match=message):
         memory_lib.check_memory(program, range(2))
 
 
-@pytest.mark.parametrize('platform, module, name', [
-    ('tpu', attention_module, 'kernel_attention'), ('gpu', jax.nn, 'dot_product_attention'),
+@dataclasses.dataclass
+class Chip:
+    """A kind of chip, its fused attention, and how that computes on a CPU."""
+
+    platform: str
+    module: Any
+    name: str
+    on_cpu: dict[str, Any]
+
+
+@pytest.fixture(params=[
+    Chip('tpu', attention_module, 'kernel_attention', {'interpret': True}),
+    Chip('gpu', jax.nn, 'dot_product_attention', {'implementation': 'xla'}),
+], ids=['tpu', 'gpu'])
+def replace_attention(request, monkeypatch):
+    """A function that has jax claim to run on a chip and replaces the chip's fused attention.
+
+    It takes a function from a fused attention to the one to use instead.
+    """
+    chip = request.param
+    fused = getattr(chip.module, chip.name)
+
+    def fused_on_cpu(*args, **kwargs):
+        return fused(*args, **kwargs | chip.on_cpu)
+
+    def replace_by(make):
+        monkeypatch.setattr(chip.module, chip.name, make(fused_on_cpu))
+
+    monkeypatch.setattr(jax, 'default_backend', lambda: chip.platform)
+    attention_module.fused_attention_error.cache_clear()
+    yield replace_by
+    attention_module.fused_attention_error.cache_clear()
+
+
+def scaled_by(factor):
+    def make(fused):
+        def attend(*args, **kwargs):
+            return factor * fused(*args, **kwargs)
+        return attend
+    return make
+
+
+def failing(fused):
+    def attend(*args, **kwargs):
+        raise RuntimeError('Mosaic failed\nand more')
+    return attend
+
+
+def test_fused_attention_is_used_where_a_chip_computes_it_right(replace_attention):
+    replace_attention(scaled_by(1.0))
+    assert attention_module.resolve_backend('auto') == 'auto'
+
+
+@pytest.mark.parametrize('make, reason', [
+    pytest.param(scaled_by(1.1), 'differs from XLA by', id='wrong'),
+    pytest.param(failing, '(Mosaic failed)', id='failing'),
 ])
-@pytest.mark.parametrize('scale, attention, words', [
-    (1.0, 'auto', ''), (1.1, 'xla', 'differs from XLA by'), (None, 'xla', '(Mosaic failed)'),
-])
-def test_fused_attention_is_used_where_a_chip_computes_it_right(
-    platform, module, name, scale, attention, words, monkeypatch, capsys
+def test_fused_attention_that_is_wrong_or_fails_is_not_used(
+    replace_attention, make, reason, capsys
 ):
-    """jax claims to run on a chip, whose fused attention is scaled by a factor or fails."""
-    fused = getattr(module, name)
-    how = {'interpret': True} if platform == 'tpu' else {'implementation': 'xla'}
-
-    def scaled(*args, **kwargs):
-        if scale is None:
-            raise RuntimeError('Mosaic failed\nand more')
-        return scale * fused(*args, **kwargs | how)
-
-    monkeypatch.setattr(module, name, scaled)
-    monkeypatch.setattr(jax, 'default_backend', lambda: platform)
-    attention_module.fused_attention_error.cache_clear()
-    assert attention_module.resolve_backend('auto') == attention
-    asked = attention_module.resolve_backend('kernel')
-    assert asked == 'kernel', 'what is asked for is not changed'
-    assert words in capsys.readouterr().out
-    attention_module.fused_attention_error.cache_clear()
+    replace_attention(make)
+    assert attention_module.resolve_backend('auto') == 'xla'
+    assert reason in capsys.readouterr().out
 
 
-G = 1 << 30
+@pytest.mark.parametrize('make', [scaled_by(1.0), scaled_by(1.1), failing])
+def test_fused_attention_that_is_asked_for_is_used(replace_attention, make):
+    replace_attention(make)
+    assert attention_module.resolve_backend('kernel') == 'kernel'
+
+
+GIB = 1 << 30
+
+
+@dataclasses.dataclass
+class Shardings:
+    """Over eight devices."""
+
+    rows: NamedSharding
+    replicated: NamedSharding
 
 
 @pytest.fixture(scope='module')
 def shardings():
-    """(Sharding of rows over eight devices, replicated sharding)."""
     mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
-    return NamedSharding(mesh, PartitionSpec('data')), NamedSharding(mesh, PartitionSpec())
+    return Shardings(
+        NamedSharding(mesh, PartitionSpec('data')), NamedSharding(mesh, PartitionSpec()))
 
 
-def test_a_step_compiled_ahead_is_used_and_donates(shardings):
-    rows, whole = shardings
-    traced = []
+class CountedSum:
+    """A step that adds the rows of a batch to a total, compiled ahead for 16 rows.
 
-    def add(total, batch):
-        traced.append(batch['x'].shape)
+    Attributes:
+      traced: shapes of the batches that the step was traced with.
+      program, memory: the result of `compile_step`.
+    """
+
+    def __init__(self, shardings):
+        self.shardings = shardings
+        self.traced = []
+        self.step = jax.jit(self._add, donate_argnums=0, out_shardings=shardings.replicated)
+        total = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=shardings.replicated)
+        rows = jax.ShapeDtypeStruct((16, 2), jnp.float32, sharding=shardings.rows)
+        self.program, self.memory = memory_lib.compile_step(self.step, total, {'x': rows})
+
+    def _add(self, total, batch):
+        self.traced.append(batch['x'].shape)
         return total + batch['x'].sum()
 
-    step = jax.jit(add, donate_argnums=0, out_shardings=whole)
-    total = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=whole)
-    program, memory = memory_lib.compile_step(
-        step, total, {'x': jax.ShapeDtypeStruct((16, 2), jnp.float32, sharding=rows)})
-    assert program is not None
-    assert memory.arguments == 3 * 4 + 2 * 2 * 4  # the total, and an eighth of the rows
-    assert sum(memory) >= memory.arguments
+    def zero(self):
+        return jax.device_put(np.zeros(3, np.float32), self.shardings.replicated)
 
-    first = jax.device_put(np.zeros(3, np.float32), whole)
-    for size, shapes in ((16, 1), (16, 1), (8, 2)):  # another shape is compiled when it comes
-        batch = {'x': jax.device_put(np.ones((size, 2), np.float32), rows)}
-        before, first = first, step(first, batch)
-        assert before.is_deleted() and len(traced) == shapes
-    np.testing.assert_array_equal(first, [32 + 32 + 16] * 3)
+    def add_ones(self, total, num_rows):
+        ones = jax.device_put(np.ones((num_rows, 2), np.float32), self.shardings.rows)
+        return self.step(total, {'x': ones})
+
+
+@pytest.fixture
+def counted_sum(shardings):
+    return CountedSum(shardings)
+
+
+def test_a_step_compiled_ahead_is_sized(counted_sum):
+    assert counted_sum.program is not None
+    bytes_of_total = 3 * 4
+    bytes_of_an_eighth_of_the_rows = 2 * 2 * 4
+    assert counted_sum.memory.arguments == bytes_of_total + bytes_of_an_eighth_of_the_rows
+    assert sum(counted_sum.memory) >= counted_sum.memory.arguments
+
+
+def test_a_step_compiled_ahead_is_used(counted_sum):
+    total = counted_sum.zero()
+    for _ in range(2):
+        total = counted_sum.add_ones(total, num_rows=16)
+        assert len(counted_sum.traced) == 1
+    np.testing.assert_array_equal(total, [32 + 32] * 3)
+
+
+def test_a_step_compiled_ahead_is_compiled_for_another_shape_when_it_comes(counted_sum):
+    total = counted_sum.add_ones(counted_sum.zero(), num_rows=16)
+    total = counted_sum.add_ones(total, num_rows=8)
+    assert len(counted_sum.traced) == 2
+    np.testing.assert_array_equal(total, [32 + 16] * 3)
+
+
+@pytest.mark.parametrize('num_rows', [16, 8])
+def test_a_step_compiled_ahead_donates(counted_sum, num_rows):
+    total = counted_sum.zero()
+    counted_sum.add_ones(total, num_rows)
+    assert total.is_deleted()
 
 
 def compile_refused(message, *batch):
@@ -135,14 +276,20 @@ def compile_refused(message, *batch):
 
 
 @pytest.mark.parametrize('message, temporaries', [
-    ('RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries '
-     '(138.5G) exceeds available HBM (15.75G).', 138.5 * G),
-    ('RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. '
-     'Used 25.00G of 15.75G hbm. Exceeded hbm capacity by 9.25G.', 25 * G - 4096),
-    ('RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3.5GiB.', 3.5 * G),
+    pytest.param(
+        'RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO '
+        'temporaries (138.5G) exceeds available HBM (15.75G).',
+        138.5 * GIB, id='temporaries'),
+    pytest.param(
+        'RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space '
+        'hbm. Used 25.00G of 15.75G hbm. Exceeded hbm capacity by 9.25G.',
+        25 * GIB - 4096, id='all that is used'),
+    pytest.param(
+        'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 3.5GiB.',
+        3.5 * GIB, id='an allocation'),
 ])
 def test_the_compiler_s_refusal_says_how_much_is_needed(shardings, message, temporaries):
-    batch = {'x': jax.ShapeDtypeStruct((1024,), jnp.float32, sharding=shardings[1])}
+    batch = {'x': jax.ShapeDtypeStruct((1024,), jnp.float32, sharding=shardings.replicated)}
     assert compile_refused(message, batch) == (None, memory_lib.Memory(4096, 0, int(temporaries)))
 
 
@@ -152,20 +299,37 @@ def test_other_faults_of_the_compiler_are_raised():
 
 
 def test_bytes_of_a_device_are_those_of_its_shards(shardings):
-    rows, whole = shardings
-    tree = [jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=rows),
-            jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=whole)]
+    tree = [
+        jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=shardings.rows),
+        jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=shardings.replicated),
+    ]
     assert memory_lib.device_bytes(tree) == 2 * 3 * 4 + 5 * 2
 
 
-@pytest.mark.parametrize('kind, stats, found', [
-    ('TPU v5 lite', lambda: {'bytes_limit': 123}, 123),  # what the device reports counts first
-    ('TPU v5 lite', lambda: None, int(15.75 * G)),
-    # A device of a topology, known only to the compiler.
-    ('TPU v4', mock.Mock(side_effect=jax.errors.JaxRuntimeError), int(30.75 * G)),
-    *((kind, lambda: None, None) for kind in ('cpu', 'NVIDIA H100')),  # a share of the host's
+def make_device(kind, memory_stats=None, fault=None):
+    """A device that reports these statistics, or that fails to."""
+    stats = mock.Mock(return_value=memory_stats, side_effect=fault)
+    return types.SimpleNamespace(device_kind=kind, memory_stats=stats)
+
+
+@pytest.mark.parametrize('device, num_bytes', [
+    pytest.param(
+        make_device('TPU v5 lite', {'bytes_limit': 123}), 123, id='reported'),
+    pytest.param(
+        make_device('TPU v5 lite'), int(15.75 * GIB), id='of its kind'),
+    pytest.param(
+        make_device('TPU v4', fault=jax.errors.JaxRuntimeError), int(30.75 * GIB),
+        id='known only to the compiler'),
 ])
-def test_memory_of_a_device(kind, stats, found):
-    device = types.SimpleNamespace(device_kind=kind, memory_stats=stats)
-    whole, half = (memory_lib.device_memory(device, num_local) for num_local in (1, 2))
-    assert (whole, half) == (found, found) if found else half == whole // 2 > 1 << 24
+@pytest.mark.parametrize('num_local', [1, 2])
+def test_memory_of_a_device_is_what_it_reports_or_that_of_its_kind(device, num_bytes, num_local):
+    assert memory_lib.device_memory(device, num_local) == num_bytes
+
+
+@pytest.mark.parametrize('kind', ['cpu', 'NVIDIA H100'])
+def test_memory_of_a_device_that_reports_none_is_a_share_of_the_host_s(kind):
+    device = make_device(kind)
+    whole = memory_lib.device_memory(device, 1)
+    half = memory_lib.device_memory(device, 2)
+    assert half == whole // 2
+    assert half > 1 << 24
