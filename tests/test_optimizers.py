@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,52 +22,109 @@ from bert_jax.model.layers import ModelConfig, Parameter, declared_parameters, p
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import make_mesh
 from bert_jax.train import optimizers
+from bert_jax.train.optimizers import ScheduleSegment
 from bert_jax.train.step import abstract_state, parameters_of
-from tests.tiny_models import jit, random_like
+from tests.tiny_models import assert_close, jit, random_like
 
 pytestmark = pytest.mark.slow
 
-ScheduleSegment = optimizers.ScheduleSegment
-ADAM = {'weight_decay': 0.01, 'b1': 0.9, 'b2': 0.999, 'eps': 1e-6}
-ONE = [ScheduleSegment(0, 100, 1.0, 10)]
+B1 = 0.9
+B2 = 0.999
+EPS = 1e-6
+WEIGHT_DECAY = 0.01
+ADAM = {'weight_decay': WEIGHT_DECAY, 'b1': B1, 'b2': B2, 'eps': EPS}
 
 
-@pytest.mark.parametrize('segments, options, rates', [
+@dataclasses.dataclass
+class ScheduleCase:
+    """A schedule of these segments, and its rate at some steps."""
+
+    segments: list[ScheduleSegment]
+    rates: dict[int, float]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+TENTH_OF_WARMUP = ScheduleSegment(start=0, steps=100, learning_rate=1.0, warmup=10)
+SCHEDULES = {
     # At the end of warm-up it jumps: 1 - 10 / 100, not 1. Past the end it stays.
-    (ONE, {}, {0: 0, 1: 0.1, 5: 0.5, 9: 0.9, 10: 0.9, 11: 0.89, 50: 0.5, 99: 0.01, 100: 0, 150: 0}),
-    ([ScheduleSegment(0, 100, 2.0, 20)], {'power': 0.5}, {0: 0, 19: 1.9, 20: 2 * 0.8**0.5, 75: 1}),
-    ([ScheduleSegment(0, 100, 1.0, 50, 50)], {}, {0: 0, 25: 0.5, 50: 1, 75: 0.5, 100: 0}),
-    ([ScheduleSegment(0, 100, 1.0, 10, 80)], {},
-     {5: 0.5, 10: 1, 79: 1, 80: 1, 90: 0.5, 100: 0, 150: 0}),
-    (ONE, {'power': 0.0}, {0: 0, 5: 0.5, 10: 1, 99: 1}),
-    ([ScheduleSegment(0, 100, 1.0, 0)], {'decay': 'cosine'},
-     {0: 1, 25: 0.5 + 0.5 * 2**-0.5, 50: 0.5, 100: 0}),
-    ([*ONE, ScheduleSegment(100, 40, 2.0, 4)], {},  # with its own warm-up and decay
-     {0: 0, 10: 0.9, 99: 0.01, 100: 0, 102: 1, 104: 1.8, 120: 1, 140: 0}),
-], ids=['linear', 'root', 'triangle', 'stable', 'constant', 'cosine', 'two'])
-def test_schedules_follow_their_formulas(segments, options, rates):
-    schedule = optimizers.make_schedule(segments, **options)
-    for step, rate in rates.items():
+    'linear': ScheduleCase(
+        [TENTH_OF_WARMUP],
+        {0: 0, 1: 0.1, 5: 0.5, 9: 0.9, 10: 0.9, 11: 0.89, 50: 0.5, 99: 0.01, 100: 0, 150: 0},
+    ),
+    'root': ScheduleCase(
+        [ScheduleSegment(start=0, steps=100, learning_rate=2.0, warmup=20)],
+        {0: 0, 19: 1.9, 20: 2 * 0.8**0.5, 75: 1},
+        {'power': 0.5},
+    ),
+    'triangle': ScheduleCase(
+        [ScheduleSegment(start=0, steps=100, learning_rate=1.0, warmup=50, decay_from=50)],
+        {0: 0, 25: 0.5, 50: 1, 75: 0.5, 100: 0},
+    ),
+    'stable': ScheduleCase(
+        [ScheduleSegment(start=0, steps=100, learning_rate=1.0, warmup=10, decay_from=80)],
+        {5: 0.5, 10: 1, 79: 1, 80: 1, 90: 0.5, 100: 0, 150: 0},
+    ),
+    'constant': ScheduleCase(
+        [TENTH_OF_WARMUP],
+        {0: 0, 5: 0.5, 10: 1, 99: 1},
+        {'power': 0.0},
+    ),
+    'cosine': ScheduleCase(
+        [ScheduleSegment(start=0, steps=100, learning_rate=1.0, warmup=0)],
+        {0: 1, 25: 0.5 + 0.5 * 2**-0.5, 50: 0.5, 100: 0},
+        {'decay': 'cosine'},
+    ),
+    # The second segment has its own warm-up and decay.
+    'two': ScheduleCase(
+        [TENTH_OF_WARMUP, ScheduleSegment(start=100, steps=40, learning_rate=2.0, warmup=4)],
+        {0: 0, 10: 0.9, 99: 0.01, 100: 0, 102: 1, 104: 1.8, 120: 1, 140: 0},
+    ),
+}
+
+
+@pytest.mark.parametrize('case', SCHEDULES.values(), ids=SCHEDULES)
+def test_schedules_follow_their_formulas(case):
+    schedule = optimizers.make_schedule(case.segments, **case.options)
+    compiled = jax.jit(schedule)
+    for step, rate in case.rates.items():
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-6), step
-        assert float(jax.jit(schedule)(jnp.int32(step))) == pytest.approx(rate, abs=1e-6), step
+        assert float(compiled(jnp.int32(step))) == pytest.approx(rate, abs=1e-6), step
 
 
-SMALL = ModelConfig(vocab_size=40, num_layers=2, hidden_size=8, num_heads=2,
-                    intermediate_size=12, max_position_embeddings=8)
+SMALL = ModelConfig(
+    vocab_size=40,
+    num_layers=2,
+    hidden_size=8,
+    num_heads=2,
+    intermediate_size=12,
+    max_position_embeddings=8,
+)
 
 
-def of_model():
-    """(Shapes of the parameters of a small model, their declarations)."""
-    tree = jax.eval_shape(Pretraining(SMALL).init, jax.random.key(0))
-    return nn.meta.unbox(tree), declared_parameters(tree)
+@dataclasses.dataclass
+class Model:
+    """Parameters of a small model with their declarations, and three gradients."""
+
+    parameters: dict[tuple[str, ...], Parameter]
+    params: Any
+    gradients: list[Any]
 
 
-def declared(params):
-    """Declarations of other parameters: kernels are [in, out]; all but biases and scales decay."""
-    return {path_names(path): Parameter(
-        None, (None,) * jnp.ndim(x), num_in=path_names(path)[-1] == 'kernel',
-        decays=path_names(path)[-1] not in ('bias', 'output_bias', 'scale'),
-    ) for path, x in jax.tree_util.tree_leaves_with_path(params)}
+@pytest.fixture(scope='module')
+def model():
+    boxed = jax.eval_shape(Pretraining(SMALL).init, jax.random.key(0))
+    params = random_like(boxed, 0)
+    return Model(declared_parameters(boxed), params, random_gradients(params))
+
+
+def random_gradients(params, scale=1.0):
+    return [random_like(params, seed, scale) for seed in (1, 2, 3)]
+
+
+def named_leaves(tree):
+    """(names of its path, array) of each leaf."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(path_names(path), x) for path, x in leaves]
 
 
 def leaf(tree, names):
@@ -74,11 +132,24 @@ def leaf(tree, names):
     return functools.reduce(lambda tree, key: tree[key], names, tree)
 
 
-def updated(name, params, gradients, parameters=None, rate=1e-2):
-    """Parameters after one update with each of the gradients, at rates rate, 2 rate, ..."""
-    return updated_by(optimizers.make_optimizer(
-        name, lambda step: rate * (step + 1.0), parameters or declared(params), **ADAM),
-        params, gradients)
+def declared(params):
+    """Declarations of other parameters: kernels are [in, out]; all but biases and scales decay."""
+    parameters = {}
+    for names, x in named_leaves(params):
+        parameters[names] = Parameter(
+            None,
+            (None,) * jnp.ndim(x),
+            num_in=int(names[-1] == 'kernel'),
+            decays=names[-1] not in ('bias', 'output_bias', 'scale'),
+        )
+    return parameters
+
+
+def updated(name, params, gradients, parameters=None):
+    """Parameters after an update with each of the gradients, at rates 0.01, 0.02, ..."""
+    optimizer = optimizers.make_optimizer(
+        name, lambda step: 1e-2 * (step + 1.0), parameters or declared(params), **ADAM)
+    return updated_by(optimizer, params, gradients)
 
 
 def updated_by(optimizer, params, gradients):
@@ -94,56 +165,79 @@ def updated_by(optimizer, params, gradients):
     return params
 
 
-def numpy_updated(name, w, gradients, decay, trust, rate=1e-2):
-    """One array after the same updates, by the formulas."""
-    b1, b2, eps = 0.9, 0.999, 1e-6
-    w = np.asarray(w, np.float64)
-    m, v = np.zeros_like(w), np.zeros_like(w)
-    for i, g in enumerate(np.asarray(gradients, np.float64)):
-        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+def numpy_updated(name, weights, gradients, *, decays, trust):
+    """One array after the updates of `updated`, by the formulas.
+
+    Args:
+      name: of the optimizer.
+      weights: the array.
+      gradients: one an update.
+      decays: whether weight decay applies.
+      trust: whether LAMB's trust ratio applies.
+    """
+    w = np.asarray(weights, np.float64)
+    m = np.zeros_like(w)
+    v = np.zeros_like(w)
+    for step, gradient in enumerate(gradients, start=1):
+        g = np.asarray(gradient, np.float64)
+        m = B1 * m + (1 - B1) * g
+        v = B2 * v + (1 - B2) * g * g
         if name == 'bert_adamw':  # no correction of the bias
-            u = m / (np.sqrt(v) + eps)
+            update = m / (np.sqrt(v) + EPS)
         else:
-            u = m / (1 - b1 ** (i + 1)) / (np.sqrt(v / (1 - b2 ** (i + 1))) + eps)
-        u = u + decay * w  # before the rate
+            update = m / (1 - B1**step) / (np.sqrt(v / (1 - B2**step)) + EPS)
+        if decays:
+            update = update + WEIGHT_DECAY * w  # before the rate
         if trust:
-            u = u * np.linalg.norm(w) / np.linalg.norm(u)
-        w = w - rate * (i + 1) * u
+            update = update * np.linalg.norm(w) / np.linalg.norm(update)
+        w = w - 1e-2 * step * update
     return w
 
 
 @pytest.mark.parametrize('name', ['bert_adamw', 'adamw', 'lamb'])
-@pytest.mark.parametrize('scale', [1.0, 1e-6], ids=['', 'eps shows'])
+@pytest.mark.parametrize('scale', [1.0, 1e-6], ids=['usual', 'eps shows'])
 def test_updates_follow_the_formula(name, scale):
-    params = {'dense': {'kernel': np.zeros((4, 3)), 'bias': np.zeros(3)},
-              'LayerNorm': {'scale': np.zeros(3), 'bias': np.zeros(3)},
-              'word_embeddings': np.zeros((5, 3)), 'output_bias': np.zeros(5)}
-    params = random_like(params, 0)
-    gradients = [random_like(params, seed, scale) for seed in (1, 2, 3)]
-    after = updated(name, params, gradients)
-    for path, w in jax.tree_util.tree_leaves_with_path(params):
-        names = path_names(path)
-        decays = names[-1] in ('kernel', 'word_embeddings')
-        expected = numpy_updated(name, w, [leaf(g, names) for g in gradients], 0.01 * decays,
-                                 name == 'lamb' and decays)
-        np.testing.assert_allclose(
-            leaf(after, names), expected, rtol=2e-5, atol=1e-6, err_msg=str(path))
-
-
-def test_query_key_and_value_have_trust_ratios_of_their_own():
-    shapes, parameters = of_model()
+    shapes = {
+        'dense': {'kernel': np.zeros((4, 3)), 'bias': np.zeros(3)},
+        'LayerNorm': {'scale': np.zeros(3), 'bias': np.zeros(3)},
+        'word_embeddings': np.zeros((5, 3)),
+        'output_bias': np.zeros(5),
+    }
     params = random_like(shapes, 0)
-    # Slices of very different norms, so that a shared ratio would show.
+    gradients = random_gradients(params, scale)
+    after = updated(name, params, gradients)
+    for names, weights in named_leaves(params):
+        decays = names[-1] in ('kernel', 'word_embeddings')
+        expected = numpy_updated(
+            name,
+            weights,
+            [leaf(grads, names) for grads in gradients],
+            decays=decays,
+            trust=decays and name == 'lamb',
+        )
+        np.testing.assert_allclose(
+            leaf(after, names), expected, rtol=2e-5, atol=1e-6, err_msg=str(names))
+
+
+def test_query_key_and_value_have_trust_ratios_of_their_own(model):
     qkv = ('bert', 'encoder', 'layer_1', 'attention', 'self', 'qkv')
-    leaf(params, qkv)['kernel'] *= jnp.array([1.0, 10.0, 100.0])[None, :, None, None]
-    gradients = [random_like(params, seed) for seed in (1, 2, 3)]
-    after = leaf(updated('lamb', params, gradients, parameters), qkv)
-    before, *gradients = (leaf(tree, qkv) for tree in (params, *gradients))
+    params = jax.tree.map(lambda x: x, model.params)
+    before = leaf(params, qkv)
+    # Slices of very different norms, so that a shared ratio would show.
+    before['kernel'] *= jnp.array([1.0, 10.0, 100.0])[None, :, None, None]
+    after = leaf(updated('lamb', params, model.gradients, model.parameters), qkv)
+    gradients = [leaf(grads, qkv) for grads in model.gradients]
     for i in range(3):  # as if query, key and value were parameters of their own
-        expected = numpy_updated('lamb', before['kernel'][:, i],
-                                 [g['kernel'][:, i] for g in gradients], 0.01, True)
+        expected = numpy_updated(
+            'lamb',
+            before['kernel'][:, i],
+            [grads['kernel'][:, i] for grads in gradients],
+            decays=True,
+            trust=True,
+        )
         np.testing.assert_allclose(after['kernel'][:, i], expected, rtol=2e-5, atol=2e-6)
-    expected = numpy_updated('lamb', before['bias'], [g['bias'] for g in gradients], 0.0, False)
+    bias_gradients = [grads['bias'] for grads in gradients]
+    expected = numpy_updated('lamb', before['bias'], bias_gradients, decays=False, trust=False)
     np.testing.assert_allclose(after['bias'], expected, rtol=2e-5, atol=2e-6)
 
 
@@ -151,98 +245,161 @@ def test_the_last_step_leads_to_the_mean_of_the_last_weights():
     params = random_like({'kernel': np.zeros((4, 3))}, 0)
     gradients = [random_like(params, seed) for seed in range(10)]
 
-    def after(steps, **options):
-        return updated_by(optimizers.make_optimizer(
-            'adamw', lambda step: 0.1, declared(params), **ADAM, **options),
-            params, gradients[:steps])['kernel']
+    def kernel_after(steps, **options):
+        optimizer = optimizers.make_optimizer(
+            'adamw', lambda step: 0.1, declared(params), **ADAM, **options)
+        return updated_by(optimizer, params, gradients[:steps])['kernel']
 
-    usual = [after(steps) for steps in range(11)]
-    np.testing.assert_array_equal(after(9, mean_of=(4, 10)), usual[9])
+    usual = [kernel_after(steps) for steps in range(11)]
+    np.testing.assert_array_equal(kernel_after(9, mean_of=(4, 10)), usual[9])
     for steps, last in ((4, 10), (3, 3), (1, 5)):
-        np.testing.assert_allclose(after(last, mean_of=(steps, last)), np.mean(
-            usual[last - steps + 1:last + 1], axis=0), rtol=1e-5)
+        expected = np.mean(usual[last - steps + 1 : last + 1], axis=0)
+        found = kernel_after(last, mean_of=(steps, last))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize('start, gradient', [(0.0, 1.0), (1.0, 0.0)], ids=['zero w', 'zero g'])
-def test_lamb_with_a_zero_norm_stays_finite(start, gradient):
-    params = {'kernel': jnp.full((2, 2), start)}
-    after = updated('lamb', params, [{'kernel': jnp.full((2, 2), gradient)}])['kernel']
-    assert jnp.isfinite(after).all() and (after != params['kernel']).all()
+@pytest.mark.parametrize('weight, gradient', [
+    pytest.param(0.0, 1.0, id='zero weights'),
+    pytest.param(1.0, 0.0, id='zero gradient'),
+])
+def test_lamb_with_a_zero_norm_stays_finite(weight, gradient):
+    params = {'kernel': jnp.full((2, 2), weight)}
+    grads = {'kernel': jnp.full((2, 2), gradient)}
+    after = updated('lamb', params, [grads])['kernel']
+    assert jnp.isfinite(after).all()
+    assert (after != params['kernel']).all()
 
 
 @pytest.mark.parametrize('name, arguments', [
-    ('lion', {'b1': 0.95, 'b2': 0.98}), ('nadamw', {'b1': 0.8}), ('adan', {}),
+    ('lion', {'b1': 0.95, 'b2': 0.98}),
+    ('nadamw', {'b1': 0.8}),
+    ('adan', {}),
 ])
 def test_an_optax_optimizer_is_unchanged_but_for_which_parameters_decay(name, arguments):
     params = random_like({'kernel': np.zeros((4, 3)), 'LayerNorm': {'scale': np.zeros(3)}}, 0)
+    gradients = random_gradients(params)
     schedule = optimizers.make_schedule([ScheduleSegment(0, 10, 1e-2, 2)])
     ours = optimizers.make_optimizer(name, schedule, declared(params), arguments=arguments, **ADAM)
-    mask = {'kernel': True, 'LayerNorm': {'scale': False}}
-    theirs = getattr(optax, name)(schedule, weight_decay=0.01, mask=mask, **arguments)
-    gradients = [random_like(params, seed) for seed in (1, 2, 3)]
-    after = [updated_by(optimizer, params, gradients) for optimizer in (ours, theirs)]
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-8), *after)
-    assert any(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a != b).any()), after[0], params)))
+    decays = {'kernel': True, 'LayerNorm': {'scale': False}}
+    theirs = getattr(optax, name)(schedule, weight_decay=0.01, mask=decays, **arguments)
+    found = updated_by(ours, params, gradients)
+    expected = updated_by(theirs, params, gradients)
+    assert_close(found, expected, rtol=1e-6, atol=1e-8)
+    moved = [(x != leaf(params, names)).any() for names, x in named_leaves(found)]
+    assert any(moved)
 
 
-@pytest.mark.filterwarnings('ignore:.optimistic_adam. is deprecated')  # a user may name it
-@pytest.mark.parametrize('name', optimizers.optax_optimizers())
-def test_every_optimizer_of_optax_fits_a_mesh_and_is_proportional_to_its_rate(name):
-    config = ModelConfig(vocab_size=64, num_layers=2, hidden_size=256, num_heads=2,
-                         intermediate_size=256, max_position_embeddings=8)
-    objective, mesh = Pretraining(config), make_mesh(2, 2, 2)
-    optimizer = optimizers.make_optimizer(name, lambda step: 1.0, parameters_of(objective), **ADAM)
-    state = abstract_state(objective, optimizer, mesh)
+# A user may name an optimizer that optax is about to drop.
+every_optax_optimizer = pytest.mark.parametrize('name', optimizers.optax_optimizers())
+may_be_deprecated = pytest.mark.filterwarnings('ignore:.optimistic_adam. is deprecated')
+
+
+@may_be_deprecated
+@every_optax_optimizer
+def test_the_state_of_every_optimizer_of_optax_fits_a_mesh(name):
+    config = ModelConfig(
+        vocab_size=64,
+        num_layers=2,
+        hidden_size=256,
+        num_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=8,
+    )
+    head = Pretraining(config)
+    optimizer = optimizers.make_optimizer(name, lambda step: 1.0, parameters_of(head), **ADAM)
+    state = abstract_state(head, optimizer, make_mesh(2, 2, 2))
     for x in jax.tree.leaves(state):
         x.sharding.shard_shape(x.shape)  # raises if a dim cannot be split like this
     after = jax.eval_shape(optimizer.update, state.params, state.opt_state, state.params)
     assert jax.tree.structure(after) == jax.tree.structure((state.params, state.opt_state))
 
+
+@may_be_deprecated
+@every_optax_optimizer
+def test_updates_of_every_optimizer_of_optax_are_proportional_to_the_rate(name):
     params = {'kernel': jnp.linspace(0.1, 1, 12).reshape(3, 4), 'bias': jnp.ones(3)}
-    moved = []
-    for rate in (0.5, 1.0):
-        optimizer = optimizers.make_optimizer(
-            name, optax.constant_schedule(rate), declared(params), **ADAM)
+    gradients = [jax.tree.map(lambda x, s=step: jnp.sin(x * s), params) for step in (1, 2, 3)]
+
+    def third_updates(rate):
+        schedule = optax.constant_schedule(rate)
+        optimizer = optimizers.make_optimizer(name, schedule, declared(params), **ADAM)
         moments = optimizer.init(params)
-        for step in (1, 2, 3):
-            grads = jax.tree.map(lambda x: jnp.sin(x * step), params)  # noqa: B023
+        for grads in gradients:
             updates, moments = optimizer.update(grads, moments, params)
-        moved.append(updates)
-    jax.tree.map(lambda half, whole: np.testing.assert_allclose(2 * half, whole, rtol=1e-5), *moved)
-    assert all(jnp.isfinite(x).all() and x.any() for x in jax.tree.leaves(moved))
+        return updates
+
+    half = third_updates(0.5)
+    whole = third_updates(1.0)
+    assert_close(jax.tree.map(lambda x: 2 * x, half), whole, rtol=1e-5)
+    assert_finite_and_not_zero(half)
+    assert_finite_and_not_zero(whole)
+
+
+def assert_finite_and_not_zero(updates, optimizer=''):
+    for names, x in named_leaves(updates):
+        assert jnp.isfinite(x).all(), (optimizer, names)
+        assert x.any(), (optimizer, names)
 
 
 @pytest.mark.parametrize('name, text, words', [
     ('lion', 'weight_decay=0.5', "lion has no 'weight_decay'"),
-    ('lion', 'b1="high"', 'cannot be'), ('lion', 'b1=1e999', 'cannot be'),
-    ('nadamw', 'nesterov=1', 'cannot be'), ('lion', '0.9', 'write them as'),
-    ('lion', 'b1=1)(', 'write them as'), ('adamw', 'b1=0.5', 'it reads optimizer.b1'),
+    ('lion', 'b1="high"', 'cannot be'),
+    ('lion', 'b1=1e999', 'cannot be'),
+    ('nadamw', 'nesterov=1', 'cannot be'),
+    ('lion', '0.9', 'write them as'),
+    ('lion', 'b1=1)(', 'write them as'),
+    ('adamw', 'b1=0.5', 'it reads optimizer.b1'),
 ])
 def test_arguments_that_an_optimizer_does_not_have_are_refused(name, text, words):
     with pytest.raises(InputError, match=re.escape(words)):
         optimizers.optimizer_arguments(name, text)
-    assert optimizers.optimizer_arguments('lion', ' b1=0.95,mu_dtype="bfloat16", ') == {
-        'b1': 0.95, 'mu_dtype': 'bfloat16'}
 
 
-@pytest.mark.parametrize('name', [*optimizers.OWN_OPTIMIZERS, 'lion'])
-def test_frozen_parameters_stay_bit_for_bit_and_have_no_moments(name):
-    shapes, parameters = of_model()
-    params = random_like(shapes, 0)
-    frozen = optimizers.frozen_parameters('embeddings|layer_0/', parameters)
+def test_arguments_of_an_optimizer_are_read():
+    found = optimizers.optimizer_arguments('lion', ' b1=0.95,mu_dtype="bfloat16", ')
+    assert found == {'b1': 0.95, 'mu_dtype': 'bfloat16'}
+
+
+FROZEN = 'embeddings|layer_0/'
+optimizers_that_freeze = pytest.mark.parametrize('name', [*optimizers.OWN_OPTIMIZERS, 'lion'])
+
+
+def freezing(name, model):
+    """(the optimizer of this name that leaves out frozen parameters, their names)."""
+    frozen = optimizers.frozen_parameters(FROZEN, model.parameters)
     optimizer = optimizers.make_optimizer(
-        name, lambda step: 0.1, parameters, frozen=frozen, layer_decay=0.9, **ADAM)
-    after = updated_by(optimizer, params, [random_like(params, seed) for seed in (1, 2, 3)])
-    for path, x in jax.tree_util.tree_leaves_with_path(params):
-        names = path_names(path)
-        stays = bool({'embeddings', 'layer_0'} & set(names))
-        assert stays == (names in frozen) == (leaf(after, names) == x).all(), names
-    moments = jax.tree_util.tree_leaves_with_path(jax.eval_shape(optimizer.init, params))
-    trained = {path_names(path)[-len(names):] for path, _ in moments for names in parameters}
-    assert trained & set(parameters) == set(parameters) - frozen
-    for pattern, words in (('layer_[', 'valid regular'), ('layer_7', 'in no '), ('.', 'in every ')):
-        with pytest.raises(InputError, match=words):
-            optimizers.frozen_parameters(pattern, parameters)
+        name, lambda step: 0.1, model.parameters, frozen=frozen, layer_decay=0.9, **ADAM)
+    return optimizer, frozen
+
+
+@optimizers_that_freeze
+def test_frozen_parameters_stay_bit_for_bit_and_others_do_not(name, model):
+    optimizer, frozen = freezing(name, model)
+    after = updated_by(optimizer, model.params, model.gradients)
+    for names, x in named_leaves(model.params):
+        is_frozen = 'embeddings' in names or 'layer_0' in names
+        assert (names in frozen) == is_frozen, names
+        assert (leaf(after, names) == x).all() == is_frozen, names
+
+
+@optimizers_that_freeze
+def test_frozen_parameters_have_no_moments(name, model):
+    optimizer, frozen = freezing(name, model)
+    moments = named_leaves(jax.eval_shape(optimizer.init, model.params))
+    with_moments = {
+        parameter for parameter in model.parameters for names, _ in moments
+        if names[-len(parameter):] == parameter}
+    assert with_moments == set(model.parameters) - frozen
+
+
+@pytest.mark.parametrize('pattern, words', [
+    ('layer_[', 'valid regular'),
+    ('layer_7', 'in no '),
+    ('.', 'in every '),
+])
+def test_a_pattern_that_freezes_nothing_or_everything_is_refused(pattern, words, model):
+    with pytest.raises(InputError, match=words):
+        optimizers.frozen_parameters(pattern, model.parameters)
 
 
 def orthogonalized(x):
@@ -254,134 +411,263 @@ def orthogonalized(x):
     return x
 
 
-def test_muon_orthogonalizes_the_matrices_of_layers_and_adam_does_the_rest():
-    shapes, parameters = of_model()
-    params = random_like(shapes, 0)
+@dataclasses.dataclass
+class Move:
+    """A parameter's gradient, and its update without rate and weight decay."""
+
+    gradient: np.ndarray
+    update: np.ndarray
+
+
+@pytest.fixture(scope='module')
+def muon_move():
+    """A function from a parameter's names to its `Move` by one step of Muon."""
+    boxed = jax.eval_shape(Pretraining(SMALL).init, jax.random.key(0))
+    params = random_like(boxed, 0)
     grads = random_like(params, 1)
-    after = updated('muon', params, [grads], parameters)
+    after = updated('muon', params, [grads], declared_parameters(boxed))
 
-    def moved(*names):
-        """(gradient, update without weight decay) of a parameter."""
-        w, g, new = (leaf(tree, names) for tree in (params, grads, after))
-        decay = 0.01 * (names[-1] != 'bias')
-        return np.asarray(g, np.float64), np.asarray((w - new) / 1e-2 - decay * w, np.float64)
+    def move(*names):
+        weights = leaf(params, names)
+        decay = 0.0 if names[-1] == 'bias' else WEIGHT_DECAY
+        update = (weights - leaf(after, names)) / 1e-2 - decay * weights
+        return Move(np.asarray(leaf(grads, names), np.float64), np.asarray(update, np.float64))
 
-    layer = ('bert', 'encoder', 'layer_1')
-    g, u = moved(*layer, 'intermediate', 'dense', 'kernel')
-    np.testing.assert_allclose(u, 0.2 * np.sqrt(12) * orthogonalized(g), atol=1e-3)
-    g, u = moved(*layer, 'attention', 'output', 'dense', 'kernel')  # [heads, head_dim, hidden]
-    np.testing.assert_allclose(
-        u.reshape(8, 8), 0.2 * np.sqrt(8) * orthogonalized(g.reshape(8, 8)), atol=1e-3)
-    g, u = moved(*layer, 'attention', 'self', 'qkv', 'kernel')
-    for i in range(3):
-        np.testing.assert_allclose(u[:, i].reshape(8, 8), 0.2 * np.sqrt(8) * orthogonalized(
-            g[:, i].reshape(8, 8)), atol=1e-3)
-    for names in [(*layer, 'output', 'dense', 'bias'), ('bert', 'embeddings', 'word_embeddings'),
-                  ('bert', 'pooler', 'dense', 'kernel')]:
-        g, u = moved(*names)  # Nesterov's momentum at the first step
-        expected = (0.9 * 0.1 / (1 - 0.9**2) + 1) * g / (np.abs(g) + 1e-6)
-        np.testing.assert_allclose(u, expected, atol=1e-3, err_msg=str(names))
+    return move
 
 
-@pytest.mark.parametrize('names, shape, num_in, num_separate', [
-    ((None, None), (5, 3), 1, 0), ((None,) * 3, (2, 4, 3), 2, 0), ((None,) * 3, (4, 2, 6), 1, 1),
-    ((None,) * 4, (5, 3, 2, 4), 1, 1),
+LAYER = ('bert', 'encoder', 'layer_1')
+
+
+def test_muon_orthogonalizes_an_oblong_matrix(muon_move):
+    move = muon_move(*LAYER, 'intermediate', 'dense', 'kernel')
+    expected = 0.2 * np.sqrt(12) * orthogonalized(move.gradient)
+    np.testing.assert_allclose(move.update, expected, atol=1e-3)
+
+
+def test_muon_orthogonalizes_the_output_of_all_heads_as_one_matrix(muon_move):
+    move = muon_move(*LAYER, 'attention', 'output', 'dense', 'kernel')  # [heads, head_dim, hidden]
+    expected = 0.2 * np.sqrt(8) * orthogonalized(move.gradient.reshape(8, 8))
+    np.testing.assert_allclose(move.update.reshape(8, 8), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize('index', [0, 1, 2], ids=['query', 'key', 'value'])
+def test_muon_orthogonalizes_query_key_and_value_each_alone(muon_move, index):
+    move = muon_move(*LAYER, 'attention', 'self', 'qkv', 'kernel')
+    gradient = move.gradient[:, index].reshape(8, 8)
+    update = move.update[:, index].reshape(8, 8)
+    np.testing.assert_allclose(update, 0.2 * np.sqrt(8) * orthogonalized(gradient), atol=1e-3)
+
+
+@pytest.mark.parametrize('names', [
+    (*LAYER, 'output', 'dense', 'bias'),
+    ('bert', 'embeddings', 'word_embeddings'),
+    ('bert', 'pooler', 'dense', 'kernel'),
+], ids='/'.join)
+def test_muon_updates_by_adam_what_is_no_matrix_of_a_layer(muon_move, names):
+    move = muon_move(*names)
+    # Nesterov's momentum at the first step.
+    momentum = (0.9 * 0.1 / (1 - 0.9**2) + 1) * move.gradient
+    expected = momentum / (np.abs(move.gradient) + 1e-6)
+    np.testing.assert_allclose(move.update, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize('shape, num_in, num_separate', [
+    pytest.param((5, 3), 1, 0, id='dense'),
+    pytest.param((2, 4, 3), 2, 0, id='two dims in'),
+    pytest.param((4, 2, 6), 1, 1, id='gated'),
+    pytest.param((5, 3, 2, 4), 1, 1, id='query, key and value'),
 ])
-def test_a_kernel_s_declared_matrices_are_those_that_a_product_uses(
-    names, shape, num_in, num_separate
-):
+def test_a_kernel_s_declared_matrices_are_those_that_a_product_uses(shape, num_in, num_separate):
     """A gated layer's array holds two matrices, as that of query, key and value holds three."""
-    parameter = Parameter(None, names, num_in=num_in, num_separate=num_separate)
+    parameter = Parameter(
+        None, (None,) * len(shape), num_in=num_in, num_separate=num_separate)
     x = random_like(jnp.zeros(shape), 0)
     matrices = parameter.to_matrices(x)
     np.testing.assert_array_equal(parameter.from_matrices(matrices, shape), x)
     product = np.tensordot(np.ones(shape[:num_in]), x, num_in)
-    np.testing.assert_allclose(
-        np.ones(matrices.shape[1]) @ matrices, product.reshape(-1, matrices.shape[2]), rtol=1e-5)
+    products = np.ones(matrices.shape[1]) @ matrices
+    np.testing.assert_allclose(products, product.reshape(-1, matrices.shape[2]), rtol=1e-5)
 
 
-def test_rates_fall_with_the_distance_from_the_head():
-    shapes, parameters = of_model()
-    params = random_like(shapes, 0)
-    grads = random_like(params, 1)
+def depth_factor(name):
+    """The factor of a parameter's rate where each layer halves it, counted from the head."""
+    if 'layer_1' in name:
+        return 0.5
+    if 'layer_0' in name:
+        return 0.25
+    if 'embeddings/' in name:
+        return 0.125
+    return 1.0
 
-    def move(layer_decay):
+
+def test_rates_fall_with_the_distance_from_the_head(model):
+    def updates(layer_decay):
         optimizer = optimizers.make_optimizer(
-            'adamw', lambda step: 1.0, parameters, layer_decay=layer_decay, **ADAM)
-        return jit(optimizer.update)(grads, optimizer.init(params), params)[0]
+            'adamw', lambda step: 1.0, model.parameters, layer_decay=layer_decay, **ADAM)
+        moments = optimizer.init(model.params)
+        return jit(optimizer.update)(model.gradients[0], moments, model.params)[0]
 
-    ratios = jax.tree.map(lambda whole, part: np.unique(np.round(np.asarray(part / whole), 5)),
-                          move(1.0), move(0.5))
-    for path, found in jax.tree_util.tree_leaves_with_path(ratios):
-        name = '/'.join(path_names(path))
-        expected = (0.5 if 'layer_1' in name else 0.25 if 'layer_0' in name else
-                    0.125 if 'embeddings/' in name else 1.0)
-        assert found.tolist() == [expected], name
+    whole = updates(layer_decay=1.0)
+    for names, part in named_leaves(updates(layer_decay=0.5)):
+        name = '/'.join(names)
+        ratios = np.round(np.asarray(part / leaf(whole, names)), 5)
+        assert np.unique(ratios).tolist() == [depth_factor(name)], name
 
 
 def test_the_layer_weights_of_a_tagger_belong_to_no_layer():
-    params = {'bert': {'encoder': {'layer_0': {'bias': jnp.ones(2)}}},
-              'features': {'layer_weights': jnp.ones(2)}}
-    of_two = optimizers.scale_by_depth(0.5, [('encoder', f'layer_{i}') for i in (0, 1)])
-    moved, _ = of_two.update(params, None)
+    params = {
+        'bert': {'encoder': {'layer_0': {'bias': jnp.ones(2)}}},
+        'features': {'layer_weights': jnp.ones(2)},
+    }
+    scale = optimizers.scale_by_depth(0.5, [('encoder', 'layer_0'), ('encoder', 'layer_1')])
+    moved, _ = scale.update(params, None)
     assert moved['features']['layer_weights'].tolist() == [1, 1]
     assert moved['bert']['encoder']['layer_0']['bias'].tolist() == [0.25, 0.25]
 
 
-@pytest.mark.parametrize('axes', [(1, 1, 1), (8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8)])
-def test_muon_distributes_its_matrices_over_the_devices(axes):
-    config = ModelConfig(vocab_size=64, num_layers=4, hidden_size=64, num_heads=8,
-                         intermediate_size=256, max_position_embeddings=16)
-    on = make_mesh(*axes, jax.devices()[:math.prod(axes)])
+DISTRIBUTED = ModelConfig(
+    vocab_size=64,
+    num_layers=4,
+    hidden_size=64,
+    num_heads=8,
+    intermediate_size=256,
+    max_position_embeddings=16,
+)
 
-    def of(mesh):
-        schedule = optimizers.make_schedule([ScheduleSegment(0, 10, 1.0, 0)])
-        task = Pretraining(config)
-        optimizer = optimizers.make_optimizer(
-            'muon', schedule, parameters_of(task), mesh=mesh, **ADAM)
-        return optimizer, abstract_state(task, optimizer, on)
 
-    optimizer, state = of(on)
+def make_muon(mesh):
+    """Muon for the model DISTRIBUTED, with its work distributed over a mesh if there is one."""
+    schedule = optimizers.make_schedule([ScheduleSegment(0, 10, 1.0, 0)])
+    parameters = parameters_of(Pretraining(DISTRIBUTED))
+    return optimizers.make_optimizer('muon', schedule, parameters, mesh=mesh, **ADAM)
+
+
+@dataclasses.dataclass
+class DistributedMuon:
+    """The update of Muon, compiled for the devices of a mesh."""
+
+    num_devices: int
+    params: Any  # abstract, with shardings
+    moments: Any
+    update: jax.stages.Compiled
+
+
+@pytest.fixture(
+    scope='module', params=[(1, 1, 1), (8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8)], ids=str)
+def distributed_muon(request):
+    num_devices = math.prod(request.param)
+    mesh = make_mesh(*request.param, jax.devices()[:num_devices])
+    optimizer = make_muon(mesh)
+    state = abstract_state(Pretraining(DISTRIBUTED), optimizer, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
-    dealt = jax.jit(optimizer.update, out_shardings=shardings).lower(
-        state.params, state.opt_state, state.params).compile()
-    # Each of eight devices has two of the 16 square matrices and one of the 8 oblong ones.
+    update = jax.jit(optimizer.update, out_shardings=shardings)
+    compiled = update.lower(state.params, state.opt_state, state.params).compile()
+    return DistributedMuon(num_devices, state.params, state.opt_state, compiled)
+
+
+def test_muon_distributes_its_matrices_over_the_devices(distributed_muon):
+    """Of eight devices, each has two of the 16 square matrices and one of the 8 oblong ones."""
+    share = distributed_muon.update.cost_analysis()['flops'] / muon_flops(DISTRIBUTED)
     # Elementwise work comes on top.
-    share = dealt.cost_analysis()['flops'] / muon_flops(config)
-    assert 1 < share * math.prod(axes) < 1.2
+    assert 1 < share * distributed_muon.num_devices < 1.2
 
-    params = random_like(state.params, 0)
+
+@dataclasses.dataclass
+class Step:
+    """Gradients, parameters and moments, and the (updates, moments) after a step with them."""
+
+    grads: Any
+    params: Any
+    moments: Any
+    after: Any
+
+
+@pytest.fixture(scope='module')
+def undistributed_step():
+    params = random_like(jax.eval_shape(Pretraining(DISTRIBUTED).init, jax.random.key(0)), 0)
     grads = random_like(params, 1)
-    optimizer, _ = of(None)
-    expected, _ = optimizer.update(grads, optimizer.init(params), params)
-    found, _ = dealt(*(jax.device_put(x, to) for x, to in zip(
-        (grads, optimizer.init(params), params), (*shardings, shardings[0]))))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-4), found, expected)
+    muon = make_muon(mesh=None)
+    moments = muon.init(params)
+    return Step(grads, params, moments, muon.update(grads, moments, params))
 
 
-OTHER = {o.name: next(value for value in o.allowed if value != o.default)
-         for o in OPTIONS if isinstance(o.allowed, tuple)}
+def put_like(tree, abstract):
+    """The arrays of a tree with the shardings of an abstract one."""
+    return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), tree, abstract)
 
 
-@pytest.mark.parametrize('option', ['', *OTHER])
-def test_every_model_option_declares_its_parameters_and_fits_every_optimizer(option):
-    config = dataclasses.replace(SMALL, **({option: OTHER[option]} if option else {}))
-    task = Classification(config, 3) if option == 'bilstm' else Pretraining(config)
-    boxed = jax.eval_shape(task.init, jax.random.key(0))
-    parameters = declared_parameters(boxed)
-    shapes = nn.meta.unbox(boxed)
-    matrices = 0
-    for path, x in jax.tree_util.tree_leaves_with_path(shapes):
-        p, names = parameters[path_names(path)], path_names(path)
-        if layer_of(names) is not None and x.ndim > 1 and names[-1] != 'bias':
-            assert p.num_in and p.decays, f'{names} is a matrix of a layer: it declares its dims'
-            matrices += x.size
+def test_muon_distributed_over_devices_computes_the_same(distributed_muon, undistributed_step):
+    found = distributed_muon.update(
+        put_like(undistributed_step.grads, distributed_muon.params),
+        put_like(undistributed_step.moments, distributed_muon.moments),
+        put_like(undistributed_step.params, distributed_muon.params),
+    )
+    assert_close(found, undistributed_step.after, atol=2e-4)
+
+
+def other_values():
+    """For each option of the model with a list of values, the first that is not its default."""
+    others = {}
+    for option in OPTIONS:
+        if isinstance(option.allowed, tuple):
+            others[option.name] = next(x for x in option.allowed if x != option.default)
+    return others
+
+
+OTHER_VALUES = other_values()
+
+
+@dataclasses.dataclass
+class OptionModel:
+    """A small model with one option changed; its parameters are shapes."""
+
+    config: ModelConfig
+    parameters: dict[tuple[str, ...], Parameter]
+    shapes: Any
+
+
+@pytest.fixture(scope='module', params=['', *OTHER_VALUES])
+def option_model(request):
+    option = request.param
+    changes = {option: OTHER_VALUES[option]} if option else {}
+    config = dataclasses.replace(SMALL, **changes)
+    head = Classification(config, 3) if option == 'bilstm' else Pretraining(config)
+    boxed = jax.eval_shape(head.init, jax.random.key(0))
+    return OptionModel(config, declared_parameters(boxed), nn.meta.unbox(boxed))
+
+
+def is_matrix_of_layer(names, x):
+    return layer_of(names) is not None and x.ndim > 1 and names[-1] != 'bias'
+
+
+def test_every_matrix_of_a_layer_declares_its_dims_and_decays(option_model):
+    for names, x in named_leaves(option_model.shapes):
+        if is_matrix_of_layer(names, x):
+            assert option_model.parameters[names].num_in, names
+            assert option_model.parameters[names].decays, names
+
+
+def test_a_token_costs_a_multiply_add_for_each_weight_of_the_layers(option_model):
+    weights = 0
+    for names, x in named_leaves(option_model.shapes):
+        if is_matrix_of_layer(names, x):
+            weights += x.size
+    assert token_flops(option_model.config, 0) == 2 * weights
+
+
+def test_kernels_and_embeddings_decay_and_nothing_else_does(option_model):
+    for names, _ in named_leaves(option_model.shapes):
         if 'lstm' not in str(names):
-            assert p.decays == (names[-1] == 'kernel' or names[-1].endswith('_embeddings')), names
-    assert token_flops(config, 0) == 2 * matrices  # a multiply-add for each weight and token
-    params = random_like(shapes, 0)
+            is_weight = names[-1] == 'kernel' or names[-1].endswith('_embeddings')
+            assert option_model.parameters[names].decays == is_weight, names
+
+
+def test_every_optimizer_moves_every_parameter_of_every_model_option(option_model):
+    params = random_like(option_model.shapes, 0)
     grads = random_like(params, 1)
     for name in (*optimizers.OWN_OPTIMIZERS, 'lion'):
-        optimizer = optimizers.make_optimizer(name, lambda step: 0.1, parameters, **ADAM)
+        optimizer = optimizers.make_optimizer(
+            name, lambda step: 0.1, option_model.parameters, **ADAM)
         updates, _ = jit(optimizer.update)(grads, optimizer.init(params), params)
-        assert all(jnp.isfinite(x).all() and x.any() for x in jax.tree.leaves(updates)), name
+        assert_finite_and_not_zero(updates, name)
