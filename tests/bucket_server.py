@@ -4,12 +4,14 @@ It answers one request at a time and keeps objects in memory. Clients in this pr
 that tests start, find it by `environment()`.
 """
 
+import contextlib
 import io
 import json
 import logging
 import re
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from http.server import ThreadingHTTPServer
 from typing import Any
@@ -47,9 +49,12 @@ class BucketServer:
     def environment(self) -> dict[str, str]:
         """Variables by which gcsfs, google-cloud-storage and TensorStore come here anonymously."""
         return {
-            'STORAGE_EMULATOR_HOST': self._url, 'TENSORSTORE_GCS_HTTP_URL': self._url,
-            'FSSPEC_GCS_TOKEN': 'anon', 'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'anonymous',
-            'NO_GCE_CHECK': 'true', 'GOOGLE_CLOUD_PROJECT': 'test',
+            'STORAGE_EMULATOR_HOST': self._url,
+            'TENSORSTORE_GCS_HTTP_URL': self._url,
+            'FSSPEC_GCS_TOKEN': 'anon',
+            'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'anonymous',
+            'NO_GCE_CHECK': 'true',
+            'GOOGLE_CLOUD_PROJECT': 'test',
         }
 
     def make_bucket(self, name: str) -> str:
@@ -60,9 +65,26 @@ class BucketServer:
 
     def names(self, prefix: str) -> list[str]:
         """URLs of the objects whose URL begins with `prefix`."""
+        urls = []
         with self.lock:
-            return sorted(url for bucket, objects in self.storage.objects.items()
-                          for name in objects if (url := f'gs://{bucket}/{name}').startswith(prefix))
+            for bucket, objects in self.storage.objects.items():
+                urls += [f'gs://{bucket}/{name}' for name in objects]
+        return sorted(url for url in urls if url.startswith(prefix))
+
+    def fault_of(self, request: str) -> int | None:
+        """How a request fails, or None."""
+        for pattern, status in list(self.faults.items()):
+            if re.search(pattern, request):
+                return status
+        return None
+
+    def take_lost(self, request: str) -> bool:
+        """Whether the answer to a request is lost; its pattern has then matched."""
+        for pattern in self.lost:
+            if re.search(pattern, request):
+                self.lost.remove(pattern)
+                return True
+        return False
 
 
 class _Server(ThreadingHTTPServer):
@@ -88,53 +110,69 @@ class _Handler(RequestHandler):
         if length:
             self.rfile = io.BytesIO(body)
         request = f'{self.command} {unquote(self.path)}'
-        fault = next((status for pattern, status in list(self._buckets.faults.items())
-                      if re.search(pattern, request)), None)
+        fault = self._buckets.fault_of(request)
         if fault is not None and fault <= 0:
             time.sleep(-fault)
             self.close_connection = True
             return
         with self._buckets.lock:
             self._buckets.requests.append(f'{self.command} {self.path}')
-            lost = next((p for p in self._buckets.lost if re.search(p, request)), None)
-            answers = self.wfile
-            if lost is not None:
-                self.wfile = io.BytesIO()
-            if fault:
-                self._refuse(fault, 'refused by a test')
-            else:
-                self._carry_out(body)
-            if lost is not None:
-                self._buckets.lost.remove(lost)
-                self.wfile = answers
+            if self._buckets.take_lost(request):
+                with self._silenced():
+                    self._refuse_or_carry_out(fault, body)
                 self._refuse(503, 'the answer was lost')
+            else:
+                self._refuse_or_carry_out(fault, body)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
+    @contextlib.contextmanager
+    def _silenced(self) -> Iterator[None]:
+        """Sends nothing to the client."""
+        connection = self.wfile
+        self.wfile = io.BytesIO()
+        try:
+            yield
+        finally:
+            self.wfile = connection
+
+    def _refuse_or_carry_out(self, fault: int | None, body: bytes) -> None:
+        if fault:
+            self._refuse(fault, 'refused by a test')
+        else:
+            self._carry_out(body)
+
     def _carry_out(self, body: bytes) -> None:
         """Has the emulator answer, except where it differs from Cloud Storage."""
-        url = urlparse(self.path)
         self._generation = 0
-        if match := _OBJECT.fullmatch(url.path):
-            query = {key: values[0] for key, values in parse_qs(url.query).items()}
-            bucket, name = match[1], unquote(match[2] or query.get('name', ''))
-            if not name and (said := re.search(rb'\n\n(\{.*?\})\n--', body)):  # multipart
-                name = json.loads(said[1]).get('name', '')
-            storage = self._buckets.storage
-            found = storage.objects.get(bucket, {}).get(name, {})
-            generation = found.get('generation', 0)
-            if name and query.get('ifGenerationMatch', str(generation)) != str(generation):
-                return self._refuse(412, 'conditionNotMet')
-            if match[4]:
-                if not found:
-                    return self._refuse(404, 'notFound')
-                moved = found | {'name': unquote(match[4])}
-                storage.create_file(bucket, moved['name'], storage.get_file(bucket, name), moved)
-                storage.delete_file(bucket, name)
-                return self._answer(200, moved)
+        url = urlparse(self.path)
+        match = _OBJECT.fullmatch(url.path)
+        if not match:
+            Router(self).handle(self.command)
+            return
+        bucket, quoted_name, _, quoted_target = match.groups()
+        query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        name = unquote(quoted_name or query.get('name', '')) or _name_in_multipart(body)
+        found = self._buckets.storage.objects.get(bucket, {}).get(name, {})
+        generation = found.get('generation', 0)
+        expected_generation = query.get('ifGenerationMatch', str(generation))
+        if name and expected_generation != str(generation):
+            self._refuse(412, 'conditionNotMet')
+        elif quoted_target and not found:
+            self._refuse(404, 'notFound')
+        elif quoted_target:
+            self._move(bucket, name, found | {'name': unquote(quoted_target)})
+        else:
             if self.command == 'GET':
                 self._generation = generation
-        Router(self).handle(self.command)
+            Router(self).handle(self.command)
+
+    def _move(self, bucket: str, name: str, moved: dict[str, Any]) -> None:
+        """Gives an object the name and the metadata `moved`."""
+        storage = self._buckets.storage
+        storage.create_file(bucket, moved['name'], storage.get_file(bucket, name), moved)
+        storage.delete_file(bucket, name)
+        self._answer(200, moved)
 
     def _refuse(self, status: int, message: str) -> None:
         self._answer(status, {'error': {'code': status, 'message': message}})
@@ -151,3 +189,9 @@ class _Handler(RequestHandler):
         if self._generation:
             self.send_header('x-goog-generation', str(self._generation))
         super().end_headers()
+
+
+def _name_in_multipart(body: bytes) -> str:
+    """The name of the object in the body of a multipart upload; '' for other bodies."""
+    metadata = re.search(rb'\n\n(\{.*?\})\n--', body)
+    return json.loads(metadata[1]).get('name', '') if metadata else ''

@@ -11,6 +11,12 @@ import urllib.parse
 from collections.abc import Iterator
 
 COMMIT = '0123456789abcdef0123456789abcdef01234567'
+# (repository, what is asked for, revision, file).
+GET_PATH = re.compile(
+    r'/(?:api/models/|api/)?((?:datasets/)?[^/]+/[^/]+)(?:/(tree|resolve|revision)/'
+    r'(refs/convert/parquet|[^/]+)/?(.*))?')
+# (repository, what is to be done).
+POST_PATH = re.compile('/api/(?:models/)?(.*?)(?:/(preupload|commit)/.*)?$')
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
@@ -29,23 +35,32 @@ class Hub(http.server.BaseHTTPRequestHandler):
         pass
 
     def _answer(self, status, body=b'', **headers):
+        """Answers; the names of headers have underscores for hyphens."""
         self.send_response(status)
         for name, value in ({'Content-Length': str(len(body))} | headers).items():
             self.send_header(name.replace('_', '-'), value)
         self.end_headers()
-        if self.command != 'HEAD':
-            cut = self.path.endswith('cut.parquet') or bool(
-                once := {file for file in self.cut_once if self.path.endswith(file)})
-            self.cut_once.difference_update(once if cut and 'resolve' in self.path else ())
-            self.wfile.write(body[: len(body) // 2] if cut else body)
-            self.close_connection = cut
+        if self.command == 'HEAD':
+            return
+        if self._takes_cut():
+            self.wfile.write(body[: len(body) // 2])
+            self.close_connection = True
+        else:
+            self.wfile.write(body)
+            self.close_connection = False
+
+    def _takes_cut(self):
+        """Whether only half of this answer is sent; a file of `cut_once` has then been cut."""
+        if self.path.endswith('cut.parquet'):
+            return True
+        asked_for = {file for file in self.cut_once if self.path.endswith(file)}
+        if 'resolve' in self.path:
+            self.cut_once.difference_update(asked_for)
+        return bool(asked_for)
 
     def do_GET(self):
         path = urllib.parse.unquote(self.path.partition('?')[0])
-        match = re.fullmatch(
-            r'/(?:api/models/|api/)?((?:datasets/)?[^/]+/[^/]+)(?:/(tree|resolve|revision)/'
-            r'(refs/convert/parquet|[^/]+)/?(.*))?', path)
-        name, what, revision, file = match.groups()
+        name, what, revision, file = GET_PATH.fullmatch(path).groups()
         files = self.repositories.get(name, {})
         if name == 'ORG/gated':
             self._answer(403, X_Error_Code='GatedRepo')
@@ -54,56 +69,90 @@ class Hub(http.server.BaseHTTPRequestHandler):
         elif revision not in (None, 'main', COMMIT, 'refs/convert/parquet'):
             self._answer(404, X_Error_Code='RevisionNotFound')
         elif what == 'tree':
-            self._json([{'type': 'file', 'path': f, 'size': len(x), 'oid': etag(x)}
-                        for f, x in files.items()])
+            self._answer_json([described(path, content) for path, content in files.items()])
         elif what != 'resolve':
-            self._json({'id': name, 'sha': COMMIT, 'siblings': [
-                {'rfilename': f, 'size': len(x), 'blobId': etag(x), 'lfs': {
-                    'size': len(x), 'sha256': hashlib.sha256(x).hexdigest(), 'pointerSize': 9}}
-                for f, x in files.items()]})
+            siblings = [sibling(path, content) for path, content in files.items()]
+            self._answer_json({'id': name, 'sha': COMMIT, 'siblings': siblings})
         elif revision != COMMIT:  # redirected to the commit, as by the hub
             self._answer(307, Location=f'/{name}/resolve/{COMMIT}/{file}')
         elif file not in files:
             self._answer(404, X_Error_Code='EntryNotFound', X_Repo_Commit=COMMIT)
         else:
-            body, part = files[file], self.headers['Range']
-            headers = {'ETag': f'"{etag(body)}"', 'X_Repo_Commit': COMMIT}
-            if self.command == 'GET':
-                self.asked.append((file, part))
-            if part:
-                start = int(part.removeprefix('bytes=').partition('-')[0])
-                headers['Content_Range'] = f'bytes {start}-{len(body) - 1}/{len(body)}'
-                self._answer(206, body[start:], **headers)
-            else:
-                self._answer(200, body, **headers)
+            self._answer_file(file, files[file])
 
     do_HEAD = do_GET
+
+    def _answer_file(self, file, content):
+        """Answers with a file, or the part of it that is asked for."""
+        asked_range = self.headers['Range']
+        if self.command == 'GET':
+            self.asked.append((file, asked_range))
+        headers = {'ETag': f'"{etag(content)}"', 'X_Repo_Commit': COMMIT}
+        if asked_range:
+            start = int(asked_range.removeprefix('bytes=').partition('-')[0])
+            headers['Content_Range'] = f'bytes {start}-{len(content) - 1}/{len(content)}'
+            self._answer(206, content[start:], **headers)
+        else:
+            self._answer(200, content, **headers)
 
     def do_POST(self):
         """Makes a repository and adds files to it, if HF_TOKEN is `may write`."""
         body = self.rfile.read(int(self.headers['Content-Length'])).decode()
-        name, what = re.match(
-            '/api/(?:models/)?(.*?)(?:/(preupload|commit)/.*)?$', self.path).groups()
+        name, what = POST_PATH.match(self.path).groups()
         if self.headers['Authorization'] != 'Bearer may write':
             self._answer(401)
         elif what == 'preupload':
-            self._json({'files': [{'path': file['path'], 'uploadMode': 'regular',
-                                   'shouldIgnore': False} for file in json.loads(body)['files']]})
+            files = [regular_file(file['path']) for file in json.loads(body)['files']]
+            self._answer_json({'files': files})
         else:
-            for line in map(json.loads, body.splitlines() if what == 'commit' else ()):
-                if line['key'] == 'file':
-                    content = base64.b64decode(line['value']['content'])
-                    self.repositories.setdefault(name, {})[line['value']['path']] = content
+            if what == 'commit':
+                self._commit(name, body)
             url = f'http://{self.headers["Host"]}/ORG/new'
-            self._json({'url': url, 'name': 'ORG/new', 'commitUrl': f'{url}/commit/{COMMIT}',
-                        'commitOid': COMMIT, 'errors': [], 'warnings': []})
+            self._answer_json({
+                'url': url,
+                'name': 'ORG/new',
+                'commitUrl': f'{url}/commit/{COMMIT}',
+                'commitOid': COMMIT,
+                'errors': [],
+                'warnings': [],
+            })
 
-    def _json(self, content):
+    def _commit(self, name, body):
+        """Adds the files of a commit, which has a JSON object a line, to a repository."""
+        for line in body.splitlines():
+            operation = json.loads(line)
+            if operation['key'] == 'file':
+                file = operation['value']
+                files = self.repositories.setdefault(name, {})
+                files[file['path']] = base64.b64decode(file['content'])
+
+    def _answer_json(self, content):
         self._answer(200, json.dumps(content).encode(), Content_Type='application/json')
 
 
 def etag(data):
     return hashlib.sha1(data).hexdigest()
+
+
+def described(path, content):
+    """A file as the hub lists it in a folder."""
+    return {'type': 'file', 'path': path, 'size': len(content), 'oid': etag(content)}
+
+
+def sibling(path, content):
+    """A file as the hub lists it among those of a repository."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    return {
+        'rfilename': path,
+        'size': len(content),
+        'blobId': etag(content),
+        'lfs': {'size': len(content), 'sha256': sha256, 'pointerSize': 9},
+    }
+
+
+def regular_file(path):
+    """The hub's word on how a file is to be uploaded: within the commit."""
+    return {'path': path, 'uploadMode': 'regular', 'shouldIgnore': False}
 
 
 @contextlib.contextmanager
@@ -112,7 +161,12 @@ def serving(cache: str) -> Iterator[dict[str, str]]:
     server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        yield {'HF_ENDPOINT': f'http://127.0.0.1:{server.server_port}', 'HF_HOME': cache,
-               'HF_HUB_OFFLINE': '0', 'HF_HUB_DISABLE_XET': '1', 'HF_HUB_DISABLE_TELEMETRY': '1'}
+        yield {
+            'HF_ENDPOINT': f'http://127.0.0.1:{server.server_port}',
+            'HF_HOME': cache,
+            'HF_HUB_OFFLINE': '0',
+            'HF_HUB_DISABLE_XET': '1',
+            'HF_HUB_DISABLE_TELEMETRY': '1',
+        }
     finally:
         server.shutdown()
