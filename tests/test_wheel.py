@@ -1,9 +1,11 @@
 """The built wheel, installed in a folder of its own, brings the configs and the command."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,50 +15,73 @@ pytestmark = pytest.mark.slow
 PIP = [sys.executable, '-m', 'pip', '--disable-pip-version-check']
 
 
+@dataclasses.dataclass
+class Installed:
+    """The wheel, installed in folder / 'site' without its requirements."""
+
+    folder: Path
+
+    def run(self, *arguments):
+        """(exit status, what it said) of the command, run in the folder."""
+        process = subprocess.run(
+            [sys.executable, self.folder / 'site' / 'bin' / 'bert-jax', *arguments],
+            cwd=self.folder, env=os.environ | {'PYTHONPATH': str(self.folder / 'site')},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+        return process.returncode, process.stdout
+
+
+def copy_sources(target):
+    """Copies what a wheel is built from: a build leaves files beside the sources."""
+    for folder in ('bert_jax', 'configs'):
+        shutil.copytree(ROOT / folder, target / folder)
+    for file in ('setup.py', 'README.md'):
+        shutil.copy(ROOT / file, target / file)
+
+
 @pytest.fixture(scope='module')
 def installed(tmp_path_factory):
-    """(folder that the wheel is installed in, environment of programs that use it)."""
     pytest.importorskip('setuptools')
     folder = tmp_path_factory.mktemp('wheel')
-    for part in ('bert_jax', 'configs'):  # a build leaves files beside the sources
-        shutil.copytree(ROOT / part, folder / 'source' / part)
-    for part in ('setup.py', 'README.md'):
-        shutil.copy(ROOT / part, folder / 'source' / part)
-    for command in (['wheel', '--no-build-isolation', '--no-deps', '-w', folder,
-                     folder / 'source'],
-                    ['install', '--no-deps', '--no-index', '--find-links', folder,
-                     '--target', folder / 'site', 'bert-jax']):
-        subprocess.run([*PIP, *command], check=True, capture_output=True, cwd=folder)
-    return folder, os.environ | {'PYTHONPATH': str(folder / 'site')}
-
-
-def run(installed, *arguments):
-    """(exit status, what it said)."""
-    folder, environment = installed
-    process = subprocess.run(
-        [sys.executable, folder / 'site' / 'bin' / 'bert-jax', *arguments], cwd=folder,
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
-    return process.returncode, process.stdout
+    copy_sources(folder / 'source')
+    build = ['wheel', '--no-build-isolation', '--no-deps', '-w', folder, folder / 'source']
+    install = [
+        'install', '--no-deps', '--no-index', '--find-links', folder,
+        '--target', folder / 'site', 'bert-jax',
+    ]
+    for arguments in (build, install):
+        subprocess.run([*PIP, *arguments], check=True, capture_output=True, cwd=folder)
+    return Installed(folder)
 
 
 def test_a_config_by_name_trains_from_any_folder(installed):
-    status, said = run(
-        installed, 'train', '--config=quickstart', '--config.task=synthetic', '--config.phases=()',
+    status, said = installed.run(
+        'train', '--config=quickstart', '--config.task=synthetic', '--config.phases=()',
         '--config.train.steps=3', '--config.train.batch_size=8', '--config.train.eval_batch_size=8',
         '--config.train.max_eval_examples=8', '--config.model.num_layers=1',
         '--config.data.vocab_size=100', '--config.data.max_seq_length=32')
-    assert status == 0 and '"step": 3' in said, said[-2000:]
-    assert (installed[0] / 'runs' / 'quickstart' / 'config.json').exists()
+    assert status == 0, said[-2000:]
+    assert '"step": 3' in said
+    assert (installed.folder / 'runs' / 'quickstart' / 'config.json').exists()
 
 
-@pytest.mark.parametrize('arguments, status, words', [
-    (['train', '--config=glue:mrpc'], 2, 'init_checkpoint'),
-    (['train', '--config=configs/glue.py:mrpc'], 2, 'init_checkpoint'),
-    (['train', '--config=glu:mrpc'], 2, "No such file or directory: did you mean 'glue.py'?"),
-    (['predict', '--help'], 0, 'fill-mask'),
-    (['paper', '8', '--list'], 0, 'pre-training 80/0/20: 2 of 2 runs left'),
-    ([], 0, 'bert-jax COMMAND ...: the'), (['tarin'], 2, "did you mean 'train'?"),
+@pytest.mark.parametrize('arguments, message', [
+    (['train', '--config=glue:mrpc'], 'init_checkpoint'),
+    (['train', '--config=configs/glue.py:mrpc'], 'init_checkpoint'),
+    (['train', '--config=glu:mrpc'], "No such file or directory: did you mean 'glue.py'?"),
+    (['tarin'], "did you mean 'train'?"),
 ])
-def test_commands_by_name(installed, arguments, status, words):
-    found, said = run(installed, *arguments)
-    assert found == status and words in said, said
+def test_a_command_that_is_wrong_is_refused(installed, arguments, message):
+    status, said = installed.run(*arguments)
+    assert status == 2, said
+    assert message in said
+
+
+@pytest.mark.parametrize('arguments, output', [
+    (['predict', '--help'], 'fill-mask'),
+    (['paper', '8', '--list'], 'pre-training 80/0/20: 2 of 2 runs left'),
+    ([], 'bert-jax COMMAND ...: the'),
+])
+def test_commands_by_name(installed, arguments, output):
+    status, said = installed.run(*arguments)
+    assert status == 0, said
+    assert output in said

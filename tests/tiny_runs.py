@@ -1,6 +1,7 @@
 """Tiny runs for the tests: their flags, text and tables, and what they have saved."""
 
 import contextlib
+import itertools
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,41 +13,52 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 TINY = (
-    '--config=configs/tiny_pretrain.py', '--config.model.hidden_size=32',
-    '--config.model.num_heads=2', '--config.data.vocab_size=300', '--config.data.max_seq_length=32',
-    '--config.data.max_predictions_per_seq=5', '--config.data.held_out=0.2',
-    '--config.train.batch_size=16', '--config.train.eval_batch_size=16',
-    '--config.train.log_every=5', '--config.train.eval_every=0',
+    '--config=configs/tiny_pretrain.py',
+    '--config.model.hidden_size=32',
+    '--config.model.num_heads=2',
+    '--config.data.vocab_size=300',
+    '--config.data.max_seq_length=32',
+    '--config.data.max_predictions_per_seq=5',
+    '--config.data.held_out=0.2',
+    '--config.train.batch_size=16',
+    '--config.train.eval_batch_size=16',
+    '--config.train.log_every=5',
+    '--config.train.eval_every=0',
 )
-WORDS = [a + b + c for a in 'bdfgk' for b in 'aeiou' for c in 'lmnrst']
+WORDS = [''.join(letters) for letters in itertools.product('bdfgk', 'aeiou', 'lmnrst')]
 
 
 def sentence(rng: random.Random, least: int = 3, most: int = 9) -> str:
+    """`least` to `most` random words."""
     return ' '.join(rng.choices(WORDS, k=rng.randint(least, most)))
 
 
 def documents(count: int, sentences: int = 7) -> str:
     """Text of `count` documents of `sentences` sentences each."""
     rng = random.Random(0)
-    return '\n\n'.join(
-        ' '.join(f'{sentence(rng).capitalize()}.' for _ in range(sentences))
-        for _ in range(count))
+    return '\n\n'.join(paragraph(rng, sentences) for _ in range(count))
+
+
+def paragraph(rng: random.Random, sentences: int) -> str:
+    """This many sentences, each with a capital and a full stop."""
+    return ' '.join(f'{sentence(rng).capitalize()}.' for _ in range(sentences))
 
 
 def write_table(file: Path, *rows: Sequence[Any]) -> None:
     """Writes a .tsv file."""
+    lines = ['\t'.join(map(str, row)) + '\n' for row in rows]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(''.join('\t'.join(map(str, row)) + '\n' for row in rows))
+    file.write_text(''.join(lines))
 
 
 def write_cola(folder: Path, train: int = 50, dev: int = 20, test: int = 7) -> Path:
     """Writes a GLUE folder with these numbers of rows in the splits of CoLA, and returns it."""
     rng = random.Random(1)
     for split, count in (('train', train), ('dev', dev)):
-        write_table(folder / 'CoLA' / f'{split}.tsv',
-                    *(('x', i % 2, '', sentence(rng)) for i in range(count)))
-    write_table(folder / 'CoLA' / 'test.tsv', ('index', 'sentence'),
-                *((i, sentence(rng)) for i in range(test)))
+        rows = [('x', i % 2, '', sentence(rng)) for i in range(count)]
+        write_table(folder / 'CoLA' / f'{split}.tsv', *rows)
+    rows = [(i, sentence(rng)) for i in range(test)]
+    write_table(folder / 'CoLA' / 'test.tsv', ('index', 'sentence'), *rows)
     return folder
 
 
@@ -54,8 +66,9 @@ def one_device() -> contextlib.ExitStack:
     """Makes jax show only one device until the returned stack is closed."""
     first = jax.devices()[:1]
     patches = contextlib.ExitStack()
-    for name, value in (('devices', first), ('local_devices', first), ('device_count', 1)):
-        patches.enter_context(mock.patch.object(jax, name, lambda *_, value=value: value))
+    patches.enter_context(mock.patch.object(jax, 'devices', lambda *_: first))
+    patches.enter_context(mock.patch.object(jax, 'local_devices', lambda *_: first))
+    patches.enter_context(mock.patch.object(jax, 'device_count', lambda *_: 1))
     return patches
 
 

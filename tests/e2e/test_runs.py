@@ -1,10 +1,15 @@
 """Whole runs as a user starts them: on a disk, in a bucket, on two hosts."""
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -26,146 +31,234 @@ LAST = 25
 
 def program(args, hosts=1, devices=1):
     """Arguments of subprocess that run the program on `hosts` hosts of `devices` devices each."""
-    launcher = [ROOT / 'launch' / 'local_hosts.sh', str(hosts)] if hosts > 1 else []
+    command = [sys.executable, '-m', 'bert_jax.main', *args]
+    if hosts > 1:
+        command = [ROOT / 'launch' / 'local_hosts.sh', str(hosts), *command]
     return {
-        'args': [*launcher, sys.executable, '-m', 'bert_jax.main', *args], 'cwd': ROOT,
-        'text': True, 'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE,
+        'args': command,
+        'cwd': ROOT,
         'env': os.environ | {'XLA_FLAGS': xla_flags(devices)},
+        'text': True,
+        'stdout': subprocess.PIPE,
+        'stderr': subprocess.PIPE,
     }
 
 
-def run_main(*args, **how):
-    process = subprocess.run(**program(args, **how), timeout=600)
+def run_main(*args, **options):
+    """The process of a run that must succeed; `options` are those of `program`."""
+    process = subprocess.run(**program(args, **options), timeout=600)
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
     return process
 
 
 def result(process):
-    last = process.stdout.strip().splitlines()[-1]
-    assert last.startswith('result ')
-    return json.loads(last.removeprefix('result '))
+    last_line = process.stdout.strip().splitlines()[-1]
+    assert last_line.startswith('result ')
+    return json.loads(last_line.removeprefix('result '))
 
 
-def records(workdir, kind):
-    lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-    return [r for r in map(json.loads, lines) if any(name.startswith(kind) for name in r)]
+def resumed_at(process):
+    """The step at which a run said that it resumes."""
+    return int(process.stdout.partition('resuming at step ')[2].split()[0])
 
 
-def wait_for(process, text):
+def records(workdir, prefix):
+    """The records that have a metric of this prefix."""
+    found = []
+    for line in (workdir / 'metrics.jsonl').read_text().splitlines():
+        record = json.loads(line)
+        if any(name.startswith(prefix) for name in record):
+            found.append(record)
+    return found
+
+
+def losses(workdir):
+    """(step, training loss) of each log line."""
+    return [(record['step'], record['train/loss']) for record in records(workdir, 'train/')]
+
+
+def wait_for_line(process, text):
+    """Returns when the process prints a line with this text."""
     for line in process.stdout:
         if text in line:
             return
     raise AssertionError(f'{text!r} never came: {process.stderr.read()[-2000:]}')
 
 
+@dataclasses.dataclass
+class WholeRun:
+    """A run of two phases that nothing interrupted."""
+
+    args: tuple[str, ...]  # without those of place and saving
+    workdir: Path
+    process: subprocess.CompletedProcess
+
+
 @pytest.fixture(scope='module')
 def whole(tmp_path_factory):
-    """(arguments, run directory, process) of a run of two phases that nothing interrupted."""
     folder = tmp_path_factory.mktemp('whole')
     (folder / 'text.txt').write_text(documents(60))
-    args = (*TINY, f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache',
-            f'--config.phases={PHASES}', '--config.train.steps=0',
-            '--config.optimizer.average=60%', '--config.optimizer.decay_from=80%')
+    args = (
+        *TINY, f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache',
+        f'--config.phases={PHASES}', '--config.train.steps=0',
+        '--config.optimizer.average=60%', '--config.optimizer.decay_from=80%',
+    )
     process = run_main(*args, '--config.train.save_every=0', f'--workdir={folder}/run')
-    return args, folder / 'run', process
+    return WholeRun(args, folder / 'run', process)
 
 
-def test_a_run_from_text_to_result(whole):
-    args, workdir, process = whole
-    assert 'phase length 32, batch 16, causal True: steps 0 to 15' in process.stdout
-    assert 'batch 16 in 12 rows, masked_lm_prob 0.1: steps 15 to 25' in process.stdout
-    metrics = result(process)
+def test_a_run_says_what_its_phases_are(whole):
+    said = whole.process.stdout
+    assert 'phase length 32, batch 16, causal True: steps 0 to 15' in said
+    assert 'batch 16 in 12 rows, masked_lm_prob 0.1: steps 15 to 25' in said
+
+
+def test_a_run_ends_with_its_scores(whole):
+    metrics = result(whole.process)
     assert metrics['step'] == LAST
     assert metrics['eval/mlm_perplexity'] == pytest.approx(np.exp(metrics['eval/mlm_loss']))
     assert metrics['eval/standard_mlm_loss'] > 0  # on BERT's masks, whatever the phase masks
-    assert 0 <= metrics['eval/mlm_accuracy'] <= 1 and 0 <= metrics['eval/nsp_accuracy'] <= 1
-    assert not records(workdir, 'gate/')
-    trained = records(workdir, 'train/')
-    assert [r['step'] for r in trained] == list(range(5, LAST + 1, 5))
-    losses = [[name for name in r if name in ('train/lm_loss', 'train/mlm_loss', 'train/nsp_loss')]
-              for r in trained]
-    assert losses == 3 * [['train/lm_loss']] + 2 * [['train/mlm_loss', 'train/nsp_loss']]
-    config = json.loads((workdir / 'config.json').read_text())
+    assert 0 <= metrics['eval/mlm_accuracy'] <= 1
+    assert 0 <= metrics['eval/nsp_accuracy'] <= 1
+
+
+def test_a_good_run_raises_no_alarm(whole):
+    assert not records(whole.workdir, 'gate/')
+
+
+def test_a_run_records_the_losses_of_each_phase(whole):
+    trained = records(whole.workdir, 'train/')
+    assert [record['step'] for record in trained] == [5, 10, 15, 20, 25]
+    possible = {'train/lm_loss', 'train/mlm_loss', 'train/nsp_loss'}
+    of_causal_phase = {'train/lm_loss'}
+    of_masked_phase = {'train/mlm_loss', 'train/nsp_loss'}
+    found = [possible & set(record) for record in trained]
+    assert found == 3 * [of_causal_phase] + 2 * [of_masked_phase]
+
+
+def test_a_run_directory_has_config_vocabulary_curves_and_events(whole):
+    config = json.loads((whole.workdir / 'config.json').read_text())
     assert config['model']['num_layers'] == 2
-    assert config['model']['vocab_size'] == len((workdir / 'vocab.txt').read_text().split())
-    assert (workdir / 'curves.png').read_bytes().startswith(b'\x89PNG')
-    assert list(workdir.glob('events.out.tfevents.*'))
-    # Started again, it has nothing left to train and gives the same result.
-    again = run_main(*args, '--config.train.save_every=0', f'--workdir={workdir}')
-    assert result(again) == metrics
+    vocabulary = (whole.workdir / 'vocab.txt').read_text().split()
+    assert config['model']['vocab_size'] == len(vocabulary)
+    assert (whole.workdir / 'curves.png').read_bytes().startswith(b'\x89PNG')
+    assert list(whole.workdir.glob('events.out.tfevents.*'))
+
+
+def test_a_finished_run_started_again_gives_the_same_result(whole, tmp_path):
+    workdir = shutil.copytree(whole.workdir, tmp_path / 'run')
+    again = run_main(*whole.args, '--config.train.save_every=0', f'--workdir={workdir}')
+    assert result(again) == result(whole.process)
     assert f'resuming at step {LAST}' in again.stdout
 
 
 def test_a_killed_run_ends_like_one_that_was_not(whole, tmp_path):
-    args, workdir, process = whole
-    expected = result(process)
-    args = (*args, '--config.train.save_every=4', f'--workdir={tmp_path}')
+    args = (*whole.args, '--config.train.save_every=4', f'--workdir={tmp_path}')
     process = subprocess.Popen(**program(args))
-    wait_for(process, 'step      10')
+    wait_for_line(process, 'step      10')
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / 'checkpoints' / str(LAST)).exists()
+
     resumed = run_main(*args)
-    assert result(resumed) == expected
-    jax.tree.map(np.testing.assert_array_equal, saved(workdir), saved(tmp_path))
-    restored = int(resumed.stdout.partition('resuming at step ')[2].split()[0])
-    whole, parts = (  # the first line after the restart is a mean over fewer steps
-        [(r['step'], r['train/loss']) for r in records(d, 'train/')
-         if not restored < r['step'] < restored + 5] for d in (workdir, tmp_path))
-    assert whole == parts and whole[-1][0] == LAST
+    assert result(resumed) == result(whole.process)
+    jax.tree.map(np.testing.assert_array_equal, saved(whole.workdir), saved(tmp_path))
+    restored = resumed_at(resumed)
+
+    def has_all_its_steps(step):
+        """The first line after the restart is a mean over fewer steps."""
+        return not restored < step < restored + 5
+
+    expected = [(step, loss) for step, loss in losses(whole.workdir) if has_all_its_steps(step)]
+    found = [(step, loss) for step, loss in losses(tmp_path) if has_all_its_steps(step)]
+    assert found == expected
+    assert found[-1][0] == LAST
 
 
-def test_a_run_in_a_bucket_that_is_killed_in_the_middle_of_a_save(
-    bucket, bucket_server, monkeypatch
-):
+@dataclasses.dataclass
+class BucketRun:
+    """A run in a bucket, killed in the middle of a save of step 14, and then resumed."""
+
+    folder: Any
+    source_when_killed: str  # of the weights that could be loaded then
+    objects_of_killed_save: list[str]
+    resumed: subprocess.CompletedProcess
+    names: list[str]  # of its objects at the end
+
+
+@pytest.fixture(scope='module')
+def bucket_run(bucket_server):
+    bucket = bucket_server.make_bucket('killed-in-a-save')
     files.write_whole(f'{bucket}/text.txt', documents(60))
-    run = files.as_path(f'{bucket}/runs/one')
+    folder = files.as_path(f'{bucket}/runs/one')
     args = (
         *TINY, f'--config.data.source={bucket}/*.txt', f'--config.data.dir={bucket}/data',
         '--config.model.num_layers=1', '--config.train.steps=21', '--config.train.save_every=7',
-        '--config.train.log_every=1', f'--workdir={run}',
+        '--config.train.log_every=1', f'--workdir={folder}',
     )
-    commit = 'name=runs/one/checkpoints/14/commit_success.txt'  # the last write of a save
-    monkeypatch.setattr(bucket_server, 'faults', {commit: 503})
-    process = subprocess.Popen(**program(args))
-    wait_until(lambda: process.poll() is not None or any(
-        commit in request for request in bucket_server.requests))
-    process.kill()
-    _, told = process.communicate()
-    assert process.returncode == -signal.SIGKILL, told
-    bucket_server.faults = {}
-    assert bucket_server.names(f'{run}/checkpoints/14/default/')
-    assert load_weights(run).source.endswith('step 7')
-
+    run_until_commit(bucket_server, args)
+    source = load_weights(folder).source
+    objects = bucket_server.names(f'{folder}/checkpoints/14/default/')
     resumed = run_main(*args)
-    assert 'resuming at step 7 ' in resumed.stdout
-    assert result(resumed)['step'] == 21
-    assert [r['step'] for r in records(run, 'train/loss')] == list(range(1, 22))
-    names = [name.removeprefix(f'{run}/') for name in bucket_server.names(f'{run}/')]
+    names = [name.removeprefix(f'{folder}/') for name in bucket_server.names(f'{folder}/')]
+    return BucketRun(folder, source, objects, resumed, names)
+
+
+def run_until_commit(bucket_server, args):
+    """Starts a run and kills it when it tries the last write of the save of step 14."""
+    commit = 'name=runs/one/checkpoints/14/commit_success.txt'
+
+    def has_tried_or_ended():
+        tried = any(commit in request for request in bucket_server.requests)
+        return tried or process.poll() is not None
+
+    with mock.patch.object(bucket_server, 'faults', {commit: 503}):
+        process = subprocess.Popen(**program(args))
+        wait_until(has_tried_or_ended)
+        process.kill()
+        _, error = process.communicate()
+    assert process.returncode == -signal.SIGKILL, error
+
+
+def test_a_save_that_a_kill_interrupts_is_not_loaded(bucket_run):
+    assert bucket_run.objects_of_killed_save
+    assert bucket_run.source_when_killed.endswith('step 7')
+
+
+def test_a_run_in_a_bucket_resumes_from_the_last_whole_save(bucket_run):
+    assert 'resuming at step 7 ' in bucket_run.resumed.stdout
+    assert result(bucket_run.resumed)['step'] == 21
+    steps = [record['step'] for record in records(bucket_run.folder, 'train/loss')]
+    assert steps == list(range(1, 22))
+
+
+def test_a_run_in_a_bucket_has_its_files_and_its_newest_checkpoints(bucket_run):
+    names = bucket_run.names
     assert {'config.json', 'vocab.txt', 'curves.png', 'metrics.jsonl'} <= set(names)
-    assert sum(name.startswith('events.out.tfevents.') for name in names) == 2
+    events = [name for name in names if name.startswith('events.out.tfevents.')]
+    assert len(events) == 2
     steps = {name.split('/')[1] for name in names if name.startswith('checkpoints/')}
     assert steps == {'14', '21'}  # the oldest was deleted
-    assert not any(name.endswith('.tmp') for name in names)
+    assert not [name for name in names if name.endswith('.tmp')]
 
 
 def test_sigterm_saves_and_says_so(tmp_path):
-    process = subprocess.Popen(**program([
-        *TINY, '--config.task=synthetic', '--config.train.steps=100000', f'--workdir={tmp_path}']))
-    wait_for(process, 'step      10')
+    args = (
+        *TINY, '--config.task=synthetic', '--config.train.steps=100000', f'--workdir={tmp_path}')
+    process = subprocess.Popen(**program(args))
+    wait_for_line(process, 'step      10')
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert 'the state is saved' in err
-    assert saved(tmp_path)[0] >= 10
+    assert 'the state is saved' in error
+    step, _ = saved(tmp_path)
+    assert step >= 10
 
 
 def test_hosts_train_as_one_device(whole, tmp_path):
-    args, workdir, one = whole
-    both = run_main(*args, *(f'--config.mesh.{axis}=2' for axis in ('data', 'fsdp', 'tensor')),
-                    f'--workdir={tmp_path}', hosts=2, devices=4)
-    assert result(both) == pytest.approx(result(one), rel=1e-4)
+    both = run_main(
+        *whole.args, '--config.mesh.data=2', '--config.mesh.fsdp=2', '--config.mesh.tensor=2',
+        f'--workdir={tmp_path}', hosts=2, devices=4)
+    assert result(both) == pytest.approx(result(whole.process), rel=1e-4)
     assert 'result {' not in both.stderr, 'only the first host prints one'
-    np.testing.assert_allclose(*(
-        [r['train/loss'] for r in records(run, 'train/')] for run in (workdir, tmp_path)
-    ), rtol=2e-5)
+    np.testing.assert_allclose(losses(tmp_path), losses(whole.workdir), rtol=2e-5)
