@@ -16,10 +16,12 @@ from pathlib import Path
 # devices. Processes that this one starts, and which may import this module, have theirs from it.
 if 'BERT_JAX_TESTS' not in os.environ:
     os.environ['BERT_JAX_TESTS'] = '1'
-    os.environ['XLA_FLAGS'] = ' '.join([
-        *(flag for flag in os.environ.get('XLA_FLAGS', '').split() if 'device_count=' not in flag),
-        '--xla_force_host_platform_device_count=8',
-        *['--xla_cpu_use_fusion_emitters=false'] * version('jaxlib').startswith('0.10.')])
+    _users_flags = os.environ.get('XLA_FLAGS', '').split()
+    _flags = [flag for flag in _users_flags if 'device_count=' not in flag]
+    _flags.append('--xla_force_host_platform_device_count=8')
+    if version('jaxlib').startswith('0.10.'):
+        _flags.append('--xla_cpu_use_fusion_emitters=false')
+    os.environ['XLA_FLAGS'] = ' '.join(_flags)
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['HF_HUB_OFFLINE'] = '1'  # the hub is tested with a stand-in
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -56,14 +58,16 @@ def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:
 
 def run_python(*arguments: object, stdin: str = '', **environment: str):
     """Runs Python in the repository's root; the completed process, with its output as text."""
+    command = [sys.executable, *map(str, arguments)]
     return subprocess.run(
-        [sys.executable, *map(str, arguments)], cwd=ROOT, input=stdin, capture_output=True,
-        encoding='utf-8', timeout=300, env=os.environ | environment)
+        command, cwd=ROOT, env=os.environ | environment, input=stdin, capture_output=True,
+        encoding='utf-8', timeout=300)
 
 
 def check_golden(file, lines):
     """Compares lines with a file of tests/golden, which UPDATE_GOLDEN=1 rewrites."""
-    golden, text = ROOT / 'tests' / 'golden' / file, '\n'.join(lines) + '\n'
+    golden = ROOT / 'tests' / 'golden' / file
+    text = '\n'.join(lines) + '\n'
     if os.environ.get('UPDATE_GOLDEN'):
         golden.write_text(text)
     assert text == golden.read_text()
@@ -72,8 +76,8 @@ def check_golden(file, lines):
 @pytest.fixture(scope='session')
 def shared_data() -> Path:
     """The folder of real data: $BERT_JAX_TEST_DATA, or `../shared/data` beside the repository."""
-    named = os.environ.get('BERT_JAX_TEST_DATA')
-    path = Path(named) if named else ROOT.parent / 'shared' / 'data'
+    beside = ROOT.parent / 'shared' / 'data'
+    path = Path(os.environ.get('BERT_JAX_TEST_DATA') or beside)
     if not path.is_dir():
         pytest.skip(f'real data is not here ({path}); set BERT_JAX_TEST_DATA to its folder')
     return path
@@ -83,7 +87,7 @@ def shared_data() -> Path:
 def tokenized(shared_data) -> list[dict]:
     """Hard lines, each a `text` with the original program's tokens for each vocabulary."""
     with gzip.open(shared_data / 'tokenizer_reference' / 'tokens.jsonl.gz', 'rt') as file:
-        return list(map(json.loads, file))
+        return [json.loads(line) for line in file]
 
 
 @pytest.fixture(scope='session')

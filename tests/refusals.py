@@ -9,8 +9,15 @@ from bert_jax.runtime.errors import InputError
 
 @contextlib.contextmanager
 def refused(*words, match=None):
-    """Asserts that the block raises a one-line InputError with all `words`, matching `match`."""
+    """Asserts that the block raises an InputError of one line.
+
+    Args:
+      words: what its message says.
+      match: a regular expression that is found in it.
+    """
     with pytest.raises(InputError, match=match) as error:
         yield
     message = str(error.value)
-    assert '\n' not in message and all(str(word) in message for word in words), message
+    assert '\n' not in message, message
+    for word in words:
+        assert str(word) in message, message
