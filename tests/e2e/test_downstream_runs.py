@@ -717,9 +717,9 @@ def contrastive(pretrained, tmp_path_factory):
             folder / 'STS-B' / f'{split}.tsv', ('sentence1', 'sentence2', 'score'), *rows)
     args = (
         '../tests/tasks/contrastive.py', f'--config.init_checkpoint={pretrained}',
-        f'--config.data.source={folder}', LENGTH, '--config.train.batch_size=32',
-        '--config.data.packing=False', '--config.optimizer.learning_rate=3e-3',
-        '--config.train.log_every=1',
+        f'--config.data.source={folder}', '--config.data.packing=False',
+        '--config.train.batch_size=32', '--config.train.log_every=1',
+        '--config.optimizer.learning_rate=3e-3',
     )
     return Contrastive(args, pairs['dev'])
 
