@@ -19,6 +19,13 @@ MlmOutput = tuple[jax.Array, jax.Array, jax.Array]
 _HIGHEST = 80.0  # logits are clipped to this far above the label's: e^80 fits into float32
 
 
+class MaskedLmSums(NamedTuple):
+    """Sums over the masked positions: of cross entropies, and of correct predictions."""
+
+    loss: jax.Array
+    correct: jax.Array
+
+
 def masked_lm_logits(output: MlmOutput) -> jax.Array:
     """Logits [..., V] float32 of hidden [..., H]; -1e30 for padding rows of V."""
     hidden, table_VxH, bias_V = output
@@ -38,8 +45,8 @@ def mlm_chunks(rows: int, slots: int, vocab_size: int, limit_bytes: int) -> int:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def masked_lm_loss(
     output: MlmOutput, labels_BxP: jax.Array, weights_BxP: jax.Array, chunks: int, layout: Layout
-) -> tuple[jax.Array, jax.Array]:
-    """Sums of cross entropy and of correct predictions over the masked positions.
+) -> MaskedLmSums:
+    """Sums over the masked positions. Only that of the loss has a gradient.
 
     The logits of all positions would be the largest array of the step, read and written several
     times. So they are computed in `chunks` parts of the slots, each with its gradient while it is
@@ -61,9 +68,8 @@ def masked_lm_loss(
         losses = _losses((hidden_MxH, table_VxH, bias_V), labels_M, layout)
         return jax.tree.map(jnp.add, sums, losses.sums(weights_M)), None
 
-    zero = jnp.zeros((), jnp.float32)
     inputs = (hidden_BxPxH, labels_BxP, weights_BxP)
-    sums, _ = _over_chunks(add_chunk, (zero, zero), inputs, chunks)
+    sums, _ = _over_chunks(add_chunk, _zero_sums(), inputs, chunks)
     return sums
 
 
@@ -79,28 +85,26 @@ def _masked_lm_forward(
         losses = _losses(part, labels_M, layout)
         sums = losses.sums(weights_M)
         d_hidden_MxH, d_table_VxH, d_bias_V = _gradients(part, weights_M, losses)
-        return jax.tree.map(jnp.add, carry, (*sums, d_table_VxH, d_bias_V)), d_hidden_MxH
+        return jax.tree.map(jnp.add, carry, (sums, d_table_VxH, d_bias_V)), d_hidden_MxH
 
-    zero = jnp.zeros((), jnp.float32)
     start = (
-        zero,
-        zero,
+        _zero_sums(),
         jnp.zeros(table_VxH.shape, jnp.float32),
         jnp.zeros(bias_V.shape, jnp.float32),
     )
     inputs = (hidden_BxPxH, labels_BxP, weights_BxP)
     carry, d_hidden = _over_chunks(add_chunk, start, inputs, chunks)
-    loss, correct, d_table_VxH, d_bias_V = carry
+    sums, d_table_VxH, d_bias_V = carry
     d_hidden_BxPxH = _merge_chunks(d_hidden, hidden_BxPxH.shape, chunks)
     gradients = (d_hidden_BxPxH, d_table_VxH, d_bias_V)
     dtypes = jax.tree.map(lambda x: jnp.zeros((), x.dtype), output)
-    return (loss, correct), (gradients, dtypes)
+    return sums, (gradients, dtypes)
 
 
 def _masked_lm_backward(chunks: int, layout: Layout, residuals: Any, cotangents: Any) -> Any:
     del chunks, layout
     gradients, dtypes = residuals
-    scale = cotangents[0]  # correctness has no gradient
+    scale = cotangents.loss  # the other sums have no gradient
     scaled = tuple(
         (gradient * scale).astype(like.dtype)
         for gradient, like in zip(gradients, dtypes, strict=True))
@@ -110,13 +114,21 @@ def _masked_lm_backward(chunks: int, layout: Layout, residuals: Any, cotangents:
 masked_lm_loss.defvjp(_masked_lm_forward, _masked_lm_backward)
 
 
+def _zero_sums() -> MaskedLmSums:
+    zero = jnp.zeros((), jnp.float32)
+    return MaskedLmSums(*(zero for _ in MaskedLmSums._fields))
+
+
 def _over_chunks(
     add_chunk: Callable[[Any, tuple[jax.Array, ...]], tuple[Any, Any]],
     start: Any,
     inputs: tuple[jax.Array, ...],
     chunks: int,
 ) -> tuple[Any, Any]:
-    """`lax.scan` of `add_chunk` over parts [M, ...] of arrays [B, P, ...]."""
+    """`lax.scan` of `add_chunk` over parts [M, ...] of arrays [B, P, ...].
+
+    One part is computed without a loop; what `add_chunk` gives for it has no leading dim then.
+    """
     parts = tuple(_split_chunks(x, chunks) for x in inputs)
     if chunks == 1:
         return add_chunk(start, tuple(part[0] for part in parts))
@@ -156,12 +168,15 @@ class _Losses(NamedTuple):
     loss_M: jax.Array
     correct_M: jax.Array
 
-    def sums(self, weights_M: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Weighted sums of the losses and of correctness."""
-        return jnp.sum(self.loss_M * weights_M), jnp.sum(self.correct_M * weights_M)
+    def sums(self, weights_M: jax.Array) -> MaskedLmSums:
+        """The sums over the positions of weight 1."""
+        return MaskedLmSums(
+            loss=jnp.sum(self.loss_M * weights_M),
+            correct=jnp.sum(self.correct_M * weights_M))
 
 
 def _losses(output: MlmOutput, labels_M: jax.Array, layout: Layout) -> _Losses:
+    """The losses of a part, by a softmax over the words."""
     hidden_MxH, table_VxH, bias_V = output
     logits_MxV = layout(masked_lm_logits(output), 'batch', 'vocab')
     # Softmax is the same whatever is subtracted. The label's logit is known (up to rounding)

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from bert_jax.heads import base
 from bert_jax.heads.base import Batch, Head, Keys, Params, Sums
-from bert_jax.heads.masked_lm_loss import masked_lm_loss, mlm_chunks
+from bert_jax.heads.masked_lm_loss import MaskedLmSums, masked_lm_loss, mlm_chunks
 from bert_jax.heads.tensors import POOLER, Part, Tensor, dense, layer_norm, output_layer
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import train_flops
@@ -201,13 +201,13 @@ class Pretraining(Head):
         head, batch = self.for_batch(batch)
         outputs: Any = head.module.apply({'params': params}, batch, rows_Bx2)
         name = 'lm' if head.config.causal else 'mlm'
-        sums: dict[str, jax.Array] = {}
-        sums[f'{name}_loss'], sums[f'{name}_correct'] = head._word_losses(outputs, batch)
+        words = head._word_sums(outputs, batch)
+        sums = {f'{name}_{field}': value for field, value in words._asdict().items()}
         sums[f'{name}_count'] = jnp.sum(batch['masked_lm_weights'])
         weights = batch['example_weights']  # [B], or [B, K] of packed rows
         sums['rows'] = jnp.sum(weights)
         sums['tokens'] = jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32))
-        loss = sums[f'{name}_loss'] / totals['masked']
+        loss = words.loss / totals['masked']
         if head.next_sentence:
             labels = batch['next_sentence_labels']
             losses, correct = base.cross_entropy(outputs['nsp_logits'], labels)
@@ -217,8 +217,8 @@ class Pretraining(Head):
             loss = loss + sums['nsp_loss'] / totals['rows']
         return loss, sums
 
-    def _word_losses(self, outputs: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Sums of the cross entropies and of the correct predictions of words."""
+    def _word_sums(self, outputs: Any, batch: Batch) -> MaskedLmSums:
+        """Sums over the masked words, or over all words of a left-to-right model."""
         layout = self.config.layout
         weights_BxP = batch['masked_lm_weights']
         num_rows, num_slots = weights_BxP.shape

@@ -76,10 +76,10 @@ def plain(params, batch):
 def loss(config, params, batch, rows=ROWS):
     """A loss that reads every output."""
     out = Pretraining(config).outputs(params, batch, rows)
-    mlm, _ = masked_lm_loss(out['mlm_output'], batch['labels'], batch['weights'], 1, Layout())
+    words = masked_lm_loss(out['mlm_output'], batch['labels'], batch['weights'], 1, Layout())
     nsp = jax.nn.logsumexp(out['nsp_logits'], axis=-1)[0]
     hidden = out['sequence_output'].astype(jnp.float32)
-    return mlm + nsp + (hidden**3).mean()
+    return words.loss + nsp + (hidden**3).mean()
 
 
 def value_and_grad(config, params, batch):

@@ -38,7 +38,7 @@ def gradients(loss, dtype=jnp.float32):
 
 
 def chunked(chunks):
-    return lambda *inputs: masked_lm_loss(*inputs, chunks, Layout())[0]
+    return lambda *inputs: masked_lm_loss(*inputs, chunks, Layout()).loss
 
 
 @pytest.fixture(scope='module')
@@ -81,8 +81,8 @@ def test_correct_predictions_are_counted_where_the_weight_is_one():
     best = masked_lm_logits(output).argmax(-1)
     labels = jnp.where(jnp.arange(SLOTS) < 5, best, (best + 1) % VOCAB)  # right in slots 0 to 4
     for chunks in (1, 2):
-        _, correct = masked_lm_loss(output, labels, weights, chunks, Layout())
-        assert correct == 5 + 5 + 1 + 0
+        sums = masked_lm_loss(output, labels, weights, chunks, Layout())
+        assert sums.correct == 5 + 5 + 1 + 0
 
 
 def test_a_tie_with_the_highest_logit_counts_as_correct_and_labels_give_their_own_loss():
