@@ -42,7 +42,7 @@ from bert_jax.config import default_config
 SIZES = ('3/768/12', '6/768/3', '6/768/12', '12/768/12', '12/1024/16', '24/1024/16')
 TINY_SIZES = ('2/128/2', '4/128/2', '2/256/4', '4/256/4')
 MIXES = ('80/10/10', '100/0/0', '80/0/20', '80/20/0', '0/20/80', '0/0/100')
-MASKINGS = ('words', 'ngrams', 'spans')
+OTHER_MASKINGS = ('words', 'ngrams', 'spans')
 
 
 def get_config(named: str = 'base'):
@@ -73,12 +73,12 @@ def get_config(named: str = 'base'):
         c.model.num_heads = int(heads)
         if scale == 'tiny':  # scaled to the width, as in set_tiny
             c.model.initializer_range *= (128 / int(hidden)) ** 0.5
-    elif name in MASKINGS:
+    elif name in OTHER_MASKINGS:
         c.data.masking = name
     elif name != 'base':
         raise ValueError(
             f'configs/ablations.py:{name} is unknown: choose base, no_nsp, ltr, '
-            + ', '.join(SIZES + MIXES + MASKINGS)
+            + ', '.join(SIZES + MIXES + OTHER_MASKINGS)
         )
     return c
 

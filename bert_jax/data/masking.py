@@ -13,9 +13,26 @@ from bert_jax.config.fields import FIELDS
 from bert_jax.data.stateless import below, hash32_rows, hash64, uniform
 from bert_jax.text.vocab import Vocab
 
-# Distribution of run lengths in words, from 1: n-grams as in ALBERT (Lan et al., 2019, equation
-# 1), spans as in SpanBERT (Joshi et al., 2019, section 3.1: geometric, p = 0.2, at most 10).
-_LENGTHS = {'ngrams': 1 / np.arange(1, 4), 'spans': 0.2 * 0.8 ** np.arange(10)}
+
+class _Runs(NamedTuple):
+    """A scheme that masks runs of words.
+
+    Attributes:
+      lengths: how likely a run of 1, 2, ... words is; need not add up to 1.
+      alike: whether all positions of a run are replaced alike, rather than each by its own draw.
+    """
+
+    lengths: np.ndarray
+    alike: bool = False
+
+
+# By name in `config.choices.MASKINGS`.
+_RUNS = {
+    # As in ALBERT (Lan et al., 2019, equation 1).
+    'ngrams': _Runs(lengths=1 / np.arange(1, 4)),
+    # As in SpanBERT (Joshi et al., 2019, section 3.1): geometric, p = 0.2, at most 10.
+    'spans': _Runs(lengths=0.2 * 0.8 ** np.arange(10), alike=True),
+}
 _NOT_CHOSEN = np.uint32(0xFFFFFFFF)  # sort key behind those of all positions
 
 
@@ -57,12 +74,12 @@ def mask_rows(
 
     With `masking='pieces'`, positions are drawn uniformly from the candidates. With 'words', words
     (a piece and the continuation pieces after it) are taken in random order, leaving out any that
-    would exceed the count. With 'ngrams' and 'spans', the row is cut into runs of words of random
+    would exceed the count. With a scheme of `_RUNS`, the row is cut into runs of words of random
     lengths, and words are taken run by run, so that the last run may be taken in part. A row all of
     whose words exceed the count is masked as with 'pieces', because a row without a mask teaches
     nothing (google-research/bert leaves it so). The count is the same for all schemes. Each masked
     position becomes [MASK] or a piece drawn from the whole vocabulary, or stays, at the given
-    rates; with 'spans', all positions of a span are treated alike, as in SpanBERT.
+    rates.
 
     Args:
       input_ids: [n, S] int32, changed in place.
@@ -94,10 +111,10 @@ def mask_rows(
     labels = np.take_along_axis(input_ids, positions, axis=1)
     labels = np.where(used, labels, 0).astype(np.int32)
 
-    spans = None
-    if words is not None and rates.masking == 'spans':
-        spans = np.take_along_axis(words.run, positions, axis=1)
-    replacement = _replacements(labels, spans, row_keys, rates, vocab)
+    runs = None
+    if words is not None and rates.masking in _RUNS and _RUNS[rates.masking].alike:
+        runs = np.take_along_axis(words.run, positions, axis=1)
+    replacement = _replacements(labels, runs, row_keys, rates, vocab)
     input_ids[np.nonzero(used)[0], positions[used]] = replacement[used]
     return {
         'masked_lm_positions': positions.astype(np.int32),
@@ -146,22 +163,22 @@ def _first_positions(
 
 
 def _replacements(
-    labels: np.ndarray, spans: np.ndarray | None, row_keys: np.ndarray, rates: MaskingRates,
+    labels: np.ndarray, runs: np.ndarray | None, row_keys: np.ndarray, rates: MaskingRates,
     vocab: Vocab,
 ) -> np.ndarray:
     """What stands at the masked positions instead of the labels: [n, P] int32.
 
     Args:
       labels: [n, P] int32.
-      spans: [n, P], the span of each masked position, if those of a span are treated alike.
+      runs: [n, P], the run of each masked position, if those of a run are replaced alike.
       row_keys: [n] uint64.
       rates: how often a piece becomes [MASK] or a random one.
       vocab: `mask_id` and `is_continuation` are used.
     """
     draws = hash64(hash64(row_keys, _Draw.REPLACE)[:, None], np.arange(labels.shape[1]))
     share = uniform(draws)
-    if spans is not None:
-        share = uniform(hash64(hash64(row_keys, _Draw.REPLACE_SPAN)[:, None], spans))
+    if runs is not None:
+        share = uniform(hash64(hash64(row_keys, _Draw.REPLACE_SPAN)[:, None], runs))
     random_ids = below(hash64(draws, _Draw.RANDOM_PIECE), len(vocab.is_continuation))
     random_or_same = np.where(
         share < rates.mask_rate + rates.random_rate, random_ids.astype(np.int32), labels)
@@ -184,7 +201,7 @@ class _Words(NamedTuple):
 def _words_and_runs(
     candidates: np.ndarray, continues: np.ndarray, row_keys: np.ndarray, masking: str
 ) -> _Words:
-    """Finds the words and cuts them into runs, which are single words except in 'ngrams', 'spans'.
+    """Finds the words and cuts them into runs, which are single words outside `_RUNS`.
 
     All runs are equally likely to be chosen, so the lengths of the chosen ones have the
     distribution of `masking`, except for runs cut off at the end of a segment.
@@ -199,10 +216,11 @@ def _words_and_runs(
     segment_starts = candidates & ~before
     word_starts = candidates & ~continues | segment_starts
     word = np.cumsum(word_starts, axis=1) - 1
-    if masking not in _LENGTHS:
+    if masking not in _RUNS:
         return _Words(word, word)
     width = word.shape[1]
-    shares = np.cumsum(_LENGTHS[masking] / _LENGTHS[masking].sum())[:-1]
+    lengths = _RUNS[masking].lengths
+    shares = np.cumsum(lengths / lengths.sum())[:-1]
     draws = uniform(hash64(hash64(row_keys, _Draw.LENGTH)[:, None], np.arange(width)))
     # The first words of all runs but the first.
     firsts = np.cumsum(1 + np.searchsorted(shares, draws, 'right'), axis=1)
