@@ -168,8 +168,8 @@ def check_used(config: ConfigDict) -> None:
         field = FIELDS[path]
         if not _is_read(field, config.task) and value != defaults[path]:
             raise InputError(
-                f'config.{path}={value!r} has no effect with config.task={config.task!r}: it is '
-                f'for {", ".join(field.read_by)}, leave it out')
+                f'config.{path}={value!r} has no effect with config.task={config.task!r}: only '
+                f'{", ".join(field.read_by)} use it; remove it')
 
 
 def _is_read(field: Field, task: str) -> bool:

@@ -135,7 +135,8 @@ class PackedExamples:
         if is_too_long.any():
             raise InputError(
                 f'config.train.packed_rows={self.num_rows} are too few for step '
-                f'{steps[is_too_long][0]} of the phase: set it higher, the run goes on')
+                f'{steps[is_too_long][0]} of the phase: set it higher, and resume with the same '
+                'command otherwise')
         first_row_id = steps * self.num_rows + self._first_row[groups]
         row_id = first_row_id[:, None] + packed.rows
         wanted = (packed.rows >= 0) & np.isin(row_id, row_ids)

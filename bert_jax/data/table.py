@@ -266,8 +266,8 @@ def _csv_rows(path: str, numbered: Iterator[Line], separator: str) -> Iterator[R
                 'remove it or put its cell into quotes; if CR ends the lines, convert the file '
                 "(tr '\\r' '\\n')") from None
         raise InputError(
-            f'{path}, line {first_line} is not CSV ({error}): mend it, a quote in it may not be '
-            'closed') from None
+            f'{path}, line {first_line} is not CSV ({error}): correct the line; perhaps '
+            'a quote in it is not closed') from None
 
 
 class _Object(NamedTuple):

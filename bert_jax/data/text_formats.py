@@ -170,8 +170,8 @@ def _rows(read: Callable[..., Iterator[table.Row]], path: str, column: str) -> I
         if not fault and not isinstance(cell, str | None):
             fault = f'{column} is no text'
         if fault:
-            raise InputError(f'{path}, line {row.line}: {fault}: mend it; config.data.text '
-                             'names the column')
+            raise InputError(f'{path}, line {row.line}: {fault}: correct the row; '
+                             'config.data.text names the column')
         text = (cell or '').encode('utf-8', 'ignore')
         yield from _documents([normalise(text)], True)
 
