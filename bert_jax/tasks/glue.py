@@ -20,7 +20,7 @@ from bert_jax.runtime.hub import DATASET
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.labels import LabelFormat, LabelParser, NumericLabels
 from bert_jax.tasks.sources import one_source, tfds_records
-from bert_jax.tasks.texts import TextExamples, read_texts, text_task
+from bert_jax.tasks.texts import TextColumns, TextExamples, TextHead, read_texts, text_task
 
 _PAIR = ('sentence1', 'sentence2')
 _ENTAILMENT = ('entailment', 'not_entailment')
@@ -68,7 +68,7 @@ _MNLI = GlueTask(
     'mnli', 'MNLI', labels=('contradiction', 'entailment', 'neutral'), label='gold_label',
     fields=('premise', 'hypothesis'), tfds_labels=('entailment', 'neutral', 'contradiction'),
     tests={'test_matched': 'MNLI-m.tsv', 'test_mismatched': 'MNLI-mm.tsv'})
-GLUE_TASKS: Mapping[str, GlueTask] = {task.name: task for task in (
+_TASKS = (
     GlueTask('cola', 'CoLA', ('sentence',), ('matthews',),
              headerless=('source', 'label', 'mark', 'sentence')),
     GlueTask('sst2', 'SST-2', ('sentence',)),
@@ -84,7 +84,8 @@ GLUE_TASKS: Mapping[str, GlueTask] = {task.name: task for task in (
     GlueTask('wnli', 'WNLI'),
     # The diagnostic set: MNLI's labels, predicted by MNLI's model.
     _MNLI._replace(name='ax', folder='diagnostic', metrics=('matthews',), tests={'test': 'AX.tsv'}),
-)}
+)
+GLUE_TASKS: Mapping[str, GlueTask] = {task.name: task for task in _TASKS}
 
 
 def read_glue(
@@ -128,7 +129,9 @@ def _path_of_split(task: GlueTask, source: str, split: str, required: bool) -> s
         stems = ['diagnostic', 'AX']
         if not as_path(folder).is_dir():
             folder = os.path.join(source, 'AX')
-    names = [f'{stem}.{ending}' for stem in stems for ending in ('tsv', 'jsonl')]
+    names: list[str] = []
+    for stem in stems:
+        names += [f'{stem}.tsv', f'{stem}.jsonl']
     return table.find_file(folder, names, required=required)
 
 
@@ -142,10 +145,12 @@ def _read_original(
     """A file of the official download."""
     labels: NumericLabels | LabelParser | None = None
     if _has_labels(split):
-        labels = LabelParser(task.labels, only=True) if task.labels else _SCORES
-    return read_texts(
-        path, task.texts, task.label, labels, id_column=task.id, needs_ids=labels is None,
-        headerless=task.headerless, max_malformed=max_malformed)
+        labels = _SCORES
+        if task.labels:
+            labels = LabelParser(task.labels, only=True)
+    columns = TextColumns(
+        task.texts, task.label, id=task.id, needs_ids=labels is None, headerless=task.headerless)
+    return read_texts(path, columns, labels, max_malformed=max_malformed)
 
 
 def _read_fields(task: GlueTask, path: str, split: str, max_malformed: float) -> TextExamples:
@@ -156,9 +161,9 @@ def _read_fields(task: GlueTask, path: str, split: str, max_malformed: float) ->
         labels = _SCORES
         if task.labels:
             labels = LabelParser(task.labels, only=True, format=numbered)
-    return read_texts(
-        path, task.fields or task.texts, 'label', labels, id_column='idx',
-        headerless=task.headerless, max_malformed=max_malformed)
+    columns = TextColumns(
+        task.fields or task.texts, 'label', id='idx', headerless=task.headerless)
+    return read_texts(path, columns, labels, max_malformed=max_malformed)
 
 
 def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> TextExamples:
@@ -171,8 +176,12 @@ def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> Te
     """
     task = GLUE_TASKS[name]
     rows = sorted(records, key=lambda record: int(record['idx']))
-    texts = [[bytes(row[field]).decode() for row in rows] for field in task.fields or task.texts]
-    labels = _labels_of_tfds(task, rows) if _has_labels(split) else None
+    texts: list[list[str]] = []
+    for field in task.fields or task.texts:
+        texts.append([bytes(row[field]).decode() for row in rows])
+    labels = None
+    if _has_labels(split):
+        labels = _labels_of_tfds(task, rows)
     ids = [str(int(row['idx'])) for row in rows]
     return TextExamples(texts, labels, ids, f'tfds:glue/{name}:{split}')
 
@@ -182,7 +191,7 @@ def _labels_of_tfds(task: GlueTask, rows: Sequence[Mapping[str, Any]]) -> np.nda
     raw = np.array([row['label'] for row in rows])
     if not task.labels:
         return raw.astype(np.float32)
-    order = [task.labels.index(label) for label in task.tfds_labels or task.labels]
+    order = list(map(task.labels.index, task.tfds_labels or task.labels))
     return np.array(order, np.int32)[raw]
 
 
@@ -193,25 +202,35 @@ def open_glue(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
     set, only that file is scored, and nothing else is predicted.
     """
     task = GLUE_TASKS[config.task]
-    train = None
     if config.data.eval_source:
         path = str(as_path(config.data.eval_source))
         sets = {'dev': read_glue(task.name, path, 'dev', max_malformed=config.data.max_malformed)}
     else:
-        tests = list(task.submissions)
-        dev = [split.replace('test', 'dev') for split in tests]  # dev, or dev_matched and so on
-        sets = {split: _read_split(config, task, split, split == dev[0]) for split in dev + tests}
-        if task.name == 'mnli':
-            sets['ax'] = _read_split(config, GLUE_TASKS['ax'], 'test', False)
+        sets = _read_sets(config, task)
+    train = None
     if scored is None:
-        train = _read_split(config, task, 'train', True)
-    return text_task(
-        config, head='classification' if task.labels else 'regression', labels=task.labels,
-        metrics=task.metrics, train=train, sets=sets)
+        train = _read_split(config, task, 'train', required=True)
+    head_name = 'classification'
+    if not task.labels:
+        head_name = 'regression'
+    head = TextHead(head_name, task.labels, task.metrics)
+    return text_task(config, head=head, train=train, sets=sets)
+
+
+def _read_sets(config: ConfigDict, task: GlueTask) -> dict[str, TextExamples | None]:
+    """The splits of `data.source` that are scored, then those that are predicted."""
+    tests = list(task.submissions)
+    devs = [split.replace('test', 'dev') for split in tests]  # dev, or dev_matched and so on
+    sets: dict[str, TextExamples | None] = {}
+    for split in devs + tests:
+        sets[split] = _read_split(config, task, split, required=split == devs[0])
+    if task.name == 'mnli':
+        sets['ax'] = _read_split(config, GLUE_TASKS['ax'], 'test', required=False)
+    return sets
 
 
 def _read_split(
-    config: ConfigDict, task: GlueTask, split: str, required: bool
+    config: ConfigDict, task: GlueTask, split: str, *, required: bool
 ) -> TextExamples | None:
     """A split of `data.source`; None if it has no file and is not required."""
     if config.data.source == 'tfds:glue':

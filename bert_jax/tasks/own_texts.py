@@ -6,7 +6,7 @@ first file determines the labels of a classification.
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from bert_jax.tasks.labels import (
 )
 from bert_jax.tasks.metrics import check_metrics
 from bert_jax.tasks.sources import own_files
-from bert_jax.tasks.texts import TextExamples, read_texts, text_task
+from bert_jax.tasks.texts import TextColumns, TextExamples, TextHead, read_texts, text_task
 
 # Names of columns that are read where there is no column of the default name, nor another of these.
 _USUAL_TEXTS = ('text', 'sentence', 'review', 'comment', 'tweet', 'content', 'body', 'document')
@@ -47,10 +47,12 @@ def open_regression(config: ConfigDict, scored: ScoredModel | None = None) -> La
         return _read_examples(config, path, texts, label, NumericLabels())
 
     train, dev = own_files(config, scored, read, _contents)
-    numbers = (dev if train is None else train).labels
+    numbers = dev.labels
+    if train is not None:
+        numbers = train.labels
     say(f'numbers from {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():g}, deviation '
         f'{numbers.std():g}')
-    return _own_text_task(config, 'regression', (), train, dev)
+    return _own_text_task(config, _own_head(config, 'regression', ()), train, dev)
 
 
 def open_classification(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
@@ -61,12 +63,17 @@ def open_classification(config: ConfigDict, scored: ScoredModel | None = None) -
         check_labels_known(dev.source, labels.met, labels.names)
         unseen = ', '.join(sorted(labels.unseen)[:10])
         say(f'note: {unseen} occur only in evaluation and count as errors')
-    examples = dev if train is None else train
+    examples = dev
+    if train is not None:
+        examples = train
     counts = _counts(examples.labels, len(labels.names))
     _say_labels(labels.names, counts, len(examples))
     loss = _loss_arguments(config, labels.names, counts)
-    head = 'multi_label' if labels.several else 'classification'
-    return _own_text_task(config, head, labels.names, train, dev, loss)
+    head_name = 'classification'
+    if labels.several:
+        head_name = 'multi_label'
+    head = _own_head(config, head_name, labels.names, loss)
+    return _own_text_task(config, head, train, dev)
 
 
 class _OwnLabels:
@@ -87,12 +94,14 @@ class _OwnLabels:
         self._marks: list[str] = []
         if self.several and ',' in config.data.label:
             self._marks = [name.strip() for name in config.data.label.split(',')]
-        known = scored.labels if scored else ()
-        self.names: tuple[str, ...] = tuple(known or self._marks)
+        self.names: tuple[str, ...] = tuple(self._marks)
+        if scored and scored.labels:
+            self.names = tuple(scored.labels)
         self.met: set[str] = set()
         self.unseen: set[str] = set()
-        self._format = LabelFormat(
-            several=self.several, separator=section.separator if self.several else '')
+        self._format = LabelFormat()
+        if self.several:
+            self._format = LabelFormat(several=True, separator=section.separator)
 
     def read(self, path: str) -> TextExamples:
         """The examples of a file.
@@ -109,8 +118,10 @@ class _OwnLabels:
         self.names = parser.names
         self.met = parser.met
         self.unseen |= parser.unseen
-        least = 1 if self.several else 2
-        if len(self.names) < least:
+        has_too_few = len(self.names) < 2
+        if self.several:
+            has_too_few = not self.names
+        if has_too_few:
             raise InputError(
                 f"{path} has one label, {', '.join(self.names) or 'none'}: there is nothing to "
                 'learn; is config.data.label the right column?')
@@ -122,28 +133,34 @@ class _OwnLabels:
             self._format, numbered=label_names(self._config, path, label))
         if not self.several or self._marks:
             return usual
-        cells = [row.cells[0] for row in table.read_rows(path, [label]) if not row.fault]
+        cells: list[Any] = []
+        for row in table.read_rows(path, [label]):
+            if not row.fault:
+                cells.append(row.cells[0])
         return find_format(path, cells, usual, names=self.names, is_first=not self.met)
 
 
 def _text_columns(config: ConfigDict, path: str) -> list[str]:
     """The columns of the text, or of the two texts."""
     text = table.column_or_usual(path, config.data.text, _USUAL_TEXTS, 'config.data.text')
-    return [text, config.data.text_pair] if config.data.text_pair else [text]
+    if config.data.text_pair:
+        return [text, config.data.text_pair]
+    return [text]
 
 
 def _read_examples(
     config: ConfigDict, path: str, texts: Sequence[str], label: str | list[str],
     labels: NumericLabels | LabelParser,
 ) -> TextExamples:
+    columns = TextColumns(texts, label, id=config.data.id, needs_ids=True)
     return read_texts(
-        path, texts, label, labels, id_column=config.data.id, needs_ids=True,
-        max_malformed=config.data.max_malformed, keep_empty=False)
+        path, columns, labels, max_malformed=config.data.max_malformed, keep_empty=False)
 
 
 def _contents(examples: TextExamples) -> list[str]:
     """What decides whether an example is held out: both texts of a pair, a single text twice."""
-    return ['\n'.join(pair) for pair in zip(examples.texts[0], examples.texts[-1], strict=True)]
+    pairs = zip(examples.texts[0], examples.texts[-1], strict=True)
+    return ['\n'.join(pair) for pair in pairs]
 
 
 def _counts(labels: np.ndarray, num_names: int) -> np.ndarray:
@@ -155,10 +172,12 @@ def _counts(labels: np.ndarray, num_names: int) -> np.ndarray:
 
 def _say_labels(names: Sequence[str], counts: np.ndarray, num_examples: int) -> None:
     """Says how frequent the labels are, with a warning if they look like scores."""
-    shares = [f'{name} {count:,} ({count / num_examples:.0%})'
-              for name, count in zip(names, counts)]
-    say(f"labels: {', '.join(shares)}")
-    decimals = [name for name in names if _DECIMAL.fullmatch(name)]
+    shown: list[str] = []
+    for name, count in zip(names, counts):
+        share = count / num_examples
+        shown.append(f'{name} {count:,} ({share:.0%})')
+    say(f"labels: {', '.join(shown)}")
+    decimals = list(filter(_DECIMAL.fullmatch, names))
     if len(decimals) > 2:
         say('warning: each number is a class here: configs/regression.py predicts numbers')
 
@@ -218,19 +237,37 @@ def _balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
     return tuple(np.where(counts > 0, balanced, 1.0).tolist())
 
 
+def _own_head(
+    config: ConfigDict, name: str, labels: Sequence[str], loss: Mapping[str, Any] | None = None
+) -> TextHead:
+    """What is predicted, with the metrics that the config names, or the usual ones.
+
+    Args:
+      config: of the run.
+      name: of the head.
+      labels: names by id; empty for a regression.
+      loss: arguments of the head that change its loss.
+
+    Raises:
+      InputError: a metric is unknown, or does not fit the head or the number of labels.
+    """
+    named = config[config.task].metrics or _USUAL_METRICS[name]
+    metrics = check_metrics(
+        [metric.strip() for metric in named.split(',')], name, len(labels),
+        f'config.{config.task}.metrics')
+    return TextHead(name, labels, metrics, loss or {})
+
+
 def _own_text_task(
-    config: ConfigDict, head: str, names: Sequence[str], train: TextExamples | None,
-    dev: TextExamples, loss: dict[str, Any] | None = None,
+    config: ConfigDict, head: TextHead, train: TextExamples | None, dev: TextExamples
 ) -> LabelledTask:
-    """The task, with its metrics checked. Says how long the texts are."""
-    section = config[config.task]
-    metrics = [name.strip() for name in (section.metrics or _USUAL_METRICS[head]).split(',')]
+    """The task. Says how long the texts are."""
     task = text_task(
-        config, head=head, labels=names,
-        metrics=check_metrics(metrics, head, len(names), f'config.{config.task}.metrics'),
-        train=train, sets={'dev': dev}, windows=section.windows or 'first',
-        id_column=config.data.id, loss=loss)
-    num_examples = len(dev if train is None else train)
+        config, head=head, train=train, sets={'dev': dev},
+        windows=config[config.task].windows or 'first', id_column=config.data.id)
+    num_examples = len(dev)
+    if train is not None:
+        num_examples = len(train)
     units = task.train or task.evaluated[0].units
     say(f'{num_examples:,} examples of {np.median(units.lengths):.0f} tokens (half of them), at '
         f'most {units.lengths.max()}; {units.sequences.num_cut:,} are cut at '

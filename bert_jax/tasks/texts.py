@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -56,28 +56,45 @@ class TextExamples:
 
     def take(self, rows: np.ndarray) -> Self:
         """Some of the examples."""
-        texts = [[column[i] for i in rows] for column in self.texts]
-        labels = None if self.labels is None else self.labels[rows]
+        texts: list[list[str]] = []
+        for column in self.texts:
+            texts.append([column[i] for i in rows])
+        labels = self.labels
+        if labels is not None:
+            labels = labels[rows]
         ids = [self.ids[i] for i in rows]
         return dataclasses.replace(self, texts=texts, labels=labels, ids=ids)
 
 
+@dataclasses.dataclass(frozen=True)
+class TextColumns:
+    """Where a file has its texts, labels and ids.
+
+    Attributes:
+      texts: column of the text, or of the two texts.
+      label: column of the label; or a list of columns of 0 and 1, one for each label.
+      id: column of the examples' ids, or ''.
+      needs_ids: whether this column must be there.
+      headerless: all columns of labelled files that have no header.
+    """
+
+    texts: Sequence[str]
+    label: str | list[str]
+    id: str = ''
+    needs_ids: bool = False
+    headerless: Sequence[str] = ()
+
+
 def read_texts(
-    path: str, texts: Sequence[str], label: str | list[str],
-    labels: NumericLabels | LabelParser | None, *,
-    id_column: str = '', needs_ids: bool = False, headerless: Sequence[str] = (),
+    path: str, columns: TextColumns, labels: NumericLabels | LabelParser | None, *,
     max_malformed: float = 0.01, keep_empty: bool = True,
 ) -> TextExamples:
     """Examples of one file.
 
     Args:
       path: see `table.read_rows`.
-      texts: column of the text, or of the two texts.
-      label: column of the label; or a list of columns of 0 and 1, one for each label.
+      columns: of the file.
       labels: what the labels are; None: they are not read.
-      id_column: of the examples' ids, or ''.
-      needs_ids: whether this column must be there.
-      headerless: all columns of labelled files that have no header.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
       keep_empty: whether examples with an empty text are kept, as benchmarks count them; else they
         are left out, as `predict` refuses them, and counted.
@@ -86,37 +103,67 @@ def read_texts(
       InputError: a missing column, a label that `labels` refuses, an id that occurs twice, too many
         malformed rows, a file that is empty or cannot be read.
     """
-    num_texts = len(texts)
-    columns = list(texts)
-    if labels is None:
-        headerless = ()  # files without labels have a header
-    elif isinstance(label, str):
-        columns.append(label)
-    else:
-        columns += label
-
-    def parse(cells: list[Any]) -> tuple[list[str], Any]:
-        if labels is None:
-            return table.texts_of(cells), None
-        if isinstance(label, str):
-            label_cell = cells[num_texts]
-        else:
-            label_cell = _marked_names(label, cells[num_texts:])
-        return table.texts_of(cells[:num_texts]), labels.parse(label_cell)
-
+    parser = _RowParser(columns, labels)
     rows = table.read_table(
-        path, columns, parse, id_column=id_column or None,
-        optional=[] if needs_ids else [id_column], headerless=headerless,
-        max_malformed=max_malformed)
-    kept = [i for i, (row_texts, _) in enumerate(rows.values)
-            if keep_empty or all(map(has_words, row_texts))]
+        path, parser.columns, parser.parse, id_column=columns.id or None,
+        optional=parser.optional, headerless=parser.headerless, max_malformed=max_malformed)
+    kept: list[_TextRow] = []
+    kept_ids: list[str] = []
+    for row, row_id in zip(rows.values, rows.ids, strict=True):
+        if keep_empty or all(map(has_words, row.texts)):
+            kept.append(row)
+            kept_ids.append(row_id)
     say_empty(path, len(rows.values) - len(kept), len(rows.values))
-    kept_texts = [rows.values[i][0] for i in kept]
-    kept_labels = [rows.values[i][1] for i in kept]
-    return TextExamples(
-        texts=[list(column) for column in zip(*kept_texts, strict=True)],
-        labels=None if labels is None else labels.array(kept_labels),
-        ids=[rows.ids[i] for i in kept], source=path)
+
+    by_column = zip(*[row.texts for row in kept], strict=True)
+    label_array = None
+    if labels is not None:
+        label_array = labels.array([row.label for row in kept])
+    return TextExamples(list(map(list, by_column)), label_array, kept_ids, path)
+
+
+class _TextRow(NamedTuple):
+    """The texts of a row, and its label as `labels` parses it; None: it is not read."""
+
+    texts: list[str]
+    label: Any
+
+
+class _RowParser:
+    """Makes texts and labels of the cells of rows.
+
+    Attributes:
+      columns: of the file that are read, besides that of the ids.
+      optional: the column that may be missing, if one may.
+      headerless: all columns of a file that has no header.
+    """
+
+    def __init__(self, columns: TextColumns, labels: NumericLabels | LabelParser | None):
+        self._num_texts = len(columns.texts)
+        self._label = columns.label
+        self._labels = labels
+        self.columns = list(columns.texts)
+        self.optional: list[str] = []
+        if not columns.needs_ids:
+            self.optional.append(columns.id)
+        self.headerless: Sequence[str] = columns.headerless
+        if labels is None:
+            self.headerless = ()  # files without labels have a header
+        elif isinstance(columns.label, str):
+            self.columns.append(columns.label)
+        else:
+            self.columns += columns.label
+
+    def parse(self, cells: list[Any]) -> _TextRow:
+        """The texts and the label of a row; raises Malformed, or what `labels` raises."""
+        if self._labels is None:
+            return _TextRow(table.texts_of(cells), None)
+        if isinstance(self._label, str):
+            label_cell = cells[self._num_texts]
+        else:
+            label_cell = _marked_names(self._label, cells[self._num_texts :])
+        texts = table.texts_of(cells[: self._num_texts])
+        return _TextRow(texts, self._labels.parse(label_cell))
 
 
 def _marked_names(names: Sequence[str], cells: Sequence[Any]) -> list[str]:
@@ -148,60 +195,94 @@ def say_empty(path: str, num_empty: int, num_rows: int) -> None:
         say(f'{path}: {num_empty:,} of {num_rows:,} rows have an empty text; left out')
 
 
+@dataclasses.dataclass(frozen=True)
+class TextHead:
+    """What is predicted of a text, how it is learned, and what it is scored by.
+
+    Attributes:
+      name: 'classification', 'multi_label' or 'regression'.
+      labels: names by id; empty for a regression.
+      metrics: names in `metrics.METRICS`; the first picks the best evaluation.
+      loss: arguments of the head besides the number of labels.
+    """
+
+    name: str
+    labels: Sequence[str]
+    metrics: Sequence[str]
+    loss: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def kind(self) -> type[Classification]:
+        """The class that makes predictions of logits."""
+        return HEADS[self.name]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments of the head."""
+        return {'num_outputs': len(self.labels) or 1, **self.loss}
+
+    def compute_metrics(self, predictions: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+        """The metrics by name."""
+        return {name: METRICS[name].compute(predictions, truth) for name in self.metrics}
+
+
 def text_task(
-    config: ConfigDict, *, head: str, labels: Sequence[str], metrics: Sequence[str],
-    train: TextExamples | None, sets: Mapping[str, TextExamples | None], windows: str = 'first',
-    id_column: str = '', loss: Mapping[str, Any] | None = None,
+    config: ConfigDict, *, head: TextHead, train: TextExamples | None,
+    sets: Mapping[str, TextExamples | None], windows: str = 'first', id_column: str = '',
 ) -> LabelledTask:
     """A task on texts.
 
     Args:
       config: of the run.
-      head: 'classification', 'multi_label' or 'regression'.
-      labels: names by id; empty for a regression.
-      metrics: names in `metrics.METRICS`; the first picks the best evaluation.
+      head: what is predicted.
       train: examples to train on, or None.
       sets: examples by split, which names the file of predictions; None: the split is missing. Sets
         with labels are scored, the others predicted at the end. The metrics of sets after the first
         are prefixed with the split (less `dev_`).
       windows: one of `config.choices.WINDOWS`, for predictions; training texts are cut.
       id_column: the user's column of ids; empty: predictions are numbered by row.
-      loss: arguments of the head besides the number of labels.
     """
     tokenization = open_tokenization(config)
     max_length = config.data.max_seq_length
     train_units = None
     if train is not None:
         cut = _tokenized(train, tokenization, 'first', max_length)
-        train_units = _units(train, cut, len(labels))
-    text_sets = [
-        TextSet(
-            split=split, examples=examples,
-            windows=_tokenized(examples, tokenization, windows, max_length), head=HEADS[head],
-            labels=labels, metrics=metrics, id_column=id_column)
-        for split, examples in sets.items() if examples]
+        train_units = _units(train, cut, len(head.labels))
+
     main_split = next(iter(sets))
-    evaluated = [x.eval_set(main_split) for x in text_sets if x.examples.labels is not None]
-    predicted = [x.eval_set(main_split) for x in text_sets if x.examples.labels is None]
-    main = text_sets[0].examples
+    evaluated: list[EvalSet] = []
+    predicted: list[EvalSet] = []
+    for split, examples in sets.items():
+        if not examples:
+            continue
+        tokenized = _tokenized(examples, tokenization, windows, max_length)
+        eval_set = TextSet(split, examples, tokenized, head, id_column).eval_set(main_split)
+        if examples.labels is None:
+            predicted.append(eval_set)
+        else:
+            evaluated.append(eval_set)
+
+    main = next(examples for examples in sets.values() if examples)
     inference: dict[str, Any] = {'num_texts': len(main.texts)}
     if windows != 'first':
         inference['windows'] = windows
     return LabelledTask(
         config, tokenization, train=train_units, evaluated=tuple(evaluated),
-        predicted=tuple(predicted), metric=metrics[0], head=head, labels=tuple(labels),
-        majority_baseline=_majority_baseline(head, metrics, train, main),
-        arguments={'num_outputs': len(labels) or 1, **(loss or {})}, inference=inference)
+        predicted=tuple(predicted), metric=head.metrics[0], head=head.name,
+        labels=tuple(head.labels), majority_baseline=_majority_baseline(head, train, main),
+        arguments=head.arguments, inference=inference)
 
 
 def _tokenized(
     examples: TextExamples, tokenization: Tokenization, windows: str, max_length: int
 ) -> TextWindows:
     """The windows (one of WINDOWS) of all examples."""
-    columns = [tokenization.encode(column) for column in examples.texts]
-    second = columns[1] if len(columns) == 2 else None
+    first = tokenization.encode(examples.texts[0])
+    second = None
+    if len(examples.texts) == 2:
+        second = tokenization.encode(examples.texts[1])
     return text_windows(
-        columns[0], second, windows, max_length=max_length, **tokenization.tokenizer.vocab.ends)
+        first, second, windows, max_length=max_length, **tokenization.tokenizer.vocab.ends)
 
 
 def _units(examples: TextExamples, windows: TextWindows, num_labels: int) -> Units:
@@ -216,7 +297,7 @@ def _units(examples: TextExamples, windows: TextWindows, num_labels: int) -> Uni
 
 
 def _majority_baseline(
-    head: str, metrics: Sequence[str], train: TextExamples | None, main: TextExamples
+    head: TextHead, train: TextExamples | None, main: TextExamples
 ) -> dict[str, float]:
     """Metrics of the main set if all examples get one answer; empty if nothing is trained.
 
@@ -226,9 +307,9 @@ def _majority_baseline(
     if train is None or train.labels is None or truth is None:
         return {}
     answer = np.zeros_like(truth)
-    if head == 'classification':
+    if head.name == 'classification':
         answer[:] = np.bincount(train.labels).argmax()
-    return {name: METRICS[name].compute(answer, truth) for name in metrics}
+    return head.compute_metrics(answer, truth)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,61 +320,65 @@ class TextSet:
       split: begins the names of the files.
       examples: the n texts or pairs.
       windows: of their tokens.
-      head: the class that makes predictions of logits.
-      labels: names by id; empty for a regression.
-      metrics: names in `metrics.METRICS`.
+      head: what is predicted.
       id_column: the user's column of ids; empty: examples are numbered by row.
     """
 
     split: str
     examples: TextExamples
     windows: TextWindows
-    head: type[Classification]
-    labels: Sequence[str]
-    metrics: Sequence[str]
+    head: TextHead
     id_column: str
 
     def eval_set(self, main_split: str) -> EvalSet:
         """The set as part of a task, in which the metrics of the main split have no prefix."""
-        prefix = f"{self.split.removeprefix('dev_')}_"
-        if self.split == main_split:
-            prefix = ''
-        units = _units(self.examples, self.windows, len(self.labels))
+        prefix = ''
+        if self.split != main_split:
+            prefix = f"{self.split.removeprefix('dev_')}_"
+        units = _units(self.examples, self.windows, len(self.head.labels))
         return EvalSet(prefix, units, self.results)
 
     def results(self, outputs: Outputs) -> Results:
         """Metrics, if there are labels, and the content of files by name."""
-        logits = self.windows.combined_logits(self.head, outputs['logits'])
-        predictions = self.head.predictions(logits)
-        texts = self.head.texts(predictions, self.labels)
+        logits = self.windows.combined_logits(self.head.kind, outputs['logits'])
+        predictions = self.head.kind.predictions(logits)
+        texts = self.head.kind.texts(predictions, self.head.labels)
         files = {
             f'{self.split}_predictions.tsv': predictions_table(
                 self.id_column, self.examples.ids, texts)}
         if self.examples.labels is None:
             return {}, files
         self._warn_of_one_prediction(predictions)
-        described = self.head.described(logits, self.labels)
-        probabilities = [list(x.get('probabilities', {}).values()) for x in described]
+        probabilities = self._probabilities(logits)
         files[f'{self.split}_examples.csv'] = self._examples_table(texts, probabilities)
-        if self.labels:
+        if self.head.labels:
             files[f'{self.split}_classes.csv'] = self._classes_table(predictions, probabilities)
         return self._scores(logits, predictions), files
+
+    def _probabilities(self, logits: np.ndarray) -> list[list[float]]:
+        """The probabilities of each example's labels; none for a regression."""
+        probabilities: list[list[float]] = []
+        for described in self.head.kind.described(logits, self.head.labels):
+            by_label = described.get('probabilities', {})
+            probabilities.append(list(by_label.values()))
+        return probabilities
 
     def _scores(self, logits: np.ndarray, predictions: np.ndarray) -> dict[str, float]:
         truth = self.examples.labels
         if truth.ndim == 2:  # labels that the model lacks are never predicted
             num_missing = truth.shape[1] - predictions.shape[1]
             predictions = np.pad(predictions, [(0, 0), (0, num_missing)])
-        scores = {name: METRICS[name].compute(predictions, truth) for name in self.metrics}
-        return scores | {'loss': self.head.mean_loss(logits, truth)}
+        scores = self.head.compute_metrics(predictions, truth)
+        scores['loss'] = self.head.kind.mean_loss(logits, truth)
+        return scores
 
     def _warn_of_one_prediction(self, predictions: np.ndarray) -> None:
         """Warns if all examples of a classification are predicted alike and are not."""
         truth = self.examples.labels
-        if not self.labels or truth.ndim == 2:
+        if not self.head.labels or truth.ndim == 2:
             return
         if len(np.unique(predictions)) == 1 and len(np.unique(truth)) > 1:
-            say(f'warning: all predictions are {self.labels[predictions[0]]!r}')
+            say(f'warning: all predictions are {self.head.labels[predictions[0]]!r}')
 
     def _examples_table(
         self, predictions: Sequence[str], probabilities: Sequence[Sequence[float]]
@@ -301,16 +386,19 @@ class TextSet:
         """Texts, label, prediction and the labels' probabilities of each example."""
         examples = self.examples
         # A label that only evaluation has is the id of no label of the model.
-        names = [*self.labels, *['(not in training)'] * examples.labels.size]
-        truth = self.head.texts(examples.labels, names)
-        header = [
-            self.id_column or 'index', *('text', 'text_pair')[: len(examples.texts)], 'label',
-            'prediction', *[f'probability of {name}' for name in self.labels]]
+        names = [*self.head.labels, *['(not in training)'] * examples.labels.size]
+        truth = self.head.kind.texts(examples.labels, names)
+        header = [self.id_column or 'index', 'text']
+        if len(examples.texts) == 2:
+            header.append('text_pair')
+        header += ['label', 'prediction']
+        header += [f'probability of {name}' for name in self.head.labels]
         columns = zip(
             examples.ids, zip(*examples.texts, strict=True), truth, predictions, probabilities,
             strict=True)
-        rows = [[row_id, *texts, label, prediction, *shares]
-                for row_id, texts, label, prediction, shares in columns]
+        rows: list[list[Any]] = []
+        for row_id, texts, label, prediction, shares in columns:
+            rows.append([row_id, *texts, label, prediction, *shares])
         return _table(header, rows)
 
     def _classes_table(
@@ -320,13 +408,16 @@ class TextSet:
         truth = self.examples.labels
         header = ['label', 'count', 'precision', 'recall', 'f1', 'roc_auc']
         scores = of_each_class(predictions, truth, np.array(probabilities))
-        rows: list[list[Any]] = [
-            [name, *row] for name, row in zip(self.labels, scores, strict=True)]
+        labels = self.head.labels
         if truth.ndim == 1:
-            header += [f'predicted {name}' for name in self.labels]
-            for i, row in enumerate(rows):
-                counts = np.bincount(predictions[truth == i], minlength=len(self.labels))
+            header += [f'predicted {name}' for name in labels]
+        rows: list[list[Any]] = []
+        for i, (name, scores_of_label) in enumerate(zip(labels, scores, strict=True)):
+            row = [name, *scores_of_label]
+            if truth.ndim == 1:
+                counts = np.bincount(predictions[truth == i], minlength=len(labels))
                 row += counts.tolist()
+            rows.append(row)
         return _table(header, rows)
 
 
@@ -344,9 +435,13 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[Any]], delimiter: str 
     content = io.StringIO()
     writer = csv.writer(content, delimiter=delimiter, lineterminator='\n')
     writer.writerow(header)
-    writer.writerows([_shown(value) for value in row] for row in rows)
+    for row in rows:
+        writer.writerow(map(_shown, row))
     return content.getvalue()
 
 
 def _shown(value: Any) -> Any:
-    return f'{value:.6g}' if type(value) is float else value
+    """A value as it stands in a table."""
+    if type(value) is float:
+        return f'{value:.6g}'
+    return value

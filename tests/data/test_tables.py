@@ -13,12 +13,13 @@ import pytest
 from bert_jax.predict.inputs import SingleText, open_source
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.labels import LabelParser
-from bert_jax.tasks.texts import read_texts
+from bert_jax.tasks.texts import TextColumns, read_texts
 from tests.predict import tiny
 from tests.tasks.files import put
 
 ROWS = [('one text', 'a'), ('another', 'b'), ('a third, with a comma', 'a'), ('fourth', 'b')]
 TEXTS = [text for text, _ in ROWS]
+COLUMNS = TextColumns(['text'], 'label')
 CSV = 'text,label\n' + ''.join(f'"{text}",{label}\n' for text, label in ROWS)
 TSV = 'text\tlabel\n' + ''.join(f'{text}\t{label}\n' for text, label in ROWS)
 OBJECTS = [{'text': text, 'label': label} for text, label in ROWS]
@@ -141,7 +142,7 @@ for file in ('a.csv', 'a.jsonl'):
 
 
 def trained(path, known=()):
-    (texts,) = read_texts(path, ['text'], 'label', LabelParser(known)).texts
+    (texts,) = read_texts(path, COLUMNS, LabelParser(known)).texts
     return texts
 
 
@@ -188,7 +189,7 @@ _empty = pytest.mark.parametrize('text', ['', ' ', '\t\u00a0', '\u200b', '\ufeff
 def test_an_empty_text_is_left_out_with_a_count(text, tmp_path, capsys):
     path = put(tmp_path, 'a.jsonl', [*OBJECTS, {'text': text, 'label': 'a'}])
     for _ in range(2):  # training, then evaluation
-        examples = read_texts(path, ['text'], 'label', LabelParser(), keep_empty=False)
+        examples = read_texts(path, COLUMNS, LabelParser(), keep_empty=False)
         assert examples.texts[0] == TEXTS
         assert examples.ids == ['0', '1', '2', '3']
         assert f'{path}: 1 of 5 rows have an empty text; left out' in capsys.readouterr().out
@@ -205,7 +206,7 @@ def test_an_empty_text_is_refused_by_prediction(text):
 def test_a_table_of_empty_texts_is_refused(text, tmp_path):
     path = put(tmp_path, 'b.jsonl', [{'text': text, 'label': 'a'}] * 2)
     with pytest.raises(InputError, match='all 2 rows have an empty text: is config.data.text'):
-        read_texts(path, ['text'], 'label', LabelParser(), keep_empty=False)
+        read_texts(path, COLUMNS, LabelParser(), keep_empty=False)
 
 
 @pytest.mark.parametrize(('file', 'content', 'message'), [
@@ -247,10 +248,12 @@ def test_predictions_of_a_table_need_the_name_of_its_column(file, tmp_path):
 def test_ids_are_row_numbers_or_come_from_the_column_that_the_user_names(tmp_path):
     path = put(tmp_path, 'a.csv', 'text,label,name\n"x\ny",a,p\n\nbad\nz,b,q\n')
     for column, ids in (('', ['0', '2']), ('name', ['p', 'q'])):
-        found = read_texts(path, ['text'], 'label', LabelParser(), id_column=column, needs_ids=True)
+        columns = TextColumns(['text'], 'label', id=column, needs_ids=True)
+        found = read_texts(path, columns, LabelParser())
         assert found.ids == ids
+    columns = TextColumns(['text'], 'label', id='nam', needs_ids=True)
     with pytest.raises(InputError, match="no column 'nam'"):
-        read_texts(path, ['text'], 'label', None, id_column='nam', needs_ids=True)
+        read_texts(path, columns, None)
 
 
 @pytest.mark.parametrize(('labels', 'order'), [
@@ -267,5 +270,5 @@ def test_the_order_of_labels_does_not_depend_on_the_order_of_rows(
         rows.reverse()
     path = put(tmp_path, 'a.csv', 'text,label\n' + ''.join(rows))
     names = LabelParser()
-    read_texts(path, ['text'], 'label', names)
+    read_texts(path, COLUMNS, names)
     assert names.names == order
