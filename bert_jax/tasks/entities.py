@@ -27,7 +27,7 @@ def entity_tags(tags: Iterable[str]) -> dict[str, str]:
     either case: B-PER, b-per, B_PER, PER-B. {} if a tag is none of these, or all are O.
     """
     names = set(tags)
-    outside = {tag for tag in names if tag in ('O', 'o')}
+    outside = names & {'O', 'o'}
     inside = names - outside
     if not inside:
         return {}
@@ -71,7 +71,8 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
             result.append(tag)
             continue
         begins = tag[0] in 'BS' or before[0] in 'ES' or tag[1:] != before[1:]
-        result.append(('B' if begins else 'I') + tag[1:])
+        letter = 'B' if begins else 'I'
+        result.append(letter + tag[1:])
     return result
 
 
@@ -107,25 +108,46 @@ def conll_scores(
       `precision`, `recall`, `f1` over all entities; `TYPE/precision`, `TYPE/recall`, `TYPE/f1` of
       each type that occurs; `accuracy`, the share of words with the right tag.
     """
-    right: Counter[str] = Counter()  # entities by type
-    found: Counter[str] = Counter()
-    wanted: Counter[str] = Counter()
+    counts = _EntityCounts()
     num_words = 0
     num_equal = 0
     for tags, gold_tags in zip(predicted, gold, strict=True):
-        num_equal += sum(tag == other for tag, other in zip(tags, gold_tags, strict=True))
         num_words += len(gold_tags)
-        spans = set(entity_spans(tags))
-        gold_spans = set(entity_spans(gold_tags))
-        right.update(span.type for span in spans & gold_spans)
-        found.update(span.type for span in spans)
-        wanted.update(span.type for span in gold_spans)
-    scores = _scores(right.total(), found.total(), wanted.total())
+        num_equal += sum(tag == other for tag, other in zip(tags, gold_tags, strict=True))
+        counts.add(entity_spans(tags), entity_spans(gold_tags))
+    scores = _scores(counts.right.total(), counts.found.total(), counts.wanted.total())
     scores['accuracy'] = num_equal / max(num_words, 1)
-    for name in sorted(found | wanted):
-        scores_of_type = _scores(right[name], found[name], wanted[name])
-        scores |= {f'{name}/{key}': value for key, value in scores_of_type.items()}
+    for name in counts.types:
+        of_type = _scores(counts.right[name], counts.found[name], counts.wanted[name])
+        for key, value in of_type.items():
+            scores[f'{name}/{key}'] = value
     return scores
+
+
+class _EntityCounts:
+    """How many entities of each type there are in all sentences.
+
+    Attributes:
+      right: predicted, with the words and the type of the reference.
+      found: predicted.
+      wanted: in the reference.
+    """
+
+    def __init__(self) -> None:
+        self.right: Counter[str] = Counter()
+        self.found: Counter[str] = Counter()
+        self.wanted: Counter[str] = Counter()
+
+    def add(self, predicted: Sequence[EntitySpan], gold: Sequence[EntitySpan]) -> None:
+        """Counts the entities of one more sentence."""
+        self.found.update(span.type for span in predicted)
+        self.wanted.update(span.type for span in gold)
+        self.right.update(span.type for span in set(predicted) & set(gold))
+
+    @property
+    def types(self) -> list[str]:
+        """The types that occur, sorted."""
+        return sorted(self.found | self.wanted)
 
 
 def _scores(correct: int, predicted: int, gold: int) -> dict[str, float]:
@@ -171,19 +193,29 @@ def _writes_iob1(marks: Iterable[str], predicted: Sequence[Sequence[str]]) -> bo
 
 def _rewritten(tags: Sequence[str], label_of: Mapping[str, str], is_iob1: bool) -> list[str]:
     """The tags of a sentence as labels of the model; those that it lacks stay."""
-    outside = label_of.get('O', 'O')
-    result = [outside if tag == 'O' else tag for tag in tags]
+    result = list(tags)
+    for i, tag in enumerate(tags):
+        if tag == 'O':
+            result[i] = label_of.get('O', 'O')
     last_end: dict[str, int] = {}  # where the last entity of each type ends
     for span in entity_spans(tags):
         follows_its_type = last_end.get(span.type) == span.begin
-        first = 'IB' if is_iob1 and not follows_its_type else 'BI'
+        first = 'BI'
+        if is_iob1 and not follows_its_type:
+            first = 'IB'
         for i, letters in enumerate(_letters(span.end - span.begin, first), span.begin):
-            marks = [f'{letter}-{span.type}' for letter in letters]
-            labels = [label_of[mark] for mark in marks if mark in label_of]
-            if labels:
-                result[i] = labels[0]
+            result[i] = _first_label(letters, span.type, label_of) or tags[i]
         last_end[span.type] = span.end
     return result
+
+
+def _first_label(letters: str, entity_type: str, label_of: Mapping[str, str]) -> str | None:
+    """The model's label for the first of the letters that it has one for, if any."""
+    for letter in letters:
+        label = label_of.get(f'{letter}-{entity_type}')
+        if label is not None:
+            return label
+    return None
 
 
 def _letters(num_words: int, first: str) -> list[str]:

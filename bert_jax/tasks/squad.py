@@ -63,7 +63,10 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
     held_out = _held_out(config, version, scored)
     threshold = _threshold(version, scored)
 
-    dev = held_out.dev if held_out else _read(config, version, training=False)
+    if held_out:
+        dev = held_out.dev
+    else:
+        dev = _read(config, version, training=False)
     _say_questions(dev, version, 'score')
     windows = _windows(config, tokenization, dev, pieces, training=False)
     places: SpanPlaces = PlacesByPieces(pieces)
@@ -74,7 +77,10 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
 
     train_units = None
     if scored is None:
-        train = held_out.train if held_out else _read(config, version, training=True)
+        if held_out:
+            train = held_out.train
+        else:
+            train = _read(config, version, training=True)
         _say_questions(train, version, 'train on')
         train_units = _training_units(
             _windows(config, tokenization, train, pieces, training=True))
@@ -108,8 +114,9 @@ class SquadSet:
         predictions = predict_answers(
             self.windows, start_logits, end_logits, places=self.places, version=self.version)
         texts = final_texts(predictions)
-        answers = {question.id: [text for text, _ in question.answers]
-                   for question in self.windows.questions}
+        answers: dict[str, list[str]] = {}
+        for question in self.windows.questions:
+            answers[question.id] = [text for text, _ in question.answers]
         if self.version == 'v1':
             scores = v1_scores(texts, answers)
         else:
@@ -147,11 +154,13 @@ def _windows(
     pieces: PiecePlaces, training: bool,
 ) -> SquadWindows:
     """The windows of questions, whose answers are found by pieces in own files only."""
+    places = None
+    if _is_own_file(config, training):
+        places = pieces
     return squad_windows(
         questions, tokenization.encode, max_length=config.data.max_seq_length,
         doc_stride=config.squad.doc_stride, max_question_length=config.squad.max_query_length,
-        places=pieces if _is_own_file(config, training) else None,
-        **tokenization.tokenizer.vocab.ends)
+        places=places, **tokenization.tokenizer.vocab.ends)
 
 
 def _training_units(windows: SquadWindows) -> Units:
@@ -210,7 +219,10 @@ def _held_out(config: ConfigDict, version: str, scored: ScoredModel | None) -> _
     out = set(dev.contexts())
     # Read again, because training checks answers and leaves some questions out.
     everything = read(str(as_path(config.data.source)), training=True)
-    train = [question for question in everything.questions if question.context not in out]
+    train: list[Question] = []
+    for question in everything.questions:
+        if question.context not in out:
+            train.append(question)
     return _HeldOut(train, dev.questions)
 
 
@@ -219,14 +231,17 @@ def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:
     by_words = not _is_own_file(config, training)
     max_malformed = config.data.max_malformed
     number = _NUMBERS[version]
-    split = 'train' if training else 'validation'
+    split = 'validation'
+    file = f'dev-v{number}.json'
+    if training:
+        split = 'train'
+        file = f'train-v{number}.json'
     if config.data.source == 'tfds:squad' and (training or not config.data.eval_source):
         name = f'squad/v{number}'
         records = sorted(tfds_records(config, name, split), key=lambda record: record['id'])
         return read_squad(
             f'tfds:{name}:{split}', layout_of(records), version=version, training=training,
             max_malformed=max_malformed, by_words=by_words)
-    file = f"{'train' if training else 'dev'}-v{number}.json"
     path = split_file(
         config, [file], f'{_HUB_FOLDERS[version]}/{split}',
         f'the folder with train-v{number}.json and dev-v{number}.json, a training file with '

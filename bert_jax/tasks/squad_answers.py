@@ -122,15 +122,17 @@ class PlacesByWords:
         """Takes what the tokenizer that made the windows is made of."""
         self._lowercase = lowercase
         self._switches = switches
-        self._surfaces = [
-            token.removeprefix(CONTINUATION) if continues else f' {token}'
-            for token, continues in zip(vocab.tokens, vocab.is_continuation.tolist(), strict=True)]
+        self._surfaces: list[str] = []
+        for token, continues in zip(vocab.tokens, vocab.is_continuation.tolist(), strict=True):
+            surface = token.removeprefix(CONTINUATION) if continues else f' {token}'
+            self._surfaces.append(surface)
 
     def place(self, windows: SquadWindows, context: str, span: Span) -> Place:
         """See `SpanPlaces`."""
         begin = windows.sequences.offsets[span.window]
         ids = windows.sequences.ids[begin + span.start:begin + span.end + 1].tolist()
-        text = ' '.join(''.join([self._surfaces[i] for i in ids]).split())
+        joined = ''.join([self._surfaces[i] for i in ids])
+        text = ' '.join(joined.split())
         first, last = _tokens(windows, span)
         low = _word_of(windows, first)
         high = _word_of(windows, last)
@@ -167,6 +169,7 @@ def predict_answers(
       n_best: how many starts and ends per window, and answers per question, are kept.
       max_answer_length: in tokens.
     """
+    finder = _SpanFinder(windows, start_logits, end_logits, n_best, max_answer_length)
     predictions: dict[str, Prediction] = {}
     numbers = np.arange(len(windows.questions) + 1)
     bounds = np.searchsorted(windows.question_index, numbers).tolist()
@@ -174,84 +177,93 @@ def predict_answers(
         of_question = range(bounds[i], bounds[i + 1])
         no_answer = None
         if version == 'v2':
-            no_answer = _no_answer(windows, of_question, start_logits, end_logits)
-        spans = _best_spans(
-            windows, of_question, start_logits, end_logits, n_best, max_answer_length)
-        # Made one by one, because finding the characters of a span takes its time.
-        placed = (ScoredPlace(places.place(windows, question.context, span), span.start_logit,
-                              span.end_logit) for span in spans)
+            no_answer = finder.no_answer(of_question)
+        placed = _placed(finder.best_spans(of_question), places, windows, question.context)
         kept = _distinct(question.context, placed, no_answer, n_best)
         predictions[question.id] = _prediction(kept, no_answer)
     return predictions
 
 
-def _no_answer(
-    windows: SquadWindows, of_question: range, start_logits: np.ndarray, end_logits: np.ndarray
-) -> ScoredPlace:
-    """The least likely [CLS] of a question's windows."""
-    cls = windows.sequences.offsets[of_question.start:of_question.stop]
-    logits = zip(start_logits[cls].tolist(), end_logits[cls].tolist(), strict=True)
-    candidates = [ScoredPlace((0, 0), start, end) for start, end in logits]
-    return min(candidates, key=lambda candidate: candidate.score)
+def _placed(
+    spans: Iterable[Span], places: SpanPlaces, windows: SquadWindows, context: str
+) -> Iterator[ScoredPlace]:
+    """Spans as characters, one by one, because finding the characters of a span takes its time."""
+    for span in spans:
+        place = places.place(windows, context, span)
+        yield ScoredPlace(place, span.start_logit, span.end_logit)
 
 
-def _best_spans(
-    windows: SquadWindows, of_question: range, start_logits: np.ndarray, end_logits: np.ndarray,
-    n_best: int, max_answer_length: int,
-) -> Iterator[Span]:
-    """A question's spans, best first.
+@dataclasses.dataclass(frozen=True)
+class _SpanFinder:
+    """Finds the spans of a question that the logits of its windows make most likely.
 
-    They pair the `n_best` starts and the `n_best` ends of each window. A start must have its
-    maximal context in the window (ends need not), and both must be tokens of the paragraph; other
-    tokens among the best still count towards `n_best`, as in the original. Equal scores keep the
-    order of windows, starts and ends.
+    Attributes:
+      windows, start_logits, end_logits, n_best, max_answer_length: as for `predict_answers`.
     """
-    low = of_question.start
-    part_starts = windows.part_starts[low:of_question.stop] - windows.part_starts[low]
-    part_lengths = windows.part_lengths[low:of_question.stop]
-    owners = max_context(part_starts, part_lengths)
-    found: list[np.ndarray] = []  # columns of `Span`, for each window
-    for i, window in enumerate(of_question):
-        begin, end = windows.sequences.offsets[window:window + 2]
-        tokens_in_part = slice(part_starts[i], part_starts[i] + part_lengths[i])
-        found.append(_spans_of_window(
-            window, windows.sequences.first_lengths[window], owners[tokens_in_part] == i,
-            start_logits[begin:end], end_logits[begin:end], n_best, max_answer_length))
-    spans = np.concatenate(found, axis=1)
-    scores = spans[3] + spans[4]
-    order = np.argsort(-scores, kind='stable')
-    for window, start, end, start_logit, end_logit in spans[:, order].T.tolist():
-        yield Span(int(window), int(start), int(end), start_logit, end_logit)
 
+    windows: SquadWindows
+    start_logits: np.ndarray
+    end_logits: np.ndarray
+    n_best: int
+    max_answer_length: int
 
-def _spans_of_window(
-    window: int, part_start: int, is_owner: np.ndarray, start_logits: np.ndarray,
-    end_logits: np.ndarray, n_best: int, max_answer_length: int,
-) -> np.ndarray:
-    """Columns of `Span` [5, n] float64, in the order of starts, then of ends.
+    def no_answer(self, of_question: range) -> ScoredPlace:
+        """The least likely [CLS] of a question's windows."""
+        cls = self.windows.sequences.offsets[of_question.start:of_question.stop]
+        logits = zip(self.start_logits[cls].tolist(), self.end_logits[cls].tolist(), strict=True)
+        candidates = [ScoredPlace((0, 0), start, end) for start, end in logits]
+        return min(candidates, key=lambda candidate: candidate.score)
 
-    Args:
-      window: its index.
-      part_start: its first token of the paragraph.
-      is_owner: [tokens of the paragraph] whether a token has its maximal context in the window.
-      start_logits, end_logits: of its tokens.
-      n_best, max_answer_length: as for `predict_answers`.
-    """
-    part = slice(part_start, -1)  # all but [CLS] question [SEP] and the last [SEP]
-    may_start = np.zeros(len(start_logits), np.bool_)
-    may_start[part] = is_owner
-    may_end = np.zeros(len(end_logits), np.bool_)
-    may_end[part] = True
-    starts = np.argsort(-start_logits, kind='stable')[:n_best]
-    ends = np.argsort(-end_logits, kind='stable')[:n_best]
-    distance = ends - starts[:, None]
-    is_span = (distance >= 0) & (distance < max_answer_length)
-    is_span &= may_start[starts][:, None] & may_end[ends]
-    i, j = np.nonzero(is_span)
-    start = starts[i]
-    end = ends[j]
-    return np.array(
-        [np.full(len(i), window), start, end, start_logits[start], end_logits[end]], np.float64)
+    def best_spans(self, of_question: range) -> Iterator[Span]:
+        """A question's spans, best first.
+
+        They pair the `n_best` starts and the `n_best` ends of each window. A start must have its
+        maximal context in the window (ends need not), and both must be tokens of the paragraph;
+        other tokens among the best still count towards `n_best`, as in the original. Equal scores
+        keep the order of windows, starts and ends.
+        """
+        low = of_question.start
+        high = of_question.stop
+        part_starts = self.windows.part_starts[low:high] - self.windows.part_starts[low]
+        part_lengths = self.windows.part_lengths[low:high]
+        owners = max_context(part_starts, part_lengths)
+        found: list[np.ndarray] = []  # columns of `Span`, for each window
+        for i, window in enumerate(of_question):
+            tokens_in_part = slice(part_starts[i], part_starts[i] + part_lengths[i])
+            found.append(self._of_window(window, owners[tokens_in_part] == i))
+        spans = np.concatenate(found, axis=1)
+        scores = spans[3] + spans[4]
+        order = np.argsort(-scores, kind='stable')
+        for window, start, end, start_logit, end_logit in spans[:, order].T.tolist():
+            yield Span(int(window), int(start), int(end), start_logit, end_logit)
+
+    def _of_window(self, window: int, is_owner: np.ndarray) -> np.ndarray:
+        """Columns of `Span` [5, n] float64, in the order of starts, then of ends.
+
+        Args:
+          window: its index.
+          is_owner: [tokens of the paragraph] whether a token has its maximal context in the window.
+        """
+        low, high = self.windows.sequences.offsets[window:window + 2]
+        start_logits = self.start_logits[low:high]
+        end_logits = self.end_logits[low:high]
+        # The paragraph: all but [CLS] question [SEP] and the last [SEP].
+        part = slice(self.windows.sequences.first_lengths[window], -1)
+        may_start = np.zeros(high - low, np.bool_)
+        may_start[part] = is_owner
+        may_end = np.zeros(high - low, np.bool_)
+        may_end[part] = True
+        starts = np.argsort(-start_logits, kind='stable')[: self.n_best]
+        ends = np.argsort(-end_logits, kind='stable')[: self.n_best]
+        distance = ends - starts[:, None]
+        is_span = (distance >= 0) & (distance < self.max_answer_length)
+        is_span &= may_start[starts][:, None] & may_end[ends]
+        i, j = np.nonzero(is_span)
+        start = starts[i]
+        end = ends[j]
+        return np.array(
+            [np.full(len(i), window), start, end, start_logits[start], end_logits[end]],
+            np.float64)
 
 
 def max_context(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -311,10 +323,12 @@ def _prediction(kept: Mapping[str, ScoredPlace], no_answer: ScoredPlace | None) 
     highest = max(scores)
     weights = [math.exp(score - highest) for score in scores]
     total = sum(weights)
-    candidates = [
-        Candidate(text, weight / total, span.start_logit, span.end_logit, span.place)
-        for (text, span), weight in zip(kept.items(), weights, strict=True)]
-    best = next((text for text in kept if text), '')
+    candidates: list[Candidate] = []
+    for (text, span), weight in zip(kept.items(), weights, strict=True):
+        probability = weight / total
+        candidates.append(
+            Candidate(text, probability, span.start_logit, span.end_logit, span.place))
+    best = next(filter(None, kept), '')
     null_odds = 0.0
     if no_answer and best:
         null_odds = no_answer.score - kept[best].start_logit - kept[best].end_logit
@@ -340,8 +354,10 @@ def aligned_place(
       lowercase, switches: of the tokenizer.
     """
     tokens = [_basic_text(context[begin:end], lowercase, switches) for begin, end in words]
-    tokenized = ' '.join([token for token in tokens if token])
-    characters = [i for begin, end in words for i in range(begin, end)]
+    tokenized = ' '.join(filter(None, tokens))
+    characters: list[int] = []
+    for begin, end in words:
+        characters += range(begin, end)
     found = tokenized.find(text)
     corresponds = len(tokenized) - tokenized.count(' ') == len(characters)
     if not text or found < 0 or not corresponds:
@@ -379,9 +395,12 @@ def final_texts(
     predictions: Mapping[str, Prediction], null_threshold: float | None = None
 ) -> dict[str, str]:
     """Question id -> answer; '' if its `null_odds` are above the threshold (None: never)."""
-    limit = math.inf if null_threshold is None else null_threshold
-    return {name: '' if prediction.null_odds > limit else prediction.text
-            for name, prediction in predictions.items()}
+    texts: dict[str, str] = {}
+    for name, prediction in predictions.items():
+        texts[name] = prediction.text
+        if null_threshold is not None and prediction.null_odds > null_threshold:
+            texts[name] = ''
+    return texts
 
 
 def prediction_files(
@@ -396,15 +415,17 @@ def prediction_files(
       predictions: by question id.
       null_threshold: SQuAD 2.0: the text is '' where `null_odds` are above it. None: SQuAD 1.1.
     """
+    n_best: dict[str, list[dict[str, Any]]] = {}
+    null_odds: dict[str, float] = {}
+    for name, prediction in predictions.items():
+        n_best[name] = list(map(_record, prediction.n_best))
+        null_odds[name] = prediction.null_odds
     files = {
         'predictions.json': _json(final_texts(predictions, null_threshold)),
-        'nbest_predictions.json': _json(
-            {name: [_record(candidate) for candidate in prediction.n_best]
-             for name, prediction in predictions.items()}),
+        'nbest_predictions.json': _json(n_best),
     }
     if null_threshold is not None:
-        files['null_odds.json'] = _json(
-            {name: prediction.null_odds for name, prediction in predictions.items()})
+        files['null_odds.json'] = _json(null_odds)
     return files
 
 

@@ -75,7 +75,7 @@ def read_squad(
         question without an answer read as 'v1', more left out than allowed, no question at all.
     """
     if root is None:
-        root = layout_of(_records(path)) if has_rows(path) else _parsed(path)
+        root = _root_of(path)
     questions: dict[str, Question] = {}
     faults: list[str] = []
     for entry in _entries(path, root):
@@ -89,8 +89,9 @@ def read_squad(
                 f'{entry.place}answers (id {question.id}) has no answer, which SQuAD 1.1 does not '
                 'have; read the file as v2 (configs/squad.py:v2)')
         if training:
-            kept = () if is_impossible else question.answers[:1]
-            question = question._replace(answers=kept)
+            question = question._replace(answers=question.answers[:1])
+            if is_impossible:
+                question = question._replace(answers=())
             fault = _question_fault(question, is_impossible, by_words)
             if fault:
                 faults.append(f'question {question.id}: {fault}')
@@ -98,6 +99,13 @@ def read_squad(
         questions[question.id] = question
     table.check_malformed(path, len(questions), faults, max_malformed)
     return list(questions.values())
+
+
+def _root_of(path: str) -> Any:
+    """The content of a file in SQuAD's layout, or with a question a row."""
+    if has_rows(path):
+        return layout_of(_records(path))
+    return _parsed(path)
 
 
 def questions_of(path: str) -> list[Question]:
@@ -143,7 +151,9 @@ def answer_fault(text: str, start: int, context: str, by_words: bool) -> str:
     """
     if not text.split():
         return 'its answer is empty'
-    found = context[start:start + len(text)] if start >= 0 else ''
+    found = ''
+    if start >= 0:
+        found = context[start:start + len(text)]
     if found != text:
         return (f'answer_start {start} does not match its text {_short(text)}: the paragraph has '
                 f'{_short(found)} there')
@@ -158,12 +168,21 @@ def has_rows(path: str) -> bool:
     format = table.format_of(path)
     if format != 'json':
         return format == 'parquet'
-    first = next((line.strip() for _, line in table.lines(path) if line.strip()), '')
+    first = _first_line(path)
     try:
         record = json.loads(first)
         return isinstance(record, list) or 'context' in record
     except (ValueError, TypeError, RecursionError):  # an object over several lines
         return first.startswith('[')
+
+
+def _first_line(path: str) -> str:
+    """The first line that is not empty; '' if all are."""
+    for _, line in table.lines(path):
+        text = line.strip()
+        if text:
+            return text
+    return ''
 
 
 def _records(path: str) -> Iterator[dict[str, Any]]:
@@ -184,7 +203,9 @@ def _answers_by_field(answers: Any) -> Any:
     """{text: a list, answer_start: a list}, if answers are a list of objects; else unchanged."""
     if not isinstance(answers, list) or not all(isinstance(x, dict) for x in answers):
         return answers
-    return {name: [answer.get(name) for answer in answers] for name in ('text', 'answer_start')}
+    texts = [answer.get('text') for answer in answers]
+    starts = [answer.get('answer_start') for answer in answers]
+    return {'text': texts, 'answer_start': starts}
 
 
 def _are_answers(answers: Any) -> bool:
@@ -199,8 +220,9 @@ def layout_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for record in records:
         texts = record['answers']['text']
         starts = record['answers']['answer_start']
-        answers = [{'text': _decoded(text), 'answer_start': int(start)}
-                   for text, start in zip(texts, starts, strict=True)]
+        answers: list[dict[str, Any]] = []
+        for text, start in zip(texts, starts, strict=True):
+            answers.append({'text': _decoded(text), 'answer_start': int(start)})
         questions = paragraphs.setdefault(_decoded(record['context']), [])
         questions.append({
             'id': _decoded(record['id']), 'question': _decoded(record['question']),
@@ -210,7 +232,9 @@ def layout_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _decoded(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        return value.decode()
+    return value
 
 
 def _parsed(path: str) -> Any:
@@ -240,9 +264,13 @@ def _items(parent: Any, name: str, place: str) -> Iterator[tuple[str, Any]]:
 
 def _field(parent: Any, name: str, kind: type, place: str) -> Any:
     """A field, which must exist and be of this type."""
-    value = parent.get(name) if isinstance(parent, dict) else None
+    value = None
+    if isinstance(parent, dict):
+        value = parent.get(name)
     if type(value) is not kind:
-        shown = 'missing' if value is None else _short(str(value))
+        shown = 'missing'
+        if value is not None:
+            shown = _short(str(value))
         raise InputError(f'{place}{name} is {shown}, not {_TYPES[kind]}; {_LAYOUT}')
     if kind is str:
         try:
@@ -254,4 +282,6 @@ def _field(parent: Any, name: str, kind: type, place: str) -> Any:
 
 def _short(text: str) -> str:
     """A text between quotes, cut to 60 characters."""
-    return repr(text if len(text) <= 60 else text[:57] + '...')
+    if len(text) > 60:
+        text = text[:57] + '...'
+    return repr(text)

@@ -47,7 +47,7 @@ def v1_scores(texts: Mapping[str, str], answers: Mapping[str, Sequence[str]]) ->
     f1 = 0.0
     for name, text in texts.items():
         predicted = normalize_answer(text)
-        golds = [normalize_answer(answer) for answer in answers[name]]
+        golds = list(map(normalize_answer, answers[name]))
         exact_match += predicted in golds
         f1 += max(_overlap(gold, predicted) for gold in golds)
     return {'exact_match': 100.0 * exact_match / len(texts), 'f1': 100.0 * f1 / len(texts)}
@@ -74,32 +74,52 @@ def v2_scores(
       three for questions with and without an answer ('HasAns_exact', 'NoAns_f1', ...), and the
       best threshold for each ('best_f1', 'best_f1_thresh', 'best_exact', 'best_exact_thresh').
     """
-    raw: dict[str, dict[str, float]] = {'exact': {}, 'f1': {}}
+    raw = _raw_scores(texts, answers)
+    best: dict[str, _BestThreshold] = {}
+    for key, raw_scores in raw.items():
+        best[key] = _best_threshold(raw_scores, texts, answers, odds)
+    threshold = null_threshold
+    if threshold is None:
+        threshold = best['f1'].threshold
+    final: dict[str, dict[str, float]] = {}
+    for key, raw_scores in raw.items():
+        final[key] = _with_threshold(raw_scores, answers, odds, threshold)
+
+    answered = [name for name in texts if answers[name]]
+    unanswered = [name for name in texts if not answers[name]]
+    overall = _group_scores('', list(texts), final)
+    scores = {'exact_match': overall.pop('exact'), **overall}
+    scores |= _group_scores('HasAns_', answered, final)
+    scores |= _group_scores('NoAns_', unanswered, final)
+    for key, found in best.items():
+        shown = found.threshold
+        if shown == NEVER_ANSWER:
+            shown = 0.0
+        scores[f'best_{key}_thresh'] = shown
+        scores[f'best_{key}'] = 100.0 * found.score / len(texts)
+    scores['null_threshold'] = threshold
+    return scores
+
+
+def _raw_scores(
+    texts: Mapping[str, str], answers: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """{'exact' or 'f1': {question id: score of the predicted text}}, without a threshold."""
+    exact: dict[str, float] = {}
+    f1: dict[str, float] = {}
     for name, text in texts.items():
         predicted = normalize_answer(text)
         golds = _v2_golds(answers[name])
-        raw['exact'][name] = int(predicted in golds)
-        raw['f1'][name] = _v2_f1(predicted, golds)
-    best = {key: _best_threshold(raw[key], texts, answers, odds) for key in raw}
-    threshold = best['f1'].threshold if null_threshold is None else null_threshold
-    final = {key: _with_threshold(raw[key], answers, odds, threshold) for key in raw}
-    answered = [name for name in texts if answers[name]]
-    unanswered = [name for name in texts if not answers[name]]
-    scores = {
-        **_group_scores('', list(texts), final), **_group_scores('HasAns_', answered, final),
-        **_group_scores('NoAns_', unanswered, final)}
-    scores = {'exact_match': scores.pop('exact'), **scores}
-    for key in best:
-        is_never = best[key].threshold == NEVER_ANSWER
-        scores[f'best_{key}_thresh'] = 0.0 if is_never else best[key].threshold
-        scores[f'best_{key}'] = 100.0 * best[key].score / len(texts)
-    return scores | {'null_threshold': threshold}
+        exact[name] = int(predicted in golds)
+        f1[name] = _v2_f1(predicted, golds)
+    return {'exact': exact, 'f1': f1}
 
 
 def _v2_golds(answers: Sequence[str]) -> list[str]:
     """The accepted answers, normalized; [''] if there is none, or none that has words."""
-    normalized = [normalize_answer(answer) for answer in answers]
-    return [gold for gold in normalized if gold] or ['']
+    normalized = map(normalize_answer, answers)
+    with_words = list(filter(None, normalized))
+    return with_words or ['']
 
 
 def _v2_f1(predicted: str, golds: Sequence[str]) -> float:
@@ -130,7 +150,9 @@ def _with_threshold(
     """Scores of the questions, where odds above the threshold predict that there is no answer."""
     final: dict[str, float] = {}
     for name, score in raw.items():
-        final[name] = float(not answers[name]) if odds[name] > threshold else score
+        final[name] = score
+        if odds[name] > threshold:
+            final[name] = float(not answers[name])
     return final
 
 

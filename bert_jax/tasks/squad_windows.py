@@ -54,7 +54,8 @@ class Paragraphs(NamedTuple):
         begin, end = self.word_spans[word].tolist()
         first, last = self.tokens_of_words(word, word)
         ids = tuple(self.ids[first:last].tolist())
-        return [(begin + low, begin + high) for low, high in places(context[begin:end], ids)]
+        in_word = places(context[begin:end], ids)
+        return [(begin + low, begin + high) for low, high in in_word]
 
     def touched(
         self, context: str, first_word: int, last_word: int, wanted: Place, places: PiecePlaces
@@ -68,7 +69,9 @@ class Paragraphs(NamedTuple):
                 if begin < wanted_end and wanted_begin < end:
                     touched.append(token)
                 token += 1
-        return (touched[0], touched[-1]) if touched else None
+        if not touched:
+            return None
+        return touched[0], touched[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,31 +124,69 @@ def squad_windows(
     """
     contexts, context_Q = _numbered([question.context for question in questions])
     paragraphs = _paragraphs(contexts, encode)
-    question_ids, question_counts = encode([question.text for question in questions])
-    kept_Q = np.minimum(question_counts, max_question_length)
-    room_Q = max_length - _NUM_SPECIAL - kept_Q
+    asked = _QuestionTokens.of(questions, encode, max_question_length)
+    room_Q = max_length - _NUM_SPECIAL - asked.lengths
     if (room_Q < 1).any():
         raise InputError(
             f'windows of {max_length} tokens leave no room for the paragraph beside a question of '
-            f'{kept_Q.max()}; raise config.data.max_seq_length')
+            f'{asked.lengths.max()}; raise config.data.max_seq_length')
 
     parts = _parts(paragraphs, context_Q, room_Q, doc_stride)
-    kept_W = kept_Q[parts.question]
-    starts_W = (np.cumsum(question_counts) - question_counts)[parts.question]
+    part_ids = paragraphs.ids[ranges(parts.starts, parts.lengths)]
     sequences = make_sequences(
-        (question_ids[ranges(starts_W, kept_W)], kept_W),
-        (paragraphs.ids[ranges(parts.starts, parts.lengths)], parts.lengths),
-        max_length=max_length, cls_id=cls_id, sep_id=sep_id)
-
-    answers = _answer_tokens(questions, context_Q, paragraphs, encode, places)
-    start_W, end_W = answers[:, parts.question] - parts.starts
-    inside_W = (start_W >= 0) & (end_W < parts.lengths)
-    shift_W = kept_W + 2  # [CLS] question [SEP]
+        asked.of_windows(parts.question), (part_ids, parts.lengths), max_length=max_length,
+        cls_id=cls_id, sep_id=sep_id)
+    answers_2xQ = _answer_tokens(questions, context_Q, paragraphs, encode, places)
+    shift_W = asked.lengths[parts.question] + 2  # [CLS] question [SEP]
+    start_positions, end_positions = _positions(answers_2xQ, parts, shift_W)
     return SquadWindows(
-        questions, sequences, parts.question,
-        start_positions=np.where(inside_W, start_W + shift_W, 0).astype(np.int32),
-        end_positions=np.where(inside_W, end_W + shift_W, 0).astype(np.int32),
+        questions, sequences, parts.question, start_positions, end_positions,
         part_starts=parts.starts, part_lengths=parts.lengths, paragraphs=paragraphs)
+
+
+class _QuestionTokens(NamedTuple):
+    """The tokens of Q questions.
+
+    Attributes:
+      ids: of all questions, whole.
+      starts: [Q] int64, where each question begins in `ids`.
+      lengths: [Q] int64, how many tokens of each question are kept.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+    @classmethod
+    def of(
+        cls, questions: Sequence[Question], encode: Encode, max_length: int
+    ) -> _QuestionTokens:
+        """Tokenizes questions, of which no more than `max_length` tokens each are kept."""
+        ids, counts = encode([question.text for question in questions])
+        starts = np.cumsum(counts) - counts
+        return cls(ids, starts, np.minimum(counts, max_length))
+
+    def of_windows(self, question_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(Ids, counts [W]) of the kept tokens, once for each window of a question."""
+        counts_W = self.lengths[question_W]
+        return self.ids[ranges(self.starts[question_W], counts_W)], counts_W
+
+
+def _positions(
+    answers_2xQ: np.ndarray, parts: _Parts, shift_W: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """First and last token of the answer within each window, [W] int32; 0 where it is not inside.
+
+    Args:
+      answers_2xQ: see `_answer_tokens`.
+      parts: of the windows.
+      shift_W: where the part begins in its window.
+    """
+    start_W, end_W = answers_2xQ[:, parts.question] - parts.starts
+    inside_W = (start_W >= 0) & (end_W < parts.lengths)
+    start_positions = np.where(inside_W, start_W + shift_W, 0)
+    end_positions = np.where(inside_W, end_W + shift_W, 0)
+    return start_positions.astype(np.int32), end_positions.astype(np.int32)
 
 
 class _Parts(NamedTuple):
