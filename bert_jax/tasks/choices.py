@@ -22,7 +22,7 @@ from bert_jax.data.pairs import Encode, make_sequences
 from bert_jax.heads.classification import MultipleChoice
 from bert_jax.inference.engine import Outputs
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path, children
+from bert_jax.runtime.files import Path, as_path, children
 from bert_jax.runtime.hub import split_of
 from bert_jax.tasks.labelled import EvalSet, LabelledTask, Results, ScoredModel, open_tokenization
 from bert_jax.tasks.metrics import accuracy
@@ -87,11 +87,12 @@ def read_swag(source: str, split: str, *, max_malformed: float = 0.01) -> TextEx
     on_hub = split_of(source, 'regular/' + split.replace('dev', 'validation'))
     if on_hub:
         return read_swag_file(on_hub, max_malformed)
-    path = source if _is_one_file(source) else _only_table(source)
+    path = source
+    if not _is_one_file(source):
+        path = _only_table(source)
     if not path:
-        stems = ['train'] if split == 'train' else ['val', 'dev']
-        names = [stem + ending for stem in stems for ending in _FORMATS]
-        return read_swag_file(table.find_file(source, names), max_malformed)
+        path = table.find_file(source, _names_of_split(split))
+        return read_swag_file(path, max_malformed)
     whole = read_swag_file(path, max_malformed)
     out = held_out(whole.texts[0], DEV_SHARE, path)
     return whole.take(np.flatnonzero(out == (split == 'dev')))
@@ -101,9 +102,20 @@ def _is_one_file(source: str) -> bool:
     return source.startswith('hf:') or as_path(source).is_file()
 
 
+def _names_of_split(split: str) -> list[str]:
+    """What the file of train or dev may be called."""
+    if split == 'train':
+        return [f'train{ending}' for ending in _FORMATS]
+    names = [f'val{ending}' for ending in _FORMATS]
+    return names + [f'dev{ending}' for ending in _FORMATS]
+
+
 def _only_table(folder: str) -> str:
     """The only table of a folder without splits; '' for another folder."""
-    tables = [x for x in children(folder) if x.name.removesuffix('.gz').endswith(_FORMATS)]
+    tables: list[Path] = []
+    for file in children(folder):
+        if file.name.removesuffix('.gz').endswith(_FORMATS):
+            tables.append(file)
     if len(tables) != 1 or tables[0].name.partition('.')[0] in _SPLITS:
         return ''
     return str(tables[0])
@@ -137,15 +149,16 @@ def read_choices(
         path, wanted, parser.parse, id_column=columns.id, max_malformed=max_malformed,
         optional=[''], headerless=columns.headerless)
     questions: list[_Question] = rows.values
-    id_of = _label_ids(columns.choices, parser.num_choices, {x.label for x in questions})
+    labels = {question.label for question in questions}
+    id_of = _label_ids(columns.choices, parser.num_choices, labels)
     for line, question in zip(rows.lines, questions, strict=True):
         if question.label not in id_of:
             raise InputError(f"{path}, line {line}: unknown label '{question.label}'; known are "
                              f"{', '.join(id_of)}: mend it")
     contexts = [question.context for question in questions]
     choices = zip(*[question.choices for question in questions], strict=True)
-    labels = np.array([id_of[question.label] for question in questions], np.int32)
-    return TextExamples([contexts, *choices], labels, rows.ids, path)
+    label_ids = np.array([id_of[question.label] for question in questions], np.int32)
+    return TextExamples([contexts, *choices], label_ids, rows.ids, path)
 
 
 class _Question(NamedTuple):
@@ -166,7 +179,9 @@ class _QuestionParser:
     def __init__(self, columns: ChoiceColumns):
         self._columns = columns
         self._is_list = len(columns.choices) == 1
-        self.num_choices = 0 if self._is_list else len(columns.choices)
+        self.num_choices = 0
+        if not self._is_list:
+            self.num_choices = len(columns.choices)
 
     def parse(self, cells: list[Any]) -> _Question:
         """The question of a row; raises Malformed."""
@@ -182,9 +197,8 @@ class _QuestionParser:
         if len(choices) != self.num_choices or self.num_choices < 2:
             raise table.Malformed(
                 f'choices: {len(choices)}, where {max(self.num_choices, 2)} are wanted')
-        beginning = cells[-1] if self._columns.beginning else ''
-        if beginning:
-            choices = [f'{beginning} {choice}' for choice in choices]
+        if self._columns.beginning and cells[-1]:
+            choices = [f'{cells[-1]} {choice}' for choice in choices]
         return _Question(context, choices, table.label_of(label))
 
 
@@ -200,9 +214,10 @@ def _label_ids(
       num_choices: of a question.
       labels: that the file has.
     """
-    numbers = [str(i) for i in range(num_choices)]
-    are_names = bool(set(columns) & set(numbers)) or labels <= set(columns)
-    return {label: i for i, label in enumerate(columns if are_names else numbers)}
+    known: Sequence[str] = [str(i) for i in range(num_choices)]
+    if set(columns) & set(known) or labels <= set(columns):
+        known = columns
+    return {label: i for i, label in enumerate(known)}
 
 
 def choice_units(examples: TextExamples, encode: Encode, **limits: int) -> Units:
@@ -211,8 +226,11 @@ def choice_units(examples: TextExamples, encode: Encode, **limits: int) -> Units
     `limits` are those of `make_sequences`.
     """
     contexts, *columns = examples.texts
-    repeated = [context for context in contexts for _ in columns]
-    endings = [ending for of_question in zip(*columns, strict=True) for ending in of_question]
+    repeated: list[str] = []
+    endings: list[str] = []
+    for context, *of_question in zip(contexts, *columns, strict=True):
+        repeated += [context] * len(of_question)
+        endings += of_question
     sequences = make_sequences(encode(repeated), encode(endings), **limits)
     return Units(sequences, len(columns), labels={'labels': examples.labels})
 
@@ -220,7 +238,9 @@ def choice_units(examples: TextExamples, encode: Encode, **limits: int) -> Units
 def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """SWAG or a data set in its style, trained on train and scored on dev; see `read_swag`."""
     dev = _read_swag_split(config, 'dev')
-    train = _read_swag_split(config, 'train') if scored is None else None
+    train = None
+    if scored is None:
+        train = _read_swag_split(config, 'train')
     return _task(config, train, dev)
 
 
@@ -238,8 +258,7 @@ def _read_swag_split(config: ConfigDict, split: str) -> TextExamples:
 def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Multiple choice on the user's files, whose columns the config names."""
     data = config.data
-    names = [name.strip() for name in data.choices.split(',')]
-    choices = [name for name in names if name]
+    choices = list(filter(None, map(str.strip, data.choices.split(','))))
     if not choices:
         raise InputError(
             "config.data.choices='': name the columns of the choices, between commas, or the one "
@@ -248,10 +267,12 @@ def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> Label
 
     def read(path: str) -> TextExamples:
         examples = read_choices(path, columns, data.max_malformed)
-        has_all_texts = [all(map(has_words, texts)) for texts in zip(*examples.texts, strict=True)]
-        kept = np.flatnonzero(has_all_texts)
+        kept: list[int] = []
+        for i, texts in enumerate(zip(*examples.texts, strict=True)):
+            if all(map(has_words, texts)):
+                kept.append(i)
         say_empty(path, len(examples) - len(kept), len(examples))
-        return examples.take(kept)
+        return examples.take(np.array(kept))
 
     train, dev = own_files(config, scored, read, lambda examples: examples.texts[0])
     return _task(config, train, dev)
@@ -269,9 +290,12 @@ def _task(config: ConfigDict, train: TextExamples | None, dev: TextExamples) -> 
             examples, tokenization.encode, max_length=config.data.max_seq_length,
             **tokenization.tokenizer.vocab.ends)
 
+    train_units = None
+    if train is not None:
+        train_units = units(train)
     scored_set = ChoiceSet(dev, config.data.id)
     return LabelledTask(
-        config, tokenization, train=None if train is None else units(train),
+        config, tokenization, train=train_units,
         evaluated=(EvalSet('', units(dev), scored_set.results),), metric='accuracy',
         head='multiple_choice', arguments={'num_outputs': num_choices},
         majority_baseline={'accuracy': 1 / num_choices})

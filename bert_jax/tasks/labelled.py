@@ -161,9 +161,9 @@ class LabelledTask:
         self._engine = functools.cache(self._make_engine)
 
     def _make_engine(self, mesh: Mesh, model_config: ModelConfig) -> Engine:
-        return Engine(
-            mesh, token_cost=functools.partial(token_flops, model_config),
-            max_steps=1 if self.config.debug else None)
+        max_steps = 1 if self.config.debug else None
+        token_cost = functools.partial(token_flops, model_config)
+        return Engine(mesh, token_cost=token_cost, max_steps=max_steps)
 
     def with_seed(self, seed: int) -> Self:
         """The task of a run that differs in its seed (and rate) only, on the same data."""
@@ -205,8 +205,11 @@ class LabelledTask:
         units = [eval_set.units for eval_set in self.sets]
         if self.train is not None:
             units.append(self.train)
-        sequences = [x.sequences for x in units]
-        return any((x.first_lengths < x.lengths).any() for x in sequences)
+        for one_set in units:
+            sequences = one_set.sequences
+            if (sequences.first_lengths < sequences.lengths).any():
+                return True
+        return False
 
     def batch_shapes(
         self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh
@@ -216,10 +219,10 @@ class LabelledTask:
         plan = self._plan(model_config, phase, mesh)
         num_rows = int(plan.num_rows.max())
         one_row = packed_batch(self.train, plan, 0, np.arange(1))
-        shapes = {
-            name: jax.ShapeDtypeStruct(
-                (num_rows, *x.shape[1:]), x.dtype, sharding=batch_sharding(mesh))
-            for name, x in one_row.items()}
+        shapes: dict[str, jax.ShapeDtypeStruct] = {}
+        for name, array in one_row.items():
+            shapes[name] = jax.ShapeDtypeStruct(
+                (num_rows, *array.shape[1:]), array.dtype, sharding=batch_sharding(mesh))
         return {'train': shapes}
 
     def phase(
@@ -254,7 +257,8 @@ class LabelledTask:
         self, predictors: Sequence[Callable[[Any], Outputs]], params: Any
     ) -> dict[str, float]:
         """Metrics of the sets that are scored in training; a NaN by name if an output has one."""
-        outputs = [predict(params) for predict in predictors[: len(self.evaluated)]]
+        of_evaluated = predictors[: len(self.evaluated)]
+        outputs = [predict(params) for predict in of_evaluated]
         for eval_set, result in zip(self.evaluated, outputs, strict=True):
             name = not_finite(result)
             if name:  # argmax would choose a label from NaN, too
@@ -284,9 +288,10 @@ class LabelledTask:
         """[num] int64: the training examples of a run, in the order of its steps."""
         assert self.train is not None
         num_examples = len(self.train)
-        epochs = [
-            permute(np.arange(num_examples), num_examples, int(hash64(self._seed, epoch)))
-            for epoch in range(math.ceil(num / num_examples))]
+        epochs: list[np.ndarray] = []
+        for epoch in range(math.ceil(num / num_examples)):
+            seed = int(hash64(self._seed, epoch))
+            epochs.append(permute(np.arange(num_examples), num_examples, seed))
         return np.concatenate(epochs)[:num]
 
     def write_results(
@@ -303,8 +308,8 @@ class LabelledTask:
     def predictors(self, head: Head, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
         """For each of `sets`, a function from parameters to outputs."""
         engine = self._engine(mesh, head.config)
-        return [functools.partial(engine.outputs, head.outputs, units=eval_set.units)
-                for eval_set in self.sets]
+        outputs_of = functools.partial(engine.outputs, head.outputs)
+        return [functools.partial(outputs_of, units=eval_set.units) for eval_set in self.sets]
 
     def results(self, outputs: Sequence[Outputs]) -> Results:
         """Metrics and files of the first of `sets`, from the outputs of each."""
@@ -312,12 +317,14 @@ class LabelledTask:
         files: dict[str, str] = {}
         for eval_set, result in zip(self.sets, outputs):
             scores, written = eval_set.results(result)
-            metrics |= {eval_set.name + name: value for name, value in scores.items()}
+            for name, value in scores.items():
+                metrics[eval_set.name + name] = value
             files |= written
         return metrics, files
 
 
 def _say_plan(plan: Plan, num_examples: int) -> None:
-    rows = ', '.join([str(num_rows) for num_rows, _ in plan.shapes])
+    counts = [str(num_rows) for num_rows, _ in plan.shapes]
+    rows = ', '.join(counts)
     say(f'{num_examples:,} training examples; rows of {plan.row_length} in {len(plan.shapes)} '
         f'shapes ({rows} rows); {100 * plan.padding:.1f} % padding')

@@ -8,6 +8,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -44,7 +45,9 @@ class NumericLabels(NamedTuple):
             limits = ''
             if self != NumericLabels():
                 limits = f' from {self.low:g} to {self.high:g}'
-            comma = ', with a point instead of the comma' if ',' in str(cell) else ''
+            comma = ''
+            if ',' in str(cell):
+                comma = ', with a point instead of the comma'
             raise InputError(f"score '{cell}' is not a number{limits}; mend it{comma}")
         return number
 
@@ -104,7 +107,9 @@ def find_format(
         may separate the labels.
     """
     num_names = len(usual.numbered)
-    num_places = several_labels.num_places(cells, num_names) if is_first else 0
+    num_places = 0
+    if is_first:
+        num_places = several_labels.num_places(cells, num_names)
     if num_places:
         if num_places != num_names:
             raise InputError(
@@ -162,19 +167,21 @@ class LabelParser:
 
     def array(self, labels: Sequence[list[str]]) -> np.ndarray:
         """The labels of all examples of a file, [n] int32 or [n, L] float32; updates the names."""
-        there = {name for names in labels for name in names}
-        known = as_known(there, self.names or self.format.numbered)
-        labels = [[known.get(name, name) for name in names] for names in labels]
-        self.met = {name for names in labels for name in names}
+        there = set(itertools.chain.from_iterable(labels))
+        known_name = as_known(there, self.names or self.format.numbered)
+        self.met = {known_name.get(name, name) for name in there}
         self.names = self.names or self._names_of_first_file()
         unseen = self.met - set(self.names)
         self.unseen |= unseen
-        ids = {name: i for i, name in enumerate([*self.names, *sorted(unseen)])}
+        id_of = {name: i for i, name in enumerate([*self.names, *sorted(unseen)])}
+        num_ids = len(id_of)
+        for name, known in known_name.items():
+            id_of[name] = id_of[known]
         if not self.format.several:
-            return np.array([ids[name] for (name,) in labels], np.int32)
-        indicators = np.zeros((len(labels), len(ids)), np.float32)
+            return np.array([id_of[name] for (name,) in labels], np.int32)
+        indicators = np.zeros((len(labels), num_ids), np.float32)
         for row, names in zip(indicators, labels, strict=True):
-            row[[ids[name] for name in names]] = 1.0
+            row[[id_of[name] for name in names]] = 1.0
         return indicators
 
     def _names_of_first_file(self) -> tuple[str, ...]:
@@ -221,7 +228,7 @@ def label_names(config: ConfigDict, path: str, column: str) -> list[str]:
         parts = file.read_text(encoding='utf-8').splitlines()
     else:
         parts = named.split(',')
-    names = [part.strip() for part in parts if part.strip()]
+    names = list(filter(None, map(str.strip, parts)))
     if len(set(names)) < len(names):
         raise InputError(f'config.data.label_names={named} has a name twice')
     return names
@@ -247,7 +254,8 @@ def as_known(there: Collection[str], known: Collection[str]) -> dict[str, str]:
         if len(alike) == 1:
             found[name] = alike[0]
     if found:
-        examples = [f'{name} is {same}' for name, same in list(found.items())[:5]]
+        shown = itertools.islice(found.items(), 5)
+        examples = [f'{name} is {same}' for name, same in shown]
         say(f"note: labels that differ only in case are one: {', '.join(examples)}")
     return found
 

@@ -30,8 +30,8 @@ def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def macro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Mean of the classes' F1; for class ids, over classes that occur on either side."""
-    pairs = _by_class(predictions, labels)
-    return float(np.mean([_f1(predicted, true) for predicted, true in pairs]))
+    of_classes = [_f1(predicted, true) for predicted, true in _by_class(predictions, labels)]
+    return float(np.mean(of_classes))
 
 
 def micro_f1(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -52,7 +52,9 @@ def _by_class(predictions: np.ndarray, labels: np.ndarray) -> list[tuple[np.ndar
 def _f1(predicted: np.ndarray, true: np.ndarray) -> float:
     both = np.sum(predicted & true)
     total = np.sum(predicted) + np.sum(true)
-    return float(2 * both / total) if total else 0.0
+    if not total:
+        return 0.0
+    return float(2 * both / total)
 
 
 def of_each_class(
@@ -186,7 +188,9 @@ def check_metrics(
     fit = [name for name, metric in METRICS.items() if metric.suits(head, num_labels)]
     for name in names:
         if name not in fit:
-            with_labels = '' if num_labels is None else f' with {num_labels} labels'
+            with_labels = ''
+            if num_labels is not None:
+                with_labels = f' with {num_labels} labels'
             raise InputError(f"{field}={','.join(names)!r}: {name!r} is no metric of a {head} head"
                              f"{with_labels}: choose from {', '.join(fit)}")
     return tuple(names)

@@ -16,6 +16,8 @@ from bert_jax.tasks.squad import open_squad
 from bert_jax.tasks.tagging import open_conll, open_tagging
 from bert_jax.train.task import Task
 
+# The diagnostic set has no training set.
+_TRAINED_GLUE_TASKS = [name for name in GLUE_TASKS if name != 'ax']
 # Each reads the data of a completed config. For a model that is only scored, downstream tasks leave
 # out the training data.
 OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
@@ -29,7 +31,7 @@ OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'squad_v2': open_squad,
     'conll': open_conll,
     'swag': open_swag,
-    **dict.fromkeys((name for name in GLUE_TASKS if name != 'ax'), open_glue),  # no training set
+    **dict.fromkeys(_TRAINED_GLUE_TASKS, open_glue),
 }
 SHIPPED = frozenset(OPENERS)  # before a config file adds its own
 

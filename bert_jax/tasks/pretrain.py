@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -66,7 +65,9 @@ class PretrainTask:
         self.standard_masking: dict[str, Any] = {}
         if self.data.masks_held_out and not config.model.causal:
             self.standard_masking = _standard_masking(config)
-        self.metric = 'standard_mlm_accuracy' if self.standard_masking else 'mlm_accuracy'
+        self.metric = 'mlm_accuracy'
+        if self.standard_masking:
+            self.metric = 'standard_mlm_accuracy'
         if config.model.causal:
             self.metric = 'lm_accuracy'
         self.vocab_size: int = self.data.vocab_size
@@ -79,7 +80,9 @@ class PretrainTask:
         if 'epoch' not in str(flat_fields(self._config)):
             return None
         data = self._config.data
-        first = dict(self._config.phases[0]) if self._config.phases else {}
+        first: dict[str, Any] = {}
+        if self._config.phases:
+            first = dict(self._config.phases[0])
         length = first.get('max_seq_length', data.max_seq_length)
         slots = first.get('max_predictions_per_seq', data.max_predictions_per_seq)
         if not slots:
@@ -96,7 +99,9 @@ class PretrainTask:
         loss = self.data.frequency_loss()
         if loss is None:
             return {}
-        kind = 'lm' if self._config.model.causal else 'mlm'
+        kind = 'mlm'
+        if self._config.model.causal:
+            kind = 'lm'
         return {f'{kind}_loss': loss, f'{kind}_perplexity': math.exp(loss)}
 
     def make_head(self, model_config: ModelConfig) -> Pretraining:
@@ -106,19 +111,15 @@ class PretrainTask:
         self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh
     ) -> dict[str, Any]:
         lengths = (phase['max_seq_length'], phase['max_predictions_per_seq'])
-
-        def shapes(spec: BatchSpec, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-            return {
-                name: jax.ShapeDtypeStruct(
-                    (num_rows, *feature.shape), feature.dtype, sharding=batch_sharding(mesh))
-                for name, feature in spec.items()}
-
         plain = pretrain_spec(*lengths)
-        spec = packed_spec(*lengths) if phase['packed_rows'] else plain
-        num_rows = phase['packed_rows'] or phase['batch_size']
+        trained = plain
+        num_rows = phase['batch_size']
+        if phase['packed_rows']:
+            trained = packed_spec(*lengths)
+            num_rows = phase['packed_rows']
         return {
-            'train': shapes(_marked(spec, phase), num_rows),
-            'evaluation': shapes(plain, self._config.train.eval_batch_size)}
+            'train': _shapes(_marked(trained, phase), num_rows, mesh),
+            'evaluation': _shapes(plain, self._config.train.eval_batch_size, mesh)}
 
     def phase(
         self, head: Head, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
@@ -143,24 +144,37 @@ class PretrainTask:
         rate = phase.get('masked_lm_prob', self._config.data.masked_lm_prob)
         line = too_few_slots(phase['max_seq_length'], phase['max_predictions_per_seq'], rate)
         if line:
-            where = f'config.phases[{number}]' if self._config.phases else 'config.data'
+            where = 'config.data'
+            if self._config.phases:
+                where = f'config.phases[{number}]'
             hosts.say(f'warning: {where}.{line}')
 
     def make_gates(
         self, head: Head, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
     ) -> Gates:
-        chance = math.log(head.config.vocab_size)
-        if self._config.data.next_sentence and not phases[0].get('causal'):
-            chance += math.log(2)
-        ends = list(itertools.accumulate(phase['steps'] for phase in phases))
-        causal_ends = [
-            end for end, phase in zip(ends, phases, strict=True) if phase.get('causal', False)]
+        first_steps: list[int] = []  # after each phase
+        masked_from = 0
+        end = 0
+        for phase in phases:
+            end += phase['steps']
+            first_steps.append(end + 1)
+            if phase.get('causal', False):
+                masked_from = end
+        chance = None
+        repeated = 0.0
+        if fresh:
+            chance = self._loss_of_chance(head, phases[0])
+            repeated = self.data.repeated_share()
         return Gates(
-            chance=chance if fresh else None,
-            by_frequency=next(iter(self.majority_baseline.values()), None),
-            settled=settled, phases=[end + 1 for end in ends],
-            masked_from=max(causal_ends, default=0),
-            repeated=self.data.repeated_share() if fresh else 0.0)
+            chance=chance, by_frequency=next(iter(self.majority_baseline.values()), None),
+            settled=settled, phases=first_steps, masked_from=masked_from, repeated=repeated)
+
+    def _loss_of_chance(self, head: Head, phase: Mapping[str, Any]) -> float:
+        """The loss of a model that gives all words, and both answers about pairs, equal odds."""
+        loss = math.log(head.config.vocab_size)
+        if self._config.data.next_sentence and not phase.get('causal'):
+            loss += math.log(2)
+        return loss
 
     def with_seed(self, seed: int) -> PretrainTask:
         if seed == self._config.seed:
@@ -169,6 +183,17 @@ class PretrainTask:
         with config.unlocked():
             config.seed = seed
         return type(self)(config)  # other pairs and masks of the same token store
+
+
+def _shapes(
+    spec: BatchSpec, num_rows: int, mesh: Mesh
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a batch, sharded over the mesh."""
+    shapes: dict[str, jax.ShapeDtypeStruct] = {}
+    for name, feature in spec.items():
+        shapes[name] = jax.ShapeDtypeStruct(
+            (num_rows, *feature.shape), feature.dtype, sharding=batch_sharding(mesh))
+    return shapes
 
 
 def _check_causal(config: ConfigDict) -> None:
@@ -231,7 +256,9 @@ class PhaseRun:
         parts = [f'length {self._length}', f"batch {self.phase['batch_size']}"]
         if self.phase['packed_rows']:
             parts[-1] += f' in {self._num_rows} rows'
-        parts += [f'{name} {self.phase[name]}' for name in PHASE_ROWS if name in self.phase]
+        for name in PHASE_ROWS:
+            if name in self.phase:
+                parts.append(f'{name} {self.phase[name]}')
         return ', '.join(parts)
 
     @functools.cached_property
@@ -245,8 +272,10 @@ class PhaseRun:
     @functools.cached_property
     def _held_out(self) -> Examples:
         """Rows to evaluate on, masked as the phase's."""
-        masking = {name: value for name, value in self._options.items()
-                   if name in ('masked_lm_prob', 'masking')}
+        masking: dict[str, Any] = {}
+        for name in ('masked_lm_prob', 'masking'):
+            if name in self._options:
+                masking[name] = self._options[name]
         return self.task.data.held_out(self._length, self._slots, **masking)
 
     @functools.cached_property
@@ -303,7 +332,10 @@ def too_few_slots(max_seq_length: int, max_predictions_per_seq: int, masked_lm_p
 
 def _rows_of(phase: Mapping[str, Any], number: int) -> dict[str, Any]:
     """The options of its rows that a phase states, as arguments of `TextData.training`."""
-    stated = {name: phase[name] for name in PHASE_ROWS if name in phase and name != 'causal'}
+    stated: dict[str, Any] = {}
+    for name in PHASE_ROWS:
+        if name in phase and name != 'causal':
+            stated[name] = phase[name]
     if 'source' in stated:
         stated['source'] = tuple(weighted_sources(stated['source']))
         stated['phase'] = number
@@ -329,7 +361,9 @@ def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = ''
     model = dataclasses.replace(model, causal=phase.get('causal', model.causal))
     flops_a_row = Pretraining(model).flops(*lengths, *pairs_a_row)
     num_rows = phase['packed_rows'] or phase['batch_size']
-    of_optimizer = muon_flops(model) if optimizer == 'muon' else 0.0
+    of_optimizer = 0.0
+    if optimizer == 'muon':
+        of_optimizer = muon_flops(model)
     return num_rows * flops_a_row + of_optimizer
 
 
@@ -340,5 +374,7 @@ def run_flops(config: ConfigDict) -> float:
       config: completed, with `model.vocab_size` set and durations in steps.
     """
     model = ModelConfig(**model_fields(config, 0))
-    return sum(phase['steps'] * step_flops(model, phase, config.optimizer.name)
-               for phase in phases_of(config))
+    flops = 0.0
+    for phase in phases_of(config):
+        flops += phase['steps'] * step_flops(model, phase, config.optimizer.name)
+    return flops

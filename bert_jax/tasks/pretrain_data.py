@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,35 +89,47 @@ class TextData:
         # None on a host that lacks the text, where it is not read.
         texts: dict[str, Any] = sharing.open_texts(text_names, data.tfds_dir, data.text)
         self.places = sharing.Places.choose(data.dir, data.local_dir)
+        self.vocab_path = self._vocabulary(texts, sources)
+        self._tokenizer = load_tokenizer(self.vocab_path, data.lowercase)
+        self.vocab_size = len(self._tokenizer.vocab)
+
+        self._records: dict[str, Any] = {}
+        for name in record_names:
+            self._records[name] = record_files.open(
+                name.removeprefix('tfrecord:'), self.places.local)
+        self.masks_held_out = data.eval_source not in self._records
+        self.masks_by_rate = any(source.name not in self._records for source in sources)
+        self.stores: dict[str, TokenStore] = {}
+        for name, text in texts.items():
+            self.stores[name] = self._open_store(name, text)
+        for name in self._records:
+            self._check_records(name)
+        self._weight_by_size = self._size_weights()
+        self._sources: list[WeightedSource] = []
+        for name, weight in sources:
+            weight *= self._weight_by_size[name]
+            self._sources.append(WeightedSource(name, weight))
+        if data.mix_power:
+            _say_mixture(self._sources)
+
+    def _vocabulary(self, texts: Mapping[str, Any], sources: Sequence[WeightedSource]) -> Path:
+        """The vocabulary that the config names, or one of the texts, with the added tokens."""
+        data = self._config.data
         if data.vocab_file:
             path = as_path(data.vocab_file)
         else:
             path = sharing.share_vocabulary(
                 [texts[source.name] for source in sources], data.vocab_size, data.lowercase,
                 self.places, data.strip_accents)
-        self.vocab_path = sharing.share_tokenizer(
+        return sharing.share_tokenizer(
             path, data.add_tokens, data.lowercase, self.places, data.strip_accents)
-        self._tokenizer = load_tokenizer(self.vocab_path, data.lowercase)
-        self.vocab_size = len(self._tokenizer.vocab)
 
-        self._records = {
-            name: record_files.open(name.removeprefix('tfrecord:'), self.places.local)
-            for name in record_names}
-        self.masks_held_out = data.eval_source not in self._records
-        self.masks_by_rate = any(source.name not in self._records for source in sources)
-        self.stores: dict[str, TokenStore] = {}
-        for name, text in texts.items():
-            store = sharing.share_store(text, self._tokenizer, self.places)
-            tokens = store.tokens[:_MAX_CHECKED_TOKENS]
-            check_known(tokens, self._tokenizer, name, self.vocab_path)
-            self.stores[name] = store
-        for name in self._records:
-            self._check_records(name)
-        self._weight_by_size = self._size_weights()
-        self._sources = [
-            WeightedSource(name, weight * self._weight_by_size[name]) for name, weight in sources]
-        if data.mix_power:
-            _say_mixture(self._sources)
+    def _open_store(self, name: str, text: Any) -> TokenStore:
+        """The token store of a text, whose first tokens the vocabulary is checked to know."""
+        store = sharing.share_store(text, self._tokenizer, self.places)
+        tokens = store.tokens[:_MAX_CHECKED_TOKENS]
+        check_known(tokens, self._tokenizer, name, self.vocab_path)
+        return store
 
     def _check_records(self, name: str) -> None:
         """Warns of records without masked positions.
@@ -138,10 +150,13 @@ class TextData:
 
     def _size_weights(self) -> dict[str, float]:
         """The factor of each source's weight that its number of tokens gives."""
-        sizes = {name: len(store.tokens) for name, store in self.stores.items()}
+        power = self._config.data.mix_power
+        weights: dict[str, float] = {}
+        for name, store in self.stores.items():
+            weights[name] = len(store.tokens) ** power
         for name, records in self._records.items():
-            sizes[name] = len(records) * records.max_seq_length
-        return {name: size ** self._config.data.mix_power for name, size in sizes.items()}
+            weights[name] = (len(records) * records.max_seq_length) ** power
+        return weights
 
     def identity(self) -> dict[str, str]:
         """Digests and counts by name, which must be equal on all hosts."""
@@ -166,9 +181,15 @@ class TextData:
 
     def repeated_share(self) -> float:
         """Share of sentences that are repeats, in the training text that has the largest share."""
-        stores = [self.stores[name] for name, _ in self._sources if name in self.stores]
-        shares = [repeated_share(store, self._documents(store)) for store in stores]
+        shares: list[float] = []
+        for name in self._texts():
+            store = self.stores[name]
+            shares.append(repeated_share(store, self._documents(store)))
         return max(shares, default=0.0)
+
+    def _texts(self) -> list[str]:
+        """The sources to train on that are no records."""
+        return [name for name, _ in self._sources if name in self.stores]
 
     def training(
         self, max_seq_length: int, max_predictions_per_seq: int,
@@ -254,7 +275,7 @@ class TextData:
         eval_source = self._config.data.eval_source
         if eval_source in self._records:
             return self._held_out_records(eval_source)
-        names = [name for name, _ in self._sources if name in self.stores]
+        names = self._texts()
         if eval_source:
             names = [eval_source]
         if not names:
@@ -262,7 +283,9 @@ class TextData:
                 'records have no documents to hold out: set config.data.eval_source to other '
                 'records or text')
         recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
-        parts = [self._examples(name, recipe, _EVAL_SEED, held_out=True) for name in names]
+        parts: list[Examples] = []
+        for name in names:
+            parts.append(self._examples(name, recipe, _EVAL_SEED, held_out=True))
         return _mixed(parts, [1.0] * len(parts), _EVAL_SEED)
 
     def _held_out_records(self, name: str) -> RecordExamples:
@@ -284,32 +307,41 @@ class TextData:
             raise InputError(
                 'config.data.held_out=0 leaves nothing to evaluate on: set it, or '
                 'config.data.eval_source')
-        min_documents = 2 if data.next_sentence else 1
+        min_documents = 1
+        if data.next_sentence:
+            min_documents = 2
         train, evaluated = store.split_held_out(data.held_out, min_documents)
-        return evaluated if held_out else train
+        if held_out:
+            return evaluated
+        return train
 
     def _recipe(
         self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
     ) -> Recipe:
         """How rows are made: as the config says, except for what is given here."""
-        given = {'max_seq_length': max_seq_length,
-                 'max_predictions_per_seq': max_predictions_per_seq, **masking}
         of_run = {field.name: self._config.data[field.name] for field in dataclasses.fields(Recipe)}
-        return Recipe(**of_run | given)
+        recipe = Recipe(**of_run)
+        return dataclasses.replace(
+            recipe, max_seq_length=max_seq_length,
+            max_predictions_per_seq=max_predictions_per_seq, **masking)
 
     def _examples(
         self, name: str, recipe: Recipe, seed: int, held_out: bool = False
     ) -> PretrainExamples:
         """The rows of a text's documents."""
         store = self.stores[name]
-        is_part = held_out and not self._config.data.eval_source
+        documents = self._documents(store, held_out)
+        if held_out and not self._config.data.eval_source:
+            name = f'the held-out part of {name}'
         return PretrainExamples(
-            store, self._documents(store, held_out), recipe, self._tokenizer.vocab, seed,
-            name=f'the held-out part of {name}' if is_part else name)
+            store, documents, recipe, self._tokenizer.vocab, seed, name=name)
 
 
 def _mixed(parts: Sequence[Examples], weights: Sequence[float], seed: int) -> Examples:
-    return parts[0] if len(parts) == 1 else Mixture(parts, weights, seed)
+    """Rows of all parts in proportion to their weights; those of the only part as they are."""
+    if len(parts) == 1:
+        return parts[0]
+    return Mixture(parts, weights, seed)
 
 
 class WeightedSource(NamedTuple):
@@ -329,7 +361,9 @@ def weighted_sources(source: Any, field: str = 'data.source') -> list[WeightedSo
     Raises:
       InputError: it is neither a string nor a list of (source, weight).
     """
-    items = [source] if isinstance(source, str) else source
+    items = source
+    if isinstance(source, str):
+        items = [source]
     try:
         sources = [_weighted(item) for item in items]
     except (TypeError, ValueError):
@@ -388,7 +422,9 @@ def _check_vocabulary(config: ConfigDict, records: Sequence[str]) -> None:
             'pieces already: give the text itself, or leave config.data.add_tokens empty')
     if data.vocab_file:
         return
-    made_with_one = config.init_checkpoint or (records[0] if records else '')
+    made_with_one = config.init_checkpoint
+    if records and not made_with_one:
+        made_with_one = records[0]
     if made_with_one:
         raise InputError(
             f'config.data.vocab_file is empty, and {made_with_one} brings no vocabulary: set '
@@ -397,5 +433,8 @@ def _check_vocabulary(config: ConfigDict, records: Sequence[str]) -> None:
 
 def _say_mixture(sources: Sequence[WeightedSource]) -> None:
     total = sum(source.weight for source in sources)
-    shares = [f'{source.name} {source.weight / total:.1%}' for source in sources]
+    shares: list[str] = []
+    for name, weight in sources:
+        share = weight / total
+        shares.append(f'{name} {share:.1%}')
     hosts.say(f"mixed: {', '.join(shares)}")

@@ -25,6 +25,7 @@ _BETWEEN_NUMBERS = re.compile(r'(?<=[\w.])\s+(?=\w)')
 _BETWEEN_PLACES = re.compile(r'[\s,;|]+')
 _ON = ('1', '1.', '1.0', 'true')
 _OFF = ('0', '0.', '0.0', 'false')
+_ON_OR_OFF = frozenset(_ON + _OFF)
 
 
 def parts_of_list(cell: str) -> list[Any]:
@@ -38,13 +39,20 @@ def parts_of_list(cell: str) -> list[Any]:
     if not isinstance(value, list):
         value = _python_value(text)
     if not isinstance(value, (list, tuple, set)):
-        between = _BETWEEN_STRINGS if re.search('[\'"]', text) else _BETWEEN_NUMBERS
-        value = _python_value(between.sub(', ', text))  # NumPy puts no commas between items
+        value = _python_value(_with_commas(text))
     if isinstance(value, set):
         return sorted(value, key=str)
     if isinstance(value, (list, tuple)):
         return list(value)
     raise InputError(f'{cell!r:.60} is no list; mend it')
+
+
+def _with_commas(text: str) -> str:
+    """A list as NumPy writes it, without commas between the items, with them."""
+    between = _BETWEEN_NUMBERS
+    if re.search('[\'"]', text):
+        between = _BETWEEN_STRINGS
+    return between.sub(', ', text)
 
 
 def _json_value(text: str) -> Any:
@@ -80,10 +88,11 @@ def split_labels(cell: Any, separator: str) -> list[str]:
     elif isinstance(cell, str) and _LIKE_A_LIST.match(cell):
         parts = parts_of_list(cell)
     else:
-        text = table.label_text(cell)
-        parts = text.split(separator) if separator else [text]
-    labels = [table.label_text(part) for part in parts]
-    return [label for label in labels if label]
+        parts = [table.label_text(cell)]
+        if separator:
+            parts = parts[0].split(separator)
+    labels = map(table.label_text, parts)
+    return list(filter(None, labels))
 
 
 def num_places(cells: Sequence[Any], num_names: int) -> int:
@@ -100,10 +109,10 @@ def num_places(cells: Sequence[Any], num_names: int) -> int:
     repeats_a_mark = False
     for cell in cells:
         marks = _marks(cell)
-        if not all(mark in _ON or mark in _OFF for mark in marks):
+        if not _ON_OR_OFF.issuperset(marks):
             return 0
-        distinct = {mark in _ON for mark in marks}
-        if len(distinct) < len(marks):
+        are_on = {mark in _ON for mark in marks}
+        if len(are_on) < len(marks):
             repeats_a_mark = True
         if marks:
             lengths[len(marks)] += 1
@@ -111,7 +120,9 @@ def num_places(cells: Sequence[Any], num_names: int) -> int:
         return 0
     ((length, _),) = lengths.most_common(1)
     are_equally_long = len(lengths) == 1 and length > 1 and num_names in (0, length)
-    return length if repeats_a_mark or are_equally_long else 0
+    if repeats_a_mark or are_equally_long:
+        return length
+    return 0
 
 
 def _marks(cell: Any) -> list[str]:
@@ -121,7 +132,7 @@ def _marks(cell: Any) -> list[str]:
     else:
         items = _BETWEEN_PLACES.split(table.label_text(cell).strip('[]() \t'))
     marks = [table.label_text(item).lower() for item in items]
-    return [mark for mark in marks if mark]
+    return list(filter(None, marks))
 
 
 def names_of_places(cell: Any, names: Sequence[str]) -> list[str]:
@@ -134,7 +145,7 @@ def names_of_places(cell: Any, names: Sequence[str]) -> list[str]:
     if marks and len(marks) != len(names):
         raise table.Malformed(f'{len(marks)} places of 0 and 1, where {len(names)} have names')
     for mark in marks:
-        if mark not in _ON and mark not in _OFF:
+        if mark not in _ON_OR_OFF:
             raise table.Malformed(f'{mark!r:.60} in a place of 0 or 1')
     return [name for name, mark in zip(names, marks) if mark in _ON]
 
@@ -153,11 +164,17 @@ def find_separator(path: str, cells: Sequence[Any], known: Collection[str]) -> s
       InputError: several characters may separate labels.
     """
     texts = _Texts(cells, known)
-    shares = {char: texts.share_that_recurs(char) for char in texts.characters()}
-    recurring = [char for char, share in shares.items() if share >= _RECURS]
-    fits = [char for char in shares
-            if char in _USUAL or char in recurring and texts.are_parts_labels(char)]
-    best = [char for char in fits if shares[char] == max(shares[other] for other in fits)]
+    recurring: list[str] = []
+    shares: dict[str, float] = {}  # by characters that may separate labels
+    for char in texts.characters():
+        share = texts.share_that_recurs(char)
+        recurs = share >= _RECURS
+        if recurs:
+            recurring.append(char)
+        if char in _USUAL or (recurs and texts.are_parts_labels(char)):
+            shares[char] = share
+    highest = max(shares.values(), default=0.0)
+    best = [char for char, share in shares.items() if share == highest]
     if len(best) > 1:
         raise InputError(
             f"{path}: {' and '.join(map(repr, best))} occur inside labels, such as "
@@ -170,7 +187,9 @@ def find_separator(path: str, cells: Sequence[Any], known: Collection[str]) -> s
         say(f'warning: {path}: {char!r} recurs inside labels, such as '
             f'{texts.first_with(char)!r:.60}: if it separates them, '
             f'set config.classification.separator={char!r}')
-    return ' ' if texts.are_words_labels() else ''
+    if texts.are_words_labels():
+        return ' '
+    return ''
 
 
 class _Texts:
@@ -183,18 +202,24 @@ class _Texts:
           cells: of the column of labels; lists do not count.
           known: labels that are known already, and are no texts to split.
         """
-        stripped = {cell.strip() for cell in cells if isinstance(cell, str)}
-        texts = {text for text in stripped if text and not _LIKE_A_LIST.match(text)}
-        self._texts = texts - set(known)
+        texts: set[str] = set()
+        for cell in cells:
+            if isinstance(cell, str) and not _LIKE_A_LIST.match(cell):
+                texts.add(cell.strip())
         self._known = set(known)
+        self._texts = texts - self._known - {''}
 
     def characters(self) -> list[str]:
         """The characters that may separate labels, in order."""
-        return sorted(char for char in set[str]().union(*self._texts) if _may_separate(char))
+        there = set[str]().union(*self._texts)
+        return sorted(filter(_may_separate, there))
 
     def first_with(self, char: str) -> str:
         """The first text with a character, alphabetically."""
-        return min(text for text in self._texts if char in text)
+        return min(self._with(char))
+
+    def _with(self, char: str) -> list[str]:
+        return [text for text in self._texts if char in text]
 
     def share_that_recurs(self, char: str) -> float:
         """The share of the parts of texts with this character that occur in other texts too."""
@@ -207,18 +232,25 @@ class _Texts:
                 if len(parts) < 2:
                     return 0.0  # as in C++ and C#
                 split |= parts
-        recurring = [part for part in split if counts[part] > 1 or part in self._known]
-        return len(recurring) / max(len(split), 1)
+        num_recurring = 0
+        for part in split:
+            if counts[part] > 1 or part in self._known:
+                num_recurring += 1
+        return num_recurring / max(len(split), 1)
 
     def are_parts_labels(self, char: str) -> bool:
         """Whether half of the parts are labels by themselves, unlike those of sport/tennis."""
-        split = set[str]().union(*[_parts(text, char) for text in self._texts if char in text])
+        split: set[str] = set()
+        for text in self._with(char):
+            split |= _parts(text, char)
         alone = split & (self._texts | self._known)
         return 2 * len(alone) >= len(split)
 
     def are_words_labels(self) -> bool:
         """Whether each word of the texts with several words is a label by itself."""
-        words = {word for text in self._texts if ' ' in text for word in text.split()}
+        words: set[str] = set()
+        for text in self._with(' '):
+            words.update(text.split())
         return bool(words) and words <= self._texts | self._known
 
 
@@ -230,5 +262,5 @@ def _may_separate(char: str) -> bool:
 
 def _parts(text: str, char: str) -> set[str]:
     """What is between the occurrences of a character, without white space around it."""
-    parts = {part.strip() for part in text.split(char)}
+    parts = set(map(str.strip, text.split(char)))
     return parts - {''}

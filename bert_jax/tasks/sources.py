@@ -6,6 +6,7 @@ examples are held out of `data.source`.
 """
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -108,19 +109,23 @@ def own_files(
     """
     source = one_source(config, meaning)
     if config.data.eval_source:
-        train = None if scored else read(source)
+        train = None
+        if not scored:
+            train = read(source)
         return train, read(str(as_path(config.data.eval_source)))
     examples = read(source)
     texts = contents(examples)
     out = held_out(texts, config.data.held_out, source)
     _say_held_out(texts, out, config.data.held_out, source)
-    train = None if scored else examples.take(np.flatnonzero(~out))
+    train = None
+    if not scored:
+        train = examples.take(np.flatnonzero(~out))
     return train, examples.take(np.flatnonzero(out))
 
 
 def _say_held_out(texts: Sequence[str], out: np.ndarray, share: float, source: str) -> None:
     """Says how much is held out, with a warning if it is little or far from the share."""
-    scored_texts = {text for text, is_out in zip(texts, out, strict=True) if is_out}
+    scored_texts = set(itertools.compress(texts, out))
     say(f'scored: {int(out.sum()):,} of {len(texts):,} examples of {source} '
         f'({len(scored_texts):,} of {len(set(texts)):,} distinct texts), held out of training '
         f'(config.data.held_out={share}); for others, name a file as config.data.eval_source')

@@ -69,9 +69,14 @@ _ENTITY_TAG = re.compile(r'O|[BIES]-\S+')
 
 def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Trained on train, scored on dev and, if there is one, on test (`test_f1` and so on)."""
-    train = _read_conll(config, 'train') if scored is None else None
+    train = None
+    if scored is None:
+        train = _read_conll(config, 'train')
+    splits = ['dev']
+    if not config.data.eval_source:
+        splits.append('test')
     evaluated: dict[str, Tagged] = {}
-    for split in ('dev',) if config.data.eval_source else ('dev', 'test'):
+    for split in splits:
         examples = _read_conll(config, split)
         if examples:
             evaluated[split] = examples
@@ -160,10 +165,7 @@ def _tagging_task(
         if examples is not None:
             _check_tags(examples, labels, config.task)
     tokenization = open_tokenization(config)
-    section = config[config.task]
-    if section.features == 'second_to_last' and model_sizes(config)['num_layers'] < 2:
-        raise InputError(f"config.{config.task}.features={section.features!r} needs two layers: "
-                         "choose 'last'")
+    tagger = _Tagger.of(config)
 
     train_units = None
     if train is not None:
@@ -171,18 +173,43 @@ def _tagging_task(
     sets: list[EvalSet] = []
     for split, examples in evaluated.items():
         tagged_set = TaggedSet.cut(config, tokenization, labels, split, examples)
-        name = '' if split == 'dev' else f'{split}_'
-        sets.append(EvalSet(name, tagged_set.units(), tagged_set.results))
-
-    # Feature-based: a tagger on the outputs of an encoder that is not trained.
-    features = {'features': section.features} if section.features else {}
+        sets.append(EvalSet(tagged_set.prefix, tagged_set.units(), tagged_set.results))
+    baseline = _majority_baseline(
+        labels.metric, (train or evaluated['dev']).tags, evaluated['dev'].tags)
     return LabelledTask(
         config, tokenization, train=train_units, evaluated=tuple(sets), metric=labels.metric,
-        labels=labels.names, head='feature_tagger' if features else 'token_classification',
-        frozen='^bert/' if features else '',
-        arguments={'num_outputs': len(labels.names), **features}, inference=features,
-        majority_baseline=_majority_baseline(
-            labels.metric, (train or evaluated['dev']).tags, evaluated['dev'].tags))
+        labels=labels.names, head=tagger.head, frozen=tagger.frozen,
+        arguments={'num_outputs': len(labels.names), **tagger.features},
+        inference=tagger.features, majority_baseline=baseline)
+
+
+class _Tagger(NamedTuple):
+    """What is trained: all of a model, or a tagger on the outputs of an encoder that is not.
+
+    Attributes:
+      head: what kind of head it has.
+      frozen: a pattern of the parameters that are not trained.
+      features: {'features': which outputs of the encoder are the tagger's input}, or {}.
+    """
+
+    head: str = 'token_classification'
+    frozen: str = ''
+    features: Mapping[str, str] = {}
+
+    @classmethod
+    def of(cls, config: ConfigDict) -> _Tagger:
+        """The one that the config asks for.
+
+        Raises:
+          InputError: its input would be a layer that the encoder lacks.
+        """
+        features = config[config.task].features
+        if not features:
+            return cls()
+        if features == 'second_to_last' and model_sizes(config)['num_layers'] < 2:
+            raise InputError(
+                f"config.{config.task}.features={features!r} needs two layers: choose 'last'")
+        return cls('feature_tagger', '^bert/', {'features': features})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +229,9 @@ class TaggerLabels:
     @classmethod
     def of(cls, scored: ScoredModel | None, examples: Tagged) -> TaggerLabels:
         """Those of the model that is scored, if it has any, else those of examples."""
-        names = scored.labels if scored and scored.labels else examples.labels
+        names = examples.labels
+        if scored and scored.labels:
+            names = scored.labels
         is_from_elsewhere = scored is not None and not scored.trained
         return cls(names, entity_tags(names), iob2=not is_from_elsewhere)
 
@@ -221,11 +250,19 @@ def _warn_of_accuracy(labels: TaggerLabels) -> None:
     """Warns if labels look like entities and are scored by accuracy."""
     if labels.metric == 'f1':
         return
-    looks_like_entities = [tag for tag in labels.names if tag == 'O' or tag[:2] in ('B-', 'I-')]
-    if looks_like_entities:
-        odd = [tag for tag in labels.names if not _ENTITY_TAG.fullmatch(tag)]
+    if any(map(_looks_like_entity, labels.names)):
+        odd = _other_than_entities(labels.names)
         say('warning: scored by accuracy, not by F1 of entities, because not every tag marks one: '
             f"{', '.join(odd[:10])}; for F1, write tags as B-TYPE and I-TYPE")
+
+
+def _looks_like_entity(tag: str) -> bool:
+    return tag == 'O' or tag.startswith(('B-', 'I-'))
+
+
+def _other_than_entities(tags: Iterable[str]) -> list[str]:
+    """The tags that are no marks of entities in IOB2 or IOBES."""
+    return [tag for tag in tags if not _ENTITY_TAG.fullmatch(tag)]
 
 
 def _check_tags(examples: Tagged, labels: TaggerLabels, task: str) -> None:
@@ -245,7 +282,7 @@ def _check_tags(examples: Tagged, labels: TaggerLabels, task: str) -> None:
         check_labels_known(examples.source, tags - {'O'}, set(labels.names) - {'O'})
     if labels.metric != 'f1' and task != 'conll':
         return
-    odd = sorted(tag for tag in tags if not _ENTITY_TAG.fullmatch(tag))
+    odd = sorted(_other_than_entities(tags))
     if odd:
         raise InputError(
             f'{examples.source} has tags such as {odd[0]!r}, the model entities '
@@ -296,6 +333,13 @@ class TaggedSet:
             unk_id=vocab.unk_id, **vocab.ends)
         return cls(split, examples, labels, sequences, word_T)
 
+    @property
+    def prefix(self) -> str:
+        """Of its metrics, empty for the main set."""
+        if self.split == 'dev':
+            return ''
+        return f'{self.split}_'
+
     def units(self) -> Units:
         """The windows, in which the first piece of each word has its label."""
         # Only scored sets have tags that the model lacks, and `results` compares tags by name.
@@ -313,12 +357,8 @@ class TaggedSet:
         label_W = np.zeros(len(self.examples.tags), np.int64)
         label_W[words] = logits.argmax(axis=-1)
         predicted = self._by_sentence([self.labels.names[i] for i in label_W.tolist()])
-        if self.labels.metric == 'f1':
-            wanted, scores = self._entity_scores(predicted)
-        else:
-            wanted = [sentence.tags for sentence in self.examples.sentences]
-            scores = {'accuracy': accuracy(np.concatenate(predicted), np.concatenate(wanted)),
-                      'macro_f1': macro_f1(np.concatenate(predicted), np.concatenate(wanted))}
+        wanted = self._wanted(predicted)
+        scores = self._scores(predicted, wanted)
         wanted_tags = itertools.chain.from_iterable(wanted)
         wanted_W = self.labels.ids(wanted_tags, unknown=len(self.labels.names))
         scores['loss'] = Classification.mean_loss(logits, wanted_W[words])
@@ -327,19 +367,34 @@ class TaggedSet:
     def _by_sentence(self, tags: Iterable[str]) -> list[list[str]]:
         """Tags of all words as a list for each sentence."""
         left = iter(tags)
-        return [list(itertools.islice(left, len(sentence.words)))
-                for sentence in self.examples.sentences]
+        by_sentence: list[list[str]] = []
+        for sentence in self.examples.sentences:
+            by_sentence.append(list(itertools.islice(left, len(sentence.words))))
+        return by_sentence
 
-    def _entity_scores(
-        self, predicted: Sequence[Sequence[str]]
-    ) -> tuple[list[list[str]], dict[str, float]]:
-        """(The reference as the model writes it, scores of entities and the accuracy of tags)."""
-        gold = [sentence.tags for sentence in self.examples.sentences]
-        marks = [[self.labels.meant[tag] for tag in tags] for tags in predicted]
-        wanted = as_the_model_writes(gold, self.labels.meant, marks, iob2=self.labels.iob2)
-        scores = conll_scores(marks, gold)
-        scores['accuracy'] = accuracy(np.concatenate(predicted), np.concatenate(wanted))
-        return wanted, scores
+    def _wanted(self, predicted: Sequence[Sequence[str]]) -> list[list[str]]:
+        """The reference; of entities, as the model writes it."""
+        gold = self.examples.tags_by_sentence
+        if self.labels.metric != 'f1':
+            return gold
+        return as_the_model_writes(
+            gold, self.labels.meant, self._marks(predicted), iob2=self.labels.iob2)
+
+    def _marks(self, predicted: Sequence[Sequence[str]]) -> list[list[str]]:
+        """What predicted tags mean as marks of entities."""
+        meaning = self.labels.meant.__getitem__
+        return [list(map(meaning, tags)) for tags in predicted]
+
+    def _scores(
+        self, predicted: Sequence[Sequence[str]], wanted: Sequence[Sequence[str]]
+    ) -> dict[str, float]:
+        """Scores of entities and the accuracy of tags; without entities, of tags alone."""
+        predicted_tags = np.concatenate(predicted)
+        wanted_tags = np.concatenate(wanted)
+        of_tags = {'accuracy': accuracy(predicted_tags, wanted_tags)}
+        if self.labels.metric != 'f1':
+            return of_tags | {'macro_f1': macro_f1(predicted_tags, wanted_tags)}
+        return conll_scores(self._marks(predicted), self.examples.tags_by_sentence) | of_tags
 
     def _table(
         self, wanted: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
@@ -348,7 +403,9 @@ class TaggedSet:
         lines: list[str] = []
         for sentence, tags, others in zip(self.examples.sentences, wanted, predicted, strict=True):
             for word, tag, other in zip(sentence.words, tags, others, strict=True):
-                shown = word if word.strip() else _NO_WORD
+                shown = word
+                if not word.strip():
+                    shown = _NO_WORD
                 lines.append(f'{shown} {tag} {other}\n')
             lines.append('\n')
         return ''.join(lines)
@@ -375,7 +432,12 @@ class Tagged:
     @property
     def tags(self) -> list[str]:
         """The tags [W] of all words."""
-        return [tag for sentence in self.sentences for tag in sentence.tags]
+        return _all_tags(self.sentences)
+
+    @property
+    def tags_by_sentence(self) -> list[list[str]]:
+        """The tags of each sentence."""
+        return [sentence.tags for sentence in self.sentences]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -385,20 +447,35 @@ class Tagged:
         """
         tags = set(self.tags)
         if are_entities(tags):
-            types = sorted(entity_types(tags))
-            return ('O', *(f'{kind}-{name}' for name in types for kind in 'BI'))
+            labels = ['O']
+            for name in sorted(entity_types(tags)):
+                labels += [f'B-{name}', f'I-{name}']
+            return tuple(labels)
         return tuple(sorted(tags, key=lambda tag: (tag != 'O', tag)))
 
     @property
     def documents(self) -> list[list[str]]:
         """The words of each document."""
+        documents: list[list[str]] = []
         by_document = itertools.groupby(self.sentences, key=lambda sentence: sentence.document)
-        return [[word for sentence in sentences for word in sentence.words]
-                for _, sentences in by_document]
+        for _, sentences in by_document:
+            words: list[str] = []
+            for sentence in sentences:
+                words += sentence.words
+            documents.append(words)
+        return documents
 
     def take(self, rows: Iterable[int]) -> Tagged:
         """Some of the sentences."""
         return Tagged([self.sentences[i] for i in rows], self.source)
+
+
+def _all_tags(sentences: Iterable[Sentence]) -> list[str]:
+    """The tags of all words."""
+    tags: list[str] = []
+    for sentence in sentences:
+        tags += sentence.tags
+    return tags
 
 
 def read_tagged(
@@ -428,21 +505,27 @@ def read_tagged(
 
 def _in_iob2(sentences: list[Sentence], path: str) -> list[Sentence]:
     """The sentences with tags of entities in IOB2; that they were changed is said."""
-    meant = entity_tags(tag for sentence in sentences for tag in sentence.tags)
+    meant = entity_tags(_all_tags(sentences))
     if not meant:
         return sentences
     result: list[Sentence] = []
-    first_change: tuple[str, str] | None = None
+    is_said = False
     for sentence in sentences:
         tags = to_iob2([meant[tag] for tag in sentence.tags])
-        if first_change is None and tags != sentence.tags:
-            first_change = next(
-                (old, new) for old, new in zip(sentence.tags, tags) if old != new)
         result.append(sentence._replace(tags=tags))
-    if first_change:
-        old, new = first_change
-        say(f'note: the tags of {path} are read as IOB2: the first change is from {old} to {new}')
+        if not is_said and tags != sentence.tags:
+            _say_first_change(sentence.tags, tags, path)
+            is_said = True
     return result
+
+
+def _say_first_change(before: Sequence[str], after: Sequence[str], path: str) -> None:
+    """Says which tag of a sentence is the first that IOB2 changes."""
+    for old, new in zip(before, after):
+        if old != new:
+            say(f'note: the tags of {path} are read as IOB2: the first change is from {old} to '
+                f'{new}')
+            return
 
 
 def _column_sentences(path: str, max_malformed: float) -> list[Sentence]:
@@ -492,15 +575,16 @@ def _json_sentences(
                 f"'{word_column}' and '{tag_column}' are not two lists of one length")
         if not all(isinstance(word, str) for word in words):
             raise table.Malformed('a word is no string')
-        return Sentence(
-            table.texts_of(words), [table.named(table.label_of(tag), names) for tag in tags])
+        words = table.texts_of(words)
+        labels = map(table.label_of, tags)
+        return Sentence(words, [table.named(label, names) for label in labels])
 
     rows = table.read_table(path, [word_column, tag_column], parse, max_malformed=max_malformed)
     # A sentence without words is not malformed, but there is nothing to learn from it.
     sentences = [sentence for sentence in rows.values if sentence.words]
     if not sentences:
         raise InputError(f'{path} holds no words: copy it again')
-    if not names and all(tag.isdigit() for sentence in sentences for tag in sentence.tags):
+    if not names and all(map(str.isdigit, _all_tags(sentences))):
         say(f'warning: the tags of {path} are numbers, of which no entities can be made: name '
             'them with --config.data.label_names=O,B-PER,I-PER,... before you train, as a run '
             'keeps the numbers and one with names needs another --workdir')
@@ -560,7 +644,7 @@ def _pieces(
     texts: Sequence[Sequence[str]], encode: Encode, unk_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pieces [P] of all words, and the number of pieces of each word [W], one or more."""
-    ids_P, counts_W = encode([word for text in texts for word in text])
+    ids_P, counts_W = encode(list(itertools.chain.from_iterable(texts)))
     first_W = np.cumsum(counts_W) - counts_W
     empty = np.flatnonzero(counts_W == 0)
     counts_W[empty] = 1
