@@ -94,6 +94,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.scale != 'paper':
         default_seeds = 2
         default_restarts = 1
+    weights = [text.split('=', 1) for text in options.weights]
     plan = Plan(
         table=_table(options.table, options.rows),
         scale=options.scale,
@@ -101,10 +102,10 @@ def _plan(options: argparse.Namespace) -> Plan:
         data=str(as_path(options.data)),
         pretrain=options.pretrain,
         finetune=options.finetune,
-        weights=dict(text.split('=', 1) for text in options.weights),
+        weights=dict(weights),
         seeds=options.seeds or default_seeds,
         restarts=options.restarts or default_restarts,
-        only=[column for column in options.columns.split(',') if column])
+        only=list(filter(None, options.columns.split(','))))
     _check_names(plan)
     return plan
 
@@ -127,8 +128,11 @@ def _table(name: str, rows: str) -> Table:
 
 def _check_names(plan: Plan) -> None:
     """Raises an InputError if a plan names a column, task, row or config that there is not."""
-    settings = map(split_setting, plan.finetune)
-    tasks = [task for task, _ in settings if task]
+    tasks: list[str] = []
+    for setting in plan.finetune:
+        task, _ = split_setting(setting)
+        if task:
+            tasks.append(task)
     pretrainings = sorted({row.pretraining for row in plan.rows})
     weights = f'table {plan.table.name} at the scale {plan.scale}: --weights'
     _check_known('--columns', plan.only, COLUMNS)
@@ -199,7 +203,9 @@ def main(argv: Sequence[str]) -> int:
         runner.add_failed_elsewhere()
         text, is_complete = write_table(plan, runner.failed, whole=True)
         print(f'{text}\nwritten: {table_path(plan)}.md, .json and .png', flush=True)
-        return 0 if is_complete and not runner.failed else 1
+        if runner.failed or not is_complete:
+            return 1
+        return 0
 
 
 if __name__ == '__main__':

@@ -146,7 +146,7 @@ def _runs_with_best_settings(runs: Iterable[ScoredRun]) -> list[ScoredRun]:
 
 
 def _mean_first_metric(runs: Iterable[ScoredRun]) -> float:
-    return statistics.fmean(run.first_metric for run in runs)
+    return statistics.fmean([run.first_metric for run in runs])
 
 
 def _means_by_seed(cell: Cell) -> dict[int, float]:
@@ -154,7 +154,10 @@ def _means_by_seed(cell: Cell) -> dict[int, float]:
     by_seed: dict[int, list[float]] = {}
     for seed, value in zip(cell.get('seeds', ()), cell.get('values', ()), strict=True):
         by_seed.setdefault(seed, []).append(value)
-    return {seed: statistics.fmean(values) for seed, values in sorted(by_seed.items())}
+    means: dict[int, float] = {}
+    for seed in sorted(by_seed):
+        means[seed] = statistics.fmean(by_seed[seed])
+    return means
 
 
 def mean_of_columns(columns: Iterable[Mapping[str, Cell]]) -> dict[str, Cell]:
@@ -180,7 +183,8 @@ def _mean_cell(cells: Sequence[Cell]) -> Cell:
         return result
     values = []
     for seed in seeds:
-        values.append(statistics.fmean(means[seed] for means in means_of_cells))
+        of_seed = [means[seed] for means in means_of_cells]
+        values.append(statistics.fmean(of_seed))
     result |= summary(values)
     result['values'] = values
     result['seeds'] = seeds
@@ -243,7 +247,10 @@ def is_guessing(column: Column, cells: Iterable[Cell]) -> bool:
 
 def _pooled_deviation(cells: Iterable[Cell]) -> float:
     """The root of the cells' mean variance; 0 if all are of single runs."""
-    variances = [cell['deviation'] ** 2 for cell in cells if cell['deviation'] is not None]
+    variances: list[float] = []
+    for cell in cells:
+        if cell['deviation'] is not None:
+            variances.append(cell['deviation'] ** 2)
     if not variances:
         return 0.0
     return statistics.fmean(variances) ** 0.5

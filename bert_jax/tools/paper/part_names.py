@@ -37,11 +37,10 @@ def part_name(resolved: ConfigDict, root: Path) -> str:
         directory may be moved.
     """
     values = _with_old_defaults(resolved, _all_fields(resolved))
-    hashed = {
-        name: value
-        for name, value in values.items()
-        if _is_hashed(name, value, resolved.task)
-    }
+    hashed: dict[str, Any] = {}
+    for name, value in values.items():
+        if _is_hashed(name, value, resolved.task):
+            hashed[name] = value
     for name in _PATHS:
         hashed[name] = str(hashed[name]).removeprefix(f'{root}/')
     text = json.dumps(hashed, sort_keys=True)
@@ -64,13 +63,19 @@ def _with_old_defaults(resolved: ConfigDict, values: dict[str, Any]) -> dict[str
     """The values, with the defaults that fields without effect had when parts were made."""
     values = dict(values)
     task = resolved.task
-    all_phases_say = resolved.phases and all(
-        'max_predictions_per_seq' in phase for phase in resolved.phases)
-    if all_phases_say or task not in FIELDS[_NUM_PREDICTIONS].read_by:
+    if _all_phases_say_num_predictions(resolved) or task not in FIELDS[_NUM_PREDICTIONS].read_by:
         values[_NUM_PREDICTIONS] = values[_NUM_PREDICTIONS] or _EARLIER_NUM_PREDICTIONS
     if task not in PRETRAINING:  # no task of the tables holds rows out of its training set
         values['data.held_out'] = FIELDS['data.held_out'].default
     return values
+
+
+def _all_phases_say_num_predictions(resolved: ConfigDict) -> bool:
+    """Whether there are phases, each with its own number of predictions."""
+    for phase in resolved.phases:
+        if 'max_predictions_per_seq' not in phase:
+            return False
+    return bool(resolved.phases)
 
 
 def _is_hashed(name: str, value: Any, task: str) -> bool:

@@ -113,7 +113,9 @@ class Plan:
         """Keys of COLUMNS."""
         if self.only:
             return self.only
-        return self.table.tiny if self.small else self.table.columns
+        if self.small:
+            return self.table.tiny
+        return self.table.columns
 
     @property
     def rows(self) -> list[Row]:
@@ -149,7 +151,9 @@ class Plan:
         has_pretraining = not row.scratch and row.pretraining not in self.weights
         task = COLUMNS[column].task
         if task:
-            num_seeds = self.seeds if has_pretraining else 1
+            num_seeds = 1
+            if has_pretraining:
+                num_seeds = self.seeds
             return [self.finetuning(row, task, seed) for seed in range(num_seeds)]
         if has_pretraining and row.share == 1:
             return [self.pretraining(row.pretraining)]
@@ -157,7 +161,9 @@ class Plan:
 
     def pretraining(self, name: str) -> Part:
         """The pre-training NAME in configs/ablations.py, or FILE.py:NAME; a user's own as it is."""
-        num_kept = 10 if name in _FINE_TUNED_MIDWAY else 2
+        num_kept = 2
+        if name in _FINE_TUNED_MIDWAY:
+            num_kept = 10
         return self._part(
             title=f'pre-training {name}',
             config=self._pretraining_config(name),
@@ -168,7 +174,9 @@ class Plan:
     def _pretraining_config(self, name: str) -> str:
         if self.table.own:
             return name
-        config = name if '.py:' in name else f'ablations.py:{name}'
+        config = name
+        if '.py:' not in name:
+            config = f'ablations.py:{name}'
         if self.small:
             config += f',{self.scale}'
         return config
@@ -177,16 +185,23 @@ class Plan:
         """The fine-tuning of a row on one of TASKS, from its pre-training with the given seed."""
         pretraining = self.pretraining(row.pretraining)
         start = PretrainingRun(pretraining, pretraining.sweep.members[seed])
-        given = self._settings_for(task)
-        rates = [setting for setting in given if setting.startswith(_RATE)]
-        others = [setting for setting in given if not setting.startswith(_RATE)]
+        rates: list[str] = []
+        others: list[str] = []
+        for setting in self._settings_for(task):
+            if setting.startswith(_RATE):
+                rates.append(setting)
+            else:
+                others.append(setting)
+        of_scale: Sequence[str] = ()
+        if self.small:
+            of_scale = TASKS[task].tiny
         part = self._part(
             title=f'{task} from {row.title}, seed {seed}',
             config=TASKS[task].config,
             settings=[
                 f'data.source={self.data}/{TASKS[task].folder}',
                 *self._start_settings(row, start),
-                *(TASKS[task].tiny if self.small else ()),
+                *of_scale,
                 *row.finetuning,
                 *others],
             members=grid_members(self._grid(task, rates), self._num_restarts(row)),
@@ -210,8 +225,12 @@ class Plan:
 
     def _settings_for(self, task: str) -> list[str]:
         """The settings of --finetune that a task has."""
-        given = map(split_setting, self.finetune)
-        return [setting for of_task, setting in given if of_task in ('', task)]
+        settings: list[str] = []
+        for text in self.finetune:
+            of_task, setting = split_setting(text)
+            if of_task in ('', task):
+                settings.append(setting)
+        return settings
 
     def _grid(self, task: str, rates: Sequence[str]) -> Sequence[str]:
         """The grid of a fine-tuning; the last of the `rates` of --finetune replaces it."""

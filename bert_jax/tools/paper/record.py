@@ -92,11 +92,18 @@ def make_record(plan: Plan, failed: Mapping[str, str], whole: bool) -> Record:
     rows = plan.rows
     cells = _cells(plan)
     seconds = _seconds_of_finished_runs(parts)
+    table_differences: Mapping[str, Mapping[str, Sequence[float]]] = dict.fromkeys(cells, {})
+    if whole:
+        table_differences = _differences(cells, rows[0].title)
+    num_runs = sum(len(part.sweep.members) for part in parts)
+    source = 'Devlin et al. (2018), arXiv 1810.04805v2'
+    if table.own:
+        source = ''
     return Record(
         table=table.name,
         title=table.title,
         scale=plan.scale,
-        source='' if table.own else 'Devlin et al. (2018), arXiv 1810.04805v2',
+        source=source,
         date=datetime.date.today().isoformat(),
         hardware=hardware(),
         versions=versions(),
@@ -107,14 +114,12 @@ def make_record(plan: Plan, failed: Mapping[str, str], whole: bool) -> Record:
             'pretrain': plan.pretrain,
             'finetune': plan.finetune,
             'weights': dict(plan.weights)},
-        runs={
-            'finished': len(seconds),
-            'all': sum(len(part.sweep.members) for part in parts)},
+        runs={'finished': len(seconds), 'all': num_runs},
         columns={column: _column_heading(column) for column in cells},
         rows=[row.title for row in rows],
         cells=cells,
         flops={row.title: plan.flops(row) for row in rows},
-        differences=_differences(cells, rows[0].title) if whole else dict.fromkeys(cells, {}),
+        differences=table_differences,
         guessing=_scores_of_guessing(cells),
         is_guessing=_inconclusive_columns(plan, cells),
         parts={part.name: part.title for part in parts},
@@ -164,8 +169,9 @@ def _differences(
     """The differences from the first row of the table, in the columns that it has."""
     result: dict[str, Mapping[str, Sequence[float]]] = {}
     for column, cells_by_row in cells.items():
-        has_first = first_row in cells_by_row
-        result[column] = differences(cells_by_row) if has_first else {}
+        result[column] = {}
+        if first_row in cells_by_row:
+            result[column] = differences(cells_by_row)
     return result
 
 
@@ -182,7 +188,8 @@ def _scores_of_guessing(cells: Mapping[str, Mapping[str, Cell]]) -> dict[str, fl
 
 def _inconclusive_columns(plan: Plan, cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
     """The columns in which no row is better than guessing."""
-    return [
-        column
-        for column in plan.columns
-        if is_guessing(COLUMNS[column], cells[column].values())]
+    inconclusive: list[str] = []
+    for column in plan.columns:
+        if is_guessing(COLUMNS[column], cells[column].values()):
+            inconclusive.append(column)
+    return inconclusive

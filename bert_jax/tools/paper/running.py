@@ -76,7 +76,9 @@ class PartRunner:
         num_left_now = len(part.sweep.unfinished())
         if num_left_now < num_left:
             write_table(self._plan, self.failed, whole=False)
-        return Outcome.WAITING if num_left_now else Outcome.ENDED
+        if num_left_now:
+            return Outcome.WAITING
+        return Outcome.ENDED
 
     def _open(self, part: Part, number: int, num_left: int) -> None:
         """Announces a part and opens its directory, the first time."""

@@ -103,8 +103,10 @@ def _read_definitions() -> dict[str, Any]:
 
 def _paper_table(name: str, fields: Mapping[str, Any]) -> Table:
     """A table of the paper, from its fields in tables.toml."""
-    rows = [Row(title, **row) for title, row in fields['rows'].items()]
-    others = {field: value for field, value in fields.items() if field != 'rows'}
+    others = dict(fields)
+    rows: list[Row] = []
+    for title, row in others.pop('rows').items():
+        rows.append(Row(title, **row))
     return Table(name, rows=rows, **others)
 
 

@@ -57,9 +57,10 @@ def markdown(record: Record) -> str:
         _figures(record),
         _explanation(record),
         _warning(record),
-        *_differences(record),
-        [record.note] if record.note else [],
-        _provenance(record)]
+        *_differences(record)]
+    if record.note:
+        paragraphs.append([record.note])
+    paragraphs.append(_provenance(record))
     texts = ['\n'.join(lines) for lines in paragraphs if lines]
     return '\n\n'.join(texts) + '\n'
 
@@ -72,7 +73,9 @@ def _figures(record: Record) -> list[str]:
     """The table itself: the FLOPs and the cells of each row, and the scores of guessing."""
     rows = []
     for row, flops in record.flops.items():
-        cost = f'{flops:.1e}' if flops else ''
+        cost = ''
+        if flops:
+            cost = f'{flops:.1e}'
         cells = [_cell_text(column.get(row)) for column in record.cells.values()]
         rows.append([row, cost, *cells])
     rows.append(_guessing_row(record))
@@ -83,7 +86,10 @@ def _guessing_row(record: Record) -> list[str]:
     cells = ['by guessing', '']
     for column in record.columns:
         score = record.guessing.get(column)
-        cells.append('' if score is None else f'{score:.2f}')
+        text = ''
+        if score is not None:
+            text = f'{score:.2f}'
+        cells.append(text)
     return cells
 
 
@@ -127,7 +133,8 @@ def _warning(record: Record) -> list[str]:
     if list(record.is_guessing) == compared:
         what = 'this table'
     else:
-        what = ', '.join(record.columns[column]['title'] for column in record.is_guessing)
+        titles = [record.columns[column]['title'] for column in record.is_guessing]
+        what = ', '.join(titles)
     return [f'**Inconclusive: {what}. No row is better than guessing (the most frequent label, '
             'words by frequency) beyond chance.**']
 
@@ -166,7 +173,8 @@ def _difference_text(record: Record, column: str, row: str) -> str:
 
 def _provenance(record: Record) -> list[str]:
     """Where, when and with which settings the table was made, and what failed."""
-    known = ', '.join(f'{name} {version}' for name, version in record.versions.items())
+    versions = [f'{name} {version}' for name, version in record.versions.items()]
+    known = ', '.join(versions)
     lines = [
         f'{record.date}; {record.hardware}; {known}; {record.seeds} seeds of pre-training, '
         f'{record.restarts} of fine-tuning; {record.runs["finished"]} of {record.runs["all"]} '
@@ -183,7 +191,8 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
     """The settings of a record, as on the command line."""
     flags = [f'`--pretrain {setting}`' for setting in settings['pretrain']]
     flags += [f'`--finetune {setting}`' for setting in settings['finetune']]
-    flags += [f'`--weights {name}={path}`' for name, path in settings['weights'].items()]
+    for name, path in settings['weights'].items():
+        flags.append(f'`--weights {name}={path}`')
     return flags
 
 
@@ -199,8 +208,11 @@ def _draw(file: IO[bytes], record: Record) -> None:
     panels = figure.subplots(1, len(record.columns), squeeze=False, sharey=True)
     for axis, column in zip(panels.flat, record.columns, strict=True):
         _draw_column(axis, record, column)
-    panels[0, 0].set_yticks([-number for number in range(num_rows)], record.rows, fontsize=8)
-    papers = ", the paper's (orange)" if record.source else ''
+    places = [-number for number in range(num_rows)]
+    panels[0, 0].set_yticks(places, record.rows, fontsize=8)
+    papers = ''
+    if record.source:
+        papers = ", the paper's (orange)"
     figure.suptitle(
         f'{record.title}: differences to {record.rows[0]}, ours (blue) with intervals{papers}; '
         'dotted: guessing', fontsize=10)

@@ -86,7 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_new_file(options.output, '--output')
         _check_text(options.text)
         runs = _read_runs(options.runs)
-        content = board(runs) if options.board else _page_of(runs, options.text)
+        if options.board:
+            content = board(runs)
+        else:
+            content = _page_of(runs, options.text)
         write_whole(options.output, content)
         for run in runs:
             print('; '.join([f'{run.name}: {run.state}', *run.missing]))

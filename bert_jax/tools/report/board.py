@@ -74,9 +74,9 @@ def board(runs: Sequence[RunRecords]) -> str:
     definitions = tomllib.loads(path.read_text(encoding='utf-8'))
     scores_of_groups = [_downstream_scores(group.runs, runs) for group in groups]
     tasks = sorted(set(itertools.chain(*scores_of_groups)))
-    recipes = [
-        _recipe(group, scores, tasks, definitions['share_of_peak'])
-        for group, scores in zip(groups, scores_of_groups, strict=True)]
+    recipes: list[Recipe] = []
+    for group, scores in zip(groups, scores_of_groups, strict=True):
+        recipes.append(_recipe(group, scores, tasks, definitions['share_of_peak']))
     rows = [recipe.cells for recipe in sorted(recipes)]
     for name, fields in definitions['published'].items():
         rows.append(_published_row(name, fields, tasks))
@@ -119,16 +119,19 @@ def _fine_tunings(
 
 def _settings_text(run: RunRecords) -> str:
     """Text that is equal for fine-tunings with the same settings."""
-    return str(sorted(
-        (name, value)
-        for name, value in run.fields.items()
-        if role_of(name, run) in CHANGES_RESULT and not name.startswith(_NOT_SETTINGS)))
+    settings: list[tuple[str, Any]] = []
+    for name, value in run.fields.items():
+        if role_of(name, run) in CHANGES_RESULT and not name.startswith(_NOT_SETTINGS):
+            settings.append((name, value))
+    return str(sorted(settings))
 
 
 def _last_score(run: RunRecords, task: str) -> float:
     """The score of a fine-tuning at the last evaluation, as a percentage."""
     score = run.evaluations[-1][f'eval/{run.metric}']
-    return score if task.startswith('squad') else 100 * score
+    if task.startswith('squad'):
+        return score
+    return 100 * score
 
 
 def _best_scores(fine_tunings: Iterable[FineTuning]) -> ScoresBySeed:
@@ -143,8 +146,8 @@ def _best_scores(fine_tunings: Iterable[FineTuning]) -> ScoresBySeed:
 
 
 def _num_runs_and_mean(fine_tunings: Sequence[FineTuning]) -> tuple[int, float]:
-    mean = statistics.fmean(fine_tuning.score for fine_tuning in fine_tunings)
-    return len(fine_tunings), mean
+    scores = [fine_tuning.score for fine_tuning in fine_tunings]
+    return len(scores), statistics.fmean(scores)
 
 
 def _recipe(
@@ -163,6 +166,9 @@ def _recipe(
     num_params = _num_params(model)
     _, flops = run.work_at(run.fields['train.steps'])
     command = str(run.fields.get('made.command', ''))
+    shown_command = ''
+    if command:
+        shown_command = f'`{command}`'
     losses = group.scores('standard_mlm_loss') or group.scores('mlm_loss')
     samples = [losses, _means_over_tasks(scores, tasks, len(group.runs))]
     for task in tasks:
@@ -176,15 +182,15 @@ def _recipe(
         *map(_with_interval, samples),
         str(len(group.runs)),
         str(run.fields.get('made.commit', '')),
-        f'`{command}`' if command else ''])
+        shown_command])
 
 
 def _num_params(model: ModelConfig) -> int:
     """Number of parameters with the pre-training heads, without padding of the vocabulary."""
     parameters = parameters_of(Pretraining(model))
-    padded = sum(parameter.value.size for parameter in parameters.values())
+    sizes = [parameter.value.size for parameter in parameters.values()]
     padding_rows = model.padded_vocab_size - model.vocab_size
-    return padded - padding_rows * (model.hidden_size + 1)
+    return sum(sizes) - padding_rows * (model.hidden_size + 1)
 
 
 def _chip_hours(run: RunRecords, flops: float, share_of_peak: float) -> str:
@@ -207,7 +213,9 @@ def _recipe_name(run: RunRecords, command: str) -> str:
             if title:
                 return _name_in_table(title, table)
     config = re.search(r'--config[= ]\S*?([^/\s]+\.py\S*)', command)
-    return config[1] if config else ''
+    if not config:
+        return ''
+    return config[1]
 
 
 def _name_in_table(title: str, table: Mapping[str, Any]) -> str:

@@ -45,17 +45,19 @@ class Comparison:
 
 def compare(groups: Sequence[Group]) -> list[Comparison]:
     """Compares each group with the first, whose own scores must be comparable."""
-    scores = [group.scores(group.runs[0].metric) for group in groups]
-    reasons = [incomparable_groups(group, groups[0]) for group in groups]
-    compared = [values for values, why in zip(scores, reasons, strict=True) if not why]
-    half_widths = iter(intervals(compared))
-    result = []
-    for values, why in zip(scores, reasons, strict=True):
-        if why:
-            result.append(Comparison(values, why_not=why))
-        else:
-            gain = statistics.fmean(values) - statistics.fmean(compared[0])
-            result.append(Comparison(values, gain=gain, half_width=next(half_widths)))
+    result: list[Comparison] = []
+    comparable: list[int] = []  # indices in `result`
+    for i, group in enumerate(groups):
+        scores = group.scores(group.runs[0].metric)
+        why_not = incomparable_groups(group, groups[0])
+        result.append(Comparison(scores, why_not))
+        if not why_not:
+            comparable.append(i)
+    samples = [result[i].scores for i in comparable]
+    for i, half_width in zip(comparable, intervals(samples), strict=True):
+        scores = result[i].scores
+        gain = statistics.fmean(scores) - statistics.fmean(samples[0])
+        result[i] = dataclasses.replace(result[i], gain=gain, half_width=half_width)
     return result
 
 
@@ -71,10 +73,16 @@ def intervals(samples: Sequence[Sequence[float]]) -> list[float]:
     freedom = sum(map(len, samples)) - len(samples)
     if not freedom or len(samples) < 2:
         return [math.nan] * len(samples)
-    squares = sum((len(x) - 1) * statistics.variance(x) for x in samples if len(x) > 1)
+    squares = 0.0
+    for sample in samples:
+        if len(sample) > 1:
+            squares += (len(sample) - 1) * statistics.variance(sample)
     quantile = stats.t.ppf(1 - 0.025 / (len(samples) - 1), freedom)
     width = float(quantile * math.sqrt(squares / freedom))
-    return [width * math.sqrt(1 / len(x) + 1 / len(samples[0])) for x in samples]
+    half_widths: list[float] = []
+    for sample in samples:
+        half_widths.append(width * math.sqrt(1 / len(sample) + 1 / len(samples[0])))
+    return half_widths
 
 
 def incomparable_groups(group: Group, first: Group) -> str:
@@ -90,7 +98,9 @@ def incomparable(run: RunRecords, first: RunRecords) -> str:
     """Why the scores of two runs cannot be compared; '' if they can."""
     if not run.finished or not run.scores:
         return run.state
-    source = 'data.eval_source' if first.fields.get('data.eval_source') else 'data.source'
+    source = 'data.source'
+    if first.fields.get('data.eval_source'):
+        source = 'data.eval_source'
     others = _differing(run, first, ('task', 'metric', source))
     if others:
         return f'another {", ".join(others)}'

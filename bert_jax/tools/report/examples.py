@@ -54,11 +54,14 @@ def make_examples(run: RunRecords, text: str) -> Examples:
     try:
         model = load(run.folder)
         model.note = run.missing.append
-        result.num_params = sum(x.size for x in model.weights.params.values())
+        sizes = [parameter.size for parameter in model.weights.params.values()]
+        result.num_params = sum(sizes)
         result.attention = heads(model, text)
         result.masked_words = mask_each_word(model, text)
     except InputError as error:
-        what = 'masked words' if result.attention else 'examples'
+        what = 'examples'
+        if result.attention:
+            what = 'masked words'
         run.missing.append(f'no {what}: {error}')
     return result
 
@@ -88,9 +91,10 @@ def attention(model: Model, text: str) -> tuple[list[str], np.ndarray]:
     _, kept = Bert(config, pooled=False).apply(
         {'params': model.params['bert']}, row, ones, 0 * ones, mutable=['intermediates'])
     layers = kept['intermediates']['encoder']
-    probabilities = [
-        layers[f'layer_{i}']['attention']['self']['probabilities'][0][0]
-        for i in range(config.num_layers)]
+    probabilities: list[np.ndarray] = []
+    for i in range(config.num_layers):
+        of_rows = layers[f'layer_{i}']['attention']['self']['probabilities'][0]
+        probabilities.append(of_rows[0])
     tokens = [vocab.tokens[i] for i in ids]
     return tokens, np.stack(probabilities).astype(np.float32)
 

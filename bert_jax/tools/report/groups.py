@@ -45,8 +45,8 @@ class Group:
         result: dict[str, list[list[float]]] = {}
         runs = list(map(_points_by_step, self.runs))
         for name, step in runs[0]:
-            points = [run[name, step] for run in runs if (name, step) in run]
-            if len(points) == len(runs):
+            if all((name, step) in run for run in runs):
+                points = [run[name, step] for run in runs]
                 result.setdefault(name, []).append(_mean_point(points))
         return result
 
@@ -79,17 +79,20 @@ class Group:
 
     def _evaluated_steps(self) -> str:
         """Which evaluations the scores are of."""
-        which = 'best' if self.runs[0].keeps_best else 'last'
+        which = 'last'
+        if self.runs[0].keeps_best:
+            which = 'best'
         steps = sorted(set(self.scores('step')))
-        numbers = ' or '.join(f'{step:,.0f}' for step in steps)
+        numbers = ' or '.join(map('{:,.0f}'.format, steps))
         return f'{which}, step {numbers}'
 
     def _median(self, name: str, as_text: Callable[[float], str]) -> dict[str, str]:
         """The median of a metric of training, by its name; empty if no record has it."""
         key = f'train/{name}'
-        values = []
-        for run in self.runs:
-            values += [record[key] for record in run.records if key in record]
+        values: list[float] = []
+        for record in itertools.chain(*[run.records for run in self.runs]):
+            if key in record:
+                values.append(record[key])
         if not values:
             return {}
         return {name: as_text(statistics.median(values))}
@@ -101,8 +104,8 @@ class Group:
         for name in fields_of_runs[0]:
             is_setting = role_of(name, self.runs[0]) in CHANGES_RESULT | {'compute'}
             if is_setting and not name.startswith(_NOT_SHOWN):
-                values = dict.fromkeys(str(fields[name]) for fields in fields_of_runs)
-                result[name] = ', '.join(values)
+                values = [str(fields[name]) for fields in fields_of_runs]
+                result[name] = ', '.join(dict.fromkeys(values))
         return result
 
 
@@ -123,12 +126,14 @@ def grouped(runs: Iterable[RunRecords]) -> list[Group]:
 
 def _group_key(run: RunRecords) -> str:
     """Text that is equal for runs of one group."""
-    fields = {
-        name: value
-        for name, value in run.fields.items()
-        if name != 'seed' and role_of(name, run) in CHANGES_RESULT}
-    unfinished = '' if run.finished else run.name
-    return f'{sorted(fields.items())} {unfinished}'
+    settings: list[tuple[str, Any]] = []
+    for name, value in run.fields.items():
+        if name != 'seed' and role_of(name, run) in CHANGES_RESULT:
+            settings.append((name, value))
+    unfinished = ''
+    if not run.finished:
+        unfinished = run.name
+    return f'{sorted(settings)} {unfinished}'
 
 
 def _group_name(runs: Sequence[RunRecords], taken: Sequence[str]) -> str:
@@ -157,7 +162,7 @@ def _points_by_step(run: RunRecords) -> dict[tuple[str, float], Point]:
 def _mean_point(points: Sequence[Point]) -> list[float]:
     """Points of several runs as [step, tokens, FLOPs, mean, lowest and highest value]."""
     values = [point.value for point in points]
-    means = [statistics.fmean(numbers) for numbers in zip(*points, strict=True)]
+    means = map(statistics.fmean, zip(*points, strict=True))
     return [*means, min(values), max(values)]
 
 
@@ -169,7 +174,9 @@ def _fields_with_phases_text(run: RunRecords) -> dict[str, Any]:
 def _phase_text(phase: Mapping[str, Any]) -> str:
     """A phase as in '90 steps of 8 rows of 128', and the fields that only some phases have."""
     parts = [f'{phase["steps"]:,} steps of {phase["batch_size"]} rows of {phase["max_seq_length"]}']
-    parts += [f'{name} {phase[name]}' for name in PHASE_ROWS if name in phase]
+    for name in PHASE_ROWS:
+        if name in phase:
+            parts.append(f'{name} {phase[name]}')
     return ', '.join(parts)
 
 

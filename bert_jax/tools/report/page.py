@@ -138,7 +138,8 @@ def _scores_of_guessing(groups: Sequence[Group]) -> dict[str, float]:
 
 def _entropy(share: float) -> float:
     """The entropy, in nats, of two outcomes of which one has this share."""
-    return -sum(p * math.log(p) for p in (share, 1 - share) if p)
+    shares = filter(None, (share, 1 - share))
+    return -sum(p * math.log(p) for p in shares)
 
 
 def _label(group: Group) -> str:
@@ -161,12 +162,14 @@ def _grid(heading: Sequence[str], rows: Iterable[Sequence[str]], caption: str = 
 
 
 def _column_heading(text: str) -> str:
-    return f'<th scope="col">{text}</th>' if text else '<td></td>'
+    if not text:
+        return '<td></td>'
+    return f'<th scope="col">{text}</th>'
 
 
 def _grid_row(cells: Sequence[str]) -> str:
     heading, *others = cells
-    tail = ''.join(f'<td>{cell}</td>' for cell in others)
+    tail = ''.join([f'<td>{cell}</td>' for cell in others])
     return f'<tr><th scope="row">{heading}</th>{tail}</tr>\n'
 
 
@@ -180,7 +183,9 @@ def _in_short(groups: Sequence[Group], guessing: Mapping[str, float]) -> str:
     comparisons = compare(groups)
     rows = []
     for group, comparison in zip(groups, comparisons, strict=True):
-        difference = '' if group is first else _difference(comparison, metric)
+        difference = ''
+        if group is not first:
+            difference = _difference(comparison, metric)
         score = mean_with_deviation(comparison.scores)
         rows.append([_label(group), str(len(group.runs)), score, difference])
     if metric in guessing:
@@ -259,7 +264,10 @@ def _with_best_bold(groups: Sequence[Group], name: str, cells: Sequence[str]) ->
     best = choose(means.values())
     result = []
     for number, cell in enumerate(cells):
-        result.append(f'<b>{cell}</b>' if means.get(number) == best else cell)
+        if means.get(number) == best:
+            result.append(f'<b>{cell}</b>')
+        else:
+            result.append(cell)
     return result
 
 
@@ -278,7 +286,10 @@ def _warnings(run: RunRecords) -> list[str]:
     """A list item for each gate that warned in a run."""
     items = []
     for gate, meaning in MEANINGS.items():
-        steps = [record['step'] for record in run.records if f'gate/{gate}' in record]
+        steps = []
+        for record in run.records:
+            if f'gate/{gate}' in record:
+                steps.append(record['step'])
         if steps:
             items.append(
                 f'<li>{escape(run.name)}, {_steps(steps)}: <b>{gate}</b>, {escape(meaning)}</li>')
@@ -347,8 +358,9 @@ def _guesses(masked: MaskedWord) -> str:
     """The guesses of a word in HTML, marked where they are true."""
     spans = []
     for token, share in masked.guesses:
-        is_true = token.lower() == masked.word.lower()
-        style = 'guess true' if is_true else 'guess'
+        style = 'guess'
+        if token.lower() == masked.word.lower():
+            style = 'guess true'
         spans.append(
             f'<span class="{style}"><bdi>{escape(token)}</bdi>&nbsp;{share:.1%}</span>')
     return ' '.join(spans)

@@ -73,7 +73,8 @@ class RunRecords:
         self.metric = str(self.fields.get('metric', ''))
         self.keeps_best = self._has_best_weights()
         self.scores = self._chosen_scores()
-        step = max((record['step'] for record in self.records), default=0)
+        steps = [record['step'] for record in self.records]
+        step = max(steps, default=0)
         self.finished = 0 < self.fields.get('train.steps', 0) <= step
         self.state = self._describe_state(step)
         self.missing: list[str] = []
@@ -96,7 +97,9 @@ class RunRecords:
     def _describe_state(self, step: int) -> str:
         """How far a run is that has recorded so many steps, in words."""
         seconds = _total_seconds(self.records)
-        took = f' in {duration(seconds)}' if seconds else ''
+        took = ''
+        if seconds:
+            took = f' in {duration(seconds)}'
         if self.finished:
             return f'finished: {step:,} steps{took}'
         progress = f'step {step:,}'
@@ -179,9 +182,17 @@ def _total_seconds(records: Sequence[Mapping[str, Any]]) -> float:
     """The seconds of a run so far, from the last record that has them by what they went into."""
     for record in reversed(records):
         if 'time/step' in record:
-            times = [value for name, value in record.items() if name.startswith('time/')]
-            return sum(value for value in times if value > 0)
+            return _sum_of_times(record)
     return 0
+
+
+def _sum_of_times(record: Mapping[str, Any]) -> float:
+    """The sum of a record's times that are known."""
+    seconds = 0.0
+    for name, value in record.items():
+        if name.startswith('time/') and value > 0:
+            seconds += value
+    return seconds
 
 
 def _phase_at(phases: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
