@@ -182,12 +182,12 @@ class TextData:
     def repeated_share(self) -> float:
         """Share of sentences that are repeats, in the training text that has the largest share."""
         shares: list[float] = []
-        for name in self._texts():
+        for name in self._text_names():
             store = self.stores[name]
             shares.append(repeated_share(store, self._documents(store)))
         return max(shares, default=0.0)
 
-    def _texts(self) -> list[str]:
+    def _text_names(self) -> list[str]:
         """The sources to train on that are no records."""
         return [name for name, _ in self._sources if name in self.stores]
 
@@ -210,13 +210,10 @@ class TextData:
         """
         recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
         first_seed = self._config.seed + _PHASE_SEED_STRIDE * phase
-        of_phase = dict(source)
         parts: list[Examples] = []
         weights: list[float] = []
         texts: list[tuple[str, PretrainExamples]] = []
-        for seed, (name, weight) in enumerate(self._sources, first_seed):
-            if source:
-                weight = of_phase.get(name, 0) * self._weight_by_size[name]
+        for seed, (name, weight) in enumerate(self._sources_of_phase(source), first_seed):
             if not weight:
                 continue
             weights.append(weight)
@@ -233,6 +230,21 @@ class TextData:
             for name, examples in texts:
                 self._say_counts(name, examples, recipe)
         return mixed
+
+    def _sources_of_phase(self, own: Sequence[tuple[str, float]]) -> list[WeightedSource]:
+        """All sources of the config, with the weights that a phase gives them, 0 for most.
+
+        Args:
+          own: sources with the phase's own weights; empty: the weights are those of the config.
+        """
+        if not own:
+            return self._sources
+        weight_of = dict(own)
+        sources: list[WeightedSource] = []
+        for name, _ in self._sources:
+            weight = weight_of.get(name, 0) * self._weight_by_size[name]
+            sources.append(WeightedSource(name, weight))
+        return sources
 
     def _record_examples(self, name: str, recipe: Recipe, seed: int) -> RecordExamples:
         """The records of a source as training rows.
@@ -275,7 +287,7 @@ class TextData:
         eval_source = self._config.data.eval_source
         if eval_source in self._records:
             return self._held_out_records(eval_source)
-        names = self._texts()
+        names = self._text_names()
         if eval_source:
             names = [eval_source]
         if not names:

@@ -222,22 +222,26 @@ class _SpanFinder:
         other tokens among the best still count towards `n_best`, as in the original. Equal scores
         keep the order of windows, starts and ends.
         """
-        low = of_question.start
-        high = of_question.stop
-        part_starts = self.windows.part_starts[low:high] - self.windows.part_starts[low]
-        part_lengths = self.windows.part_lengths[low:high]
-        owners = max_context(part_starts, part_lengths)
-        found: list[np.ndarray] = []  # columns of `Span`, for each window
-        for i, window in enumerate(of_question):
-            tokens_in_part = slice(part_starts[i], part_starts[i] + part_lengths[i])
-            found.append(self._of_window(window, owners[tokens_in_part] == i))
-        spans = np.concatenate(found, axis=1)
+        spans = np.concatenate(self._spans_by_window(of_question), axis=1)
         scores = spans[3] + spans[4]
         order = np.argsort(-scores, kind='stable')
         for window, start, end, start_logit, end_logit in spans[:, order].T.tolist():
             yield Span(int(window), int(start), int(end), start_logit, end_logit)
 
-    def _of_window(self, window: int, is_owner: np.ndarray) -> np.ndarray:
+    def _spans_by_window(self, of_question: range) -> list[np.ndarray]:
+        """What `_spans_of_window` gives for each window of a question."""
+        low = of_question.start
+        high = of_question.stop
+        part_starts = self.windows.part_starts[low:high] - self.windows.part_starts[low]
+        part_lengths = self.windows.part_lengths[low:high]
+        owners = max_context(part_starts, part_lengths)
+        found: list[np.ndarray] = []
+        for i, window in enumerate(of_question):
+            tokens_in_part = slice(part_starts[i], part_starts[i] + part_lengths[i])
+            found.append(self._spans_of_window(window, owners[tokens_in_part] == i))
+        return found
+
+    def _spans_of_window(self, window: int, is_owner: np.ndarray) -> np.ndarray:
         """Columns of `Span` [5, n] float64, in the order of starts, then of ends.
 
         Args:

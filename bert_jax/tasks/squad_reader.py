@@ -89,9 +89,8 @@ def read_squad(
                 f'{entry.place}answers (id {question.id}) has no answer, which SQuAD 1.1 does not '
                 'have; read the file as v2 (configs/squad.py:v2)')
         if training:
-            question = question._replace(answers=question.answers[:1])
-            if is_impossible:
-                question = question._replace(answers=())
+            num_kept = 0 if is_impossible else 1
+            question = question._replace(answers=question.answers[:num_kept])
             fault = _question_fault(question, is_impossible, by_words)
             if fault:
                 faults.append(f'question {question.id}: {fault}')

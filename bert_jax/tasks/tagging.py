@@ -530,37 +530,69 @@ def _say_first_change(before: Sequence[str], after: Sequence[str], path: str) ->
 
 def _column_sentences(path: str, max_malformed: float) -> list[Sentence]:
     """The sentences of a file with a word and its tag in each line."""
-    sentences: list[Sentence] = []
-    words: list[str] = []
-    tags: list[str] = []
-    faults: list[str] = []
-    num_columns = 0
-    document = 0
-    end = [(0, '')]  # an empty line, which ends the last sentence
-    for line, text in itertools.chain(table.lines(path), end):
+    reader = _ColumnReader(path)
+    for line, text in table.lines(path):
         cells = _CELL.findall(text)
-        if not cells or cells[0] == _DOCUMENT_START:
-            if words:
-                sentences.append(Sentence(words, tags, document))
-                words = []
-                tags = []
-            if cells:
-                document += 1
-            continue
-        num_columns = num_columns or len(cells)
-        if num_columns < 2:
-            raise InputError(
-                f'{path} has one column: there are no tags to learn or to score; expected a word '
-                'and its tag in each line')
-        if len(cells) == num_columns:
-            words.append(cells[0])
-            tags.append(cells[-1])
+        if not cells:
+            reader.end_sentence()
+        elif cells[0] == _DOCUMENT_START:
+            reader.end_document()
         else:
-            faults.append(
-                f'line {line}: columns: {len(cells)}, where the first line has {num_columns}')
-    num_words = sum(len(sentence.words) for sentence in sentences)
-    table.check_malformed(path, num_words, faults, max_malformed)
-    return sentences
+            reader.add_word(cells, line)
+    reader.end_sentence()
+    num_words = sum(len(sentence.words) for sentence in reader.sentences)
+    table.check_malformed(path, num_words, reader.faults, max_malformed)
+    return reader.sentences
+
+
+class _ColumnReader:
+    """Gathers words with their tags into sentences.
+
+    Attributes:
+      sentences: those that have ended.
+      faults: of lines that are left out.
+    """
+
+    def __init__(self, path: str):
+        self.sentences: list[Sentence] = []
+        self.faults: list[str] = []
+        self._path = path
+        self._num_columns = 0  # of the first line
+        self._document = 0
+        self._words: list[str] = []
+        self._tags: list[str] = []
+
+    def add_word(self, cells: Sequence[str], line: int) -> None:
+        """Adds a word to the sentence.
+
+        Raises:
+          InputError: the file has no tags.
+        """
+        if not self._num_columns:
+            self._num_columns = len(cells)
+        if self._num_columns < 2:
+            raise InputError(
+                f'{self._path} has one column: there are no tags to learn or to score; expected a '
+                'word and its tag in each line')
+        if len(cells) != self._num_columns:
+            self.faults.append(
+                f'line {line}: columns: {len(cells)}, where the first line has '
+                f'{self._num_columns}')
+            return
+        self._words.append(cells[0])
+        self._tags.append(cells[-1])
+
+    def end_sentence(self) -> None:
+        """Ends the sentence, if it has words."""
+        if self._words:
+            self.sentences.append(Sentence(self._words, self._tags, self._document))
+            self._words = []
+            self._tags = []
+
+    def end_document(self) -> None:
+        """Ends the sentence and the document."""
+        self.end_sentence()
+        self._document += 1
 
 
 def _json_sentences(
