@@ -54,9 +54,8 @@ def compare(groups: Sequence[Group]) -> list[Comparison]:
         if not why_not:
             comparable.append(i)
     samples = [result[i].scores for i in comparable]
-    for i, half_width in zip(comparable, intervals(samples), strict=True):
-        scores = result[i].scores
-        gain = statistics.fmean(scores) - statistics.fmean(samples[0])
+    for i, sample, half_width in zip(comparable, samples, intervals(samples), strict=True):
+        gain = statistics.fmean(sample) - statistics.fmean(samples[0])
         result[i] = dataclasses.replace(result[i], gain=gain, half_width=half_width)
     return result
 
