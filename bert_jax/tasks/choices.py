@@ -157,8 +157,9 @@ def read_choices(
                              f"{', '.join(id_of)}: mend it")
     contexts = [question.context for question in questions]
     choices = zip(*[question.choices for question in questions], strict=True)
-    label_ids = np.array([id_of[question.label] for question in questions], np.int32)
-    return TextExamples([contexts, *choices], label_ids, rows.ids, path)
+    label_ids = [id_of[question.label] for question in questions]
+    return TextExamples(
+        [contexts, *choices], np.array(label_ids, np.int32), rows.ids, path)
 
 
 class _Question(NamedTuple):

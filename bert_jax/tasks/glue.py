@@ -188,7 +188,8 @@ def from_tfds(name: str, split: str, records: Iterable[Mapping[str, Any]]) -> Te
 
 def _labels_of_tfds(task: GlueTask, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
     """Label ids in the task's order, int32, or scores, float32."""
-    raw = np.array([row['label'] for row in rows])
+    values = [row['label'] for row in rows]
+    raw = np.array(values)
     if not task.labels:
         return raw.astype(np.float32)
     order = list(map(task.labels.index, task.tfds_labels or task.labels))

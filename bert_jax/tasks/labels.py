@@ -178,7 +178,8 @@ class LabelParser:
         for name, known in known_name.items():
             id_of[name] = id_of[known]
         if not self.format.several:
-            return np.array([id_of[name] for (name,) in labels], np.int32)
+            ids = [id_of[name] for (name,) in labels]
+            return np.array(ids, np.int32)
         indicators = np.zeros((len(labels), num_ids), np.float32)
         for row, names in zip(indicators, labels, strict=True):
             row[[id_of[name] for name in names]] = 1.0

@@ -154,7 +154,7 @@ def held_out(contents: Sequence[str], share: float, source: str) -> np.ndarray:
     Raises:
       InputError: one of the sides would be empty.
     """
-    hashes = np.array([_unit_hash(text) for text in contents])
+    hashes = np.array(list(map(_unit_hash, contents)))
     out = hashes < share
     if 0 < share < 1 and _misses(out.mean(), share):
         out = _nearer_share(hashes, share)

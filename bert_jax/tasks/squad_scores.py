@@ -36,6 +36,11 @@ def _overlap(gold: str, predicted: str) -> float:
     return (2 * precision * recall) / (precision + recall)
 
 
+def _best_overlap(golds: Sequence[str], predicted: str) -> float:
+    """The highest F1 with one of the accepted answers, all normalized."""
+    return max(_overlap(gold, predicted) for gold in golds)
+
+
 def v1_scores(texts: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """'exact_match' and 'f1' of SQuAD 1.1, in per cent.
 
@@ -49,7 +54,7 @@ def v1_scores(texts: Mapping[str, str], answers: Mapping[str, Sequence[str]]) ->
         predicted = normalize_answer(text)
         golds = list(map(normalize_answer, answers[name]))
         exact_match += predicted in golds
-        f1 += max(_overlap(gold, predicted) for gold in golds)
+        f1 += _best_overlap(golds, predicted)
     return {'exact_match': 100.0 * exact_match / len(texts), 'f1': 100.0 * f1 / len(texts)}
 
 
@@ -126,7 +131,7 @@ def _v2_f1(predicted: str, golds: Sequence[str]) -> float:
     """The best F1 with an accepted answer, all normalized; 1 if neither has words."""
     if not predicted:
         return int('' in golds)
-    return max(_overlap(gold, predicted) for gold in golds)
+    return _best_overlap(golds, predicted)
 
 
 def _group_scores(
@@ -137,8 +142,8 @@ def _group_scores(
         return {}
     scores: dict[str, float] = {}
     for key, score_of in final.items():
-        total = sum([score_of[name] for name in names])
-        scores[prefix + key] = 100.0 * total / len(names)
+        of_group = [score_of[name] for name in names]
+        scores[prefix + key] = 100.0 * sum(of_group) / len(names)
     scores[f'{prefix}total'] = len(names)
     return scores
 
@@ -172,7 +177,8 @@ def _best_threshold(
     Questions of equal odds are taken one by one, as the official script does, although no
     threshold lies between them.
     """
-    score = float(sum(not answers[name] for name in texts))
+    unanswered = [name for name in texts if not answers[name]]
+    score = float(len(unanswered))
     best = _BestThreshold(score, NEVER_ANSWER)
     for name in sorted(odds, key=odds.__getitem__):
         if answers[name]:

@@ -227,7 +227,8 @@ def _paragraphs(contexts: Sequence[str], encode: Encode) -> Paragraphs:
     words: list[str] = []
     for context in contexts:
         matches = list(WORD.finditer(context))
-        spans.append(np.array([match.span() for match in matches], np.int32).reshape(-1, 2))
+        of_context = [match.span() for match in matches]
+        spans.append(np.array(of_context, np.int32).reshape(-1, 2))
         words += [match.group() for match in matches]
     distinct, number_N = _numbered(['', *words])  # there may be no words
     ids, counts = encode(distinct)
@@ -244,7 +245,8 @@ def _numbered(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """The distinct texts, and for each text its number among them, int64."""
     distinct = list(dict.fromkeys(texts))
     number_of = {text: i for i, text in enumerate(distinct)}
-    return distinct, np.array([number_of[text] for text in texts], np.int64)
+    numbers = [number_of[text] for text in texts]
+    return distinct, np.array(numbers, np.int64)
 
 
 def _answer_tokens(

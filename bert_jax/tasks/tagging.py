@@ -243,7 +243,8 @@ class TaggerLabels:
     def ids(self, tags: Iterable[str], unknown: int) -> np.ndarray:
         """[W] ids of tags; `unknown` for tags that are no label."""
         id_of = {name: i for i, name in enumerate(self.names)}
-        return np.array([id_of.get(tag, unknown) for tag in tags], np.int32)
+        ids = [id_of.get(tag, unknown) for tag in tags]
+        return np.array(ids, np.int32)
 
 
 def _warn_of_accuracy(labels: TaggerLabels) -> None:
@@ -511,7 +512,8 @@ def _in_iob2(sentences: list[Sentence], path: str) -> list[Sentence]:
     result: list[Sentence] = []
     is_said = False
     for sentence in sentences:
-        tags = to_iob2([meant[tag] for tag in sentence.tags])
+        marks = [meant[tag] for tag in sentence.tags]
+        tags = to_iob2(marks)
         result.append(sentence._replace(tags=tags))
         if not is_said and tags != sentence.tags:
             _say_first_change(sentence.tags, tags, path)
@@ -609,7 +611,8 @@ def _json_sentences(
             raise table.Malformed('a word is no string')
         words = table.texts_of(words)
         labels = map(table.label_of, tags)
-        return Sentence(words, [table.named(label, names) for label in labels])
+        named = [table.named(label, names) for label in labels]
+        return Sentence(words, named)
 
     rows = table.read_table(path, [word_column, tag_column], parse, max_malformed=max_malformed)
     # A sentence without words is not malformed, but there is nothing to learn from it.

@@ -262,7 +262,7 @@ def text_task(
         else:
             evaluated.append(eval_set)
 
-    main = next(examples for examples in sets.values() if examples)
+    main = next(filter(None, sets.values()))
     inference: dict[str, Any] = {'num_texts': len(main.texts)}
     if windows != 'first':
         inference['windows'] = windows
