@@ -154,7 +154,7 @@ def read_choices(
     for line, question in zip(rows.lines, questions, strict=True):
         if question.label not in id_of:
             raise InputError(f"{path}, line {line}: unknown label '{question.label}'; known are "
-                             f"{', '.join(id_of)}: mend it")
+                             f"{', '.join(id_of)}: correct the cell")
     contexts = [question.context for question in questions]
     choices = zip(*[question.choices for question in questions], strict=True)
     label_ids = [id_of[question.label] for question in questions]

@@ -48,7 +48,7 @@ class NumericLabels(NamedTuple):
             comma = ''
             if ',' in str(cell):
                 comma = ', with a point instead of the comma'
-            raise InputError(f"score '{cell}' is not a number{limits}; mend it{comma}")
+            raise InputError(f"score '{cell}' is not a number{limits}; correct the cell{comma}")
         return number
 
     def array(self, numbers: Sequence[float]) -> np.ndarray:
@@ -162,7 +162,7 @@ class LabelParser:
             for name in found:
                 if name not in self.names:
                     raise InputError(
-                        f"unknown label '{name}'; known are {', '.join(self.names)}: mend it")
+                        f"unknown label '{name}'; known are {', '.join(self.names)}: correct the cell")
         return found
 
     def array(self, labels: Sequence[list[str]]) -> np.ndarray:

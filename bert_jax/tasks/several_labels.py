@@ -44,7 +44,7 @@ def parts_of_list(cell: str) -> list[Any]:
         return sorted(value, key=str)
     if isinstance(value, (list, tuple)):
         return list(value)
-    raise InputError(f'{cell!r:.60} is no list; mend it')
+    raise InputError(f'{cell!r:.60} is no list: correct the cell')
 
 
 def _with_commas(text: str) -> str:
