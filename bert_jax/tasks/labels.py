@@ -162,7 +162,8 @@ class LabelParser:
             for name in found:
                 if name not in self.names:
                     raise InputError(
-                        f"unknown label '{name}'; known are {', '.join(self.names)}: correct the cell")
+                        f"unknown label '{name}'; known are {', '.join(self.names)}: "
+                        'correct the cell')
         return found
 
     def array(self, labels: Sequence[list[str]]) -> np.ndarray:
