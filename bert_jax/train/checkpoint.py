@@ -220,15 +220,15 @@ def _manager(directory: Any, **options: Any) -> ocp.CheckpointManager:
     return ocp.CheckpointManager(directory, options=ocp.CheckpointManagerOptions(**options))
 
 
-class _Kept(preservation_policy.PreservationPolicy):
-    """Tells orbax which checkpoints to keep: the newest, and the newest of those that were due."""
+class _KeepNewest(preservation_policy.PreservationPolicy):
+    """Tells orbax which checkpoints to keep: the newest, and the newest of those at regular steps."""
 
     def __init__(self, number: int | None, every: int):
         self._number = number
         self._every = every
 
-    def is_due(self, step: int) -> bool:
-        """Whether a step is one of those at which the run saves whatever the time."""
+    def is_regular(self, step: int) -> bool:
+        """Whether the run saves at this step whatever the time."""
         return self._every > 0 and step % self._every == 0
 
     def should_preserve(
@@ -237,8 +237,8 @@ class _Kept(preservation_policy.PreservationPolicy):
         steps = sorted(checkpoint.step for checkpoint in checkpoints)
         if self._number is None:
             return [True] * len(steps)
-        due = [step for step in steps if self.is_due(step)]
-        kept = {*due[-self._number :], *steps[-1:]}
+        regular = [step for step in steps if self.is_regular(step)]
+        kept = {*regular[-self._number :], *steps[-1:]}
         if len(kept) < 2:  # the newest may turn out to be damaged
             kept.update(steps[-2:])
         return [checkpoint.step in kept for checkpoint in checkpoints]
@@ -268,10 +268,10 @@ class Checkpoints:
             time has passed, push none of these out, and only the newest of them is kept.
         """
         self._directory = files.absolute(directory)
-        self._keep = keep
-        self._kept = _Kept(None if keep is None else max(keep, 2), every)
+        self._num_kept_at_end = keep
+        self._policy = _KeepNewest(None if keep is None else max(keep, 2), every)
         self._manager = _manager(
-            self._directory, preservation_policy=self._kept,
+            self._directory, preservation_policy=self._policy,
             cleanup_tmp_directories=True)  # of killed saves; no other process writes here
 
     def latest_step(self) -> int | None:
@@ -352,15 +352,19 @@ class Checkpoints:
         return f'the last good checkpoint, of step {latest:,}, is kept'
 
     def finish(self) -> None:
-        """Deletes all but the checkpoints to keep; for a run's end, where the newest is good."""
+        """Leaves only the checkpoints that a finished run keeps.
+
+        They are the last one, which is good, and the newest of those saved at regular steps.
+        """
         self._manager.wait_until_finished()
-        if self._keep is None:
+        if self._num_kept_at_end is None:
             return
         steps = sorted(self._manager.all_steps())
-        due = [step for step in steps[:-1] if self._kept.is_due(step)]
-        kept = [*due, *steps[-1:]][-self._keep :]
-        for step in set(steps) - set(kept):
-            self._manager.delete(step)
+        regular = [step for step in steps[:-1] if self._policy.is_regular(step)]
+        kept = [*regular, *steps[-1:]][-self._num_kept_at_end :]
+        for step in steps:
+            if step not in kept:
+                self._manager.delete(step)
 
     def close(self) -> None:
         """Waits for unfinished saves."""

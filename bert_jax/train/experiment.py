@@ -27,6 +27,7 @@ from bert_jax.train.profile import Profile
 from bert_jax.train.program import Program, step_inputs
 from bert_jax.train.report import Report, count
 from bert_jax.train.step import Batch, TrainState, num_params
+from bert_jax.train.task import Phase
 from bert_jax.train.trainer import Intervals, Trainer
 from bert_jax.train.verify import make_verify
 from bert_jax.weights.run_directory import describe_run, step_to_read
@@ -58,37 +59,24 @@ def train_run(
       InputError: bad configuration or data.
       Diverged, Stopped: see `Trainer.run`.
     """
-    config, task = program.config, program.task
     description = describe(program)
     init_weights = program.init_weights
     program = dataclasses.replace(program, init_weights=None)
     check_start(program, workdir, description)
 
     checkpoints = Checkpoints(
-        workdir / 'checkpoints', config.train.keep_checkpoints,
+        workdir / 'checkpoints', program.config.train.keep_checkpoints,
         _steps_of(program, 'train.save_every'))
     # Compiles while the state is restored or initialised, which takes about as long.
     compiler = StepCompiler(program, checkpoints.latest_step() or 0)
     state = _restore_or_init(program, checkpoints, init_weights, workdir)
     init_weights = None  # frees its memory, unless the caller keeps it for the next run
-    start = int(state.step)
-    records = RunRecords.open(program, description, workdir, start, began)
-    # For whoever shows the results; another value is no other run.
-    description['guessing'] = dict(task.majority_baseline)
-    description['made'] = made_by()
+    outputs = RunOutputs.open(program, description, workdir, checkpoints, int(state.step), began)
     if watch is not None:
-        watch(lambda: records.goodput.cause, workdir)
-    with records.goodput.during('compile'):
+        watch(lambda: outputs.goodput.cause, workdir)
+    with outputs.goodput.during('compile'):
         compiler.wait_for_first_phase()
-    best = Best(workdir / 'best', task.metric) if task.keeps_best else None
-    if best is not None and best.step():
-        best.restore(program.state.params)  # fails now rather than after the training
-    gates = _gates(program, start)
-    if hosts.first():
-        describe_run(workdir, description, task.vocab_path)
-    hosts.agree('the step to start from', {'step': start})
-    say(f"model {config.model.name or 'as published'}: {count(num_params(state))} parameters; "
-        f'{program.num_steps:,} steps')
+    _announce(program, state, description, workdir)
     compiler.compile_other_phases()
 
     def stop_or_fail(step: int) -> bool:
@@ -96,21 +84,14 @@ def train_run(
         return should_stop(step)
 
     try:
-        trainer = _make_trainer(
-            program, state, checkpoints, records, stop_or_fail, best=best, gates=gates)
+        trainer = _make_trainer(program, state, outputs, stop_or_fail)
         metrics = trainer.run()
-        if best is None:
-            result = {'step': trainer.step, **_prefixed('eval', metrics)}
-        else:
-            result = _finish_best(program, best, metrics, description, workdir)
+        if outputs.best is None:
+            return {'step': trainer.step, **_prefixed('eval', metrics)}
+        return _finish_best(program, outputs.best, metrics, description, workdir)
     finally:
         compiler.close()
-        with records.goodput.during('save'):
-            checkpoints.close()
-            if best is not None:
-                best.close()
-        records.close()
-    return result
+        outputs.close()
 
 
 def describe(program: Program) -> dict[str, Any]:
@@ -238,48 +219,89 @@ def _restore_or_init(
 
 
 @dataclasses.dataclass(frozen=True)
-class RunRecords:
-    """What a run writes about itself: metrics, its use of time, and a trace of some steps."""
+class RunOutputs:
+    """What a run writes: its state, its best parameters, and how it went.
 
+    Attributes:
+      checkpoints: of the state.
+      best: the parameters of the best evaluation; None if the task does not keep them.
+      report: metrics.
+      goodput: the use of time.
+      profile: a trace of some steps.
+    """
+
+    checkpoints: Checkpoints
+    best: Best | None
     report: Report
     goodput: Goodput
     profile: Profile
 
     @classmethod
     def open(
-        cls, program: Program, description: dict[str, Any], workdir: files.Path, start: int,
-        began: float,
+        cls, program: Program, description: dict[str, Any], workdir: files.Path,
+        checkpoints: Checkpoints, start: int, began: float,
     ) -> Self:
-        """Opens the records of a run.
+        """Opens what a run writes besides its checkpoints.
 
         Args:
           program: of the run.
           description: of the run, as in config.json.
           workdir: the run directory.
+          checkpoints: of the run.
           start: the step that training starts from.
           began: start of the run, in seconds since the epoch.
+
+        Raises:
+          InputError: earlier records or the best parameters cannot be read.
         """
-        config = program.config
         report = Report(workdir, hosts.first(), start)
         report.guessing = program.task.majority_baseline
         report.phases = program.phase_ends
-        report.open_loggers(config.train.loggers.split(','), flat_fields(description))
+        loggers = program.config.train.loggers.split(',')
+        report.open_loggers(loggers, flat_fields(description))
         goodput = Goodput(workdir, hosts.first(), start, began, folder=report.folder)
-        trace = parse_trace(config.train.profile, 'train.profile', program.num_steps)
-        traced_steps = None
-        if trace is not None:
-            steps, traced_hosts = trace
-            if hosts.index() in traced_hosts:
-                traced_steps = steps
-        return cls(report, goodput, Profile(traced_steps, workdir))
+        profile = Profile(_traced_steps(program), workdir)
+        best = None
+        if program.task.keeps_best:
+            best = Best(workdir / 'best', program.task.metric)
+            if best.step():
+                best.restore(program.state.params)  # fails now rather than after the training
+        return cls(checkpoints, best, report, goodput, profile)
 
     def close(self) -> None:
         """Writes the rest, and says how the time was used."""
+        with self.goodput.during('save'):
+            self.checkpoints.close()
+            if self.best is not None:
+                self.best.close()
         self.profile.close()
         self.goodput.write()
         say(self.goodput.line())
         self.report.draw()
         self.report.close()
+
+
+def _traced_steps(program: Program) -> tuple[int, int] | None:
+    """The first and the last step that this host traces, if any."""
+    trace = parse_trace(program.config.train.profile, 'train.profile', program.num_steps)
+    if trace is None:
+        return None
+    steps, traced_hosts = trace
+    return steps if hosts.index() in traced_hosts else None
+
+
+def _announce(
+    program: Program, state: TrainState, description: dict[str, Any], workdir: files.Path
+) -> None:
+    """Writes `config.json`, checks that all hosts start from one step, and says what is trained."""
+    # For whoever shows the results; another value is no other run.
+    description['guessing'] = dict(program.task.majority_baseline)
+    description['made'] = made_by()
+    if hosts.first():
+        describe_run(workdir, description, program.task.vocab_path)
+    hosts.agree('the step to start from', {'step': int(state.step)})
+    name = program.config.model.name or 'as published'
+    say(f'model {name}: {count(num_params(state))} parameters; {program.num_steps:,} steps')
 
 
 def _gates(program: Program, start: int) -> Gates | None:
@@ -293,11 +315,10 @@ def _gates(program: Program, start: int) -> Gates | None:
 
 
 def _make_trainer(
-    program: Program, state: TrainState, checkpoints: Checkpoints, records: RunRecords,
-    should_stop: Callable[[int], bool], *, best: Best | None, gates: Gates | None,
+    program: Program, state: TrainState, outputs: RunOutputs, should_stop: Callable[[int], bool]
 ) -> Trainer:
-    """The trainer of a run."""
-    config, task, head, mesh = program.config, program.task, program.head, program.mesh
+    """The trainer of a run that starts from a state."""
+    train = program.config.train
     inputs = step_inputs(program)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -305,20 +326,36 @@ def _make_trainer(
 
     chip = find_chip(jax.devices()[0].device_kind)
     return Trainer(
-        head=head, train_step=train_step, state=state,
-        phases=[task.phase(head, program.eval_step, program.phases, number, mesh)
-                for number in range(len(program.phases))],
+        head=program.head,
+        train_step=train_step,
+        state=state,
+        phases=_phases(program),
         intervals=Intervals(
             log=_steps_of(program, 'train.log_every'),
             evaluate=_steps_of(program, 'train.eval_every'),
             save=_steps_of(program, 'train.save_every'),
             verify=_steps_of(program, 'train.verify_every')),
-        checkpoints=checkpoints, report=records.report, goodput=records.goodput,
-        profile=records.profile, should_stop=should_stop, best=best, gates=gates,
+        checkpoints=outputs.checkpoints,
+        report=outputs.report,
+        goodput=outputs.goodput,
+        profile=outputs.profile,
+        should_stop=should_stop,
+        best=outputs.best,
+        gates=_gates(program, int(state.step)),
         verify=make_verify(
-            head, mesh, seed=config.seed, accumulation_steps=config.train.accumulation_steps),
-        patience=config.train.patience, save_seconds=60 * config.train.save_minutes,
+            program.head, program.mesh, seed=program.config.seed,
+            accumulation_steps=train.accumulation_steps),
+        patience=train.patience,
+        save_seconds=60 * train.save_minutes,
         peak_flops=chip.peak_flops * jax.device_count())
+
+
+def _phases(program: Program) -> list[Phase]:
+    """The phases of a run, with their batches."""
+    return [
+        program.task.phase(
+            program.head, program.eval_step, program.phases, number, program.mesh)
+        for number in range(len(program.phases))]
 
 
 def _finish_best(

@@ -13,7 +13,7 @@ from bert_jax.train.report import duration, only_warning
 # Causes of time other than productive steps. start: imports, data preparation, restoring. data:
 # waiting for batches. lost: steps after the checkpoint that a run resumed from.
 _CAUSES = ('start', 'compile', 'data', 'evaluation', 'save', 'profile', 'lost')
-_KEPT_MARKS = 100
+_KEPT_SAVES = 100
 
 
 class Goodput:
@@ -41,10 +41,10 @@ class Goodput:
         self.clock = clock
         self.cause = 'start'
         self.seconds = dict.fromkeys(('step', *_CAUSES), 0.0)
-        self._since = began  # `seconds` has the time up to here
-        self._written = began
-        self._away = 0.0  # seconds without a running process
-        self._marks = {0: 0.0}  # by step saved: seconds of the steps up to it
+        self._counted_until = began  # `seconds` has the time up to here
+        self._written_at = began
+        self._seconds_away = 0.0  # without a running process
+        self._saved_step_seconds = {0: 0.0}  # by step saved: of the steps up to it
         self._path: Any = None
         if active:
             # Only statistics: a damaged file is no reason to stop the run.
@@ -54,28 +54,30 @@ class Goodput:
             self._path = files.as_path(folder or workdir) / 'goodput.json'
 
     def _continue_from(self, path: Any, start_step: int, began: float) -> None:
-        """Takes the times of an earlier process over, unless they are no finite numbers."""
+        """Takes over the times of an earlier process, unless they are no finite numbers.
+
+        Its steps after `start_step` are done again, so their time counts as lost.
+        """
         old = json.loads(path.read_text())
         seconds = {cause: float(old['seconds'].get(cause, 0.0)) for cause in self.seconds}
-        away = old['away'] + max(began - old['at'], 0.0)
-        marks = {0: 0.0}
-        for step, spent in old['marks'].items():
-            marks[int(step)] = float(spent)
-        if not all(map(math.isfinite, (away, *seconds.values(), *marks.values()))):
+        seconds_away = old['away'] + max(began - old['at'], 0.0)
+        saved = {0: 0.0} | {int(step): float(spent) for step, spent in old['marks'].items()}
+        if not all(map(math.isfinite, (seconds_away, *seconds.values(), *saved.values()))):
             return
-        self._marks = {step: spent for step, spent in marks.items() if step <= start_step}
-        kept = max(self._marks.values())
-        seconds['lost'] += seconds['step'] - kept
-        seconds['step'] = kept
+        kept = {step: spent for step, spent in saved.items() if step <= start_step}
+        kept_seconds = max(kept.values())
+        seconds['lost'] += seconds['step'] - kept_seconds
+        seconds['step'] = kept_seconds
         self.seconds = seconds
-        self._away = away
+        self._seconds_away = seconds_away
+        self._saved_step_seconds = kept
 
     def enter(self, cause: str) -> None:
         """Counts time for `cause` from now on: 'step', or one of `_CAUSES`."""
         now = self.clock()
-        self.seconds[self.cause] += max(now - self._since, 0.0)
+        self.seconds[self.cause] += max(now - self._counted_until, 0.0)
         self.cause = cause
-        self._since = now
+        self._counted_until = now
 
     def now(self) -> dict[str, float]:
         """Seconds by cause until now."""
@@ -94,20 +96,26 @@ class Goodput:
 
     def mark(self, step: int) -> None:
         """Notes that the state of a step is saved, so that steps up to it cannot be lost."""
-        self._marks[step] = self.now()['step']
-        for old in list(self._marks)[1:-_KEPT_MARKS]:
-            del self._marks[old]
+        self._saved_step_seconds[step] = self.now()['step']
+        for old in list(self._saved_step_seconds)[1:-_KEPT_SAVES]:
+            del self._saved_step_seconds[old]
         self.write()
 
     def write(self, at_most_every: float = 0.0) -> None:
         """Writes the file, unless it was written less than `at_most_every` seconds ago."""
         seconds = self.now()
-        if self._path is None or self._since - self._written < at_most_every:
+        now = self._counted_until
+        if self._path is None or now - self._written_at < at_most_every:
             return
-        self._written = self._since
+        self._written_at = now
+        content = {
+            'seconds': seconds,
+            'away': self._seconds_away,
+            'at': now,
+            'marks': self._saved_step_seconds,
+        }
         with only_warning(self._path):
-            files.write_whole(self._path, json.dumps({
-                'seconds': seconds, 'away': self._away, 'at': self._since, 'marks': self._marks}))
+            files.write_whole(self._path, json.dumps(content))
 
     def metrics(self) -> dict[str, float]:
         """Goodput and seconds by cause, for a record."""
@@ -125,6 +133,6 @@ class Goodput:
         others = ', '.join(
             f'{cause} {share:.1%}' for cause, share in shares.items() if share >= 0.0005)
         line = f"goodput {self._share('step'):.1%} of {duration(total)} ({others})"
-        if self._away >= 1:
-            line += f'; {duration(self._away)} not running'
+        if self._seconds_away >= 1:
+            line += f'; {duration(self._seconds_away)} not running'
         return line

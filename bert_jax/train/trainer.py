@@ -168,7 +168,11 @@ class Trainer:
         self._times.append(self.goodput.now())
 
     def _do_what_is_due(self, phase: Phase) -> bool:
-        """Logs, evaluates and saves what is due after a step; returns whether training goes on."""
+        """Logs, evaluates and saves what is due after a step; returns whether training goes on.
+
+        Raises:
+          Stopped: `should_stop` asked for it; the state is saved.
+        """
         is_last = self.step == self._last_step
         stopping = self.should_stop(self.step)
         evaluating = self._is_due(self.intervals.evaluate)
@@ -177,25 +181,28 @@ class Trainer:
             self.log(phase)
             self.checkpoints.check()
         if saving or evaluating:
-            self._fetch()
-        if saving and is_last:
-            self.save()
+            self._fetch_metrics()  # what has diverged is neither saved nor evaluated
+        if is_last:
+            self.save()  # first, because the evaluation may fail
         exhausted = False
         if evaluating and not self._is_just_before_the_last():
             self.evaluate(phase)
             exhausted = self._is_exhausted()
-        if (saving or exhausted) and not is_last:
+        if not is_last and (saving or exhausted):
             self.save()
         if exhausted:
             say(f'no better evaluation in {self.patience}: ended at step {self.step:,}')
-        elif stopping and not is_last:
+            return False
+        if stopping and not is_last:
             raise Stopped(f'stopped at step {self.step:,}; the state is saved')
-        return not exhausted
+        return True
 
     def _is_due(self, every: int) -> bool:
+        """Whether something is due that is done every so many steps, and after the last."""
         return self.step == self._last_step or (every > 0 and self.step % every == 0)
 
     def _is_just_before_the_last(self) -> bool:
+        """Whether the last evaluation follows so soon that this one tells little."""
         left = self._last_step - self.step
         return 0 < left < self.intervals.evaluate * _SHORTEST_LAST_INTERVAL
 
@@ -216,8 +223,12 @@ class Trainer:
         # The first host has the records.
         return int(hosts.share('patience', lambda: str(since))) >= self.patience
 
-    def _fetch(self) -> None:
-        """Waits for all steps, and checks that they are finite."""
+    def _fetch_metrics(self) -> None:
+        """Waits for all steps, and checks that their losses and gradients are finite.
+
+        Raises:
+          Diverged: one is not.
+        """
         first = self.step - len(self._in_flight)
         for before, metrics in enumerate(jax.device_get(self._in_flight), first):
             if not (np.isfinite(metrics['loss']) and np.isfinite(metrics['grad_norm'])):
@@ -235,7 +246,7 @@ class Trainer:
 
     def log(self, phase: Phase) -> None:
         """Writes the record and the line of the steps since the last one."""
-        self._fetch()
+        self._fetch_metrics()
         times = [*self._times, self.goodput.now()]
         metrics = log_metrics(self.head, self._fetched, times, phase, self.peak_flops)
         record = {f'train/{name}': value for name, value in metrics.items()}
