@@ -200,7 +200,7 @@ def _python_docs(spec: str) -> Source:
     @functools.cache
     def documents() -> list[Document]:
         texts = python_docs.documents(found, min(4, os.cpu_count() or 1))
-        return [Document(text.encode('utf-8', 'ignore'), True) for text in texts]
+        return [Document(text.encode('utf-8', 'ignore'), split=True) for text in texts]
 
     # One unit, because a paragraph is dropped if any earlier file has it.
     num_bytes = sum(file.size for file in found) // _CODE_BYTES_A_TEXT_BYTE

@@ -179,7 +179,7 @@ def _rows(read: Callable[..., Iterator[table.Row]], path: str, column: str) -> I
 def _wikidump(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
     """The articles of a MediaWiki dump, which has a reader of its own."""
     for text in wikidump.read_articles(path):
-        yield Document(text.encode('utf-8', 'ignore'), True)
+        yield Document(text.encode('utf-8', 'ignore'), split=True)
 
 
 # Readers of text formats: documents, none of them empty, from a path and its blocks of lines

@@ -65,7 +65,7 @@ def _read_shard(builder: Any, column: str, unit: Unit) -> Iterator[Document]:
 
     only_text = tfds.decode.PartialDecoding({column: True})
     for record in _records(builder, unit.name, decoders=only_text):
-        yield Document(normalise(record[column]), True)
+        yield Document(normalise(record[column]), split=True)
 
 
 def tfds_records(name: str, split: str, data_dir: str = '') -> Iterator[dict[str, Any]]:
