@@ -53,6 +53,7 @@ class Hosts:
             env=os.environ | {'JAX_PLATFORMS': 'cpu', 'LOCAL_HOSTS_GRACE': '20'},
         )
         self.count = count
+        self.lines = []  # of standard error, so far
         self.pids = {}
         for words in self._lines_of_all('pid'):
             index, pid = words
@@ -60,10 +61,18 @@ class Hosts:
 
     def _lines_of_all(self, first_word):
         """The words that each host prints after a first word; waits until all have printed it."""
-        found = []
+        found = self._words_after(first_word)
         while len(found) < self.count:
-            words = self.process.stderr.readline().split()
-            assert words or self.process.poll() is None, 'a host did not start'
+            line = self.process.stderr.readline()
+            assert line or self.process.poll() is None, 'a host did not start'
+            # Kept, because a fast host may be ahead of the word that is waited for.
+            self.lines.append(line)
+            found = self._words_after(first_word)
+        return found
+
+    def _words_after(self, first_word):
+        found = []
+        for words in map(str.split, self.lines):
             if first_word in words:
                 found.append(words[words.index(first_word) + 1:])
         return found
