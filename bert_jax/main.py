@@ -28,15 +28,17 @@ def main(argv: list[str]) -> None:
         config, workdir = _parse(argv)
     with error_boundary():
         # They load jax, for which --help and a wrong flag do not wait.
-        from bert_jax.run_setup import open_run
         from bert_jax.runtime.hosts import say
-        from bert_jax.train.experiment import train_run
         from bert_jax.train.session import run_session
         from bert_jax.validation import check_used, validate
 
         validate(config)
         check_used(config)
     with run_session(workdir) as session:
+        # Within the session, so that a signal or an error during the import is handled by it.
+        from bert_jax.run_setup import open_run
+        from bert_jax.train.experiment import train_run
+
         result = train_run(
             open_run(config, [workdir]), workdir, session.should_stop, watch=session.guard.watch)
     with error_boundary():
