@@ -296,6 +296,7 @@ def _hub(repository: _Repository) -> Iterator[Any]:
     """The package `huggingface_hub`, whose errors become one line."""
     with needing(f'{repository.named} is on the Hugging Face hub, which', 'huggingface_hub'):
         import huggingface_hub as hub
+
         # `hub.errors` is loaded by its import only.
         from huggingface_hub import errors, logging  # noqa: F401
     logging.set_verbosity_error()

@@ -149,6 +149,7 @@ def check_start(program: Program, workdir: files.Path, description: dict[str, An
     Raises:
       InputError: it cannot.
     """
+    _traced_steps(program)  # refuses a trace beyond the end
     facts = {f'version of {name}': version for name, version in versions().items()}
     for name, value in flat_fields(description).items():
         field = field_of(name)

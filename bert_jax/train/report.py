@@ -195,8 +195,10 @@ class Report:
     def _upload(self) -> bool:
         with only_warning(self._workdir):
             for path in files.children(self.folder):
+                if path.name.startswith('.'):  # temporary, and perhaps gone by now
+                    continue
                 changed = os.stat(path).st_mtime_ns
-                if not path.name.startswith('.') and self._uploaded.get(path.name) != changed:
+                if self._uploaded.get(path.name) != changed:
                     # Read at once: a file that grows while it is uploaded is refused.
                     files.write_whole(self._workdir / path.name, path.read_bytes())
                     self._uploaded[path.name] = changed
