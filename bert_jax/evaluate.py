@@ -136,7 +136,8 @@ def _check_ensemble(models: Sequence[str], runs: Sequence[RunFields], task: str)
             if not _must_agree(name, task):
                 continue
             other = fields.get(name)
-            if other is None and name in FIELDS:  # it is new, and the run is older
+            is_older = 'task' in fields and name not in fields
+            if is_older and name in FIELDS:
                 other = FIELDS[name].default_of(task)
             if other != value:
                 raise InputError(
@@ -147,8 +148,11 @@ def _check_ensemble(models: Sequence[str], runs: Sequence[RunFields], task: str)
 def _must_agree(name: str, task: str) -> bool:
     """Whether the runs of an ensemble must have the same value of a field.
 
-    The vocabularies themselves are compared where they are read.
+    The vocabularies with their tokenizers' settings are compared where they are read. Ids only name
+    rows, and rows that are left out as malformed are left out in all runs.
     """
+    if name in ('data.strip_accents', 'data.id', 'data.max_malformed'):
+        return False
     if name in ('task', 'head', 'labels'):
         return True
     field = FIELDS.get(name)

@@ -522,7 +522,7 @@ def check_malformed(path: str, num_used: int, faults: Sequence[str], max_share: 
     if max_share > 0:
         allowed = max(1, int(max_share * total))
     if num_faults > allowed or not num_used:
-        remedy = 'mend the file'
+        remedy = 'correct the file'
         if num_used:
             remedy += ', or raise config.data.max_malformed'
         raise InputError(

@@ -221,7 +221,7 @@ def _manager(directory: Any, **options: Any) -> ocp.CheckpointManager:
 
 
 class _KeepNewest(preservation_policy.PreservationPolicy):
-    """Tells orbax which checkpoints to keep: the newest, and the newest of those at regular steps."""
+    """Tells orbax to keep the newest checkpoint, and the newest of those at regular steps."""
 
     def __init__(self, number: int | None, every: int):
         self._number = number

@@ -41,7 +41,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from bert_jax.config.command_line import Parser, at_least, config_file, load_config
 from bert_jax.runtime.errors import InputError, nearest
@@ -152,30 +152,28 @@ def _check_known(flag: str, names: Iterable[str], known: Collection[str]) -> Non
             raise InputError(f'{flag}={name} is unknown: {nearest(name, known)}')
 
 
-def _print_parts(parts: Sequence[Part]) -> None:
+def _print_parts(parts: Sequence[Part], num_left: Mapping[str, int]) -> None:
     """Prints the config of each part and how many of its runs are left."""
     total = 0
-    total_left = 0
     for part in parts:
         sweep = part.sweep
-        num_left = len(sweep.unfinished())
         flags = shlex.join([f'--config={sweep.config}', *sweep.overrides])
-        print(f'{part.title}: {num_left} of {len(sweep.members)} runs left, {sweep.path}')
+        print(f'{part.title}: {num_left[part.title]} of {len(sweep.members)} runs left, '
+              f'{sweep.path}')
         print(f'    {flags}')
         total += len(sweep.members)
-        total_left += num_left
-    print(f'{total_left} of {total} runs left in {len(parts)} parts')
+    print(f'{sum(num_left.values())} of {total} runs left in {len(parts)} parts')
 
 
-def _check_data(plan: Plan, parts: Iterable[Part]) -> None:
+def _check_data(plan: Plan, parts: Iterable[Part], num_left: Mapping[str, int]) -> None:
     """Raises an InputError if data is missing; else that would be noticed after hours."""
     for part in parts:
         task = part.resolved.task
         source = str(part.resolved.data.source)
+        folder = as_path(part.resolved.data.source)  # refuses a path that cannot be
         is_in_folder = source.startswith(f'{plan.data}/')
-        if task == 'pretrain' or not is_in_folder or not part.sweep.unfinished():
+        if task == 'pretrain' or not is_in_folder or not num_left[part.title]:
             continue
-        folder = as_path(source)
         if task in GLUE_TASKS:
             folder /= GLUE_TASKS[task].folder
         if not folder.exists():
@@ -188,10 +186,12 @@ def main(argv: Sequence[str]) -> int:
         options = _parser().parse_args(argv)
         plan = _plan(options)
         parts = plan.parts()
+        # Of all parts first, so that results that cannot be read are refused before anything runs.
+        num_left = {part.title: len(part.sweep.unfinished()) for part in parts}
         if options.list:
-            _print_parts(parts)
+            _print_parts(parts, num_left)
             return 0
-        _check_data(plan, parts)
+        _check_data(plan, parts, num_left)
         open_folder(plan.root, '--workdir', lambda folder: (folder / 'parts').is_dir())
         (plan.root / 'parts').mkdir(exist_ok=True)
         runner = PartRunner(plan, parts)

@@ -9,13 +9,12 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_jax.config.fields import CHANGES_RESULT
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, read_json
-from bert_jax.tools.report.groups import Group, grouped, role_of
+from bert_jax.tools.report.groups import Group, grouped, is_setting
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.tools.sweep.report import markdown_table
 from bert_jax.train.report import count
@@ -121,7 +120,7 @@ def _settings_text(run: RunRecords) -> str:
     """Text that is equal for fine-tunings with the same settings."""
     settings: list[tuple[str, Any]] = []
     for name, value in run.fields.items():
-        if role_of(name, run) in CHANGES_RESULT and not name.startswith(_NOT_SETTINGS):
+        if is_setting(name, run) and not name.startswith(_NOT_SETTINGS):
             settings.append((name, value))
     return str(sorted(settings))
 

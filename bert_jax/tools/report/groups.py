@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bert_jax.config.fields import CHANGES_RESULT, Role, field_of
+from bert_jax.config.fields import CHANGES_RESULT, field_of
 from bert_jax.config.phases import PHASE_ROWS
 from bert_jax.tools.report.runs import Point, RunRecords
 from bert_jax.train.report import count
@@ -102,15 +102,14 @@ class Group:
         fields_of_runs = list(map(_fields_with_phases_text, self.runs))
         result = {}
         for name in fields_of_runs[0]:
-            is_setting = role_of(name, self.runs[0]) in CHANGES_RESULT | {'compute'}
-            if is_setting and not name.startswith(_NOT_SHOWN):
+            if is_setting(name, self.runs[0]) and not name.startswith(_NOT_SHOWN):
                 values = [str(fields[name]) for fields in fields_of_runs]
                 result[name] = ', '.join(dict.fromkeys(values))
         return result
 
 
 def grouped(runs: Iterable[RunRecords]) -> list[Group]:
-    """Groups finished runs by all fields that affect the result, except the seed.
+    """Groups finished runs by all settings, except the seed.
 
     A run that is not finished is a group by itself.
     """
@@ -128,7 +127,7 @@ def _group_key(run: RunRecords) -> str:
     """Text that is equal for runs of one group."""
     settings: list[tuple[str, Any]] = []
     for name, value in run.fields.items():
-        if name != 'seed' and role_of(name, run) in CHANGES_RESULT:
+        if name != 'seed' and is_setting(name, run):
             settings.append((name, value))
     unfinished = ''
     if not run.finished:
@@ -145,9 +144,14 @@ def _group_name(runs: Sequence[RunRecords], taken: Sequence[str]) -> str:
     return common
 
 
-def role_of(name: str, run: RunRecords) -> Role:
-    """What another value of a field would mean for a run."""
-    return field_of(name).role_of(run.fields.get('task', ''))
+def is_setting(name: str, run: RunRecords) -> bool:
+    """Whether a field says how a run was computed, and not only where, or how it was logged.
+
+    Another way to compute the same (a mesh, accumulation) is a setting too: two runs of one seed
+    are no two seeds.
+    """
+    role = field_of(name).role_of(run.fields.get('task', ''))
+    return role in CHANGES_RESULT or role == 'compute'
 
 
 def _points_by_step(run: RunRecords) -> dict[tuple[str, float], Point]:
