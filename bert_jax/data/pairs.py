@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.text.vocab import Frame
+
 Tokens = tuple[np.ndarray, np.ndarray]  # ids of all texts [T] int32, tokens of each [n] int64
 Encode = Callable[[Sequence[str]], Tokens]  # without [CLS] and [SEP]
 
@@ -21,7 +23,8 @@ class Sequences:
     Attributes:
       ids: [T] int32, with [CLS] and [SEP].
       offsets: [n + 1] int64; sequence i is ids[offsets[i] : offsets[i + 1]].
-      first_lengths: [n] int64, tokens of segment 0 ([CLS] A [SEP]); the rest is segment 1.
+      first_lengths: [n] int64, tokens of segment 0 ([CLS] A and the [SEP] before B); the rest is
+        segment 1.
       num_cut: how many were cut to fit.
     """
 
@@ -76,7 +79,7 @@ def truncated_lengths(
 
 
 def make_sequences(
-    a: Tokens, b: Tokens | None, *, max_length: int, cls_id: int, sep_id: int
+    a: Tokens, b: Tokens | None, *, max_length: int, frame: Frame
 ) -> Sequences:
     """Sequences of single texts or of pairs, cut at their ends to `max_length`.
 
@@ -84,18 +87,19 @@ def make_sequences(
       a: (ids [T], tokens of each text [n]) of the first texts.
       b: the same for the second texts; None: single texts.
       max_length: tokens of a sequence, [CLS] and [SEP] included.
-      cls_id, sep_id: of the vocabulary.
+      frame: of the vocabulary (`Vocab.frame`).
     """
     second = _empty_texts(a) if b is None else b
-    num_special = _num_special(b)
+    num_special = frame.num_special(pair=b is not None)
     a_counts = a[1].astype(np.int64)
     b_counts = second[1].astype(np.int64)
     a_kept, b_kept = truncated_lengths(a_counts, b_counts, max_length - num_special)
     offsets = np.concatenate([[0], np.cumsum(a_kept + b_kept + num_special)])
     begins = offsets[:-1]
-    first_lengths = a_kept + 2
-    ids = np.full(offsets[-1], sep_id, np.int32)
-    ids[begins] = cls_id
+    num_before_b = 2 if b is None else 1 + frame.num_separators
+    first_lengths = a_kept + num_before_b
+    ids = np.full(offsets[-1], frame.sep_id, np.int32)
+    ids[begins] = frame.cls_id
     ids[ranges(begins + 1, a_kept)] = a[0][ranges(_starts(a_counts), a_kept)]
     ids[ranges(begins + first_lengths, b_kept)] = second[0][ranges(_starts(b_counts), b_kept)]
     is_cut = a_kept + b_kept < a_counts + b_counts
@@ -105,11 +109,6 @@ def make_sequences(
 def _empty_texts(a: Tokens) -> Tokens:
     """As many texts as in `a`, without tokens."""
     return a[0][:0], np.zeros_like(a[1])
-
-
-def _num_special(b: Tokens | None) -> int:
-    """The number of [CLS] and [SEP] in a sequence of a text, or of a pair with one of `b`."""
-    return 2 if b is None else 3
 
 
 def _starts(counts: np.ndarray) -> np.ndarray:
@@ -201,7 +200,7 @@ class TextWindows:
 
 
 def text_windows(
-    a: Tokens, b: Tokens | None, how: str, *, max_length: int, cls_id: int, sep_id: int
+    a: Tokens, b: Tokens | None, how: str, *, max_length: int, frame: Frame
 ) -> TextWindows:
     """Windows of single texts or of pairs.
 
@@ -209,21 +208,22 @@ def text_windows(
     is repeated in each and fills at most half of it.
 
     Args:
-      a, b, max_length, cls_id, sep_id: as for `make_sequences`.
+      a, b, max_length, frame: as for `make_sequences`.
       how: one of `config.choices.WINDOWS`.
     """
-    limits = {'max_length': max_length, 'cls_id': cls_id, 'sep_id': sep_id}
     if how == 'first':
-        return TextWindows(make_sequences(a, b, **limits), np.arange(len(a[1])), how)
+        sequences = make_sequences(a, b, max_length=max_length, frame=frame)
+        return TextWindows(sequences, np.arange(len(a[1])), how)
     second = _empty_texts(a) if b is None else b
     ids = np.concatenate([a[0], second[0]])
     windows = _pair_windows(
         _spans_of(a[1], first=0), _spans_of(second[1], first=len(a[0])),
-        room=max_length - _num_special(b))
+        room=max_length - frame.num_special(pair=b is not None))
     of_b = None
     if b is not None:
         of_b = windows.b.tokens(ids)
-    sequences = make_sequences(windows.a.tokens(ids), of_b, **limits)
+    sequences = make_sequences(
+        windows.a.tokens(ids), of_b, max_length=max_length, frame=frame)
     sequences = dataclasses.replace(sequences, num_cut=windows.num_cut)
     return TextWindows(sequences, windows.text, how)
 

@@ -34,6 +34,7 @@ from bert_jax.data.sentences import RARE_REPLACEMENT, Classes, sentence_patterns
 from bert_jax.data.source import TextBatch, TokenBatch
 from bert_jax.runtime.packages import without
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocab import UNK, Vocab
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, Switches, WordPieceTokenizer
 
@@ -288,8 +289,10 @@ def tokenize_batches(
         raise failures[0]
 
 
-def make_encode(tokenizer: WordPieceTokenizer | SentencePieceTokenizer) -> Encode:
+def make_encode(tokenizer: Tokenizer) -> Encode:
     """A function that tokenizes many texts at once (see `data.pairs.Encode`)."""
+    if not isinstance(tokenizer, WordPieceTokenizer | SentencePieceTokenizer):
+        return lambda texts: joined(tokenizer.encode_batch(texts))
     signature = [tf.TensorSpec([None], tf.string)]
     fast = tf.function(FastTokenizer(tokenizer), input_signature=signature, autograph=False)
 

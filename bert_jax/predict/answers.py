@@ -60,7 +60,7 @@ class Answer(Command[list[str], SquadWindows]):
             Question(str(i), question, context) for i, (question, context) in enumerate(texts)]
         vocab = self.model.vocab
         windows = squad_windows(
-            questions, self.model.encode_all, cls_id=vocab.cls_id, sep_id=vocab.sep_id,
+            questions, self.model.encode_all, frame=vocab.frame,
             max_length=self._max_length, doc_stride=self._doc_stride,
             max_question_length=self._max_question_length)
         return windows, Units(windows.sequences)

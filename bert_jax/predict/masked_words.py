@@ -47,7 +47,7 @@ class _MaskedWords(Command[MaskedText, None]):
         tokens = itertools.chain.from_iterable(text.tokens for text in texts)
         ids, places, targets = zip(*tokens, strict=True)
         sequences = make_sequences(
-            joined(ids), None, max_length=self.model.max_length, **self.model.vocab.ends)
+            joined(ids), None, max_length=self.model.max_length, frame=self.model.vocab.frame)
         units = Units(
             sequences,
             labels={'targets': np.array(targets, np.int32)},

@@ -96,7 +96,7 @@ def _windows(
     if num_parts == 2:
         second = joined([texts[i].ids[1] for i in index])
     windows = text_windows(
-        first, second, how, max_length=model.max_length, **model.vocab.ends)
+        first, second, how, max_length=model.max_length, frame=model.vocab.frame)
     sequences = windows.sequences
     of_text = [index[i] for i in windows.text]
     ids = np.split(sequences.ids, sequences.offsets[1:-1])

@@ -28,6 +28,7 @@ from bert_jax.tasks.labelled import EvalSet, LabelledTask, Results, ScoredModel,
 from bert_jax.tasks.metrics import accuracy
 from bert_jax.tasks.sources import held_out, one_source, own_files
 from bert_jax.tasks.texts import TextExamples, predictions_table, say_empty
+from bert_jax.text.vocab import Frame
 from bert_jax.text.wordpiece import has_words
 
 DEV_SHARE = 0.2  # of a data set without splits; CODAH's authors also score on a fifth
@@ -221,18 +222,16 @@ def _label_ids(
     return {label: i for i, label in enumerate(known)}
 
 
-def choice_units(examples: TextExamples, encode: Encode, **limits: int) -> Units:
-    """[CLS] context [SEP] ending [SEP] for each ending, as in section 4.4 of the BERT paper.
-
-    `limits` are those of `make_sequences`.
-    """
+def choice_units(examples: TextExamples, encode: Encode, *, max_length: int, frame: Frame) -> Units:
+    """[CLS] context [SEP] ending [SEP] for each ending, as in section 4.4 of the BERT paper."""
     contexts, *columns = examples.texts
     repeated: list[str] = []
     endings: list[str] = []
     for context, *of_question in zip(contexts, *columns, strict=True):
         repeated += [context] * len(of_question)
         endings += of_question
-    sequences = make_sequences(encode(repeated), encode(endings), **limits)
+    sequences = make_sequences(
+        encode(repeated), encode(endings), max_length=max_length, frame=frame)
     return Units(sequences, len(columns), labels={'labels': examples.labels})
 
 
@@ -289,7 +288,7 @@ def _task(config: ConfigDict, train: TextExamples | None, dev: TextExamples) -> 
     def units(examples: TextExamples) -> Units:
         return choice_units(
             examples, tokenization.encode, max_length=config.data.max_seq_length,
-            **tokenization.tokenizer.vocab.ends)
+            frame=tokenization.tokenizer.vocab.frame)
 
     train_units = None
     if train is not None:

@@ -45,6 +45,7 @@ from bert_jax.tasks.squad_reader import Question, layout_of, read_squad
 from bert_jax.tasks.squad_scores import v1_scores, v2_scores
 from bert_jax.tasks.squad_windows import SquadWindows, squad_windows
 from bert_jax.text.offsets import PiecePlaces, piece_places
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 _OFFICIAL_FILE = re.compile(r'(train|dev)-v(1\.1|2\.0)\.json(\.gz)?')
 _NUMBERS = {'v1': '1.1', 'v2': '2.0'}
@@ -70,8 +71,8 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
     _say_questions(dev, version, 'score')
     windows = _windows(config, tokenization, dev, pieces, training=False)
     places: SpanPlaces = PlacesByPieces(pieces)
-    if not _is_own_file(config, training=False):
-        tokenizer = tokenization.tokenizer
+    tokenizer = tokenization.tokenizer
+    if not _is_own_file(config, training=False) and isinstance(tokenizer, WordPieceTokenizer):
         places = PlacesByWords(tokenizer.vocab, config.data.lowercase, tokenizer.switches)
     scored_set = SquadSet(windows, places, version, threshold)
 
@@ -160,7 +161,7 @@ def _windows(
     return squad_windows(
         questions, tokenization.encode, max_length=config.data.max_seq_length,
         doc_stride=config.squad.doc_stride, max_question_length=config.squad.max_query_length,
-        places=places, **tokenization.tokenizer.vocab.ends)
+        places=places, frame=tokenization.tokenizer.vocab.frame)
 
 
 def _training_units(windows: SquadWindows) -> Units:

@@ -16,8 +16,7 @@ from bert_jax.data.pairs import Encode, Sequences, make_sequences, ranges
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.squad_reader import WHITESPACE, WORD, Question, answer_fault
 from bert_jax.text.offsets import PiecePlaces, Place
-
-_NUM_SPECIAL = 3  # [CLS] question [SEP] part of the paragraph [SEP]
+from bert_jax.text.vocab import Frame
 
 
 class Paragraphs(NamedTuple):
@@ -102,7 +101,7 @@ class SquadWindows:
 
 
 def squad_windows(
-    questions: Sequence[Question], encode: Encode, *, cls_id: int, sep_id: int, max_length: int,
+    questions: Sequence[Question], encode: Encode, *, frame: Frame, max_length: int,
     doc_stride: int, max_question_length: int, places: PiecePlaces | None = None,
 ) -> SquadWindows:
     """Windows of Q questions.
@@ -112,7 +111,7 @@ def squad_windows(
     Args:
       questions: from `read_squad`.
       encode: texts -> ids, without [CLS] and [SEP].
-      cls_id, sep_id: of the vocabulary.
+      frame: of the vocabulary.
       max_length: tokens of a window.
       doc_stride: tokens from one window to the next.
       max_question_length: tokens of a question; the rest is cut off.
@@ -125,7 +124,7 @@ def squad_windows(
     contexts, context_Q = _numbered([question.context for question in questions])
     paragraphs = _paragraphs(contexts, encode)
     asked = _QuestionTokens.of(questions, encode, max_question_length)
-    room_Q = max_length - _NUM_SPECIAL - asked.lengths
+    room_Q = max_length - frame.num_special(pair=True) - asked.lengths
     if (room_Q < 1).any():
         raise InputError(
             f'windows of {max_length} tokens leave no room for the paragraph beside a question of '
@@ -135,9 +134,9 @@ def squad_windows(
     part_ids = paragraphs.ids[ranges(parts.starts, parts.lengths)]
     sequences = make_sequences(
         asked.of_windows(parts.question), (part_ids, parts.lengths), max_length=max_length,
-        cls_id=cls_id, sep_id=sep_id)
+        frame=frame)
     answers_2xQ = _answer_tokens(questions, context_Q, paragraphs, encode, places)
-    shift_W = asked.lengths[parts.question] + 2  # [CLS] question [SEP]
+    shift_W = sequences.first_lengths  # [CLS] question [SEP]
     start_positions, end_positions = _positions(answers_2xQ, parts, shift_W)
     return SquadWindows(
         questions, sequences, parts.question, start_positions, end_positions,

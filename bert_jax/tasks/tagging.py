@@ -46,6 +46,7 @@ from bert_jax.tasks.labelled import (
 from bert_jax.tasks.labels import check_labels_known, label_names
 from bert_jax.tasks.metrics import accuracy, macro_f1
 from bert_jax.tasks.sources import own_files, split_file, tfds_records
+from bert_jax.text.vocab import Frame
 
 # File names in the original distribution, then in its IOB2 editions.
 _FILES = {
@@ -331,7 +332,7 @@ class TaggedSet:
         vocab = tokenization.tokenizer.vocab
         sequences, word_T = word_windows(
             texts, tokenization.encode, max_length=config.data.max_seq_length,
-            unk_id=vocab.unk_id, **vocab.ends)
+            unk_id=vocab.unk_id, frame=vocab.frame)
         return cls(split, examples, labels, sequences, word_T)
 
     @property
@@ -627,8 +628,7 @@ def _json_sentences(
 
 
 def word_windows(
-    texts: Sequence[Sequence[str]], encode: Encode, *, max_length: int, cls_id: int, sep_id: int,
-    unk_id: int,
+    texts: Sequence[Sequence[str]], encode: Encode, *, max_length: int, frame: Frame, unk_id: int,
 ) -> tuple[Sequences, np.ndarray]:
     """Windows of texts, in which every word is scored exactly once.
 
@@ -649,7 +649,7 @@ def word_windows(
       texts: the words of each text, one or more.
       encode: tokenizer; for entities, of a cased vocabulary.
       max_length: tokens of a window, [CLS] and [SEP] included.
-      cls_id, sep_id, unk_id: of the vocabulary.
+      frame, unk_id: of the vocabulary.
 
     Returns:
       Windows, [CLS] pieces [SEP], all segment 0; and [T] int32: at the first piece of a word that
@@ -666,8 +666,7 @@ def word_windows(
     starts = first_W[np.searchsorted(first_W, starts[used])]
     counts = ends[used] - starts
     sequences = make_sequences(
-        (ids_P[ranges(starts, counts)], counts), None, max_length=max_length, cls_id=cls_id,
-        sep_id=sep_id)
+        (ids_P[ranges(starts, counts)], counts), None, max_length=max_length, frame=frame)
     # Each word's one place among the tokens, after the [CLS] of its window.
     place_W = sequences.offsets[window_W] + 1 + first_W - starts[window_W]
     word_T = np.full(len(sequences.ids), -1, np.int32)

@@ -282,7 +282,7 @@ def _tokenized(
     if len(examples.texts) == 2:
         second = tokenization.encode(examples.texts[1])
     return text_windows(
-        first, second, windows, max_length=max_length, **tokenization.tokenizer.vocab.ends)
+        first, second, windows, max_length=max_length, frame=tokenization.tokenizer.vocab.frame)
 
 
 def _units(examples: TextExamples, windows: TextWindows, num_labels: int) -> Units:

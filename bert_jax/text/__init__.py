@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.text.added import fields_of
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.settings import SETTINGS_FILE, lowercase_of, read_settings
+from bert_jax.text.tokenizer import Tokenizer as Tokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_file
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 
-Tokenizer = WordPieceTokenizer | SentencePieceTokenizer
 # Shares of [UNK] among the pieces of a text: more than the first is worth a warning where the
 # vocabulary lacks the case of the text, more than the second in any text, and more than the third
 # leaves nothing to learn.
@@ -38,13 +38,28 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
       InputError: the file cannot be read, lacks a special token or holds nothing else, or the
         files beside it are invalid.
     """
-    if os.fspath(path).endswith('.model'):
-        model = read_file(path, 'SentencePiece model', 'data.vocab_file')
-        return SentencePieceTokenizer(model, str(path))
+    for ending, read in _KINDS.items():
+        if os.fspath(path).endswith(ending):
+            return read(path)
+    return _read_wordpiece(path, lowercase)
+
+
+def _read_sentencepiece(path: str | os.PathLike[str]) -> Tokenizer:
+    model = read_file(path, 'SentencePiece model', 'data.vocab_file')
+    return SentencePieceTokenizer(model, str(path))
+
+
+def _read_wordpiece(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
     vocab = Vocab.from_file(path)
     if len(vocab) <= len(SPECIAL_TOKENS):
         raise InputError(f'{path}: it holds only special tokens: name a whole vocabulary')
     return WordPieceTokenizer(vocab, lowercase, read_switches(path), vocab_name=os.fspath(path))
+
+
+# The kinds of tokenizers but WordPiece, by the ending of the file that they read.
+_KINDS: Mapping[str, Callable[[str | os.PathLike[str]], Tokenizer]] = {
+    '.model': _read_sentencepiece,
+}
 
 
 def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
@@ -165,13 +180,11 @@ def check_known(
         raise InputError(
             f'{share}, so there is nothing to learn from: set config.data.vocab_file to a '
             'vocabulary of its language (and config.data.lowercase as it was made)')
-    lowercase = None  # a SentencePiece model has its own normalizer
-    if isinstance(tokenizer, WordPieceTokenizer):
-        lowercase = tokenizer.lowercase
-    if lowercase is True and vocab.is_cased:
+    if tokenizer.lowercase is True and vocab.is_cased:
         hosts.say(f'warning: {_capitals(vocab, vocab_file)}, and none of these is ever used, as '
                   'config.data.lowercase=True: set it to False')
-    elif lowercase is False and vocab.is_cased is False and unknown > _WARNED_IN_OTHER_CASE:
+    elif (tokenizer.lowercase is False and vocab.is_cased is False
+            and unknown > _WARNED_IN_OTHER_CASE):
         hosts.say(f'warning: {share}, whose pieces have no capitals, while '
                   'config.data.lowercase=False keeps those of the text: set it to True')
     elif unknown > _WARNED:

@@ -6,12 +6,8 @@ import itertools
 import unicodedata
 from collections.abc import Callable, Sequence
 
-from bert_jax.text import Tokenizer
-from bert_jax.text.sentencepiece import WORD_START
-from bert_jax.text.vocab import CONTINUATION, Vocab
-from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens
+from bert_jax.text.tokenizer import Place, Tokenizer
 
-Place = tuple[int, int]  # first and last (exclusive) character
 # From a word and the ids of its pieces to the place of each piece in the word.
 PiecePlaces = Callable[[str, tuple[int, ...]], list[Place]]
 
@@ -19,22 +15,19 @@ PiecePlaces = Callable[[str, tuple[int, ...]], list[Place]]
 def piece_places(tokenizer: Tokenizer) -> PiecePlaces:
     """A function from a word and the ids of its pieces to the characters of each piece.
 
-    It is computed for the words that are asked for, and kept. What tokenizing removes (soft
-    hyphens, white space inside the word) belongs to no piece, a combining mark to the piece of its
-    letter, and a piece [UNK] is the word or punctuation mark that it replaces. Where the tokenizer
-    changed the text in a way that cannot be followed, each piece has the place of the whole word.
+    It is computed for the words that are asked for, and kept.
     """
     @functools.lru_cache(maxsize=1 << 16)
     def places(word: str, ids: tuple[int, ...]) -> list[Place]:
-        normalized = _normalized(tokenizer, word)
-        lengths = [_length(tokenizer.vocab, i) for i in ids]
-        return _place_pieces(normalized, lengths) or [(0, len(word))] * len(ids)
+        encoding = tokenizer.encode_with_places(word)
+        assert tuple(encoding.ids) == ids, word
+        return encoding.places
 
     return places
 
 
 @dataclasses.dataclass(frozen=True)
-class _Normalized:
+class NormalizedWord:
     """What tokenizing makes of a word before it is cut into pieces.
 
     Attributes:
@@ -48,25 +41,23 @@ class _Normalized:
     tokens: Sequence[str]
 
 
-def _normalized(tokenizer: Tokenizer, word: str) -> _Normalized:
-    if isinstance(tokenizer, WordPieceTokenizer):
-        split = functools.partial(
-            basic_tokens, lowercase=tokenizer.lowercase, switches=tokenizer.switches)
-        forms = [''.join(split(char)) for char in word]
-        return _Normalized(word, forms, split(word))
-    # SentencePiece models normalize with NFKC, as a rule.
-    forms = [unicodedata.normalize('NFKC', char).strip() for char in word]
-    return _Normalized(word, forms, [''.join(forms)])
+def place_pieces(normalized: NormalizedWord, lengths: Sequence[int | None]) -> list[Place]:
+    """The characters of a word that each of its pieces stands for.
+
+    What tokenizing removes (soft hyphens, white space inside the word) belongs to no piece, a
+    combining mark to the piece of its letter, and a piece [UNK] is the word or punctuation mark
+    that it replaces. Where the tokenizer changed the text in a way that cannot be followed, each
+    piece has the place of the whole word.
+
+    Args:
+      normalized: the word.
+      lengths: characters of each piece; None: of [UNK], which goes up to the end of the token.
+    """
+    whole = (0, len(normalized.word))
+    return _read_off(normalized, lengths) or [whole] * len(lengths)
 
 
-def _length(vocab: Vocab, piece_id: int) -> int | None:
-    """The characters of a piece; None for [UNK], which stands for any number of them."""
-    if piece_id == vocab.unk_id:
-        return None
-    return len(vocab.tokens[piece_id].removeprefix(CONTINUATION).removeprefix(WORD_START))
-
-
-def _place_pieces(normalized: _Normalized, lengths: Sequence[int | None]) -> list[Place]:
+def _read_off(normalized: NormalizedWord, lengths: Sequence[int | None]) -> list[Place]:
     """The places of pieces, read off one after the other; [] if the lengths do not add up.
 
     Args:
@@ -93,7 +84,7 @@ def _place_pieces(normalized: _Normalized, lengths: Sequence[int | None]) -> lis
     return found if at == len(sources) else []
 
 
-def _end_with_marks(normalized: _Normalized, end: int) -> int:
+def _end_with_marks(normalized: NormalizedWord, end: int) -> int:
     """The end of a piece in the word, behind the combining marks that tokenizing removes."""
     word = normalized.word
     while end < len(word) and not normalized.forms[end] and _is_mark(word[end]):
@@ -103,3 +94,7 @@ def _end_with_marks(normalized: _Normalized, end: int) -> int:
 
 def _is_mark(char: str) -> bool:
     return unicodedata.category(char).startswith('M')
+
+def moved(places: Sequence[Place], by: int) -> list[Place]:
+    """Places in a word as places in the text where it begins at `by`."""
+    return [(by + begin, by + end) for begin, end in places]

@@ -1,14 +1,17 @@
 """A SentencePiece model as a BERT tokenizer, for vocabularies trained elsewhere."""
 
 import functools
+import unicodedata
 from collections.abc import Sequence
 
 import sentencepiece
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import digest
+from bert_jax.text.offsets import NormalizedWord, moved, place_pieces
+from bert_jax.text.tokenizer import Encoding, Place
 from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
-from bert_jax.text.wordpiece import ORIGINAL
+from bert_jax.text.wordpiece import ORIGINAL, raw_words_with_places
 
 WORD_START = '\u2581'  # "lower one eighth block" stands for the space before a word
 
@@ -25,6 +28,7 @@ class SentencePieceTokenizer:
     """
 
     switches = ORIGINAL  # a model has its own normalizer
+    lowercase = None
 
     def __init__(self, model: bytes, source: str = 'SentencePiece model'):
         """Reads a serialized model; InputError if it is damaged or lacks a special token."""
@@ -55,6 +59,46 @@ class SentencePieceTokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, without [CLS] and [SEP]."""
         return self._processor.EncodeAsIds(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of many texts."""
+        return [self.encode(text) for text in texts]
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """The ids of each word of a text."""
+        return self.encode_batch(words)
+
+    def encode_with_places(self, text: str) -> Encoding:
+        """The pieces of a text and their characters, as far as NFKC explains them.
+
+        Pieces that join words, which a model may have, are not found: words are encoded one by one.
+        """
+        ids: list[int] = []
+        places: list[Place] = []
+        for word, begin in raw_words_with_places(text):
+            of_word = self.encode(word)
+            ids += of_word
+            in_word = place_pieces(_normalized(word), self._lengths(of_word))
+            places += moved(in_word, begin)
+        return Encoding(ids, places)
+
+    def _lengths(self, ids: Sequence[int]) -> list[int | None]:
+        """The characters of each piece; None of [UNK]."""
+        lengths: list[int | None] = []
+        for piece_id in ids:
+            is_unknown = piece_id == self.vocab.unk_id
+            lengths.append(None if is_unknown else len(self.shown(piece_id)))
+        return lengths
+
+    def shown(self, piece_id: int) -> str:
+        """A piece without the mark of a word's beginning."""
+        return self.vocab.tokens[piece_id].removeprefix(WORD_START)
+
+
+def _normalized(word: str) -> NormalizedWord:
+    """A word as models normalize it, as a rule: by NFKC."""
+    forms = [unicodedata.normalize('NFKC', char).strip() for char in word]
+    return NormalizedWord(word, forms, [''.join(forms)])
 
 
 def _known_as(pieces: Sequence[str], name: str, other: str) -> str:

@@ -8,7 +8,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -27,6 +27,25 @@ CONTINUATION = '##'
 _CASED_SHARE = 0.01
 
 
+class Frame(NamedTuple):
+    """How texts become a sequence: [CLS] A [SEP], and [CLS] A [SEP] B [SEP].
+
+    Attributes:
+      cls_id, sep_id: of the vocabulary.
+      num_separators: how many [SEP] stand between A and B: two in RoBERTa's pairs.
+    """
+
+    cls_id: int
+    sep_id: int
+    num_separators: int = 1
+
+    def num_special(self, *, pair: bool) -> int:
+        """The number of [CLS] and [SEP] in a sequence of one text, or of a pair."""
+        if pair:
+            return 2 + self.num_separators
+        return 2
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vocab:
     """Tokens and their ids; build one with `from_file` or `from_tokens`.
@@ -36,6 +55,7 @@ class Vocab:
       pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
       is_continuation: [V] bool_, read-only; true where a token continues a word (whole-word
         masking joins it to the token before).
+      num_separators: see `Frame`.
     """
 
     tokens: tuple[str, ...]
@@ -45,6 +65,7 @@ class Vocab:
     sep_id: int
     mask_id: int
     is_continuation: np.ndarray = dataclasses.field(repr=False)
+    num_separators: int = 1
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
@@ -82,9 +103,9 @@ class Vocab:
         return len(self.tokens)
 
     @property
-    def ends(self) -> dict[str, int]:
-        """`cls_id` and `sep_id`, as arguments of functions that make sequences."""
-        return {'cls_id': self.cls_id, 'sep_id': self.sep_id}
+    def frame(self) -> Frame:
+        """How texts of these tokens become a sequence."""
+        return Frame(self.cls_id, self.sep_id, self.num_separators)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -154,7 +175,8 @@ class Vocab:
     @classmethod
     def from_tokens(
         cls, tokens: Iterable[str], *, specials: Sequence[str] = SPECIAL_TOKENS,
-        is_continuation: Sequence[bool] | np.ndarray | None = None, source: str = 'vocabulary',
+        is_continuation: Sequence[bool] | np.ndarray | None = None, num_separators: int = 1,
+        source: str = 'vocabulary',
     ) -> Self:
         """Makes a vocabulary of `tokens`, in the order of their ids.
 
@@ -162,6 +184,7 @@ class Vocab:
           tokens: V tokens.
           specials: what this vocabulary calls [PAD], [UNK], [CLS], [SEP] and [MASK].
           is_continuation: [V] bool; by default true for tokens that begin with `##`.
+          num_separators: see `Frame`.
           source: what an error message calls this vocabulary.
 
         Raises:
@@ -187,6 +210,7 @@ class Vocab:
             sep_id=index[sep],
             mask_id=index[mask],
             is_continuation=flags,
+            num_separators=num_separators,
         )
 
 

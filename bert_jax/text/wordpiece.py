@@ -15,11 +15,13 @@ import os
 import re
 import string
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from bert_jax.runtime.files import digest
 from bert_jax.text.added import AddedToken, Finder, with_ids
+from bert_jax.text.offsets import NormalizedWord, moved, place_pieces
+from bert_jax.text.tokenizer import Encoding, Place
 from bert_jax.text.vocab import CONTINUATION, Vocab
 
 MAX_CHARS_PER_WORD = 200
@@ -44,6 +46,11 @@ _CJK_RANGES = (
 def raw_words(text: str) -> list[str]:
     """The runs of characters between white space, unchanged."""
     return _WORD.findall(text)
+
+
+def raw_words_with_places(text: str) -> list[tuple[str, int]]:
+    """`raw_words`, each with the place of its first character in the text."""
+    return [(match[0], match.start()) for match in _WORD.finditer(text)]
 
 
 def _cleaned(char: str) -> str:
@@ -296,6 +303,49 @@ class WordPieceTokenizer:
             else:
                 ids.append(added)
         return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of many texts."""
+        return [self.encode(text) for text in texts]
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """The ids of each word of a text."""
+        return self.encode_batch(words)
+
+    def encode_with_places(self, text: str) -> Encoding:
+        """The pieces of a text, and the characters that each stands for.
+
+        Added tokens that normalization makes appear are found within words only.
+        """
+        ids: list[int] = []
+        places: list[Place] = []
+        part_begin = 0
+        for part, added in self._as_it_stands.split(text):
+            if added is not None:
+                ids.append(added)
+                places.append((part_begin, part_begin + len(part)))
+            else:
+                for word, begin in raw_words_with_places(part):
+                    of_word = self._encode_between(word)
+                    ids += of_word
+                    places += moved(self._places_in_word(word, of_word), part_begin + begin)
+            part_begin += len(part)
+        return Encoding(ids, places)
+
+    def _places_in_word(self, word: str, ids: Sequence[int]) -> list[Place]:
+        """The characters of a word that each of its pieces stands for."""
+        split = functools.partial(
+            basic_tokens, lowercase=self.lowercase, switches=self.switches)
+        forms = [''.join(split(char)) for char in word]
+        lengths: list[int | None] = []
+        for piece_id in ids:
+            is_unknown = piece_id == self.vocab.unk_id
+            lengths.append(None if is_unknown else len(self.shown(piece_id)))
+        return place_pieces(NormalizedWord(word, forms, split(word)), lengths)
+
+    def shown(self, piece_id: int) -> str:
+        """A piece without the mark of its going on a word."""
+        return self.vocab.tokens[piece_id].removeprefix(CONTINUATION)
 
     def may_have_added(self, text: str) -> bool:
         """Whether an added token may be found in a text."""

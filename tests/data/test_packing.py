@@ -12,6 +12,7 @@ from bert_jax.data.examples import Mixture, SyntheticExamples
 from bert_jax.data.packed_examples import PackedExamples
 from bert_jax.data.pairs import Sequences, joined, make_sequences
 from bert_jax.runtime.errors import InputError
+from bert_jax.text.vocab import Frame
 from tests.data.stores import assert_same, check_batch, make_examples, random_store, truncated
 
 
@@ -274,7 +275,7 @@ def test_sequences_of_pairs_and_single_texts(pairs, max_length, single, dtype):
     sequences = make_sequences(
         tokens([a for a, _ in pairs]),
         None if single else tokens([b for _, b in pairs]),
-        max_length=max_length, cls_id=CLS, sep_id=SEP)
+        max_length=max_length, frame=Frame(CLS, SEP))
     expected = [expected_sequence(a, b, max_length) for a, b in pairs]
     found = np.split(sequences.ids, sequences.offsets[1:-1]) if len(sequences) else []
     assert [ids.tolist() for ids in found] == [ids for ids, _ in expected]

@@ -247,7 +247,8 @@ def predictions_of_evaluation(model, pairs, version):
     """Predictions by number of the question, as the evaluation of SQuAD makes them."""
     windows = squad_windows(
         [Question(str(i), question, context) for i, (question, context) in enumerate(pairs)],
-        model.encode_all, **model.vocab.ends, max_length=10, doc_stride=10, max_question_length=3)
+        model.encode_all, frame=model.vocab.frame, max_length=10, doc_stride=10,
+        max_question_length=3)
     assert len(windows.sequences) > 60
     outputs = model.engine.outputs(
         model.head.outputs, model.device_params, Units(windows.sequences))

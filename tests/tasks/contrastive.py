@@ -70,7 +70,7 @@ def open_pairs(config, scored=None):
         texts = [text for pair in zip(*pairs.texts, strict=True) for text in pair]
         return Units(make_sequences(
             tokenization.encode(texts), None, max_length=config.data.max_seq_length,
-            **tokenization.tokenizer.vocab.ends), choices=2)
+            frame=tokenization.tokenizer.vocab.frame), choices=2)
 
     def results(outputs):
         cosines = np.einsum('nH,nH->n', *outputs['logits'].swapaxes(0, 1))

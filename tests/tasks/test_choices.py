@@ -14,6 +14,7 @@ from bert_jax.tasks.choices import (
 )
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
+from bert_jax.text.vocab import Frame
 from tests.tasks.files import put
 from tests.tasks.opened import WORDS, config_of, opened
 
@@ -130,7 +131,7 @@ def test_each_choice_is_a_sequence_of_context_and_ending(tmp_path):
         return joined([[10 + len(word) for word in text.split()] for text in texts])
 
     units = choice_units(read_swag_file(put(tmp_path, 'train.csv', CSV)), encode, max_length=20,
-                         cls_id=CLS, sep_id=SEP)
+                         frame=Frame(CLS, SEP))
     assert len(units) == 2 and units.labels['labels'].tolist() == [2, 0]
     sequences = units.sequences
     rows = [row.tolist() for row in np.split(sequences.ids, sequences.offsets[1:-1])]

@@ -187,8 +187,8 @@ def make_windows(
         return joined(list(map(tokenizer.encode, texts)))
 
     return squad_windows(
-        questions, encode, **tokenizer.vocab.ends, max_length=max_length, doc_stride=doc_stride,
-        max_question_length=max_question_length, places=places)
+        questions, encode, frame=tokenizer.vocab.frame, max_length=max_length,
+        doc_stride=doc_stride, max_question_length=max_question_length, places=places)
 
 
 def make_questions(context, *questions):

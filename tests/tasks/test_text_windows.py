@@ -5,9 +5,10 @@ import pytest
 
 from bert_jax.data.pairs import joined, make_sequences, text_windows
 from bert_jax.heads import HEADS
+from bert_jax.text.vocab import Frame
 
 CLS, SEP = 2, 3
-LIMITS = {'max_length': 12, 'cls_id': CLS, 'sep_id': SEP}
+LIMITS = {'max_length': 12, 'frame': Frame(CLS, SEP)}
 
 
 def texts(num, longest, seed):

@@ -1,0 +1,67 @@
+"""What every kind of tokenizer gives: the protocol that the rest of the project relies on.
+
+A kind is one file of this folder, registered in `text/__init__.py` by the file that it reads.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from bert_jax.text.vocab import Vocab
+
+Place = tuple[int, int]  # first and last (exclusive) character
+
+
+class Encoding(NamedTuple):
+    """A text in pieces.
+
+    Attributes:
+      ids: of the pieces.
+      places: the characters of the text that each piece stands for.
+    """
+
+    ids: list[int]
+    places: list[Place]
+
+
+class Tokenizer(Protocol):
+    """Splits texts into the pieces of a vocabulary; no method adds [CLS] or [SEP].
+
+    Attributes:
+      vocab: the pieces, with the ids of the special tokens by their role, and how texts become a
+        sequence (`Vocab.frame`).
+      lowercase: whether text is lower-cased before it is split; None: a normalizer of the
+        tokenizer's own decides.
+    """
+
+    @property
+    def vocab(self) -> Vocab:
+        """See the class."""
+
+    @property
+    def lowercase(self) -> bool | None:
+        """See the class."""
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that change with whatever may change the ids of a text."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the pieces of a text."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of many texts."""
+
+    def encode_words(self, words: Sequence[str]) -> list[list[int]]:
+        """The ids of each word of a text, as in the text that joins the words with spaces.
+
+        A word without pieces, such as one of control characters, has none here either.
+        """
+
+    def encode_with_places(self, text: str) -> Encoding:
+        """The pieces of a text, and the characters that each stands for."""
+
+    def shown(self, piece_id: int) -> str:
+        """What one sees of a piece, without the marks of where words begin or go on.
+
+        `vocab.is_continuation` tells whether it goes on the word before it.
+        """
