@@ -1,4 +1,4 @@
-"""Counter-based dropout: masks are hashes of (seed, step, row, site, layer, element).
+"""Counter-based dropout and draws: hashes of (seed, step, row, site, layer, element).
 
 They are computed where they are used; there is no generator state and no stored mask. So masks do
 not depend on the mesh, rematerialisation, gradient accumulation or restarts, and XLA fuses their
@@ -8,6 +8,10 @@ The indices along each dim are hashed thoroughly, once. An element combines the 
 indices (`places`) and mixes the result with one multiplication (`kept`), so its bits cost only
 four operations. Tests find no correlation between pairs of elements, nor among the four corners of
 a rectangle.
+
+A head whose loss is random draws in the same way: `uniform` and `gumbel` from the dropout keys that
+`Head.loss` receives, at the site `HEAD`. In an evaluation, where it receives none, `rows_of` gives
+keys.
 
     B: batch rows, L: lines (the last dim but one)
 """
@@ -30,8 +34,9 @@ _SITE_MULTIPLIER = 0x632BE5AB
 # additions; a search found no fewer terms that keep the corners of rectangles independent.
 _PLACE_MULTIPLIER = 0xA8EC0001
 
-# The sites of dropout in the model; each has its own masks.
-EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER = range(5)
+# The sites of dropout in the model, and that of a head's own draws; each has its own masks.
+EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER, HEAD = range(6)
+_UNIFORM_BITS = 23  # a float32 has 24: one is left for the half that keeps draws off 0 and 1
 
 
 def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array) -> jax.Array:
@@ -47,6 +52,29 @@ def dropout_rows(seed: jax.Array | int, step: jax.Array | int, rows_B: jax.Array
     low_B = mix(start ^ (rows_B.astype(_U) * _U(GOLDEN_RATIO)))
     high_B = mix(low_B ^ mix(start ^ _U(_ROW_MULTIPLIER)))
     return jnp.stack([low_B, high_B], axis=-1)
+
+
+def rows_of(input_ids_BxS: jax.Array) -> jax.Array:
+    """Keys [B, 2] for the draws of an evaluation, which has no dropout keys.
+
+    They follow from the content of a row alone, so its draws are the same whatever the step, the
+    batch and the mesh. (A row whose padding is longer has others.)
+    """
+    places_S = jnp.arange(input_ids_BxS.shape[1], dtype=_U) * _U(GOLDEN_RATIO)
+    mixed_BxS = mix(input_ids_BxS.astype(_U) ^ mix(places_S))
+    return dropout_rows(0, 0, jnp.sum(mixed_BxS, axis=1, dtype=_U))
+
+
+def rows_of_another(rows_Bx2: jax.Array | None, number: int) -> jax.Array | None:
+    """Keys for a further model in a head, so that its masks are not those of the first.
+
+    Args:
+      rows_Bx2: keys from `dropout_rows`; None: there is no dropout.
+      number: of the model, from 1.
+    """
+    if rows_Bx2 is None:
+        return None
+    return mix(rows_Bx2 ^ mix(_U(number) * _U(GOLDEN_RATIO)))
 
 
 # Jitted so that it is traced once for each shape and not in each layer, which would take seconds;
@@ -136,3 +164,37 @@ def dropout(
     # In float32: 1 / 0.9 is 1.109 in bfloat16.
     scaled = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
     return jnp.where(keep, scaled, jnp.zeros((), x.dtype))
+
+
+def uniform(
+    rows_Bx2: jax.Array, shape: tuple[int, ...], site: int, layer: jax.Array | int = 0,
+    lines_BxL: jax.Array | None = None,
+) -> jax.Array:
+    """Draws [B, *shape] float32 from the uniform distribution on (0, 1), the ends excluded.
+
+    Args:
+      rows_Bx2: keys from `dropout_rows` or `rows_of`.
+      shape: of a row's draws: (lines, columns) or (columns,).
+      site: one of the constants above; a head's own is `HEAD`.
+      layer: tells the draws of a site apart; may be traced.
+      lines_BxL: indices of the lines in a larger array, of which this is then a part.
+    """
+    lines = shape[0] if len(shape) == 2 else 1
+    column, line = lax.optimization_barrier(
+        places(rows_Bx2, (shape[-1], lines), site, layer, lines_BxL))
+    place = line[:, :, None] + column[:, None, :]
+    # Mixed thoroughly, unlike `kept`: a draw needs all of its bits, a mask only the highest.
+    bits = mix(lax.bitcast_convert_type(place, _U)) >> _U(32 - _UNIFORM_BITS)
+    draws = (bits.astype(jnp.float32) + 0.5) * 2.0**-_UNIFORM_BITS
+    return draws.reshape(-1, *shape)
+
+
+def gumbel(
+    rows_Bx2: jax.Array, shape: tuple[int, ...], site: int, layer: jax.Array | int = 0,
+    lines_BxL: jax.Array | None = None,
+) -> jax.Array:
+    """Draws [B, *shape] float32 from the standard Gumbel distribution; arguments as of `uniform`.
+
+    `jnp.argmax(logits + gumbel(...), -1)` is a draw from the softmax of the logits (Gumbel, 1954).
+    """
+    return -jnp.log(-jnp.log(uniform(rows_Bx2, shape, site, layer, lines_BxL)))

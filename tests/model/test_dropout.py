@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from bert_jax.model import dropout as drop
 
@@ -53,7 +54,7 @@ def test_dropped_values_are_zero_and_kept_ones_scaled(dtype):
 
 def test_masks_differ_by_site_layer_step_and_seed_without_correlation():
     places = [
-        *({'site': site, 'layer': layer} for site in range(5) for layer in (0, 1, 2, 23)),
+        *({'site': site, 'layer': layer} for site in range(6) for layer in (0, 1, 2, 23)),
         *({'step': step} for step in (1, 2, 3, 1000, 999_999)),
         *({'seed': seed} for seed in (1, 2, 12345, 2**31 - 1)),
         {'seed': 1, 'step': 1}, {'first': 8}, {'first': 65_528},
@@ -78,3 +79,59 @@ def test_rows_and_neighbours_in_each_dim_are_uncorrelated():
     for x in (sign, sign.swapaxes(0, 1), sign.swapaxes(0, 2)):
         corners = x[:, a, b] * x[:, a, d] * x[:, c, b] * x[:, c, d]
         assert abs(corners.mean()) < 5 / mask.size**0.5
+
+
+def draws(layer=0, seed=0, step=0, shape=SHAPE[1:]):
+    return np.asarray(drop.uniform(rows(seed, step), shape, drop.HEAD, layer), np.float64)
+
+
+def test_uniform_draws_have_the_distribution_of_their_name():
+    x = draws()
+    assert 0 < x.min() < x.max() < 1
+    assert scipy.stats.kstest(x.ravel(), 'uniform').pvalue > 1e-3
+    counts = np.histogram(x, 4096, (0, 1))[0]  # their low bits, too
+    assert scipy.stats.chisquare(counts).pvalue > 1e-3
+    low_bits = (x * 2**23).astype(np.int64) % 256
+    assert scipy.stats.chisquare(np.bincount(low_bits.ravel(), minlength=256)).pvalue > 1e-3
+
+
+def test_uniform_draws_of_different_places_are_unrelated():
+    different = [draws(), draws(layer=1), draws(step=1), draws(seed=1)]
+    for a, b in itertools.combinations(different, 2):
+        assert abs(correlation(a, b)) < 5 / np.sqrt(a.size)
+    for shift in [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (0, 0, 64)]:
+        moved = np.roll(different[0], shift, (0, 1, 2))
+        assert abs(correlation(different[0], moved)) < 5 / np.sqrt(moved.size), shift
+
+
+def test_draws_with_gumbel_noise_follow_the_softmax():
+    logits = np.log([0.5, 0.3, 0.15, 0.05])
+    noise = np.asarray(drop.gumbel(rows(count=64), (2000, 4), drop.HEAD))
+    counts = np.bincount((logits + noise).argmax(-1).ravel(), minlength=4)
+    expected = np.exp(logits) * counts.sum()
+    assert scipy.stats.chisquare(counts, expected).pvalue > 1e-3
+
+
+def test_a_part_of_the_lines_has_its_part_of_the_draws():
+    lines = jnp.broadcast_to(jnp.arange(10, 20), (SHAPE[0], 10))
+    part = drop.uniform(rows(), (10, SHAPE[2]), drop.HEAD, lines_BxL=lines)
+    np.testing.assert_array_equal(np.asarray(part), draws()[:, 10:20].astype(np.float32))
+
+
+def test_draws_of_an_evaluation_follow_from_the_content_of_a_row_alone():
+    ids = jax.random.randint(jax.random.key(0), (64, 32), 0, 1000)
+    keys = np.asarray(drop.rows_of(ids))
+    np.testing.assert_array_equal(keys[::-1], drop.rows_of(ids[::-1]))
+    np.testing.assert_array_equal(keys[:3], drop.rows_of(ids[:3]))
+    swapped = ids.at[:, :2].set(ids[:, 1::-1])
+    every = np.concatenate([keys, drop.rows_of(swapped), drop.rows_of(ids.at[:, 5].add(1))])
+    assert len(np.unique(every[:, 0])) == len(every)
+
+
+def test_another_model_has_other_masks():
+    assert drop.rows_of_another(None, 1) is None
+    x = jnp.ones(SHAPE)
+    masks = [np.asarray(drop.dropout(x, 0.5, keys, drop.EMBEDDINGS)) for keys in (
+        rows(), drop.rows_of_another(rows(), 1), drop.rows_of_another(rows(), 2))]
+    for a, b in itertools.combinations(masks, 2):
+        assert abs(correlation(a, b)) < 5 / np.sqrt(a.size)
