@@ -11,8 +11,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import DECIDED, SIZES, default_config, model_sizes
-from bert_jax.config.bert_config import Allowed, Option, why_not_allowed
+from bert_jax.config import DECIDED, SIZES, default_config, model_fields, model_sizes
+from bert_jax.config.bert_config import Allowed, BertConfig, Option, why_not_allowed
 from bert_jax.config.durations import parse_duration, parse_trace
 from bert_jax.config.fields import (
     FIELDS,
@@ -37,8 +37,8 @@ _ANY_NUMBER = 10**9  # of examples and steps, before they are known
 _SHORTEST_LENGTH = 8  # of rows
 _ROUNDING = 1e-9  # of a sum of shares
 # They may differ from the checkpoint: the position table can be cut or repeated, and fine-tuning
-# can add a BiLSTM.
-_RESIZED = ('max_position_embeddings', 'bilstm')
+# can add a BiLSTM, or the pooler's layers to heads on tokens.
+_RESIZED = ('max_position_embeddings', 'bilstm', 'pools_tokens')
 
 
 def complete(config: ConfigDict, init_weights: Weights | None = None) -> ConfigDict:
@@ -326,14 +326,15 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
     """Checks the model, the batches of all phases and of evaluation, and the mesh."""
     sizes = model_sizes(config)
     filled = phases(config, num_examples=_ANY_NUMBER)
-    _check_model(config, sizes)
+    model = BertConfig(**model_fields(config, vocab_size=1))
+    _check_model(config, model)
     batches = []
     for i, phase in enumerate(filled):
         data_section = 'data.'
         train_section = 'train.'
         if config.phases:
             data_section = train_section = f'phases[{i}].'
-        _check_lengths(config, phase, data_section)
+        _check_lengths(config, model, phase, data_section)
         batch = _batch_of(phase, train_section, config.train.accumulation_steps)
         _check_batch(batch, phase['batch_size'], train_section)
         batches.append(batch)
@@ -348,36 +349,42 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
     check_vocabulary(config.model.vocab_size, config.mesh.tensor)
 
 
-def _check_model(config: ConfigDict, sizes: Mapping[str, int]) -> None:
-    """Checks the rules between the model's sizes, and between the model and the data."""
+def _check_model(config: ConfigDict, model: BertConfig) -> None:
+    """Checks the rules between the model's fields, and between the model and the data."""
     is_of_pairs = config.task == 'pretrain' and config.data.next_sentence
-    if is_of_pairs and config.model.type_vocab_size < 2:
+    if is_of_pairs and model.type_vocab_size < 2:
         raise InputError(
-            'config.model.type_vocab_size=1 has no segment type for the second text of a pair: '
-            'set config.data.next_sentence=False, or 2')
-    width = sizes['hidden_size']
-    num_heads = sizes['num_heads']
-    if width % num_heads:
+            f'config.model.type_vocab_size={model.type_vocab_size} has no segment type for the '
+            'second text of a pair: set config.data.next_sentence=False, or 2')
+    if is_of_pairs and model.pooling == 'mean':
         raise InputError(
-            f'config.model.num_heads={num_heads} does not divide config.model.hidden_size={width}: '
-            'take a number that does')
+            "config.model.pooling='mean' is for downstream tasks, and next sentences are predicted "
+            "from [CLS]: set config.data.next_sentence=False, or 'cls'")
+    why = model.contradiction()
+    if why:
+        raise InputError(f'config.model.{why}')
 
 
-def _check_lengths(config: ConfigDict, phase: Mapping[str, Any], section: str) -> None:
+def _check_lengths(
+    config: ConfigDict, model: BertConfig, phase: Mapping[str, Any], section: str
+) -> None:
     """Checks the row length of a phase, and its slots for masked positions.
 
     Args:
       config: the config.
+      model: its model.
       phase: filled in.
       section: what stands before the names of its fields in messages, such as 'data.'.
     """
     length = phase['max_seq_length']
     num_predictions = phase['max_predictions_per_seq']
-    positions = config.model.max_position_embeddings
-    if length > positions:
+    if length > model.max_length:
+        before = ''
+        if model.first_position:
+            before = f' without the {model.first_position} rows before first_position'
         raise InputError(
             f'config.{section}max_seq_length={length} is longer than the position table, '
-            f'config.model.max_position_embeddings={positions}')
+            f'config.model.max_position_embeddings={model.max_position_embeddings}{before}')
     if length < _SHORTEST_LENGTH:
         raise InputError(
             f'config.{section}max_seq_length={length} is too short: at least {_SHORTEST_LENGTH}')

@@ -65,8 +65,14 @@ def test_a_value_that_its_field_cannot_have(values, message):
 
 @pytest.mark.parametrize(('values', 'message'), [
     ({'model.type_vocab_size': 1}, 'config.model.type_vocab_size=1 has no segment type'),
-    ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide config.model.hidden_size'),
+    ({'model.type_vocab_size': 0}, 'config.model.type_vocab_size=0 has no segment type'),
+    ({'model.pooling': 'mean'}, "config.model.pooling='mean' is for downstream tasks"),
+    ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide hidden_size=768'),
     ({'data.max_seq_length': 1024}, 'config.data.max_seq_length=1024 is longer than the position'),
+    ({'model.first_position': 385}, 'position_embeddings=512 without the 385 rows before'),
+    ({'model.first_position': 512}, 'config.model.first_position=512 leaves none of the rows'),
+    ({'model.first_position': 2, 'model.positions': 'rotary'}, 'first_position=2 is a row of a'),
+    ({'model.num_heads': 256, 'model.positions': 'rotary'}, 'pairs of dims, and a head has 3'),
     ({'data.max_predictions_per_seq': 127}, 'from 1 to max_seq_length - 2 = 126'),
 ], ids=str)
 def test_a_model_that_cannot_have_these_rows(values, message):

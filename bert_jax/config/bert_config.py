@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from bert_jax.runtime.errors import nearest
 
@@ -59,9 +59,11 @@ Format = Literal['bert_jax', 'huggingface', 'tf1']
 Effect = Literal['shape', 'computes', 'trains']
 
 SIZE = count(2**24)
+SIZE_OR_NONE = count(2**24, least=0)
 DEPTH = count(4096)  # lower, because each layer is compiled
 SMALL = Range(0, 1, without=(0, 1))
 BELOW_1 = Range(0, 1, without=(1,))
+BASE = Range(0, 1e12, without=(0,))
 
 # How a model is computed, by the names in `config.model`. Rounding may differ, so a run may resume
 # with another value.
@@ -142,7 +144,11 @@ def _size(key: str, default: Any = dataclasses.MISSING, allowed: Range = SIZE) -
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
-    """A model's sizes, numerics and dropout rates. Hashable, so it can be static under jit."""
+    """A model's sizes, numerics and dropout rates. Hashable, so it can be static under jit.
+
+    The defaults are the paper's BERT; with other values it is a model of its family, such as
+    RoBERTa, ELECTRA, DistilBERT or ModernBERT.
+    """
 
     vocab_size: int = _size('vocab_size')
     num_layers: int = _size('num_hidden_layers', allowed=DEPTH)
@@ -150,7 +156,17 @@ class BertConfig:
     num_heads: int = _size('num_attention_heads')
     intermediate_size: int = _size('intermediate_size')
     max_position_embeddings: int = _size('max_position_embeddings', 512)
-    type_vocab_size: int = _size('type_vocab_size', 2)
+    # Of segments. 1: every token has that row, also in the second text of a pair; 0: no table.
+    type_vocab_size: int = _size('type_vocab_size', 2, SIZE_OR_NONE)
+    # Columns of the embedding tables, whose sum is then projected to hidden_size (ELECTRA-Small);
+    # 0: hidden_size, without a projection.
+    embedding_size: int = _option('shape', SIZE_OR_NONE, 0)
+    # table: a row is added for each position. rotary: queries and keys are turned by their place
+    # in the row (Su et al., 2021), and max_position_embeddings only limits the length.
+    positions: str = _option('shape', ('table', 'rotary'), 'table')
+    # Row of the position table for a sequence's first token. Those before it are never used
+    # (RoBERTa: 2).
+    first_position: int = _option('computes', SIZE_OR_NONE, 0)
     # gelu_tanh: the approximation of google-research/bert; gelu_erf: exact, as Hugging Face's
     # `gelu`. Hugging Face's tanh variants all compute the same function.
     hidden_act: str = _option(
@@ -164,6 +180,30 @@ class BertConfig:
     # A BiLSTM between the encoder and the head of a downstream task (the same section), with half
     # of hidden_size for each direction.
     bilstm: bool = _option('shape', (False, True), False)
+    # LayerNorm before attention and before the feed-forward block, and once behind the last layer,
+    # instead of after each residual connection. Layer 0 has none before attention: the embeddings
+    # have their own.
+    pre_norm: bool = _option('shape', (False, True), False)
+    # GeGLU (Shazeer, 2020): gelu of one half of the intermediate layer, times the other.
+    gated: bool = _option('shape', (False, True), False)
+    # Whether Dense and LayerNorm have biases. Output layers of heads always do.
+    biases: bool = _option('shape', (True, False), True)
+    # Tokens of the window that local layers attend to, half on each side; 0: all layers are global.
+    # The layers 0, global_every, 2 * global_every, ... are global.
+    local_attention: int = _option('computes', SIZE_OR_NONE, 0)
+    global_every: int = _option('computes', DEPTH, 3)
+    # Of rotary positions, in global and in local layers: the wavelengths go from 2 pi to 2 pi times
+    # this.
+    rotary_base: float = _option('computes', BASE, 10_000.0)
+    local_rotary_base: float = _option('computes', BASE, 10_000.0)
+    # The vector that the pooler reads: that of [CLS], or the mean over all tokens of the sequence.
+    pooling: str = _option('computes', ('cls', 'mean'), 'cls')
+    # Of the pooler's dense layer.
+    pooler_act: str = _option('computes', ('tanh', 'gelu_tanh', 'gelu_erf', 'relu'), 'tanh')
+    # A LayerNorm behind it.
+    pooler_norm: bool = _option('shape', (False, True), False)
+    # Heads on tokens (tagging, answer spans) read the pooler's layers, applied to every token.
+    pools_tokens: bool = _option('shape', (False, True), False)
     layer_norm_eps: float = _option(
         'computes', SMALL, 1e-12, 'layer_norm_eps', Spelling('layer_norm_eps', ours=True))
     # Truncated normal, cut at two standard deviations.
@@ -173,6 +213,8 @@ class BertConfig:
         'trains', BELOW_1, 0.1, 'hidden_dropout_prob', 'hidden_dropout_prob')
     attention_dropout: float = _option(
         'trains', BELOW_1, 0.1, 'attention_probs_dropout_prob', 'attention_probs_dropout_prob')
+    # Before the pooler's dense layer.
+    pooler_dropout: float = _option('trains', BELOW_1, 0.0)
     # Before the output layer of a downstream task.
     classifier_dropout: float = _option(
         'trains', BELOW_1, 0.1, 'classifier_dropout', Spelling('classifier_dropout', ours=True))
@@ -180,6 +222,45 @@ class BertConfig:
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a sequence, [CLS] and [SEP] included."""
+        return self.max_position_embeddings - self.first_position
+
+    @property
+    def num_embedding_columns(self) -> int:
+        """The size of a row of the embedding tables."""
+        return self.embedding_size or self.hidden_size
+
+    def of_layer(self, layer: int) -> Self:
+        """The options of one layer.
+
+        Its `local_attention` is that layer's window, 0 in a global layer, and its `rotary_base`
+        that layer's base. Whatever else differs from layer to layer belongs here. The index is a
+        plain number: layers with other options are other programs.
+        """
+        if not self.local_attention:
+            return self
+        if layer % self.global_every == 0:
+            return dataclasses.replace(self, local_attention=0)
+        return dataclasses.replace(self, rotary_base=self.local_rotary_base)
+
+    def contradiction(self) -> str:
+        """Why these fields contradict each other, beginning with a field's name; else ''."""
+        if self.hidden_size % self.num_heads:
+            return (f'num_heads={self.num_heads} does not divide hidden_size={self.hidden_size}: '
+                    'take a number that does')
+        if self.max_length < 1:
+            return (f'first_position={self.first_position} leaves none of the rows of '
+                    f'max_position_embeddings={self.max_position_embeddings}: take a smaller one')
+        if self.positions == 'rotary' and self.head_dim % 2:
+            return (f"positions='rotary' turns pairs of dims, and a head has {self.head_dim} "
+                    f'(hidden_size / num_heads): take an even number')
+        if self.positions == 'rotary' and self.first_position:
+            return (f"first_position={self.first_position} is a row of a table, and "
+                    "positions='rotary' has none: take 0")
+        return ''
 
 
 

@@ -200,7 +200,7 @@ class LoadedModel:
     @functools.cached_property
     def max_length(self) -> int:
         """The most tokens of a sequence, [CLS] and [SEP] included."""
-        positions = self.config.max_position_embeddings
+        positions = self.config.max_length
         return min(positions, self.weights.inference.get('max_seq_length') or positions)
 
     def windows(self, how: str | None = None) -> str:

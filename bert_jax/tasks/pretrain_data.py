@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from bert_jax.config import model_fields
+from bert_jax.config.bert_config import BertConfig
 from bert_jax.data import sharing
 from bert_jax.data.examples import Examples, Mixture, RecordExamples, SyntheticExamples
 from bert_jax.data.pretrain import PretrainExamples
@@ -302,12 +304,12 @@ class TextData:
 
     def _held_out_records(self, name: str) -> RecordExamples:
         records = self._records[name]
-        longest = self._config.model.max_position_embeddings
-        if records.max_seq_length > longest:
+        model = BertConfig(**model_fields(self._config, vocab_size=1))
+        if records.max_seq_length > model.max_length:
             raise InputError(
                 f'config.data.eval_source={name} has records of {records.max_seq_length} tokens, '
-                'longer than the position table '
-                f'(config.model.max_position_embeddings={longest})')
+                f"longer than the model's {model.max_length} positions "
+                f'(config.model.max_position_embeddings={model.max_position_embeddings})')
         return RecordExamples(records, _EVAL_SEED)
 
     def _documents(self, store: TokenStore, held_out: bool = False) -> np.ndarray:

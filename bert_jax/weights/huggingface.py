@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config.bert_config import OPTIONS
+from bert_jax.config.bert_config import OPTIONS, BertConfig
 from bert_jax.heads import HEADS, part_of
 from bert_jax.heads.tensors import Part
 from bert_jax.runtime.errors import InputError, tell_once
@@ -165,7 +165,7 @@ def _labels_in(config: Mapping[str, Any], head: str, config_file: Path) -> list[
 def _length_limit(folder: Path, model: Mapping[str, Any]) -> dict[str, int]:
     """`max_seq_length`, if the tokenizer cuts texts before the model's positions end."""
     limit = _tokenizer_settings(folder).get('model_max_length')
-    if isinstance(limit, int) and 2 < limit < model['max_position_embeddings']:
+    if isinstance(limit, int) and 2 < limit < BertConfig(**model).max_length:
         return {'max_seq_length': limit}
     return {}
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax import text
+from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, children, digest
 from bert_jax.text import vocab
@@ -136,7 +137,7 @@ def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
 
 def _settings(tokenizer: WordPieceTokenizer, weights: Weights) -> dict[str, Any]:
     """The contents of a tokenizer_config.json."""
-    positions = weights.model['max_position_embeddings']
+    positions = BertConfig(**weights.model).max_length
     max_length = weights.inference.get('max_seq_length') or positions
     switches = tokenizer.switches
     settings: dict[str, Any] = {

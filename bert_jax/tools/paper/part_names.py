@@ -15,13 +15,29 @@ from bert_jax.validation import complete
 # seeds, sizes stand for the model's name, a table takes the last evaluation, and any mesh will do.
 _NOT_HASHED = ('seed', 'model.name', 'train.eval_every', 'mesh.')
 # Fields added after parts were made, with the value that fits those. They are left out of the
-# digest at that value, and where the task does not read them, so that the old parts are found.
+# digest at that value, where `init_checkpoint` determines them, and where the task does not read
+# them, so that the old parts are found.
 _ADDED_LATER = {
     'optimizer.average': 0,
     'optimizer.frozen': '',
     'debug': False,
     'data.split_long_sentences': False,
     'data.strip_accents': None,
+    'model.embedding_size': 0,
+    'model.positions': 'table',
+    'model.first_position': 0,
+    'model.pre_norm': False,
+    'model.gated': False,
+    'model.biases': True,
+    'model.local_attention': 0,
+    'model.global_every': 3,
+    'model.rotary_base': 10_000.0,
+    'model.local_rotary_base': 10_000.0,
+    'model.pooling': 'cls',
+    'model.pooler_act': 'tanh',
+    'model.pooler_norm': False,
+    'model.pools_tokens': False,
+    'model.pooler_dropout': 0.0,
 }
 _NUM_PREDICTIONS = 'data.max_predictions_per_seq'
 _EARLIER_NUM_PREDICTIONS = 20  # the default when parts were made
@@ -86,4 +102,4 @@ def _is_hashed(name: str, value: Any, task: str) -> bool:
         return True
     readers = FIELDS[name].read_by
     is_read = not readers or task in readers
-    return is_read and value != _ADDED_LATER[name]
+    return is_read and value not in (None, _ADDED_LATER[name])
