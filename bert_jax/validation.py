@@ -235,6 +235,8 @@ def _check_values(config: ConfigDict) -> None:
         for name, value in phase.items():
             if value is not None or name == 'steps':
                 _check_value(f'phases[{i}].{name}', value, FIELDS[PHASE_FIELDS[name]].allowed)
+        if phase.get('decay_from') is not None:
+            _check_decay_from(f'phases[{i}].decay_from', phase['decay_from'])
 
 
 def _check_value(path: str, value: Any, allowed: Allowed | str) -> None:
@@ -268,8 +270,7 @@ def _check_optimizer(optimizer: ConfigDict) -> None:
     name = optimizer.name
     _check_value('optimizer.name', name, (*OWN_OPTIMIZERS, *optax_optimizers()))
     optimizer_arguments(name, optimizer.arguments)
-    if optimizer.decay_from not in ('start', 'peak'):
-        _check_value('optimizer.decay_from', optimizer.decay_from, 'duration')
+    _check_decay_from('optimizer.decay_from', optimizer.decay_from)
     if name in OWN_OPTIMIZERS:
         return
     for key in ('b1', 'b2', 'eps'):
@@ -277,6 +278,12 @@ def _check_optimizer(optimizer: ConfigDict) -> None:
             raise InputError(
                 f'config.optimizer.{key}={optimizer[key]} has no effect with '
                 f'config.optimizer.name={name!r}: set optimizer.arguments instead')
+
+
+def _check_decay_from(path: str, value: Any) -> None:
+    """Checks where a decay begins."""
+    if value not in ('start', 'peak'):
+        _check_value(path, value, 'duration')
 
 
 def _check_skip_steps(skipped: Any) -> None:

@@ -74,6 +74,28 @@ SCHEDULES = {
         {0: 1, 25: 0.5 + 0.5 * 2**-0.5, 50: 0.5, 100: 0},
         {'decay': 'cosine'},
     ),
+    '1-sqrt': ScheduleCase(
+        [ScheduleSegment(start=0, steps=100, learning_rate=1.0, warmup=10, decay_from=80)],
+        {5: 0.5, 10: 1, 80: 1, 85: 0.5, 90: 1 - 0.5**0.5, 100: 0, 150: 0},
+        {'decay': '1-sqrt'},
+    ),
+    # As the Transformer's: 1 / sqrt(step) from the end of the warm-up, and on after the last step.
+    'inverse_sqrt': ScheduleCase(
+        [TENTH_OF_WARMUP],
+        {0: 0, 5: 0.5, 10: 1, 40: 0.5, 90: 1 / 3, 160: 0.25},
+        {'decay': 'inverse_sqrt'},
+    ),
+    'inverse_sqrt later': ScheduleCase(
+        [ScheduleSegment(start=100, steps=50, learning_rate=2.0, warmup=0, decay_from=4)],
+        {100: 2, 104: 2, 116: 1, 149: 4 / 7},
+        {'decay': 'inverse_sqrt'},
+    ),
+    'never': ScheduleCase(
+        [ScheduleSegment(start=0, steps=100, learning_rate=1.0, warmup=10, decay_from=100),
+         ScheduleSegment(start=100, steps=20, learning_rate=0.5, warmup=0, decay_from=0)],
+        {5: 0.5, 10: 1, 99: 1, 100: 0.5, 105: 0.25, 120: 0},
+        {'decay': '1-sqrt'},
+    ),
     # The second segment has its own warm-up and decay.
     'two': ScheduleCase(
         [TENTH_OF_WARMUP, ScheduleSegment(start=100, steps=40, learning_rate=2.0, warmup=4)],
@@ -89,6 +111,29 @@ def test_schedules_follow_their_formulas(case):
     for step, rate in case.rates.items():
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-6), step
         assert float(compiled(jnp.int32(step))) == pytest.approx(rate, abs=1e-6), step
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize('decay', ['linear', 'cosine', '1-sqrt', 'inverse_sqrt'])
+def test_schedules_are_those_of_transformers(decay):
+    torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
+    transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    segment = ScheduleSegment(start=0, steps=50, learning_rate=0.5, warmup=8, decay_from=30)
+    if decay == 'inverse_sqrt':
+        theirs = transformers.get_inverse_sqrt_schedule(optimizer, 8)
+        segment = segment._replace(decay_from=0)
+    else:
+        theirs = transformers.get_wsd_schedule(
+            optimizer, num_warmup_steps=8, num_stable_steps=22, num_decay_steps=20,
+            decay_type=decay)
+    expected = []
+    for _ in range(51):
+        expected += theirs.get_last_lr()
+        optimizer.step()
+        theirs.step()
+    schedule = optimizers.make_schedule([segment], decay=decay.replace('linear', 'polynomial'))
+    np.testing.assert_allclose(schedule(jnp.arange(51)), expected, rtol=1e-5, atol=1e-7)
 
 
 SMALL = ModelConfig(
@@ -188,13 +233,16 @@ def numpy_updated(name, weights, gradients, *, decays, trust):
             update = m / (1 - B1**step) / (np.sqrt(v / (1 - B2**step)) + EPS)
         if decays:
             update = update + WEIGHT_DECAY * w  # before the rate
+        if name == 'stable_adamw':
+            expected = np.maximum(v / (1 - B2**step), EPS**2)
+            update = update / max(1.0, np.sqrt(np.mean(g * g / expected)))
         if trust:
             update = update * np.linalg.norm(w) / np.linalg.norm(update)
         w = w - 1e-2 * step * update
     return w
 
 
-@pytest.mark.parametrize('name', ['bert_adamw', 'adamw', 'lamb'])
+@pytest.mark.parametrize('name', ['bert_adamw', 'adamw', 'stable_adamw', 'lamb'])
 @pytest.mark.parametrize('scale', [1.0, 1e-6], ids=['usual', 'eps shows'])
 def test_updates_follow_the_formula(name, scale):
     shapes = {
@@ -217,6 +265,30 @@ def test_updates_follow_the_formula(name, scale):
         )
         np.testing.assert_allclose(
             leaf(after, names), expected, rtol=2e-5, atol=1e-6, err_msg=str(names))
+
+
+@pytest.mark.extras
+def test_stable_adamw_is_that_of_optimi():
+    torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
+    optimi = pytest.importorskip('optimi', reason='the extra [parity] is not installed')
+    params = random_like({'kernel': np.zeros((5, 4))}, 0)
+    # The later gradients are far larger than those before: Adam's updates would be, too.
+    gradients = [random_like(params, seed, scale) for seed, scale in enumerate((1, 1, 30, 1, 100))]
+    optimizer = optimizers.make_optimizer(
+        'stable_adamw', lambda step: 1e-2, declared(params), weight_decay=0.1, b1=0.9, b2=0.98,
+        eps=1e-6)
+    weights = torch.nn.Parameter(torch.tensor(np.asarray(params['kernel'])))
+    theirs = optimi.StableAdamW(
+        [weights], lr=1e-2, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1, foreach=False)
+    for grads in gradients:
+        weights.grad = torch.tensor(np.asarray(grads['kernel']))
+        theirs.step()
+    found = updated_by(optimizer, params, gradients)['kernel']
+    np.testing.assert_allclose(found, weights.detach().numpy(), rtol=1e-5, atol=1e-6)
+    usual = optimizers.make_optimizer(
+        'adamw', lambda step: 1e-2, declared(params), weight_decay=0.1, b1=0.9, b2=0.98, eps=1e-6)
+    difference = np.abs(updated_by(usual, params, gradients)['kernel'] - found)
+    assert difference.max() > 1e-3, 'the gradients do not surprise'
 
 
 def test_query_key_and_value_have_trust_ratios_of_their_own(model):

@@ -3,6 +3,9 @@
 # Units of masking: pieces, words (google-research/bert's whole-word masking), or runs of words.
 MASKINGS = ('pieces', 'words', 'ngrams', 'spans')
 
+# How the learning rate falls (`train.optimizers` has the formulas).
+DECAYS = ('polynomial', 'cosine', '1-sqrt', 'inverse_sqrt')
+
 # What happens to a text that is too long for the model: 'first' cuts it, as in the paper; the
 # others read it in windows and take the mean (weighted by tokens) or the maximum of their
 # probabilities.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.config.bert_config import BELOW_1, COMPUTATION, OPTIONS, Allowed, Option, Range, count
-from bert_jax.config.choices import FEATURES, MASKINGS, WINDOWS
+from bert_jax.config.choices import DECAYS, FEATURES, MASKINGS, WINDOWS
 
 # Groups of tasks that read a field: pre-training, all others, or some of those on your own files.
 PRETRAINING = ('pretrain', 'synthetic')
@@ -221,19 +221,21 @@ FIELDS: Mapping[str, Field] = {
     # Beside metrics.jsonl, comma-separated: tensorboard, wandb, cloud_monitoring (on every host).
     'train.loggers': Field('tensorboard', 'elsewhere', 'logging'),
 
-    # bert_adamw (no bias correction) | adamw | lamb | muon, or any optimizer of optax: lion, ...
+    # bert_adamw (no bias correction) | adamw | stable_adamw (ModernBERT's; no clip_norm needed) |
+    # lamb | muon, or any optimizer of optax: lion, ...
     'optimizer.name': Field('bert_adamw', 'elsewhere', 'training'),
     # Of one of optax's optimizers: 'b1=0.95, b2=0.98'.
     'optimizer.arguments': Field('', 'text', 'training'),
     'optimizer.learning_rate': Field(
         1e-4, Range(0, 1000, without=(0,)), 'training', step_argument=True),
     'optimizer.warmup': Field('1%', 'duration', 'training'),
-    # Of the rate, to 0.
-    'optimizer.decay': Field('polynomial', ('polynomial', 'cosine'), 'training'),
-    # 1: linear, or half a cosine; 0: constant.
+    # Of the rate: to 0, but for inverse_sqrt (Transformer's), which falls as 1 / sqrt(step).
+    'optimizer.decay': Field('polynomial', DECAYS, 'training'),
+    # Of what the decay leaves of the rate. 1: linear, half a cosine, ...; 0: constant.
     'optimizer.decay_power': Field(1.0, Range(0, 100), 'training'),
     # Where the decay begins. start: at the first step, as if without warm-up (as in the original) |
-    # peak: after the warm-up | '90%': there, after a constant rate (warmup-stable-decay).
+    # peak: after the warm-up | '90%': there, after a constant rate (warmup-stable-decay) | '100%':
+    # never.
     'optimizer.decay_from': Field('start', 'elsewhere', 'training'),
     # N: the run ends with the mean of the weights after each of the last N steps; 0: no mean.
     'optimizer.average': Field(0, 'duration', 'training'),
@@ -244,7 +246,7 @@ FIELDS: Mapping[str, Field] = {
     'optimizer.frozen': Field('', 'text', 'training'),
     # Not on biases and LayerNorm.
     'optimizer.weight_decay': Field(0.01, Range(0, 1000), 'training'),
-    # b1, b2 and eps are for the first four optimizers.
+    # b1, b2 and eps are for the first five optimizers.
     'optimizer.b1': Field(0.9, BELOW_1, 'training'),
     'optimizer.b2': Field(0.999, BELOW_1, 'training'),
     'optimizer.eps': Field(1e-6, _SHARE, 'training'),
@@ -262,9 +264,9 @@ FIELDS: Mapping[str, Field] = {
     # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; fields that a
     # phase lacks come from `train` and `data`. The optimizer's moments carry over from phase to
     # phase, and one learning-rate schedule spans them all; a phase with a `learning_rate` (and
-    # `warmup`) starts its own schedule. `masked_lm_prob`, `masking` and `source` (weights of what
-    # data.source lists) apply to the phase's rows; a `causal` phase reads them left to right,
-    # without the NSP loss. PHASE_FIELDS lists all fields of a phase.
+    # `warmup`, `decay_from`) starts its own schedule. `masked_lm_prob`, `masking` and `source`
+    # (weights of what data.source lists) apply to the phase's rows; a `causal` phase reads them
+    # left to right, without the NSP loss. PHASE_FIELDS lists all fields of a phase.
     'phases': Field((), 'elsewhere', 'result'),
 
     # Sections that only some tasks have.

@@ -12,8 +12,10 @@ from bert_jax.config.durations import parse_duration
 from bert_jax.config.fields import flat_fields
 from bert_jax.runtime.errors import InputError, nearest
 
-# Options of a phase's rows. A run's record has them only for the phases that state them.
-PHASE_ROWS = ('masked_lm_prob', 'masking', 'source', 'causal')
+# Options of a phase's rows.
+ROW_OPTIONS = ('masked_lm_prob', 'masking', 'source')
+# What a run's record has only for the phases that state it.
+PHASE_OPTIONS = (*ROW_OPTIONS, 'causal', 'decay_from')
 # Fields of a phase, and the config field that each defaults to.
 PHASE_FIELDS = {
     'steps': 'train.steps',
@@ -23,6 +25,7 @@ PHASE_FIELDS = {
     'packed_rows': 'train.packed_rows',
     'learning_rate': 'optimizer.learning_rate',
     'warmup': 'optimizer.warmup',
+    'decay_from': 'optimizer.decay_from',
     'masked_lm_prob': 'data.masked_lm_prob',
     'masking': 'data.masking',
     'source': 'data.source',
@@ -67,8 +70,8 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
       num_examples: examples an epoch (of the first phase), for durations in epochs.
 
     Raises:
-      InputError: the steps are not set, or too few for the phases; or a phase has a `warmup` but no
-        `learning_rate`.
+      InputError: the steps are not set, or too few for the phases; or a phase has a `warmup` or
+        `decay_from` but no `learning_rate`.
     """
     filled = _fill_in(config)
     total = _num_steps(config.train.steps, 'train.steps', filled[0], num_examples, None)
@@ -77,6 +80,7 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
         for i, phase in enumerate(filled)]
     counts = _complete_counts(stated, total, are_phases=bool(config.phases))
     for i, phase in enumerate(filled):
+        _check_schedule(phase, i)
         phase['steps'] = counts[i]
         phase['warmup'] = _warmup_steps(
             phase, f'phases[{i}].warmup', config.optimizer.warmup, num_examples)
@@ -88,7 +92,7 @@ def _fill_in(config: ConfigDict) -> list[dict[str, Any]]:
     values = flat_fields(config)
     defaults = {}
     for name, path in PHASE_FIELDS.items():
-        if name not in PHASE_ROWS:
+        if name not in PHASE_OPTIONS:
             defaults[name] = values[path]
     defaults |= {'steps': 0, 'learning_rate': None, 'warmup': None}
     filled = [defaults | dict(phase) for phase in config.phases or [{}]]
@@ -98,6 +102,17 @@ def _fill_in(config: ConfigDict) -> list[dict[str, Any]]:
             phase['max_predictions_per_seq'] = prediction_slots(
                 phase['max_seq_length'], masked_lm_prob)
     return filled
+
+
+def _check_schedule(phase: Mapping[str, Any], number: int) -> None:
+    """Refuses parts of a schedule in a phase that does not start its own."""
+    if phase['learning_rate'] is not None:
+        return
+    for name in ('warmup', 'decay_from'):
+        if phase.get(name) is not None:
+            raise InputError(
+                f'config.phases[{number}].{name} is used only where the phase states its own '
+                f'learning_rate: set both, or optimizer.{name}')
 
 
 def _num_steps(
@@ -113,13 +128,9 @@ def _warmup_steps(
     phase: Mapping[str, Any], field: str, default: int | str, num_examples: int | None
 ) -> int | None:
     """The steps of the warm-up of a phase that has its own schedule."""
-    warmup = phase['warmup']
     if phase['learning_rate'] is None:
-        if warmup is not None:
-            raise InputError(
-                f'config.{field} is used only where the phase states its own learning_rate: set '
-                'both, or optimizer.warmup')
         return None
+    warmup = phase['warmup']
     if warmup is None:
         warmup = default
     return _num_steps(warmup, field, phase, num_examples, phase['steps'])

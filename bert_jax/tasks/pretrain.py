@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax.config import flat_fields, model_fields
-from bert_jax.config.phases import PHASE_ROWS, batches_of, prediction_slots
+from bert_jax.config.phases import PHASE_OPTIONS, ROW_OPTIONS, batches_of, prediction_slots
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.data.examples import (
     BatchSpec,
@@ -256,7 +256,7 @@ class PhaseRun:
         parts = [f'length {self._length}', f"batch {self.phase['batch_size']}"]
         if self.phase['packed_rows']:
             parts[-1] += f' in {self._num_rows} rows'
-        for name in PHASE_ROWS:
+        for name in PHASE_OPTIONS:
             if name in self.phase:
                 parts.append(f'{name} {self.phase[name]}')
         return ', '.join(parts)
@@ -333,8 +333,8 @@ def too_few_slots(max_seq_length: int, max_predictions_per_seq: int, masked_lm_p
 def _rows_of(phase: Mapping[str, Any], number: int) -> dict[str, Any]:
     """The options of its rows that a phase states, as arguments of `TextData.training`."""
     stated: dict[str, Any] = {}
-    for name in PHASE_ROWS:
-        if name in phase and name != 'causal':
+    for name in ROW_OPTIONS:
+        if name in phase:
             stated[name] = phase[name]
     if 'source' in stated:
         stated['source'] = tuple(weighted_sources(stated['source']))

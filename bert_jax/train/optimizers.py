@@ -1,4 +1,4 @@
-"""Learning-rate schedules and optimizers: BERT's Adam, AdamW, LAMB, Muon, and those of optax.
+"""Learning-rate schedules and optimizers: BERT's Adam, AdamW, StableAdamW, LAMB, Muon, optax's.
 
 How an optimizer treats a parameter depends on its declaration (`model.layers.Parameter`).
 """
@@ -26,12 +26,12 @@ Schedule = Callable[[jax.Array], jax.Array]
 
 
 class ScheduleSegment(NamedTuple):
-    """Linear warm-up and decay to 0 over `steps` steps, beginning at step `start`.
+    """Linear warm-up and decay over `steps` steps, beginning at step `start`.
 
     The decay counts from the segment's step `decay_from`. The default of 0 is as in
     google-research/bert: at the end of the warm-up, the rate jumps from `learning_rate` to
     `learning_rate * (1 - warmup / steps) ** power`. If `decay_from` is later than the end of the
-    warm-up, the rate is constant in between.
+    warm-up, the rate is constant in between; if it is `steps`, to the end of the segment.
     """
 
     start: int
@@ -48,8 +48,8 @@ def make_schedule(
 
     Args:
       segments: in order; each applies from its start to the next one's start.
-      power: of the polynomial; 1 is linear, 0.5 is NVIDIA's for LAMB.
-      decay: 'polynomial', or 'cosine': half a cosine wave, raised to `power`.
+      power: of what the decay leaves of the rate; 1 is linear, 0.5 is NVIDIA's for LAMB.
+      decay: see `_share_left`.
 
     Returns:
       A function from a step (a scalar int32, from 0) to its rate, a scalar float32.
@@ -57,11 +57,7 @@ def make_schedule(
 
     def segment_rate(segment: ScheduleSegment, step: jax.Array) -> jax.Array:
         since_start = step.astype(jnp.float32) - segment.start
-        decay_steps = max(segment.steps - segment.decay_from, 1)
-        left = jnp.clip(1.0 - (since_start - segment.decay_from) / decay_steps, 0.0, 1.0)
-        if decay == 'cosine':
-            left = 0.5 - 0.5 * jnp.cos(jnp.pi * left)
-        decayed = segment.learning_rate * left**power
+        decayed = segment.learning_rate * _share_left(decay, segment, since_start) ** power
         warming = segment.learning_rate * since_start / max(segment.warmup, 1)
         return jnp.where(since_start < segment.warmup, warming, decayed)
 
@@ -73,6 +69,31 @@ def make_schedule(
         return rate
 
     return schedule
+
+
+def _share_left(decay: str, segment: ScheduleSegment, since_start: jax.Array) -> jax.Array:
+    """The share of the rate that the decay leaves at a step of a segment, from 1 down.
+
+    Args:
+      decay: one of `config.choices.DECAYS`:
+        'polynomial': falls in a line, to 0 at the end of the segment;
+        'cosine': as half a cosine wave, to 0;
+        '1-sqrt': 1 - sqrt(x) at the share x of the decay's steps, to 0 (Hägele et al., 2024);
+        'inverse_sqrt': sqrt(d / t) at step t of a decay from step d, however long the segment is
+          (Vaswani et al., 2017; d is then the end of the warm-up).
+      segment: its rate is not read.
+      since_start: the step, counted from the segment's start.
+    """
+    if decay == 'inverse_sqrt':
+        begin = max(segment.decay_from, segment.warmup, 1)
+        return jnp.sqrt(begin / jnp.maximum(since_start, begin))
+    decay_steps = max(segment.steps - segment.decay_from, 1)
+    left = jnp.clip(1.0 - (since_start - segment.decay_from) / decay_steps, 0.0, 1.0)
+    if decay == 'cosine':
+        return 0.5 - 0.5 * jnp.cos(jnp.pi * left)
+    if decay == '1-sqrt':
+        return 1.0 - jnp.sqrt(1.0 - left)
+    return left
 
 
 Parameters = Mapping[Names, Parameter]  # see `model.layers.declared_parameters`
@@ -152,6 +173,35 @@ def scale_by_layer_trust_ratio(parameters: Parameters) -> optax.GradientTransfor
 
     return optax.stateless(
         lambda updates, params: jax.tree_util.tree_map_with_path(scaled, updates, params))
+
+
+def with_smaller_surprises(
+    adamw: optax.GradientTransformation, b2: float, eps: float
+) -> optax.GradientTransformation:
+    """StableAdamW (Wortsman et al., 2023, Algorithm 2): smaller updates where gradients surprise.
+
+    A parameter's update, with its weight decay, is divided by max(1, r). r is the root mean square
+    of its gradient's elements over what Adam expects of them: the root of their mean of squares
+    with corrected bias, at least eps. (AdaFactor clips so: Shazeer and Stern, 2018.)
+
+    Args:
+      adamw: a chain that begins with `optax.scale_by_adam`, before the learning rate.
+      b2, eps: of that.
+    """
+
+    def update(grads: Any, state: Any, params: Any = None):
+        updates, state = adamw.update(grads, state, params)
+        adam = state[0]
+        correction = 1 - b2**adam.count
+
+        def scaled(update: jax.Array, gradient: jax.Array, square: jax.Array) -> jax.Array:
+            expected = jnp.maximum(square / correction, eps**2)
+            surprise = jnp.sqrt(jnp.mean(jnp.square(gradient) / expected))
+            return update / jnp.maximum(surprise, 1.0)
+
+        return jax.tree.map(scaled, updates, grads, adam.nu), state
+
+    return optax.GradientTransformation(adamw.init, update)
 
 
 class MuonState(NamedTuple):
@@ -291,7 +341,7 @@ def end_with_mean(steps: int, last: int) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-OWN_OPTIMIZERS = ('bert_adamw', 'adamw', 'lamb', 'muon')
+OWN_OPTIMIZERS = ('bert_adamw', 'adamw', 'stable_adamw', 'lamb', 'muon')
 # Optimizers of optax whose updates are not proportional to the rate or need more than gradients.
 _NOT_PROPORTIONAL = ('fromage', 'lbfgs', 'noisy_sgd')
 _SET_BY_CONFIG = ('learning_rate', 'weight_decay', 'mask', 'weight_decay_mask', 'weight_decay_rate')
@@ -370,13 +420,13 @@ def make_optimizer(
     """The optimizer, without clipping: the train step clips, because it reports the norm.
 
     Args:
-      name: 'bert_adamw' (the original's), 'adamw' (with bias correction), 'lamb', 'muon', or one of
-        `optax_optimizers`.
+      name: one of `OWN_OPTIMIZERS`: 'bert_adamw' is the original's, the others' Adam corrects its
+        bias; or of `optax_optimizers`.
       schedule: learning rate by step.
       parameters: declarations (`train.step.parameters_of`).
       weight_decay: decoupled: added to the update, before the learning rate, of parameters that
         decay.
-      b1, b2, eps: of Adam, for the first four; optimizers of optax take `arguments` instead.
+      b1, b2, eps: of Adam, for our own; optimizers of optax take `arguments` instead.
       layer_decay: see `scale_by_depth`; 1 for one rate everywhere.
       frozen: parameters that are not trained and have no moments.
       mesh: over which Muon distributes its work.
@@ -403,7 +453,9 @@ def make_optimizer(
         parts = _scale_by_optax(name, arguments or {})
     parts.append(optax.add_decayed_weights(
         weight_decay, where(lambda names: parameters[names].decays)))
-    if name == 'lamb':
+    if name == 'stable_adamw':
+        parts = [with_smaller_surprises(optax.chain(*parts), b2, eps)]
+    elif name == 'lamb':
         parts.append(scale_by_layer_trust_ratio(parameters))
     if layer_decay != 1.0:
         parts.append(scale_by_depth(layer_decay, parameters))

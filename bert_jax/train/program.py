@@ -188,7 +188,9 @@ def _segment(
     if rate is None:
         rate = config.optimizer.learning_rate
         warmup = steps_of(config.optimizer.warmup, 'optimizer.warmup')
-    decay_from = config.optimizer.decay_from
+    decay_from = first_phase.get('decay_from')
+    if decay_from is None:
+        decay_from = config.optimizer.decay_from
     if decay_from == 'start':
         decay_from = 0
     elif decay_from == 'peak':

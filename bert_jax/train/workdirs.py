@@ -12,7 +12,7 @@ from typing import Any
 
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.config.fields import FIELDS, field_of, flat_fields
-from bert_jax.config.phases import PHASE_FIELDS, PHASE_ROWS
+from bert_jax.config.phases import PHASE_FIELDS, PHASE_OPTIONS
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, is_incidental, open_folder
@@ -265,7 +265,7 @@ def _number_phases(fields: Mapping[str, Any]) -> dict[str, Any]:
     Fields that a phase does not state have the values of the run.
     """
     unstated = {}
-    for name in PHASE_ROWS:
+    for name in PHASE_OPTIONS:
         if name != 'source':
             path = PHASE_FIELDS[name]
             unstated[name] = fields.get(path, _DEFAULTS.get(path))

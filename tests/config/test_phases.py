@@ -1,11 +1,15 @@
 """What phases leave out is filled in; their steps add up; schedules follow them."""
 
+import re
+
 import numpy as np
 import pytest
 
 from bert_jax.config.phases import phases, prediction_slots
 from bert_jax.data.masking import num_to_predict
+from bert_jax.runtime.errors import InputError
 from bert_jax.train.program import schedule_segments
+from bert_jax.validation import validate
 from tests.configs import changed
 
 
@@ -76,3 +80,25 @@ def test_schedule_segments_follow_the_phases(parts, segments):
     config.optimizer.decay_from = '75%'
     found = schedule_segments(config, phases(config))
     assert [s.decay_from for s in found] == [round(0.75 * steps) for _, steps, *_ in segments]
+
+
+def test_a_phase_with_its_own_schedule_says_where_that_decays():
+    config = changed({'train.steps': 0, 'optimizer.decay_from': '100%', 'phases': (
+        {'steps': 90},
+        {'steps': 30, 'learning_rate': 2.0, 'warmup': 0},
+        {'steps': 20, 'learning_rate': 2.0, 'warmup': 0, 'decay_from': 'start'},
+        {'steps': 10, 'learning_rate': 1.0, 'warmup': 2, 'decay_from': '50%'})})
+    validate(config)
+    found = schedule_segments(config, phases(config))
+    assert [s.decay_from for s in found] == [90, 30, 0, 5]
+
+
+@pytest.mark.parametrize(('phase', 'words'), [
+    ({'decay_from': 'peak'}, 'config.phases[0].decay_from is used only where'),
+    ({'warmup': 3}, 'config.phases[0].warmup is used only where'),
+    ({'learning_rate': 1.0, 'decay_from': 'end'}, "config.phases[0].decay_from='end' is not a"),
+])
+def test_parts_of_a_schedule_that_a_phase_cannot_have(phase, words):
+    config = changed({'phases': ({'steps': 9} | phase,), 'train.steps': 0})
+    with pytest.raises(InputError, match=re.escape(words)):
+        validate(config)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.config.fields import CHANGES_RESULT, field_of
-from bert_jax.config.phases import PHASE_ROWS
+from bert_jax.config.phases import PHASE_OPTIONS
 from bert_jax.tools.report.runs import Point, RunRecords
 from bert_jax.train.report import count
 
@@ -178,7 +178,7 @@ def _fields_with_phases_text(run: RunRecords) -> dict[str, Any]:
 def _phase_text(phase: Mapping[str, Any]) -> str:
     """A phase as in '90 steps of 8 rows of 128', and the fields that only some phases have."""
     parts = [f'{phase["steps"]:,} steps of {phase["batch_size"]} rows of {phase["max_seq_length"]}']
-    for name in PHASE_ROWS:
+    for name in PHASE_OPTIONS:
         if name in phase:
             parts.append(f'{name} {phase[name]}')
     return ', '.join(parts)
