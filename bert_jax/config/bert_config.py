@@ -55,7 +55,6 @@ def count(most: float, least: float = 1) -> Range:
     return Range(least, most, whole=True)
 
 
-Format = Literal['bert_jax', 'huggingface', 'tf1']
 Effect = Literal['shape', 'computes', 'trains']
 
 SIZE = count(2**24)
@@ -82,11 +81,13 @@ class Spelling(NamedTuple):
       values: maps the format's values to ours where they differ; we write the first that matches.
       ours: whether the format's code ignores the key. It is then written only for a value other
         than the default, with a note, because that code computes with the default.
+      allowed: the values that the format can have; None: all that the option can have.
     """
 
     key: str
     values: Mapping[str, Any] = MappingProxyType({})
     ours: bool = False
+    allowed: Allowed | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +100,15 @@ class Option:
       allowed: a range such as SIZE, or a tuple of values.
       effect: 'shape' determines which parameters exist, 'computes' what they compute, 'trains' how
         they are trained. A checkpoint determines the first two.
-      huggingface, tf1: spelling in the format. None: it has no such field, so only a model with the
-        default can be written.
+      tf1: its spelling in google-research/bert's config files. None: they have no such field, so
+        only a model with the default can be written there. (Those in Hugging Face's config files
+        are in `weights/families/`.)
     """
 
     name: str
     default: Any
     allowed: Allowed
     effect: Effect
-    huggingface: Spelling | None
     tf1: Spelling | None
 
     @property
@@ -115,31 +116,21 @@ class Option:
         """The type of the option's values."""
         return int if self.default is None else type(self.default)
 
-    def spelling(self, format: Format) -> Spelling | None:
-        """The field in a format; run directories use our names."""
-        if format == 'huggingface':
-            return self.huggingface
-        if format == 'tf1':
-            return self.tf1
-        return Spelling(self.name)
-
 
 def _option(
     effect: Effect, allowed: Allowed, default: Any = dataclasses.MISSING,
-    huggingface: Spelling | str | None = None, tf1: Spelling | str | None = None,
+    tf1: Spelling | str | None = None,
 ) -> Any:
     """A field of `BertConfig`; a spelling may be the key alone."""
-    if isinstance(huggingface, str):
-        huggingface = Spelling(huggingface)
     if isinstance(tf1, str):
         tf1 = Spelling(tf1)
     return dataclasses.field(default=default, metadata={
-        'effect': effect, 'allowed': allowed, 'huggingface': huggingface, 'tf1': tf1})
+        'effect': effect, 'allowed': allowed, 'tf1': tf1})
 
 
 def _size(key: str, default: Any = dataclasses.MISSING, allowed: Range = SIZE) -> Any:
-    """A size; it has the same key in both formats."""
-    return _option('shape', allowed, default, key, key)
+    """A size, with its key in TF1."""
+    return _option('shape', allowed, default, key)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,12 +159,9 @@ class BertConfig:
     # (RoBERTa: 2).
     first_position: int = _option('computes', SIZE_OR_NONE, 0)
     # gelu_tanh: the approximation of google-research/bert; gelu_erf: exact, as Hugging Face's
-    # `gelu`. Hugging Face's tanh variants all compute the same function.
+    # `gelu`.
     hidden_act: str = _option(
         'computes', ('gelu_tanh', 'gelu_erf'), 'gelu_tanh',
-        Spelling('hidden_act', {
-            'gelu': 'gelu_erf', 'gelu_python': 'gelu_erf', 'gelu_pytorch_tanh': 'gelu_tanh',
-            'gelu_new': 'gelu_tanh', 'gelu_fast': 'gelu_tanh'}),
         Spelling('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True))
     # Left-to-right: a token attends to itself and those before it, the paper's ablation (5.1).
     causal: bool = _option('computes', (False, True), False)
@@ -205,19 +193,16 @@ class BertConfig:
     # Heads on tokens (tagging, answer spans) read the pooler's layers, applied to every token.
     pools_tokens: bool = _option('shape', (False, True), False)
     layer_norm_eps: float = _option(
-        'computes', SMALL, 1e-12, 'layer_norm_eps', Spelling('layer_norm_eps', ours=True))
+        'computes', SMALL, 1e-12, Spelling('layer_norm_eps', ours=True))
     # Truncated normal, cut at two standard deviations.
-    initializer_range: float = _option(
-        'trains', SMALL, 0.02, 'initializer_range', 'initializer_range')
-    hidden_dropout: float = _option(
-        'trains', BELOW_1, 0.1, 'hidden_dropout_prob', 'hidden_dropout_prob')
-    attention_dropout: float = _option(
-        'trains', BELOW_1, 0.1, 'attention_probs_dropout_prob', 'attention_probs_dropout_prob')
+    initializer_range: float = _option('trains', SMALL, 0.02, 'initializer_range')
+    hidden_dropout: float = _option('trains', BELOW_1, 0.1, 'hidden_dropout_prob')
+    attention_dropout: float = _option('trains', BELOW_1, 0.1, 'attention_probs_dropout_prob')
     # Before the pooler's dense layer.
     pooler_dropout: float = _option('trains', BELOW_1, 0.0)
     # Before the output layer of a downstream task.
     classifier_dropout: float = _option(
-        'trains', BELOW_1, 0.1, 'classifier_dropout', Spelling('classifier_dropout', ours=True))
+        'trains', BELOW_1, 0.1, Spelling('classifier_dropout', ours=True))
 
     @property
     def head_dim(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from bert_jax.heads.base import Head
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.heads.tensors import Part
+from bert_jax.heads.tensors import POOLER, Part
 from bert_jax.heads.tokens import FeatureTagging, QuestionAnswering, Tagging
 
 _CLASSES: tuple[type[Any], ...] = (
@@ -28,11 +28,10 @@ HEADS: Mapping[str, type[Any]] = {head.name: head for head in _CLASSES}
 
 
 def _distinct_parts() -> tuple[Part, ...]:
-    """The parts that heads consist of, in the order of `HEADS`."""
-    distinct: dict[Part, None] = {}
+    """The pooler and the parts that heads consist of, in the order of `HEADS`."""
+    distinct: dict[Part, None] = {POOLER: None}
     for head in HEADS.values():
-        for parts in head.classes.values():
-            distinct |= dict.fromkeys(parts)
+        distinct |= dict.fromkeys(head.parts)
     return tuple(distinct)
 
 

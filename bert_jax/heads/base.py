@@ -5,7 +5,6 @@
 """
 
 import dataclasses
-import itertools
 import operator
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from bert_jax.heads.tensors import POOLER, Part
+from bert_jax.heads.tensors import Part
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops
@@ -41,9 +40,9 @@ class Head:
 
     Attributes:
       name: in `config.json` and in messages.
-      classes: Hugging Face's classes with this head, each with its parts besides embeddings and
-        layers; a model is written as the first class whose parts all exist. Empty: no other format
-        has these parameters, so only run directories store them.
+      parts: of the head, besides embeddings, layers and pooler. Of pre-training, some may lack.
+      needs_pooler: whether it reads the pooler's output.
+      stays_in_run: whether its parameters are in no part, so that only run directories store them.
       labelled: whether its outputs are named by labels.
       problem_type: Hugging Face's setting, for a class that several heads share.
       compares: whether the loss of an example depends on the other examples of its batch.
@@ -56,7 +55,9 @@ class Head:
     """
 
     name: ClassVar[str] = ''
-    classes: ClassVar[Mapping[str, tuple[Part, ...]]] = {'BertModel': (POOLER,)}
+    parts: ClassVar[tuple[Part, ...]] = ()
+    needs_pooler: ClassVar[bool] = False
+    stays_in_run: ClassVar[bool] = False
     labelled: ClassVar[bool] = False
     problem_type: ClassVar[str] = ''
     compares: ClassVar[bool] = False
@@ -74,17 +75,6 @@ class Head:
             return 'no head'
         name = cls.name.replace('_', '-').replace('pretraining', 'pre-training')
         return f'a {name} head'
-
-    @classmethod
-    def parts(cls) -> set[Part]:
-        """The parts that any of `classes` has, without the pooler."""
-        every = itertools.chain.from_iterable(cls.classes.values())
-        return set(every) - {POOLER}
-
-    @classmethod
-    def needs_pooler(cls) -> bool:
-        """Whether there is a head and all of its `classes` have the pooler."""
-        return bool(cls.parts()) and all(POOLER in parts for parts in cls.classes.values())
 
     @classmethod
     def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Self:
@@ -183,9 +173,9 @@ class Head:
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
     ) -> dict[str, jax.Array]:
         """The head's outputs by name, float32, from an encoder's outputs; for exports."""
-        read = pooled_BxH if self.needs_pooler() else x_BxSxH
+        read = pooled_BxH if self.needs_pooler else x_BxSxH
         outputs: dict[str, jax.Array] = {}
-        for part in self.parts():
+        for part in self.parts:
             logits = self.apply_layer(params, part.prefix.strip('/'), read)
             outputs |= self.named(logits)
         return outputs

@@ -22,14 +22,14 @@ from flax import linen as nn
 
 from bert_jax.heads import base
 from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs, Params
-from bert_jax.heads.tensors import POOLER, Part, output_layer
+from bert_jax.heads.tensors import Part, output_layer
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import Dense, ModelConfig
 
-CLASSIFIER = Part('classifier/', output_layer('classifier', 'L', tf1='', huggingface='classifier'))
+CLASSIFIER = Part('classifier/', output_layer('classifier', 'L', tf1=''))
 
 
 def last_tokens(numbers_BxS: jax.Array, num: int) -> jax.Array:
@@ -94,7 +94,8 @@ class Classification(Head):
     """
 
     name = 'classification'
-    classes = {'BertForSequenceClassification': (POOLER, CLASSIFIER)}
+    parts = (CLASSIFIER,)
+    needs_pooler = True
     labelled = True
     problem_type = 'single_label_classification'
 
@@ -268,7 +269,6 @@ class MultipleChoice(Classification):
     """Softmax over the `num_outputs` choices of an example, `logits` [R, K, C] (section 4.4)."""
 
     name = 'multiple_choice'
-    classes = {'BertForMultipleChoice': (POOLER, CLASSIFIER)}
     labelled = False
     problem_type = ''
 

@@ -16,7 +16,7 @@ from flax import linen as nn
 from bert_jax.heads import base
 from bert_jax.heads.base import Batch, Head, Keys, Params, Sums
 from bert_jax.heads.masked_lm_loss import MaskedLmSums, masked_lm_loss, mlm_chunks
-from bert_jax.heads.tensors import POOLER, Part, Tensor, dense, layer_norm, output_layer
+from bert_jax.heads.tensors import Part, Tensor, dense, layer_norm, output_layer
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import train_flops
 from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu, parameter
@@ -29,11 +29,10 @@ CHUNK_BYTES_ON_CPU = 16 << 20
 PREDICTIONS = Part('cls/predictions/', (
     *dense('cls/predictions/transform/dense', ('H',), ('H',)),
     *layer_norm('cls/predictions/transform/LayerNorm'),
-    Tensor('cls/predictions/output_bias', tf1='cls/predictions/output_bias',
-           huggingface='cls.predictions.bias', out_dims=('V',))))
-SEQ_RELATIONSHIP = Part('cls/seq_relationship/', output_layer(
-    'cls/seq_relationship', 2,
-    tf1='cls/seq_relationship/', huggingface='cls.seq_relationship'))
+    Tensor('cls/predictions/output_bias', 'cls/predictions/output_bias', out_dims=('V',))))
+SEQ_RELATIONSHIP = Part(
+    'cls/seq_relationship/',
+    output_layer('cls/seq_relationship', 2, tf1='cls/seq_relationship/'))
 
 
 class Predictions(nn.Module):
@@ -163,10 +162,7 @@ class Pretraining(Head):
     """
 
     name = 'pretraining'
-    classes = {
-        'BertForPreTraining': (POOLER, PREDICTIONS, SEQ_RELATIONSHIP),
-        'BertForMaskedLM': (PREDICTIONS,),
-        'BertForNextSentencePrediction': (POOLER, SEQ_RELATIONSHIP)}
+    parts = (PREDICTIONS, SEQ_RELATIONSHIP)
     shown = {'mlm_accuracy': 'mlm', 'lm_accuracy': 'lm', 'nsp_accuracy': 'nsp'}
 
     next_sentence: bool = True

@@ -1,8 +1,8 @@
 """A model's parameters in file formats: their names, shapes and arrays.
 
-Kernels are [in, out] here and in TF1, [out, in] in Hugging Face files and in TF1's
-`output_weights`. In files, several in dims or out dims are one dim, and query, key and value, which
-are fused here, are three tensors.
+Kernels are [in, out] here and in TF1, [out, in] in PyTorch's files and in TF1's `output_weights`.
+In files, several in dims or out dims are one dim. Query, key and value are fused here; in files
+they are one tensor or three.
 
     V: vocabulary, P: positions, T: segment types, H: hidden_size, I: intermediate_size, N: heads,
     D: head_dim, U: half of hidden_size, L: labels
@@ -15,18 +15,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.config.bert_config import Format
-
 Dim = str | int  # a letter (see above), or the size of a dim that all models share
+
+
+class Form(NamedTuple):
+    """How the files of a format hold a parameter.
+
+    Attributes:
+      names: of the tensors: three where query, key and value are apart.
+      is_transposed: whether they are [out, in].
+      is_flat: whether several in dims or out dims are one dim there.
+    """
+
+    names: tuple[str, ...]
+    is_transposed: bool = False
+    is_flat: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A parameter: its name here and in the two file formats, and its dims.
+    """A parameter: its name here and in TF1's files, and its dims.
 
     Attributes:
       name: in this package.
-      tf1, huggingface: names in files of these formats; `{part}` stands for query, key and value.
+      tf1: in files of google-research/bert; `{part}` stands for query, key and value.
       out_dims: of a kernel; of a table, those of a row; all dims of a vector.
       in_dims: of a kernel; of a table, the one that counts rows; () of a vector.
       fused_qkv: whether a dim between in dims and out dims is that of query, key and value.
@@ -34,48 +46,54 @@ class Tensor:
 
     name: str
     tf1: str
-    huggingface: str
     out_dims: tuple[Dim, ...]
     in_dims: tuple[Dim, ...] = ()
     fused_qkv: bool = False
 
-    def file_names(self, format: Format) -> tuple[str, ...]:
-        """The names in files of this format: three where query, key and value are apart, or one."""
-        name = self.name if format == 'bert_jax' else getattr(self, format)
-        if '{part}' not in name:
-            return (name,)
-        return tuple(name.replace('{part}', part) for part in ('query', 'key', 'value'))
+    def in_run(self) -> Form:
+        """Its form in run directories: as it is here."""
+        return Form((self.name,), is_flat=False)
 
-    def shape(self, format: Format, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of each of `file_names`; `sizes` of dims by letter (`weights.formats.sizes_of`)."""
-        in_sizes = _sizes(self.in_dims, sizes)
-        out_sizes = _sizes(self.out_dims, sizes)
-        if format == 'bert_jax':
-            fused = [3] if self.fused_qkv else []
-            return (*in_sizes, *fused, *out_sizes)
-        if not in_sizes:
-            return (math.prod(out_sizes),)
-        shape = (math.prod(in_sizes), math.prod(out_sizes))
-        return shape[::-1] if self.is_transposed(format) else shape
+    def in_tf1(self) -> Form:
+        """Its form in files of google-research/bert."""
+        names = tuple(self.tf1.replace('{part}', part) for part in ('query', 'key', 'value'))
+        if '{part}' not in self.tf1:
+            names = (self.tf1,)
+        return Form(names, is_transposed=self.tf1.endswith('output_weights'))
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Its shape here; `sizes` of dims by letter (`weights.formats.sizes_of`)."""
+        fused = [3] if self.fused_qkv else []
+        return (*_sizes(self.in_dims, sizes), *fused, *_sizes(self.out_dims, sizes))
+
+    def shape_in(self, form: Form, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of each tensor that `form` names."""
+        if not form.is_flat:
+            return self.shape(sizes)
+        num_out = math.prod(_sizes(self.out_dims, sizes))
+        if self.fused_qkv and len(form.names) == 1:
+            num_out *= 3
+        if not self.in_dims:
+            return (num_out,)
+        shape = (math.prod(_sizes(self.in_dims, sizes)), num_out)
+        return shape[::-1] if form.is_transposed else shape
 
     def from_files(
-        self, format: Format, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]
+        self, form: Form, arrays: Sequence[np.ndarray], sizes: Mapping[str, int]
     ) -> np.ndarray:
-        """Converts the arrays of `file_names` to the array here, float32 and contiguous."""
+        """Converts the arrays that `form` names to the array here, float32 and contiguous."""
+        if form.is_transposed:
+            arrays = [array.T for array in arrays]
+        if len(arrays) == 1:
+            return np.ascontiguousarray(arrays[0].reshape(self.shape(sizes)), np.float32)
         shape = _sizes(self.in_dims, sizes) + _sizes(self.out_dims, sizes)
-        parts = []
-        for array in arrays:
-            if self.is_transposed(format):
-                array = array.T
-            parts.append(array.reshape(shape))
-        if self.fused_qkv:
-            return np.stack(parts, axis=len(self.in_dims), dtype=np.float32)
-        return np.ascontiguousarray(parts[0], np.float32)
+        parts = [array.reshape(shape) for array in arrays]
+        return np.stack(parts, axis=len(self.in_dims), dtype=np.float32)
 
-    def to_files(self, format: Format, array: np.ndarray) -> list[np.ndarray]:
+    def to_files(self, form: Form, array: np.ndarray) -> list[np.ndarray]:
         """The inverse of `from_files`; the arrays are contiguous."""
         parts: Sequence[np.ndarray] = [array]
-        if self.fused_qkv:
+        if len(form.names) > 1:
             parts = list(np.moveaxis(array, len(self.in_dims), 0))
         files = []
         for part in parts:
@@ -84,16 +102,10 @@ class Tensor:
                 part = part.reshape(num_in, -1)
             else:
                 part = part.reshape(-1)
-            if self.is_transposed(format):
+            if form.is_transposed:
                 part = part.T
             files.append(np.ascontiguousarray(part))
         return files
-
-    def is_transposed(self, format: Format) -> bool:
-        """Whether files of this format hold [out, in]."""
-        if format == 'huggingface':
-            return self.name.endswith('/kernel')
-        return self.tf1.endswith('output_weights')
 
 
 def _sizes(dims: Sequence[Dim], sizes: Mapping[str, int]) -> list[int]:
@@ -109,47 +121,34 @@ def dense(
         folder, _, leaf = name.rpartition('/')
         assert leaf == 'qkv', name
         in_files = f'{folder}/{{part}}'
-    dotted = _dotted(in_files)
-    kernel = Tensor(
-        f'{name}/kernel', f'{in_files}/kernel', f'{dotted}.weight', out_dims, in_dims, fused_qkv)
-    bias = Tensor(
-        f'{name}/bias', f'{in_files}/bias', f'{dotted}.bias', out_dims, fused_qkv=fused_qkv)
+    kernel = Tensor(f'{name}/kernel', f'{in_files}/kernel', out_dims, in_dims, fused_qkv)
+    bias = Tensor(f'{name}/bias', f'{in_files}/bias', out_dims, fused_qkv=fused_qkv)
     return kernel, bias
 
 
-def output_layer(
-    name: str, num_outputs: Dim, *, tf1: str, huggingface: str
-) -> tuple[Tensor, Tensor]:
+def output_layer(name: str, num_outputs: Dim, *, tf1: str) -> tuple[Tensor, Tensor]:
     """Kernel and bias of a head's last layer.
 
     Args:
       name: in this package.
       num_outputs: the out dim.
       tf1: what stands before `output_weights` and `output_bias`.
-      huggingface: what stands before `.weight` and `.bias`.
     """
-    kernel = Tensor(
-        f'{name}/kernel', f'{tf1}output_weights', f'{huggingface}.weight', (num_outputs,), ('H',))
-    bias = Tensor(f'{name}/bias', f'{tf1}output_bias', f'{huggingface}.bias', (num_outputs,))
+    kernel = Tensor(f'{name}/kernel', f'{tf1}output_weights', (num_outputs,), ('H',))
+    bias = Tensor(f'{name}/bias', f'{tf1}output_bias', (num_outputs,))
     return kernel, bias
 
 
 def layer_norm(name: str) -> tuple[Tensor, Tensor]:
     """Scale and bias of a `LayerNorm`."""
-    dotted = _dotted(name)
-    scale = Tensor(f'{name}/scale', f'{name}/gamma', f'{dotted}.weight', ('H',))
-    bias = Tensor(f'{name}/bias', f'{name}/beta', f'{dotted}.bias', ('H',))
+    scale = Tensor(f'{name}/scale', f'{name}/gamma', ('H',))
+    bias = Tensor(f'{name}/bias', f'{name}/beta', ('H',))
     return scale, bias
 
 
 def table(name: str, num_rows: Dim) -> Tensor:
     """A table of embeddings."""
-    return Tensor(name, name, f'{_dotted(name)}.weight', ('H',), (num_rows,))
-
-
-def _dotted(name: str) -> str:
-    """A module's name in PyTorch."""
-    return name.replace('layer_', 'layer.').replace('/', '.')
+    return Tensor(name, name, ('H',), (num_rows,))
 
 
 class Part(NamedTuple):

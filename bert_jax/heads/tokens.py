@@ -8,7 +8,7 @@ Sections 4.2 and 5.3 of the paper.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,7 @@ from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops
 from bert_jax.model.layers import Dense, ModelConfig, parameter
 
-SPAN = Part(
-    'cls/squad/', output_layer('cls/squad', 2, tf1='cls/squad/', huggingface='qa_outputs'))
+SPAN = Part('cls/squad/', output_layer('cls/squad', 2, tf1='cls/squad/'))
 
 
 class SpanHead(nn.Module):
@@ -77,7 +76,7 @@ class QuestionAnswering(Head):
     """
 
     name = 'question_answering'
-    classes = {'BertForQuestionAnswering': (SPAN,)}
+    parts = (SPAN,)
 
     num_outputs: int = 2
 
@@ -170,7 +169,7 @@ class Tagging(Head):
     """Mean over words of the cross-entropy at their first pieces, where `token_weights` is 1."""
 
     name = 'token_classification'
-    classes = {'BertForTokenClassification': (CLASSIFIER,)}
+    parts: ClassVar[tuple[Part, ...]] = (CLASSIFIER,)
     labelled = True
     weights = 'token_weights'
 
@@ -187,7 +186,8 @@ class FeatureTagging(Tagging):
     """Tagging by a BiLSTM on `features` of a frozen encoder (section 5.3)."""
 
     name = 'feature_tagger'
-    classes = {}
+    parts = ()
+    stays_in_run = True
 
     features: str = 'concat_last_four'
 

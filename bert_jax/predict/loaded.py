@@ -84,7 +84,7 @@ class _Requirement(NamedTuple):
     plain: bool = False
 
 
-_EXPORTED_HEADS = tuple(name for name, head in HEADS.items() if head.classes)
+_EXPORTED_HEADS = tuple(name for name, head in HEADS.items() if not head.stays_in_run)
 # By command. A masked word needs context on both sides, and an export consists of the plain encoder
 # and heads, so the ablations do not serve these.
 _REQUIREMENTS: Mapping[str, _Requirement] = {

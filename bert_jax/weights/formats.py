@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bert_jax.config.bert_config import OPTIONS, Format, Option, Spelling, why_not_allowed
+from bert_jax.config.bert_config import OPTIONS, Option, Spelling, why_not_allowed
 from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.classification import CLASSIFIER
-from bert_jax.heads.tensors import POOLER, Dim, Part, Tensor, dense, layer_norm, table
+from bert_jax.heads.tensors import POOLER, Dim, Form, Part, Tensor, dense, layer_norm, table
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 
-_TITLES: Mapping[Format, str] = {
-    'huggingface': "a Hugging Face folder's config.json", 'tf1': 'a bert_config.json'}
+# How run directories spell the options: as here.
+IN_RUN: Mapping[str, Spelling] = {option.name: Spelling(option.name) for option in OPTIONS}
 _EMBEDDINGS = (
     table('bert/embeddings/word_embeddings', 'V'),
     table('bert/embeddings/position_embeddings', 'P'),
@@ -47,7 +47,7 @@ def _without_other_formats(
     name: str, out_dims: tuple[Dim, ...], in_dims: tuple[Dim, ...] = ()
 ) -> Tensor:
     """A parameter that only run directories store."""
-    return Tensor(name, name, name, out_dims, in_dims)
+    return Tensor(name, name, out_dims, in_dims)
 
 
 # Parameters of a model with `bilstm`: 2 directions and 4 gates.
@@ -118,31 +118,33 @@ def from_tree(tree: Mapping[str, Any], vocab_size: int) -> dict[str, np.ndarray]
     return params
 
 
-def read_model(config: Mapping[str, Any], format: Format, where: Path) -> dict[str, Any]:
+def read_model(
+    config: Mapping[str, Any], spellings: Mapping[str, Spelling], where: Path
+) -> dict[str, Any]:
     """`Weights.model` from a config file.
 
     Args:
       config: the JSON object in the file.
-      format: the format, which determines keys and values.
+      spellings: of the options there, by name; options without one have their default.
       where: the file, for messages.
 
     Raises:
       InputError: a field is missing or has an invalid value.
     """
-    model = {option.name: _read_option(option, config, format, where) for option in OPTIONS}
+    model = {option.name: _read_option(option, config, spellings, where) for option in OPTIONS}
     heads = model['num_heads']
     hidden = model['hidden_size']
     if hidden % heads:
-        key = 'num_heads' if format == 'bert_jax' else 'num_attention_heads'
-        raise InputError(f'{where}: {key}={heads} does not divide hidden_size={hidden}')
+        raise InputError(f"{where}: {spellings['num_heads'].key}={heads} does not divide "
+                         f"{spellings['hidden_size'].key}={hidden}")
     return model
 
 
 def _read_option(
-    option: Option, config: Mapping[str, Any], format: Format, where: Path
+    option: Option, config: Mapping[str, Any], spellings: Mapping[str, Spelling], where: Path
 ) -> Any:
     """The value of an option in a config file; its default if the file leaves it out."""
-    spelling = option.spelling(format)
+    spelling = spellings.get(option.name)
     if spelling is None:
         return option.default
     value = config.get(spelling.key)
@@ -155,43 +157,35 @@ def _read_option(
             raise InputError(f'{where}: {spelling.key}={value!r} is not one that can be read: '
                              f"{', '.join(spelling.values)}")
         value = spelling.values[str(value)]
-    wrong = why_not_allowed(value, option.allowed)
+    wrong = why_not_allowed(value, spelling.allowed or option.allowed)
     if wrong:
         raise InputError(f'{where}: {spelling.key}={value!r} {wrong}')
     return option.type(value)
 
 
-def write_model(
-    model: Mapping[str, Any], format: Format, source: str
-) -> tuple[dict[str, Any], list[str]]:
-    """(The fields of a config file for `Weights.model`, notes for the user).
+def spelled(model: Mapping[str, Any], spellings: Mapping[str, Spelling]) -> dict[str, Any]:
+    """The fields of a config file, as far as it can hold the options; inverse of `read_model`.
+
+    An option without spelling, or with a value that the format cannot have, is left out.
 
     Args:
       model: every field.
-      format: the format, which determines keys and values.
-      source: where the weights come from, for messages.
-
-    Raises:
-      InputError: the format has no key for a field, so the model would be read as another.
+      spellings: of the options, by name.
     """
     config: dict[str, Any] = {}
-    notes = []
-    for option in OPTIONS:
-        value = model[option.name]
-        spelling = option.spelling(format)
-        if spelling is None:
-            if value == option.default:
-                continue
-            raise InputError(f'{source} has {option.name}={value!r}, which {_TITLES[format]} '
-                             f'cannot hold: it would be read as {option.default!r}; use --to '
-                             'bert_jax')
-        if spelling.ours:
-            if value == option.default:
-                continue
-            notes.append(
-                f"{option.name} is {value}: the original's code has {option.default} fixed")
-        config[spelling.key] = _word_for(value, spelling)
-    return config, notes
+    for name, spelling in spellings.items():
+        if can_say(spelling, model[name]):
+            config[spelling.key] = _word_for(model[name], spelling)
+    return config
+
+
+def can_say(spelling: Spelling | None, value: Any) -> bool:
+    """Whether a format with this spelling of an option can hold a value of it."""
+    if spelling is None:
+        return False
+    if spelling.values:
+        return value in spelling.values.values()
+    return spelling.allowed is None or value in spelling.allowed
 
 
 def _word_for(value: Any, spelling: Spelling) -> Any:
@@ -253,14 +247,14 @@ class StoredTensors:
     """The tensors of a model's files.
 
     Attributes:
-      format: which determines the tensors' names.
+      form_of: how they hold a parameter; None of one that they cannot hold.
       shapes: of all tensors, by name.
       read: returns the tensor of a name.
       where: the file, for messages.
       config_file: of the model, for messages.
     """
 
-    format: Format
+    form_of: Callable[[Tensor], Form | None]
     shapes: Mapping[str, tuple[int, ...]]
     read: Callable[[str], np.ndarray]
     where: object
@@ -286,24 +280,26 @@ def take_params(
     held, sizes = check_tensors(stored, model)
     params: dict[str, np.ndarray] = {}
     unused = set(stored.shapes)
-    for tensor in held:
-        names = tensor.file_names(stored.format)
-        arrays = {name: stored.read(name) for name in names}
+    for tensor, form in held.items():
+        arrays = {name: stored.read(name) for name in form.names}
         check_finite(arrays, stored.where)
-        params[tensor.name] = tensor.from_files(stored.format, list(arrays.values()), sizes)
-        unused -= set(names)
+        params[tensor.name] = tensor.from_files(form, list(arrays.values()), sizes)
+        unused -= set(form.names)
     return params, tuple(sorted(unused))
 
 
 def from_params(
-    format: Format, params: Mapping[str, np.ndarray], model: Mapping[str, Any]
+    form_of: Callable[[Tensor], Form | None],
+    params: Mapping[str, np.ndarray],
+    model: Mapping[str, Any],
 ) -> dict[str, np.ndarray]:
     """The tensors of a file, by their names there; inverse of `take_params`."""
     files: dict[str, np.ndarray] = {}
     for tensor in tensors(model):
         if tensor.name in params:
-            arrays = tensor.to_files(format, params[tensor.name])
-            files |= zip(tensor.file_names(format), arrays, strict=True)
+            form = form_of(tensor)
+            assert form is not None, tensor.name
+            files |= zip(form.names, tensor.to_files(form, params[tensor.name]), strict=True)
     return files
 
 
@@ -317,8 +313,8 @@ def check_finite(arrays: Mapping[str, np.ndarray], where: object) -> None:
 
 def check_tensors(
     stored: StoredTensors, model: Mapping[str, Any]
-) -> tuple[list[Tensor], dict[str, int]]:
-    """(The parameters that the files hold, the size of each dim by letter).
+) -> tuple[dict[Tensor, Form], dict[str, int]]:
+    """(The parameters that the files hold, with their forms; the size of each dim by letter).
 
     Args:
       stored: the tensors, of which only the shapes are used.
@@ -329,10 +325,14 @@ def check_tensors(
     """
     _check_num_layers(stored, model)
     parts = [part for part in PARTS if _holds_any_of(stored, part)]
-    held = [tensor for tensor in tensors(model) if part_of(tensor.name) in (None, *parts)]
     sizes = sizes_of(model, _num_labels(stored))
-    for tensor in held:
-        _check_shape(stored, tensor, tensor.shape(stored.format, sizes))
+    held: dict[Tensor, Form] = {}
+    for tensor in tensors(model):
+        if part_of(tensor.name) in (None, *parts):
+            form = stored.form_of(tensor)
+            assert form is not None, tensor.name
+            _check_shape(stored, form, tensor.shape_in(form, sizes))
+            held[tensor] = form
     return held, sizes
 
 
@@ -340,7 +340,9 @@ def _check_num_layers(stored: StoredTensors, model: Mapping[str, Any]) -> None:
     """Raises InputError if there are no layers, or not as many as in the config."""
     def first_name(layer: int) -> str:
         kernel, *_ = _layer(f'bert/encoder/layer_{layer}')
-        return kernel.file_names(stored.format)[0]
+        form = stored.form_of(kernel)
+        assert form is not None
+        return form.names[0]
 
     layers = itertools.count()
     num_layers = next(layer for layer in layers if first_name(layer) not in stored.shapes)
@@ -361,21 +363,25 @@ def _put_config_beside(stored: StoredTensors) -> str:
 
 
 def _holds_any_of(stored: StoredTensors, part: Part) -> bool:
-    names = itertools.chain.from_iterable(
-        tensor.file_names(stored.format) for tensor in part.tensors)
-    return any(name in stored.shapes for name in names)
+    for tensor in part.tensors:
+        form = stored.form_of(tensor)
+        if form is not None and any(name in stored.shapes for name in form.names):
+            return True
+    return False
 
 
 def _num_labels(stored: StoredTensors) -> int:
     """Outputs of the classifier; 0 where there is none."""
     _, bias = CLASSIFIER.tensors
-    name, = bias.file_names(stored.format)
-    return stored.shapes.get(name, (0,))[0]
+    form = stored.form_of(bias)
+    if form is None:
+        return 0
+    return stored.shapes.get(form.names[0], (0,))[0]
 
 
-def _check_shape(stored: StoredTensors, tensor: Tensor, expected: tuple[int, ...]) -> None:
+def _check_shape(stored: StoredTensors, form: Form, expected: tuple[int, ...]) -> None:
     """Raises InputError if a tensor is missing or has another shape."""
-    for name in tensor.file_names(stored.format):
+    for name in form.names:
         if name not in stored.shapes:
             raise InputError(f'{stored.where} has no tensor {name}: it is not the whole of a model')
         found = tuple(stored.shapes[name])
@@ -397,13 +403,13 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
       InputError: the parameters lack the head that the config names, or the head's pooler.
     """
     present = {part_of(name) for name in params}
-    if hint and not present & HEADS[hint].parts():
+    if hint and not present & set(HEADS[hint].parts):
         raise InputError(f'{named_by}, but there is no tensor of such a head: the config '
                          'contradicts the weights')
     head = hint or _head_of_parts(present)
     if head == 'classification' and len(params['classifier/bias']) == 1:
         head = 'regression'
-    needs_pooler = HEADS[head].needs_pooler() or 'cls/seq_relationship/kernel' in params
+    needs_pooler = HEADS[head].needs_pooler or 'cls/seq_relationship/kernel' in params
     if needs_pooler and POOLER not in present:
         raise InputError(f'{named_by}, whose head needs a pooler, and there is none')
     return head
@@ -413,7 +419,7 @@ def _head_of_parts(present: set[Part | None]) -> str:
     """The head that has one of these parts, if there is any; else ''."""
     with_classifier = 'classification' if POOLER in present else 'token_classification'
     for name in ('question_answering', with_classifier, 'pretraining'):
-        if present & HEADS[name].parts():
+        if present & set(HEADS[name].parts):
             return name
     return ''
 
@@ -425,7 +431,7 @@ def check_head(name: Any, where: Path, any_head: bool = False) -> str:
     """
     if name not in HEADS:
         raise InputError(f"{where}: head={name!r} is unknown: {', '.join(filter(None, HEADS))}")
-    if not (any_head or HEADS[name].classes):
+    if HEADS[name].stays_in_run and not any_head:
         raise InputError(f'{where}: {HEADS[name].title()} stays in its run: bert_jax.evaluate and '
                          'bert_jax.predict use it, no other run or format can')
     return str(name)

@@ -10,11 +10,11 @@ import numpy as np
 
 from bert_jax.config.bert_config import OPTIONS, BertConfig
 from bert_jax.heads import HEADS, part_of
-from bert_jax.heads.tensors import Part
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, read_json
-from bert_jax.text.settings import SETTINGS_FILE
 from bert_jax.weights import formats
+from bert_jax.weights.families import family_of, family_to_write
+from bert_jax.weights.families.family import Architecture, Family
 from bert_jax.weights.formats import StoredTensors, Weights
 from bert_jax.weights.new_folder import new_folder, write_json
 from bert_jax.weights.safetensors_files import (
@@ -24,50 +24,39 @@ from bert_jax.weights.safetensors_files import (
     open_tensors,
     write_tensors,
 )
-from bert_jax.weights.tokenizer_files import read_tokenizer, write_tokenizer
+from bert_jax.weights.tokenizer_files import (
+    check_tokenizer_class,
+    read_tokenizer,
+    tokenizer_settings,
+    write_tokenizer,
+)
 
-# Config fields by which similar models compute something else, with the values that BERT has.
-_PLAIN: Mapping[str, Any] = {
-    'model_type': 'bert',
-    'position_embedding_type': 'absolute',
-    'is_decoder': False,
-    'add_cross_attention': False,
-}
-# Tensors that are copies of parameters and must be equal to them.
-_TIED = {
-    'cls.predictions.decoder.weight': 'bert/embeddings/word_embeddings',
-    'cls.predictions.decoder.bias': 'cls/predictions/output_bias',
-}
-# Classes of WordPiece tokenizers that work as BERT's; the last two are as tokenizer.json has them.
-_TOKENIZERS = ('BertTokenizer', 'DistilBertTokenizer', 'ElectraTokenizer', 'MobileBertTokenizer',
-               'ConvBertTokenizer', 'LayoutLMTokenizer', 'FunnelTokenizer', 'LxmertTokenizer',
-               'RetriBertTokenizer', 'SqueezeBertTokenizer', 'SplinterTokenizer',
-               'RealmTokenizer', 'DPRQuestionEncoderTokenizer', 'DPRContextEncoderTokenizer',
-               'DPRReaderTokenizer', 'PreTrainedTokenizer', 'TokenizersBackend')
 # What training programs put around a model, and so before the names of its tensors.
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
 
 
 def read_huggingface(named: str | os.PathLike[str]) -> Weights:
-    """Reads a folder written by `save_pretrained` or downloaded: any BERT, base or with a head.
+    """Reads a folder written by `save_pretrained` or downloaded: any of `FAMILIES`, of any head.
 
     Raises:
-      InputError: something is missing, damaged or contradictory, or the model is no BERT.
+      InputError: something is missing, damaged or contradictory, or the model is of no family.
     """
     folder = as_path(named)
     config_file = folder / 'config.json'
     _check_no_adapter(folder)
     config = read_json(config_file, 'a Hugging Face folder holds config.json and model.safetensors')
-    architecture = str((config.get('architectures') or [''])[0])
-    _check_kind(folder, config, config_file)
-    model = _read_model(config, config_file)
-    params, unused = _read_params(folder, model, config_file)
+    family = family_of(config, config_file)
+    model = family.model_of(config, config_file)
+    check_tokenizer_class(folder, config, config_file)
+    class_name = str((config.get('architectures') or [''])[0])
+    architecture = family.architecture(class_name)
+    params, unused = _read_params(folder, model, config_file, family, architecture)
     head = _find_head(config, architecture, params, config_file)
     labels = _labels_in(config, head, config_file)
     vocab_file, lowercase = read_tokenizer(folder, model['vocab_size'])
     source = f'Hugging Face folder {folder}'
-    if architecture:
-        source += f' ({architecture})'
+    if class_name:
+        source += f' ({class_name})'
     return Weights(
         params=params,
         model=model,
@@ -80,18 +69,12 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         inference=_length_limit(folder, model) | (config.get(formats.INFERENCE) or {}))
 
 
-def _read_model(config: Mapping[str, Any], config_file: Path) -> dict[str, Any]:
-    """`Weights.model`, with the defaults of transformers where they differ from ours."""
-    stated = {key: value for key, value in config.items() if value is not None}
-    defaults = {
-        'hidden_act': 'gelu',
-        'classifier_dropout': stated.get('hidden_dropout_prob'),
-    }
-    return formats.read_model(defaults | stated, 'huggingface', config_file)
-
-
 def _read_params(
-    folder: Path, model: Mapping[str, Any], config_file: Path
+    folder: Path,
+    model: Mapping[str, Any],
+    config_file: Path,
+    family: Family,
+    architecture: Architecture | None,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """(`Weights.params`, `Weights.unused`).
 
@@ -100,24 +83,27 @@ def _read_params(
     """
     with contextlib.ExitStack() as stack:
         where, by_file_name = open_tensors(folder, stack)
-        by_name = _our_spelling(by_file_name)
+        by_name = _whole_names(by_file_name, family)
+        of_class = architecture or family.architecture_of(by_name)
+        by_name = _with_copies(by_name, family, of_class, model)
         stored = StoredTensors(
-            format='huggingface',
+            form_of=lambda tensor: family.form_in_any(tensor, of_class),
             shapes={name: tensor.shape for name, tensor in by_name.items()},
             read=lambda name: by_name[name].read(),
             where=where,
             config_file=config_file)
         params, unused = formats.take_params(stored, model)
-        for name in set(unused) & set(_TIED):
-            if not np.array_equal(by_name[name].read(), params[_TIED[name]]):
-                raise InputError(f'{by_name[name].path}: {name} is not equal to {_TIED[name]}: an '
+        for name in set(unused) & set(family.tied):
+            parameter = family.tied[name]
+            if not np.array_equal(by_name[name].read(), params[parameter]):
+                raise InputError(f'{by_name[name].path}: {name} is not equal to {parameter}: an '
                                  'output layer that is not tied to the embeddings cannot be read')
-    return params, tuple(name for name in unused if name not in _TIED)
+    return params, tuple(name for name in unused if name not in family.tied)
 
 
 def _find_head(
     config: Mapping[str, Any],
-    architecture: str,
+    architecture: Architecture | None,
     params: Mapping[str, np.ndarray],
     config_file: Path,
 ) -> str:
@@ -126,9 +112,9 @@ def _find_head(
     Raises:
       InputError: they contradict each other.
     """
-    named = _head_of_class(architecture)
-    head = formats.find_head(
-        params, named, f"{config_file}: architectures says {architecture or 'nothing'}")
+    named = architecture.heads[0] if architecture else ''
+    class_name = (config.get('architectures') or ['nothing'])[0]
+    head = formats.find_head(params, named, f'{config_file}: architectures says {class_name}')
     num_labels = len(params.get('classifier/bias', ()))
     problem = config.get('problem_type')
     if head == 'classification' and problem == HEADS['regression'].problem_type:
@@ -137,14 +123,6 @@ def _find_head(
     if problem == HEADS['multi_label'].problem_type and num_labels:
         return 'multi_label'
     return head
-
-
-def _head_of_class(architecture: str) -> str:
-    """The head of a class of transformers; '' if there is none."""
-    for head in HEADS.values():
-        if architecture in head.classes:
-            return str(head.name)
-    return ''
 
 
 def _labels_in(config: Mapping[str, Any], head: str, config_file: Path) -> list[str]:
@@ -164,36 +142,10 @@ def _labels_in(config: Mapping[str, Any], head: str, config_file: Path) -> list[
 
 def _length_limit(folder: Path, model: Mapping[str, Any]) -> dict[str, int]:
     """`max_seq_length`, if the tokenizer cuts texts before the model's positions end."""
-    limit = _tokenizer_settings(folder).get('model_max_length')
+    limit = tokenizer_settings(folder).get('model_max_length')
     if isinstance(limit, int) and 2 < limit < BertConfig(**model).max_length:
         return {'max_seq_length': limit}
     return {}
-
-
-def _tokenizer_settings(folder: Path) -> dict[str, Any]:
-    """The contents of tokenizer_config.json; {} if there is none."""
-    file = folder / SETTINGS_FILE
-    if not file.exists():
-        return {}
-    settings: dict[str, Any] = read_json(file, 'it describes the tokenizer')
-    return settings
-
-
-def _check_kind(folder: Path, config: Mapping[str, Any], config_file: Path) -> None:
-    """Raises InputError for a model or a tokenizer of another kind than BERT's, by its name."""
-    for field, plain in _PLAIN.items():
-        if config.get(field) not in (plain, None):
-            raise InputError(f'{config_file}: {field}={config[field]!r} is not the BERT of the '
-                             f'paper, which has {plain!r}; only that can be read')
-    kind = _tokenizer_settings(folder).get('tokenizer_class')
-    where = folder / SETTINGS_FILE
-    if kind is None:
-        kind = config.get('tokenizer_class')
-        where = config_file
-    if kind is not None and str(kind).removesuffix('Fast') not in _TOKENIZERS:
-        raise InputError(f'{where}: tokenizer_class={kind!r} is not one that can be read, so '
-                         "the model's ids would be others: take a model with BERT's WordPiece "
-                         f"({', '.join(_TOKENIZERS[:2])}, ...)")
 
 
 def _check_no_adapter(folder: Path) -> None:
@@ -214,29 +166,47 @@ def _check_no_adapter(folder: Path) -> None:
                      'save_pretrained(FOLDER)')
 
 
-def _our_spelling(by_file_name: Mapping[str, FileTensor]) -> dict[str, FileTensor]:
-    """Tensors by the names in our table: base models lack `bert.`, old ones have gamma and beta.
+def _whole_names(
+    by_file_name: Mapping[str, FileTensor], family: Family
+) -> dict[str, FileTensor]:
+    """Tensors by the names in the family's tables.
 
-    Buffers that are not parameters (`position_ids`) are left out, and so is what a program that
-    trained the model put before the names.
+    Models without a head lack its `prefix`, and old ones have gamma and beta. Buffers that are not
+    parameters (`position_ids`) are left out, and so is what a program that trained the model put
+    before the names.
 
     Raises:
       InputError: two tensors have the same name then.
     """
     unwrapped = _unwrapped(by_file_name)
-    is_base = not any(name.startswith('bert.') for name in unwrapped)
+    is_base = not any(name.startswith(family.prefix) for name in unwrapped)
     by_name: dict[str, FileTensor] = {}
     for name, tensor in unwrapped.items():
         if name.endswith('.position_ids'):
             continue
         name = re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)
         name = re.sub(r'LayerNorm\.beta$', 'LayerNorm.bias', name)
-        if is_base and name.startswith(('embeddings.', 'encoder.', 'pooler.')):
-            name = 'bert.' + name
+        if is_base and name.startswith(family.beginnings):
+            name = family.prefix + name
         by_name[name] = tensor
-    if 'cls.predictions.decoder.bias' in by_name:
-        by_name.setdefault('cls.predictions.bias', by_name['cls.predictions.decoder.bias'])
     return by_name
+
+
+def _with_copies(
+    by_name: Mapping[str, FileTensor],
+    family: Family,
+    architecture: Architecture,
+    model: Mapping[str, Any],
+) -> dict[str, FileTensor]:
+    """The tensors, with parameters of which there is only a copy in the files."""
+    names = dict(by_name)
+    for tensor in formats.tensors(model):
+        for copy, parameter in family.tied.items():
+            if parameter == tensor.name and copy in by_name:
+                form = family.form_in_any(tensor, architecture)
+                assert form is not None, parameter
+                names.setdefault(form.names[0], by_name[copy])
+    return names
 
 
 def _unwrapped(by_file_name: Mapping[str, FileTensor]) -> dict[str, FileTensor]:
@@ -266,68 +236,77 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
       InputError: it cannot be written, holds something already, or the weights lack a part of
         their head.
     """
-    architecture = _class_to_write(weights)
-    parts = HEADS[weights.head].classes[architecture]
-    notes = _missing_parts(weights, architecture)
-    config = _config_to_write(weights, architecture)
-    notes += _left_out_parts(weights, architecture)
-    params = {name: x for name, x in weights.params.items() if part_of(name) in (None, *parts)}
-    tensors = formats.from_params('huggingface', params, weights.model)
-    if architecture == 'BertModel':  # its tensors have no prefix
-        tensors = {name.removeprefix('bert.'): x for name, x in tensors.items()}
+    family = family_to_write(weights)
+    architecture = _class_to_write(weights, family)
+    class_name = family.class_name(architecture)
+    notes = _missing_parts(weights, architecture, class_name)
+    config = _config_to_write(weights, family, class_name)
+    notes += _left_out_parts(weights, architecture, class_name)
+    kept = (None, *architecture.parts)
+    params = {name: x for name, x in weights.params.items() if part_of(name) in kept}
+    tensors = formats.from_params(
+        lambda tensor: family.form_of(tensor, architecture), params, weights.model)
+    if not weights.head:  # the encoder's class has no prefix
+        tensors = {name.removeprefix(family.prefix): x for name, x in tensors.items()}
     with new_folder(as_path(folder)) as beside:
         write_tensors(beside, tensors)
         write_json(beside / 'config.json', config)
-        (beside / 'README.md').write_text(_model_card(weights, architecture), encoding='utf-8')
+        (beside / 'README.md').write_text(_model_card(weights, class_name), encoding='utf-8')
         notes += write_tokenizer(beside, weights)
     return notes
 
 
-def _class_to_write(weights: Weights) -> str:
-    """The first class of the head whose parts the weights have all, or else its first class."""
-    classes: Mapping[str, tuple[Part, ...]] = HEADS[weights.head].classes
-    for name, parts in classes.items():
-        if all(weights.has(part.prefix) for part in parts):
-            return name
-    return next(iter(classes))
+def _class_to_write(weights: Weights, family: Family) -> Architecture:
+    """The first class of the head whose parts the weights have all, or else its first class.
+
+    Raises:
+      InputError: the family has no class with this head.
+    """
+    classes = [each for each in family.architectures if weights.head in each.heads]
+    if not classes:
+        raise InputError(f'{weights.source} has {HEADS[weights.head].title()}, which no class of '
+                         f'{family.name} models has: use --to bert_jax')
+    for architecture in classes:
+        if all(weights.has(part.prefix) for part in architecture.parts):
+            return architecture
+    return classes[0]
 
 
-def _missing_parts(weights: Weights, architecture: str) -> list[str]:
+def _missing_parts(weights: Weights, architecture: Architecture, class_name: str) -> list[str]:
     """A note if a model without head has no pooler.
 
     Raises:
       InputError: the weights lack another part.
     """
-    for part in HEADS[weights.head].classes[architecture]:
+    for part in architecture.parts:
         if weights.has(part.prefix):
             continue
-        if architecture == 'BertModel':
+        if not weights.head:
             return ['there is no pooler: load it with add_pooling_layer=False']
         missing = part.prefix.rstrip('/')
-        raise InputError(f'{weights.source} has no {missing}, which {architecture} needs')
+        raise InputError(f'{weights.source} has no {missing}, which {class_name} needs')
     return []
 
 
-def _left_out_parts(weights: Weights, architecture: str) -> list[str]:
+def _left_out_parts(weights: Weights, architecture: Architecture, class_name: str) -> list[str]:
     """A note if the weights have parts that the class has no place for."""
-    written = HEADS[weights.head].classes[architecture]
+    written = architecture.parts
     present = {part_of(name) for name in weights.params}
     left_out = sorted(part.prefix.rstrip('/') for part in present if part and part not in written)
     if not left_out:
         return []
-    return [f"left out: {', '.join(left_out)} ({architecture} has none)"]
+    return [f"left out: {', '.join(left_out)} ({class_name} has none)"]
 
 
-def _config_to_write(weights: Weights, architecture: str) -> dict[str, Any]:
+def _config_to_write(weights: Weights, family: Family, class_name: str) -> dict[str, Any]:
     """The contents of config.json."""
     head = HEADS[weights.head]
-    model, _ = formats.write_model(weights.model, 'huggingface', weights.source)
     config = {
-        'architectures': [architecture],
-        'model_type': 'bert',
+        'architectures': [class_name],
+        'model_type': family.model_type,
         'dtype': 'float32',
         'pad_token_id': 0,
-        **model,
+        **family.config_of(weights.model),
     }
     if head.problem_type or head.labelled:
         labels = weights.labels or ('LABEL_0',)
@@ -340,7 +319,7 @@ def _config_to_write(weights: Weights, architecture: str) -> dict[str, Any]:
     return config
 
 
-def _model_card(weights: Weights, architecture: str) -> str:
+def _model_card(weights: Weights, class_name: str) -> str:
     """The model card in Markdown, with the front matter that model hubs read."""
     num_parameters = sum(x.size for x in weights.params.values())
     rows = {'parameters': f'{num_parameters:,}'}
@@ -356,5 +335,5 @@ def _model_card(weights: Weights, architecture: str) -> str:
     return card.format(
         title=HEADS[weights.head].title(),
         source=re.sub(r'\S*/(.*/)?', '', weights.source),  # without paths on this machine
-        architecture=architecture,
+        architecture=class_name,
         table='\n'.join(f'| {name} | {value} |' for name, value in rows.items()))

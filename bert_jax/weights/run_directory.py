@@ -12,6 +12,7 @@ import numpy as np
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.heads import HEADS
 from bert_jax.heads.pretraining import SEQ_RELATIONSHIP
+from bert_jax.heads.tensors import Tensor
 from bert_jax.runtime import checksum, files
 from bert_jax.runtime.checksum import CHECKSUMS
 from bert_jax.runtime.errors import InputError, first_line
@@ -48,7 +49,7 @@ def read_description(workdir: Path) -> formats.Weights:
         if name not in _MODEL_FIELDS:
             raise InputError(f'{config_file}: model.{name}={value!r} is unknown here: read it with '
                              'the version of bert_jax that wrote it')
-    model = formats.read_model(section, 'bert_jax', config_file)
+    model = formats.read_model(section, formats.IN_RUN, config_file)
     lowercase = bool(data.get('lowercase', True))
     vocab_file = find_vocabulary(workdir)
     if vocab_file is not None:
@@ -101,7 +102,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
     params = _read_params(step, config, described.model['vocab_size'])
     _check_params(params, head, described.model, step, config_file)
     inference = _inference(config, head)
-    if HEADS[head].classes:
+    if not HEADS[head].stays_in_run:
         head = formats.find_head(params, head, f'{config_file} says head {head!r}')
     source = f'{described.source}, step {int(step.name):,}'
     if step.parent.name == 'best':
@@ -151,10 +152,10 @@ def _check_params(
 ) -> None:
     """Raises InputError if a parameter contradicts the config, or the config has none of it."""
     checked = params
-    if not HEADS[head].classes:  # `formats.tensors` does not list this head
+    if HEADS[head].stays_in_run:  # `formats.tensors` does not list this head
         checked = {name: x for name, x in params.items() if name.startswith('bert/')}
     stored = formats.StoredTensors(
-        format='bert_jax',
+        form_of=Tensor.in_run,
         shapes={name: x.shape for name, x in checked.items()},
         read=checked.__getitem__,
         where=step,

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from bert_jax.config.bert_config import OPTIONS
+from bert_jax.heads.tensors import Tensor
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, local_copy, read_json
 from bert_jax.runtime.packages import loading_tensorflow
@@ -18,6 +20,7 @@ from bert_jax.weights.new_folder import new_folder, write_json
 from bert_jax.weights.vocabulary import check_vocabulary, find_vocabulary, write_vocabulary
 
 _NAME = 'bert_model.ckpt'
+_SPELLINGS = {option.name: option.tf1 for option in OPTIONS if option.tf1 is not None}
 _OBJECT_GRAPH = b'_CHECKPOINTABLE_OBJECT_GRAPH'  # a variable that only TF2's checkpoints have
 
 
@@ -41,7 +44,7 @@ def read_tf1(named: str | os.PathLike[str]) -> formats.Weights:
     if config.get('hidden_act') != 'gelu':
         raise InputError(f"{config_file}: hidden_act={config.get('hidden_act')!r} is not one that "
                          "can be read: 'gelu'")
-    model = formats.read_model(config, 'tf1', config_file)
+    model = formats.read_model(config, _SPELLINGS, config_file)
     params, unused = formats.take_params(_open_checkpoint(prefix, config_file), model)
     hint = formats.check_head(config.get('head', ''), config_file)
     head = formats.find_head(params, hint, f'{config_file} says head {hint!r}')
@@ -114,7 +117,7 @@ def _open_checkpoint(prefix: Path, config_file: Path) -> formats.StoredTensors:
         if name != 'global_step' and not name.endswith(('/adam_m', '/adam_v')):
             shapes[name] = tuple(shape)
     return formats.StoredTensors(
-        format='tf1',
+        form_of=Tensor.in_tf1,
         shapes=shapes,
         read=lambda name: call(reader.get_tensor, name),
         where=prefix,
@@ -133,8 +136,7 @@ def write_tf1(folder: str | os.PathLike[str], weights: formats.Weights) -> list[
     Raises:
       InputError: it cannot be written, or holds something already.
     """
-    config, notes = formats.write_model(weights.model, 'tf1', weights.source)
-    config |= {'hidden_act': 'gelu', 'do_lower_case': weights.lowercase}
+    config, notes = config_to_write(weights)
     if weights.head not in ('', 'pretraining'):
         config['head'] = weights.head
     if weights.labels:
@@ -143,7 +145,7 @@ def write_tf1(folder: str | os.PathLike[str], weights: formats.Weights) -> list[
         config[formats.INFERENCE] = dict(weights.inference)
     with loading_tensorflow('writing a TF1 checkpoint'):
         import tensorflow as tf
-    files = formats.from_params('tf1', weights.params, weights.model)
+    files = formats.from_params(Tensor.in_tf1, weights.params, weights.model)
     with new_folder(as_path(folder)) as beside:
         with tf.device('/CPU:0'):
             tf.raw_ops.SaveV2(
@@ -152,6 +154,32 @@ def write_tf1(folder: str | os.PathLike[str], weights: formats.Weights) -> list[
         write_json(beside / 'bert_config.json', config)
         notes += _write_vocabulary(beside, weights)
     return notes
+
+
+def config_to_write(weights: formats.Weights) -> tuple[dict[str, Any], list[str]]:
+    """(The content of bert_config.json for a model, notes for the user).
+
+    Raises:
+      InputError: there is no key for an option, so the model would be read as another.
+    """
+    notes = []
+    stated = {}
+    for option in OPTIONS:
+        value = weights.model[option.name]
+        spelling = _SPELLINGS.get(option.name)
+        if value == option.default and (spelling is None or spelling.ours):
+            continue
+        if spelling is None or not formats.can_say(spelling, value):
+            raise InputError(f'{weights.source} has {option.name}={value!r}, which a '
+                             f'bert_config.json cannot hold: it would be read as '
+                             f'{option.default!r}; use --to bert_jax')
+        if spelling.ours:
+            notes.append(
+                f"{option.name} is {value}: the original's code has {option.default} fixed")
+        stated[option.name] = spelling
+    config = formats.spelled(weights.model, stated)
+    config |= {'hidden_act': 'gelu', 'do_lower_case': weights.lowercase}
+    return config, notes
 
 
 def _write_vocabulary(folder: Path, weights: formats.Weights) -> list[str]:

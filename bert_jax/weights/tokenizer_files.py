@@ -8,7 +8,7 @@ from typing import Any
 from bert_jax import text
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import Path, as_path, children, digest
+from bert_jax.runtime.files import Path, as_path, children, digest, read_json
 from bert_jax.text import vocab
 from bert_jax.text.added import MOST_TOKENS, fields_of
 from bert_jax.text.settings import (
@@ -23,6 +23,41 @@ from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 from bert_jax.weights.formats import Weights
 from bert_jax.weights.new_folder import write_json
 from bert_jax.weights.vocabulary import check_vocabulary, write_vocabulary
+
+# Classes of WordPiece tokenizers that work as BERT's; the last two are as tokenizer.json has them.
+_CLASSES = ('BertTokenizer', 'DistilBertTokenizer', 'ElectraTokenizer', 'MobileBertTokenizer',
+            'ConvBertTokenizer', 'LayoutLMTokenizer', 'FunnelTokenizer', 'LxmertTokenizer',
+            'RetriBertTokenizer', 'SqueezeBertTokenizer', 'SplinterTokenizer',
+            'RealmTokenizer', 'DPRQuestionEncoderTokenizer', 'DPRContextEncoderTokenizer',
+            'DPRReaderTokenizer', 'PreTrainedTokenizer', 'TokenizersBackend')
+
+
+def tokenizer_settings(folder: Path) -> dict[str, Any]:
+    """The contents of tokenizer_config.json; {} if there is none."""
+    file = folder / SETTINGS_FILE
+    if not file.exists():
+        return {}
+    settings: dict[str, Any] = read_json(file, 'it describes the tokenizer')
+    return settings
+
+
+def check_tokenizer_class(folder: Path, config: Mapping[str, Any], config_file: Path) -> None:
+    """Raises InputError for a tokenizer of another kind than BERT's, by its class.
+
+    Args:
+      folder: with the tokenizer's files.
+      config: the content of the model's config.json, which may name the class, too.
+      config_file: its path.
+    """
+    kind = tokenizer_settings(folder).get('tokenizer_class')
+    where = folder / SETTINGS_FILE
+    if kind is None:
+        kind = config.get('tokenizer_class')
+        where = config_file
+    if kind is not None and str(kind).removesuffix('Fast') not in _CLASSES:
+        raise InputError(f'{where}: tokenizer_class={kind!r} is not one that can be read, so '
+                         "the model's ids would be others: take a model with BERT's WordPiece "
+                         f"({', '.join(_CLASSES[:2])}, ...)")
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:

@@ -14,14 +14,18 @@ from run_model import RECORDED, assert_same_params
 from bert_jax.config import default_config, model_fields
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
 from bert_jax.heads.pretraining import Pretraining
+from bert_jax.heads.tensors import Tensor
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.workdirs import check_resumable
 from bert_jax.validation import complete
 from bert_jax.weights import formats, load_weights
-from bert_jax.weights.formats import read_model, sizes_of, tensors, to_tree, write_model
+from bert_jax.weights.families import family_to_write
+from bert_jax.weights.families.bert import BERT
+from bert_jax.weights.formats import sizes_of, tensors, to_tree
 from bert_jax.weights.run_directory import describe_run, read_description, write_run
+from bert_jax.weights.tf1 import config_to_write
 from bert_jax.weights.warm_start import place
 
 # No two sizes are the same, so that a swap of dims shows.
@@ -35,24 +39,30 @@ def params():
     made = {}
     first = 0
     for tensor in tensors(MODEL):
-        shape = tensor.shape('bert_jax', sizes_of(MODEL, num_labels=6))
+        shape = tensor.shape(sizes_of(MODEL, num_labels=6))
         made[tensor.name] = first + np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
         first += made[tensor.name].size
     return made
 
 
-@pytest.mark.parametrize('format', ['tf1', 'huggingface'])
-def test_every_array_comes_back_from_files(params, format):
+def in_bert(tensor):
+    """The form in files of transformers' BERT, of whatever class."""
+    return BERT.form_in_any(tensor, BERT.architectures[0])
+
+
+@pytest.mark.parametrize('form_of', [Tensor.in_tf1, in_bert])
+def test_every_array_comes_back_from_files(params, form_of):
     sizes = sizes_of(MODEL, num_labels=6)
-    files = formats.from_params(format, params, MODEL)
+    files = formats.from_params(form_of, params, MODEL)
     assert all(x.flags.c_contiguous for x in files.values())
     num_files = 0
     back = {}
     for tensor in tensors(MODEL):
-        arrays = [files[name] for name in tensor.file_names(format)]
-        assert {x.shape for x in arrays} == {tensor.shape(format, sizes)}
+        form = form_of(tensor)
+        arrays = [files[name] for name in form.names]
+        assert {x.shape for x in arrays} == {tensor.shape_in(form, sizes)}
         num_files += len(arrays)
-        back[tensor.name] = tensor.from_files(format, arrays, sizes)
+        back[tensor.name] = tensor.from_files(form, arrays, sizes)
     assert len(files) == num_files
     assert_same_params(params, back)
 
@@ -80,24 +90,42 @@ def another(option):
     return 128 if option.type is int else 0.25
 
 
-@pytest.mark.parametrize('option, format', [
-    (option, format) for option in OPTIONS for format in ('huggingface', 'tf1', 'bert_jax')
-    if option.spelling(format) is not None])  # for those without one see the next test
-def test_a_field_comes_back_from_every_format(option, format):
-    model = SIZES | {option.name: another(option)}
-    said, notes = write_model(model, format, 'a model')
-    assert read_model(json.loads(json.dumps(said)), format, Path('config.json')) == model
-    is_noted = any(option.name in note for note in notes)
-    assert is_noted == bool(format == 'tf1' and option.tf1 and option.tf1.ours)
+SPELLINGS = {
+    'huggingface': BERT.spellings,
+    'tf1': {option.name: option.tf1 for option in OPTIONS if option.tf1 is not None},
+    'bert_jax': formats.IN_RUN,
+}
 
 
-@pytest.mark.parametrize('format', ['huggingface', 'tf1'])
-def test_what_a_format_cannot_say_is_refused_by_name(format):
-    plain, _ = write_model(SIZES, format, 'runs/a')
-    assert 'causal' not in plain
-    with pytest.raises(InputError, match='^runs/a has causal=True, which .*config.json cannot'):
-        write_model(SIZES | {'causal': True}, format, 'runs/a')
-    assert read_model(plain, format, Path('config.json'))['causal'] is False  # older files lack it
+@pytest.mark.parametrize('format, name', [
+    (format, name) for format, spellings in SPELLINGS.items() for name in spellings])
+def test_a_field_comes_back_from_every_format(format, name):
+    option = next(option for option in OPTIONS if option.name == name)
+    model = SIZES | {name: another(option)}
+    said = formats.spelled(model, SPELLINGS[format])
+    back = formats.read_model(json.loads(json.dumps(said)), SPELLINGS[format], Path('config.json'))
+    assert back == model
+
+
+@pytest.mark.parametrize('name', [option.name for option in OPTIONS if option.tf1])
+def test_the_original_has_some_fields_fixed(name):
+    """They are written under keys of this project, with a note."""
+    option = next(option for option in OPTIONS if option.name == name)
+    weights = load_weights(RECORDED / 'base')
+    for value in (option.default, another(option)):
+        changed = dataclasses.replace(weights, model=SIZES | {name: value})
+        _, notes = config_to_write(changed)
+        is_noted = any(name in note for note in notes)
+        assert is_noted == (option.tf1.ours and value != option.default)
+
+
+@pytest.mark.parametrize('write', [config_to_write, family_to_write])
+def test_what_a_format_cannot_say_is_refused_by_name(write):
+    weights = dataclasses.replace(load_weights(RECORDED / 'base'), source='runs/a')
+    write(weights)
+    causal = dataclasses.replace(weights, model=weights.model | {'causal': True})
+    with pytest.raises(InputError, match='^runs/a has causal=True, which .*config.json .*hold'):
+        write(causal)
 
 
 def of_another_model():

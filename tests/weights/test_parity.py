@@ -15,6 +15,7 @@ from bert_jax.text import load_tokenizer
 from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
 from bert_jax.train.step import TrainState, parameters_of
 from bert_jax.weights import load_weights
+from bert_jax.weights.families.bert import BERT
 from bert_jax.weights.formats import from_params, from_tree, sizes_of, tensors, to_tree
 from bert_jax.weights.huggingface import write_huggingface
 from tests.tiny_models import fixed_step
@@ -80,10 +81,16 @@ def theirs(model, inputs):
 
 def ours(weights, inputs):
     # A model with the next-sentence head alone gets a masked-LM head of zeros.
-    rest = {tensor.name: np.zeros(tensor.shape('bert_jax', sizes_of(weights.model)), np.float32)
+    rest = {tensor.name: np.zeros(tensor.shape(sizes_of(weights.model)), np.float32)
             for tensor in tensors(weights.model) if tensor.name.startswith('cls/predictions/')
             and weights.has('cls/seq_relationship')}
     return outputs(dataclasses.replace(weights, params=rest | weights.params), inputs)
+
+
+def in_files(params, model):
+    """The parameters as transformers has them."""
+    return from_params(
+        lambda tensor: BERT.form_in_any(tensor, BERT.architectures[0]), params, model)
 
 
 def load_silently(kind, folder):
@@ -159,7 +166,7 @@ def test_fine_tuning_is_that_of_torch(tmp_path):
         rates.step()
     trained = {name: np.asarray(x) for name, x in from_tree(
         state.params, head.config.vocab_size).items()}
-    for name, x in from_params('huggingface', trained, weights.model).items():
+    for name, x in in_files(trained, weights.model).items():
         if not name.endswith('key.bias'):  # zero gradient: Adam magnifies rounding
             np.testing.assert_allclose(x, model.state_dict()[name], rtol=0, atol=1e-4, err_msg=name)
 
@@ -185,7 +192,7 @@ def test_shards_of_any_precision(dtype, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size='4KB')
     assert len(list(tmp_path.glob('model-*.safetensors'))) > 1
     weights = load_weights(tmp_path)
-    for name, x in from_params('huggingface', weights.params, weights.model).items():
+    for name, x in in_files(weights.params, weights.model).items():
         assert x.dtype == np.float32
         np.testing.assert_array_equal(x, model.state_dict()[name].float().numpy(), err_msg=name)
 

@@ -1,0 +1,49 @@
+"""The families of models that Hugging Face folders can hold, a file each.
+
+To add one, write its file and add it to `FAMILIES`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
+from bert_jax.weights.families.bert import BERT
+from bert_jax.weights.families.family import Family
+from bert_jax.weights.formats import Weights
+
+# A model that several can hold is written as the first of them.
+FAMILIES: tuple[Family, ...] = (BERT,)
+
+
+def family_of(config: Mapping[str, Any], where: Path) -> Family:
+    """The family of a model, by the `model_type` in its config.json.
+
+    Old files that lack it are of BERT.
+
+    Raises:
+      InputError: it is of no family here.
+    """
+    model_type = config.get('model_type') or BERT.model_type
+    for family in FAMILIES:
+        if model_type in family.model_types:
+            return family
+    known = [name for family in FAMILIES for name in family.model_types]
+    raise InputError(f'{where}: model_type={model_type!r} is not one that can be read: '
+                     f"{', '.join(known)}")
+
+
+def family_to_write(weights: Weights) -> Family:
+    """The first family whose config.json can hold a model's options.
+
+    Raises:
+      InputError: there is none.
+    """
+    lost = {family.name: family.lost_options(weights.model) for family in FAMILIES}
+    for family in FAMILIES:
+        if not lost[family.name]:
+            return family
+    nearest = min(lost, key=lambda name: len(lost[name]))
+    options = ', '.join(f'{name}={weights.model[name]!r}' for name in lost[nearest])
+    raise InputError(f'{weights.source} has {options}, which the config.json of no family can hold '
+                     f"(of {', '.join(lost)}, the nearest is {nearest}): use --to bert_jax")

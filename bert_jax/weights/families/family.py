@@ -1,0 +1,210 @@
+"""What a family of models is in Hugging Face's format: config fields, names of tensors, classes."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from bert_jax.config.bert_config import OPTIONS, Spelling, why_not_allowed
+from bert_jax.heads import PARTS
+from bert_jax.heads.tensors import Form, Part, Tensor
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path
+from bert_jax.weights import formats
+
+# Their name for a module of ours, or for a parameter that is no kernel, scale or bias; three names
+# where theirs are three. `{i}` stands for the number of a layer.
+Names = Mapping[str, str | tuple[str, ...]]
+_LAYER = re.compile(r'layer_(\d+)')
+_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
+
+
+class Architecture(NamedTuple):
+    """One of a family's classes in transformers.
+
+    Attributes:
+      name: of the class, without what it begins with for a model type, such as 'ForMaskedLM'.
+      heads: ours that it serves; without anything else to tell them apart, it is read as the first.
+      modules: names of the pooler and of the head's modules.
+    """
+
+    name: str
+    heads: tuple[str, ...]
+    modules: Names
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts that the class has besides embeddings and layers."""
+        def is_named(part: Part) -> bool:
+            return any(f'{module}/'.startswith(part.prefix) for module in self.modules)
+
+        return tuple(part for part in PARTS if is_named(part))
+
+
+def _no_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """For a family whose `spellings` say all."""
+    return {}
+
+
+def _no_options(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """For a family whose `spellings` say all."""
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A family of models: how transformers names and configures what is an option or a part here.
+
+    A model is written as the first family whose config can hold all of its options.
+
+    Attributes:
+      name: in messages.
+      model_types: `model_type` in config.json, with what the names of its classes begin with;
+        models are written as the first.
+      prefix: what stands before the names of the encoder's tensors, but in the class of the encoder
+        alone.
+      modules: names of embeddings and layers, with `prefix`.
+      architectures: classes; of those that serve a head, the first is written whose parts exist.
+      tied: tensors that are copies of a parameter of ours, which must be equal to it.
+      spellings: of the options that are fields of config.json.
+      options: the values of the others, where they are not those of the paper's BERT.
+      only: fields that change what is computed, with the one value that can be read.
+      defaults: of fields, in transformers, where an option's default here is another.
+      options_of: further options, from the fields of config.json and the file's path for messages.
+        A field that is absent has its value of `defaults`.
+      fields_of: the inverse: further fields, from all options.
+    """
+
+    name: str
+    model_types: Mapping[str, str]
+    prefix: str
+    modules: Names
+    architectures: tuple[Architecture, ...]
+    tied: Mapping[str, str]
+    spellings: Mapping[str, Spelling]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options_of: Callable[[Mapping[str, Any], Path], dict[str, Any]] = _no_options
+    fields_of: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_fields
+
+    @property
+    def model_type(self) -> str:
+        """The `model_type` that models are written with."""
+        return next(iter(self.model_types))
+
+    def class_name(self, architecture: Architecture) -> str:
+        """The name of a class for `model_type`."""
+        return self.model_types[self.model_type] + architecture.name
+
+    @property
+    def beginnings(self) -> tuple[str, ...]:
+        """What the names of tensors begin with in the class of the encoder alone."""
+        tables = [self.modules, *(architecture.modules for architecture in self.architectures)]
+        found = set()
+        for table in tables:
+            for named in table.values():
+                name = named if isinstance(named, str) else named[0]
+                if name.startswith(self.prefix):
+                    found.add(name.removeprefix(self.prefix).split('.')[0] + '.')
+        return tuple(sorted(found))
+
+    def architecture(self, class_name: str) -> Architecture | None:
+        """The architecture of a class, of any of the model types."""
+        for begin in self.model_types.values():
+            for architecture in self.architectures:
+                if class_name == begin + architecture.name:
+                    return architecture
+        return None
+
+    def architecture_of(self, names: Collection[str]) -> Architecture:
+        """The class whose head is in files of no known class: that with the most tensors there.
+
+        Args:
+          names: of the tensors in the files.
+        """
+        def num_tensors(architecture: Architecture) -> int:
+            total = 0
+            for part in architecture.parts:
+                for tensor in part.tensors:
+                    form = _form_of(tensor, architecture.modules)
+                    if form is None or not set(form.names) <= set(names):
+                        return 0
+                    total += len(form.names)
+            return total
+
+        return max(self.architectures, key=num_tensors)
+
+    def model_of(self, config: Mapping[str, Any], where: Path) -> dict[str, Any]:
+        """`Weights.model` from the content of config.json.
+
+        Raises:
+          InputError: the file, `where`, has a field that cannot be read.
+        """
+        stated = {key: value for key, value in config.items() if value is not None}
+        for key, value in self.only.items():
+            if stated.get(key, value) != value:
+                raise InputError(f'{where}: {key}={config[key]!r} cannot be read: of {self.name} '
+                                 f'models, only those with {value!r} can')
+        stated = {**self.defaults, **stated}
+        model = formats.read_model(stated, self.spellings, where)
+        model |= self.options
+        further = self.options_of(stated, where)
+        for option in OPTIONS:
+            if option.name in further:
+                wrong = why_not_allowed(further[option.name], option.allowed)
+                if wrong:
+                    raise InputError(f'{where}: {option.name}={further[option.name]!r} {wrong}')
+        return {**model, **further}
+
+    def config_of(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of config.json for `Weights.model`; options that it cannot hold are lost."""
+        return formats.spelled(model, self.spellings) | self.fields_of(model)
+
+    def lost_options(self, model: Mapping[str, Any]) -> list[str]:
+        """The names of the options that `config_of` loses."""
+        back = self.model_of(self.config_of(model), as_path('config.json'))
+        lost = []
+        for name, value in model.items():
+            spelling = self.spellings.get(name)
+            said = spelling is None or formats.can_say(spelling, value)
+            if back[name] != value or not said:
+                lost.append(name)
+        return lost
+
+    def form_of(self, tensor: Tensor, architecture: Architecture) -> Form | None:
+        """How files of a class hold a parameter; None if they do not."""
+        return _form_of(tensor, {**self.modules, **architecture.modules})
+
+    def form_in_any(self, tensor: Tensor, architecture: Architecture) -> Form | None:
+        """`form_of`, or if the class lacks the parameter, that in another class of the family.
+
+        Files may hold more than their class has. A name that the class itself gives to another
+        parameter is not meant.
+        """
+        names = {**self.modules, **architecture.modules}
+        taken = set(names.values())
+        for other in self.architectures:
+            for module, named in other.modules.items():
+                if module not in names and named not in taken:
+                    names[module] = named
+        return _form_of(tensor, names)
+
+
+def _form_of(tensor: Tensor, names: Names) -> Form | None:
+    """The form of a parameter by a table of names; None if it is not in the table."""
+    name = _LAYER.sub('layer_{i}', tensor.name)
+    module, _, leaf = name.rpartition('/')
+    ending = ''
+    named = names.get(name)
+    if named is None:
+        named = names.get(module)
+        ending = '.' + _LEAVES.get(leaf, leaf)
+    if named is None:
+        return None
+    number = _LAYER.search(tensor.name)
+    several = (named,) if isinstance(named, str) else named
+    if number:
+        several = tuple(name.replace('{i}', number[1]) for name in several)
+    return Form(
+        tuple(name + ending for name in several), is_transposed=tensor.name.endswith('/kernel'))
