@@ -14,7 +14,6 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.squad_answers import PlacesByPieces, Prediction, predict_answers
 from bert_jax.tasks.squad_reader import Question
 from bert_jax.tasks.squad_windows import SquadWindows, squad_windows
-from bert_jax.text.offsets import piece_places
 
 # The defaults of google-research/bert's run_squad, for settings that the model lacks.
 _DEFAULTS = {
@@ -39,14 +38,13 @@ class Answer(Command[list[str], SquadWindows]):
         self._doc_stride = settings['doc_stride']
         self._max_length = min(settings['max_seq_length'], model.max_length)
         # As evaluation cuts it, or shorter, so that at least one token of the context fits.
-        self._max_question_length = min(settings['max_query_length'], self._max_length - 4)
-        self._places = PlacesByPieces(piece_places(model.tokenizer))
+        most = self._max_length - model.vocab.frame.num_special(pair=True) - 1
+        self._max_question_length = min(settings['max_query_length'], most)
 
     def read(self, text: Any, number: int) -> list[str]:
         """The question and the context, which `batch` tokenizes."""
         model = self.model
         parts = parts_of(text, 2)
-        model.check_pair()
         question_length, _ = (len(model.encode(part)) for part in parts)
         most = self._max_question_length
         if question_length > most:
@@ -62,7 +60,8 @@ class Answer(Command[list[str], SquadWindows]):
         windows = squad_windows(
             questions, self.model.encode_all, frame=vocab.frame,
             max_length=self._max_length, doc_stride=self._doc_stride,
-            max_question_length=self._max_question_length)
+            max_question_length=self._max_question_length,
+            encode_with_places=self.model.tokenizer.encode_with_places)
         return windows, Units(windows.sequences)
 
     def results(
@@ -70,7 +69,7 @@ class Answer(Command[list[str], SquadWindows]):
     ) -> Iterator[Result]:
         """The best span of each context, or none."""
         predictions = predict_answers(
-            windows, outputs['start_logits'], outputs['end_logits'], places=self._places,
+            windows, outputs['start_logits'], outputs['end_logits'], places=PlacesByPieces(),
             version='v1' if self._null_threshold is None else 'v2',
             max_answer_length=self._max_answer_length)
         for question, prediction in zip(windows.questions, predictions.values(), strict=True):

@@ -3,9 +3,10 @@
 The task reads questions (`squad_reader`), cuts windows of tokens (`squad_windows`), finds answers
 in their logits (`squad_answers`) and scores these as the official scripts do (`squad_scores`).
 
-In files other than SQuAD's own, the pieces of an answer are those at its characters, and the other
-way round. In SQuAD's, answers are found in texts made of pieces, as in the original, whose scores
-are to be reproduced; where white space or spaces between words are not English, that goes wrong.
+The pieces of an answer are those at its characters, and the other way round. Only in SQuAD's own
+files, and with BERT's WordPiece, answers are found in texts made of pieces, as in the original,
+whose scores are to be reproduced; where white space or spaces between words are not English, that
+goes wrong.
 
 The threshold of SQuAD 2.0 is the one with the best F1 on the scored questions
 (`squad_scores.v2_scores`). It is kept in the run, and later evaluations and predictions use it.
@@ -44,8 +45,8 @@ from bert_jax.tasks.squad_answers import (
 from bert_jax.tasks.squad_reader import Question, layout_of, read_squad
 from bert_jax.tasks.squad_scores import v1_scores, v2_scores
 from bert_jax.tasks.squad_windows import SquadWindows, squad_windows
-from bert_jax.text.offsets import PiecePlaces, piece_places
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer, wordpiece_of
 
 _OFFICIAL_FILE = re.compile(r'(train|dev)-v(1\.1|2\.0)\.json(\.gz)?')
 _NUMBERS = {'v1': '1.1', 'v2': '2.0'}
@@ -60,20 +61,20 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
     """
     version = config.task.removeprefix('squad_')
     tokenization = open_tokenization(config)
-    pieces = piece_places(tokenization.tokenizer)
+    tokenizer = tokenization.tokenizer
     held_out = _held_out(config, version, scored)
     threshold = _threshold(version, scored)
 
     if held_out:
         dev = held_out.dev
     else:
-        dev = _read(config, version, training=False)
+        dev = _read(config, version, tokenizer, training=False)
     _say_questions(dev, version, 'score')
-    windows = _windows(config, tokenization, dev, pieces, training=False)
-    places: SpanPlaces = PlacesByPieces(pieces)
-    tokenizer = tokenization.tokenizer
-    if not _is_own_file(config, training=False) and isinstance(tokenizer, WordPieceTokenizer):
-        places = PlacesByWords(tokenizer.vocab, config.data.lowercase, tokenizer.switches)
+    windows = _windows(config, tokenization, dev, training=False)
+    places: SpanPlaces = PlacesByPieces()
+    of_original = _tokenizer_of_original(config, tokenizer, training=False)
+    if of_original:
+        places = PlacesByWords(of_original)
     scored_set = SquadSet(windows, places, version, threshold)
 
     train_units = None
@@ -81,10 +82,9 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         if held_out:
             train = held_out.train
         else:
-            train = _read(config, version, training=True)
+            train = _read(config, version, tokenizer, training=True)
         _say_questions(train, version, 'train on')
-        train_units = _training_units(
-            _windows(config, tokenization, train, pieces, training=True))
+        train_units = _training_units(_windows(config, tokenization, train, training=True))
     return LabelledTask(
         config, tokenization, train=train_units,
         evaluated=(EvalSet('', Units(windows.sequences), scored_set.results),),
@@ -151,17 +151,25 @@ def _say_questions(questions: Sequence[Question], version: str, purpose: str) ->
 
 
 def _windows(
-    config: ConfigDict, tokenization: Tokenization, questions: Sequence[Question],
-    pieces: PiecePlaces, training: bool,
+    config: ConfigDict, tokenization: Tokenization, questions: Sequence[Question], training: bool
 ) -> SquadWindows:
-    """The windows of questions, whose answers are found by pieces in own files only."""
-    places = None
-    if _is_own_file(config, training):
-        places = pieces
+    """The windows of questions, whose answers are found by words only as in the original."""
+    encode_with_places = None
+    if not _tokenizer_of_original(config, tokenization.tokenizer, training):
+        encode_with_places = tokenization.tokenizer.encode_with_places
     return squad_windows(
         questions, tokenization.encode, max_length=config.data.max_seq_length,
         doc_stride=config.squad.doc_stride, max_question_length=config.squad.max_query_length,
-        places=places, frame=tokenization.tokenizer.vocab.frame)
+        encode_with_places=encode_with_places, frame=tokenization.tokenizer.vocab.frame)
+
+
+def _tokenizer_of_original(
+    config: ConfigDict, tokenizer: Tokenizer, training: bool
+) -> WordPieceTokenizer | None:
+    """The tokenizer, if labels and scores of the questions are those of the original."""
+    if _is_own_file(config, training):
+        return None
+    return wordpiece_of(tokenizer)
 
 
 def _training_units(windows: SquadWindows) -> Units:
@@ -170,7 +178,7 @@ def _training_units(windows: SquadWindows) -> Units:
 
 
 def _is_own_file(config: ConfigDict, training: bool) -> bool:
-    """Whether the questions are not SQuAD's, whose labels and scores are those of the original."""
+    """Whether the questions are not SQuAD's."""
     path = str(config.data.source)
     if config.data.eval_source and not training:
         path = str(config.data.eval_source)
@@ -227,9 +235,11 @@ def _held_out(config: ConfigDict, version: str, scored: ScoredModel | None) -> _
     return _HeldOut(train, dev.questions)
 
 
-def _read(config: ConfigDict, version: str, training: bool) -> list[Question]:
+def _read(
+    config: ConfigDict, version: str, tokenizer: Tokenizer, training: bool
+) -> list[Question]:
     """The questions to train on, or those to score, of a benchmark or of a file that is named."""
-    by_words = not _is_own_file(config, training)
+    by_words = _tokenizer_of_original(config, tokenizer, training) is not None
     max_malformed = config.data.max_malformed
     number = _NUMBERS[version]
     split = 'validation'

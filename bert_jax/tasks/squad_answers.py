@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from bert_jax.tasks.squad_reader import WORD
 from bert_jax.tasks.squad_windows import SquadWindows
-from bert_jax.text.offsets import PiecePlaces, Place
-from bert_jax.text.vocab import CONTINUATION, Vocab
-from bert_jax.text.wordpiece import ORIGINAL, Switches, basic_tokens
+from bert_jax.text.tokenizer import Place
+from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer, basic_tokens
 
 N_BEST = 20  # starts and ends a window, and answers a question, that are kept
 MAX_ANSWER_LENGTH = 30  # tokens
@@ -86,68 +86,54 @@ class SpanPlaces(Protocol):
         """First and last (exclusive) character in the paragraph `context`."""
 
 
-@dataclasses.dataclass(frozen=True)
 class PlacesByPieces:
-    """Each piece has its characters in the paragraph.
+    """A span begins where its first piece does and ends with its last one.
 
-    Attributes:
-      pieces: gives the characters of a word's pieces.
+    White space that these have at their ends is no part of it.
     """
-
-    pieces: PiecePlaces
 
     def place(self, windows: SquadWindows, context: str, span: Span) -> Place:
         """See `SpanPlaces`."""
-        first, last = _tokens(windows, span)
-        begin, _ = self._piece(windows, context, first)
-        _, end = self._piece(windows, context, last)
-        return begin, end
-
-    def _piece(self, windows: SquadWindows, context: str, token: int) -> Place:
-        """The characters of one of the D tokens."""
-        paragraphs = windows.paragraphs
-        word = _word_of(windows, token)
-        places = paragraphs.places_in(context, word, self.pieces)
-        return places[token - paragraphs.word_tokens[word]]
+        begin, end = _characters(windows, span)
+        text = context[begin:end]
+        begin += len(text) - len(text.lstrip())
+        return begin, begin + len(text.strip())
 
 
 class PlacesByWords:
     """Pieces are joined to words, which are aligned with those of the paragraph.
 
-    This is how the original finds answers, see `aligned_place`. Pieces are joined as WordPiece
-    splits them; spans of SentencePiece pieces may come as whole words.
+    This is how the original finds answers, see `aligned_place`. The windows are of paragraphs that
+    were tokenized word by word.
     """
 
-    def __init__(self, vocab: Vocab, lowercase: bool, switches: Switches = ORIGINAL):
-        """Takes what the tokenizer that made the windows is made of."""
-        self._lowercase = lowercase
-        self._switches = switches
+    def __init__(self, tokenizer: WordPieceTokenizer):
+        """Takes the tokenizer that made the windows."""
+        self._lowercase = tokenizer.lowercase
+        self._switches = tokenizer.switches
         self._surfaces: list[str] = []
-        for token, continues in zip(vocab.tokens, vocab.is_continuation.tolist(), strict=True):
-            surface = token.removeprefix(CONTINUATION) if continues else f' {token}'
-            self._surfaces.append(surface)
+        for piece_id, continues in enumerate(tokenizer.vocab.is_continuation.tolist()):
+            surface = tokenizer.shown(piece_id)
+            self._surfaces.append(surface if continues else f' {surface}')
 
     def place(self, windows: SquadWindows, context: str, span: Span) -> Place:
         """See `SpanPlaces`."""
-        begin = windows.sequences.offsets[span.window]
-        ids = windows.sequences.ids[begin + span.start:begin + span.end + 1].tolist()
+        first = windows.sequences.offsets[span.window]
+        ids = windows.sequences.ids[first + span.start:first + span.end + 1].tolist()
         joined = ''.join([self._surfaces[i] for i in ids])
         text = ' '.join(joined.split())
-        first, last = _tokens(windows, span)
-        low = _word_of(windows, first)
-        high = _word_of(windows, last)
-        words = windows.paragraphs.word_spans[low:high + 1].tolist()
+        begin, end = _characters(windows, span)  # of whole words
+        words = [match.span() for match in WORD.finditer(context, begin, end)]
         return aligned_place(context, words, text, self._lowercase, self._switches)
 
 
-def _tokens(windows: SquadWindows, span: Span) -> tuple[int, int]:
-    """The first and the last of the D tokens of a span."""
+def _characters(windows: SquadWindows, span: Span) -> Place:
+    """From the place of a span's first token to that of its last."""
     shift = windows.part_starts[span.window] - windows.sequences.first_lengths[span.window]
-    return shift + span.start, shift + span.end
-
-
-def _word_of(windows: SquadWindows, token: int) -> int:
-    return int(np.searchsorted(windows.paragraphs.word_tokens, token, 'right')) - 1
+    places = windows.paragraphs.places
+    begin, _ = places[shift + span.start].tolist()
+    _, end = places[shift + span.end].tolist()
+    return begin, end
 
 
 def predict_answers(
@@ -298,7 +284,8 @@ def _distinct(
 ) -> dict[str, ScoredPlace]:
     """The kept answers by text, best first, with "no answer" (None in SQuAD 1.1) in its place.
 
-    A text that several spans have counts once, with its best logits.
+    A text that several spans have counts once, with its best logits. Pieces without characters
+    of their own (of white space) are no answer.
 
     Args:
       context: the paragraph.
@@ -313,7 +300,8 @@ def _distinct(
         if len(kept) >= n_best:
             break
         begin, end = span.place
-        kept.setdefault(context[begin:end], span)
+        if begin < end:
+            kept.setdefault(context[begin:end], span)
     if no_answer:
         kept.setdefault('', no_answer)
     if not kept:

@@ -2,12 +2,16 @@
 
     Q: questions, P: paragraphs, N: words of all paragraphs, D: tokens of all paragraphs,
     W: windows of all questions
+
+The tokens of a paragraph are those of its words, and an answer is found among the tokens of the
+words that it touches, as in the original. Or they are those of the whole paragraph, of which each
+has its own characters.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,62 +19,35 @@ import numpy as np
 from bert_jax.data.pairs import Encode, Sequences, make_sequences, ranges
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.squad_reader import WHITESPACE, WORD, Question, answer_fault
-from bert_jax.text.offsets import PiecePlaces, Place
+from bert_jax.text.tokenizer import Encoding, Place
 from bert_jax.text.vocab import Frame
+
+EncodeWithPlaces = Callable[[str], Encoding]
 
 
 class Paragraphs(NamedTuple):
-    """Words and tokens of P paragraphs.
+    """Tokens of P paragraphs, and the characters that they stand for.
 
     Attributes:
       ids: [D] int32.
       offsets: [P + 1] int64, where each paragraph's tokens begin in `ids`.
-      word_tokens: [N + 1] int64, where each word's tokens begin in `ids`.
-      word_offsets: [P + 1] int64, where each paragraph's words begin.
-      word_spans: [N, 2] int32, first and last (exclusive) character of a word in its paragraph.
+      places: [D, 2] int32, first and last (exclusive) character in the paragraph: of the token, or
+        of the word that it belongs to.
     """
 
     ids: np.ndarray
     offsets: np.ndarray
-    word_tokens: np.ndarray
-    word_offsets: np.ndarray
-    word_spans: np.ndarray
+    places: np.ndarray
 
-    def words_at(self, paragraph: int, first: int, last: int) -> tuple[int, int]:
-        """The words that hold the first and the last character of a place, or precede them."""
-        low, high = self.word_offsets[paragraph:paragraph + 2]
-        begins = self.word_spans[low:high, 0]
-        first_word, last_word = low - 1 + np.searchsorted(begins, [first, last], 'right')
-        return first_word, last_word
-
-    def tokens_of_words(self, first_word: int, last_word: int) -> tuple[int, int]:
-        """First and last (exclusive) of the D tokens of some words."""
-        first, end = self.word_tokens[[first_word, last_word + 1]].tolist()
-        return first, end
-
-    def places_in(self, context: str, word: int, places: PiecePlaces) -> list[Place]:
-        """The characters of each piece of a word in its paragraph."""
-        begin, end = self.word_spans[word].tolist()
-        first, last = self.tokens_of_words(word, word)
-        ids = tuple(self.ids[first:last].tolist())
-        in_word = places(context[begin:end], ids)
-        return [(begin + low, begin + high) for low, high in in_word]
-
-    def touched(
-        self, context: str, first_word: int, last_word: int, wanted: Place, places: PiecePlaces
-    ) -> tuple[int, int] | None:
-        """First and last of the D tokens, among those of some words, that touch characters."""
+    def touched(self, paragraph: int, wanted: Place) -> tuple[int, int] | None:
+        """First and last of the D tokens whose places touch some characters of a paragraph."""
+        first, end = self.offsets[paragraph:paragraph + 2].tolist()
+        begins, ends = self.places[first:end].T
         wanted_begin, wanted_end = wanted
-        token, _ = self.tokens_of_words(first_word, last_word)
-        touched: list[int] = []
-        for word in range(first_word, last_word + 1):
-            for begin, end in self.places_in(context, word, places):
-                if begin < wanted_end and wanted_begin < end:
-                    touched.append(token)
-                token += 1
-        if not touched:
+        touched = np.flatnonzero((begins < wanted_end) & (wanted_begin < ends))
+        if not len(touched):
             return None
-        return touched[0], touched[-1]
+        return first + int(touched[0]), first + int(touched[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +79,7 @@ class SquadWindows:
 
 def squad_windows(
     questions: Sequence[Question], encode: Encode, *, frame: Frame, max_length: int,
-    doc_stride: int, max_question_length: int, places: PiecePlaces | None = None,
+    doc_stride: int, max_question_length: int, encode_with_places: EncodeWithPlaces | None = None,
 ) -> SquadWindows:
     """Windows of Q questions.
 
@@ -115,14 +92,19 @@ def squad_windows(
       max_length: tokens of a window.
       doc_stride: tokens from one window to the next.
       max_question_length: tokens of a question; the rest is cut off.
-      places: of pieces; answers are then the pieces at their characters. None: as in the original,
-        those of the words that they touch, or the first in these that are the answer's own.
+      encode_with_places: the tokenizer's, for paragraphs; answers are then the tokens at their
+        characters. None: as in the original, those of the words that they touch, or the first in
+        these that are the answer's own.
 
     Raises:
       InputError: `max_length` leaves no room for the paragraph.
     """
     contexts, context_Q = _numbered([question.context for question in questions])
-    paragraphs = _paragraphs(contexts, encode)
+    by_words = encode_with_places is None
+    if encode_with_places is None:
+        paragraphs = _paragraphs_by_words(contexts, encode)
+    else:
+        paragraphs = _whole_paragraphs(contexts, encode_with_places)
     asked = _QuestionTokens.of(questions, encode, max_question_length)
     room_Q = max_length - frame.num_special(pair=True) - asked.lengths
     if (room_Q < 1).any():
@@ -135,7 +117,10 @@ def squad_windows(
     sequences = make_sequences(
         asked.of_windows(parts.question), (part_ids, parts.lengths), max_length=max_length,
         frame=frame)
-    answers_2xQ = _answer_tokens(questions, context_Q, paragraphs, encode, places)
+    answers = [_usable_answer(question, by_words) for question in questions]
+    answers_2xQ = _answer_tokens(answers, context_Q, paragraphs)
+    if by_words:
+        _narrow_to_own_tokens(answers_2xQ, answers, paragraphs, encode)
     shift_W = sequences.first_lengths  # [CLS] question [SEP]
     start_positions, end_positions = _positions(answers_2xQ, parts, shift_W)
     return SquadWindows(
@@ -217,27 +202,45 @@ def _parts(
     return _Parts(question, starts, lengths)
 
 
-def _paragraphs(contexts: Sequence[str], encode: Encode) -> Paragraphs:
-    """Words and tokens of paragraphs.
+def _paragraphs_by_words(contexts: Sequence[str], encode: Encode) -> Paragraphs:
+    """Paragraphs whose tokens are those of their words, with the words' places.
 
     Every distinct word is tokenized once: BERT's tokens of a text are those of its words.
     """
-    spans: list[np.ndarray] = []
     words: list[str] = []
+    word_places: list[Place] = []
+    word_counts: list[int] = []
     for context in contexts:
         matches = list(WORD.finditer(context))
-        of_context = [match.span() for match in matches]
-        spans.append(np.array(of_context, np.int32).reshape(-1, 2))
         words += [match.group() for match in matches]
+        word_places += [match.span() for match in matches]
+        word_counts.append(len(matches))
     distinct, number_N = _numbered(['', *words])  # there may be no words
     ids, counts = encode(distinct)
     counts_N = counts[number_N[1:]]
     starts_N = (np.cumsum(counts) - counts)[number_N[1:]]
-    word_tokens = np.concatenate([[0], np.cumsum(counts_N)])
-    word_offsets = np.cumsum([0, *map(len, spans)])
+    word_tokens = np.concatenate([[0], np.cumsum(counts_N)])  # where each word's tokens begin
+    word_offsets = np.concatenate([[0], np.cumsum(word_counts)])
+    places_N = np.array(word_places, np.int32).reshape(-1, 2)
     return Paragraphs(
         ids=ids[ranges(starts_N, counts_N)], offsets=word_tokens[word_offsets],
-        word_tokens=word_tokens, word_offsets=word_offsets, word_spans=np.concatenate(spans))
+        places=np.repeat(places_N, counts_N, axis=0))
+
+
+def _whole_paragraphs(
+    contexts: Sequence[str], encode_with_places: EncodeWithPlaces
+) -> Paragraphs:
+    """Paragraphs that are tokenized as a whole, with the tokens' own places."""
+    ids: list[np.ndarray] = []
+    places: list[np.ndarray] = []
+    for context in contexts:
+        encoding = encode_with_places(context)
+        ids.append(np.array(encoding.ids, np.int32))
+        places.append(np.array(encoding.places, np.int32).reshape(-1, 2))
+    counts = [len(of_context) for of_context in ids]
+    return Paragraphs(
+        ids=np.concatenate(ids), offsets=np.concatenate([[0], np.cumsum(counts)]),
+        places=np.concatenate(places))
 
 
 def _numbered(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
@@ -249,31 +252,60 @@ def _numbered(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
 
 
 def _answer_tokens(
-    questions: Sequence[Question], context_Q: np.ndarray, paragraphs: Paragraphs, encode: Encode,
-    places: PiecePlaces | None,
+    answers: Sequence[tuple[str, int]], context_Q: np.ndarray, paragraphs: Paragraphs
 ) -> np.ndarray:
-    """First and last of the D tokens of each question's first answer, [2, Q] int64.
+    """First and last of the D tokens that each question's answer touches, [2, Q] int64.
 
-    -1 where there is none. They are the tokens of the words that the answer touches, or only the
-    answer's own tokens if these occur there: 1895 in (1895-1943), but all of Japanese for Japan.
-    With `places` they are the tokens whose characters the answer touches.
+    -1 where there is none.
+
+    Args:
+      answers: Q texts and where each begins; '' for no answer.
+      context_Q: the paragraph of each.
+      paragraphs: all of them.
     """
-    answers = [_usable_answer(question, places is None) for question in questions]
-    ids, counts = encode([text for text, _ in answers])
-    pieces = np.split(ids, np.cumsum(counts)[:-1])
-    result = np.full((2, len(questions)), -1)
+    result = np.full((2, len(answers)), -1)
     for i, (text, start) in enumerate(answers):
         if not text:
             continue
-        begin, end = _without_white_space(text, start)
-        words = paragraphs.words_at(context_Q[i], begin, end - 1)
-        if places is None:
-            tokens = _tokens_in_words(paragraphs, words, pieces[i].tolist())
-        else:
-            tokens = paragraphs.touched(questions[i].context, *words, (begin, end), places)
+        tokens = paragraphs.touched(context_Q[i], _without_white_space(text, start))
         if tokens:
             result[:, i] = tokens
     return result
+
+
+def _narrow_to_own_tokens(
+    tokens_2xQ: np.ndarray, answers: Sequence[tuple[str, int]], paragraphs: Paragraphs,
+    encode: Encode,
+) -> None:
+    """Narrows the tokens of words to the answer's own, where they occur there, in place.
+
+    So it is 1895 in (1895-1943), but all of Japanese for Japan.
+
+    Args:
+      tokens_2xQ: see `_answer_tokens`.
+      answers: Q texts, each with its place.
+      paragraphs: whose tokens they are.
+      encode: texts -> ids.
+    """
+    ids, counts = encode([text for text, _ in answers])
+    own_tokens = np.split(ids, np.cumsum(counts)[:-1])
+    for i, own in enumerate(own_tokens):
+        first, last = tokens_2xQ[:, i].tolist()
+        if first < 0:
+            continue
+        found = _find(own.tolist(), paragraphs.ids[first:last + 1].tolist())
+        if found is not None:
+            tokens_2xQ[:, i] = first + found, first + found + len(own) - 1
+
+
+def _find(wanted: Sequence[int], tokens: Sequence[int]) -> int | None:
+    """Where `wanted` first occurs in `tokens`; None: nowhere, or it is empty."""
+    if not wanted:
+        return None
+    for i in range(len(tokens) - len(wanted) + 1):
+        if tokens[i:i + len(wanted)] == wanted:
+            return i
+    return None
 
 
 def _without_white_space(text: str, start: int) -> Place:
@@ -288,23 +320,3 @@ def _usable_answer(question: Question, by_words: bool) -> tuple[str, int]:
         if not answer_fault(text, start, question.context, by_words):
             return text, start
     return '', 0
-
-
-def _tokens_in_words(
-    paragraphs: Paragraphs, words: tuple[int, int], answer: Sequence[int]
-) -> tuple[int, int] | None:
-    """First and last of the D tokens of an answer in the words that it touches.
-
-    Args:
-      paragraphs: whose words they are.
-      words: the first and the last of them.
-      answer: the answer's own tokens.
-    """
-    first, end = paragraphs.tokens_of_words(*words)
-    if first == end:  # a word of control characters only
-        return None
-    tokens = paragraphs.ids[first:end].tolist()
-    for i in range(len(tokens) - len(answer) + 1):
-        if answer and tokens[i:i + len(answer)] == answer:
-            return first + i, first + i + len(answer) - 1
-    return first, end - 1

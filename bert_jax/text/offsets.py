@@ -1,29 +1,11 @@
 """Which characters of a word each of its pieces stands for."""
 
 import dataclasses
-import functools
 import itertools
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from bert_jax.text.tokenizer import Place, Tokenizer
-
-# From a word and the ids of its pieces to the place of each piece in the word.
-PiecePlaces = Callable[[str, tuple[int, ...]], list[Place]]
-
-
-def piece_places(tokenizer: Tokenizer) -> PiecePlaces:
-    """A function from a word and the ids of its pieces to the characters of each piece.
-
-    It is computed for the words that are asked for, and kept.
-    """
-    @functools.lru_cache(maxsize=1 << 16)
-    def places(word: str, ids: tuple[int, ...]) -> list[Place]:
-        encoding = tokenizer.encode_with_places(word)
-        assert tuple(encoding.ids) == ids, word
-        return encoding.places
-
-    return places
+from bert_jax.text.tokenizer import Place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +76,7 @@ def _end_with_marks(normalized: NormalizedWord, end: int) -> int:
 
 def _is_mark(char: str) -> bool:
     return unicodedata.category(char).startswith('M')
+
 
 def moved(places: Sequence[Place], by: int) -> list[Place]:
     """Places in a word as places in the text where it begins at `by`."""

@@ -21,7 +21,7 @@ from typing import Self
 from bert_jax.runtime.files import digest
 from bert_jax.text.added import AddedToken, Finder, with_ids
 from bert_jax.text.offsets import NormalizedWord, moved, place_pieces
-from bert_jax.text.tokenizer import Encoding, Place
+from bert_jax.text.tokenizer import Encoding, Place, Tokenizer
 from bert_jax.text.vocab import CONTINUATION, Vocab
 
 MAX_CHARS_PER_WORD = 200
@@ -213,7 +213,7 @@ class WordPieceTokenizer:
           vocab: a vocabulary with `##` marking continuations, without the added tokens.
           lowercase: true for uncased vocabularies.
           switches: how the tokenizer differs from the original's.
-          cache_size: how many distinct words `encode` caches before it clears the cache.
+          cache_size: how many distinct words are cached, before the cache is cleared.
           vocab_name: what messages call the vocabulary.
 
         Raises:
@@ -230,6 +230,7 @@ class WordPieceTokenizer:
         self.switches = switches
         self._cache_size = cache_size
         self._cache: dict[str, tuple[int, ...]] = {}
+        self._words_with_places: dict[str, Encoding] = {}
         self._max_piece = max(map(len, vocab.tokens))
         continuations = [token for token in vocab.tokens if token.startswith(CONTINUATION)]
         self._max_continuation = max(map(len, continuations), default=2) - len(CONTINUATION)
@@ -326,11 +327,22 @@ class WordPieceTokenizer:
                 places.append((part_begin, part_begin + len(part)))
             else:
                 for word, begin in raw_words_with_places(part):
-                    of_word = self._encode_between(word)
-                    ids += of_word
-                    places += moved(self._places_in_word(word, of_word), part_begin + begin)
+                    of_word = self._encode_word_with_places(word)
+                    ids += of_word.ids
+                    places += moved(of_word.places, part_begin + begin)
             part_begin += len(part)
         return Encoding(ids, places)
+
+    def _encode_word_with_places(self, word: str) -> Encoding:
+        """The pieces of a word and their characters in it, computed once."""
+        known = self._words_with_places.get(word)
+        if known is None:
+            ids = self._encode_between(word)
+            known = Encoding(ids, self._places_in_word(word, ids))
+            if len(self._words_with_places) >= self._cache_size:
+                self._words_with_places.clear()
+            self._words_with_places[word] = known
+        return known
 
     def _places_in_word(self, word: str, ids: Sequence[int]) -> list[Place]:
         """The characters of a word that each of its pieces stands for."""
@@ -345,7 +357,10 @@ class WordPieceTokenizer:
 
     def shown(self, piece_id: int) -> str:
         """A piece without the mark of its going on a word."""
-        return self.vocab.tokens[piece_id].removeprefix(CONTINUATION)
+        token = self.vocab.tokens[piece_id]
+        if self.vocab.is_continuation[piece_id]:
+            return token.removeprefix(CONTINUATION)
+        return token
 
     def may_have_added(self, text: str) -> bool:
         """Whether an added token may be found in a text."""
@@ -405,3 +420,10 @@ class WordPieceTokenizer:
             prefix = CONTINUATION
             longest = self._max_continuation
         return ids
+
+
+def wordpiece_of(tokenizer: Tokenizer) -> WordPieceTokenizer | None:
+    """The tokenizer if it is WordPiece, whose steps some programs of the original repeat."""
+    if isinstance(tokenizer, WordPieceTokenizer):
+        return tokenizer
+    return None

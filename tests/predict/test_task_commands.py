@@ -254,7 +254,7 @@ def predictions_of_evaluation(model, pairs, version):
         model.head.outputs, model.device_params, Units(windows.sequences))
     return predict_answers(
         windows, outputs['start_logits'], outputs['end_logits'],
-        places=PlacesByWords(model.vocab, lowercase=True), version=version, max_answer_length=4)
+        places=PlacesByWords(model.tokenizer), version=version, max_answer_length=4)
 
 
 @pytest.mark.parametrize('null_threshold', [None, 0.0, 1.5])

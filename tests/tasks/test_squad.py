@@ -24,7 +24,6 @@ from bert_jax.tasks.squad_answers import (
 from bert_jax.tasks.squad_reader import Question, read_squad
 from bert_jax.tasks.squad_scores import v1_scores, v2_scores
 from bert_jax.tasks.squad_windows import squad_windows
-from bert_jax.text.offsets import piece_places
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from tests.refusals import refused
@@ -181,14 +180,15 @@ def test_real_files(shared_data, name, version, questions, impossible):
 
 def make_windows(
     questions, tokenizer=TOKENIZER, *, max_length=384, doc_stride=128, max_question_length=64,
-    places=None,
+    by_words=True,
 ):
     def encode(texts):
         return joined(list(map(tokenizer.encode, texts)))
 
     return squad_windows(
         questions, encode, frame=tokenizer.vocab.frame, max_length=max_length,
-        doc_stride=doc_stride, max_question_length=max_question_length, places=places)
+        doc_stride=doc_stride, max_question_length=max_question_length,
+        encode_with_places=None if by_words else tokenizer.encode_with_places)
 
 
 def make_questions(context, *questions):
@@ -243,13 +243,11 @@ CHINESE = WordPieceTokenizer(CHINESE_VOCAB)
 ])
 def test_answers_of_own_files_are_the_pieces_at_their_characters(context, at, answer, found):
     (only,) = make_questions(context, ('是', answer, at))
-    places = piece_places(CHINESE)
-    windows = make_windows([only], CHINESE, places=places)
+    windows = make_windows([only], CHINESE, by_words=False)
     start, end = np.zeros((2, len(windows.sequences.ids)))
     start[windows.start_positions[0]] = 10
     end[windows.end_positions[0]] = 10
-    prediction = predict_answers(
-        windows, start, end, version='v1', places=PlacesByPieces(places))
+    prediction = predict_answers(windows, start, end, version='v1', places=PlacesByPieces())
     (best, *_) = prediction[only.id].n_best
     assert best.text == found and best.place == (at, at + len(found))
 
@@ -266,14 +264,13 @@ def test_real_answers_come_back_by_characters(shared_data):
     path = str(shared_data / 'squad' / 'dev-v2.0.cs224n-6078.json.gz')
     tokenizer = WordPieceTokenizer(
         Vocab.from_file(shared_data / 'vocab' / 'bert-base-uncased-vocab.txt'))
-    places = piece_places(tokenizer)
     questions = [q for q in read(path, version='v2', by_words=False) if q.answers]
-    windows = make_windows(questions, tokenizer, places=places)
+    windows = make_windows(questions, tokenizer, by_words=False)
     start, end = np.zeros((2, len(windows.sequences.ids)), np.float32)
     cls = windows.sequences.offsets[:-1]
     start[cls + windows.start_positions] = end[cls + windows.end_positions] = 10
     start[cls[windows.start_positions == 0]] = -10
-    found = predict_answers(windows, start, end, version='v1', places=PlacesByPieces(places))
+    found = predict_answers(windows, start, end, version='v1', places=PlacesByPieces())
     wrong = [q for q in questions if found[q.id].text != q.answers[0][0]]
     assert len(questions) == 2910 and len(wrong) == 8
 
@@ -398,7 +395,7 @@ def on_contexts(*contexts, **lengths):
 def predict(windows, start, end, version='v1', tokenizer=TOKENIZER, **options):
     return predict_answers(
         windows, np.array(start, np.float32), np.array(end, np.float32),
-        places=PlacesByWords(tokenizer.vocab, lowercase=True), version=version, **options)
+        places=PlacesByWords(tokenizer), version=version, **options)
 
 
 def test_answers_are_those_of_the_original(original):
