@@ -49,7 +49,7 @@ class Tag(Command[Words, np.ndarray]):
         """(For each token, the word that is labelled at it or -1; windows)."""
         model = self.model
         sequences, word_T = word_windows(
-            [text.words for text in texts if text.words], model.encode_all,
+            [text.words for text in texts if text.words], model.tokenizer.encode_words,
             max_length=model.max_length, frame=model.vocab.frame, unk_id=model.vocab.unk_id)
         return word_T, Units(sequences)
 

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from bert_jax.config import model_sizes
 from bert_jax.data import table
 from bert_jax.data.packing import Units
-from bert_jax.data.pairs import Encode, Sequences, make_sequences, ranges, tile
+from bert_jax.data.pairs import Sequences, joined, make_sequences, ranges, tile
 from bert_jax.heads.classification import Classification
 from bert_jax.inference.engine import Outputs
 from bert_jax.runtime.errors import InputError
@@ -47,6 +47,8 @@ from bert_jax.tasks.labels import check_labels_known, label_names
 from bert_jax.tasks.metrics import accuracy, macro_f1
 from bert_jax.tasks.sources import own_files, split_file, tfds_records
 from bert_jax.text.vocab import Frame
+
+EncodeWords = Callable[[Sequence[str]], list[list[int]]]  # words of a text -> ids of each
 
 # File names in the original distribution, then in its IOB2 editions.
 _FILES = {
@@ -331,7 +333,7 @@ class TaggedSet:
             texts = examples.documents
         vocab = tokenization.tokenizer.vocab
         sequences, word_T = word_windows(
-            texts, tokenization.encode, max_length=config.data.max_seq_length,
+            texts, tokenization.tokenizer.encode_words, max_length=config.data.max_seq_length,
             unk_id=vocab.unk_id, frame=vocab.frame)
         return cls(split, examples, labels, sequences, word_T)
 
@@ -628,7 +630,8 @@ def _json_sentences(
 
 
 def word_windows(
-    texts: Sequence[Sequence[str]], encode: Encode, *, max_length: int, frame: Frame, unk_id: int,
+    texts: Sequence[Sequence[str]], encode_words: EncodeWords, *, max_length: int, frame: Frame,
+    unk_id: int,
 ) -> tuple[Sequences, np.ndarray]:
     """Windows of texts, in which every word is scored exactly once.
 
@@ -642,12 +645,12 @@ def word_windows(
     tokens a sentence: 6.5 times the text of the training file at 128, 26 times at 512.) A window
     may end inside a word, but starts at the beginning of one.
 
-    Words are tokenized one by one. One that yields no piece (BERT's tokenizer removes control
-    characters) becomes [UNK], so that it is scored like any other.
+    The pieces of a word are those that it has in its text. A word that has none (BERT's tokenizer
+    removes control characters) becomes [UNK], so that it is scored like any other.
 
     Args:
       texts: the words of each text, one or more.
-      encode: tokenizer; for entities, of a cased vocabulary.
+      encode_words: the tokenizer's; for entities, of a cased vocabulary.
       max_length: tokens of a window, [CLS] and [SEP] included.
       frame, unk_id: of the vocabulary.
 
@@ -655,7 +658,7 @@ def word_windows(
       Windows, [CLS] pieces [SEP], all segment 0; and [T] int32: at the first piece of a word that
       is scored in this window, the word's index among all words, else -1.
     """
-    ids_P, counts_W = _pieces(texts, encode, unk_id)
+    ids_P, counts_W = _pieces(texts, encode_words, unk_id)
     # Where each word's pieces begin; bounds of the texts, in pieces.
     first_W = np.cumsum(counts_W) - counts_W
     bounds = np.append(first_W, len(ids_P))[np.cumsum([0, *map(len, texts)])]
@@ -675,11 +678,10 @@ def word_windows(
 
 
 def _pieces(
-    texts: Sequence[Sequence[str]], encode: Encode, unk_id: int
+    texts: Sequence[Sequence[str]], encode_words: EncodeWords, unk_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pieces [P] of all words, and the number of pieces of each word [W], one or more."""
-    ids_P, counts_W = encode(list(itertools.chain.from_iterable(texts)))
-    first_W = np.cumsum(counts_W) - counts_W
-    empty = np.flatnonzero(counts_W == 0)
-    counts_W[empty] = 1
-    return np.insert(np.asarray(ids_P, np.int32), first_W[empty], unk_id), counts_W
+    of_words: list[Sequence[int]] = []
+    for words in texts:
+        of_words += encode_words(words)
+    return joined([pieces or [unk_id] for pieces in of_words])

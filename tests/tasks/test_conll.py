@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.pairs import joined
 from bert_jax.tasks import entities, tagging
 from bert_jax.text.vocab import Frame, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -93,8 +92,8 @@ def test_the_original_files_and_their_iob2_edition_are_the_same(shared_data):
 def encode(words):
     """Ids that identify a word and a piece of it; words are written 'NUMBER:NUM_PIECES'."""
     pairs = [tuple(map(int, word.split(':'))) for word in words]
-    return joined([
-        [FIRST_PIECE * (word + 1) + piece for piece in range(count)] for word, count in pairs])
+    return [
+        [FIRST_PIECE * (word + 1) + piece for piece in range(count)] for word, count in pairs]
 
 
 PIECES_OF_WORDS = st.lists(st.sampled_from([1, 1, 1, 2, 3, 0, 9]), min_size=1, max_size=60)
@@ -171,7 +170,7 @@ def test_no_word_of_a_real_file_is_lost(shared_data):
         Vocab.from_file(shared_data / 'vocab/bert-base-cased-vocab.txt'), lowercase=False)
     ids = [tokenizer.encode(word) for text in texts for word in text]
     sequences, word_T = tagging.word_windows(
-        texts, lambda words: joined(ids), max_length=512, frame=tokenizer.vocab.frame,
+        texts, tokenizer.encode_words, max_length=512, frame=tokenizer.vocab.frame,
         unk_id=tokenizer.vocab.unk_id)
     assert word_T[word_T >= 0].tolist() == list(range(51362))
     assert sequences.ids[word_T >= 0].tolist() == [word[0] for word in ids]
