@@ -11,6 +11,7 @@ import numpy as np
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.text import kmers, letters
 from bert_jax.text.added import fields_of
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.settings import SETTINGS_FILE, lowercase_of, read_settings
@@ -30,7 +31,7 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
     """The tokenizer of a vocabulary file.
 
     Args:
-      path: a SentencePiece model if it ends in `.model`, else a WordPiece vocabulary. If that is
+      path: of the kind that its ending says (`_KINDS`), else a WordPiece vocabulary. If that is
         called vocab.txt, the files beside it set switches (`read_switches`).
       lowercase: for WordPiece; a SentencePiece model has its own normalizer.
 
@@ -59,6 +60,8 @@ def _read_wordpiece(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
 # The kinds of tokenizers but WordPiece, by the ending of the file that they read.
 _KINDS: Mapping[str, Callable[[str | os.PathLike[str]], Tokenizer]] = {
     '.model': _read_sentencepiece,
+    letters.ENDING: letters.read_letters,
+    kmers.ENDING: kmers.read_kmers,
 }
 
 
