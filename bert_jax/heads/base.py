@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from bert_jax.heads.tensors import Part
 from bert_jax.model.bilstm import BiLstm
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Bert, Pooler, sequence_means
 from bert_jax.model.flops import bilstm_flops, token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import BATCH_AXES
@@ -173,7 +173,11 @@ class Head:
         self, params: Params, x_BxSxH: jax.Array, pooled_BxH: jax.Array | None
     ) -> dict[str, jax.Array]:
         """The head's outputs by name, float32, from an encoder's outputs; for exports."""
-        read = pooled_BxH if self.needs_pooler else x_BxSxH
+        read: Any = x_BxSxH
+        if self.needs_pooler:
+            read = pooled_BxH
+        elif self.config.pools_tokens:
+            read = Pooler(self.config).apply({'params': params['bert']['pooler']}, x_BxSxH)
         outputs: dict[str, jax.Array] = {}
         for part in self.parts:
             logits = self.apply_layer(params, part.prefix.strip('/'), read)
@@ -241,12 +245,7 @@ def inputs_of(
 
 def mean_vectors(x_RxSxH: jax.Array, batch: Batch) -> jax.Array:
     """Means [R, K, H] float32 over all tokens of each sequence, including [CLS] and [SEP]."""
-    numbers_K = jnp.arange(1, batch['cls_positions'].shape[1] + 1)
-    inside_RxKxS = batch['sequence_ids'][:, None, :] == numbers_K[:, None]
-    sums_RxKxH = jnp.einsum(
-        'RKS,RSH->RKH', inside_RxKxS.astype(jnp.float32), x_RxSxH.astype(jnp.float32),
-        precision=jax.lax.Precision.HIGHEST)
-    return sums_RxKxH / jnp.maximum(jnp.sum(inside_RxKxS, axis=2), 1)[..., None]
+    return sequence_means(x_RxSxH, batch['sequence_ids'], batch['cls_positions'].shape[1])
 
 
 def encode(bert: Bert, bilstm: BiLstm | None, batch: Batch, rows_Bx2: Keys) -> jax.Array:

@@ -1,8 +1,9 @@
 """Heads on a sequence's vector: classification, regression, multiple labels, multiple choice.
 
-All are a dense layer on the pooled vector (paper sections 4.1 and 4.4, figure 4). In the ablations
-of section 5.1, a `causal` encoder pools the last token, which alone attends to all others, and with
-`bilstm` the final states of both directions of the BiLSTM are pooled.
+All are a dense layer on the pooled vector (paper sections 4.1 and 4.4, figure 4), which is that of
+[CLS], or with `pooling='mean'` of all tokens. In the ablations of section 5.1, a `causal` encoder
+pools the last token, which alone attends to all others, and with `bilstm` the final states of both
+directions of the BiLSTM are pooled.
 
     B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels,
     C: choices an example, W: windows, n: texts
@@ -43,7 +44,8 @@ class BertForSequenceClassification(nn.Module):
     """Logits [B, K, L] float32 of a dense layer on the pooled vector of each sequence.
 
     Regression has one label. So has multiple choice, which takes an example's choices together.
-    Without `bilstm`, the encoder's last layer is computed only at [CLS], or at the last token.
+    Without `bilstm`, the encoder's last layer is computed only at [CLS], or at the last token, if
+    the pooler does not read the mean of all.
     """
 
     config: ModelConfig
@@ -58,7 +60,10 @@ class BertForSequenceClassification(nn.Module):
     def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
         first_BxK = batch['cls_positions']
         last_BxK = last_tokens(batch['sequence_ids'], first_BxK.shape[1])
-        if self.bilstm is None:
+        if self.bilstm is None and self.config.pooling == 'mean':
+            outputs = self.bert(*base.inputs_of(batch, rows_Bx2), first_BxK)
+            pooled_BxKxH = outputs['pooled_output']
+        elif self.bilstm is None:
             cls_query_index_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
             pooled_positions_BxK = last_BxK if self.config.causal else first_BxK
             inputs = base.inputs_of(batch, rows_Bx2)
@@ -70,7 +75,7 @@ class BertForSequenceClassification(nn.Module):
             forward_BxKxU = gather_positions(forward_BxSxU, last_BxK)
             backward_BxKxU = gather_positions(backward_BxSxU, first_BxK)
             final_BxKxH = jnp.concatenate([forward_BxKxU, backward_BxKxU], axis=-1)
-            pooled_BxKxH = self.bert.pooler(final_BxKxH)
+            pooled_BxKxH = self.bert.pooler(final_BxKxH, rows_Bx2)
         pooled_BxKxH = drop.dropout(
             pooled_BxKxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
         return self.classifier.logits(pooled_BxKxH)

@@ -1,7 +1,7 @@
 """The loss of masked words, in parts, each with its gradient while its logits are in cache.
 
     B: batch rows, P: slots (masked positions) a row, M: slots of a part, of all rows,
-    H: hidden_size, V: padded vocabulary
+    H: size of a word's embedding, V: padded vocabulary
 """
 
 import functools

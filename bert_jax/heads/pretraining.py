@@ -1,7 +1,7 @@
 """The pre-training heads: masked LM and next sentence (paper section 3.1).
 
     B: batch rows, S: sequence, P: masked positions a row, K: sequences a row, H: hidden_size,
-    V: padded vocabulary
+    E: columns of the embedding tables, V: padded vocabulary
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ SEQ_RELATIONSHIP = Part(
 class Predictions(nn.Module):
     """The masked-LM head up to its output layer, which is tied to the word embeddings.
 
-    Returns (hidden [B, P, H] in the compute dtype, bias [V] float32).
+    Returns (hidden [B, P, E] in the compute dtype, bias [V] float32).
     """
 
     config: ModelConfig
@@ -55,17 +55,18 @@ class Predictions(nn.Module):
 
 
 class Transform(nn.Module):
-    """Dense -> gelu -> LayerNorm before the output layer."""
+    """Dense -> gelu -> LayerNorm before the output layer, to the size of a word's embedding."""
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x_BxPxH: jax.Array) -> jax.Array:
-        hidden = self.config.hidden_size
+        config = self.config
         project = Dense(
-            self.config, (hidden,), (hidden,), ('embed',), (None,), name='dense')
-        y_BxPxH = gelu(project(x_BxPxH), self.config.hidden_act)
-        return LayerNorm(self.config, name='LayerNorm')(y_BxPxH)
+            config, (config.hidden_size,), (config.num_embedding_columns,), ('embed',), (None,),
+            name='dense')
+        y_BxPxE = gelu(project(x_BxPxH), config.hidden_act)
+        return LayerNorm(config, name='LayerNorm')(y_BxPxE)
 
 
 class PretrainingHeads(nn.Module):
@@ -86,8 +87,8 @@ class BertForPreTraining(nn.Module):
     `causal` model, at all positions, so P is S.
 
     Returns a dict: `nsp_logits` [B, 2] float32, or [B, K, 2] for packed rows (see `Bert`);
-    `mlm_output`, the `output` of `masked_lm_logits` and `masked_lm_loss`: (hidden [B, P, H], word
-    embeddings [V, H], bias [V]); and all that `Bert` returns, at the computed positions.
+    `mlm_output`, the `output` of `masked_lm_logits` and `masked_lm_loss`: (hidden [B, P, E], word
+    embeddings [V, E], bias [V]); and all that `Bert` returns, at the computed positions.
     """
 
     config: ModelConfig
@@ -103,10 +104,10 @@ class BertForPreTraining(nn.Module):
             masked_BxPxH = outputs['sequence_output']
         else:
             outputs, masked_BxPxH = self._encode_where_needed(batch, rows_Bx2)
-        hidden_BxPxH, bias_V = self.cls.predictions(masked_BxPxH)
-        table_VxH = self.config.layout(self.bert.embeddings.word_embeddings, 'vocab', None)
+        hidden_BxPxE, bias_V = self.cls.predictions(masked_BxPxH)
+        table_VxE = self.config.layout(self.bert.embeddings.word_embeddings, 'vocab', None)
         return outputs | {
-            'mlm_output': (hidden_BxPxH, table_VxH, bias_V),
+            'mlm_output': (hidden_BxPxE, table_VxE, bias_V),
             'nsp_logits': self.cls.seq_relationship.logits(outputs['pooled_output']),
         }
 
@@ -169,7 +170,9 @@ class Pretraining(Head):
 
     @property
     def module(self) -> nn.Module:
-        return BertForPreTraining(self.config)
+        # Means over all tokens are for downstream tasks: they would need the last layer at all
+        # positions (`validation` refuses them with next sentences).
+        return BertForPreTraining(dataclasses.replace(self.config, pooling='cls'))
 
     def for_batch(self, batch: Batch) -> tuple[Self, Batch]:
         """The head that learns from a batch, and the batch with that head's labels and weights."""

@@ -41,8 +41,11 @@ class SpanHead(nn.Module):
 class BertForTokens(nn.Module):
     """Logits [B, S, outputs] float32 of a dense layer on every token's last hidden state.
 
+    With `pools_tokens`, the pooler's layers are between the two.
+
     Attributes:
-      span: whether the layer is `cls/squad`; otherwise it is `classifier`, after dropout.
+      span: whether the layer is `cls/squad`, which has no dropout in front of it unless the pooler
+        is there; otherwise it is `classifier`, after dropout.
     """
 
     config: ModelConfig
@@ -50,7 +53,7 @@ class BertForTokens(nn.Module):
     span: bool = False
 
     def setup(self) -> None:
-        self.bert = Bert(self.config, pooled=False)
+        self.bert = Bert(self.config, pooled=self.config.pools_tokens)
         self.bilstm = base.ablation_bilstm(self.config)
         if self.span:
             self.cls = SpanHead(self.config)
@@ -60,11 +63,14 @@ class BertForTokens(nn.Module):
 
     def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
         x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2)
-        if self.span:
+        if self.config.pools_tokens:
+            x_BxSxH = self.bert.pooler(x_BxSxH, rows_Bx2)
+        elif self.span:
             return self.cls.squad.logits(x_BxSxH)
         x_BxSxH = drop.dropout(
             x_BxSxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
-        return self.classifier.logits(x_BxSxH)
+        last = self.cls.squad if self.span else self.classifier
+        return last.logits(x_BxSxH)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -333,8 +333,9 @@ def next_sentence(config: ModelConfig, params: Params, batch: Batch) -> dict[str
     """`logits` [R, K, 2]; class 0: the second text follows. The last layer computes [CLS] only."""
     cls_RxK = batch['cls_positions']
     query_index_RxK = jnp.broadcast_to(jnp.arange(cls_RxK.shape[1]), cls_RxK.shape)
-    x = _encode(config, params, batch, cls_positions_BxK=query_index_RxK, wanted_BxP=cls_RxK)
     head = Pretraining(config)
+    x = _encode(
+        head.module.config, params, batch, cls_positions_BxK=query_index_RxK, wanted_BxP=cls_RxK)
     return {'logits': head.apply_layer(params, 'cls/seq_relationship', x['pooled_output'])}
 
 

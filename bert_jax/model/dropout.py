@@ -35,7 +35,7 @@ _SITE_MULTIPLIER = 0x632BE5AB
 _PLACE_MULTIPLIER = 0xA8EC0001
 
 # The sites of dropout in the model, and that of a head's own draws; each has its own masks.
-EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER, HEAD = range(6)
+EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER, HEAD, POOLER = range(7)
 _UNIFORM_BITS = 23  # a float32 has 24: one is left for the half that keeps draws off 0 and 1
 
 

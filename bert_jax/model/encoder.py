@@ -1,12 +1,15 @@
-"""The BERT encoder: embeddings, Transformer layers (post-LayerNorm), pooler.
+"""The BERT encoder: embeddings, Transformer layers, pooler.
 
 Parameters have google-research/bert's names, except that `gamma`/`beta` are `scale`/`bias`, and
 query, key and value are fused into `attention/self/qkv`.
 
-    B: batch rows, S: sequence, P: wanted positions, H: hidden_size, I: intermediate_size,
-    V: padded vocabulary
+    B: batch rows, S: sequence, P: wanted positions, K: sequences a row, H: hidden_size,
+    E: columns of the embedding tables, I: intermediate_size, V: padded vocabulary
 """
 
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -19,7 +22,10 @@ from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, Names, gelu, pa
 
 
 class Embeddings(nn.Module):
-    """Sum of word, position and segment embeddings -> LayerNorm -> dropout."""
+    """Sum [B, S, E] of word, position and segment embeddings -> LayerNorm -> dropout.
+
+    With rotary positions there are no position embeddings, and without segment types none of those.
+    """
 
     config: ModelConfig
 
@@ -29,9 +35,12 @@ class Embeddings(nn.Module):
         self.word_embeddings = self._table(
             'word_embeddings', config.vocab_size, axis='vocab',
             num_padding=config.padded_vocab_size - config.vocab_size)
-        self.position_embeddings = self._table(
-            'position_embeddings', config.max_position_embeddings)
-        self.token_type_embeddings = self._table('token_type_embeddings', config.type_vocab_size)
+        if config.positions == 'table':
+            self.position_embeddings = self._table(
+                'position_embeddings', config.max_position_embeddings)
+        if config.type_vocab_size:
+            self.token_type_embeddings = self._table(
+                'token_type_embeddings', config.type_vocab_size)
         self.layer_norm = LayerNorm(config, name='LayerNorm')
 
     def _table(
@@ -42,26 +51,41 @@ class Embeddings(nn.Module):
             return jnp.pad(self.config.kernel_init(key, shape), ((0, num_padding), (0, 0)))
 
         return self.param(
-            name, parameter(init, axis, 'embed'), (num_rows, self.config.hidden_size))
+            name, parameter(init, axis, 'embed'), (num_rows, self.config.num_embedding_columns))
 
     def __call__(
         self, input_ids_BxS: jax.Array, segment_ids_BxS: jax.Array, rows_Bx2: jax.Array | None,
         position_ids_BxS: jax.Array | None = None,
     ) -> jax.Array:
-        words_BxSxH = jnp.take(self.word_embeddings, input_ids_BxS, axis=0)
+        words_BxSxE = jnp.take(self.word_embeddings, input_ids_BxS, axis=0)
+        others = []
+        if self.config.type_vocab_size:
+            others.append(self._of_types(segment_ids_BxS))
+        if self.config.positions == 'table':
+            others.append(self._of_positions(input_ids_BxS.shape[1], position_ids_BxS))
+        x_BxSxE = self.layer_norm(sum(others, start=words_BxSxE))
+        x_BxSxE = drop.dropout(
+            x_BxSxE, self.config.hidden_dropout, rows_Bx2, drop.EMBEDDINGS)
+        return self.config.layout(x_BxSxE, 'batch', None, None)
+
+    def _of_types(self, segment_ids_BxS: jax.Array) -> jax.Array:
+        """The segment embeddings [B, S, E]; if there is one type, [E] for all tokens."""
+        num_types = self.config.type_vocab_size
+        if num_types == 1:
+            return self.token_type_embeddings[0]
         # A product with one-hot rows: there are few types, and its gradient needs no scatter.
-        types_BxSxT = jax.nn.one_hot(
-            segment_ids_BxS, self.config.type_vocab_size, dtype=jnp.float32)
-        types_BxSxH = jnp.einsum('BST,TH->BSH', types_BxSxT, self.token_type_embeddings,
-                                 precision=jax.lax.Precision.HIGHEST)
+        types_BxSxT = jax.nn.one_hot(segment_ids_BxS, num_types, dtype=jnp.float32)
+        return jnp.einsum('BST,TE->BSE', types_BxSxT, self.token_type_embeddings,
+                          precision=jax.lax.Precision.HIGHEST)
+
+    def _of_positions(self, length: int, position_ids_BxS: jax.Array | None) -> jax.Array:
+        """The position embeddings [B, S, E]; without ids, those [S, E] of a row's tokens."""
+        first = self.config.first_position
         if position_ids_BxS is None:
-            positions = self.position_embeddings[: input_ids_BxS.shape[1]]
-        else:
-            positions = jnp.take(self.position_embeddings, position_ids_BxS, axis=0)
-        x_BxSxH = self.layer_norm(words_BxSxH + types_BxSxH + positions)
-        x_BxSxH = drop.dropout(
-            x_BxSxH, self.config.hidden_dropout, rows_Bx2, drop.EMBEDDINGS)
-        return self.config.layout(x_BxSxH, 'batch', None, None)
+            return self.position_embeddings[first : first + length]
+        if first:
+            position_ids_BxS = position_ids_BxS + first
+        return jnp.take(self.position_embeddings, position_ids_BxS, axis=0)
 
 
 class Residual(nn.Module):
@@ -177,16 +201,45 @@ def layer_of(names: Names) -> int | None:
     return int(names[names.index('encoder') + 1].removeprefix('layer_'))
 
 
+_POOLER_ACTS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType({
+    'tanh': jnp.tanh,
+    'relu': jax.nn.relu,
+    'gelu_tanh': functools.partial(gelu, form='gelu_tanh'),
+    'gelu_erf': functools.partial(gelu, form='gelu_erf'),
+})
+
+
 class Pooler(nn.Module):
-    """tanh of a dense layer on the outputs [..., H] at [CLS]."""
+    """Dropout, a dense layer, `pooler_act` and, with `pooler_norm`, a LayerNorm on [..., H].
+
+    BERT's is tanh of a dense layer, without dropout, on the outputs at [CLS]; `pooling` says
+    whether it reads these.
+    """
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, cls: jax.Array) -> jax.Array:
-        hidden = self.config.hidden_size
-        dense = Dense(self.config, (hidden,), (hidden,), ('embed',), (None,), name='dense')
-        return jnp.tanh(dense(cls))
+    def __call__(self, x: jax.Array, rows: jax.Array | None = None) -> jax.Array:
+        config = self.config
+        hidden = config.hidden_size
+        x = drop.dropout(x, config.pooler_dropout, rows, drop.POOLER)
+        dense = Dense(config, (hidden,), (hidden,), ('embed',), (None,), name='dense')
+        y = _POOLER_ACTS[config.pooler_act](dense(x))
+        if config.pooler_norm:
+            y = LayerNorm(config, name='LayerNorm')(y)
+        return y
+
+
+def sequence_means(
+    x_BxSxH: jax.Array, sequence_ids_BxS: jax.Array, num_sequences: int
+) -> jax.Array:
+    """Means [B, K, H] float32 over all tokens of the sequences 1 to K, [CLS] and [SEP] included."""
+    numbers_K = jnp.arange(1, num_sequences + 1)
+    inside_BxKxS = sequence_ids_BxS[:, None, :] == numbers_K[:, None]
+    sums_BxKxH = jnp.einsum(
+        'BKS,BSH->BKH', inside_BxKxS.astype(jnp.float32), x_BxSxH.astype(jnp.float32),
+        precision=jax.lax.Precision.HIGHEST)
+    return sums_BxKxH / jnp.maximum(jnp.sum(inside_BxKxS, axis=2), 1)[..., None]
 
 
 class Bert(nn.Module):
@@ -199,18 +252,23 @@ class Bert(nn.Module):
     Args:
       pooled: whether the model has a pooler (Hugging Face's token and span models have none).
 
-    Returns a dict: `sequence_output` [B, S, H], `pooled_output` [B, H] (of the first token; None
-    without pooler), `embedding_output` [B, S, H] and `layers`, a tuple of each layer's [B, S, H].
+    Returns a dict: `sequence_output` [B, S, H], `pooled_output` [B, H] (of the first token, or with
+    `pooling='mean'` of the mean; None without pooler), `embedding_output` [B, S, H], which the
+    first layer reads, and `layers`, a tuple of each layer's [B, S, H].
     """
 
     config: ModelConfig
     pooled: bool = True
 
     def setup(self) -> None:
-        self.embeddings = Embeddings(self.config)
-        self.encoder = Encoder(self.config)
+        config = self.config
+        self.embeddings = Embeddings(config)
+        if config.num_embedding_columns != config.hidden_size:
+            self.embeddings_project = Dense(
+                config, (config.num_embedding_columns,), (config.hidden_size,), ('embed',), (None,))
+        self.encoder = Encoder(config)
         if self.pooled:
-            self.pooler = Pooler(self.config)
+            self.pooler = Pooler(config)
 
     def __call__(
         self, input_ids_BxS: jax.Array, sequence_ids_BxS: jax.Array, segment_ids_BxS: jax.Array,
@@ -225,20 +283,35 @@ class Bert(nn.Module):
           wanted_BxP: the positions at which the last layer's output is needed; None: all.
             `sequence_output` is then [B, P, H], with the same values and dropout, and
             `cls_positions` index into P. At other positions the last layer only projects to
-            queries, keys and values, which is a quarter of its work.
+            queries, keys and values, which is a quarter of its work. A pooler that reads means
+            needs all positions.
         """
-        embedded_BxSxH = self.embeddings(input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
-        layers = self.encoder(embedded_BxSxH, sequence_ids_BxS, rows_Bx2, wanted_BxP)
+        embedded = self.embeddings(input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
+        if self.config.num_embedding_columns != self.config.hidden_size:
+            embedded = self.embeddings_project(embedded)
+        layers = self.encoder(embedded, sequence_ids_BxS, rows_Bx2, wanted_BxP)
         x_BxSxH = layers[-1]
         pooled = None
         if self.pooled:
-            cls = x_BxSxH[:, 0]
-            if cls_positions_BxK is not None:
-                cls = gather_positions(x_BxSxH, cls_positions_BxK)
-            pooled = self.pooler(cls)
+            if self.config.pooling == 'mean':
+                assert wanted_BxP is None, 'means are over all positions'
+                read = self._means(x_BxSxH, sequence_ids_BxS, cls_positions_BxK)
+            elif cls_positions_BxK is not None:
+                read = gather_positions(x_BxSxH, cls_positions_BxK)
+            else:
+                read = x_BxSxH[:, 0]
+            pooled = self.pooler(read, rows_Bx2)
         return {
             'sequence_output': x_BxSxH,
             'pooled_output': pooled,
-            'embedding_output': embedded_BxSxH,
+            'embedding_output': embedded,
             'layers': layers,
         }
+
+    def _means(
+        self, x_BxSxH: jax.Array, sequence_ids_BxS: jax.Array, cls_positions_BxK: jax.Array | None
+    ) -> jax.Array:
+        """The means of packed sequences [B, K, H], or of a row's one sequence [B, H]."""
+        if cls_positions_BxK is None:
+            return sequence_means(x_BxSxH, sequence_ids_BxS, 1)[:, 0]
+        return sequence_means(x_BxSxH, sequence_ids_BxS, cls_positions_BxK.shape[1])

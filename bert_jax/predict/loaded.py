@@ -220,12 +220,6 @@ class LoadedModel:
             return False
         return self.weights.head in requirement.heads and self.weights.has(requirement.part)
 
-    def check_pair(self) -> None:
-        """Raises InputError if the model cannot tell the texts of a pair apart."""
-        if self.config.type_vocab_size < 2:
-            raise InputError('it is a pair, and the model has one segment type '
-                             f'(type_vocab_size={self.config.type_vocab_size}): give single texts')
-
     def require(self, command: str) -> None:
         """Raises InputError if the model does not serve a command."""
         served = self.commands()

@@ -42,10 +42,8 @@ def tokenize(
       prepare: what is done to the texts first.
 
     Raises:
-      InputError: the model takes no pairs, and as `encode`.
+      The exceptions of `encode`.
     """
-    if len(texts) > 1:
-        model.check_pair()
     ids = [encode(text) for text in prepare(texts)]
     num_tokens = sum(map(len, ids))
     most = model.max_length - 1 - len(ids)

@@ -187,29 +187,9 @@ class LabelledTask:
         return result
 
     def make_head(self, model_config: ModelConfig) -> Head:
-        """The head that is trained on an encoder.
-
-        Raises:
-          InputError: there are pairs of texts, which the encoder cannot tell apart.
-        """
-        if model_config.type_vocab_size < 2 and self._has_pairs():
-            raise InputError(
-                f'config.model.type_vocab_size={model_config.type_vocab_size}: the model has one '
-                'segment type, and there are pairs of texts: take a model with two, or single '
-                'texts')
+        """The head that is trained on an encoder."""
         head = self.trained_as or HEADS[self.head]
         return head(model_config, **self.arguments)
-
-    def _has_pairs(self) -> bool:
-        """Whether a sequence, to train on or to predict, has a second segment."""
-        units = [eval_set.units for eval_set in self.sets]
-        if self.train is not None:
-            units.append(self.train)
-        for one_set in units:
-            sequences = one_set.sequences
-            if (sequences.first_lengths < sequences.lengths).any():
-                return True
-        return False
 
     def batch_shapes(
         self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh

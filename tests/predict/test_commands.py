@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.model.encoder import Bert
 from bert_jax.predict import load
 from bert_jax.predict.commands import Model
 from bert_jax.runtime.errors import InputError
@@ -244,11 +245,17 @@ def test_a_model_offers_what_its_parts_allow(model):
         without('cls/seq_relationship').next_sentence([('a', 'b')])
 
 
-def test_a_pair_is_refused_by_a_model_with_one_segment_type():
+def test_all_tokens_of_a_pair_have_the_one_segment_type_of_a_model():
     model, _ = tiny.recorded('token_classification')
-    pair, single = model.features([('a', 'b'), 'a b'])
-    assert 'the model has one segment type (type_vocab_size=1)' in pair['error']
-    assert len(single['tokens']) == 4
+    assert model.config.type_vocab_size == 1
+    ids = np.array([[2, 5, 3, 6, 3]])
+    bert = Bert(model.config, pooled=False)
+    outputs = [
+        bert.apply({'params': model.params['bert']}, ids, ids > 0, segments)['sequence_output']
+        for segments in (0 * ids, np.array([[0, 0, 0, 1, 1]]))]
+    np.testing.assert_array_equal(*outputs)
+    (pair,) = model.features([('a', 'b')])
+    assert len(pair['tokens']) == 5
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Classification and regression of the user's texts: labels, weights, windows, files."""
 
-from unittest import mock
-
 import numpy as np
 import pytest
 
@@ -118,24 +116,6 @@ def test_balanced_weights_are_of_the_classes_that_are_trained():
     """The middle one has held-out rows only; the others weigh as if it did not exist."""
     weights = class_weights('balanced', ('bad', 'best', 'good'), np.array([3, 0, 2]))
     assert weights == pytest.approx((5 / 6, 1.0, 5 / 4))
-
-
-@pytest.fixture
-def pairs(tmp_path):
-    """A file with the columns a, b and label."""
-    rows = [f'the,{word},x' for word in WORDS] + [f'was,{word},y' for word in WORDS]
-    return put(tmp_path, 'own.csv', ['a,b,label', *rows])
-
-
-def test_a_model_with_one_segment_type_is_not_trained_on_pairs(pairs, tmp_path):
-    task = opened('classification', pairs, tmp_path, eval_source=True, text='a', text_pair='b')
-    with pytest.raises(InputError, match='the model has one segment type, and there are pairs'):
-        task.make_head(mock.Mock(type_vocab_size=1))
-
-
-def test_a_model_with_one_segment_type_is_trained_on_single_texts(pairs, tmp_path):
-    task = opened('classification', pairs, tmp_path, eval_source=True, text='a')
-    task.make_head(mock.Mock(type_vocab_size=1))
 
 
 def test_long_texts_are_scored_by_their_windows(tmp_path):
