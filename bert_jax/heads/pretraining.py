@@ -64,7 +64,7 @@ class Transform(nn.Module):
         config = self.config
         project = Dense(
             config, (config.hidden_size,), (config.num_embedding_columns,), ('embed',), (None,),
-            name='dense')
+            biased=config.biases, name='dense')
         y_BxPxE = gelu(project(x_BxPxH), config.hidden_act)
         return LayerNorm(config, name='LayerNorm')(y_BxPxE)
 

@@ -28,7 +28,7 @@ _KERNEL_FROM = 128  # 'auto' takes the TPU kernel for rows of at least so many t
 
 
 def attend(
-    qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, segments_BxS: jax.Array,
+    qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array | None, segments_BxS: jax.Array,
     rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
     wanted_BxP: jax.Array | None = None, keep: Callable[[jax.Array], Any] | None = None,
 ) -> jax.Array:
@@ -36,7 +36,7 @@ def attend(
 
     Args:
       qkv_BxSx3xNxD: queries, keys and values without bias, in the compute dtype.
-      bias_3xNxD: their bias, float32.
+      bias_3xNxD: their bias, float32, or None.
       segments_BxS: sequence number of each token; 0 is padding. A token attends to the tokens with
         its own number. So padding attends to padding, and its output is never used.
       rows_Bx2: keys of dropout on the probabilities, or None.
@@ -52,12 +52,12 @@ def attend(
     if wanted_BxP is not None or keep is not None:
         name = 'xla'
     if name == 'kernel':
+        if bias_3xNxD is None:
+            bias_3xNxD = jnp.zeros(qkv_BxSx3xNxD.shape[2:], jnp.float32)
         return kernel_attention(
             qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
             rate=config.attention_dropout, mesh=config.layout.mesh)
-    bias_3xNxD = bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
-    # Added to each part: else each part's gradient would be padded to all three and added up.
-    q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = (qkv_BxSx3xNxD[:, :, i] + bias_3xNxD[i] for i in range(3))
+    q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = _with_bias(qkv_BxSx3xNxD, bias_3xNxD)
     if name == 'cudnn':
         seen_BxSxS = segments_BxS[:, :, None] == segments_BxS[:, None, :]
         return jax.nn.dot_product_attention(
@@ -76,6 +76,15 @@ def attend(
         probs_BxNxQxK.astype(config.dtype), config.attention_dropout, rows_Bx2,
         drop.ATTENTION_PROBS, layer, wanted_BxP)
     return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxKxNxD)
+
+
+def _with_bias(qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array | None) -> list[jax.Array]:
+    """Queries, keys and values, each [B, S, N, D]."""
+    if bias_3xNxD is None:
+        return [qkv_BxSx3xNxD[:, :, i] for i in range(3)]
+    bias_3xNxD = bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
+    # Added to each part: else each part's gradient would be padded to all three and added up.
+    return [qkv_BxSx3xNxD[:, :, i] + bias_3xNxD[i] for i in range(3)]
 
 
 def _mask(segments_BxS: jax.Array, wanted_BxP: jax.Array | None, *, causal: bool) -> jax.Array:
@@ -184,6 +193,7 @@ class SelfAttention(nn.Module):
             in_axes=('embed',),
             out_axes=(None, 'heads', None),
             num_separate=1,
+            biased=config.biases,
             name='qkv')
         qkv, bias = project.product_and_bias(x_BxSxH)
         qkv = config.layout(qkv, 'batch', None, None, 'heads', None)

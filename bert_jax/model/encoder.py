@@ -89,7 +89,10 @@ class Embeddings(nn.Module):
 
 
 class Residual(nn.Module):
-    """Dense to `hidden_size` -> dropout at `site` -> residual connection -> LayerNorm."""
+    """Dense to `hidden_size` -> dropout at `site` -> residual connection -> LayerNorm.
+
+    With `pre_norm`, the LayerNorm is not here but in front of the block.
+    """
 
     config: ModelConfig
     in_dims: tuple[int, ...]
@@ -103,16 +106,24 @@ class Residual(nn.Module):
     ) -> jax.Array:
         config = self.config
         dense = Dense(
-            config, self.in_dims, (config.hidden_size,), self.in_axes, ('embed',), name='dense')
+            config, self.in_dims, (config.hidden_size,), self.in_axes, ('embed',),
+            biased=config.biases, name='dense')
         y = config.layout(dense(y), 'batch', None, None)
         y = drop.dropout(y, config.hidden_dropout, rows, self.site, layer, wanted_BxP)
+        if config.pre_norm:
+            return x_BxSxH + y
         return LayerNorm(config, name='LayerNorm')(x_BxSxH + y)
 
 
 class Attention(nn.Module):
-    """Self-attention and its output block."""
+    """Self-attention and its output block; with `pre_norm`, after a LayerNorm.
+
+    Attributes:
+      is_first: whether its input is that of the embeddings' LayerNorm, so that there is no other.
+    """
 
     config: ModelConfig
+    is_first: bool = False
 
     @nn.compact
     def __call__(
@@ -120,8 +131,11 @@ class Attention(nn.Module):
         wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
+        y_BxSxH = x_BxSxH
+        if config.pre_norm and not self.is_first:
+            y_BxSxH = LayerNorm(config, name='LayerNorm')(x_BxSxH)
         attention = SelfAttention(config, name='self')
-        context = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
+        context = attention(y_BxSxH, segments_BxS, rows, layer, wanted_BxP)
         if wanted_BxP is not None:
             x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
         output = Residual(
@@ -131,24 +145,48 @@ class Attention(nn.Module):
 
 
 class Intermediate(nn.Module):
-    """Dense to `intermediate_size`, then gelu."""
+    """Dense to `intermediate_size`, then gelu; with `pre_norm`, after a LayerNorm.
+
+    If the layer is `gated`, there are two such products of its input, and gelu of the first is
+    multiplied by the second.
+    """
 
     config: ModelConfig
 
     @nn.compact
     def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
         config = self.config
+        if config.pre_norm:
+            x_BxSxH = LayerNorm(config, name='LayerNorm')(x_BxSxH)
+        out_dims: tuple[int, ...] = (config.intermediate_size,)
+        out_axes: tuple[str | None, ...] = ('mlp',)
+        if config.gated:
+            out_dims = (2, *out_dims)
+            out_axes = (None, *out_axes)
         dense = Dense(
-            config, (config.hidden_size,), (config.intermediate_size,), ('embed',), ('mlp',),
-            name='dense')
-        y_BxSxI = gelu(dense(x_BxSxH), config.hidden_act, config.layout.stores_gelu)
+            config, (config.hidden_size,), out_dims, ('embed',), out_axes,
+            num_separate=len(out_dims) - 1, biased=config.biases, name='dense')
+        y = dense(x_BxSxH)
+        if config.gated:
+            y_BxSxI = self._gelu(y[:, :, 0]) * y[:, :, 1]
+        else:
+            y_BxSxI = self._gelu(y)
         return config.layout(y_BxSxI, 'batch', None, 'mlp')
+
+    def _gelu(self, y_BxSxI: jax.Array) -> jax.Array:
+        return gelu(y_BxSxI, self.config.hidden_act, self.config.layout.stores_gelu)
 
 
 class Layer(nn.Module):
-    """One Transformer layer; with `wanted_BxP` its output is [B, P, H], at these positions only."""
+    """One Transformer layer; with `wanted_BxP` its output is [B, P, H], at these positions only.
+
+    Attributes:
+      config: the options of this layer (`BertConfig.of_layer`).
+      is_first: whether it is layer 0.
+    """
 
     config: ModelConfig
+    is_first: bool = False
 
     @nn.compact
     def __call__(
@@ -156,7 +194,7 @@ class Layer(nn.Module):
         wanted_BxP: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
-        attention = Attention(config, name='attention')
+        attention = Attention(config, self.is_first, name='attention')
         x_BxSxH = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
         y_BxSxI = Intermediate(config, name='intermediate')(x_BxSxH)
         output = Residual(
@@ -187,7 +225,9 @@ class Encoder(nn.Module):
         last = self.config.num_layers - 1
         outputs = []
         for i in range(self.config.num_layers):
-            layer = layer_class(self.config, name=f'layer_{i}')
+            # Its options are no arguments, which rematerialisation would trace.
+            config = self.config.of_layer(i)
+            layer = layer_class(config, is_first=i == 0, name=f'layer_{i}')
             wanted = wanted_BxP if i == last else None
             x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows, wanted)
             outputs.append(x_BxSxH)
@@ -223,7 +263,8 @@ class Pooler(nn.Module):
         config = self.config
         hidden = config.hidden_size
         x = drop.dropout(x, config.pooler_dropout, rows, drop.POOLER)
-        dense = Dense(config, (hidden,), (hidden,), ('embed',), (None,), name='dense')
+        dense = Dense(
+            config, (hidden,), (hidden,), ('embed',), (None,), biased=config.biases, name='dense')
         y = _POOLER_ACTS[config.pooler_act](dense(x))
         if config.pooler_norm:
             y = LayerNorm(config, name='LayerNorm')(y)
@@ -254,7 +295,8 @@ class Bert(nn.Module):
 
     Returns a dict: `sequence_output` [B, S, H], `pooled_output` [B, H] (of the first token, or with
     `pooling='mean'` of the mean; None without pooler), `embedding_output` [B, S, H], which the
-    first layer reads, and `layers`, a tuple of each layer's [B, S, H].
+    first layer reads, and `layers`, a tuple of each layer's [B, S, H]; with `pre_norm`, the last is
+    that of the LayerNorm behind the layers.
     """
 
     config: ModelConfig
@@ -265,8 +307,11 @@ class Bert(nn.Module):
         self.embeddings = Embeddings(config)
         if config.num_embedding_columns != config.hidden_size:
             self.embeddings_project = Dense(
-                config, (config.num_embedding_columns,), (config.hidden_size,), ('embed',), (None,))
+                config, (config.num_embedding_columns,), (config.hidden_size,), ('embed',), (None,),
+                biased=config.biases)
         self.encoder = Encoder(config)
+        if config.pre_norm:
+            self.layer_norm = LayerNorm(config, name='LayerNorm')
         if self.pooled:
             self.pooler = Pooler(config)
 
@@ -290,6 +335,8 @@ class Bert(nn.Module):
         if self.config.num_embedding_columns != self.config.hidden_size:
             embedded = self.embeddings_project(embedded)
         layers = self.encoder(embedded, sequence_ids_BxS, rows_Bx2, wanted_BxP)
+        if self.config.pre_norm:
+            layers = (*layers[:-1], self.layer_norm(layers[-1]))
         x_BxSxH = layers[-1]
         pooled = None
         if self.pooled:

@@ -152,6 +152,9 @@ class Dense(nn.Module):
     """`x` [..., in dims] times a kernel [in dims, out dims], plus a bias [out dims].
 
     The first `num_separate` of the out dims index separate matrices (see `Parameter`).
+
+    Attributes:
+      biased: whether there is a bias.
     """
 
     config: ModelConfig
@@ -160,19 +163,27 @@ class Dense(nn.Module):
     in_axes: tuple[str | None, ...]
     out_axes: tuple[str | None, ...]
     num_separate: int = 0
+    biased: bool = True
 
     def setup(self) -> None:
         init = parameter(self.config.kernel_init, *self.in_axes, *self.out_axes,
                          num_in=len(self.in_dims), num_separate=self.num_separate)
         self.kernel = self.param('kernel', init, self.in_dims + self.out_dims)
-        self.bias = self.param(
-            'bias', parameter(nn.initializers.zeros, *self.out_axes, decays=False), self.out_dims)
+        if self.biased:
+            zeros = parameter(nn.initializers.zeros, *self.out_axes, decays=False)
+            self.bias = self.param('bias', zeros, self.out_dims)
+        else:
+            self.bias = None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y, bias = self.product_and_bias(x)
+        if bias is None:
+            return y
         return y + bias.astype(y.dtype)
 
-    def product_and_bias(self, x: jax.Array, out_dtype: Any = None) -> tuple[jax.Array, jax.Array]:
+    def product_and_bias(
+        self, x: jax.Array, out_dtype: Any = None
+    ) -> tuple[jax.Array, jax.Array | None]:
         """The product [..., out dims] in `out_dtype` (None: the compute dtype), and the bias."""
         dtype = self.config.dtype
         kernel = self.kernel.astype(dtype)
@@ -202,11 +213,16 @@ class Dense(nn.Module):
         Rounded to bfloat16, 80 different logits would become 51, with ties between spans.
         """
         y, bias = self.product_and_bias(x, jnp.float32)
+        if bias is None:
+            return y
         return y + bias
 
 
 class LayerNorm(nn.Module):
-    """Normalises the last dim; statistics in float32, result in the compute dtype."""
+    """Normalises the last dim; statistics in float32, result in the compute dtype.
+
+    It has a bias if the model has `biases`.
+    """
 
     config: ModelConfig
 
@@ -214,7 +230,9 @@ class LayerNorm(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (x.shape[-1],)
         scale = self.param('scale', parameter(nn.initializers.ones, None, decays=False), shape)
-        bias = self.param('bias', parameter(nn.initializers.zeros, None, decays=False), shape)
+        bias = None
+        if self.config.biases:
+            bias = self.param('bias', parameter(nn.initializers.zeros, None, decays=False), shape)
         x = x.astype(jnp.float32)
         # One-pass variance: E[x^2] - E[x]^2, fused with the computation of x. The two-pass form
         # reads x again, and its gradient twice. Float32 is precise enough, because the means are
@@ -222,4 +240,7 @@ class LayerNorm(nn.Module):
         mean = jnp.mean(x, axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(x), axis=-1, keepdims=True) - jnp.square(mean)
         y = (x - mean) * lax.rsqrt(jnp.maximum(variance, 0.0) + self.config.layer_norm_eps)
-        return (y * scale + bias).astype(self.config.dtype)
+        y = y * scale
+        if bias is not None:
+            y = y + bias
+        return y.astype(self.config.dtype)
