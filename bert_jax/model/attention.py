@@ -16,14 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax import lax
 
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention_kernel import HEAD_DIM, MAX_LENGTH, kernel_attention
 from bert_jax.model.layers import Dense, ModelConfig
+from bert_jax.model.rotary import rotated
 from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.hosts import say
 
-_MASKED_SCORE = -10000.0  # added to the scores of masked keys, as in google-research/bert
+# Added to the scores of masked keys, as in google-research/bert. exp(-10000) is 0 in every
+# precision, so a sequence is independent of its neighbours.
+_MASKED_SCORE = -10000.0
 _KERNEL_FROM = 128  # 'auto' takes the TPU kernel for rows of at least so many tokens
 
 
@@ -41,7 +45,8 @@ def attend(
         its own number. So padding attends to padding, and its output is never used.
       rows_Bx2: keys of dropout on the probabilities, or None.
       layer: index of the layer, for dropout; may be traced.
-      config: names the implementation (see `choose`).
+      config: names the implementation (see `choose`), and has the layer's own options
+        (`BertConfig.of_layer`): its window, and its base of rotary positions.
       wanted_BxP: positions of the queries to compute; None: all. They are too little work for a
         kernel, so the plain implementation computes them.
       keep: receives the probabilities [B, N, Q, K] float32, before dropout. Only the plain
@@ -58,14 +63,18 @@ def attend(
             qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
             rate=config.attention_dropout, mesh=config.layout.mesh)
     q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = _with_bias(qkv_BxSx3xNxD, bias_3xNxD)
+    if config.positions == 'rotary':
+        q_BxQxNxD = rotated(q_BxQxNxD, config.rotary_base)
+        k_BxKxNxD = rotated(k_BxKxNxD, config.rotary_base)
     if name == 'cudnn':
-        seen_BxSxS = segments_BxS[:, :, None] == segments_BxS[:, None, :]
+        seen_BxSxS = _seen(segments_BxS, None, config)
         return jax.nn.dot_product_attention(
             q_BxQxNxD, k_BxKxNxD, v_BxKxNxD, implementation='cudnn', mask=seen_BxSxS[:, None])
     # Plain operations, which XLA fuses; scores and softmax are float32.
     if wanted_BxP is not None:
         q_BxQxNxD = gather_positions(q_BxQxNxD, wanted_BxP)
-    mask_Bx1xQxK = _mask(segments_BxS, wanted_BxP, causal=config.causal)
+    seen_BxQxK = _seen(segments_BxS, wanted_BxP, config)
+    mask_Bx1xQxK = jnp.where(seen_BxQxK, 0.0, _MASKED_SCORE)[:, None]
     scores_BxNxQxK = jnp.einsum(
         'BQND,BKND->BNQK', q_BxQxNxD, k_BxKxNxD, preferred_element_type=jnp.float32)
     probs_BxNxQxK = jax.nn.softmax(
@@ -87,20 +96,25 @@ def _with_bias(qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array | None) -> list[j
     return [qkv_BxSx3xNxD[:, :, i] + bias_3xNxD[i] for i in range(3)]
 
 
-def _mask(segments_BxS: jax.Array, wanted_BxP: jax.Array | None, *, causal: bool) -> jax.Array:
-    """What is added to scores [B, 1, Q, K]: 0 where a query sees a key, else `_MASKED_SCORE`.
-
-    exp(-10000) is 0 in every precision, so a sequence is independent of its neighbours.
-    """
+def _seen(
+    segments_BxS: jax.Array, wanted_BxP: jax.Array | None, config: ModelConfig
+) -> jax.Array:
+    """Whether a query sees a key [B, Q, K], of the queries at wanted positions; None: of all."""
     queries_BxQ = segments_BxS
     if wanted_BxP is not None:
         queries_BxQ = jnp.take_along_axis(segments_BxS, wanted_BxP, axis=1)
     seen_BxQxK = queries_BxQ[:, :, None] == segments_BxS[:, None, :]
-    if causal:  # within a packed sequence, the order is that of the row
-        places_S = jnp.arange(segments_BxS.shape[1])
-        places_BxQ = places_S[None] if wanted_BxP is None else wanted_BxP
+    if not config.causal and not config.local_attention:
+        return seen_BxQxK
+    # Within a packed sequence, order and distances are those of the row.
+    places_S = lax.broadcasted_iota(jnp.int32, segments_BxS.shape[1:], 0)
+    places_BxQ = places_S[None] if wanted_BxP is None else wanted_BxP
+    if config.causal:
         seen_BxQxK &= places_BxQ[:, :, None] >= places_S
-    return jnp.where(seen_BxQxK, 0.0, _MASKED_SCORE)[:, None]
+    if config.local_attention:
+        distances_BxQxK = jnp.abs(places_BxQ[:, :, None] - places_S)
+        seen_BxQxK &= distances_BxQxK <= config.local_attention // 2
+    return seen_BxQxK
 
 
 def choose(config: ModelConfig, length: int, drops: bool) -> str:
@@ -135,6 +149,10 @@ def why_unsupported(name: str, config: ModelConfig, length: int, drops: bool) ->
     if config.dtype != 'bfloat16':
         return f'it is for bfloat16, and this is {config.dtype}'
     if name == 'kernel':
+        if config.positions == 'rotary':
+            return 'it has no rotary positions'
+        if config.local_attention:
+            return 'it has no local attention'
         return _why_not_by_kernel(config, length)
     return _why_not_by_cudnn(config, length, drops)
 

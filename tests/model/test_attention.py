@@ -12,6 +12,7 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.attention import attend, choose
 from bert_jax.model.attention_kernel import MAX_LENGTH
 from bert_jax.model.layers import ModelConfig
+from bert_jax.model.rotary import phases
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, make_mesh
 
@@ -48,6 +49,41 @@ def test_each_sequence_is_computed_as_if_alone():
     np.testing.assert_allclose(wanted, context[np.arange(B)[:, None], WANTED], atol=1e-6)
 
 
+def rotated_and_windowed(qkv_Sx3xNxD, base, window):
+    """Attention of one sequence to half a window on each side, its dims as complex numbers."""
+    places = np.arange(len(qkv_Sx3xNxD))
+    distances = places[:, None] - places
+    q, k, v = np.moveaxis(qkv_Sx3xNxD.astype(np.float64), 1, 0)
+    q, k = (x[..., : D // 2] + 1j * x[..., D // 2 :] for x in (q, k))
+    turns = np.exp(1j * distances[..., None] * base ** (-2 / D * np.arange(D // 2)))
+    scores = np.exp(np.einsum('QND,KND,QKD->NQK', q, k.conj(), turns).real / np.sqrt(D))
+    if window:
+        scores *= abs(distances) <= window / 2
+    return np.einsum('NQK,KND->QND', scores / scores.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize('window', [0, 4, 5])
+def test_rotary_positions_and_windows_are_those_of_the_formula(window):
+    options = dataclasses.replace(
+        config('xla'), positions='rotary', rotary_base=50.0, local_attention=window)
+    context = attend(QKV, None, SEGMENTS, None, 0, config=options)
+    for row in range(B):
+        for number in range(1, SEGMENTS[row].max() + 1):
+            at = SEGMENTS[row] == number
+            expected = rotated_and_windowed(QKV[row, at], 50.0, window)
+            np.testing.assert_allclose(context[row, at], expected, atol=2e-6)
+    wanted = attend(QKV, None, SEGMENTS, None, 0, config=options, wanted_BxP=WANTED)
+    np.testing.assert_allclose(wanted, context[np.arange(B)[:, None], WANTED], atol=1e-6)
+
+
+def test_angles_are_exact_far_from_the_beginning():
+    """Products in float32 are off by 5e-4 there."""
+    base, length, head_dim = 160_000.0, 8192, 64
+    exact = np.arange(length)[:, None] * base ** -(np.arange(head_dim // 2) / (head_dim // 2))
+    found = np.asarray(phases(length, head_dim, base), np.float64) * 2 * np.pi / 2**32
+    assert abs(np.exp(1j * found) - np.exp(1j * exact)).max() < 1e-5
+
+
 def on(platform, **changes):
     """A config on a mesh of one mock device of a platform."""
     devices = np.array([mock.Mock(platform=platform)]).reshape(1, 1, 1)
@@ -77,6 +113,7 @@ class Choice:
 @pytest.mark.parametrize('case', [
     Choice('tpu', 'auto', chosen='kernel'),
     Choice('tpu', 'auto', length=64, chosen='xla'),
+    Choice('tpu', 'auto', changes={'positions': 'rotary'}, chosen='xla'),
     Choice('tpu', 'auto', length=MAX_LENGTH + 1, chosen='xla'),
     Choice('tpu', 'auto', drops=False, changes={'causal': True}, chosen='xla'),
     Choice('tpu', 'xla', drops=False, chosen='xla'),
@@ -97,6 +134,7 @@ def test_an_implementation_is_chosen(case):
 @pytest.mark.parametrize('case', [
     Choice('gpu', 'kernel', refused='it is for TPUs, and this is a gpu'),
     Choice('tpu', 'kernel', changes={'causal': True}, refused='it has no left-to'),
+    Choice('tpu', 'kernel', changes={'local_attention': 8}, refused='it has no local attention'),
     Choice('tpu', 'kernel', length=128, changes={'dtype': 'float32'},
            refused='it is for bfloat16, and this is float32'),
     Choice('tpu', 'kernel', length=128, changes={'num_heads': 3, 'hidden_size': 192},

@@ -1,0 +1,46 @@
+"""Rotary positions (Su et al., 2021): queries and keys are turned by their place in the row.
+
+The dims i and i + D / 2 of a head are a point, which is turned by place * base^(-2 i / D). So the
+product of a query and a key depends on the distance of their places, not on where in a row their
+sequence is packed.
+
+    B: batch rows, S: sequence, N: heads, D: head_dim
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_TURN = 2**32  # in the units of phases
+
+
+def rotated(x_BxSxNxD: jax.Array, base: float) -> jax.Array:
+    """Queries or keys, turned; computed in float32, in the dtype of `x`.
+
+    Args:
+      x_BxSxNxD: D is even.
+      base: the wavelengths, in tokens, go from 2 pi to nearly 2 pi times this.
+    """
+    length, _, head_dim = x_BxSxNxD.shape[1:]
+    angles_SxD = phases(length, head_dim, base).astype(jnp.float32) * (2 * math.pi / _TURN)
+    cos_Sx1xD = jnp.cos(angles_SxD)[:, None]
+    sin_Sx1xD = jnp.sin(angles_SxD)[:, None]
+    first, second = jnp.split(x_BxSxNxD.astype(jnp.float32), 2, axis=-1)
+    turned = [first * cos_Sx1xD - second * sin_Sx1xD, second * cos_Sx1xD + first * sin_Sx1xD]
+    return jnp.concatenate(turned, axis=-1).astype(x_BxSxNxD.dtype)
+
+
+def phases(length: int, head_dim: int, base: float) -> jax.Array:
+    """The angles of the places 0 to `length` - 1, [S, D / 2] int32: 2^32 are a whole turn.
+
+    Products of integers leave out whole turns without rounding. A product in float32 is 5e-4 off at
+    place 8,192, differently at each place, so that a distance would not be the same everywhere.
+    """
+    exponents = np.arange(head_dim // 2) / (head_dim // 2)
+    turns_a_token = float(base) ** -exponents / (2 * math.pi) % 1
+    steps = np.round(turns_a_token * _TURN).astype(np.int64).astype(np.int32)  # modulo 2^32
+    places_SxD = lax.broadcasted_iota(jnp.int32, (length, len(steps)), 0)
+    return places_SxD * steps
