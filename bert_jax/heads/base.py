@@ -164,8 +164,10 @@ class Head:
     def token_flops(self, row_length: int) -> float:
         """FLOPs of training on one token of a row, without dense heads, which are small."""
         forward = token_flops(self.config, row_length)
+        hidden = self.config.hidden_size
+        if self.config.pools_tokens and not self.needs_pooler:
+            forward += 2.0 * hidden**2
         if self.config.bilstm:
-            hidden = self.config.hidden_size
             forward += bilstm_flops(hidden, hidden // 2)
         return 3.0 * forward
 

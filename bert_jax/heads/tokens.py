@@ -218,4 +218,4 @@ class FeatureTagging(Tagging):
             num_inputs *= min(4, num_layers)
         units = BertFeatureTagger.units
         trained = bilstm_flops(num_inputs, units) + bilstm_flops(2 * units, units)
-        return used_layers / num_layers * token_flops(self.config, row_length) + 3.0 * trained
+        return token_flops(self.config, row_length, used_layers) + 3.0 * trained

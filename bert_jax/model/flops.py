@@ -27,18 +27,50 @@ def _matrices(config: ModelConfig) -> tuple[tuple[int, int, int], ...]:
     return tuple(jax.eval_shape(kernel.to_matrices, kernel.value).shape for kernel in kernels)
 
 
-def _layer_flops(config: ModelConfig) -> float:
+def _matrix_flops(config: ModelConfig) -> float:
     """FLOPs of a layer's matrices for one token; a multiply-add counts as two."""
     return 2.0 * sum(math.prod(shape) for shape in _matrices(config))
 
 
-def token_flops(config: ModelConfig, row_length: int) -> float:
-    """FLOPs of the forward pass through all layers for one token of a row of `row_length`.
+def _attention_flops(config: ModelConfig, layer: int, row_length: int) -> float:
+    """FLOPs of a layer's scores and of the sums of values by them, for one token of a row."""
+    window = config.of_layer(layer).local_attention
+    num_keys = row_length
+    if window:
+        num_keys = min(row_length, 2 * (window // 2) + 1)  # on both sides, and its own
+    return 4.0 * num_keys * config.hidden_size
+
+
+def _before_layers_flops(config: ModelConfig) -> float:
+    """FLOPs of the projection of one token's embeddings, if there is one."""
+    columns = config.num_embedding_columns
+    if columns == config.hidden_size:
+        return 0.0
+    return 2.0 * columns * config.hidden_size
+
+
+def token_flops(config: ModelConfig, row_length: int, num_layers: int | None = None) -> float:
+    """FLOPs of the forward pass through the layers for one token of a row of `row_length`.
 
     A multiply-add counts as two. Only matrix products count, not embedding look-ups, softmax and
-    LayerNorm.
+    LayerNorm. A local layer counts its window, also at the ends of a row, where it is cut.
+
+    Args:
+      config: of the model.
+      row_length: number of tokens of a row.
+      num_layers: only the first so many layers; None: all.
     """
-    return config.num_layers * (_layer_flops(config) + 4 * row_length * config.hidden_size)
+    if num_layers is None:
+        num_layers = config.num_layers
+    total = _before_layers_flops(config) + num_layers * _matrix_flops(config)
+    for layer in range(num_layers):
+        total += _attention_flops(config, layer, row_length)
+    return total
+
+
+def projection_flops(config: ModelConfig) -> float:
+    """FLOPs of a layer's projection to queries, keys and values, for one token."""
+    return 6.0 * config.hidden_size**2
 
 
 def bilstm_flops(inputs: int, units: int) -> float:
@@ -56,12 +88,14 @@ def train_flops(
     rematerialisation and the padding of the vocabulary do not count.
     """
     hidden = config.hidden_size
-    all_layers = seq_length * token_flops(config, seq_length)
-    before_last = all_layers * (config.num_layers - 1) / config.num_layers
-    projection = 6 * hidden**2
-    rest_of_layer = _layer_flops(config) - projection + 4 * seq_length * hidden
+    columns = config.num_embedding_columns
+    last_layer = config.num_layers - 1
+    before_last = seq_length * token_flops(config, seq_length, last_layer)
+    projection = projection_flops(config)
+    rest_of_layer = (
+        _matrix_flops(config) - projection + _attention_flops(config, last_layer, seq_length))
     last = seq_length * projection + (num_predictions + num_cls) * rest_of_layer
-    masked_lm = num_predictions * (2 * hidden**2 + 2 * hidden * config.vocab_size)
+    masked_lm = num_predictions * (2 * hidden * columns + 2 * columns * config.vocab_size)
     next_sentence = num_cls * (2 * hidden**2 + 4 * hidden)
     return 3.0 * (before_last + last + masked_lm + next_sentence)
 

@@ -300,7 +300,7 @@ def scale_by_depth(decay: float, parameters: Iterable[Names]) -> optax.GradientT
             layer = layer_of(names)
             if layer is not None:
                 return x * decay ** (num_layers - layer)
-            if 'embeddings' in names:
+            if 'embeddings' in names or 'embeddings_project' in names:
                 return x * decay ** (num_layers + 1)
             return x
 

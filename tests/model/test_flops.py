@@ -1,5 +1,6 @@
 """The FLOPs formula against published figures and the matrix products in the traced models."""
 
+import dataclasses
 import math
 
 import jax
@@ -12,7 +13,7 @@ from bert_jax.heads.classification import Classification
 from bert_jax.heads.masked_lm_loss import masked_lm_logits
 from bert_jax.heads.pretraining import BertForPreTraining
 from bert_jax.heads.tokens import FeatureTagging, Tagging
-from bert_jax.model.flops import token_flops, train_flops
+from bert_jax.model.flops import muon_flops, token_flops, train_flops
 from bert_jax.model.layers import ModelConfig
 
 
@@ -53,8 +54,17 @@ def product_flops(jaxpr):
     return total
 
 
-def test_the_formula_counts_the_products_of_the_forward_pass():
-    small = config('mini', vocab_size=1024)
+# Options of BERT's family that change which products there are.
+GATED = {'gated': True, 'pre_norm': True, 'biases': False, 'positions': 'rotary',
+         'type_vocab_size': 0}
+LOCAL = {'local_attention': 24, 'global_every': 2}
+
+
+@pytest.mark.parametrize('options', [
+    {}, GATED, {'embedding_size': 64}, {'num_layers': 1, 'embedding_size': 64}, LOCAL,
+    LOCAL | {'num_layers': 3}], ids=str)
+def test_the_formula_counts_the_products_of_the_forward_pass(options):
+    small = dataclasses.replace(config('mini', vocab_size=1024), **options)
     slots = 10
     batch = ROW | {'masked_lm_positions': jnp.ones((1, slots), jnp.int32)}
     model = BertForPreTraining(small)
@@ -67,16 +77,30 @@ def test_the_formula_counts_the_products_of_the_forward_pass():
     found = product_flops(jax.make_jaxpr(forward)(params).jaxpr)
     # Look-ups by products with one-hot rows do not count in the formula.
     look_ups = 2 * (slots + 1)  # of queries and of the residual that they are added to
-    found -= 2 * small.hidden_size * LENGTH * (look_ups + small.type_vocab_size)
+    found -= 2 * small.hidden_size * LENGTH * look_ups
+    found -= 2 * small.num_embedding_columns * LENGTH * small.type_vocab_size
+    for layer in range(small.num_layers):  # the scores outside of windows, which are masked
+        if small.of_layer(layer).local_attention:
+            num_queries = slots + 1 if layer == small.num_layers - 1 else LENGTH
+            found -= 4 * small.hidden_size * num_queries * (LENGTH - 25)
     assert 3 * found == train_flops(small, LENGTH, slots)
 
 
-@pytest.mark.parametrize('kind, arguments, bilstm', [
-    (Tagging, (), False), (Tagging, (), True), (Classification, (), False),
-    (Classification, (), True), (FeatureTagging, ('concat_last_four',), False),
-    (FeatureTagging, ('last',), False)])
-def test_the_formula_counts_the_products_of_downstream_models(kind, arguments, bilstm):
-    small = config('mini', vocab_size=64, bilstm=bilstm)
+def test_muon_orthogonalises_both_matrices_of_a_gated_layer():
+    small = config('mini', **GATED)
+    hidden, inner = small.hidden_size, small.intermediate_size
+    square = 4 * hidden**3 + 2 * hidden**3
+    wide = 4 * hidden**2 * inner + 2 * hidden**3
+    assert muon_flops(small) == 5 * small.num_layers * (4 * square + 3 * wide)
+
+
+@pytest.mark.parametrize('kind, arguments, options', [
+    (Tagging, (), {}), (Tagging, (), {'bilstm': True}), (Tagging, (), {'pools_tokens': True}),
+    (Classification, (), {}), (Classification, (), {'bilstm': True}),
+    (Classification, (), {'pooling': 'mean'}), (Classification, (), GATED),
+    (FeatureTagging, ('concat_last_four',), {}), (FeatureTagging, ('last',), {})], ids=str)
+def test_the_formula_counts_the_products_of_downstream_models(kind, arguments, options):
+    small = dataclasses.replace(config('mini', vocab_size=64), **options)
     head = kind(small, 1, *arguments)
     batch = ROW | {'position_ids': jnp.zeros((1, LENGTH), jnp.int32),
                    'cls_positions': jnp.zeros((1, 1), jnp.int32)}
