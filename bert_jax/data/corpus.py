@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-from bert_jax.data import python_docs, wikidump
+from bert_jax.data import fasta, python_docs, wikidump
 from bert_jax.data.digests import digests, name_of, object_digest
 from bert_jax.data.source import Document, Source, Unit
 from bert_jax.data.text_formats import FORMATS, TABLES, read_documents
@@ -186,6 +186,9 @@ def _digest_of_files(format_name: str, column: str, found: Sequence[Found]) -> s
     # where it has another name, and for CSV and TSV, which older stores read as plain text.
     if column != 'text' or any(ending.startswith(('.csv', '.tsv')) for ending in endings):
         identity.append(column)
+    # Likewise, older stores read these files as text.
+    if not format_name and any(fasta.is_fasta(path) for path in paths):
+        identity.append(fasta.FORMAT)
     return name_of(identity)
 
 

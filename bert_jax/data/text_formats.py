@@ -9,7 +9,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from bert_jax.data import table, wikidump
+from bert_jax.data import fasta, table, wikidump
 from bert_jax.data.source import Document, Unit
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import read_blocks
@@ -37,17 +37,20 @@ def read_documents(format_name: str, column: str, unit: Unit) -> Iterator[Docume
         format_name = 'table'
     if format_name in TABLES:
         return _rows(TABLES[format_name], path, column)
-    blocks = _line_blocks(path)  # a generator, which dumps never start
+    blocks = _line_blocks(path)  # a generator, which dumps and FASTA never start
     if not format_name:
         first = next((block for block in blocks if block.strip()), b'')  # skips blank ones
         blocks = itertools.chain([first], blocks)
-        format_name = _format_of_text(first)
+        format_name = _format_of_text(path, first)
     return FORMATS[format_name](path, blocks)
 
 
-def _format_of_text(first: bytes) -> str:
+def _format_of_text(path: str, first: bytes) -> str:
     """The name of the format of a text file that begins with this block."""
     begins = first.lstrip()
+    # The name alone does not tell: `.fa` is also the ending of text in Persian.
+    if begins.startswith(b'>') and fasta.is_fasta(path):
+        return fasta.FORMAT
     if begins.startswith(b'<doc '):
         return 'wikiextractor'
     if _TITLE.match(b'\n ' + begins):
@@ -182,6 +185,11 @@ def _wikidump(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
         yield Document(text.encode('utf-8', 'ignore'), split=True)
 
 
+def _fasta(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:
+    """Sequences of letters, whose reader does not need whole lines."""
+    return fasta.read_fasta(path)
+
+
 # Readers of text formats: documents, none of them empty, from a path and its blocks of lines
 # (.gz and .bz2 decompressed).
 FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
@@ -190,6 +198,7 @@ FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
     'wikiextractor': _wikiextractor,
     'wikitext': _wikitext,
     wikidump.FORMAT: _wikidump,
+    fasta.FORMAT: _fasta,
 }
 TABLES: dict[str, Callable[..., Iterator[table.Row]]] = {
     'table': table.read_rows,  # the file's ending tells the format
