@@ -12,15 +12,17 @@ import functools
 import itertools
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import digest
 from bert_jax.text.letters import (
+    ANY_CHARACTER,
     bytes_of,
     ids_by_byte,
+    library_parts,
     lists_of_each,
     one_after_the_other,
     sequence_vocab,
@@ -145,6 +147,10 @@ class KmerTokenizer:
     def shown(self, piece_id: int) -> str:
         """The k-mer or letter."""
         return self.vocab.tokens[piece_id]
+
+    def library_parts(self) -> dict[str, Any]:
+        """See `letters.library_parts`."""
+        return library_parts(self.vocab, f'[{BASES}]{{{self.size}}}|{ANY_CHARACTER}')
 
     def _pieces(self, text: str) -> _Pieces:
         """Where the pieces of a text of L characters begin, and their ids."""

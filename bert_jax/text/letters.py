@@ -11,6 +11,7 @@ import os
 import re
 import string
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,8 @@ ENDING = '.letters'
 # The codes of DNA, RNA and proteins, with those of IUPAC that stand for several, are letters.
 ALL_LETTERS = string.ascii_uppercase
 WHITE_SPACE = ' \t\n\r\v\f'
+_WHITE_SPACE_PATTERN = r'[ \t\n\r\x0B\x0C]+'
+ANY_CHARACTER = r'[\s\S]'
 _NO_TOKEN = -1
 _ALLOWED = re.compile(r'[A-Z*.-]')  # `*` ends proteins, `-` and `.` are gaps of alignments
 
@@ -121,6 +124,29 @@ def lists_of_each(ids: np.ndarray, counts: np.ndarray) -> list[list[int]]:
     return [ids[begin:end].tolist() for begin, end in zip(begins, ends, strict=False)]
 
 
+def library_parts(vocab: Vocab, piece_pattern: str) -> dict[str, Any]:
+    """The parts of a tokenizer.json that make pieces of a text, for the `tokenizers` library.
+
+    Args:
+      vocab: letters and k-mers.
+      piece_pattern: matches the next piece of a text in capitals, whatever character comes next.
+    """
+    capitals = [
+        {'type': 'Replace', 'pattern': {'String': letter.lower()}, 'content': letter}
+        for letter in ALL_LETTERS]
+    words = {'type': 'Split', 'pattern': {'Regex': _WHITE_SPACE_PATTERN}, 'behavior': 'Removed',
+             'invert': False}
+    pieces = {'type': 'Split', 'pattern': {'Regex': piece_pattern}, 'behavior': 'Isolated',
+              'invert': False}
+    unknown = vocab.tokens[vocab.unk_id]
+    return {
+        'normalizer': {'type': 'Sequence', 'normalizers': capitals},
+        'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': [words, pieces]},
+        'decoder': {'type': 'Fuse'},
+        'model': {'type': 'WordLevel', 'vocab': vocab.index, 'unk_token': unknown},
+    }
+
+
 class LetterTokenizer:
     """Each letter of a text is a token.
 
@@ -173,3 +199,7 @@ class LetterTokenizer:
     def shown(self, piece_id: int) -> str:
         """The letter."""
         return self.vocab.tokens[piece_id]
+
+    def library_parts(self) -> dict[str, Any]:
+        """See `library_parts`."""
+        return library_parts(self.vocab, ANY_CHARACTER)
