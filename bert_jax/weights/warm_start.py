@@ -21,6 +21,8 @@ from bert_jax.weights.vocabulary import check_order
 
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'
+# Beginnings of the names of all parameters but the pooler's and the heads'.
+_ENCODER = ('bert/embeddings/', 'bert/embeddings_project/', 'bert/encoder/', 'bert/LayerNorm/')
 # Options that change what the same parameters compute.
 _COMPUTING_OPTIONS = tuple(option.name for option in OPTIONS if option.effect == 'computes')
 _MOST_LISTED = 8  # names that a line of the summary lists
@@ -179,13 +181,11 @@ def place(
         if x is not None and x.shape == tuple(shape):
             matched[name] = x
         elif name == _POSITIONS and x is not None and x.shape[1:] == tuple(shape)[1:]:
-            # A short table is repeated (Longformer, Beltagy et al., 2020, section 5): neighbouring
-            # positions stay neighbours.
-            matched[name] = np.resize(x, shape)
+            matched[name] = _resized(x, shape[0], weights.model['first_position'])
             repeats_positions = len(x) < shape[0]
             how = 'they are repeated' if repeats_positions else 'the first of them are taken'
             notes.append(f'position_embeddings: {len(x)} rows there, {shape[0]} here; {how}')
-        elif name.startswith(('bert/embeddings/', 'bert/encoder/')):
+        elif name.startswith(_ENCODER):
             raise InputError(_misfit(name, x, tuple(shape), weights))
     _check_no_more_layers(weights, source, shapes)
     unused = [name for name in weights.params if name not in matched]
@@ -195,6 +195,16 @@ def place(
         unused=(*unused, *weights.unused),
         notes=tuple(notes),
         repeats_positions=repeats_positions)
+
+
+def _resized(table: np.ndarray, num_rows: int, first: int) -> np.ndarray:
+    """A position table, cut or repeated from its row `first` on, that of the first position.
+
+    If it is repeated (Longformer, Beltagy et al., 2020, section 5), neighbouring positions stay
+    neighbours.
+    """
+    positions = np.resize(table[first:], (num_rows - first, table.shape[1]))
+    return np.concatenate([table[:first], positions])
 
 
 def _different_options(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

@@ -87,6 +87,14 @@ def test_position_tables_of_another_length(rows, kept):
     assert ('10 rows there, 16 here; they are repeated' in ''.join(found.notes)) == (rows == 16)
 
 
+def test_a_repeated_position_table_keeps_the_rows_before_the_first_position():
+    weights = load_weights(RECORDED / 'base')
+    weights = dataclasses.replace(weights, model=weights.model | {'first_position': 2})
+    found = place(weights, shapes_of(weights, {POSITIONS: (20, 8)})).params[POSITIONS]
+    rows = [0, 1, *range(2, 10), *range(2, 10), 2, 3]
+    np.testing.assert_array_equal(found, weights.params[POSITIONS][rows])
+
+
 LAYER = 'bert/encoder/layer_1/intermediate/dense/kernel'
 
 
