@@ -27,8 +27,8 @@ CHUNK_BYTES = 1 << 30
 CHUNK_BYTES_ON_CPU = 16 << 20
 
 PREDICTIONS = Part('cls/predictions/', (
-    *dense('cls/predictions/transform/dense', ('H',), ('H',)),
-    *layer_norm('cls/predictions/transform/LayerNorm'),
+    *dense('cls/predictions/transform/dense', ('H',), ('E',)),
+    *layer_norm('cls/predictions/transform/LayerNorm', 'E'),
     Tensor('cls/predictions/output_bias', 'cls/predictions/output_bias', out_dims=('V',))))
 SEQ_RELATIONSHIP = Part(
     'cls/seq_relationship/',

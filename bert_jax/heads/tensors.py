@@ -4,8 +4,8 @@ Kernels are [in, out] here and in TF1, [out, in] in PyTorch's files and in TF1's
 In files, several in dims or out dims are one dim. Query, key and value are fused here; in files
 they are one tensor or three.
 
-    V: vocabulary, P: positions, T: segment types, H: hidden_size, I: intermediate_size, N: heads,
-    D: head_dim, U: half of hidden_size, L: labels
+    V: vocabulary, P: positions, T: segment types, E: columns of the tables, H: hidden_size,
+    I: intermediate_size, N: heads, D: head_dim, U: half of hidden_size, L: labels
 """
 
 import dataclasses
@@ -139,23 +139,30 @@ def output_layer(name: str, num_outputs: Dim, *, tf1: str) -> tuple[Tensor, Tens
     return kernel, bias
 
 
-def layer_norm(name: str) -> tuple[Tensor, Tensor]:
+def layer_norm(name: str, size: Dim = 'H') -> tuple[Tensor, Tensor]:
     """Scale and bias of a `LayerNorm`."""
-    scale = Tensor(f'{name}/scale', f'{name}/gamma', ('H',))
-    bias = Tensor(f'{name}/bias', f'{name}/beta', ('H',))
+    scale = Tensor(f'{name}/scale', f'{name}/gamma', (size,))
+    bias = Tensor(f'{name}/bias', f'{name}/beta', (size,))
     return scale, bias
 
 
 def table(name: str, num_rows: Dim) -> Tensor:
     """A table of embeddings."""
-    return Tensor(name, name, ('H',), (num_rows,))
+    return Tensor(name, name, ('E',), (num_rows,))
 
 
 class Part(NamedTuple):
-    """Parameters that exist together, or not at all: those whose names begin with `prefix`."""
+    """Parameters that exist together, or not at all: those whose names begin with `prefix`.
+
+    Attributes:
+      prefix: of their names.
+      tensors: all that some model has; its options may leave some out (`weights.formats.tensors`).
+    """
 
     prefix: str
     tensors: tuple[Tensor, ...]
 
 
-POOLER = Part('bert/pooler/', dense('bert/pooler/dense', ('H',), ('H',)))
+POOLER = Part('bert/pooler/', (
+    *dense('bert/pooler/dense', ('H',), ('H',)),
+    *layer_norm('bert/pooler/LayerNorm')))

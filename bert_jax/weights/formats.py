@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bert_jax.config.bert_config import OPTIONS, Option, Spelling, why_not_allowed
+from bert_jax.config.bert_config import OPTIONS, BertConfig, Option, Spelling, why_not_allowed
 from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.classification import CLASSIFIER
 from bert_jax.heads.tensors import POOLER, Dim, Form, Part, Tensor, dense, layer_norm, table
@@ -23,24 +23,39 @@ from bert_jax.runtime.files import Path
 
 # How run directories spell the options: as here.
 IN_RUN: Mapping[str, Spelling] = {option.name: Spelling(option.name) for option in OPTIONS}
-_EMBEDDINGS = (
-    table('bert/embeddings/word_embeddings', 'V'),
-    table('bert/embeddings/position_embeddings', 'P'),
-    table('bert/embeddings/token_type_embeddings', 'T'),
-    *layer_norm('bert/embeddings/LayerNorm'),
-)
 
 
-def _layer(name: str) -> list[Tensor]:
+def _embeddings(config: BertConfig) -> list[Tensor]:
+    """The parameters before the layers."""
+    every = [table('bert/embeddings/word_embeddings', 'V')]
+    if config.positions == 'table':
+        every.append(table('bert/embeddings/position_embeddings', 'P'))
+    if config.type_vocab_size:
+        every.append(table('bert/embeddings/token_type_embeddings', 'T'))
+    every += layer_norm('bert/embeddings/LayerNorm', 'E')
+    if config.num_embedding_columns != config.hidden_size:
+        every += dense('bert/embeddings_project', ('E',), ('H',))
+    return every
+
+
+def _layer(i: int, config: BertConfig) -> list[Tensor]:
     """The parameters of an encoder layer."""
-    return [
+    name = f'bert/encoder/layer_{i}'
+    norms = ['attention/output/LayerNorm', 'output/LayerNorm']
+    if config.pre_norm:
+        norms = ['attention/LayerNorm', 'intermediate/LayerNorm']
+        if i == 0:
+            norms = ['intermediate/LayerNorm']
+    out_dims: tuple[Dim, ...] = (2, 'I') if config.gated else ('I',)
+    every = [
         *dense(f'{name}/attention/self/qkv', ('H',), ('N', 'D'), fused_qkv=True),
         *dense(f'{name}/attention/output/dense', ('N', 'D'), ('H',)),
-        *layer_norm(f'{name}/attention/output/LayerNorm'),
-        *dense(f'{name}/intermediate/dense', ('H',), ('I',)),
+        *dense(f'{name}/intermediate/dense', ('H',), out_dims),
         *dense(f'{name}/output/dense', ('I',), ('H',)),
-        *layer_norm(f'{name}/output/LayerNorm'),
     ]
+    for norm in norms:
+        every += layer_norm(f'{name}/{norm}')
+    return every
 
 
 def _without_other_formats(
@@ -62,14 +77,27 @@ VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bi
 
 def tensors(model: Mapping[str, Any]) -> list[Tensor]:
     """All parameters that a model can have, with any head; `model` as in `Weights`."""
-    every = list(_EMBEDDINGS)
-    for i in range(model['num_layers']):
-        every += _layer(f'bert/encoder/layer_{i}')
-    if model.get('bilstm'):
+    config = BertConfig(**model)
+    every = _embeddings(config)
+    for i in range(config.num_layers):
+        every += _layer(i, config)
+    if config.pre_norm:
+        every += layer_norm('bert/LayerNorm')
+    if config.bilstm:
         every += _BILSTM
     for part in PARTS:
         every += part.tensors
-    return every
+    return [tensor for tensor in every if not _is_left_out(tensor.name, config)]
+
+
+def _is_left_out(name: str, config: BertConfig) -> bool:
+    """Whether a model lacks a parameter of a module that it has, or of a part."""
+    if name.startswith('bert/pooler/LayerNorm/') and not config.pooler_norm:
+        return True
+    if config.biases or not name.endswith('/bias'):
+        return False
+    # Output layers of heads always have theirs.
+    return name.startswith(('bert/', 'cls/predictions/transform/'))
 
 
 def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
@@ -78,6 +106,7 @@ def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
         'V': model['vocab_size'],
         'P': model['max_position_embeddings'],
         'T': model['type_vocab_size'],
+        'E': BertConfig(**model).num_embedding_columns,
         'H': model['hidden_size'],
         'I': model['intermediate_size'],
         'N': model['num_heads'],
@@ -138,6 +167,22 @@ def read_model(
         raise InputError(f"{where}: {spellings['num_heads'].key}={heads} does not divide "
                          f"{spellings['hidden_size'].key}={hidden}")
     return model
+
+
+def check_model(model: Mapping[str, Any], where: object) -> None:
+    """Raises InputError if options contradict each other or have values that are not allowed.
+
+    Args:
+      model: every option.
+      where: they are from, for messages.
+    """
+    for option in OPTIONS:
+        wrong = why_not_allowed(model[option.name], option.allowed)
+        if wrong:
+            raise InputError(f'{where}: {option.name}={model[option.name]!r} {wrong}')
+    contradiction = BertConfig(**model).contradiction()
+    if contradiction:
+        raise InputError(f'{where}: {contradiction}')
 
 
 def _read_option(
@@ -323,7 +368,7 @@ def check_tensors(
     Raises:
       InputError: the number of layers or a shape contradicts the config, or a part is incomplete.
     """
-    _check_num_layers(stored, model)
+    _check_num_layers(stored, BertConfig(**model))
     parts = [part for part in PARTS if _holds_any_of(stored, part)]
     sizes = sizes_of(model, _num_labels(stored))
     held: dict[Tensor, Form] = {}
@@ -336,10 +381,10 @@ def check_tensors(
     return held, sizes
 
 
-def _check_num_layers(stored: StoredTensors, model: Mapping[str, Any]) -> None:
+def _check_num_layers(stored: StoredTensors, config: BertConfig) -> None:
     """Raises InputError if there are no layers, or not as many as in the config."""
     def first_name(layer: int) -> str:
-        kernel, *_ = _layer(f'bert/encoder/layer_{layer}')
+        kernel, *_ = _layer(layer, config)
         form = stored.form_of(kernel)
         assert form is not None
         return form.names[0]
@@ -351,9 +396,9 @@ def _check_num_layers(stored: StoredTensors, model: Mapping[str, Any]) -> None:
         raise InputError(f'{stored.where} has no tensor {first_name(0)}: its tensors are named '
                          f'otherwise ({names}, ...), so it is of another model or program: save it '
                          'with the program that it is from as a BertModel')
-    if num_layers != model['num_layers']:
+    if num_layers != config.num_layers:
         raise InputError(f'{stored.where} has {num_layers} layers, and by '
-                         f"{stored.config_file.name} there are {model['num_layers']}: "
+                         f'{stored.config_file.name} there are {config.num_layers}: '
                          f'{_put_config_beside(stored)}')
 
 

@@ -12,6 +12,7 @@ from bert_jax.config.bert_config import OPTIONS, BertConfig
 from bert_jax.heads import HEADS, part_of
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, read_json
+from bert_jax.text import load_tokenizer
 from bert_jax.weights import formats
 from bert_jax.weights.families import family_of, family_to_write
 from bert_jax.weights.families.family import Architecture, Family
@@ -241,6 +242,9 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
     class_name = family.class_name(architecture)
     notes = _missing_parts(weights, architecture, class_name)
     config = _config_to_write(weights, family, class_name)
+    for option in family.lost_options(weights.model):
+        notes.append(f'{option.name} is {weights.model[option.name]}, which has no field in the '
+                     f'config.json of {family.name}: training there goes on without it')
     notes += _left_out_parts(weights, architecture, class_name)
     kept = (None, *architecture.parts)
     params = {name: x for name, x in weights.params.items() if part_of(name) in kept}
@@ -305,7 +309,7 @@ def _config_to_write(weights: Weights, family: Family, class_name: str) -> dict[
         'architectures': [class_name],
         'model_type': family.model_type,
         'dtype': 'float32',
-        'pad_token_id': 0,
+        **_token_ids(weights, family),
         **family.config_of(weights.model),
     }
     if head.problem_type or head.labelled:
@@ -317,6 +321,17 @@ def _config_to_write(weights: Weights, family: Family, class_name: str) -> dict[
     if weights.inference:
         config[formats.INFERENCE] = dict(weights.inference)
     return config
+
+
+def _token_ids(weights: Weights, family: Family) -> dict[str, int | None]:
+    """The fields with the ids of special tokens; without a vocabulary, [PAD] is 0."""
+    if weights.vocab_file is None:
+        return {**dict.fromkeys(family.token_ids), 'pad_token_id': 0}
+    vocab = load_tokenizer(weights.vocab_file, weights.lowercase).vocab
+    ids: dict[str, int | None] = {'pad_token_id': vocab.pad_id}
+    for field, name in family.token_ids.items():
+        ids[field] = getattr(vocab, name)
+    return ids
 
 
 def _model_card(weights: Weights, class_name: str) -> str:

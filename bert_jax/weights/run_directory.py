@@ -50,6 +50,7 @@ def read_description(workdir: Path) -> formats.Weights:
             raise InputError(f'{config_file}: model.{name}={value!r} is unknown here: read it with '
                              'the version of bert_jax that wrote it')
     model = formats.read_model(section, formats.IN_RUN, config_file)
+    formats.check_model(model, config_file)
     lowercase = bool(data.get('lowercase', True))
     vocab_file = find_vocabulary(workdir)
     if vocab_file is not None:

@@ -9,6 +9,7 @@ import optax
 import pytest
 from run_model import RECORDED, assert_same_params
 
+from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import Layout, make_mesh
@@ -66,7 +67,8 @@ def test_a_run_of_any_mesh(tmp_path, axes):
     state = state_of(axes)
     weights = load_weights(run_of(tmp_path, {3: state}))
     assert_same_params(from_tree(jax.device_get(state.params), MODEL['vocab_size']), weights.params)
-    younger = {'classifier_dropout': 0.1, 'causal': False, 'bilstm': False}
+    younger = {
+        option.name: option.default for option in OPTIONS if option.name not in MODEL}
     assert weights.model == MODEL | younger
     assert weights.head == 'pretraining' and weights.labels == ()
     assert weights.vocab_file == tmp_path / 'vocab.txt' and weights.lowercase is False

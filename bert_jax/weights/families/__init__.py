@@ -9,11 +9,15 @@ from typing import Any
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.weights.families.bert import BERT
+from bert_jax.weights.families.distilbert import DISTILBERT
+from bert_jax.weights.families.electra import ELECTRA
 from bert_jax.weights.families.family import Family
+from bert_jax.weights.families.modernbert import MODERNBERT
+from bert_jax.weights.families.roberta import ROBERTA
 from bert_jax.weights.formats import Weights
 
 # A model that several can hold is written as the first of them.
-FAMILIES: tuple[Family, ...] = (BERT,)
+FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ELECTRA, MODERNBERT)
 
 
 def family_of(config: Mapping[str, Any], where: Path) -> Family:
@@ -36,14 +40,18 @@ def family_of(config: Mapping[str, Any], where: Path) -> Family:
 def family_to_write(weights: Weights) -> Family:
     """The first family whose config.json can hold a model's options.
 
+    Those that only say how it is trained may be lost.
+
     Raises:
       InputError: there is none.
     """
-    lost = {family.name: family.lost_options(weights.model) for family in FAMILIES}
+    lost: dict[str, list[str]] = {}
     for family in FAMILIES:
+        options = family.lost_options(weights.model)
+        lost[family.name] = [option.name for option in options if option.effect != 'trains']
         if not lost[family.name]:
             return family
     nearest = min(lost, key=lambda name: len(lost[name]))
-    options = ', '.join(f'{name}={weights.model[name]!r}' for name in lost[nearest])
-    raise InputError(f'{weights.source} has {options}, which the config.json of no family can hold '
+    named = ', '.join(f'{name}={weights.model[name]!r}' for name in lost[nearest])
+    raise InputError(f'{weights.source} has {named}, which the config.json of no family can hold '
                      f"(of {', '.join(lost)}, the nearest is {nearest}): use --to bert_jax")

@@ -5,9 +5,8 @@ from typing import Any
 
 from bert_jax.config.bert_config import SIZE, Spelling
 from bert_jax.runtime.files import Path
-from bert_jax.weights.families.family import Architecture, Family
+from bert_jax.weights.families.family import Architecture, Family, Names
 
-_LAYER = 'bert.encoder.layer.{i}'
 _POOLER = {'bert/pooler/dense': 'bert.pooler.dense'}
 _PREDICTIONS = {
     'cls/predictions/transform/dense': 'cls.predictions.transform.dense',
@@ -40,34 +39,48 @@ SPELLINGS = {
     'attention_dropout': Spelling('attention_probs_dropout_prob'),
     'classifier_dropout': Spelling('classifier_dropout'),
 }
+# Fields with which transformers computes something else.
+ONLY = {
+    'position_embedding_type': 'absolute',
+    'is_decoder': False,
+    'add_cross_attention': False,
+}
+DEFAULTS = {'hidden_act': 'gelu', 'hidden_dropout_prob': 0.1}
 
 
-def _classifier_dropout(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
+def layers_of_bert(prefix: str) -> Names:
+    """The names of embeddings and layers in models that have BERT's after a prefix."""
+    layer = prefix + 'encoder.layer.{i}'
+    return {
+        'bert/embeddings/word_embeddings': f'{prefix}embeddings.word_embeddings.weight',
+        'bert/embeddings/position_embeddings': f'{prefix}embeddings.position_embeddings.weight',
+        'bert/embeddings/token_type_embeddings':
+            f'{prefix}embeddings.token_type_embeddings.weight',
+        'bert/embeddings/LayerNorm': f'{prefix}embeddings.LayerNorm',
+        'bert/encoder/layer_{i}/attention/self/qkv': (
+            f'{layer}.attention.self.query',
+            f'{layer}.attention.self.key',
+            f'{layer}.attention.self.value'),
+        'bert/encoder/layer_{i}/attention/output/dense': f'{layer}.attention.output.dense',
+        'bert/encoder/layer_{i}/attention/output/LayerNorm':
+            f'{layer}.attention.output.LayerNorm',
+        'bert/encoder/layer_{i}/intermediate/dense': f'{layer}.intermediate.dense',
+        'bert/encoder/layer_{i}/output/dense': f'{layer}.output.dense',
+        'bert/encoder/layer_{i}/output/LayerNorm': f'{layer}.output.LayerNorm',
+    }
+
+
+def classifier_dropout(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """The rate before the classifier, which is that of the layers where none is stated."""
-    rate = config.get('classifier_dropout', config.get('hidden_dropout_prob'))
-    return {} if rate is None else {'classifier_dropout': rate}
+    rate = config.get('classifier_dropout', config['hidden_dropout_prob'])
+    return {'classifier_dropout': rate}
 
 
 BERT = Family(
     name='BERT',
     model_types={'bert': 'Bert'},
     prefix='bert.',
-    modules={
-        'bert/embeddings/word_embeddings': 'bert.embeddings.word_embeddings.weight',
-        'bert/embeddings/position_embeddings': 'bert.embeddings.position_embeddings.weight',
-        'bert/embeddings/token_type_embeddings': 'bert.embeddings.token_type_embeddings.weight',
-        'bert/embeddings/LayerNorm': 'bert.embeddings.LayerNorm',
-        'bert/encoder/layer_{i}/attention/self/qkv': (
-            f'{_LAYER}.attention.self.query',
-            f'{_LAYER}.attention.self.key',
-            f'{_LAYER}.attention.self.value'),
-        'bert/encoder/layer_{i}/attention/output/dense': f'{_LAYER}.attention.output.dense',
-        'bert/encoder/layer_{i}/attention/output/LayerNorm':
-            f'{_LAYER}.attention.output.LayerNorm',
-        'bert/encoder/layer_{i}/intermediate/dense': f'{_LAYER}.intermediate.dense',
-        'bert/encoder/layer_{i}/output/dense': f'{_LAYER}.output.dense',
-        'bert/encoder/layer_{i}/output/LayerNorm': f'{_LAYER}.output.LayerNorm',
-    },
+    modules=layers_of_bert('bert.'),
     architectures=(
         Architecture(
             'ForPreTraining', ('pretraining',), _POOLER | _PREDICTIONS | _SEQ_RELATIONSHIP),
@@ -86,11 +99,7 @@ BERT = Family(
         'cls.predictions.decoder.bias': 'cls/predictions/output_bias',
     },
     spellings=SPELLINGS,
-    only={
-        'position_embedding_type': 'absolute',
-        'is_decoder': False,
-        'add_cross_attention': False,
-    },
-    defaults={'hidden_act': 'gelu'},
-    options_of=_classifier_dropout,
+    only=ONLY,
+    defaults=DEFAULTS,
+    options_of=classifier_dropout,
 )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from bert_jax.config.bert_config import OPTIONS, Spelling, why_not_allowed
+from bert_jax.config.bert_config import OPTIONS, Allowed, Option, Spelling, why_not_allowed
 from bert_jax.heads import PARTS
 from bert_jax.heads.tensors import Form, Part, Tensor
 from bert_jax.runtime.errors import InputError
@@ -41,6 +41,19 @@ class Architecture(NamedTuple):
         return tuple(part for part in PARTS if is_named(part))
 
 
+def value_in(config: Mapping[str, Any], key: str, allowed: Allowed, where: Path) -> Any:
+    """A field of config.json, for `Family.options_of`.
+
+    Raises:
+      InputError: it is absent or has another value than those allowed.
+    """
+    value = config.get(key)
+    wrong = why_not_allowed(value, allowed)
+    if wrong:
+        raise InputError(f'{where}: {key}={value!r} {wrong}')
+    return value
+
+
 def _no_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """For a family whose `spellings` say all."""
     return {}
@@ -70,6 +83,7 @@ class Family:
       options: the values of the others, where they are not those of the paper's BERT.
       only: fields that change what is computed, with the one value that can be read.
       defaults: of fields, in transformers, where an option's default here is another.
+      token_ids: fields with the ids of special tokens, with their names in `text.vocab.Vocab`.
       options_of: further options, from the fields of config.json and the file's path for messages.
         A field that is absent has its value of `defaults`.
       fields_of: the inverse: further fields, from all options.
@@ -85,6 +99,7 @@ class Family:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     only: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    token_ids: Mapping[str, str] = dataclasses.field(default_factory=dict)
     options_of: Callable[[Mapping[str, Any], Path], dict[str, Any]] = _no_options
     fields_of: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_fields
 
@@ -118,22 +133,18 @@ class Family:
         return None
 
     def architecture_of(self, names: Collection[str]) -> Architecture:
-        """The class whose head is in files of no known class: that with the most tensors there.
+        """The class whose head is in files of no known class: that with the most modules there.
 
         Args:
           names: of the tensors in the files.
         """
-        def num_tensors(architecture: Architecture) -> int:
-            total = 0
-            for part in architecture.parts:
-                for tensor in part.tensors:
-                    form = _form_of(tensor, architecture.modules)
-                    if form is None or not set(form.names) <= set(names):
-                        return 0
-                    total += len(form.names)
-            return total
+        def num_modules(architecture: Architecture) -> int:
+            modules = architecture.modules.values()
+            if all(name in names or f'{name}.weight' in names for name in modules):
+                return len(modules)
+            return 0
 
-        return max(self.architectures, key=num_tensors)
+        return max(self.architectures, key=num_modules)
 
     def model_of(self, config: Mapping[str, Any], where: Path) -> dict[str, Any]:
         """`Weights.model` from the content of config.json.
@@ -141,6 +152,12 @@ class Family:
         Raises:
           InputError: the file, `where`, has a field that cannot be read.
         """
+        model = self._read(config, where)
+        formats.check_model(model, where)
+        return model
+
+    def _read(self, config: Mapping[str, Any], where: Path) -> dict[str, Any]:
+        """`model_of` without what only makes sense of several options together."""
         stated = {key: value for key, value in config.items() if value is not None}
         for key, value in self.only.items():
             if stated.get(key, value) != value:
@@ -149,27 +166,23 @@ class Family:
         stated = {**self.defaults, **stated}
         model = formats.read_model(stated, self.spellings, where)
         model |= self.options
-        further = self.options_of(stated, where)
-        for option in OPTIONS:
-            if option.name in further:
-                wrong = why_not_allowed(further[option.name], option.allowed)
-                if wrong:
-                    raise InputError(f'{where}: {option.name}={further[option.name]!r} {wrong}')
-        return {**model, **further}
+        model |= self.options_of(stated, where)
+        return model
 
     def config_of(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of config.json for `Weights.model`; options that it cannot hold are lost."""
         return formats.spelled(model, self.spellings) | self.fields_of(model)
 
-    def lost_options(self, model: Mapping[str, Any]) -> list[str]:
-        """The names of the options that `config_of` loses."""
-        back = self.model_of(self.config_of(model), as_path('config.json'))
+    def lost_options(self, model: Mapping[str, Any]) -> list[Option]:
+        """The options that `config_of` loses."""
+        back = self._read(self.config_of(model), as_path('config.json'))
         lost = []
-        for name, value in model.items():
-            spelling = self.spellings.get(name)
+        for option in OPTIONS:
+            value = model[option.name]
+            spelling = self.spellings.get(option.name)
             said = spelling is None or formats.can_say(spelling, value)
-            if back[name] != value or not said:
-                lost.append(name)
+            if back[option.name] != value or not said:
+                lost.append(option)
         return lost
 
     def form_of(self, tensor: Tensor, architecture: Architecture) -> Form | None:

@@ -1,0 +1,192 @@
+"""ModernBERT (Warner et al., 2024), with Ettin and mmBERT, which are the same model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.config.bert_config import BASE, DEPTH, Spelling
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path
+from bert_jax.weights.families.bert import GELU
+from bert_jax.weights.families.family import Architecture, Family, value_in
+
+_LAYER = 'model.layers.{i}'
+_HEAD = {'bert/pooler/dense': 'head.dense', 'bert/pooler/LayerNorm': 'head.norm'}
+_CLASSIFIER = {'classifier': 'classifier'}
+_BIASES = ('attention_bias', 'mlp_bias', 'norm_bias', 'classifier_bias')
+_GLOBAL = 'full_attention'
+_LOCAL = 'sliding_attention'
+_WINDOW = 128
+
+
+def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """Biases, the layers' kinds and their rotary bases, and the head's gelu.
+
+    Raises:
+      InputError: the kinds have no period, only some layers have biases, or a kind of rotary
+        positions or of gelu is not one that can be read.
+    """
+    biases = {bool(config.get(field, False)) for field in _BIASES}
+    if len(biases) > 1:
+        raise InputError(f"{where}: of {', '.join(_BIASES)} some are true and some false: only "
+                         'models with all of them or none can be read')
+    act = config['hidden_activation']
+    head_act = value_in(config, 'classifier_activation', tuple(GELU), where)
+    if GELU[head_act] != GELU[act]:
+        raise InputError(f'{where}: classifier_activation={head_act!r} cannot be read beside '
+                         f'hidden_activation={act!r}: both must be the same')
+    options = {
+        'biases': biases.pop(),
+        'pooler_act': GELU[act],
+        'rotary_base': _rotary_base(config, _GLOBAL, 'global_rope_theta', where),
+        'local_rotary_base': _rotary_base(config, _LOCAL, 'local_rope_theta', where),
+    }
+    global_every = _global_every(config, where)
+    if global_every > 1:
+        options['global_every'] = global_every
+        options['local_attention'] = config['local_attention']
+    return options
+
+
+def _global_every(config: Mapping[str, Any], where: Path) -> int:
+    """Of how many layers one is global; 1: all are.
+
+    transformers 5 lists the layers' kinds, version 4 has the number.
+
+    Raises:
+      InputError: there is no such number.
+    """
+    stated: int = value_in(config, 'global_attn_every_n_layers', DEPTH, where)
+    if 'layer_types' not in config:
+        return stated
+    num_layers = config['num_hidden_layers']
+    for every in (stated, *range(1, num_layers + 1)):
+        if config['layer_types'] == _layer_types(num_layers, every):
+            return every
+    raise InputError(f'{where}: layer_types cannot be read: one layer of each so many must be '
+                     f'{_GLOBAL}, the first with it, and the others {_LOCAL}')
+
+
+def _layer_types(num_layers: int, global_every: int) -> list[str]:
+    """The kind of each layer."""
+    return [_LOCAL if i % global_every else _GLOBAL for i in range(num_layers)]
+
+
+def _rotary_base(
+    config: Mapping[str, Any], kind: str, old_field: str, where: Path
+) -> float:
+    """The base of a kind of layers, by the names of transformers 5 or 4.
+
+    Raises:
+      InputError: the positions are scaled.
+    """
+    parameters = config.get('rope_parameters', {})
+    if not isinstance(parameters, dict) or not isinstance(parameters.get(kind, {}), dict):
+        raise InputError(f'{where}: rope_parameters={parameters!r} does not have an object for '
+                         'each kind of layers: download it again')
+    of_kind = parameters.get(kind, {})
+    rope_type = of_kind.get('rope_type', 'default')
+    if rope_type != 'default':
+        raise InputError(f'{where}: rope_type={rope_type!r} cannot be read: only models with '
+                         "'default' can")
+    if 'rope_theta' in of_kind:
+        return float(value_in(of_kind, 'rope_theta', BASE, where))
+    return float(value_in(config, old_field, BASE, where))
+
+
+def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `_options_of`, by the names of transformers 4 and 5."""
+    window = model['local_attention']
+    global_every = model['global_every'] if window else 1
+    bases = {_GLOBAL: model['rotary_base'], _LOCAL: model['local_rotary_base']}
+    fields = {
+        'layer_types': _layer_types(model['num_layers'], global_every),
+        'global_attn_every_n_layers': global_every,
+        'local_attention': window or _WINDOW,
+        'rope_parameters': {
+            kind: {'rope_type': 'default', 'rope_theta': base} for kind, base in bases.items()},
+        'global_rope_theta': bases[_GLOBAL],
+        'local_rope_theta': bases[_LOCAL],
+        'embedding_dropout': model['hidden_dropout'],
+    }
+    words = [word for word, act in GELU.items() if act == model['hidden_act']]
+    fields['classifier_activation'] = words[0]
+    return fields | dict.fromkeys(_BIASES, model['biases'])
+
+
+MODERNBERT = Family(
+    name='ModernBERT',
+    model_types={'modernbert': 'ModernBert'},
+    prefix='model.',
+    modules={
+        'bert/embeddings/word_embeddings': 'model.embeddings.tok_embeddings.weight',
+        'bert/embeddings/LayerNorm': 'model.embeddings.norm',
+        'bert/encoder/layer_{i}/attention/LayerNorm': f'{_LAYER}.attn_norm',
+        'bert/encoder/layer_{i}/attention/self/qkv': f'{_LAYER}.attn.Wqkv',
+        'bert/encoder/layer_{i}/attention/output/dense': f'{_LAYER}.attn.Wo',
+        'bert/encoder/layer_{i}/intermediate/LayerNorm': f'{_LAYER}.mlp_norm',
+        'bert/encoder/layer_{i}/intermediate/dense': f'{_LAYER}.mlp.Wi',
+        'bert/encoder/layer_{i}/output/dense': f'{_LAYER}.mlp.Wo',
+        'bert/LayerNorm': 'model.final_norm',
+    },
+    architectures=(
+        Architecture('ForMaskedLM', ('pretraining',), {
+            'cls/predictions/transform/dense': 'head.dense',
+            'cls/predictions/transform/LayerNorm': 'head.norm',
+            'cls/predictions/output_bias': 'decoder.bias'}),
+        Architecture(
+            'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
+            _HEAD | _CLASSIFIER),
+        Architecture('ForMultipleChoice', ('multiple_choice',), _HEAD | _CLASSIFIER),
+        Architecture('ForTokenClassification', ('token_classification',), _HEAD | _CLASSIFIER),
+        Architecture(
+            'ForQuestionAnswering', ('question_answering',), {**_HEAD, 'cls/squad': 'classifier'}),
+        Architecture('Model', ('',), {}),
+    ),
+    tied={'decoder.weight': 'bert/embeddings/word_embeddings'},
+    spellings={
+        'vocab_size': Spelling('vocab_size'),
+        'num_layers': Spelling('num_hidden_layers'),
+        'hidden_size': Spelling('hidden_size'),
+        'num_heads': Spelling('num_attention_heads'),
+        'intermediate_size': Spelling('intermediate_size'),
+        'max_position_embeddings': Spelling('max_position_embeddings'),
+        'hidden_act': Spelling('hidden_activation', GELU),
+        'layer_norm_eps': Spelling('norm_eps'),
+        'initializer_range': Spelling('initializer_range'),
+        'hidden_dropout': Spelling('mlp_dropout'),
+        'attention_dropout': Spelling('attention_dropout'),
+        'classifier_dropout': Spelling('classifier_dropout'),
+        'pooling': Spelling('classifier_pooling', {'cls': 'cls', 'mean': 'mean'}),
+    },
+    options={
+        'type_vocab_size': 0,
+        'positions': 'rotary',
+        'pre_norm': True,
+        'gated': True,
+        'pooler_norm': True,
+        'pools_tokens': True,
+    },
+    only={'decoder_bias': True},
+    defaults={
+        'hidden_activation': 'gelu',
+        'max_position_embeddings': 8192,
+        'norm_eps': 1e-5,
+        'mlp_dropout': 0.0,
+        'attention_dropout': 0.0,
+        'classifier_dropout': 0.0,
+        'classifier_activation': 'gelu',
+        'global_attn_every_n_layers': 3,
+        'local_attention': _WINDOW,
+        'global_rope_theta': 160_000.0,
+        'local_rope_theta': 10_000.0,
+    },
+    token_ids={
+        'pad_token_id': 'pad_id',
+        'bos_token_id': 'cls_id',
+        'eos_token_id': 'sep_id',
+        'cls_token_id': 'cls_id',
+        'sep_token_id': 'sep_id',
+    },
+    options_of=_options_of,
+    fields_of=_fields_of,
+)
