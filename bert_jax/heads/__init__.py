@@ -10,12 +10,14 @@ from typing import Any
 from bert_jax.heads.base import Head
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
+from bert_jax.heads.replaced_tokens import ReplacedTokens
 from bert_jax.heads.tensors import POOLER, Part
 from bert_jax.heads.tokens import FeatureTagging, QuestionAnswering, Tagging
 
 _CLASSES: tuple[type[Any], ...] = (
     Head,
     Pretraining,
+    ReplacedTokens,
     Classification,
     Regression,
     MultiLabel,
