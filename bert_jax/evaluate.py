@@ -40,7 +40,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import data_config_of
 from bert_jax.config.command_line import parse_command
-from bert_jax.config.fields import FIELDS, PRETRAINING, flat_fields
+from bert_jax.config.fields import FIELDS, PRETRAINING, flat_fields, pretraining_kind
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, open_folder, read_json, write_whole
 from bert_jax.runtime.process import error_boundary
@@ -72,7 +72,7 @@ def evaluate(
       InputError: a model is of another task or lacks a parameter, the models do not belong
         together, the data are bad, or `workdir` is a run.
     """
-    if config.task in PRETRAINING:
+    if pretraining_kind(config.task):
         raise InputError(
             f'config.task={config.task!r}: bert_jax.main evaluates a pre-training run, in '
             'its directory; this scores downstream tasks')

@@ -21,6 +21,7 @@ from bert_jax.config.fields import (
     PRETRAINING,
     Field,
     flat_fields,
+    pretraining_kind,
     section_of,
 )
 from bert_jax.config.phases import PHASE_FIELDS, phases
@@ -177,11 +178,12 @@ def _is_read(field: Field, task: str) -> bool:
 
     A task that a config file defines may read whatever some downstream task reads.
     """
-    if not field.read_by or task in field.read_by:
+    kind = pretraining_kind(task)
+    if not field.read_by or (kind or task) in field.read_by:
         return True
     if field.read_by == LABELLED:
-        return task not in PRETRAINING
-    return task not in SHIPPED and not set(field.read_by) <= set(PRETRAINING)
+        return not kind
+    return not kind and task not in SHIPPED and not set(field.read_by) <= set(PRETRAINING)
 
 
 def validate(config: ConfigDict, num_devices: int | None = None) -> None:
@@ -217,7 +219,7 @@ def _check_task(config: ConfigDict) -> None:
         raise InputError(
             f'config.task={task!r} is unknown: {nearest(task, OPENERS)}; one of your own is known '
             'where --config names its file')
-    if config.phases and task not in PRETRAINING:
+    if config.phases and not pretraining_kind(task):
         raise InputError(
             f'config.phases is for pre-training: config.task={task!r} has one phase')
     if section and section not in config:
@@ -347,7 +349,7 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
         batches.append(batch)
     if num_devices is None:
         return
-    if config.task in PRETRAINING:
+    if pretraining_kind(config.task):
         batches.append(_Batch('train.eval_batch_size', config.train.eval_batch_size, 1))
     _check_mesh(config.mesh, sizes, num_devices)
     num_groups = max(1, num_devices // config.mesh.tensor)
@@ -358,7 +360,7 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
 
 def _check_model(config: ConfigDict, model: BertConfig) -> None:
     """Checks the rules between the model's fields, and between the model and the data."""
-    is_of_pairs = config.task == 'pretrain' and config.data.next_sentence
+    is_of_pairs = pretraining_kind(config.task) == 'pretrain' and config.data.next_sentence
     if is_of_pairs and model.type_vocab_size < 2:
         raise InputError(
             f'config.model.type_vocab_size={model.type_vocab_size} has no segment type for the '
@@ -395,7 +397,7 @@ def _check_lengths(
     if length < _SHORTEST_LENGTH:
         raise InputError(
             f'config.{section}max_seq_length={length} is too short: at least {_SHORTEST_LENGTH}')
-    if config.task in PRETRAINING and not 0 < num_predictions <= length - 2:
+    if pretraining_kind(config.task) and not 0 < num_predictions <= length - 2:
         raise InputError(
             f'config.{section}max_predictions_per_seq={num_predictions} must be from 1 to '
             f'max_seq_length - 2 = {length - 2}')

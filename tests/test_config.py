@@ -11,7 +11,8 @@ import pytest
 from bert_jax.config.fields import flat_fields
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.pretrain import run_flops, too_few_slots
+from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.pretrain import too_few_slots
 from bert_jax.tools.preflight.measure import without_data
 from bert_jax.train import experiment
 from bert_jax.train.program import schedule_segments
@@ -136,7 +137,7 @@ def flops(name):
     """FLOPs of the pre-training of a config."""
     config = load(name)
     validate(config)
-    return run_flops(without_data(config))
+    return open_task(without_data(config)).run_flops()
 
 
 @all_scales

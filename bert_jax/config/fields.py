@@ -32,6 +32,15 @@ Role = Literal['model', 'data', 'training', 'result', 'compute', 'place', 'loggi
 CHANGES_RESULT: frozenset[Role] = frozenset({'model', 'data', 'training', 'result'})
 
 
+def pretraining_kind(task: str) -> str:
+    """'pretrain', on text, or 'synthetic', on random tokens; '' for all other tasks.
+
+    A config file may add tasks of these kinds, called pretrain_NAME and synthetic_NAME.
+    """
+    kind = task.partition('_')[0]
+    return kind if kind in PRETRAINING else ''
+
+
 class Field(NamedTuple):
     """A field of the config.
 
@@ -60,13 +69,13 @@ class Field(NamedTuple):
 
     def default_of(self, task: str) -> Any:
         """The default in a task, also in one that a config file defines."""
-        if task in PRETRAINING or self.downstream is None:
+        if pretraining_kind(task) or self.downstream is None:
             return self.default
         return self.downstream
 
     def role_of(self, task: str) -> Role:
         """The role in a task, also in one that a config file defines."""
-        if task in PRETRAINING or self.downstream_role is None:
+        if pretraining_kind(task) or self.downstream_role is None:
             return self.role
         return self.downstream_role
 
@@ -298,6 +307,8 @@ RECORDED: Mapping[str, Field] = {
     'labels': Field(None, 'elsewhere', 'derived'),
     'metric': Field(None, 'elsewhere', 'derived'),
     'guessing': Field(None, 'elsewhere', 'derived'),
+    'parameters': Field(None, 'elsewhere', 'derived'),  # their number
+    'step_flops': Field(None, 'elsewhere', 'derived'),  # of the model, for each phase
     'inference': Field(None, 'elsewhere', 'derived', silent=True),
     'made': Field(None, 'elsewhere', 'logging'),  # the command, and versions
 }

@@ -47,6 +47,8 @@ class Head:
       problem_type: Hugging Face's setting, for a class that several heads share.
       compares: whether the loss of an example depends on the other examples of its batch.
       shown: metrics of `score` that log lines show, with their short names there.
+      metric: of `score`, the one that a pre-training with this head is judged by.
+      left_to_right: whether it has a loss for phases that read rows left to right.
       sequences: number of sequences in an example, if the module's shapes depend on it.
       weights: the feature that weights the losses: 1 for examples or tokens that count, 0 for
         empty slots.
@@ -62,6 +64,8 @@ class Head:
     problem_type: ClassVar[str] = ''
     compares: ClassVar[bool] = False
     shown: ClassVar[Mapping[str, str]] = {'accuracy': 'acc'}
+    metric: ClassVar[str] = 'accuracy'
+    left_to_right: ClassVar[bool] = False
     sequences: ClassVar[int] = 1
     weights: ClassVar[str] = 'unit_weights'
 
@@ -86,6 +90,16 @@ class Head:
           inference: how the run made its predictions (`Weights.inference`).
         """
         return cls(config, num_labels)
+
+    @classmethod
+    def of_pretraining(cls, config: ModelConfig, *, next_sentence: bool) -> Self:
+        """The head that a pre-training trains on an encoder.
+
+        Args:
+          config: of the encoder.
+          next_sentence: `data.next_sentence`: whether rows are pairs, and labelled as such.
+        """
+        return cls(config)
 
     @property
     def module(self) -> nn.Module:
@@ -136,7 +150,8 @@ class Head:
           params: unboxed parameters.
           batch: features [B, ...], perhaps only a part of the global batch.
           totals: divisors of the global batch, from `totals`.
-          rows_Bx2: dropout keys.
+          rows_Bx2: dropout keys, from which a loss may also draw at random (`model.dropout.uniform`
+            and `gumbel`); None in an evaluation, where `model.dropout.rows_of` gives keys.
         """
         return self.loss_of(self.outputs(params, batch, rows_Bx2), batch, totals)
 
@@ -160,6 +175,16 @@ class Head:
     def score(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Metrics by name, from sums over batches."""
         return {'accuracy': sums['correct'] / max(sums['units'], 1.0)}
+
+    def loss_of_chance(self) -> float | None:
+        """The loss of a model that gives all answers equal odds; None: it is not known."""
+        return None
+
+    def flops(
+        self, max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int = 1
+    ) -> float:
+        """FLOPs of training on one row of pre-training, which may hold several pairs."""
+        return max_seq_length * self.token_flops(max_seq_length)
 
     def token_flops(self, row_length: int) -> float:
         """FLOPs of training on one token of a row, without dense heads, which are small."""

@@ -166,7 +166,14 @@ class Pretraining(Head):
     parts = (PREDICTIONS, SEQ_RELATIONSHIP)
     shown = {'mlm_accuracy': 'mlm', 'lm_accuracy': 'lm', 'nsp_accuracy': 'nsp'}
 
+    metric = 'mlm_accuracy'
+    left_to_right = True
+
     next_sentence: bool = True
+
+    @classmethod
+    def of_pretraining(cls, config: ModelConfig, *, next_sentence: bool) -> Self:
+        return cls(config, next_sentence=next_sentence)
 
     @property
     def module(self) -> nn.Module:
@@ -251,10 +258,15 @@ class Pretraining(Head):
             metrics['nsp_majority'] = max(random, 1 - random)
         return metrics
 
+    def loss_of_chance(self) -> float:
+        loss = math.log(self.config.vocab_size)
+        if self.next_sentence and not self.config.causal:
+            loss += math.log(2)
+        return loss
+
     def flops(
         self, max_seq_length: int, max_predictions_per_seq: int, pairs_a_row: int = 1
     ) -> float:
-        """FLOPs of training on one row, which may hold several pairs."""
         if self.config.causal:  # predicts a word at each position
             return train_flops(self.config, max_seq_length, max_seq_length, 0)
         return train_flops(self.config, max_seq_length, max_predictions_per_seq, pairs_a_row)

@@ -234,8 +234,8 @@ def export_model(
 def _note_missing_head(model: LoadedModel) -> None:
     """Notes that a model of pre-training has no trained next-sentence head, if that is so."""
     has = model.weights.has
-    is_pretrained = model.weights.head == 'pretraining'
-    if is_pretrained and has('bert/pooler') and not has('cls/seq_relationship'):
+    is_pretrained = has('cls/predictions') and has('bert/pooler')
+    if is_pretrained and not has('cls/seq_relationship'):
         model.note('no next_sentence_logits are exported: the model has no trained next-sentence '
                    'head')
 

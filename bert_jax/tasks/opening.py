@@ -1,12 +1,16 @@
 """All tasks by name, with the function that opens their data. Nothing else lists them.
 
-A config file can add a task of its own or replace one (CONTRIBUTING, "A task").
+A config file can add a task of its own or replace one (docs/tasks.md, "A task or a loss of your
+own").
 """
 
+import functools
 from collections.abc import Callable
 
 from ml_collections import ConfigDict
 
+from bert_jax.config.fields import PRETRAINING
+from bert_jax.heads.base import Head
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
 from bert_jax.tasks.labelled import ScoredModel
@@ -34,6 +38,21 @@ OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     **dict.fromkeys(_TRAINED_GLUE_TASKS, open_glue),
 }
 SHIPPED = frozenset(OPENERS)  # before a config file adds its own
+
+
+def add_pretraining(name: str, head: type[Head]) -> None:
+    """Adds the tasks pretrain_NAME, and synthetic_NAME on random tokens, which train this head.
+
+    Data, phases, packing and evaluation are those of pre-training: a batch has the features of
+    `data.examples.pretrain_spec`, or, packed, of `data.packed_examples.packed_spec`. Tools that
+    need no text, such as preflight, take the second task.
+
+    Args:
+      name: of the tasks.
+      head: with its loss, metric, `loss_of_chance` and `flops`.
+    """
+    for kind in PRETRAINING:
+        OPENERS[f'{kind}_{name}'] = functools.partial(PretrainTask, trained_as=head)
 
 
 def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:

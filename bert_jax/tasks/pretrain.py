@@ -1,4 +1,8 @@
-"""Pre-training as a task: its phases, their evaluation, its gates and its FLOPs."""
+"""Pre-training as a task: its phases, their evaluation, its gates and its FLOPs.
+
+What is learned is the head's matter: `Pretraining`, or one of a config file's own
+(`tasks.opening.add_pretraining`), which says its metric, its loss by chance and its FLOPs.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax.config import flat_fields, model_fields
+from bert_jax.config.fields import pretraining_kind
 from bert_jax.config.phases import PHASE_OPTIONS, ROW_OPTIONS, batches_of, prediction_slots
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.data.examples import (
@@ -44,19 +49,32 @@ _ENOUGH_SLOTS = 0.95  # of the masked share: google-research/bert has 76 for 512
 class PretrainTask:
     """Pre-training: one of the kinds of `train.task.Task`."""
 
-    head = 'pretraining'
     labels: tuple[str, ...] = ()
     frozen = ''
     keeps_best = False
     inference: Mapping[str, Any] = {}
     write_results = None  # the checkpoints are all there is
 
-    def __init__(self, config: ConfigDict, scored: ScoredModel | None = None):
-        del scored  # the data is opened in the same way for training and for evaluation
-        _check_causal(config)
+    def __init__(
+        self, config: ConfigDict, scored: ScoredModel | None = None, *,
+        trained_as: type[Head] = Pretraining,
+    ):
+        """Opens the data.
+
+        Args:
+          config: of the run.
+          scored: unused: the data is opened in the same way for training and for evaluation.
+          trained_as: the head with its loss.
+
+        Raises:
+          InputError: bad data, or a left-to-right model with what it cannot do.
+        """
+        _check_causal(config, trained_as)
         self._config = config
+        self._trained_as = trained_as
+        self.head: str = trained_as.name
         self.data: TextData | SyntheticData
-        if config.task == 'pretrain':
+        if pretraining_kind(config.task) == 'pretrain':
             self.data = TextData(config)
         else:
             vocab_size = config.model.vocab_size or config.data.vocab_size
@@ -65,9 +83,9 @@ class PretrainTask:
         self.standard_masking: dict[str, Any] = {}
         if self.data.masks_held_out and not config.model.causal:
             self.standard_masking = _standard_masking(config)
-        self.metric = 'mlm_accuracy'
-        if self.standard_masking:
-            self.metric = 'standard_mlm_accuracy'
+        self.metric = trained_as.metric
+        if self.standard_masking and self.metric.startswith('mlm_'):
+            self.metric = f'standard_{self.metric}'
         if config.model.causal:
             self.metric = 'lm_accuracy'
         self.vocab_size: int = self.data.vocab_size
@@ -104,8 +122,9 @@ class PretrainTask:
             kind = 'lm'
         return {f'{kind}_loss': loss, f'{kind}_perplexity': math.exp(loss)}
 
-    def make_head(self, model_config: ModelConfig) -> Pretraining:
-        return Pretraining(model_config, next_sentence=self._config.data.next_sentence)
+    def make_head(self, model_config: ModelConfig) -> Head:
+        return self._trained_as.of_pretraining(
+            model_config, next_sentence=self._config.data.next_sentence)
 
     def batch_shapes(
         self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh
@@ -133,7 +152,7 @@ class PretrainTask:
         return Phase(
             start=start, end=start + run.phase['steps'], batch_size=run.phase['batch_size'],
             batches=run.batches, evaluate=run.evaluate,
-            flops_per_sequence=step_flops(head.config, run.phase) / run.phase['batch_size'],
+            flops_per_sequence=step_flops(head, run.phase) / run.phase['batch_size'],
             name=run.name)
 
     def _warn_of_slots(self, phase: Mapping[str, Any], number: int) -> None:
@@ -163,18 +182,23 @@ class PretrainTask:
         chance = None
         repeated = 0.0
         if fresh:
-            chance = self._loss_of_chance(head, phases[0])
+            chance = _of_phase(head, phases[0]).loss_of_chance()
             repeated = self.data.repeated_share()
         return Gates(
             chance=chance, by_frequency=next(iter(self.majority_baseline.values()), None),
             settled=settled, phases=first_steps, masked_from=masked_from, repeated=repeated)
 
-    def _loss_of_chance(self, head: Head, phase: Mapping[str, Any]) -> float:
-        """The loss of a model that gives all words, and both answers about pairs, equal odds."""
-        loss = math.log(head.config.vocab_size)
-        if self._config.data.next_sentence and not phase.get('causal'):
-            loss += math.log(2)
-        return loss
+    def run_flops(self) -> float:
+        """FLOPs of the whole run, by the head's formula, and of the optimizer if that is Muon.
+
+        `model.vocab_size` is set, and durations are in steps.
+        """
+        config = self._config
+        head = self.make_head(ModelConfig(**model_fields(config, 0)))
+        flops = 0.0
+        for phase in phases_of(config):
+            flops += phase['steps'] * step_flops(head, phase, config.optimizer.name)
+        return flops
 
     def with_seed(self, seed: int) -> PretrainTask:
         if seed == self._config.seed:
@@ -182,7 +206,8 @@ class PretrainTask:
         config = ConfigDict(self._config.copy_and_resolve_references())
         with config.unlocked():
             config.seed = seed
-        return type(self)(config)  # other pairs and masks of the same token store
+        # Other pairs and masks of the same token store.
+        return type(self)(config, trained_as=self._trained_as)
 
 
 def _shapes(
@@ -196,8 +221,13 @@ def _shapes(
     return shapes
 
 
-def _check_causal(config: ConfigDict) -> None:
+def _check_causal(config: ConfigDict, trained_as: type[Head]) -> None:
     """Refuses a left-to-right model with what it cannot do."""
+    is_any_causal = config.model.causal or any(phase.get('causal') for phase in config.phases)
+    if is_any_causal and not trained_as.left_to_right:
+        raise InputError(
+            f'config.task={config.task!r} has no loss for rows that are read from the left: set '
+            'config.model.causal=False, and no phase to causal')
     if not config.model.causal:
         return
     if config.data.next_sentence:
@@ -349,32 +379,24 @@ def _marked(batch: Mapping[str, Any], phase: Mapping[str, Any]) -> Mapping[str, 
     return {**batch, 'causal_loss_mask': batch['example_weights']}
 
 
-def step_flops(model: ModelConfig, phase: Mapping[str, Any], optimizer: str = '') -> float:
-    """FLOPs of a training step of a phase, by the formula.
+def _of_phase(head: Head, phase: Mapping[str, Any]) -> Head:
+    """The head in a phase, which may read rows left to right."""
+    causal = phase.get('causal', head.config.causal)
+    return dataclasses.replace(head, config=dataclasses.replace(head.config, causal=causal))
 
-    Those of the optimizer are included if it is Muon; others' are negligible.
+
+def step_flops(head: Head, phase: Mapping[str, Any], optimizer: str = '') -> float:
+    """FLOPs of a training step of a phase, by the head's formula.
+
+    Those of the optimizer on the encoder are included if it is Muon; others' are negligible.
     """
     lengths = (phase['max_seq_length'], phase['max_predictions_per_seq'])
     pairs_a_row: tuple[int, ...] = ()
     if phase['packed_rows']:
         pairs_a_row = packed_spec(*lengths)['cls_positions'].shape
-    model = dataclasses.replace(model, causal=phase.get('causal', model.causal))
-    flops_a_row = Pretraining(model).flops(*lengths, *pairs_a_row)
+    flops_a_row = _of_phase(head, phase).flops(*lengths, *pairs_a_row)
     num_rows = phase['packed_rows'] or phase['batch_size']
     of_optimizer = 0.0
     if optimizer == 'muon':
-        of_optimizer = muon_flops(model)
+        of_optimizer = muon_flops(head.config)
     return num_rows * flops_a_row + of_optimizer
-
-
-def run_flops(config: ConfigDict) -> float:
-    """FLOPs of a whole pre-training, by the formula, and of the optimizer if that is Muon.
-
-    Args:
-      config: completed, with `model.vocab_size` set and durations in steps.
-    """
-    model = ModelConfig(**model_fields(config, 0))
-    flops = 0.0
-    for phase in phases_of(config):
-        flops += phase['steps'] * step_flops(model, phase, config.optimizer.name)
-    return flops

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax.config.command_line import parse_command
+from bert_jax.config.fields import pretraining_kind
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import error_boundary
 from bert_jax.validation import complete
@@ -29,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # leaves an accelerator of this machine free
     with error_boundary(stopped='stopped; the same command resumes'):
         config, _ = parse_command(argv, __doc__ or '')
-        if config.task != 'pretrain':
+        if pretraining_kind(config.task) != 'pretrain':
             raise InputError(f'config.task={config.task!r} reads its data at every start and has '
                              'nothing to prepare: only pre-training on text has')
         # Imported here, because they import jax, which then reads JAX_PLATFORMS.

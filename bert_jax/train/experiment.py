@@ -4,7 +4,7 @@ import concurrent.futures
 import dataclasses
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -26,7 +26,7 @@ from bert_jax.train.memory import check_memory
 from bert_jax.train.profile import Profile
 from bert_jax.train.program import Program, step_inputs
 from bert_jax.train.report import Report, count
-from bert_jax.train.step import Batch, TrainState, num_params
+from bert_jax.train.step import Batch, TrainState, num_params, num_unpadded
 from bert_jax.train.task import Phase
 from bert_jax.train.trainer import Intervals, Trainer
 from bert_jax.train.verify import make_verify
@@ -76,7 +76,8 @@ def train_run(
         watch(lambda: outputs.goodput.cause, workdir)
     with outputs.goodput.during('compile'):
         compiler.wait_for_first_phase()
-    _announce(program, state, description, workdir)
+    phases = _phases(program)
+    _announce(program, state, phases, description, workdir)
     compiler.compile_other_phases()
 
     def stop_or_fail(step: int) -> bool:
@@ -84,7 +85,7 @@ def train_run(
         return should_stop(step)
 
     try:
-        trainer = _make_trainer(program, state, outputs, stop_or_fail)
+        trainer = _make_trainer(program, state, phases, outputs, stop_or_fail)
         metrics = trainer.run()
         if outputs.best is None:
             return {'step': trainer.step, **_prefixed('eval', metrics)}
@@ -292,11 +293,14 @@ def _traced_steps(program: Program) -> tuple[int, int] | None:
 
 
 def _announce(
-    program: Program, state: TrainState, description: dict[str, Any], workdir: files.Path
+    program: Program, state: TrainState, phases: Sequence[Phase], description: dict[str, Any],
+    workdir: files.Path,
 ) -> None:
     """Writes `config.json`, checks that all hosts start from one step, and says what is trained."""
     # For whoever shows the results; another value is no other run.
     description['guessing'] = dict(program.task.majority_baseline)
+    description['parameters'] = num_unpadded(program.head)
+    description['step_flops'] = [phase.flops_per_sequence * phase.batch_size for phase in phases]
     description['made'] = made_by()
     if hosts.first():
         describe_run(workdir, description, program.task.vocab_path)
@@ -316,7 +320,8 @@ def _gates(program: Program, start: int) -> Gates | None:
 
 
 def _make_trainer(
-    program: Program, state: TrainState, outputs: RunOutputs, should_stop: Callable[[int], bool]
+    program: Program, state: TrainState, phases: Sequence[Phase], outputs: RunOutputs,
+    should_stop: Callable[[int], bool],
 ) -> Trainer:
     """The trainer of a run that starts from a state."""
     train = program.config.train
@@ -330,7 +335,7 @@ def _make_trainer(
         head=program.head,
         train_step=train_step,
         state=state,
-        phases=_phases(program),
+        phases=phases,
         intervals=Intervals(
             log=_steps_of(program, 'train.log_every'),
             evaluate=_steps_of(program, 'train.eval_every'),

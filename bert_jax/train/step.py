@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -84,6 +85,16 @@ def make_init(
 def num_params(state: TrainState) -> int:
     """Number of parameters, including frozen ones and padding rows of the word table."""
     return sum(x.size for x in jax.tree.leaves(state.params))
+
+
+def num_unpadded(head: Head) -> int:
+    """Number of a head's parameters, with the encoder's, without padding of the vocabulary."""
+    vocab_size = head.config.vocab_size
+    total = 0
+    for parameter in parameters_of(head).values():
+        sizes = zip(parameter.names, parameter.value.shape, strict=True)
+        total += math.prod(vocab_size if name == 'vocab' else size for name, size in sizes)
+    return total
 
 
 def global_norm(tree: Any) -> jax.Array:

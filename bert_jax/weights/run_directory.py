@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
+from bert_jax.config.fields import pretraining_kind
 from bert_jax.heads import HEADS
 from bert_jax.heads.pretraining import SEQ_RELATIONSHIP
 from bert_jax.heads.tensors import Tensor
@@ -102,7 +103,7 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
         raise InputError(f'{workdir} has no checkpoint to read: {_why_no_step(workdir)}')
     params = _read_params(step, config, described.model['vocab_size'])
     _check_params(params, head, described.model, step, config_file)
-    inference = _inference(config, head)
+    inference = _inference(config)
     if not HEADS[head].stays_in_run:
         head = formats.find_head(params, head, f'{config_file} says head {head!r}')
     source = f'{described.source}, step {int(step.name):,}'
@@ -167,10 +168,10 @@ def _check_params(
         raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
 
 
-def _inference(config: Mapping[str, Any], head: str) -> dict[str, Any]:
-    """`Weights.inference` of a run whose config names this head."""
+def _inference(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`Weights.inference` of a run."""
     inference = config.get('inference') or {}
-    if head != 'pretraining' or config.get('init_checkpoint'):
+    if not pretraining_kind(config.get('task') or '') or config.get('init_checkpoint'):
         return inference
     phases = [phase for phase in config.get('phases') or () if isinstance(phase, dict)]
     lengths = [phase['max_seq_length'] for phase in phases if 'max_seq_length' in phase]

@@ -44,6 +44,7 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from bert_jax.config.command_line import Parser, at_least, config_file, load_config
+from bert_jax.config.fields import pretraining_kind
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import as_path, open_folder
 from bert_jax.runtime.process import error_boundary
@@ -141,7 +142,7 @@ def _check_names(plan: Plan) -> None:
     if plan.table.own:
         for name in pretrainings:
             task = load_config(config_file(name)).task
-            if task != 'pretrain':
+            if pretraining_kind(task) != 'pretrain':
                 raise InputError(
                     f'--rows={name} is a config of {task}: a row is a pre-training')
 
@@ -172,7 +173,7 @@ def _check_data(plan: Plan, parts: Iterable[Part], num_left: Mapping[str, int]) 
         source = str(part.resolved.data.source)
         folder = as_path(part.resolved.data.source)  # refuses a path that cannot be
         is_in_folder = source.startswith(f'{plan.data}/')
-        if task == 'pretrain' or not is_in_folder or not num_left[part.title]:
+        if pretraining_kind(task) or not is_in_folder or not num_left[part.title]:
             continue
         if task in GLUE_TASKS:
             folder /= GLUE_TASKS[task].folder

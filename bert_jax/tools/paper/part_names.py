@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from bert_jax.config import ConfigDict, model_sizes
-from bert_jax.config.fields import FIELDS, PRETRAINING, field_of, flat_fields
+from bert_jax.config.fields import FIELDS, field_of, flat_fields, pretraining_kind
 from bert_jax.runtime.files import Path, digest
 from bert_jax.validation import complete
 
@@ -79,9 +79,9 @@ def _with_old_defaults(resolved: ConfigDict, values: dict[str, Any]) -> dict[str
     """The values, with the defaults that fields without effect had when parts were made."""
     values = dict(values)
     task = resolved.task
-    if _all_phases_say_num_predictions(resolved) or task not in FIELDS[_NUM_PREDICTIONS].read_by:
+    if _all_phases_say_num_predictions(resolved) or not pretraining_kind(task):
         values[_NUM_PREDICTIONS] = values[_NUM_PREDICTIONS] or _EARLIER_NUM_PREDICTIONS
-    if task not in PRETRAINING:  # no task of the tables holds rows out of its training set
+    if not pretraining_kind(task):  # no task of the tables holds rows out of its training set
         values['data.held_out'] = FIELDS['data.held_out'].default
     return values
 

@@ -13,7 +13,7 @@ from bert_jax.config.command_line import config_file
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
-from bert_jax.tasks.pretrain import run_flops
+from bert_jax.tasks.opening import open_task
 from bert_jax.tools.paper.part_names import part_name
 from bert_jax.tools.paper.tables import COLUMNS, TASKS, Row, Table
 from bert_jax.tools.preflight.measure import without_data
@@ -268,7 +268,8 @@ class Plan:
         if row.share != 1:
             return None
         try:
-            return run_flops(without_data(self.pretraining(row.pretraining).resolved))
+            task: Any = open_task(without_data(self.pretraining(row.pretraining).resolved))
+            return float(task.run_flops())
         except InputError:  # its vocabulary is missing, or its steps depend on the data
             return None
 

@@ -6,13 +6,14 @@ import time
 from typing import Any
 
 from bert_jax.config import ConfigDict
-from bert_jax.config.fields import PRETRAINING
+from bert_jax.config.fields import pretraining_kind
 from bert_jax.runtime.chips import Chip, find_chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.provenance import versions
 from bert_jax.sharding import Mesh
-from bert_jax.tasks.pretrain import PretrainTask, step_flops
+from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.pretrain import step_flops
 from bert_jax.text import load_tokenizer
 from bert_jax.text.extending import add_words
 from bert_jax.tools.preflight.cycles import step_cycles
@@ -33,7 +34,8 @@ def without_data(config: ConfigDict) -> ConfigDict:
     Raises:
       InputError: the task is not pre-training, or the number of steps depends on the data.
     """
-    if config.task not in PRETRAINING:
+    kind = pretraining_kind(config.task)
+    if not kind:
         raise InputError(
             f'config.task={config.task!r}: only pre-training can be compiled ahead; the shapes of '
             'a downstream task depend on its data')
@@ -43,7 +45,7 @@ def without_data(config: ConfigDict) -> ConfigDict:
     with result.unlocked():
         if not result.model.vocab_size:
             result.model.vocab_size = _vocab_size(result)
-        result.task = 'synthetic'
+        result.task = f'synthetic{config.task.removeprefix(kind)}'
         result.init_checkpoint = ''
     return result
 
@@ -77,7 +79,7 @@ def measure(config: ConfigDict, mesh: Mesh, folder: str) -> Record:
       mesh: of devices that may be a topology's.
       folder: where the compiler writes schedules (`write_schedules`).
     """
-    program = build_program(config, mesh, PretrainTask(config))
+    program = build_program(config, mesh, open_task(config))
     chip = find_chip(mesh.devices.flat[0].device_kind)
     measurer = _PhaseMeasurer(program, chip, folder)
     phases = [measurer.record(phase, number) for number, phase in enumerate(program.phases)]
@@ -133,7 +135,7 @@ class _PhaseMeasurer:
             f"phase {number + 1} (length {phase['max_seq_length']}, "
             f"batch {phase['batch_size']:,})")
         compiled = self._compile(phase, name)
-        flops = step_flops(self.program.head.config, phase) / phase['batch_size']
+        flops = step_flops(self.program.head, phase) / phase['batch_size']
         record = phase | {'name': name} | self._memory_record(phase, compiled, flops)
         if compiled.train is None:
             return record

@@ -9,7 +9,8 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bert_jax.heads.pretraining import Pretraining
+from bert_jax.config.fields import pretraining_kind
+from bert_jax.heads import HEADS
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
@@ -18,7 +19,7 @@ from bert_jax.tools.report.groups import Group, grouped, is_setting
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.tools.sweep.report import markdown_table
 from bert_jax.train.report import count
-from bert_jax.train.step import parameters_of
+from bert_jax.train.step import num_unpadded
 from bert_jax.weights.run_directory import read_description
 
 # In which the fine-tunings of several pre-trainings with the same settings may differ; the board
@@ -84,7 +85,11 @@ def board(runs: Sequence[RunRecords]) -> str:
 
 
 def _is_finished_pretraining(run: RunRecords) -> bool:
-    return run.finished and bool(run.scores) and run.fields.get('task') == 'pretrain'
+    return run.finished and bool(run.scores) and _is_pretraining(run)
+
+
+def _is_pretraining(run: RunRecords) -> bool:
+    return pretraining_kind(run.fields.get('task', '')) == 'pretrain'
 
 
 def _downstream_scores(
@@ -108,7 +113,7 @@ def _fine_tunings(
     """The finished runs that started from one of the pre-trainings."""
     seeds = {os.path.abspath(run.folder): seed for seed, run in enumerate(pretrained)}
     for run in runs:
-        if run.fields.get('task') == 'pretrain':
+        if _is_pretraining(run):
             continue
         start = os.path.abspath(run.fields.get('init_checkpoint') or '/')
         if start in seeds and run.finished and run.evaluations:
@@ -162,7 +167,7 @@ def _recipe(
     """
     run = group.runs[0]
     model = ModelConfig(**read_description(run.folder).model)
-    num_params = _num_params(model)
+    num_params = run.fields.get('parameters') or _num_params(run, model)
     _, flops = run.work_at(run.fields['train.steps'])
     command = str(run.fields.get('made.command', ''))
     shown_command = ''
@@ -184,12 +189,9 @@ def _recipe(
         shown_command])
 
 
-def _num_params(model: ModelConfig) -> int:
-    """Number of parameters with the pre-training heads, without padding of the vocabulary."""
-    parameters = parameters_of(Pretraining(model))
-    sizes = [parameter.value.size for parameter in parameters.values()]
-    padding_rows = model.padded_vocab_size - model.vocab_size
-    return sum(sizes) - padding_rows * (model.hidden_size + 1)
+def _num_params(run: RunRecords, model: ModelConfig) -> int:
+    """Number of parameters of a run that does not say it, as older ones do not."""
+    return num_unpadded(HEADS[run.head](model))
 
 
 def _chip_hours(run: RunRecords, flops: float, share_of_peak: float) -> str:

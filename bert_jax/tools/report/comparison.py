@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bert_jax.config.fields import pretraining_kind
 from bert_jax.tools.report.groups import Group
 from bert_jax.tools.report.runs import RunRecords
 
@@ -127,7 +128,7 @@ def _compared_fields(run: RunRecords) -> Mapping[str, Any]:
 
 def _held_out_fields(run: RunRecords, first: RunRecords) -> tuple[str, ...]:
     """The fields that the held-out rows of pre-training depend on."""
-    if run.fields.get('task') != 'pretrain':
+    if pretraining_kind(run.fields.get('task', '')) != 'pretrain':
         return ()
     if run.metric.startswith(_STANDARD) or first.metric.startswith(_STANDARD):
         return _HELD_OUT_ROWS

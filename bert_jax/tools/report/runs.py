@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.config.fields import pretraining_kind
 from bert_jax.heads import HEADS
 from bert_jax.heads.tokens import Tagging
+from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.lease import holder
@@ -52,6 +54,7 @@ class RunRecords:
       records: of its metrics.jsonl, in order.
       evaluations: the records that have metrics of held-out data.
       metric: the metric that chooses the best evaluation.
+      head: its name, in `heads.HEADS` or of a config file; '' in old runs, and without a head.
       keeps_best: whether it keeps the weights of the best evaluation.
       scores: metrics of the best evaluation if it keeps that, else of the last; and its `step`.
       finished: whether it did all its steps.
@@ -71,6 +74,7 @@ class RunRecords:
         self.fields: dict[str, Any] = read_run_fields(folder)
         self.evaluations = list(filter(_is_evaluation, self.records))
         self.metric = str(self.fields.get('metric', ''))
+        self.head = str(self.fields.get('head') or '')
         self.keeps_best = self._has_best_weights()
         self.scores = self._chosen_scores()
         steps = [record['step'] for record in self.records]
@@ -141,7 +145,8 @@ class RunRecords:
             before = result[-1]
             if 'train/loss' not in record or record['step'] <= before.step:
                 continue
-            phase = _phase_at(phases, record['step'])
+            number = _phase_at(phases, record['step'])
+            phase = {'packed_rows': 0, **phases[number]}
             rows = phase['batch_size']
             length = phase['max_seq_length']
             if record.get('train/sequences_per_second') and record.get('train/tokens_per_second'):
@@ -151,22 +156,29 @@ class RunRecords:
             result.append(Work(
                 step=record['step'],
                 tokens=before.tokens + steps * rows * length * share,
-                flops=before.flops + steps * self._flops_of_a_step(model, phase, share)))
+                flops=before.flops + steps * self._flops_of_a_step(number, model, phase, share)))
         return result
 
     def _flops_of_a_step(
-        self, model: ModelConfig, phase: Mapping[str, Any], share: float
+        self, number: int, model: ModelConfig, phase: Mapping[str, Any], share: float
     ) -> float:
         """Training FLOPs of a step.
 
         Args:
+          number: of its phase, from 0.
           model: of the run.
           phase: of the step.
           share: of the length of its rows that is not padding.
         """
-        head = self.fields.get('head') or Tagging.name  # rows are packed; old runs lack the field
-        if head == 'pretraining':
-            return step_flops(model, phase, self.fields.get('optimizer.name', ''))
+        is_pretraining = bool(pretraining_kind(self.fields.get('task', '')))
+        optimizer = self.fields.get('optimizer.name', '') if is_pretraining else ''
+        recorded = self.fields.get('step_flops')
+        if recorded:  # older runs lack it
+            of_optimizer = muon_flops(model) if optimizer == 'muon' else 0.0
+            return recorded[number] + of_optimizer
+        if is_pretraining and self.head:
+            return step_flops(HEADS[self.head](model), phase, optimizer)
+        head = self.head or Tagging.name  # rows are packed
         features = self.fields.get('inference.features') or 'concat_last_four'
         trained = HEADS[head].of_model(model, 1, {'features': features})
         rows = phase['batch_size']
@@ -195,8 +207,7 @@ def _sum_of_times(record: Mapping[str, Any]) -> float:
     return seconds
 
 
-def _phase_at(phases: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
-    """The phase that a step belongs to."""
+def _phase_at(phases: Sequence[Mapping[str, Any]], step: int) -> int:
+    """The number of the phase that a step belongs to, from 0."""
     ends = list(itertools.accumulate(phase['steps'] for phase in phases))
-    number = min(bisect.bisect_left(ends, step), len(phases) - 1)
-    return {'packed_rows': 0, **phases[number]}
+    return min(bisect.bisect_left(ends, step), len(phases) - 1)
