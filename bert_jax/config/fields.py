@@ -139,7 +139,7 @@ FIELDS: Mapping[str, Field] = {
     'data.mix_power': Field(0.0, _SHARE, 'data', PRETRAINING),
     # The held-out text, or the file to score; empty: the share `held_out` of `source`, or the
     # evaluation sets in a benchmark's folder.
-    'data.eval_source': Field('', 'path', 'data'),
+    'data.eval_source': Field('', 'text', 'data'),
     # Share of the text or file that is held out for evaluation. A corpus is large; a table of your
     # own is small, and a hundredth of it would score nothing.
     'data.held_out': Field(

@@ -33,6 +33,8 @@ from bert_jax.data.pairs import Encode, Tokens, joined
 from bert_jax.data.sentences import RARE_REPLACEMENT, Classes, sentence_patterns
 from bert_jax.data.source import TextBatch, TokenBatch
 from bert_jax.runtime.packages import without
+from bert_jax.text.kmers import KmerTokenizer
+from bert_jax.text.letters import LetterTokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocab import UNK, Vocab
@@ -291,6 +293,8 @@ def tokenize_batches(
 
 def make_encode(tokenizer: Tokenizer) -> Encode:
     """A function that tokenizes many texts at once (see `data.pairs.Encode`)."""
+    if isinstance(tokenizer, LetterTokenizer | KmerTokenizer):
+        return tokenizer.encode_joined
     if not isinstance(tokenizer, WordPieceTokenizer | SentencePieceTokenizer):
         return lambda texts: joined(tokenizer.encode_batch(texts))
     signature = [tf.TensorSpec([None], tf.string)]

@@ -25,6 +25,8 @@ from bert_jax.data.pairs import Encode, Tokens, joined
 from bert_jax.data.sentences import RARE_REPLACEMENT, Classes, Patterns, sentence_patterns
 from bert_jax.data.source import TextBatch, TokenBatch
 from bert_jax.text import Tokenizer
+from bert_jax.text.kmers import KmerTokenizer
+from bert_jax.text.letters import LetterTokenizer
 from bert_jax.text.vocab import UNK, Vocab
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, Switches, WordPieceTokenizer
 
@@ -119,6 +121,8 @@ def make_encode(tokenizer: Tokenizer) -> Encode:
     def encode_exactly(texts: Sequence[str]) -> Tokens:
         return joined([tokenizer.encode(text) for text in texts])
 
+    if isinstance(tokenizer, LetterTokenizer | KmerTokenizer):
+        return tokenizer.encode_joined
     if not isinstance(tokenizer, WordPieceTokenizer):
         return encode_exactly
     switches = tokenizer.switches

@@ -1,0 +1,94 @@
+"""Sequences in stores and rows: tokens of a store are those of the records, in any build."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from bert_jax.data.corpus import open_source
+from bert_jax.data.fasta import DOCUMENT_LETTERS, LINE_LETTERS
+from bert_jax.data.pretrain import PretrainExamples
+from bert_jax.data.recipe import Recipe
+from bert_jax.data.store_building import build_store
+from bert_jax.text.kmers import KmerTokenizer, kmer_tokens
+from bert_jax.text.letters import LetterTokenizer, letter_tokens, sequence_vocab
+from tests.data import stores
+from tests.refusals import refused
+
+TOKENIZERS = {
+    'letters': LetterTokenizer(sequence_vocab(letter_tokens('ACGTN'), 'letters')),
+    'kmers': KmerTokenizer(sequence_vocab(kmer_tokens(6), 'k-mers')),
+}
+LETTERS = 5 * DOCUMENT_LETTERS + 1234
+both = pytest.mark.parametrize('name', TOKENIZERS)
+
+
+@pytest.fixture(scope='module')
+def genome(tmp_path_factory):
+    """Two files: a long record in lines, and three short ones."""
+    folder = tmp_path_factory.mktemp('genome')
+    draw = random.Random(0)
+    long = ''.join(draw.choices('ACGTacgt', k=LETTERS))
+    (folder / 'a.fa').write_text('>a\n' + '\n'.join(re.findall('.{1,70}', long)))
+    short = [''.join(draw.choices('ACGTN', k=size)) for size in (5, 600, 8000)]
+    (folder / 'b.fa').write_text(''.join(f'>{len(text)}\n{text}\n' for text in short))
+    return folder, [long.upper(), *short]
+
+
+def build(folder, name, cache, **options):
+    return build_store(
+        open_source(f'fasta:{folder}/*.fa'), TOKENIZERS[name], cache, progress=False, **options)
+
+
+@both
+def test_a_store_has_the_letters_of_the_records(genome, tmp_path, name):
+    folder, records = genome
+    store = build(folder, name, tmp_path)
+    tokenizer = TOKENIZERS[name]
+    assert ''.join(map(tokenizer.shown, store.tokens.tolist())) == ''.join(records)
+    assert len(store.document_offsets) - 1 == 6 + 3
+    lines = np.split(store.tokens, store.sentence_offsets[1:-1])
+    letters = [sum(len(tokenizer.shown(i)) for i in line) for line in lines]
+    assert letters == [*[LINE_LETTERS] * 50, 1234, 5, 600, LINE_LETTERS, 8000 - LINE_LETTERS]
+    if name == 'kmers':
+        assert len(lines[0]) == LINE_LETTERS / 6
+        assert len(lines[50]) == 1234 // 6 + 1234 % 6
+
+
+@both
+def test_parts_of_several_processes_give_the_same_store(genome, tmp_path, monkeypatch, name):
+    folder, _ = genome
+    monkeypatch.setattr('bert_jax.data.store_building._PART_BYTES', 1)
+    alone = build(folder, name, tmp_path / 'alone')
+    together = build(folder, name, tmp_path / 'together', num_processes=2)
+    for array in ('tokens', 'sentence_offsets', 'document_offsets', 'document_hashes'):
+        np.testing.assert_array_equal(getattr(alone, array), getattr(together, array))
+
+
+@both
+@pytest.mark.parametrize('masking', ['pieces', 'spans', 'words'])
+def test_rows_hold_runs_of_the_text_that_fill_them(genome, tmp_path, name, masking):
+    folder, records = genome
+    store = build(folder, name, tmp_path)
+    training, held_out = store.split_held_out(0.2)
+    assert len(training) + len(held_out) == 9
+    tokenizer = TOKENIZERS[name]
+    recipe = Recipe(
+        max_seq_length=64, max_predictions_per_seq=10, short_seq_prob=0.0, next_sentence=False,
+        masking=masking)
+    examples = PretrainExamples(store, training, recipe, tokenizer.vocab, seed=0)
+    batch = examples.rows(np.arange(300))
+    assert (batch['masked_lm_weights'].sum(axis=1) > 0).all()
+    lengths = batch['sequence_ids'].sum(axis=1)
+    assert np.median(lengths) > 55
+    for ids, length in zip(stores.restored(batch), lengths, strict=True):
+        letters = ''.join(map(tokenizer.shown, ids[1 : length - 1].tolist()))
+        assert any(letters in record for record in records)
+
+
+def test_a_genome_of_one_document_cannot_be_split(tmp_path):
+    (tmp_path / 'phage.fa').write_text('>phage\n' + 'ACGT' * 1000)
+    store = build(tmp_path, 'letters', tmp_path)
+    with refused('1 different documents', 'data.eval_source'):
+        store.split_held_out(0.1)
