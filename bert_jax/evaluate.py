@@ -192,7 +192,7 @@ class _Scorer:
       task: opened, with what is scored.
       mesh: of all devices.
       first_model: its name; the examples are tokenized with its vocabulary.
-      vocabulary: the content of this vocabulary.
+      vocabulary: fingerprint of this vocabulary's tokenizer.
       labels_by_position: as for `evaluate`.
       make_head: makes the head of an encoder. Equal encoders share one, by which compiled steps
         are cached.
@@ -201,7 +201,7 @@ class _Scorer:
     task: LabelledTask
     mesh: Any
     first_model: str
-    vocabulary: bytes
+    vocabulary: str
     labels_by_position: bool
     make_head: Callable[[Any], Any]
 
@@ -249,7 +249,7 @@ class _Scorer:
 
     def _check_vocabulary(self, weights: Weights) -> None:
         """Raises InputError unless the model tokenizes as the first one does."""
-        if _vocabulary_content(weights) != self.vocabulary:
+        if _tokenizer_fingerprint(weights) != self.vocabulary:
             raise InputError(
                 f'{weights.vocab_file} is not the vocabulary of {self.first_model}, or the '
                 'tokenizer_config.json beside it says something else')
@@ -285,7 +285,7 @@ def _open_scorer(model: _Model, runs: Sequence[RunFields], labels_by_position: b
         task=task,
         mesh=mesh,
         first_model=model.name,
-        vocabulary=_vocabulary_content(model.weights),
+        vocabulary=_tokenizer_fingerprint(model.weights),
         labels_by_position=labels_by_position,
         make_head=functools.cache(task.make_head))
 
@@ -337,14 +337,13 @@ def _spelt_as(weights: Weights, labels: Sequence[str]) -> Weights:
     return weights
 
 
-def _vocabulary_content(weights: Weights) -> bytes:
-    """What decides how text is tokenized: the vocabulary file and the settings beside it."""
-    from bert_jax.text import read_switches
+def _tokenizer_fingerprint(weights: Weights) -> str:
+    """What decides how text is tokenized: the vocabulary and the settings beside it."""
+    from bert_jax.text import load_tokenizer
 
     if weights.vocab_file is None:
-        return b''
-    switches = read_switches(weights.vocab_file)
-    return weights.vocab_file.read_bytes() + repr(switches).encode()
+        return ''
+    return load_tokenizer(weights.vocab_file, weights.lowercase).fingerprint
 
 
 def _mean_outputs(

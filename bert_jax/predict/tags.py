@@ -50,7 +50,7 @@ class Tag(Command[Words, np.ndarray]):
         model = self.model
         sequences, word_T = word_windows(
             [text.words for text in texts if text.words], model.tokenizer.encode_words,
-            max_length=model.max_length, frame=model.vocab.frame, unk_id=model.vocab.unk_id)
+            max_length=model.max_length, frame=model.vocab.frame, unk_id=model.vocab.stand_in_id)
         return word_T, Units(sequences)
 
     def results(self, texts: list[Words], word_T: np.ndarray, outputs: Outputs) -> Iterator[Result]:

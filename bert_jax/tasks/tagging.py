@@ -334,7 +334,7 @@ class TaggedSet:
         vocab = tokenization.tokenizer.vocab
         sequences, word_T = word_windows(
             texts, tokenization.tokenizer.encode_words, max_length=config.data.max_seq_length,
-            unk_id=vocab.unk_id, frame=vocab.frame)
+            unk_id=vocab.stand_in_id, frame=vocab.frame)
         return cls(split, examples, labels, sequences, word_T)
 
     @property

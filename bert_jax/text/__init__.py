@@ -12,11 +12,18 @@ from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, write_whole
 from bert_jax.text import kmers, letters
-from bert_jax.text.added import fields_of
+from bert_jax.text.added import AddedToken, fields_of
+from bert_jax.text.huggingface import HuggingFaceTokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
-from bert_jax.text.settings import SETTINGS_FILE, lowercase_of, read_settings
+from bert_jax.text.settings import (
+    BESIDE,
+    SETTINGS_FILE,
+    TOKENIZER_FILE,
+    lowercase_of,
+    read_settings,
+)
 from bert_jax.text.tokenizer import Tokenizer as Tokenizer
-from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_file
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_file, read_text
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 
 # Shares of [UNK] among the pieces of a text: more than the first is worth a warning where the
@@ -31,21 +38,19 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
     """The tokenizer of a vocabulary file.
 
     Args:
-      path: of the kind that its ending says (`_KINDS`), else a WordPiece vocabulary. If that is
-        called vocab.txt, the files beside it set switches (`read_switches`).
-      lowercase: for WordPiece; a SentencePiece model has its own normalizer.
+      path: of the kind that its ending says (`KINDS`), else a WordPiece vocabulary. The files
+        beside a vocab.txt set switches (`read_switches`), those beside a tokenizer.json count as in
+        transformers; beside a file of another name none do.
+      lowercase: for WordPiece; the others have their own normalizers.
 
     Raises:
       InputError: the file cannot be read, lacks a special token or holds nothing else, or the
         files beside it are invalid.
     """
-    for ending, read in _KINDS.items():
-        if os.fspath(path).endswith(ending):
-            return read(path)
-    return _read_wordpiece(path, lowercase)
+    return kind_of(path).read(path, lowercase)
 
 
-def _read_sentencepiece(path: str | os.PathLike[str]) -> Tokenizer:
+def _read_sentencepiece(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
     model = read_file(path, 'SentencePiece model', 'data.vocab_file')
     return SentencePieceTokenizer(model, str(path))
 
@@ -57,12 +62,100 @@ def _read_wordpiece(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
     return WordPieceTokenizer(vocab, lowercase, read_switches(path), vocab_name=os.fspath(path))
 
 
-# The kinds of tokenizers but WordPiece, by the ending of the file that they read.
-_KINDS: Mapping[str, Callable[[str | os.PathLike[str]], Tokenizer]] = {
-    '.model': _read_sentencepiece,
-    letters.ENDING: letters.read_letters,
-    kmers.ENDING: kmers.read_kmers,
-}
+def _read_huggingface(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
+    content = read_text(path, 'tokenizer', 'data.vocab_file')
+    beside = _beside(path)
+    added: tuple[AddedToken, ...] = ()
+    if beside:
+        added = read_settings(as_path(path).parent).added_tokens
+    return HuggingFaceTokenizer(content, beside, added, os.fspath(path))
+
+
+def _read_letters(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
+    return letters.read_letters(path)
+
+
+def _read_kmers(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
+    return kmers.read_kmers(path)
+
+
+def _beside(vocab_file: str | os.PathLike[str]) -> dict[str, str]:
+    """The files beside a tokenizer.json that count, by name; none beside a file of another name."""
+    path = as_path(vocab_file)
+    if path.name != TOKENIZER_FILE:
+        return {}
+    files = {}
+    for name in BESIDE:
+        if (path.parent / name).exists():
+            files[name] = read_text(path.parent / name, 'tokenizer', 'data.vocab_file')
+    return files
+
+
+def _keep_wordpiece(vocab_file: str | os.PathLike[str], folder: Path) -> None:
+    write_switches(folder, read_switches(vocab_file))
+
+
+def _keep_nothing(vocab_file: str | os.PathLike[str], folder: Path) -> None:
+    """Nothing stands beside the file."""
+
+
+def _keep_huggingface(vocab_file: str | os.PathLike[str], folder: Path) -> None:
+    for name, content in _beside(vocab_file).items():
+        write_whole(folder / name, content)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of tokenizer files.
+
+    Attributes:
+      ending: of the files' names; '': of any other file.
+      file_name: what the file is called in a run directory.
+      read: makes the tokenizer of a file, from its path and whether text is lower-cased if the
+        kind leaves that open.
+      keep_beside: writes what stands beside a file and belongs to the tokenizer into a folder.
+    """
+
+    ending: str
+    file_name: str
+    read: Callable[[str | os.PathLike[str], bool], Tokenizer]
+    keep_beside: Callable[[str | os.PathLike[str], Path], None]
+
+
+KINDS = (
+    Kind('.model', 'vocab.model', _read_sentencepiece, _keep_nothing),
+    Kind('.json', TOKENIZER_FILE, _read_huggingface, _keep_huggingface),
+    Kind(letters.ENDING, f'vocab{letters.ENDING}', _read_letters, _keep_nothing),
+    Kind(kmers.ENDING, f'vocab{kmers.ENDING}', _read_kmers, _keep_nothing),
+    Kind('', 'vocab.txt', _read_wordpiece, _keep_wordpiece),
+)
+
+
+def kind_of(vocab_file: str | os.PathLike[str]) -> Kind:
+    """The kind of a tokenizer's file, by its ending."""
+    return next(kind for kind in KINDS if os.fspath(vocab_file).endswith(kind.ending))
+
+
+def find_vocabulary(folder: Path) -> Path | None:
+    """The tokenizer's file in a run directory, if there is one: vocab.txt before others."""
+    for kind in reversed(KINDS):
+        path = folder / kind.file_name
+        if path.exists():
+            return path
+    return None
+
+
+def keep_tokenizer(vocab_file: str | os.PathLike[str], folder: Path) -> bytes:
+    """Writes a tokenizer's file, and what belongs to it, into a run directory.
+
+    Returns:
+      The content of the file.
+    """
+    kind = kind_of(vocab_file)
+    content = as_path(vocab_file).read_bytes()
+    write_whole(folder / kind.file_name, content)
+    kind.keep_beside(vocab_file, folder)
+    return content
 
 
 def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
@@ -105,10 +198,11 @@ def find_lowercase(
         says = lowercase_of(settings)
         if says is not None:
             return says, f'do_lower_case={says} in {settings.source}'
-    if otherwise is not None or path.suffix == '.model':
-        return otherwise is not False, ''
-    vocab = load_tokenizer(path, lowercase=True).vocab
-    if vocab.is_cased is None:
+    if otherwise is not None:
+        return otherwise, ''
+    tokenizer = load_tokenizer(path, lowercase=True)
+    vocab = tokenizer.vocab
+    if tokenizer.lowercase is None or vocab.is_cased is None:
         return True, ''
     return not vocab.is_cased, _capitals(vocab, vocab_file)
 
@@ -177,7 +271,9 @@ def check_known(
     pieces = ids[is_piece]
     if not len(pieces):
         raise InputError(f'{text} holds no text: all of it is empty')
-    unknown = float(np.mean(pieces == vocab.unk_id))
+    unknown = 0.0
+    if vocab.unk_id is not None:
+        unknown = float(np.mean(pieces == vocab.unk_id))
     share = f'{text}: {100 * unknown:.1f} % of its pieces are [UNK] in {vocab_file}'
     if unknown > _REFUSED:
         raise InputError(

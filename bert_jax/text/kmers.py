@@ -107,6 +107,11 @@ class KmerTokenizer:
         for digit, base in enumerate(BASES):
             self._digits[[ord(base), ord(base.lower())]] = digit
 
+    @property
+    def algorithm(self) -> str:
+        """As `config.data.tokenizer` has it."""
+        return f'kmer:{self.size}'
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with the vocabulary."""
@@ -129,6 +134,10 @@ class KmerTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts."""
         return lists_of_each(*self.encode_joined(texts))
+
+    def joinable(self, parts: Sequence[str]) -> Sequence[str]:
+        """The parts as they are: a k-mer is the same wherever it stands."""
+        return parts
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word of a text; no k-mer reaches into the next word."""

@@ -88,7 +88,7 @@ def bytes_of(text: str) -> np.ndarray:
 
 def ids_by_byte(vocab: Vocab) -> np.ndarray:
     """[256] int32: the id of each byte's letter, in either case; of white space, -1."""
-    table = np.full(256, vocab.unk_id, np.int32)
+    table = np.full(256, vocab.stand_in_id, np.int32)
     for char in WHITE_SPACE:
         table[ord(char)] = _NO_TOKEN
     for token, piece_id in vocab.index.items():
@@ -138,7 +138,7 @@ def library_parts(vocab: Vocab, piece_pattern: str) -> dict[str, Any]:
              'invert': False}
     pieces = {'type': 'Split', 'pattern': {'Regex': piece_pattern}, 'behavior': 'Isolated',
               'invert': False}
-    unknown = vocab.tokens[vocab.unk_id]
+    unknown = vocab.tokens[vocab.stand_in_id]
     return {
         'normalizer': {'type': 'Sequence', 'normalizers': capitals},
         'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': [words, pieces]},
@@ -155,6 +155,7 @@ class LetterTokenizer:
     """
 
     lowercase = None  # small letters are capitals
+    algorithm = 'letters'
 
     def __init__(self, vocab: Vocab):
         """Makes a tokenizer of a vocabulary from `letter_tokens`."""
@@ -184,6 +185,10 @@ class LetterTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts."""
         return lists_of_each(*self.encode_joined(texts))
+
+    def joinable(self, parts: Sequence[str]) -> Sequence[str]:
+        """The parts as they are: a letter is the same wherever it stands."""
+        return parts
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word of a text."""

@@ -29,6 +29,7 @@ class SentencePieceTokenizer:
 
     switches = ORIGINAL  # a model has its own normalizer
     lowercase = None
+    algorithm = 'sentencepiece'
 
     def __init__(self, model: bytes, source: str = 'SentencePiece model'):
         """Reads a serialized model; InputError if it is damaged or lacks a special token."""
@@ -39,6 +40,11 @@ class SentencePieceTokenizer:
         except (RuntimeError, OSError):
             raise InputError(f'{source}: not a SentencePiece model, or damaged') from None
         pieces = [self._processor.IdToPiece(i) for i in range(self._processor.GetPieceSize())]
+        if CLS not in pieces and '<s>' in pieces:
+            raise InputError(
+                f'{source} has <s> in the place of [CLS], and models with such files count its '
+                'pieces in an order of their own: write the tokenizer.json beside it, by '
+                'AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers')
         pad = _known_as(pieces, PAD, '<pad>')
         unk = _known_as(pieces, UNK, '<unk>')
         specials = (pad, unk, CLS, SEP, MASK)
@@ -63,6 +69,10 @@ class SentencePieceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts."""
         return [self.encode(text) for text in texts]
+
+    def joinable(self, parts: Sequence[str]) -> Sequence[str]:
+        """The parts as they are: a model puts a space before each text."""
+        return parts
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word of a text."""

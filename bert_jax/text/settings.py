@@ -12,6 +12,7 @@ SETTINGS_FILE = 'tokenizer_config.json'
 TOKENIZER_FILE = 'tokenizer.json'
 _ADDED_FILE = 'added_tokens.json'
 _SPECIAL_FILE = 'special_tokens_map.json'
+BESIDE = (SETTINGS_FILE, _SPECIAL_FILE, _ADDED_FILE)  # files that count beside a tokenizer.json
 ANY = object()  # of a setting that is applied, or that changes nothing whatever it is
 _EMPTY: tuple[Any, ...] = (None, False, '', [], {})  # values at which no setting changes anything
 
@@ -58,6 +59,7 @@ _KNOWN_IN_PARTS: Mapping[str, Mapping[str, Any]] = {
         'continuing_subword_prefix': CONTINUATION,
     },
 }
+_BERTS_PARTS = {'normalizer': 'BertNormalizer', 'pre_tokenizer': 'BertPreTokenizer'}
 # Classes that make their normalizer only from the fields of tokenizer_config.json.
 _FROM_FIELDS = ('BertTokenizer', 'BertTokenizerFast')
 
@@ -78,6 +80,31 @@ class Settings(NamedTuple):
     tokenizer: Mapping[str, Any] | None
     added_tokens: tuple[AddedToken, ...] = ()
 
+    @property
+    def is_berts(self) -> bool:
+        """Whether tokenizer.json, if there is one, is BERT's WordPiece, which `wordpiece` has too.
+
+        Parts that it leaves out count as BERT's. The class BertTokenizer makes its normalizer and
+        pre-tokenizer itself.
+        """
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            return True
+        if model_type(tokenizer) != 'WordPiece':
+            return False
+        if self.fields.get('tokenizer_class') in _FROM_FIELDS:
+            return True
+        types = [_type_of(tokenizer, part) for part in _BERTS_PARTS]
+        return types == list(_BERTS_PARTS.values())
+
+
+def _type_of(tokenizer: Mapping[str, Any], part: str) -> Any:
+    """The type of a part of a tokenizer.json; BERT's where it has no such part."""
+    if part not in tokenizer:
+        return _BERTS_PARTS[part]
+    found = tokenizer[part]
+    return found.get('type') if isinstance(found, dict) else None
+
 
 def read_settings(folder: Path) -> Settings:
     """The settings in a folder; none where none of the files is there.
@@ -92,7 +119,7 @@ def read_settings(folder: Path) -> Settings:
     tokenizer = _read_if_there(folder / TOKENIZER_FILE)
     numbered = _read_if_there(folder / _ADDED_FILE) or {}
     special = _read_if_there(folder / _SPECIAL_FILE) or {}
-    normalizer = _normalizer(fields, tokenizer, folder / TOKENIZER_FILE)
+    normalizer = _normalizer(fields, tokenizer)
     source = folder / (TOKENIZER_FILE if normalizer else SETTINGS_FILE)
     listed = (tokenizer or {}).get('added_tokens')
     if not isinstance(listed, list):
@@ -109,7 +136,7 @@ def _read_if_there(path: Path) -> dict[str, Any] | None:
 
 
 def _normalizer(
-    fields: Mapping[str, Any], tokenizer: Mapping[str, Any] | None, tokenizer_file: Path
+    fields: Mapping[str, Any], tokenizer: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The fields that the normalizer in a tokenizer.json has, if it counts."""
     if tokenizer is None or model_type(tokenizer) != 'WordPiece':
@@ -118,8 +145,6 @@ def _normalizer(
         return {}
     normalizer = tokenizer.get('normalizer')
     if not isinstance(normalizer, dict) or normalizer.get('type') != 'BertNormalizer':
-        tell_once(f'note: {tokenizer_file} has a normalizer that is not BertNormalizer, which '
-                  'is read as one: compare some ids')
         return {}
     return {
         'do_lower_case': normalizer.get('lowercase'),
@@ -166,7 +191,12 @@ def not_applied(fields: Mapping[str, Any], known: Mapping[str, Any]) -> list[str
 
 
 def tell_not_applied(settings: Settings, folder: Path) -> None:
-    """Notes the settings of a folder's tokenizer that are not applied, a line each."""
+    """Notes the settings of a folder's tokenizer that are not applied, a line each.
+
+    Of a tokenizer.json that is not BERT's, the library applies all.
+    """
+    if not settings.is_berts:
+        return
     fields = {name: _content(value) for name, value in settings.fields.items()}
     for setting in not_applied(fields, _KNOWN_FIELDS):
         tell_once(f'note: {folder / SETTINGS_FILE}: {setting} is not applied')
@@ -184,8 +214,6 @@ def _content(value: Any) -> Any:
 
 def _not_applied_parts(tokenizer: Mapping[str, Any]) -> list[str]:
     """The settings of a tokenizer.json that are neither empty nor BERT's."""
-    if model_type(tokenizer) != 'WordPiece':
-        return []
     found = not_applied(tokenizer, _KNOWN_PARTS)
     for part, known in _KNOWN_IN_PARTS.items():
         fields = tokenizer.get(part)

@@ -31,6 +31,8 @@ class Tokenizer(Protocol):
         sequence (`Vocab.frame`).
       lowercase: whether text is lower-cased before it is split; None: a normalizer of the
         tokenizer's own decides.
+      algorithm: what splits words into pieces, in the words of `config.data.tokenizer`:
+        'wordpiece', 'sentencepiece', 'bpe', 'unigram', ...
     """
 
     @property
@@ -42,6 +44,10 @@ class Tokenizer(Protocol):
         """See the class."""
 
     @property
+    def algorithm(self) -> str:
+        """See the class."""
+
+    @property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with whatever may change the ids of a text."""
 
@@ -50,6 +56,12 @@ class Tokenizer(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts."""
+
+    def joinable(self, parts: Sequence[str]) -> Sequence[str]:
+        """The words or sentences of a text, each so that its ids are those that it has there.
+
+        In byte-level BPE, all but the first need the space before them; elsewhere nothing changes.
+        """
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word of a text, as in the text that joins the words with spaces.

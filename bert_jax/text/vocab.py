@@ -52,7 +52,8 @@ class Vocab:
 
     Attributes:
       tokens: the V tokens, by id. Where two are equal, text gets the id of the later one.
-      pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
+      pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens; `unk_id` is None where
+        the tokenizer has none, since no text is unknown to it.
       is_continuation: [V] bool_, read-only; true where a token continues a word (whole-word
         masking joins it to the token before).
       num_separators: see `Frame`.
@@ -60,7 +61,7 @@ class Vocab:
 
     tokens: tuple[str, ...]
     pad_id: int
-    unk_id: int
+    unk_id: int | None
     cls_id: int
     sep_id: int
     mask_id: int
@@ -84,6 +85,13 @@ class Vocab:
         for i in self.repeated:
             tokens[i] = unused_row(i)
         return tokens
+
+    @property
+    def stand_in_id(self) -> int:
+        """The id of what stands for a word without pieces: [UNK], or [MASK] where there is none."""
+        if self.unk_id is None:
+            return self.mask_id
+        return self.unk_id
 
     @functools.cached_property
     def num_with_capitals(self) -> int:
@@ -132,7 +140,7 @@ class Vocab:
                                  f'that of {all_tokens[i]!r} in the vocabulary: put the files of '
                                  'one tokenizer together')
             all_tokens[i] = token
-        special_ids = (self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id)
+        special_ids = (self.pad_id, self.stand_in_id, self.cls_id, self.sep_id, self.mask_id)
         specials = [self.tokens[i] for i in special_ids]
         return type(self).from_tokens(all_tokens, specials=specials, source=source)
 
@@ -256,16 +264,25 @@ def read_lines(
     Raises:
       InputError: where `read_file` raises it, or the file is not UTF-8.
     """
+    text = read_text(path, what, field)
+    return text.removeprefix('\ufeff').rstrip('\r\n').split('\n')
+
+
+def read_text(path: str | os.PathLike[str], what: str, field: str) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+      InputError: where `read_file` raises it, or the file is not UTF-8.
+    """
     data = read_file(path, what, field)
     try:
-        text = data.decode('utf-8')
+        return data.decode('utf-8')
     except UnicodeDecodeError as error:
         line = data.count(b'\n', 0, error.start) + 1
         raise InputError(
             f'{path}: line {line} is not UTF-8 (byte 0x{data[error.start]:02x} at offset '
             f'{error.start}); convert it to UTF-8 (a SentencePiece model is called NAME.model)'
         ) from None
-    return text.removeprefix('\ufeff').rstrip('\r\n').split('\n')
 
 
 def write_vocab(path: str | os.PathLike[str], tokens: Iterable[str]) -> None:

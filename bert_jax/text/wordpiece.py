@@ -203,6 +203,8 @@ class WordPieceTokenizer:
       switches: what else is done before WordPiece.
     """
 
+    algorithm = 'wordpiece'
+
     def __init__(
         self, vocab: Vocab, lowercase: bool = True, switches: Switches = ORIGINAL,
         cache_size: int = 1 << 18, vocab_name: str = '',
@@ -241,8 +243,9 @@ class WordPieceTokenizer:
         """The id of each word that is not split."""
         if not self.switches.do_basic_tokenize:
             return {}
-        vocab = self.vocab
-        return {word: [vocab.index.get(word, vocab.unk_id)] for word in self.switches.never_split}
+        index = self.vocab.index
+        unknown = self.vocab.stand_in_id
+        return {word: [index.get(word, unknown)] for word in self.switches.never_split}
 
     def _make_finders(self) -> None:
         """Makes what finds the added tokens in a text, before and after normalization."""
@@ -308,6 +311,10 @@ class WordPieceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts."""
         return [self.encode(text) for text in texts]
+
+    def joinable(self, parts: Sequence[str]) -> Sequence[str]:
+        """The parts as they are: words are split one by one."""
+        return parts
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word of a text."""
@@ -400,7 +407,7 @@ class WordPieceTokenizer:
 
     def pieces(self, token: str) -> list[int]:
         """Ids of the greedy longest-match pieces of one basic token; [UNK] if any part fails."""
-        unknown = [self.vocab.unk_id]
+        unknown = [self.vocab.stand_in_id]
         if len(token) > MAX_CHARS_PER_WORD:
             return unknown
         index = self.word_pieces.index

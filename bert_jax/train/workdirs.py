@@ -17,8 +17,8 @@ from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, is_incidental, open_folder
 from bert_jax.runtime.lease import Claim, claimed
+from bert_jax.text import find_vocabulary
 from bert_jax.weights.run_directory import read_config, run_of, saved_steps
-from bert_jax.weights.vocabulary import find_vocabulary
 
 # Values of fields that did not exist when a run was made.
 _DEFAULTS = {path: field.default for path, field in FIELDS.items()}

@@ -334,6 +334,15 @@ def _token_ids(weights: Weights, family: Family) -> dict[str, int | None]:
     return ids
 
 
+def _vocabulary_row(vocab_file: Path, lowercase: bool) -> str:
+    """What a model card says of a tokenizer."""
+    tokenizer = load_tokenizer(vocab_file, lowercase)
+    if tokenizer.lowercase is None:
+        return tokenizer.algorithm
+    case = 'lower-cased' if tokenizer.lowercase else 'cased'
+    return f'{tokenizer.algorithm}, {case} text'
+
+
 def _model_card(weights: Weights, class_name: str) -> str:
     """The model card in Markdown, with the front matter that model hubs read."""
     num_parameters = sum(x.size for x in weights.params.values())
@@ -342,9 +351,7 @@ def _model_card(weights: Weights, class_name: str) -> str:
     if weights.labels:
         rows['labels'] = ', '.join(weights.labels).replace('|', r'\|')
     if weights.vocab_file is not None:
-        algorithm = 'SentencePiece' if weights.vocab_file.suffix == '.model' else 'WordPiece'
-        case = 'lower-cased' if weights.lowercase else 'cased'
-        rows['vocabulary'] = f'{algorithm}, {case} text'
+        rows['vocabulary'] = _vocabulary_row(weights.vocab_file, weights.lowercase)
     rows |= {name: str(value) for name, value in weights.inference.items()}
     card = (as_path(__file__).parent / 'model_card.md').read_text(encoding='utf-8')
     return card.format(

@@ -19,10 +19,9 @@ from bert_jax.runtime.checksum import CHECKSUMS
 from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket
 from bert_jax.sharding import padded_vocab_size
-from bert_jax.text import load_tokenizer, read_switches, write_switches
+from bert_jax.text import find_vocabulary, keep_tokenizer, load_tokenizer
 from bert_jax.weights import formats
 from bert_jax.weights.new_folder import new_folder
-from bert_jax.weights.vocabulary import find_vocabulary
 
 # What the section "model" of a run's config.json may hold: the model, how it is computed, the name
 # of its size, the features of a feature-based run, and `scan_layers`, which older runs have.
@@ -220,10 +219,7 @@ def read_config(workdir: Path) -> dict[str, Any]:
 def describe_run(workdir: Path, fields: dict[str, Any], vocab_file: Path | None) -> None:
     """Writes the vocabulary, and `config.json` with its digest, into a run directory."""
     if vocab_file is not None:
-        content = vocab_file.read_bytes()
-        suffix = '.model' if vocab_file.suffix == '.model' else '.txt'
-        files.write_whole(workdir / f'vocab{suffix}', content)
-        write_switches(workdir, read_switches(vocab_file))
+        content = keep_tokenizer(vocab_file, workdir)
         fields = fields | {'vocabulary': checksum.digest(content)}
     text = json.dumps(checksum.with_digest(fields), indent=2) + '\n'
     files.write_whole(workdir / 'config.json', text)

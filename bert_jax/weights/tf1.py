@@ -13,11 +13,11 @@ from bert_jax.heads.tensors import Tensor
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, absolute, as_path, children, local_copy, read_json
 from bert_jax.runtime.packages import loading_tensorflow
-from bert_jax.text import read_switches, write_switches
-from bert_jax.text.wordpiece import ORIGINAL
+from bert_jax.text import find_vocabulary, load_tokenizer, read_switches, write_switches
+from bert_jax.text.wordpiece import ORIGINAL, WordPieceTokenizer
 from bert_jax.weights import formats
 from bert_jax.weights.new_folder import new_folder, write_json
-from bert_jax.weights.vocabulary import check_vocabulary, find_vocabulary, write_vocabulary
+from bert_jax.weights.vocabulary import check_vocabulary, write_vocabulary
 
 _NAME = 'bert_model.ckpt'
 _SPELLINGS = {option.name: option.tf1 for option in OPTIONS if option.tf1 is not None}
@@ -186,8 +186,11 @@ def _write_vocabulary(folder: Path, weights: formats.Weights) -> list[str]:
     """Writes the vocabulary and its switches. Returns notes for the user."""
     if weights.vocab_file is None:
         return ['no vocab.txt: there is no vocabulary']
-    if write_vocabulary(folder, weights) is None:
-        return ['the vocabulary is a SentencePiece model, which the original cannot read']
+    tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
+    if not isinstance(tokenizer, WordPieceTokenizer):
+        return [f'no vocab.txt: the tokenizer is a {tokenizer.algorithm} model, which the original '
+                'cannot read']
+    write_vocabulary(folder, weights, tokenizer)
     switches = read_switches(weights.vocab_file)
     write_switches(folder, switches)
     notes = []

@@ -8,22 +8,28 @@ from typing import Any
 from bert_jax import text
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import Path, as_path, children, digest, read_json
+from bert_jax.runtime.files import Path, as_path, children, digest, read_json, write_whole
 from bert_jax.text import vocab
 from bert_jax.text.added import MOST_TOKENS, fields_of
+from bert_jax.text.huggingface import HuggingFaceTokenizer, roberta_tokenizer
+from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.settings import (
+    BESIDE,
     SETTINGS_FILE,
     TOKENIZER_FILE,
+    Settings,
     lowercase_of,
-    model_type,
     read_settings,
     tell_not_applied,
 )
+from bert_jax.text.vocab import read_lines
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 from bert_jax.weights.formats import Weights
 from bert_jax.weights.new_folder import write_json
 from bert_jax.weights.vocabulary import check_vocabulary, write_vocabulary
 
+_PIECES = 'vocab.json'
+_MERGES = 'merges.txt'
 # Classes of WordPiece tokenizers that work as BERT's; the last two are as tokenizer.json has them.
 _CLASSES = ('BertTokenizer', 'DistilBertTokenizer', 'ElectraTokenizer', 'MobileBertTokenizer',
             'ConvBertTokenizer', 'LayoutLMTokenizer', 'FunnelTokenizer', 'LxmertTokenizer',
@@ -42,22 +48,27 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
 
 
 def check_tokenizer_class(folder: Path, config: Mapping[str, Any], config_file: Path) -> None:
-    """Raises InputError for a tokenizer of another kind than BERT's, by its class.
+    """Raises InputError for a tokenizer whose rules no file tells, by its class.
+
+    A tokenizer.json, or vocab.json with merges.txt, tells them.
 
     Args:
       folder: with the tokenizer's files.
       config: the content of the model's config.json, which may name the class, too.
       config_file: its path.
     """
+    if (folder / TOKENIZER_FILE).exists() or (folder / _MERGES).exists():
+        return
     kind = tokenizer_settings(folder).get('tokenizer_class')
     where = folder / SETTINGS_FILE
     if kind is None:
         kind = config.get('tokenizer_class')
         where = config_file
     if kind is not None and str(kind).removesuffix('Fast') not in _CLASSES:
-        raise InputError(f'{where}: tokenizer_class={kind!r} is not one that can be read, so '
-                         "the model's ids would be others: take a model with BERT's WordPiece "
-                         f"({', '.join(_CLASSES[:2])}, ...)")
+        raise InputError(
+            f'{where}: tokenizer_class={kind!r} is not one that can be read without its '
+            'tokenizer.json: write that file there, by AutoTokenizer.from_pretrained(FOLDER)'
+            '.save_pretrained(FOLDER) of transformers')
 
 
 def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
@@ -68,40 +79,49 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     """
     settings = read_settings(folder)
     tell_not_applied(settings, folder)
-    path = _find_vocabulary(folder)
-    switches = text.switches_of(settings.fields, settings.source)
-    switches = dataclasses.replace(switches, added_tokens=settings.added_tokens)
-    if path is None and settings.tokenizer is not None:
-        tokens = _tokens(settings.tokenizer, folder / TOKENIZER_FILE)
-        if tokens is not None:
-            path = _kept_vocabulary(tokens, switches)
-    if path is not None and path.suffix == '.model' and settings.added_tokens:
-        added = ', '.join(token.content for token in settings.added_tokens[:5])
-        tell_once(f'note: {folder}: the added tokens {added}, ... are not applied: {path.name} is '
-                  'a SentencePiece model, which splits them like other text')
+    path = _find_tokenizer(folder, settings)
+    if path is not None and settings.added_tokens:
+        _tell_of_lost_tokens(path, settings)
     return check_vocabulary(path, lowercase_of(settings), vocab_size)
 
 
-def _find_vocabulary(folder: Path) -> Path | None:
-    """The vocab.txt in a folder, or else its SentencePiece model, of any name."""
+def _tell_of_lost_tokens(vocab_file: Path, settings: Settings) -> None:
+    """Notes added tokens where the kind of the tokenizer has none."""
+    tokenizer = text.load_tokenizer(vocab_file, lowercase=True)
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        added = ', '.join(token.content for token in settings.added_tokens[:5])
+        tell_once(f'note: {vocab_file.parent}: the added tokens {added}, ... are not applied: '
+                  f'{vocab_file.name} is a SentencePiece model, which splits them like other text')
+
+
+def _find_tokenizer(folder: Path, settings: Settings) -> Path | None:
+    """The file of a folder's tokenizer, or one that says the same in this project's cache.
+
+    A tokenizer.json counts before a vocab.txt where it is not BERT's, as in transformers.
+    """
+    tokenizer_file = folder / TOKENIZER_FILE
+    if settings.tokenizer is not None and not settings.is_berts:
+        return tokenizer_file
     if (folder / 'vocab.txt').exists():
         return folder / 'vocab.txt'
+    if settings.tokenizer is not None:
+        switches = text.switches_of(settings.fields, settings.source)
+        switches = dataclasses.replace(switches, added_tokens=settings.added_tokens)
+        return _kept_vocabulary(_tokens(settings.tokenizer, tokenizer_file), switches)
+    if (folder / _MERGES).exists() and (folder / _PIECES).exists():
+        return _kept_byte_level(folder)
     for child in children(folder):
         if child.suffix == '.model' and child.exists():
             return child
     return None
 
 
-def _tokens(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> list[str] | None:
-    """The vocabulary of a `tokenizer.json`, by id; None if it is not WordPiece.
+def _tokens(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> list[str]:
+    """The vocabulary of a `tokenizer.json` of BERT's, by id.
 
     Added tokens but the special ones are switches of the tokenizer (`Switches`), not in it. Ids may
     be left out: a vocab.txt that repeats a token, made into this file, does so.
     """
-    if model_type(tokenizer) != 'WordPiece':
-        tell_once(f'note: {tokenizer_file} is a {model_type(tokenizer)} tokenizer, not WordPiece: '
-                  'it is not read, so the model has no vocabulary')
-        return None
     by_id = _tokens_by_id(tokenizer, tokenizer_file)
     tokens = [by_id.get(i, vocab.unused_row(i)) for i in range(max(by_id) + 1)]
     num_missing = len(tokens) - len(by_id)
@@ -153,14 +173,62 @@ def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
     return path
 
 
+def _kept_byte_level(folder: Path) -> Path:
+    """Writes byte-level BPE of a folder without a tokenizer.json into this project's cache.
+
+    Such folders, which the slow tokenizers of RoBERTa wrote, have vocab.json and merges.txt.
+
+    Raises:
+      InputError: the files are no byte-level BPE of RoBERTa's.
+    """
+    pieces = read_json(folder / _PIECES, 'it is the vocabulary of byte-level BPE')
+    merges = read_lines(folder / _MERGES, 'merges', 'the model')
+    content = roberta_tokenizer(pieces, merges, str(folder))
+    beside = {name: folder / name for name in BESIDE if (folder / name).exists()}
+    parts = [content, *(path.read_text(encoding='utf-8') for path in beside.values())]
+    kept = as_path('~/.cache/bert_jax/vocabularies') / digest('\n'.join(parts).encode())
+    if not (kept / TOKENIZER_FILE).exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        for name, path in beside.items():
+            write_whole(kept / name, path.read_bytes())
+        write_whole(kept / TOKENIZER_FILE, content)
+    return kept / TOKENIZER_FILE
+
+
 def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
     """Writes the files that `AutoTokenizer` loads. Returns notes for the user."""
     if weights.vocab_file is None:
         return ['no tokenizer files: there is no vocabulary']
-    tokenizer = write_vocabulary(folder, weights)
-    if tokenizer is None:
-        return ['no tokenizer files: BertTokenizer is WordPiece, and the vocabulary is a '
-                'SentencePiece model (copied as vocab.model)']
+    tokenizer = text.load_tokenizer(weights.vocab_file, weights.lowercase)
+    if isinstance(tokenizer, WordPieceTokenizer):
+        return _write_wordpiece(folder, weights, tokenizer)
+    text.keep_tokenizer(weights.vocab_file, folder)
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        if SETTINGS_FILE not in tokenizer.beside:
+            write_json(folder / SETTINGS_FILE, _settings_of_library(tokenizer, weights))
+        return []
+    file_name = text.kind_of(weights.vocab_file).file_name
+    return [f'no tokenizer files: transformers has no tokenizer of the kind {tokenizer.algorithm} '
+            f'(its file is copied as {file_name})']
+
+
+def _settings_of_library(tokenizer: HuggingFaceTokenizer, weights: Weights) -> dict[str, Any]:
+    """The contents of a tokenizer_config.json beside a tokenizer.json of any kind."""
+    settings = {
+        'tokenizer_class': 'PreTrainedTokenizerFast',
+        'model_max_length': _model_max_length(weights),
+        'clean_up_tokenization_spaces': False,
+        # Where this does not say so, transformers 4 takes the space away.
+        'add_prefix_space': tokenizer.adds_prefix_space,
+    }
+    return settings | tokenizer.names_of_special_tokens
+
+
+def _write_wordpiece(
+    folder: Path, weights: Weights, tokenizer: WordPieceTokenizer
+) -> list[str]:
+    """`write_tokenizer` of BERT's WordPiece."""
+    write_vocabulary(folder, weights, tokenizer)
     write_json(folder / TOKENIZER_FILE, fast_tokenizer(tokenizer))
     write_json(folder / SETTINGS_FILE, _settings(tokenizer, weights))
     switches = tokenizer.switches
@@ -170,15 +238,19 @@ def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
             'tokenizer alone knows: load it with use_fast=False']
 
 
+def _model_max_length(weights: Weights) -> int:
+    """The most tokens of a sequence, as a tokenizer_config.json has it."""
+    positions = BertConfig(**weights.model).max_length
+    return min(weights.inference.get('max_seq_length') or positions, positions)
+
+
 def _settings(tokenizer: WordPieceTokenizer, weights: Weights) -> dict[str, Any]:
     """The contents of a tokenizer_config.json."""
-    positions = BertConfig(**weights.model).max_length
-    max_length = weights.inference.get('max_seq_length') or positions
     switches = tokenizer.switches
     settings: dict[str, Any] = {
         'tokenizer_class': 'BertTokenizer',
         'do_lower_case': weights.lowercase,
-        'model_max_length': min(max_length, positions),
+        'model_max_length': _model_max_length(weights),
         'strip_accents': switches.strip_accents,
         'tokenize_chinese_chars': switches.tokenize_chinese_chars,
     }

@@ -1,4 +1,4 @@
-"""The vocabulary beside a model's weights: found, compared with them, written."""
+"""The vocabulary beside a model's weights: compared with them, written."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,15 +9,6 @@ from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import is_unused, unused_row, write_vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 from bert_jax.weights.formats import Weights
-
-
-def find_vocabulary(folder: Path) -> Path | None:
-    """The vocab.txt or vocab.model in a folder, if there is one."""
-    for name in ('vocab.txt', 'vocab.model'):
-        path = folder / name
-        if path.exists():
-            return path
-    return None
 
 
 def check_vocabulary(
@@ -66,19 +57,12 @@ def check_order(
     return known
 
 
-def write_vocabulary(folder: Path, weights: Weights) -> WordPieceTokenizer | None:
-    """Writes vocab.txt and returns its tokenizer, or writes vocab.model and returns None.
+def write_vocabulary(folder: Path, weights: Weights, tokenizer: WordPieceTokenizer) -> None:
+    """Writes the vocab.txt of the weights' tokenizer.
 
-    The weights must have a vocabulary. In vocab.txt, the rows of the embedding that have no token,
-    and those of added tokens, which stand in other files, get names that occur in no text.
+    The rows of the embedding that have no token, and those of added tokens, which stand in other
+    files, get names that occur in no text.
     """
-    assert weights.vocab_file is not None
-    if weights.vocab_file.suffix == '.model':
-        (folder / 'vocab.model').write_bytes(weights.vocab_file.read_bytes())
-        return None
-    tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
-    assert isinstance(tokenizer, WordPieceTokenizer)
     tokens = list(tokenizer.word_pieces.tokens)
     tokens += map(unused_row, range(len(tokens), weights.model['vocab_size']))
     write_vocab(folder / 'vocab.txt', tokens)
-    return tokenizer

@@ -305,7 +305,7 @@ def extended(weights: Weights, vocab_file: Path) -> tuple[Weights, list[str]]:
     tokens = load_tokenizer(vocab_file, weights.lowercase).vocab.tokens
     known = check_order(weights, vocab_file, tokens, 'leave config.data.vocab_file empty to take '
                         'that one (config.data.add_tokens adds words to it)')
-    unknown_piece = [former.vocab.unk_id]
+    unknown_piece = [former.vocab.stand_in_id]
     pieces: dict[int, list[int]] = {}  # of each new token, by its id
     for i, token in enumerate(tokens):
         is_known = i < len(known) and token == known[i]
