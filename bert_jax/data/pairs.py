@@ -4,15 +4,15 @@
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.text.tokenizer import Tokens
+from bert_jax.text.tokenizer import joined as joined
 from bert_jax.text.vocab import Frame
 
-Tokens = tuple[np.ndarray, np.ndarray]  # ids of all texts [T] int32, tokens of each [n] int64
 Encode = Callable[[Sequence[str]], Tokens]  # without [CLS] and [SEP]
 
 
@@ -40,13 +40,6 @@ class Sequences:
     def lengths(self) -> np.ndarray:
         """[n] int64: tokens of each sequence."""
         return np.diff(self.offsets)
-
-
-def joined(ids: Sequence[Sequence[int]]) -> Tokens:
-    """Joins the ids of many texts into the form that `Encode` gives and `make_sequences` takes."""
-    counts = np.fromiter(map(len, ids), np.int64, len(ids))
-    flat = itertools.chain.from_iterable(ids)
-    return np.fromiter(flat, np.int32, int(counts.sum())), counts
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
     n: rows, S: max_seq_length
 """
 
+import dataclasses
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -90,6 +91,7 @@ class PretrainExamples:
         Raises:
           InputError: too few documents for next sentence prediction, or none.
         """
+        recipe = dataclasses.replace(recipe, num_separators=vocab.num_separators)
         first = np.asarray(store.document_offsets[documents])
         last = np.asarray(store.document_offsets[documents + 1])
         long_enough = last - first >= recipe.min_sentences
@@ -267,20 +269,21 @@ class PretrainExamples:
         """[CLS] A [SEP] B [SEP] or [CLS] A [SEP], and padding."""
         column = np.arange(self._recipe.max_seq_length, dtype=np.int32)
         lengths = segments.lengths + self._recipe.num_special
+        num_separators = self._recipe.num_separators
         # The columns [n, 1] of the first [SEP] and of the last.
         a_end = (segments.a_length + 1).astype(np.int32)[:, None]
         end = (lengths - 1).astype(np.int32)[:, None]
-        is_after_a = column > a_end
+        is_after_a = column >= a_end + num_separators
         is_real = column <= end
-        candidates = (column > 0) & (column < end) & (column != a_end)
+        is_separator = (column >= a_end) & ~is_after_a | (column == end)
+        candidates = (column > 0) & is_real & ~is_separator
 
         a_shift = segments.a_begin - 1
-        b_shift = segments.b_begin - segments.a_length - 2
+        b_shift = segments.b_begin - segments.a_length - 1 - num_separators
         source = column + np.where(is_after_a, b_shift[:, None], a_shift[:, None])
         np.copyto(source, 0, where=~candidates)
         input_ids = self._store.tokens[source].astype(np.int32)
-        np.copyto(input_ids, 0, where=~candidates)
+        np.copyto(input_ids, self._vocab.pad_id, where=~is_real)
+        np.copyto(input_ids, self._vocab.sep_id, where=is_separator & is_real)
         input_ids[:, 0] = self._vocab.cls_id
-        np.put_along_axis(input_ids, a_end, self._vocab.sep_id, axis=1)
-        np.put_along_axis(input_ids, end, self._vocab.sep_id, axis=1)
         return _UnmaskedRows(input_ids, candidates, is_real, is_after_a & is_real)

@@ -15,7 +15,10 @@ _MIN_MASKED = 0.9  # of what is wanted
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(MaskingRates):
-    """Options of making rows, named as the fields of `config.data`."""
+    """Options of making rows, named as the fields of `config.data`.
+
+    And `num_separators`, how many [SEP] stand between A and B, which the vocabulary says.
+    """
 
     max_seq_length: int = 128
     max_predictions_per_seq: int = 20
@@ -25,11 +28,12 @@ class Recipe(MaskingRates):
     min_sentences: int = 1
     split_long_sentences: bool = True
     num_maskings: int = 0
+    num_separators: int = 1
 
     @property
     def num_special(self) -> int:
         """Number of [CLS] and [SEP] in a row."""
-        return 3 if self.next_sentence else 2
+        return 2 + self.num_separators if self.next_sentence else 2
 
     @property
     def max_tokens(self) -> int:

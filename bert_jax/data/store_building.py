@@ -39,8 +39,6 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
 from bert_jax.runtime.pool import process_pool
-from bert_jax.text.sentencepiece import SentencePieceTokenizer
-from bert_jax.text.wordpiece import WordPieceTokenizer
 
 PIECE_BYTES = 512 << 20  # bytes of a file; a multiple of every system's page size
 # Raise it when `split_sentences` changes: stores built by older rules are not reused.
@@ -330,7 +328,7 @@ class _GrowingStore:
     def read(self, source: Source, last: int, num_threads: int) -> None:
         """Tokenizes and appends the documents of the units before `last`."""
         state = self.state
-        tokenize_batches = _load_tokenize_batches(source.spec, self._tokenizer)
+        tokenize_batches = _load_tokenize_batches(source.spec)
         texts = _text_batches(source, range(state.unit, last), state.done)
         saved = time.monotonic()
         for batch in tokenize_batches(texts, self._tokenizer, num_threads):
@@ -379,13 +377,9 @@ def _progress(num_bytes: int, total_bytes: int, seconds: float) -> str:
         f'{share:.0%}, {minutes:.1f} min left')
 
 
-def _load_tokenize_batches(spec: str, tokenizer: Any) -> Callable[..., Iterator[TokenBatch]]:
-    """`tokenize_batches` in TensorFlow, where it is installed, else that which needs none.
-
-    TensorFlow has only WordPiece and SentencePiece.
-    """
-    in_graph = isinstance(tokenizer, WordPieceTokenizer | SentencePieceTokenizer)
-    if not has_tensorflow() or not in_graph:
+def _load_tokenize_batches(spec: str) -> Callable[..., Iterator[TokenBatch]]:
+    """`tokenize_batches` in TensorFlow, where it is installed, else that which needs none."""
+    if not has_tensorflow():
         from bert_jax.data.tokenize_plain import tokenize_batches as without_tensorflow
 
         return without_tensorflow

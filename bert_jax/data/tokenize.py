@@ -1,5 +1,8 @@
 """Sentence splitting and tokenization inside a tf.data graph, exact and fast.
 
+WordPiece and SentencePiece are computed by the graph, other kinds by their tokenizers, which the
+graph calls.
+
 TF-Text's `FastBertTokenizer` handles about 40 MB of text per second and core, but it is not BERT's
 tokenizer: it folds compatibility characters (`…`, `µ`, ligatures, `ß`), turns control characters
 into spaces, and has the Unicode tables of its own ICU. So lines on which the two could differ
@@ -29,14 +32,12 @@ from bert_jax.data.code_points import (
     runs,
     safe_codepoints_of,
 )
-from bert_jax.data.pairs import Encode, Tokens, joined
+from bert_jax.data.pairs import Encode
 from bert_jax.data.sentences import RARE_REPLACEMENT, Classes, sentence_patterns
 from bert_jax.data.source import TextBatch, TokenBatch
 from bert_jax.runtime.packages import without
-from bert_jax.text.kmers import KmerTokenizer
-from bert_jax.text.letters import LetterTokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer import Tokenizer, Tokens, joined
 from bert_jax.text.vocab import UNK, Vocab
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, Switches, WordPieceTokenizer
 
@@ -140,6 +141,46 @@ class FastTokenizer:
         return joined([self._reference.encode(line.decode('utf-8', 'ignore')) for line in lines])
 
 
+def _in_graph(tokenizer: Tokenizer) -> FastTokenizer | None:
+    """What computes a tokenizer's ids inside the graph; None if nothing does."""
+    if isinstance(tokenizer, WordPieceTokenizer | SentencePieceTokenizer):
+        return FastTokenizer(tokenizer)
+    return None
+
+
+class _DocumentTokenizer:
+    """The ids of documents in lines, inside the graph or by the tokenizer itself."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._fast = _in_graph(tokenizer)
+
+    def __call__(self, documents: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Tokenizes documents.
+
+        Args:
+          documents: [n, (lines)] string, UTF-8.
+
+        Returns:
+          (ids, counts) of all lines, as of `FastTokenizer`.
+        """
+        lines = documents.flat_values
+        if self._fast is not None:
+            return self._fast(lines)
+        ids, counts = tf.numpy_function(
+            self._encode, [lines, documents.row_splits], (tf.int32, tf.int32), stateful=False)
+        return tf.ensure_shape(ids, [None]), tf.ensure_shape(counts, [None])
+
+    def _encode(self, lines: np.ndarray, splits: np.ndarray) -> Tokens:
+        """(ids [N] int32, counts [lines] int32) of documents whose lines are split at `splits`."""
+        texts = [line.decode('utf-8', 'ignore') for line in lines]
+        parts: list[str] = []
+        for begin, end in zip(splits[:-1], splits[1:], strict=True):
+            parts += self._tokenizer.joinable(texts[begin:end])
+        ids, counts = self._tokenizer.encode_joined(parts)
+        return ids, counts.astype(np.int32)
+
+
 def _is_invalid_utf8(lines: tf.Tensor, ids: tf.RaggedTensor) -> tf.Tensor:
     """[n] bool: lines that TF-Text's SentencePiece and the reference may tokenize differently."""
     return ~tf.strings.regex_full_match(lines, _VALID_UTF8)
@@ -238,8 +279,7 @@ def _is_compared(char: str) -> bool:
 
 
 def tokenize_batches(
-    batches: Iterator[TextBatch], tokenizer: WordPieceTokenizer | SentencePieceTokenizer,
-    num_threads: int,
+    batches: Iterator[TextBatch], tokenizer: Tokenizer, num_threads: int
 ) -> Iterator[TokenBatch]:
     """Splits documents into lines and tokenizes them, in parallel and in order.
 
@@ -251,7 +291,7 @@ def tokenize_batches(
     Yields:
       The tokens of each batch.
     """
-    fast = FastTokenizer(tokenizer)
+    encode = _DocumentTokenizer(tokenizer)
     notes: collections.deque[object] = collections.deque()
     failures: list[Exception] = []
     # AutoGraph would take a second to rewrite these functions and change nothing.
@@ -275,7 +315,7 @@ def tokenize_batches(
         split = tf.ensure_shape(split, [])
         lines = tf.cond(
             split, lambda: split_sentences(texts), lambda: tf.strings.split(texts, '\n'))
-        ids, counts = fast(lines.flat_values)
+        ids, counts = encode(lines)
         return ids, counts, lines.row_lengths()
 
     # Not `Dataset.from_generator`: with Python 3.11 it sets glibc's M_MMAP_THRESHOLD for the whole
@@ -293,12 +333,11 @@ def tokenize_batches(
 
 def make_encode(tokenizer: Tokenizer) -> Encode:
     """A function that tokenizes many texts at once (see `data.pairs.Encode`)."""
-    if isinstance(tokenizer, LetterTokenizer | KmerTokenizer):
+    in_graph = _in_graph(tokenizer)
+    if in_graph is None:
         return tokenizer.encode_joined
-    if not isinstance(tokenizer, WordPieceTokenizer | SentencePieceTokenizer):
-        return lambda texts: joined(tokenizer.encode_batch(texts))
     signature = [tf.TensorSpec([None], tf.string)]
-    fast = tf.function(FastTokenizer(tokenizer), input_signature=signature, autograph=False)
+    fast = tf.function(in_graph, input_signature=signature, autograph=False)
 
     def encode(texts: Sequence[str]) -> Tokens:
         ids, counts = fast(tf.constant(list(texts), tf.string))

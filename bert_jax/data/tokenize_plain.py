@@ -21,12 +21,10 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.code_points import PROBE_VOCAB, probes, runs, safe_codepoints_of
-from bert_jax.data.pairs import Encode, Tokens, joined
+from bert_jax.data.pairs import Encode
 from bert_jax.data.sentences import RARE_REPLACEMENT, Classes, Patterns, sentence_patterns
 from bert_jax.data.source import TextBatch, TokenBatch
-from bert_jax.text import Tokenizer
-from bert_jax.text.kmers import KmerTokenizer
-from bert_jax.text.letters import LetterTokenizer
+from bert_jax.text.tokenizer import Tokenizer, Tokens, joined
 from bert_jax.text.vocab import UNK, Vocab
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, Switches, WordPieceTokenizer
 
@@ -118,19 +116,16 @@ def _huggingface_tokenizer(vocab: Vocab, lowercase: bool, switches: Switches) ->
 
 def make_encode(tokenizer: Tokenizer) -> Encode:
     """A function that tokenizes many texts at once (see `data.pairs.Encode`)."""
-    def encode_exactly(texts: Sequence[str]) -> Tokens:
-        return joined([tokenizer.encode(text) for text in texts])
+    if isinstance(tokenizer, WordPieceTokenizer) and _library_knows(tokenizer.switches):
+        return _fast_encode(tokenizer)
+    return tokenizer.encode_joined
 
-    if isinstance(tokenizer, LetterTokenizer | KmerTokenizer):
-        return tokenizer.encode_joined
-    if not isinstance(tokenizer, WordPieceTokenizer):
-        return encode_exactly
-    switches = tokenizer.switches
-    if not switches.do_basic_tokenize or switches.never_split:
-        return encode_exactly
+
+def _library_knows(switches: Switches) -> bool:
+    """Whether the package `tokenizers` is there and has such a WordPiece tokenizer."""
     if importlib.util.find_spec('tokenizers') is None:
-        return encode_exactly
-    return _fast_encode(tokenizer)
+        return False
+    return switches.do_basic_tokenize and not switches.never_split
 
 
 def _fast_encode(tokenizer: WordPieceTokenizer) -> Encode:
@@ -178,7 +173,7 @@ def tokenize_batches(
         for document in batch.texts:
             text = document.decode('utf-8', 'ignore')
             found = split_sentences(text) if batch.split else text.split('\n')
-            lines += found
+            lines += tokenizer.joinable(found)
             num_lines.append(len(found))
         ids, counts = encode(lines)
         return TokenBatch(

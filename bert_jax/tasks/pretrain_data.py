@@ -333,8 +333,9 @@ class TextData:
         self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
     ) -> Recipe:
         """How rows are made: as the config says, except for what is given here."""
-        of_run = {field.name: self._config.data[field.name] for field in dataclasses.fields(Recipe)}
-        recipe = Recipe(**of_run)
+        data = self._config.data
+        names = [field.name for field in dataclasses.fields(Recipe) if field.name in data]
+        recipe = Recipe(**{name: data[name] for name in names})
         return dataclasses.replace(
             recipe, max_seq_length=max_seq_length,
             max_predictions_per_seq=max_predictions_per_seq, **masking)

@@ -16,7 +16,7 @@ import numpy as np
 from bert_jax.runtime.errors import InputError, first_line, tell_once
 from bert_jax.runtime.files import digest
 from bert_jax.text.added import AddedToken
-from bert_jax.text.tokenizer import Encoding, Place
+from bert_jax.text.tokenizer import Encoding, Place, Tokens, joined
 from bert_jax.text.vocab import Vocab, unused_row
 
 WORD_START = '\u2581'  # "lower one eighth block" stands for the space before a word
@@ -187,6 +187,10 @@ class HuggingFaceTokenizer:
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word of a text, as in the text that joins the words with spaces."""
         return self.encode_batch(self.joinable(words))
+
+    def encode_joined(self, texts: Sequence[str]) -> Tokens:
+        """`encode` of many texts, one after the other."""
+        return joined(self.encode_batch(texts))
 
     def joinable(self, parts: Sequence[str]) -> list[str]:
         """The words or sentences of a text, each so that its ids are those that it has there.

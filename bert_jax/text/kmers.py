@@ -28,7 +28,7 @@ from bert_jax.text.letters import (
     sequence_vocab,
     tokens_of_each,
 )
-from bert_jax.text.tokenizer import Encoding
+from bert_jax.text.tokenizer import Encoding, Tokens
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_lines
 
 ENDING = '.kmers'
@@ -122,7 +122,7 @@ class KmerTokenizer:
         pieces = self._pieces(text)
         return pieces.ids[pieces.is_piece].tolist()
 
-    def encode_joined(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_joined(self, texts: Sequence[str]) -> Tokens:
         """The ids of many texts as arrays.
 
         Returns:

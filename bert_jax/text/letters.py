@@ -17,7 +17,7 @@ import numpy as np
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import digest
-from bert_jax.text.tokenizer import Encoding
+from bert_jax.text.tokenizer import Encoding, Tokens
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_lines
 
 ENDING = '.letters'
@@ -172,7 +172,7 @@ class LetterTokenizer:
         ids = self._ids[bytes_of(text)]
         return ids[ids != _NO_TOKEN].tolist()
 
-    def encode_joined(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_joined(self, texts: Sequence[str]) -> Tokens:
         """The ids of many texts as arrays.
 
         Returns:

@@ -9,7 +9,7 @@ import sentencepiece
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import digest
 from bert_jax.text.offsets import NormalizedWord, moved, place_pieces
-from bert_jax.text.tokenizer import Encoding, Place
+from bert_jax.text.tokenizer import Encoding, Place, Tokens, joined
 from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, raw_words_with_places
 
@@ -69,6 +69,10 @@ class SentencePieceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts."""
         return [self.encode(text) for text in texts]
+
+    def encode_joined(self, texts: Sequence[str]) -> Tokens:
+        """`encode` of many texts, one after the other."""
+        return joined(self.encode_batch(texts))
 
     def joinable(self, parts: Sequence[str]) -> Sequence[str]:
         """The parts as they are: a model puts a space before each text."""

@@ -3,12 +3,23 @@
 A kind is one file of this folder, registered in `text/__init__.py` by the file that it reads.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from bert_jax.text.vocab import Vocab
 
 Place = tuple[int, int]  # first and last (exclusive) character
+Tokens = tuple[np.ndarray, np.ndarray]  # ids of all texts [T] int32, tokens of each [n] int64
+
+
+def joined(ids: Sequence[Sequence[int]]) -> Tokens:
+    """Joins the ids of many texts."""
+    counts = np.fromiter(map(len, ids), np.int64, len(ids))
+    flat = itertools.chain.from_iterable(ids)
+    return np.fromiter(flat, np.int32, int(counts.sum())), counts
 
 
 class Encoding(NamedTuple):
@@ -56,6 +67,9 @@ class Tokenizer(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts."""
+
+    def encode_joined(self, texts: Sequence[str]) -> Tokens:
+        """`encode` of many texts, one after the other: see `joined`."""
 
     def joinable(self, parts: Sequence[str]) -> Sequence[str]:
         """The words or sentences of a text, each so that its ids are those that it has there.

@@ -21,7 +21,7 @@ from typing import Self
 from bert_jax.runtime.files import digest
 from bert_jax.text.added import AddedToken, Finder, with_ids
 from bert_jax.text.offsets import NormalizedWord, moved, place_pieces
-from bert_jax.text.tokenizer import Encoding, Place, Tokenizer
+from bert_jax.text.tokenizer import Encoding, Place, Tokenizer, Tokens, joined
 from bert_jax.text.vocab import CONTINUATION, Vocab
 
 MAX_CHARS_PER_WORD = 200
@@ -311,6 +311,10 @@ class WordPieceTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts."""
         return [self.encode(text) for text in texts]
+
+    def encode_joined(self, texts: Sequence[str]) -> Tokens:
+        """`encode` of many texts, one after the other."""
+        return joined(self.encode_batch(texts))
 
     def joinable(self, parts: Sequence[str]) -> Sequence[str]:
         """The parts as they are: words are split one by one."""

@@ -1,6 +1,7 @@
 """Pre-training rows from a token store: what is in a row, and which rows an epoch has."""
 
 import collections
+import dataclasses
 import itertools
 import random
 from typing import NamedTuple
@@ -360,3 +361,33 @@ def test_rows_are_as_recorded_however_planned(monkeypatch, cutting, recipe, dige
     batch = examples.rows(np.arange(2 * examples.num_examples + 9))
     frozen = examples.rows(np.arange(examples.num_frozen), frozen=True)
     assert stores.digest(batch, frozen) == digest
+
+
+@pytest.mark.parametrize('next_sentence', [True, False])
+def test_rows_are_framed_by_the_vocabulary(next_sentence):
+    """Two separators between A and B and a padding id that is not 0, as in RoBERTa."""
+    store = stores.random_store(30)
+    plain = stores.vocab(len(store.tokens) + stores.FIRST)
+    recipe = Recipe(max_seq_length=64, max_predictions_per_seq=10, next_sentence=next_sentence)
+    vocab = dataclasses.replace(plain, num_separators=2, pad_id=3, mask_id=0)
+    examples = PretrainExamples(store, np.arange(30), recipe, vocab, seed=3)
+    lengths, _ = examples.sizes(np.arange(50))
+    batch = examples.rows(np.arange(50))
+    for row, length in enumerate(lengths):
+        ids = batch['input_ids'][row]
+        used = batch['masked_lm_weights'][row] > 0
+        ids[batch['masked_lm_positions'][row][used]] = batch['masked_lm_ids'][row][used]
+        assert (ids[length:] == vocab.pad_id).all()
+        assert batch['sequence_ids'][row].tolist() == [1] * length + [0] * (64 - length)
+        assert ids[0] == stores.CLS and ids[length - 1] == stores.SEP
+        separators = np.flatnonzero(ids[: length - 1] == stores.SEP)
+        b_begin = np.flatnonzero(batch['segment_ids'][row])
+        if next_sentence:
+            assert separators.tolist() == [b_begin[0] - 2, b_begin[0] - 1]
+            # A and B are whole runs of the store.
+            assert (np.diff(ids[b_begin[:-1]]) == 1).all()
+            assert (np.diff(ids[1:separators[0]]) == 1).all()
+        else:
+            assert not len(separators) and not len(b_begin)
+            assert (np.diff(ids[1:length - 1]) == 1).all()
+    assert (batch['masked_lm_ids'] != stores.SEP).all()

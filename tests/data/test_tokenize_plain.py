@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from bert_jax.data import tokenize_plain as plain
 from bert_jax.data.source import TextBatch
+from bert_jax.text.huggingface import HuggingFaceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
+from tests import tokenizers_of_kinds as kinds
 from tests.conftest import ROOT, run_python
 
 LETTERS = [chr(c) for c in range(33, 0x250)] + list('…µﬁßςσΣΑαёй中国ア가각힣\u1112\u0301\u0323ก')
@@ -79,13 +81,16 @@ def test_sentences_are_those_of_the_graph():
     assert not wrong
 
 
-def test_batches_are_those_of_the_graph():
+@pytest.mark.parametrize('kind', ['wordpiece', *kinds.KINDS])
+def test_batches_are_those_of_the_graph(kind):
     pytest.importorskip('tensorflow_text')
     from bert_jax.data import tokenize
 
     text = (ROOT / 'tests' / 'fixtures' / 'wikitext.txt').read_bytes()
     documents = [text, 'Ein Satz. Noch einer! ﬁ'.encode(), b'bad \xff bytes. Yes.', b'']
     tokenizer = WordPieceTokenizer(VOCAB, True)
+    if kind != 'wordpiece':
+        tokenizer = HuggingFaceTokenizer(kinds.KINDS[kind]().to_str())
     for split in (True, False):
         batches = [TextBatch(documents, split, note=7), TextBatch([text], split, note=8)]
         found = list(plain.tokenize_batches(iter(batches), tokenizer, 2))
@@ -95,6 +100,20 @@ def test_batches_are_those_of_the_graph():
             for name in ('ids', 'num_tokens', 'num_lines'):
                 assert getattr(ours, name).dtype == getattr(theirs, name).dtype
                 np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+@pytest.mark.parametrize('kind', kinds.KINDS)
+def test_sentences_have_the_ids_of_their_document(kind):
+    """Those of byte-level BPE behind the first with the space before them."""
+    tokenizer = HuggingFaceTokenizer(kinds.KINDS[kind]().to_str())
+    documents = ['The cat sat. The dog was 5! It walked', 'The mat. A cat']
+    batch = TextBatch([text.encode() for text in documents], split=True, note=0)
+    (found,) = plain.tokenize_batches(iter([batch]), tokenizer, 1)
+    assert found.num_lines.tolist() == [3, 2]
+    assert found.ids.tolist() == sum(map(tokenizer.encode, documents), [])
+    encode = plain.make_encode(tokenizer)
+    ids, counts = encode(documents)
+    assert ids.tolist() == found.ids.tolist() and counts.sum() == len(ids)
 
 
 RUN = """
