@@ -240,7 +240,7 @@ class LoadedModel:
           InputError: the text has no tokens.
         """
         ids = self.tokenizer.encode(text)
-        if not ids:
+        if not ids or text.isspace():
             raise InputError('it is empty: a word or more is needed')
         return ids
 

@@ -14,8 +14,7 @@ from bert_jax.inference.engine import Outputs, bound
 from bert_jax.predict.loaded import LoadedModel, whole_number
 from bert_jax.predict.stream import Command, Result, num_tokens, parts_of
 from bert_jax.runtime.errors import InputError
-from bert_jax.text.sentencepiece import WORD_START
-from bert_jax.text.vocab import CONTINUATION, MASK, Vocab, unused_row
+from bert_jax.text.tokenizer import Place, Tokenizer, name_of
 
 
 class MaskedToken(NamedTuple):
@@ -42,6 +41,11 @@ class MaskedText(NamedTuple):
 class _MaskedWords(Command[MaskedText, None]):
     """Predicts some tokens of each text, each in a sequence of its own."""
 
+    @property
+    def room(self) -> int:
+        """The most tokens of a text in a sequence."""
+        return self.model.max_length - self.model.vocab.frame.num_special(pair=False)
+
     def batch(self, texts: list[MaskedText]) -> tuple[None, Units]:
         """The sequences of all tokens to predict, text by text."""
         tokens = itertools.chain.from_iterable(text.tokens for text in texts)
@@ -59,7 +63,7 @@ class _MaskedWords(Command[MaskedText, None]):
 
         The place is in the middle, except near an end of the text.
         """
-        size = self.model.max_length - 2
+        size = self.room
         mask_id = self.model.vocab.mask_id
         masked = []
         for place in places:
@@ -80,52 +84,59 @@ class FillMask(_MaskedWords):
         model.require('fill-mask')
         num = min(whole_number('top_k', top_k), model.config.vocab_size)
         super().__init__(model, bound(engine.masked_lm_top, model.config, num))
-        self._vocab = model.vocab
+        self._mask_id = model.vocab.mask_id
+        self._written_mask = model.vocab.written_mask
 
     def read(self, text: Any, number: int) -> MaskedText:
         """The tokens around each [MASK]."""
         model = self.model
         (text,) = parts_of(text, 1)
         model.encode(text)  # raises if the text is empty
-        ids = self._encode_with_masks(text)
-        masks = [place for place, token in enumerate(ids) if token == self._vocab.mask_id]
+        ids, masks = self._encode_with_masks(text)
         if not masks:
-            raise InputError(
-                f'it has no {MASK}: write {MASK} where a word is to be filled in ({text[:60]!r})')
-        size = model.max_length - 2
-        if len(ids) > size:
-            model.note(f'text {number} has {len(ids)} tokens, the model takes {size}: each {MASK} '
-                       f'is filled in from the {size} tokens around it')
+            raise InputError('it has no [MASK]: write [MASK] where a word is to be filled in '
+                             f'({text[:60]!r})')
+        if len(ids) > self.room:
+            model.note(f'text {number} has {len(ids)} tokens, the model takes {self.room}: each '
+                       f'[MASK] is filled in from the {self.room} tokens around it')
         return MaskedText(text, self._masked(ids, masks))
 
-    def _encode_with_masks(self, text: str) -> list[int]:
-        """Token ids of a text; [MASK] is one token, also where the tokenizer does not know it."""
+    def _encode_with_masks(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of a text, in which each [MASK] is one token, and the indices of these.
+
+        Tokenizers that do not know it split it as other text. Spaces before it are left out: they
+        belong to the token in its place.
+        """
+        *before_masks, last = self._written_mask.split(text)
         ids: list[int] = []
-        for part in text.split(MASK):
-            ids += self.model.tokenizer.encode(part)
-            ids.append(self._vocab.mask_id)
-        return ids[:-1]
+        masks: list[int] = []
+        for part in before_masks:
+            ids += self.model.tokenizer.encode(part.rstrip())
+            masks.append(len(ids))
+            ids.append(self._mask_id)
+        return ids + self.model.tokenizer.encode(last), masks
 
     def results(self, texts: list[MaskedText], made: None, outputs: Outputs) -> Iterator[Result]:
         """A list of predictions for each [MASK]; if it is the only one, the list itself."""
         probabilities = outputs['probabilities'].tolist()
         ids = outputs['ids'].tolist()
         of_masks = zip(probabilities, ids, strict=True)
-        for text, tokens in texts:
+        for text, _ in texts:
             predictions: list[Any] = [
-                self._predictions(text, number, *next(of_masks)) for number in range(len(tokens))]
+                self._predictions(text, mask.span(), *next(of_masks))
+                for mask in self._written_mask.finditer(text)]
             if len(predictions) == 1:
                 (predictions,) = predictions
             yield {'text': text, 'predictions': predictions}
 
     def _predictions(
-        self, text: str, number: int, probabilities: list[float], ids: list[int]
+        self, text: str, mask: Place, probabilities: list[float], ids: list[int]
     ) -> list[Result]:
-        """The tokens for [MASK] `number` of a text, from 0."""
-        vocab = self._vocab
+        """The tokens for the [MASK] at a place of a text."""
+        tokenizer = self.model.tokenizer
         return [
-            {'token': _name(vocab, token), 'id': token, 'probability': probability,
-             'sequence': _with_token(text, number, vocab, token)}
+            {'token': name_of(tokenizer, token), 'id': token, 'probability': probability,
+             'sequence': _with_token(text, mask, tokenizer, token)}
             for probability, token in zip(probabilities, ids, strict=True)]
 
 
@@ -161,20 +172,27 @@ class Score(_MaskedWords):
         return num * min(num, self.model.max_length)
 
 
-def _name(vocab: Vocab, token: int) -> str:
-    """The token of an id; the embedding may have more rows than the vocabulary has tokens."""
-    return vocab.tokens[token] if token < len(vocab) else unused_row(token)
+def _with_token(text: str, mask: Place, tokenizer: Tokenizer, token: int) -> str:
+    """The text with a token in place of a mask; a continuation joins the word before it."""
+    begin, end = mask
+    before = text[:begin]
+    after = text[end:]
+    if token >= len(tokenizer.vocab):
+        return before + name_of(tokenizer, token) + after
+    shown = tokenizer.shown(token)
+    if tokenizer.vocab.is_continuation[token]:
+        return before.rstrip() + shown + after
+    if _needs_space(before, tokenizer, token):
+        return f'{before} {shown}{after}'
+    return before + shown + after
 
 
-def _with_token(text: str, number: int, vocab: Vocab, token: int) -> str:
-    """The text with [MASK] `number`, from 0, replaced; a continuation joins the word before it."""
-    parts = text.split(MASK)
-    before = MASK.join(parts[: number + 1])
-    after = MASK.join(parts[number + 1 :])
-    name = _name(vocab, token).removeprefix(WORD_START)
-    if token < len(vocab) and vocab.is_continuation[token]:
-        return before.rstrip() + name.removeprefix(CONTINUATION) + after
-    return before + name + after
+def _needs_space(before: str, tokenizer: Tokenizer, token: int) -> bool:
+    """Whether a token that begins a word would be another one right behind a text."""
+    if not before or before[-1].isspace():
+        return False
+    last_word = before.split()[-1]
+    return tokenizer.encode(last_word + tokenizer.shown(token))[-1:] != [token]
 
 
 def pseudo_perplexity(log_probability: float, num_tokens: int) -> float:

@@ -46,7 +46,7 @@ def tokenize(
     """
     ids = [encode(text) for text in prepare(texts)]
     num_tokens = sum(map(len, ids))
-    most = model.max_length - 1 - len(ids)
+    most = model.max_length - model.vocab.frame.num_special(pair=len(ids) > 1)
     if is_cut and num_tokens > most:
         model.note(f'text {number} has {num_tokens} tokens, the model takes {most}: its end is '
                    'left out')

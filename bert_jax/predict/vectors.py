@@ -17,6 +17,7 @@ from bert_jax.predict.sentences import POOLS
 from bert_jax.predict.stream import Result
 from bert_jax.predict.texts import TextCommand, Tokenized
 from bert_jax.runtime.errors import InputError
+from bert_jax.text.tokenizer import name_of
 
 
 class Features(TextCommand):
@@ -34,11 +35,11 @@ class Features(TextCommand):
         self, texts: list[Tokenized], windows: TextWindows, outputs: Outputs
     ) -> Iterator[Result]:
         """The tokens and their states, text by text."""
-        tokens = self.model.vocab.tokens
-        ids = windows.sequences.ids
+        tokenizer = self.model.tokenizer
+        ids = windows.sequences.ids.tolist()
         bounds = windows.sequences.offsets.tolist()
         for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
-            yield {'tokens': [tokens[i] for i in ids[begin:end]],
+            yield {'tokens': [name_of(tokenizer, i) for i in ids[begin:end]],
                    'values': outputs['values'][begin:end]}
 
     def without_result(self, text: Any, reason: str) -> Result:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from bert_jax.text.vocab import Vocab
+from bert_jax.text.vocab import Vocab, unused_row
 
 Place = tuple[int, int]  # first and last (exclusive) character
 Tokens = tuple[np.ndarray, np.ndarray]  # ids of all texts [T] int32, tokens of each [n] int64
@@ -91,3 +91,18 @@ class Tokenizer(Protocol):
 
         `vocab.is_continuation` tells whether it goes on the word before it.
         """
+
+
+def name_of(tokenizer: Tokenizer, piece_id: int) -> str:
+    """What results call a piece: its token in the vocabulary, if that can be read.
+
+    Byte-level vocabularies spell characters by others, except those of ASCII: there it is what one
+    sees of the piece. An embedding may have more rows than the vocabulary has tokens.
+    """
+    if piece_id >= len(tokenizer.vocab):
+        return unused_row(piece_id)
+    token = tokenizer.vocab.tokens[piece_id]
+    shown = tokenizer.shown(piece_id)
+    if shown in token or '\ufffd' in shown:
+        return token
+    return shown

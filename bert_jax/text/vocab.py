@@ -116,6 +116,12 @@ class Vocab:
         return Frame(self.cls_id, self.sep_id, self.num_separators)
 
     @functools.cached_property
+    def written_mask(self) -> re.Pattern[str]:
+        """What a text has in the place of a masked token: that token's name, or [MASK]."""
+        names = (self.tokens[self.mask_id], MASK)
+        return re.compile('|'.join(map(re.escape, names)))
+
+    @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with any token or its id."""
         content = '\n'.join(self.tokens).encode('utf-8', 'surrogatepass')

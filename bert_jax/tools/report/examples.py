@@ -4,7 +4,7 @@ import base64
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,24 +13,27 @@ from bert_jax.predict import load
 from bert_jax.predict.commands import Model
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout
-from bert_jax.text.vocab import MASK
+from bert_jax.text.tokenizer import name_of
 from bert_jax.tools.report.runs import RunRecords
 
 WORD = re.compile(r'\w+')
 _NUM_GUESSES = 4
 
 
+class Guess(NamedTuple):
+    """A piece in the place of a word, its probability, and whether it is the word."""
+
+    piece: str
+    probability: float
+    is_true: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class MaskedWord:
-    """A word of the sentence, and what the model guesses in its place.
-
-    Attributes:
-      word: the word.
-      guesses: (piece, probability), the likeliest first.
-    """
+    """A word of the sentence, and what the model guesses in its place, the likeliest first."""
 
     word: str
-    guesses: Sequence[tuple[str, float]]
+    guesses: Sequence[Guess]
 
 
 @dataclasses.dataclass
@@ -71,20 +74,25 @@ def mask_each_word(model: Model, text: str) -> list[MaskedWord]:
 
     A single [MASK] replaces a word, so a word of several pieces cannot be guessed.
     """
+    mask = model.vocab.tokens[model.vocab.mask_id]
     words = list(WORD.finditer(text))
-    texts = [text[: word.start()] + MASK + text[word.end() :] for word in words]
+    texts = [text[: word.start()] + mask + text[word.end() :] for word in words]
     answers = model.fill_mask(texts, _NUM_GUESSES)
     result = []
     for word, answer in zip(words, answers, strict=True):
-        guesses = [(guess['token'], guess['probability']) for guess in answer['predictions']]
+        guesses = []
+        for guess in answer['predictions']:
+            is_true = guess['sequence'].lower() == text.lower()
+            guesses.append(Guess(guess['token'], guess['probability'], is_true))
         result.append(MaskedWord(word.group(), guesses))
     return result
 
 
 def attention(model: Model, text: str) -> tuple[list[str], np.ndarray]:
     """The tokens of a text, and attention probabilities [layers, heads, n (queries), n (keys)]."""
-    vocab = model.vocab
-    ids = [vocab.cls_id, *model.encode(text)[: model.max_length - 2], vocab.sep_id]
+    frame = model.vocab.frame
+    room = model.max_length - frame.num_special(pair=False)
+    ids = [frame.cls_id, *model.encode(text)[:room], frame.sep_id]
     config = dataclasses.replace(model.config, attention='xla', layout=Layout())
     row = np.array([ids], np.int32)
     ones = np.ones((1, len(ids)), np.int32)
@@ -95,7 +103,7 @@ def attention(model: Model, text: str) -> tuple[list[str], np.ndarray]:
     for i in range(config.num_layers):
         of_rows = layers[f'layer_{i}']['attention']['self']['probabilities'][0]
         probabilities.append(of_rows[0])
-    tokens = [vocab.tokens[i] for i in ids]
+    tokens = [name_of(model.tokenizer, i) for i in ids]
     return tokens, np.stack(probabilities).astype(np.float32)
 
 

@@ -357,12 +357,12 @@ def _masked_words(groups: Sequence[Group], examples: Sequence[Examples]) -> str:
 def _guesses(masked: MaskedWord) -> str:
     """The guesses of a word in HTML, marked where they are true."""
     spans = []
-    for token, share in masked.guesses:
+    for guess in masked.guesses:
         style = 'guess'
-        if token.lower() == masked.word.lower():
+        if guess.is_true:
             style = 'guess true'
-        spans.append(
-            f'<span class="{style}"><bdi>{escape(token)}</bdi>&nbsp;{share:.1%}</span>')
+        spans.append(f'<span class="{style}"><bdi>{escape(guess.piece)}</bdi>&nbsp;'
+                     f'{guess.probability:.1%}</span>')
     return ' '.join(spans)
 
 
