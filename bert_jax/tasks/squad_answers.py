@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy as np
 from bert_jax.tasks.squad_reader import WORD
 from bert_jax.tasks.squad_windows import SquadWindows
 from bert_jax.text.tokenizer import Place
-from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer, basic_tokens
+from bert_jax.text.wordpiece import WordPieceTokenizer
 
 N_BEST = 20  # starts and ends a window, and answers a question, that are kept
 MAX_ANSWER_LENGTH = 30  # tokens
@@ -109,8 +109,7 @@ class PlacesByWords:
 
     def __init__(self, tokenizer: WordPieceTokenizer):
         """Takes the tokenizer that made the windows."""
-        self._lowercase = tokenizer.lowercase
-        self._switches = tokenizer.switches
+        self._split = functools.lru_cache(maxsize=1 << 16)(tokenizer.split)
         self._surfaces: list[str] = []
         for piece_id, continues in enumerate(tokenizer.vocab.is_continuation.tolist()):
             surface = tokenizer.shown(piece_id)
@@ -124,7 +123,7 @@ class PlacesByWords:
         text = ' '.join(joined.split())
         begin, end = _characters(windows, span)  # of whole words
         words = [match.span() for match in WORD.finditer(context, begin, end)]
-        return aligned_place(context, words, text, self._lowercase, self._switches)
+        return aligned_place(context, words, text, self._split)
 
 
 def _characters(windows: SquadWindows, span: Span) -> Place:
@@ -330,8 +329,7 @@ def _prediction(kept: Mapping[str, ScoredPlace], no_answer: ScoredPlace | None) 
 
 
 def aligned_place(
-    context: str, words: Sequence[Sequence[int]], text: str, lowercase: bool,
-    switches: Switches = ORIGINAL,
+    context: str, words: Sequence[Place], text: str, split: Callable[[str], Sequence[str]]
 ) -> Place:
     """The place of a tokenized text in the words that it came from.
 
@@ -343,9 +341,9 @@ def aligned_place(
       context: the paragraph.
       words: first and last (exclusive) character of successive words in it.
       text: the pieces joined to words; words and punctuation are separated by single spaces.
-      lowercase, switches: of the tokenizer.
+      split: of the tokenizer: what a word is split into before WordPiece.
     """
-    tokens = [_basic_text(context[begin:end], lowercase, switches) for begin, end in words]
+    tokens = [' '.join(split(context[begin:end])) for begin, end in words]
     tokenized = ' '.join(filter(None, tokens))
     characters: list[int] = []
     for begin, end in words:
@@ -358,11 +356,6 @@ def aligned_place(
     first_character = characters[found - tokenized.count(' ', 0, found)]
     last_character = characters[last - tokenized.count(' ', 0, last)]
     return first_character, last_character + 1
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _basic_text(word: str, lowercase: bool, switches: Switches) -> str:
-    return ' '.join(basic_tokens(word, lowercase, switches))
 
 
 def span_loss(

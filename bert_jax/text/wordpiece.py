@@ -357,14 +357,12 @@ class WordPieceTokenizer:
 
     def _places_in_word(self, word: str, ids: Sequence[int]) -> list[Place]:
         """The characters of a word that each of its pieces stands for."""
-        split = functools.partial(
-            basic_tokens, lowercase=self.lowercase, switches=self.switches)
-        forms = [''.join(split(char)) for char in word]
+        forms = [''.join(self.split(char)) for char in word]
         lengths: list[int | None] = []
         for piece_id in ids:
             is_unknown = piece_id == self.vocab.unk_id
             lengths.append(None if is_unknown else len(self.shown(piece_id)))
-        return place_pieces(NormalizedWord(word, forms, split(word)), lengths)
+        return place_pieces(NormalizedWord(word, forms, self.split(word)), lengths)
 
     def shown(self, piece_id: int) -> str:
         """A piece without the mark of its going on a word."""
@@ -408,6 +406,10 @@ class WordPieceTokenizer:
             self._cache.clear()
         self._cache[raw_word] = ids
         return ids
+
+    def split(self, text: str) -> list[str]:
+        """What WordPiece is applied to: the words and punctuation marks of a text."""
+        return basic_tokens(text, self.lowercase, self.switches)
 
     def pieces(self, token: str) -> list[int]:
         """Ids of the greedy longest-match pieces of one basic token; [UNK] if any part fails."""

@@ -1,5 +1,6 @@
 """SQuAD: files and their faults; windows, answers and scores against the original programs'."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -25,7 +26,7 @@ from bert_jax.tasks.squad_reader import Question, read_squad
 from bert_jax.tasks.squad_scores import v1_scores, v2_scores
 from bert_jax.tasks.squad_windows import squad_windows
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens
 from tests.refusals import refused
 from tests.tasks.files import put
 
@@ -469,7 +470,8 @@ def test_pieces_are_aligned_with_characters(context, pieces, expected):
     text = f'before {context} behind'
     words = [m.span() for m in re.finditer('[^ \t\r\n\u202f]+', text)][1:-1]
     cased = pieces[:1].isupper()
-    begin, end = aligned_place(text, words, pieces, lowercase=not cased)
+    split = functools.partial(basic_tokens, lowercase=not cased)
+    begin, end = aligned_place(text, words, pieces, split)
     assert text[begin:end] == expected
 
 
