@@ -68,8 +68,8 @@ class BertRun:
     layout_stayed: list[bool]
 
 
-def small_bert(mesh):
-    return Pretraining(ModelConfig(
+def small_bert(mesh, options):
+    return Pretraining(dataclasses.replace(ModelConfig(
         vocab_size=300,
         num_layers=2,
         hidden_size=32,
@@ -79,12 +79,12 @@ def small_bert(mesh):
         hidden_dropout=0.2,
         attention_dropout=0.2,
         layout=Layout(mesh),
-    ))
+    ), **options))
 
 
-def run_bert(axes, accumulation_steps):
+def run_bert(axes, accumulation_steps, **options):
     on = mesh(*axes)
-    head = small_bert(on)
+    head = small_bert(on, options)
     schedule = make_schedule([ScheduleSegment(0, 20, 1e-3, 2)])
     optimizer = make_optimizer(
         'bert_adamw', schedule, steps.parameters_of(head), weight_decay=0.01, b1=0.9, b2=0.999,
@@ -145,6 +145,16 @@ def test_any_mesh_and_any_number_of_parts_train_alike_with_dropout_on(alone, oth
     assert_close(found, expected, atol=1e-4)
     errors = jax.tree.map(lambda x, y: np.abs(x - y).mean(), found, expected)
     assert max(jax.tree.leaves(errors)) < 2e-6
+
+
+def test_a_model_with_the_options_of_modernbert_and_electra_trains_alike_on_any_mesh():
+    options = {
+        'pre_norm': True, 'gated': True, 'biases': False, 'positions': 'rotary',
+        'type_vocab_size': 0, 'local_attention': 6, 'global_every': 2, 'embedding_size': 16,
+        'pooler_norm': True, 'pooler_dropout': 0.1}
+    alone, split = (run_bert(axes, 1, **options) for axes in ((1, 1, 1), (2, 2, 2)))
+    assert_close(split.metrics, alone.metrics, rtol=2e-5)
+    assert_close(jax.device_get(split.params), jax.device_get(alone.params), atol=1e-4)
 
 
 def test_each_device_has_an_eighth_of_a_table_and_of_a_matrix(other):
