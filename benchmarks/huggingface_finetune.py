@@ -78,7 +78,7 @@ class OurTrainer:
         self.program = build_program(config, mesh, task)
         self.inputs = step_inputs(self.program)
         self.phase = task.phase(
-            self.program.head, self.program.eval_step, self.program.phases, 0, mesh)
+            self.program.head, self.program.steps[0].evaluation, self.program.phases, 0, mesh)
         self.steps = args.steps or task.num_examples // self.phase.batch_size
         state = self.program.init(config.seed)
         params = warm_start(
@@ -95,7 +95,7 @@ class OurTrainer:
         for batch in itertools.islice(self.phase.batches(0), self.steps):
             batches[batch['input_ids'].shape] = batch
         for batch in batches.values():
-            self.state, _ = self.program.train_step(self.state, self.inputs, batch)
+            self.state, _ = self.program.steps[0].train(self.state, self.inputs, batch)
         jax.block_until_ready(self.state)
 
     def train(self) -> Result:
@@ -109,7 +109,7 @@ class OurTrainer:
         for _ in range(self.steps):
             batch = next(batches)
             processed += batch['input_ids'].size
-            self.state, of_step = self.program.train_step(self.state, self.inputs, batch)
+            self.state, of_step = self.program.steps[0].train(self.state, self.inputs, batch)
             metrics.append(of_step)
             if len(metrics) > 2:
                 jax.block_until_ready(metrics[-3]['loss'])  # two steps in flight, as in training

@@ -344,6 +344,7 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
         if config.phases:
             data_section = train_section = f'phases[{i}].'
         _check_lengths(config, model, phase, data_section)
+        _check_options(model, phase, train_section)
         batch = _batch_of(phase, train_section, config.train.accumulation_steps)
         _check_batch(batch, phase['batch_size'], train_section)
         batches.append(batch)
@@ -401,6 +402,14 @@ def _check_lengths(
         raise InputError(
             f'config.{section}max_predictions_per_seq={num_predictions} must be from 1 to '
             f'max_seq_length - 2 = {length - 2}')
+
+
+def _check_options(model: BertConfig, phase: Mapping[str, Any], section: str) -> None:
+    """Refuses options of a phase's model that change nothing."""
+    if 'rotary_base' in phase and model.positions != 'rotary':
+        raise InputError(
+            f"config.{section}rotary_base={phase['rotary_base']} has no effect with "
+            f"config.model.positions={model.positions!r}: leave it out, or set 'rotary'")
 
 
 def _batch_of(phase: Mapping[str, Any], section: str, parts: int) -> _Batch:

@@ -21,8 +21,8 @@ from bert_jax.train import program as program_lib
 from bert_jax.validation import complete
 
 
-@pytest.fixture(scope='module')
-def program():
+def synthetic_config():
+    """A small model, and phases of two lengths."""
     config = default_config()
     config.task = 'synthetic'
     config.update_from_flattened_dict({
@@ -36,14 +36,41 @@ def program():
         dict(steps=3, max_seq_length=16, max_predictions_per_seq=2, batch_size=8),
         dict(steps=2, max_seq_length=64, max_predictions_per_seq=8, batch_size=16),
     )
+    return config
+
+
+def program_of(config):
+    """The program on two devices."""
     config = complete(config)
     mesh = open_mesh(config, jax.devices()[:2])
     return program_lib.build_program(config, mesh, open_task(config))
 
 
 @pytest.fixture(scope='module')
+def program():
+    return program_of(synthetic_config())
+
+
+@pytest.fixture(scope='module')
 def second_phase_calls(program):
-    return program_lib.phase_calls(program, program.phases[1])
+    return program_lib.phase_calls(program, 1)
+
+
+def test_phases_whose_models_compute_the_same_share_their_steps(program):
+    assert program.steps[0] is program.steps[1]
+    assert program.steps[0].head is program.head
+
+
+def test_a_phase_computes_with_its_own_rotary_base():
+    config = synthetic_config()
+    config.model.positions = 'rotary'
+    for phase, base in zip(config.phases, (None, 9000.0)):
+        phase['rotary_base'] = base
+    config.phases += (dict(config.phases[0], rotary_base=10_000.0),)
+    program = program_of(config)
+    bases = [steps.head.config.rotary_base for steps in program.steps]
+    assert bases == [10_000.0, 9000.0, 10_000.0]
+    assert program.steps[2] is program.steps[0] is not program.steps[1]
 
 
 def test_the_steps_of_a_phase_get_the_state_of_the_program(program, second_phase_calls):
@@ -66,7 +93,7 @@ def test_the_train_step_of_a_phase_is_called_with_what_training_will_pass(
 ):
     _, (_, _, batch) = second_phase_calls['train']
     phase = program.task.phase(
-        program.head, program.eval_step, program.phases, 1, program.mesh)
+        program.head, program.steps[1].evaluation, program.phases, 1, program.mesh)
     rows = next(phase.batches(0))
     for name, x in rows.items():
         assert x.shape == batch[name].shape
@@ -83,8 +110,8 @@ def device_of(monkeypatch):
     """
     sizes = {16: {'train': 100, 'evaluation': 50}, 64: {'train': 180, 'evaluation': 170}}
 
-    def phase_calls(program, phase):
-        sizes_of_phase = sizes[phase['max_seq_length']]
+    def phase_calls(program, number):
+        sizes_of_phase = sizes[program.phases[number]['max_seq_length']]
         return {name: (size, ()) for name, size in sizes_of_phase.items()}
 
     def compile_step(size):

@@ -275,7 +275,8 @@ FIELDS: Mapping[str, Field] = {
     # phase, and one learning-rate schedule spans them all; a phase with a `learning_rate` (and
     # `warmup`, `decay_from`) starts its own schedule. `masked_lm_prob`, `masking` and `source`
     # (weights of what data.source lists) apply to the phase's rows; a `causal` phase reads them
-    # left to right, without the NSP loss. PHASE_FIELDS lists all fields of a phase.
+    # left to right, without the NSP loss. `rotary_base` is that of the phase's model, which a
+    # checkpoint of the phase then has. PHASE_FIELDS lists all fields of a phase.
     'phases': Field((), 'elsewhere', 'result'),
 
     # Sections that only some tasks have.

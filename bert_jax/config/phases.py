@@ -14,8 +14,10 @@ from bert_jax.runtime.errors import InputError, nearest
 
 # Options of a phase's rows.
 ROW_OPTIONS = ('masked_lm_prob', 'masking', 'source')
+# Options of its model, which then computes something else with the same parameters.
+MODEL_OPTIONS = ('rotary_base',)
 # What a run's record has only for the phases that state it.
-PHASE_OPTIONS = (*ROW_OPTIONS, 'causal', 'decay_from')
+PHASE_OPTIONS = (*ROW_OPTIONS, *MODEL_OPTIONS, 'causal', 'decay_from')
 # Fields of a phase, and the config field that each defaults to.
 PHASE_FIELDS = {
     'steps': 'train.steps',
@@ -30,6 +32,7 @@ PHASE_FIELDS = {
     'masking': 'data.masking',
     'source': 'data.source',
     'causal': 'model.causal',
+    'rotary_base': 'model.rotary_base',
 }
 
 
@@ -95,7 +98,7 @@ def _fill_in(config: ConfigDict) -> list[dict[str, Any]]:
         if name not in PHASE_OPTIONS:
             defaults[name] = values[path]
     defaults |= {'steps': 0, 'learning_rate': None, 'warmup': None}
-    filled = [defaults | dict(phase) for phase in config.phases or [{}]]
+    filled = [defaults | _stated(phase) for phase in config.phases or [{}]]
     for phase in filled:
         if not phase['max_predictions_per_seq']:
             masked_lm_prob = phase.get('masked_lm_prob', config.data.masked_lm_prob)
@@ -104,12 +107,26 @@ def _fill_in(config: ConfigDict) -> list[dict[str, Any]]:
     return filled
 
 
+def _stated(phase: Mapping[str, Any]) -> dict[str, Any]:
+    """What a phase states; an option that is None is not stated."""
+    stated = dict(phase)
+    for name in PHASE_OPTIONS:
+        if stated.get(name) is None:
+            stated.pop(name, None)
+    return stated
+
+
+def model_options(phase: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of its model that a phase states."""
+    return {name: phase[name] for name in MODEL_OPTIONS if name in phase}
+
+
 def _check_schedule(phase: Mapping[str, Any], number: int) -> None:
     """Refuses parts of a schedule in a phase that does not start its own."""
     if phase['learning_rate'] is not None:
         return
     for name in ('warmup', 'decay_from'):
-        if phase.get(name) is not None:
+        if phase.get(name) is not None:  # `warmup` is None where it is not stated
             raise InputError(
                 f'config.phases[{number}].{name} is used only where the phase states its own '
                 f'learning_rate: set both, or optimizer.{name}')

@@ -119,7 +119,7 @@ class _StepTimer:
         in_flight: list[Any] = []
         for number in range(steps):
             batch = self._batches[number % len(self._batches)]
-            self.state, metrics = self.program.train_step(self.state, self._inputs, batch)
+            self.state, metrics = self.program.steps[0].train(self.state, self._inputs, batch)
             in_flight.append(metrics)
             if len(in_flight) > _STEPS_IN_FLIGHT:
                 jax.block_until_ready(in_flight.pop(0)['loss'])

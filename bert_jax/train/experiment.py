@@ -24,9 +24,9 @@ from bert_jax.train.gates import Gates
 from bert_jax.train.goodput import Goodput
 from bert_jax.train.memory import check_memory
 from bert_jax.train.profile import Profile
-from bert_jax.train.program import Program, step_inputs
+from bert_jax.train.program import PhaseSteps, Program, step_inputs
 from bert_jax.train.report import Report, count
-from bert_jax.train.step import Batch, TrainState, num_params, num_unpadded
+from bert_jax.train.step import TrainState, TrainStep, num_params, num_unpadded
 from bert_jax.train.task import Phase
 from bert_jax.train.trainer import Intervals, Trainer
 from bert_jax.train.verify import make_verify
@@ -327,15 +327,15 @@ def _make_trainer(
     train = program.config.train
     inputs = step_inputs(program)
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
-        return program.train_step(state, inputs, batch)
+    def train_step_of(steps: PhaseSteps) -> TrainStep:
+        return lambda state, batch: steps.train(state, inputs, batch)
 
     chip = find_chip(jax.devices()[0].device_kind)
     return Trainer(
         head=program.head,
-        train_step=train_step,
         state=state,
         phases=phases,
+        train_steps=[train_step_of(steps) for steps in program.steps],
         intervals=Intervals(
             log=_steps_of(program, 'train.log_every'),
             evaluate=_steps_of(program, 'train.eval_every'),
@@ -360,8 +360,8 @@ def _phases(program: Program) -> list[Phase]:
     """The phases of a run, with their batches."""
     return [
         program.task.phase(
-            program.head, program.eval_step, program.phases, number, program.mesh)
-        for number in range(len(program.phases))]
+            steps.head, steps.evaluation, program.phases, number, program.mesh)
+        for number, steps in enumerate(program.steps)]
 
 
 def _finish_best(

@@ -114,7 +114,7 @@ def check_memory(
     limit = device_memory(devices[0], len(devices))
     for number in numbers:
         phase = program.phases[number]
-        calls = phase_calls(program, phase)
+        calls = phase_calls(program, number)
         for name in names:
             if name not in calls:
                 continue

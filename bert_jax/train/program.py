@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 from bert_jax import config as config_lib
 from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.config.durations import parse_duration
+from bert_jax.config.phases import model_options
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.heads.base import Head
 from bert_jax.model.attention import resolve_backend
@@ -28,6 +29,21 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, Mesh, check_vocabulary
 from bert_jax.train import optimizers, step
 from bert_jax.train.task import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseSteps:
+    """The steps of a phase. Phases whose models have the same options share them.
+
+    Attributes:
+      head: the program's, with the options that the phase states for its model.
+      train: takes the state, the numbers from `step_inputs`, and a batch.
+      evaluation: takes parameters and a batch.
+    """
+
+    head: Head
+    train: Callable[..., Any]
+    evaluation: step.EvalStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +57,7 @@ class Program:
       phases: from `config.phases`.
       head: the head with its loss.
       state: shapes, dtypes and shardings.
-      train_step: takes the state, the numbers from `step_inputs`, and a batch.
-      eval_step: takes parameters and a batch.
+      steps: of each phase.
       init: makes a fresh state from a seed.
       init_weights: the weights of `init_checkpoint`, or only their description.
     """
@@ -53,8 +68,7 @@ class Program:
     phases: list[dict[str, Any]]
     head: Head
     state: step.TrainState
-    train_step: Callable[..., Any]
-    eval_step: step.EvalStep
+    steps: tuple[PhaseSteps, ...]
     init: Callable[[int], step.TrainState]
     init_weights: Any = None
 
@@ -86,14 +100,27 @@ def build_program(
         config, phases, segments, parameters, frozen, mesh, task.num_examples)
     optimizer, _ = make_optimizer([segment.learning_rate for segment in segments])
     state = step.abstract_state(head, optimizer, mesh)
+
+    @functools.cache
+    def steps_of(head: Head) -> PhaseSteps:
+        train = step.make_train_step(
+            head, make_optimizer, state, mesh, clip_norm=config.optimizer.clip_norm,
+            frozen=frozen, accumulation_steps=config.train.accumulation_steps)
+        return PhaseSteps(head, train, step.make_eval_step(head, mesh))
+
     return Program(
         config=config, task=task, mesh=mesh, phases=phases, head=head, state=state,
-        train_step=step.make_train_step(
-            head, make_optimizer, state, mesh, clip_norm=config.optimizer.clip_norm,
-            frozen=frozen, accumulation_steps=config.train.accumulation_steps),
-        eval_step=step.make_eval_step(head, mesh),
+        steps=tuple(steps_of(_head_of(phase, head)) for phase in phases),
         init=step.make_init(head, optimizer, mesh),
         init_weights=init_weights)
+
+
+def _head_of(phase: dict[str, Any], head: Head) -> Head:
+    """The head with the options that a phase states for its model."""
+    stated = model_options(phase)
+    if not stated:
+        return head
+    return dataclasses.replace(head, config=dataclasses.replace(head.config, **stated))
 
 
 def _frozen(config: ConfigDict, task: Task, parameters: optimizers.Parameters) -> set[Names]:
@@ -145,21 +172,27 @@ def _host_step_inputs(program: Program) -> step.StepInputs:
 Call = tuple[Any, tuple[Any, ...]]  # a step, and its arguments as shapes
 
 
-def phase_calls(program: Program, phase: dict[str, Any]) -> dict[str, Call]:
+def phase_calls(program: Program, number: int) -> dict[str, Call]:
     """The `train` and `evaluation` steps of a phase with the shapes of their arguments.
 
     A labelled task, whose batches may have several shapes, has the largest here, and no
     `evaluation`.
+
+    Args:
+      program: of the run.
+      number: of the phase, from 0.
     """
     replicated = NamedSharding(program.mesh, PartitionSpec())
     inputs = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated),
         _host_step_inputs(program))
+    of_phase = program.steps[number]
     steps: dict[str, Call] = {
-        'train': (program.train_step, (program.state, inputs)),
-        'evaluation': (program.eval_step, (program.state.params,)),
+        'train': (of_phase.train, (program.state, inputs)),
+        'evaluation': (of_phase.evaluation, (program.state.params,)),
     }
-    shapes = program.task.batch_shapes(program.head.config, phase, program.mesh)
+    shapes = program.task.batch_shapes(
+        of_phase.head.config, program.phases[number], program.mesh)
     return {name: (steps[name][0], (*steps[name][1], batch)) for name, batch in shapes.items()}
 
 
@@ -188,9 +221,7 @@ def _segment(
     if rate is None:
         rate = config.optimizer.learning_rate
         warmup = steps_of(config.optimizer.warmup, 'optimizer.warmup')
-    decay_from = first_phase.get('decay_from')
-    if decay_from is None:
-        decay_from = config.optimizer.decay_from
+    decay_from = first_phase.get('decay_from', config.optimizer.decay_from)
     if decay_from == 'start':
         decay_from = 0
     elif decay_from == 'peak':

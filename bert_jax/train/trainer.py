@@ -53,9 +53,9 @@ class Trainer:
 
     Attributes:
       head: makes metrics of sums.
-      train_step: takes the state, which is donated, and a batch.
       state: fresh or restored; after `run`, that of the last step.
       phases: in order, contiguous from step 0.
+      train_steps: of each phase; takes the state, which is donated, and a batch.
       intervals: when to log, evaluate, save and verify.
       checkpoints: saves the state.
       report: receives metrics.
@@ -73,9 +73,9 @@ class Trainer:
     """
 
     head: Head
-    train_step: TrainStep
     state: TrainState
     phases: Sequence[Phase]
+    train_steps: Sequence[TrainStep]
     intervals: Intervals
     checkpoints: Checkpoints
     report: Report
@@ -114,9 +114,9 @@ class Trainer:
           Stopped: `should_stop` returned True; the state is saved.
         """
         try:
-            for phase in self.phases:
+            for phase, train_step in zip(self.phases, self.train_steps, strict=True):
                 if self.step < phase.end and not self._is_exhausted():
-                    self._train_phase(phase)
+                    self._train_phase(phase, train_step)
             if not self._scores:  # no step was left to train
                 self.evaluate(self.phases[-1])
         except Diverged as error:
@@ -125,7 +125,7 @@ class Trainer:
         self.checkpoints.finish()
         return self._scores
 
-    def _train_phase(self, phase: Phase) -> None:
+    def _train_phase(self, phase: Phase, train_step: TrainStep) -> None:
         """Trains to the end of a phase, or until the run is exhausted."""
         if self.step == phase.start:
             say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
@@ -134,7 +134,7 @@ class Trainer:
         cause = 'compile'  # the first step compiles
         for batch in itertools.islice(batches, phase.end - self.step):
             self._verify_if_due(batch)
-            self._do_step(batch, cause)
+            self._do_step(train_step, batch, cause)
             cause = 'step'
             goes_on = self._do_what_is_due(phase)
             if not goes_on:
@@ -148,7 +148,7 @@ class Trainer:
             with self.goodput.during('evaluation'):
                 self.verify(self.state, batch)
 
-    def _do_step(self, batch: Batch, cause: str) -> None:
+    def _do_step(self, train_step: TrainStep, batch: Batch, cause: str) -> None:
         """Dispatches a step; its time counts for `cause`."""
         number = self.step + 1
         with self.goodput.during('profile'):
@@ -156,7 +156,7 @@ class Trainer:
         self.goodput.enter(cause)
         with (jax.profiler.StepTraceAnnotation('train', step_num=number),
               jax.transfer_guard('disallow')):
-            self.state, metrics = self.train_step(self.state, batch)
+            self.state, metrics = train_step(self.state, batch)
         self.goodput.enter('step')
         self.step = number
         self._in_flight.append(metrics)

@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.fields import pretraining_kind
+from bert_jax.config.phases import model_options
 from bert_jax.heads import HEADS
 from bert_jax.heads.pretraining import SEQ_RELATIONSHIP
 from bert_jax.heads.tensors import Tensor
@@ -30,8 +31,12 @@ _MODEL_FIELDS = (
 _COMMITTED = 'commit_success.txt'
 
 
-def read_description(workdir: Path) -> formats.Weights:
+def read_description(workdir: Path, step: Path | None = None) -> formats.Weights:
     """A run's model and vocabulary, without parameters, head or labels.
+
+    Args:
+      workdir: the run directory.
+      step: a checkpoint of it. The model then has the options that the phase of this step states.
 
     Raises:
       InputError: it is no run directory, has unknown model fields, or another vocabulary than the
@@ -49,6 +54,8 @@ def read_description(workdir: Path) -> formats.Weights:
         if name not in _MODEL_FIELDS:
             raise InputError(f'{config_file}: model.{name}={value!r} is unknown here: read it with '
                              'the version of bert_jax that wrote it')
+    if step is not None:
+        section = section | _options_at(int(step.name), config.get('phases'), config_file)
     model = formats.read_model(section, formats.IN_RUN, config_file)
     formats.check_model(model, config_file)
     lowercase = bool(data.get('lowercase', True))
@@ -64,6 +71,20 @@ def read_description(workdir: Path) -> formats.Weights:
         lowercase=lowercase,
         unused=(),
         source=f'run directory {workdir}')
+
+
+def _options_at(step: int, phases: Any, config_file: Path) -> dict[str, Any]:
+    """The options of its model that the phase states which a step, counted from 1, belongs to."""
+    stated: dict[str, Any] = {}
+    end = 0
+    for phase in phases or ():
+        if not isinstance(phase, dict) or not isinstance(phase.get('steps'), int):
+            raise InputError(f'{config_file}: phases holds {phase!r}, no phase with its steps')
+        stated = model_options(phase)
+        end += phase['steps']
+        if step <= end:
+            break
+    return stated
 
 
 def _check_vocabulary(
@@ -93,11 +114,11 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
     """
     path = as_path(named)
     workdir = run_of(path)
-    described = read_description(workdir)
+    step = step_to_read(path)
+    described = read_description(workdir, step)
     config = read_config(workdir)
     config_file = workdir / 'config.json'
     head = formats.check_head(config.get('head', ''), config_file, any_head)
-    step = step_to_read(path)
     if step is None:
         raise InputError(f'{workdir} has no checkpoint to read: {_why_no_step(workdir)}')
     params = _read_params(step, config, described.model['vocab_size'])

@@ -93,12 +93,22 @@ def test_a_phase_with_its_own_schedule_says_where_that_decays():
     assert [s.decay_from for s in found] == [90, 30, 0, 5]
 
 
+def test_an_option_that_is_none_is_not_stated():
+    options = {'rotary_base': None, 'masked_lm_prob': None, 'decay_from': None, 'causal': True}
+    config = changed({'phases': ({'steps': 9} | options,), 'train.steps': 0})
+    (phase,) = phases(config)
+    assert options.keys() & phase.keys() == {'causal'}
+    assert phase['max_predictions_per_seq'] == 20
+
+
 @pytest.mark.parametrize(('phase', 'words'), [
+    ({'rotary_base': 9e3}, 'config.phases[0].rotary_base=9000.0 has no effect with config.model.p'),
+    ({'rotary_base': 0}, 'config.phases[0].rotary_base=0 must be a number above 0'),
     ({'decay_from': 'peak'}, 'config.phases[0].decay_from is used only where'),
     ({'warmup': 3}, 'config.phases[0].warmup is used only where'),
     ({'learning_rate': 1.0, 'decay_from': 'end'}, "config.phases[0].decay_from='end' is not a"),
 ])
-def test_parts_of_a_schedule_that_a_phase_cannot_have(phase, words):
+def test_what_a_phase_cannot_have(phase, words):
     config = changed({'phases': ({'steps': 9} | phase,), 'train.steps': 0})
     with pytest.raises(InputError, match=re.escape(words)):
         validate(config)

@@ -132,9 +132,10 @@ def run_of(
             start, end, size, batches, evaluate, FLOPS_PER_SEQUENCE, name=f'phase {number}')
 
     trainer = Trainer(
-        head=toy.head, train_step=toy.train_step,
+        head=toy.head,
         state=jax.device_put(toy.fresh if state is None else state),
         phases=[phase(i, sum(phases[:i]), sum(phases[: i + 1])) for i in range(len(phases))],
+        train_steps=[toy.train_step] * len(phases),
         intervals=intervals, checkpoints=run.checkpoints, report=report,
         goodput=goodput or Goodput('', False, 0, time.time()),
         profile=profile or Profile(None, ''), should_stop=lambda step: step == stop_at, **options)

@@ -12,13 +12,14 @@ from run_model import RECORDED, assert_same_params
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, make_mesh
 from bert_jax.train.checkpoint import Best, Checkpoints
 from bert_jax.train.step import abstract_state
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import from_tree
 from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.run_directory import step_to_read
+from bert_jax.weights.run_directory import read_description, step_to_read
 
 pytestmark = pytest.mark.slow
 
@@ -93,6 +94,31 @@ def test_the_best_evaluation_is_read_where_it_is_kept(run, states):
     assert step_to_read(run / 'checkpoints' / '10') == run / 'checkpoints' / '10'
     assert step_to_read(run / 'best') is None
     assert_same_params(weights.params, from_tree(jax.device_get(states[2].params), 40))
+
+
+def test_a_checkpoint_has_the_rotary_base_of_its_phase(run):
+    change_config(run, model={'rotary_base': 500.0}, phases=[
+        {'steps': 2}, {'steps': 1, 'rotary_base': 7000.0}, {'steps': 7, 'rotary_base': 9000.0}])
+    assert load_weights(run).model['rotary_base'] == 9000.0
+    assert load_weights(run / 'checkpoints' / '2').model['rotary_base'] == 500.0
+    assert read_description(run).model['rotary_base'] == 500.0, 'this is what a run resumes with'
+
+
+def change_config(run, model, **fields):
+    """Changes fields of a run's config.json, and some of its model."""
+    config = json.loads((run / 'config.json').read_text())
+    config['model'] |= model
+    (run / 'config.json').write_text(json.dumps(config | fields))
+
+
+@pytest.mark.parametrize('phases, words', [
+    ([{'rotary_base': 7000.0}], 'no phase with its steps'),
+    ([{'steps': 99, 'rotary_base': 'high'}], "rotary_base='high' must be"),
+])
+def test_phases_that_are_none_are_refused(run, phases, words):
+    change_config(run, model={}, phases=phases)
+    with pytest.raises(InputError, match=words):
+        load_weights(run)
 
 
 @pytest.mark.parametrize('next_sentence', [True, False])

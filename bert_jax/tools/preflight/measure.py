@@ -134,7 +134,7 @@ class _PhaseMeasurer:
         name = (
             f"phase {number + 1} (length {phase['max_seq_length']}, "
             f"batch {phase['batch_size']:,})")
-        compiled = self._compile(phase, name)
+        compiled = self._compile(number, name)
         flops = step_flops(self.program.head, phase) / phase['batch_size']
         record = phase | {'name': name} | self._memory_record(phase, compiled, flops)
         if compiled.train is None:
@@ -145,12 +145,12 @@ class _PhaseMeasurer:
             say('  the compiler wrote no schedules: all cycles are its estimates')
         return record | self._time_record(phase, CompiledText(text), schedules, flops)
 
-    def _compile(self, phase: Record, name: str) -> _CompiledPhase:
+    def _compile(self, number: int, name: str) -> _CompiledPhase:
         mesh = self.program.mesh
         started = time.monotonic()
         results = {}
         schedules = {}
-        for step_name, (step, arguments) in phase_calls(self.program, phase).items():
+        for step_name, (step, arguments) in phase_calls(self.program, number).items():
             say(f'compiling {step_name} of {name} for {mesh.size} {self.chip.name} chips ...')
             results[step_name] = compile_step(step, *arguments)
             schedules[step_name] = read_schedules(self.folder)
