@@ -67,17 +67,17 @@ def grouped(keys: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def collect(
-    spec: BatchSpec, keys: np.ndarray, make: Callable[[int, np.ndarray], dict[str, np.ndarray]]
+    keys: np.ndarray, make: Callable[[int, np.ndarray], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """Collects rows [n] from one call `make(key, indices)` per distinct value of `keys` [n]."""
     batch: dict[str, np.ndarray] = {}
-    for name, feature in spec.items():
-        batch[name] = np.empty((len(keys), *feature.shape), feature.dtype)
     for key, here in grouped(keys):
         part = make(key, here)
         if len(here) == len(keys):
             return part
         for name, values in part.items():
+            if name not in batch:
+                batch[name] = np.empty((len(keys), *values.shape[1:]), values.dtype)
             batch[name][here] = values
     return batch
 
@@ -100,7 +100,10 @@ class Examples(Rows, Protocol):
     num_examples: int  # per epoch
     num_frozen: int
 
-    def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]: ...
+    def rows(
+        self, row_ids: np.ndarray, frozen: bool = False, width: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """The rows of these ids [n]; those of at most `width` tokens may lack columns behind it."""
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(tokens [n], most prediction slots used [n]) of these rows."""
@@ -134,7 +137,10 @@ class RecordExamples:
         self._records = records
         self._seed = seed
 
-    def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
+    def rows(
+        self, row_ids: np.ndarray, frozen: bool = False, width: int | None = None
+    ) -> dict[str, np.ndarray]:
+        del width  # records come with their padding
         epochs, place = np.divmod(np.asarray(row_ids, np.int64), self.num_examples)
         if not frozen:
             for epoch, here in grouped(epochs):
@@ -172,7 +178,9 @@ class Mixture:
             -(-part.num_examples * _MIXTURE_BLOCK // count)
             for part, count in zip(parts, self._counts.tolist(), strict=True))
 
-    def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
+    def rows(
+        self, row_ids: np.ndarray, frozen: bool = False, width: int | None = None
+    ) -> dict[str, np.ndarray]:
         """Rows of the sets; with `frozen`, those of all sets in one fixed shuffled order."""
         if frozen:
             places = permute(np.asarray(row_ids, np.int64), self.num_frozen, _MIXTURE_ORDER)
@@ -182,9 +190,9 @@ class Mixture:
             which, index = self._drawn(row_ids)
 
         def make(part: int, here: np.ndarray) -> dict[str, np.ndarray]:
-            return self._parts[part].rows(index[here], frozen)
+            return self._parts[part].rows(index[here], frozen, width)
 
-        return collect(self.spec, which, make)
+        return collect(which, make)
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         which, index = self._drawn(row_ids)
@@ -233,8 +241,10 @@ class SyntheticExamples:
         self._vocab_size = vocab_size
         self._seed = seed
 
-    def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
-        """The rows of these ids [n], which repeat after `num_examples`."""
+    def rows(
+        self, row_ids: np.ndarray, frozen: bool = False, width: int | None = None
+    ) -> dict[str, np.ndarray]:
+        """The rows of these ids [n], which repeat after `num_examples`; all are full."""
         length = self._length
         slots = self._slots
         batch = empty_rows(self.spec, len(row_ids))

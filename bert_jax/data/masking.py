@@ -68,7 +68,7 @@ def num_to_predict(lengths: np.ndarray, masked_lm_prob: float, slots: int) -> np
 
 def mask_rows(
     input_ids: np.ndarray, candidates: np.ndarray, lengths: np.ndarray, row_keys: np.ndarray, *,
-    rates: MaskingRates, slots: int, vocab: Vocab,
+    rates: MaskingRates, row_length: int, slots: int, vocab: Vocab,
 ) -> dict[str, np.ndarray]:
     """Masks `input_ids` in place and returns the labels.
 
@@ -82,11 +82,13 @@ def mask_rows(
     rates.
 
     Args:
-      input_ids: [n, S] int32, changed in place.
+      input_ids: [n, S] int32, changed in place; or the first columns of such rows, if the others
+        are padding.
       candidates: [n, S] bool; false on [CLS], [SEP] and padding, which are never masked.
       lengths: [n] real tokens, [CLS] and [SEP] included.
       row_keys: [n] uint64; everything random follows from them.
       rates: how positions are chosen and replaced.
+      row_length: S, whatever columns are left out; what is masked depends on it.
       slots: P, `max_predictions_per_seq`, at most S.
       vocab: `mask_id` and `is_continuation` are used.
 
@@ -96,18 +98,19 @@ def mask_rows(
     """
     wanted = num_to_predict(lengths, rates.masked_lm_prob, slots)
     wanted = np.minimum(wanted, candidates.sum(axis=1))
-    keys = _random_keys(row_keys, input_ids.shape[1])
+    bits = _position_bits(row_length)
+    keys = _random_keys(row_keys, input_ids.shape[1], bits)
     words = None
     if rates.masking != 'pieces':
         continues = vocab.is_continuation[input_ids]
         words = _words_and_runs(candidates, continues, row_keys, rates.masking)
-        by_word = _word_keys(keys, words, candidates, wanted, row_keys)
+        by_word = _word_keys(keys, words, candidates, wanted, row_keys, bits)
         num_fitting = (by_word != _NOT_CHOSEN).sum(axis=1)
         any_fits = num_fitting > 0
         keys = np.where(any_fits[:, None], by_word, keys)
         wanted = np.where(any_fits, np.minimum(wanted, num_fitting), wanted)
     keys[~candidates] = _NOT_CHOSEN
-    positions, used = _first_positions(keys, wanted, slots)
+    positions, used = _first_positions(keys, wanted, slots, bits)
     labels = np.take_along_axis(input_ids, positions, axis=1)
     labels = np.where(used, labels, 0).astype(np.int32)
 
@@ -123,24 +126,24 @@ def mask_rows(
     }
 
 
-def _position_bits(width: int) -> np.uint32:
-    """The low bits of a sort key, which hold the position in a row of this width."""
-    return np.uint32((1 << int(width - 1).bit_length()) - 1)
+def _position_bits(row_length: int) -> np.uint32:
+    """The low bits of a sort key, which hold the position in a row of this length."""
+    return np.uint32((1 << int(row_length - 1).bit_length()) - 1)
 
 
-def _random_keys(row_keys: np.ndarray, width: int) -> np.ndarray:
-    """Random sort keys [n, width] uint32 of the positions of rows.
+def _random_keys(row_keys: np.ndarray, width: int, bits: np.uint32) -> np.ndarray:
+    """Random sort keys [n, width] uint32 of the first positions of rows.
 
     A key holds its position in its low bits, so that sorting needs no indices.
     """
     keys = hash32_rows(hash64(row_keys, _Draw.ORDER), width)
-    keys &= ~_position_bits(width)
+    keys &= ~bits
     keys |= np.arange(width, dtype=np.uint32)
     return keys
 
 
 def _first_positions(
-    keys: np.ndarray, wanted: np.ndarray, slots: int
+    keys: np.ndarray, wanted: np.ndarray, slots: int, bits: np.uint32
 ) -> tuple[np.ndarray, np.ndarray]:
     """The `wanted` [n] positions with the lowest keys in each row, and which slots they use.
 
@@ -148,13 +151,14 @@ def _first_positions(
       keys: [n, S] as from `_random_keys`.
       wanted: [n], at most `slots`.
       slots: P.
+      bits: of the position in a key.
 
     Returns:
       positions [n, P] int64, ascending, 0 in unused slots; used [n, P] bool.
     """
     width = keys.shape[1]
     lowest = np.partition(keys, slots - 1, axis=1)[:, :slots]
-    in_order = np.sort(lowest, axis=1) & _position_bits(width)
+    in_order = np.sort(lowest, axis=1) & bits
     used = np.arange(slots) < wanted[:, None]
     positions = np.where(used, in_order.astype(np.int64), width)
     positions.sort(axis=1)
@@ -238,7 +242,7 @@ def _mark_words(table: np.ndarray, words: np.ndarray, where: np.ndarray) -> None
 
 def _word_keys(
     keys: np.ndarray, words: _Words, candidates: np.ndarray, wanted: np.ndarray,
-    row_keys: np.ndarray,
+    row_keys: np.ndarray, bits: np.uint32,
 ) -> np.ndarray:
     """Sort keys [n, S] in which whole words that fit the count come first, all others last.
 
@@ -246,6 +250,7 @@ def _word_keys(
       keys: [n, S] random, the position in the low bits.
       words: of each position.
       candidates, wanted, row_keys: as in `mask_rows`.
+      bits: of the position in a key.
     """
     at_word = np.nonzero(candidates)[0], words.word[candidates]
     sizes = np.zeros(keys.shape, np.int64)
@@ -253,7 +258,7 @@ def _word_keys(
     run_of_word = np.zeros(keys.shape, np.int64)
     run_of_word[at_word] = words.run[candidates]
 
-    order = _word_order(keys, sizes, run_of_word, row_keys)
+    order = _word_order(keys, sizes, run_of_word, row_keys, bits)
     taken = _fitting_words(order, sizes, wanted)
     rows = np.arange(len(keys))[:, None]
     is_taken = candidates & taken[rows, np.maximum(words.word, 0)]
@@ -261,7 +266,8 @@ def _word_keys(
 
 
 def _word_order(
-    keys: np.ndarray, sizes: np.ndarray, run_of_word: np.ndarray, row_keys: np.ndarray
+    keys: np.ndarray, sizes: np.ndarray, run_of_word: np.ndarray, row_keys: np.ndarray,
+    bits: np.uint32,
 ) -> np.ndarray:
     """The words [n, S] of each row in the order in which they are taken, run by run.
 
@@ -274,10 +280,9 @@ def _word_order(
       sizes: [n, S] pieces of each word; 0: there is no such word.
       run_of_word: [n, S].
       row_keys: [n] uint64, for the coin flips.
+      bits: of the position in a key.
     """
-    width = keys.shape[1]
-    bits = _position_bits(width)
-    columns = np.arange(width, dtype=np.uint32)
+    columns = np.arange(keys.shape[1], dtype=np.uint32)
     key_of_row = hash64(row_keys, _Draw.BACKWARDS)
     is_backwards = uniform(hash64(key_of_row[:, None], run_of_word)) < 0.5
     place_in_run = np.where(is_backwards, bits - columns, columns)

@@ -1,9 +1,10 @@
 """Pre-training rows that hold several pairs each, as functions of their index.
 
 The pairs of a step are packed in groups, each into its own share of the step's rows, so that any
-row can be made without the others.
+row can be made without the others. The pairs that a share has no room for are left out: the next
+epoch groups others.
 
-    G: groups, U: pairs in a group
+    G: groups, U: pairs in a group, T: tokens of all pairs, M: masked positions of all pairs
 """
 
 import math
@@ -11,15 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.data.examples import BatchSpec, Examples, Feature, empty_rows, pretrain_spec
+from bert_jax.data.examples import BatchSpec, Examples, Feature, empty_rows, grouped, pretrain_spec
 from bert_jax.data.packing import Limit, Plan, Units, pack, packed_batch, sum_before
-from bert_jax.data.pairs import Sequences
+from bert_jax.data.pairs import Sequences, ranges
 from bert_jax.runtime.errors import InputError
 
 _GROUP = 1024  # pairs packed together; larger groups take longer
 _TOKENS_A_PAIR = 32  # a row has room for one pair per so many tokens
 _SAMPLED_PAIRS = 1 << 13
-_DEVIATIONS = 6  # rows in reserve, in standard deviations: one group in a billion needs more
+_MOST_LEFT_OUT = 0.1  # of the tokens of a step
+_WELL_FILLED = 0.95  # of the places of a step's rows
+_LEAST_WIDTH = 128  # columns of rows from which pairs are packed
 _SLOT_FEATURES = ('masked_lm_ids', 'masked_lm_weights', 'masked_lm_positions')
 
 
@@ -43,10 +46,14 @@ class _PackedGroups(NamedTuple):
 
     Attributes:
       pairs: [G, U] int64 ids of the pairs; a small group has places without a pair at its end.
-      rows: [G, U] int32, the row of each pair among those of its group; -1: there is no pair.
+      lengths: [G, U] int64 tokens of each pair; 0: there is no pair.
+      slots: [G, U] int64 prediction slots of each pair.
+      rows: [G, U] int32, the row of each pair among those of its group; -1: it has none.
     """
 
     pairs: np.ndarray
+    lengths: np.ndarray
+    slots: np.ndarray
     rows: np.ndarray
 
     @property
@@ -54,12 +61,40 @@ class _PackedGroups(NamedTuple):
         """[G]: the rows that each group needs."""
         return self.rows.max(axis=1) + 1
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the pairs that are in rows."""
+        return int(self.lengths[self.rows >= 0].sum())
+
+
+class _Pairs(NamedTuple):
+    """Pairs, without padding.
+
+    Attributes:
+      units: their tokens and labels.
+      num_masked: [n] masked positions of each.
+      positions: [M] int32, the places in their pairs of all masked positions, pair after pair.
+      pieces: [M] int32, what stood there.
+    """
+
+    units: Units
+    num_masked: np.ndarray
+    positions: np.ndarray
+    pieces: np.ndarray
+
 
 class PackedExamples:
-    """The packed rows of pre-training: row r of step s has the id s * num_rows + r."""
+    """The packed rows of pre-training: row r of step s has the id s * num_rows + r.
+
+    Attributes:
+      spec: features of the rows.
+      num_rows: of a step.
+      filled: share of the places of a step's rows that hold tokens, in a sample.
+      left_out: share of the tokens of a step's pairs for which there is no room, in the same one.
+    """
 
     def __init__(self, examples: Examples, batch_size: int, num_rows: int):
-        """Checks on a sample of pairs that the rows suffice.
+        """Measures on a sample of pairs how well they fit the rows.
 
         Args:
           examples: unpacked; step s has those from s * batch_size on.
@@ -67,7 +102,7 @@ class PackedExamples:
           num_rows: rows in a step, at most `batch_size`.
 
         Raises:
-          InputError: the pairs of a step are likely not to fit into `num_rows` rows.
+          InputError: over a tenth of the tokens would be left out.
         """
         (self._row_length,) = examples.spec['input_ids'].shape
         (self._slots,) = examples.spec['masked_lm_ids'].shape
@@ -81,26 +116,46 @@ class PackedExamples:
         group = np.arange(self._num_groups + 1)
         self._first_pair = group * batch_size // self._num_groups
         self._first_row = group * num_rows // self._num_groups
-        self._check_rows_suffice()
+        self._measure()
 
-    def _check_rows_suffice(self) -> None:
+    def _measure(self) -> None:
+        """Packs a sample of groups and notes how well they fit; refuses too few rows."""
         num_groups = self._num_groups
         sample_size = max(2, num_groups, num_groups * _SAMPLED_PAIRS // self._batch_size)
-        step, group = np.divmod(np.arange(sample_size), num_groups)
-        needed = self._pack(step, group).num_rows
-        most = num_groups * (needed.mean() + _DEVIATIONS * needed.std())
-        if most <= self.num_rows:
+        steps, groups = np.divmod(np.arange(sample_size), num_groups)
+        whole = self._pack_all(steps, groups)
+        packed = self._limited(whole, groups)
+        num_places = np.diff(self._first_row)[groups].sum() * self._row_length
+        self.filled = packed.num_tokens / float(num_places)
+        self.left_out = 1 - packed.num_tokens / whole.num_tokens
+        self._rows_needed = num_groups * float(whole.num_rows.mean())
+        if self.left_out <= _MOST_LEFT_OUT:
             return
         enough = '0 for a row each'
-        if most < self._batch_size:
-            enough = f'{math.ceil(most)} or more, or to {enough}'
+        if self._rows_needed < self._batch_size:
+            enough = f'{math.ceil(self._rows_needed)} or more, or to {enough}'
         raise InputError(
-            f'config.train.packed_rows={self.num_rows} are too few: the {self._batch_size} '
-            f'sequences of a step fill {num_groups * needed.min()} to '
-            f'{num_groups * needed.max()} rows of {self._row_length} tokens. Set it to {enough}')
+            f'config.train.packed_rows={self.num_rows} are too few: {self.left_out:.0%} of the '
+            f'tokens of the {self._batch_size} sequences of a step have no room. Set it to '
+            f'{enough}; or take a batch of {self._best_batch_size}')
 
-    def _pack(self, steps_G: np.ndarray, groups_G: np.ndarray) -> _PackedGroups:
-        """Packs the pairs of some groups of some steps."""
+    @property
+    def _best_batch_size(self) -> int:
+        """About how many pairs fill the rows."""
+        return int(self._batch_size * self.num_rows / self._rows_needed)
+
+    def summary(self) -> str:
+        """How well the rows are filled, and what would fill them, in a line."""
+        text = (f'{self.filled:.1%} of the {self.num_rows:,} rows of {self._row_length:,} is '
+                f'filled by {self._batch_size:,} sequences')
+        if self.left_out > 0:
+            text += f'; {self.left_out:.1%} of their tokens have no room and are left out'
+        if self.filled < _WELL_FILLED:
+            text += f'; a batch of {self._best_batch_size:,} would fill them'
+        return text
+
+    def _pack_all(self, steps_G: np.ndarray, groups_G: np.ndarray) -> _PackedGroups:
+        """Packs the pairs of some groups of some steps, into as many rows as they need."""
         index = np.arange(np.diff(self._first_pair).max())
         pair_of_step = self._first_pair[groups_G, None] + index
         is_real = pair_of_step < self._first_pair[groups_G + 1, None]
@@ -108,53 +163,88 @@ class PackedExamples:
         lengths = np.zeros(pairs.shape, np.int64)
         slots = np.zeros(pairs.shape, np.int64)
         lengths[is_real], slots[is_real] = self._examples.sizes(pairs[is_real])
+        return _PackedGroups(pairs, lengths, slots, self._rows_of(lengths, slots))
+
+    def _limited(self, whole: _PackedGroups, groups_G: np.ndarray) -> _PackedGroups:
+        """Leaves out what the groups' shares of a step's rows have no room for.
+
+        Of a group that needs more rows, only the first pairs are packed, as many as have tokens for
+        its share; what best fit still puts into further rows is left out too. So which pairs are
+        left out depends little on their lengths.
+        """
+        share_G = np.diff(self._first_row)[groups_G]
+        is_too_long = whole.num_rows > share_G
+        if not is_too_long.any():
+            return whole
+        lengths = whole.lengths[is_too_long]
+        capacity = share_G[is_too_long, None] * self._row_length
+        first = np.where(np.cumsum(lengths, axis=1) <= capacity, lengths, 0)
+        rows = whole.rows.copy()
+        rows[is_too_long] = self._rows_of(first, whole.slots[is_too_long])
+        rows[rows >= share_G[:, None]] = -1
+        return whole._replace(rows=rows)
+
+    def _rows_of(self, lengths: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """`packing.pack` for pairs [G, U] of these tokens, 0 for none, and prediction slots."""
+        is_real = lengths > 0
         limits = [
-            Limit(slots, self._slots),
+            Limit(np.where(is_real, slots, 0), self._slots),
             Limit(is_real.astype(np.int64), self._pairs_a_row),
         ]
-        return _PackedGroups(pairs, pack(lengths, self._row_length, limits))
+        return pack(lengths, self._row_length, limits)
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of these ids [n], ascending.
-
-        Raises:
-          InputError: the pairs of a step need more rows than there are.
-        """
+        """The rows of these ids [n], ascending."""
         row_ids = np.asarray(row_ids, np.int64)
-        pair_ids, row_of_pair = self._pairs_in(row_ids)
-        pairs = self._examples.rows(pair_ids)
-        return self._pack_rows(pairs, np.searchsorted(row_ids, row_of_pair), len(row_ids))
+        packed, row_id = self._packed(row_ids)
+        wanted = (packed.rows >= 0) & np.isin(row_id, row_ids)
+        pairs = self._make(packed.pairs[wanted], packed.lengths[wanted])
+        row_of_pair = np.searchsorted(row_ids, row_id[wanted])
+        return self._pack_rows(pairs, row_of_pair, len(row_ids))
 
-    def _pairs_in(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of the pairs that are in these rows, and the id of the row of each."""
+    def _packed(self, row_ids: np.ndarray) -> tuple[_PackedGroups, np.ndarray]:
+        """The groups that these rows belong to, and the id [G, U] of the row of each pair."""
         steps, row_of_step = np.divmod(row_ids, self.num_rows)
         groups = np.searchsorted(self._first_row, row_of_step, 'right') - 1
         steps, groups = np.unique(np.stack([steps, groups]), axis=1)
-        packed = self._pack(steps, groups)
-        is_too_long = packed.num_rows > np.diff(self._first_row)[groups]
-        if is_too_long.any():
-            raise InputError(
-                f'config.train.packed_rows={self.num_rows} are too few for step '
-                f'{steps[is_too_long][0]} of the phase: set it higher, and resume with the same '
-                'command otherwise')
+        packed = self._limited(self._pack_all(steps, groups), groups)
         first_row_id = steps * self.num_rows + self._first_row[groups]
-        row_id = first_row_id[:, None] + packed.rows
-        wanted = (packed.rows >= 0) & np.isin(row_id, row_ids)
-        return packed.pairs[wanted], row_id[wanted]
+        return packed, first_row_id[:, None] + packed.rows
+
+    def _make(self, pair_ids: np.ndarray, lengths: np.ndarray) -> _Pairs:
+        """Makes the pairs of these ids [n] and lengths [n].
+
+        Those of about the same length are made together, in rows hardly longer, because a row of
+        8,192 may hold dozens of pairs.
+        """
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        ids = np.empty(offsets[-1], np.int32)
+        first_lengths = np.empty(len(lengths), np.int64)
+        labels = np.empty(len(lengths), np.int32)
+        masked = _MaskedPositions()
+        for width, here in grouped(_widths(lengths, self._row_length)):
+            made = self._examples.rows(pair_ids[here], width=width)
+            is_real = made['sequence_ids'] > 0
+            ids[ranges(offsets[here], lengths[here])] = made['input_ids'][is_real]
+            first_lengths[here] = (is_real & (made['segment_ids'] == 0)).sum(axis=1)
+            labels[here] = made['next_sentence_labels']
+            masked.add(here, made)
+        sequences = Sequences(ids, offsets, first_lengths)
+        units = Units(sequences, labels={'next_sentence_labels': labels})
+        return _Pairs(units, *masked.in_order(len(lengths)))
 
     def _pack_rows(
-        self, pairs: dict[str, np.ndarray], row_of_pair: np.ndarray, num_rows: int
+        self, pairs: _Pairs, row_of_pair: np.ndarray, num_rows: int
     ) -> dict[str, np.ndarray]:
-        """Rows [num_rows, ...] of pairs that were made as rows of their own [n, ...]."""
-        units = _units_of(pairs)
+        """Rows [num_rows, ...] of these pairs."""
         plan = Plan(
-            units=np.arange(len(units))[None],
+            units=np.arange(len(pairs.units))[None],
             rows=row_of_pair[None],
             row_length=self._row_length,
             num_rows=np.array([num_rows]),
             units_a_row=self._pairs_a_row,
-            tokens=len(units.sequences.ids))
-        batch = packed_batch(units, plan, 0, np.arange(num_rows))
+            tokens=len(pairs.units.sequences.ids))
+        batch = packed_batch(pairs.units, plan, 0, np.arange(num_rows))
         unit_index = batch.pop('unit_index')
         batch['example_weights'] = batch.pop('unit_weights')
         batch |= empty_rows({name: self.spec[name] for name in _SLOT_FEATURES}, num_rows)
@@ -162,35 +252,58 @@ class PackedExamples:
         return batch
 
 
-def _units_of(pairs: dict[str, np.ndarray]) -> Units:
-    """The pairs of unpacked rows, without padding."""
-    is_real = pairs['sequence_ids'] > 0
-    is_first = is_real & (pairs['segment_ids'] == 0)
-    sequences = Sequences(
-        ids=pairs['input_ids'][is_real],
-        offsets=np.concatenate([[0], np.cumsum(is_real.sum(axis=1))]),
-        first_lengths=is_first.sum(axis=1))
-    return Units(sequences, labels={'next_sentence_labels': pairs['next_sentence_labels']})
+def _widths(lengths: np.ndarray, row_length: int) -> np.ndarray:
+    """The numbers of columns [n] to make pairs of these lengths [n] with: few different ones."""
+    widths = np.full(len(lengths), row_length)
+    narrower = row_length // 2
+    while narrower >= _LEAST_WIDTH:
+        widths[lengths <= narrower] = narrower
+        narrower //= 2
+    return widths
+
+
+class _MaskedPositions:
+    """The masked positions of pairs that are made in several calls."""
+
+    def __init__(self) -> None:
+        self._pair: list[np.ndarray] = []
+        self._positions: list[np.ndarray] = []
+        self._pieces: list[np.ndarray] = []
+
+    def add(self, pairs: np.ndarray, made: dict[str, np.ndarray]) -> None:
+        """Adds those of the pairs of these numbers [n], which were made as rows of their own."""
+        is_used = made['masked_lm_weights'] > 0
+        self._pair.append(np.repeat(pairs, is_used.sum(axis=1)))
+        self._positions.append(made['masked_lm_positions'][is_used])
+        self._pieces.append(made['masked_lm_ids'][is_used])
+
+    def in_order(self, num_pairs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`num_masked`, `positions` and `pieces` of `_Pairs`."""
+        pair = np.concatenate(self._pair)
+        order = np.argsort(pair, kind='stable')
+        positions = np.concatenate(self._positions)[order]
+        pieces = np.concatenate(self._pieces)[order]
+        return np.bincount(pair, minlength=num_pairs), positions, pieces
 
 
 def _fill_slots(
-    batch: dict[str, np.ndarray], pairs: dict[str, np.ndarray], unit_index: np.ndarray
+    batch: dict[str, np.ndarray], pairs: _Pairs, unit_index: np.ndarray
 ) -> None:
-    """Fills the prediction slots of rows with the used slots of their pairs, pair after pair.
+    """Fills the prediction slots of rows with the masked positions of their pairs, in their order.
 
     Args:
       batch: packed rows, changed in place.
-      pairs: unpacked rows.
+      pairs: what is packed.
       unit_index: [rows, K], which of the pairs are in a row, where `example_weights` is not 0.
     """
     row, index_in_row = np.nonzero(batch['example_weights'])
     unit = unit_index[row, index_in_row]
     start_column = batch['cls_positions'][row, index_in_row]
-    is_used = pairs['masked_lm_weights'][unit] > 0
-    first_slot = sum_before(row, is_used.sum(axis=1))
-
-    placed, slot = np.nonzero(is_used)
-    target = row[placed], first_slot[placed] + slot
-    for name in _SLOT_FEATURES:
-        batch[name][target] = pairs[name][unit[placed], slot]
-    batch['masked_lm_positions'][target] += start_column[placed]
+    counts = pairs.num_masked[unit]
+    first_of_unit = np.cumsum(pairs.num_masked) - pairs.num_masked
+    source = ranges(first_of_unit[unit], counts)
+    target = np.repeat(row, counts), ranges(sum_before(row, counts), counts)
+    batch['masked_lm_ids'][target] = pairs.pieces[source]
+    batch['masked_lm_positions'][target] = (
+        pairs.positions[source] + np.repeat(start_column, counts))
+    batch['masked_lm_weights'][target] = 1

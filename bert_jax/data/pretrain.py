@@ -119,7 +119,9 @@ class PretrainExamples:
         self.num_examples = len(self._plan(0).result())
         self.num_frozen = self.num_examples
 
-    def rows(self, row_ids: np.ndarray, frozen: bool = False) -> dict[str, np.ndarray]:
+    def rows(
+        self, row_ids: np.ndarray, frozen: bool = False, width: int | None = None
+    ) -> dict[str, np.ndarray]:
         """The rows of these ids, in shuffled order, epoch after epoch.
 
         Args:
@@ -127,19 +129,24 @@ class PretrainExamples:
           frozen: take the rows of the first epoch, in a fixed shuffled order, so that evaluation
             sees the same pairs and masks every time, and its first k rows are a fair sample.
             (Unshuffled, a plan starts with the beginnings of documents.)
+          width: number of columns, at least the tokens of the longest row; None: all. Rows are the
+            same whatever padding is left out.
 
         Returns:
-          Features of `spec`, [n, ...].
+          Features of `spec`, [n, ...]; with a `width`, of so many columns and at most so many
+          slots.
         """
         row_ids = np.asarray(row_ids, np.int64)
+        if width is None:
+            width = self._recipe.max_seq_length
         if frozen:
-            return self._make(0, permute(row_ids, self.num_frozen, _FROZEN_ORDER))
+            return self._make(0, permute(row_ids, self.num_frozen, _FROZEN_ORDER), width)
         epochs, places = np.divmod(row_ids, self.num_examples)
 
         def make(epoch: int, here: np.ndarray) -> dict[str, np.ndarray]:
-            return self._make(*self._chunk_indices(epoch, places[here]))
+            return self._make(*self._chunk_indices(epoch, places[here]), width)
 
-        return collect(self.spec, epochs, make)
+        return collect(epochs, make)
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(tokens [n], most prediction slots used [n]) of these rows."""
@@ -167,7 +174,8 @@ class PretrainExamples:
         used = segments.a_length.sum() + segments.b_length[~segments.is_random].sum()
         num_masked = 0.0
         for part in np.array_split(index, -(-len(index) // _ROWS_AT_ONCE)):
-            num_masked += self._make(0, part)['masked_lm_weights'].sum(dtype=np.float64)
+            made = self._make(0, part, self._recipe.max_seq_length)
+            num_masked += made['masked_lm_weights'].sum(dtype=np.float64)
         return Counts(
             rows=len(index),
             random_next=float(segments.is_random.mean()),
@@ -244,17 +252,19 @@ class PretrainExamples:
         b_begin[is_cut] += coin_flips(hash64(keys[is_cut], 2), b_lost)
         return _Segments(a_begin, a_kept, b_begin, b_kept, whole.is_random)
 
-    def _make(self, epoch: int, index: np.ndarray) -> dict[str, np.ndarray]:
+    def _make(self, epoch: int, index: np.ndarray, width: int) -> dict[str, np.ndarray]:
         """The rows that are made of the chunks [n] at `index` of the epoch's plan."""
+        recipe = self._recipe
         segments = self._segments(epoch, index)
-        rows = self._unmasked_rows(segments)
+        rows = self._unmasked_rows(segments, width)
         masked = mask_rows(
             rows.input_ids,
             rows.candidates,
-            segments.lengths + self._recipe.num_special,
+            segments.lengths + recipe.num_special,
             hash64(self._seed, epoch, Draw.MASK, index),
-            rates=self._recipe,
-            slots=self._recipe.max_predictions_per_seq,
+            rates=recipe,
+            row_length=recipe.max_seq_length,
+            slots=min(recipe.max_predictions_per_seq, width),
             vocab=self._vocab)
         return {
             'input_ids': rows.input_ids,
@@ -265,9 +275,9 @@ class PretrainExamples:
             'example_weights': np.ones(len(index), np.float32),
         }
 
-    def _unmasked_rows(self, segments: _Segments) -> _UnmaskedRows:
-        """[CLS] A [SEP] B [SEP] or [CLS] A [SEP], and padding."""
-        column = np.arange(self._recipe.max_seq_length, dtype=np.int32)
+    def _unmasked_rows(self, segments: _Segments, width: int) -> _UnmaskedRows:
+        """[CLS] A [SEP] B [SEP] or [CLS] A [SEP], and padding up to `width`."""
+        column = np.arange(width, dtype=np.int32)
         lengths = segments.lengths + self._recipe.num_special
         num_separators = self._recipe.num_separators
         # The columns [n, 1] of the first [SEP] and of the last.

@@ -296,7 +296,9 @@ class PhaseRun:
         """The training rows."""
         rows = self.task.training_rows(self._length, self._slots, **self._options)
         if self.phase['packed_rows']:
-            return PackedExamples(rows, self.phase['batch_size'], self._num_rows)
+            packed = PackedExamples(rows, self.phase['batch_size'], self._num_rows)
+            hosts.say(f'phase {self.number + 1}: {packed.summary()}')
+            return packed
         return rows
 
     @functools.cached_property

@@ -50,14 +50,17 @@ class Masked:
         return self.ids[i], self.positions[i, :count], self.labels[i, :count]
 
 
-def _mask(ids, candidates, lengths, *, keys=None, slots=20, vocab_size=V, **rates):
+def _mask(
+    ids, candidates, lengths, *, keys=None, row_length=0, slots=20, vocab_size=V, **rates
+):
     """Masks rows with these `MaskingRates`; `ids` stay as they are."""
     masked = ids.copy()
     vocab = Vocab((), PAD, PAD, CLS, SEP, MASK, np.arange(vocab_size) % V >= 40)
     labels = mask_rows(
         masked, candidates, np.asarray(lengths),
         hash64(np.arange(len(ids))) if keys is None else keys,
-        rates=MaskingRates(**rates), slots=slots, vocab=vocab)
+        rates=MaskingRates(**rates), row_length=row_length or ids.shape[1], slots=slots,
+        vocab=vocab)
     return Masked(
         masked, labels['masked_lm_positions'], labels['masked_lm_ids'],
         labels['masked_lm_weights'])

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bert_jax.config.choices import MASKINGS
+from bert_jax.config.phases import prediction_slots
 from bert_jax.data import packing
 from bert_jax.data.examples import Mixture, SyntheticExamples
 from bert_jax.data.packed_examples import PackedExamples
@@ -235,15 +237,66 @@ def test_packing_keeps_the_pairs_of_a_step(examples, batch_size, num_rows, step,
     assert_same(part, {name: values[share] for name, values in batch.items()})
 
 
-def test_too_few_packed_rows_are_refused_with_a_number_that_is_enough(examples):
-    with pytest.raises(InputError, match='packed_rows=8 are too few: the 48 sequences') as error:
+def test_too_few_packed_rows_are_refused_with_numbers_that_are_enough(examples):
+    with pytest.raises(InputError, match='packed_rows=8 are too few: .* the 48 seq') as error:
         PackedExamples(examples, BATCH, 8)
     enough = int(str(error.value).split('Set it to ')[1].split()[0])
     assert 8 < enough < BATCH
     PackedExamples(examples, BATCH, enough)
+    fitting = int(str(error.value).split()[-1])
+    assert PackedExamples(examples, fitting, 8).left_out < 0.1
     full = SyntheticExamples(vocab_size=50, max_seq_length=16, max_predictions_per_seq=2)
     with pytest.raises(InputError, match='Set it to 0 for'):
         PackedExamples(full, 8, 7)
+
+
+def long_examples(row_length, masking='pieces'):
+    """Examples of documents of a few tokens to several rows."""
+    store = random_store(400, most_sentences=40, most_tokens=30)
+    return make_examples(
+        store, max_seq_length=row_length, max_predictions_per_seq=prediction_slots(row_length, 0.3),
+        masked_lm_prob=0.3, next_sentence=False, short_seq_prob=0.0, masking=masking)
+
+
+def test_pairs_that_have_no_room_are_left_out_and_the_rows_are_full():
+    examples = long_examples(256)
+    packed = PackedExamples(examples, 180, 120)
+    assert 0.02 < packed.left_out < 0.1
+    assert packed.filled > 0.97
+    assert f'{packed.left_out:.1%} of their tokens have no room' in packed.summary()
+    before = pairs_of(examples.rows(180 * 3 + np.arange(180)))
+    batch = packed.rows(120 * 3 + np.arange(120))
+    found = pairs_of(batch)
+    assert len(found) < len(before)
+    assert all(pair in before for pair in found), 'the others are whole'
+    kept = np.array([len(pair.ids) for pair in found])
+    every = np.array([len(pair.ids) for pair in before])
+    assert kept.sum() == (batch['sequence_ids'] > 0).sum() > 0.97 * 120 * 256
+    assert kept.mean() == pytest.approx(every.mean(), rel=0.1), 'long and short ones alike'
+
+
+def test_rows_that_are_not_full_say_what_would_fill_them():
+    packed = PackedExamples(long_examples(256), 150, 150)
+    assert packed.left_out == 0
+    assert packed.filled < 0.9
+    fitting = int(packed.summary().split('a batch of ')[1].split()[0])
+    assert PackedExamples(long_examples(256), fitting, 150).filled > 0.95
+
+
+@pytest.mark.parametrize('masking', MASKINGS)
+def test_long_packed_rows_hold_the_same_pairs_with_their_share_of_masks(masking):
+    """Short pairs are made in narrower rows than long ones."""
+    examples = long_examples(1024, masking)
+    packed = PackedExamples(examples, 60, 60)
+    assert packed.left_out == 0
+    batch = packed.rows(60 + np.arange(60))
+    check_batch(packed.spec, batch)
+    before = examples.rows(60 + np.arange(60))
+    assert pairs_of(batch) == pairs_of(before)
+    lengths = (before['sequence_ids'] > 0).sum(axis=1)
+    assert lengths.min() < 256 < 512 < lengths.max(), 'several widths'
+    num_masked = (batch['masked_lm_weights'] > 0).sum()
+    assert num_masked == pytest.approx(0.3 * lengths.sum(), rel=0.02)
 
 
 CLS, SEP = 101, 102
