@@ -196,6 +196,9 @@ class BertConfig:
         'computes', SMALL, 1e-12, Spelling('layer_norm_eps', ours=True))
     # Truncated normal, cut at two standard deviations.
     initializer_range: float = _option('trains', SMALL, 0.02, 'initializer_range')
+    # Of the kernels that end a residual branch. by_depth: a deviation smaller by the square root of
+    # the number of branches, two a layer (Megatron-LM, ModernBERT).
+    initializer: str = _option('trains', ('normal', 'by_depth'), 'normal')
     hidden_dropout: float = _option('trains', BELOW_1, 0.1, 'hidden_dropout_prob')
     attention_dropout: float = _option('trains', BELOW_1, 0.1, 'attention_probs_dropout_prob')
     # Before the pooler's dense layer.

@@ -107,7 +107,7 @@ class Residual(nn.Module):
         config = self.config
         dense = Dense(
             config, self.in_dims, (config.hidden_size,), self.in_axes, ('embed',),
-            biased=config.biases, name='dense')
+            biased=config.biases, ends_branch=True, name='dense')
         y = config.layout(dense(y), 'batch', None, None)
         y = drop.dropout(y, config.hidden_dropout, rows, self.site, layer, wanted_BxP)
         if config.pre_norm:

@@ -37,6 +37,18 @@ class ModelConfig(BertConfig):
         """TF's truncated normal: cut at two standard deviations, without variance correction."""
         return nn.initializers.truncated_normal(self.initializer_range)
 
+    @property
+    def branch_init(self) -> Callable[..., Any]:
+        """Of the kernels whose products are added to the residual stream, two in each layer.
+
+        With 'by_depth' the sum of all of them has the variance of one of `kernel_init` (Shoeybi et
+        al., 2019, Megatron-LM, section 4).
+        """
+        deviation = self.initializer_range
+        if self.initializer == 'by_depth':
+            deviation /= math.sqrt(2 * self.num_layers)
+        return nn.initializers.truncated_normal(deviation)
+
 
 class Parameter(nn.LogicallyPartitioned):
     """A parameter with its declaration for the mesh, optimizers and the FLOPs formula.
@@ -155,6 +167,7 @@ class Dense(nn.Module):
 
     Attributes:
       biased: whether there is a bias.
+      ends_branch: whether what it computes is added to the residual stream.
     """
 
     config: ModelConfig
@@ -164,10 +177,12 @@ class Dense(nn.Module):
     out_axes: tuple[str | None, ...]
     num_separate: int = 0
     biased: bool = True
+    ends_branch: bool = False
 
     def setup(self) -> None:
-        init = parameter(self.config.kernel_init, *self.in_axes, *self.out_axes,
-                         num_in=len(self.in_dims), num_separate=self.num_separate)
+        drawn = self.config.branch_init if self.ends_branch else self.config.kernel_init
+        init = parameter(drawn, *self.in_axes, *self.out_axes, num_in=len(self.in_dims),
+                         num_separate=self.num_separate)
         self.kernel = self.param('kernel', init, self.in_dims + self.out_dims)
         if self.biased:
             zeros = parameter(nn.initializers.zeros, *self.out_axes, decays=False)

@@ -38,6 +38,7 @@ _ADDED_LATER = {
     'model.pooler_norm': False,
     'model.pools_tokens': False,
     'model.pooler_dropout': 0.0,
+    'model.initializer': 'normal',
 }
 _NUM_PREDICTIONS = 'data.max_predictions_per_seq'
 _EARLIER_NUM_PREDICTIONS = 20  # the default when parts were made
