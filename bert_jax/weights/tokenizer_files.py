@@ -9,9 +9,11 @@ from bert_jax import text
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, children, digest, read_json, write_whole
-from bert_jax.text import vocab
+from bert_jax.text import kmers, letters, vocab
 from bert_jax.text.added import MOST_TOKENS, fields_of
 from bert_jax.text.huggingface import HuggingFaceTokenizer, roberta_tokenizer
+from bert_jax.text.kmers import KmerTokenizer
+from bert_jax.text.letters import LetterTokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.settings import (
     BESIDE,
@@ -30,6 +32,13 @@ from bert_jax.weights.vocabulary import check_vocabulary, write_vocabulary
 
 _PIECES = 'vocab.json'
 _MERGES = 'merges.txt'
+_NAMES_OF_SPECIAL_TOKENS = {
+    'pad_token': vocab.PAD,
+    'unk_token': vocab.UNK,
+    'cls_token': vocab.CLS,
+    'sep_token': vocab.SEP,
+    'mask_token': vocab.MASK,
+}
 # Classes of WordPiece tokenizers that work as BERT's; the last two are as tokenizer.json has them.
 _CLASSES = ('BertTokenizer', 'DistilBertTokenizer', 'ElectraTokenizer', 'MobileBertTokenizer',
             'ConvBertTokenizer', 'LayoutLMTokenizer', 'FunnelTokenizer', 'LxmertTokenizer',
@@ -100,6 +109,10 @@ def _find_tokenizer(folder: Path, settings: Settings) -> Path | None:
     A tokenizer.json counts before a vocab.txt where it is not BERT's, as in transformers.
     """
     tokenizer_file = folder / TOKENIZER_FILE
+    for ending in (letters.ENDING, kmers.ENDING):
+        own_file = folder / f'vocab{ending}'
+        if own_file.exists():  # beside a tokenizer.json that is made of it
+            return own_file
     if settings.tokenizer is not None and not settings.is_berts:
         return tokenizer_file
     if (folder / 'vocab.txt').exists():
@@ -207,6 +220,10 @@ def write_tokenizer(folder: Path, weights: Weights) -> list[str]:
         if SETTINGS_FILE not in tokenizer.beside:
             write_json(folder / SETTINGS_FILE, _settings_of_library(tokenizer, weights))
         return []
+    if isinstance(tokenizer, LetterTokenizer | KmerTokenizer):
+        write_json(folder / TOKENIZER_FILE, _sequence_tokenizer(tokenizer))
+        write_json(folder / SETTINGS_FILE, _settings_of_sequences(weights))
+        return []
     file_name = text.kind_of(weights.vocab_file).file_name
     return [f'no tokenizer files: transformers has no tokenizer of the kind {tokenizer.algorithm} '
             f'(its file is copied as {file_name})']
@@ -222,6 +239,28 @@ def _settings_of_library(tokenizer: HuggingFaceTokenizer, weights: Weights) -> d
         'add_prefix_space': tokenizer.adds_prefix_space,
     }
     return settings | tokenizer.names_of_special_tokens
+
+
+def _settings_of_sequences(weights: Weights) -> dict[str, Any]:
+    """The contents of a tokenizer_config.json beside the tokenizer.json of letters or k-mers."""
+    settings = {
+        'tokenizer_class': 'PreTrainedTokenizerFast',
+        'model_max_length': _model_max_length(weights),
+        'clean_up_tokenization_spaces': False,
+    }
+    return settings | _NAMES_OF_SPECIAL_TOKENS
+
+
+def _sequence_tokenizer(tokenizer: LetterTokenizer | KmerTokenizer) -> dict[str, Any]:
+    """The contents of a tokenizer.json of letters or k-mers."""
+    return {
+        'version': '1.0',
+        'truncation': None,
+        'padding': None,
+        'added_tokens': _special_tokens(tokenizer.vocab),
+        'post_processor': _post_processor(tokenizer.vocab),
+        **tokenizer.library_parts(),
+    }
 
 
 def _write_wordpiece(
@@ -259,13 +298,7 @@ def _settings(tokenizer: WordPieceTokenizer, weights: Weights) -> dict[str, Any]
     if switches.never_split:
         settings['never_split'] = list(switches.never_split)
     settings |= fields_of(dataclasses.replace(token, id=i) for token, i in tokenizer.added)
-    return settings | {
-        'pad_token': vocab.PAD,
-        'unk_token': vocab.UNK,
-        'cls_token': vocab.CLS,
-        'sep_token': vocab.SEP,
-        'mask_token': vocab.MASK,
-    }
+    return settings | _NAMES_OF_SPECIAL_TOKENS
 
 
 def fast_tokenizer(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
@@ -287,7 +320,7 @@ def fast_tokenizer(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
             'lowercase': tokenizer.lowercase,
         },
         'pre_tokenizer': {'type': 'BertPreTokenizer'},
-        'post_processor': _post_processor(tokenizer),
+        'post_processor': _post_processor(tokenizer.vocab),
         'decoder': {'type': 'WordPiece', 'prefix': vocab.CONTINUATION, 'cleanup': True},
         'model': {
             'type': 'WordPiece',
@@ -314,10 +347,18 @@ def _pieces(tokenizer: WordPieceTokenizer) -> dict[str, int]:
 
 def _added_tokens(tokenizer: WordPieceTokenizer) -> list[dict[str, Any]]:
     """The special tokens and the added ones, by id."""
+    tokens = _special_tokens(tokenizer.vocab)
+    for token, i in tokenizer.added:
+        tokens.append(dataclasses.asdict(token) | {'id': i})
+    return sorted(tokens, key=operator.itemgetter('id'))
+
+
+def _special_tokens(vocabulary: vocab.Vocab) -> list[dict[str, Any]]:
+    """The special tokens, as a tokenizer.json has them."""
     tokens = []
     for content in vocab.SPECIAL_TOKENS:
         tokens.append({
-            'id': tokenizer.vocab.index[content],
+            'id': vocabulary.index[content],
             'content': content,
             'single_word': False,
             'lstrip': False,
@@ -325,12 +366,10 @@ def _added_tokens(tokenizer: WordPieceTokenizer) -> list[dict[str, Any]]:
             'normalized': False,
             'special': True,
         })
-    for token, i in tokenizer.added:
-        tokens.append(dataclasses.asdict(token) | {'id': i})
-    return sorted(tokens, key=operator.itemgetter('id'))
+    return tokens
 
 
-def _post_processor(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
+def _post_processor(vocabulary: vocab.Vocab) -> dict[str, Any]:
     """[CLS] A [SEP], and [CLS] A [SEP] B [SEP]."""
     def special(token: str, type_id: int) -> dict[str, Any]:
         return {'SpecialToken': {'id': token, 'type_id': type_id}}
@@ -340,7 +379,7 @@ def _post_processor(tokenizer: WordPieceTokenizer) -> dict[str, Any]:
 
     single = [special(vocab.CLS, 0), sequence('A', 0), special(vocab.SEP, 0)]
     pair = [*single, sequence('B', 1), special(vocab.SEP, 1)]
-    ids = tokenizer.vocab.index
+    ids = vocabulary.index
     special_tokens = {
         token: {'id': token, 'ids': [ids[token]], 'tokens': [token]}
         for token in (vocab.CLS, vocab.SEP)}

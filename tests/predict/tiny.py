@@ -1,6 +1,7 @@
 """Tiny models for the tests of prediction."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -33,16 +34,19 @@ def recorded(name: str) -> tuple[Model, dict[str, np.ndarray]]:
     return model, dict(np.load(RECORDED / name / 'recorded.npz'))
 
 
-def pretraining_weights(folder: Path) -> Weights:
+def pretraining_weights(
+    folder: Path, tokens: Sequence[str] = VOCAB, file_name: str = 'vocab.txt'
+) -> Weights:
     """Random weights with both pre-training heads; every parameter is nontrivial."""
-    vocab_file = folder / 'vocab.txt'
-    write_vocab(vocab_file, VOCAB)
-    config = ModelConfig(**SIZES)
+    vocab_file = folder / file_name
+    write_vocab(vocab_file, tokens)
+    sizes = SIZES | {'vocab_size': len(tokens)}
+    config = ModelConfig(**sizes)
     shapes = nn.meta.unbox(jax.eval_shape(Pretraining(config).init, jax.random.key(0)))
     rng = np.random.default_rng(0)
     tree = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
     return Weights(
-        params=from_tree(tree, len(VOCAB)), model=SIZES, head='pretraining', labels=(),
+        params=from_tree(tree, len(tokens)), model=sizes, head='pretraining', labels=(),
         vocab_file=vocab_file, lowercase=True, unused=(), source='a tiny model',
     )
 
