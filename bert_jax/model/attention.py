@@ -21,6 +21,7 @@ from jax import lax
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention_kernel import HEAD_DIM, MAX_LENGTH, kernel_attention
 from bert_jax.model.layers import Dense, ModelConfig
+from bert_jax.model.local_attention import local_attention, takes_blocks
 from bert_jax.model.rotary import rotated
 from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.hosts import say
@@ -71,6 +72,10 @@ def attend(
         return jax.nn.dot_product_attention(
             q_BxQxNxD, k_BxKxNxD, v_BxKxNxD, implementation='cudnn', mask=seen_BxSxS[:, None])
     # Plain operations, which XLA fuses; scores and softmax are float32.
+    if wanted_BxP is None and keep is None and takes_blocks(config, qkv_BxSx3xNxD.shape[1]):
+        return local_attention(
+            (q_BxQxNxD, k_BxKxNxD, v_BxKxNxD), segments_BxS, rows_Bx2, layer, config=config,
+            masked_score=_MASKED_SCORE)
     if wanted_BxP is not None:
         q_BxQxNxD = gather_positions(q_BxQxNxD, wanted_BxP)
     seen_BxQxK = _seen(segments_BxS, wanted_BxP, config)

@@ -160,10 +160,14 @@ def dropout(
     column = column.reshape(-1, *ones, 1, columns)
     if others:
         line = line ^ other
-    keep = kept(line + column, rate).reshape(x.shape)
+    return scaled(x, kept(line + column, rate).reshape(x.shape), rate)
+
+
+def scaled(x: jax.Array, keep: jax.Array, rate: float) -> jax.Array:
+    """`x` with the elements that are not kept zeroed and the rest scaled by 1 / (1 - rate)."""
     # In float32: 1 / 0.9 is 1.109 in bfloat16.
-    scaled = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
-    return jnp.where(keep, scaled, jnp.zeros((), x.dtype))
+    larger = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
+    return jnp.where(keep, larger, jnp.zeros((), x.dtype))
 
 
 def uniform(

@@ -1,0 +1,90 @@
+"""Local attention in blocks against all scores of a row with a mask."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.model import attention
+from bert_jax.model import dropout as drop
+from bert_jax.model.attention import attend
+from bert_jax.model.layers import ModelConfig
+from bert_jax.model.local_attention import takes_blocks
+
+N, D = 2, 8
+LAYER = 3
+
+
+def config(window, dropout=0.1):
+    return ModelConfig(
+        vocab_size=8, num_layers=1, hidden_size=N * D, num_heads=N, intermediate_size=8,
+        attention='xla', attention_dropout=dropout, local_attention=window, positions='rotary')
+
+
+def inputs(length, batch=2, seed=0):
+    rng = np.random.default_rng(seed)
+    ends = np.sort(rng.integers(1, length, (batch, 3)), axis=1)
+    segments = (np.arange(length)[None, :, None] < ends[:, None]).sum(axis=2)
+    return (
+        jnp.asarray(rng.standard_normal((batch, length, 3, N, D)), jnp.float32),
+        jnp.asarray(rng.standard_normal((3, N, D)), jnp.float32),
+        jnp.asarray(segments, jnp.int32),
+        drop.dropout_rows(1, 2, jnp.arange(5, 5 + batch)),
+        jnp.asarray(rng.standard_normal((batch, length, N, D)), jnp.float32))
+
+
+def with_gradient(config, qkv, bias, segments, rows, d_out):
+    """Jitted anew at each call, which sees what a test has replaced."""
+    def run(qkv, bias, d_out):
+        out, vjp = jax.vjp(
+            lambda x, b: attend(x, b, segments, rows, LAYER, config=config), qkv, bias)
+        return out, *vjp(d_out)
+
+    return jax.jit(run)(qkv, bias, d_out)
+
+
+@pytest.mark.parametrize('length, window, dropout', [
+    (512, 128, 0.1), (700, 77, 0.1), (513, 2, 0.0), (1200, 150, 0.5), (600, 1, 0.1)])
+def test_blocks_change_nothing(monkeypatch, length, window, dropout):
+    """Values, gradients and dropout's masks are those of a mask on all scores of a row."""
+    args = inputs(length)
+    its_config = config(window, dropout)
+    assert takes_blocks(its_config, length)
+    found = with_gradient(its_config, *args)
+    monkeypatch.setattr(attention, 'takes_blocks', lambda *_: False)
+    expected = with_gradient(its_config, *args)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
+
+
+def test_wanted_positions_are_those_of_the_blocks():
+    qkv, bias, segments, rows, _ = inputs(600)
+    of = functools.partial(attend, qkv, bias, segments, rows, LAYER, config=config(100))
+    wanted = np.array([[0, 5, 599], [255, 256, 257]], np.int32)
+    found = of(wanted_BxP=wanted)
+    np.testing.assert_allclose(found, of()[np.arange(2)[:, None], wanted], atol=2e-6)
+
+
+def test_memory_grows_with_the_window():
+    """The largest array has the scores of a window; a row's 8,192^2 would be 32 times as many."""
+    length = 8192
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs(128, batch=1)]
+    shapes[0] = jax.ShapeDtypeStruct((1, length, 3, N, D), jnp.float32)
+    shapes[2] = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    shapes[4] = jax.ShapeDtypeStruct((1, length, N, D), jnp.float32)
+    compiled = jax.jit(functools.partial(with_gradient, config(128))).lower(*shapes).compile()
+    scores_of_windows = N * length * 256 * 4
+    assert compiled.memory_analysis().temp_size_in_bytes < 6 * scores_of_windows
+
+
+@pytest.mark.parametrize('length, changes, takes', [
+    (8192, {}, True),
+    (511, {}, False),  # hardly fewer scores
+    (8192, {'local_attention': 0}, False),
+    (8192, {'local_attention': 4096}, False),
+    (8192, {'causal': True}, False)])
+def test_blocks_are_taken_where_they_are_less_work(length, changes, takes):
+    assert takes_blocks(dataclasses.replace(config(128), **changes), length) == takes
