@@ -19,7 +19,9 @@ from flax import linen as nn
 from jax import lax
 
 from bert_jax.model import dropout as drop
-from bert_jax.model.attention_kernel import HEAD_DIM, MAX_LENGTH, kernel_attention
+from bert_jax.model.attention_blocks import MAX_LENGTH, MAX_WINDOW
+from bert_jax.model.attention_kernel import kernel_attention
+from bert_jax.model.attention_tiles import HEAD_DIMS, LANES
 from bert_jax.model.layers import Dense, ModelConfig
 from bert_jax.model.local_attention import local_attention, takes_blocks
 from bert_jax.model.rotary import rotated
@@ -62,7 +64,9 @@ def attend(
             bias_3xNxD = jnp.zeros(qkv_BxSx3xNxD.shape[2:], jnp.float32)
         return kernel_attention(
             qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
-            rate=config.attention_dropout, mesh=config.layout.mesh)
+            rate=config.attention_dropout, window=config.local_attention,
+            rotary_base=config.rotary_base if config.positions == 'rotary' else 0.0,
+            mesh=config.layout.mesh)
     q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = _with_bias(qkv_BxSx3xNxD, bias_3xNxD)
     if config.positions == 'rotary':
         q_BxQxNxD = rotated(q_BxQxNxD, config.rotary_base)
@@ -154,22 +158,24 @@ def why_unsupported(name: str, config: ModelConfig, length: int, drops: bool) ->
     if config.dtype != 'bfloat16':
         return f'it is for bfloat16, and this is {config.dtype}'
     if name == 'kernel':
-        if config.positions == 'rotary':
-            return 'it has no rotary positions'
-        if config.local_attention:
-            return 'it has no local attention'
         return _why_not_by_kernel(config, length)
     return _why_not_by_cudnn(config, length, drops)
 
 
 def _why_not_by_kernel(config: ModelConfig, length: int) -> str:
-    if config.head_dim != HEAD_DIM:
-        return f'its heads have {HEAD_DIM} dims, and these have {config.head_dim}'
+    if config.head_dim not in HEAD_DIMS:
+        dims = ', '.join(map(str, HEAD_DIMS))
+        return f'its heads have {dims} dims, and these have {config.head_dim}'
     num_heads = config.num_heads // config.layout.tensor_shards
-    if num_heads % 2:
-        return f'it takes heads in pairs, and a device has {num_heads}'
+    heads_of_tile = LANES // config.head_dim
+    if num_heads % heads_of_tile:
+        return (f'it takes heads of {config.head_dim} dims by {heads_of_tile}, and a device has '
+                f'{num_heads}')
     if length > MAX_LENGTH:
         return f'its rows have at most {MAX_LENGTH} tokens, and these have {length}'
+    if config.local_attention and not 2 <= config.local_attention <= MAX_WINDOW:
+        return (f'its windows have 2 to {MAX_WINDOW} tokens, and these have '
+                f'{config.local_attention}')
     return ''
 
 
@@ -230,6 +236,7 @@ class SelfAttention(nn.Module):
 
 TOLERANCE = 0.03  # of the largest element: bfloat16 keeps 8 bits, and sums are in another order
 _CHECKED_LENGTH = 200  # not a multiple of a kernel's tiles
+_CHECKED_HEAD_DIM = 64
 
 
 class _Fused(NamedTuple):
@@ -305,12 +312,12 @@ def _checked_inputs() -> _Inputs:
     """Two rows: one of two sequences, and one with padding, whose gradient is 0."""
     rng = np.random.default_rng(0)
     num_heads = 2
-    qkv = rng.normal(size=(2, _CHECKED_LENGTH, 3, num_heads, HEAD_DIM))
-    d_context = rng.normal(size=(2, _CHECKED_LENGTH, num_heads, HEAD_DIM))
+    qkv = rng.normal(size=(2, _CHECKED_LENGTH, 3, num_heads, _CHECKED_HEAD_DIM))
+    d_context = rng.normal(size=(2, _CHECKED_LENGTH, num_heads, _CHECKED_HEAD_DIM))
     segments = np.ones((2, _CHECKED_LENGTH), np.int32)
     segments[0, 120:] = 2
     segments[1, 150:] = 0
-    bias = rng.normal(size=(3, num_heads, HEAD_DIM))
+    bias = rng.normal(size=(3, num_heads, _CHECKED_HEAD_DIM))
     return _Inputs(
         qkv=jnp.asarray(qkv, jnp.bfloat16),
         bias=jnp.asarray(bias, jnp.float32),
@@ -321,8 +328,8 @@ def _checked_inputs() -> _Inputs:
 def _context_and_gradients(name: str, rate: float, inputs: _Inputs) -> list[np.ndarray]:
     """Context and gradients of its projection, at real tokens, and of the bias; in float64."""
     config = ModelConfig(
-        vocab_size=8, num_layers=1, hidden_size=2 * HEAD_DIM, num_heads=2, intermediate_size=8,
-        attention_dropout=rate, dtype='bfloat16', attention=name)
+        vocab_size=8, num_layers=1, hidden_size=2 * _CHECKED_HEAD_DIM, num_heads=2,
+        intermediate_size=8, attention_dropout=rate, dtype='bfloat16', attention=name)
     rows = drop.dropout_rows(0, 1, jnp.arange(2))
 
     def context_of(qkv: jax.Array, bias: jax.Array) -> jax.Array:

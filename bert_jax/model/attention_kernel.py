@@ -2,29 +2,37 @@
 
 The forward kernel reads queries, keys and values in the layout of their projection, `[B, S, 3H]`,
 and writes context vectors `[B, S, H]`. Scores and probabilities never leave the chip's on-chip
-memory (VMEM); the backward kernel recomputes them. Two heads of 64 dims share the 128 lanes of a
-tile. Dropout uses the masks of `model.dropout`, bit for bit, whatever the blocks and the mesh.
+memory (VMEM); the backward kernel recomputes them. Heads share the 128 lanes of a tile: two of 64
+dims, or four of 32. Dropout uses the masks of `model.dropout`, bit for bit, whatever the blocks and
+the mesh.
 
 Scores are laid out as [keys, queries], so that the sums of softmax are taken over sublanes, by
 adding whole registers, and not by the slow unit that moves data between lanes. Context and
 gradients are computed as [head_dim, S], which halves the matrix unit's work, and are transposed
-once for both heads of a pair.
+once for all heads of a tile.
 
-The product of one head's queries and keys uses half of the lanes. The other half, the spare lanes,
-holds the mask, so adding it to the scores costs nothing. The forward pass does not subtract the
-maximum before it exponentiates: float32 has exponents from -126 to 127. If a sum is outside
-2^-100 to 2^100, that range may have been too small, and the whole grid step is computed again with
-the maximum subtracted.
+The product of one head's queries and keys uses some of the lanes. The others, the spare lanes, hold
+the mask, so adding it to the scores costs nothing. (A head of 128 dims has 128 spare lanes behind
+its own.)
+
+The forward pass does not subtract the maximum before it exponentiates: float32 has exponents from
+-126 to 127. If a sum is outside 2^-100 to 2^100, that range may have been too small, and the whole
+grid step is computed again with the maximum subtracted.
 
 The projection's bias is added in this module, so that the backward kernel sums its gradient while
 the gradient of the projection's output is still on the chip. Summing that array separately would
 cost as much as the projection.
 
+A grid step holds whole rows. `attention_blocks` is for longer rows and for windows.
+
+Rotary positions are applied with the bias: queries and keys are turned before the kernels, and the
+backward kernel turns their gradients back.
+
 Both passes are in one file because they share blocks, order of work and masks, and neither can be
 checked without the other.
 
     B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim, L: lanes,
-    M: marks of a token (its segment; its place for dropout), P: pairs of heads, G: groups of rows
+    M: marks of a token (its segment; its place for dropout), T: tiles of heads, G: groups of rows
 """
 
 import functools
@@ -41,26 +49,45 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 
+from bert_jax.model import attention_blocks as blocks
 from bert_jax.model import dropout as drop
+from bert_jax.model.attention_tiles import (
+    KEY,
+    LANES,
+    PADDING_MARK,
+    PARTS,
+    QUERY,
+    SUBLANES,
+    VALUE,
+    Settings,
+    alone,
+    column,
+    dims_of,
+    dot,
+    gradient_scale,
+    joined,
+    kept,
+    means,
+    overlap,
+    rotation,
+    scaled_with_bias,
+    spare_lanes,
+    sum_of_lines,
+    turned_back,
+)
 from bert_jax.sharding import BATCH_AXES
 
-# A tile of a TPU has so many sublanes and lanes.
-SUBLANES = 8
-LANES = 128
-HEAD_DIM = 64
-# Whole rows must fit in VMEM; every TPU has at least 16 MB.
-MAX_LENGTH = 2048
-# Most scores, rows x pairs x S^2, that a grid step has for each head of a pair; more for long rows.
+# A grid step holds whole rows of at most so many tokens; `attention_blocks` takes longer ones.
+_LONGEST_ROW = 1024
+# Most scores, rows x tiles x S^2, that a grid step has for each head of a tile; more for long rows.
 _FORWARD_SCORES = 1 << 18
 _BACKWARD_SCORES = 1 << 17
-# Longer rows get shorter query blocks and single buffering, to save VMEM.
-_LONG_ROW = 1024
-# At longer rows, VMEM holds the work of one pair of heads a grid step.
-_LONGEST_ROW_OF_TWO_PAIRS = 512
+# At longer rows, VMEM holds the work of one tile of heads a grid step.
+_LONGEST_ROW_OF_TWO_TILES = 512
 # The backward kernel's output block is whole rows if [S, 3H] has at most so many elements.
 _MOST_OUTPUT_IN_VMEM = 512 * 3 * 1024
-# Scales queries such that scores are exponents of 2.
-_QUERY_SCALE = HEAD_DIM**-0.5 * math.log2(math.e)
+# Most queries of a unit.
+_MOST_QUERIES = 256
 # If log2 of a sum is within this, no exponent left the range of float32.
 _SAFE_EXPONENT = 100.0
 
@@ -73,13 +100,15 @@ def kernel_attention(
     layer: jax.Array | int,
     *,
     rate: float,
+    window: int = 0,
+    rotary_base: float = 0.0,
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Context vectors [B, S, N, D], in the dtype of `qkv`.
 
-    D must be 64, N even on each device and S at most `MAX_LENGTH`;
-    `attention.why_unsupported` checks this.
+    On each device, D is one of `HEAD_DIMS` and N fills tiles of 128 lanes; S is at most
+    `MAX_LENGTH` and the window at most `MAX_WINDOW`; `attention.why_unsupported` checks this.
 
     Args:
       qkv_BxSx3xNxD: queries, keys and values, without bias.
@@ -89,10 +118,12 @@ def kernel_attention(
       rows_Bx2: keys from `dropout_rows`, or None: no dropout.
       layer: index of the encoder layer; may be traced.
       rate: dropout rate of the attention probabilities.
+      window: a token attends to the tokens at most half of this before and behind it; 0: to all.
+      rotary_base: of rotary positions; 0: none.
       mesh: rows and heads are split over its axes if it has more than one device.
       interpret: run without a TPU, for tests.
     """
-    length, _, num_heads = qkv_BxSx3xNxD.shape[1:4]
+    length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape[1:]
     marks = [segments_BxS.astype(jnp.int32)]
     lines_BxNxS = None
     if rows_Bx2 is None:
@@ -102,8 +133,11 @@ def kernel_attention(
             rows_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer)
         marks.append(column_BxS)
         lines_BxNxS = head_BxN[:, :, None] ^ line_BxS[:, None]
+    settings = Settings(head_dim, rate, window // 2, rotary_base, interpret)
+    if window and window // 2 >= length - 1:  # every token sees all others
+        settings = settings._replace(reach=0)
     attend: Callable[..., jax.Array]
-    attend = functools.partial(_on_one_device, rate=rate, interpret=interpret)
+    attend = functools.partial(_on_one_device, settings=settings)
     if mesh is not None:
         attend = _split_over(mesh, attend)
     return attend(qkv_BxSx3xNxD, bias_3xNxD, jnp.stack(marks, axis=1), lines_BxNxS)
@@ -141,37 +175,40 @@ def _on_one_device(
     marks_BxMxS: jax.Array,
     lines_BxNxS: jax.Array | None,
     *,
-    rate: float,
-    interpret: bool,
+    settings: Settings,
 ) -> jax.Array:
     """Brings the arrays into the kernels' shapes, with rows of whole tiles, and back."""
     batch, length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape
-    qkv_BxSx3H = qkv_BxSx3xNxD.reshape(batch, length, -1)
+    attention: Callable[..., jax.Array] = _attention
     missing = -length % LANES
-    if missing:  # pad with tokens in a segment of their own, -1
+    if settings.reach or length + missing > _LONGEST_ROW:
+        attention = blocks.attention
+        missing = blocks.padded_length(length, settings.reach) - length
+    qkv_BxSx3H = qkv_BxSx3xNxD.reshape(batch, length, -1)
+    if missing:
         last_dim = ((0, 0), (0, 0), (0, missing))
         qkv_BxSx3H = jnp.pad(qkv_BxSx3H, ((0, 0), (0, missing), (0, 0)))
-        marks_BxMxS = jnp.pad(marks_BxMxS, last_dim, constant_values=-1)
+        marks_BxMxS = jnp.pad(marks_BxMxS, last_dim, constant_values=PADDING_MARK)
         if lines_BxNxS is not None:
             lines_BxNxS = jnp.pad(lines_BxNxS, last_dim)
-    lines_BxPx2xS = None
+    lines_BxTxNxS = None
     if lines_BxNxS is not None:
-        lines_BxPx2xS = lines_BxNxS.reshape(batch, num_heads // 2, 2, -1)
-    context_BxSxH = _attention(
-        qkv_BxSx3H, bias_3xNxD.reshape(-1), marks_BxMxS, lines_BxPx2xS, rate, interpret)
+        heads = LANES // head_dim  # of a tile
+        lines_BxTxNxS = lines_BxNxS.reshape(batch, num_heads // heads, heads, -1)
+    context_BxSxH = attention(
+        qkv_BxSx3H, bias_3xNxD.reshape(-1), marks_BxMxS, lines_BxTxNxS, settings)
     return context_BxSxH[:, :length].reshape(batch, length, num_heads, head_dim)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attention(
     qkv_BxSx3H: jax.Array,
     bias_3H: jax.Array,
     marks_BxMxS: jax.Array,
-    lines_BxPx2xS: jax.Array | None,
-    rate: float,
-    interpret: bool,
+    lines_BxTxNxS: jax.Array | None,
+    settings: Settings,
 ) -> jax.Array:
-    return _forward(qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxPx2xS, rate, interpret)[0]
+    return _forward(qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxTxNxS, settings)[0]
 
 
 class _Residuals(NamedTuple):
@@ -180,8 +217,8 @@ class _Residuals(NamedTuple):
     Attributes:
       qkv: scaled queries, keys and values, with bias [B, S, 3H].
       marks: [B, M, S] int32.
-      lines: dropout's places of queries [B, P, 2, S] int32, or None.
-      log_sums: log2 of softmax's denominators [B, P, 2, S] float32.
+      lines: dropout's places of queries [B, T, N, S] int32, or None.
+      log_sums: log2 of softmax's denominators [B, T, N, S] float32.
       context: [B, S, H].
     """
 
@@ -206,34 +243,33 @@ class _ForwardInputs(NamedTuple):
 
 
 def _forward(  # type: ignore[no-untyped-def]
-    qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxPx2xS, rate, interpret
+    qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxTxNxS, settings
 ):
     """Context [B, S, H], and the residuals."""
     batch, length, hidden3 = qkv_BxSx3H.shape
     hidden = hidden3 // 3
-    # Bias and scale are applied in float32, so that queries are rounded only once.
-    scale_3H = jnp.where(jnp.arange(hidden3) < hidden, _QUERY_SCALE, 1.0)
-    qkv = ((qkv_BxSx3H.astype(jnp.float32) + bias_3H) * scale_3H).astype(qkv_BxSx3H.dtype)
-    grid = _Grid(qkv, _FORWARD_SCORES, num_buffered=1)
-    blocks = _ForwardInputs(
+    heads = LANES // settings.head_dim
+    qkv = scaled_with_bias(qkv_BxSx3H, bias_3H, settings)
+    grid = _Grid(qkv, settings.head_dim, _FORWARD_SCORES, num_buffered=1)
+    inputs = _ForwardInputs(
         *grid.queries_keys_values,
         marks=grid.marks(marks_BxMxS),
-        lines=None if lines_BxPx2xS is None else grid.lines)
-    context_BxSxH, log_sums_BxPx2xS = pl.pallas_call(
-        functools.partial(_forward_kernel, rate=rate),
+        lines=None if lines_BxTxNxS is None else grid.lines)
+    context_BxSxH, log_sums_BxTxNxS = pl.pallas_call(
+        functools.partial(_forward_kernel, settings=settings),
         name='attention_forward',
         grid=grid.shape,
-        in_specs=[blocks],
+        in_specs=[inputs],
         out_specs=[grid.lanes(0), grid.lines],
         out_shape=[
             jax.ShapeDtypeStruct((batch, length, hidden), qkv.dtype),
-            jax.ShapeDtypeStruct((batch, hidden // LANES, 2, length), jnp.float32),
+            jax.ShapeDtypeStruct((batch, hidden // LANES, heads, length), jnp.float32),
         ],
         scratch_shapes=grid.scratch_shapes,
         compiler_params=_COMPILER_PARAMS,
-        interpret=interpret,
-    )(_ForwardInputs(qkv, qkv, qkv, marks_BxMxS, lines_BxPx2xS))
-    residuals = _Residuals(qkv, marks_BxMxS, lines_BxPx2xS, log_sums_BxPx2xS, context_BxSxH)
+        interpret=settings.interpret,
+    )(_ForwardInputs(qkv, qkv, qkv, marks_BxMxS, lines_BxTxNxS))
+    residuals = _Residuals(qkv, marks_BxMxS, lines_BxTxNxS, log_sums_BxTxNxS, context_BxSxH)
     return context_BxSxH, residuals
 
 
@@ -248,9 +284,10 @@ class _BackwardInputs(NamedTuple):
     marks: Any
     lines: Any  # None without dropout
     context: Any  # None for short rows, which are memory-bound already
+    rotation: Any  # None without rotary positions
 
 
-def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-untyped-def]
+def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-def]
     """Gradients of the projection's output [B, S, 3H] and of its bias [3H].
 
     The kernel writes the bias gradient as partial sums [G, 3, 8, H], one for each group of rows and
@@ -260,15 +297,21 @@ def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-u
     _, length, hidden3 = qkv.shape
     if length <= LANES:
         context = None
-    grid = _Grid(qkv, _BACKWARD_SCORES, num_buffered=2)
-    blocks = _BackwardInputs(
+    grid = _Grid(qkv, settings.head_dim, _BACKWARD_SCORES, num_buffered=2)
+    inputs = _BackwardInputs(
         *grid.queries_keys_values,
         d_context=grid.lanes(0),
         log_sums=grid.lines,
         marks=grid.marks(marks),
         lines=None if lines is None else grid.lines,
-        context=None if context is None else grid.lanes(0))
-    # If there is room, the output block is whole rows, which stay in VMEM until the last pair of
+        context=None if context is None else grid.lanes(0),
+        rotation=None)
+    rotation_2xDxS = None
+    if settings.rotary_base:
+        rotation_2xDxS = rotation(length, settings)
+        inputs = inputs._replace(
+            rotation=pl.BlockSpec(rotation_2xDxS.shape, lambda i, j: (0, 0, 0)))
+    # If there is room, the output block is whole rows, which stay in VMEM until the last tile of
     # heads is written. Otherwise the kernel copies the results itself; at length 512 this would
     # make the backward pass 4 % slower, because waiting for copies splits the schedule.
     copied = length * hidden3 > _MOST_OUTPUT_IN_VMEM
@@ -279,13 +322,13 @@ def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-u
     else:
         output = pl.BlockSpec((grid.rows, length, hidden3), lambda i, j: (i, 0, 0))
     d_qkv, d_bias_Gx3x8xH = pl.pallas_call(
-        functools.partial(_backward_kernel, rate=rate),
+        functools.partial(_backward_kernel, settings=settings),
         name='attention_backward',
         grid=grid.shape,
-        in_specs=[blocks],
+        in_specs=[inputs],
         out_specs=[
             output,
-            pl.BlockSpec((1, 3, SUBLANES, grid.pairs * LANES), lambda i, j: (i, 0, 0, j)),
+            pl.BlockSpec((1, 3, SUBLANES, grid.tiles * LANES), lambda i, j: (i, 0, 0, j)),
         ],
         out_shape=[
             jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),
@@ -293,8 +336,9 @@ def _backward(rate, interpret, residuals, d_context_BxSxH):  # type: ignore[no-u
         ],
         scratch_shapes=scratch_shapes,
         compiler_params=_COMPILER_PARAMS,
-        interpret=interpret,
-    )(_BackwardInputs(qkv, qkv, qkv, d_context_BxSxH, log_sums, marks, lines, context))
+        interpret=settings.interpret,
+    )(_BackwardInputs(
+        qkv, qkv, qkv, d_context_BxSxH, log_sums, marks, lines, context, rotation_2xDxS))
     return d_qkv, jnp.sum(d_bias_Gx3x8xH, axis=(0, 2)).reshape(-1), None, None
 
 
@@ -304,24 +348,24 @@ _attention.defvjp(_forward, _backward)
 class _Unit(NamedTuple):
     """The smallest piece of a grid step's work: some queries of one head of one row."""
 
-    row: Any  # an index within the block, perhaps traced, like `pair`
-    pair: Any
+    row: Any  # an index within the block, perhaps traced, like `tile`
+    tile: Any
     queries: Any  # a slice
-    head: int  # of the pair: 0 or 1
+    head: int  # of the tile
 
     @property
     def lanes(self) -> Any:
-        """The lanes of this unit's pair of heads."""
-        return pl.ds(pl.multiple_of(self.pair * LANES, LANES), LANES)
+        """The lanes of this unit's tile of heads."""
+        return pl.ds(pl.multiple_of(self.tile * LANES, LANES), LANES)
 
     @property
     def line(self) -> tuple[Any, ...]:
-        """The index that selects this unit's queries, [1, Q], in an array [rows, pairs, 2, S]."""
-        return self.row, self.pair, pl.ds(self.head, 1), self.queries
+        """The index that selects this unit's queries, [1, Q], in an array [rows, tiles, N, S]."""
+        return self.row, self.tile, pl.ds(self.head, 1), self.queries
 
     @property
-    def is_first_of_pair(self) -> bool:
-        """Whether no unit before this one has this row and pair."""
+    def is_first_of_tile(self) -> bool:
+        """Whether no unit before this one has this row and tile."""
         return self.head == 0 and self.queries.start == 0
 
 
@@ -329,56 +373,59 @@ _COMPILER_PARAMS = pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitr
 
 
 class _Grid:
-    """The grid (groups of rows, groups of pairs of heads) and the blocks of a grid step.
+    """The grid (groups of rows, groups of tiles of heads) and the blocks of a grid step.
 
     Attributes:
       rows: of a grid step.
-      pairs: of heads in a grid step.
-      shape: the number of groups of rows and of groups of pairs.
+      tiles: of heads in a grid step.
+      shape: the number of groups of rows and of groups of tiles.
     """
 
-    def __init__(self, qkv_BxSx3H: Any, most_scores: int, num_buffered: int) -> None:
-        """Chooses a grid step's rows and pairs.
+    def __init__(
+        self, qkv_BxSx3H: Any, head_dim: int, most_scores: int, num_buffered: int
+    ) -> None:
+        """Chooses a grid step's rows and tiles.
 
-        More rows and pairs give the scheduler more independent work but need more VMEM.
+        More rows and tiles give the scheduler more independent work but need more VMEM.
 
         Args:
           qkv_BxSx3H: queries, keys and values, or their shape.
-          most_scores: rows x pairs x S^2 is at most this, or rows is 1.
+          head_dim: of the heads.
+          most_scores: rows x tiles x S^2 is at most this, or rows is 1.
           num_buffered: how many arrays of the size of its probabilities a unit buffers for its
             next stage.
         """
         batch, length, hidden3 = qkv_BxSx3H.shape
-        all_pairs = hidden3 // (3 * LANES)
-        self.pairs = math.gcd(all_pairs, 2 if length <= _LONGEST_ROW_OF_TWO_PAIRS else 1)
-        most_rows = max(1, most_scores // (self.pairs * length**2))
+        all_tiles = hidden3 // (3 * LANES)
+        self.tiles = math.gcd(all_tiles, 2 if length <= _LONGEST_ROW_OF_TWO_TILES else 1)
+        most_rows = max(1, most_scores // (self.tiles * length**2))
         self.rows = math.gcd(batch, most_rows)
-        self.shape = (batch // self.rows, all_pairs // self.pairs)
+        self.shape = (batch // self.rows, all_tiles // self.tiles)
         self._length = length
         self._dtype = qkv_BxSx3H.dtype
+        self._head_dim = head_dim
         self._num_buffered = num_buffered
 
     def lanes(self, first: int) -> pl.BlockSpec:
-        """The block of a grid step's pairs of heads; `first` is the block index of step 0."""
-        buffers = pl.Buffered(1 if self._length > _LONG_ROW else 2)
-        return pl.BlockSpec(
-            self._lanes_shape, lambda i, j: (i, 0, first + j), pipeline_mode=buffers)
+        """The block of a grid step's tiles of heads; `first` is the block index of step 0."""
+        return pl.BlockSpec(self._lanes_shape, lambda i, j: (i, 0, first + j))
 
     @property
     def _lanes_shape(self) -> tuple[int, int, int]:
-        return self.rows, self._length, self.pairs * LANES
+        return self.rows, self._length, self.tiles * LANES
 
     @property
     def queries_keys_values(self) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
-        """The three blocks of a grid step's pairs in an array [B, S, 3H]."""
+        """The three blocks of a grid step's tiles in an array [B, S, 3H]."""
         steps = self.shape[1]
         return self.lanes(0), self.lanes(steps), self.lanes(2 * steps)
 
     @property
     def lines(self) -> pl.BlockSpec:
-        """The block of a grid step's pairs in an array [B, P, 2, S]."""
+        """The block of a grid step's tiles in an array [B, T, N, S]."""
+        heads = LANES // self._head_dim
         return pl.BlockSpec(
-            (self.rows, self.pairs, 2, self._length), lambda i, j: (i, j, 0, 0))
+            (self.rows, self.tiles, heads, self._length), lambda i, j: (i, j, 0, 0))
 
     def marks(self, marks_BxMxS: jax.Array) -> pl.BlockSpec:
         """The block of all marks of a grid step's rows."""
@@ -387,7 +434,7 @@ class _Grid:
     @property
     def scratch_shapes(self) -> list[Any]:
         """The arrays of `_Scratch`."""
-        units = _units(self._lanes_shape)
+        units = _units(self._lanes_shape, self._head_dim)
         num_queries = units[0].queries.stop
         num_slots = _lag(units) + 1
         of_rows = (self.rows, self._length, LANES)
@@ -404,12 +451,15 @@ class _Grid:
 
 
 def grids(batch: int, length: int, hidden: int) -> dict[str, tuple[int, int]]:
-    """The grids of both kernels, by kernel name, for queries [B, S, H] of one device."""
+    """The grids of both kernels, by kernel name, for queries [B, S, H] of one device.
+
+    They do not depend on the size of heads.
+    """
     padded = length + -length % LANES
     qkv = jax.ShapeDtypeStruct((batch, padded, 3 * hidden), jnp.bfloat16)
     return {
-        'attention_forward': _Grid(qkv, _FORWARD_SCORES, num_buffered=1).shape,
-        'attention_backward': _Grid(qkv, _BACKWARD_SCORES, num_buffered=2).shape,
+        'attention_forward': _Grid(qkv, LANES, _FORWARD_SCORES, num_buffered=1).shape,
+        'attention_backward': _Grid(qkv, LANES, _BACKWARD_SCORES, num_buffered=2).shape,
     }
 
 
@@ -430,26 +480,16 @@ class _Scratch(NamedTuple):
     buffer: Any
 
     def prepare(self, marks_ref: Any) -> None:
-        """Writes the spare lanes, and dropout's places of keys, once for all heads of a row.
-
-        Each of the four base-16 digits of a segment number has 16 lanes. A key has 1 in the lane of
-        the digit's value, and 0 in the others. A query has 0 where a key of its segment has 1, and
-        -2^20 in the others. So their product is 0 within a segment, and at most -2^20 between
-        segments.
-        """
+        """Writes the spare lanes, and dropout's places of keys, once for all heads of a row."""
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
-            lane_1xL = lax.broadcasted_iota(jnp.int32, (1, LANES), 1) & HEAD_DIM - 1
-            shift_1xL = lane_1xL >> 4 << 2  # bits below the digit of these 16 lanes
             for row in range(self.key_places.shape[0]):
                 marks_MxS = marks_ref[row]
-                same_SxL = _column(marks_MxS[:1]) >> shift_1xL & 15 == lane_1xL & 15
-                spare_keys = jnp.where(same_SxL, 1.0, 0.0)
-                self.spare_keys[row] = spare_keys.astype(self.spare_keys.dtype)
-                spare_queries = jnp.where(same_SxL, 0.0, -(2.0**20))
-                self.spare_queries[row] = spare_queries.astype(self.spare_queries.dtype)
+                queries_SxL, keys_SxL = spare_lanes(marks_MxS[:1])
+                self.spare_queries[row] = queries_SxL.astype(self.spare_queries.dtype)
+                self.spare_keys[row] = keys_SxL.astype(self.spare_keys.dtype)
                 if marks_MxS.shape[0] > 1:
-                    self.key_places[row] = _column(marks_MxS[1:2])
+                    self.key_places[row] = column(marks_MxS[1:2])
 
     def slot(self, index: int) -> int:
         """The slot of the buffer for the unit with this index."""
@@ -457,11 +497,12 @@ class _Scratch(NamedTuple):
 
 
 def _forward_kernel(
-    inputs: _ForwardInputs, context_ref: Any, log_sums_ref: Any, *scratch_refs: Any, rate: float
+    inputs: _ForwardInputs, context_ref: Any, log_sums_ref: Any, *scratch_refs: Any,
+    settings: Settings,
 ) -> None:
     scratch = _Scratch(*scratch_refs)
     scratch.prepare(inputs.marks)
-    step = _ForwardStep(inputs, context_ref, log_sums_ref, scratch, rate)
+    step = _ForwardStep(inputs, context_ref, log_sums_ref, scratch, settings)
     step.run()
     largest_exponent = jnp.max(jnp.abs(log_sums_ref[...]))
     # Negated, so that it is true of NaN.
@@ -477,43 +518,48 @@ class _ForwardStep:
         context_ref: Any,
         log_sums_ref: Any,
         scratch: _Scratch,
-        rate: float,
+        settings: Settings,
     ) -> None:
         self._inputs = inputs
         self._context_ref = context_ref
         self._log_sums_ref = log_sums_ref
         self._scratch = scratch
-        self._rate = rate
+        self._rate = settings.rate
+        self._head_dim = settings.head_dim
+        self._heads = range(LANES // settings.head_dim)  # of a tile
         self._dtype = inputs.queries.dtype
-        self._units = _units(inputs.queries.shape)
-        self._values_LxS: dict[Any, jax.Array] = {}  # transposed, by row and pair
-        self._contexts_DxQ: dict[int, jax.Array] = {}  # of the latest pair, by head
+        self._units = _units(inputs.queries.shape, settings.head_dim)
+        self._values_LxS: dict[Any, jax.Array] = {}  # transposed, by row and tile
+        self._contexts_DxQ: dict[int, jax.Array] = {}  # of the latest tile, by head
 
     def run(self) -> None:
         """Computes the step as a pipeline, without subtracting the maximum of scores."""
-        _overlap(self._units, [self._load, self._scores, self._softmax, self._write_context])
+        stages = [self._load, self._scores, self._softmax, self._write_context]
+        overlap(self._units, stages, _lag(self._units))
 
     def _load(self, unit: _Unit) -> tuple[jax.Array, jax.Array]:
-        if unit.is_first_of_pair:
+        if unit.is_first_of_tile:
             values_SxL = self._inputs.values[unit.row, :, unit.lanes]
-            self._values_LxS[unit.row, unit.pair] = values_SxL.T
+            self._values_LxS[unit.row, unit.tile] = values_SxL.T
         return self._operands(unit)
 
     def _operands(self, unit: _Unit) -> tuple[jax.Array, jax.Array]:
         """Keys [K, L] and queries [Q, L] with their spare lanes: their product is the scores."""
-        keys = _joined(
+        keys = joined(
             self._inputs.keys[unit.row, :, unit.lanes],
             self._scratch.spare_keys[unit.row],
-            unit.head)
-        queries = _joined(
+            unit.head,
+            self._head_dim)
+        queries = joined(
             self._inputs.queries[unit.row, unit.queries, unit.lanes],
             self._scratch.spare_queries[unit.row, unit.queries],
-            unit.head)
+            unit.head,
+            self._head_dim)
         return keys, queries
 
     def _scores(self, unit: _Unit, operands: tuple[jax.Array, jax.Array]) -> jax.Array:
         keys_KxL, queries_QxL = operands
-        return _dot(keys_KxL, queries_QxL, 1, 1)
+        return dot(keys_KxL, queries_QxL, 1, 1)
 
     def _softmax(self, unit: _Unit, scores_KxQ: jax.Array) -> tuple[int, jax.Array]:
         """Buffers exponentials; returns their slot, and 1 / (their sums x the share kept)."""
@@ -528,68 +574,64 @@ class _ForwardStep:
         """Probabilities after dropout, not yet scaled by 1 / (1 - rate)."""
         if not self._rate:
             return probs_KxQ
-        kept_KxQ = _kept(self._inputs.lines, self._scratch.key_places, unit, self._rate)
+        kept_KxQ = kept(
+            self._inputs.lines[unit.line], self._scratch.key_places[unit.row], self._rate)
         return jnp.where(kept_KxQ, probs_KxQ, 0.0)
 
     def _write_context(self, unit: _Unit, softmax: tuple[int, jax.Array]) -> None:
         slot, scale_1xQ = softmax
-        values_DxK = self._values_LxS[unit.row, unit.pair][_head(unit.head)]
-        sums_DxQ = _dot(values_DxK, self._scratch.buffer[0, slot], 1, 0)
+        values_DxK = self._values_LxS[unit.row, unit.tile][dims_of(unit.head, self._head_dim)]
+        sums_DxQ = dot(values_DxK, self._scratch.buffer[0, slot], 1, 0)
         self._contexts_DxQ[unit.head] = sums_DxQ * scale_1xQ
-        if unit.head == 1:
-            context_LxQ = jnp.concatenate([self._contexts_DxQ[0], self._contexts_DxQ[1]])
+        if unit.head == self._heads[-1]:
+            context_LxQ = jnp.concatenate([self._contexts_DxQ[head] for head in self._heads])
             context_QxL = context_LxQ.astype(self._dtype).T
             self._context_ref[unit.row, unit.queries, unit.lanes] = context_QxL
 
     def run_safely(self) -> None:
         """Computes the step again with the maximum subtracted; rare, so a loop is good enough."""
         rows, length, lanes = self._inputs.queries.shape
-        pairs = lanes // LANES
+        tiles = lanes // LANES
         blocks = length // LANES
 
-        def pair_of_heads(i: jax.Array, _: None) -> None:
-            row = lax.div(i, pairs * blocks)
-            rest = lax.rem(i, pairs * blocks)
+        def tile_of_heads(i: jax.Array, _: None) -> None:
+            row = lax.div(i, tiles * blocks)
+            rest = lax.rem(i, tiles * blocks)
             queries = pl.ds(pl.multiple_of(lax.rem(rest, blocks) * LANES, LANES), LANES)
             contexts_DxQ = []
-            for head in range(2):
+            for head in self._heads:
                 unit = _Unit(row, lax.div(rest, blocks), queries, head)
                 contexts_DxQ.append(self._safe_context(unit))
             context_LxQ = jnp.concatenate(contexts_DxQ)
             self._context_ref[row, queries, unit.lanes] = context_LxQ.astype(self._dtype).T
 
-        lax.fori_loop(0, rows * pairs * blocks, pair_of_heads, None)
+        lax.fori_loop(0, rows * tiles * blocks, tile_of_heads, None)
 
     def _safe_context(self, unit: _Unit) -> jax.Array:
         """The context [D, Q] of a unit, with the maximum of its scores subtracted."""
-        scores_KxQ = _dot(*self._operands(unit), 1, 1)
+        scores_KxQ = dot(*self._operands(unit), 1, 1)
         highest_1xQ = jnp.max(scores_KxQ, axis=0, keepdims=True)
         exp_KxQ = jnp.exp2(scores_KxQ - highest_1xQ)
         sum_1xQ = jnp.sum(exp_KxQ, axis=0, keepdims=True)
         self._log_sums_ref[unit.line] = highest_1xQ + jnp.log2(sum_1xQ)
-        values_DxK = self._inputs.values[unit.row, :, unit.lanes].T[_head(unit.head)]
+        values_LxK = self._inputs.values[unit.row, :, unit.lanes].T
+        values_DxK = values_LxK[dims_of(unit.head, self._head_dim)]
         dropped_KxQ = self._dropped(unit, exp_KxQ).astype(self._dtype)
-        return _dot(values_DxK, dropped_KxQ, 1, 0) / (sum_1xQ * (1.0 - self._rate))
+        return dot(values_DxK, dropped_KxQ, 1, 0) / (sum_1xQ * (1.0 - self._rate))
 
 
 def _backward_kernel(
-    inputs: _BackwardInputs, d_qkv_ref: Any, d_bias_ref: Any, *scratch_refs: Any, rate: float
+    inputs: _BackwardInputs, d_qkv_ref: Any, d_bias_ref: Any, *scratch_refs: Any,
+    settings: Settings,
 ) -> None:
     # A kernel that copies its results itself has two more entries.
     scratch = _Scratch(*scratch_refs[:4])
     copied_refs = scratch_refs[4:]
     scratch.prepare(inputs.marks)
     output = _GradientOutput(inputs.queries.shape, d_qkv_ref, *copied_refs)
-    step = _BackwardStep(inputs, output, d_bias_ref, scratch, rate)
+    step = _BackwardStep(inputs, output, d_bias_ref, scratch, settings)
     step.run()
     output.copy()
-
-
-# The parts of a projection's output.
-_QUERY, _KEY, _VALUE = range(3)
-_PARTS = (_QUERY, _KEY, _VALUE)
-# What the gradients of scaled queries, of keys and of values are multiplied by.
-_GRADIENT_SCALES = {_QUERY: HEAD_DIM**-0.5, _KEY: math.log(2), _VALUE: 1.0}
 
 
 class _GradientOutput:
@@ -622,14 +664,14 @@ class _GradientOutput:
         self._step = pl.program_id(1)
         lanes = [
             pl.ds(pl.multiple_of((part * self._steps + self._step) * width, width), width)
-            for part in _PARTS]
+            for part in PARTS]
         self._copies = []
         if copied_ref is None:
-            self.refs = [d_qkv_ref.at[:, :, lanes[part]] for part in _PARTS]
+            self.refs = [d_qkv_ref.at[:, :, lanes[part]] for part in PARTS]
             return
-        self.refs = [copied_ref.at[part] for part in _PARTS]
+        self.refs = [copied_ref.at[part] for part in PARTS]
         group = pl.ds(pl.program_id(0) * rows, rows)
-        for part in _PARTS:
+        for part in PARTS:
             target = d_qkv_ref.at[group, :, lanes[part]]
             copy = pltpu.make_async_copy(self.refs[part], target, semaphores_ref.at[part])
             self._copies.append(copy)
@@ -660,69 +702,60 @@ class _BackwardStep:
         output: _GradientOutput,
         d_bias_ref: Any,
         scratch: _Scratch,
-        rate: float,
+        settings: Settings,
     ) -> None:
         self._inputs = inputs
         self._output = output
         self._d_bias_ref = d_bias_ref
         self._scratch = scratch
-        self._rate = rate
+        self._rate = settings.rate
+        self._head_dim = settings.head_dim
+        self._heads = range(LANES // settings.head_dim)  # of a tile
         self._dtype = inputs.queries.dtype
         self._length = inputs.queries.shape[1]
-        self._units = _units(inputs.queries.shape)
-        # By row and pair: queries, keys and the context's gradient [L, S]; and means [8, S], one of
+        self._units = _units(inputs.queries.shape, settings.head_dim)
+        # By row and tile: queries, keys and the context's gradient [L, S]; and means [8, S], one of
         # each head's queries in its line.
         self._transposed: dict[Any, tuple[jax.Array, jax.Array, jax.Array]] = {}
         self._means_8xS: dict[Any, jax.Array] = {}
-        # Gradients of the latest pair, by part and head: [D, Q] of queries, else [D, S].
+        # Gradients of the latest tile, by part and head: [D, Q] of queries, else [D, S].
         self._gradients: dict[tuple[int, int], jax.Array] = {}
 
     def run(self) -> None:
         """Computes the step as a pipeline."""
-        _overlap(self._units, [self._load, self._products, self._softmax, self._differentiate])
+        stages = [self._load, self._products, self._softmax, self._differentiate]
+        overlap(self._units, stages, _lag(self._units))
 
     def _load(self, unit: _Unit) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Keys [K, L], queries [Q, L] and the context's gradient [Q, L], with spare lanes."""
         queries_SxL = self._inputs.queries[unit.row, :, unit.lanes]
         keys_SxL = self._inputs.keys[unit.row, :, unit.lanes]
         d_context_SxL = self._inputs.d_context[unit.row, :, unit.lanes]
-        if unit.is_first_of_pair:
-            pair = unit.row, unit.pair
-            self._transposed[pair] = (queries_SxL.T, keys_SxL.T, d_context_SxL.T)
+        if unit.is_first_of_tile:
+            tile = unit.row, unit.tile
+            self._transposed[tile] = (queries_SxL.T, keys_SxL.T, d_context_SxL.T)
             if self._length > LANES:
-                self._means_8xS[pair] = self._means(unit, d_context_SxL)
-        keys = _joined(keys_SxL, self._scratch.spare_keys[unit.row], unit.head)
-        queries = _joined(
+                context_SxL = self._inputs.context[unit.row, :, unit.lanes]
+                self._means_8xS[tile] = means(
+                    d_context_SxL, context_SxL, self._head_dim, self._rate)
+        keys = joined(
+            keys_SxL, self._scratch.spare_keys[unit.row], unit.head, self._head_dim)
+        queries = joined(
             queries_SxL[unit.queries],
             self._scratch.spare_queries[unit.row, unit.queries],
-            unit.head)
-        d_context = _joined(
-            d_context_SxL[unit.queries],
-            jnp.zeros_like(d_context_SxL[unit.queries]),
-            unit.head)
+            unit.head,
+            self._head_dim)
+        d_context = alone(d_context_SxL[unit.queries], unit.head, self._head_dim)
         return keys, queries, d_context
-
-    def _means(self, unit: _Unit, d_context_SxL: jax.Array) -> jax.Array:
-        """What the gradient of softmax subtracts, for each query of a pair: [8, S].
-
-        It is the product of the query's context with the context's gradient, summed over the head's
-        dims. The matrix unit sums it here, so that no score has to wait for all the others.
-        """
-        product_SxL = d_context_SxL.astype(jnp.float32)
-        product_SxL *= self._inputs.context[unit.row, :, unit.lanes].astype(jnp.float32)
-        line_8xL = lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), 0)
-        lane_8xL = lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), 1)
-        is_of_head_8xL = lax.div(lane_8xL, HEAD_DIM) == line_8xL
-        return _dot(jnp.where(is_of_head_8xL, 1.0 - self._rate, 0.0), product_SxL, 1, 1)
 
     def _products(
         self, unit: _Unit, operands: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         """Scores [K, Q], and the gradients of dropped probabilities [K, Q]."""
         keys_KxL, queries_QxL, d_context_QxL = operands
-        scores_KxQ = _dot(keys_KxL, queries_QxL, 1, 1)
+        scores_KxQ = dot(keys_KxL, queries_QxL, 1, 1)
         values_KxL = self._inputs.values[unit.row, :, unit.lanes]
-        return scores_KxQ, _dot(values_KxL, d_context_QxL, 1, 1)
+        return scores_KxQ, dot(values_KxL, d_context_QxL, 1, 1)
 
     def _softmax(self, unit: _Unit, products: tuple[jax.Array, jax.Array]) -> int:
         """Buffers dropped probabilities and the gradients of scores; returns their slot.
@@ -734,11 +767,12 @@ class _BackwardStep:
         probs_KxQ = jnp.exp2(scores_KxQ - self._inputs.log_sums[unit.line])
         dropped_KxQ = probs_KxQ
         if self._rate:
-            kept_KxQ = _kept(self._inputs.lines, self._scratch.key_places, unit, self._rate)
+            kept_KxQ = kept(
+            self._inputs.lines[unit.line], self._scratch.key_places[unit.row], self._rate)
             dropped_KxQ = jnp.where(kept_KxQ, probs_KxQ, 0.0)
         d_probs_KxQ = dropped_KxQ * d_dropped_KxQ
         if self._length > LANES:
-            means_8xS = self._means_8xS[unit.row, unit.pair]
+            means_8xS = self._means_8xS[unit.row, unit.tile]
             mean_1xQ = means_8xS[unit.head : unit.head + 1, unit.queries]
         else:
             mean_1xQ = jnp.sum(d_probs_KxQ, axis=0, keepdims=True)
@@ -748,72 +782,51 @@ class _BackwardStep:
         return slot
 
     def _differentiate(self, unit: _Unit, slot: int) -> None:
-        """Computes the gradients of a head, and writes those of a pair after its second head."""
+        """Computes the gradients of a head, and writes those of a tile after its last head."""
         if unit is self._units[0]:
             self._output.wait_for_previous_step()
         head = unit.head
         queries_DxS, keys_DxS, d_context_DxS = (
-            x[_head(head)] for x in self._transposed[unit.row, unit.pair])
+            x[dims_of(head, self._head_dim)] for x in self._transposed[unit.row, unit.tile])
         buffer = self._scratch.buffer
-        d_keys_DxS = _dot(queries_DxS[:, unit.queries], buffer[1, slot], 1, 1)
-        d_values_DxS = _dot(d_context_DxS[:, unit.queries], buffer[0, slot], 1, 1)
+        d_keys_DxS = dot(queries_DxS[:, unit.queries], buffer[1, slot], 1, 1)
+        d_values_DxS = dot(d_context_DxS[:, unit.queries], buffer[0, slot], 1, 1)
         if unit.queries.start:  # sums over all queries
-            d_keys_DxS += self._gradients[_KEY, head]
-            d_values_DxS += self._gradients[_VALUE, head]
-        self._gradients[_KEY, head] = d_keys_DxS
-        self._gradients[_VALUE, head] = d_values_DxS
-        self._gradients[_QUERY, head] = _dot(keys_DxS, buffer[1, slot], 1, 0)
-        if head == 1:
-            self._write(unit, unit.queries, _QUERY)
+            d_keys_DxS += self._gradients[KEY, head]
+            d_values_DxS += self._gradients[VALUE, head]
+        self._gradients[KEY, head] = d_keys_DxS
+        self._gradients[VALUE, head] = d_values_DxS
+        self._gradients[QUERY, head] = dot(keys_DxS, buffer[1, slot], 1, 0)
+        if head == self._heads[-1]:
+            self._write(unit, unit.queries, QUERY)
             if unit.queries.stop == self._length:
-                self._write(unit, slice(0, self._length), _KEY)
-                self._write(unit, slice(0, self._length), _VALUE)
+                self._write(unit, slice(0, self._length), KEY)
+                self._write(unit, slice(0, self._length), VALUE)
 
     def _write(self, unit: _Unit, tokens: slice, part: int) -> None:
-        """Writes a part's gradients of a pair of heads, and adds them to those of the bias."""
-        scale = _GRADIENT_SCALES[part] / (1.0 - self._rate)
-        pair_LxS = jnp.concatenate([self._gradients[part, 0], self._gradients[part, 1]]) * scale
-        pair_SxL = pair_LxS.astype(self._dtype).T
-        self._output.refs[part][unit.row, tokens, unit.lanes] = pair_SxL
-        lines_xx8xL = pair_SxL.astype(jnp.float32).reshape(-1, SUBLANES, LANES)
-        sum_8xL = jnp.sum(lines_xx8xL, axis=0)
+        """Writes a part's gradients of a tile of heads, and adds them to those of the bias."""
+        scale = gradient_scale(part, self._head_dim) / (1.0 - self._rate)
+        tile_LxS = jnp.concatenate([self._gradients[part, head] for head in self._heads]) * scale
+        if self._inputs.rotation is not None and part != VALUE:
+            tile_LxS = turned_back(tile_LxS, self._inputs.rotation[:, :, tokens])
+        tile_SxL = tile_LxS.astype(self._dtype).T
+        self._output.refs[part][unit.row, tokens, unit.lanes] = tile_SxL
+        sum_8xL = sum_of_lines(tile_SxL)
         if unit.row or tokens.start:
             sum_8xL += self._d_bias_ref[0, part, :, unit.lanes]
         self._d_bias_ref[0, part, :, unit.lanes] = sum_8xL
 
 
-def _units(shape: tuple[int, int, int]) -> list[_Unit]:
+def _units(shape: tuple[int, int, int], head_dim: int) -> list[_Unit]:
     """The units of a grid step with blocks [rows, S, lanes], in order."""
     rows, length, lanes = shape
-    most_queries = 256 if length <= _LONG_ROW else LANES
-    num_queries = math.gcd(length, most_queries)
-    pairs = range(lanes // LANES)
+    num_queries = math.gcd(length, _MOST_QUERIES)
+    tiles = range(lanes // LANES)
+    heads = range(LANES // head_dim)
     starts = range(0, length, num_queries)
     return [
-        _Unit(row, pair, slice(start, start + num_queries), head)
-        for row, pair, start, head in itertools.product(range(rows), pairs, starts, range(2))]
-
-
-def _overlap(units: Sequence[_Unit], stages: Sequence[Callable[..., Any]]) -> None:
-    """Runs every stage of every unit as a pipeline, each stage `_lag` units behind the previous.
-
-    The compiler's scheduler looks for independent work only nearby, and this order puts it there.
-
-    Args:
-      units: of a grid step.
-      stages: the first takes a unit; each other takes a unit and what the previous returned for it.
-    """
-    lag = _lag(units)
-    results: dict[int, Any] = {}  # of the latest stage, by a unit's index
-    for time in range(len(units) + lag * (len(stages) - 1)):
-        for number, stage in enumerate(stages):
-            index = time - number * lag
-            if not 0 <= index < len(units):
-                continue
-            if number == 0:
-                results[index] = stage(units[index])
-            else:
-                results[index] = stage(units[index], results.pop(index))
+        _Unit(row, tile, slice(start, start + num_queries), head)
+        for row, tile, start, head in itertools.product(range(rows), tiles, starts, heads)]
 
 
 def _lag(units: Sequence[_Unit]) -> int:
@@ -822,39 +835,3 @@ def _lag(units: Sequence[_Unit]) -> int:
     if not has_several_rows:
         return 1
     return max(1, len(units) // 8)
-
-
-def _kept(lines_ref: Any, key_places_ref: Any, unit: _Unit, rate: float) -> jax.Array:
-    """Which probabilities dropout keeps: bool [K, Q]."""
-    line_1xQ = lines_ref[unit.line]
-    num_tiles = line_1xQ.shape[1] // LANES
-    column_KxQ = jnp.concatenate([key_places_ref[unit.row]] * num_tiles, axis=1)
-    return drop.kept(line_1xQ + column_KxQ, rate)
-
-
-def _dot(a: jax.Array, b: jax.Array, a_dim: int, b_dim: int) -> jax.Array:
-    """The product of two matrices over these dims, accumulated in float32."""
-    dims = (((a_dim,), (b_dim,)), ((), ()))
-    return lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
-
-
-def _head(head: int) -> slice:
-    """The dims of a head among those of its pair."""
-    return slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
-
-
-def _joined(pair_SxL: jax.Array, spare_SxL: jax.Array, head: int) -> jax.Array:
-    """The lanes of a head of `pair`, which holds both heads, and the other lanes of `spare`."""
-    lane_1xL = lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
-    is_of_head_1xL = lane_1xL < HEAD_DIM if head == 0 else lane_1xL >= HEAD_DIM
-    if pair_SxL.dtype == jnp.float32:
-        return jnp.where(is_of_head_1xL, pair_SxL, spare_SxL)
-    # As 32-bit words of two bfloat16 each: to select bfloat16, the vector unit would unpack them.
-    pair_words = pltpu.bitcast(pair_SxL, jnp.int32)
-    spare_words = pltpu.bitcast(spare_SxL, jnp.int32)
-    return pltpu.bitcast(jnp.where(is_of_head_1xL, pair_words, spare_words), pair_SxL.dtype)
-
-
-def _column(row_1xS: jax.Array) -> jax.Array:
-    """A row [1, S] as a column that is repeated in every lane: [S, 128]."""
-    return jnp.broadcast_to(row_1xS, (LANES, row_1xS.shape[1])).T

@@ -25,12 +25,17 @@ def rotated(x_BxSxNxD: jax.Array, base: float) -> jax.Array:
       base: the wavelengths, in tokens, go from 2 pi to nearly 2 pi times this.
     """
     length, _, head_dim = x_BxSxNxD.shape[1:]
-    angles_SxD = phases(length, head_dim, base).astype(jnp.float32) * (2 * math.pi / _TURN)
+    angles_SxD = angles(length, head_dim, base)
     cos_Sx1xD = jnp.cos(angles_SxD)[:, None]
     sin_Sx1xD = jnp.sin(angles_SxD)[:, None]
     first, second = jnp.split(x_BxSxNxD.astype(jnp.float32), 2, axis=-1)
     turned = [first * cos_Sx1xD - second * sin_Sx1xD, second * cos_Sx1xD + first * sin_Sx1xD]
     return jnp.concatenate(turned, axis=-1).astype(x_BxSxNxD.dtype)
+
+
+def angles(length: int, head_dim: int, base: float) -> jax.Array:
+    """The angles of the places 0 to `length` - 1, [S, D / 2] float32, without whole turns."""
+    return phases(length, head_dim, base).astype(jnp.float32) * (2 * math.pi / _TURN)
 
 
 def phases(length: int, head_dim: int, base: float) -> jax.Array:

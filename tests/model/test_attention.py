@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.attention import attend, choose
-from bert_jax.model.attention_kernel import MAX_LENGTH
+from bert_jax.model.attention_blocks import MAX_LENGTH, MAX_WINDOW
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.rotary import phases
 from bert_jax.runtime.errors import InputError
@@ -113,7 +113,11 @@ class Choice:
 @pytest.mark.parametrize('case', [
     Choice('tpu', 'auto', chosen='kernel'),
     Choice('tpu', 'auto', length=64, chosen='xla'),
-    Choice('tpu', 'auto', changes={'positions': 'rotary'}, chosen='xla'),
+    Choice('tpu', 'auto', changes={'positions': 'rotary'}, chosen='kernel'),
+    Choice('tpu', 'auto', length=MAX_LENGTH, changes={'local_attention': 128}, chosen='kernel'),
+    Choice('tpu', 'auto', changes={'local_attention': MAX_WINDOW + 2}, chosen='xla'),
+    Choice('tpu', 'auto', changes={'num_heads': 4}, chosen='kernel'),
+    Choice('tpu', 'auto', changes={'num_heads': 1}, chosen='kernel'),
     Choice('tpu', 'auto', length=MAX_LENGTH + 1, chosen='xla'),
     Choice('tpu', 'auto', drops=False, changes={'causal': True}, chosen='xla'),
     Choice('tpu', 'xla', drops=False, chosen='xla'),
@@ -134,12 +138,14 @@ def test_an_implementation_is_chosen(case):
 @pytest.mark.parametrize('case', [
     Choice('gpu', 'kernel', refused='it is for TPUs, and this is a gpu'),
     Choice('tpu', 'kernel', changes={'causal': True}, refused='it has no left-to'),
-    Choice('tpu', 'kernel', changes={'local_attention': 8}, refused='it has no local attention'),
+    Choice('tpu', 'kernel', changes={'local_attention': 1}, refused='.* these have 1'),
     Choice('tpu', 'kernel', length=128, changes={'dtype': 'float32'},
            refused='it is for bfloat16, and this is float32'),
     Choice('tpu', 'kernel', length=128, changes={'num_heads': 3, 'hidden_size': 192},
            refused='.* a device has 3'),
-    Choice('tpu', 'kernel', length=128, changes={'num_heads': 4}, refused='.* these have 32'),
+    Choice('tpu', 'kernel', length=128, changes={'num_heads': 8}, refused='.* these have 16'),
+    Choice('tpu', 'kernel', changes={'num_heads': 2, 'hidden_size': 64},
+           refused='.* of 32 dims by 4, and a device has 2'),
     Choice('tpu', 'kernel', length=MAX_LENGTH + 1, refused=f'.* these have {MAX_LENGTH + 1}'),
     Choice('cpu', 'cudnn', drops=False, refused='it is for GPUs'),
     Choice('gpu', 'cudnn', drops=False, changes={'causal': True}, refused='it has no left-to'),

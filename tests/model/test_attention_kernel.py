@@ -1,4 +1,7 @@
-"""The attention kernel, interpreted, against plain attention; dropout's masks are bit-identical."""
+"""The attention kernels, interpreted, against plain attention.
+
+Dropout's masks are bit-identical.
+"""
 
 import functools
 
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.model import attention_blocks
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention_kernel import kernel_attention
 from bert_jax.sharding import make_mesh
@@ -19,22 +23,35 @@ LAYER = 3
 kernel = functools.partial(kernel_attention, interpret=True)
 
 
-def plain(qkv, bias, segments, rows, layer, *, rate):
+def turned(x, base):
+    """Rotary positions as products of complex numbers."""
+    half = x.shape[-1] // 2
+    angles = np.arange(x.shape[1])[:, None, None] * float(base) ** (-np.arange(half) / half)
+    points = jax.lax.complex(x[..., :half], x[..., half:]) * np.exp(1j * angles).astype('complex64')
+    return jnp.concatenate([points.real, points.imag], axis=-1)
+
+
+def plain(qkv, bias, segments, rows, layer, *, rate, window=0, rotary_base=0.0):
     """Attention as XLA does it; scores and probabilities in float32."""
     qkv = qkv + bias.astype(qkv.dtype)
     q, k, v = (qkv[:, :, i].astype(jnp.float32) for i in range(3))
-    scores = jnp.einsum('bqnd,bknd->bnqk', q, k) / 8
-    same = segments[:, None, :, None] == segments[:, None, None, :]
-    probs = jax.nn.softmax(jnp.where(same, scores, -jnp.inf), axis=-1)
+    if rotary_base:
+        q, k = turned(q, rotary_base), turned(k, rotary_base)
+    scores = jnp.einsum('bqnd,bknd->bnqk', q, k) / np.sqrt(q.shape[-1])
+    seen = segments[:, None, :, None] == segments[:, None, None, :]
+    if window:
+        place = np.arange(q.shape[1])
+        seen &= abs(place[:, None] - place) <= window // 2
+    probs = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
     probs = drop.dropout(probs, rate, rows, drop.ATTENTION_PROBS, layer)
     return jnp.einsum('bnqk,bknd->bqnd', probs, v).astype(qkv.dtype)
 
 
-def inputs(batch, length, heads, dtype=jnp.float32, packed=False, seed=0):
+def inputs(batch, length, heads, dtype=jnp.float32, packed=False, seed=0, dim=64):
     rng = np.random.default_rng(seed)
-    qkv = jnp.asarray(2 * rng.standard_normal((batch, length, 3, heads, 64)), dtype)
-    bias = jnp.asarray(rng.standard_normal((3, heads, 64)), jnp.float32)
-    d_out = jnp.asarray(rng.standard_normal((batch, length, heads, 64)), dtype)
+    qkv = jnp.asarray(2 * rng.standard_normal((batch, length, 3, heads, dim)), dtype)
+    bias = jnp.asarray(rng.standard_normal((3, heads, dim)), jnp.float32)
+    d_out = jnp.asarray(rng.standard_normal((batch, length, heads, dim)), dtype)
     place = np.arange(length)
     if packed == 'short':  # up to three tokens each: numbers of several base-16 digits
         segments = np.broadcast_to(1 + place // 3, (batch, length))
@@ -54,13 +71,20 @@ def with_gradient(attend, qkv, bias, segments, rows, d_out, rate):
     return out, *vjp(d_out)
 
 
+def assert_equal_to_plain(args, d_out, rate, tolerance=1e-5, **options):
+    found = with_gradient(functools.partial(kernel, **options), *args, d_out, rate)
+    expected = with_gradient(functools.partial(plain, **options), *args, d_out, rate)
+    for a, b in zip(found, expected, strict=True):
+        assert np.abs(a - b).max() < tolerance * np.abs(b).max()
+
+
 @pytest.mark.parametrize('dtype, batch, length, heads, packed, rate, scale', [
     ('float32', 1, 384, 2, 'short', 0.0, 1),
     ('float32', 1, 128, 2, False, 0.1, 0),  # equal scores, so any wrong bit of the mask shows
     ('float32', 1, 128, 2, False, 0.1, 30),  # scores in the thousands overflow nothing
     ('float32', 2, 77, 4, True, 0.3, 1),
-    ('float32', 1, 512, 4, True, 0.1, 1),  # both pairs of heads in a grid step
-    ('float32', 1, 1100, 4, 'short', 0.1, 1),  # a pair in a step, two steps a row
+    ('float32', 1, 512, 4, True, 0.1, 1),  # both tiles of heads in a grid step
+    ('float32', 1, 1024, 4, 'short', 0.1, 1),  # a tile in a step, two steps a row
     ('bfloat16', 1, 128, 2, True, 0.1, 1)])
 def test_values_and_gradients_are_those_of_plain_attention(
     dtype, batch, length, heads, packed, rate, scale
@@ -99,3 +123,60 @@ def test_rows_and_heads_split_over_devices_change_nothing(data, tensor, inside):
     expected = with_gradient(plain, *args, d_out, 0.2)
     for a, b in zip(found, expected, strict=True):
         assert np.abs(a - b).max() < 1e-5 * np.abs(b).max()
+
+
+@pytest.mark.parametrize('dim, heads', [(32, 8), (64, 2), (128, 1)])
+@pytest.mark.parametrize('length', [100, 256])
+def test_heads_of_other_sizes_and_rotary_positions(dim, heads, length):
+    *args, d_out = inputs(1, length, heads, packed=True, dim=dim)
+    assert_equal_to_plain(args, d_out, 0.1, rotary_base=160_000.0)
+
+
+@pytest.mark.parametrize('dim, heads, length, window, rate, scale', [
+    (64, 2, 128, 2, 0.1, 1),
+    (64, 4, 256, 64, 0.0, 1),
+    (64, 2, 300, 128, 0.1, 0),  # equal scores, so any wrong bit of the mask shows
+    (64, 4, 500, 129, 0.1, 30),  # scores in the thousands: the maximum is subtracted
+    (32, 8, 257, 100, 0.2, 1),
+    (128, 1, 600, 300, 0.1, 1),
+    (64, 2, 300, 599, 0.1, 1),  # everything but the ends of the row
+    (64, 2, 128, 1000, 0.1, 1)])  # more than the row
+def test_windows(monkeypatch, dim, heads, length, window, rate, scale):
+    """In rows of several chunks."""
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 256)
+    qkv, *args, d_out = inputs(2, length, heads, packed=length > 300, dim=dim)
+    args = qkv.at[:, :, :2].multiply(scale), *args
+    tolerance = 0.02 if scale > 1 else 1e-5
+    assert_equal_to_plain(args, d_out, rate, tolerance, window=window, rotary_base=10_000.0)
+
+
+@pytest.mark.parametrize('dim, heads, rate, packed, scale', [
+    (64, 2, 0.1, True, 0),
+    (64, 4, 0.0, 'short', 1),  # chunks that share no sequence
+    (64, 2, 0.1, False, 30),
+    (32, 4, 0.3, True, 1),
+    (128, 1, 0.1, True, 1)])
+def test_rows_of_several_chunks(monkeypatch, dim, heads, rate, packed, scale):
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 384)
+    qkv, *args, d_out = inputs(2, 1030, heads, packed=packed, dim=dim)
+    args = qkv.at[:, :, :2].multiply(scale), *args
+    tolerance = 0.02 if scale > 1 else 1e-5
+    assert_equal_to_plain(args, d_out, rate, tolerance, rotary_base=160_000.0)
+
+
+@pytest.mark.parametrize('length, window', [(1024, 128), (2100, 0), (2304, 128)])
+def test_long_rows(length, window):
+    *args, d_out = inputs(1, length, 2, packed=True)
+    assert_equal_to_plain(args, d_out, 0.1, window=window, rotary_base=160_000.0)
+
+
+@pytest.mark.parametrize('length, window', [(300, 64), (1030, 0)])
+def test_chunks_in_bfloat16(monkeypatch, length, window):
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 384)
+    qkv, *args, d_out = inputs(1, length, 2, 'bfloat16', packed=True)
+    attend = functools.partial(kernel, window=window, rotary_base=10_000.0)
+    found = with_gradient(attend, qkv, *args, d_out, 0.1)
+    attend = functools.partial(plain, window=window, rotary_base=10_000.0)
+    expected = with_gradient(attend, qkv.astype('float32'), *args, d_out.astype('float32'), 0.1)
+    for a, b in zip(found, expected, strict=True):
+        assert np.abs(np.asarray(a, np.float32) - b).max() < 0.02 * np.abs(b).max()

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from bert_jax.model.attention_tiles import named_with_grid
 from bert_jax.runtime.chips import find_chip
 from bert_jax.tools.preflight.cycles import scheduled_cycles
 from bert_jax.tools.preflight.hlo import CompiledText, scope_of
@@ -189,6 +190,13 @@ def test_the_cores_of_a_chip_share_a_loop(program):
 def test_a_core_takes_whole_groups_of_rows_of_the_attention_kernel(program):
     """These 4 rows of 128 are one group, of three steps."""
     assert program.trips(instruction(program, 'attention_forward.1'), cores=2) == 3
+
+
+def test_the_kernels_of_long_rows_have_their_grid_in_their_name(program):
+    name = named_with_grid('attention_backward_blocks', (3, 6, 8, 8))
+    kernel = instruction(program, 'attention_forward.1')._replace(name=f'transpose_{name}__.12')
+    assert program.trips(kernel, cores=1) == 3 * 6 * 8 * 8
+    assert program.trips(kernel, cores=2) == 2 * 6 * 8 * 8
 
 
 def test_equal_instructions_have_one_schedule(program):

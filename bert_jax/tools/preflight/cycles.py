@@ -27,8 +27,9 @@ def scheduled_cycles(
     longer of the two times counts, plus one iteration of the shorter. A matrix product takes at
     least its FLOPs at the peak rate: a v5e issues them up to a fifth faster than it computes them.
     Without a schedule, or if it has inner loops of unknown length, the compiler's `estimate`
-    counts. (A loop within the attention kernel, for scores that float32's exponents cannot hold, is
-    ignored.) With neither a schedule nor an estimate, the bytes count.
+    counts. (Loops within the attention kernels, for scores that float32's exponents cannot hold and
+    for what all heads of a row share, are ignored.) With neither a schedule nor an estimate, the
+    bytes count.
     """
     moving = text.bytes_moved(instruction) / chip.bandwidth * chip.clock
     if schedule is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from bert_jax.model.attention_kernel import grids
+from bert_jax.model.attention_tiles import grid_in_name
 from bert_jax.tools.preflight.schedules import Schedule
 
 # The compiler writes 2^63 - 1 where it has no estimate.
@@ -171,8 +172,12 @@ class CompiledText:
     def trips(self, instruction: Instruction, cores: int) -> int:
         """The trip count of an instruction's loop over tiles, on one of the cores that share it."""
         if instruction.is_kernel:
+            names = instruction.name + instruction.op_name
+            grid = grid_in_name(names)
+            if grid is not None:  # its first dim is that which cores share
+                return math.prod(grid[1:]) * math.ceil(grid[0] / cores)
             for kernel in _ATTENTION_KERNELS:
-                if kernel in instruction.name + instruction.op_name:
+                if kernel in names:
                     return self._attention_trips(instruction, kernel, cores)
         window = _ITERATION_BOUNDS.search(instruction.attributes)
         bounds = [int(size) for size in re.findall(r'\d+', window[1])] if window else []
