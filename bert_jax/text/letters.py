@@ -112,7 +112,7 @@ def tokens_of_each(texts: Sequence[str], is_token: np.ndarray) -> np.ndarray:
     """
     if not texts:
         return np.zeros(0, np.int64)
-    lengths = [len(text) + 1 for text in texts]
+    lengths = np.array([len(text) + 1 for text in texts], np.int64)
     begins = np.cumsum(lengths) - lengths
     return np.add.reduceat(is_token, begins, dtype=np.int64)
 
