@@ -31,6 +31,9 @@ from bert_jax.runtime.hosts import say
 # Added to the scores of masked keys, as in google-research/bert. exp(-10000) is 0 in every
 # precision, so a sequence is independent of its neighbours.
 _MASKED_SCORE = -10000.0
+# XLA computes longer rows in blocks of so many queries.
+_LONGEST_AT_ONCE = 2048
+_QUERIES_AT_ONCE = 512
 _KERNEL_FROM = 128  # 'auto' takes the TPU kernel for rows of at least so many tokens
 
 
@@ -75,13 +78,31 @@ def attend(
         seen_BxSxS = _seen(segments_BxS, None, config)
         return jax.nn.dot_product_attention(
             q_BxQxNxD, k_BxKxNxD, v_BxKxNxD, implementation='cudnn', mask=seen_BxSxS[:, None])
-    # Plain operations, which XLA fuses; scores and softmax are float32.
     if wanted_BxP is None and keep is None and takes_blocks(config, qkv_BxSx3xNxD.shape[1]):
         return local_attention(
             (q_BxQxNxD, k_BxKxNxD, v_BxKxNxD), segments_BxS, rows_Bx2, layer, config=config,
             masked_score=_MASKED_SCORE)
+    plain = functools.partial(
+        _plain, keys_and_values=(k_BxKxNxD, v_BxKxNxD), segments_BxS=segments_BxS,
+        rows_Bx2=rows_Bx2, layer=layer, config=config)
+    if wanted_BxP is None and keep is None and _is_long(qkv_BxSx3xNxD.shape[1]):
+        return _in_blocks_of_queries(plain, q_BxQxNxD)
     if wanted_BxP is not None:
         q_BxQxNxD = gather_positions(q_BxQxNxD, wanted_BxP)
+    return plain(q_BxQxNxD, wanted_BxP, keep=keep)
+
+
+def _plain(
+    q_BxQxNxD: jax.Array, wanted_BxP: jax.Array | None, *,
+    keys_and_values: tuple[jax.Array, jax.Array], segments_BxS: jax.Array,
+    rows_Bx2: jax.Array | None, layer: jax.Array | int, config: ModelConfig,
+    keep: Callable[[jax.Array], Any] | None = None,
+) -> jax.Array:
+    """Context vectors [B, Q, N, D] in plain operations, which XLA fuses.
+
+    Scores and softmax are float32. `wanted_BxP` are the positions of the queries; None: all.
+    """
+    k_BxKxNxD, v_BxKxNxD = keys_and_values
     seen_BxQxK = _seen(segments_BxS, wanted_BxP, config)
     mask_Bx1xQxK = jnp.where(seen_BxQxK, 0.0, _MASKED_SCORE)[:, None]
     scores_BxNxQxK = jnp.einsum(
@@ -94,6 +115,36 @@ def attend(
         probs_BxNxQxK.astype(config.dtype), config.attention_dropout, rows_Bx2,
         drop.ATTENTION_PROBS, layer, wanted_BxP)
     return jnp.einsum('BNQK,BKND->BQND', probs_BxNxQxK, v_BxKxNxD)
+
+
+def _is_long(length: Any) -> bool:
+    """Whether all scores of a row at once are too large. Not if the length is symbolic."""
+    return isinstance(length, int) and length > _LONGEST_AT_ONCE
+
+
+def _in_blocks_of_queries(
+    plain: Callable[[jax.Array, jax.Array], jax.Array], q_BxSxNxD: jax.Array
+) -> jax.Array:
+    """As `plain` of all queries, one block after the other: the scores of a row are never stored.
+
+    The backward pass computes a block again, which is a third more work.
+    """
+    batch, length, num_heads, head_dim = q_BxSxNxD.shape
+    missing = -length % _QUERIES_AT_ONCE
+    q_BxSxNxD = jnp.pad(q_BxSxNxD, ((0, 0), (0, missing), (0, 0), (0, 0)))
+    q_BxGxQxNxD = q_BxSxNxD.reshape(batch, -1, _QUERIES_AT_ONCE, num_heads, head_dim)
+    # Padded queries have the last position; their results are left out.
+    positions_GxQ = jnp.minimum(
+        jnp.arange(length + missing), length - 1).reshape(-1, _QUERIES_AT_ONCE)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def context_of(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        q_BxQxNxD, positions_Q = block
+        return plain(q_BxQxNxD, jnp.broadcast_to(positions_Q, (batch, _QUERIES_AT_ONCE)))
+
+    context_GxBxQxNxD = lax.map(context_of, (jnp.moveaxis(q_BxGxQxNxD, 1, 0), positions_GxQ))
+    context_BxSxNxD = jnp.moveaxis(context_GxBxQxNxD, 0, 1).reshape(q_BxSxNxD.shape)
+    return context_BxSxNxD[:, :length]
 
 
 def _with_bias(qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array | None) -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""Local attention in blocks against all scores of a row with a mask."""
+"""Attention in blocks, by XLA, against all scores of a row with a mask."""
 
 import dataclasses
 import functools
@@ -68,16 +68,31 @@ def test_wanted_positions_are_those_of_the_blocks():
     np.testing.assert_allclose(found, of()[np.arange(2)[:, None], wanted], atol=2e-6)
 
 
-def test_memory_grows_with_the_window():
-    """The largest array has the scores of a window; a row's 8,192^2 would be 32 times as many."""
+@pytest.mark.parametrize('window, keys, arrays', [
+    (128, 256, 6),  # the scores of windows
+    (0, 512, 10)])  # of 512 queries at once, that is, of 512 keys in the mean
+def test_a_row_needs_no_memory_for_all_its_scores(window, keys, arrays):
+    """In arrays of [N, S, keys] float32; all scores would be 8,192 keys."""
     length = 8192
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs(128, batch=1)]
     shapes[0] = jax.ShapeDtypeStruct((1, length, 3, N, D), jnp.float32)
     shapes[2] = jax.ShapeDtypeStruct((1, length), jnp.int32)
     shapes[4] = jax.ShapeDtypeStruct((1, length, N, D), jnp.float32)
-    compiled = jax.jit(functools.partial(with_gradient, config(128))).lower(*shapes).compile()
-    scores_of_windows = N * length * 256 * 4
-    assert compiled.memory_analysis().temp_size_in_bytes < 6 * scores_of_windows
+    compiled = jax.jit(functools.partial(with_gradient, config(window))).lower(*shapes).compile()
+    found = compiled.memory_analysis().temp_size_in_bytes
+    assert found < arrays * N * length * keys * 4
+
+
+@pytest.mark.parametrize('window, causal', [(0, False), (0, True), (64, True)])
+def test_long_rows_in_blocks_of_queries_change_nothing(monkeypatch, window, causal):
+    args = inputs(150)
+    its_config = dataclasses.replace(config(window), causal=causal)
+    expected = with_gradient(its_config, *args)
+    monkeypatch.setattr(attention, '_LONGEST_AT_ONCE', 149)
+    monkeypatch.setattr(attention, '_QUERIES_AT_ONCE', 64)
+    found = with_gradient(its_config, *args)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.abs(b).max())
 
 
 @pytest.mark.parametrize('length, changes, takes', [
