@@ -153,6 +153,15 @@ class Layout:
         return kind.startswith(('TPU v4', 'TPU v6'))
 
     @property
+    def has_large_vmem(self) -> bool:
+        """Whether it is a TPU with more on-chip memory than the 16 MiB of those up to v4."""
+        if self.mesh is None:
+            kind = jax.devices()[0].device_kind
+        else:
+            kind = self.mesh.devices.flat[0].device_kind
+        return not str(kind).startswith(('TPU v2', 'TPU v3', 'TPU v4'))
+
+    @property
     def on_cpu(self) -> bool:
         """Whether the platform is 'cpu'."""
         return self.platform == 'cpu'

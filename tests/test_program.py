@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bert_jax.config import default_config
+from bert_jax.config.bert_config import BertConfig
 from bert_jax.model import attention as attention_module
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
@@ -154,6 +155,11 @@ class Chip:
     on_cpu: dict[str, Any]
 
 
+# Every chip takes its layers.
+MODEL = BertConfig(
+    vocab_size=8, num_layers=1, hidden_size=128, num_heads=2, intermediate_size=8)
+
+
 @pytest.fixture(params=[
     Chip('tpu', attention_module, 'kernel_attention', {'interpret': True}),
     Chip('gpu', jax.nn, 'dot_product_attention', {'implementation': 'xla'}),
@@ -173,9 +179,9 @@ def replace_attention(request, monkeypatch):
         monkeypatch.setattr(chip.module, chip.name, make(fused_on_cpu))
 
     monkeypatch.setattr(jax, 'default_backend', lambda: chip.platform)
-    attention_module.fused_attention_error.cache_clear()
+    attention_module._error_of.cache_clear()
     yield replace_by
-    attention_module.fused_attention_error.cache_clear()
+    attention_module._error_of.cache_clear()
 
 
 def scaled_by(factor):
@@ -194,7 +200,7 @@ def failing(fused):
 
 def test_fused_attention_is_used_where_a_chip_computes_it_right(replace_attention):
     replace_attention(scaled_by(1.0))
-    assert attention_module.resolve_backend('auto') == 'auto'
+    assert attention_module.resolve_backend('auto', MODEL) == 'auto'
 
 
 @pytest.mark.parametrize('make, reason', [
@@ -205,14 +211,29 @@ def test_fused_attention_that_is_wrong_or_fails_is_not_used(
     replace_attention, make, reason, capsys
 ):
     replace_attention(make)
-    assert attention_module.resolve_backend('auto') == 'xla'
+    assert attention_module.resolve_backend('auto', MODEL) == 'xla'
     assert reason in capsys.readouterr().out
+
+
+def test_a_wrong_window_of_fused_attention_is_found(monkeypatch, replace_attention):
+    """Local layers are programs of their own."""
+    def without_windows(fused):
+        def attend(*args, **kwargs):
+            return fused(*args, **kwargs | {'window': 0})
+        return attend
+
+    if jax.default_backend() == 'gpu':
+        pytest.skip('cuDNN takes windows as part of its mask')
+    replace_attention(without_windows)
+    local = dataclasses.replace(MODEL, num_layers=2, local_attention=64, global_every=2)
+    assert attention_module.resolve_backend('auto', MODEL) == 'auto'
+    assert attention_module.resolve_backend('auto', local) == 'xla'
 
 
 @pytest.mark.parametrize('make', [scaled_by(1.0), scaled_by(1.1), failing])
 def test_fused_attention_that_is_asked_for_is_used(replace_attention, make):
     replace_attention(make)
-    assert attention_module.resolve_backend('kernel') == 'kernel'
+    assert attention_module.resolve_backend('kernel', MODEL) == 'kernel'
 
 
 GIB = 1 << 30

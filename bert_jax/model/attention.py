@@ -7,6 +7,7 @@ make no mask. New implementations, and other rules for which tokens attend to wh
     D: head_dim
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -18,8 +19,9 @@ import numpy as np
 from flax import linen as nn
 from jax import lax
 
+from bert_jax.config.bert_config import BertConfig
 from bert_jax.model import dropout as drop
-from bert_jax.model.attention_blocks import MAX_LENGTH, MAX_WINDOW
+from bert_jax.model.attention_blocks import LONGEST_IN_SMALL_VMEM, MAX_LENGTH, MAX_WINDOW
 from bert_jax.model.attention_kernel import kernel_attention
 from bert_jax.model.attention_tiles import HEAD_DIMS, LANES
 from bert_jax.model.layers import Dense, ModelConfig
@@ -222,8 +224,9 @@ def _why_not_by_kernel(config: ModelConfig, length: int) -> str:
     if num_heads % heads_of_tile:
         return (f'it takes heads of {config.head_dim} dims by {heads_of_tile}, and a device has '
                 f'{num_heads}')
-    if length > MAX_LENGTH:
-        return f'its rows have at most {MAX_LENGTH} tokens, and these have {length}'
+    longest = MAX_LENGTH if config.layout.has_large_vmem else LONGEST_IN_SMALL_VMEM
+    if length > longest:
+        return f'its rows have at most {longest} tokens on this chip, and these have {length}'
     if config.local_attention and not 2 <= config.local_attention <= MAX_WINDOW:
         return (f'its windows have 2 to {MAX_WINDOW} tokens, and these have '
                 f'{config.local_attention}')
@@ -287,7 +290,7 @@ class SelfAttention(nn.Module):
 
 TOLERANCE = 0.03  # of the largest element: bfloat16 keeps 8 bits, and sums are in another order
 _CHECKED_LENGTH = 200  # not a multiple of a kernel's tiles
-_CHECKED_HEAD_DIM = 64
+_CHECKED_LONG_LENGTH = 1100  # that of the kernel for long rows
 
 
 class _Fused(NamedTuple):
@@ -305,14 +308,50 @@ class _Fused(NamedTuple):
 _FUSED = {'tpu': _Fused('kernel', rate=0.1), 'gpu': _Fused('cudnn', rate=0.0)}
 
 
-@functools.cache
-def fused_attention_error() -> str:
-    """Why this chip's fused attention is wrong; '' if it is right or the chip has none."""
+class _Case(NamedTuple):
+    """What of a model decides which program its fused attention is.
+
+    Attributes:
+      head_dim: of its heads.
+      window: of a layer; 0: it is global.
+      rotary_base: of that layer's positions; 0: they are in a table.
+      length: of a row.
+    """
+
+    head_dim: int
+    window: int
+    rotary_base: float
+    length: int
+
+
+def _cases(model: BertConfig) -> list[_Case]:
+    """Those of a model's layers."""
+    lengths = [_CHECKED_LENGTH]
+    if model.max_length >= _CHECKED_LONG_LENGTH:
+        lengths.append(_CHECKED_LONG_LENGTH)
+    cases = set()
+    for layer in range(model.num_layers):
+        options = model.of_layer(layer)
+        base = options.rotary_base if options.positions == 'rotary' else 0.0
+        for length in lengths:
+            cases.add(_Case(options.head_dim, options.local_attention, base, length))
+    return sorted(cases)
+
+
+def fused_attention_error(model: BertConfig) -> str:
+    """Why this chip's fused attention of a model is wrong; '' if it is right or there is none."""
     fused = _FUSED.get(jax.default_backend())
     if fused is None:
         return ''
+    errors = [_error_of(fused, case) for case in _cases(model)]
+    return next(filter(None, errors), '')
+
+
+@functools.cache
+def _error_of(fused: _Fused, case: _Case) -> str:
+    """As `fused_attention_error`, of one case."""
     try:
-        error = max_relative_error(fused.name, fused.rate)
+        error = max_relative_error(fused.name, fused.rate, case)
     except Exception as raised:  # of the compiler, of many types
         return first_line(raised)
     if error <= TOLERANCE:
@@ -320,11 +359,11 @@ def fused_attention_error() -> str:
     return f'it differs from XLA by {error:.1%} of the largest element'
 
 
-def resolve_backend(attention: str) -> str:
+def resolve_backend(attention: str, model: BertConfig) -> str:
     """`model.attention` for this chip: 'auto' becomes 'xla' if the fused attention is wrong."""
     if attention != 'auto':
         return attention
-    why = fused_attention_error()
+    why = fused_attention_error(model)
     if not why:
         return attention
     name = _FUSED[jax.default_backend()].name
@@ -332,18 +371,23 @@ def resolve_backend(attention: str) -> str:
     return 'xla'
 
 
-def max_relative_error(name: str, rate: float) -> float:
+def max_relative_error(name: str, rate: float, case: _Case) -> float:
     """The largest difference from XLA, of values and gradients, as a share of the largest element.
 
-    It computes two rows on one device, one of two sequences and one with padding.
+    It computes two rows on one device, one of two sequences and one with padding. It is 0 if the
+    implementation does not take the case; XLA then computes it in a run too.
 
     Args:
       name: of the implementation.
       rate: of dropout on the probabilities.
+      case: what to compute.
     """
-    inputs = _checked_inputs()
-    found = _context_and_gradients(name, rate, inputs)
-    expected = _context_and_gradients('xla', rate, inputs)
+    inputs = _checked_inputs(case)
+    config = _checked_config(name, rate, case)
+    if why_unsupported(name, config, case.length, rate > 0):
+        return 0.0
+    found = _context_and_gradients(config, inputs)
+    expected = _context_and_gradients(dataclasses.replace(config, attention='xla'), inputs)
     errors = [
         float(np.abs(a - b).max() / np.abs(b).max())
         for a, b in zip(found, expected, strict=True)]
@@ -359,16 +403,27 @@ class _Inputs(NamedTuple):
     d_context: jax.Array
 
 
-def _checked_inputs() -> _Inputs:
+def _checked_config(name: str, rate: float, case: _Case) -> ModelConfig:
+    """A layer of the fewest heads that every implementation takes."""
+    num_heads = LANES // case.head_dim if case.head_dim in HEAD_DIMS else 2
+    return ModelConfig(
+        vocab_size=8, num_layers=1, hidden_size=num_heads * case.head_dim, num_heads=num_heads,
+        intermediate_size=8, positions='rotary' if case.rotary_base else 'table',
+        local_attention=case.window, rotary_base=case.rotary_base or 1.0, attention_dropout=rate,
+        dtype='bfloat16', attention=name)
+
+
+def _checked_inputs(case: _Case) -> _Inputs:
     """Two rows: one of two sequences, and one with padding, whose gradient is 0."""
     rng = np.random.default_rng(0)
-    num_heads = 2
-    qkv = rng.normal(size=(2, _CHECKED_LENGTH, 3, num_heads, _CHECKED_HEAD_DIM))
-    d_context = rng.normal(size=(2, _CHECKED_LENGTH, num_heads, _CHECKED_HEAD_DIM))
-    segments = np.ones((2, _CHECKED_LENGTH), np.int32)
+    config = _checked_config('xla', 0.0, case)
+    num_heads = config.num_heads
+    qkv = rng.normal(size=(2, case.length, 3, num_heads, case.head_dim))
+    d_context = rng.normal(size=(2, case.length, num_heads, case.head_dim))
+    segments = np.ones((2, case.length), np.int32)
     segments[0, 120:] = 2
-    segments[1, 150:] = 0
-    bias = rng.normal(size=(3, num_heads, _CHECKED_HEAD_DIM))
+    segments[1, case.length * 3 // 4 :] = 0
+    bias = rng.normal(size=(3, num_heads, case.head_dim))
     return _Inputs(
         qkv=jnp.asarray(qkv, jnp.bfloat16),
         bias=jnp.asarray(bias, jnp.float32),
@@ -376,11 +431,8 @@ def _checked_inputs() -> _Inputs:
         d_context=jnp.asarray(d_context, jnp.bfloat16) * (segments > 0)[:, :, None, None])
 
 
-def _context_and_gradients(name: str, rate: float, inputs: _Inputs) -> list[np.ndarray]:
+def _context_and_gradients(config: ModelConfig, inputs: _Inputs) -> list[np.ndarray]:
     """Context and gradients of its projection, at real tokens, and of the bias; in float64."""
-    config = ModelConfig(
-        vocab_size=8, num_layers=1, hidden_size=2 * _CHECKED_HEAD_DIM, num_heads=2,
-        intermediate_size=8, attention_dropout=rate, dtype='bfloat16', attention=name)
     rows = drop.dropout_rows(0, 1, jnp.arange(2))
 
     def context_of(qkv: jax.Array, bias: jax.Array) -> jax.Array:

@@ -56,6 +56,7 @@ from bert_jax.model.attention_tiles import (
 
 # A row's tables and its queries' gradients fit in VMEM with so many tokens.
 MAX_LENGTH = 8192
+LONGEST_IN_SMALL_VMEM = 2048  # 16 MiB, up to v4
 MAX_WINDOW = 2048
 _MOST_OF_CHUNK = 1024
 # If it visits all chunks, a chunk of at most so many tokens leaves room for two tiles of heads.
@@ -68,7 +69,7 @@ _OUT_OF_REACH = -(2.0**20)
 _LOWEST = -1e30
 # If log2 of a sum is within this, no exponent left the range of float32.
 _SAFE_EXPONENT = 100.0
-# Every chip since v4 has as much VMEM for a kernel that asks for it.
+# Chips with less VMEM give what they have.
 _VMEM_BYTES = 48 << 20
 # How many units a stage is behind the previous one.
 _LAG = 2

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from bert_jax.config.bert_config import BertConfig
 from bert_jax.config.choices import WINDOWS
 from bert_jax.data.pairs import joined
 from bert_jax.heads import HEADS
@@ -155,7 +156,7 @@ class LoadedModel:
         self.config = ModelConfig(
             **weights.model,
             dtype=dtype,
-            attention=resolve_backend('auto'),
+            attention=resolve_backend('auto', BertConfig(**weights.model)),
             layout=Layout(self._mesh))
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
 

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.config.bert_config import COMPUTATION
+from bert_jax.config.bert_config import COMPUTATION, BertConfig
 from bert_jax.config.durations import parse_duration
 from bert_jax.config.phases import model_options
 from bert_jax.config.phases import phases as phases_of
@@ -244,8 +244,8 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig
             f'({vocab_size}): leave it 0 to take its size')
     check_vocabulary(m.vocab_size or vocab_size, mesh.shape['tensor'])
     computation = {name: m[name] for name in COMPUTATION}
-    computation['attention'] = resolve_backend(m.attention)
+    fields = config_lib.model_fields(config, vocab_size)
+    computation['attention'] = resolve_backend(m.attention, BertConfig(**fields))
     if m.dtype == 'auto':
         computation['dtype'] = 'float32' if Layout(mesh).on_cpu else 'bfloat16'
-    return ModelConfig(
-        **config_lib.model_fields(config, vocab_size), **computation, layout=Layout(mesh))
+    return ModelConfig(**fields, **computation, layout=Layout(mesh))

@@ -85,8 +85,9 @@ def test_angles_are_exact_far_from_the_beginning():
 
 
 def on(platform, **changes):
-    """A config on a mesh of one mock device of a platform."""
-    devices = np.array([mock.Mock(platform=platform)]).reshape(1, 1, 1)
+    """A config on a mesh of one mock device of a platform, perhaps with its version."""
+    device = mock.Mock(platform=platform.split()[0], device_kind=f'TPU {platform.split()[-1]}')
+    devices = np.array([device]).reshape(1, 1, 1)
     mesh = mock.Mock(devices=devices, shape={'data': 1, 'fsdp': 1, 'tensor': 1})
     return dataclasses.replace(
         config('auto'), **{'hidden_size': 128, 'dtype': 'bfloat16'} | changes, layout=Layout(mesh))
@@ -119,6 +120,8 @@ class Choice:
     Choice('tpu', 'auto', changes={'num_heads': 4}, chosen='kernel'),
     Choice('tpu', 'auto', changes={'num_heads': 1}, chosen='kernel'),
     Choice('tpu', 'auto', length=MAX_LENGTH + 1, chosen='xla'),
+    Choice('tpu v4', 'auto', length=2048, chosen='kernel'),
+    Choice('tpu v4', 'auto', length=2049, chosen='xla'),
     Choice('tpu', 'auto', drops=False, changes={'causal': True}, chosen='xla'),
     Choice('tpu', 'xla', drops=False, chosen='xla'),
     Choice('tpu', 'kernel', length=77, changes={'num_heads': 64, 'hidden_size': 4096},
