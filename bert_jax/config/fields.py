@@ -144,17 +144,21 @@ FIELDS: Mapping[str, Field] = {
     # own is small, and a hundredth of it would score nothing.
     'data.held_out': Field(
         0.01, BELOW_1, 'data', (*PRETRAINING, *_OWN_FILES, 'squad_v1', 'squad_v2'), downstream=0.1),
-    # A vocab.txt or SentencePiece .model; empty: that of init_checkpoint, or train one of
-    # `vocab_size`.
+    # A vocab.txt, tokenizer.json, SentencePiece .model, .letters or .kmers; empty: that of
+    # init_checkpoint, or train one of `vocab_size`.
     'data.vocab_file': Field('', 'path', 'data', silent=True),
     # File of words to add to the vocabulary, one a line. They take [unused] slots first, then new
     # rows of the word table, and start at the mean of their old pieces' embeddings.
     'data.add_tokens': Field('', 'path', 'data', silent=True),
+    # What to train if vocab_file is empty: wordpiece, bpe (byte-level) or unigram; or, without
+    # training, letters, letters:ACGTN or kmer:6. Where vocab_file is set, the file is what counts.
+    'data.tokenizer': Field('wordpiece', 'text', 'data', PRETRAINING),
     'data.vocab_size': Field(8000, count(2**24, least=16), 'data', PRETRAINING),
     # Empty: as the files beside vocab_file say, else init_checkpoint, else the pieces' capitals.
     'data.lowercase': Field(None, _SWITCH, 'data'),
     # Whether accents are stripped; empty: as the tokenizer_config.json beside the vocabulary says,
-    # else if text is lower-cased. Stripping drops the vowel signs of Hindi, Thai and others too.
+    # else if text is lower-cased and the kind is WordPiece. Stripping drops the vowel signs of
+    # Hindi, Thai and others too.
     'data.strip_accents': Field(None, _SWITCH, 'data'),
     # Token stores and trained vocabularies, kept by fingerprint; for several hosts a bucket or a
     # folder that all share.

@@ -19,11 +19,11 @@ from bert_jax.data.store import MANIFEST, TokenStore
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, open_folder
-from bert_jax.text import read_switches, write_switches
-from bert_jax.text.extending import add_words
-from bert_jax.text.training import stripped_marks, train_wordpiece
+from bert_jax.text import kind_of, load_tokenizer, read_switches, write_switches
+from bert_jax.text.extending import extend
+from bert_jax.text.trainers import Trainer, Wanted, find_trainer
+from bert_jax.text.training import stripped_marks
 from bert_jax.text.vocab import read_file
-from bert_jax.text.wordpiece import Switches
 
 _THREADS = 16
 _BLOCK_BYTES = 8 << 20
@@ -234,78 +234,77 @@ class _StoreCopy:
             shutil.copyfileobj(content, file, _BLOCK_BYTES)
 
 
-def share_vocabulary(
-    sources: Sequence[Source], vocab_size: int, lowercase: bool, places: Places,
-    strip_accents: bool | None = None,
-) -> Path:
+def share_vocabulary(sources: Sequence[Source], wanted: Wanted, places: Places) -> Path:
     """A vocabulary trained on the sources, on this host's disk. All hosts call it.
 
     Args:
       sources: read on the first host only.
-      vocab_size, lowercase: see `text.training.train_wordpiece`.
+      wanted: which vocabulary. A WordPiece file does not keep `strip_accents`: `share_tokenizer`
+        does.
       places: the folders.
-      strip_accents: of the tokenizer that it is for (see `Switches`). The file does not keep it:
-        `share_tokenizer` does.
 
     Raises:
-      InputError: a source cannot be read, or a stored vocabulary is damaged.
+      InputError: a source cannot be read, a stored vocabulary is damaged, or there is no such kind.
     """
-    def make() -> str:
-        settings = [
-            *(source.fingerprint() for source in sources), vocab_size, lowercase,
-            _VOCABULARY_VERSION]
-        if strip_accents is not None:
-            settings.append(f'{strip_accents=}')
-        name = name_of(settings)
-        lines = _stored_vocabulary(places.shared, name)
-        if lines is None:
-            lines = _trained_vocabulary(sources, vocab_size, lowercase, strip_accents)
-            _keep(places.shared, f'{_named(name, lines)}.txt', lines)
-        return json.dumps([name, lines])
+    trainer = find_trainer(wanted.tokenizer)
 
-    name, lines = json.loads(hosts.share('vocabulary', make))
-    path = _keep(places.local, f'{_named(name, lines)}.txt', lines)
+    def make() -> str:
+        name = name_of(_settings_of(sources, wanted))
+        content = _stored_vocabulary(places.shared, name, trainer.ending)
+        if content is None:
+            content = _trained_vocabulary(sources, wanted, trainer)
+            _keep(places.shared, f'{_named(name, content)}{trainer.ending}', content)
+        return json.dumps([name, content])
+
+    name, content = json.loads(hosts.share('vocabulary', make))
+    path = _keep(places.local, f'{_named(name, content)}{trainer.ending}', content)
     hosts.say(f'vocabulary: {path}')
     return path
 
 
-def _stored_vocabulary(folder: Path, name: str) -> str | None:
+def _settings_of(sources: Sequence[Source], wanted: Wanted) -> list[Any]:
+    """What a trained vocabulary depends on; in the names of stored ones."""
+    settings = [
+        *(source.fingerprint() for source in sources), wanted.vocab_size, wanted.lowercase,
+        _VOCABULARY_VERSION]
+    if wanted.strip_accents is not None:
+        settings.append(f'strip_accents={wanted.strip_accents}')
+    if wanted.tokenizer != 'wordpiece':  # the only kind of older versions
+        settings.append(f'tokenizer={wanted.tokenizer}')
+    return settings
+
+
+def _stored_vocabulary(folder: Path, name: str, ending: str) -> str | None:
     """The vocabulary that was trained before on the same text with the same settings, if any.
 
     Raises:
       InputError: it is damaged.
     """
     for path in files.children(folder / 'vocabularies'):
-        if path.name.startswith(f'{name}-') and path.suffix == '.txt':
-            lines = path.read_bytes().decode('utf-8', 'replace')
-            if path.stem != _named(name, lines):
+        if path.name.startswith(f'{name}-') and path.suffix == ending:
+            content = path.read_bytes().decode('utf-8', 'replace')
+            if path.stem != _named(name, content):
                 raise InputError(f'{path} is damaged (its content is not that of its name): '
                                  'delete it and it is trained again')
-            return lines
+            return content
     return None
 
 
-def _trained_vocabulary(
-    sources: Sequence[Source], vocab_size: int, lowercase: bool, strip_accents: bool | None
-) -> str:
-    """A vocabulary trained on the sources, a token a line; see `share_vocabulary`."""
+def _trained_vocabulary(sources: Sequence[Source], wanted: Wanted, trainer: Trainer) -> str:
+    """The content of a vocabulary trained on the sources; see `share_vocabulary`."""
+    if not trainer.reads_text:
+        return trainer.train((), wanted)
     specs = ', '.join(source.spec for source in sources)
-    hosts.say(f'training a vocabulary of {vocab_size:,} pieces on {specs}')
-    if lowercase and strip_accents is None:
+    hosts.say(f'training a vocabulary of {wanted.vocab_size:,} pieces on {specs}')
+    if trainer.strips_accents and wanted.lowercase and wanted.strip_accents is None:
         _say_stripped(sources)
-    texts = _sample_texts(sources, _VOCABULARY_SAMPLE_BYTES)
-    tokens = train_wordpiece(texts, vocab_size, lowercase, Switches(strip_accents))
-    return _joined_lines(tokens)
+    return trainer.train(_sample_texts(sources, _VOCABULARY_SAMPLE_BYTES), wanted)
 
 
 def _sample_texts(sources: Sequence[Source], max_bytes: int) -> Iterator[str]:
     """Text from all sources, an equal share of each."""
     for source in sources:
         yield from corpus.sample_texts(source, max_bytes // len(sources))
-
-
-def _joined_lines(tokens: Sequence[str]) -> str:
-    return ''.join(f'{token}\n' for token in tokens)
 
 
 def _say_stripped(sources: Sequence[Source]) -> None:
@@ -327,8 +326,8 @@ def share_tokenizer(
     All hosts call it.
 
     Args:
-      vocab_file: a vocabulary; for words to add, a WordPiece one.
-      words_file: see `text.extending.add_words`; read on the first host only. Empty: none.
+      vocab_file: a vocabulary; for words to add, of a kind that takes them.
+      words_file: see `text.extending.extend`; read on the first host only. Empty: none.
       lowercase: whether the vocabulary is uncased.
       places: the folders.
       strip_accents: what the tokenizer_config.json beside the file will say; None: what the one
@@ -338,13 +337,14 @@ def share_tokenizer(
       `vocab_file` itself where nothing changes.
 
     Raises:
-      InputError: the words cannot be read or are invalid, or accents are named for a SentencePiece
-        model.
+      InputError: the words cannot be read or are invalid, or accents are named for a tokenizer
+        with rules of its own.
     """
-    if strip_accents is not None and vocab_file.suffix == '.model':
-        raise InputError(
-            f'config.data.strip_accents={strip_accents}: the vocabulary {vocab_file} is a '
-            'SentencePiece model, which has rules of its own: leave it empty')
+    if strip_accents is None and not words_file:
+        return vocab_file
+    if strip_accents is not None and load_tokenizer(vocab_file, lowercase).lowercase is None:
+        raise InputError(f'config.data.strip_accents={strip_accents}: the tokenizer {vocab_file} '
+                         'has rules of its own: leave it empty')
     switches = read_switches(vocab_file)
     if strip_accents not in (None, switches.strip_accents):
         switches = dataclasses.replace(switches, strip_accents=strip_accents)
@@ -354,16 +354,19 @@ def share_tokenizer(
     def make() -> str:
         if not words_file:
             return read_file(vocab_file, 'vocabulary', 'data.vocab_file').decode('utf-8', 'replace')
-        tokens, notes = add_words(vocab_file, words_file, lowercase, switches)
-        for note in notes:
+        extended = extend(vocab_file, words_file, lowercase, switches)
+        for note in extended.notes:
             hosts.say(note)
-        return _joined_lines(tokens)
+        return extended.content
 
-    lines = hosts.share('vocabulary of the tokenizer', make)
-    # In a folder of its own, because the file of the tokenizer's switches stands beside it.
-    name = _named('added' if words_file else 'vocabulary', f'{lines}{switches}')
-    path = _keep(places.local, f'{name}/vocab.txt', lines)
-    write_switches(path.parent, switches)
+    content = hosts.share('vocabulary of the tokenizer', make)
+    kind = kind_of(vocab_file)
+    # In a folder of its own, because the files of the tokenizer's settings stand beside it.
+    name = _named('added' if words_file else 'vocabulary', f'{content}{switches}')
+    path = _keep(places.local, f'{name}/{kind.file_name}', content)
+    kind.keep_beside(vocab_file, path.parent)
+    if switches != read_switches(vocab_file):
+        write_switches(path.parent, switches)
     return path
 
 

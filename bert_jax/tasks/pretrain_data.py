@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import model_fields
 from bert_jax.config.bert_config import BertConfig
+from bert_jax.config.fields import FIELDS
 from bert_jax.data import sharing
 from bert_jax.data.examples import Examples, Mixture, RecordExamples, SyntheticExamples
 from bert_jax.data.pretrain import PretrainExamples
@@ -22,6 +23,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
 from bert_jax.text import check_known, load_tokenizer
+from bert_jax.text.trainers import Wanted
 
 _MAX_CHECKED_TOKENS = 1_000_000  # pieces of a text that are checked for [UNK]
 _MAX_CHECKED_RECORDS = 1000
@@ -117,14 +119,18 @@ class TextData:
     def _vocabulary(self, texts: Mapping[str, Any], sources: Sequence[WeightedSource]) -> Path:
         """The vocabulary that the config names, or one of the texts, with the added tokens."""
         data = self._config.data
+        strip_accents = data.strip_accents
         if data.vocab_file:
             path = as_path(data.vocab_file)
+            _check_kind(data)
         else:
+            wanted = Wanted(data.tokenizer, data.vocab_size, data.lowercase, strip_accents)
             path = sharing.share_vocabulary(
-                [texts[source.name] for source in sources], data.vocab_size, data.lowercase,
-                self.places, data.strip_accents)
+                [texts[source.name] for source in sources], wanted, self.places)
+            if load_tokenizer(path, data.lowercase).lowercase is None:
+                strip_accents = None  # its own rules have it already
         return sharing.share_tokenizer(
-            path, data.add_tokens, data.lowercase, self.places, data.strip_accents)
+            path, data.add_tokens, data.lowercase, self.places, strip_accents)
 
     def _open_store(self, name: str, text: Any) -> TokenStore:
         """The token store of a text, whose first tokens the vocabulary is checked to know."""
@@ -444,6 +450,17 @@ def _check_vocabulary(config: ConfigDict, records: Sequence[str]) -> None:
         raise InputError(
             f'config.data.vocab_file is empty, and {made_with_one} brings no vocabulary: set '
             '--config.data.vocab_file to the vocab.txt that it was made with')
+
+
+def _check_kind(data: ConfigDict) -> None:
+    """Raises InputError if the section's `tokenizer` names another kind than `vocab_file` is."""
+    if data.tokenizer == FIELDS['data.tokenizer'].default:
+        return
+    found = load_tokenizer(data.vocab_file, data.lowercase).algorithm
+    if not data.tokenizer.startswith(found):
+        raise InputError(
+            f'config.data.tokenizer={data.tokenizer!r}, but {data.vocab_file} is of the kind '
+            f'{found}: remove config.data.tokenizer, or config.data.vocab_file to train another')
 
 
 def _say_mixture(sources: Sequence[WeightedSource]) -> None:

@@ -167,6 +167,18 @@ class HuggingFaceTokenizer:
             return ''
         return ' '
 
+    def with_words(self, words: Sequence[str]) -> str:
+        """The content of a tokenizer.json that has these words as tokens, with the next ids.
+
+        A word is found where no letter or digit touches it, and takes in the space before it.
+        """
+        import tokenizers
+
+        library = tokenizers.Tokenizer.from_str(self._library.to_str())
+        library.add_tokens([
+            tokenizers.AddedToken(word, single_word=True, lstrip=True) for word in words])
+        return str(library.to_str())
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with the files."""

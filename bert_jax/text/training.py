@@ -115,16 +115,25 @@ def count_basic_tokens(
     """The number of occurrences of each basic token in `texts`.
 
     Runs between white space are counted first: tokenizing each distinct one once is an order of
-    magnitude faster than tokenizing the text. At most `_MAX_COUNTED_WORDS` are kept: when there
-    are more, those seen least go, with a threshold that rises until half the room is free.
+    magnitude faster than tokenizing the text.
+    """
+    runs = counted_runs(texts)
+    split = functools.partial(basic_tokens, lowercase=lowercase, switches=switches)
+    return _count_parts(runs, split)
+
+
+def counted_runs(texts: Iterable[str]) -> collections.Counter[str]:
+    """The number of occurrences of each run of characters between white space.
+
+    At most `_MAX_COUNTED_WORDS` are kept: when there are more, those seen least go, with a
+    threshold that rises until half the room is free.
     """
     runs: collections.Counter[str] = collections.Counter()
     for text in texts:
         runs.update(wordpiece.raw_words(text))
         if len(runs) > _MAX_COUNTED_WORDS:
             runs = _forget_rare(runs, _MAX_COUNTED_WORDS // 2)
-    split = functools.partial(basic_tokens, lowercase=lowercase, switches=switches)
-    return _count_parts(runs, split)
+    return runs
 
 
 def _forget_rare(counts: collections.Counter[str], max_items: int) -> collections.Counter[str]:

@@ -310,7 +310,7 @@ def extended(weights: Weights, vocab_file: Path) -> tuple[Weights, list[str]]:
     for i, token in enumerate(tokens):
         is_known = i < len(known) and token == known[i]
         if not is_known and not is_unused(token):
-            pieces[i] = former.encode(token) or unknown_piece
+            pieces[i] = former.encode_words(['', token])[1] or unknown_piece
     if not pieces:
         return weights, []
     num_rows = max(len(tokens), weights.model['vocab_size'])

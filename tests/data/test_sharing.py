@@ -18,6 +18,7 @@ from bert_jax.data.corpus import open_source
 from bert_jax.data.sharing import Places, copy_store, open_texts, share_store, share_vocabulary
 from bert_jax.data.store import TokenStore
 from bert_jax.runtime import files, hosts
+from bert_jax.text.trainers import Wanted
 from tests.data.stores import change_last_byte
 from tests.data.test_store import TOKENIZER, _random_texts, build
 from tests.refusals import refused
@@ -189,14 +190,14 @@ def test_a_damaged_published_store_is_refused_by_name(tmp_path, corpus, damage):
 def test_vocabulary_is_trained_once(tmp_path, corpus, run_hosts, monkeypatch):
     def start(i):
         places = Places.choose(str(tmp_path / 'shared'), str(tmp_path / f'local-{i}'))
-        return share_vocabulary([corpus[0]], 120, True, places)
+        return share_vocabulary([corpus[0]], Wanted('wordpiece', 120, True), places)
 
     paths = run_hosts(2, start)
     assert [path.parent.parent for path in paths] == [tmp_path / 'local-0', tmp_path / 'local-1']
     [published] = (tmp_path / 'shared' / 'vocabularies').glob('*.txt')
     assert len({path.read_bytes() for path in [*paths, published]}) == 1
     assert len(published.read_text().splitlines()) == 120
-    monkeypatch.setattr(sharing, 'train_wordpiece', None)
+    monkeypatch.setattr(sharing, '_trained_vocabulary', None)
     assert run_hosts(2, start) == paths
     published.write_text('\n'.join(published.read_text().split('\n')[:-7]) + '\n')
     with refused('is damaged', published):

@@ -74,8 +74,6 @@ def test_what_is_not_one_word_is_refused_with_its_line(files, content, message):
 def test_files_that_cannot_be_used(files, tmp_path):
     with refused('words file cannot be read', 'config.data.add_tok'):
         add_words(files[0], tmp_path / 'none.txt', True)
-    with refused('is a SentencePiece model'):
-        add_words(tmp_path / 'spiece.model', files[1], True)
     (tmp_path / 'latin.txt').write_bytes('dada\ndéda'.encode('latin-1'))
     with refused('line 2 is not UTF-8'):
         add_words(files[0], tmp_path / 'latin.txt', True)

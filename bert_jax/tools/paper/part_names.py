@@ -23,6 +23,7 @@ _ADDED_LATER = {
     'debug': False,
     'data.split_long_sentences': False,
     'data.strip_accents': None,
+    'data.tokenizer': 'wordpiece',
     'model.embedding_size': 0,
     'model.positions': 'table',
     'model.first_position': 0,

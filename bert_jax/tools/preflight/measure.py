@@ -15,7 +15,8 @@ from bert_jax.sharding import Mesh
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.pretrain import step_flops
 from bert_jax.text import load_tokenizer
-from bert_jax.text.extending import add_words
+from bert_jax.text.extending import extend
+from bert_jax.text.trainers import Wanted, size_to_train
 from bert_jax.tools.preflight.cycles import step_cycles
 from bert_jax.tools.preflight.hlo import CompiledText
 from bert_jax.tools.preflight.messages import collectives, find_messages, waiting_seconds
@@ -64,10 +65,9 @@ def _vocab_size(config: ConfigDict) -> int:
     """The size of the vocabulary that a run would read or train."""
     data = config.data
     if not data.vocab_file:
-        return int(data.vocab_size)
+        return size_to_train(Wanted(data.tokenizer, data.vocab_size, data.lowercase))
     if data.add_tokens:
-        tokens, _ = add_words(data.vocab_file, data.add_tokens, data.lowercase)
-        return len(tokens)
+        return extend(data.vocab_file, data.add_tokens, data.lowercase).num_tokens
     return len(load_tokenizer(data.vocab_file, data.lowercase).vocab.tokens)
 
 
