@@ -148,7 +148,8 @@ class BertConfig:
     intermediate_size: int = _size('intermediate_size')
     max_position_embeddings: int = _size('max_position_embeddings', 512)
     # Of segments. 1: every token has that row, also in the second text of a pair; 0: no table.
-    type_vocab_size: int = _size('type_vocab_size', 2, SIZE_OR_NONE)
+    type_vocab_size: int = _option(
+        'shape', SIZE_OR_NONE, 2, Spelling('type_vocab_size', allowed=SIZE))
     # Columns of the embedding tables, whose sum is then projected to hidden_size (ELECTRA-Small);
     # 0: hidden_size, without a projection.
     embedding_size: int = _option('shape', SIZE_OR_NONE, 0)

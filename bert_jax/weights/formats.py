@@ -463,7 +463,7 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
 def _head_of_parts(present: set[Part | None]) -> str:
     """The head that has one of these parts, if there is any; else ''."""
     with_classifier = 'classification' if POOLER in present else 'token_classification'
-    for name in ('question_answering', with_classifier, 'pretraining'):
+    for name in ('question_answering', with_classifier, 'pretraining', 'replaced_tokens'):
         if present & set(HEADS[name].parts):
             return name
     return ''

@@ -10,6 +10,7 @@ import numpy as np
 
 from bert_jax.config.bert_config import OPTIONS, BertConfig
 from bert_jax.heads import HEADS, part_of
+from bert_jax.heads.tensors import POOLER
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, read_json
 from bert_jax.text import load_tokenizer
@@ -113,9 +114,16 @@ def _find_head(
     Raises:
       InputError: they contradict each other.
     """
-    named = architecture.heads[0] if architecture else ''
+    named = ''
+    pools = False
+    if architecture is not None:
+        named = architecture.heads[0]
+        pools = POOLER in architecture.parts
     class_name = (config.get('architectures') or ['nothing'])[0]
     head = formats.find_head(params, named, f'{config_file}: architectures says {class_name}')
+    if named and pools and 'bert/pooler/dense/kernel' not in params:
+        raise InputError(f'{config_file}: architectures says {class_name}, which has a dense layer '
+                         'in front of its last one, and there is none')
     num_labels = len(params.get('classifier/bias', ()))
     problem = config.get('problem_type')
     if head == 'classification' and problem == HEADS['regression'].problem_type:

@@ -47,11 +47,17 @@ def family_to_write(weights: Weights) -> Family:
     """
     lost: dict[str, list[str]] = {}
     for family in FAMILIES:
-        options = family.lost_options(weights.model)
-        lost[family.name] = [option.name for option in options if option.effect != 'trains']
+        lost[family.name] = [
+            option.name for option in family.lost_options(weights.model)
+            if option.effect != 'trains']
         if not lost[family.name]:
             return family
-    nearest = min(lost, key=lambda name: len(lost[name]))
-    named = ', '.join(f'{name}={weights.model[name]!r}' for name in lost[nearest])
-    raise InputError(f'{weights.source} has {named}, which the config.json of no family can hold '
-                     f"(of {', '.join(lost)}, the nearest is {nearest}): use --to bert_jax")
+    least = min(len(names) for names in lost.values())
+    nearest: dict[str, list[str]] = {}
+    for family_name, names in lost.items():
+        if len(names) == least:
+            options = ', '.join(f'{name}={weights.model[name]!r}' for name in names)
+            nearest.setdefault(options, []).append(family_name)
+    said = '; '.join(f"{', '.join(names)}: {options}" for options, names in nearest.items())
+    raise InputError(f'{weights.source} has options that the config.json of no family can hold '
+                     f'({said}): use --to bert_jax')

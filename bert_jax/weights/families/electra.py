@@ -41,6 +41,10 @@ ELECTRA = Family(
         'bert/embeddings_project': 'electra.embeddings_project',
     },
     architectures=(
+        Architecture('ForPreTraining', ('replaced_tokens',), {
+            'discriminator_predictions/dense': 'discriminator_predictions.dense',
+            'discriminator_predictions/dense_prediction':
+                'discriminator_predictions.dense_prediction'}),
         Architecture('ForMaskedLM', ('pretraining',), {
             'cls/predictions/transform/dense': 'generator_predictions.dense',
             'cls/predictions/transform/LayerNorm': 'generator_predictions.LayerNorm',

@@ -35,10 +35,13 @@ class Architecture(NamedTuple):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The parts that the class has besides embeddings and layers."""
-        def is_named(part: Part) -> bool:
-            return any(f'{module}/'.startswith(part.prefix) for module in self.modules)
+        return tuple(part for part in PARTS if self.names_of(part))
 
-        return tuple(part for part in PARTS if is_named(part))
+    def names_of(self, part: Part) -> Names:
+        """The rows of `modules` that are of a part."""
+        return {
+            module: name for module, name in self.modules.items()
+            if f'{module}/'.startswith(part.prefix)}
 
 
 def value_in(config: Mapping[str, Any], key: str, allowed: Allowed, where: Path) -> Any:
@@ -192,15 +195,16 @@ class Family:
     def form_in_any(self, tensor: Tensor, architecture: Architecture) -> Form | None:
         """`form_of`, or if the class lacks the parameter, that in another class of the family.
 
-        Files may hold more than their class has. A name that the class itself gives to another
-        parameter is not meant.
+        Files may hold more than their class has. A part with a name that the class itself gives to
+        another is not meant.
         """
         names = {**self.modules, **architecture.modules}
         taken = set(names.values())
         for other in self.architectures:
-            for module, named in other.modules.items():
-                if module not in names and named not in taken:
-                    names[module] = named
+            for part in other.parts:
+                of_part = other.names_of(part)
+                if part not in architecture.parts and taken.isdisjoint(of_part.values()):
+                    names = {**of_part, **names}
         return _form_of(tensor, names)
 
 

@@ -1,0 +1,157 @@
+"""Every family and class of transformers: there and back, and what our model computes."""
+
+import functools
+import unittest
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from run_model import assert_same, outputs, real
+
+from bert_jax.data.packing import Units
+from bert_jax.data.pairs import Sequences
+from bert_jax.heads import HEADS
+from bert_jax.inference import engine
+from bert_jax.model.layers import ModelConfig
+from bert_jax.weights import load_weights
+from bert_jax.weights.formats import to_tree
+from bert_jax.weights.huggingface import write_huggingface
+from tests.train.toy import mesh
+
+pytestmark = [pytest.mark.slow, pytest.mark.extras]
+
+torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
+transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
+from tests.weights import family_models  # noqa: E402
+
+LENGTHS = (16, 41)
+# Fields of config.json that are not kept: the ids of special tokens come from the vocabulary, which
+# these models lack, and the others change only how the model is trained or called there.
+NOT_KEPT = {
+    'transformers_version', 'bos_token_id', 'eos_token_id', 'cls_token_id', 'sep_token_id',
+    'pad_token_id', 'qa_dropout', '_name_or_path',
+}
+# XLM-R and CamemBERT are written as what they are, RoBERTa.
+RENAMED = {'XLMRoberta': 'Roberta', 'Camembert': 'Roberta'}
+
+
+def read_back(class_name, folder):
+    """transformers' model of a folder; nothing is missing, unexpected, misshapen or warned of."""
+    with unittest.TestCase().assertNoLogs('transformers', 'WARNING'):
+        model, info = getattr(transformers, class_name).from_pretrained(
+            folder, output_loading_info=True, local_files_only=True)
+    assert not any(info.values()), info
+    return model.eval()
+
+
+@pytest.mark.parametrize('variant, kind', family_models.every_model())
+def test_a_random_model_there_and_back(variant, kind, tmp_path):
+    model = family_models.random_model(variant, kind)
+    model.save_pretrained(tmp_path / 'theirs')
+    weights = load_weights(tmp_path / 'theirs')
+    assert weights.unused == ()
+
+    write_huggingface(tmp_path / 'hf', weights)
+    class_name = type(model).__name__
+    for begin, written in RENAMED.items():
+        class_name = class_name.replace(begin, written)
+    back = read_back(class_name, tmp_path / 'hf')
+    assert_same_tensors(back, model)
+    assert_same(weights, load_weights(tmp_path / 'hf'))
+    if class_name == type(model).__name__:
+        there = model.config.to_dict()
+        here = back.config.to_dict()
+        for field in there.keys() - NOT_KEPT:
+            assert here[field] == there[field], field
+
+
+def assert_same_tensors(a, b):
+    """The same names and numbers, bit for bit."""
+    tensors = a.state_dict()
+    assert tensors.keys() == b.state_dict().keys()
+    for name, x in b.state_dict().items():
+        assert torch.equal(tensors[name], x), name
+
+
+@pytest.mark.parametrize('variant, kind', family_models.every_model())
+def test_logits_of_padded_batches_and_of_packed_rows(variant, kind, tmp_path):
+    model = family_models.random_model(variant, kind)
+    model.save_pretrained(tmp_path)
+    weights = load_weights(tmp_path)
+    batches = [family_models.random_inputs(model, length) for length in LENGTHS]
+    expected = []
+    for inputs in batches:
+        theirs = named_as_ours(family_models.outputs_of(model, inputs), kind)
+        assert theirs
+        found = outputs(weights, inputs)
+        for name, x in real(theirs, inputs).items():
+            np.testing.assert_allclose(
+                real(found, inputs)[name], x, rtol=0, atol=1e-5, err_msg=name)
+        expected.append(theirs)
+    check_packed(weights, kind, batches, expected)
+
+
+def named_as_ours(theirs, kind):
+    """Outputs by the names that `run_model.outputs` has."""
+    if kind == 'ForNextSentencePrediction':
+        return {'seq_relationship_logits': theirs['logits']}
+    return theirs
+
+
+def check_packed(weights, kind, batches, expected):
+    """Compares the outputs of all sequences, several a row, with those of padded batches."""
+    config = ModelConfig(**weights.model)
+    if kind in ('ForPreTraining', 'ForNextSentencePrediction') and weights.head == 'pretraining':
+        return  # the engine has a function for each output, and these are those of other classes
+    choices = 3 if kind == 'ForMultipleChoice' else 1
+    ids = []
+    first_lengths = []
+    wanted = []
+    for inputs, theirs in zip(batches, expected, strict=True):
+        masks = inputs['attention_mask'].reshape(-1, inputs['attention_mask'].shape[-1])
+        rows = inputs['input_ids'].reshape(masks.shape)
+        x = next(iter(theirs.values()))
+        if kind == 'ForQuestionAnswering':
+            x = np.stack([theirs['start_logits'], theirs['end_logits']], axis=-1)
+        types = inputs['token_type_ids'].reshape(masks.shape)
+        for i, length in enumerate(masks.sum(1)):
+            ids.append(rows[i, :length])
+            first_lengths.append(length - types[i, :length].sum())
+        if x.shape[:2] == masks.shape:
+            wanted.append(x[masks == 1])
+        else:
+            wanted.append(x)
+    offsets = np.concatenate([[0], np.cumsum([len(x) for x in ids])])
+    units = Units(
+        Sequences(np.concatenate(ids).astype(np.int32), offsets, np.array(first_lengths)),
+        choices=choices)
+    params = to_tree(weights.params, config.padded_vocab_size)
+    runner = engine.Engine(mesh(), token_cost=lambda row_length: 1.0)
+    found = runner.outputs(packed_function(weights, config, choices), params, units)
+    found = found['packed']
+    wanted = np.concatenate(wanted)
+    if kind == 'ForMaskedLM':
+        found = found[..., : config.vocab_size]
+    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, rtol=0, atol=1e-5)
+
+
+def packed_function(weights, config, choices):
+    """The function of a packed batch that gives a class's outputs."""
+    if weights.head in ('', 'pretraining'):
+        return functools.partial(states_or_logits, config, weights.head)
+    head = HEADS[weights.head].of_model(config, choices if choices > 1 else weights.num_labels, {})
+    return functools.partial(head_outputs, head)
+
+
+def states_or_logits(config, head, params, batch):
+    states = engine.hidden_states(config, (-1,), params, batch)['values'][:, :, 0]
+    if not head:
+        return {'packed': states}
+    return {'packed': engine.predicted_tokens(config, params, states)}
+
+
+def head_outputs(head, params, batch):
+    found = head.outputs(params, batch)
+    if 'start_logits' in found:
+        return {'packed': jnp.stack([found['start_logits'], found['end_logits']], axis=-1)}
+    return {'packed': found['logits']}

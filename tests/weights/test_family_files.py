@@ -1,0 +1,280 @@
+"""Families without transformers: names and shapes in files, there and back, what is refused."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from run_model import RECORDED, assert_same, assert_same_params
+from safetensors.numpy import load_file, save_file
+
+from bert_jax.config.bert_config import OPTIONS, BertConfig
+from bert_jax.heads import part_of
+from bert_jax.runtime.errors import InputError
+from bert_jax.weights import load_weights
+from bert_jax.weights.families import FAMILIES, family_to_write
+from bert_jax.weights.formats import Weights, sizes_of, tensors
+from bert_jax.weights.huggingface import write_huggingface
+from bert_jax.weights.run_directory import write_run
+from bert_jax.weights.tf1 import config_to_write
+from tests.conftest import check_golden
+from tests.refusals import refused
+
+# No two sizes are the same, so that a swap of dims shows.
+SIZES = {
+    'vocab_size': 40, 'num_layers': 2, 'hidden_size': 12, 'num_heads': 3, 'intermediate_size': 10,
+    'max_position_embeddings': 9, 'layer_norm_eps': 1e-5, 'hidden_act': 'gelu_erf'}
+MODERN = {
+    'type_vocab_size': 0, 'positions': 'rotary', 'pre_norm': True, 'gated': True, 'biases': False,
+    'pooler_act': 'gelu_erf', 'pooler_norm': True, 'pools_tokens': True}
+# A model of each family, by the options that are not those of the paper's BERT.
+MODELS = {
+    'BERT': SIZES,
+    'RoBERTa': SIZES | {'first_position': 2, 'type_vocab_size': 1, 'pooler_dropout': 0.1},
+    'DistilBERT': SIZES | {
+        'type_vocab_size': 0, 'pooler_act': 'relu', 'layer_norm_eps': 1e-12},
+    'ELECTRA': SIZES | {
+        'pooler_act': 'gelu_erf', 'embedding_size': 7, 'pooler_dropout': 0.1},
+    'ModernBERT': SIZES | MODERN | {
+        'local_attention': 8, 'rotary_base': 160_000.0, 'pooling': 'mean'},
+}
+CASES = [
+    (family, architecture, head)
+    for family in FAMILIES for architecture in family.architectures for head in architecture.heads]
+
+
+def names_of(case):
+    family, architecture, head = case
+    return f'{family.class_name(architecture)}-{head}'
+
+
+def random_weights(family, architecture, head):
+    """Weights with the parameters of a class, no two numbers of which are the same."""
+    model = vars(BertConfig(**MODELS[family.name]))
+    num_labels = 1 if head in ('regression', 'multiple_choice') else 5
+    rng = np.random.default_rng(0)
+    params = {}
+    for tensor in tensors(model):
+        if part_of(tensor.name) in (None, *architecture.parts):
+            shape = tensor.shape(sizes_of(model, num_labels))
+            params[tensor.name] = rng.standard_normal(shape).astype(np.float32)
+    labels = ()
+    if head in ('classification', 'multi_label', 'token_classification'):
+        labels = tuple('edcba')
+    return Weights(
+        params=params, model=model, head=head, labels=labels, vocab_file=RECORDED / 'base' /
+        'vocab.txt', lowercase=True, unused=(), source='a model')
+
+
+@pytest.mark.parametrize('case', CASES, ids=names_of)
+def test_a_run_becomes_a_folder_and_a_run_again(case, tmp_path):
+    made = random_weights(*case)
+    write_run(tmp_path / 'run', made)
+    weights = load_weights(tmp_path / 'run')
+    assert_same(weights, made)
+    write_huggingface(tmp_path / 'hf', weights)
+    family, architecture, _ = case
+    config = json.loads((tmp_path / 'hf' / 'config.json').read_text())
+    assert config['model_type'] == family.model_type
+    assert config['architectures'] == [family.class_name(architecture)]
+    again = load_weights(tmp_path / 'hf')
+    assert again.unused == ()
+    assert_same(again, made)
+
+
+# A span head of ModernBERT has the tensors of a classifier with two labels.
+@pytest.mark.parametrize('case', [
+    case for case in CASES if names_of(case) != 'ModernBertForQuestionAnswering-question_answering'
+], ids=names_of)
+def test_the_head_is_found_without_the_name_of_a_class(case, tmp_path):
+    """By the tensors; where several heads have the same, it is one of them."""
+    family, architecture, head = case
+    made = random_weights(*case)
+    write_huggingface(tmp_path / 'hf', made)
+    config_file = tmp_path / 'hf' / 'config.json'
+    config = json.loads(config_file.read_text())
+    config['architectures'] = ['AClassOfTheirOwn']
+    config_file.write_text(json.dumps(config))
+    again = load_weights(tmp_path / 'hf')
+    alike = {head, 'regression' if head == 'multiple_choice' else head}
+    if head == 'token_classification' and family.name == 'ModernBERT':
+        alike = {'classification'}
+    assert again.head in alike
+    assert_same_params(again.params, made.params)
+
+
+def test_names_and_shapes_in_the_files_of_each_family(tmp_path):
+    """All of the encoder's class, and what other classes have beside them."""
+    lines = []
+    for family in FAMILIES:
+        shown = set()
+        for architecture in reversed(family.architectures):
+            weights = random_weights(family, architecture, architecture.heads[0])
+            folder = tmp_path / family.class_name(architecture)
+            write_huggingface(folder, weights)
+            lines.append(family.class_name(architecture))
+            for name, x in sorted(load_file(folder / 'model.safetensors').items()):
+                if name not in shown:
+                    lines.append(f'  {name} {list(x.shape)}')
+                if architecture.name == 'Model':
+                    shown.add(family.prefix + name)
+    check_golden('families.txt', lines)
+
+
+@pytest.mark.parametrize('family', FAMILIES, ids=lambda family: family.name)
+def test_each_model_is_written_as_its_own_family(family):
+    weights = random_weights(family, family.architectures[0], family.architectures[0].heads[0])
+    assert family_to_write(weights) is family
+
+
+def changed(name, **options):
+    """Weights of a family's model with other options."""
+    family = next(family for family in FAMILIES if family.name == name)
+    weights = random_weights(family, family.architectures[-1], '')
+    return dataclasses.replace(weights, model=weights.model | options)
+
+
+@pytest.mark.parametrize('name, options, says', [
+    ('BERT', {'causal': True}, 'causal=True'),
+    ('BERT', {'type_vocab_size': 0}, 'BERT, RoBERTa: type_vocab_size=0'),
+    ('BERT', {'positions': 'rotary'}, "BERT, RoBERTa: positions='rotary'"),
+    ('RoBERTa', {'hidden_act': 'gelu_tanh'}, "hidden_act='gelu_tanh'"),
+    ('DistilBERT', {'layer_norm_eps': 1e-5}, 'layer_norm_eps=1e-05'),
+    ('ELECTRA', {'embedding_size': 7, 'pooler_act': 'tanh'}, "pooler_act='tanh'"),
+    ('ModernBERT', {'gated': False}, 'gated=False'),
+    ('ModernBERT', {'pooler_act': 'gelu_tanh'}, "pooler_act='gelu_tanh'"),
+], ids=str)
+def test_options_of_no_family_are_refused_by_name(name, options, says):
+    with refused(f'{name}: {says}' if name != 'BERT' else says, '--to bert_jax', match='^a model'):
+        family_to_write(changed(name, **options))
+
+
+@pytest.mark.parametrize('name, says', [
+    ('RoBERTa', 'first_position=2'),
+    ('DistilBERT', 'type_vocab_size=0'),
+    ('ELECTRA', 'embedding_size=7'),
+    ('ModernBERT', 'type_vocab_size=0'),
+])
+def test_tf1_is_refused_what_it_cannot_hold(name, says):
+    with refused(f'a model has {says}', 'bert_config.json', '--to bert_jax'):
+        config_to_write(changed(name))
+
+
+# The family of a folder, changes of its config.json, and what the message says.
+REFUSED = [
+    ('BERT', {'model_type': 'gpt2'}, ["model_type='gpt2'", 'bert, roberta, xlm-roberta']),
+    ('BERT', {'model_type': 'modernbert-decoder'}, ["model_type='modernbert-decoder'"]),
+    ('BERT', {'position_embedding_type': 'relative_key'}, ['relative_key', 'BERT', 'absolute']),
+    ('RoBERTa', {'is_decoder': True}, ['is_decoder=True', 'RoBERTa']),
+    ('RoBERTa', {'pad_token_id': '1'}, ["pad_token_id='1'", 'whole number']),
+    ('RoBERTa', {'pad_token_id': 8}, ['first_position=9', 'max_position_embeddings=9']),
+    ('RoBERTa', {'hidden_act': 'gelu_new'}, ["hidden_act='gelu_new'"]),
+    ('RoBERTa', {'type_vocab_size': 0}, ['type_vocab_size=0']),
+    ('DistilBERT', {'n_heads': 5}, ['n_heads=5', 'dim=12']),
+    ('DistilBERT', {'dim': None}, ['has no dim']),
+    ('DistilBERT', {'activation': 'relu'}, ["activation='relu'"]),
+    ('ELECTRA', {'summary_type': 'mean'}, ["summary_type='mean'", 'ELECTRA']),
+    ('ELECTRA', {'embedding_size': 0}, ['embedding_size=0']),
+    ('ModernBERT', {'attention_bias': True}, ['attention_bias', 'some are true']),
+    ('ModernBERT', {'decoder_bias': False}, ['decoder_bias=False']),
+    ('ModernBERT', {'classifier_activation': 'silu'}, ["classifier_activation='silu'"]),
+    ('ModernBERT', {'classifier_activation': 'gelu_new'}, ["hidden_activation='gelu'"]),
+    ('ModernBERT', {'hidden_activation': 'silu'}, ["hidden_activation='silu'"]),
+    ('ModernBERT', {'layer_types': ['sliding_attention', 'full_attention']}, ['layer_types']),
+    ('ModernBERT', {'layer_types': 3}, ['layer_types']),
+    ('ModernBERT', {'global_attn_every_n_layers': 0}, ['global_attn_every_n_layers=0']),
+    ('ModernBERT', {'local_attention': 'all'}, ["local_attention='all'"]),
+    ('ModernBERT', {'rope_parameters': {'full_attention': {'rope_type': 'yarn'}}}, ['yarn']),
+    ('ModernBERT', {'rope_parameters': {'full_attention': {'rope_theta': -1}}}, ['rope_theta=-1']),
+    ('ModernBERT', {'rope_parameters': 'default'}, ["rope_parameters='default'"]),
+    ('ModernBERT', {'global_rope_theta': 0, 'rope_parameters': None}, ['global_rope_theta=0']),
+    ('ModernBERT', {'num_attention_heads': 4}, ["positions='rotary'", '3']),
+    ('ModernBERT', {'classifier_pooling': 'max'}, ["classifier_pooling='max'"]),
+    ('ModernBERT', {'architectures': ['ModernBertForQuestionAnswering']}, ['no tensor of such']),
+]
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+    """A good folder of each family, with a masked-LM head."""
+    folder = tmp_path_factory.mktemp('families')
+    for family in FAMILIES:
+        architecture = next(x for x in family.architectures if x.name == 'ForMaskedLM')
+        write_huggingface(folder / family.name, random_weights(family, architecture, 'pretraining'))
+    return folder
+
+
+@pytest.mark.parametrize('name, changes, says', REFUSED, ids=str)
+def test_a_config_that_cannot_be_read_is_refused_in_one_line(
+        name, changes, says, folders, tmp_path):
+    folder = shutil.copytree(folders / name, tmp_path / 'model')
+    load_weights(folder)
+    config = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps({**config, **changes}))
+    with refused(*says, match='config.json'):
+        load_weights(folder)
+
+
+def test_a_classifier_without_its_dense_layer_is_refused(tmp_path):
+    """A tagger of ModernBERT has one, and nothing in its config says so."""
+    family = FAMILIES[-1]
+    architecture = family.architecture('ModernBertForTokenClassification')
+    weights = random_weights(family, architecture, 'token_classification')
+    write_huggingface(tmp_path / 'hf', weights)
+    path = tmp_path / 'hf' / 'model.safetensors'
+    save_file({name: x for name, x in load_file(path).items() if 'head' not in name}, path)
+    with refused('ModernBertForTokenClassification', 'there is none'):
+        load_weights(tmp_path / 'hf')
+
+
+@pytest.mark.parametrize('every', [1, 2, 3, 4, 7])
+@pytest.mark.parametrize('version', [4, 5])
+def test_which_layers_are_global_by_either_version(every, version, folders, tmp_path):
+    """transformers 4 has a number, transformers 5 a list; a file may have both."""
+    family = FAMILIES[-1]
+    kinds = ['sliding_attention' if i % every else 'full_attention' for i in range(5)]
+    config = json.loads((folders / 'ModernBERT' / 'config.json').read_text())
+    config |= {'num_hidden_layers': 5, 'layer_types': kinds, 'global_attn_every_n_layers': every}
+    del config['global_attn_every_n_layers' if version == 5 else 'layer_types']
+    model = BertConfig(**family.model_of(config, tmp_path))
+    found = ['sliding_attention' if model.of_layer(i).local_attention else 'full_attention'
+             for i in range(5)]
+    assert found == kinds
+
+
+def test_rotary_bases_by_either_version(folders, tmp_path):
+    family = FAMILIES[-1]
+    config = json.loads((folders / 'ModernBERT' / 'config.json').read_text())
+    new = {'full_attention': {'rope_theta': 7.0, 'rope_type': 'default'}}
+    old = {'global_rope_theta': 5.0, 'local_rope_theta': 3.0}
+    for rope_parameters, expected in ((None, (5.0, 3.0)), (new, (7.0, 3.0))):
+        model = family.model_of({**config, **old, 'rope_parameters': rope_parameters}, tmp_path)
+        assert (model['rotary_base'], model['local_rotary_base']) == expected
+
+
+@pytest.mark.parametrize('model_type, class_name', [
+    ('xlm-roberta', 'XLMRobertaForMaskedLM'), ('camembert', 'CamembertForMaskedLM')])
+def test_models_that_are_roberta_by_another_name(model_type, class_name, folders, tmp_path):
+    folder = shutil.copytree(folders / 'RoBERTa', tmp_path / 'model')
+    config = json.loads((folder / 'config.json').read_text())
+    config |= {'model_type': model_type, 'architectures': [class_name]}
+    (folder / 'config.json').write_text(json.dumps(config))
+    assert_same(load_weights(folder), load_weights(folders / 'RoBERTa'))
+
+
+def test_every_option_is_held_by_some_family():
+    """But those of the ablations, which only this project has."""
+    said = set()
+    for family in FAMILIES:
+        model = vars(BertConfig(**MODELS[family.name]))
+        options = family.options_of({**family.defaults, **family.config_of(model)}, 'config.json')
+        said |= {*family.spellings, *family.options, *options}
+    assert {option.name for option in OPTIONS} - said == {'causal', 'bilstm'}
+
+
+def test_a_file_without_model_type_is_of_bert():
+    config = json.loads((RECORDED / 'base' / 'config.json').read_text())
+    del config['model_type']
+    with pytest.raises(InputError, match='has no vocab_size'):
+        FAMILIES[0].model_of({}, 'config.json')
