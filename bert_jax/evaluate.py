@@ -82,6 +82,7 @@ def evaluate(
 
     first = _load(config, models[0])
     scorer = _open_scorer(first, runs, labels_by_position)
+    _note_other_code(scorer.task, models, runs)
     _warn_of_training_examples(scorer.task, config, runs[0], first.weights)
     outputs = scorer.outputs(first)
     if len(models) > 1:
@@ -180,7 +181,7 @@ def _load(config: ConfigDict, name: str) -> _Model:
     """Reads a model; raises InputError if the config contradicts it."""
     from bert_jax.weights import load_weights
 
-    weights = load_weights(name, any_head=True)
+    weights = load_weights(name, any_head=True, own_head=True)
     return _Model(name, weights, complete(config, weights))
 
 
@@ -237,7 +238,7 @@ class _Scorer:
             `labels_by_position` is for.
         """
         task = self.task
-        if task.head != weights.head:
+        if task.head and task.head != weights.head:  # '': only the encoder is scored
             raise InputError(
                 f'{weights.source} has the head {weights.head!r}, and '
                 f'config.task={task.config.task!r} is scored with {task.head!r}: name a model that '
@@ -288,6 +289,20 @@ def _open_scorer(model: _Model, runs: Sequence[RunFields], labels_by_position: b
         vocabulary=_tokenizer_fingerprint(model.weights),
         labels_by_position=labels_by_position,
         make_head=functools.cache(task.make_head))
+
+
+def _note_other_code(
+    task: LabelledTask, models: Sequence[str], runs: Sequence[RunFields]
+) -> None:
+    """Notes the runs that were trained with another content of the config file."""
+    from bert_jax.tasks.opening import own_file
+    from bert_jax.weights.run_directory import differs_from_copy, own_file_of
+
+    file = own_file(task.config.task, task.head_class)
+    for model, fields in zip(models, runs, strict=True):
+        if file is not None and own_file_of(fields) and differs_from_copy(fields, file):
+            print(f'note: {model} was trained with another {own_file_of(fields)} than {file.path}: '
+                  f'with that of which its directory has a copy, config_file.py', flush=True)
 
 
 def _set_unused_fields(config: ConfigDict, num_devices: int) -> None:
@@ -457,9 +472,24 @@ def _config_of_run(path: Path) -> ConfigDict:
         raise InputError(
             f'{path} does not say its task ({why}), so --config has to, such as '
             '--config=configs/glue.py:mrpc')
+    _check_task_known(path, fields)
     config = data_config_of(fields)
     _take_vocabulary_of_run(config)
     return config
+
+
+def _check_task_known(path: Path, fields: RunFields) -> None:
+    """Raises InputError if a run's task or head is that of a config file, which is not named."""
+    from bert_jax.heads import HEADS
+    from bert_jax.tasks.opening import OPENERS
+    from bert_jax.weights.run_directory import own_file_of
+
+    file = own_file_of(fields)
+    is_known = fields['task'] in OPENERS and fields.get('head', '') in HEADS
+    if file and not is_known:
+        raise InputError(
+            f'{path} was trained with {file}, which defines its task or its head (its directory '
+            f'has a copy, config_file.py): name the file, --config={file}')
 
 
 def _default_workdir(model: Path) -> str:

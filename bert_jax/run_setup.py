@@ -1,5 +1,6 @@
 """From a config to what it names: weights to start from, devices, data, program."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from bert_jax.runtime import files
 from bert_jax.runtime.compilation_cache import keep_compiled
 from bert_jax.runtime.hosts import say
 from bert_jax.sharding import Mesh, make_mesh, mesh_sizes
-from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.opening import open_task, own_file
 from bert_jax.train.program import Program, build_program
 from bert_jax.validation import complete, validate
 from bert_jax.weights import load_weights
@@ -35,13 +36,14 @@ def open_run(config: ConfigDict, workdirs: Sequence[files.Path]) -> Program:
             init_weights = read_description(workdirs[0])
         else:
             say(f'training starts from the weights of {config.init_checkpoint}')
-            init_weights = load_weights(config.init_checkpoint)
+            init_weights = load_weights(config.init_checkpoint, own_head=True)
     config = complete(config, init_weights)
     mesh = open_mesh(config, jax.devices())
     axes = ' x '.join(f'{name} {size}' for name, size in mesh.shape.items())
     say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh {axes}')
     keep_compiled(files.as_path(config.data.dir) / 'compiled')
-    return build_program(config, mesh, open_task(config), init_weights)
+    program = build_program(config, mesh, open_task(config), init_weights)
+    return dataclasses.replace(program, own_file=own_file(config.task, type(program.head)))
 
 
 def open_mesh(config: ConfigDict, devices: Sequence[Any]) -> Mesh:

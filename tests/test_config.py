@@ -30,6 +30,8 @@ NAMES = [
     'conll:features',
     'ablations:ltr,tiny',
     'efficient_pretrain:muon,tiny',
+    'electra_pretrain:base',
+    'electra_pretrain:tiny',
 ]
 PRETRAINING_NAMES = [
     *(name for name in NAMES if 'pretrain' in name),

@@ -8,6 +8,7 @@ The project's own configs are known by name from any folder: --config=glue:mrpc.
 import argparse
 import ast
 import glob
+import hashlib
 import os
 import sys
 import traceback
@@ -271,8 +272,11 @@ def _configs_near(path: str) -> list[str]:
 
 def _call_get_config(code: types.CodeType, path: str, arguments: Sequence[str]) -> Any:
     """Runs the code of a config file, and calls its get_config()."""
-    module: Any = types.ModuleType('config_file')
-    module.__file__ = path
+    # A name of its own for each file, by which its classes lead to it (`tasks.opening.own_file`).
+    file = os.path.abspath(path)
+    of_file = hashlib.blake2b(file.encode(), digest_size=4).hexdigest()
+    module: Any = types.ModuleType(f'config_file_{of_file}')
+    module.__file__ = file
     sys.modules[module.__name__] = module  # where dataclasses look for the names in annotations
     exec(code, vars(module))
     if not callable(getattr(module, 'get_config', None)):

@@ -312,6 +312,9 @@ RECORDED: Mapping[str, Field] = {
     'labels': Field(None, 'elsewhere', 'derived'),
     'metric': Field(None, 'elsewhere', 'derived'),
     'guessing': Field(None, 'elsewhere', 'derived'),
+    # The file that defines the run's head or its task, if they are not the package's.
+    'config_file': Field(None, 'elsewhere', 'result'),
+    'config_file.name': Field(None, 'elsewhere', 'logging'),
     'parameters': Field(None, 'elsewhere', 'derived'),  # their number
     'step_flops': Field(None, 'elsewhere', 'derived'),  # of the model, for each phase
     'inference': Field(None, 'elsewhere', 'derived', silent=True),

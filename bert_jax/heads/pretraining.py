@@ -127,10 +127,26 @@ class BertForPreTraining(nn.Module):
         return outputs, outputs['sequence_output'][:, cls_BxK.shape[1]:]
 
 
+def chunks_of_slots(config: ModelConfig, weights_BxP: jax.Array) -> int:
+    """In how many parts of the slots a device computes masked-LM logits, to fit its memory.
+
+    Args:
+      config: of the encoder.
+      weights_BxP: `masked_lm_weights`; only their shape counts.
+    """
+    layout = config.layout
+    num_rows, num_slots = weights_BxP.shape
+    return mlm_chunks(
+        math.ceil(num_rows / layout.batch_shards),
+        num_slots,
+        config.padded_vocab_size,
+        CHUNK_BYTES_ON_CPU if layout.on_cpu else CHUNK_BYTES)
+
+
 def _next_token_batch(batch: Batch) -> Batch:
     """The batch without masks, each token labelled with the next one of its sequence."""
     numbers_BxS = batch['sequence_ids']
-    ids_BxS = _unmasked_ids(batch)
+    ids_BxS = unmasked_ids(batch)
     has_next_BxS = (numbers_BxS[:, 1:] == numbers_BxS[:, :-1]) & (numbers_BxS[:, 1:] > 0)
     return {
         **batch,
@@ -140,7 +156,7 @@ def _next_token_batch(batch: Batch) -> Batch:
     }
 
 
-def _unmasked_ids(batch: Batch) -> jax.Array:
+def unmasked_ids(batch: Batch) -> jax.Array:
     """The ids [B, S] of a masked batch before it was masked."""
     num_rows, length = batch['sequence_ids'].shape
     # Empty slots point behind the row, where nothing is written.
@@ -225,16 +241,10 @@ class Pretraining(Head):
 
     def _word_sums(self, outputs: Any, batch: Batch) -> MaskedLmSums:
         """Sums over the masked words, or over all words of a left-to-right model."""
-        layout = self.config.layout
         weights_BxP = batch['masked_lm_weights']
-        num_rows, num_slots = weights_BxP.shape
-        chunks = mlm_chunks(
-            math.ceil(num_rows / layout.batch_shards),
-            num_slots,
-            self.config.padded_vocab_size,
-            CHUNK_BYTES_ON_CPU if layout.on_cpu else CHUNK_BYTES)
         return masked_lm_loss(
-            outputs['mlm_output'], batch['masked_lm_ids'], weights_BxP, chunks, layout)
+            outputs['mlm_output'], batch['masked_lm_ids'], weights_BxP,
+            chunks_of_slots(self.config, weights_BxP), self.config.layout)
 
     def score(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Metrics of the masked words and of the pairs.

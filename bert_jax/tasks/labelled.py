@@ -113,11 +113,12 @@ class LabelledTask:
       train: what is trained on; None where the model is only evaluated.
       evaluated: sets scored during training.
       metric: name of the metric that picks the best evaluation.
-      head: what kind of head the model has (`heads.HEADS`).
+      head: what kind of head the model has: one of `heads.HEADS`, or the name of `trained_as`.
       labels: names of its outputs by id, if they have any.
       predicted: further sets, predicted at the end.
       arguments: of the head, beside the encoder's config.
-      trained_as: a subclass of the head with another loss; None: the head as it is.
+      trained_as: a head with another loss, perhaps with parameters of its own; None: the head as
+        it is.
       frozen: a pattern like `optimizer.frozen`, of further parameters that are never trained.
       inference: how predictions are made, for config.json.
       tuned_metrics: names of metrics that are also kept in `inference`, as SQuAD's threshold is.
@@ -188,8 +189,12 @@ class LabelledTask:
 
     def make_head(self, model_config: ModelConfig) -> Head:
         """The head that is trained on an encoder."""
-        head = self.trained_as or HEADS[self.head]
-        return head(model_config, **self.arguments)
+        return self.head_class(model_config, **self.arguments)
+
+    @property
+    def head_class(self) -> type[Head]:
+        """The class of the head that is trained, with its loss."""
+        return self.trained_as or HEADS[self.head]
 
     def batch_shapes(
         self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh

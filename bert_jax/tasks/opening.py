@@ -5,12 +5,15 @@ own").
 """
 
 import functools
+import sys
 from collections.abc import Callable
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from bert_jax.config.fields import PRETRAINING
 from bert_jax.heads.base import Head
+from bert_jax.runtime.files import as_path
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
 from bert_jax.tasks.labelled import ScoredModel
@@ -19,6 +22,7 @@ from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tasks.squad import open_squad
 from bert_jax.tasks.tagging import open_conll, open_tagging
 from bert_jax.train.task import Task
+from bert_jax.weights.run_directory import OwnFile
 
 # The diagnostic set has no training set.
 _TRAINED_GLUE_TASKS = [name for name in GLUE_TASKS if name != 'ax']
@@ -40,7 +44,23 @@ OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
 SHIPPED = frozenset(OPENERS)  # before a config file adds its own
 
 
-def add_pretraining(name: str, head: type[Head]) -> None:
+def own_file(task: str, head: type[Head]) -> OwnFile | None:
+    """The file that defines a run's head or opens its task; None: both are the package's.
+
+    Args:
+      task: name.
+      head: the class with its loss.
+    """
+    opener: Any = OPENERS[task]
+    for definition in (head, getattr(opener, 'func', opener)):
+        module = sys.modules.get(definition.__module__)
+        path = getattr(module, '__file__', None)
+        if path and definition.__module__.partition('.')[0] != 'bert_jax':
+            return OwnFile(as_path(path), as_path(path).read_bytes())
+    return None
+
+
+def add_pretraining(name: str, head: type[Head], **arguments: Any) -> None:
     """Adds the tasks pretrain_NAME, and synthetic_NAME on random tokens, which train this head.
 
     Data, phases, packing and evaluation are those of pre-training: a batch has the features of
@@ -50,9 +70,11 @@ def add_pretraining(name: str, head: type[Head]) -> None:
     Args:
       name: of the tasks.
       head: with its loss, metric, `loss_of_chance` and `flops`.
+      **arguments: fields of the head besides the encoder's config.
     """
     for kind in PRETRAINING:
-        OPENERS[f'{kind}_{name}'] = functools.partial(PretrainTask, trained_as=head)
+        OPENERS[f'{kind}_{name}'] = functools.partial(
+            PretrainTask, trained_as=head, arguments=arguments)
 
 
 def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:

@@ -57,7 +57,7 @@ class PretrainTask:
 
     def __init__(
         self, config: ConfigDict, scored: ScoredModel | None = None, *,
-        trained_as: type[Head] = Pretraining,
+        trained_as: type[Head] = Pretraining, arguments: Mapping[str, Any] | None = None,
     ):
         """Opens the data.
 
@@ -65,6 +65,7 @@ class PretrainTask:
           config: of the run.
           scored: unused: the data is opened in the same way for training and for evaluation.
           trained_as: the head with its loss.
+          arguments: of the head, beside the encoder's config.
 
         Raises:
           InputError: bad data, or a left-to-right model with what it cannot do.
@@ -72,6 +73,7 @@ class PretrainTask:
         _check_causal(config, trained_as)
         self._config = config
         self._trained_as = trained_as
+        self._arguments = dict(arguments or {})
         self.head: str = trained_as.name
         self.data: TextData | SyntheticData
         if pretraining_kind(config.task) == 'pretrain':
@@ -123,8 +125,9 @@ class PretrainTask:
         return {f'{kind}_loss': loss, f'{kind}_perplexity': math.exp(loss)}
 
     def make_head(self, model_config: ModelConfig) -> Head:
-        return self._trained_as.of_pretraining(
+        head = self._trained_as.of_pretraining(
             model_config, next_sentence=self._config.data.next_sentence)
+        return dataclasses.replace(head, **self._arguments)
 
     def batch_shapes(
         self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh
@@ -207,7 +210,7 @@ class PretrainTask:
         with config.unlocked():
             config.seed = seed
         # Other pairs and masks of the same token store.
-        return type(self)(config, trained_as=self._trained_as)
+        return type(self)(config, trained_as=self._trained_as, arguments=self._arguments)
 
 
 def _shapes(

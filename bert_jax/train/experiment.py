@@ -103,6 +103,8 @@ def describe(program: Program) -> dict[str, Any]:
         'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
         'inference': dict(task.inference), 'identity': task.identity(),
     }
+    if program.own_file is not None:
+        description['config_file'] = program.own_file.record()
     description |= _init_checkpoint_record(config.init_checkpoint, program.init_weights)
     # What was resolved, which must be the same on all hosts.
     description['model']['attention'] = program.head.config.attention
@@ -303,7 +305,7 @@ def _announce(
     description['step_flops'] = [phase.flops_per_sequence * phase.batch_size for phase in phases]
     description['made'] = made_by()
     if hosts.first():
-        describe_run(workdir, description, program.task.vocab_path)
+        describe_run(workdir, description, program.task.vocab_path, program.own_file)
     hosts.agree('the step to start from', {'step': int(state.step)})
     name = program.config.model.name or 'as published'
     say(f'model {name}: {count(num_params(state))} parameters; {program.num_steps:,} steps')
@@ -375,7 +377,7 @@ def _finish_best(
         description['inference'] |= program.task.write_results(
             program.head, program.mesh, params, metrics, workdir)
     if hosts.first():
-        describe_run(workdir, description, program.task.vocab_path)
+        describe_run(workdir, description, program.task.vocab_path, program.own_file)
     return {'step': step, **_prefixed('last', last_metrics), **_prefixed('eval', metrics)}
 
 

@@ -29,6 +29,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, Mesh, check_vocabulary
 from bert_jax.train import optimizers, step
 from bert_jax.train.task import Task
+from bert_jax.weights.run_directory import OwnFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Program:
       steps: of each phase.
       init: makes a fresh state from a seed.
       init_weights: the weights of `init_checkpoint`, or only their description.
+      own_file: defines the head or the task, if the package does not.
     """
 
     config: ConfigDict
@@ -71,6 +73,7 @@ class Program:
     steps: tuple[PhaseSteps, ...]
     init: Callable[[int], step.TrainState]
     init_weights: Any = None
+    own_file: OwnFile | None = None
 
     @property
     def phase_ends(self) -> list[int]:

@@ -36,7 +36,7 @@ class Task(Protocol):
     """The data of a run, its loss, and what its evaluation and results are.
 
     Attributes:
-      head: the kind of head that the model has (`heads.HEADS`).
+      head: the name of the head that the model has: in `heads.HEADS`, or a config file's own.
       labels: names of the head's outputs by id, if they have any.
       metric: name of the metric that picks the best evaluation.
       frozen: a pattern like `optimizer.frozen`, of further parameters that are never trained.

@@ -18,7 +18,9 @@ _LOOKS = (
     'bert_config.json (name the folder, or the prefix FOLDER/bert_model.ckpt)')
 
 
-def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> Weights:
+def load_weights(
+    named: str | os.PathLike[str], *, any_head: bool = False, own_head: bool = False
+) -> Weights:
     """The model at a path, local or in a bucket.
 
     Args:
@@ -27,6 +29,9 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
         holds `bert_model.ckpt.index`; or a .zip of such a folder.
       any_head: whether to accept heads that no other run or format can have, for use of the model
         as it is (`formats.check_head`).
+      own_head: whether a run's parameters are read that only its config file's own head knows.
+        `Weights.head` is then the name of that head, which need not be in `heads.HEADS`. Otherwise
+        such a run is read as the head of that name in `HEADS`, or else as its encoder alone.
 
     Raises:
       InputError: there is no model at the path, or something is wrong with it.
@@ -36,7 +41,7 @@ def load_weights(named: str | os.PathLike[str], *, any_head: bool = False) -> We
         path = unpacked(path)
     names = [child.name for child in children(path)]
     if is_step(path) or 'checkpoints' in names:
-        return read_run(path, any_head=any_head)
+        return read_run(path, any_head=any_head, own_head=own_head)
     if _is_huggingface(names):
         return read_huggingface(path)
     prefix = _tf1_prefix(path, names)

@@ -252,8 +252,9 @@ class Weights:
     Attributes:
       params: float32 arrays by our names (`weights.formats`), with an unpadded vocabulary.
       model: every field of `BertConfig`.
-      head: one of `heads.HEADS`; '' is an encoder without a head, 'pretraining' masked LM,
-        next sentence or both, as `params` has them.
+      head: one of `heads.HEADS`, or a config file's own (`load_weights`, `own_head`); '' is an
+        encoder without a head, 'pretraining' masked LM, next sentence or both, as `params` has
+        them.
       labels: names of the outputs, by id; empty if the head's outputs have none.
       vocab_file: a vocab.txt or a SentencePiece .model; None where there is none.
       lowercase: whether text is lower-cased before WordPiece.

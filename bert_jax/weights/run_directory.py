@@ -1,10 +1,14 @@
-"""Run directories of this project: `config.json`, the vocabulary, `checkpoints/` and `best/`."""
+"""Run directories of this project: `config.json`, the vocabulary, `checkpoints/` and `best/`.
+
+A run whose head or task a config file defines also has a copy of that file, `config_file.py`, whose
+name and digest are in config.json. It is there to be read by people: no command runs it.
+"""
 
 import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,9 +16,9 @@ import numpy as np
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.config.phases import model_options
-from bert_jax.heads import HEADS
+from bert_jax.heads import HEADS, part_of
 from bert_jax.heads.pretraining import SEQ_RELATIONSHIP
-from bert_jax.heads.tensors import Tensor
+from bert_jax.heads.tensors import POOLER, Tensor
 from bert_jax.runtime import checksum, files
 from bert_jax.runtime.checksum import CHECKSUMS
 from bert_jax.runtime.errors import InputError, first_line
@@ -29,6 +33,32 @@ from bert_jax.weights.new_folder import new_folder
 _MODEL_FIELDS = (
     *(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features', 'scan_layers')
 _COMMITTED = 'commit_success.txt'
+_OWN_CODE = 'config_file'  # the section of config.json, and the stem of the copy
+
+
+class OwnFile(NamedTuple):
+    """The file outside the package that defines a run's head or its task."""
+
+    path: Path
+    content: bytes
+
+    def record(self) -> dict[str, str]:
+        """What config.json says of it."""
+        return {'name': self.path.name, 'digest': checksum.digest(self.content)}
+
+
+def own_file_of(fields: Mapping[str, Any]) -> str:
+    """The name of the file that defines a run's head or task; '' where the package does.
+
+    Args:
+      fields: of the run's config.json, by dotted name.
+    """
+    return str(fields.get(f'{_OWN_CODE}.name') or '')
+
+
+def differs_from_copy(fields: Mapping[str, Any], file: OwnFile) -> bool:
+    """Whether a run was trained with another content of its config file."""
+    return bool(fields.get(f'{_OWN_CODE}.digest') != file.record()['digest'])
 
 
 def read_description(workdir: Path, step: Path | None = None) -> formats.Weights:
@@ -100,14 +130,16 @@ def _check_vocabulary(
                          f"{vocab_size} rows: put the run's own vocabulary there")
 
 
-def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> formats.Weights:
+def read_run(
+    named: str | os.PathLike[str], *, any_head: bool = False, own_head: bool = False
+) -> formats.Weights:
     """The model of a run's best evaluation if the run keeps it, else the one that it ended with.
 
     It is in `best/STEP/` or the newest `checkpoints/STEP/`. Optimizer moments are not read.
 
     Args:
       named: the run directory, or a `checkpoints/STEP` of it, which is then read.
-      any_head: as for `load_weights`.
+      any_head, own_head: as for `load_weights`.
 
     Raises:
       InputError: it is no run directory, has no checkpoint, or its checkpoint cannot be read.
@@ -118,25 +150,59 @@ def read_run(named: str | os.PathLike[str], *, any_head: bool = False) -> format
     described = read_description(workdir, step)
     config = read_config(workdir)
     config_file = workdir / 'config.json'
-    head = formats.check_head(config.get('head', ''), config_file, any_head)
+    named_head = _named_head(config, config_file, any_head)
+    head = named_head if named_head in HEADS else ''
     if step is None:
         raise InputError(f'{workdir} has no checkpoint to read: {_why_no_step(workdir)}')
     params = _read_params(step, config, described.model['vocab_size'])
-    _check_params(params, head, described.model, step, config_file)
-    inference = _inference(config)
+    own: set[str] = set()
+    if _OWN_CODE in config:
+        own = _own_parameters(params, head, described.model)
+    known = {name: x for name, x in params.items() if name not in own}
+    _check_params(known, head, described.model, step, config_file)
     if not HEADS[head].stays_in_run:
-        head = formats.find_head(params, head, f'{config_file} says head {head!r}')
+        head = formats.find_head(known, head, f'{config_file} says head {head!r}')
+    read = dataclasses.replace(
+        described,
+        params=known,
+        head=head,
+        labels=formats.read_labels(config.get('labels'), head, known, config_file),
+        unused=tuple(sorted({f"{name.partition('/')[0]}/..." for name in own})),
+        source=_source(described, step),
+        inference=_inference(config),
+        step_dir=step)
+    if not own_head:
+        return read
+    if named_head not in HEADS:
+        head = named_head
+    return dataclasses.replace(read, params=params, head=head, unused=())
+
+
+def _named_head(config: Mapping[str, Any], config_file: Path, any_head: bool) -> str:
+    """The head that a run's config.json names, which may be known to a config file alone."""
+    head = config.get('head', '')
+    if _OWN_CODE in config and isinstance(head, str) and head not in HEADS:
+        return head
+    return formats.check_head(head, config_file, any_head)
+
+
+def _own_parameters(
+    params: Mapping[str, np.ndarray], head: str, model: Mapping[str, Any]
+) -> set[str]:
+    """Names of the parameters that neither the encoder nor this head of `HEADS` has."""
+    if HEADS[head].stays_in_run:  # `formats.tensors` does not list this head
+        return set()
+    parts = (None, POOLER, *HEADS[head].parts)
+    known = {tensor.name for tensor in formats.tensors(model) if part_of(tensor.name) in parts}
+    return set(params) - known
+
+
+def _source(described: formats.Weights, step: Path) -> str:
+    """`Weights.source` of parameters from a checkpoint."""
     source = f'{described.source}, step {int(step.name):,}'
     if step.parent.name == 'best':
         source += ' (its best evaluation)'
-    return dataclasses.replace(
-        described,
-        params=params,
-        head=head,
-        labels=formats.read_labels(config.get('labels'), head, params, config_file),
-        source=source,
-        inference=inference,
-        step_dir=step)
+    return source
 
 
 def _why_no_step(workdir: Path) -> str:
@@ -237,13 +303,27 @@ def read_config(workdir: Path) -> dict[str, Any]:
     return config
 
 
-def describe_run(workdir: Path, fields: dict[str, Any], vocab_file: Path | None) -> None:
-    """Writes the vocabulary, and `config.json` with its digest, into a run directory."""
+def describe_run(
+    workdir: Path, fields: dict[str, Any], vocab_file: Path | None,
+    own_file: OwnFile | None = None,
+) -> None:
+    """Writes the vocabulary, and `config.json` with its digest, into a run directory.
+
+    Args:
+      workdir: the run directory.
+      fields: of config.json.
+      vocab_file: of the run, if there is text.
+      own_file: defines the head or the task, if the package does not; it is copied.
+    """
+    if own_file is not None:
+        fields = fields | {_OWN_CODE: own_file.record()}
     if vocab_file is not None:
         content = keep_tokenizer(vocab_file, workdir)
         fields = fields | {'vocabulary': checksum.digest(content)}
     text = json.dumps(checksum.with_digest(fields), indent=2) + '\n'
     files.write_whole(workdir / 'config.json', text)
+    if own_file is not None:
+        files.write_whole(workdir / f'{_OWN_CODE}.py', own_file.content)
 
 
 def saved_steps(folder: Path) -> list[Path]:

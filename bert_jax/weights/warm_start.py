@@ -16,7 +16,14 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import is_unused
-from bert_jax.weights.formats import VOCABULARY_ROWS, Weights, from_tree, to_tree, with_rows
+from bert_jax.weights.formats import (
+    VOCABULARY_ROWS,
+    Weights,
+    from_tree,
+    tensors,
+    to_tree,
+    with_rows,
+)
 from bert_jax.weights.vocabulary import check_order
 
 _WORDS = 'bert/embeddings/word_embeddings'
@@ -172,6 +179,10 @@ def place(
     if model:
         notes += _different_options(weights.model, model)
     source = dict(weights.params)
+    if head != weights.head:
+        # A parameter that only a config file's own head knows may mean something else elsewhere.
+        listed = {tensor.name for tensor in tensors(weights.model)}
+        source = {name: x for name, x in source.items() if name in listed}
     if 'classifier/bias' in source and 'classifier/bias' in shapes:
         notes += _place_classifier(source, weights, shapes['classifier/bias'][0], head, labels)
     matched: dict[str, np.ndarray] = {}

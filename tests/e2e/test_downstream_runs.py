@@ -8,7 +8,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import io
 import json
 import random
 import re
@@ -22,20 +21,16 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from bert_jax import convert, run_setup
-from bert_jax.config.command_line import parse_command
-from bert_jax.evaluate import main as evaluate_main
+from bert_jax import convert
 from bert_jax.predict import load
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError, Stopped
-from bert_jax.runtime.files import as_path
-from bert_jax.tasks.opening import OPENERS
 from bert_jax.tasks.squad_scores import NEVER_ANSWER
-from bert_jax.train import experiment, memory
-from bert_jax.validation import validate
+from bert_jax.train import memory
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import write_run
 from tests.conftest import ROOT
+from tests.in_process import Ended, evaluate, recorded, run
 from tests.predict.tiny import VOCAB, pretraining_weights, random_texts
 from tests.tiny_runs import TINY, WORDS, documents, one_device, sentence, write_cola, write_table
 
@@ -52,43 +47,6 @@ NO_CONFIG = TINY[1:]
 NO_MODEL = TINY[4:]  # nor a vocabulary
 
 
-@dataclasses.dataclass
-class Ended:
-    """The result of a run or of an evaluation, and what it printed."""
-
-    result: dict[str, Any]
-    said: str
-
-
-def run(config, *args, workdir, stop_at=None, devices=one_device):
-    """Runs bert_jax.main in this process.
-
-    Args:
-      config: a file, from the folder `configs`. A task that it adds is removed afterwards.
-      args: flags.
-      workdir: the run directory.
-      stop_at: the step at which the run is told to stop.
-      devices: a context in which jax shows the devices to use.
-    """
-    said = io.StringIO()
-    with (mock.patch.dict(OPENERS), contextlib.redirect_stdout(said),
-          contextlib.redirect_stderr(said), devices()):
-        config, _ = parse_command(['run', f'--config={ROOT}/configs/{config}', *args], '')
-        validate(config)
-        program = run_setup.open_run(config, [as_path(workdir)])
-        result = experiment.train_run(program, as_path(workdir), lambda step: step == stop_at)
-    return Ended(result, said.getvalue())
-
-
-def evaluate(*args, workdir):
-    """Runs bert_jax.evaluate in this process."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), one_device():
-        evaluate_main(['evaluate', *map(str, args), f'--workdir={workdir}'])
-    last_line = said.getvalue().splitlines()[-1]
-    return Ended(json.loads(last_line.removeprefix('result ')), said.getvalue())
-
-
 @pytest.fixture
 def refusal_of(tmp_path, capsys):
     """A function that runs bert_jax.evaluate, which must fail, and returns its line of error."""
@@ -103,12 +61,6 @@ def refusal_of(tmp_path, capsys):
 
 def read_json(path):
     return json.loads(path.read_text())
-
-
-def recorded(workdir, metric):
-    """The values of a metric in a run's records."""
-    records = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
-    return [record[metric] for record in records if metric in record]
 
 
 @pytest.fixture(scope='module')

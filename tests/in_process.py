@@ -1,0 +1,65 @@
+"""Runs and evaluations in the tests' own process, on one of its devices.
+
+The command line has its own tests, and short runs spend most of their time on starting a program,
+or on compiling for eight devices.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+from typing import Any
+from unittest import mock
+
+from bert_jax import run_setup
+from bert_jax.config.command_line import parse_command
+from bert_jax.evaluate import main as evaluate_main
+from bert_jax.runtime.files import as_path
+from bert_jax.tasks.opening import OPENERS
+from bert_jax.train import experiment
+from bert_jax.validation import validate
+from tests.conftest import ROOT
+from tests.tiny_runs import one_device
+
+
+@dataclasses.dataclass
+class Ended:
+    """The result of a run or of an evaluation, and what it printed."""
+
+    result: dict[str, Any]
+    said: str
+
+
+def run(config, *args, workdir, stop_at=None, devices=one_device):
+    """Runs bert_jax.main in this process.
+
+    Args:
+      config: a file, from the folder `configs`. A task that it adds is removed afterwards.
+      args: flags.
+      workdir: the run directory.
+      stop_at: the step at which the run is told to stop.
+      devices: a context in which jax shows the devices to use.
+    """
+    said = io.StringIO()
+    with (mock.patch.dict(OPENERS), contextlib.redirect_stdout(said),
+          contextlib.redirect_stderr(said), devices()):
+        config, _ = parse_command(['run', f'--config={ROOT / "configs" / config}', *args], '')
+        validate(config)
+        program = run_setup.open_run(config, [as_path(workdir)])
+        result = experiment.train_run(program, as_path(workdir), lambda step: step == stop_at)
+    return Ended(result, said.getvalue())
+
+
+def evaluate(*args, workdir):
+    """Runs bert_jax.evaluate in this process."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), one_device():
+        evaluate_main(['evaluate', *map(str, args), f'--workdir={workdir}'])
+    last_line = said.getvalue().splitlines()[-1]
+    return Ended(json.loads(last_line.removeprefix('result ')), said.getvalue())
+
+
+def recorded(workdir, metric):
+    """The values of a metric in a run's records."""
+    records = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
+    return [record[metric] for record in records if metric in record]
