@@ -20,7 +20,7 @@ from bert_jax.inference.engine import Engine
 from bert_jax.model.attention import resolve_backend
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.sentences import Sentences, read_sentences
+from bert_jax.predict.sentences import POOLS, Sentences, read_sentences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hub import model_folder
@@ -49,6 +49,10 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
         inference.setdefault('activation', activation)
     if sentences.max_length is not None:
         inference['max_seq_length'] = sentences.max_length
+    if inference.get('pool'):  # a run that was trained to make vectors
+        sentences = sentences._replace(
+            pool=one_of('pool', inference['pool'], POOLS),
+            normalize=bool(inference.get('normalize')))
     weights = dataclasses.replace(weights, inference=inference)
     if vocab_file is not None:
         weights = _with_vocabulary(weights, vocab_file)

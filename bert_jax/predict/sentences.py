@@ -48,6 +48,7 @@ class Sentences(NamedTuple):
       max_length: the most tokens of a sequence; None: not said.
       prompt: stands before every text.
       lowercase: whether a text is lower-cased before it goes to the tokenizer.
+      pool, normalize: how vectors are made where no module says it.
     """
 
     encoder: Path
@@ -55,13 +56,17 @@ class Sentences(NamedTuple):
     max_length: int | None = None
     prompt: str = ''
     lowercase: bool = False
+    pool: str = 'mean'
+    normalize: bool = False
 
     def pooling(self) -> tuple[str, bool]:
-        """(pool, normalize); without modules ('mean', False).
+        """(pool, normalize), of the modules if there are any.
 
         Raises:
           InputError: there is a module or a pooling that is not supported.
         """
+        if not self.modules:
+            return self.pool, self.normalize
         pool = 'mean'
         normalize = False
         for name, folder in self.modules:

@@ -261,8 +261,8 @@ class Weights:
       unused: names of tensors in the files that have no counterpart here.
       source: what was read and where, for messages.
       inference: how the run made its predictions: those of `max_seq_length`, `doc_stride`,
-        `max_query_length`, `null_threshold`, `windows`, `num_texts` (2: of pairs) and `features`
-        that its task has.
+        `max_query_length`, `null_threshold`, `windows`, `num_texts` (2: of pairs), `features`,
+        and of vectors of texts `pool` and `normalize`, that its task has.
       step_dir: the checkpoint of a run that `params` were read from; None: they are of no run.
     """
 

@@ -26,6 +26,7 @@ from bert_jax.weights.safetensors_files import (
     open_tensors,
     write_tensors,
 )
+from bert_jax.weights.sentence_files import write_sentence_files
 from bert_jax.weights.tokenizer_files import (
     check_tokenizer_class,
     read_tokenizer,
@@ -265,6 +266,9 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
         write_json(beside / 'config.json', config)
         (beside / 'README.md').write_text(_model_card(weights, class_name), encoding='utf-8')
         notes += write_tokenizer(beside, weights)
+        if weights.inference.get('pool'):
+            write_sentence_files(beside, weights)
+            notes.append('sentence-transformers pools and scales as the run did (modules.json)')
     return notes
 
 

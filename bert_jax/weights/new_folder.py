@@ -75,6 +75,6 @@ def check_free(target: Path) -> None:
         raise InputError(f'{target} is there already: name a new folder, nothing is written over')
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes an indented JSON object, in UTF-8."""
+def write_json(path: Path, value: dict[str, Any] | list[dict[str, Any]]) -> None:
+    """Writes an indented JSON object, or a list of objects, in UTF-8."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + '\n', encoding='utf-8')

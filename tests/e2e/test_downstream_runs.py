@@ -19,7 +19,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from bert_jax import convert
 from bert_jax.predict import load
@@ -30,9 +29,9 @@ from bert_jax.train import memory
 from bert_jax.weights import load_weights
 from bert_jax.weights.run_directory import write_run
 from tests.conftest import ROOT
-from tests.in_process import Ended, evaluate, recorded, run
+from tests.in_process import Ended, evaluate, run
 from tests.predict.tiny import VOCAB, pretraining_weights, random_texts
-from tests.tiny_runs import TINY, WORDS, documents, one_device, sentence, write_cola, write_table
+from tests.tiny_runs import TINY, documents, one_device, sentence, write_cola
 
 pytestmark = pytest.mark.slow
 
@@ -622,139 +621,6 @@ def test_a_file_with_other_tags_is_not_scored(held_out_run, tmp_path, refusal_of
     other.write_text(content * 10)
     workdir = held_out_run('tagging').workdir
     assert message in refusal_of(workdir, f'--config.data.eval_source={other}')
-
-
-@dataclasses.dataclass
-class Pair:
-    """Two texts, with a score from 0 to 5 for how much they mean the same."""
-
-    first: str
-    second: str
-    score: int
-
-
-def synonymous_pairs(rng, count):
-    """Pairs whose second text has a synonym for each word of the first; odd rows are no pairs.
-
-    The synonym of a word of the first half of WORDS is the word in the same place of the other.
-    """
-    half = len(WORDS) // 2
-    words_of_texts = [rng.choices(range(half), k=4) for _ in range(count)]
-    pairs = []
-    for index, words in enumerate(words_of_texts):
-        is_pair = index % 2 == 0
-        same_words = words if is_pair else words_of_texts[index - 1]
-        first = ' '.join(WORDS[word] for word in words)
-        second = ' '.join(WORDS[half + word] for word in same_words)
-        pairs.append(Pair(first, second, score=5 if is_pair else 0))
-    return pairs
-
-
-@dataclasses.dataclass
-class Contrastive:
-    """Pairs of texts, and the flags of a run that trains vectors on them."""
-
-    args: tuple[str, ...]
-    dev: list[Pair]
-
-
-@pytest.fixture(scope='module')
-def contrastive(pretrained, tmp_path_factory):
-    folder = tmp_path_factory.mktemp('pairs')
-    rng = random.Random(5)
-    pairs = {'train': synonymous_pairs(rng, 200), 'dev': synonymous_pairs(rng, 60)}
-    for split, pairs_of_split in pairs.items():
-        rows = map(dataclasses.astuple, pairs_of_split)
-        write_table(
-            folder / 'STS-B' / f'{split}.tsv', ('sentence1', 'sentence2', 'score'), *rows)
-    args = (
-        '../tests/tasks/contrastive.py', f'--config.init_checkpoint={pretrained}',
-        f'--config.data.source={folder}', '--config.data.packing=False',
-        '--config.train.batch_size=32', '--config.train.log_every=1',
-        '--config.optimizer.learning_rate=3e-3',
-    )
-    return Contrastive(args, pairs['dev'])
-
-
-def correlation_of_cosines(model, pairs):
-    """Spearman's correlation of the scores of pairs with the cosines of a model's vectors."""
-    with one_device():
-        loaded = load(model)
-        first = loaded.vectors([pair.first for pair in pairs], normalize=True)
-        second = loaded.vectors([pair.second for pair in pairs], normalize=True)
-    cosines = (first * second).sum(axis=1)
-    return scipy.stats.spearmanr(cosines, [pair.score for pair in pairs]).statistic
-
-
-def test_vectors_of_sentences_are_trained_by_a_head_of_ones_own(contrastive, pretrained, tmp_path):
-    ended = run(*contrastive.args, '--config.train.steps=60', workdir=tmp_path)
-    before = correlation_of_cosines(pretrained, contrastive.dev)
-    after = correlation_of_cosines(tmp_path, contrastive.dev)
-    assert after > before + 0.3
-    assert after == pytest.approx(ended.result['eval/spearman'], abs=1e-3)
-
-
-def test_a_loss_that_compares_all_examples_is_the_same_on_eight_devices(contrastive, tmp_path):
-    losses = {}
-    for name, devices in (('one', one_device), ('eight', contextlib.nullcontext)):
-        workdir = tmp_path / name
-        run(*contrastive.args, '--config.train.steps=4', workdir=workdir, devices=devices)
-        losses[name] = recorded(workdir, 'train/loss')
-    assert len(losses['one']) == 4
-    np.testing.assert_allclose(losses['one'], losses['eight'], rtol=1e-4)
-
-
-def write_sst2(folder, rng, is_train_wrong):
-    """Writes sentences whose first word tells their label, and returns the folder."""
-    for split, count in (('train', 200), ('dev', 40)):
-        rows = []
-        for index in range(count):
-            first_word = index % 2
-            is_wrong = is_train_wrong and split == 'train'
-            label = 1 - first_word if is_wrong else first_word
-            rows.append((f'{WORDS[-first_word]} {sentence(rng)}', label))
-        write_table(folder / 'SST-2' / f'{split}.tsv', ('sentence', 'label'), *rows)
-    return folder
-
-
-def test_a_small_model_learns_from_the_probabilities_of_a_large_one(pretrained, tmp_path):
-    rng = random.Random(6)
-    right = write_sst2(tmp_path / 'right', rng, is_train_wrong=False)
-    # The student's sentences have wrong labels: only the probabilities can teach it.
-    wrong = write_sst2(tmp_path / 'wrong', rng, is_train_wrong=True)
-    steps = (*UNPACKED, '--config.train.steps=120')
-    run('glue.py:sst2', f'--config.init_checkpoint={pretrained}', *steps,
-        f'--config.data.source={right}', workdir=tmp_path / 'large')
-    student = run(
-        f'../tests/tasks/distillation.py:{tmp_path}/large', '--config.model.name=L-1_H-32_A-2',
-        f'--config.data.vocab_file={pretrained}/vocab.txt', *steps,
-        f'--config.data.source={wrong}', workdir=tmp_path / 'small')
-    assert student.result['eval/accuracy'] > 0.9
-    again = evaluate(tmp_path / 'small', workdir=tmp_path / 'again')
-    assert again.result['eval/accuracy'] == student.result['eval/accuracy']
-
-
-def test_masked_words_are_learned_from_the_probabilities_of_a_large_model(tmp_path):
-    large = tmp_path / 'large'
-    write_run(large, pretraining_weights(tmp_path))
-    texts = random_texts(300)
-    pairs = zip(texts[::2], texts[1::2], strict=True)
-    text_file = tmp_path / 'text.txt'
-    text_file.write_text('\n\n'.join(f'{first}. {second}.' for first, second in pairs))
-
-    def gradient_norm_of_a_step(config, workdir):
-        run(config, f'--config.init_checkpoint={large}', *NO_MODEL, '--config.train.steps=1',
-            f'--config.data.source={text_file}', f'--config.data.dir={tmp_path}/cache',
-            '--config.model.name=', '--config.model.hidden_dropout=0',
-            '--config.model.attention_dropout=0', '--config.train.log_every=1', workdir=workdir)
-        (norm,) = recorded(workdir, 'train/grad_norm')
-        return norm
-
-    alone = gradient_norm_of_a_step('continue_pretrain.py', tmp_path / 'alone')
-    taught = gradient_norm_of_a_step(
-        f'../tests/tasks/distillation.py:mlm:{large}', tmp_path / 'taught')
-    assert alone > 0.1
-    assert taught < 1e-4, 'a student equal to its teacher has nothing to learn'
 
 
 ADDED_WORDS = ('catbird', 'thea', 'greenred')

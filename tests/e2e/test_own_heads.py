@@ -6,6 +6,7 @@ Each is trained, resumed, trained on other devices, and read back by the command
 import contextlib
 import dataclasses
 import json
+import random
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from flax.traverse_util import flatten_dict
 
 from bert_jax import convert
@@ -24,9 +26,20 @@ from bert_jax.runtime.errors import Stopped
 from bert_jax.runtime.files import as_path
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.weights import load_weights
+from bert_jax.weights.run_directory import write_run
 from tests.conftest import ROOT
-from tests.in_process import recorded, run
-from tests.tiny_runs import TINY, documents, one_device, saved, write_cola
+from tests.in_process import evaluate, recorded, run
+from tests.predict.tiny import pretraining_weights, random_texts
+from tests.tiny_runs import (
+    TINY,
+    WORDS,
+    documents,
+    one_device,
+    saved,
+    sentence,
+    write_cola,
+    write_table,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -195,3 +208,317 @@ def test_a_resumed_run_says_that_its_file_has_changed(electra, tmp_path):
     ended = run(*args, workdir=workdir)
     assert 'note: config_file.digest was' in ended.said
     assert (workdir / 'config_file.py').read_text().endswith('# Changed.\n')
+
+
+@pytest.fixture(scope='module')
+def pretrained(tmp_path_factory):
+    """The directory of a tiny model with its vocabulary, pre-trained for two steps."""
+    folder = tmp_path_factory.mktemp('pretrained')
+    (folder / 'text.txt').write_text(documents(40))
+    run('tiny_pretrain.py', *TINY[1:], f'--config.data.source={folder}/text.txt',
+        f'--config.data.dir={folder}/cache', '--config.train.steps=2', workdir=folder / 'run')
+    return folder / 'run'
+
+
+@dataclasses.dataclass
+class Pair:
+    """Two texts, with a score from 0 to 5 for how much they mean the same."""
+
+    first: str
+    second: str
+    score: int
+
+
+def synonymous_pairs(rng, count):
+    """Pairs whose second text has a synonym for each word of the first; odd rows are no pairs.
+
+    The synonym of a word of the first half of WORDS is the word in the same place of the other.
+    """
+    half = len(WORDS) // 2
+    words_of_texts = [rng.choices(range(half), k=4) for _ in range(count)]
+    pairs = []
+    for index, words in enumerate(words_of_texts):
+        is_pair = index % 2 == 0
+        same_words = words if is_pair else words_of_texts[index - 1]
+        first = ' '.join(WORDS[word] for word in words)
+        second = ' '.join(WORDS[half + word] for word in same_words)
+        pairs.append(Pair(first, second, score=5 if is_pair else 0))
+    return pairs
+
+
+VECTORS = (
+    '--config.data.packing=False', '--config.train.batch_size=32', '--config.train.log_every=1',
+    '--config.optimizer.learning_rate=3e-3', '--config.data.max_seq_length=32')
+
+
+@dataclasses.dataclass
+class VectorsRun:
+    """A run on pairs of synonyms, with the flags of another, and the pairs that are scored."""
+
+    workdir: Path
+    args: tuple[str, ...]
+    dev: list[Pair]
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope='module')
+def stsb(pretrained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('stsb')
+    rng = random.Random(5)
+    pairs = {'train': synonymous_pairs(rng, 200), 'dev': synonymous_pairs(rng, 60)}
+    for split, pairs_of_split in pairs.items():
+        rows = map(dataclasses.astuple, pairs_of_split)
+        write_table(
+            folder / 'STS-B' / f'{split}.tsv', ('sentence1', 'sentence2', 'score'), *rows)
+    args = (
+        'sentence_vectors.py:stsb', f'--config.init_checkpoint={pretrained}',
+        f'--config.data.source={folder}', *VECTORS)
+    ended = run(*args, '--config.train.steps=60', workdir=folder / 'run')
+    return VectorsRun(folder / 'run', args, pairs['dev'], ended.result)
+
+
+def correlation_of_cosines(model, pairs):
+    """Spearman's correlation of the scores of pairs with the cosines of a model's vectors."""
+    with one_device():
+        loaded = load(model)
+        first = loaded.vectors([pair.first for pair in pairs], normalize=True)
+        second = loaded.vectors([pair.second for pair in pairs], normalize=True)
+    cosines = (first * second).sum(axis=1)
+    return scipy.stats.spearmanr(cosines, [pair.score for pair in pairs]).statistic
+
+
+def test_vectors_of_sentences_are_trained_and_read_back_as_the_run_makes_them(stsb, pretrained):
+    before = correlation_of_cosines(pretrained, stsb.dev)
+    after = correlation_of_cosines(stsb.workdir, stsb.dev)
+    assert after > before + 0.3
+    assert after == pytest.approx(stsb.result['eval/spearman'], abs=1e-3)
+    with one_device():
+        vectors = load(stsb.workdir).vectors(['some words', 'others'])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+
+
+def test_cut_vectors_are_scored_too(stsb):
+    with one_device():
+        model = load(stsb.workdir)
+        first, second = (
+            model.vectors([getattr(pair, name) for pair in stsb.dev])[:, :8]
+            for name in ('first', 'second'))
+    cosines = (first * second).sum(1) / (
+        np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1))
+    expected = scipy.stats.spearmanr(cosines, [pair.score for pair in stsb.dev]).statistic
+    assert stsb.result['eval/spearman_8'] == pytest.approx(expected, abs=1e-3)
+    assert 'eval/spearman_16' in stsb.result
+
+
+def test_a_loss_that_compares_all_examples_is_the_same_on_eight_devices(stsb, tmp_path):
+    losses = {}
+    for name, devices in (('one', one_device), ('eight', contextlib.nullcontext)):
+        workdir = tmp_path / name
+        run(*stsb.args, '--config.train.steps=4', workdir=workdir, devices=devices)
+        losses[name] = recorded(workdir, 'train/loss')
+    assert len(losses['one']) == 4
+    np.testing.assert_allclose(losses['one'], losses['eight'], rtol=1e-4)
+
+
+def test_a_run_of_vectors_that_was_stopped_ends_as_one_that_was_not(stsb, tmp_path):
+    ends = []
+    for name, stop_at in (('whole', None), ('stopped', 2)):
+        steps = (*stsb.args, '--config.train.steps=4', '--config.train.save_every=2')
+        if stop_at:
+            with pytest.raises(Stopped):
+                run(*steps, workdir=tmp_path / name, stop_at=stop_at)
+        ends.append(run(*steps, workdir=tmp_path / name).result)
+    assert ends[0] == ends[1]
+
+
+def test_a_run_of_vectors_is_scored_by_its_file_alone(stsb, tmp_path, capsys):
+    source = stsb.args[2]
+    with pytest.raises(SystemExit, match='2'):
+        evaluate(stsb.workdir, workdir=tmp_path / 'refused')
+    error = capsys.readouterr().err
+    assert 'was trained with sentence_vectors.py' in error
+    assert '--config=sentence_vectors.py' in error
+    config = ROOT / 'configs' / 'sentence_vectors.py'
+    flags = (source, '--config.data.max_seq_length=32')
+    again = evaluate(stsb.workdir, f'--config={config}:stsb', *flags, workdir=tmp_path / 'same')
+    assert again.result['eval/spearman'] == pytest.approx(stsb.result['eval/spearman'], abs=1e-5)
+    assert 'another' not in again.said
+    changed = tmp_path / 'sentence_vectors.py'
+    changed.write_text(config.read_text() + '# Changed.\n')
+    noted = evaluate(stsb.workdir, f'--config={changed}:stsb', *flags, workdir=tmp_path / 'changed')
+    assert 'was trained with another sentence_vectors.py' in noted.said
+    assert noted.result == again.result
+
+
+def test_any_encoder_is_scored_as_it_is(stsb, pretrained, tmp_path):
+    config = ROOT / 'configs' / 'sentence_vectors.py'
+    ended = evaluate(
+        pretrained, f'--config={config}:stsb', stsb.args[2], '--config.data.max_seq_length=32',
+        workdir=tmp_path)
+    expected = correlation_of_cosines(pretrained, stsb.dev)
+    assert ended.result['eval/spearman'] == pytest.approx(expected, abs=1e-3)
+
+
+def test_vectors_are_converted_to_a_folder_of_sentence_transformers(stsb, tmp_path):
+    convert.main([str(stsb.workdir), str(tmp_path / 'folder'), '--to', 'huggingface'])
+    modules = json.loads((tmp_path / 'folder' / 'modules.json').read_text())
+    assert [module['path'] for module in modules] == ['', '1_Pooling', '2_Normalize']
+    texts = [pair.first for pair in stsb.dev]
+    with one_device():
+        model = load(tmp_path / 'folder')
+        assert model.sentences.pooling() == ('mean', True)
+        assert model.max_length == 32
+        np.testing.assert_allclose(
+            model.vectors(texts), load(stsb.workdir).vectors(texts), atol=1e-6)
+
+
+@pytest.mark.extras
+def test_sentence_transformers_makes_the_same_vectors(stsb, tmp_path):
+    transformers = pytest.importorskip('sentence_transformers')
+    convert.main([str(stsb.workdir), str(tmp_path / 'folder'), '--to', 'huggingface'])
+    theirs = transformers.SentenceTransformer(str(tmp_path / 'folder'), device='cpu')
+    texts = [*(pair.first for pair in stsb.dev), ' '.join(WORDS[:60])]
+    with one_device():
+        ours = load(stsb.workdir).vectors(texts)
+    np.testing.assert_allclose(theirs.encode(texts), ours, atol=1e-5)
+
+
+def test_hard_negatives_come_from_further_columns(pretrained, tmp_path):
+    """Each negative shares three of its four words with the partner."""
+    rng = random.Random(7)
+    rows = []
+    for pair in synonymous_pairs(rng, 400)[::2]:
+        wrong = pair.second.split()
+        wrong[rng.randrange(4)] = rng.choice(WORDS)
+        rows.append((pair.first, pair.second, ' '.join(wrong)))
+    write_table(tmp_path / 'pairs.tsv', ('question', 'answer', 'wrong'), *rows)
+    args = (
+        'sentence_vectors.py', f'--config.init_checkpoint={pretrained}',
+        f'--config.data.source={tmp_path}/pairs.tsv', '--config.data.text=question',
+        '--config.data.text_pair=answer', *VECTORS)
+    with_negatives = (*args, '--config.data.choices=wrong')
+    start = run(*with_negatives, '--config.train.steps=1', workdir=tmp_path / 'start')
+    trained = run(*with_negatives, '--config.train.steps=80', workdir=tmp_path / 'trained')
+    assert trained.result['eval/accuracy'] > start.result['eval/accuracy'] + 0.2
+    run(*args, '--config.train.steps=1', workdir=tmp_path / 'without')
+    losses = [recorded(tmp_path / name, 'train/loss')[0] for name in ('start', 'without')]
+    assert losses[0] > losses[1] + 0.3, 'there are twice as many candidates'
+
+
+def write_sst2(folder, rng, is_train_wrong):
+    """Writes sentences whose first word tells their label, and returns the folder."""
+    for split, count in (('train', 200), ('dev', 40)):
+        rows = []
+        for index in range(count):
+            first_word = index % 2
+            is_wrong = is_train_wrong and split == 'train'
+            label = 1 - first_word if is_wrong else first_word
+            rows.append((f'{WORDS[-first_word]} {sentence(rng)}', label))
+        write_table(folder / 'SST-2' / f'{split}.tsv', ('sentence', 'label'), *rows)
+    return folder
+
+
+def test_a_small_model_learns_from_the_probabilities_of_a_large_one(pretrained, tmp_path):
+    rng = random.Random(6)
+    right = write_sst2(tmp_path / 'right', rng, is_train_wrong=False)
+    # The student's sentences have wrong labels: only the probabilities can teach it.
+    wrong = write_sst2(tmp_path / 'wrong', rng, is_train_wrong=True)
+    steps = (*VECTORS, '--config.train.batch_size=8', '--config.optimizer.learning_rate=1e-3',
+             '--config.train.steps=120')
+    run('glue.py:sst2', f'--config.init_checkpoint={pretrained}', *steps,
+        f'--config.data.source={right}', workdir=tmp_path / 'large')
+    student = run(
+        f'distillation.py:{tmp_path}/large', '--config.model.name=L-1_H-32_A-2',
+        f'--config.data.vocab_file={pretrained}/vocab.txt', *steps,
+        f'--config.data.source={wrong}', workdir=tmp_path / 'small')
+    assert student.result['eval/accuracy'] > 0.9
+    again = evaluate(tmp_path / 'small', workdir=tmp_path / 'again')
+    assert again.result['eval/accuracy'] == student.result['eval/accuracy']
+
+
+def test_masked_words_are_learned_from_the_probabilities_of_a_large_model(tmp_path):
+    large = tmp_path / 'large'
+    write_run(large, pretraining_weights(tmp_path))
+    texts = random_texts(300)
+    pairs = zip(texts[::2], texts[1::2], strict=True)
+    text_file = tmp_path / 'text.txt'
+    text_file.write_text('\n\n'.join(f'{first}. {second}.' for first, second in pairs))
+
+    def gradient_norm_of_a_step(config, workdir):
+        run(config, f'--config.init_checkpoint={large}', *TINY[4:], '--config.train.steps=1',
+            f'--config.data.source={text_file}', f'--config.data.dir={tmp_path}/cache',
+            '--config.model.name=', '--config.model.hidden_dropout=0',
+            '--config.model.attention_dropout=0', '--config.train.log_every=1', workdir=workdir)
+        (norm,) = recorded(workdir, 'train/grad_norm')
+        return norm
+
+    alone = gradient_norm_of_a_step('continue_pretrain.py', tmp_path / 'alone')
+    taught = gradient_norm_of_a_step(f'distillation.py:mlm:{large}', tmp_path / 'taught')
+    assert alone > 0.1
+    assert taught < 1e-4, 'a student equal to its teacher has nothing to learn'
+    assert load_weights(tmp_path / 'taught').head == 'pretraining'
+
+
+@dataclasses.dataclass
+class TaughtVectors:
+    """A run that learned the vectors of `stsb`'s, with the flags of its evaluation."""
+
+    workdir: Path
+    config: str
+    flags: tuple[str, ...]
+    result: dict[str, Any]
+    at_first: float
+
+
+@pytest.fixture(scope='module')
+def taught_vectors(stsb, pretrained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('taught')
+    rng = random.Random(8)
+    write_table(folder / 'texts.tsv', ('text',), *((sentence(rng),) for _ in range(300)))
+    flags = (f'--config.data.source={folder}/texts.tsv', '--config.data.max_seq_length=32')
+    config = f'distillation.py:vectors:{stsb.workdir}'
+    args = (
+        config, *VECTORS, *flags, f'--config.data.vocab_file={pretrained}/vocab.txt',
+        '--config.model.name=L-1_H-64_A-2', '--config.data.packing=True')
+    start = run(*args, '--config.train.steps=1', workdir=folder / 'start')
+    ended = run(*args, '--config.train.steps=150', workdir=folder / 'run')
+    return TaughtVectors(
+        folder / 'run', config, flags, ended.result, start.result['eval/cosine'])
+
+
+def test_a_model_of_another_size_learns_the_vectors_of_a_large_one(taught_vectors):
+    assert taught_vectors.result['eval/cosine'] > max(0.8, taught_vectors.at_first + 0.1)
+
+
+def test_a_head_with_a_parameter_of_its_own_is_scored_with_it(taught_vectors, tmp_path):
+    config = ROOT / 'configs' / taught_vectors.config
+    again = evaluate(
+        taught_vectors.workdir, f'--config={config}', *taught_vectors.flags, workdir=tmp_path)
+    expected = taught_vectors.result['eval/cosine']
+    assert again.result['eval/cosine'] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_head_that_only_its_file_knows_is_read_as_its_encoder(taught_vectors, tmp_path):
+    workdir = taught_vectors.workdir
+    assert fields_of(workdir)['head'] == 'distilled_vectors'
+    weights = load_weights(workdir)
+    assert (weights.head, weights.unused) == ('', ('projection/...',))
+    assert load_weights(workdir, own_head=True).params.keys() - weights.params.keys() == {
+        'projection/kernel', 'projection/bias'}
+    convert.main([str(workdir), str(tmp_path / 'folder'), '--to', 'huggingface'])
+    with one_device():
+        vectors = load(tmp_path / 'folder').vectors(['some words'])
+        np.testing.assert_allclose(vectors, load(workdir).vectors(['some words']), atol=1e-6)
+    ended = run(
+        'glue.py:cola', f'--config.init_checkpoint={workdir}',
+        f"--config.data.source={write_cola(tmp_path / 'glue')}", '--config.train.steps=1',
+        '--config.data.max_seq_length=32', workdir=tmp_path / 'run')
+    assert 'left unused: projection' in ended.said
+    records = RunRecords(as_path(workdir), 'taught')
+    assert records.work_at(1)[1] > 0
+
+
+def test_a_head_of_ones_own_is_refused_without_its_file(taught_vectors, tmp_path, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        evaluate(taught_vectors.workdir, workdir=tmp_path)
+    assert 'was trained with distillation.py' in capsys.readouterr().err

@@ -21,8 +21,8 @@ from bert_jax.inference.engine import Engine
 from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.train.step import TrainState, abstract_state
+from tests.configs import module_of
 from tests.data.stores import make_examples, random_store
-from tests.tasks.contrastive import Contrastive
 from tests.tiny_models import fixed_step, random_like
 
 pytestmark = pytest.mark.slow
@@ -32,6 +32,7 @@ CONFIG = ModelConfig(
     max_position_embeddings=64, initializer_range=0.2,
 )
 
+SENTENCE_VECTORS = module_of('sentence_vectors')
 
 TASKS = {
     'label': Classification(CONFIG, 3),
@@ -40,7 +41,7 @@ TASKS = {
     'choice': MultipleChoice(CONFIG, 4),
     'span': QuestionAnswering(CONFIG),
     'tag': Tagging(CONFIG, 3),
-    'pair': Contrastive(CONFIG, 1),  # a head whose examples are compared with each other
+    'pair': SENTENCE_VECTORS.Contrastive(CONFIG),  # its examples are compared with each other
     'pretraining': Pretraining(CONFIG),
 }
 LABELLED = [kind for kind in TASKS if kind != 'pretraining']
