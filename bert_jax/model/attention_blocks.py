@@ -306,7 +306,8 @@ class _Step(NamedTuple):
 
 
 def _this_step(grid: _Grid) -> _Step:
-    return _Step(*(pl.program_id(axis) for axis in range(4)), grid)
+    row, group, chunk, visit = (pl.program_id(axis) for axis in range(4))
+    return _Step(row, group, chunk, visit, grid)
 
 
 class _Scratch(NamedTuple):
@@ -547,19 +548,21 @@ class _ForwardStep:
 
     def finish(self) -> None:
         """Writes the context of a chunk after its last visit."""
+        lax.fori_loop(0, self._step.grid.tiles, self._finish, None)
+
+    def _finish(self, tile: jax.Array, _: None) -> None:
         grid = self._step.grid
         queries = pl.ds(self._step.chunk_start, grid.chunk)
-        for tile in range(grid.tiles):
-            contexts_DxC = []
-            for head in range(grid.heads):
-                line = tile, pl.ds(head, 1)
-                sum_1xC = self._sums.exponentials[line]
-                log_sum_1xC = self._sums.highest[line] + jnp.log2(sum_1xC)
-                self._log_sums_ref[0, *line, queries] = log_sum_1xC
-                dims = dims_of(head, self._settings.head_dim)
-                contexts_DxC.append(self._sums.context[tile, dims] * self._scale(sum_1xC))
-            context_CxL = jnp.concatenate(contexts_DxC).astype(grid.dtype).T
-            self._context_ref[0, :, _lanes(tile)] = context_CxL
+        contexts_DxC = []
+        for head in range(grid.heads):
+            line = tile, pl.ds(head, 1)
+            sum_1xC = self._sums.exponentials[line]
+            log_sum_1xC = self._sums.highest[line] + jnp.log2(sum_1xC)
+            self._log_sums_ref[0, *line, queries] = log_sum_1xC
+            dims = dims_of(head, self._settings.head_dim)
+            contexts_DxC.append(self._sums.context[tile, dims] * self._scale(sum_1xC))
+        context_CxL = jnp.concatenate(contexts_DxC).astype(grid.dtype).T
+        self._context_ref[0, :, _lanes(tile)] = context_CxL
 
     def check(self) -> None:
         """Computes the chunk again if its exponents may have left the range of float32."""
@@ -576,11 +579,14 @@ class _ForwardStep:
         if grid.visits_all:
             lax.fori_loop(0, grid.num_chunks, self._visit_again, None)
         else:
-            for tile in range(grid.tiles):
-                keys_ExL = _tokens(self._inputs.keys, tile)
-                values_ExL = _tokens(self._inputs.values, tile)
-                self._visit_safely(tile, keys_ExL, values_ExL, self._step.visited_start)
+            lax.fori_loop(0, grid.tiles, self._visit_margins, None)
         self.finish()
+
+    def _visit_margins(self, tile: jax.Array, _: None) -> None:
+        """Visits what is in VMEM."""
+        keys_ExL = _tokens(self._inputs.keys, tile)
+        values_ExL = _tokens(self._inputs.values, tile)
+        self._visit_safely(tile, keys_ExL, values_ExL, self._step.visited_start)
 
     def _visit_again(self, chunk: jax.Array, _: None) -> None:
         """Reads the keys and values of a chunk of the row, and visits it."""
@@ -596,13 +602,16 @@ class _ForwardStep:
         for copy in copies:
             copy.start()
         _wait(copies)
-        for tile in range(grid.tiles):
+
+        def visit(tile: jax.Array, _: None) -> None:
             keys_CxL = self._sums.keys_and_values[0, :, _lanes(tile)]
             values_CxL = self._sums.keys_and_values[1, :, _lanes(tile)]
             self._visit_safely(tile, keys_CxL, values_CxL, start)
 
+        lax.fori_loop(0, grid.tiles, visit, None)
+
     def _visit_safely(
-        self, tile: int, keys_KxL: jax.Array, values_KxL: jax.Array, first_key: Any
+        self, tile: jax.Array, keys_KxL: jax.Array, values_KxL: jax.Array, first_key: Any
     ) -> None:
         """Adds a tile's sums over these keys, all of which each query visits."""
         grid = self._step.grid
@@ -633,7 +642,7 @@ class _ForwardStep:
         lax.fori_loop(0, grid.chunk // LANES, block, None)
 
     def _add_safely(
-        self, place: tuple[int, int, Any], scores_KxQ: jax.Array, values_DxK: jax.Array,
+        self, place: tuple[jax.Array, int, Any], scores_KxQ: jax.Array, values_DxK: jax.Array,
         drop: Callable[[jax.Array], jax.Array],
     ) -> None:
         """Adds to the sums of a head's queries, after scaling them to the new maximum."""
@@ -653,7 +662,7 @@ class _ForwardStep:
             sums.context[tile, dims, queries] * factor_1xQ + context_DxQ)
 
 
-def _band(shape: tuple[int, int], first_query: Any, reach: int) -> jax.Array:
+def _band(shape: tuple[int, ...], first_query: Any, reach: int) -> jax.Array:
     """What is added to scores [K, Q]: 0 within reach.
 
     Args:
@@ -671,7 +680,7 @@ def _part(start: Any, tokens: slice) -> Any:
     return pl.ds(pl.multiple_of(start, _LEAST_MARGIN), tokens.stop - tokens.start)
 
 
-def _tokens(pieces: tuple[Any, ...], tile: int, tokens: slice | None = None) -> jax.Array:
+def _tokens(pieces: tuple[Any, ...], tile: Any, tokens: slice | None = None) -> jax.Array:
     """Some tokens (None: all) of a tile [S, L], from pieces that follow each other."""
     found = []
     start = 0
@@ -1058,8 +1067,9 @@ class _Output:
         return gradient_CxL
 
 
-def _lanes(tile: int) -> slice:
-    return slice(tile * LANES, (tile + 1) * LANES)
+def _lanes(tile: jax.Array | int) -> Any:
+    """The lanes of a tile, whose index may be traced."""
+    return pl.ds(pl.multiple_of(tile * LANES, LANES), LANES)
 
 
 def _wait(copies: list[Any]) -> None:

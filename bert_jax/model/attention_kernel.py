@@ -534,8 +534,10 @@ class _ForwardStep:
 
     def run(self) -> None:
         """Computes the step as a pipeline, without subtracting the maximum of scores."""
-        stages = [self._load, self._scores, self._softmax, self._write_context]
-        overlap(self._units, stages, _lag(self._units))
+        overlap(
+            self._units,
+            [self._load, self._scores, self._softmax, self._write_context],
+            _lag(self._units))
 
     def _load(self, unit: _Unit) -> tuple[jax.Array, jax.Array]:
         if unit.is_first_of_tile:
@@ -723,8 +725,10 @@ class _BackwardStep:
 
     def run(self) -> None:
         """Computes the step as a pipeline."""
-        stages = [self._load, self._products, self._softmax, self._differentiate]
-        overlap(self._units, stages, _lag(self._units))
+        overlap(
+            self._units,
+            [self._load, self._products, self._softmax, self._differentiate],
+            _lag(self._units))
 
     def _load(self, unit: _Unit) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Keys [K, L], queries [Q, L] and the context's gradient [Q, L], with spare lanes."""
