@@ -21,7 +21,7 @@ from jax import lax
 
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.model import dropout as drop
-from bert_jax.model.attention_blocks import LONGEST_IN_SMALL_VMEM, MAX_LENGTH, MAX_WINDOW
+from bert_jax.model.attention_blocks import limits
 from bert_jax.model.attention_kernel import kernel_attention
 from bert_jax.model.attention_tiles import HEAD_DIMS, LANES
 from bert_jax.model.layers import Dense, ModelConfig
@@ -71,7 +71,7 @@ def attend(
             qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
             rate=config.attention_dropout, window=config.local_attention,
             rotary_base=config.rotary_base if config.positions == 'rotary' else 0.0,
-            mesh=config.layout.mesh)
+            has_large_vmem=config.layout.has_large_vmem, mesh=config.layout.mesh)
     q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = _with_bias(qkv_BxSx3xNxD, bias_3xNxD)
     if config.positions == 'rotary':
         q_BxQxNxD = rotated(q_BxQxNxD, config.rotary_base)
@@ -224,12 +224,12 @@ def _why_not_by_kernel(config: ModelConfig, length: int) -> str:
     if num_heads % heads_of_tile:
         return (f'it takes heads of {config.head_dim} dims by {heads_of_tile}, and a device has '
                 f'{num_heads}')
-    longest = MAX_LENGTH if config.layout.has_large_vmem else LONGEST_IN_SMALL_VMEM
-    if length > longest:
-        return f'its rows have at most {longest} tokens on this chip, and these have {length}'
-    if config.local_attention and not 2 <= config.local_attention <= MAX_WINDOW:
-        return (f'its windows have 2 to {MAX_WINDOW} tokens, and these have '
-                f'{config.local_attention}')
+    most = limits(config.layout.has_large_vmem)
+    if length > most.length:
+        return f'its rows have at most {most.length} tokens on this chip, and these have {length}'
+    window = config.local_attention
+    if window and not 2 <= window <= most.window:
+        return f'its windows have 2 to {most.window} tokens on this chip, and these have {window}'
     return ''
 
 

@@ -54,11 +54,8 @@ from bert_jax.model.attention_tiles import (
     turned_back,
 )
 
-# A row's tables and its queries' gradients fit in VMEM with so many tokens.
-MAX_LENGTH = 8192
-LONGEST_IN_SMALL_VMEM = 2048  # 16 MiB, up to v4
-MAX_WINDOW = 2048
 _MOST_OF_CHUNK = 1024
+_MOST_OF_CHUNK_IN_SMALL_VMEM = 512
 # If it visits all chunks, a chunk of at most so many tokens leaves room for two tiles of heads.
 _CHUNK_OF_TWO_TILES = 512
 # Queries of a unit, if it visits a whole chunk; with a window, units are blocks of 128 tokens.
@@ -82,17 +79,30 @@ def _margin(reach: int) -> int:
     return max(_LEAST_MARGIN, 1 << (reach - 1).bit_length())
 
 
-def _chunk(length: int, reach: int) -> int:
+def _chunk(length: int, settings: Settings) -> int:
     """Tokens of each chunk of a row: as few chunks as possible, and equal ones."""
-    num_chunks = math.ceil(length / _MOST_OF_CHUNK)
-    multiple = max(LANES, _margin(reach))
+    most = _MOST_OF_CHUNK if settings.has_large_vmem else _MOST_OF_CHUNK_IN_SMALL_VMEM
+    num_chunks = math.ceil(length / most)
+    multiple = max(LANES, _margin(settings.reach))
     return math.ceil(length / num_chunks / multiple) * multiple
 
 
-def padded_length(length: int, reach: int) -> int:
+def padded_length(length: int, settings: Settings) -> int:
     """Tokens of rows of whole chunks."""
-    chunk = _chunk(length, reach)
+    chunk = _chunk(length, settings)
     return math.ceil(length / chunk) * chunk
+
+
+class Limits(NamedTuple):
+    """The longest rows, and the widest windows, whose work fits in VMEM."""
+
+    length: int
+    window: int
+
+
+def limits(has_large_vmem: bool) -> Limits:
+    """Those of a chip with 16 MiB of VMEM or of one with more."""
+    return Limits(8192, 2048) if has_large_vmem else Limits(2048, 512)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -134,10 +144,11 @@ class _Grid:
         self.dtype = qkv_BxSx3H.dtype
         self.reach = settings.reach
         self.margin = _margin(settings.reach)
-        self.chunk = _chunk(self.length, settings.reach)
+        self.chunk = _chunk(self.length, settings)
         self.heads = LANES // settings.head_dim
         all_tiles = hidden3 // (3 * LANES)
-        has_room = self.margin or self.chunk <= _CHUNK_OF_TWO_TILES
+        has_room = self.margin or (
+            settings.has_large_vmem and self.chunk <= _CHUNK_OF_TWO_TILES)
         self.tiles = math.gcd(all_tiles, 2 if has_room else 1)
         self.num_chunks = self.length // self.chunk
         num_visits = 1 if self.margin else self.num_chunks

@@ -102,13 +102,14 @@ def kernel_attention(
     rate: float,
     window: int = 0,
     rotary_base: float = 0.0,
+    has_large_vmem: bool = True,
     mesh: Mesh | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Context vectors [B, S, N, D], in the dtype of `qkv`.
 
-    On each device, D is one of `HEAD_DIMS` and N fills tiles of 128 lanes; S is at most
-    `MAX_LENGTH` and the window at most `MAX_WINDOW`; `attention.why_unsupported` checks this.
+    On each device, D is one of `HEAD_DIMS`, N fills tiles of 128 lanes, and S and the window are
+    within `attention_blocks.limits`; `attention.why_unsupported` checks this.
 
     Args:
       qkv_BxSx3xNxD: queries, keys and values, without bias.
@@ -120,6 +121,7 @@ def kernel_attention(
       rate: dropout rate of the attention probabilities.
       window: a token attends to the tokens at most half of this before and behind it; 0: to all.
       rotary_base: of rotary positions; 0: none.
+      has_large_vmem: whether the chip has more than 16 MiB of VMEM.
       mesh: rows and heads are split over its axes if it has more than one device.
       interpret: run without a TPU, for tests.
     """
@@ -133,7 +135,7 @@ def kernel_attention(
             rows_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer)
         marks.append(column_BxS)
         lines_BxNxS = head_BxN[:, :, None] ^ line_BxS[:, None]
-    settings = Settings(head_dim, rate, window // 2, rotary_base, interpret)
+    settings = Settings(head_dim, rate, window // 2, rotary_base, has_large_vmem, interpret)
     if window and window // 2 >= length - 1:  # every token sees all others
         settings = settings._replace(reach=0)
     attend: Callable[..., jax.Array]
@@ -183,7 +185,7 @@ def _on_one_device(
     missing = -length % LANES
     if settings.reach or length + missing > _LONGEST_ROW:
         attention = blocks.attention
-        missing = blocks.padded_length(length, settings.reach) - length
+        missing = blocks.padded_length(length, settings) - length
     qkv_BxSx3H = qkv_BxSx3xNxD.reshape(batch, length, -1)
     if missing:
         last_dim = ((0, 0), (0, 0), (0, missing))

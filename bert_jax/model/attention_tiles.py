@@ -56,6 +56,7 @@ class Settings(NamedTuple):
       rate: of dropout on the probabilities.
       reach: how far away a token may be that another attends to; 0: any distance.
       rotary_base: of rotary positions; 0: none.
+      has_large_vmem: whether the chip has more than 16 MiB of VMEM.
       interpret: run without a TPU.
     """
 
@@ -63,6 +64,7 @@ class Settings(NamedTuple):
     rate: float
     reach: int
     rotary_base: float
+    has_large_vmem: bool
     interpret: bool
 
 

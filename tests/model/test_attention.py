@@ -10,13 +10,14 @@ import pytest
 
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.attention import attend, choose
-from bert_jax.model.attention_blocks import MAX_LENGTH, MAX_WINDOW
+from bert_jax.model.attention_blocks import limits
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.rotary import phases
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, make_mesh
 
 B, S, N, D = 3, 12, 2, 4
+MAX_LENGTH, MAX_WINDOW = limits(has_large_vmem=True)
 SEGMENTS = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 3, 3, 0, 0], [1] * 12, [1] * 7 + [0] * 5], np.int32)
 QKV = np.random.default_rng(0).normal(size=(B, S, 3, N, D)).astype(np.float32)
 # Tests subtract it from QKV and `attend` adds it again, which is exact to 1.2e-7.
@@ -122,6 +123,7 @@ class Choice:
     Choice('tpu', 'auto', length=MAX_LENGTH + 1, chosen='xla'),
     Choice('tpu v4', 'auto', length=2048, chosen='kernel'),
     Choice('tpu v4', 'auto', length=2049, chosen='xla'),
+    Choice('tpu v4', 'auto', changes={'local_attention': 514}, chosen='xla'),
     Choice('tpu', 'auto', drops=False, changes={'causal': True}, chosen='xla'),
     Choice('tpu', 'xla', drops=False, chosen='xla'),
     Choice('tpu', 'kernel', length=77, changes={'num_heads': 64, 'hidden_size': 4096},

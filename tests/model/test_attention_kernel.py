@@ -170,6 +170,17 @@ def test_long_rows(length, window):
     assert_equal_to_plain(args, d_out, 0.1, window=window, rotary_base=160_000.0)
 
 
+def test_small_vmem_changes_nothing(monkeypatch):
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK_IN_SMALL_VMEM', 384)
+    *args, d_out = inputs(1, 1100, 2, packed=True)
+    for window in (0, 64):
+        attend = functools.partial(kernel, window=window, has_large_vmem=False)
+        found = with_gradient(attend, *args, d_out, 0.1)
+        expected = with_gradient(functools.partial(plain, window=window), *args, d_out, 0.1)
+        for a, b in zip(found, expected, strict=True):
+            assert np.abs(a - b).max() < 1e-5 * np.abs(b).max()
+
+
 @pytest.mark.parametrize('length, window', [(300, 64), (1030, 0)])
 def test_chunks_in_bfloat16(monkeypatch, length, window):
     monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 384)
