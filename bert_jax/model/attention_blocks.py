@@ -1080,7 +1080,8 @@ class _Output:
 
 def _lanes(tile: jax.Array | int) -> Any:
     """The lanes of a tile, whose index may be traced."""
-    return pl.ds(pl.multiple_of(tile * LANES, LANES), LANES)
+    first: Any = tile * LANES
+    return pl.ds(pl.multiple_of(first, LANES), LANES)
 
 
 def _wait(copies: list[Any]) -> None:
