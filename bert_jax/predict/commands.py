@@ -42,8 +42,8 @@ class Model(LoadedModel):
         """The likeliest tokens for each [MASK] in a text.
 
         Args:
-          texts: each with one [MASK] or more. If a text is longer than the model takes, each [MASK]
-            sees only the tokens around it.
+          texts: each with one [MASK] or more, which may also be written as the tokenizer calls it.
+            If a text is longer than the model takes, each [MASK] sees only the tokens around it.
           top_k: number of predictions for each [MASK].
 
         Returns:

@@ -10,16 +10,12 @@ import jax
 import numpy as np
 import pytest
 import tokenizers
-from flax import linen as nn
 
-from bert_jax.config.bert_config import BertConfig
-from bert_jax.heads import HEADS
-from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.commands import Model
 from bert_jax.predict.masked_words import FillMask
 from bert_jax.predict.texts import text_units, tokenize
-from bert_jax.text import load_tokenizer
-from bert_jax.weights.formats import Weights, from_tree
+from bert_jax.tools.report import examples
+from tests.predict import tiny
 from tests.tokenizer_files import ALL_KINDS, KINDS, LIBRARY_KINDS, write_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -28,9 +24,6 @@ LABELS = {'classification': ('bad', 'good'), 'token_classification': ('O', 'B-A'
 TEXTS = [
     'The cat sat on the mat.', 'unwanted', 'Ünïcödé naïve café', '東京 12,345  times', 'a',
     "the dog didn't see it: walked talks", '😀👍🏽 e-mail', 'ACGTAC GT']
-SIZES = vars(BertConfig(
-    vocab_size=1, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
-    max_position_embeddings=64, initializer_range=0.2))
 
 
 @functools.cache
@@ -41,17 +34,7 @@ def vocab_file(kind: str) -> Path:
 @functools.cache
 def model_of(kind: str, head: str) -> Model:
     """Random weights with a head, and a tokenizer of a kind."""
-    tokenizer = load_tokenizer(vocab_file(kind), lowercase=False)
-    sizes = SIZES | {'vocab_size': len(tokenizer.vocab)}
-    labels = LABELS.get(head, ())
-    made = HEADS[head].of_model(ModelConfig(**sizes), len(labels) or 1, {})
-    shapes = nn.meta.unbox(jax.eval_shape(made.init, jax.random.key(0)))
-    rng = np.random.default_rng(0)
-    tree = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
-    weights = Weights(
-        params=from_tree(tree, len(tokenizer.vocab)), model=sizes, head=head, labels=labels,
-        vocab_file=vocab_file(kind), lowercase=False, unused=(), source='a tiny model')
-    return Model(weights, devices=jax.devices()[:1])
+    return tiny.random_model(vocab_file(kind), head, LABELS.get(head, ()))
 
 
 def library_of(kind):
@@ -207,3 +190,19 @@ def test_pieces_of_features_can_be_read(kind):
     assert len(result['tokens']) == len(ids) == len(result['values'])
     joined = ''.join(result['tokens'][1:-1]).lower()
     assert 'caf' in joined and 'Ã' not in joined
+
+
+@pytest.mark.parametrize('kind', ['wordpiece', 'roberta', 'camembert'])
+def test_the_report_knows_true_guesses(kind, monkeypatch):
+    """A word of one piece is among all guesses, and no guess is a word of several pieces."""
+    model = model_of(kind, 'pretraining')
+    monkeypatch.setattr(examples, '_NUM_GUESSES', len(model.vocab))
+    words = ['The', 'cat', 'sat', 'on', 'affable', 'mat']
+    found = examples.mask_each_word(model, ' '.join(words))
+    assert [masked.word for masked in found] == words
+    pieces = model.tokenizer.encode_words(words)
+    for masked, ids in zip(found, pieces, strict=True):
+        true = [guess.piece for guess in masked.guesses if guess.is_true]
+        assert bool(true) == (len(ids) == 1)
+    tokens, probabilities = examples.attention(model, ' '.join(words))
+    assert len(tokens) == 2 + sum(map(len, pieces)) == probabilities.shape[-1]

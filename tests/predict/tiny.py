@@ -9,9 +9,11 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.config.bert_config import BertConfig
+from bert_jax.heads import HEADS
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.commands import Model
+from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import Weights, from_tree
@@ -49,6 +51,20 @@ def pretraining_weights(
         params=from_tree(tree, len(tokens)), model=sizes, head='pretraining', labels=(),
         vocab_file=vocab_file, lowercase=True, unused=(), source='a tiny model',
     )
+
+
+def random_model(vocab_file: Path, head: str, labels: tuple[str, ...] = ()) -> Model:
+    """A model with random weights, a head and a cased tokenizer of any kind; 64 positions."""
+    vocab_size = len(load_tokenizer(vocab_file, lowercase=False).vocab)
+    sizes = {**SIZES, 'num_layers': 2, 'max_position_embeddings': 64, 'vocab_size': vocab_size}
+    made = HEADS[head].of_model(ModelConfig(**sizes), len(labels) or 1, {})
+    shapes = nn.meta.unbox(jax.eval_shape(made.init, jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    tree = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), shapes)
+    weights = Weights(
+        params=from_tree(tree, vocab_size), model=sizes, head=head, labels=labels,
+        vocab_file=vocab_file, lowercase=False, unused=(), source='a tiny model')
+    return Model(weights, devices=jax.devices()[:1])
 
 
 def random_texts(num: int, longest: int = 30, seed: int = 0) -> list[str]:
