@@ -4,17 +4,21 @@ import dataclasses
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
+from flax import linen as nn
 from run_model import RECORDED, assert_same, assert_same_params
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.config.bert_config import OPTIONS, BertConfig
-from bert_jax.heads import part_of
+from bert_jax.heads import HEADS, part_of
+from bert_jax.heads.classification import Classification
+from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.weights import load_weights
 from bert_jax.weights.families import FAMILIES, family_to_write
-from bert_jax.weights.formats import Weights, sizes_of, tensors
+from bert_jax.weights.formats import Weights, from_tree, sizes_of, tensors
 from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.run_directory import write_run
 from bert_jax.weights.tf1 import config_to_write
@@ -65,6 +69,24 @@ def random_weights(family, architecture, head):
     return Weights(
         params=params, model=model, head=head, labels=labels, vocab_file=RECORDED / 'base' /
         'vocab.txt', lowercase=True, unused=(), source='a model')
+
+
+@pytest.mark.parametrize(
+    'case', [case for case in CASES if case[2] == case[1].heads[0]], ids=names_of)
+def test_the_parameters_of_the_table_are_those_of_the_model(case):
+    """By names and shapes, those of embeddings and layers all, those of the head at least."""
+    weights = random_weights(*case)
+    _, architecture, head = case
+    config = ModelConfig(**weights.model)
+    made = (HEADS[head] if head else Classification)(config, weights.num_labels)
+
+    def init(key):
+        return from_tree(nn.meta.unbox(made.init(key)), config.vocab_size)
+
+    found = jax.eval_shape(init, jax.random.key(0))
+    for name, x in weights.params.items():
+        assert found.pop(name).shape == x.shape, name
+    assert all(part_of(name) not in (None, *architecture.parts) for name in found)
 
 
 @pytest.mark.parametrize('case', CASES, ids=names_of)
@@ -270,7 +292,8 @@ def test_every_option_is_held_by_some_family():
         model = vars(BertConfig(**MODELS[family.name]))
         options = family.options_of({**family.defaults, **family.config_of(model)}, 'config.json')
         said |= {*family.spellings, *family.options, *options}
-    assert {option.name for option in OPTIONS} - said == {'causal', 'bilstm'}
+    matters = {option.name for option in OPTIONS if option.effect != 'trains'}
+    assert matters - said == {'causal', 'bilstm'}
 
 
 def test_a_file_without_model_type_is_of_bert():
