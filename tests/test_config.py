@@ -24,6 +24,9 @@ from tests.conftest import ROOT, check_golden
 NAMES = [
     *(path.stem for path in sorted((ROOT / 'configs').glob('*.py'))),
     'large_pretrain:lamb',
+    'modern_pretrain:large',
+    'modern_pretrain:tiny',
+    'modern_pretrain:mini',
     'glue:stsb',
     'squad:v2',
     'conll:documents',
