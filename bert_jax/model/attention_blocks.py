@@ -6,8 +6,9 @@ of the backward pass the gradients of the keys and values of one chunk. There ar
 - With a window, a chunk visits itself and a margin before and behind it, in one grid step. Its
   blocks of 128 tokens visit only the tokens that their windows reach, so a row costs its length
   times its window.
-- Without, a chunk visits all chunks of its row, one in each grid step. Sums over visits stay in
-  VMEM: those of a chunk, and in the backward pass the gradients of all queries of a row.
+- Without, a chunk visits all chunks of its row, one in each grid step. It skips those with which it
+  shares no sequence, if the sequences of a packed row are numbered in order. Sums over visits stay
+  in VMEM: those of a chunk, and in the backward pass the gradients of all queries of a row.
 
 Layout, spare lanes and order of work are those of `attention_kernel`. As there, the maximum of
 scores is not subtracted unless a sum is outside 2^-100 to 2^100; then the chunk is computed again,
@@ -204,6 +205,14 @@ class _Grid:
         return pl.BlockSpec(
             (1, self.tiles, self.heads, length), lambda i, j, c, v: (i, j, 0, 0))
 
+    @property
+    def ranges(self) -> pl.BlockSpec | None:
+        """The block of a row's ranges [B, chunks, 2], as scalars; None with a window."""
+        if not self.visits_all:
+            return None
+        return pl.BlockSpec(
+            (1, self.num_chunks, 2), lambda i, j, c, v: (i, 0, 0), memory_space=pltpu.SMEM)
+
     def units(self, *, own_are_queries: bool) -> list['_Unit']:
         """A grid step's work, in order."""
         if self.visits_all:
@@ -285,6 +294,13 @@ class _Step(NamedTuple):
         """The first token of the chunk, counted from the row's first."""
         return pl.multiple_of(self.chunk * self.grid.chunk, LANES)
 
+    def shares_sequence(self, ranges_ref: Any) -> Any:
+        """Whether the ranges of this chunk's sequences and of the visited chunk's overlap."""
+        first, last = ranges_ref[0, self.chunk, 0], ranges_ref[0, self.chunk, 1]
+        is_before = ranges_ref[0, self.visit, 1] < first
+        is_behind = ranges_ref[0, self.visit, 0] > last
+        return jnp.logical_not(is_before | is_behind)
+
     def lanes(self, part: int) -> Any:
         """This step's lanes of a part of [B, S, 3H]."""
         width = self.grid.tiles * LANES
@@ -314,6 +330,19 @@ class _Step(NamedTuple):
     @property
     def is_last_group(self) -> Any:
         return self.group == self.grid.shape[1] - 1
+
+
+def _ranges(marks_BxMxS: jax.Array, grid: _Grid) -> jax.Array | None:
+    """The least and greatest number of a chunk's sequences [B, chunks, 2]; None with a window.
+
+    Padding counts as greatest, because it is behind the sequences.
+    """
+    if not grid.visits_all:
+        return None
+    segments_BxS = marks_BxMxS[:, 0]
+    segments_BxS = jnp.where(segments_BxS > 0, segments_BxS, jnp.iinfo(jnp.int32).max)
+    segments_BxGxC = segments_BxS.reshape(-1, grid.num_chunks, grid.chunk)
+    return jnp.stack([segments_BxGxC.min(axis=2), segments_BxGxC.max(axis=2)], axis=-1)
 
 
 def _this_step(grid: _Grid) -> _Step:
@@ -372,6 +401,7 @@ class _ForwardInputs(NamedTuple):
     values: Any
     marks: Any
     lines: Any  # None without dropout
+    ranges: Any  # None with a window
     qkv: Any  # [B, S, 3H], not in VMEM
 
 
@@ -390,6 +420,7 @@ def _forward(  # type: ignore[no-untyped-def]
         values=grid.visited(VALUE),
         marks=grid.marks(marks_BxMxE),
         lines=None if lines_BxTxNxS is None else grid.lines(length),
+        ranges=grid.ranges,
         qkv=pl.BlockSpec(memory_space=pl.ANY))
     unit = grid.units(own_are_queries=True)[0]
     sums = pltpu.VMEM((grid.tiles, grid.heads, grid.chunk), jnp.float32)
@@ -414,7 +445,8 @@ def _forward(  # type: ignore[no-untyped-def]
         compiler_params=_COMPILER_PARAMS,
         interpret=settings.interpret,
     )(_ForwardInputs(
-        qkv, (qkv,) * pieces, (qkv,) * pieces, marks_BxMxE, lines_BxTxNxS, qkv))
+        qkv, (qkv,) * pieces, (qkv,) * pieces, marks_BxMxE, lines_BxTxNxS,
+        _ranges(marks_BxMxE, grid), qkv))
     residuals = qkv, marks_BxMxE, lines_BxTxNxS, log_sums_BxTxNxS, context_BxSxH
     return context_BxSxH, residuals
 
@@ -435,9 +467,11 @@ def _forward_kernel(
     if grid.visits_all:
         pl.when(step.is_first_visit)(sums.clear)
     forward = _ForwardStep(inputs, context_ref, log_sums_ref, scratch, sums, step, settings)
-    forward.run()
     if grid.visits_all:
+        pl.when(step.shares_sequence(inputs.ranges))(forward.run)
         pl.when(step.is_last_visit)(forward.finish)
+    else:
+        forward.run()
     pl.when(step.is_last_visit)(forward.check)
 
 
@@ -723,6 +757,7 @@ class _BackwardInputs(NamedTuple):
     log_sums: Any
     marks: Any
     lines: Any  # None without dropout
+    ranges: Any  # None with a window
     rotation: Any  # None without rotary positions
 
 
@@ -750,6 +785,7 @@ def _backward(settings, residuals, d_context):  # type: ignore[no-untyped-def]
         log_sums=grid.lines(grid.padded),
         marks=grid.marks(marks),
         lines=None if lines is None else grid.lines(grid.padded),
+        ranges=grid.ranges,
         rotation=None)
     if angles is not None:
         inputs = inputs._replace(rotation=pl.BlockSpec(
@@ -782,7 +818,7 @@ def _backward(settings, residuals, d_context):  # type: ignore[no-untyped-def]
         interpret=settings.interpret,
     )(_BackwardInputs(
         qkv, qkv, (qkv,) * pieces, (d_context,) * pieces, (context,) * pieces, log_sums, marks,
-        lines, angles))
+        lines, _ranges(marks, grid), angles))
     return d_qkv, jnp.sum(d_bias_Bx3x8xH, axis=(0, 2)).reshape(-1), None, None
 
 
@@ -821,7 +857,11 @@ def _backward_kernel(
     gradients = _Gradients(d_qkv_ref, d_bias_ref, *scratch_refs[5:])
     output = _Output(gradients, inputs.rotation, step, settings)
     output.clear()
-    _BackwardStep(inputs, gradients, scratch, step, settings).run()
+    backward = _BackwardStep(inputs, gradients, scratch, step, settings)
+    if grid.visits_all:
+        pl.when(step.shares_sequence(inputs.ranges))(backward.run)
+    else:
+        backward.run()
     pl.when(step.is_last_visit)(output.write_keys_and_values)
     if not grid.visits_all:
         output.write_visited_queries()

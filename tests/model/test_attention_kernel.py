@@ -164,6 +164,22 @@ def test_rows_of_several_chunks(monkeypatch, dim, heads, rate, packed, scale):
     assert_equal_to_plain(args, d_out, rate, tolerance, rotary_base=160_000.0)
 
 
+def test_chunks_without_a_common_sequence_are_skipped(monkeypatch):
+    """Not even NaN there changes anything."""
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 384)
+    length, half = 1152, 384
+    qkv, bias, _, rows, d_out = inputs(1, length, 2)
+    place = np.arange(length)
+    segments = jnp.asarray(1 + (place >= half) + (place >= 2 * half) - 3 * (place > 1000))[None]
+    with_nan = qkv.at[:, half : 2 * half].set(np.nan)
+    found = with_gradient(kernel, with_nan, bias, segments, rows, d_out, 0.1)[:2]
+    expected = with_gradient(kernel, qkv, bias, segments, rows, d_out, 0.1)[:2]
+    for a, b in zip(found, expected, strict=True):
+        assert np.isnan(a[:, half : 2 * half]).all()
+        np.testing.assert_array_equal(a[:, :half], b[:, :half])
+        np.testing.assert_array_equal(a[:, 2 * half :], b[:, 2 * half :])
+
+
 @pytest.mark.parametrize('length, window', [(1024, 128), (2100, 0), (2304, 128)])
 def test_long_rows(length, window):
     *args, d_out = inputs(1, length, 2, packed=True)
