@@ -47,10 +47,10 @@ class Tag(Command[Words, np.ndarray]):
 
     def batch(self, texts: list[Words]) -> tuple[np.ndarray, Units]:
         """(For each token, the word that is labelled at it or -1; windows)."""
-        model = self.model
+        vocab = self.model.vocab
         sequences, word_T = word_windows(
-            [text.words for text in texts if text.words], model.tokenizer.encode_words,
-            max_length=model.max_length, frame=model.vocab.frame, unk_id=model.vocab.stand_in_id)
+            [text.words for text in texts if text.words], self.model.tokenizer.encode_words,
+            max_length=self.model.max_length, frame=vocab.frame, stand_in_id=vocab.stand_in_id)
         return word_T, Units(sequences)
 
     def results(self, texts: list[Words], word_T: np.ndarray, outputs: Outputs) -> Iterator[Result]:

@@ -334,7 +334,7 @@ class TaggedSet:
         vocab = tokenization.tokenizer.vocab
         sequences, word_T = word_windows(
             texts, tokenization.tokenizer.encode_words, max_length=config.data.max_seq_length,
-            unk_id=vocab.stand_in_id, frame=vocab.frame)
+            stand_in_id=vocab.stand_in_id, frame=vocab.frame)
         return cls(split, examples, labels, sequences, word_T)
 
     @property
@@ -631,7 +631,7 @@ def _json_sentences(
 
 def word_windows(
     texts: Sequence[Sequence[str]], encode_words: EncodeWords, *, max_length: int, frame: Frame,
-    unk_id: int,
+    stand_in_id: int,
 ) -> tuple[Sequences, np.ndarray]:
     """Windows of texts, in which every word is scored exactly once.
 
@@ -646,19 +646,20 @@ def word_windows(
     may end inside a word, but starts at the beginning of one.
 
     The pieces of a word are those that it has in its text. A word that has none (BERT's tokenizer
-    removes control characters) becomes [UNK], so that it is scored like any other.
+    removes control characters) becomes [UNK], or [MASK] where there is no [UNK], so that it is
+    scored like any other.
 
     Args:
       texts: the words of each text, one or more.
       encode_words: the tokenizer's; for entities, of a cased vocabulary.
       max_length: tokens of a window, [CLS] and [SEP] included.
-      frame, unk_id: of the vocabulary.
+      frame, stand_in_id: of the vocabulary.
 
     Returns:
       Windows, [CLS] pieces [SEP], all segment 0; and [T] int32: at the first piece of a word that
       is scored in this window, the word's index among all words, else -1.
     """
-    ids_P, counts_W = _pieces(texts, encode_words, unk_id)
+    ids_P, counts_W = _pieces(texts, encode_words, stand_in_id)
     # Where each word's pieces begin; bounds of the texts, in pieces.
     first_W = np.cumsum(counts_W) - counts_W
     bounds = np.append(first_W, len(ids_P))[np.cumsum([0, *map(len, texts)])]
@@ -678,10 +679,10 @@ def word_windows(
 
 
 def _pieces(
-    texts: Sequence[Sequence[str]], encode_words: EncodeWords, unk_id: int
+    texts: Sequence[Sequence[str]], encode_words: EncodeWords, stand_in_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The pieces [P] of all words, and the number of pieces of each word [W], one or more."""
     of_words: list[Sequence[int]] = []
     for words in texts:
         of_words += encode_words(words)
-    return joined([pieces or [unk_id] for pieces in of_words])
+    return joined([pieces or [stand_in_id] for pieces in of_words])

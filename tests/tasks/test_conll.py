@@ -104,7 +104,7 @@ PIECES_OF_WORDS = st.lists(st.sampled_from([1, 1, 1, 2, 3, 0, 9]), min_size=1, m
 def test_every_word_is_scored_once_in_windows_of_its_own_text(texts, max_length):
     expected = Pieces.of(texts)
     sequences, word_T = tagging.word_windows(
-        expected.words, encode, max_length=max_length, frame=Frame(CLS, SEP), unk_id=UNK)
+        expected.words, encode, max_length=max_length, frame=Frame(CLS, SEP), stand_in_id=UNK)
     np.testing.assert_array_equal(sequences.first_lengths, sequences.lengths)
     np.testing.assert_array_equal(word_T[word_T >= 0], np.arange(len(expected.first)))
     for begin, end in itertools.pairwise(sequences.offsets):
@@ -171,7 +171,7 @@ def test_no_word_of_a_real_file_is_lost(shared_data):
     ids = [tokenizer.encode(word) for text in texts for word in text]
     sequences, word_T = tagging.word_windows(
         texts, tokenizer.encode_words, max_length=512, frame=tokenizer.vocab.frame,
-        unk_id=tokenizer.vocab.unk_id)
+        stand_in_id=tokenizer.vocab.unk_id)
     assert word_T[word_T >= 0].tolist() == list(range(51362))
     assert sequences.ids[word_T >= 0].tolist() == [word[0] for word in ids]
     assert sequences.lengths.max() <= 512
