@@ -315,14 +315,26 @@ def _left_out_parts(weights: Weights, architecture: Architecture, class_name: st
 
 
 def _config_to_write(weights: Weights, family: Family, class_name: str) -> dict[str, Any]:
-    """The contents of config.json."""
+    """The contents of config.json.
+
+    Raises:
+      InputError: the vocabulary has [PAD] at an id from which the family counts other positions.
+    """
     head = HEADS[weights.head]
+    token_ids = _token_ids(weights, family)
+    fields = family.config_of(weights.model)
+    pad_id = token_ids['pad_token_id']
+    if weights.vocab_file is not None and fields.get('pad_token_id', pad_id) != pad_id:
+        raise InputError(
+            f"{weights.source} has first_position={weights.model['first_position']} and [PAD] with "
+            f'id {pad_id} in {weights.vocab_file}: {family.name} models count positions from the '
+            'id of [PAD] plus 1, so that others would read it as another model; use --to bert_jax')
     config = {
         'architectures': [class_name],
         'model_type': family.model_type,
         'dtype': 'float32',
-        **_token_ids(weights, family),
-        **family.config_of(weights.model),
+        **token_ids,
+        **fields,
     }
     if head.problem_type or head.labelled:
         labels = weights.labels or ('LABEL_0',)

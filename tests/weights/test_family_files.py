@@ -35,7 +35,8 @@ MODERN = {
 # A model of each family, by the options that are not those of the paper's BERT.
 MODELS = {
     'BERT': SIZES,
-    'RoBERTa': SIZES | {'first_position': 2, 'type_vocab_size': 1, 'pooler_dropout': 0.1},
+    # The vocabulary has [PAD] with id 0, and positions count from the next.
+    'RoBERTa': SIZES | {'first_position': 1, 'type_vocab_size': 1, 'pooler_dropout': 0.1},
     'DistilBERT': SIZES | {
         'type_vocab_size': 0, 'pooler_act': 'relu', 'layer_norm_eps': 1e-12},
     'ELECTRA': SIZES | {
@@ -173,7 +174,7 @@ def test_options_of_no_family_are_refused_by_name(name, options, says):
 
 
 @pytest.mark.parametrize('name, says', [
-    ('RoBERTa', 'first_position=2'),
+    ('RoBERTa', 'first_position=1'),
     ('DistilBERT', 'type_vocab_size=0'),
     ('ELECTRA', 'embedding_size=7'),
     ('ModernBERT', 'type_vocab_size=0'),
@@ -236,6 +237,13 @@ def test_a_config_that_cannot_be_read_is_refused_in_one_line(
     (folder / 'config.json').write_text(json.dumps({**config, **changes}))
     with refused(*says, match='config.json'):
         load_weights(folder)
+
+
+def test_positions_that_others_would_count_otherwise_are_refused(tmp_path):
+    weights = changed('RoBERTa', first_position=2)
+    with refused('first_position=2', '[PAD] with id 0', 'vocab.txt', '--to bert_jax'):
+        write_huggingface(tmp_path / 'hf', weights)
+    write_huggingface(tmp_path / 'hf', dataclasses.replace(weights, vocab_file=None))
 
 
 def test_a_classifier_without_its_dense_layer_is_refused(tmp_path):
