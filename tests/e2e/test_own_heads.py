@@ -18,6 +18,8 @@ import scipy.stats
 from flax.traverse_util import flatten_dict
 
 from bert_jax import convert
+from bert_jax.config.bert_config import OPTIONS
+from bert_jax.heads.replaced_tokens import ReplacedTokens
 from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict import load
@@ -26,8 +28,9 @@ from bert_jax.runtime.errors import Stopped
 from bert_jax.runtime.files import as_path
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.weights import load_weights
+from bert_jax.weights.formats import to_tree
 from bert_jax.weights.run_directory import write_run
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_python
 from tests.in_process import evaluate, recorded, run
 from tests.predict.tiny import pretraining_weights, random_texts
 from tests.tiny_runs import (
@@ -92,6 +95,18 @@ def test_metrics_of_both_models_are_reported(electra):
     losses = recorded(electra.workdir, 'train/loss')
     assert losses[0] > losses[-1]
     assert 'warning' not in electra.said.split('phase length')[0]
+
+
+def test_it_runs_from_the_command_line_on_random_tokens(tmp_path):
+    flags = [flag for flag in SMALL if '.data.' not in flag]
+    ended = run_python(
+        '-m', 'bert_jax.main', f'--config={ELECTRA}:tiny', *flags, '--config.train.steps=2',
+        '--config.task=synthetic_electra', '--config.data.max_seq_length=16',
+        '--config.data.vocab_size=300', f'--config.data.dir={tmp_path}/cache',
+        f'--workdir={tmp_path}/run')
+    assert ended.returncode == 0, ended.stderr
+    assert 'eval/replaced_f1' in ended.stdout.splitlines()[-1]
+    assert (tmp_path / 'run' / 'config_file.py').exists()
 
 
 def params_of(workdir):
@@ -163,6 +178,38 @@ def test_it_is_converted_without_its_generator(electra, tmp_path, capsys):
         np.testing.assert_array_equal(there.params[name], array)
 
 
+def test_it_is_written_as_transformers_has_it(electra, tmp_path):
+    convert.main([str(electra.workdir), str(tmp_path / 'folder'), '--to', 'huggingface'])
+    config = json.loads((tmp_path / 'folder' / 'config.json').read_text())
+    assert config['architectures'] == ['ElectraForPreTraining']
+    here, there = (load_weights(path) for path in (electra.workdir, tmp_path / 'folder'))
+    assert there.head == here.head
+    for option in OPTIONS:
+        if option.effect != 'trains':  # a family has its own rates of dropout
+            assert there.model[option.name] == here.model[option.name]
+    for name, array in here.params.items():
+        np.testing.assert_array_equal(there.params[name], array)
+
+
+@pytest.mark.extras
+def test_transformers_computes_its_logits(electra, tmp_path):
+    torch = pytest.importorskip('torch')
+    transformers = pytest.importorskip('transformers')
+    convert.main([str(electra.workdir), str(tmp_path / 'folder'), '--to', 'huggingface'])
+    theirs, loaded = transformers.ElectraForPreTraining.from_pretrained(
+        tmp_path / 'folder', output_loading_info=True)
+    assert not any(loaded[kind] for kind in ('missing_keys', 'unexpected_keys'))
+    weights = load_weights(electra.workdir)
+    ids = np.random.default_rng(0).integers(0, weights.model['vocab_size'], (3, 20))
+    with torch.no_grad():
+        expected = theirs.eval()(torch.tensor(ids)).logits.numpy()
+    config = ModelConfig(**weights.model)
+    batch = {'input_ids': ids, 'sequence_ids': np.ones_like(ids), 'segment_ids': 0 * ids}
+    found = ReplacedTokens(config).outputs(
+        to_tree(weights.params, config.padded_vocab_size), batch)
+    np.testing.assert_allclose(found['logits'], expected, atol=1e-5)
+
+
 def test_the_discriminator_is_fine_tuned(electra, tmp_path):
     glue = write_cola(tmp_path / 'glue')
     ended = run(
@@ -174,7 +221,7 @@ def test_the_discriminator_is_fine_tuned(electra, tmp_path):
     assert 'discriminator_predictions/...' in unused
     assert 'generator' in unused
     fields = fields_of(tmp_path / 'run')
-    assert fields['init_step'] == 6
+    assert fields['init_step'] == 6  # the step that it starts from
     assert 'config_file' not in fields
 
 
