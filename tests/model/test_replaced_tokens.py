@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import part_of
 from bert_jax.heads.replaced_tokens import DISCRIMINATOR, ReplacedTokens, replaced_loss
 from bert_jax.heads.tensors import Form
@@ -43,9 +44,10 @@ def test_its_logits_are_those_of_transformers():
         initializer_range=0.2)).eval()
     arrays = {name.replace('electra.', 'bert.', 1): x.detach().numpy()
               for name, x in theirs.named_parameters()}
-    sizes = sizes_of(vars(CONFIG))
+    model = {option.name: getattr(CONFIG, option.name) for option in OPTIONS}
+    sizes = sizes_of(model)
     params = {}
-    for tensor in tensors(vars(CONFIG)):
+    for tensor in tensors(model):
         if part_of(tensor.name) == DISCRIMINATOR:
             module, _, leaf = tensor.name.rpartition('/')
             name = f"{module.replace('/', '.')}.{leaf.replace('kernel', 'weight')}"
