@@ -63,7 +63,7 @@ SCALES = {
                    initializer_range=0.035),  # 0.02 * sqrt(768 / 256)
         lengths=(128, 1024), rows=32, growing=(16,), long_rows=8,
         growing_tokens=8e5, warmup_tokens=4e5, rates=[(16e6, 1.5e-3)], long_rate=5e-4,
-        long_tokens=(24e5, 8e5), sequences=(1, 1.2)),
+        long_tokens=(24e5, 8e5), sequences=(1.04, 1.6)),
 }
 
 

@@ -150,7 +150,7 @@ class PackedExamples:
                 f'filled by {self._batch_size:,} sequences')
         if self.left_out > 0:
             text += f'; {self.left_out:.1%} of their tokens have no room and are left out'
-        if self.filled < _WELL_FILLED and self._best_batch_size != self._batch_size:
+        if self.filled < _WELL_FILLED and self._best_batch_size > self._batch_size:
             text += f'; a batch of {self._best_batch_size:,} would fill them'
         return text
 
