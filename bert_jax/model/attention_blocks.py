@@ -569,7 +569,7 @@ class _ForwardStep:
     def _line(self, unit: _Unit) -> tuple[Any, ...]:
         """The index of a unit's queries in an array of whole rows [1, tiles, N, S]."""
         first = self._step.chunk_start + unit.queries.start
-        return 0, unit.tile, pl.ds(unit.head, 1), _part(first, unit.queries)
+        return 0, unit.tile, pl.ds(unit.head, 1), _columns(first, unit.queries)
 
     def _sum(self, unit: _Unit, softmax: tuple[int, jax.Array]) -> None:
         """Adds to the context of a chunk; without more visits, writes it."""
@@ -723,6 +723,11 @@ def _band(shape: tuple[int, ...], first_query: Any, reach: int) -> jax.Array:
 def _part(start: Any, tokens: slice) -> Any:
     """As many tokens as a slice has, from a traced start, a multiple of 64."""
     return pl.ds(pl.multiple_of(start, _LEAST_MARGIN), tokens.stop - tokens.start)
+
+
+def _columns(start: Any, tokens: slice) -> Any:
+    """As `_part`, in the last dim, from a multiple of 128."""
+    return pl.ds(pl.multiple_of(start, LANES), tokens.stop - tokens.start)
 
 
 def _tokens(pieces: tuple[Any, ...], tile: Any, tokens: slice | None = None) -> jax.Array:
@@ -936,7 +941,7 @@ class _BackwardStep:
         dtype = self._step.grid.dtype
         slot = self._units.index(unit) % (_LAG + 1)
         first_query = self._step.visited_start + unit.queries.start
-        line = 0, unit.tile, pl.ds(unit.head, 1), _part(first_query, unit.queries)
+        line = 0, unit.tile, pl.ds(unit.head, 1), _columns(first_query, unit.queries)
         probs_KxQ = jnp.exp2(scores_KxQ - self._inputs.log_sums[line])
         dropped_KxQ = probs_KxQ
         if self._settings.rate:
@@ -974,7 +979,7 @@ class _BackwardStep:
         grid = self._step.grid
         if grid.visits_all:
             first = self._step.visited_start + unit.queries.start
-            sums[unit.tile, dims, _part(first, unit.queries)] += gradient_DxQ
+            sums[unit.tile, dims, _columns(first, unit.queries)] += gradient_DxQ
             return
         # The last 128 of a unit's queries are not in those before it.
         others = 2 * grid.margin
