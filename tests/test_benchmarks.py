@@ -1,6 +1,8 @@
 """Benchmarks: peers compute the same loss, pages show the stored results, curves and cycles."""
 
 import argparse
+import collections
+import itertools
 import json
 import statistics
 
@@ -156,3 +158,32 @@ def test_a_step_with_more_cycles_than_stored_is_found(program):
     assert not is_good
     assert '(+3.0 %)' in lines[-1]
     assert '(+0.0 %)' in lines[0]
+
+
+def test_chains_of_letters_count_and_know_both_sides():
+    import dna_against_markov as dna
+
+    letters = dna.drawn_letters(5000, seed=1)
+    assert letters == dna.drawn_letters(5000, seed=1)
+    digits = dna.digits_of(letters)
+    chain = dna.fitted_chain(digits, 1)
+    before = collections.Counter(letters[:-1])
+    pairs = collections.Counter(zip(letters, letters[1:], strict=False))
+    prior = dna.PRIOR
+    counts = np.array([letters.count(base) for base in 'ACGT'])
+    single = (counts + prior / 4) / (len(letters) + prior)
+    for first, row in zip('ACGT', chain, strict=True):
+        counts = np.array([pairs[first, second] for second in 'ACGT'])
+        expected = (counts + prior * single) / (before[first] + prior)
+        np.testing.assert_allclose(np.exp(row), expected)
+
+    chain = dna.fitted_chain(digits, 2)
+    window = digits[:9]
+    found = dna.between_both_sides(chain, 2, window[None], middle=4, size=2)[0]
+    products = {}
+    for filled in itertools.product(range(4), repeat=2):
+        x = [*window[:4], *filled, *window[6:]]
+        products[filled] = np.prod(
+            [np.exp(chain[4 * x[i - 2] + x[i - 1], x[i]]) for i in range(4, 8)])
+    expected = products[tuple(window[4:6])] / sum(products.values())
+    assert np.exp(found) == pytest.approx(expected)

@@ -27,6 +27,7 @@ NAMES = [
     'modern_pretrain:large',
     'modern_pretrain:tiny',
     'modern_pretrain:mini',
+    'dna_pretrain:letters',
     'glue:stsb',
     'squad:v2',
     'conll:documents',
