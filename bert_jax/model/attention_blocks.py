@@ -422,13 +422,6 @@ def _forward(  # type: ignore[no-untyped-def]
         lines=None if lines_BxTxNxS is None else grid.lines(length),
         ranges=grid.ranges,
         qkv=pl.BlockSpec(memory_space=pl.ANY))
-    unit = grid.units(own_are_queries=True)[0]
-    sums = pltpu.VMEM((grid.tiles, grid.heads, grid.chunk), jnp.float32)
-    scratch_shapes = [
-        *grid.scratch_shapes(unit, num_buffered=1),
-        pltpu.VMEM((grid.tiles, LANES, grid.chunk), jnp.float32), sums, sums,
-        pltpu.VMEM((2, grid.chunk, grid.tiles * LANES), qkv.dtype),
-        pltpu.SemaphoreType.DMA((2,))]
     pieces = len(inputs.keys)
     context_BxSxH, log_sums_BxTxNxS = pl.pallas_call(
         functools.partial(_forward_kernel, grid=grid, settings=settings),
@@ -441,7 +434,7 @@ def _forward(  # type: ignore[no-untyped-def]
             jax.ShapeDtypeStruct(
                 (batch, hidden3 // (3 * LANES), grid.heads, length), jnp.float32),
         ],
-        scratch_shapes=scratch_shapes,
+        scratch_shapes=_forward_scratch_shapes(grid),
         compiler_params=_COMPILER_PARAMS,
         interpret=settings.interpret,
     )(_ForwardInputs(
@@ -449,6 +442,20 @@ def _forward(  # type: ignore[no-untyped-def]
         _ranges(marks_BxMxE, grid), qkv))
     residuals = qkv, marks_BxMxE, lines_BxTxNxS, log_sums_BxTxNxS, context_BxSxH
     return context_BxSxH, residuals
+
+
+def _forward_scratch_shapes(grid: _Grid) -> list[Any]:
+    """The arrays of `_Scratch` and `_Sums`."""
+    unit = grid.units(own_are_queries=True)[0]
+    sums = pltpu.VMEM((grid.tiles, grid.heads, grid.chunk), jnp.float32)
+    return [
+        *grid.scratch_shapes(unit, num_buffered=1),
+        pltpu.VMEM((grid.tiles, LANES, grid.chunk), jnp.float32),
+        sums,
+        sums,
+        pltpu.VMEM((2, grid.chunk, grid.tiles * LANES), grid.dtype),
+        pltpu.SemaphoreType.DMA((2,)),
+    ]
 
 
 _COMPILER_PARAMS = pltpu.CompilerParams(
@@ -796,8 +803,6 @@ def _backward(settings, residuals, d_context):  # type: ignore[no-untyped-def]
         inputs = inputs._replace(rotation=pl.BlockSpec(
             angles.shape, lambda i, j, c, v: (0, 0, 0), pipeline_mode=pl.Buffered(1)))
     pieces = len(inputs.queries)
-    unit = grid.units(own_are_queries=False)[0]
-    width = grid.tiles * LANES
     d_qkv, d_bias_Bx3x8xH = pl.pallas_call(
         functools.partial(_backward_kernel, grid=grid, settings=settings),
         name=named_with_grid('attention_backward_blocks', grid.shape),
@@ -805,20 +810,13 @@ def _backward(settings, residuals, d_context):  # type: ignore[no-untyped-def]
         in_specs=[inputs],
         out_specs=[
             pl.BlockSpec(memory_space=pl.ANY),
-            pl.BlockSpec((1, 3, SUBLANES, width), lambda i, j, c, v: (i, 0, 0, j)),
+            pl.BlockSpec((1, 3, SUBLANES, grid.tiles * LANES), lambda i, j, c, v: (i, 0, 0, j)),
         ],
         out_shape=[
             jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),
             jax.ShapeDtypeStruct((batch, 3, SUBLANES, hidden3 // 3), jnp.float32),
         ],
-        scratch_shapes=[
-            *grid.scratch_shapes(unit, num_buffered=2),
-            pltpu.VMEM((grid.tiles, LANES, grid.summed_queries), jnp.float32),
-            pltpu.VMEM((2, grid.tiles, LANES, grid.chunk), jnp.float32),
-            pltpu.VMEM((grid.padded, width), qkv.dtype),
-            pltpu.VMEM((2, grid.chunk, width), qkv.dtype),
-            pltpu.SemaphoreType.DMA((3,)),
-        ],
+        scratch_shapes=_backward_scratch_shapes(grid),
         compiler_params=_COMPILER_PARAMS,
         interpret=settings.interpret,
     )(_BackwardInputs(
@@ -828,6 +826,20 @@ def _backward(settings, residuals, d_context):  # type: ignore[no-untyped-def]
 
 
 attention.defvjp(_forward, _backward)
+
+
+def _backward_scratch_shapes(grid: _Grid) -> list[Any]:
+    """The arrays of `_Scratch`, and those of `_Gradients` that are not outputs."""
+    unit = grid.units(own_are_queries=False)[0]
+    width = grid.tiles * LANES
+    return [
+        *grid.scratch_shapes(unit, num_buffered=2),
+        pltpu.VMEM((grid.tiles, LANES, grid.summed_queries), jnp.float32),
+        pltpu.VMEM((2, grid.tiles, LANES, grid.chunk), jnp.float32),
+        pltpu.VMEM((grid.padded, width), grid.dtype),
+        pltpu.VMEM((2, grid.chunk, width), grid.dtype),
+        pltpu.SemaphoreType.DMA((3,)),
+    ]
 
 
 class _Gradients(NamedTuple):
