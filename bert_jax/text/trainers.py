@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.text import kmers, letters
+from bert_jax.text import kind_of, kmers, letters
 from bert_jax.text.library_training import train_bpe, train_unigram
 from bert_jax.text.training import train_wordpiece
 from bert_jax.text.wordpiece import Switches
@@ -96,6 +96,18 @@ def find_trainer(tokenizer: str) -> Trainer:
         raise InputError(f'config.data.tokenizer={tokenizer!r} is no kind of tokenizer: '
                          f'{nearest(tokenizer, names)}')
     return TRAINERS[name]
+
+
+def name_in_run(vocab_file: str, tokenizer: str) -> str:
+    """What a run directory will call the file of its tokenizer.
+
+    Args:
+      vocab_file, tokenizer: of `config.data`.
+
+    Raises:
+      InputError: there is no `vocab_file`, and `tokenizer` names no kind.
+    """
+    return kind_of(vocab_file or find_trainer(tokenizer).ending).file_name
 
 
 def size_to_train(wanted: Wanted) -> int:

@@ -9,7 +9,7 @@ import tokenizers
 from bert_jax.text import load_tokenizer
 from bert_jax.text.extending import extend
 from bert_jax.text.huggingface import HuggingFaceTokenizer
-from bert_jax.text.trainers import TRAINERS, Wanted, find_trainer, size_to_train
+from bert_jax.text.trainers import TRAINERS, Wanted, find_trainer, name_in_run, size_to_train
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from tests import tokenizers_of_kinds as kinds
 from tests.conftest import run_python
@@ -97,6 +97,9 @@ def test_sizes_before_training(tmp_path):
         tokenizer = load_tokenizer(path, lowercase=True)
         assert len(tokenizer.vocab) == size_to_train(Wanted(name, 777, False))
         assert name.startswith(tokenizer.algorithm)
+        assert name_in_run('', name) == f'vocab{path.suffix}'
+    assert name_in_run('', 'unigram') == 'tokenizer.json' == name_in_run('x.json', 'wordpiece')
+    assert name_in_run('', 'wordpiece') == 'vocab.txt' == name_in_run('other', 'wordpiece')
     assert set(TRAINERS) == {'wordpiece', 'bpe', 'unigram', 'letters', 'kmer'}
 
 

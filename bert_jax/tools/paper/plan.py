@@ -14,6 +14,7 @@ from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.tasks.opening import open_task
+from bert_jax.text.trainers import name_in_run
 from bert_jax.tools.paper.part_names import part_name
 from bert_jax.tools.paper.tables import COLUMNS, TASKS, Row, Table
 from bert_jax.tools.preflight.measure import without_data
@@ -302,7 +303,8 @@ def _random_parameters(start: PretrainingRun, given: str | None) -> list[str]:
         model, vocab_file = _model_of_weights(given)
     else:
         model = {**resolved.model, **sizes}
-        vocab_file = f'{start.path}/vocab.txt'
+        data = resolved.data
+        vocab_file = f'{start.path}/{name_in_run(data.vocab_file, data.tokenizer)}'
     settings = [f'model.{name}={model[name]}' for name in (*sizes, 'initializer_range')]
     return [*settings, f'data.vocab_file={vocab_file}', 'init_checkpoint=']
 
@@ -312,7 +314,7 @@ def _model_of_weights(given: str) -> tuple[Mapping[str, Any], str]:
     """(Model fields, vocabulary file) of weights that the user gives."""
     weights = load_weights(given)
     if weights.vocab_file is None:
-        raise InputError(f'--weights ...={given} has no vocabulary: put its vocab.txt there')
+        raise InputError(f'--weights ...={given} has no vocabulary: put its file there')
     return weights.model, str(weights.vocab_file)
 
 
