@@ -15,7 +15,7 @@ from bert_jax import run_setup
 from bert_jax.config.command_line import parse_command
 from bert_jax.evaluate import main as evaluate_main
 from bert_jax.runtime.files import as_path
-from bert_jax.tasks.opening import OPENERS
+from bert_jax.tasks.opening import OPENERS, SHIPPED
 from bert_jax.train import experiment
 from bert_jax.validation import validate
 from tests.conftest import ROOT
@@ -53,7 +53,9 @@ def run(config, *args, workdir, stop_at=None, devices=one_device):
 def evaluate(*args, workdir):
     """Runs bert_jax.evaluate in this process."""
     said = io.StringIO()
-    with contextlib.redirect_stdout(said), one_device():
+    with mock.patch.dict(OPENERS), contextlib.redirect_stdout(said), one_device():
+        for name in set(OPENERS) - SHIPPED:  # of config files that this process has loaded
+            del OPENERS[name]
         evaluate_main(['evaluate', *map(str, args), f'--workdir={workdir}'])
     last_line = said.getvalue().splitlines()[-1]
     return Ended(json.loads(last_line.removeprefix('result ')), said.getvalue())
