@@ -25,6 +25,8 @@ and 640, which more chips can share.
   5 % in the others, as of mmBERT (Marone et al., 2025), the same model with the same phases.
 - ModernBERT drops 0.1 of each attention block's output and nothing else; here nothing is dropped.
 - ModernBERT-Large starts from Base's weights, repeated; here it is drawn at random.
+- The vocabulary is a byte-level BPE of your text, of as many pieces as the published one, which was
+  made of another text (OLMo's).
 - The published text is not public. Wikipedia has a few billion tokens, for hundreds of epochs: give
   your own. `--config.train.steps=N` shortens all phases alike.
 
@@ -78,7 +80,7 @@ def get_config(named: str = 'base'):
     c.phases = (*short_phases(scale), *long_phases(scale))
     c.data.next_sentence = False
     c.data.short_seq_prob = 0.0
-    c.data.lowercase = False
+    c.data.tokenizer = 'bpe'
     c.data.masked_lm_prob = 0.3
     c.optimizer.name = 'stable_adamw'
     c.optimizer.b2 = 0.98
