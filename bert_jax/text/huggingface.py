@@ -67,8 +67,11 @@ class HuggingFaceTokenizer:
         self.content = content
         self.beside = dict(beside or {})
         fields = _fields_of(self.beside, source)
-        parts = _with_prefix_space(_parts_of(content, source), fields.get('add_prefix_space'))
-        self._library = _read_library(parts, source)
+        parts = _parts_of(content, source)
+        if isinstance(fields.get('add_prefix_space'), bool):
+            _set_prefix_space(parts, fields['add_prefix_space'])
+            content = json.dumps(parts)
+        self._library = _read_library(content, source)
         self.algorithm = str(parts['model'].get('type', 'WordPiece')).lower()
         self.adds_prefix_space = _adds_prefix_space(parts)
         names = _names_of_roles(fields)
@@ -288,7 +291,7 @@ def _parts_of(content: str, source: str) -> dict[str, Any]:
     return parts
 
 
-def _read_library(parts: Mapping[str, Any], source: str) -> Any:
+def _read_library(content: str, source: str) -> Any:
     """The library's tokenizer, which neither cuts nor pads.
 
     Raises:
@@ -300,7 +303,7 @@ def _read_library(parts: Mapping[str, Any], source: str) -> Any:
         raise InputError(f'{source} needs the package `tokenizers`: pip install tokenizers'
                          ) from None
     try:
-        library = tokenizers.Tokenizer.from_str(json.dumps(parts))
+        library = tokenizers.Tokenizer.from_str(content)
     except Exception as error:  # of the class Exception itself
         raise InputError(f'{source} is no tokenizer file that tokenizers {tokenizers.__version__} '
                          f'reads ({first_line(error)}): download it again, or update the package'
@@ -310,13 +313,11 @@ def _read_library(parts: Mapping[str, Any], source: str) -> Any:
     return library
 
 
-def _with_prefix_space(parts: dict[str, Any], adds: Any) -> dict[str, Any]:
-    """The parts of a tokenizer.json with `add_prefix_space` of a tokenizer_config.json, if any."""
-    if isinstance(adds, bool):
-        for step in _steps(parts.get('pre_tokenizer')):
-            if step.get('type') == 'ByteLevel':
-                step['add_prefix_space'] = adds
-    return parts
+def _set_prefix_space(parts: Mapping[str, Any], adds: bool) -> None:
+    """Puts `add_prefix_space` of a tokenizer_config.json into the parts of a tokenizer.json."""
+    for step in _steps(parts.get('pre_tokenizer')):
+        if step.get('type') == 'ByteLevel':
+            step['add_prefix_space'] = adds
 
 
 def _adds_prefix_space(parts: Mapping[str, Any]) -> bool:

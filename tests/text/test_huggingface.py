@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pickle
 import random
 import re
 
@@ -193,6 +194,14 @@ def test_a_prefix_space_of_the_settings(tmp_path):
     assert ours.encode('the') == both('roberta')[1].encode(' the')
     assert ours.joinable(['the', 'cat']) == ['the', 'cat'] and ours.adds_prefix_space
     assert ours.fingerprint != both('roberta')[1].fingerprint
+
+
+def test_processes_get_the_same_tokenizer():
+    """As those that build a store in parts do."""
+    _, ours = both('modernbert')
+    copy = pickle.loads(pickle.dumps(ours))
+    assert copy.encode_batch(kinds.TEXTS) == ours.encode_batch(kinds.TEXTS)
+    assert copy.fingerprint == ours.fingerprint
 
 
 def test_another_frame_is_noted(capsys):
