@@ -102,11 +102,27 @@ def random_inputs(model, length, seed=0):
     }
 
 
-def outputs_of(model, inputs):
-    """Outputs by name; those without segments are given none."""
-    taken = dict(inputs)
+def no_dropout(variant):
+    """The fields of a config that turn dropout off."""
+    begin, _ = VARIANTS[variant]
+    names = ('hidden_dropout_prob', 'attention_probs_dropout_prob', 'classifier_dropout')
+    if begin == 'DistilBert':
+        names = ('dropout', 'attention_dropout', 'seq_classif_dropout')
+    if begin == 'ModernBert':
+        names = ('classifier_dropout',)
+    return dict.fromkeys(names, 0.0)
+
+
+def arguments_of(model, inputs):
+    """Arguments of a model; one without segments is given none."""
+    arguments = {name: torch.tensor(x) for name, x in inputs.items()}
     if 'token_type_ids' not in inspect.signature(model.forward).parameters:
-        del taken['token_type_ids']
+        del arguments['token_type_ids']
+    return arguments
+
+
+def outputs_of(model, inputs):
+    """Outputs by name."""
     with torch.no_grad():
-        found = model(**{name: torch.tensor(x) for name, x in taken.items()})
+        found = model(**arguments_of(model, inputs))
     return {name: x.numpy() for name, x in found.items() if hasattr(x, 'numpy')}

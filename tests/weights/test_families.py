@@ -3,6 +3,7 @@
 import functools
 import unittest
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,9 +14,13 @@ from bert_jax.data.pairs import Sequences
 from bert_jax.heads import HEADS
 from bert_jax.inference import engine
 from bert_jax.model.layers import ModelConfig
+from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
+from bert_jax.train.step import TrainState, parameters_of
 from bert_jax.weights import load_weights
-from bert_jax.weights.formats import to_tree
+from bert_jax.weights.families import family_of
+from bert_jax.weights.formats import from_params, from_tree, to_tree
 from bert_jax.weights.huggingface import write_huggingface
+from tests.tiny_models import fixed_step
 from tests.train.toy import mesh
 
 pytestmark = [pytest.mark.slow, pytest.mark.extras]
@@ -155,3 +160,94 @@ def head_outputs(head, params, batch):
     if 'start_logits' in found:
         return {'packed': jnp.stack([found['start_logits'], found['end_logits']], axis=-1)}
     return {'packed': found['logits']}
+
+
+# A variant and a class of each family.
+TUNED = [
+    ('bert', 'ForSequenceClassification'),
+    ('roberta', 'ForSequenceClassification'),
+    ('distilbert', 'ForSequenceClassification'),
+]
+
+
+@pytest.mark.parametrize('variant, kind', TUNED)
+def test_fine_tuning_is_that_of_torch(variant, kind, tmp_path):
+    """Twelve steps with AdamW, warm-up, decay and clipping, from the same weights."""
+    model = family_models.random_model(
+        variant, kind, scale=0.3, **family_models.no_dropout(variant))
+    model.save_pretrained(tmp_path)
+    weights = load_weights(tmp_path)
+    config = ModelConfig(**weights.model)
+    assert config.hidden_dropout == config.classifier_dropout == config.pooler_dropout == 0.0
+    head = HEADS[weights.head](config, 3)
+    schedule = make_schedule([ScheduleSegment(0, 12, 2e-3, 4, 4)])
+    optimizer = make_optimizer(
+        'adamw', schedule, parameters_of(head), weight_decay=0.1, b1=0.9, b2=0.999, eps=1e-8)
+    step = fixed_step(head, optimizer, schedule, mesh(), clip_norm=1.0)
+    params = to_tree(weights.params, config.padded_vocab_size)
+    state = jax.device_put(TrainState(np.int32(0), params, optimizer.init(params)))
+    theirs = torch_optimizer(model)
+    rates = transformers.get_linear_schedule_with_warmup(theirs, 4, 12)
+    for seed in range(12):
+        inputs = family_models.random_inputs(model, 11, seed)
+        labels = np.random.default_rng(seed).integers(0, 3, (3, 1))
+        if kind == 'ForTokenClassification':
+            labels = np.random.default_rng(seed).integers(0, 3, (3, 11))
+        state, metrics = step(state, our_batch(inputs, labels, head.weights))
+        loss, norm = torch_step(model, theirs, inputs, labels)
+        np.testing.assert_allclose(
+            [metrics['loss'], metrics['grad_norm']], [loss, norm], rtol=1e-3)
+        assert norm > 1
+        rates.step()
+    family = family_of(model.config.to_dict(), tmp_path)
+    architecture = family.architecture(type(model).__name__)
+    trained = {
+        name: np.asarray(x) for name, x in from_tree(state.params, config.vocab_size).items()}
+    files = from_params(
+        lambda tensor: family.form_of(tensor, architecture), trained, weights.model)
+    for name, x in files.items():
+        if not name.endswith(('key.bias', 'k_lin.bias')):  # Adam magnifies rounding around 0
+            np.testing.assert_allclose(
+                x, model.state_dict()[name], rtol=0, atol=1e-4, err_msg=name)
+
+
+def torch_optimizer(model):
+    """AdamW that decays what transformers' trainer does."""
+    decays = transformers.Trainer.get_decay_parameter_names(None, model)
+    groups = []
+    for decay in (False, True):
+        of_group = [x for name, x in model.named_parameters() if (name in decays) == decay]
+        groups.append({'params': of_group, 'weight_decay': 0.1 * decay})
+    return torch.optim.AdamW(groups, lr=2e-3)
+
+
+def torch_step(model, optimizer, inputs, labels):
+    """(Loss, gradient norm before clipping) of a step of transformers' model."""
+    optimizer.zero_grad()
+    if labels.shape[1] == 1:
+        labels = labels[:, 0]
+    else:
+        labels = np.where(inputs['attention_mask'] == 1, labels, -100)
+    arguments = family_models.arguments_of(model, inputs | {'labels': labels})
+    loss = model(**arguments).loss
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item(), norm.item()
+
+
+def our_batch(inputs, labels, weights):
+    """A batch of one sequence a row, with labels of sequences or of tokens."""
+    mask = inputs['attention_mask']
+    arrays = {
+        'input_ids': inputs['input_ids'],
+        'sequence_ids': mask,
+        'segment_ids': inputs['token_type_ids'],
+        'cls_positions': np.zeros((len(mask), 1)),
+        'labels' if labels.shape[1] == 1 else 'token_labels': labels,
+    }
+    batch = {name: x.astype(np.int32) for name, x in arrays.items()}
+    batch['unit_weights'] = np.ones((len(mask), 1), np.float32)
+    if weights == 'token_weights':
+        batch['token_weights'] = mask.astype(np.float32)
+    return batch
