@@ -81,6 +81,7 @@ def get_config(named: str = 'base'):
     c.data.next_sentence = False
     c.data.short_seq_prob = 0.0
     c.data.tokenizer = 'bpe'
+    c.data.lowercase = False
     c.data.masked_lm_prob = 0.3
     c.optimizer.name = 'stable_adamw'
     c.optimizer.b2 = 0.98
