@@ -162,11 +162,13 @@ def head_outputs(head, params, batch):
     return {'packed': found['logits']}
 
 
-# A variant and a class of each family.
+# Of every family but ELECTRA, whose layers are BERT's.
 TUNED = [
     ('bert', 'ForSequenceClassification'),
     ('roberta', 'ForSequenceClassification'),
     ('distilbert', 'ForSequenceClassification'),
+    ('modernbert', 'ForTokenClassification'),
+    ('modernbert of means', 'ForSequenceClassification'),
 ]
 
 
