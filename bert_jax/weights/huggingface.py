@@ -252,8 +252,8 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
     notes = _missing_parts(weights, architecture, class_name)
     config = _config_to_write(weights, family, class_name)
     for option in family.lost_options(weights.model):
-        notes.append(f'{option.name} is {weights.model[option.name]}, which has no field in the '
-                     f'config.json of {family.name}: training there goes on without it')
+        notes.append(f'{option.name}={weights.model[option.name]!r} has no field in the '
+                     f'config.json of {family.name}: training there goes on with another value')
     notes += _left_out_parts(weights, architecture, class_name)
     kept = (None, *architecture.parts)
     params = {name: x for name, x in weights.params.items() if part_of(name) in kept}

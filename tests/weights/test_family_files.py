@@ -173,6 +173,21 @@ def test_options_of_no_family_are_refused_by_name(name, options, says):
         family_to_write(changed(name, **options))
 
 
+# There, RoBERTa's classifier has one rate of dropout for both of its dense layers.
+@pytest.mark.parametrize('name, options, note', [
+    ('RoBERTa', {'pooler_dropout': 0.1}, []),
+    ('RoBERTa', {'pooler_dropout': 0.0}, [
+        'pooler_dropout=0.0 has no field in the config.json of RoBERTa: training there goes on '
+        'with another value']),
+    ('BERT', {'initializer': 'by_depth'}, [
+        "initializer='by_depth' has no field in the config.json of BERT: training there goes on "
+        'with another value']),
+], ids=str)
+def test_how_a_model_is_trained_may_be_lost_with_a_note(name, options, note, tmp_path):
+    notes = write_huggingface(tmp_path / 'hf', changed(name, **options))
+    assert [line for line in notes if 'has no field' in line] == note
+
+
 @pytest.mark.parametrize('name, says', [
     ('RoBERTa', 'first_position=1'),
     ('DistilBERT', 'type_vocab_size=0'),
