@@ -363,9 +363,10 @@ def _check_model(config: ConfigDict, model: BertConfig) -> None:
     """Checks the rules between the model's fields, and between the model and the data."""
     is_of_pairs = pretraining_kind(config.task) == 'pretrain' and config.data.next_sentence
     if is_of_pairs and model.type_vocab_size < 2:
+        of_scratch = '' if config.init_checkpoint else ', or 2'
         raise InputError(
             f'config.model.type_vocab_size={model.type_vocab_size} has no segment type for the '
-            'second text of a pair: set config.data.next_sentence=False, or 2')
+            f'second text of a pair: set config.data.next_sentence=False{of_scratch}')
     if is_of_pairs and model.pooling == 'mean':
         raise InputError(
             "config.model.pooling='mean' is for downstream tasks, and next sentences are predicted "

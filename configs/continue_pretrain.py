@@ -16,8 +16,9 @@ higher rates the weights lose what they have learnt. There is a short warm-up be
 with zero moments and no bias correction.
 
 If the weights lack the pre-training heads (a sentence encoder, `BertModel`), these start fresh,
-which the run reports; they need more steps than the rest. If the weights never saw sentence pairs,
-or the text has no sentences to pair, turn pairs off: --config.data.next_sentence=False.
+which the run reports; they need more steps than the rest. If the weights never saw sentence pairs
+(those of RoBERTa, XLM-R, DistilBERT, ELECTRA and ModernBERT did not), or the text has no sentences
+to pair, turn pairs off: --config.data.next_sentence=False.
 """
 
 from bert_jax.config import default_config

@@ -79,6 +79,13 @@ def test_a_model_that_cannot_have_these_rows(values, message):
     check_refused(values, message)
 
 
+def test_weights_without_segments_can_only_do_without_pairs():
+    config = complete(changed({'model.type_vocab_size': 1})).unlock()
+    config.init_checkpoint = 'DIR'
+    with refused(match='set config.data.next_sentence=False$'):
+        validate(config, num_devices=NUM_DEVICES)
+
+
 @pytest.mark.parametrize(('values', 'message'), [
     ({'train.batch_size': 100}, 'config.train.batch_size=100 cannot be split over data x fsdp = 8'),
     ({'train.accumulation_steps': 3}, 'config.train.accumulation_steps=3 does not divide'),
