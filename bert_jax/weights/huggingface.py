@@ -122,7 +122,9 @@ def _find_head(
         pools = POOLER in architecture.parts
     class_name = (config.get('architectures') or ['nothing'])[0]
     head = formats.find_head(params, named, f'{config_file}: architectures says {class_name}')
-    if named and pools and 'bert/pooler/dense/kernel' not in params:
+    # Masked LM, which files of pre-training may hold alone, does without the pooler.
+    needs_pooler = pools and named not in ('', 'pretraining')
+    if needs_pooler and 'bert/pooler/dense/kernel' not in params:
         raise InputError(f'{config_file}: architectures says {class_name}, which has a dense layer '
                          'in front of its last one, and there is none')
     num_labels = len(params.get('classifier/bias', ()))

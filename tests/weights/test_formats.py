@@ -97,6 +97,19 @@ def test_other_names_of_the_same_tensors_are_read(name, tmp_path):
     assert weights.unused == (('sop.weight',) if name == 'no place' else ())
 
 
+def test_masked_lm_alone_is_read_from_the_class_of_pretraining(tmp_path):
+    """Some published files lack pooler and next-sentence head; transformers draws these anew."""
+    file = copy(tmp_path) / 'model.safetensors'
+    assert json.loads((file.parent / 'config.json').read_text())['architectures'] == [
+        'BertForPreTraining']
+    kept = {name: x for name, x in load_file(file).items()
+            if 'pooler' not in name and 'seq_relationship' not in name}
+    save_file(kept, file, metadata={'format': 'pt'})
+    weights = load_weights(file.parent)
+    assert weights.head == 'pretraining' and weights.has('cls/predictions')
+    assert not weights.has('bert/pooler')
+
+
 @pytest.mark.parametrize('said, has_upper, expected', [
     (True, True, True), (False, False, False), (None, True, False), (None, False, True)])
 def test_lower_case(said, has_upper, expected, tmp_path):
