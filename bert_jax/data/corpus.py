@@ -11,7 +11,7 @@ from pathlib import PurePath
 from bert_jax.data import fasta, python_docs, wikidump
 from bert_jax.data.digests import digests, name_of, object_digest
 from bert_jax.data.source import Document, Source, Unit
-from bert_jax.data.text_formats import FORMATS, TABLES, read_documents
+from bert_jax.data.text_formats import FORMATS, TABLES, is_read_as_fasta, read_documents
 from bert_jax.data.tfds_source import tfds_source
 from bert_jax.runtime.errors import InputError, needing
 from bert_jax.runtime.files import Found, as_path, find, in_bucket
@@ -187,7 +187,7 @@ def _digest_of_files(format_name: str, column: str, found: Sequence[Found]) -> s
     if column != 'text' or any(ending.startswith(('.csv', '.tsv')) for ending in endings):
         identity.append(column)
     # Likewise, older stores read these files as text.
-    if not format_name and any(fasta.is_fasta(path) for path in paths):
+    if not format_name and any(is_read_as_fasta(path) for path in paths):
         identity.append(fasta.FORMAT)
     return name_of(identity)
 

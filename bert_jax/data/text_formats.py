@@ -39,10 +39,22 @@ def read_documents(format_name: str, column: str, unit: Unit) -> Iterator[Docume
         return _rows(TABLES[format_name], path, column)
     blocks = _line_blocks(path)  # a generator, which dumps and FASTA never start
     if not format_name:
-        first = next((block for block in blocks if block.strip()), b'')  # skips blank ones
+        first = _first_of(blocks)
         blocks = itertools.chain([first], blocks)
         format_name = _format_of_text(path, first)
     return FORMATS[format_name](path, blocks)
+
+
+def is_read_as_fasta(path: str) -> bool:
+    """Whether `read_documents` reads a file as FASTA if no format is named."""
+    if not fasta.is_fasta(path):
+        return False
+    return _format_of_text(path, _first_of(_line_blocks(path))) == fasta.FORMAT
+
+
+def _first_of(blocks: Iterator[bytes]) -> bytes:
+    """The first block that is not blank; b'' if there is none."""
+    return next((block for block in blocks if block.strip()), b'')
 
 
 def _format_of_text(path: str, first: bytes) -> str:
