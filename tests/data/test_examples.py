@@ -18,7 +18,7 @@ class _Part:
         self.num_examples = num_examples
         self.num_frozen = num_frozen
 
-    def rows(self, row_ids, frozen=False):
+    def rows(self, row_ids, frozen=False, width=None):
         batch = examples_lib.empty_rows(self.spec, len(row_ids))
         batch['input_ids'][:] = np.stack([np.full(len(row_ids), self.name), row_ids], axis=1)
         batch['next_sentence_labels'][:] = frozen

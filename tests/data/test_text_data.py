@@ -15,6 +15,7 @@ from bert_jax.data.examples import pretrain_spec
 from bert_jax.data.masking import MaskingRates
 from bert_jax.tasks.pretrain_data import SyntheticData, TextData
 from bert_jax.text import load_tokenizer, read_switches
+from bert_jax.text.letters import letter_tokens
 from tests.data.stores import assert_same, check_batch, restored
 from tests.data.test_records import make_example
 from tests.refusals import refused
@@ -66,6 +67,7 @@ def _open(folder, *sources, seed=0, eval_source='', **fields):
     config = default_config('pretrain')
     config.seed = seed
     config.model.max_position_embeddings = 64
+    config.model.first_position = 0
     config.data.update({
         'source': weighted, 'held_out': 0.2, 'vocab_size': 300, 'dir': str(folder / 'cache'),
         **fields})
@@ -212,9 +214,11 @@ def test_the_switch_of_accents_stands_beside_the_vocabulary_and_the_field_overri
     assert other.identity() != kept.identity()
 
 
-def test_accents_of_a_sentencepiece_model_are_not_switched(hindi):
-    with refused('config.data.strip_accents=True', 'x.model', 'leave it empty'):
-        _open(hindi, 'hindi.txt', vocab_file=str(hindi / 'x.model'), strip_accents=True)
+def test_accents_of_a_tokenizer_with_rules_of_its_own_are_not_switched(hindi):
+    vocab_file = hindi / 'x.letters'
+    vocab_file.write_text('\n'.join(letter_tokens()))
+    with refused('config.data.strip_accents=True', 'x.letters', 'leave it empty'):
+        _open(hindi, 'hindi.txt', vocab_file=str(vocab_file), strip_accents=True)
 
 
 def test_mix_power_multiplies_weights_by_a_power_of_the_sizes(folder):

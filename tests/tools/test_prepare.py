@@ -27,7 +27,8 @@ def test_another_machine_finds_what_was_prepared(tmp_path, bucket, capsys, monke
     stores = re.findall(r'(gs://\S+/stores/\w+)\n', out)
     assert len(stores) == 2
     # On another machine nothing is built or trained.
-    monkeypatch.setattr(sharing, 'train_wordpiece', lambda *_: pytest.fail('trained again'))
+    monkeypatch.setattr(
+        sharing, '_trained_vocabulary', lambda *_: pytest.fail('trained again'))
     prepare.main([*arguments, f'--config.data.local_dir={tmp_path}/there'])
     again = capsys.readouterr()
     assert re.findall(r'(gs://\S+/stores/\w+)\n', again.out) == stores
