@@ -396,7 +396,7 @@ def _check_num_layers(stored: StoredTensors, config: BertConfig) -> None:
         names = ', '.join(sorted(stored.shapes)[:3])
         raise InputError(f'{stored.where} has no tensor {first_name(0)}: its tensors are named '
                          f'otherwise ({names}, ...), so it is of another model or program: save it '
-                         'with the program that it is from as a BertModel')
+                         'with the program that it is from as a model of transformers')
     if num_layers != config.num_layers:
         raise InputError(f'{stored.where} has {num_layers} layers, and by '
                          f'{stored.config_file.name} there are {config.num_layers}: '

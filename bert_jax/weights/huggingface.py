@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, read_json
 from bert_jax.text import load_tokenizer
 from bert_jax.weights import formats
-from bert_jax.weights.families import family_of, family_to_write
+from bert_jax.weights.families import FAMILIES, family_of, family_to_write
 from bert_jax.weights.families.family import Architecture, Family
 from bert_jax.weights.formats import StoredTensors, Weights
 from bert_jax.weights.new_folder import new_folder, write_json
@@ -87,6 +87,7 @@ def _read_params(
     with contextlib.ExitStack() as stack:
         where, by_file_name = open_tensors(folder, stack)
         by_name = _whole_names(by_file_name, family)
+        _check_family(by_file_name, by_name, family, where, config_file)
         of_class = architecture or family.architecture_of(by_name)
         by_name = _with_copies(by_name, family, of_class, model)
         stored = StoredTensors(
@@ -102,6 +103,32 @@ def _read_params(
                 raise InputError(f'{by_name[name].path}: {name} is not equal to {parameter}: an '
                                  'output layer that is not tied to the embeddings cannot be read')
     return params, tuple(name for name in unused if name not in family.tied)
+
+
+def _check_family(
+    file_names: Collection[str],
+    names: Collection[str],
+    family: Family,
+    where: object,
+    config_file: Path,
+) -> None:
+    """Raises InputError if the tensors are of another family than the config says.
+
+    Args:
+      file_names: of the tensors in the files.
+      names: of the same, as in the family's tables.
+      family: that the config says.
+      where: the files, for messages.
+      config_file: the path of config.json.
+    """
+    if family.first_tensor in names:
+        return
+    for other in FAMILIES:
+        if other.first_tensor in file_names:
+            raise InputError(
+                f'{config_file} is of {family.name} by its model_type, and {where} is of '
+                f'{other.name} ({other.first_tensor}): put the config.json there that belongs to '
+                f'it, with model_type {other.model_type!r}')
 
 
 def _find_head(

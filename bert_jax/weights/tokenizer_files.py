@@ -91,7 +91,10 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     path = _find_tokenizer(folder, settings)
     if path is not None and settings.added_tokens:
         _tell_of_lost_tokens(path, settings)
-    return check_vocabulary(path, lowercase_of(settings), vocab_size)
+    source = path
+    if path is not None and path.parent != folder:  # a copy in the cache says the same
+        source = folder / (TOKENIZER_FILE if settings.tokenizer is not None else _PIECES)
+    return check_vocabulary(path, lowercase_of(settings), vocab_size, source)
 
 
 def _tell_of_lost_tokens(vocab_file: Path, settings: Settings) -> None:

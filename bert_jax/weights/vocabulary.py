@@ -12,12 +12,18 @@ from bert_jax.weights.formats import Weights
 
 
 def check_vocabulary(
-    path: Path | None, lowercase: Any, vocab_size: int
+    path: Path | None, lowercase: Any, vocab_size: int, source: Path | None = None
 ) -> tuple[Path | None, bool]:
     """(The vocabulary, whether text is lower-cased before WordPiece).
 
     The latter is `lowercase`; if that is None, the vocabulary tells (`Vocab.is_cased`). An
     embedding may have more rows than there are tokens: some are padded for speed.
+
+    Args:
+      path: of its file; None: there is none.
+      lowercase: as the files beside it say, or None.
+      vocab_size: rows of the embedding.
+      source: what messages call it; default: `path`.
 
     Raises:
       InputError: it has more tokens than the embedding has rows.
@@ -25,13 +31,12 @@ def check_vocabulary(
     if path is None:
         return None, lowercase is not False
     vocab = load_tokenizer(path, lowercase=True).vocab
+    sizes = f'{source or path} has {len(vocab)} tokens, the embedding has {vocab_size} rows'
     num_unused = vocab_size - len(vocab)
     if num_unused < 0:
-        raise InputError(f'{path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: '
-                         'put the vocabulary beside it that belongs to it')
+        raise InputError(f'{sizes}: put the vocabulary beside it that belongs to it')
     if num_unused:
-        tell_once(f'note: {path} has {len(vocab)} tokens, the embedding has {vocab_size} rows: no '
-                  f'text uses the last {num_unused}; if it is the vocabulary of '
+        tell_once(f'note: {sizes}: no text uses the last {num_unused}; if it is the vocabulary of '
                   'another model, put the one there that belongs to it')
     if lowercase is None:
         return path, vocab.is_cased is not True

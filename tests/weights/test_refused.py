@@ -180,7 +180,7 @@ HUGGINGFACE = [
     Case('shards', put(INDEX, '{}'), says=['weight_map']),
     Case('pretraining', one_more_token, says=['has 41 tokens', 'has 40 rows']),
     Case('pretraining', tokenizer({'model': {'vocab': TOKENS | {',': 77}}}),
-         says=['has 78 tokens']),
+         says=['model/tokenizer.json has 78 tokens']),
     Case('pretraining', tokenizer({'model': {'vocab': TOKENS | {'x': 0}}}),
          says=['not distinct']),
     Case('pretraining', tokenizer({}), says=['no tokenizer file']),

@@ -116,6 +116,13 @@ class Family:
         return self.model_types[self.model_type] + architecture.name
 
     @property
+    def first_tensor(self) -> str:
+        """The name of the first tensor of the first layer's attention."""
+        named = self.modules['bert/encoder/layer_{i}/attention/self/qkv']
+        name = named if isinstance(named, str) else named[0]
+        return name.format(i=0) + '.weight'
+
+    @property
     def beginnings(self) -> tuple[str, ...]:
         """What the names of tensors begin with in the class of the encoder alone."""
         tables = [self.modules, *(architecture.modules for architecture in self.architectures)]
@@ -167,10 +174,21 @@ class Family:
                 raise InputError(f'{where}: {key}={config[key]!r} cannot be read: of {self.name} '
                                  f'models, only those with {value!r} can')
         stated = {**self.defaults, **stated}
+        self._check_complete(stated, where)
         model = formats.read_model(stated, self.spellings, where)
         model |= self.options
         model |= self.options_of(stated, where)
         return model
+
+    def _check_complete(self, config: Mapping[str, Any], where: Path) -> None:
+        """Raises InputError if a field is absent that has no default, such as a size."""
+        for option in OPTIONS:
+            spelling = self.spellings.get(option.name)
+            if spelling is None or option.default is not None:
+                continue
+            if spelling.key not in config:
+                raise InputError(f'{where} has no {spelling.key}, which {self.name} models have: '
+                                 'put the config.json there that belongs to the weights')
 
     def config_of(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of config.json for `Weights.model`; options that it cannot hold are lost."""
