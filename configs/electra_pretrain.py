@@ -43,9 +43,13 @@ WEIGHT = 50.0  # of the discriminator's loss
 
 
 def generator_config(config: ModelConfig, share: float) -> ModelConfig:
-    """The generator's layers: this share of the heads, with as many dims each."""
+    """The generator's layers: this share of the width and of the heads.
+
+    If that is less than one head, there is one with fewer dims, as in the original program.
+    """
     num_heads = max(1, round(share * config.num_heads))
-    hidden_size = num_heads * config.head_dim
+    head_dim = min(config.head_dim, round(share * config.hidden_size))
+    hidden_size = num_heads * head_dim
     return dataclasses.replace(
         config, num_heads=num_heads, hidden_size=hidden_size, intermediate_size=4 * hidden_size,
         embedding_size=config.num_embedding_columns)
