@@ -201,6 +201,8 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     if not config.init_checkpoint:
         config = complete(config)
     _check_values(config)
+    if not pretraining_kind(config.task):  # held-out text may be a source with a prefix
+        check_scheme(config.data.eval_source or '', 'config.data.eval_source=')
     parse_trace(config.train.profile, 'train.profile')
     for logger in config.train.loggers.split(','):
         _check_value('train.loggers', logger, (*LOGGERS, ''))

@@ -113,6 +113,17 @@ def test_phases_that_cannot_be_run(values, message):
     check_refused(values, message)
 
 
+def test_a_file_to_score_that_cannot_be_read_is_refused_before_the_data_are():
+    config = default_config('classification')
+    config.data.source = 'train.csv'
+    config.init_checkpoint = 'bert'
+    config.data.eval_source = 's3://bucket/dev.csv'
+    with refused('config.data.eval_source=s3://bucket/dev.csv: name a local path'):
+        validate(config)
+    config.data.eval_source = 'dev.csv'
+    validate(config)
+
+
 def test_the_vocabulary_must_split_over_the_tensor_axis():
     with pytest.raises(InputError, match='config.mesh.tensor=3 does not divide the 30,592 rows'):
         check_vocabulary(30522, 3)
