@@ -400,7 +400,11 @@ def _model_card(weights: Weights, class_name: str) -> str:
     """The model card in Markdown, with the front matter that model hubs read."""
     num_parameters = sum(x.size for x in weights.params.values())
     rows = {'parameters': f'{num_parameters:,}'}
-    rows |= {option.name: str(weights.model[option.name]) for option in OPTIONS}
+    for option in OPTIONS:
+        value = weights.model[option.name]
+        # The others are news only where the model is not the paper's BERT.
+        if option.tf1 or value != option.default:
+            rows[option.name] = str(value)
     if weights.labels:
         rows['labels'] = ', '.join(weights.labels).replace('|', r'\|')
     if weights.vocab_file is not None:

@@ -52,6 +52,17 @@ def test_weights_that_are_read_written_and_read_again_are_the_same(name, format,
     assert again.vocab_file.read_bytes() == weights.vocab_file.read_bytes()
 
 
+def test_a_model_card_lists_what_makes_another_model_only_where_it_does(tmp_path):
+    weights = load_weights(RECORDED / 'pretraining')
+    write_huggingface(tmp_path / 'bert', weights)
+    card = (tmp_path / 'bert' / 'README.md').read_text()
+    assert '| hidden_size | 8 |' in card
+    assert 'rotary' not in card and 'pre_norm' not in card
+    with_dropout = {**weights.model, 'pooler_dropout': 0.2}
+    write_huggingface(tmp_path / 'other', dataclasses.replace(weights, model=with_dropout))
+    assert '| pooler_dropout | 0.2 |' in (tmp_path / 'other' / 'README.md').read_text()
+
+
 @pytest.mark.parametrize('format', FORMATS)
 def test_head_labels_and_inference_settings_are_kept_by_every_format(format, tmp_path):
     inference = {'max_seq_length': 9, 'doc_stride': 4, 'null_threshold': -1.5}
