@@ -145,12 +145,19 @@ def added_tokens_of(
 
 
 def _read_special_tokens(fields: Mapping[str, Any], source: object) -> list[AddedToken]:
-    """The special tokens beyond BERT's five, which the files name without their ids."""
+    """The special tokens beyond BERT's five, which the files name without their ids.
+
+    Raises:
+      InputError: they are no list, or an entry is not one that Hugging Face's libraries write.
+    """
     tokens = []
     for name in ('additional_special_tokens', 'extra_special_tokens'):
         entries = fields.get(name) or ()
         if isinstance(entries, Mapping):
-            entries = entries.values()
+            entries = list(entries.values())
+        if not isinstance(entries, list | tuple):
+            raise InputError(f'{source}: {name}={entries!r:.100} is no list of tokens: download it '
+                             'again')
         for entry in entries:
             tokens.append(_read_token(entry, None, source, normalized=False, special=True))
     return tokens
@@ -186,10 +193,21 @@ def _read_token(entry: Any, number: Any, source: object, **flags: bool) -> Added
     content = fields.get('content')
     flags |= {flag: fields[flag] for flag in _FLAGS if flag in fields}
     are_flags = all(isinstance(flag, bool) for flag in flags.values())
-    if not isinstance(content, str) or not are_flags or not _is_id(number):
+    if not _is_text(content) or not are_flags or not _is_id(number):
         raise InputError(f'{source}: the added token {entry!r:.100} is not one that can be read: '
                          'it has a content, an id and flags')
     return AddedToken(content, None if number is None else int(number), **flags)
+
+
+def _is_text(content: Any) -> bool:
+    """Whether a value of a file is a string, without lone surrogates, which no text has."""
+    if not isinstance(content, str):
+        return False
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_id(number: Any) -> bool:
@@ -198,7 +216,7 @@ def _is_id(number: Any) -> bool:
         return True
     try:
         return 0 <= int(number) < MOST_TOKENS
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bert_jax.runtime.errors import InputError, first_line, tell_once
 from bert_jax.runtime.files import digest
-from bert_jax.text.added import AddedToken
+from bert_jax.text.added import MOST_TOKENS, AddedToken
 from bert_jax.text.tokenizer import Encoding, Place, Tokens, joined
 from bert_jax.text.vocab import Vocab, unused_row
 
@@ -29,6 +29,7 @@ _ROLES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     'unk': (('unk_token',), ('[UNK]', '<unk>')),
 }
 _SURROGATES = range(0xD800, 0xE000)
+_RARE_LETTER = '\U00013000'  # an Egyptian hieroglyph
 
 
 class HuggingFaceTokenizer:
@@ -68,10 +69,9 @@ class HuggingFaceTokenizer:
         self.beside = dict(beside or {})
         fields = _fields_of(self.beside, source)
         parts = _parts_of(content, source)
-        if isinstance(fields.get('add_prefix_space'), bool):
-            _set_prefix_space(parts, fields['add_prefix_space'])
-            content = json.dumps(parts)
         self._library = _read_library(content, source)
+        if _set_prefix_space(parts, fields.get('add_prefix_space')):
+            self._library = _read_library(json.dumps(parts), source)
         self.algorithm = str(parts['model'].get('type', 'WordPiece')).lower()
         self.adds_prefix_space = _adds_prefix_space(parts)
         names = _names_of_roles(fields)
@@ -79,6 +79,7 @@ class HuggingFaceTokenizer:
         self._add_special(names)
         self._marks = _marks_of(parts)
         self.vocab = self._make_vocab(parts, names, source)
+        self._check_unknown(source)
         self._before_word = self._find_before_word()
 
     def _add(self, tokens: Iterable[AddedToken], source: str) -> None:
@@ -122,10 +123,14 @@ class HuggingFaceTokenizer:
           source: for messages.
 
         Raises:
-          InputError: a special token but [UNK] is missing.
+          InputError: an id is too large, or a special token but [UNK] is missing.
         """
         index = self._library.get_vocab(with_added_tokens=True)
-        tokens = [unused_row(i) for i in range(max(index.values()) + 1)]
+        largest = max(index.values(), default=0)
+        if largest >= MOST_TOKENS:
+            raise InputError(f'{source} has a token with the id {largest:,}: ids are below '
+                             f'{MOST_TOKENS:,}; download it again')
+        tokens = [unused_row(i) for i in range(largest + 1)]
         for token, i in index.items():
             tokens[i] = token
         added = self._library.get_added_tokens_decoder()
@@ -145,6 +150,15 @@ class HuggingFaceTokenizer:
             mask_id=ids['mask'],
             is_continuation=is_continuation,
             num_separators=template.num_separators)
+
+    def _check_unknown(self, source: str) -> None:
+        """Raises InputError if the library has nothing to put for a character that it lacks."""
+        try:
+            self._library.encode(_RARE_LETTER, add_special_tokens=False)
+        except Exception as error:  # of the class Exception itself
+            raise InputError(f'{source} has no token for what is not in its vocabulary '
+                             f'({first_line(error)}): name one as unk_token (unk_id) of its model'
+                             ) from None
 
     @property
     def names_of_special_tokens(self) -> dict[str, str]:
@@ -284,7 +298,7 @@ def _parts_of(content: str, source: str) -> dict[str, Any]:
     """
     try:
         parts = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         parts = None
     if not isinstance(parts, dict) or not isinstance(parts.get('model'), dict):
         raise InputError(f'{source} is no tokenizer file: download it again')
@@ -313,11 +327,19 @@ def _read_library(content: str, source: str) -> Any:
     return library
 
 
-def _set_prefix_space(parts: Mapping[str, Any], adds: bool) -> None:
-    """Puts `add_prefix_space` of a tokenizer_config.json into the parts of a tokenizer.json."""
-    for step in _steps(parts.get('pre_tokenizer')):
-        if step.get('type') == 'ByteLevel':
-            step['add_prefix_space'] = adds
+def _set_prefix_space(parts: dict[str, Any], adds: Any) -> bool:
+    """Puts `add_prefix_space` of a tokenizer_config.json into the parts of a tokenizer.json.
+
+    Returns:
+      Whether that changes them.
+    """
+    changes = False
+    if isinstance(adds, bool):
+        for step in _steps(parts.get('pre_tokenizer')):
+            if step.get('type') == 'ByteLevel' and step['add_prefix_space'] != adds:
+                step['add_prefix_space'] = adds
+                changes = True
+    return changes
 
 
 def _adds_prefix_space(parts: Mapping[str, Any]) -> bool:
@@ -379,7 +401,7 @@ def _content(entry: Any) -> str:
     """The token of an entry, which may have flags; '' for none."""
     if isinstance(entry, Mapping):
         entry = entry.get('content')
-    return entry if isinstance(entry, str) else ''
+    return _sound(entry) if isinstance(entry, str) else ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -444,7 +466,7 @@ def _ids_of_roles(
     first known name in the vocabulary; the others are what the files beside it name, and so on.
 
     Raises:
-      InputError: one but [UNK] is missing.
+      InputError: one but [UNK] is missing, or [MASK] is one of the others.
     """
     first_choice = {'cls': template.cls, 'sep': template.sep}
     ids: dict[str, int] = {}
@@ -460,6 +482,11 @@ def _ids_of_roles(
             raise InputError(
                 f'{source} has no token for [{role.upper()}] among {len(index):,}: name it as '
                 f'{keys[0]!r} in a tokenizer_config.json beside it')
+    for role in ('cls', 'sep', 'pad'):
+        if ids['mask'] == ids[role]:
+            raise InputError(
+                f'{source} has one token, id {ids[role]}, for [MASK] and [{role.upper()}]: name '
+                "another as 'mask_token' in a tokenizer_config.json beside it")
     return ids
 
 

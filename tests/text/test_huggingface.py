@@ -15,6 +15,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.text import load_tokenizer
 from bert_jax.text.huggingface import HuggingFaceTokenizer, roberta_tokenizer
 from tests import tokenizers_of_kinds as kinds
+from tests.refusals import refused
 
 BYTE_LEVEL = ('roberta', 'modernbert', 'split_by_regex')
 SPECIAL = ('<mask>', '[MASK]', '<s>', '[SEP]', '    ')
@@ -212,6 +213,13 @@ def test_another_frame_is_noted(capsys):
     assert ours.vocab.frame == (0, 2, 1)
 
 
+def with_model(kind, **fields):
+    """The tokenizer.json of a kind with other fields of its model."""
+    parts = json.loads(kinds.KINDS[kind]().to_str())
+    parts['model'] |= fields
+    return json.dumps(parts)
+
+
 @pytest.mark.parametrize(('content', 'says'), [
     ('{"model"', 'no tokenizer file'),
     ('[]', 'no tokenizer file'),
@@ -219,6 +227,11 @@ def test_another_frame_is_noted(capsys):
     (kinds.xlmr().to_str().replace('<mask>', '<other>'), r"no token for \[MASK\].*'mask_token'"),
     (b'\xff', 'not UTF-8'),
     ('', 'is empty'),
+    ('{"model": ' + '[' * 100_000, 'no tokenizer file'),
+    (with_model('accented_wordpiece', vocab={'a': 10**9}), 'the id 1,000,000,000: ids are below'),
+    (with_model('accented_wordpiece', vocab={}), r'no token for \[MASK\]'),
+    (with_model('accented_wordpiece', unk_token='<none>'), 'not in its vocabulary .*unk_token'),
+    (with_model('xlmr', unk_id=None), 'not in its vocabulary .*unk_token'),
 ])
 def test_bad_files_are_refused(content, says, tmp_path):
     path = tmp_path / 'tokenizer.json'
@@ -226,6 +239,22 @@ def test_bad_files_are_refused(content, says, tmp_path):
     with pytest.raises(InputError, match=says) as error:
         load_tokenizer(path, lowercase=True)
     assert str(path) in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(('name', 'content', 'says'), [
+    ('tokenizer_config.json', '{"mask_token": "<pad>"}', r'id 1, for \[MASK\] and \[PAD\]'),
+    ('tokenizer_config.json', '{"extra_special_tokens": 5}', 'extra_special_tokens=5 is no list'),
+    ('tokenizer_config.json', '{"extra_special_tokens": ["\\ud800"]}', 'the added token'),
+    ('tokenizer_config.json', '[' * 100_000, 'cannot be read as JSON'),
+    ('special_tokens_map.json', '[]', 'no JSON object'),
+    ('added_tokens.json', '{"x": Infinity}', "the added token 'x'"),
+    ('added_tokens.json', '{"x": 1000000000}', "the added token 'x'"),
+])
+def test_bad_files_beside_it_are_refused(name, content, says, tmp_path):
+    path = kinds.write(tmp_path, kinds.roberta())
+    (tmp_path / name).write_text(content)
+    with refused(str(tmp_path), match=says):
+        load_tokenizer(path, lowercase=True)
 
 
 def test_robertas_older_files(tokenized):
