@@ -51,7 +51,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     family = family_of(config, config_file)
     model = family.model_of(config, config_file)
     check_tokenizer_class(folder, config, config_file)
-    class_name = str((config.get('architectures') or [''])[0])
+    class_name = _class_named(config, config_file)
     architecture = family.architecture(class_name)
     params, unused = _read_params(folder, model, config_file, family, architecture)
     head = _find_head(config, architecture, params, config_file)
@@ -69,7 +69,33 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         lowercase=lowercase,
         unused=unused,
         source=source,
-        inference=_length_limit(folder, model) | (config.get(formats.INFERENCE) or {}))
+        inference=_length_limit(folder, model) | _inference_in(config, config_file))
+
+
+def _class_named(config: Mapping[str, Any], config_file: Path) -> str:
+    """The class of transformers that a config names; '' where it names none.
+
+    Raises:
+      InputError: it has something else than a list of names.
+    """
+    named = config.get('architectures') or ['']
+    if not isinstance(named, list) or not isinstance(named[0], str):
+        raise InputError(f'{config_file}: architectures={named!r:.100} is no list of names of '
+                         "classes: write it as ['BertModel']")
+    return named[0]
+
+
+def _inference_in(config: Mapping[str, Any], config_file: Path) -> Mapping[str, Any]:
+    """`Weights.inference` as `write_huggingface` wrote it; empty in other configs.
+
+    Raises:
+      InputError: it is no JSON object.
+    """
+    inference = config.get(formats.INFERENCE) or {}
+    if not isinstance(inference, dict):
+        raise InputError(f'{config_file}: {formats.INFERENCE}={inference!r:.100} is no JSON '
+                         'object: remove it')
+    return inference
 
 
 def _read_params(
@@ -147,7 +173,7 @@ def _find_head(
     if architecture is not None:
         named = architecture.heads[0]
         pools = POOLER in architecture.parts
-    class_name = (config.get('architectures') or ['nothing'])[0]
+    class_name = _class_named(config, config_file) or 'nothing'
     head = formats.find_head(params, named, f'{config_file}: architectures says {class_name}')
     # Masked LM, which files of pre-training may hold alone, does without the pooler.
     needs_pooler = pools and named not in ('', 'pretraining')

@@ -30,7 +30,7 @@ def family_of(config: Mapping[str, Any], where: Path) -> Family:
     """
     model_type = config.get('model_type') or BERT.model_type
     for family in FAMILIES:
-        if model_type in family.model_types:
+        if model_type in tuple(family.model_types):  # of any type, also one without a hash
             return family
     known = [name for family in FAMILIES for name in family.model_types]
     raise InputError(f'{where}: model_type={model_type!r} is not one that can be read: '

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.config.bert_config import BASE, DEPTH, Spelling
+from bert_jax.config.bert_config import BASE, DEPTH, SIZE, Spelling
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.weights.families.bert import GELU
@@ -25,7 +25,7 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
       InputError: the kinds have no period, only some layers have biases, or a kind of rotary
         positions or of gelu is not one that can be read.
     """
-    biases = {bool(config.get(field, False)) for field in _BIASES}
+    biases = {value_in(config, field, (False, True), where) for field in _BIASES}
     if len(biases) > 1:
         raise InputError(f"{where}: of {', '.join(_BIASES)} some are true and some false: only "
                          'models with all of them or none can be read')
@@ -35,7 +35,7 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
         raise InputError(f'{where}: classifier_activation={head_act!r} cannot be read beside '
                          f'hidden_activation={act!r}: both must be the same')
     options = {
-        'biases': biases.pop(),
+        'biases': bool(biases.pop()),
         'pooler_act': GELU[act],
         'rotary_base': _rotary_base(config, _GLOBAL, 'global_rope_theta', where),
         'local_rotary_base': _rotary_base(config, _LOCAL, 'local_rope_theta', where),
@@ -43,7 +43,7 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
     global_every = _global_every(config, where)
     if global_every > 1:
         options['global_every'] = global_every
-        options['local_attention'] = config['local_attention']
+        options['local_attention'] = value_in(config, 'local_attention', SIZE, where)
     return options
 
 
@@ -59,8 +59,12 @@ def _global_every(config: Mapping[str, Any], where: Path) -> int:
     if 'layer_types' not in config:
         return stated
     num_layers = config['num_hidden_layers']
-    for every in (stated, *range(1, num_layers + 1)):
-        if config['layer_types'] == _layer_types(num_layers, every):
+    kinds = config['layer_types']
+    period = num_layers
+    if isinstance(kinds, list) and _GLOBAL in kinds[1:]:
+        period = kinds.index(_GLOBAL, 1)
+    for every in (stated, period):
+        if kinds == _layer_types(num_layers, every):
             return every
     raise InputError(f'{where}: layer_types cannot be read: one layer of each so many must be '
                      f'{_GLOBAL}, the first with it, and the others {_LOCAL}')
@@ -166,8 +170,9 @@ MODERNBERT = Family(
         'pooler_norm': True,
         'pools_tokens': True,
     },
-    only={'decoder_bias': True},
+    only={'decoder_bias': True, 'rope_scaling': None},
     defaults={
+        **dict.fromkeys(_BIASES, False),
         'hidden_activation': 'gelu',
         'max_position_embeddings': 8192,
         'norm_eps': 1e-5,
