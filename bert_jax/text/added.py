@@ -190,7 +190,7 @@ def _read_token(entry: Any, number: Any, source: object, **flags: bool) -> Added
       InputError: the entry is something else.
     """
     fields = entry if isinstance(entry, Mapping) else {'content': entry}
-    content = fields.get('content')
+    content: Any = fields.get('content')
     flags |= {flag: fields[flag] for flag in _FLAGS if flag in fields}
     are_flags = all(isinstance(flag, bool) for flag in flags.values())
     if not _is_text(content) or not are_flags or not _is_id(number):

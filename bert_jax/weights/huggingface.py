@@ -85,7 +85,7 @@ def _class_named(config: Mapping[str, Any], config_file: Path) -> str:
     return named[0]
 
 
-def _inference_in(config: Mapping[str, Any], config_file: Path) -> Mapping[str, Any]:
+def _inference_in(config: Mapping[str, Any], config_file: Path) -> dict[str, Any]:
     """`Weights.inference` as `write_huggingface` wrote it; empty in other configs.
 
     Raises:
