@@ -40,7 +40,8 @@ from bert_jax.config import default_config
 #   length.
 # rates: (tokens, rate) of the short length.
 # sequences: about as many as fill a row of each length.
-# parts: that a step is computed in on 16 chips of 16 GB.
+# parts: that a step is computed in; they divide the rows of every batch on 16 chips. Without remat,
+#   rows of 8,192 need chips with more than 16 GB (docs/preflight.md).
 SCALES = {
     'base': dict(
         model=dict(name='base', num_layers=22, intermediate_size=1152),
