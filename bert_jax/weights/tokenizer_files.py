@@ -160,8 +160,10 @@ def _tokens_by_id(tokenizer: Mapping[str, Any], tokenizer_file: Path) -> dict[in
             if token['content'] in vocab.SPECIAL_TOKENS}
         ids = tokenizer['model']['vocab'] | special
         by_id = {int(i): str(token) for token, i in ids.items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise InputError(f'{tokenizer_file} is no tokenizer file: download it again') from None
+    if not by_id:
+        raise InputError(f'{tokenizer_file} has an empty vocabulary: download it again')
     if len(by_id) < len(ids) or not 0 <= min(by_id) <= max(by_id) < MOST_TOKENS:
         raise InputError(f'{tokenizer_file}: ids of the vocabulary are not distinct whole numbers '
                          'from 0: download it again')
