@@ -171,7 +171,11 @@ def test_examples_are_compared_with_all_others_of_the_batch_and_no_empty_places(
     loss, sums = jax.jit(lambda: task.loss(params, batch, task.totals(batch), None))()
     x = np.asarray(Engine(one_device(), token_cost=lambda row_length: 1.0).outputs(
         task.outputs, params, units)['logits'], np.float64)
-    scores = x[:, 0] @ x[:, 1].T / task.temperature
-    expected = np.log(np.exp(scores).sum(axis=1)) - np.diag(scores)
-    np.testing.assert_allclose(loss, expected.mean(), rtol=1e-4)
-    assert sums['units'] == len(units) == len(expected)
+    expected = []
+    for share in SENTENCE_VECTORS.SHARES:
+        part = x[..., : x.shape[-1] // share]
+        part = part / np.linalg.norm(part, axis=-1, keepdims=True)
+        scores = part[:, 0] @ part[:, 1].T / SENTENCE_VECTORS.TEMPERATURE
+        expected.append(np.log(np.exp(scores).sum(axis=1)) - np.diag(scores))
+    np.testing.assert_allclose(loss, np.mean(expected), rtol=1e-4)
+    assert sums['units'] == len(units) == len(expected[0])
