@@ -80,6 +80,8 @@ def assert_same_tensors(a, b):
 
 @pytest.mark.parametrize('variant, kind', family_models.every_model())
 def test_logits_of_padded_batches_and_of_packed_rows(variant, kind, tmp_path):
+    if kind == 'ForNextSentencePrediction':
+        pytest.skip('without a masked-LM head; next-sentence logits are those of ForPreTraining')
     model = family_models.random_model(variant, kind)
     model.save_pretrained(tmp_path)
     weights = load_weights(tmp_path)
