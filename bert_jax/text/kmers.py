@@ -22,10 +22,10 @@ from bert_jax.text.letters import (
     ANY_CHARACTER,
     bytes_of,
     ids_by_byte,
-    library_parts,
     lists_of_each,
     one_after_the_other,
     sequence_vocab,
+    tokenizer_json_parts,
     tokens_of_each,
 )
 from bert_jax.text.tokenizer import Encoding, Tokens
@@ -157,9 +157,9 @@ class KmerTokenizer:
         """The k-mer or letter."""
         return self.vocab.tokens[piece_id]
 
-    def library_parts(self) -> dict[str, Any]:
-        """See `letters.library_parts`."""
-        return library_parts(self.vocab, f'[{BASES}]{{{self.size}}}|{ANY_CHARACTER}')
+    def tokenizer_json_parts(self) -> dict[str, Any]:
+        """See `letters.tokenizer_json_parts`."""
+        return tokenizer_json_parts(self.vocab, f'[{BASES}]{{{self.size}}}|{ANY_CHARACTER}')
 
     def _pieces(self, text: str) -> _Pieces:
         """Where the pieces of a text of L characters begin, and their ids."""

@@ -124,7 +124,7 @@ def lists_of_each(ids: np.ndarray, counts: np.ndarray) -> list[list[int]]:
     return [ids[begin:end].tolist() for begin, end in zip(begins, ends, strict=False)]
 
 
-def library_parts(vocab: Vocab, piece_pattern: str) -> dict[str, Any]:
+def tokenizer_json_parts(vocab: Vocab, piece_pattern: str) -> dict[str, Any]:
     """The parts of a tokenizer.json that make pieces of a text, for the `tokenizers` library.
 
     Args:
@@ -205,6 +205,6 @@ class LetterTokenizer:
         """The letter."""
         return self.vocab.tokens[piece_id]
 
-    def library_parts(self) -> dict[str, Any]:
-        """See `library_parts`."""
-        return library_parts(self.vocab, ANY_CHARACTER)
+    def tokenizer_json_parts(self) -> dict[str, Any]:
+        """See the function of this name."""
+        return tokenizer_json_parts(self.vocab, ANY_CHARACTER)

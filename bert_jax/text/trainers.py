@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.text import kind_of, kmers, letters
-from bert_jax.text.library_training import train_bpe, train_unigram
+from bert_jax.text.bpe_and_unigram import train_bpe, train_unigram
 from bert_jax.text.training import train_wordpiece
 from bert_jax.text.wordpiece import Switches
 

@@ -264,7 +264,7 @@ def _sequence_tokenizer(tokenizer: LetterTokenizer | KmerTokenizer) -> dict[str,
         'padding': None,
         'added_tokens': _special_tokens(tokenizer.vocab),
         'post_processor': _post_processor(tokenizer.vocab),
-        **tokenizer.library_parts(),
+        **tokenizer.tokenizer_json_parts(),
     }
 
 

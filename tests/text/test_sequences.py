@@ -173,7 +173,7 @@ def test_the_library_tokenizers_gives_the_same_ids(name):
     tokenizers = pytest.importorskip('tokenizers')
     tokenizer = TOKENIZERS[name]
     parts = {'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': [],
-             'post_processor': None, **tokenizer.library_parts()}
+             'post_processor': None, **tokenizer.tokenizer_json_parts()}
     library = tokenizers.Tokenizer.from_str(json.dumps(parts))
     for text in TEXTS:
         if '\ud800' in text:
