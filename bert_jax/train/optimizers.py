@@ -175,10 +175,10 @@ def scale_by_layer_trust_ratio(parameters: Parameters) -> optax.GradientTransfor
         lambda updates, params: jax.tree_util.tree_map_with_path(scaled, updates, params))
 
 
-def with_smaller_surprises(
+def clipped_by_gradient_rms(
     adamw: optax.GradientTransformation, b2: float, eps: float
 ) -> optax.GradientTransformation:
-    """StableAdamW (Wortsman et al., 2023, Algorithm 2): smaller updates where gradients surprise.
+    """StableAdamW (Wortsman et al., 2023, Algorithm 2): updates clipped by the gradient's size.
 
     A parameter's update, with its weight decay, is divided by max(1, r). r is the root mean square
     of its gradient's elements over what Adam expects of them: the root of their mean of squares
@@ -196,8 +196,8 @@ def with_smaller_surprises(
 
         def scaled(update: jax.Array, gradient: jax.Array, square: jax.Array) -> jax.Array:
             expected = jnp.maximum(square / correction, eps**2)
-            surprise = jnp.sqrt(jnp.mean(jnp.square(gradient) / expected))
-            return update / jnp.maximum(surprise, 1.0)
+            rms = jnp.sqrt(jnp.mean(jnp.square(gradient) / expected))
+            return update / jnp.maximum(rms, 1.0)
 
         return jax.tree.map(scaled, updates, grads, adam.nu), state
 
@@ -454,7 +454,7 @@ def make_optimizer(
     parts.append(optax.add_decayed_weights(
         weight_decay, where(lambda names: parameters[names].decays)))
     if name == 'stable_adamw':
-        parts = [with_smaller_surprises(optax.chain(*parts), b2, eps)]
+        parts = [clipped_by_gradient_rms(optax.chain(*parts), b2, eps)]
     elif name == 'lamb':
         parts.append(scale_by_layer_trust_ratio(parameters))
     if layer_decay != 1.0:
