@@ -216,8 +216,9 @@ FIELDS: Mapping[str, Field] = {
     # A run ends after so many evaluations in a row without a new best; 0: it does all steps.
     'train.patience': Field(0, count(10**6, least=0), 'result', LABELLED),
     'train.eval_batch_size': Field(256, count(2**18), 'compute', PRETRAINING),
-    # 0: all held out.
-    'train.max_eval_examples': Field(0, count(2**40, least=0), 'result', PRETRAINING, silent=True),
+    # Of the held-out rows, a fixed random sample; 0: all.
+    'train.max_eval_examples': Field(
+        2**16, count(2**40, least=0), 'result', PRETRAINING, silent=True),
     'train.save_every': Field(0, 'duration', 'logging'),  # 0: only at the end
     # A run also saves so often, so that it loses little if it is killed (on several hosts, at log
     # lines); such a checkpoint is kept until the next one. 0: not by time.

@@ -311,7 +311,12 @@ class PhaseRun:
         for name in ('masked_lm_prob', 'masking'):
             if name in self._options:
                 masking[name] = self._options[name]
-        return self.task.data.held_out(self._length, self._slots, **masking)
+        rows = self.task.data.held_out(self._length, self._slots, **masking)
+        scored = self._num_scored(rows)
+        if scored < rows.num_frozen:
+            hosts.say(f'evaluated on {scored:,} of {rows.num_frozen:,} held-out rows, always the '
+                      'same ones; --config.train.max_eval_examples=0 takes all')
+        return rows
 
     @functools.cached_property
     def _held_out_standard(self) -> Examples:
@@ -341,14 +346,19 @@ class PhaseRun:
                     result[f'standard_{name}'] = value
         return result
 
+    def _num_scored(self, rows: Examples) -> int:
+        """How many of the held-out rows an evaluation takes."""
+        most = self.config.train.max_eval_examples
+        if not most:
+            return rows.num_frozen
+        return min(rows.num_frozen, most)
+
     def _scores(self, params: Any, rows: Examples) -> dict[str, float]:
         train = self.config.train
         local = local_rows(self.mesh, train.eval_batch_size)
-        num_examples = rows.num_frozen
-        if train.max_eval_examples:
-            num_examples = min(num_examples, train.max_eval_examples)
         batches = eval_batches(
-            rows, batch_size=train.eval_batch_size, local=local, num_examples=num_examples)
+            rows, batch_size=train.eval_batch_size, local=local,
+            num_examples=self._num_scored(rows))
         on_devices = (
             to_global(self.mesh, batch, train.eval_batch_size, local) for batch in batches)
         return evaluate(self.head, self.eval_step, params, on_devices)

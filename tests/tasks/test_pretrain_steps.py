@@ -7,7 +7,8 @@ import pytest
 
 from bert_jax.config import default_config
 from bert_jax.config.phases import batches_of
-from bert_jax.tasks.pretrain import PretrainTask
+from bert_jax.data.examples import SyntheticExamples
+from bert_jax.tasks.pretrain import PhaseRun, PretrainTask
 from bert_jax.validation import complete
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device
 
@@ -78,6 +79,35 @@ def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():
         assert not any(np.array_equal(skipped[2], x) for x in as_before)
         for begun in (2, 3):  # a run that resumes there
             np.testing.assert_array_equal(skipped[begun:], rows(skipping, number, begun))
+
+
+class CountedRows:
+    """Stands in for the compiled evaluation step and the head's scores: counts rows."""
+
+    def score(self, totals):
+        return totals
+
+    def __call__(self, params, batch):
+        return {'rows': np.asarray(batch['example_weights']).sum()}
+
+
+@pytest.mark.parametrize(('fields', 'held_out', 'scored'), [
+    pytest.param({}, 700, 700, id='few are all scored'),
+    pytest.param({}, 70_000, 65_536, id='of many a sample'),
+    pytest.param({'max_eval_examples': 100}, 700, 100, id='bounded'),
+    pytest.param({'max_eval_examples': 0}, 70_000, 70_000, id='no bound'),
+])
+def test_an_evaluation_scores_a_bounded_number_of_rows(
+    fields, held_out, scored, monkeypatch, capsys
+):
+    task = open_task(eval_batch_size=2048, **fields)
+    rows_of_text = SyntheticExamples(CONFIG.vocab_size, 8, 1, num_examples=held_out)
+    monkeypatch.setattr(task.data, 'held_out', lambda *_, **__: rows_of_text)
+    counted = CountedRows()
+    run = PhaseRun(task, task._config, counted, counted, PHASES, 0, one_device())
+    assert run.evaluate({}) == {'rows': scored}
+    is_said = f'evaluated on {scored:,} of {held_out:,} held-out rows' in capsys.readouterr().out
+    assert is_said == (scored < held_out)
 
 
 @pytest.mark.parametrize(('changed', 'words'), [
