@@ -21,6 +21,7 @@ import collections
 import functools
 import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -52,6 +53,8 @@ _LETTER = r'[0-9A-Za-z\x80-\x{4DFF}\x{A000}-\x{10FFFF}]'
 _HAS_LONG_RUN = rf'(?s).*{_LETTER}{{{_LONG_RUN},}}.*'
 _VALID_UTF8 = r'[\x{0}-\x{10FFFF}]*'
 _WHITE_SPACE = r'[\s\p{Z}]+'
+_MAX_BYTES_AT_ONCE = 4 << 20
+_GROUP_BYTES = 1 << 20  # of lines, where there are more than these
 
 _PATTERNS = sentence_patterns(Classes(
     upper=r'\p{Lu}', lower=r'\p{Ll}', caseless=r'\p{Lo}', modifier=r'\p{Lm}', mark=r'\p{M}',
@@ -109,7 +112,9 @@ class FastTokenizer:
             self._doubtful = _Doubts(tokenizer)
 
     def __call__(self, lines: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Tokenizes lines.
+        """Tokenizes lines, those of a long document in groups.
+
+        TF-Text needs 90 bytes a token while it works, and a document may have 16 MiB.
 
         Args:
           lines: [n] string, UTF-8 (invalid bytes are dropped, as BERT does).
@@ -118,6 +123,39 @@ class FastTokenizer:
           (ids, counts): [N] int32 ids of all lines one after the other, without [CLS] and [SEP],
           and [n] int32, the number of tokens in each line.
         """
+        ends = tf.cumsum(tf.cast(tf.strings.length(lines), tf.int64))
+        is_long = tf.reduce_max(ends) > _MAX_BYTES_AT_ONCE  # false without lines
+        return tf.cond(
+            is_long, lambda: self._by_groups(lines, ends), lambda: self._at_once(lines))
+
+    def _by_groups(self, lines: tf.Tensor, ends: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """`__call__`, a group of lines of about 1 MB after the other.
+
+        Args:
+          lines: [n] string, n > 0.
+          ends: [n] int64, number of bytes up to the end of each line.
+        """
+        group = tf.unique(ends // _GROUP_BYTES).idx  # [n], ascending: the number of each line's
+        num_groups = group[-1] + 1
+        bounds = tf.searchsorted(group, tf.range(num_groups + 1))
+
+        def add(index: tf.Tensor, *arrays: tf.TensorArray) -> tuple[Any, ...]:
+            made = self._at_once(lines[bounds[index] : bounds[index + 1]])
+            written = [
+                array.write(index, values) for array, values in zip(arrays, made, strict=True)]
+            return (index + 1, *written)
+
+        def array() -> tf.TensorArray:
+            return tf.TensorArray(
+                tf.int32, num_groups, infer_shape=False, element_shape=tf.TensorShape([None]))
+
+        _, ids, counts = tf.while_loop(
+            lambda index, *_: index < num_groups, add, [0, array(), array()],
+            parallel_iterations=1)
+        return ids.concat(), counts.concat()
+
+    def _at_once(self, lines: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """`__call__` of all lines together."""
         ids = self._fast.tokenize(lines)
         doubtful = self._doubtful(lines, ids)
         ids = tf.cond(

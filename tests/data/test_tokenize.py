@@ -15,6 +15,7 @@ pytest.importorskip('tensorflow_text')
 
 import tensorflow as tf
 
+from bert_jax.data import tokenize
 from bert_jax.data.tokenize import FastTokenizer, safe_codepoints, split_sentences
 from bert_jax.runtime.errors import InputError
 from bert_jax.text import load_tokenizer
@@ -98,6 +99,27 @@ def test_equals_reference_on_edge_cases(lowercase):
         ['the' + '-the' * 300, 'the ' * 5000],
     ):
         assert_same(lines, TINY[lowercase])
+
+
+@pytest.mark.parametrize('group_bytes', [1, 10, 60])
+def test_lines_are_tokenized_in_groups_as_they_are_together(group_bytes, monkeypatch):
+    lines = ['', 'ß', 'the ' * 30, '', 'a' * 201, '', 'é' * 101, 'Ends.', '']
+    monkeypatch.setattr(tokenize, '_MAX_BYTES_AT_ONCE', 50)
+    monkeypatch.setattr(tokenize, '_GROUP_BYTES', group_bytes)
+    fast = FastTokenizer(TINY[True])
+    sizes = []
+    at_once = fast._at_once
+
+    def spied(group):
+        sizes.append(len(group))
+        return at_once(group)
+
+    fast._at_once = spied
+    by_groups = fast(tf.constant(lines))
+    together = at_once(tf.constant(lines))
+    assert len(sizes) > 2 and sum(sizes) == len(lines)
+    for values, expected in zip(by_groups, together, strict=True):
+        np.testing.assert_array_equal(values, expected)
 
 
 @pytest.mark.parametrize(('name', 'lowercase'), [
