@@ -178,7 +178,7 @@ def _check_doc(path: str, document: bytes, offset: int, is_ended: bool) -> None:
 
 
 def _rows(read: Callable[..., Iterator[table.Row]], path: str, column: str) -> Iterator[Document]:
-    """One document per row: the text in `column`, one paragraph per line."""
+    """One document per row, or several if it is too long: `column`, one paragraph per line."""
     for row in read(path, [column]):
         cell = row.cells[0] if row.cells else None
         fault = row.fault
@@ -187,8 +187,27 @@ def _rows(read: Callable[..., Iterator[table.Row]], path: str, column: str) -> I
         if fault:
             raise InputError(f'{path}, line {row.line}: {fault}: correct the row; '
                              'config.data.text names the column')
-        text = (cell or '').encode('utf-8', 'ignore')
-        yield from _documents([normalise(text)], True)
+        text = normalise((cell or '').encode('utf-8', 'ignore'))
+        for piece in _pieces(text):
+            if len(piece) > _MAX_LINE_BYTES:
+                raise InputError(f'{path}, line {row.line}: a line of {column} is longer than '
+                                 f'{_MAX_LINE_BYTES >> 20} MiB; is this text?')
+            yield from _documents([piece], True)
+
+
+def _pieces(text: bytes) -> Iterator[bytes]:
+    """A text, cut at line ends into pieces of at most 16 MiB; a longer line is one piece."""
+    begin = 0
+    while len(text) - begin > _MAX_DOCUMENT_BYTES:
+        longest = begin + _MAX_DOCUMENT_BYTES
+        end = text.rfind(b'\n', begin, longest + 1)
+        if end < 0:
+            end = text.find(b'\n', longest)
+        if end < 0:
+            break
+        yield text[begin:end]
+        begin = end + 1
+    yield text[begin:]
 
 
 def _wikidump(path: str, blocks: Iterator[bytes]) -> Iterator[Document]:

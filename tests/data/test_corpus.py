@@ -4,6 +4,7 @@ import bz2
 import dataclasses
 import gzip
 import hashlib
+import json
 import lzma
 import os
 import time
@@ -87,6 +88,38 @@ def test_a_block_may_end_anywhere(tmp_path, monkeypatch, file, block_bytes):
     path = tmp_path / file.name
     path.write_bytes(file.content.encode())
     assert _texts(f'{file.prefix}{path}', file.split) == file.documents
+
+
+CELLS = {
+    'at line ends': ('aa\nbb\ncc\ndd', ['aa\nbb', 'cc\ndd']),
+    'as long as may be': ('aaaa\nbb', ['aaaa\nbb']),
+    'a piece as long as may be': ('aaaa\nbb\nc', ['aaaa\nbb', 'c']),
+    'blank lines': ('aa\n\n\n\nbb\ncc', ['aa', 'bb\ncc']),
+    'a longer line': ('a' * 9 + '\nbb\ncc', ['a' * 9, 'bb\ncc']),
+    'a longer line at the end': ('bb\n' + 'a' * 9, ['bb', 'a' * 9]),
+    'two bytes a character': ('ää\nää\nä', ['ää', 'ää\nä']),
+}
+
+
+@pytest.mark.parametrize(('cell', 'documents'), CELLS.values(), ids=CELLS)
+@pytest.mark.parametrize('ending', ['.jsonl', '.csv'])
+def test_a_long_cell_is_cut_at_line_ends(tmp_path, monkeypatch, cell, documents, ending):
+    monkeypatch.setattr(text_formats, '_MAX_DOCUMENT_BYTES', 7)
+    path = tmp_path / f'cells{ending}'
+    if ending == '.jsonl':
+        path.write_text(json.dumps({'text': cell}) + '\n{"text": "next"}\n')
+    else:
+        path.write_text(f'text,id\n"{cell}",1\nnext,2\n')
+    assert _texts(path, split=True) == [*documents, 'next']
+
+
+def test_a_line_of_a_cell_has_the_longest_length_of_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_formats, '_MAX_DOCUMENT_BYTES', 7)
+    monkeypatch.setattr(text_formats, '_MAX_LINE_BYTES', 8)
+    path = tmp_path / 'cells.tsv'
+    path.write_text('text\tid\nfine\t1\n' + 'a' * 9 + '\t2\n')
+    with refused('cells.tsv, line 3', 'a line of text is longer than'):
+        _texts(path)
 
 
 @pytest.mark.parametrize(('name', 'words'), [
