@@ -24,6 +24,7 @@ from typing import NoReturn
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Stopped, first_line
 from bert_jax.runtime.files import Path, write_whole
+from bert_jax.runtime.long_work import is_at_long_work
 from bert_jax.runtime.verdict import (
     SILENCE_SECONDS,
     Failure,
@@ -33,7 +34,8 @@ from bert_jax.runtime.verdict import (
     Verdict,
 )
 
-# Causes of `Goodput` under which a step must end; compilation, evaluation and saves have no limit.
+# Causes of `Goodput` under which a step must end; compilation, evaluation and saves have no limit,
+# nor has waiting for data while the host is at `long_work`.
 _WATCHED = ('step', 'data', 'profile')
 _TURN_SECONDS = 0.5  # between two reports
 _PATIENCE_SECONDS = 10.0  # that the main thread gets to handle a signal before the first step
@@ -183,7 +185,9 @@ class Guard:
 
     def _update_report(self) -> None:
         now = time.monotonic()
-        if self._cause() not in _WATCHED:
+        cause = self._cause()
+        waits_for_work = cause == 'data' and is_at_long_work()
+        if cause not in _WATCHED or waits_for_work:
             self._steps.begin(now)
         self._own.beat += 1
         self._own.still_seconds = self._steps.still(now)

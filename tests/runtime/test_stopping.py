@@ -166,6 +166,41 @@ def test_a_long_evaluation_is_not_a_hang(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+PLANS = """
+import concurrent.futures
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.long_work import long_work
+guard.watch(lambda: {cause!r} if hosts.index() == 0 else 'step', as_path({folder!r}))
+def plan(begin):
+    time.sleep(6 if hosts.index() == 0 else 0)
+    return begin + 3
+pool = concurrent.futures.ThreadPoolExecutor(1)
+for step in range(1, 30):
+    time.sleep(0.01)
+    guard.should_stop(step)
+    if step == 20:
+        planned = pool.submit({function}, 4).result()
+        hosts.barrier('the step after the plan')  # where devices would wait for each other
+        tell('planned', planned)
+guard.finish()
+"""
+
+
+@pytest.mark.parametrize(('count', 'function', 'cause', 'is_hang'), [
+    pytest.param(1, 'long_work()(plan)', 'data', False, id='marked'),
+    pytest.param(3, 'long_work()(plan)', 'data', False, id='marked, of one of three hosts'),
+    pytest.param(1, 'plan', 'data', True, id='not marked'),
+    pytest.param(1, 'long_work()(plan)', 'step', True, id='marked, but devices are waited for'),
+])
+def test_a_slow_plan_is_not_a_hang(tmp_path, count, function, cause, is_hang):
+    body = PLANS.format(folder=str(tmp_path), function=function, cause=cause)
+    status, errors = Hosts(count, body).end()
+    assert status == int(is_hang), errors
+    assert errors.count('planned 7') == (0 if is_hang else count)
+    assert ('no step was finished for' in errors) == is_hang
+    assert len(list(tmp_path.iterdir())) == (count if is_hang else 0)
+
+
 def test_a_signal_before_the_first_step_ends_all_at_once():
     run = Hosts(2, 'hosts.share("store", lambda: time.sleep(60))')
     time.sleep(0.5)
