@@ -72,7 +72,7 @@ class _Remembered:
         state = self._state_of(name)
         if state in self._known:
             return self._known[state]
-        digest = _md5(name)
+        digest = md5_of(name)
         # The digest of a file that changed meanwhile must not be remembered.
         is_settled = time.time() - os.stat(name).st_mtime > _SETTLED_SECONDS
         if is_settled and self._state_of(name) == state:
@@ -94,7 +94,8 @@ class _Remembered:
             files.write_whole(self._path, json.dumps(dict(latest)))
 
 
-def _md5(name: str) -> str:
+def md5_of(name: str | os.PathLike[str]) -> str:
+    """The MD5 of a file, in hexadecimal digits, which is always hashed (see `digests`)."""
     with open(name, 'rb', buffering=0) as file:
         digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
     return digest.hexdigest()

@@ -5,25 +5,39 @@ i can be read without those before it, as from a token store. S = max_seq_length
 max_predictions_per_seq, n = examples read.
 """
 
+import contextlib
 import dataclasses
 import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import numpy as np
 import tensorflow as tf
 
-from bert_jax.data.digests import name_of
+from bert_jax.data.digests import md5_of, name_of, object_digest
 from bert_jax.data.examples import pretrain_spec
+from bert_jax.data.store import disk_faults, locked
+from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Found, as_path, find, local_copy, open_whole
+from bert_jax.runtime.files import (
+    Found,
+    Path,
+    as_path,
+    download,
+    find,
+    in_bucket,
+    open_whole,
+    temporary_name,
+)
 
 # A record: uint64 length, uint32 CRC of the length, the data, uint32 CRC of the data.
 _HEADER = struct.Struct('<QI')
 _FOOTER_BYTES = 4
 _GZIP_BEGINS = b'\x1f\x8b'
+_THREADS = 16  # that copy files
 _REMEDY = 'copy the file again or write it anew'
 
 
@@ -49,26 +63,33 @@ class RecordFiles:
     def open(cls, glob: str, cache_dir: str | os.PathLike[str]) -> Self:
         """Finds all records; their offsets are cached in `cache_dir/records`.
 
+        Files of a bucket are copied there too, because rows are drawn at random from all of them.
+        The processes of a machine copy and index them once, and later starts find them. Nothing
+        there is ever deleted.
+
         Args:
           glob: a path, a pattern, or several separated by commas, as Google's program takes them.
-          cache_dir: folder of the cache, which goes by the files' paths, sizes and times, or in a
-            bucket by their sizes and checksums.
+          cache_dir: folder of the cache, on this machine's disk. The cache goes by the files'
+            paths, sizes and times, or in a bucket by their sizes and checksums.
 
         Raises:
           InputError: a file is missing, empty, gzipped, cut short, damaged, or does not hold
             pre-training examples.
         """
         found = _find(glob)
-        paths = [str(local_copy(file.path)) for file in found]  # for random access
-        contents = [_mapped(path) for path in paths]
-        cached = as_path(cache_dir) / 'records' / f'{name_of(_identity(found))}.npy'
-        if cached.exists():
-            records = np.load(local_copy(cached))
-        else:
-            records = _scan_all(paths, contents)
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            with open_whole(cached) as file:
-                np.save(file, records)
+        paths = [file.path for file in found]
+        folder = as_path(cache_dir) / 'records'
+        cached = folder / f'{name_of(_identity(found))}.npy'
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / '.lock'), disk_faults(folder):
+            places = _Copies(folder / 'copies').of(found)
+            contents = [_mapped(file, place) for file, place in zip(paths, places, strict=True)]
+            if cached.exists():
+                records = np.load(cached)
+            else:
+                records = _scan_all(paths, contents)
+                with open_whole(cached) as file:
+                    np.save(file, records)
         _, offset, length = records[0].tolist()
         lengths = _feature_lengths(paths[0], offset, contents[0][offset : offset + length])
         return cls(
@@ -137,11 +158,74 @@ def _find(glob: str) -> list[Found]:
     return found
 
 
-def _mapped(path: str) -> mmap.mmap:
-    """A file on this disk, mapped into memory."""
-    if os.stat(path).st_size == 0:
+@dataclasses.dataclass(frozen=True)
+class _Copies:
+    """Copies of objects in buckets on this machine's disk, named by their content.
+
+    Attributes:
+      folder: holds them; it need not exist.
+    """
+
+    folder: Path
+
+    def of(self, found: Sequence[Found]) -> list[str]:
+        """Where each file can be mapped: itself, or its copy, which is made if it is missing."""
+        places = [self._place(file) for file in found]
+        missing: dict[str, Found] = {}
+        for file, place in zip(found, places, strict=True):
+            if not os.path.exists(place):
+                missing[place] = file
+        if missing:
+            self._copy(missing)
+        return places
+
+    def _place(self, file: Found) -> str:
+        if not in_bucket(file.path):
+            return file.path
+        return os.fspath(self.folder / f'{name_of([file.size, file.checksum])}.tfrecord')
+
+    def _copy(self, missing: dict[str, Found]) -> None:
+        """Copies files, several at once; `missing`: by the path of the copy."""
+        size = sum(file.size for file in missing.values())
+        hosts.say(f'records: copying {len(missing)} file(s), {size / 1e6:,.0f} MB, to '
+                  f'{self.folder}; later starts find them there')
+        self.folder.mkdir(exist_ok=True)
+        for left in self.folder.glob('.*.tmp'):  # by a killed process
+            left.unlink()
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(_copy_checked, missing.values(), missing))
+
+
+def _copy_checked(file: Found, place: str) -> None:
+    """Copies an object; an InputError if what arrives is not what the listing describes."""
+    beside = temporary_name(as_path(place))
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            download(file.path, beside)
+        if not _is_copy(beside, file):
+            raise InputError(
+                f'{file.path} was changed or damaged while it was copied: start again')
+        os.replace(beside, place)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _is_copy(path: Path, file: Found) -> bool:
+    """Whether a file holds what the listing of an object says: the size, and the MD5 if it has one.
+
+    (An object that was uploaded in pieces has none.)
+    """
+    if not path.exists() or os.stat(path).st_size != file.size:
+        return False
+    expected = object_digest(file)
+    return expected.startswith('crc32c') or md5_of(path) == expected
+
+
+def _mapped(path: str, place: str) -> mmap.mmap:
+    """A file that is at `place` on this disk, mapped into memory."""
+    if os.stat(place).st_size == 0:
         raise InputError(f'{path} is empty: {_REMEDY}')
-    with open(path, 'rb') as raw:
+    with open(place, 'rb') as raw:
         return mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)
 
 

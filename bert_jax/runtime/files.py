@@ -293,8 +293,13 @@ def local_copy(path: str | os.PathLike[str]) -> Path:
         return as_path(path)
     copy = as_path(_local_folder().name) / os.fspath(path).removeprefix('gs://')
     copy.parent.mkdir(parents=True, exist_ok=True)
-    buckets.file_system().get_file(os.fspath(as_path(path)), os.fspath(copy))
+    download(path, copy)
     return copy
+
+
+def download(path: str | os.PathLike[str], local: str | os.PathLike[str]) -> None:
+    """Copies an object of a bucket to a file of this machine."""
+    buckets.file_system().get_file(os.fspath(as_path(path)), os.fspath(local))
 
 
 def unpacked(path: str | os.PathLike[str]) -> Path:

@@ -1,6 +1,7 @@
 """Google's TFRecords of examples: what is read, and what is said of damaged files."""
 
 import gzip
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ pytest.importorskip('tensorflow')
 
 import tensorflow as tf
 
+from bert_jax.data import records
 from bert_jax.data.records import RecordFiles
-from bert_jax.runtime.files import write_whole
+from bert_jax.runtime.files import as_path, download, write_whole
 from tests.refusals import refused
 
 S, P = 16, 4
@@ -53,8 +55,8 @@ def two_files(tmp_path, examples, folder):
     for number, some in enumerate((examples[:6], examples[6:])):
         _write(tmp_path / 'written', some)
         write_whole(folder / f'a-{number}.tfrecord', (tmp_path / 'written').read_bytes())
-    RecordFiles.open(f'{folder}/a-*.tfrecord', folder / 'cache')
-    return RecordFiles.open(f'{folder}/a-*.tfrecord', folder / 'cache')
+    RecordFiles.open(f'{folder}/a-*.tfrecord', tmp_path / 'cache')
+    return RecordFiles.open(f'{folder}/a-*.tfrecord', tmp_path / 'cache')
 
 
 def test_shapes_and_dtypes(two_files):
@@ -84,6 +86,86 @@ def test_reads_any_order_over_files(two_files, examples):
             feature = examples[index].features.feature[name_there]
             expected.append(feature.float_list.value or feature.int64_list.value)
         np.testing.assert_array_equal(values.reshape(8, -1), expected)
+
+
+@pytest.fixture
+def in_bucket(tmp_path, examples, bucket):
+    """A pattern of three files in a bucket, two of which are equal."""
+    folder = as_path(bucket) / 'folder'
+    for number, some in enumerate((examples[:6], examples[6:], examples[:6])):
+        _write(tmp_path / 'written', some)
+        write_whole(folder / f'a-{number}.tfrecord', (tmp_path / 'written').read_bytes())
+    return f'{folder}/a-*.tfrecord'
+
+
+def num_downloads(bucket_server):
+    return sum(request.startswith('GET /download/') for request in bucket_server.requests)
+
+
+def test_files_of_a_bucket_are_copied_once_a_machine(in_bucket, tmp_path, bucket_server, capsys):
+    before = num_downloads(bucket_server)
+    with ThreadPoolExecutor(4) as processes:
+        opened = list(processes.map(lambda _: RecordFiles.open(in_bucket, tmp_path), range(4)))
+    assert num_downloads(bucket_server) == before + 2
+    size = sum(path.stat().st_size for path in tmp_path.glob('records/copies/*.tfrecord'))
+    assert f'copying 2 file(s), {size / 1e6:,.0f} MB' in capsys.readouterr().out
+
+    again = RecordFiles.open(in_bucket, tmp_path)
+    assert num_downloads(bucket_server) == before + 2
+    assert not capsys.readouterr().out
+    for files in (*opened, again):
+        assert len(files) == 16
+        ids = files.read(np.array([0, 9, 10]))['input_ids']
+        np.testing.assert_array_equal(ids[0], ids[2])
+
+
+def test_a_file_of_a_bucket_that_changed_is_copied_again(in_bucket, tmp_path, examples):
+    assert len(RecordFiles.open(in_bucket, tmp_path)) == 16
+    _write(tmp_path / 'written', examples[:1])
+    write_whole(in_bucket.replace('*', '1'), (tmp_path / 'written').read_bytes())
+    assert len(RecordFiles.open(in_bucket, tmp_path)) == 13
+
+
+def test_an_interrupted_copy_is_resumed(in_bucket, tmp_path, bucket_server, monkeypatch):
+    def killed_in_the_second(path, local):
+        if '-1.' in str(path):
+            raise KeyboardInterrupt
+        download(path, local)
+
+    monkeypatch.setattr(records, 'download', killed_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        RecordFiles.open(in_bucket, tmp_path)
+    copies = tmp_path / 'records' / 'copies'
+    (copies / '.left.tmp').write_bytes(b'by a kill')
+    monkeypatch.undo()
+    before = num_downloads(bucket_server)
+    assert len(RecordFiles.open(in_bucket, tmp_path)) == 16
+    assert num_downloads(bucket_server) == before + 1
+    assert len(list(copies.iterdir())) == 2
+
+
+@pytest.mark.parametrize('arrives', [
+    pytest.param(lambda content: content[:-1], id='cut short'),
+    pytest.param(lambda content: content[:-1] + b'x', id='other bytes'),
+    pytest.param(None, id='nothing'),
+])
+def test_what_arrives_of_a_bucket_is_checked(in_bucket, tmp_path, monkeypatch, arrives):
+    def damaging(path, local):
+        if arrives is None:
+            raise FileNotFoundError(path)
+        download(path, local)
+        local.write_bytes(arrives(local.read_bytes()))
+
+    monkeypatch.setattr(records, 'download', damaging)
+    with refused('/folder/a-', 'changed or damaged while it was copied'):
+        RecordFiles.open(in_bucket, tmp_path)
+    assert not list(tmp_path.glob('records/copies/*'))
+
+
+def test_damage_in_a_bucket_is_named_by_the_object(in_bucket, tmp_path):
+    write_whole(in_bucket.replace('*', '1'), b'no records')
+    with refused('gs://', '/folder/a-1.tfrecord is not a TFRecord file'):
+        RecordFiles.open(in_bucket, tmp_path)
 
 
 def test_a_file_that_changed_is_scanned_again(tmp_path, examples):
