@@ -21,7 +21,8 @@ from gcp_storage_emulator.handlers.buckets import create_bucket
 from gcp_storage_emulator.server import RequestHandler, Router
 from gcp_storage_emulator.storage import Storage
 
-_OBJECT = re.compile(r'(?:/download|/upload)?/storage/v1/b/([^/]+)/o(?:/([^/]+))?(/moveTo/o/(.+))?')
+_OBJECT = re.compile(
+    r'(?:/download|/upload)?/storage/v1/b/([^/]+)/o(?:/([^/]+))?(/moveTo/o/(.+)|/compose)?')
 
 
 class BucketServer:
@@ -32,12 +33,14 @@ class BucketServer:
       faults: by pattern, how matching requests fail: with a status such as 403 or 503 (clients try
         again), with 0 by a cut connection, with -N by N seconds without an answer and then a cut.
       lost: patterns of requests that are carried out but answered by 503; each matches once.
+      received: number of bytes in the bodies of all requests.
     """
 
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.faults: dict[str, int] = {}
         self.lost: list[str] = []
+        self.received = 0
         self.storage = Storage(use_memory_fs=True)
         self.storage._write_config_to_file = lambda: None  # it copies everything, at each request
         self.lock = threading.Lock()
@@ -117,6 +120,7 @@ class _Handler(RequestHandler):
             return
         with self._buckets.lock:
             self._buckets.requests.append(f'{self.command} {self.path}')
+            self._buckets.received += length
             if self._buckets.take_lost(request):
                 with self._silenced():
                     self._refuse_or_carry_out(fault, body)

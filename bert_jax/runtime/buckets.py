@@ -5,6 +5,7 @@ import os
 os.environ.setdefault('FSSPEC_GCS_USE_LISTINGS_CACHE', 'false')
 os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
 
+import contextlib
 import functools
 import logging
 import re
@@ -55,6 +56,68 @@ def check_deletion(name: str) -> None:
          "old checkpoints could not be deleted there: give this machine's service account the role "
          'Storage Legacy Bucket Reader as well, and name the project in GOOGLE_CLOUD_PROJECT if it '
          'is not known')
+
+
+def append(url: str, content: bytes, size: int) -> bool:
+    """Appends to an object without sending again what it holds.
+
+    The new bytes become an object beside it, and the bucket joins both in one request, which is
+    carried out wholly or not at all. So whenever the process is killed, the object has all of the
+    new bytes or none, and what may be left beside it is hidden, and replaced by the next call.
+
+    Args:
+      url: of an object.
+      content: the new bytes.
+      size: number of bytes that the object must have.
+
+    Returns:
+      Whether the object has the new bytes; False if it has another size, or cannot be joined.
+
+    Raises:
+      Exception: any of gcsfs; whether the object has the new bytes is then unknown.
+    """
+    before = _object(url)
+    if before is None or int(before['size']) != size:
+        return False
+    folder, _, name = url.rpartition('/')
+    beside = f'{folder}/.{name}.appended'
+    system = file_system()
+    system.pipe_file(beside, content)
+    after = _join(url, beside, before['generation'])
+    with contextlib.suppress(Exception):  # the next call replaces it
+        system.rm_file(beside)
+    return after is not None and int(after['size']) == size + len(content)
+
+
+def _object(url: str) -> dict[str, Any] | None:
+    """What a bucket says of an object; None if it is missing."""
+    bucket, name = _split(url)
+    with contextlib.suppress(FileNotFoundError):
+        return file_system().call('GET', 'b/{}/o/{}', bucket, name, json_out=True)
+    return None
+
+
+def _join(url: str, beside: str, generation: str) -> dict[str, Any] | None:
+    """Appends an object to one of this generation; returns what the bucket then says of it."""
+    bucket, name = _split(url)
+    parts = [name, _split(beside)[1]]
+    try:
+        return file_system().call(
+            'POST', 'b/{}/o/{}/compose', bucket, name, ifGenerationMatch=generation,
+            headers={'Content-Type': 'application/json'}, json_out=True,
+            json={
+                'sourceObjects': [{'name': part} for part in parts],
+                'destination': {'contentType': 'application/octet-stream'}})
+    except Exception:
+        # If only the answer was lost, gcsfs has repeated the request, and the bucket has refused it
+        # because of the other generation. So the object tells what was done.
+        return _object(url)
+
+
+def _split(url: str) -> tuple[str, str]:
+    """The bucket of an object and its name there."""
+    bucket, _, name = url.removeprefix('gs://').partition('/')
+    return bucket, name
 
 
 def _ask(url: str, request: Callable[[], object], refused: str) -> None:

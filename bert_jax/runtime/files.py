@@ -327,6 +327,11 @@ def upload(local: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
     buckets.file_system().put_file(os.fspath(local), os.fspath(as_path(path)))
 
 
+def append(path: str | os.PathLike[str], content: bytes, size: int) -> bool:
+    """Appends to a file of `size` bytes in a bucket; see `buckets.append`."""
+    return buckets.append(os.fspath(as_path(path)), content, size)
+
+
 def check_deletion(path: str | os.PathLike[str]) -> None:
     """Refuses a path in a bucket in which orbax could not delete old checkpoints.
 

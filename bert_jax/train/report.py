@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
@@ -18,11 +18,11 @@ from bert_jax.train.curves import curves
 from bert_jax.train.gates import Alarm
 from bert_jax.train.loggers import Logger, cloud_monitoring, tensorboard, wandb
 
-# Objects in buckets cannot be appended to, so each upload is a whole file: megabytes in a long run.
 _SECONDS_BETWEEN_UPLOADS = 30.0
 _LAST_UPLOADS_SECONDS = 120.0
 _SECONDS_BETWEEN_WARNINGS = 60.0
 _warned: dict[str, float] = {}  # by place: when
+_RECORDS = 'metrics.jsonl'
 
 
 @contextlib.contextmanager
@@ -89,10 +89,23 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
         return None
 
 
+class _Sent(NamedTuple):
+    """What a bucket has of a file.
+
+    Attributes:
+      changed: when the file was last changed before it was sent.
+      size: number of bytes that were sent.
+    """
+
+    changed: int
+    size: int
+
+
 class Report:
     """The records of a run: `metrics.jsonl`, loggers and `curves.png`.
 
-    If the run directory is in a bucket, a thread uploads the files of a local folder at intervals.
+    If the run directory is in a bucket, a thread uploads the files of a local folder at intervals:
+    of the records and of event files, which grow in a long run, only what is new.
 
     Attributes:
       records: all of the run so far.
@@ -126,13 +139,13 @@ class Report:
         self._last_drawn = time.monotonic()
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._last_upload = time.monotonic()
-        self._uploaded: dict[str, int] = {}  # by file: when it was last changed
+        self._sent: dict[str, _Sent] = {}  # by file
         if active:
-            records = read_records(workdir / 'metrics.jsonl')
+            records = read_records(workdir / _RECORDS)
             self.records = [record for record in records if record['step'] <= start_step]
             if files.in_bucket(workdir):
                 self.folder = files.as_path(tempfile.mkdtemp(prefix='bert_jax_'))
-            path = self.folder / 'metrics.jsonl'
+            path = self.folder / _RECORDS
             files.write_whole(path, ''.join(json.dumps(record) + '\n' for record in self.records))
             self.flush()
             self._file = open(path, 'r+b', buffering=0)  # noqa: SIM115
@@ -198,10 +211,10 @@ class Report:
                 if path.name.startswith('.'):  # temporary, and perhaps gone by now
                     continue
                 changed = os.stat(path).st_mtime_ns
-                if self._uploaded.get(path.name) != changed:
-                    # Read at once: a file that grows while it is uploaded is refused.
-                    files.write_whole(self._workdir / path.name, path.read_bytes())
-                    self._uploaded[path.name] = changed
+                sent = self._sent.get(path.name)
+                if sent is None or sent.changed != changed:
+                    size = _send(path, self._workdir / path.name, sent)
+                    self._sent[path.name] = _Sent(changed, size)
             return True
         return False
 
@@ -246,3 +259,32 @@ class Report:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _send(path: files.Path, target: files.Path, sent: _Sent | None) -> int:
+    """Makes an object equal to a local file, which may grow meanwhile.
+
+    Args:
+      path: the file.
+      target: the object.
+      sent: what the object has already; None: nothing, or something else.
+
+    Returns:
+      How many bytes the object has.
+    """
+    only_grows = path.name == _RECORDS or path.name.startswith('events.')
+    if only_grows and sent is not None:
+        new = _settled(path, begin=sent.size)
+        if not new or files.append(target, new, sent.size):
+            return sent.size + len(new)
+    content = _settled(path)
+    files.write_whole(target, content)
+    return len(content)
+
+
+def _settled(path: files.Path, begin: int = 0) -> bytes:
+    """The bytes of a file from `begin` on; whole lines of records, as a full disk cuts others."""
+    with open(path, 'rb') as file:
+        file.seek(begin)
+        content = file.read()
+    if path.name == _RECORDS:
+        return content[: content.rfind(b'\n') + 1]
+    return content

@@ -3,6 +3,7 @@
 import pathlib
 import sys
 import types
+from unittest import mock
 
 import pytest
 
@@ -56,6 +57,47 @@ def test_checksums_of_objects_follow_their_content(bucket):
         files.write_whole(folder / name, content)
     a, b, c = (file.checksum for file in files.find(f'{folder}/*'))
     assert a == b != c
+
+
+@pytest.fixture
+def grown(bucket):
+    """An object in a folder, with eight bytes."""
+    path = files.as_path(bucket) / 'folder with space' / 'a+b.jsonl'
+    files.write_whole(path, b'{"a": 1}')
+    return path
+
+
+def test_appending_sends_only_what_is_new(grown, bucket_server):
+    files.write_whole(grown, bytes(1_000_000))
+    before = bucket_server.received
+    assert files.append(grown, b'bcd', 1_000_000)
+    assert bucket_server.received - before < 1000
+    assert grown.read_bytes() == bytes(1_000_000) + b'bcd'
+    assert files.append(grown, b'e', 1_000_003)
+    assert grown.read_bytes()[-4:] == b'bcde'
+    assert [path.name for path in files.children(grown.parent)] == [grown.name]
+
+
+@pytest.mark.parametrize('size', [0, 7, 9])
+def test_an_object_of_another_size_is_not_appended_to(grown, size):
+    assert not files.append(grown, b'bcd', size)
+    assert not files.append(grown.parent / 'missing', b'bcd', size)
+    assert grown.read_bytes() == b'{"a": 1}'
+
+
+@pytest.mark.parametrize('pattern', ['POST /upload', '/compose', 'DELETE'])
+def test_an_answer_that_is_lost_while_appending_doubles_nothing(grown, bucket_server, pattern):
+    bucket_server.lost.append(pattern)
+    assert files.append(grown, b'bcd', 8)
+    assert not bucket_server.lost
+    assert grown.read_bytes() == b'{"a": 1}bcd'
+
+
+@pytest.mark.parametrize('status', [400, 403, 404, 412])
+def test_a_bucket_that_cannot_join_objects_is_not_appended_to(grown, bucket_server, status):
+    with mock.patch.object(bucket_server, 'faults', {'/compose': status}):
+        assert not files.append(grown, b'bcd', 8)
+    assert grown.read_bytes() == b'{"a": 1}'
 
 
 @pytest.fixture

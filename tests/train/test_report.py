@@ -127,6 +127,120 @@ def test_records_in_a_bucket_are_cut_back_to_the_step_resumed_from(bucket):
     assert steps_in(workdir) == list(range(1, 52))
 
 
+def test_a_bucket_gets_of_records_and_events_only_what_is_new(bucket, bucket_server):
+    workdir = files.as_path(bucket) / 'run'
+    report = Report(workdir, True, 0)
+    report.open_loggers(['tensorboard'], {})
+    for step in range(1, 501):
+        report.write(step, {'train/mlm_loss': 1.0})
+    report.flush()
+    before = bucket_server.received
+    report.write(501, {'train/mlm_loss': 1.0})
+    report.flush()
+    assert bucket_server.received - before < 3000  # of 70,000
+    report.close()
+    assert steps_in(workdir) == list(range(1, 502))
+    (events,) = workdir.glob('events.*')
+    assert events.read_bytes().count(b'train/mlm_loss') == 501
+    assert not [path for path in workdir.iterdir() if path.name.startswith('.')]
+
+
+class Killed(BaseException):
+    """Ends a process in the midst of an upload."""
+
+
+# The requests of an append, in order.
+REQUESTS = ['GET an object', 'upload', 'join', 'delete']
+# By method of gcsfs: the requests that it makes here, by their first argument.
+GCSFS = {
+    'call': {'GET': 'GET an object', 'POST': 'join'},
+    'pipe_file': {'': 'upload'},
+    'rm_file': {'': 'delete'},
+}
+
+
+def killing(method, requests, fatal_request, is_after, done):
+    """A method that ends the process before or after a request, and adds others to `done`."""
+    def call(first, *args, **options):
+        request = requests.get(first) or requests['']
+        is_fatal = request == fatal_request
+        if is_fatal and not is_after:
+            raise Killed
+        result = method(first, *args, **options)
+        done.append(request)
+        if is_fatal:
+            raise Killed
+        return result
+
+    return call
+
+
+@pytest.mark.parametrize('is_after', [False, True], ids=['before it', 'after it'])
+@pytest.mark.parametrize('fatal_request', REQUESTS)
+def test_a_kill_while_records_are_uploaded_loses_and_doubles_none(
+    bucket, monkeypatch, fatal_request, is_after
+):
+    workdir = files.as_path(bucket) / 'run'
+    killed = Report(workdir, True, 0)
+    for step in (1, 2):
+        killed.write(step, {'train/mlm_loss': 1.0})
+    killed.flush()
+    killed.write(3, {'train/mlm_loss': 1.0})
+    done = []
+    with monkeypatch.context() as patch:
+        for name, requests in GCSFS.items():
+            patch.setattr(buckets.file_system(), name, killing(
+                getattr(buckets.file_system(), name), requests, fatal_request, is_after, done))
+        with pytest.raises(Killed):
+            killed.flush()
+    assert done == REQUESTS[:REQUESTS.index(fatal_request) + is_after]
+    assert steps_in(workdir) == ([1, 2, 3] if 'join' in done else [1, 2])
+
+    resumed = Report(workdir, True, 2)
+    assert steps_in(workdir) == [1, 2]
+    for step in (3, 4):
+        resumed.write(step, {'train/mlm_loss': 1.0})
+        resumed.flush()
+    resumed.close()
+    assert steps_in(workdir) == [1, 2, 3, 4]
+    assert not [path for path in workdir.iterdir() if path.name.startswith('.')]
+
+
+@pytest.mark.parametrize('fault', [
+    pytest.param({'/compose': 403}, id='cannot join'),
+    pytest.param({'/upload': 403}, id='takes nothing'),
+    pytest.param({'DELETE': 403}, id='deletes nothing'),
+])
+def test_records_that_cannot_be_appended_come_whole(bucket, bucket_server, monkeypatch, fault):
+    workdir = files.as_path(bucket) / 'run'
+    report = Report(workdir, True, 0)
+    report.write(1, {'train/mlm_loss': 1.0})
+    report.flush()
+    monkeypatch.setattr(bucket_server, 'faults', fault)
+    for step in (2, 3):
+        report.write(step, {'train/mlm_loss': 1.0})
+        report.flush()
+    bucket_server.faults.clear()
+    report.close()
+    assert steps_in(workdir) == [1, 2, 3]
+
+
+def test_a_record_that_is_written_in_part_is_uploaded_when_it_is_whole(bucket):
+    workdir = files.as_path(bucket) / 'run'
+    report = Report(workdir, True, 0)
+    report.write(1, {'train/mlm_loss': 1.0})
+    local = report.folder / 'metrics.jsonl'
+    whole = os.stat(local).st_size
+    with open(local, 'ab') as file:
+        file.write(b'{"step": 2, "tra')  # which a full disk cuts off again
+    report.flush()
+    assert steps_in(workdir) == [1]
+    os.truncate(local, whole)
+    report.write(3, {'train/mlm_loss': 1.0})
+    report.close()
+    assert steps_in(workdir) == [1, 3]
+
+
 @dataclasses.dataclass
 class RefusedReport:
     """A report with a record of step 1, which the bucket of its run has not taken."""
@@ -173,24 +287,24 @@ def test_records_that_a_bucket_refuses_stay_on_the_machine(refused, capsys):
     assert steps_in(refused.report.folder) == [1]
 
 
-def test_a_file_that_grows_while_it_is_uploaded_arrives(bucket, monkeypatch):
+def test_a_file_that_grows_while_it_is_uploaded_arrives(bucket):
     workdir = files.as_path(bucket) / 'run'
     report = Report(workdir, True, 0)
     events = report.folder / 'events.big'
     events.write_bytes(bytes(6 << 20))
-    file_system = type(buckets.file_system())
+    file_system = buckets.file_system()
     pipe_file = file_system.pipe_file
 
-    def grow_and_pipe(self, path, data, **options):
+    def grow_and_pipe(path, data, **options):
         with open(events, 'ab') as file:
             file.write(bytes(1 << 20))
-        return pipe_file(self, path, data, **options)
+        return pipe_file(path, data, **options)
 
-    monkeypatch.setattr(file_system, 'pipe_file', grow_and_pipe)
-    report.flush()
-    monkeypatch.undo()
-    assert (workdir / 'events.big').stat().length >= 6 << 20
+    with mock.patch.object(file_system, 'pipe_file', grow_and_pipe):
+        assert report.flush()
+    assert (workdir / 'events.big').stat().length == 6 << 20
     report.close()
+    assert (workdir / 'events.big').stat().length == 7 << 20
 
 
 @contextlib.contextmanager
