@@ -281,7 +281,7 @@ def test_tfds(tmp_path):
 
 @pytest.fixture(autouse=True)
 def remembered(tmp_path, monkeypatch):
-    path = tmp_path / 'cache' / 'digests.json'
+    path = tmp_path / 'cache'
     monkeypatch.setattr(digests, '_REMEMBERED', str(path))
     return path
 
@@ -310,6 +310,71 @@ def test_a_digest_follows_the_content_and_a_file_is_hashed_only_once(tmp_path):
     assert digests.digests(paths) == [_md5(paths[0]), expected[1]] != expected
 
 
+def _count_hashed(monkeypatch):
+    """A list of the files that are hashed from now on."""
+    hashed = []
+    hash_file = digests._hash
+
+    def hash_and_note(name):
+        hashed.append(name)
+        return hash_file(name)
+
+    monkeypatch.setattr(digests, '_hash', hash_and_note)
+    return hashed
+
+
+def test_no_file_of_a_large_corpus_is_hashed_twice(tmp_path, monkeypatch):
+    paths = [tmp_path / f'{index % 7}' / f'{index}.txt' for index in range(2000)]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        _write(path, path.name.encode())
+    expected = [_md5(path) for path in paths]
+    hashed = _count_hashed(monkeypatch)
+    assert digests.digests(paths) == expected
+    assert len(hashed) == len(paths)
+    assert digests.digests(paths) == expected
+    assert len(hashed) == len(paths)
+    _write(paths[5], b'new', age=50)
+    assert digests.digests(paths)[5] == _md5(paths[5])
+    assert len(hashed) == len(paths) + 1
+
+
+def test_a_corpus_does_not_displace_the_digests_of_another_until_it_is_old_or_too_large(
+    tmp_path, monkeypatch, remembered
+):
+    for name in ('a', 'b', 'c'):
+        (tmp_path / name).mkdir()
+        _write(tmp_path / name / 'x', name.encode())
+    hashed = _count_hashed(monkeypatch)
+    digests.digests([tmp_path / 'a' / 'x'])
+    digests.digests([tmp_path / 'b' / 'x'])
+    [first, second] = remembered.iterdir()
+    digests.digests([tmp_path / 'a' / 'x'])
+    assert len(hashed) == 2
+    os.utime(first, (time.time() - 100 * 86_400,) * 2)
+    digests.digests([tmp_path / 'c' / 'x'])
+    assert not first.exists() and second.exists()
+    monkeypatch.setattr(digests, '_MAX_REMEMBERED_BYTES', 1)
+    _write(tmp_path / 'c' / 'x', b'new')
+    digests.digests([tmp_path / 'c' / 'x'])
+    assert not list(remembered.iterdir())
+
+
+def test_deleted_files_are_forgotten(tmp_path, remembered):
+    paths = [tmp_path / 'text' / str(index) for index in range(100)]
+    (tmp_path / 'text').mkdir()
+    for path in paths:
+        _write(path, b'x')
+    digests.digests(paths)
+    [kept] = remembered.iterdir()
+    size = kept.stat().st_size
+    for path in paths[:90]:
+        path.unlink()
+    _write(paths[99], b'y')
+    digests.digests(paths[90:])
+    assert kept.stat().st_size < size / 5
+
+
 def test_the_digest_of_a_file_changed_just_now_is_not_remembered(tmp_path):
     for content in (b'1', b'2'):
         _write(tmp_path / 'a', content, age=0)  # both versions may have the same file time
@@ -318,9 +383,10 @@ def test_the_digest_of_a_file_changed_just_now_is_not_remembered(tmp_path):
 
 @pytest.mark.parametrize('content', ['', '{', '[1]', '{"/a": 1}', '{"/a": [1, 2]}', '\x00'])
 def test_a_damaged_digest_cache_is_ignored(tmp_path, remembered, content):
-    remembered.parent.mkdir()
-    remembered.write_text(content)
     _write(tmp_path / 'a', b'1')
+    digests.digests([tmp_path / 'a'])
+    [path] = remembered.iterdir()
+    path.write_text(content)
     for _ in range(2):
         assert digests.digests([tmp_path / 'a']) == [_md5(tmp_path / 'a')]
     with pytest.raises(FileNotFoundError):
