@@ -1,7 +1,7 @@
 """Buckets on loopback: gcp-storage-emulator, and what it lacks of real Cloud Storage.
 
-It answers one request at a time and keeps objects in memory. Clients in this process, and in those
-that tests start, find it by `environment()`.
+It carries out one request at a time and keeps objects in memory. Clients in this process, and in
+those that tests start, find it by `environment()`.
 """
 
 import contextlib
@@ -34,10 +34,12 @@ class BucketServer:
         again), with 0 by a cut connection, with -N by N seconds without an answer and then a cut.
       lost: patterns of requests that are carried out but answered by 503; each matches once.
       received: number of bytes in the bodies of all requests.
+      delay: seconds that every request waits, beside others.
     """
 
     def __init__(self) -> None:
         self.requests: list[str] = []
+        self.delay = 0.0
         self.faults: dict[str, int] = {}
         self.lost: list[str] = []
         self.received = 0
@@ -112,6 +114,8 @@ class _Handler(RequestHandler):
             return  # a killed client; the emulator would store the part that came
         if length:
             self.rfile = io.BytesIO(body)
+        if self._buckets.delay:
+            time.sleep(self._buckets.delay)
         request = f'{self.command} {unquote(self.path)}'
         fault = self._buckets.fault_of(request)
         if fault is not None and fault <= 0:
@@ -160,9 +164,10 @@ class _Handler(RequestHandler):
         found = self._buckets.storage.objects.get(bucket, {}).get(name, {})
         generation = found.get('generation', 0)
         expected_generation = query.get('ifGenerationMatch', str(generation))
+        is_gone = query.get('generation', str(generation)) != str(generation)
         if name and expected_generation != str(generation):
             self._refuse(412, 'conditionNotMet')
-        elif quoted_target and not found:
+        elif is_gone or (quoted_target and not found):
             self._refuse(404, 'notFound')
         elif quoted_target:
             self._move(bucket, name, found | {'name': unquote(quoted_target)})

@@ -1,4 +1,4 @@
-"""Access to buckets of Google Cloud Storage: the file system, and checks of permissions."""
+"""Access to buckets of Google Cloud Storage: the file system, reading, checks of permissions."""
 
 import os
 
@@ -7,10 +7,12 @@ os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
 
 import contextlib
 import functools
+import io
 import logging
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from bert_jax.runtime.errors import InputError, Unavailable, needing, tell
@@ -19,6 +21,11 @@ from bert_jax.runtime.errors import InputError, Unavailable, needing, tell
 REFUSED_SECONDS = 60.0
 UNREACHABLE_SECONDS = 300.0
 _LONGEST_PAUSE_SECONDS = 15.0
+
+_RANGE_BYTES = 8 << 20  # of an object, that a request reads
+_RANGES_AHEAD = 4
+_RANGES_KEPT = _RANGES_AHEAD + 2  # in memory: also the one in use and another
+_BUFFER_BYTES = 1 << 18
 
 
 def file_system() -> Any:
@@ -38,6 +45,140 @@ def check_access(name: str) -> None:
     _ask(url, lambda: file_system().call('GET', 'b/{}/o', name, maxResults=1),
          'no permission to list it: log in with gcloud auth application-default login, or give '
          "this machine's service account the role Storage Object Admin on it")
+
+
+def open_object(url: str) -> io.BufferedReader:
+    """An object to read, mostly from start to end: one of up to 8 MiB takes one request.
+
+    A larger one is read in ranges, of which a few are read ahead while the caller works on another:
+    no more than have been read in a row before, so that the start of an object costs little more
+    than itself. All answers are of the version of the object that the first one was of.
+
+    Args:
+      url: gs://BUCKET/PATH.
+
+    Raises:
+      OSError: when it is read, if there is no such object, or it is replaced meanwhile.
+    """
+    return io.BufferedReader(_ObjectReader(url), _BUFFER_BYTES)
+
+
+class _ObjectReader(io.RawIOBase):
+    """Reads an object in ranges of `_RANGE_BYTES`, which are numbered."""
+
+    def __init__(self, url: str):
+        self._ranges: dict[int, Future[bytes]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._url = url
+        self._system = file_system()
+        self._generation = ''  # known with the size, from the first answer
+        self._size: int | None = None
+        self._position = 0
+        self._last = -1
+        self._num_in_a_row = 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Goes to a place from which to read on; the place, counted from the start."""
+        base = 0
+        if whence == io.SEEK_CUR:
+            base = self._position
+        elif whence == io.SEEK_END:
+            base = self._known_size()
+        self._position = max(base + offset, 0)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills the buffer with what follows, as far as one range has it; 0 at the end."""
+        if self._size is not None and self._position >= self._size:
+            return 0
+        number, begin = divmod(self._position, _RANGE_BYTES)
+        content = memoryview(self._range(number))[begin : begin + len(buffer)]
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def close(self) -> None:
+        """Ends what is being read ahead."""
+        self._ranges.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _known_size(self) -> int:
+        """The size of the object, for which something must have been read of it."""
+        if self._size is None:
+            self._range(0)
+        return self._size or 0
+
+    def _range(self, number: int) -> bytes:
+        """The bytes of a range. Begins to read those that follow it."""
+        if number not in self._ranges:
+            self._ranges[number] = Future()
+            try:
+                self._ranges[number].set_result(self._get(number))
+            except BaseException:
+                del self._ranges[number]
+                raise
+        if number == self._last + 1:
+            self._num_in_a_row += 1
+        elif number != self._last:
+            self._num_in_a_row = 1
+        self._last = number
+        self._read_ahead(number)
+        self._forget(number)
+        return self._ranges[number].result()  # of a request that failed, its error
+
+    def _read_ahead(self, number: int) -> None:
+        """Begins to read the ranges behind one: none behind the first, and then more and more."""
+        size = self._known_size()
+        for ahead in range(number + 1, number + 1 + min(self._num_in_a_row - 1, _RANGES_AHEAD)):
+            if ahead not in self._ranges and ahead * _RANGE_BYTES < size:
+                if self._pool is None:
+                    self._pool = ThreadPoolExecutor(_RANGES_AHEAD, 'read-ahead')
+                self._ranges[ahead] = self._pool.submit(self._get, ahead)
+
+    def _forget(self, number: int) -> None:
+        """Forgets the oldest ranges but this and those behind it, if there are too many."""
+        others = []
+        for other in self._ranges:
+            if not number <= other <= number + _RANGES_AHEAD:
+                others.append(other)
+        for other in others[: max(len(self._ranges) - _RANGES_KEPT, 0)]:
+            self._ranges.pop(other).cancel()
+
+    def _get(self, number: int) -> bytes:
+        """Requests a range. Threads call it at the same time once the first answer is there."""
+        begin = number * _RANGE_BYTES
+        end = begin + _RANGE_BYTES
+        url = self._system.url(self._url)
+        if self._generation:
+            url += f'&generation={self._generation}'
+        try:
+            headers, content = self._system.call(
+                'GET', url, headers={'Range': f'bytes={begin}-{end - 1}'})
+        except FileNotFoundError:
+            if self._size is None:
+                raise
+            raise OSError('it was replaced or deleted while it was read') from None
+        except Exception as error:  # gcsfs' own
+            if _http_status(error) == 416 and self._size is None:  # there is nothing behind `begin`
+                return b''
+            raise
+        if self._size is None:
+            _, _, size = headers.get('Content-Range', '').rpartition('/')
+            self._size = int(size) if size else begin + len(content)
+            self._generation = headers.get('x-goog-generation', '')
+        if len(content) != min(end, self._size) - begin:
+            raise OSError(f'{len(content)} bytes came of those from byte {begin} on')
+        return content
 
 
 def check_deletion(name: str) -> None:

@@ -185,9 +185,23 @@ def _check_readable(path: str | os.PathLike[str], file: Any) -> None:
             raise InputError(f'{path} is {foreign.what}: {foreign.remedy}')
 
 
+def _open(path: str | os.PathLike[str]) -> IO[bytes]:
+    """A file to read, on a disk or in a bucket."""
+    name = os.fspath(path)
+    if in_bucket(name):
+        return buckets.open_object(os.fspath(as_path(name)))
+    if name.startswith('~'):
+        name = os.fspath(as_path(name))
+    return open(name, 'rb')
+
+
 @contextlib.contextmanager
-def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
+def open_stream(path: str | os.PathLike[str], begin: int = 0) -> Iterator[Any]:
     """A file to read from start to end; decompressed if its name ends in .gz or .bz2.
+
+    Args:
+      path: the file.
+      begin: where to begin, in bytes of the content.
 
     Raises:
       InputError: it cannot be read, is damaged or cut short, or compressed in another way.
@@ -195,8 +209,11 @@ def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
     suffix = os.path.splitext(path)[1].lower()
     decompress = _DECOMPRESSORS.get(suffix, contextlib.nullcontext)
     try:
-        with as_path(path).open('rb') as file, decompress(file) as content:
-            _check_readable(path, content)
+        with _open(path) as file, decompress(file) as content:
+            if begin:
+                content.seek(begin)
+            else:
+                _check_readable(path, content)
             yield content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f'{path} is cut short or damaged ({error}); copy it again') from error
@@ -205,11 +222,25 @@ def open_stream(path: str | os.PathLike[str]) -> Iterator[Any]:
                          'copy it again') from error
 
 
-def read_blocks(path: str | os.PathLike[str], num_bytes: int) -> Iterator[bytes]:
-    """A file's content in blocks, decompressed as by `open_stream`, which raises an InputError."""
-    with open_stream(path) as file:
-        while block := file.read(num_bytes):
+def read_blocks(
+    path: str | os.PathLike[str], num_bytes: int, begin: int = 0, end: int | None = None
+) -> Iterator[bytes]:
+    """A file's content in blocks, decompressed as by `open_stream`, which raises an InputError.
+
+    Args:
+      path: the file.
+      num_bytes: of a block, at most.
+      begin, end: which bytes of the content; None: to its end.
+    """
+    with open_stream(path, begin) as file:
+        at = begin
+        while end is None or at < end:
+            size = num_bytes if end is None else min(num_bytes, end - at)
+            block = file.read(size)
+            if not block:
+                break
             yield block
+            at += len(block)
 
 
 def read_system(path: str) -> str:
@@ -272,9 +303,10 @@ def find(pattern: str) -> list[Found]:
 def _find_in_bucket(pattern: str) -> list[Found]:
     as_path(pattern)  # checks the access to the bucket
     system = buckets.file_system()
-    if system.isfile(pattern):
+    objects = []
+    with contextlib.suppress(FileNotFoundError):
         objects = [system.info(pattern)]
-    else:
+    if globbing.has_magic(pattern) and (not objects or objects[0]['type'] != 'file'):
         objects = list(system.glob(pattern, detail=True).values())
     found = []
     for info in objects:
