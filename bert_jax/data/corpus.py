@@ -11,6 +11,7 @@ from pathlib import PurePath
 from bert_jax.data import fasta, python_docs, wikidump
 from bert_jax.data.digests import digests, name_of, object_digest
 from bert_jax.data.source import Document, Source, Unit
+from bert_jax.data.text_batches import read_ahead
 from bert_jax.data.text_formats import FORMATS, TABLES, is_read_as_fasta, read_documents
 from bert_jax.data.tfds_source import tfds_source
 from bert_jax.runtime.errors import InputError, needing
@@ -68,9 +69,11 @@ def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
       Documents' texts.
     """
     left = max_bytes
-    for number, unit in enumerate(source.units):
+    first_share = max_bytes // len(source.units)
+    units = read_ahead(source, source.units, head_bytes=first_share)
+    for number, documents in enumerate(units):
         share = left // (len(source.units) - number)
-        for document in source.read(unit):
+        for document in documents:
             yield document.text.decode()
             share -= len(document.text)
             left -= len(document.text)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from bert_jax.data.digests import digests, name_of
-from bert_jax.data.source import Source, TextBatch, TokenBatch, Unit
+from bert_jax.data.source import Source, TokenBatch, Unit
 from bert_jax.data.store import (
     FORMAT_VERSION,
     MANIFEST,
@@ -35,6 +35,7 @@ from bert_jax.data.store import (
     map_arrays,
     piece_name,
 )
+from bert_jax.data.text_batches import text_batches
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
@@ -46,8 +47,6 @@ _SPLITTER_VERSION = 2
 _CORES_A_PROCESS = 8
 _MIN_BYTES_A_PROCESS = 1 << 30  # a process takes seconds to start
 _PART_BYTES = 256 << 20  # of text in a part, at least, where units are smaller
-_BATCH_BYTES = 1 << 20
-_BATCH_DOCUMENTS = 10_000
 _WRITTEN_AT_ONCE = 8 << 20  # elements
 _JOURNAL = 'journal.json'
 _JOURNAL_SECONDS = 10.0
@@ -329,7 +328,7 @@ class _GrowingStore:
         """Tokenizes and appends the documents of the units before `last`."""
         state = self.state
         tokenize_batches = _load_tokenize_batches(source.spec)
-        texts = _text_batches(source, range(state.unit, last), state.done)
+        texts = text_batches(source, range(state.unit, last), state.done)
         saved = time.monotonic()
         for batch in tokenize_batches(texts, self._tokenizer, num_threads):
             place = batch.note
@@ -386,45 +385,6 @@ def _load_tokenize_batches(spec: str) -> Callable[..., Iterator[TokenBatch]]:
     with loading_tensorflow(spec):  # nothing else in this process needs it
         from bert_jax.data.tokenize import tokenize_batches
     return tokenize_batches
-
-
-class _Place(NamedTuple):
-    """Where in a source a batch ends, and its size.
-
-    Attributes:
-      unit: of its documents.
-      done: documents of the unit up to the end of the batch.
-      num_bytes: of text in the batch.
-    """
-
-    unit: int
-    done: int
-    num_bytes: int
-
-
-def _text_batches(source: Source, indices: range, done: int) -> Iterator[TextBatch]:
-    """The documents of units, about 1 MiB at a time, each with its `_Place`.
-
-    Args:
-      source: the text.
-      indices: of the units.
-      done: documents of the first unit to leave out.
-    """
-    for unit in indices:
-        texts: list[bytes] = []
-        num_bytes = 0
-        split = True
-        for text, split in itertools.islice(source.read(source.units[unit]), done, None):
-            texts.append(text)
-            num_bytes += len(text)
-            done += 1
-            if num_bytes >= _BATCH_BYTES or len(texts) >= _BATCH_DOCUMENTS:
-                yield TextBatch(texts, split, _Place(unit, done, num_bytes))
-                texts = []
-                num_bytes = 0
-        if texts:
-            yield TextBatch(texts, split, _Place(unit, done, num_bytes))
-        done = 0
 
 
 def _append_text(

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.data import store_building
+from bert_jax.data import store_building, text_batches
 from bert_jax.data.corpus import open_source
 from bert_jax.data.source import Document, Source, Unit
 from bert_jax.data.store import TokenStore
@@ -149,7 +149,7 @@ def _damage_journal(building):
     pytest.param(30, 2, None, id='in two processes'),
 ])
 def test_a_killed_build_resumes(tmp_path, monkeypatch, fail_at, num_processes, damage):
-    monkeypatch.setattr(store_building, '_BATCH_DOCUMENTS', 4)
+    monkeypatch.setattr(text_batches, '_BATCH_DOCUMENTS', 4)
     monkeypatch.setattr(store_building, '_JOURNAL_SECONDS', 0.0)
     monkeypatch.setattr(store_building, '_PART_BYTES', 1)
     texts = _random_texts(40)
@@ -164,7 +164,7 @@ def test_a_killed_build_resumes(tmp_path, monkeypatch, fail_at, num_processes, d
 
 
 def test_resumed_build_skips_what_is_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_building, '_BATCH_DOCUMENTS', 1)
+    monkeypatch.setattr(text_batches, '_BATCH_DOCUMENTS', 1)
     monkeypatch.setattr(store_building, '_JOURNAL_SECONDS', 0.0)
     texts = _random_texts(40)
     with pytest.raises(KeyError):
