@@ -12,7 +12,13 @@ from bert_jax.data import fasta, python_docs, wikidump
 from bert_jax.data.digests import digests, name_of, object_digest
 from bert_jax.data.source import Document, Source, Unit
 from bert_jax.data.text_batches import read_ahead
-from bert_jax.data.text_formats import FORMATS, TABLES, is_read_as_fasta, read_documents
+from bert_jax.data.text_formats import (
+    FORMATS,
+    TABLES,
+    file_units,
+    is_read_as_fasta,
+    read_documents,
+)
 from bert_jax.data.tfds_source import tfds_source
 from bert_jax.runtime.errors import InputError, needing
 from bert_jax.runtime.files import Found, as_path, find, in_bucket
@@ -102,21 +108,25 @@ def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
     is_dump = format_name == wikidump.FORMAT
     return Source(
         spec,
-        [Unit(file.path, _text_bytes(file, is_dump)) for file in found],
+        [unit for file in found for unit in _units_of(file, format_name)],
         read=functools.partial(read_documents, format_name, column),
         fingerprint=functools.partial(_digest_of_files, format_name, column, found),
         outline=f'{len(sizes)} files of {sum(sizes):,} bytes, {name_of([format_name, sizes])}',
         takes_all_cores=is_dump)
 
 
-def _text_bytes(file: Found, is_dump: bool) -> int:
-    """How many bytes of text a file holds, estimated from its size."""
+def _units_of(file: Found, format_name: str) -> list[Unit]:
+    """The units of a file, with how many bytes of text each holds, estimated from its size."""
+    is_compressed = file.path.lower().endswith(('.gz', '.bz2'))
+    is_dump = format_name == wikidump.FORMAT
+    if not is_compressed and not is_dump:
+        return file_units(format_name, file.path, file.size)
     num_bytes = file.size
     if is_dump:
         num_bytes //= _DUMP_BYTES_A_TEXT_BYTE
-    if file.path.endswith(('.gz', '.bz2')):
+    if is_compressed:
         num_bytes *= _COMPRESSION
-    return num_bytes
+    return [Unit(file.path, num_bytes)]
 
 
 def _why_nothing(pattern: str) -> str:

@@ -18,10 +18,18 @@ class Document(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A file or shard of a source, which can be read by itself."""
+    """A file, a range of a large file, or a shard of a source, which can be read by itself.
+
+    Attributes:
+      name: the path of the file, or what the source calls the shard.
+      num_bytes: of text, estimated for compressed files; 0 where unknown.
+      begin, end: bytes of the file, if the unit is a range of it; `end` is None for other units.
+    """
 
     name: str
-    num_bytes: int  # of text, estimated for compressed files; 0 where unknown
+    num_bytes: int
+    begin: int = 0
+    end: int | None = None
 
 
 @dataclasses.dataclass

@@ -2,6 +2,12 @@
 
 In a table, each row is a document, with its text in one column. Errors name the file and the place
 in it.
+
+A large file of plain text is several units, so that several workers can read it: ranges that begin
+at multiples of `_RANGE_BYTES`, whoever reads them. A document belongs to the range in which the
+last blank line before it begins, and the first one of the file to the first range. So the documents
+of all ranges are those of the file, except that one of more than 16 MiB, which is split anyway, may
+be split at other lines where it reaches into another range.
 """
 
 import functools
@@ -18,16 +24,40 @@ _BLOCK_BYTES = 1 << 20
 # A longer document is split into several, so that memory stays bounded whatever the file.
 _MAX_DOCUMENT_BYTES = 16 << 20
 _MAX_LINE_BYTES = 64 << 20
+_LARGE_BYTES = 1 << 30
+_RANGE_BYTES = 512 << 20
 _BYTE_ORDER_MARK = b'\xef\xbb\xbf'
 
 
+def file_units(format_name: str, path: str, size: int) -> list[Unit]:
+    """The units of a file that is not compressed: one, or several if it is large and plain text.
+
+    If a file without a named format turns out to be of another one than plain text, its first unit
+    has all of its documents.
+
+    Args:
+      format_name: see `read_documents`.
+      path: the file.
+      size: its bytes.
+    """
+    may_be_plain = not format_name and not table.format_of(path) and not fasta.is_fasta(path)
+    is_plain = format_name in _PLAIN or may_be_plain
+    if size <= _LARGE_BYTES or not is_plain:
+        return [Unit(path, size)]
+    units = []
+    for begin in range(0, size, _RANGE_BYTES):
+        end = min(begin + _RANGE_BYTES, size)
+        units.append(Unit(path, end - begin, begin, end))
+    return units
+
+
 def read_documents(format_name: str, column: str, unit: Unit) -> Iterator[Document]:
-    """The documents of a file.
+    """The documents of a file, or those of a range of it.
 
     Args:
       format_name: one of `FORMATS` or `TABLES`, or '' to tell it from the file's name and content.
       column: the column of a table that holds the text.
-      unit: names the file.
+      unit: names the file and the range.
 
     Raises:
       InputError: it cannot be read in this format.
@@ -37,12 +67,54 @@ def read_documents(format_name: str, column: str, unit: Unit) -> Iterator[Docume
         format_name = 'table'
     if format_name in TABLES:
         return _rows(TABLES[format_name], path, column)
+    if unit.end is not None:
+        return _range_documents(format_name, path, unit.begin, unit.end)
     blocks = _line_blocks(path)  # a generator, which dumps and FASTA never start
     if not format_name:
         first = _first_of(blocks)
         blocks = itertools.chain([first], blocks)
         format_name = _format_of_text(path, first)
     return FORMATS[format_name](path, blocks)
+
+
+def _range_documents(
+    format_name: str, path: str, begin: int, end: int
+) -> Iterator[Document]:
+    """The documents of a range, of a unit that `file_units` made."""
+    if not format_name:
+        format_name = _format_of_text(path, _first_of(_line_blocks(path)))
+    if format_name not in _PLAIN:
+        if begin:
+            return iter(())
+        return FORMATS[format_name](path, _line_blocks(path))
+    blocks = _line_blocks(path, _first_cut(path, begin), _first_cut(path, end))
+    return FORMATS[format_name](path, blocks)
+
+
+def _first_cut(path: str, place: int) -> int:
+    """Where plain text may be cut into ranges, from a place on: the first blank line from there.
+
+    If no blank line begins in 16 MiB, it is the first line. All places are in bytes of the file.
+
+    Raises:
+      InputError: there is a line of more than `_MAX_LINE_BYTES`.
+    """
+    if not place:
+        return 0
+    before = place - 1  # the newline there, if it is one, is before the first line
+    text = b''
+    for block in read_blocks(path, _BLOCK_BYTES, before):
+        searched = max(text.rfind(b'\n'), 0)
+        text += block
+        first_line = text.find(b'\n') + 1
+        if not first_line and len(text) > _MAX_LINE_BYTES:
+            raise InputError(_too_long(path, before))
+        blank = _BLANK_LINE.search(text, searched)
+        if blank:
+            return before + blank.start() + 1
+        if first_line and len(text) - first_line > _MAX_DOCUMENT_BYTES:
+            return before + first_line
+    return before + len(text)
 
 
 def is_read_as_fasta(path: str) -> bool:
@@ -75,20 +147,24 @@ def normalise(text: bytes) -> bytes:
     return text.replace(b'\r\n', b'\n').strip()
 
 
-def _line_blocks(path: str) -> Iterator[bytes]:
-    """The file in blocks of whole lines: checked (UTF-8, no NUL), without BOM, LF line ends."""
-    offset = 0  # bytes passed on, counted before line ends are changed
+def _line_blocks(path: str, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """The file in blocks of whole lines: checked (UTF-8, no NUL), without BOM, LF line ends.
+
+    Args:
+      path: the file.
+      begin, end: bytes of the file, where lines begin; None: to its end.
+    """
+    offset = begin  # of what has not been passed on, counted before line ends are changed
     rest = b''
-    for raw in itertools.chain(read_blocks(path, _BLOCK_BYTES), [b'']):
-        end = raw.rfind(b'\n') + 1
-        if raw and not end:
+    for raw in itertools.chain(read_blocks(path, _BLOCK_BYTES, begin, end), [b'']):
+        last_line = raw.rfind(b'\n') + 1
+        if raw and not last_line:
             rest += raw
             if len(rest) > _MAX_LINE_BYTES:
-                raise InputError(f'{path}: the line at byte {offset} is longer than '
-                                 f'{_MAX_LINE_BYTES >> 20} MiB; is this text?')
+                raise InputError(_too_long(path, offset))
             continue
-        block = rest + raw[:end]
-        rest = raw[end:]
+        block = rest + raw[:last_line]
+        rest = raw[last_line:]
         _check_text(path, block, offset)
         text = block
         if offset == 0:
@@ -97,6 +173,11 @@ def _line_blocks(path: str) -> Iterator[bytes]:
         offset += len(block)
     if offset == 0:
         raise InputError(f'{path} is empty')
+
+
+def _too_long(path: str, offset: int) -> str:
+    return (f'{path}: the line at byte {offset} is longer than {_MAX_LINE_BYTES >> 20} MiB; is '
+            'this text?')
 
 
 def _check_text(path: str, block: bytes, offset: int) -> None:
@@ -113,6 +194,7 @@ def _check_text(path: str, block: bytes, offset: int) -> None:
 
 
 _BLANK = re.compile(rb'\n[ \t]*\n\s*')
+_BLANK_LINE = re.compile(rb'\n[ \t]*\r?\n')  # with the line end before it, as in the file
 _TITLE = re.compile(rb'\n = [^=\n][^\n]* =[ \t]*(?=\n)')
 _SECTION = re.compile(rb'\n *= = [^\n]*= =[ \t]*(?=\n)')
 
@@ -231,6 +313,8 @@ FORMATS: dict[str, Callable[[str, Iterator[bytes]], Iterator[Document]]] = {
     wikidump.FORMAT: _wikidump,
     fasta.FORMAT: _fasta,
 }
+# Those of which large files are read in ranges: a blank line between documents.
+_PLAIN = ('text', 'lines')
 TABLES: dict[str, Callable[..., Iterator[table.Row]]] = {
     'table': table.read_rows,  # the file's ending tells the format
     'jsonl': table.read_objects,
