@@ -271,6 +271,8 @@ def test_tfds(tmp_path):
         split_datasets={'train': tf.data.Dataset.from_tensor_slices(
             {'id': ['x'] * 20, 'text': sorted(texts)})})
     assert set(_texts('tfds:small_texts:train', folder=tmp_path)) == texts
+    source = open_source('tfds:small_texts:train', str(tmp_path))
+    assert set(sample_texts(source, 1 << 20)) == texts  # by threads
     records = tfds_records('small_texts', 'train', str(tmp_path))
     assert {(r['id'], r['text'].decode()) for r in records} == {(b'x', t) for t in texts}
     with refused("no split 'dev'"):
