@@ -1,4 +1,4 @@
-"""Accelerator chips: their peaks, memory and links."""
+"""Accelerator chips: their peaks and memory."""
 
 import dataclasses
 
@@ -16,7 +16,6 @@ class Chip:
       cycle_flops: FLOPs a cycle, in the cycles of the compiler's `estimated_cycles`.
       memory_bytes: limit of a program (the chip's memory less the compiler's reserve).
       bandwidth: bytes/s of that memory.
-      links: bytes/s between chips, all links of a chip together, one direction.
     """
 
     name: str
@@ -25,7 +24,6 @@ class Chip:
     cycle_flops: int = 0
     memory_bytes: int = 0
     bandwidth: float = 0.0
-    links: float = 0.0
 
     @property
     def clock(self) -> float:
@@ -33,19 +31,19 @@ class Chip:
         return self.peak_flops / self.cycle_flops
 
 
-# TPUs: peaks, bandwidth and links (Gbit/s there) from Google's Cloud TPU documentation; 123e12 is
-# the commonly cited peak of v3. FLOPs a cycle: matrix units x their size, at clocks of 1.05 (v4),
-# 1.5 (v5e) and 1.75 GHz (v5p, v6e). memory_bytes: "available HBM" in the compiler's own message
-# (libtpu 0.0.42.1). GPUs: NVIDIA's data sheets; jax reports the memory of a GPU.
+# TPUs: peaks and bandwidth from Google's Cloud TPU documentation (links: tools/preflight/links.py);
+# 123e12 is the commonly cited peak of v3. FLOPs a cycle: matrix units x their size, at clocks of
+# 1.05 (v4), 1.5 (v5e) and 1.75 GHz (v5p, v6e). memory_bytes: "available HBM" in the compiler's own
+# message (libtpu 0.0.42.1). GPUs: NVIDIA's data sheets; jax reports the memory of a GPU.
 CHIPS = (
     Chip(name='v6e', kinds=('v6 lite', 'v6e'), peak_flops=918e12, cycle_flops=524_288,
-         memory_bytes=int(31.25 * _GIB), bandwidth=1.64e12, links=448e9),
+         memory_bytes=int(31.25 * _GIB), bandwidth=1.64e12),
     Chip(name='v5e', kinds=('v5 lite', 'v5e'), peak_flops=197e12, cycle_flops=131_072,
-         memory_bytes=int(15.75 * _GIB), bandwidth=0.819e12, links=200e9),
+         memory_bytes=int(15.75 * _GIB), bandwidth=0.819e12),
     Chip(name='v5p', kinds=('v5p', 'v5'), peak_flops=459e12, cycle_flops=262_144,
-         memory_bytes=int(95.74 * _GIB), bandwidth=2.765e12, links=600e9),
+         memory_bytes=int(95.74 * _GIB), bandwidth=2.765e12),
     Chip(name='v4', kinds=('v4',), peak_flops=275e12, cycle_flops=262_144,
-         memory_bytes=int(30.75 * _GIB), bandwidth=1.23e12, links=300e9),
+         memory_bytes=int(30.75 * _GIB), bandwidth=1.23e12),
     Chip(name='v3', kinds=('v3',), peak_flops=123e12),
     Chip(name='v2', kinds=('v2',), peak_flops=46e12),
     Chip(name='H200', kinds=('h200',), peak_flops=989e12, bandwidth=4.8e12),

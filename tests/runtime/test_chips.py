@@ -14,4 +14,4 @@ def test_a_chip_is_found_by_its_device_kind(kind, name, peak):
     chip = find_chip(kind)
     assert (chip.name, chip.peak_flops) == (name, peak)
     if chip.memory_bytes:
-        assert chip.bandwidth and chip.links and 1.0e9 < chip.clock < 1.8e9
+        assert chip.bandwidth and 1.0e9 < chip.clock < 1.8e9

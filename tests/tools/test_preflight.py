@@ -13,6 +13,7 @@ from bert_jax.runtime.chips import find_chip
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools.preflight import __main__ as preflight
 from bert_jax.tools.preflight import measure, report
+from bert_jax.tools.preflight.links import Network
 from bert_jax.train.memory import Memory, device_bytes
 from tests.conftest import ROOT, run_python
 from tests.tiny_runs import TINY
@@ -21,6 +22,9 @@ SMALL = [
     f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", *TINY[1:], '--config.model.num_layers=1',
     '--config.model.hidden_dropout=0', '--config.model.attention_dropout=0',  # compiles faster
 ]
+
+# One link, which carries 45 GB/s.
+TWO_CHIPS = Network(((0,), (1,)), (2,), (False,), bandwidth=45e9, latency=0.0)
 
 
 @pytest.fixture
@@ -35,6 +39,7 @@ def preflight_record(monkeypatch, tmp_path):
             find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes)
         monkeypatch.setattr(preflight, 'open_topology', lambda name: jax.devices()[:2])
         monkeypatch.setattr(measure, 'find_chip', lambda kind: chip)
+        monkeypatch.setattr(measure, 'open_network', lambda chip, devices: TWO_CHIPS)
         monkeypatch.setenv('LIBTPU_INIT_ARGS', '')  # preflight sets it; restored for later tests
         path = tmp_path / 'record.json'
         arguments = ['preflight', *SMALL, '--topology=v5e:1x2', *flags, f'--json={path}']
@@ -67,8 +72,9 @@ def test_a_record_says_all_that_scripts_rely_on(preflight_record, capsys):
     sizes = phase['bytes']
     assert sizes['optimizer'] == pytest.approx(2 * sizes['parameters'], rel=0.01)  # two moments
     assert sum(sizes.values()) == phase['bytes_per_chip']
-    # Gradients are reduced once, and little else.
+    # Gradients are reduced once, and little else: a half is sent and a half received.
     assert phase['collective_bytes'] == pytest.approx(sizes['parameters'], rel=0.05)
+    assert phase['seconds']['collectives'] == pytest.approx(phase['collective_bytes'] / 45e9)
     out = capsys.readouterr().out
     assert 'MB of messages' not in out
     assert re.search(r'^v5e:1x2: fits, .* chip-hours, \$', out, re.M)

@@ -8,12 +8,17 @@ from bert_jax.model.attention_tiles import named_with_grid
 from bert_jax.runtime.chips import find_chip
 from bert_jax.tools.preflight.cycles import scheduled_cycles
 from bert_jax.tools.preflight.hlo import CompiledText, scope_of
+from bert_jax.tools.preflight.links import Network
 from bert_jax.tools.preflight.messages import collectives, find_messages, waiting_seconds
 from bert_jax.tools.preflight.schedules import Schedule, read_schedules
 from tests.conftest import ROOT
 
 # A step as the TPU compiler prints it, cut down to what is read.
 TPU = (ROOT / 'tests' / 'fixtures' / 'tpu_step.hlo').read_text()
+
+
+# Two chips, whose link carries 1,000 bytes/s.
+LINE = Network(((0,), (1,)), (2,), (False,), bandwidth=1000.0, latency=0.0)
 
 
 @pytest.fixture
@@ -45,11 +50,11 @@ def test_an_array_that_a_kernel_names_several_times_moves_once(program):
 
 
 def test_messages_are_counted_once_whatever_they_are_spread_over(program):
-    found = {
-        (entry['kind'], entry['scope']): entry for entry in collectives(find_messages(program))}
+    messages = find_messages(program, LINE)
+    found = {(entry['kind'], entry['scope']): entry for entry in collectives(messages)}
     assert found['all-reduce', 'several'] == {
         'kind': 'all-reduce', 'scope': 'several', 'count': 5, 'largest': 'f32[16,8]',
-        'bytes': 5 * (16 * 8 * 4 + 2 * 4)}
+        'bytes': 5 * (16 * 8 * 4 + 2 * 4), 'seconds': pytest.approx(5 * 520 / 1000)}
     assert found['all-reduce', 'optimizer']['count'] == 5  # both on one channel
     gather = found['all-gather', 'optimizer']
     assert gather['bytes'] == gather['count'] * 8 * 8 * 2
@@ -61,35 +66,74 @@ def test_messages_are_counted_once_whatever_they_are_spread_over(program):
 
 CHAIN = """%chain.{0} (p: f32[250]) -> f32[1000] {{
   %p.{0} = f32[250] parameter(0)
-  ROOT %g.{0} = f32[1000] all-gather(%p.{0}), channel_id=1, frontend_attributes={{chain_id="1"}}
+  ROOT %g.{0} = f32[1000] all-gather(%p.{0}), channel_id=1, replica_groups={{{{0,1}},{{2,3}}}}, \
+frontend_attributes={{chain_id="1"}}
 }}
 """
-OVERLAPPED = CHAIN.format(2) + CHAIN.format(1) + """
+OVERLAPPED = ''.join(map(CHAIN.format, [3, 2, 1])) + """
 ENTRY %main (a: f32[250]) -> f32[250] {
   %a = f32[250] parameter(0)
-  %gather = (f32[250], f32[1000]) all-gather-start(%a), channel_id=2
-  %permute = (f32[250], f32[250]) collective-permute-start(%a), channel_id=3
+  %gather = (f32[250], f32[1000]) all-gather-start(%a), replica_groups={{0,1},{2,3}}
+  %permute = (f32[250], f32[250]) collective-permute-start(%a), source_target_pairs={{0,1}}
+  %across = (f32[250], f32[250]) collective-permute-start(%a), source_target_pairs={{0,2}}
   %work.1 = f32[250] fusion(%a), kind=kLoop, calls=%other
   %gathered = f32[1000] all-gather-done(%gather)
   %permuted = f32[250] collective-permute-done(%permute)
+  %gone = f32[250] collective-permute-done(%across)
   %begin = f32[1000] fusion(%a), kind=kLoop, calls=%chain.1
   %work.2 = f32[250] fusion(%a), kind=kLoop, calls=%other
-  %end = f32[1000] fusion(%a), kind=kLoop, calls=%chain.2
-  ROOT %sum = f32[250] all-reduce(%a), channel_id=4, to_apply=%other
+  %carrier = f32[250] fusion(%a), kind=kLoop, calls=%chain.2
+  %end = f32[1000] fusion(%a), kind=kLoop, calls=%chain.3
+  ROOT %sum = f32[250] all-reduce(%a), replica_groups={{0,2},{1,3}}, to_apply=%other
 }
+"""
+# Both gathers take 2 s and the others 1 s: `across` and the sum on the links of another axis.
+FOUR_CHIPS = Network(
+    ((0, 0), (0, 1), (1, 0), (1, 1)), (2, 2), (False, False), bandwidth=1000.0, latency=0.0)
+
+
+@pytest.mark.parametrize('taken, waiting', [
+    pytest.param({}, 2 + 1 + 2 + 1, id='across moves on its axis while the gather is awaited'),
+    pytest.param({'work.1': 1.5}, 0.5 + 1 + 2 + 1, id='permute waits for the links of gather'),
+    pytest.param({'work.1': 9}, 2 + 1, id='all but the chain and the sum are hidden'),
+    pytest.param({'work.2': 9}, 2 + 1 + 2 + 1, id='a chain does not move in what is between'),
+    pytest.param({'carrier': 1.5}, 2 + 1 + 0.5 + 1, id='but in the instructions of its parts'),
+    pytest.param({'work.1': 9, 'carrier': 9}, 1, id='a sum without a start is awaited'),
+])
+def test_messages_move_as_the_program_lets_them(taken, waiting):
+    program = CompiledText(OVERLAPPED)
+    messages = find_messages(program, FOUR_CHIPS)
+    assert sorted(message.seconds for message in messages) == [1, 1, 1, 2, 2]
+    assert waiting_seconds(program, messages, taken=taken) == pytest.approx(waiting)
+
+
+STRATEGY = """ENTRY %main (a: f32[64]) -> f32[64] {{
+  %a = f32[64] parameter(0)
+  ROOT %sum = f32[64] {opcode}(%a), replica_groups={{}}, backend_config={{"x":{{{strategy}}}}}
+}}
 """
 
 
-@pytest.mark.parametrize('work, waiting', [
-    pytest.param(0, 4 + 1 + 4 + 2, id='nothing is hidden'),
-    pytest.param(3, 1 + 1 + 1 + 2, id='3 of 4 s of both gathers; permute waits for a gather'),
-    pytest.param(9, 2, id='all but the all-reduce, which has no -start'),
+@pytest.mark.parametrize('opcode, strategy, seconds', [
+    pytest.param(
+        'reduce-scatter', '"debug":"StrategyND{colors:2 phases:2 cores:{4 4},{4 4} num_dims:2 '
+        'dim_sizes:4,4 dim_used:{0 1},{1 0}"', 240 / 2, id='both axes at once'),
+    pytest.param(
+        'reduce-scatter', '"debug":"StrategyND{colors:1 phases:2 cores:{4 4} num_dims:2 '
+        'dim_used:{1 0}"', 192 + 48, id='one axis after the other'),
+    pytest.param(
+        'reduce-scatter', '"debug":"UniDirectionNDRingStrategy{colors:4 phases:2 cores:{4 4},{4 4},'
+        '{4 4},{4 4} active_dims:101 dim_used:{2 0},{0 2},{0 0},{0 0}"', 240 / 2,
+        id='dims by other numbers, and some that are left out'),
+    pytest.param('all-gather', '"emitter":"1DAllGatherNonMajorDim"', 240 / 2, id='one ring'),
+    pytest.param('all-gather', '"emitter":"2DAllGatherOnMajorDim"', 240 / 2, id='no order told'),
 ])
-def test_messages_move_while_the_instructions_between_their_ends_run(work, waiting):
-    program = CompiledText(OVERLAPPED)
-    waited = waiting_seconds(
-        program, find_messages(program), taken={'work.1': work, 'work.2': work}, links=1000.0)
-    assert waited == pytest.approx(waiting)
+def test_the_strategy_is_read(opcode, strategy, seconds):
+    places = tuple((x, y) for x in range(4) for y in range(4))
+    program = CompiledText(STRATEGY.format(opcode=opcode, strategy=strategy))
+    mesh = Network(places, (4, 4), (False, False), bandwidth=1.0, latency=0.0)
+    (message,) = find_messages(program, mesh)
+    assert message.seconds == pytest.approx(seconds)
 
 
 MODEL = 'jit(train_step)/jvp(BertForPreTraining)/bert/encoder/layer_3'

@@ -19,6 +19,7 @@ from bert_jax.text.extending import extend
 from bert_jax.text.trainers import Wanted, size_to_train
 from bert_jax.tools.preflight.cycles import step_cycles
 from bert_jax.tools.preflight.hlo import CompiledText
+from bert_jax.tools.preflight.links import Network, open_network
 from bert_jax.tools.preflight.messages import collectives, find_messages, waiting_seconds
 from bert_jax.tools.preflight.schedules import Schedule, read_schedules
 from bert_jax.train.memory import Memory, compile_step, device_bytes
@@ -81,7 +82,8 @@ def measure(config: ConfigDict, mesh: Mesh, folder: str) -> Record:
     """
     program = build_program(config, mesh, open_task(config))
     chip = find_chip(mesh.devices.flat[0].device_kind)
-    measurer = _PhaseMeasurer(program, chip, folder)
+    network = open_network(chip.name, list(mesh.devices.flat))
+    measurer = _PhaseMeasurer(program, chip, network, folder)
     phases = [measurer.record(phase, number) for number, phase in enumerate(program.phases)]
     hours = chip_hours = None
     if all('hours' in phase for phase in phases):
@@ -119,11 +121,13 @@ class _PhaseMeasurer:
     Attributes:
       program: of the run.
       chip: the kind of chip.
+      network: the chips and their links.
       folder: where the compiler writes schedules.
     """
 
     program: Program
     chip: Chip
+    network: Network
     folder: str
     # Schedules by the text of the train step: a step that equals that of an earlier phase is not
     # compiled again, so the compiler writes none for it.
@@ -215,15 +219,15 @@ class _PhaseMeasurer:
         step = step_cycles(text, schedules, chip, runs_per_sequence)
         estimated = sum(scope.estimated for scope in step.scopes)
         scheduled = sum(scope.scheduled for scope in step.scopes)
-        messages = find_messages(text)
+        messages = find_messages(text, self.network)
         by_kind = collectives(messages)
         clock = runs_per_sequence * chip.clock  # cycles per sequence / clock: seconds of a step
         seconds = {
             'compute': estimated / clock,
             'scheduled': scheduled / clock,
-            'waiting': waiting_seconds(text, messages, taken=step.seconds, links=chip.links),
-            # As if nothing ran meanwhile.
-            'collectives': waiting_seconds(text, messages, taken={}, links=chip.links),
+            'waiting': waiting_seconds(text, messages, taken=step.seconds),
+            # As if nothing else ran meanwhile, and no other message.
+            'collectives': sum(message.times * message.seconds for message in messages),
         }
         step_seconds = seconds['compute'] + seconds['collectives']
         hours = phase['steps'] * step_seconds / 3600

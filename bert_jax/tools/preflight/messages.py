@@ -1,17 +1,25 @@
 """Messages between the chips of a compiled program: how large they are, and who waits for them."""
 
+import collections
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from bert_jax.tools.preflight.groups import read_groups
 from bert_jax.tools.preflight.hlo import Array, CompiledText, Instruction, scope_of
+from bert_jax.tools.preflight.links import Groups, Leg, Network, Orders
 
 _KINDS = (
     'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute',
     'collective-broadcast', 'ragged-all-to-all',
 )
 _CHAIN = re.compile(r'channel_id=(\d+).*chain_id="(\d+)"')
+# "StrategyND{colors:2 phases:2 cores:{4 4},{4 4} ... dim_used:{0 1},{1 0} ...", for each color the
+# chips and the dims of its phases. Without dim_used, there is one phase.
+_CORES = re.compile(r'Strategy\w*\{colors:\d+ phases:\d+ cores:((?:\{[\d ]+\},?)+)')
+_DIMS = re.compile(r'dim_used:((?:\{[\d ]+\},?)+)')
+_ONE_RING = '"emitter":"1D'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,24 +30,42 @@ class Message:
       kind: one of the compiler's collectives.
       arrays: what is sent; for a gather, the whole result.
       parts: instructions from its start to its end.
+      seconds: what it takes if nothing else uses the links.
+      axes: of the slice, by number, whose links it uses.
     """
 
     kind: str
     arrays: tuple[Array, ...]
     parts: list[Instruction]
+    seconds: float
+    axes: frozenset[int]
 
     @property
     def bytes(self) -> int:
-        return sum(array.bytes for array in self.arrays)
+        return _bytes(self.arrays)
 
     @property
-    def bytes_on_links(self) -> int:
-        """An all-reduce sends everything twice."""
-        return 2 * self.bytes if self.kind == 'all-reduce' else self.bytes
+    def is_chain(self) -> bool:
+        """Whether it is spread over several instructions, rather than a start and an end."""
+        return len({part.name for part in self.parts}) > 1 and self.parts[0].opcode == self.kind
+
+    @property
+    def times(self) -> int:
+        """How often a step sends it."""
+        return self.parts[0].times
 
 
-def find_messages(text: CompiledText) -> list[Message]:
-    """The messages of a program, in the order of their starts."""
+def _bytes(arrays: Sequence[Array]) -> int:
+    return sum(array.bytes for array in arrays)
+
+
+def find_messages(text: CompiledText, network: Network) -> list[Message]:
+    """The messages of a program, in the order of their starts.
+
+    Args:
+      text: of the program.
+      network: of the devices that it was compiled for.
+    """
     ends = {}
     for instruction in text.instructions:
         if instruction.opcode.endswith('-done'):
@@ -56,10 +82,56 @@ def find_messages(text: CompiledText) -> list[Message]:
         chain = _CHAIN.search(instruction.attributes)
         key = chain.groups() if chain else instruction.name
         if key not in messages:
-            messages[key] = Message(kind, _sent_arrays(text, instruction, kind), [])
+            messages[key] = _start_message(text, network, instruction, kind)
         end = ends.get(instruction.name, instruction)
         messages[key].parts.extend([instruction, end])
     return list(messages.values())
+
+
+def _start_message(
+    text: CompiledText, network: Network, instruction: Instruction, kind: str
+) -> Message:
+    """A message without parts.
+
+    Args:
+      text: of the program.
+      network: of its devices.
+      instruction: the message's first.
+      kind: one of the compiler's collectives.
+    """
+    arrays = _sent_arrays(text, instruction, kind)
+    groups = read_groups(instruction.attributes)
+    seconds = network.seconds(
+        kind, _bytes(arrays), groups, _read_orders(instruction.attributes, groups))
+    return Message(kind, arrays, [], seconds, network.axes(groups))
+
+
+def _read_orders(attributes: str, groups: Groups) -> Orders:
+    """The legs of each color by the compiler's strategy; () if it wrote none that is read here."""
+    cores = _CORES.search(attributes)
+    if cores is None:
+        if _ONE_RING in attributes and groups:
+            return ((Leg(0, len(groups[0])),),)
+        return ()
+    dims = _DIMS.search(attributes, cores.end())
+    sizes_of_colors = _read_lists(cores[1])
+    if dims is None:
+        if any(len(sizes) > 1 for sizes in sizes_of_colors):
+            return ()
+        return tuple((Leg(0, sizes[0]),) for sizes in sizes_of_colors)
+    orders = []
+    for color_dims, sizes in zip(_read_lists(dims[1]), sizes_of_colors, strict=False):
+        if len(set(color_dims)) == len(sizes):  # the text has zeros for dims of some colors
+            orders.append(tuple(Leg(*leg) for leg in zip(color_dims, sizes, strict=True)))
+    return tuple(orders)
+
+
+def _read_lists(text: str) -> list[list[int]]:
+    """[[4, 8], [8, 4]] of "{4 8},{8 4}"."""
+    result = []
+    for numbers in re.findall(r'\{([^}]*)\}', text):
+        result.append([int(number) for number in numbers.split()])
+    return result
 
 
 def _sent_arrays(text: CompiledText, instruction: Instruction, kind: str) -> tuple[Array, ...]:
@@ -73,9 +145,9 @@ def _sent_arrays(text: CompiledText, instruction: Instruction, kind: str) -> tup
 def collectives(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """A table of messages, the most bytes first.
 
-    An entry has kind, scope, largest array, count and bytes per step and chip. The compiler joins
-    small messages, whose scope is then `several`. For a gather, bytes are those of its whole
-    result, else those that a chip sends.
+    An entry has kind, scope, largest array, count, bytes per step and chip, and seconds a step on
+    the links. The compiler joins small messages, whose scope is then `several`. For a gather, bytes
+    are those of its whole result, else those that a chip sends.
     """
     entries: dict[tuple[str, str, str], dict[str, Any]] = {}
     for message in messages:
@@ -85,49 +157,100 @@ def collectives(messages: Sequence[Message]) -> list[dict[str, Any]]:
             scope, _ = scope_of(start.op_name)
         largest = str(max(message.arrays, key=lambda array: array.bytes))
         entry = entries.setdefault((message.kind, scope, largest), {
-            'kind': message.kind, 'scope': scope, 'largest': largest, 'count': 0, 'bytes': 0})
-        entry['count'] += start.times
-        entry['bytes'] += start.times * message.bytes
+            'kind': message.kind, 'scope': scope, 'largest': largest, 'count': 0, 'bytes': 0,
+            'seconds': 0.0})
+        entry['count'] += message.times
+        entry['bytes'] += message.times * message.bytes
+        entry['seconds'] += message.times * message.seconds
     return sorted(entries.values(), key=lambda entry: -entry['bytes'])
 
 
-class _Transfer(NamedTuple):
-    """A message in flight: the position of its end, and its seconds on the links."""
+@dataclasses.dataclass
+class _Transfer:
+    """A message in flight.
 
-    end: int
-    seconds: float
+    Attributes:
+      axes: whose links it uses.
+      carriers: positions of the instructions in which it moves; None: all.
+      left: seconds on the links that it still needs.
+    """
+
+    axes: frozenset[int]
+    carriers: frozenset[int] | None
+    left: float
+
+    def moves_in(self, position: int) -> bool:
+        return self.carriers is None or position in self.carriers
+
+
+class _Links:
+    """The links of the axes, and the messages in flight that share them, first come, first served.
+
+    Messages on different axes do not hinder each other.
+    """
+
+    def __init__(self) -> None:
+        self._transfers: list[_Transfer] = []
+
+    def start(self, transfer: _Transfer) -> None:
+        self._transfers.append(transfer)
+
+    def run(self, position: int, seconds: float) -> None:
+        """Lets messages move while the instruction at `position` takes so many seconds."""
+        self._move([item for item in self._transfers if item.moves_in(position)], seconds)
+
+    def finish(self, transfer: _Transfer) -> float:
+        """Lets a message arrive; returns the seconds that this takes.
+
+        Others that need no instruction move meanwhile, on axes that it leaves free.
+        """
+        seconds = transfer.left
+        self._transfers.remove(transfer)
+        free = [item for item in self._transfers if item.carriers is None]
+        self._move([transfer, *free], seconds)
+        return seconds
+
+    def _move(self, transfers: Sequence[_Transfer], seconds: float) -> None:
+        free: dict[int, float] = collections.defaultdict(lambda: seconds)  # by axis
+        for transfer in transfers:
+            moved = min([transfer.left, *(free[axis] for axis in transfer.axes)])
+            transfer.left -= moved
+            for axis in transfer.axes:
+                free[axis] -= moved
 
 
 def waiting_seconds(
-    text: CompiledText, messages: Sequence[Message], *, taken: Mapping[str, float], links: float
+    text: CompiledText, messages: Sequence[Message], *, taken: Mapping[str, float]
 ) -> float:
     """Seconds of a step in which a chip only waits for messages, as the compiler ordered them.
 
-    A message with a start and an end moves while the instructions between them run, but for loops
-    among them, whose time is not counted. Messages share the links one after another.
+    A message that is a chain of parts moves within the instructions that its parts are fused with:
+    their code sends its pieces on. One with a start and an end of its own moves by itself while the
+    instructions between them run, but for loops among them, whose time is not counted. Any other
+    moves while the chip waits for it.
 
     Args:
       text: of the program.
       messages: of the program.
       taken: seconds of its instructions, by name; those that are missing take none.
-      links: bytes/s between chips.
     """
     positions = _positions(text)
     starts: dict[int, list[_Transfer]] = {}
+    ends: dict[int, list[_Transfer]] = {}
     for message in messages:
-        places = [positions[part.name] for part in message.parts]
-        transfer = _Transfer(max(places), message.bytes_on_links / links)
+        places = frozenset(positions[part.name] for part in message.parts)
+        carriers = places if message.is_chain else None
+        transfer = _Transfer(message.axes, carriers, message.seconds)
         starts.setdefault(min(places), []).append(transfer)
-    waited = now = links_are_free = 0.0
-    arrivals: dict[int, float] = {}  # by the position of a message's end
+        ends.setdefault(max(places), []).append(transfer)
+    waited = 0.0
+    links = _Links()
     for position, instruction in enumerate(text.instructions):
         for transfer in starts.get(position, ()):
-            links_are_free = max(now, links_are_free) + transfer.seconds
-            arrivals[transfer.end] = links_are_free
-        now += taken.get(instruction.name, 0.0)
-        late = max(arrivals.pop(position, 0.0) - now, 0.0)
-        waited += late * instruction.times
-        now += late
+            links.start(transfer)
+        links.run(position, taken.get(instruction.name, 0.0))
+        for transfer in ends.get(position, ()):
+            waited += links.finish(transfer) * instruction.times
     return waited
 
 

@@ -188,11 +188,11 @@ def _scope_table(phase: Record) -> str:
 
 
 def _message_table(phase: Record) -> str:
-    rows = [['', 'largest array', 'count', 'MB', 'of']]
+    rows = [['', 'largest array', 'count', 'MB', 'ms', 'of']]
     for entry in phase['collectives']:
         rows.append([
             entry['kind'], entry['largest'], f"{entry['count']:,}", f"{entry['bytes'] / 1e6:,.1f}",
-            entry['scope']])
+            f"{1e3 * entry['seconds']:,.2f}", entry['scope']])
     return grid(rows)
 
 
