@@ -195,6 +195,7 @@ def test_a_setting_that_does_not_suit_the_task(sandbox, call, says):
     ('preflight @synthetic --topology=v5e:32x32', 'at most 16'),
     ('preflight @synthetic --topology=v4:4x4', '3 dims'),
     ('preflight @synthetic --topology=v5e:2x2 --price=cheap', '--price=cheap'),
+    ('preflight @synthetic --topology=v5e:2x2 --programs=a --save_programs=b', 'one of the two'),
     ("preflight @text --topology=v5e:4x4 --config.train.steps='3 epochs'", 'write steps'),
     ('preflight @glue --topology=v5e:4x4', "'cola'"),
     ('paper mine --rows=glue.py:mrpc', 'glue.py:mrpc is a config of mrpc'),

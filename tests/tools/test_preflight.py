@@ -81,6 +81,16 @@ def test_a_record_says_all_that_scripts_rely_on(preflight_record, capsys):
     assert record['dollars'] == pytest.approx(2 * record['chip_hours'])
 
 
+@pytest.mark.slow
+def test_saved_programs_are_read_without_compiling(monkeypatch, preflight_record, tmp_path):
+    folder = tmp_path / 'programs'
+    first = preflight_record(f'--save_programs={folder}', memory_bytes=1 << 30, status=0)
+    monkeypatch.setattr(measure, 'compile_step', None)
+    again = preflight_record(f'--programs={folder}', memory_bytes=1 << 30, status=0)
+    assert again.pop('arguments') != first.pop('arguments')
+    assert again == first
+
+
 def test_advice_agrees_with_a_compiled_program():
     """BERT-Base on v5e 4x4 with 16 rows of 128 a chip. The program that was compiled for 64 rows on
     each of four chips has 63.8 % of the peak."""

@@ -11,7 +11,8 @@ does not fit or is far from the chips' peak. --verbose also prints memory, cycle
 kind. It needs no TPU and no data: the TPU compiler (libtpu, in the extra [tpu]) compiles the train
 and evaluation steps of bert_jax.main from shapes, in a few minutes per phase. Topologies are given
 in chips: v4 and v5p (three dims, v4:4x4x4), v5e and v6e (two dims, v6e:16x16). The vocabulary's
-size is model.vocab_size, or that of config.data.vocab_file, or data.vocab_size.
+size is model.vocab_size, or that of config.data.vocab_file, or data.vocab_size. --save_programs
+keeps what the compiler wrote, and --programs prices it again in seconds.
 
 Cycles come from the compiler's estimates and schedules and are not measured on a chip: use them to
 compare programs.
@@ -40,6 +41,7 @@ from bert_jax.runtime.process import error_boundary
 from bert_jax.sharding import Mesh, make_mesh
 from bert_jax.tools.preflight.measure import Record, measure, without_data
 from bert_jax.tools.preflight.report import tables, verdict
+from bert_jax.tools.preflight.saved import Programs
 from bert_jax.tools.preflight.schedules import write_schedules
 from bert_jax.tools.preflight.topology import open_topology
 from bert_jax.validation import validate
@@ -61,6 +63,7 @@ def main(argv: Sequence[str]) -> None:
             check_new_file(options.json, '--json', unless='topology')
         validate(config)
         config = without_data(config)
+        programs = _programs(options)
         slices = options.topology.split(',')
         # Read first: a wrong price is refused before anything is compiled.
         prices = _read_prices(options.price, {_chip_of(name) for name in slices})
@@ -68,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
         for name, mesh in _open_meshes(config, slices, with_variants=options.best).items():
             record: Record = {
                 'config': file, 'arguments': list(argv[1:]), 'topology': name}
-            record |= measure(config, mesh, folder)
+            record |= measure(config, mesh, folder, programs)
             price = prices[_chip_of(name)]
             if price is not None and record['chip_hours']:
                 record['dollars'] = record['chip_hours'] * price
@@ -102,8 +105,26 @@ def _define_flags() -> Any:
     flags.DEFINE_boolean(
         'best', False, 'Also try half, two and four times the mesh.fsdp of a run, and print the '
         'fastest first.', flag_values=result)
+    flags.DEFINE_string(
+        'save_programs', '', 'Keep the compiled programs in this folder.', flag_values=result)
+    flags.DEFINE_string(
+        'programs', '', 'Read programs that --save_programs kept, and compile nothing.',
+        flag_values=result)
     flags.DEFINE_boolean('verbose', False, 'Also print the tables.', flag_values=result)
     return result
+
+
+def _programs(options: Any) -> Programs | None:
+    """Where compiled programs are kept or read; None if no flag says so."""
+    if options.programs and options.save_programs:
+        raise InputError(
+            f'--programs={options.programs} --save_programs={options.save_programs}: what is read '
+            'is not compiled, so there is nothing to keep; write one of the two')
+    if options.programs:
+        return Programs(options.programs, reads=True)
+    if options.save_programs:
+        return Programs(options.save_programs, reads=False)
+    return None
 
 
 def _chip_of(topology: str) -> str:

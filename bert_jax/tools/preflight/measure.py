@@ -1,7 +1,6 @@
 """What a run takes on a mesh: its steps are compiled, and the programs and memory are read."""
 
 import dataclasses
-import datetime
 import time
 from typing import Any
 
@@ -10,7 +9,6 @@ from bert_jax.config.fields import pretraining_kind
 from bert_jax.runtime.chips import Chip, find_chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.provenance import versions
 from bert_jax.sharding import Mesh
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.pretrain import step_flops
@@ -21,6 +19,7 @@ from bert_jax.tools.preflight.cycles import step_cycles
 from bert_jax.tools.preflight.hlo import CompiledText
 from bert_jax.tools.preflight.links import Network, open_network
 from bert_jax.tools.preflight.messages import collectives, find_messages, waiting_seconds
+from bert_jax.tools.preflight.saved import CompiledPhase, Programs
 from bert_jax.tools.preflight.schedules import Schedule, read_schedules
 from bert_jax.train.memory import Memory, compile_step, device_bytes
 from bert_jax.train.program import Program, build_program, phase_calls
@@ -72,46 +71,38 @@ def _vocab_size(config: ConfigDict) -> int:
     return len(load_tokenizer(data.vocab_file, data.lowercase).vocab.tokens)
 
 
-def measure(config: ConfigDict, mesh: Mesh, folder: str) -> Record:
+def measure(
+    config: ConfigDict, mesh: Mesh, folder: str, programs: Programs | None = None
+) -> Record:
     """A record of what a run takes, as plain values; without the fields that name the run.
 
     Args:
       config: from `without_data`.
       mesh: of devices that may be a topology's.
       folder: where the compiler writes schedules (`write_schedules`).
+      programs: where compiled phases are kept, or read from instead.
+
+    Raises:
+      InputError: a phase cannot be read from `programs`.
     """
     program = build_program(config, mesh, open_task(config))
     chip = find_chip(mesh.devices.flat[0].device_kind)
     network = open_network(chip.name, list(mesh.devices.flat))
-    measurer = _PhaseMeasurer(program, chip, network, folder)
-    phases = [measurer.record(phase, number) for number, phase in enumerate(program.phases)]
+    measurer = _PhaseMeasurer(program, chip, network, folder, programs)
+    phases = []
+    for number, phase in enumerate(program.phases):
+        compiled = measurer.compiled(phase, number)
+        phases.append(measurer.record(phase, number, compiled))
     hours = chip_hours = None
     if all('hours' in phase for phase in phases):
         hours = sum(phase['hours'] for phase in phases)
         chip_hours = hours * mesh.size
     return {
         'chips': mesh.size, 'chip': chip.name, 'mesh': dict(mesh.shape),
-        'versions': versions(), 'date': datetime.date.today().isoformat(),
+        'versions': compiled.versions, 'date': compiled.date,
         'phases': phases, 'fits': all(phase['fits'] for phase in phases),
         'hours': hours, 'chip_hours': chip_hours,
     }
-
-
-@dataclasses.dataclass(frozen=True)
-class _CompiledPhase:
-    """The compiled steps of a phase.
-
-    Attributes:
-      train: the train step; None if the compiler finds it too big.
-      train_memory: of the train step.
-      evaluation_memory: of the evaluation step.
-      schedules: of the train step's instructions, by name.
-    """
-
-    train: Any | None
-    train_memory: Memory
-    evaluation_memory: Memory
-    schedules: dict[str, Schedule]
 
 
 @dataclasses.dataclass
@@ -123,47 +114,70 @@ class _PhaseMeasurer:
       chip: the kind of chip.
       network: the chips and their links.
       folder: where the compiler writes schedules.
+      programs: where compiled phases are kept, or read from instead; None: nowhere.
     """
 
     program: Program
     chip: Chip
     network: Network
     folder: str
+    programs: Programs | None
     # Schedules by the text of the train step: a step that equals that of an earlier phase is not
     # compiled again, so the compiler writes none for it.
     _schedules: dict[str, dict[str, Schedule]] = dataclasses.field(default_factory=dict)
 
-    def record(self, phase: Record, number: int) -> Record:
-        """A record of a phase, whose number counts from 0."""
-        name = (
-            f"phase {number + 1} (length {phase['max_seq_length']}, "
-            f"batch {phase['batch_size']:,})")
-        compiled = self._compile(number, name)
+    def record(self, phase: Record, number: int, compiled: CompiledPhase) -> Record:
+        """A record of a phase, whose number counts from 0, and its compiled steps."""
         flops = step_flops(self.program.head, phase) / phase['batch_size']
-        record = phase | {'name': name} | self._memory_record(phase, compiled, flops)
-        if compiled.train is None:
+        record = phase | {'name': _name(phase, number)}
+        record |= self._memory_record(phase, compiled, flops)
+        if not compiled.text:
             return record
-        text = compiled.train.as_text()
-        schedules = self._schedules.setdefault(text, compiled.schedules)
-        if not schedules:
+        if not compiled.schedules:
             say('  the compiler wrote no schedules: all cycles are its estimates')
-        return record | self._time_record(phase, CompiledText(text), schedules, flops)
+        text = CompiledText(compiled.text)
+        return record | self._time_record(phase, text, compiled.schedules, flops)
 
-    def _compile(self, number: int, name: str) -> _CompiledPhase:
-        mesh = self.program.mesh
+    def compiled(self, phase: Record, number: int) -> CompiledPhase:
+        """The compiled steps of a phase, whose number counts from 0.
+
+        Raises:
+          InputError: they are to be read from files, and cannot be.
+        """
+        if self.programs is None:
+            return self._compile(phase, number)
+        mesh_shape = self.program.mesh.shape.values()
+        shapes = '-'.join(
+            'x'.join(str(size) for size in shape) for shape in (self.network.shape, mesh_shape))
+        file_name = f'{self.chip.name}-{shapes}-phase{number + 1}'
+        run = {
+            'max_seq_length': phase['max_seq_length'], 'batch_size': phase['batch_size'],
+            'bytes_of_state': device_bytes(self.program.state)}
+        if self.programs.reads:
+            return self.programs.read(file_name, run)
+        result = self._compile(phase, number)
+        self.programs.write(file_name, run, result)
+        return result
+
+    def _compile(self, phase: Record, number: int) -> CompiledPhase:
+        num_chips = self.program.mesh.size
         started = time.monotonic()
         results = {}
         schedules = {}
         for step_name, (step, arguments) in phase_calls(self.program, number).items():
-            say(f'compiling {step_name} of {name} for {mesh.size} {self.chip.name} chips ...')
+            say(f'compiling {step_name} of {_name(phase, number)} for {num_chips} '
+                f'{self.chip.name} chips ...')
             results[step_name] = compile_step(step, *arguments)
             schedules[step_name] = read_schedules(self.folder)
             say(f'  done, {time.monotonic() - started:.0f} s')
         train, train_memory = results['train']
         _, evaluation_memory = results['evaluation']
-        return _CompiledPhase(train, train_memory, evaluation_memory, schedules['train'])
+        text = '' if train is None else train.as_text()
+        return CompiledPhase(
+            text, train_memory, evaluation_memory,
+            self._schedules.setdefault(text, schedules['train']))
 
-    def _memory_record(self, phase: Record, compiled: _CompiledPhase, flops: float) -> Record:
+    def _memory_record(self, phase: Record, compiled: CompiledPhase, flops: float) -> Record:
         """What memory a phase needs; blanks for what `_time_record` gives.
 
         Args:
@@ -196,7 +210,7 @@ class _PhaseMeasurer:
                 'temporaries': memory.temporaries, 'results': memory.outputs, 'code': memory.code,
             },
             'evaluation_bytes_per_chip': needed_to_evaluate,
-            'fits': compiled.train is not None and fits,
+            'fits': bool(compiled.text) and fits,
             'largest_rows_at_once': _largest_rows_at_once(
                 memory, rows_at_once, batch=batch, gradients=params if parts > 1 else 0,
                 limit=limit),
@@ -240,6 +254,12 @@ class _PhaseMeasurer:
             'mfu': flops / (runs_per_sequence * chip.peak_flops * step_seconds),
             'hours': hours, 'chip_hours': hours * num_chips,
         }
+
+
+def _name(phase: Record, number: int) -> str:
+    """What to call a phase, whose number counts from 0."""
+    return (
+        f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})")
 
 
 def _largest_rows_at_once(
