@@ -54,14 +54,7 @@ class Claim:
     def __init__(self, folder: str | os.PathLike[str]):
         """`folder` must exist, unless it is in a bucket."""
         self._folder = as_path(folder)
-        self._content: dict[str, Any] = {
-            'token': secrets.token_hex(8),
-            'host': platform.node(),
-            'pid': os.getpid(),
-            'machine': _machine(),
-            'started': _started(os.getpid()),
-            'beat': 0,
-        }
+        self._content = new_claim()
         self._number = 0  # of our claim
         self._seen: _Seen | None = None
         self._ended = threading.Event()
@@ -129,7 +122,7 @@ class Claim:
         if write_new(path, json.dumps(self._content)):
             return True
         # If the token is ours, only the reply was lost.
-        return _read(path).get('token') == self._content['token']
+        return read_claim(path).get('token') == self._content['token']
 
     def _is_dead(self, number: int) -> bool:
         """Whether the holder of a claim is known to be gone; also sets what is known of it."""
@@ -137,16 +130,15 @@ class Claim:
         content = seen.content
         pid = content.get('pid', '?')
         self.holder = f"process {pid} on {content.get('host', 'another machine')}"
-        machine = self._content['machine']
-        if machine and content.get('machine') == machine:
-            started = _started(content.get('pid'))
-            self.known_alive = started is not None and started == content.get('started')
-            return not self.known_alive
+        is_alive = is_at_work(content)
+        if is_alive is not None:
+            self.known_alive = is_alive
+            return not is_alive
         return time.monotonic() - seen.since > SECONDS
 
     def _look(self, number: int) -> _Seen:
         """Reads another's claim; its holder is alive if it has changed since the last look."""
-        content = _read(self._path(number))
+        content = read_claim(self._path(number))
         before = self._seen
         if before is not None and content == before.content:
             return before
@@ -158,7 +150,7 @@ class Claim:
     def _is_alive_again(self, number: int) -> bool:
         """Whether a claim that seemed dead has changed since."""
         assert self._seen is not None
-        content = _read(self._path(number))
+        content = read_claim(self._path(number))
         return bool(content) and content != self._seen.content
 
     def _beat(self) -> None:
@@ -214,7 +206,28 @@ def holder(folder: str | os.PathLike[str]) -> str:
     return claim.holder
 
 
-def _read(path: Path) -> dict[str, Any]:
+def new_claim() -> dict[str, Any]:
+    """The content of a claim by this process, unlike that of any other claim."""
+    return {
+        'token': secrets.token_hex(8),
+        'host': platform.node(),
+        'pid': os.getpid(),
+        'machine': _machine(),
+        'started': _started(os.getpid()),
+        'beat': 0,
+    }
+
+
+def is_at_work(claim: Mapping[str, Any]) -> bool | None:
+    """Whether the process of a claim runs; None if that was not on this machine."""
+    machine = _machine()
+    if not machine or claim.get('machine') != machine:
+        return None
+    started = _started(claim.get('pid'))
+    return started is not None and started == claim.get('started')
+
+
+def read_claim(path: Path) -> dict[str, Any]:
     """The content of a claim; {} if it is gone, just being made, or not valid JSON."""
     with contextlib.suppress(InputError):
         return files.read_json(path, '')
