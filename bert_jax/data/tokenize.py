@@ -182,8 +182,14 @@ class FastTokenizer:
 def _in_graph(tokenizer: Tokenizer) -> FastTokenizer | None:
     """What computes a tokenizer's ids inside the graph; None if nothing does."""
     if isinstance(tokenizer, WordPieceTokenizer | SentencePieceTokenizer):
-        return FastTokenizer(tokenizer)
+        return _fast_tokenizer(tokenizer)
     return None
+
+
+@functools.lru_cache(maxsize=1)
+def _fast_tokenizer(tokenizer: WordPieceTokenizer | SentencePieceTokenizer) -> FastTokenizer:
+    """Kept for the next call, because making one takes as long as tokenizing 5 MB of text."""
+    return FastTokenizer(tokenizer)
 
 
 class _DocumentTokenizer:
