@@ -34,12 +34,14 @@ usage() {
 
 # Checks --tool, the tool that is run instead of training.
 check_tool() {
-  case $1 in '' | sweep) ;; *) fail "--tool=$1: sweep is the only one" ;; esac
+  case $1 in '' | sweep | prepare) ;; *) fail "--tool=$1: it is sweep or prepare" ;; esac
 }
 
-# Refuses a run whose flags name a --workdir that the hosts would not share, or none.
+# Refuses a run whose flags name a --workdir that the hosts would not share, or none. The tool
+# prepare has none.
 check_workdir() {
   local flag workdir=
+  [ "${tool:-}" != prepare ] || return 0
   while [ $# -gt 0 ]; do
     flag=$1
     shift

@@ -21,7 +21,8 @@
 #     --restarts=N                    how often a run may be restarted (100)
 #     --service-account=NAME          Kubernetes account that may use the bucket (default)
 #     --project=PROJECT               default: gcloud's own setting
-#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
+#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead; with
+#                                     --tool=prepare the hosts divide the text among them
 #     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
 #     --dry-run                       print the commands without running them
 #

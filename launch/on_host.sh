@@ -4,7 +4,7 @@
 #
 #     launch/on_host.sh install           makes .venv; installs Python 3.11 first if there is none
 #     launch/on_host.sh start FLAG...     stops what runs, starts python -m bert_jax.main FLAG...
-#                                         (bert_jax.tools.sweep if the first flag is --tool=sweep)
+#                                         (bert_jax.tools.NAME if the first flag is --tool=NAME)
 #     launch/on_host.sh status [FLAG...]  running, other (runs with other flags), none, lost (ended
 #                                         without a status, as by a reboot), stopped, or exit status
 #     launch/on_host.sh stop              SIGTERM, on which a run saves; SIGKILL after 15 minutes
@@ -59,7 +59,7 @@ case $verb in
     . launch/venv.sh
     trap : TERM # the run gets the signal too, saves, and ends with 143
     module=bert_jax.main
-    if [ "${1:-}" = --tool=sweep ]; then module=bert_jax.tools.sweep && shift; fi
+    case ${1:-} in --tool=*) module=bert_jax.tools.${1#*=} && shift ;; esac
     echo "$(date '+%F %T') python -m $module $*"
     python -m "$module" "$@"
     ;;

@@ -13,8 +13,9 @@
 #     launch/slurm.sh delete NAME                 cancels the run at once
 #
 # --gpus counts the GPUs of a node; --partition=..., --time=..., --account=... and the like are
-# passed to sbatch unchanged. --tool=sweep runs bert_jax.tools.sweep instead; --dry-run, before the
-# --, prints the commands without running them. One task per node drives all its GPUs. Ten minutes
+# passed to sbatch unchanged. --tool=sweep runs bert_jax.tools.sweep instead, --tool=prepare
+# bert_jax.tools.prepare, whose nodes divide the text; --dry-run, before the --, prints the commands
+# without running them. One task per node drives all its GPUs. Ten minutes
 # before the time limit the run is told to save. Exit status 143 (it saved) queues it again; 0 (done),
 # 2 (bad input) and anything else (a fault) end it.
 
@@ -33,7 +34,7 @@ if [ "${1:-}" = job ]; then # run by sbatch, in the folder from which sbatch was
   # shellcheck source=launch/venv.sh
   . launch/venv.sh
   status=0 module=bert_jax.main
-  if [ "${1:-}" = --tool=sweep ]; then module=bert_jax.tools.sweep && shift; fi
+  case ${1:-} in --tool=*) module=bert_jax.tools.${1#*=} && shift ;; esac
   # Under SLURM jax uses one GPU per task unless it is given a list. srun must not kill the other
   # hosts when one fails: they end by themselves, with its status.
   # shellcheck disable=SC2016

@@ -21,7 +21,8 @@
 #     --spot                          cheaper, and may be taken away at any time
 #     --slices=N                      N slices of that type in one run
 #     --valid-until=DURATION          how long to wait in the queue before giving up, such as 6h
-#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
+#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead; with
+#                                     --tool=prepare the hosts divide the text among them
 #     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
 #     --delete                        relaunch deletes the slice when the run is done or given up
 #     --dry-run                       print the commands without running them

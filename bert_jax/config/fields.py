@@ -165,6 +165,10 @@ FIELDS: Mapping[str, Field] = {
     'data.dir': Field('~/.cache/bert_jax', 'path', 'place'),
     # Each host's copies from data.dir.
     'data.local_dir': Field('~/.cache/bert_jax', 'path', 'place'),
+    # How many blocks of a token store (of half a million tokens each) are shuffled at once. A text
+    # of at most so many is shuffled whole; a longer one is read in windows of random blocks, which
+    # together hold so many in memory, on all hosts together.
+    'data.shuffle_blocks': Field(1024, count(2**40), 'data', PRETRAINING),
     # Prepared tensorflow-datasets; empty: their default place.
     'data.tfds_dir': Field('', 'path', 'place'),
     'data.max_seq_length': Field(128, count(2**16), 'data'),

@@ -16,7 +16,9 @@ import numpy as np
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.runtime.errors import InputError
 
-_ROWS_A_CALL = 2048  # rows made in one call: keeps numpy's overhead per call small
+# Rows made in one call, which keep numpy's overhead per call small.
+_ROWS_A_CALL = 2048
+_ROWS_OF_A_LANE = 512  # in one call, as each lane has an overhead of its own
 _BATCHES_AHEAD = 8
 _THREADS = 2
 _MIXTURE_BLOCK = 1000  # rows in each of which a mixture has its weights, to whole rows
@@ -83,9 +85,15 @@ def collect(
 
 
 class Rows(Protocol):
-    """Rows as a function of their index, which counts through the whole run."""
+    """Rows as a function of their index, which counts through the whole run.
+
+    Attributes:
+      spec: their features.
+      lanes: of a batch, which are made separately (see `data.windows.Lanes`).
+    """
 
     spec: BatchSpec
+    lanes: int
 
     def rows(self, row_ids: np.ndarray) -> dict[str, np.ndarray]: ...
 
@@ -111,6 +119,8 @@ class Examples(Rows, Protocol):
 
 class RecordExamples:
     """Records of Google's create_pretraining_data.py, shuffled by index, with fixed masks."""
+
+    lanes = 1
 
     def __init__(self, records: Any, seed: int, slots: int | None = None, name: str = ''):
         """Pads records to `slots` prediction slots.
@@ -159,12 +169,16 @@ class RecordExamples:
 class Mixture:
     """Several sets of rows, mixed by weight.
 
-    Every block of 1,000 rows holds each set's share, in whole rows but at least one, in random
-    order; each set has its own epochs. After `num_examples` rows, rounded up to whole blocks, every
-    set has been seen in full at least once.
+    Every 1,000 rows of a lane hold each set's share, in whole rows but at least one, in random
+    order; each set has its own epochs. After `num_examples` rows, rounded up to whole thousands,
+    every set has been seen in full at least once. Ids are by lane (see `data.windows.Lanes`), here
+    and in the sets: the rows of a lane come from the same lane of each set.
     """
 
-    def __init__(self, parts: Sequence[Examples], weights: Sequence[float], seed: int):
+    def __init__(
+        self, parts: Sequence[Examples], weights: Sequence[float], seed: int, lanes: int = 1
+    ):
+        self.lanes = lanes
         self.spec = parts[0].spec
         self._parts = parts
         self._seed = seed
@@ -203,13 +217,15 @@ class Mixture:
         return lengths, slots
 
     def _drawn(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The set that each row comes from, and its index there."""
-        blocks, slot = np.divmod(np.asarray(row_ids, np.int64), _MIXTURE_BLOCK)
-        for block, here in grouped(blocks):
-            key = int(hash64(self._seed, _MIXTURE_ORDER, block))
+        """The set that each row comes from, and its id there."""
+        row_of_lane, lane = np.divmod(np.asarray(row_ids, np.int64), self.lanes)
+        blocks, slot = np.divmod(row_of_lane, _MIXTURE_BLOCK)
+        for number, here in grouped(blocks * self.lanes + lane):
+            key = int(hash64(self._seed, _MIXTURE_ORDER, number))
             slot[here] = permute(slot[here], _MIXTURE_BLOCK, key)
         which = np.searchsorted(self._starts, slot, side='right') - 1
-        return which, blocks * self._counts[which] + slot - self._starts[which]
+        place = blocks * self._counts[which] + slot - self._starts[which]
+        return which, place * self.lanes + lane
 
 
 def _rows_in_a_block(weights: Sequence[float]) -> np.ndarray:
@@ -228,6 +244,8 @@ def _rows_in_a_block(weights: Sequence[float]) -> np.ndarray:
 
 class SyntheticExamples:
     """Rows of uniformly random pieces, full length, every prediction slot in use."""
+
+    lanes = 1
 
     def __init__(
         self, vocab_size: int, max_seq_length: int, max_predictions_per_seq: int, *,
@@ -280,7 +298,8 @@ def train_batches(
     Yields:
       Features [len(local), ...].
     """
-    steps_a_call = max(1, _ROWS_A_CALL // len(local))
+    rows_a_call = max(_ROWS_A_CALL, _ROWS_OF_A_LANE * examples.lanes * len(local) // batch_size)
+    steps_a_call = max(1, rows_a_call // len(local))
     end = first_step + num_steps
 
     def make(begin: int) -> dict[str, np.ndarray]:

@@ -89,6 +89,7 @@ class PackedExamples:
     Attributes:
       spec: features of the rows.
       num_rows: of a step.
+      lanes: of its pairs.
       filled: share of the places of a step's rows that hold tokens, in a sample.
       left_out: share of the tokens of a step's pairs for which there is no room, in the same one.
     """
@@ -109,6 +110,7 @@ class PackedExamples:
         self.spec = packed_spec(self._row_length, self._slots)
         (self._pairs_a_row,) = self.spec['cls_positions'].shape
         self.num_rows = num_rows
+        self.lanes = examples.lanes
         self._examples = examples
         self._batch_size = batch_size
         self._num_groups = -(-batch_size // _GROUP)
@@ -266,9 +268,10 @@ class _MaskedPositions:
     """The masked positions of pairs that are made in several calls."""
 
     def __init__(self) -> None:
-        self._pair: list[np.ndarray] = []
-        self._positions: list[np.ndarray] = []
-        self._pieces: list[np.ndarray] = []
+        # Begun with nothing, because a host's rows may hold no pair.
+        self._pair = [np.zeros(0, np.int64)]
+        self._positions = [np.zeros(0, np.int32)]
+        self._pieces = [np.zeros(0, np.int32)]
 
     def add(self, pairs: np.ndarray, made: dict[str, np.ndarray]) -> None:
         """Adds those of the pairs of these numbers [n], which were made as rows of their own."""

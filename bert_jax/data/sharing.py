@@ -1,25 +1,29 @@
-"""The text that hosts share: vocabulary and token store, made once and copied to each host."""
+"""The text that hosts share: vocabulary and token store, made once for all of them."""
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
 
 from bert_jax.data import corpus, store, store_building
-from bert_jax.data.digests import digests, name_of
+from bert_jax.data.digests import name_of
 from bert_jax.data.source import Source
 from bert_jax.data.store import MANIFEST, TokenStore
+from bert_jax.data.store_finishing import VOCABULARY
+from bert_jax.data.store_parts import DocumentFacts
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, open_folder
-from bert_jax.text import kind_of, load_tokenizer, read_switches, write_switches
+from bert_jax.text import find_vocabulary, kind_of, load_tokenizer, read_switches, write_switches
 from bert_jax.text.extending import extend
 from bert_jax.text.trainers import Trainer, Wanted, find_trainer
 from bert_jax.text.training import stripped_marks
@@ -27,6 +31,7 @@ from bert_jax.text.vocab import read_file
 
 _THREADS = 16
 _BLOCK_BYTES = 8 << 20
+_BEGUN = 'begun'  # a file that the first host writes into the folder of a store, for all to see
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
 _SAMPLE_FOR_MARKS_BYTES = 8_000_000
@@ -63,8 +68,7 @@ class Places(NamedTuple):
             raise InputError(f'config.data.local_dir={local} is in a bucket: name a folder on a '
                              'disk of each host, such as ~/.cache/bert_jax')
         place = open_folder(shared, 'config.data.dir', lambda _: True)
-        boot = files.read_system('/proc/sys/kernel/random/boot_id')
-        machines = set(hosts.exchange('machine', f'{platform.node()} {boot}'))
+        machines = set(hosts.exchange('machine', _machine()))
         if files.in_bucket(shared):
             open_folder(local, 'config.data.local_dir', lambda _: True)
         elif len(machines) == 1:
@@ -88,167 +92,286 @@ def _file_system_of(folder: str) -> str:
     return kind
 
 
-def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, Any]:
-    """The text sources by spec; None where this host has none. All hosts call it.
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A text of the run, which a host opens only if it reads it.
 
-    Only the first host's are read; other hosts compare those that they have. For `tfds_dir` and
-    `column` see `corpus.open_source`.
+    Attributes:
+      spec: the user's name for it.
+      tfds_dir, column: see `corpus.open_source`.
+    """
+
+    spec: str
+    tfds_dir: str = ''
+    column: str = 'text'
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The opened text.
+
+        Raises:
+          InputError: there is no such text.
+        """
+        return corpus.open_source(self.spec, self.tfds_dir, self.column)
+
+    def source_if_here(self) -> Source | None:
+        """The opened text; None if this host lacks it, or could have it only by a download."""
+        if not hosts.first() and self.spec.startswith(('tfds:', 'hf:', 'wikipedia:')):
+            return None
+        with contextlib.suppress(InputError):
+            return self.source
+        return None
+
+
+def open_texts(specs: Sequence[str], tfds_dir: str, column: str) -> dict[str, Text]:
+    """The texts of a run by spec; only the first host opens them here. All hosts call it.
+
+    For `tfds_dir` and `column` see `corpus.open_source`.
 
     Raises:
-      InputError: the first host lacks the text, or another host has a different one.
+      InputError: the first host lacks a text.
     """
-    texts: dict[str, Any] = dict.fromkeys(specs)
+    texts: dict[str, Text] = {}
     for spec in specs:
+        texts[spec] = Text(spec, tfds_dir, column)
         if hosts.first():
-            texts[spec] = corpus.open_source(spec, tfds_dir, column)
-        elif not spec.startswith(('tfds:', 'hf:', 'wikipedia:')):  # which could be downloads
-            with contextlib.suppress(InputError):
-                texts[spec] = corpus.open_source(spec, tfds_dir, column)
-    if hosts.count() > 1:
-        ours = {spec: text.outline for spec, text in texts.items() if text}
-        theirs = json.loads(hosts.share('outlines of the text', lambda: json.dumps(ours)))
-        hosts.agree('the text', theirs | ours)
+            _ = texts[spec].source
     return texts
 
 
-def share_store(source: Source, tokenizer: Any, places: Places) -> TokenStore:
-    """The token store of a source on this host's disk, built if needed. All hosts call it.
+def share_store(
+    text: Text, tokenizer: Any, places: Places, vocab_file: str | os.PathLike[str] = '',
+    facts: Sequence[DocumentFacts] = (),
+) -> TokenStore:
+    """The token store of a text in `data.dir`, built if needed. All hosts call it.
+
+    Every host that has the same text as the first one helps to build it, one process of a machine.
 
     Args:
-      source: read on the first host only.
+      text: need be here on the first host only.
       tokenizer: see `store_building.build_store`.
       places: the folders.
+      vocab_file: of the tokenizer; '': the store keeps no copy of it.
+      facts: see `store_building.build_store`.
 
     Raises:
-      InputError: building fails, the store is damaged, or `data.dir` is not shared.
+      InputError: building fails, the store is damaged, `data.dir` is not shared, or another host
+        has a different text.
     """
     name = hosts.share(
-        'token store', lambda: store_building.store_fingerprint(source, tokenizer))
-    here = places.local / 'stores' / name
-    published = places.shared / 'stores' / name
+        'token store', lambda: store_building.store_fingerprint(text.source, tokenizer, facts))
+    folder = places.shared / 'stores' / name
+    if not hosts.share('finished store', lambda: 'yes' if store.is_finished(folder) else ''):
+        _share_folder(folder, places)
+        if _may_build(text, tokenizer, name, facts):
+            store_building.build_store(
+                text.source, tokenizer, places.shared, hosts.first(), vocab_file=vocab_file,
+                facts=facts)
+        hosts.barrier('token store built')
+        if hosts.first():
+            (folder / _BEGUN).unlink(missing_ok=True)
+    if not hosts.first():
+        _wait_for(folder / MANIFEST, places)
+    return TokenStore.open(folder)
 
-    def prepare() -> str:
-        if here == published or _is_finished(here) or not _is_finished(published):
-            store_building.build_store(source, tokenizer, places.local, hosts.first())
-        if not _is_finished(published):
-            copy_store(here, published)
+
+def _share_folder(folder: Path, places: Places) -> None:
+    """Checks that all hosts see the folder in which they are to build a store.
+
+    Raises:
+      InputError: one does not.
+    """
+    if hosts.count() == 1:
+        return
+    mark = folder / _BEGUN
+
+    def begin() -> str:
+        with store.disk_faults(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            files.write_whole(mark, '')
         return ''
 
-    hosts.share('prepare the token store', prepare)
-    if not _is_finished(here):
-        _wait_for(published, places)
-        if here != published:
-            copy_store(published, here)
-    return TokenStore.open(here)
+    hosts.share('begin the token store', begin)
+    _wait_for(mark, places)
 
 
-def _is_finished(folder: Path) -> bool:
-    """Whether a folder holds a finished store."""
-    return (folder / MANIFEST).exists()
+def _may_build(
+    text: Text, tokenizer: Any, name: str, facts: Sequence[DocumentFacts]
+) -> bool:
+    """Whether this host helps to build a store: it has the text, and no other of its machine does.
+
+    Args:
+      text, tokenizer, facts: see `share_store`.
+      name: of the first host's store.
+
+    Raises:
+      InputError: a host has a different text than the first one.
+    """
+    if hosts.count() == 1:
+        return True
+    source = text.source_if_here()
+    theirs = hosts.share('outline of the text', lambda: text.source.outline)
+    ours = theirs if source is None else source.outline
+    hosts.agree('the text', {text.spec: ours})
+    is_same = source is not None and (
+        hosts.first() or store_building.store_fingerprint(source, tokenizer, facts) == name)
+    machines = hosts.exchange('builders', _machine() if is_same else '')
+    if not is_same:
+        return False
+    return machines.index(_machine()) == hosts.index()
 
 
-def _wait_for(published: Path, places: Places) -> None:
-    """Waits until this host sees the store that the first one has published.
+def _machine() -> str:
+    """Names this machine, unlike others, since it was started."""
+    boot = files.read_system('/proc/sys/kernel/random/boot_id')
+    return f'{platform.node()} {boot}'
+
+
+def _wait_for(path: Path, places: Places) -> None:
+    """Waits until this host sees a file that another has written.
 
     Raises:
       InputError: it does not appear, because `data.dir` is not shared.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not _is_finished(published):
+    while not files.exists(path):
         if time.monotonic() > deadline:
             raise InputError(
                 f'config.data.dir={places.shared} is not shared by all hosts: host '
-                f'{hosts.index()} does not see {published}, which host 0 wrote; set '
+                f'{hosts.index()} does not see {path}, which another host wrote; set '
                 '--config.data.dir to a bucket (gs://...) or a folder that all hosts share')
         time.sleep(1.0)
 
 
-def copy_store(source: Path, target: Path) -> None:
-    """Copies a finished store, several files at once, and checks each against the manifest.
-
-    The processes of a machine copy it only once. An interrupted copy is resumed.
+def open_prepared(path: str, tokenizer: Any) -> TokenStore:
+    """A store that was built before, wherever it is, without its text.
 
     Args:
-      source: the store's folder, on disk or in a bucket.
-      target: another folder; one of the two is on disk. Its parent need not exist.
+      path: of its folder, as `tools.prepare` names it.
+      tokenizer: of the run.
 
     Raises:
-      InputError: the store is damaged.
+      InputError: there is no finished store, or it was made with another tokenizer.
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(store.disk_faults(target.parent))
+    prepared = _prepared(path)
+    if prepared.manifest['tokenizer_fingerprint'] != tokenizer.fingerprint:
+        raise InputError(
+            f'{path} was made with another vocabulary or by other rules: leave '
+            'config.data.vocab_file, data.lowercase and the like as they were when it was '
+            'prepared, or prepare it again')
+    return prepared
+
+
+def vocabulary_of(path: str) -> Path:
+    """The file of the vocabulary that a prepared store keeps, on this host's disk.
+
+    Args:
+      path: of the store's folder.
+
+    Raises:
+      InputError: there is no finished store, or it keeps no vocabulary, or that is damaged.
+    """
+    prepared = _prepared(path)
+    folder: Path | None = None
+    for name in prepared.manifest['files']:
+        if name.startswith(f'{VOCABULARY}/'):
+            prepared.check_file(name)
+            folder = files.local_copy(prepared.path / name).parent
+    vocab_file = find_vocabulary(folder) if folder is not None else None
+    if vocab_file is None:
+        raise InputError(f'{path} keeps no vocabulary: set config.data.vocab_file to the one that '
+                         'it was made with')
+    return vocab_file
+
+
+def _prepared(path: str) -> TokenStore:
+    folder = files.absolute(path)
+    if not store.is_finished(folder):
+        raise InputError(f'{path} is no finished token store (it has no {MANIFEST}): name the '
+                         'folder that bert_jax.tools.prepare names, or run that again')
+    return TokenStore.open(folder)
+
+
+def local_store(shared: TokenStore, places: Places) -> TokenStore:
+    """A copy of a store on this host's disk, for one that is small.
+
+    The processes of a machine copy it only once, several files at the same time. An interrupted
+    copy is resumed.
+
+    Args:
+      shared: in `data.dir` or elsewhere.
+      places: the folders.
+
+    Returns:
+      `shared` itself if it is in `data.dir` and that is on this machine.
+
+    Raises:
+      InputError: a file of the store is missing or cut short.
+    """
+    if places.local == places.shared and not files.in_bucket(shared.path):
+        return shared
+    target = places.local / 'stores' / shared.fingerprint
+    if target == shared.path:
+        return shared
+    with store.disk_faults(target.parent):
         target.mkdir(parents=True, exist_ok=True)
-        if not files.in_bucket(target):
-            stack.enter_context(store.locked(target.with_suffix('.lock')))
-            for left in target.glob('.*.tmp'):  # left by a killed copy
-                left.unlink()
-        if _is_finished(target):
-            return
-        copy = _StoreCopy(source, target, store.read_manifest(source)['files'])
-        missing = copy.missing()
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(copy.copy, missing))
-        files.write_whole(target / MANIFEST, (source / MANIFEST).read_bytes())
+        with store.locked(target.with_suffix('.lock')):
+            if not store.is_finished(target):
+                _copy(shared, target)
+    return TokenStore.open(target)
+
+
+def _copy(shared: TokenStore, target: Path) -> None:
+    """Copies the files of a store that a folder lacks, and last the manifest."""
+    sizes = store.file_sizes(shared.manifest)
+    for left in [*target.glob('.*.tmp'), *(target / VOCABULARY).glob('.*.tmp')]:
+        left.unlink()  # a killed copy has left it
+    missing = [name for name, size in sizes.items() if _size(target / name) != size]
+
+    def copy(name: str) -> None:
+        (target / name).parent.mkdir(exist_ok=True)
+        source = shared.path / name
+        try:
+            with source.open('rb') as content, files.open_whole(target / name) as file:
+                shutil.copyfileobj(content, file, _BLOCK_BYTES)
+        except FileNotFoundError:
+            pass  # the next line says so
+        if _size(target / name) != sizes[name]:
+            raise InputError(f'{source} is missing or cut short: {store.remedy(shared.path)}')
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(copy, missing))
+    files.write_whole(target / MANIFEST, (shared.path / MANIFEST).read_bytes())
     if hosts.first():
-        size = sum(copy.entries[name]['bytes'] for name in missing)
+        size = sum(sizes[name] for name in missing)
         tell(f'token store: {size / 1e6:,.0f} MB copied to {target}')
 
 
-@dataclasses.dataclass(frozen=True)
-class _StoreCopy:
-    """A store that is being copied.
-
-    Attributes:
-      source: its folder.
-      target: where the copy grows.
-      entries: size and digest of each file, from the manifest.
-    """
-
-    source: Path
-    target: Path
-    entries: Mapping[str, Mapping[str, Any]]
-
-    def missing(self) -> list[str]:
-        """The files that have not been copied."""
-        return [name for name in self.entries if not self._has(name)]
-
-    def _has(self, name: str) -> bool:
-        path = self.target / name
-        entry = self.entries[name]
-        with contextlib.suppress(FileNotFoundError):
-            return path.stat().length == entry['bytes'] and digests([path]) == [entry['md5']]
-        return False
-
-    def copy(self, name: str) -> None:
-        """Copies a file; an InputError if what arrives is not what the manifest describes."""
-        with contextlib.suppress(FileNotFoundError):
-            self._transfer(self.source / name, self.target / name)
-        if not self._has(name):
-            raise InputError(store.damaged(self.source, name))
-
-    def _transfer(self, source: Path, target: Path) -> None:
-        if files.in_bucket(target):
-            files.upload(source, target)
-            return
-        with source.open('rb') as content, files.open_whole(target) as file:
-            shutil.copyfileobj(content, file, _BLOCK_BYTES)
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().length
+    return None
 
 
-def share_vocabulary(sources: Sequence[Source], wanted: Wanted, places: Places) -> Path:
-    """A vocabulary trained on the sources, on this host's disk. All hosts call it.
+def share_vocabulary(texts: Sequence[Text], wanted: Wanted, places: Places) -> Path:
+    """A vocabulary trained on the texts, on this host's disk. All hosts call it.
+
+    Several commands that need it at the same time each train it: training gives all the same.
 
     Args:
-      sources: read on the first host only.
+      texts: read on the first host only.
       wanted: which vocabulary. A WordPiece file does not keep `strip_accents`: `share_tokenizer`
         does.
       places: the folders.
 
     Raises:
-      InputError: a source cannot be read, a stored vocabulary is damaged, or there is no such kind.
+      InputError: a text cannot be read, a stored vocabulary is damaged, or there is no such kind.
     """
     trainer = find_trainer(wanted.tokenizer)
 
     def make() -> str:
+        sources = [text.source for text in texts]
         name = name_of(_settings_of(sources, wanted))
         content = _stored_vocabulary(places.shared, name, trainer.ending)
         if content is None:

@@ -1,76 +1,67 @@
-"""Token stores: their files, checked against a manifest and mapped into memory."""
+"""Token stores: the blocks of a prepared text, on a disk or in a bucket, and windows of them.
+
+A store is a folder:
+
+    part-00000-000.blocks, ...   blocks, one after the other (see `data.blocks`)
+    part-00000-000.npz, ...      what was noted of each part while it was made (see `store_parts`)
+    index.bin                    an entry of `blocks.INDEX_DTYPE` for each block, in text order
+    left_out.bin                 a bit for each document: 1 for those not to be used (duplicates)
+    held_out.bin                 a block of the used documents with the smallest hashes
+    token_counts.bin             int64 [vocab_size], how often each id occurs in the text
+    manifest.json                what the store was made from and how much is in it; written last
+
+Rows are made from windows: some blocks joined in memory. A small text is one window.
+"""
 
 import contextlib
-import ctypes
 import dataclasses
 import fcntl
 import json
-import mmap
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Self
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
 
 import numpy as np
 
-from bert_jax.data.digests import digests
+from bert_jax.data.blocks import INDEX_DTYPE, Block, bounds_of, smallest_token_dtype
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = 'manifest.json'
-_MAP_FIXED = 0x10  # Linux and macOS; Python's mmap module has no such argument
-_MAP_FAILED = ctypes.c_void_p(-1).value
+INDEX = 'index.bin'
+LEFT_OUT = 'left_out.bin'
+HELD_OUT = 'held_out.bin'
+TOKEN_COUNTS = 'token_counts.bin'
+BLOCKS_ENDING = '.blocks'
+HELD_OUT_TOKENS = 1 << 23  # of the documents in `held_out.bin`: 65,536 rows of 128
+_THREADS = 16  # that read blocks
+_COUNTS = ('num_blocks', 'num_tokens', 'num_sentences', 'num_documents', 'text_bytes')
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenStore:
-    """Token ids with the bounds of sentences and documents. No sentence or document is empty.
+class Window:
+    """Some blocks of a store, joined: a text in memory. No sentence or document is empty.
 
     Attributes:
-      path: the store's directory.
-      manifest: what it was built from and how much is in it.
       tokens: uint16 or uint32 [T], all documents one after the other, without special tokens.
       sentence_offsets: int64 [S + 1]; sentence s is tokens[offsets[s] : offsets[s + 1]].
       document_offsets: int64 [D + 1]; document d is the sentences offsets[d] to offsets[d + 1] - 1.
       document_hashes: uint64 [D], of the token ids.
-      documents: int64 [K], ascending indices of the documents to use, without exact duplicates.
+      documents: int64 [K], ascending indices of the documents to use, without duplicates.
     """
 
-    path: files.Path
-    manifest: dict[str, Any]
     tokens: np.ndarray
     sentence_offsets: np.ndarray
     document_offsets: np.ndarray
     document_hashes: np.ndarray
     documents: np.ndarray
 
-    @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Maps a finished store after comparing its files' sizes and digests with its manifest.
-
-        Raises:
-          InputError: there is none, or a file differs from the manifest.
-        """
-        folder = files.as_path(path)
-        manifest = read_manifest(folder)
-        entries = manifest['files']
-        for name, entry in entries.items():
-            file = folder / name
-            if not file.exists() or os.path.getsize(file) != entry['bytes']:
-                raise InputError(f"{file} is missing or has not the {entry['bytes']} bytes of the "
-                                 f'manifest: {remedy(folder)}')
-        found = digests([folder / name for name in entries])
-        for (name, entry), digest in zip(entries.items(), found, strict=True):
-            if digest != entry['md5']:
-                raise InputError(damaged(folder, name))
-        return cls(folder, manifest, **map_arrays(folder, manifest))
-
-    @property
-    def fingerprint(self) -> str:
-        """Identity of the store: text, vocabulary and options."""
-        return self.manifest['fingerprint']
-
-    def split_held_out(self, fraction: float, min_documents: int = 2) -> tuple[np.ndarray, ...]:
+    def split_held_out(
+        self, fraction: float, min_documents: int, name: str
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Splits the documents by their hashes: by their content, not their place.
 
         A document's side depends on its own text only (but for `min_documents`), so a corpus can
@@ -79,6 +70,7 @@ class TokenStore:
         Args:
           fraction: share of the documents to hold out; 0 holds out none.
           min_documents: at least so many on each side.
+          name: of the source, for messages.
 
         Returns:
           (training, held-out) document indices, int64, ascending.
@@ -88,106 +80,191 @@ class TokenStore:
         """
         if fraction <= 0:
             return self.documents, self.documents[:0]
-        if len(self.documents) < 2 * min_documents:
+        num_documents = len(self.documents)
+        if num_documents < 2 * min_documents:
             raise InputError(
-                f"data source '{self.manifest['source']}' has {len(self.documents)} different "
-                f'documents, too few to hold some out ({2 * min_documents} are needed): separate '
-                'documents by a blank line, add text, or set --config.data.eval_source')
+                f"data source '{name}' has {num_documents} different documents, too few to hold "
+                f'some out ({2 * min_documents} are needed): separate documents by a blank line, '
+                'add text, or set --config.data.eval_source')
         hashes = self.document_hashes[self.documents]
-        limit = min(int(fraction * 2.0**64), 2**64 - 1)
-        held_out = hashes < np.uint64(limit)
-        by_hash = np.argsort(hashes)
-        held_out[by_hash[:min_documents]] = True
-        held_out[by_hash[len(by_hash) - min_documents:]] = False
-        return self.documents[~held_out], self.documents[held_out]
+        is_held_out = hashes < held_out_limit(fraction)
+        num_held_out = int(is_held_out.sum())
+        if not min_documents <= num_held_out <= num_documents - min_documents:
+            by_hash = np.argsort(hashes)
+            is_held_out[by_hash[:min_documents]] = True
+            is_held_out[by_hash[num_documents - min_documents:]] = False
+        return self.documents[~is_held_out], self.documents[is_held_out]
 
 
-class ArrayFiles(NamedTuple):
-    """The files of an array of a store.
+def held_out_limit(fraction: float) -> np.uint64:
+    """Documents with a hash below this are the share `fraction` of all."""
+    return np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenStore:
+    """A finished store, on a disk or in a bucket. Its blocks are read when they are asked for.
 
     Attributes:
-      dtype: of the array.
-      sizes: bytes by name, in order: at least one file, which may be empty.
+      path: the store's folder.
+      manifest: what it was built from and how much is in it.
+      index: [blocks] of `INDEX_DTYPE`.
+      first_document: int64 [blocks + 1], the number of the first document of each block, and of all
+        documents.
+      part_names: of the parts, by their number in the index.
     """
 
-    dtype: str
-    sizes: dict[str, int]
+    path: files.Path
+    manifest: dict[str, Any]
+    index: np.ndarray
+    first_document: np.ndarray
+    part_names: tuple[str, ...]
+    _left_out_bits: np.ndarray
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Opens a finished store.
+
+        Raises:
+          InputError: there is none, or its index is damaged.
+        """
+        folder = files.as_path(path)
+        manifest = read_manifest(folder)
+        index = np.frombuffer(_read_checked(folder, manifest, INDEX), INDEX_DTYPE)
+        bits = np.frombuffer(_read_checked(folder, manifest, LEFT_OUT), np.uint8)
+        return cls(
+            folder, manifest, index, bounds_of(index['num_documents']), tuple(manifest['parts']),
+            bits)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the store: text, vocabulary and options."""
+        return self.manifest['fingerprint']
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all documents, used or not."""
+        return self.manifest['num_tokens']
+
+    @property
+    def repeated_share(self) -> float:
+        """Share of the sentences that repeat earlier ones; see `store_statistics`."""
+        return self.manifest['repeated_share']
+
+    def window(self, numbers: Sequence[int] | np.ndarray) -> Window:
+        """Joins the blocks of these numbers, in this order. Several threads read them.
+
+        Raises:
+          InputError: a block is damaged or missing.
+        """
+        bounds = bounds_of(self.index['num_tokens'][numbers])
+        tokens = np.empty(bounds[-1], smallest_token_dtype(self.manifest['vocab_size']))
+
+        def read(place: int) -> Block:
+            block = self.block(numbers[place])
+            tokens[bounds[place] : bounds[place + 1]] = block.tokens
+            # Copies, because views would keep all bytes of the block.
+            return block.without_tokens()
+
+        with ThreadPoolExecutor(min(_THREADS, max(len(numbers), 1))) as pool:
+            blocks = list(pool.map(read, range(len(numbers))))
+        is_left_out = np.concatenate([self._is_left_out(number) for number in numbers])
+        return _window(tokens, blocks, is_left_out)
+
+    def block(self, number: int) -> Block:
+        """Reads a block and checks it against the index.
+
+        Raises:
+          InputError: it is damaged or missing.
+        """
+        entry = self.index[number]
+        path = self.path / f"{self.part_names[entry['part']]}{BLOCKS_ENDING}"
+        try:
+            content = files.read_range(path, int(entry['offset']), int(entry['num_bytes']))
+        except FileNotFoundError:
+            raise InputError(f'{path} is missing: {remedy(self.path)}') from None
+        return Block.from_bytes(content, entry, path)
+
+    def _is_left_out(self, number: int) -> np.ndarray:
+        """[documents] bool, for those of a block."""
+        first, last = self.first_document[number : number + 2].tolist()
+        first_byte = first // 8
+        bits = np.unpackbits(
+            self._left_out_bits[first_byte : -(-last // 8)], bitorder='little').astype(bool)
+        return bits[first - 8 * first_byte : last - 8 * first_byte]
+
+    def held_out(self) -> Window:
+        """The used documents with the smallest hashes, up to about `HELD_OUT_TOKENS` tokens.
+
+        Raises:
+          InputError: the file is damaged.
+        """
+        content = _read_checked(self.path, self.manifest, HELD_OUT)
+        block = Block.parse(content)
+        return _window(block.tokens, [block], np.zeros(len(block.document_lengths), bool))
+
+    def check_file(self, name: str) -> None:
+        """Checks one of the files that the manifest describes.
+
+        Raises:
+          InputError: it is missing or damaged.
+        """
+        _read_checked(self.path, self.manifest, name)
+
+    def token_counts(self) -> np.ndarray:
+        """How often each id occurs in the text, int64 [vocab_size].
+
+        Raises:
+          InputError: the file is damaged.
+        """
+        return np.frombuffer(_read_checked(self.path, self.manifest, TOKEN_COUNTS), '<i8')
 
 
-def array_files(manifest: Mapping[str, Any]) -> dict[str, ArrayFiles]:
-    """The files of each array of a store."""
-    num_documents = manifest['num_documents']
-    num_used = num_documents - manifest['num_duplicates']
-    piece_bytes = manifest['piece_bytes']
+def _window(tokens: np.ndarray, blocks: Sequence[Block], is_left_out: np.ndarray) -> Window:
+    """The window of some blocks.
 
-    def files_of(array: str, dtype: str, count: int) -> ArrayFiles:
-        num_bytes = count * np.dtype(dtype).itemsize
-        num_pieces = max(1, -(-num_bytes // piece_bytes))
-        sizes = {}
-        for piece in range(num_pieces):
-            sizes[piece_name(array, piece)] = min(piece_bytes, num_bytes - piece * piece_bytes)
-        return ArrayFiles(dtype, sizes)
-
-    return {
-        'tokens': files_of('tokens', manifest['dtype'], manifest['num_tokens']),
-        'sentence_offsets': files_of('sentence_offsets', '<i8', manifest['num_sentences'] + 1),
-        'document_offsets': files_of('document_offsets', '<i8', num_documents + 1),
-        'document_hashes': files_of('document_hashes', '<u8', num_documents),
-        'documents': files_of('documents', '<i8', num_used),
-    }
-
-
-def piece_name(array: str, piece: int) -> str:
-    """The name of one of the files of an array."""
-    return f'{array}-{piece:05}.bin'
+    Args:
+      tokens: of all of them.
+      blocks: in the order of the window; their own tokens are not looked at.
+      is_left_out: [D] bool, for each of their documents.
+    """
+    return Window(
+        tokens=tokens,
+        sentence_offsets=bounds_of(np.concatenate([block.sentence_lengths for block in blocks])),
+        document_offsets=bounds_of(np.concatenate([block.document_lengths for block in blocks])),
+        document_hashes=np.concatenate([block.document_hashes for block in blocks]),
+        documents=np.flatnonzero(~is_left_out))
 
 
 def file_sizes(manifest: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of each file of a store."""
-    sizes: dict[str, int] = {}
-    for array in array_files(manifest).values():
-        sizes |= array.sizes
+    """Bytes by name of the files that rows are made from, without the manifest itself."""
+    sizes = {f'{name}{BLOCKS_ENDING}': size for name, size in manifest['parts'].items()}
+    for name, entry in manifest['files'].items():
+        sizes[name] = entry['bytes']
     return sizes
 
 
-def map_arrays(folder: files.Path, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The arrays of a store by name, each a read-only view of its files.
-
-    Raises:
-      OSError: a file cannot be opened or mapped.
-    """
-    return {name: _map_files(folder, array) for name, array in array_files(manifest).items()}
+def described_file(content: bytes) -> dict[str, int]:
+    """Size and checksum of a file, as they stand in the manifest under `files`."""
+    return {'bytes': len(content), 'crc': zlib.crc32(content)}
 
 
-def _map_files(folder: files.Path, array: ArrayFiles) -> np.ndarray:
-    """Maps the files of an array one after another.
-
-    All but the last must hold a multiple of the system's page size.
-    """
-    total = sum(array.sizes.values())
-    if not total:
-        return np.zeros(0, array.dtype)
-    # Reserves address space and maps the files over it; it is unmapped with the array.
-    space = mmap.mmap(-1, total, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
-    mapped = np.frombuffer(space, array.dtype)
-    address = mapped.ctypes.data
-    for name, size in array.sizes.items():
-        _map_file(folder / name, address, size)
-        address += size
-    return mapped
+def _read_checked(folder: files.Path, manifest: dict[str, Any], name: str) -> bytes:
+    """The content of one of the files that the manifest describes."""
+    path = folder / name
+    try:
+        content = files.read_bytes(path)
+    except FileNotFoundError:
+        raise InputError(f'{path} is missing: {remedy(folder)}') from None
+    if described_file(content) != manifest['files'][name]:
+        raise InputError(
+            f'{path} is damaged (its content is not that of the manifest): {remedy(folder)}')
+    return content
 
 
-def _map_file(path: files.Path, address: int, size: int) -> None:
-    """Maps a file, to be read, over what is mapped at an address."""
-    call = ctypes.CDLL(None, use_errno=True).mmap
-    call.restype = ctypes.c_void_p
-    call.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-    with open(path, 'rb') as file:
-        flags = mmap.MAP_SHARED | _MAP_FIXED
-        if call(address, size, mmap.PROT_READ, flags, file.fileno(), 0) == _MAP_FAILED:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), file.name)
+def is_finished(path: files.Path) -> bool:
+    """Whether a folder holds a finished store."""
+    return files.exists(path / MANIFEST)
 
 
 def read_manifest(path: files.Path) -> dict[str, Any]:
@@ -197,10 +274,10 @@ def read_manifest(path: files.Path) -> dict[str, Any]:
       InputError: there is none, or it is damaged or of another version.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = json.loads(files.read_bytes(path / MANIFEST))
         version = manifest['format_version']
         if version == FORMAT_VERSION:
-            _check_files(manifest)
+            _check_manifest(manifest)
     except FileNotFoundError:
         raise InputError(
             f'{path} is not a finished token store (no {MANIFEST}): {remedy(path)}') from None
@@ -213,16 +290,19 @@ def read_manifest(path: files.Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_files(manifest: Mapping[str, Any]) -> None:
-    """Raises a ValueError if the files in a manifest are not those of its arrays."""
-    written = {name: entry['bytes'] for name, entry in manifest['files'].items()}
-    if written != file_sizes(manifest):
-        raise ValueError('its files are not those of its arrays')
-
-
-def damaged(path: files.Path, name: str) -> str:
-    """The message for a file whose content is not what was written."""
-    return f'{path / name} is damaged (its content is not that of the manifest): {remedy(path)}'
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Raises a ValueError or the like if a manifest lacks what a store is read by."""
+    for name in _COUNTS:
+        if not isinstance(manifest[name], int) or manifest[name] < 0:
+            raise ValueError(f'{name} is no count')
+    for name in (INDEX, LEFT_OUT, HELD_OUT, TOKEN_COUNTS):
+        described_as = manifest['files'][name]
+        if sorted(described_as) != ['bytes', 'crc']:
+            raise ValueError(f'{name} is not described')
+    if manifest['files'][INDEX]['bytes'] != manifest['num_blocks'] * INDEX_DTYPE.itemsize:
+        raise ValueError('its index has not an entry for each block')
+    if not all(isinstance(size, int) for size in manifest['parts'].values()):
+        raise ValueError('its parts have no sizes')
 
 
 def remedy(path: files.Path) -> str:

@@ -1,216 +1,520 @@
-"""How token stores are built, by one process or several.
+"""How token stores are built, by any number of workers on any number of machines.
 
-A store under construction grows in a folder beside its final place, with a journal that says how
-much of its files is valid, so that a killed build resumes where it stopped and gives the same
-bytes. One process can read, check and hash about as much text as eight cores can tokenize. With
-more cores, several processes build parts of the store, which are then joined in order.
+A source is divided into shares, of which each is read by one worker and gives one or more parts
+(see `store_parts`), written straight to the store's folder, on a disk or in a bucket:
 
-    N: tokens, n: lines
+    part-SSSSS-PPP.blocks, part-SSSSS-PPP.npz    a part, finished once it has its .npz
+    part-SSSSS.done                              share S has all of its parts
+    part-SSSSS.claim, finish.claim               a worker is at it (see `runtime.claims`)
+
+All workers do the same: take a share that nobody works on, until there is none, and then the last
+step (see `store_finishing`). A worker that is killed loses the part that it was writing. Shares and
+parts follow from the source alone, so two workers that make the same part write the same bytes,
+and the store is the same, byte for byte, whoever built it.
+
+One process can read, check and hash about as much text as eight cores can tokenize. With more
+cores, several processes of a machine are workers.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
-import json
 import os
 import pickle
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.digests import digests, name_of
+from bert_jax.data.blocks import Block, bounds_of, smallest_token_dtype
+from bert_jax.data.digests import name_of
 from bert_jax.data.source import Source, TokenBatch, Unit
-from bert_jax.data.store import (
-    FORMAT_VERSION,
-    MANIFEST,
-    TokenStore,
-    array_files,
-    disk_faults,
-    file_sizes,
-    locked,
-    map_arrays,
-    piece_name,
+from bert_jax.data.store import FORMAT_VERSION, TokenStore, disk_faults, is_finished
+from bert_jax.data.store_finishing import VOCABULARY, Origin, finish_store
+from bert_jax.data.store_parts import (
+    PART_FILE_BYTES,
+    DocumentFacts,
+    Limits,
+    Notes,
+    PartBuilder,
+    Start,
+    blocks_path,
+    notes_path,
+    part_name,
+    write_notes,
 )
 from bert_jax.data.text_batches import text_batches
-from bert_jax.runtime import files
+from bert_jax.runtime import claims, files
+from bert_jax.runtime.claims import Claims
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
 from bert_jax.runtime.pool import process_pool
+from bert_jax.text import find_vocabulary, keep_tokenizer, load_tokenizer
 
-PIECE_BYTES = 512 << 20  # bytes of a file; a multiple of every system's page size
 # Raise it when `split_sentences` changes: stores built by older rules are not reused.
 _SPLITTER_VERSION = 2
 _CORES_A_PROCESS = 8
 _MIN_BYTES_A_PROCESS = 1 << 30  # a process takes seconds to start
-_PART_BYTES = 256 << 20  # of text in a part, at least, where units are smaller
-_WRITTEN_AT_ONCE = 8 << 20  # elements
-_JOURNAL = 'journal.json'
-_JOURNAL_SECONDS = 10.0
-_MAX_16_BIT_VOCAB = 1 << 16
+# Of text in a share, at least. Before each, TensorFlow takes the time of about 10 MB.
+_SHARE_BYTES = 512 << 20
+_PART_BYTES = 256 << 20  # of text in a part, about
+_REPORT_SECONDS = 10.0
+_LISTING_SECONDS = 60.0  # between two listings of what other workers have done
+_LOOK_SECONDS = 1.0  # between two looks at shares that others work on
+_MOST_LOOKED_AT = 8  # of these shares, so that waiting workers do not crowd a bucket
+_DONE_ENDING = '.done'
+_FINISH = 'finish'  # the name of the last step
 
 
-def store_fingerprint(source: Source, tokenizer: Any) -> str:
+def store_fingerprint(
+    source: Source, tokenizer: Any, facts: Sequence[DocumentFacts] = ()
+) -> str:
     """The name of a source's store; it changes with the content, the vocabulary and the rules."""
-    return name_of([FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint])
+    rules = [fact.fingerprint for fact in facts]
+    return name_of([
+        FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint, *rules])
 
 
 def build_store(
     source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str], progress: bool = True,
-    num_processes: int = 0,
+    num_processes: int = 0, vocab_file: str | os.PathLike[str] = '',
+    facts: Sequence[DocumentFacts] = (),
 ) -> TokenStore:
     """The token store of a source: opened if it is complete, else built, or its build resumed.
 
+    Any number of processes may call it at the same time, on any number of machines that share
+    `cache_dir`: they divide the work, and each returns when the store is complete.
+
     Args:
       source: where the text comes from.
-      tokenizer: has `vocab` (with a length) and `fingerprint`.
-      cache_dir: stores are in its folder `stores`.
+      tokenizer: has `vocab` (with a length), `lowercase` and `fingerprint`.
+      cache_dir: stores are in its folder `stores`; on a disk or in a bucket.
       progress: whether to report on standard error.
-      num_processes: that tokenize; 0: as many as are useful on this machine.
+      num_processes: of this machine that tokenize; 0: as many as are useful.
+      vocab_file: of the tokenizer, of which the store keeps a copy; '': none.
+      facts: what to note of documents besides.
 
     Raises:
       InputError: unreadable text, no text at all, a damaged store, a full disk.
     """
-    fingerprint = store_fingerprint(source, tokenizer)
-    final = files.as_path(cache_dir) / 'stores' / fingerprint
-    if final.exists():
-        return TokenStore.open(final)
-    with disk_faults(final.parent):
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with locked(final.with_suffix('.lock')):
-            if not final.exists():  # another process may have built it meanwhile
-                building = final.with_suffix('.building')
-                _build(source, tokenizer, building, fingerprint, progress, num_processes)
-                os.rename(building, final)
-    return TokenStore.open(final)
-
-
-def _build(
-    source: Source, tokenizer: Any, path: files.Path, fingerprint: str, progress: bool,
-    num_processes: int,
-) -> None:
-    """Builds the whole store in a folder, from where an interrupted build ended."""
-    num_bytes = sum(unit.num_bytes for unit in source.units)
-    growing = _GrowingStore(path, tokenizer, total_bytes=num_bytes if progress else None)
-    _append_text(growing, source, tokenizer, num_processes)
-    if not growing.state.num_documents:
-        raise InputError(f"data source '{source.spec}' holds no text")
-    growing.add_documents()
-    if store_fingerprint(source, tokenizer) != fingerprint:
-        shutil.rmtree(path)
-        raise InputError(f"data source '{source.spec}' changed while it was read: start again when "
-                         'its files are complete')
-    shutil.rmtree(path / 'parts', ignore_errors=True)
-    manifest = {
-        'format_version': FORMAT_VERSION,
-        'fingerprint': fingerprint,
-        'source': source.spec,
-        'source_fingerprint': source.fingerprint(),
-        'tokenizer_fingerprint': tokenizer.fingerprint,
-        'vocab_size': len(tokenizer.vocab),
-        **growing.state.sizes(),
-        'files': _described_files(path),
-    }
-    files.write_whole(path / MANIFEST, json.dumps(manifest, indent=1))
-    (path / _JOURNAL).unlink()
+    fingerprint = store_fingerprint(source, tokenizer, facts)
+    folder = files.as_path(cache_dir) / 'stores' / fingerprint
+    if is_finished(folder):
+        return TokenStore.open(folder)
+    started = time.monotonic()
+    with disk_faults(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if vocab_file:
+            _keep_vocabulary(folder, vocab_file, tokenizer)
+        build = _Build(
+            folder=folder, fingerprint=fingerprint, source=source, tokenizer=tokenizer,
+            facts=tuple(facts), shares=tuple(shares_of(source.units)), num_threads=1,
+            progress=progress)
+        _run_workers(build, num_processes)
+    store = TokenStore.open(folder)
     if progress:
-        tell(growing.state.summary())
+        tell(_summary(store.manifest, time.monotonic() - started))
+    return store
 
 
-def _described_files(folder: files.Path) -> dict[str, dict[str, Any]]:
-    """Size and digest of each file of a store, by name, as they stand in the manifest."""
-    paths = sorted(folder.glob('*.bin'))
-    described = {}
-    for path, digest in zip(paths, digests(paths), strict=True):
-        described[path.name] = {'bytes': os.path.getsize(path), 'md5': digest}
-    return described
+def _summary(manifest: Mapping[str, Any], seconds: float) -> str:
+    """What a finished store holds, in a line."""
+    return (
+        f"token store: {manifest['num_tokens']} tokens, {manifest['num_sentences']} sentences, "
+        f"{manifest['num_documents']} documents ({manifest['num_duplicates']} duplicates left out) "
+        f"from {manifest['text_bytes'] / 1e6:.1f} MB in {seconds:.2f} s")
 
 
-@dataclasses.dataclass
-class _State:
-    """How much of a growing store is valid, and where in the source it continues.
+def _keep_vocabulary(
+    folder: files.Path, vocab_file: str | os.PathLike[str], tokenizer: Any
+) -> None:
+    """Copies a tokenizer's files into a store, unless they are there.
+
+    Raises:
+      InputError: `vocab_file` is not that of the tokenizer any more.
+    """
+    kept = folder / VOCABULARY
+    if _keeps(kept, tokenizer):
+        return
+    kept.mkdir(parents=True, exist_ok=True)
+    keep_tokenizer(vocab_file, kept)
+    if not _keeps(kept, tokenizer):
+        raise InputError(f'{vocab_file} changed while it was read: start again')
+
+
+def _keeps(kept: files.Path, tokenizer: Any) -> bool:
+    """Whether a folder has the files of a tokenizer."""
+    with contextlib.suppress(InputError):
+        vocab_file = find_vocabulary(kept)
+        if vocab_file is not None:
+            found = load_tokenizer(vocab_file, bool(tokenizer.lowercase))
+            return found.fingerprint == tokenizer.fingerprint
+    return False
+
+
+class Share(NamedTuple):
+    """What is read by one worker.
 
     Attributes:
-      unit: of the source, to continue in.
-      done: how many of its documents are in the store.
-      piece_bytes: the most bytes of a file.
-      dtype: of the tokens.
-      num_tokens, num_sentences, num_documents: in the store so far.
-      num_duplicates: of these documents, left out of the store's `documents`.
-      text_bytes: of text, in these documents.
-      seconds: that the build took so far.
+      number: of the share.
+      first, last: the units of the source from `first` to before `last`.
+      num_bytes: of text in them, as far as it is known.
+      part_bytes: of text, after which a part ends.
     """
 
-    unit: int
-    done: int
-    piece_bytes: int
-    dtype: str
-    num_tokens: int = 0
-    num_sentences: int = 0
-    num_documents: int = 0
-    num_duplicates: int = 0
-    text_bytes: int = 0
-    seconds: float = 0.0
+    number: int
+    first: int
+    last: int
+    num_bytes: int
+    part_bytes: int
 
-    def resumed(self, journal: dict[str, Any]) -> Self:
-        """The state that a journal holds; KeyError, ValueError or TypeError if it is damaged."""
-        types = {name: type(value) for name, value in dataclasses.asdict(self).items()}
-        return type(self)(**{name: kind(journal[name]) for name, kind in types.items()})
+    @property
+    def name(self) -> str:
+        """The name of its claim, and of the file that says that it is done."""
+        return f'part-{self.number:05}'
 
-    def sizes(self) -> dict[str, Any]:
-        """What of it stands in the manifest."""
-        fields = dataclasses.asdict(self)
-        del fields['unit']
-        del fields['done']
-        return fields
 
-    def summary(self) -> str:
-        """What a finished store holds, in a line."""
+def shares_of(units: Sequence[Unit]) -> Iterator[Share]:
+    """Divides the units of a source: each share has `_SHARE_BYTES` of text or more.
+
+    The parts of a share are of about equal size.
+    """
+    first = 0
+    num_bytes = 0
+    number = 0
+    for last, unit in enumerate(units, 1):
+        num_bytes += unit.num_bytes
+        if num_bytes >= _SHARE_BYTES or last == len(units):
+            num_parts = max(num_bytes // _PART_BYTES, 1)
+            yield Share(number, first, last, num_bytes, max(num_bytes // num_parts, _PART_BYTES))
+            first = last
+            num_bytes = 0
+            number += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Build:
+    """What all workers of a store are told.
+
+    Attributes:
+      folder: of the store.
+      fingerprint: its name.
+      source, tokenizer, facts: see `build_store`.
+      shares: of the source.
+      num_threads: of each worker.
+      progress: whether to report on standard error.
+    """
+
+    folder: files.Path
+    fingerprint: str
+    source: Source
+    tokenizer: Any
+    facts: tuple[DocumentFacts, ...]
+    shares: tuple[Share, ...]
+    num_threads: int
+    progress: bool
+
+
+def _run_workers(build: _Build, num_processes: int) -> None:
+    """Works on a store in so many processes until it is finished; 0: as many as are useful."""
+    cores = os.cpu_count() or 1
+    if sys.platform == 'linux':
+        cores = len(os.sched_getaffinity(0))
+    if build.source.takes_all_cores:
+        num_processes = 1
+    elif not num_processes:
+        num_processes = _useful_processes(build, cores)
+    build = dataclasses.replace(build, num_threads=-(-cores // num_processes))
+    if num_processes == 1:
+        _Worker(build).run()
+        return
+    with process_pool(num_processes) as pool:
+        tasks = []
+        for number in range(num_processes):
+            job = dataclasses.replace(build, progress=build.progress and number == 0)
+            tasks.append(pool.submit(_work, pickle.dumps(job)))
+        for task in tasks:
+            task.result()
+
+
+def _useful_processes(build: _Build, cores: int) -> int:
+    """How many processes can share the work of tokenizing a source."""
+    num_bytes = sum(share.num_bytes for share in build.shares)
+    most = min(cores // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(build.shares))
+    return max(1, most)
+
+
+def _work(job: bytes) -> None:
+    """Is a worker, in a process of the pool.
+
+    Args:
+      job: a `_Build`, pickled, so that a failure to load it is raised by this function.
+    """
+    build: _Build = pickle.loads(job)
+    # Otherwise TensorFlow would start threads for all cores in every process.
+    os.environ['CUDA_VISIBLE_DEVICES'] = ''
+    os.environ['TF_NUM_INTRAOP_THREADS'] = str(build.num_threads)
+    os.environ['TF_NUM_INTEROP_THREADS'] = str(build.num_threads + 2)
+    _Worker(build).run()
+
+
+class _Worker:
+    """One of the processes that build a store."""
+
+    def __init__(self, build: _Build):
+        self._build = build
+        self._claims = Claims(build.folder)
+        self._progress = _Progress(build)
+        token_dtype = smallest_token_dtype(len(build.tokenizer.vocab))
+        self._token_dtype = token_dtype
+        self._limits = Limits.of(sum(share.num_bytes for share in build.shares))
+
+    def run(self) -> None:
+        """Works until the store is finished."""
+        try:
+            self._build_shares()
+        except FileNotFoundError:
+            # While this process was suspended, others did its share and removed what it wrote.
+            if not is_finished(self._build.folder):
+                raise
+        while not is_finished(self._build.folder):
+            with self._claims.held(_FINISH) as is_ours:
+                if is_ours and not is_finished(self._build.folder):
+                    self._finish()
+                    return
+            time.sleep(_LOOK_SECONDS)
+
+    def _build_shares(self) -> None:
+        """Works until all shares are done."""
+        waiting = self._in_own_order(self._progress.undone())
+        num_looked_at = len(waiting)
+        while waiting:
+            waiting = self._take_shares(waiting, num_looked_at)
+            num_looked_at = _MOST_LOOKED_AT
+            if waiting:
+                self._progress.report()
+                time.sleep(_LOOK_SECONDS)
+
+    def _in_own_order(self, shares: Sequence[Share]) -> list[Share]:
+        """Shares from a place on that follows from the worker's name, so that few workers meet."""
+        begin = int(self._claims.worker, 16) % max(len(shares), 1)
+        return [*shares[begin:], *shares[:begin]]
+
+    def _take_shares(self, waiting: Sequence[Share], num_looked_at: int) -> list[Share]:
+        """Builds those of some shares that are free; returns those that others work on.
+
+        Args:
+          waiting: the shares.
+          num_looked_at: of them, at most so many that others work on are looked at.
+        """
+        others: list[Share] = []
+        for place, share in enumerate(waiting):
+            if len(others) == num_looked_at:
+                return [*others, *waiting[place:]]
+            if self._is_done(share):
+                self._progress.add_done(share)
+                continue
+            with self._claims.held(share.name) as is_ours:
+                if not is_ours:
+                    others.append(share)
+                elif is_finished(self._build.folder):  # which removes what says that it is done
+                    return []
+                elif not self._is_done(share):
+                    self._build_share(share)
+                    files.write_whole(self._done_path(share), b'')
+                    self._progress.add_done(share)
+        return others
+
+    def _done_path(self, share: Share) -> files.Path:
+        return self._build.folder / f'{share.name}{_DONE_ENDING}'
+
+    def _is_done(self, share: Share) -> bool:
+        return files.exists(self._done_path(share))
+
+    def _build_share(self, share: Share) -> None:
+        """Makes the parts that a share lacks."""
+        build = self._build
+        number, start, is_whole = self._resumed(share)
+        if is_whole:
+            return
+        tokenize_batches = _load_tokenize_batches(build.source.spec)
+        texts = text_batches(build.source, range(start.unit, share.last), start.done)
+        batches = _Batches(tokenize_batches(texts, build.tokenizer, build.num_threads))
+        while not is_whole:
+            start, is_whole = self._build_part(share, number, batches)
+            number += 1
+
+    def _resumed(self, share: Share) -> tuple[int, Start, bool]:
+        """(Number of the first part that a share lacks, where it begins, whether it lacks none)."""
+        folder = self._build.folder
+        number = 0
+        while files.exists(notes_path(folder, part_name(share.number, number))):
+            number += 1
+        if number == 0:
+            return 0, Start(share.first, 0), False
+        path = notes_path(folder, part_name(share.number, number - 1))
+        start, is_last = Notes(files.local_copy(path), path).following()
+        return number, start, is_last
+
+    def _build_part(
+        self, share: Share, number: int, batches: '_Batches'
+    ) -> tuple[Start, bool]:
+        """Makes a part; returns where the next begins, and whether this is the last of its share.
+
+        A part ends with the first batch that makes it large enough.
+        """
+        build = self._build
+        name = part_name(share.number, number)
+        start = Start(share.last, 0)
+        with files.open_whole(blocks_path(build.folder, name)) as file:
+            part = PartBuilder(
+                file, self._token_dtype.itemsize, len(build.tokenizer.vocab), self._limits,
+                build.facts)
+            is_full = False
+            while batches.following is not None and not is_full:
+                batch = batches.take()
+                place = batch.note
+                part.add(documents_of(batch, self._token_dtype), place.num_bytes)
+                start = Start(place.unit, place.done)
+                self._progress.add_text(place.num_bytes)
+                is_full = (
+                    part.text_bytes >= share.part_bytes or part.file_bytes >= PART_FILE_BYTES)
+            is_last = batches.following is None
+            if is_last:
+                start = Start(share.last, 0)
+            notes = part.finish(start, is_last)
+        write_notes(notes_path(build.folder, name), notes)
+        return start, is_last
+
+    def _finish(self) -> None:
+        """Makes the parts a store."""
+        build = self._build
+        source = build.source
+        if store_fingerprint(source, build.tokenizer, build.facts) != build.fingerprint:
+            _remove(build.folder, ('.npz', '.blocks', _DONE_ENDING))
+            raise InputError(f"data source '{source.spec}' changed while it was read: start again "
+                             'when its files are complete')
+        origin = Origin(
+            fingerprint=build.fingerprint,
+            source=source.spec,
+            source_fingerprint=source.fingerprint(),
+            tokenizer_fingerprint=build.tokenizer.fingerprint,
+            vocab_size=len(build.tokenizer.vocab),
+            lowercase=build.tokenizer.lowercase)
+        try:
+            finish_store(build.folder, origin, len(build.shares))
+        except InputError:
+            _remove(build.folder, (_DONE_ENDING,))  # so that the next start looks at the parts
+            raise
+        _remove(build.folder, (claims.ENDING, _DONE_ENDING, '.tmp'))
+
+
+def _remove(folder: files.Path, endings: tuple[str, ...]) -> None:
+    """Removes the files of a folder with these endings. Other workers may do so too."""
+    for path in files.children(folder):
+        if path.name.endswith(endings):
+            with contextlib.suppress(OSError):  # a claim may be that of a worker which ends too
+                path.unlink(missing_ok=True)
+
+
+class _Progress:
+    """What a worker knows of the whole build, and reports from time to time."""
+
+    def __init__(self, build: _Build):
+        self._build = build
+        self._done: set[int] = set()  # numbers of shares
+        self._text_bytes = 0  # that this worker has read
+        self._reported = self._listed = self._started = time.monotonic()
+        self._bytes_at_start = 0.0
+
+    def undone(self) -> list[Share]:
+        """The shares that are not done, from a listing."""
+        self._list()
+        self._bytes_at_start = self._done_bytes()
+        return [share for share in self._build.shares if share.number not in self._done]
+
+    def _list(self) -> None:
+        names = files.sizes(self._build.folder)
+        for share in self._build.shares:
+            if f'{share.name}{_DONE_ENDING}' in names:
+                self._done.add(share.number)
+        self._listed = time.monotonic()
+
+    def _done_bytes(self) -> float:
+        """Bytes of text of all shares that are done."""
+        return sum(self._build.shares[number].num_bytes for number in self._done)
+
+    def add_done(self, share: Share) -> None:
+        """Notes that a share is done."""
+        self._done.add(share.number)
+
+    def add_text(self, num_bytes: int) -> None:
+        """Notes that this worker has tokenized so many more bytes of text."""
+        self._text_bytes += num_bytes
+        self.report()
+
+    def report(self) -> None:
+        """Says how far the store is, if that was not said lately."""
+        now = time.monotonic()
+        if not self._build.progress or now - self._reported < _REPORT_SECONDS:
+            return
+        if now - self._listed > _LISTING_SECONDS:
+            self._list()
+        self._reported = now
+        tell(self._line(now - self._started))
+
+    def _line(self, seconds: float) -> str:
+        total = sum(share.num_bytes for share in self._build.shares)
+        # Of the shares that are under way only this worker's is known.
+        done = max(self._done_bytes(), self._bytes_at_start + self._text_bytes)
+        own_rate = self._text_bytes / seconds
+        rate = max(done - self._bytes_at_start, 1.0) / seconds
+        minutes = max(total - done, 0.0) / rate / 60
         return (
-            f'token store: {self.num_tokens} tokens, {self.num_sentences} sentences, '
-            f'{self.num_documents} documents ({self.num_duplicates} duplicates left out) '
-            f'from {self.text_bytes / 1e6:.1f} MB in {self.seconds} s')
+            f'token store: {len(self._done):,} of {len(self._build.shares):,} shares done, '
+            f'{min(done / max(total, 1), 0.99):.0%}, {own_rate / 1e6:.1f} MB/s in this process, '
+            f'{minutes:.1f} min left')
 
 
-class _Tokenized(NamedTuple):
-    """Documents to append to a store.
+class _Batches:
+    """Batches of tokens, of which one can see whether there is another.
 
     Attributes:
-      tokens: of all of them, one after the other.
-      sentence_ends: where sentences end, in tokens, counted from the first appended.
-      document_ends: where documents end, in sentences, counted from the first appended.
-      hashes: uint64, of the tokens of each document.
+      following: the next one; None after the last.
     """
 
-    tokens: np.ndarray
-    sentence_ends: np.ndarray
-    document_ends: np.ndarray
-    hashes: np.ndarray
+    def __init__(self, batches: Iterator[TokenBatch]):
+        self._batches = batches
+        self.following = next(batches, None)
+
+    def take(self) -> TokenBatch:
+        """The next one, which must be there."""
+        batch = self.following
+        assert batch is not None
+        self.following = next(self._batches, None)
+        return batch
 
 
-def _documents_of(batch: TokenBatch, dtype: str) -> _Tokenized:
+def documents_of(batch: TokenBatch, token_dtype: np.dtype) -> Block:
     """The documents of a batch, without empty lines (as sentences) and empty documents.
 
     Args:
       batch: documents, tokenized line by line.
-      dtype: of a store's tokens.
+      token_dtype: of a store's tokens.
     """
     has_tokens = batch.num_tokens > 0
-    # Numbers of tokens, and of lines with tokens, before each line and then before each document.
-    tokens_before = np.concatenate([[0], np.cumsum(batch.num_tokens, dtype=np.int64)])
-    sentences_before = np.concatenate([[0], np.cumsum(has_tokens)])
-    first_lines = np.concatenate([[0], np.cumsum(batch.num_lines)])
-    token_bounds = tokens_before[first_lines]
-    sentence_bounds = sentences_before[first_lines]
-    tokens = batch.ids.astype(dtype)
-    return _Tokenized(
+    first_lines = bounds_of(batch.num_lines)
+    token_bounds = bounds_of(batch.num_tokens)[first_lines]
+    num_sentences = np.diff(bounds_of(has_tokens)[first_lines])
+    tokens = batch.ids.astype(token_dtype)
+    return Block(
         tokens=tokens,
-        sentence_ends=tokens_before[1:][has_tokens],
-        document_ends=sentence_bounds[1:][np.diff(sentence_bounds) > 0],
-        hashes=_document_hashes(tokens, token_bounds))
+        sentence_lengths=batch.num_tokens[has_tokens].astype(np.uint32),
+        document_lengths=num_sentences[num_sentences > 0].astype(np.uint32),
+        document_hashes=_document_hashes(tokens, token_bounds))
 
 
 def _document_hashes(tokens: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -222,160 +526,6 @@ def _document_hashes(tokens: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     return np.frombuffer(b''.join(hashes), '<u8')
 
 
-class _GrowingStore:
-    """The growing files of a store or part, and a journal of how much of them is valid.
-
-    Attributes:
-      folder: where they are.
-      state: as in the journal.
-    """
-
-    def __init__(
-        self, folder: files.Path, tokenizer: Any, unit: int = 0, done: int = 0,
-        total_bytes: int | None = None,
-    ):
-        """Resumes from the folder's journal, or begins at a document of a unit.
-
-        Args:
-          folder: see above.
-          tokenizer: gives the ids.
-          unit, done: where to begin if there is nothing to resume.
-          total_bytes: expected bytes of text, for progress reports; None: no reports.
-        """
-        self.folder = folder
-        self._tokenizer = tokenizer
-        self._total_bytes = total_bytes
-        dtype = '<u2' if len(tokenizer.vocab) < _MAX_16_BIT_VOCAB else '<u4'
-        fresh = _State(unit, done, PIECE_BYTES, dtype)
-        try:
-            journal = json.loads((folder / _JOURNAL).read_text())
-            self.state = fresh.resumed(journal)
-            self._cut()
-        except (OSError, ValueError, KeyError, TypeError):
-            # There is no journal, or a power failure cut files short of what it says.
-            self.state = fresh
-            self._begin()
-        self._started = time.monotonic() - self.state.seconds
-        self.save()
-
-    def _begin(self) -> None:
-        """Makes the files of an empty store, instead of any that are there."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        for name, size in file_sizes(self.state.sizes()).items():
-            (self.folder / name).write_bytes(bytes(size))
-
-    def _cut(self) -> None:
-        """Cuts files to the journal's sizes; ValueError or OSError if they are too short."""
-        sizes = file_sizes(self.state.sizes())
-        for name, size in sizes.items():
-            if os.path.getsize(self.folder / name) < size:
-                raise ValueError(f'{name} is cut short')
-            os.truncate(self.folder / name, size)
-        for path in self.folder.glob('*.bin'):
-            if path.name not in sizes:
-                path.unlink()
-
-    def _write(self, array: str, values: np.ndarray, base: int = 0) -> None:
-        """Appends `values + base` to an array; `state` tells its size so far."""
-        written_files = array_files(self.state.sizes())[array]
-        size = sum(written_files.sizes.values())
-        for begin in range(0, len(values), _WRITTEN_AT_ONCE):
-            block = values[begin : begin + _WRITTEN_AT_ONCE] + base
-            size = self._write_bytes(array, size, block.astype(written_files.dtype).tobytes())
-
-    def _write_bytes(self, array: str, size: int, content: bytes) -> int:
-        """Appends bytes to the files of an array that has `size` of them; its new size."""
-        piece_bytes = self.state.piece_bytes
-        rest = memoryview(content)
-        while len(rest):
-            piece, used = divmod(size, piece_bytes)
-            with open(self.folder / piece_name(array, piece), 'ab') as file:
-                written = file.write(rest[: piece_bytes - used])
-            size += written
-            rest = rest[written:]
-        return size
-
-    def _append(self, documents: _Tokenized, num_bytes: int) -> None:
-        """Appends documents, made of so many bytes of text."""
-        state = self.state
-        self._write('tokens', documents.tokens)
-        self._write('sentence_offsets', documents.sentence_ends, state.num_tokens)
-        self._write('document_offsets', documents.document_ends, state.num_sentences)
-        self._write('document_hashes', documents.hashes)
-        state.num_tokens += len(documents.tokens)
-        state.num_sentences += len(documents.sentence_ends)
-        state.num_documents += len(documents.document_ends)
-        state.num_duplicates = state.num_documents  # so `documents` counts as empty
-        state.text_bytes += num_bytes
-
-    def _continue_at(self, unit: int, done: int) -> None:
-        self.state.unit = unit
-        self.state.done = done
-
-    def save(self, report: bool = False) -> None:
-        """Makes the files' present content valid; `report` prints progress if that is wanted."""
-        for path in self.folder.glob('*.bin'):
-            with open(path, 'rb') as file:
-                os.fsync(file.fileno())
-        seconds = time.monotonic() - self._started
-        self.state.seconds = round(seconds, 2)
-        files.write_whole(self.folder / _JOURNAL, json.dumps(dataclasses.asdict(self.state)))
-        if report and self._total_bytes is not None:
-            tell(_progress(self.state.text_bytes, self._total_bytes, seconds))
-
-    def read(self, source: Source, last: int, num_threads: int) -> None:
-        """Tokenizes and appends the documents of the units before `last`."""
-        state = self.state
-        tokenize_batches = _load_tokenize_batches(source.spec)
-        texts = text_batches(source, range(state.unit, last), state.done)
-        saved = time.monotonic()
-        for batch in tokenize_batches(texts, self._tokenizer, num_threads):
-            place = batch.note
-            self._append(_documents_of(batch, state.dtype), place.num_bytes)
-            self._continue_at(place.unit, place.done)
-            if time.monotonic() - saved > _JOURNAL_SECONDS:
-                self.save(report=True)
-                saved = time.monotonic()
-        self._continue_at(last, 0)
-        self.save()
-
-    def join(self, folder: files.Path, last: int) -> None:
-        """Appends a part that ends before unit `last`, and deletes it."""
-        part = _GrowingStore(folder, self._tokenizer)
-        arrays = map_arrays(folder, part.state.sizes())
-        documents = _Tokenized(
-            tokens=arrays['tokens'],
-            sentence_ends=arrays['sentence_offsets'][1:],
-            document_ends=arrays['document_offsets'][1:],
-            hashes=arrays['document_hashes'])
-        self._append(documents, part.state.text_bytes)
-        self._continue_at(last, 0)
-        self.save(report=True)
-        shutil.rmtree(folder)
-
-    def add_documents(self) -> None:
-        """Writes `documents`: of exact duplicates, only the first."""
-        state = self.state
-        state.num_duplicates = state.num_documents
-        self._cut()  # drops what a build killed here has written
-        hashes = map_arrays(self.folder, state.sizes())['document_hashes']
-        _, first_of_each = np.unique(hashes, return_index=True)
-        self._write('documents', np.sort(first_of_each))
-        state.num_duplicates -= len(first_of_each)
-        self.save()
-
-
-def _progress(num_bytes: int, total_bytes: int, seconds: float) -> str:
-    """How far a build is and how long it will take, in a line."""
-    rate = max(num_bytes, 1) / max(seconds, 1e-3)
-    minutes = max(total_bytes - num_bytes, 0) / rate / 60
-    share = min(num_bytes / max(total_bytes, 1), 0.99)
-    return (
-        f'token store: {num_bytes / 1e6:.0f} MB, {rate / 1e6:.1f} MB/s, '
-        f'{share:.0%}, {minutes:.1f} min left')
-
-
 def _load_tokenize_batches(spec: str) -> Callable[..., Iterator[TokenBatch]]:
     """`tokenize_batches` in TensorFlow, where it is installed, else that which needs none."""
     if not has_tensorflow():
@@ -385,88 +535,3 @@ def _load_tokenize_batches(spec: str) -> Callable[..., Iterator[TokenBatch]]:
     with loading_tensorflow(spec):  # nothing else in this process needs it
         from bert_jax.data.tokenize import tokenize_batches
     return tokenize_batches
-
-
-def _append_text(
-    growing: _GrowingStore, source: Source, tokenizer: Any, num_processes: int
-) -> None:
-    """Appends the text of a source that a store lacks, in so many processes; 0: as is useful."""
-    cores = os.cpu_count() or 1
-    if sys.platform == 'linux':
-        cores = len(os.sched_getaffinity(0))
-    if source.takes_all_cores:
-        num_processes = 1
-    elif not num_processes:
-        num_processes = _useful_processes(source, cores)
-    num_threads = -(-cores // num_processes)
-    if num_processes > 1:
-        _build_parts(growing, source, tokenizer, num_processes, num_threads)
-    else:
-        growing.read(source, len(source.units), num_threads)
-
-
-def _useful_processes(source: Source, cores: int) -> int:
-    """How many processes can share the work of tokenizing a source."""
-    num_bytes = sum(unit.num_bytes for unit in source.units)
-    most = min(cores // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(source.units))
-    return max(1, most)
-
-
-class _Part(NamedTuple):
-    """What one process builds.
-
-    Attributes:
-      folder: where its files grow.
-      first, done: unit and document to begin at.
-      last: unit to end before.
-    """
-
-    folder: files.Path
-    first: int
-    done: int
-    last: int
-
-
-def _parts(growing: _GrowingStore, units: Sequence[Unit]) -> Iterator[_Part]:
-    """The parts of what a store lacks, each with about `_PART_BYTES` of text or more."""
-    first = growing.state.unit
-    done = growing.state.done
-    num_bytes = 0
-    for last, unit in enumerate(units[first:], first + 1):
-        num_bytes += unit.num_bytes
-        if num_bytes >= _PART_BYTES or last == len(units):
-            folder = growing.folder / 'parts' / f'{first}.{done}-{last}'
-            yield _Part(folder, first, done, last)
-            first = last
-            done = 0
-            num_bytes = 0
-
-
-def _build_parts(
-    growing: _GrowingStore, source: Source, tokenizer: Any, num_processes: int, num_threads: int
-) -> None:
-    """Builds the missing parts in several processes and joins them in order."""
-    job = pickle.dumps((source, tokenizer, num_threads))
-    parts = list(_parts(growing, source.units))
-    with process_pool(num_processes) as pool:
-        tasks = [pool.submit(_build_part, job, part) for part in parts]
-        for part, task in zip(parts, tasks, strict=True):
-            task.result()
-            growing.join(part.folder, part.last)
-
-
-def _build_part(job: bytes, part: _Part) -> None:
-    """Builds a part in a process of the pool.
-
-    Args:
-      job: (source, tokenizer, threads of this process), pickled, so that a failure to load them is
-        raised by this function.
-      part: what to build.
-    """
-    source, tokenizer, num_threads = pickle.loads(job)
-    # Otherwise TensorFlow would start threads for all cores in every process.
-    os.environ['CUDA_VISIBLE_DEVICES'] = ''
-    os.environ['TF_NUM_INTRAOP_THREADS'] = str(num_threads)
-    os.environ['TF_NUM_INTEROP_THREADS'] = str(num_threads + 2)
-    growing = _GrowingStore(part.folder, tokenizer, part.first, part.done)
-    growing.read(source, part.last, num_threads)

@@ -1,64 +1,96 @@
-"""What is measured of a token store before training: repeats and token frequencies."""
+"""What is measured of a text while its store is built: repeats and token frequencies."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from bert_jax.data.blocks import Block, bounds_of
 from bert_jax.data.stateless import hash64
 from bert_jax.data.store import TokenStore
 
-_COMPARED_TOKENS = 10  # first tokens by which sentences are compared
-_SAMPLED_SENTENCES = 1 << 18  # about so many are compared
-_SENTENCES_AT_ONCE = 1 << 22  # read at a time
-_COUNTED_TOKENS = 1 << 23  # of a store, from its start
+COMPARED_TOKENS = 10  # first tokens by which sentences are compared
+SAMPLED_SENTENCES = 1 << 18  # about so many are compared
+NO_LIMIT = np.uint64(2**64 - 1)
+# Odd numbers, of which each multiplies a token: their sum, modulo 2**64, tells sentences apart.
+_MULTIPLIERS = hash64(np.arange(COMPARED_TOKENS)) | np.uint64(1)
 
 
-def repeated_share(store: TokenStore, documents: np.ndarray) -> float:
-    """Share of the sentences that begin with the same ten tokens as an earlier one.
+class SentenceSample:
+    """Sentences by the hashes of their first ten tokens: those with the smallest hashes.
 
-    Exact duplicates of documents are left out when a store is built; this finds near duplicates and
-    repeated passages. Shorter sentences do not count. In a large store only a sample is compared:
-    sentences are chosen by their first two tokens, so that of several equal ones all are or none.
+    So of several equal sentences all are in the sample or none, samples of parts of a text can be
+    joined, and the sample does not depend on how the text was divided. Shorter sentences do not
+    count.
 
-    Args:
-      store: the token store.
-      documents: [k] indices of the documents that are used.
+    Attributes:
+      limit: all sentences with a hash below it are in the sample, and no others.
     """
-    is_used = np.zeros(len(store.document_offsets) - 1, bool)
-    is_used[documents] = True
-    num_sentences = len(store.sentence_offsets) - 1
-    hashes = []
-    for begin in range(0, num_sentences, _SENTENCES_AT_ONCE):
-        end = min(begin + _SENTENCES_AT_ONCE, num_sentences)
-        hashes.append(_hashes_of_sample(store, is_used, begin, end))
-    ordered = np.sort(np.concatenate(hashes))  # np.unique takes several times as long
-    num_repeated = int((ordered[1:] == ordered[:-1]).sum())
-    return num_repeated / max(len(ordered), 1)
 
+    def __init__(self, limit: np.uint64 = NO_LIMIT):
+        self.limit = limit
+        self._hashes: list[np.ndarray] = []
+        self._documents: list[np.ndarray] = []
+        self._size = 0
 
-def _hashes_of_sample(
-    store: TokenStore, is_used: np.ndarray, begin: int, end: int
-) -> np.ndarray:
-    """Hashes of the first tokens of the sentences in the sample, uint64, among begin .. end - 1.
+    def add(self, block: Block, first_document: int) -> None:
+        """Adds the sentences of a block that are in the sample.
 
-    Args:
-      store: the token store.
-      is_used: bool, whether a document is used, for each of the store.
-      begin, end: the first sentence to look at, and the one after the last.
-    """
-    num_sentences = len(store.sentence_offsets) - 1
-    one_of = max(1, num_sentences // _SAMPLED_SENTENCES)
-    offsets = np.asarray(store.sentence_offsets[begin : end + 1])
-    long_enough = np.flatnonzero(np.diff(offsets) >= _COMPARED_TOKENS)
-    starts = offsets[long_enough]
-    first_two = hash64(store.tokens[starts], store.tokens[starts + 1])
-    sampled = np.flatnonzero(first_two % np.uint64(one_of) == 0)
-    sentence = begin + long_enough[sampled]
-    document = np.searchsorted(store.document_offsets, sentence, 'right') - 1
-    sampled = sampled[is_used[document]]
-    further = [store.tokens[starts[sampled] + i] for i in range(2, _COMPARED_TOKENS)]
-    return hash64(first_two[sampled], *further)
+        Args:
+          block: of the text.
+          first_document: the number of its first document.
+        """
+        is_long = block.sentence_lengths >= COMPARED_TOKENS
+        starts = bounds_of(block.sentence_lengths)[:-1][is_long]
+        sums = np.zeros(len(starts), np.uint64)
+        for place in range(COMPARED_TOKENS):
+            sums += block.tokens[starts + place].astype(np.uint64) * _MULTIPLIERS[place]
+        num_documents = len(block.document_lengths)
+        documents = first_document + np.repeat(np.arange(num_documents), block.document_lengths)
+        self.add_hashes(hash64(sums), documents[is_long].astype(np.uint32), NO_LIMIT)
+
+    def add_hashes(self, hashes: np.ndarray, documents: np.ndarray, limit: np.uint64) -> None:
+        """Adds the sentences of another sample.
+
+        Args:
+          hashes: uint64, of the sentences.
+          documents: uint32, that they are in.
+          limit: of the other sample.
+        """
+        self.limit = min(self.limit, limit)
+        in_sample = hashes < self.limit
+        self._hashes.append(hashes[in_sample])
+        self._documents.append(documents[in_sample])
+        self._size += len(self._hashes[-1])
+        if self._size > 4 * SAMPLED_SENTENCES:
+            self._thin()
+
+    def _thin(self) -> None:
+        """Lowers the limit so that about `SAMPLED_SENTENCES` are left."""
+        hashes = np.concatenate([*self._hashes, np.zeros(0, np.uint64)])
+        documents = np.concatenate([*self._documents, np.zeros(0, np.uint32)])
+        if len(hashes) > SAMPLED_SENTENCES:
+            self.limit = np.partition(hashes, SAMPLED_SENTENCES)[SAMPLED_SENTENCES]
+        in_sample = hashes < self.limit
+        self._hashes = [hashes[in_sample]]
+        self._documents = [documents[in_sample]]
+        self._size = len(self._hashes[0])
+
+    def sentences(self) -> tuple[np.ndarray, np.ndarray]:
+        """(Hashes, documents) of the sentences in the sample, in the order of the text."""
+        self._thin()
+        return self._hashes[0], self._documents[0]
+
+    def repeated_share(self) -> float:
+        """Share of the sentences that begin with the same ten tokens as an earlier one.
+
+        Exact duplicates of documents are left out when a store is built; this finds near duplicates
+        and repeated passages.
+        """
+        hashes, _ = self.sentences()
+        ordered = np.sort(hashes)  # np.unique takes several times as long
+        num_repeated = int((ordered[1:] == ordered[:-1]).sum())
+        return num_repeated / max(len(ordered), 1)
 
 
 def frequency_loss(stores: Sequence[tuple[TokenStore, float]], vocab_size: int) -> float:
@@ -71,7 +103,7 @@ def frequency_loss(stores: Sequence[tuple[TokenStore, float]], vocab_size: int) 
     shares = np.zeros(vocab_size)
     total = sum(weight for _, weight in stores)
     for store, weight in stores:
-        counts = np.bincount(store.tokens[:_COUNTED_TOKENS], minlength=vocab_size)
+        counts = store.token_counts()
         shares += counts * (weight / total / max(counts.sum(), 1))
     shares = shares[shares > 0]
     return math.fsum(-shares * np.log(shares))

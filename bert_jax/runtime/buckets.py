@@ -181,6 +181,32 @@ class _ObjectReader(io.RawIOBase):
         return content
 
 
+def read_range(url: str, offset: int, num_bytes: int) -> bytes:
+    """Bytes of an object from an offset on, by one request; fewer where the object ends before.
+
+    A run that trains reads its data for days, so it waits for a bucket that does not answer.
+
+    Raises:
+      FileNotFoundError: there is no such object.
+      Unavailable: no answer for `UNREACHABLE_SECONDS`.
+    """
+    begun = time.monotonic()
+    pause = 1.0
+    while True:
+        try:
+            return file_system().cat_file(url, start=offset, end=offset + num_bytes)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # any of many libraries, which have tried again themselves
+            reason = ' '.join(str(error).split())[:200] or type(error).__name__
+        if time.monotonic() - begun >= UNREACHABLE_SECONDS:
+            raise Unavailable(f'{url} cannot be read ({reason}): check the network')
+        if pause == 1.0:
+            tell(f'waiting for {url} ({reason})')
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
 def check_deletion(name: str) -> None:
     """Refuses a bucket in which orbax could not delete old checkpoints.
 

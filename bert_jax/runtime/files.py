@@ -95,6 +95,28 @@ def _children_in_bucket(folder: Path) -> list[Path]:
     return sorted(folder / name[len(prefix):] for name in names if name.startswith(prefix))
 
 
+def sizes(named: str | os.PathLike[str]) -> dict[str, int]:
+    """Bytes of the files of a folder, by name, from one listing; none if there is no such folder.
+
+    Temporary files, which vanish, are left out.
+    """
+    folder = as_path(named)
+    found: dict[str, int] = {}
+    try:
+        if in_bucket(folder):
+            for info in buckets.file_system().ls(os.fspath(folder), detail=True):
+                if info['type'] == 'file':
+                    found[info['name'].rpartition('/')[2]] = info['size']
+        else:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.is_file() and not entry.name.endswith('.tmp'):
+                        found[entry.name] = entry.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return found
+
+
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Writes a file atomically: on a disk by renaming a temporary file; uploads are atomic."""
     data = content.encode('utf-8') if isinstance(content, str) else content
@@ -243,6 +265,42 @@ def read_blocks(
             at += len(block)
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, by one request where it is in a bucket.
+
+    Raises:
+      OSError: the file is missing or cannot be read.
+    """
+    if in_bucket(path):
+        return buckets.file_system().cat_file(os.fspath(path))
+    return path.read_bytes()
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file, by one request where it is in a bucket."""
+    if not in_bucket(path):
+        return path.exists()
+    bucket, _, name = os.fspath(path).removeprefix('gs://').partition('/')
+    try:
+        buckets.file_system().call('GET', 'b/{}/o/{}', bucket, name)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_range(path: Path, offset: int, num_bytes: int) -> bytes:
+    """Bytes of a file from an offset on, by one read or one request; fewer where it ends before.
+
+    Raises:
+      OSError: the file is missing or cannot be read.
+      Unavailable: a bucket does not answer.
+    """
+    if in_bucket(path):
+        return buckets.read_range(os.fspath(path), offset, num_bytes)
+    with open(path, 'rb') as file:
+        return os.pread(file.fileno(), num_bytes, offset)
+
+
 def read_system(path: str) -> str:
     """The stripped text of a small system file, as in /proc; '' if it cannot be read."""
     with contextlib.suppress(OSError), open(path, encoding='utf-8', errors='replace') as file:
@@ -257,7 +315,7 @@ def read_json(path: Path, wanted_for: str, kind: type = dict) -> Any:
       InputError: the file is missing or holds something else; the message ends in `wanted_for`.
     """
     try:
-        value = json.loads(path.read_text(encoding='utf-8'))
+        value = json.loads(read_bytes(path).decode('utf-8'))
     except FileNotFoundError:
         raise InputError(f'{path} is missing: {wanted_for}') from None
     except (OSError, ValueError, RecursionError) as error:

@@ -92,7 +92,8 @@ class PretrainTask:
             self.metric = 'lm_accuracy'
         self.vocab_size: int = self.data.vocab_size
         self.vocab_path: Path | None = self.data.vocab_path
-        self.training_rows = functools.cache(self.data.training)  # for `num_examples` and phases
+        # For `num_examples` and phases in turn. Rows of a phase that is over are not kept.
+        self.training_rows = functools.lru_cache(maxsize=1)(self.data.training)
 
     @property
     def num_examples(self) -> int | None:
@@ -108,7 +109,9 @@ class PretrainTask:
         if not slots:
             rate = first.get('masked_lm_prob', data.masked_lm_prob)
             slots = prediction_slots(length, rate)
-        return self.training_rows(length, slots, **_rows_of(first, 0)).num_examples
+        batch_size = first.get('batch_size', self._config.train.batch_size)
+        rows = self.training_rows(length, slots, batch_size=batch_size, **_rows_of(first, 0))
+        return rows.num_examples
 
     def identity(self) -> dict[str, str]:
         return self.data.identity()
@@ -151,6 +154,7 @@ class PretrainTask:
         self._warn_of_slots(phases[number], number)
         if run.phase['packed_rows']:
             _ = run.examples  # refuses too few rows before the run's first step
+            run.release()
         start = sum(phase['steps'] for phase in phases[:number])
         return Phase(
             start=start, end=start + run.phase['steps'], batch_size=run.phase['batch_size'],
@@ -297,12 +301,17 @@ class PhaseRun:
     @functools.cached_property
     def examples(self) -> Rows:
         """The training rows."""
-        rows = self.task.training_rows(self._length, self._slots, **self._options)
+        rows = self.task.training_rows(
+            self._length, self._slots, batch_size=self.phase['batch_size'], **self._options)
         if self.phase['packed_rows']:
             packed = PackedExamples(rows, self.phase['batch_size'], self._num_rows)
             hosts.say(f'phase {self.number + 1}: {packed.summary()}')
             return packed
         return rows
+
+    def release(self) -> None:
+        """Forgets the training rows with their plans; they are planned again if they are used."""
+        self.__dict__.pop('examples', None)
 
     @functools.cached_property
     def _held_out(self) -> Examples:
@@ -336,6 +345,7 @@ class PhaseRun:
                 num_steps=num_steps)
             for batch in batches:
                 yield to_global(self.mesh, _marked(batch, self.phase), self._num_rows, local)
+        self.release()
 
     def evaluate(self, params: Any) -> dict[str, float]:
         """Metrics of held-out rows; those with BERT's masking begin with `standard_`."""

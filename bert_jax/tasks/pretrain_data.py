@@ -16,8 +16,9 @@ from bert_jax.data import sharing
 from bert_jax.data.examples import Examples, Mixture, RecordExamples, SyntheticExamples
 from bert_jax.data.pretrain import PretrainExamples
 from bert_jax.data.recipe import Recipe, row_warnings
-from bert_jax.data.store import TokenStore
-from bert_jax.data.store_statistics import frequency_loss, repeated_share
+from bert_jax.data.store_statistics import frequency_loss
+from bert_jax.data.stored_text import Split, StoredText
+from bert_jax.data.windows import Lanes, WindowedExamples, num_lanes
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
@@ -25,8 +26,8 @@ from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
 from bert_jax.text import check_known, load_tokenizer
 from bert_jax.text.trainers import Wanted
 
-_MAX_CHECKED_TOKENS = 1_000_000  # pieces of a text that are checked for [UNK]
 _MAX_CHECKED_RECORDS = 1000
+_PREPARED = 'store:'  # begins the name of a source that is a prepared store
 _PHASE_SEED_STRIDE = 7919  # difference between the seeds of phases with a mixture of their own
 # A fixed seed for evaluation rows, so that all runs are evaluated on the same rows.
 _EVAL_SEED = 0x5EED
@@ -65,7 +66,7 @@ class TextData:
     Attributes:
       vocab_size, vocab_path: of the vocabulary.
       places: folders of vocabularies and stores.
-      stores: the token store of each text, by source.
+      texts: by source, those that are no records.
       masks_held_out: whether the evaluation rows are masked here; records come masked.
       masks_by_rate: whether there are training rows that are masked here.
     """
@@ -103,9 +104,9 @@ class TextData:
                 name.removeprefix('tfrecord:'), self.places.local)
         self.masks_held_out = data.eval_source not in self._records
         self.masks_by_rate = any(source.name not in self._records for source in sources)
-        self.stores: dict[str, TokenStore] = {}
-        for name, text in texts.items():
-            self.stores[name] = self._open_store(name, text)
+        self.texts: dict[str, StoredText] = {}
+        for name in text_names:
+            self.texts[name] = self._open_text(name, texts.get(name))
         for name in self._records:
             self._check_records(name)
         self._weight_by_size = self._size_weights()
@@ -132,12 +133,22 @@ class TextData:
         return sharing.share_tokenizer(
             path, data.add_tokens, data.lowercase, self.places, strip_accents)
 
-    def _open_store(self, name: str, text: Any) -> TokenStore:
-        """The token store of a text, whose first tokens the vocabulary is checked to know."""
-        store = sharing.share_store(text, self._tokenizer, self.places)
-        tokens = store.tokens[:_MAX_CHECKED_TOKENS]
-        check_known(tokens, self._tokenizer, name, self.vocab_path)
-        return store
+    def _open_text(self, name: str, text: Any) -> StoredText:
+        """A text with its store, whose first tokens the vocabulary is checked to know."""
+        data = self._config.data
+        if name.startswith(_PREPARED):
+            store = sharing.open_prepared(name.removeprefix(_PREPARED), self._tokenizer)
+        else:
+            store = sharing.share_store(text, self._tokenizer, self.places)
+        if len(store.index) <= data.shuffle_blocks:
+            store = sharing.local_store(store, self.places)
+        fraction = data.held_out
+        if data.eval_source:  # then nothing is held out
+            fraction = 0.0
+        split = Split(fraction, min_documents=2 if data.next_sentence else 1)
+        stored = StoredText(name, store, self._tokenizer.vocab, split, data.shuffle_blocks)
+        check_known(stored.first_tokens(), self._tokenizer, name, self.vocab_path)
+        return stored
 
     def _check_records(self, name: str) -> None:
         """Warns of records without masked positions.
@@ -160,8 +171,8 @@ class TextData:
         """The factor of each source's weight that its number of tokens gives."""
         power = self._config.data.mix_power
         weights: dict[str, float] = {}
-        for name, store in self.stores.items():
-            weights[name] = len(store.tokens) ** power
+        for name, text in self.texts.items():
+            weights[name] = text.store.num_tokens ** power
         for name, records in self._records.items():
             weights[name] = (len(records) * records.max_seq_length) ** power
         return weights
@@ -173,35 +184,32 @@ class TextData:
             if name in self._records:
                 result[f'content of {name}'] = f'{len(self._records[name])} records'
                 continue
-            store = self.stores[name]
-            result[f'content of {name}'] = store.fingerprint
+            text = self.texts[name]
+            result[f'content of {name}'] = text.store.fingerprint
             if not self._config.data.eval_source:
-                num_held_out = len(self._documents(store, held_out=True))
-                result[f'held-out documents of {name}'] = str(num_held_out)
+                result[f'held-out documents of {name}'] = str(text.num_held_out)
         return result
 
     def frequency_loss(self) -> float | None:
         """Masked-LM loss of guessing by frequency, if known."""
-        if not all(name in self.stores for name, _ in self._sources):
+        if not all(name in self.texts for name, _ in self._sources):
             return None
-        stores = [(self.stores[name], weight) for name, weight in self._sources]
+        stores = [(self.texts[name].store, weight) for name, weight in self._sources]
         return frequency_loss(stores, self.vocab_size)
 
     def repeated_share(self) -> float:
         """Share of sentences that are repeats, in the training text that has the largest share."""
-        shares: list[float] = []
-        for name in self._text_names():
-            store = self.stores[name]
-            shares.append(repeated_share(store, self._documents(store)))
+        shares = [self.texts[name].store.repeated_share for name in self._text_names()]
         return max(shares, default=0.0)
 
     def _text_names(self) -> list[str]:
         """The sources to train on that are no records."""
-        return [name for name, _ in self._sources if name in self.stores]
+        return [name for name, _ in self._sources if name in self.texts]
 
     def training(
         self, max_seq_length: int, max_predictions_per_seq: int,
-        source: Sequence[tuple[str, float]] = (), phase: int = 0, **masking: Any,
+        source: Sequence[tuple[str, float]] = (), phase: int = 0, batch_size: int = 1,
+        **masking: Any,
     ) -> Examples:
         """Rows of a phase's length and prediction slots, of all sources or as the phase mixes them.
 
@@ -211,6 +219,7 @@ class TextData:
           max_seq_length, max_predictions_per_seq: of the phase.
           source: sources of the config with the phase's own weights; empty: all, as in the config.
           phase: number of a phase with its own `source`, to draw other rows than earlier phases.
+          batch_size: sequences of a step. It determines the lanes of texts in windows.
           **masking: fields of `MaskingRates`.
 
         Raises:
@@ -218,26 +227,32 @@ class TextData:
         """
         recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
         first_seed = self._config.seed + _PHASE_SEED_STRIDE * phase
+        sources = [source for source in self._sources_of_phase(source) if source.weight]
+        lanes = self._num_lanes(sources, batch_size)
         parts: list[Examples] = []
-        weights: list[float] = []
-        texts: list[tuple[str, PretrainExamples]] = []
-        for seed, (name, weight) in enumerate(self._sources_of_phase(source), first_seed):
-            if not weight:
-                continue
-            weights.append(weight)
+        texts: dict[str, PretrainExamples | WindowedExamples] = {}
+        for seed, (name, _) in enumerate(sources, first_seed):
             if name in self._records:
                 parts.append(self._record_examples(name, recipe, seed))
             else:
-                examples = self._examples(name, recipe, seed)
-                parts.append(examples)
-                texts.append((name, examples))
-        mixed = _mixed(parts, weights, first_seed)
+                texts[name] = self.texts[name].training(recipe, seed, lanes)
+                parts.append(texts[name])
+        mixed = _mixed(parts, [source.weight for source in sources], first_seed, lanes)
         hosts.say(
             f'training examples an epoch at length {max_seq_length}: {mixed.num_examples:,}')
         if hosts.first():
-            for name, examples in texts:
+            for name, examples in texts.items():
                 self._say_counts(name, examples, recipe)
+        if lanes > 1:
+            return Lanes(mixed, batch_size, lanes)
         return mixed
+
+    def _num_lanes(self, sources: Sequence[WeightedSource], batch_size: int) -> int:
+        """The lanes of a batch: one, unless a text is read in windows."""
+        texts = [self.texts[name] for name, _ in sources if name in self.texts]
+        if all(text.is_whole for text in texts):
+            return 1
+        return num_lanes(self._config.data.shuffle_blocks, batch_size)
 
     def _sources_of_phase(self, own: Sequence[tuple[str, float]]) -> list[WeightedSource]:
         """All sources of the config, with the weights that a phase gives them, 0 for most.
@@ -267,10 +282,14 @@ class TextData:
                 f'max_seq_length={recipe.max_seq_length}: set that to {records.max_seq_length}')
         return RecordExamples(records, seed, recipe.max_predictions_per_seq, name=name)
 
-    def _say_counts(self, name: str, examples: PretrainExamples, recipe: Recipe) -> None:
+    def _say_counts(
+        self, name: str, examples: PretrainExamples | WindowedExamples, recipe: Recipe
+    ) -> None:
         """Says what is in the rows of a source, and warns of what is lost."""
         counts = examples.counts()
         said: list[str] = []
+        if isinstance(examples, WindowedExamples):
+            said.append(examples.summary())
         if recipe.next_sentence:
             said.append(f'{counts.random_next:.1%} of the pairs have a random next sentence')
         said.append(f'{counts.used:.1%} of the tokens are in the rows of an epoch')
@@ -302,10 +321,18 @@ class TextData:
             raise InputError(
                 'records have no documents to hold out: set config.data.eval_source to other '
                 'records or text')
+        if not eval_source and self._config.data.held_out == 0:
+            raise InputError(
+                'config.data.held_out=0 leaves nothing to evaluate on: set it, or '
+                'config.data.eval_source')
         recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
         parts: list[Examples] = []
         for name in names:
-            parts.append(self._examples(name, recipe, _EVAL_SEED, held_out=True))
+            text = self.texts[name]
+            if eval_source:
+                parts.append(text.evaluated(recipe, _EVAL_SEED))
+            else:
+                parts.append(text.held_out(recipe, _EVAL_SEED))
         return _mixed(parts, [1.0] * len(parts), _EVAL_SEED)
 
     def _held_out_records(self, name: str) -> RecordExamples:
@@ -318,23 +345,6 @@ class TextData:
                 f'(config.model.max_position_embeddings={model.max_position_embeddings})')
         return RecordExamples(records, _EVAL_SEED)
 
-    def _documents(self, store: TokenStore, held_out: bool = False) -> np.ndarray:
-        """The documents of a store to train on, or those to evaluate on."""
-        data = self._config.data
-        if data.eval_source:  # then nothing is held out
-            return store.documents
-        if data.held_out == 0 and held_out:
-            raise InputError(
-                'config.data.held_out=0 leaves nothing to evaluate on: set it, or '
-                'config.data.eval_source')
-        min_documents = 1
-        if data.next_sentence:
-            min_documents = 2
-        train, evaluated = store.split_held_out(data.held_out, min_documents)
-        if held_out:
-            return evaluated
-        return train
-
     def _recipe(
         self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
     ) -> Recipe:
@@ -346,23 +356,14 @@ class TextData:
             recipe, max_seq_length=max_seq_length,
             max_predictions_per_seq=max_predictions_per_seq, **masking)
 
-    def _examples(
-        self, name: str, recipe: Recipe, seed: int, held_out: bool = False
-    ) -> PretrainExamples:
-        """The rows of a text's documents."""
-        store = self.stores[name]
-        documents = self._documents(store, held_out)
-        if held_out and not self._config.data.eval_source:
-            name = f'the held-out part of {name}'
-        return PretrainExamples(
-            store, documents, recipe, self._tokenizer.vocab, seed, name=name)
 
-
-def _mixed(parts: Sequence[Examples], weights: Sequence[float], seed: int) -> Examples:
+def _mixed(
+    parts: Sequence[Examples], weights: Sequence[float], seed: int, lanes: int = 1
+) -> Examples:
     """Rows of all parts in proportion to their weights; those of the only part as they are."""
     if len(parts) == 1:
         return parts[0]
-    return Mixture(parts, weights, seed)
+    return Mixture(parts, weights, seed, lanes)
 
 
 class WeightedSource(NamedTuple):

@@ -7,8 +7,13 @@ It takes the config and the --config.FIELD=VALUE of the bert_jax.main command, a
 accelerator: all processors of this machine tokenize. The results go to config.data.dir, named after
 the content of the text, where every host of the run finds them: name a bucket or a folder that all
 hosts share (for a run on this machine only, any folder). The run's config still names the text,
-and its first host reads it to find the store: keep it in a bucket too, or on a disk of that host.
-If it is killed, the same command resumes.
+and its first host lists it to find the store: keep it in a bucket too, or on a disk of that host;
+or name the store itself, config.data.source=store:PATH with the path that this command prints.
+
+The same command on several machines, which share the text and config.data.dir, divides the work
+(launch/tpu_vm.sh, slurm.sh and gke.sh: run ... --tool=prepare; or any other way to start it), and
+each ends when all is done. Machines may come and go: one that is killed loses the part that it was
+making, and the same command resumes. A vocabulary is trained by each that finds none, all the same.
 
 Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
@@ -20,6 +25,7 @@ from typing import Any
 
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
+from bert_jax.data.store import file_sizes
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import error_boundary
 from bert_jax.validation import complete
@@ -41,20 +47,21 @@ def main(argv: Sequence[str]) -> None:
         validate(config)
         published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
         data = TextData(complete(config, published))
-        for source, store in data.stores.items():
+        for source, text in data.texts.items():
+            store = text.store
             path = data.places.shared / 'stores' / store.fingerprint
             print(f'{source}: {_described(store.manifest)}: {path}', flush=True)
-        if not data.stores:
+        if not data.texts:
             print('all sources are records, which every host reads as they are')
 
 
 def _described(manifest: Mapping[str, Any]) -> str:
     """What a token store holds."""
-    files = manifest['files']
-    size = sum(file['bytes'] for file in files.values())
+    sizes = file_sizes(manifest)
     return (
-        f"{manifest['num_tokens']:,} tokens in {manifest['num_documents']:,} documents, "
-        f'{size / 1e6:,.1f} MB in {len(files)} files')
+        f"{manifest['num_tokens']:,} tokens in {manifest['num_documents']:,} documents "
+        f"({manifest['num_duplicates']:,} duplicates left out) and {manifest['num_blocks']:,} "
+        f'blocks, {sum(sizes.values()) / 1e6:,.1f} MB in {len(sizes)} files')
 
 
 if __name__ == '__main__':

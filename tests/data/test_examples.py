@@ -181,6 +181,7 @@ def test_batches_are_the_rows_of_their_steps(
 def test_bad_rows_stop_the_run(examples):
     class Broken:
         spec = examples.spec
+        lanes = 1
 
         def rows(self, row_ids):
             if row_ids.max() >= 10_000:

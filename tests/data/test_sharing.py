@@ -1,36 +1,60 @@
-"""Stores and vocabularies for several hosts: made once, copied, checked."""
+"""Stores and vocabularies for several hosts: made together, once, and checked."""
 
 import contextlib
 import os
 import platform
-import shutil
 import threading
 import types
 from concurrent import futures
 
 import pytest
 
-pytest.importorskip('tensorflow_text')
-
 from bert_jax.data import corpus as corpus_module
 from bert_jax.data import sharing, store_building
 from bert_jax.data.corpus import open_source
-from bert_jax.data.sharing import Places, copy_store, open_texts, share_store, share_vocabulary
-from bert_jax.data.store import TokenStore
+from bert_jax.data.sharing import (
+    Places,
+    Text,
+    local_store,
+    open_prepared,
+    open_texts,
+    share_store,
+    share_vocabulary,
+    vocabulary_of,
+)
 from bert_jax.runtime import files, hosts
+from bert_jax.runtime.errors import InputError
+from bert_jax.text import load_tokenizer
 from bert_jax.text.trainers import Wanted
 from tests.data.stores import change_last_byte
-from tests.data.test_store import TOKENIZER, _random_texts, build
+from tests.data.test_store import TOKENIZER, _random_texts, content
 from tests.refusals import refused
 
 
+@pytest.fixture(autouse=True)
+def _without_tensorflow(monkeypatch):
+    """Starts quicker, and gives the same ids."""
+    monkeypatch.setattr(store_building, 'has_tensorflow', lambda: False)
+    monkeypatch.setattr(store_building, '_LOOK_SECONDS', 0.05)
+
+
 @pytest.fixture(scope='module')
-def corpus(tmp_path_factory):
-    """(source, its store)."""
+def text(tmp_path_factory):
+    """A text of five files."""
     folder = tmp_path_factory.mktemp('corpus')
-    (folder / 'a.txt').write_text('\n\n'.join(_random_texts(20)))
-    source = open_source(f'{folder}/a.txt')
-    return source, build(source, folder)
+    for number in range(5):
+        (folder / f'{number}.txt').write_text('\n\n'.join(_random_texts(20, seed=number)))
+    return Text(f'{folder}/*.txt')
+
+
+@pytest.fixture
+def vocab_file(tmp_path):
+    """A vocabulary with switches beside it."""
+    folder = tmp_path / 'vocabulary'
+    folder.mkdir()
+    (folder / 'vocab.txt').write_text('\n'.join(TOKENIZER.vocab.tokens) + '\n')
+    (folder / 'tokenizer_config.json').write_text('{"strip_accents": false}')
+    return folder / 'vocab.txt'
 
 
 class Hosts:
@@ -57,20 +81,24 @@ class Hosts:
         return values
 
     def share(self, name, make):
-        try:
-            return self.exchange(name, None if self.index else make())[0]
-        except Exception:
-            self._barrier.abort()
-            raise
+        return self.exchange(name, None if self.index else make())[0]
 
     def run(self, work):
-        """The results of `work(index)` on all hosts."""
+        """The results of `work(index)` on all hosts; if one fails, all end."""
         def begin(index):
             self._here.index = index
-            return work(index)
+            try:
+                return work(index)
+            except Exception:
+                self._barrier.abort()
+                raise
 
         with futures.ThreadPoolExecutor(self._count) as pool:
-            return list(pool.map(begin, range(self._count)))
+            running = [pool.submit(begin, index) for index in range(self._count)]
+        for host in running:
+            if not isinstance(host.exception(), (type(None), threading.BrokenBarrierError)):
+                raise host.exception()
+        return [host.result() for host in running]
 
 
 @pytest.fixture
@@ -88,51 +116,108 @@ def run_hosts(monkeypatch):
     return run
 
 
-def _content(folder):
-    return {path.name: path.read_bytes() for path in files.as_path(folder).iterdir()}
-
-
-def _open(corpus, shared, local):
-    return share_store(corpus[0], TOKENIZER, Places.choose(str(shared), str(local)))
+def _open(text, shared, local, **options):
+    return share_store(text, TOKENIZER, Places.choose(str(shared), str(local)), **options)
 
 
 @pytest.mark.parametrize('count', [1, 2])
-def test_processes_on_one_machine_have_one_copy(tmp_path, corpus, run_hosts, count):
-    stores = run_hosts(
-        count, lambda i: _open(corpus, tmp_path / 'shared', tmp_path / 'local'), machines=False)
+def test_processes_on_one_machine_have_one_store(tmp_path, text, run_hosts, count):
+    def start(i):
+        store = _open(text, tmp_path / 'shared', tmp_path / 'local')
+        return local_store(store, Places.choose(str(tmp_path / 'shared'), str(tmp_path / 'local')))
+
+    stores = run_hosts(count, start, machines=False)
     assert {store.path.parent.parent for store in stores} == {tmp_path / 'shared'}
     assert not (tmp_path / 'local').exists()
 
 
-def test_hosts_copy_what_the_first_one_made(tmp_path, corpus, run_hosts, folder):
-    stores = run_hosts(3, lambda i: _open(corpus, folder / 'shared', tmp_path / f'local-{i}'))
-    expected = _content(folder / 'shared' / 'stores' / stores[0].fingerprint)
-    assert len(expected) == 6
-    for i, store in enumerate(stores):
-        assert store.path.parent.parent == tmp_path / f'local-{i}'
-        assert _content(store.path) == expected
+@pytest.fixture
+def builders(monkeypatch):
+    """The hosts that build a store, in order."""
+    found = []
+    build_store = store_building.build_store
+
+    def build(*arguments, **options):
+        found.append(hosts.index())
+        return build_store(*arguments, **options)
+
+    monkeypatch.setattr(store_building, 'build_store', build)
+    return found
 
 
-def test_nothing_is_copied_a_second_time(tmp_path, corpus, run_hosts, monkeypatch, folder):
+def test_hosts_with_the_text_build_one_store_together(
+        tmp_path, text, run_hosts, monkeypatch, folder, builders):
+    expected = content(_open(text, tmp_path / 'alone', tmp_path / 'alone').path)
+    builders.clear()
+    monkeypatch.setattr(store_building, '_SHARE_BYTES', 1)
+    stores = run_hosts(3, lambda i: _open(text, folder / 'shared', tmp_path / f'local-{i}'))
+    assert sorted(builders) == [0, 1, 2]
+    published = folder / 'shared' / 'stores' / stores[0].fingerprint
+    assert [store.path for store in stores] == [published] * 3
+    together = content(stores[0].path)
+    assert len([name for name in together if name.endswith('.npz')]) == 5
+    assert together['left_out.bin'] == expected['left_out.bin']
+    assert stores[0].token_counts().tolist() == stores[2].token_counts().tolist()
+
+
+@pytest.mark.parametrize('machines', [False, True])
+def test_who_builds(tmp_path, text, run_hosts, monkeypatch, builders, machines):
+    """A host without the text waits, and so do further processes of a machine."""
+    source_if_here = Text.source_if_here
+    monkeypatch.setattr(
+        Text, 'source_if_here',
+        lambda self: None if hosts.index() == 1 else source_if_here(self))
+    stores = run_hosts(3, lambda i: _open(text, tmp_path / 'shared', tmp_path / str(i)), machines)
+    assert sorted(builders) == ([0, 2] if machines else [0])
+    assert len(stores[1].index) == 1
+
+
+@pytest.mark.parametrize('other', ['pair', 'hf:datasets/a/b', 'wikipedia:en', 'tfds:c4'])
+def test_what_could_be_a_download_is_opened_by_the_first_host_only(run_hosts, monkeypatch, other):
+    opened = []
+
+    def open_on_this_host(spec, *_):
+        opened.append(hosts.index())
+        raise InputError('it is not here')
+
+    monkeypatch.setattr(corpus_module, 'open_source', open_on_this_host)
+    run_hosts(2, lambda i: hosts.first() or Text(other).source_if_here())
+    assert opened == ([1] if other == 'pair' else [])
+
+
+def test_hosts_copy_a_small_store(tmp_path, text, run_hosts, folder, vocab_file):
+    places = [Places(folder / 'shared', files.as_path(tmp_path / f'local-{i}')) for i in range(3)]
+    tokenizer = load_tokenizer(vocab_file, True)
+
     def start(i):
-        return _open(corpus, folder / 'shared', tmp_path / f'local-{i}')
+        return local_store(share_store(text, tokenizer, places[i], vocab_file), places[i])
+
+    stores = run_hosts(3, start)
+    expected = content(folder / 'shared' / 'stores' / stores[0].fingerprint)
+    expected = {name: value for name, value in expected.items() if not name.endswith('.npz')}
+    assert {'manifest.json', 'vocabulary/vocab.txt'} <= expected.keys()
+    for i, store in enumerate(stores):
+        assert store.path.parent.parent == places[i].local
+        assert content(store.path) == expected
+
+
+def test_nothing_is_built_or_copied_a_second_time(
+        tmp_path, text, run_hosts, monkeypatch, folder, builders):
+    def start(i):
+        places = Places(folder / 'shared', files.as_path(tmp_path / f'local-{i}'))
+        return local_store(share_store(text, TOKENIZER, places), places)
 
     run_hosts(3, start)
-    monkeypatch.setattr(sharing, 'copy_store', None)
+    builders.clear()
+    monkeypatch.setattr(sharing, '_copy', None)
     run_hosts(3, start)
+    assert not builders
 
 
-def test_a_new_host_takes_what_is_published(tmp_path, corpus, run_hosts, monkeypatch, folder):
-    first, *_ = run_hosts(3, lambda i: _open(corpus, folder / 'shared', tmp_path / f'local-{i}'))
-    monkeypatch.setattr(store_building, 'build_store', None)
-    for store in run_hosts(2, lambda i: _open(corpus, folder / 'shared', tmp_path / f'new-{i}')):
-        assert _content(store.path) == _content(first.path)
-
-
-def test_a_data_dir_that_hosts_do_not_share_is_refused(tmp_path, corpus, run_hosts, monkeypatch):
+def test_a_data_dir_that_hosts_do_not_share_is_refused(tmp_path, text, run_hosts, monkeypatch):
     monkeypatch.setattr(sharing, '_PATIENCE_SECONDS', 0.0)
     with refused('data.dir', 'host 1 does not see', 'gs://'):
-        run_hosts(2, lambda i: _open(corpus, tmp_path / f'shared-{i}', tmp_path / f'local-{i}'))
+        run_hosts(2, lambda i: _open(text, tmp_path / f'shared-{i}', tmp_path / f'local-{i}'))
 
 
 def test_a_local_folder_in_a_bucket_is_refused(tmp_path):
@@ -140,57 +225,139 @@ def test_a_local_folder_in_a_bucket_is_refused(tmp_path):
         Places.choose(str(tmp_path), 'gs://b')
 
 
-@pytest.mark.parametrize(('other', 'differs'), [
-    pytest.param('One.', False, id='the same'),
-    pytest.param('One and more.', True, id='different'),
-    pytest.param(None, False, id='none'),
+@pytest.mark.parametrize(('other', 'differs', 'who_builds'), [
+    pytest.param('One.', False, [0, 1], id='the same'),
+    pytest.param('Two.', False, [0], id='as long'),
+    pytest.param('One and more.', True, [], id='different'),
+    pytest.param(None, False, [0], id='none'),
 ])
-def test_hosts_compare_their_text(tmp_path, run_hosts, monkeypatch, other, differs):
-    for i, content in enumerate(('One.', other)):
+def test_hosts_compare_their_text(
+        tmp_path, run_hosts, monkeypatch, builders, other, differs, who_builds):
+    for i, written in enumerate(('One.', other)):
         (tmp_path / str(i)).mkdir()
-        if content is not None:
-            (tmp_path / str(i) / 'a.txt').write_text(content)
+        if written is not None:
+            (tmp_path / str(i) / 'a.txt').write_text(written)
 
     def open_on_this_host(spec, *_):
         return open_source(f'{tmp_path}/{hosts.index()}/{spec}')
 
     monkeypatch.setattr(corpus_module, 'open_source', open_on_this_host)
+
+    def start(i):
+        texts = open_texts(['a.txt'], '', 'text')
+        return _open(texts['a.txt'], tmp_path / 'shared', tmp_path / f'local-{i}')
+
     message = 'the text must be the same on all hosts: a.txt'
     with refused(message) if differs else contextlib.nullcontext():
-        first, _ = run_hosts(2, lambda i: open_texts(['a.txt'], '', 'text'))
-        assert first['a.txt'] is not None
+        stores = run_hosts(2, start)
+        assert stores[0].num_tokens == stores[1].num_tokens
+    assert sorted(builders) == who_builds
 
 
-def test_an_interrupted_copy_resumes_with_the_files_that_are_not_whole(tmp_path, corpus):
-    store = corpus[1]
-    target = files.as_path(tmp_path / 'copy')
-    copy_store(store.path, target)
+def test_only_the_first_host_opens_its_text_at_once(run_hosts, monkeypatch):
+    opened = []
+
+    def open_on_this_host(spec, *_):
+        opened.append(hosts.index())
+        return spec
+
+    monkeypatch.setattr(corpus_module, 'open_source', open_on_this_host)
+    run_hosts(3, lambda i: open_texts(['a.txt'], '', 'text'))
+    assert opened == [0]
+
+
+@pytest.fixture
+def shared(tmp_path, text, vocab_file):
+    """A store that keeps its vocabulary, and the folders of a host that lacks it."""
+    places = Places(files.as_path(tmp_path / 'shared'), files.as_path(tmp_path / 'local'))
+    tokenizer = load_tokenizer(vocab_file, True)
+    return share_store(text, tokenizer, places, vocab_file), places
+
+
+def test_an_interrupted_copy_resumes_with_the_files_that_are_not_whole(shared):
+    store, places = shared
+    target = local_store(store, places).path
+    expected = content(target)
     (target / 'manifest.json').unlink()
-    (target / 'tokens-00000.bin').unlink()
-    change_last_byte(target / 'documents-00000.bin')
-    with refused('not a finished token store'):
-        TokenStore.open(target)
-    whole = (target / 'sentence_offsets-00000.bin').stat().mtime
-    copy_store(store.path, target)
-    assert (target / 'sentence_offsets-00000.bin').stat().mtime == whole  # not copied again
-    assert _content(target) == _content(store.path)
+    (target / 'left_out.bin').unlink()
+    os.truncate(target / 'index.bin', 3)
+    (target / '.part-00000-000.blocks.0123.tmp').write_bytes(b'left by a killed copy')
+    whole = (target / 'part-00000-000.blocks').stat().mtime
+    local_store(store, places)
+    assert (target / 'part-00000-000.blocks').stat().mtime == whole  # not copied again
+    assert content(target) == expected
 
 
-@pytest.mark.parametrize('damage', [change_last_byte, os.unlink])
-def test_a_damaged_published_store_is_refused_by_name(tmp_path, corpus, damage):
-    published = files.as_path(tmp_path / 'published')
-    shutil.copytree(corpus[1].path, published)
-    damage(published / 'sentence_offsets-00000.bin')
-    target = files.as_path(tmp_path / 'copy')
-    with refused('sentence_offsets-00000.bin is damaged', published):
-        copy_store(published, target)
-    assert not (target / 'manifest.json').exists()
+@pytest.mark.parametrize('damage', [lambda path: os.truncate(path, 9), os.unlink])
+def test_a_damaged_store_is_not_copied(shared, damage):
+    store, places = shared
+    damage(store.path / 'part-00000-000.blocks')
+    with refused('part-00000-000.blocks is missing or cut short', store.path):
+        local_store(store, places)
+    assert not list(places.local.glob('stores/*/manifest.json'))
 
 
-def test_vocabulary_is_trained_once(tmp_path, corpus, run_hosts, monkeypatch):
+def test_a_prepared_store_is_opened_without_its_text(shared):
+    store, _ = shared
+    vocab_file = vocabulary_of(str(store.path))
+    tokenizer = load_tokenizer(vocab_file, True)
+    assert tokenizer.switches.strip_accents is False
+    assert open_prepared(str(store.path), tokenizer).fingerprint == store.fingerprint
+    with refused('made with another vocabulary', store.path):
+        open_prepared(str(store.path), TOKENIZER)
+
+
+def test_a_vocabulary_in_a_bucket_is_copied_to_this_machine(tmp_path, text, bucket, vocab_file):
+    places = Places(files.as_path(bucket) / 'data', files.as_path(tmp_path))
+    store = share_store(text, load_tokenizer(vocab_file, True), places, vocab_file)
+    copy = vocabulary_of(str(store.path))
+    assert not files.in_bucket(copy)
+    assert load_tokenizer(copy, True).switches.strip_accents is False
+
+
+def _lose_the_manifest(store):
+    os.unlink(store.path / 'manifest.json')
+
+
+def _damage_the_vocabulary(store):
+    change_last_byte(store.path / 'vocabulary' / 'vocab.txt')
+
+
+@pytest.mark.parametrize(('damage', 'words'), [
+    pytest.param(_lose_the_manifest, 'is no finished token store', id='unfinished'),
+    pytest.param(_damage_the_vocabulary, 'vocab.txt is damaged', id='damaged'),
+])
+def test_a_vocabulary_that_cannot_be_had_is_refused(shared, damage, words):
+    store, _ = shared
+    damage(store)
+    with refused(words, store.path):
+        vocabulary_of(str(store.path))
+
+
+def test_a_store_without_a_vocabulary_is_told(tmp_path, text):
+    store = _open(text, tmp_path / 'shared', tmp_path / 'local')
+    with refused('keeps no vocabulary', 'data.vocab_file'):
+        vocabulary_of(str(store.path))
+
+
+@pytest.mark.parametrize('written', ['', 'only a part'])
+def test_a_vocabulary_that_was_half_written_is_written_again(
+        tmp_path, text, vocab_file, written):
+    tokenizer = load_tokenizer(vocab_file, True)
+    name = store_building.store_fingerprint(text.source, tokenizer)
+    kept = tmp_path / 'shared' / 'stores' / name / 'vocabulary'
+    kept.mkdir(parents=True)
+    (kept / 'vocab.txt').write_text(written or vocab_file.read_text())
+    places = Places.choose(str(tmp_path / 'shared'), str(tmp_path / 'local'))
+    store = share_store(text, tokenizer, places, vocab_file)
+    assert open_prepared(
+        str(store.path), load_tokenizer(vocabulary_of(str(store.path)), True)) is not None
+
+
+def test_vocabulary_is_trained_once(tmp_path, text, run_hosts, monkeypatch):
     def start(i):
         places = Places.choose(str(tmp_path / 'shared'), str(tmp_path / f'local-{i}'))
-        return share_vocabulary([corpus[0]], Wanted('wordpiece', 120, True), places)
+        return share_vocabulary([text], Wanted('wordpiece', 120, True), places)
 
     paths = run_hosts(2, start)
     assert [path.parent.parent for path in paths] == [tmp_path / 'local-0', tmp_path / 'local-1']
@@ -211,7 +378,7 @@ def test_a_restart_asks_a_bucket_for_its_listing_only(bucket, bucket_server, tmp
     counts = []
     for _ in range(2):
         bucket_server.requests.clear()
-        share_store(open_source(f'{bucket}/text/*.txt'), TOKENIZER, places)
+        share_store(Text(f'{bucket}/text/*.txt'), TOKENIZER, places)
         counts.append(len(bucket_server.requests))
     assert counts[1] < 10 < 40 < counts[0]
 

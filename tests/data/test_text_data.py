@@ -169,8 +169,8 @@ def test_added_words_make_another_store(folder):
     assert data.vocab_size == len(vocab) == plain.vocab_size  # there were [unused] slots
     assert {word, 'zzz'} <= set(vocab.tokens)
     assert word not in plain.vocab_path.read_text().split()
-    (store,) = data.stores.values()
-    assert vocab.index[word] in store.tokens
+    (text,) = data.texts.values()
+    assert vocab.index[word] in text.first_tokens()
 
 
 WORD = 'कुत्ता'
@@ -207,7 +207,7 @@ def test_the_switch_of_accents_stands_beside_the_vocabulary_and_the_field_overri
     kept = _open(hindi, 'hindi.txt', lowercase=True, strip_accents=False)
     named = str(kept.vocab_path)
     again = _open(hindi, 'hindi.txt', lowercase=True, vocab_file=named)
-    assert again.stores.keys() == kept.stores.keys()
+    assert again.texts.keys() == kept.texts.keys()
     assert again.identity() == kept.identity()
     other = _open(hindi, 'hindi.txt', lowercase=True, vocab_file=named, strip_accents=True)
     assert read_switches(other.vocab_path).strip_accents
@@ -223,8 +223,8 @@ def test_accents_of_a_tokenizer_with_rules_of_its_own_are_not_switched(hindi):
 
 def test_mix_power_multiplies_weights_by_a_power_of_the_sizes(folder):
     data = _open(folder, 'a.txt', ('b.txt', 3.0), mix_power=0.7)
-    of_a, of_b = data.stores
-    size_a, size_b = (len(store.tokens) ** 0.7 for store in data.stores.values())
+    of_a, of_b = data.texts
+    size_a, size_b = (text.store.num_tokens ** 0.7 for text in data.texts.values())
 
     def expected(weight):
         return weight * size_b / (size_a + weight * size_b)

@@ -355,6 +355,8 @@ def test_a_wrong_call_is_refused_in_one_line(standins, script, arguments, messag
     ('gke.sh', ['stop', 'b']),
     ('gke.sh', ['delete', 'b', '--cluster=c', '--location=l']),
     ('slurm.sh', [*SLURM, '--partition=p', *FLAGS]),
+    ('slurm.sh', [*SLURM, '--tool=prepare', '--', '--config=x']),  # which has no --workdir
+    ('gke.sh', [*GKE, '--topology=v5e:4x4', '--tool=prepare', '--', '--config=x']),
     ('slurm.sh', ['status', 'b']),
     ('slurm.sh', ['stop', 'b']),
     ('slurm.sh', ['delete', 'b']),
@@ -447,7 +449,8 @@ SRUN = 'srun --kill-on-bad-exit=0'
 
 
 @pytest.mark.parametrize('options, module', [
-    ([], 'bert_jax.main'), (['--tool=sweep'], 'bert_jax.tools.sweep')])
+    ([], 'bert_jax.main'), (['--tool=sweep'], 'bert_jax.tools.sweep'),
+    (['--tool=prepare'], 'bert_jax.tools.prepare')])
 def test_a_job_of_slurm_starts_one_task_per_node_which_has_all_its_gpus(job, options, module):
     job.run(0, *options)
     assert job.arguments == ['0,1,2,3', '-m', module, *FLAGS[1:]]

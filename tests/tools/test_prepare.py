@@ -1,6 +1,8 @@
 """tools.prepare: what it makes in a bucket is found on another machine."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -33,3 +35,19 @@ def test_another_machine_finds_what_was_prepared(tmp_path, bucket, capsys, monke
     again = capsys.readouterr()
     assert re.findall(r'(gs://\S+/stores/\w+)\n', again.out) == stores
     assert 'copied' in again.err and 'sentences' not in again.err
+
+
+def test_commands_at_the_same_time_make_one_store(tmp_path):
+    (tmp_path / 'a.txt').write_text('\n\n'.join(_random_texts(200)))
+    command = [
+        sys.executable, '-m', 'bert_jax.tools.prepare', TINY,
+        f'--config.data.source={tmp_path}/a.txt', '--config.data.vocab_size=200',
+        f'--config.data.dir={tmp_path}/data']
+    running = [
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    lines = [re.findall('.*/stores/.*', text) for text in said]
+    assert lines[0] == lines[1]
+    assert re.search(r'200 documents \(0 duplicates left out\) and 1 blocks, ', lines[0][0])
+    assert len(list((tmp_path / 'data' / 'stores').iterdir())) == 1
