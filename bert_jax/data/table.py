@@ -104,6 +104,26 @@ def read_rows(
     return _read_separated(path, columns, optional, headerless)
 
 
+def all_rows(path: str) -> Iterator[Row]:
+    """All cells of each row, whatever the columns are called; a header is a row too.
+
+    Raises:
+      InputError: the file cannot be read in the format of its name.
+    """
+    if format_of(path) == 'parquet':
+        return read_parquet(path, column_names(path))
+    if format_of(path) == 'json':
+        return _values_of_objects(path)
+    return _cells(path, ())
+
+
+def _values_of_objects(path: str) -> Iterator[Row]:
+    """The values of all fields of each object of a JSON file."""
+    for line, record, fault in _objects(path):
+        cells = [] if fault else list(record.values())
+        yield Row(line, cells, fault)
+
+
 def column_names(path: str) -> list[str]:
     """The columns of a table, or the fields of the first object in JSON; [] if there are none."""
     if format_of(path) == 'parquet':
