@@ -25,6 +25,7 @@ from bert_jax.config.fields import (
     section_of,
 )
 from bert_jax.config.phases import PHASE_FIELDS, phases
+from bert_jax.data.near_duplicates import LEAST_SIMILAR, MOST_SIMILAR
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import as_path, check_scheme
@@ -209,6 +210,7 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     _check_optimizer(config.optimizer)
     _check_skip_steps(config.train.skip_steps)
     _check_masking_rates(config.data)
+    _check_left_out(config.data)
     if _is_model_known(config):
         _check_sizes(config, num_devices)
 
@@ -308,6 +310,20 @@ def _check_masking_rates(data: ConfigDict) -> None:
         raise InputError(
             f'config.data.mask_rate={data.mask_rate} and config.data.random_rate='
             f'{data.random_rate} add up to more than 1')
+
+
+def _check_left_out(data: ConfigDict) -> None:
+    """Checks what says which documents are left out of a training text."""
+    if 0 < data.near_duplicates < LEAST_SIMILAR:
+        raise InputError(
+            f'config.data.near_duplicates={data.near_duplicates} must be 0, or from '
+            f'{LEAST_SIMILAR} to {MOST_SIMILAR}: less similar documents are no duplicates')
+    for name in data.decontaminate.split(','):
+        check_scheme(name.strip(), 'config.data.decontaminate=')
+    if data.remove_contaminated and not data.decontaminate:
+        raise InputError(
+            'config.data.remove_contaminated=True has no effect without evaluation files: name '
+            'them with config.data.decontaminate')
 
 
 def _is_model_known(config: ConfigDict) -> bool:

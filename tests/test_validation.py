@@ -58,6 +58,12 @@ def test_a_field_takes_its_default_and_nothing_out_of_its_range(path):
     ({'optimizer.name': 'lion', 'optimizer.b1': 0.5}, 'config.optimizer.b1=0.5 has no effect'),
     ({'train.skip_steps': (3, 3)}, 'config.train.skip_steps=(3, 3) must be a tuple of different'),
     ({'data.mask_rate': 0.95}, 'config.data.mask_rate=0.95 and config.data.random_rate=0.1 add up'),
+    ({'data.near_duplicates': 0.99}, 'config.data.near_duplicates=0.99 must be a number from 0 to'),
+    ({'data.near_duplicates': 0.3}, 'near_duplicates=0.3 must be 0, or from 0.5 to 0.95'),
+    ({'data.near_duplicates': -0.8}, 'config.data.near_duplicates=-0.8'),
+    ({'data.decontaminate': 'a.csv,s3://b/c.csv'}, 'config.data.decontaminate=s3://b/c.csv'),
+    ({'data.decontaminate': 'a\0b'}, 'must be a text'),
+    ({'data.remove_contaminated': True}, 'remove_contaminated=True has no effect without eval'),
 ], ids=str)
 def test_a_value_that_its_field_cannot_have(values, message):
     check_refused(values, message)

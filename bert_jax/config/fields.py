@@ -85,6 +85,7 @@ class Field(NamedTuple):
 
 
 _SHARE = Range(0, 1)
+_SIMILARITY = Range(0, 0.95)
 _SWITCH = (False, True)
 
 LOGGERS = ('tensorboard', 'wandb', 'cloud_monitoring')
@@ -180,6 +181,14 @@ FIELDS: Mapping[str, Field] = {
     # Sentences longer than half a row count as several when rows are made, so that all their words
     # are in some row. False: as in the original, which shows only the middle of them.
     'data.split_long_sentences': Field(True, _SWITCH, 'data', PRETRAINING),
+    # Documents that are so similar to an earlier one are left out, by MinHash on runs of five
+    # tokens: from 0.5 to 0.95, such as 0.8. 0: only exact duplicates are.
+    'data.near_duplicates': Field(0.0, _SIMILARITY, 'data', ('pretrain',)),
+    # Evaluation files, comma-separated: tables or text whose runs of 13 words are looked for in the
+    # training text, and counted.
+    'data.decontaminate': Field('', 'text', 'data', ('pretrain',)),
+    # Whether documents that hold such a run are left out.
+    'data.remove_contaminated': Field(False, _SWITCH, 'data', ('pretrain',)),
     'data.masked_lm_prob': Field(0.15, _SHARE, 'data', PRETRAINING),
     # Shares of the masked positions that become [MASK] and a random piece; the rest stay the same.
     'data.mask_rate': Field(0.8, _SHARE, 'data', PRETRAINING),
