@@ -60,7 +60,9 @@ class Parts:
         with ThreadPoolExecutor(_THREADS) as pool:
             self.notes = list(pool.map(
                 lambda name: Notes.open(notes_path(folder, name), copies), self.names))
-            self.indices = list(pool.map(lambda notes: notes.read('index'), self.notes))
+        # Not in threads: Python 3.11's parser, which reads the headers of NumPy's files, may fail
+        # there (CPython's issue 106905).
+        self.indices = [notes.read('index') for notes in self.notes]
         self._check_whole(folder, num_shares)
         self.sizes: list[int] = []
         for name, index in zip(self.names, self.indices, strict=True):
