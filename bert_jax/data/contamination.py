@@ -76,6 +76,26 @@ class Found(NamedTuple):
     files: np.ndarray
     runs: np.ndarray
 
+    @classmethod
+    def joined(cls, stretches: Sequence[Self], num_documents: Sequence[int]) -> Self:
+        """What a part holds, from what stretches of it hold.
+
+        Args:
+          stretches: in order.
+          num_documents: of each stretch.
+        """
+        documents = [np.zeros(0, np.int64)]
+        files = [np.zeros(0, np.int64)]
+        runs = [np.zeros(0, np.int64)]
+        first_document = 0
+        for stretch, num in zip(stretches, num_documents, strict=True):
+            documents.append(stretch.documents + first_document)
+            files.append(stretch.files)
+            runs.append(stretch.runs)
+            first_document += num
+        return cls(
+            np.concatenate(documents), np.concatenate(files), np.unique(np.concatenate(runs)))
+
 
 class _Letters(NamedTuple):
     """What the tokens of a vocabulary spell.
@@ -295,17 +315,30 @@ def _places_among(ascending: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray
     return places, ascending[places] == hashes
 
 
+def fingerprint_of(files: str) -> str:
+    """Changes with the content of evaluation files and the rules by which they are looked for.
+
+    Args:
+      files: see `Evaluated.open`.
+
+    Raises:
+      InputError: there is no such file.
+    """
+    contents = []
+    for pattern in files.split(','):
+        contents += digests(_files_of(pattern.strip()))
+    return name_of([_VERSION, RUN_WORDS, FEWEST_WORDS, *contents])
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evaluated:
     """The runs of words of evaluation files; it can be pickled.
 
     Attributes:
       names: of the files.
-      fingerprint: changes with the content of the files and the rules.
     """
 
     names: tuple[str, ...]
-    fingerprint: str
     _letters: _Letters
     _runs: _Runs
 
@@ -327,15 +360,11 @@ class Evaluated:
             raise InputError(f'{_FIELD}={files!r} compares words, and the vocabulary '
                              f'({tokenizer.algorithm}) has none: leave it empty')
         names: list[str] = []
-        contents: list[str] = []
         for pattern in files.split(','):
-            found = _files_of(pattern.strip())
-            names += found
-            contents += digests(found)
+            names += _files_of(pattern.strip())
         letters = _letters_of(tokenizer)
         runs = [_runs_of_file(name, tokenizer, letters) for name in names]
-        fingerprint = name_of([_VERSION, RUN_WORDS, FEWEST_WORDS, *contents])
-        return cls(tuple(names), fingerprint, letters, _Runs.of_files(runs))
+        return cls(tuple(names), letters, _Runs.of_files(runs))
 
     def found(self, tokens: np.ndarray, token_bounds: np.ndarray) -> Found:
         """What documents hold of the files.

@@ -12,7 +12,7 @@ Everything is a function of the token ids alone, so parts can be made on any mac
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -55,6 +55,22 @@ class Signatures(NamedTuple):
     keys: np.ndarray
     documents: np.ndarray
     sketches: np.ndarray
+
+    @classmethod
+    def joined(cls, stretches: Sequence[Self]) -> Self:
+        """The signatures of a part, from those of stretches of it, in order."""
+        keys = [np.zeros(0, _U64)]
+        documents = [np.zeros(0, np.uint32)]
+        sketches = [np.zeros((0, SKETCH_WORDS), _U64)]
+        num_documents = 0
+        for stretch in stretches:
+            keys.append(stretch.keys)
+            documents.append(stretch.documents + np.uint32(num_documents))
+            sketches.append(stretch.sketches)
+            num_documents += len(stretch.sketches)
+        all_keys = np.concatenate(keys)
+        order = np.argsort(all_keys, kind='stable')
+        return cls(all_keys[order], np.concatenate(documents)[order], np.concatenate(sketches))
 
     @property
     def bounds(self) -> np.ndarray:

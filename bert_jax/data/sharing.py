@@ -214,11 +214,20 @@ def _may_build(
     ours = theirs if source is None else source.outline
     hosts.agree('the text', {text.spec: ours})
     is_same = source is not None and (
-        hosts.first() or store_building.store_fingerprint(source, tokenizer, facts) == name)
+        hosts.first() or _fingerprint_if_here(source, tokenizer, facts) == name)
     machines = hosts.exchange('builders', _machine() if is_same else '')
     if not is_same:
         return False
     return machines.index(_machine()) == hosts.index()
+
+
+def _fingerprint_if_here(
+    source: Source, tokenizer: Any, facts: Sequence[DocumentFacts]
+) -> str:
+    """The name of a store; '' if this host lacks a file that the facts are made from."""
+    with contextlib.suppress(InputError):
+        return store_building.store_fingerprint(source, tokenizer, facts)
+    return ''
 
 
 def _machine() -> str:

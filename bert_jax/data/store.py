@@ -244,6 +244,21 @@ def file_sizes(manifest: Mapping[str, Any]) -> dict[str, int]:
     return sizes
 
 
+def documents_in_words(manifest: Mapping[str, Any]) -> str:
+    """How many documents a store has, and how many of them are not used for which reason."""
+    left_out = [f"{manifest['num_duplicates']:,} duplicates"]
+    kept = ''
+    if 'num_near_duplicates' in manifest:
+        left_out.append(f"{manifest['num_near_duplicates']:,} near-duplicates")
+    if 'num_contaminated' in manifest:
+        contaminated = f"{manifest['num_contaminated']:,} with evaluation texts"
+        if manifest['leaves_out_contaminated']:
+            left_out.append(contaminated)
+        else:
+            kept = f'; {contaminated} kept'
+    return f"{manifest['num_documents']:,} documents ({', '.join(left_out)} left out{kept})"
+
+
 def described_file(content: bytes) -> dict[str, int]:
     """Size and checksum of a file, as they stand in the manifest under `files`."""
     return {'bytes': len(content), 'crc': zlib.crc32(content)}

@@ -32,7 +32,13 @@ import numpy as np
 from bert_jax.data.blocks import Block, bounds_of, smallest_token_dtype
 from bert_jax.data.digests import name_of
 from bert_jax.data.source import Source, TokenBatch, Unit
-from bert_jax.data.store import FORMAT_VERSION, TokenStore, disk_faults, is_finished
+from bert_jax.data.store import (
+    FORMAT_VERSION,
+    TokenStore,
+    disk_faults,
+    documents_in_words,
+    is_finished,
+)
 from bert_jax.data.store_finishing import VOCABULARY, Origin, finish_store
 from bert_jax.data.store_parts import (
     PART_FILE_BYTES,
@@ -95,7 +101,7 @@ def build_store(
       progress: whether to report on standard error.
       num_processes: of this machine that tokenize; 0: as many as are useful.
       vocab_file: of the tokenizer, of which the store keeps a copy; '': none.
-      facts: what to note of documents besides.
+      facts: by which documents are left out, besides exact duplicates.
 
     Raises:
       InputError: unreadable text, no text at all, a damaged store, a full disk.
@@ -124,8 +130,8 @@ def _summary(manifest: Mapping[str, Any], seconds: float) -> str:
     """What a finished store holds, in a line."""
     return (
         f"token store: {manifest['num_tokens']} tokens, {manifest['num_sentences']} sentences, "
-        f"{manifest['num_documents']} documents ({manifest['num_duplicates']} duplicates left out) "
-        f"from {manifest['text_bytes'] / 1e6:.1f} MB in {seconds:.2f} s")
+        f"{documents_in_words(manifest)} from {manifest['text_bytes'] / 1e6:.1f} MB in "
+        f'{seconds:.2f} s')
 
 
 def _keep_vocabulary(
@@ -372,7 +378,7 @@ class _Worker:
         with files.open_whole(blocks_path(build.folder, name)) as file:
             part = PartBuilder(
                 file, self._token_dtype.itemsize, len(build.tokenizer.vocab), self._limits,
-                build.facts)
+                [fact.of_part() for fact in build.facts])
             is_full = False
             while batches.following is not None and not is_full:
                 batch = batches.take()
@@ -405,7 +411,7 @@ class _Worker:
             vocab_size=len(build.tokenizer.vocab),
             lowercase=build.tokenizer.lowercase)
         try:
-            finish_store(build.folder, origin, len(build.shares))
+            finish_store(build.folder, origin, len(build.shares), build.facts)
         except InputError:
             _remove(build.folder, (_DONE_ENDING,))  # so that the next start looks at the parts
             raise

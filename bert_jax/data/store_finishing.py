@@ -8,15 +8,16 @@ hashes. A text of 1e12 tokens, in 16,000 parts, has about 1e9 documents.
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.data import store
 from bert_jax.data.blocks import smallest_token_dtype
 from bert_jax.data.store_parts import (
+    DocumentFacts,
+    LeftOut,
     LowestDocuments,
     Notes,
     blocks_path,
@@ -98,23 +99,20 @@ class Parts:
         return slice(int(self.first_document[part]), int(self.first_document[part + 1]))
 
 
-class LeftOut(NamedTuple):
-    """The documents that are not to be used.
-
-    Attributes:
-      is_left_out: bool [D].
-      counts: how many for which reason, by the name in the manifest.
-    """
-
-    is_left_out: np.ndarray
-    counts: dict[str, int]
-
-
-def left_out_documents(parts: Parts) -> LeftOut:
+def left_out_documents(parts: Parts, facts: Sequence[DocumentFacts]) -> LeftOut:
     """Decides from what was noted of all documents which are not to be used.
 
-    Of exact duplicates, these are all but the first.
+    These are all but the first of exact duplicates, and those that the facts add, one after the
+    other.
     """
+    left_out = _exact_duplicates(parts)
+    for fact in facts:
+        left_out = fact.decide(parts.notes, left_out)
+    return left_out
+
+
+def _exact_duplicates(parts: Parts) -> LeftOut:
+    """All documents but the first with the same hash."""
     def hashes() -> Iterator[np.ndarray]:
         for notes in parts.notes:
             yield notes.read('document_hashes')
@@ -195,13 +193,16 @@ class Origin:
     lowercase: bool | None
 
 
-def finish_store(folder: files.Path, origin: Origin, num_shares: int) -> None:
+def finish_store(
+    folder: files.Path, origin: Origin, num_shares: int, facts: Sequence[DocumentFacts] = ()
+) -> None:
     """Writes what a store lacks when all of its parts are there, and last the manifest.
 
     Args:
       folder: of the store.
       origin: for the manifest.
       num_shares: of the source.
+      facts: see `store_building.build_store`.
 
     Raises:
       InputError: a part is damaged, or there is no text.
@@ -210,7 +211,7 @@ def finish_store(folder: files.Path, origin: Origin, num_shares: int) -> None:
         parts = Parts(folder, num_shares, copies)
         if not parts.num_documents:
             raise InputError(f"data source '{origin.source}' holds no text")
-        left_out = left_out_documents(parts)
+        left_out = left_out_documents(parts, facts)
         contents = {
             store.INDEX: _index(parts).tobytes(),
             store.LEFT_OUT: np.packbits(left_out.is_left_out, bitorder='little').tobytes(),

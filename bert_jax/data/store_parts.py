@@ -14,18 +14,20 @@ them, as NumPy arrays:
     held_out, held_out_numbers, held_out_limit
                                   of `LowestDocuments`, as the bytes of a block
 
-and the arrays of `DocumentFacts`, of all documents [D, ...]. They stay in the finished store: of a
+and what `DocumentFacts` note. They stay in the finished store: of a
 store with a damaged index only the last step has to be repeated, and several workers may do that at
 the same time.
 
 Equal text gives equal bytes.
 """
 
+import contextlib
 import io
 import re
+import struct
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, NamedTuple, Protocol, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -41,21 +43,55 @@ PART_FILE_BYTES = 256 << 20  # a part ends at the first batch where its file has
 _BYTES_A_TOKEN = 4
 _BYTES_A_SENTENCE = 128
 _SAMPLED_MORE = 4
+_ZIP_LENGTHS_AT = 26  # in the header of a file in an archive, of which 30 bytes are fixed
+
+
+class PartFacts(Protocol):
+    """What is noted of the documents of a part while it grows."""
+
+    def add(self, tokens: np.ndarray, token_bounds: np.ndarray) -> None:
+        """Notes the next documents of the part.
+
+        Args:
+          tokens: uint16 or uint32 [T], of these documents.
+          token_bounds: int64 [D + 1], where documents begin, and where the last ends.
+        """
+
+    def notes(self) -> Mapping[str, np.ndarray]:
+        """Arrays for the notes of the part, by names that no others have."""
+
+
+class LeftOut(NamedTuple):
+    """Documents that are not to be used.
+
+    Attributes:
+      is_left_out: bool [D], of all documents of a text.
+      counts: for the manifest: how many for which reason, and what else is known of them.
+    """
+
+    is_left_out: np.ndarray
+    counts: dict[str, Any]
 
 
 class DocumentFacts(Protocol):
-    """What is noted of each document, to decide later whether it is left out."""
+    """What to note of documents, to decide when all are noted which are left out.
+
+    It can be pickled.
+    """
 
     @property
     def fingerprint(self) -> str:
         """Changes with whatever may change the notes or what is decided from them."""
 
-    def noted(self, tokens: np.ndarray, token_bounds: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Arrays [D, ...] by name.
+    def of_part(self) -> PartFacts:
+        """Begins the notes of a part."""
+
+    def decide(self, notes: 'Sequence[Notes]', left_out: LeftOut) -> LeftOut:
+        """Adds the documents that are left out for this reason.
 
         Args:
-          tokens: uint16 or uint32 [T], of some documents.
-          token_bounds: int64 [D + 1], where documents begin, and where the last ends.
+          notes: of all parts, in the order of the text.
+          left_out: for other reasons; these documents are not counted again.
         """
 
 
@@ -153,7 +189,7 @@ class PartBuilder:
 
     def __init__(
         self, file: IO[bytes], token_bytes: int, vocab_size: int, limits: Limits,
-        facts: Sequence[DocumentFacts] = (),
+        facts: Sequence[PartFacts] = (),
     ):
         """Begins a part.
 
@@ -162,7 +198,7 @@ class PartBuilder:
           token_bytes: of a token, 2 or 4.
           vocab_size: of the tokenizer.
           limits: of the whole text.
-          facts: what to note of each document.
+          facts: what else is noted of the documents.
         """
         self.text_bytes = 0
         self.file_bytes = 0
@@ -178,7 +214,6 @@ class PartBuilder:
         self._token_counts = np.zeros(vocab_size, np.int64)
         self._sentences = SentenceSample(limits.sentence)
         self._held_out = LowestDocuments(token_bytes, limits.document)
-        self._noted: dict[str, list[np.ndarray]] = {}
 
     def add(self, documents: Block, text_bytes: int) -> None:
         """Adds documents, made of so many bytes of text."""
@@ -219,8 +254,7 @@ class PartBuilder:
         self._sentences.add(block, first_document)
         self._held_out.add(block, np.arange(first_document, self._num_documents))
         for fact in self._facts:
-            for name, values in fact.noted(block.tokens, block.token_bounds).items():
-                self._noted.setdefault(name, []).append(values)
+            fact.add(block.tokens, block.token_bounds)
 
     def finish(self, following: Start, is_last: bool) -> dict[str, np.ndarray]:
         """Writes the last blocks; returns the notes of the part.
@@ -251,8 +285,8 @@ class PartBuilder:
             'held_out_numbers': held_out_numbers,
             'held_out_limit': np.array(self._held_out.limit),
         }
-        for name, values in self._noted.items():
-            notes[name] = np.concatenate(values)
+        for fact in self._facts:
+            notes.update(fact.notes())
         return notes
 
 
@@ -296,10 +330,35 @@ class Notes:
           InputError: the file is damaged.
           FileNotFoundError: it is not there.
         """
+        with self._damage_named(), np.load(self._path, allow_pickle=False) as arrays:
+            return arrays[name]
+
+    def read_rows(self, name: str, rows: slice) -> np.ndarray:
+        """A stretch of an array [n], without a look at the rest, and so not checked.
+
+        Raises:
+          InputError: the file is damaged.
+          FileNotFoundError: it is not there.
+        """
+        with self._damage_named(), open(self._path, 'rb') as file:
+            with zipfile.ZipFile(file) as archive:
+                begin = archive.getinfo(f'{name}.npy').header_offset
+            file.seek(begin + _ZIP_LENGTHS_AT)
+            num_before = sum(struct.unpack('<HH', file.read(4)))  # the name, and further fields
+            file.seek(num_before, io.SEEK_CUR)
+            np.lib.format.read_magic(file)
+            _, _, dtype = np.lib.format.read_array_header_1_0(file)
+            file.seek(rows.start * dtype.itemsize, io.SEEK_CUR)
+            content = file.read((rows.stop - rows.start) * dtype.itemsize)
+            return np.frombuffer(content, dtype, rows.stop - rows.start)
+
+    @contextlib.contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        """Makes what is raised for damaged files an InputError that names this one."""
         try:
-            with np.load(self._path, allow_pickle=False) as arrays:
-                return arrays[name]
-        except (KeyError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+            yield
+        except (KeyError, ValueError, EOFError, struct.error, zipfile.BadZipFile,
+                NotImplementedError) as error:
             raise InputError(f'{self._where} is damaged ({error}): delete it and it is built '
                              'again') from None
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bert_jax.data import document_blocks
-from bert_jax.data.contamination import Evaluated
+from bert_jax.data.contamination import Evaluated, fingerprint_of
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.letters import LetterTokenizer, letter_tokens, sequence_vocab
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
@@ -123,13 +123,13 @@ def test_counts_of_several_files_and_parts(tmp_path, tokenizer, monkeypatch):
         np.testing.assert_array_equal(array, same)
 
 
-def test_the_fingerprint_follows_the_content(tmp_path, tokenizer):
+def test_the_fingerprint_follows_the_content(tmp_path):
     fingerprints = []
     for folder, content in (('a', LONG), ('b', LONG), ('c', OTHER)):
         (tmp_path / folder).mkdir()
         path = tmp_path / folder / 'eval.txt'
         path.write_text(content)
-        fingerprints.append(Evaluated.open(str(path), tokenizer).fingerprint)
+        fingerprints.append(fingerprint_of(str(path)))
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
 
 

@@ -473,27 +473,6 @@ def test_the_held_out_file_has_the_used_documents_with_the_lowest_hashes(
         assert _sentences(held_out, place) == _sentences(text, document)
 
 
-class _Lengths:
-    """Notes the number of tokens of each document."""
-
-    fingerprint = 'lengths'
-
-    def noted(self, tokens, token_bounds):
-        assert token_bounds[-1] == len(tokens)
-        return {'lengths': np.diff(token_bounds)}
-
-
-def test_facts_are_noted_of_all_documents(tmp_path, small_parts):
-    store = build(TEXTS * 5, tmp_path, facts=[_Lengths()])
-    lengths = []
-    for name in store.manifest['parts']:
-        path = store_parts.notes_path(store.path, name)
-        lengths += store_parts.Notes(path, path).read('lengths').tolist()
-    text = whole(store)
-    assert lengths == np.diff(text.sentence_offsets[text.document_offsets]).tolist()
-    assert build(TEXTS * 5, tmp_path).fingerprint != store.fingerprint
-
-
 @pytest.fixture
 def counted(monkeypatch):
     """How often files were synchronised, and folders listed."""
