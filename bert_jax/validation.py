@@ -26,11 +26,13 @@ from bert_jax.config.fields import (
 )
 from bert_jax.config.phases import PHASE_FIELDS, phases
 from bert_jax.data.near_duplicates import LEAST_SIMILAR, MOST_SIMILAR
+from bert_jax.data.store import PREPARED, read_manifest
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.runtime.files import as_path, check_scheme
+from bert_jax.runtime.files import absolute, as_path, check_scheme
 from bert_jax.sharding import check_vocabulary
 from bert_jax.tasks.opening import OPENERS, SHIPPED
+from bert_jax.tasks.pretrain_data import weighted_sources
 from bert_jax.text import find_lowercase, load_tokenizer
 from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
 from bert_jax.weights.formats import Weights
@@ -61,10 +63,23 @@ def complete(config: ConfigDict, init_weights: Weights | None = None) -> ConfigD
     if completed.debug:
         _shorten(completed)
     data = completed.data
-    data.lowercase = _complete_lowercase(data.vocab_file, data.lowercase, init_weights)
+    lowercase = data.lowercase
+    if lowercase is None and not data.vocab_file and init_weights is None:
+        lowercase = _lowercase_of_prepared(completed)
+    data.lowercase = _complete_lowercase(data.vocab_file, lowercase, init_weights)
     if init_weights is not None:
         _complete_vocabulary(completed, init_weights)
     return completed.lock()
+
+
+def _lowercase_of_prepared(config: ConfigDict) -> bool | None:
+    """Whether the first prepared store among the sources is of lower-cased text; None: no store."""
+    if pretraining_kind(config.task) != 'pretrain':
+        return None
+    for source in weighted_sources(config.data.source):
+        if source.name.startswith(PREPARED):
+            return read_manifest(absolute(source.name.removeprefix(PREPARED)))['lowercase']
+    return None
 
 
 def _take_defaults(model: ConfigDict) -> None:

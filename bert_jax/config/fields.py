@@ -182,7 +182,8 @@ FIELDS: Mapping[str, Field] = {
     # are in some row. False: as in the original, which shows only the middle of them.
     'data.split_long_sentences': Field(True, _SWITCH, 'data', PRETRAINING),
     # Documents that are so similar to an earlier one are left out, by MinHash on runs of five
-    # tokens: from 0.5 to 0.95, such as 0.8. 0: only exact duplicates are.
+    # tokens: from 0.5 to 0.95, such as 0.8. 0: only exact duplicates are. This and the next two are
+    # about the texts of data.source, not data.eval_source, when their stores are built.
     'data.near_duplicates': Field(0.0, _SIMILARITY, 'data', ('pretrain',)),
     # Evaluation files, comma-separated: tables or text whose runs of 13 words are looked for in the
     # training text, and counted.

@@ -30,6 +30,7 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
 
 FORMAT_VERSION = 3
+PREPARED = 'store:'  # begins the name of a source that is a finished store
 MANIFEST = 'manifest.json'
 INDEX = 'index.bin'
 LEFT_OUT = 'left_out.bin'

@@ -13,9 +13,12 @@ from bert_jax.config import model_fields
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.config.fields import FIELDS
 from bert_jax.data import sharing
+from bert_jax.data.document_facts import document_facts
 from bert_jax.data.examples import Examples, Mixture, RecordExamples, SyntheticExamples
 from bert_jax.data.pretrain import PretrainExamples
 from bert_jax.data.recipe import Recipe, row_warnings
+from bert_jax.data.store import PREPARED
+from bert_jax.data.store_parts import DocumentFacts
 from bert_jax.data.store_statistics import frequency_loss
 from bert_jax.data.stored_text import Split, StoredText
 from bert_jax.data.windows import Lanes, WindowedExamples, num_lanes
@@ -27,7 +30,6 @@ from bert_jax.text import check_known, load_tokenizer
 from bert_jax.text.trainers import Wanted
 
 _MAX_CHECKED_RECORDS = 1000
-_PREPARED = 'store:'  # begins the name of a source that is a prepared store
 _PHASE_SEED_STRIDE = 7919  # difference between the seeds of phases with a mixture of their own
 # A fixed seed for evaluation rows, so that all runs are evaluated on the same rows.
 _EVAL_SEED = 0x5EED
@@ -91,8 +93,8 @@ class TextData:
             record_files = _record_files()
 
         text_names = [name for name in names if name not in record_names]
-        # None on a host that lacks the text, where it is not read.
-        texts: dict[str, Any] = sharing.open_texts(text_names, data.tfds_dir, data.text)
+        read_here = [name for name in text_names if not name.startswith(PREPARED)]
+        texts = sharing.open_texts(read_here, data.tfds_dir, data.text)
         self.places = sharing.Places.choose(data.dir, data.local_dir)
         self.vocab_path = self._vocabulary(texts, sources)
         self._tokenizer = load_tokenizer(self.vocab_path, data.lowercase)
@@ -105,8 +107,12 @@ class TextData:
         self.masks_held_out = data.eval_source not in self._records
         self.masks_by_rate = any(source.name not in self._records for source in sources)
         self.texts: dict[str, StoredText] = {}
+        facts = document_facts(
+            data.near_duplicates, data.decontaminate, data.remove_contaminated, self._tokenizer)
         for name in text_names:
-            self.texts[name] = self._open_text(name, texts.get(name))
+            is_trained_on = name in [source.name for source in sources]
+            self.texts[name] = self._open_text(
+                name, texts.get(name), facts if is_trained_on else ())
         for name in self._records:
             self._check_records(name)
         self._weight_by_size = self._size_weights()
@@ -117,13 +123,18 @@ class TextData:
         if data.mix_power:
             _say_mixture(self._sources)
 
-    def _vocabulary(self, texts: Mapping[str, Any], sources: Sequence[WeightedSource]) -> Path:
+    def _vocabulary(
+        self, texts: Mapping[str, sharing.Text], sources: Sequence[WeightedSource]
+    ) -> Path:
         """The vocabulary that the config names, or one of the texts, with the added tokens."""
         data = self._config.data
         strip_accents = data.strip_accents
+        prepared = [source.name for source in sources if source.name.startswith(PREPARED)]
         if data.vocab_file:
             path = as_path(data.vocab_file)
             _check_kind(data)
+        elif prepared:
+            path = sharing.vocabulary_of(prepared[0].removeprefix(PREPARED))
         else:
             wanted = Wanted(data.tokenizer, data.vocab_size, data.lowercase, strip_accents)
             path = sharing.share_vocabulary(
@@ -133,13 +144,22 @@ class TextData:
         return sharing.share_tokenizer(
             path, data.add_tokens, data.lowercase, self.places, strip_accents)
 
-    def _open_text(self, name: str, text: Any) -> StoredText:
-        """A text with its store, whose first tokens the vocabulary is checked to know."""
+    def _open_text(
+        self, name: str, text: sharing.Text | None, facts: Sequence[DocumentFacts]
+    ) -> StoredText:
+        """A text with its store, whose first tokens the vocabulary is checked to know.
+
+        Args:
+          name: of the source.
+          text: None for a prepared store.
+          facts: by which documents are left out; a prepared store has been made with its own.
+        """
         data = self._config.data
-        if name.startswith(_PREPARED):
-            store = sharing.open_prepared(name.removeprefix(_PREPARED), self._tokenizer)
+        if text is None:
+            store = sharing.open_prepared(name.removeprefix(PREPARED), self._tokenizer)
         else:
-            store = sharing.share_store(text, self._tokenizer, self.places)
+            store = sharing.share_store(
+                text, self._tokenizer, self.places, self.vocab_path, facts)
         if len(store.index) <= data.shuffle_blocks:
             store = sharing.local_store(store, self.places)
         fraction = data.held_out

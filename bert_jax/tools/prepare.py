@@ -15,6 +15,10 @@ The same command on several machines, which share the text and config.data.dir, 
 each ends when all is done. Machines may come and go: one that is killed loses the part that it was
 making, and the same command resumes. A vocabulary is trained by each that finds none, all the same.
 
+It says what each store holds and how many documents are left out: duplicates always, and with
+config.data.near_duplicates and config.data.remove_contaminated those too; and for each file of
+config.data.decontaminate, how many of its texts are in the training text (docs/large_corpora.md).
+
 Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
 
@@ -25,7 +29,7 @@ from typing import Any
 
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
-from bert_jax.data.store import file_sizes
+from bert_jax.data.store import documents_in_words, file_sizes
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.process import error_boundary
 from bert_jax.validation import complete
@@ -51,6 +55,8 @@ def main(argv: Sequence[str]) -> None:
             store = text.store
             path = data.places.shared / 'stores' / store.fingerprint
             print(f'{source}: {_described(store.manifest)}: {path}', flush=True)
+            for file in store.manifest.get('contamination', ()):
+                print(f'{source}: {_found_of(file)}')
         if not data.texts:
             print('all sources are records, which every host reads as they are')
 
@@ -59,9 +65,15 @@ def _described(manifest: Mapping[str, Any]) -> str:
     """What a token store holds."""
     sizes = file_sizes(manifest)
     return (
-        f"{manifest['num_tokens']:,} tokens in {manifest['num_documents']:,} documents "
-        f"({manifest['num_duplicates']:,} duplicates left out) and {manifest['num_blocks']:,} "
-        f'blocks, {sum(sizes.values()) / 1e6:,.1f} MB in {len(sizes)} files')
+        f"{manifest['num_tokens']:,} tokens in {documents_in_words(manifest)} and "
+        f"{manifest['num_blocks']:,} blocks, {sum(sizes.values()) / 1e6:,.1f} MB in "
+        f'{len(sizes)} files')
+
+
+def _found_of(file: Mapping[str, Any]) -> str:
+    """How much of an evaluation file is in a training text."""
+    return (f"{file['name']}: {file['num_found']:,} of {file['num_texts']:,} texts found, in "
+            f"{file['num_documents']:,} documents")
 
 
 if __name__ == '__main__':

@@ -11,11 +11,13 @@ pytest.importorskip('tensorflow_text')
 import tensorflow as tf
 
 from bert_jax.config import default_config
+from bert_jax.data import store_parts
 from bert_jax.data.examples import pretrain_spec
 from bert_jax.data.masking import MaskingRates
 from bert_jax.tasks.pretrain_data import SyntheticData, TextData
 from bert_jax.text import load_tokenizer, read_switches
 from bert_jax.text.letters import letter_tokens
+from bert_jax.validation import complete
 from tests.data.stores import assert_same, check_batch, restored
 from tests.data.test_records import make_example
 from tests.refusals import refused
@@ -70,7 +72,7 @@ def _open(folder, *sources, seed=0, eval_source='', **fields):
     config.model.first_position = 0
     config.data.update({
         'source': weighted, 'held_out': 0.2, 'vocab_size': 300, 'dir': str(folder / 'cache'),
-        **fields})
+        'lowercase': False, **fields})
     if eval_source:
         config.data.eval_source = f'{folder}/{eval_source}'
     return TextData(config)
@@ -357,3 +359,87 @@ def test_a_phase_mixes_as_it_states(folder):
     mixed = ids((b, 1.0), (a, 3.0), phase=2)
     only_in_b = np.setdiff1d(ids((b, 1.0)), ids((a, 1.0)))
     assert np.isin(mixed, only_in_b).any(axis=1).mean() == 0.25
+
+
+def test_near_duplicates_are_left_out_of_what_is_trained_on_only(folder):
+    of_both = _open(folder, 'a.txt', 'b.txt').vocab_path
+    fields = {'vocab_file': str(of_both), 'eval_source': 'b.txt'}
+    as_they_are = _open(folder, 'a.txt', **fields).texts
+    without = _open(folder, 'a.txt', near_duplicates=0.9, **fields).texts
+    names = [f'{folder}/a.txt', f'{folder}/b.txt']
+    is_same = [without[name].store.path == as_they_are[name].store.path for name in names]
+    assert is_same == [False, True]
+    assert 'num_near_duplicates' in without[names[0]].store.manifest
+
+
+@pytest.fixture(scope='module')
+def moved_text(tmp_path_factory):
+    """(folder, the data of a text there that has been moved away)."""
+    folder = tmp_path_factory.mktemp('moved')
+    (folder / 'a.txt').write_text(_text('abcdefghijklm', 80, 0))
+    data = _open(folder, 'a.txt')
+    (folder / 'a.txt').unlink()
+    return folder, data
+
+
+def _prepared_config(folder, source, **fields):
+    config = default_config('pretrain')
+    config.model.max_position_embeddings = 64
+    config.model.name = 'tiny'
+    config.data.update({
+        'source': source, 'held_out': 0.2, 'dir': str(folder / 'other'),
+        'local_dir': str(folder / 'other'), **fields})
+    return complete(config)
+
+
+def test_a_prepared_store_is_a_source_without_its_text(moved_text):
+    folder, data = moved_text
+    [text] = data.texts.values()
+    config = _prepared_config(folder, f'store:{text.store.path}')
+    assert config.data.lowercase is False  # as the store says
+    prepared = TextData(config)
+    assert prepared.vocab_size == data.vocab_size
+    row_ids = np.arange(300)
+    assert_same(prepared.training(S, P).rows(row_ids), data.training(S, P).rows(row_ids))
+    assert_same(_frozen(prepared.held_out(S, P)), _frozen(data.held_out(S, P)))
+
+
+def test_a_prepared_store_of_another_vocabulary_is_refused(moved_text, vocab_file):
+    folder, data = moved_text
+    [text] = data.texts.values()
+    with refused(str(text.store.path), 'another vocabulary', 'config.data.vocab_file'):
+        TextData(_prepared_config(
+            folder, f'store:{text.store.path}', vocab_file=vocab_file, lowercase=True))
+
+
+def test_a_source_that_is_no_prepared_store_is_refused(moved_text):
+    folder, _ = moved_text
+    with refused(f'{folder}/nothing', 'manifest.json'):
+        TextData(_prepared_config(folder, f'store:{folder}/nothing'))
+
+
+def test_a_text_of_more_blocks_is_read_in_windows(folder, monkeypatch):
+    monkeypatch.setattr(store_parts, 'BLOCK_TOKENS', 200)
+    fields = dict(dir=str(folder / 'small_blocks'))
+    whole = _open(folder, 'a.txt', 'b.txt', **fields)
+    windows = _open(folder, 'a.txt', 'b.txt', shuffle_blocks=16, **fields)
+    assert all(text.is_whole for text in whole.texts.values())
+    assert not any(text.is_whole for text in windows.texts.values())
+    assert windows.training(S, P, batch_size=48).lanes == 4
+    seen, tested = _seen(windows, 3)
+    seen_whole, tested_whole = _seen(whole, 3)
+    assert not seen & tested
+    assert len(seen) > 0.8 * len(seen_whole)
+    assert tested == tested_whole  # all that are held out fit the sample
+
+
+def test_windows_of_hosts_are_the_windows_of_one(folder, monkeypatch):
+    monkeypatch.setattr(store_parts, 'BLOCK_TOKENS', 200)
+    fields = dict(dir=str(folder / 'small_blocks'), shuffle_blocks=16)
+    rows = np.arange(900_000 * 48, 900_000 * 48 + 48)
+    whole = _open(folder, 'a.txt', ('b.txt', 2.0), **fields).training(S, P, batch_size=48)
+    batch = whole.rows(rows)
+    for begin in range(0, 48, 12):
+        host = _open(folder, 'a.txt', ('b.txt', 2.0), **fields).training(S, P, batch_size=48)
+        share = {name: values[begin : begin + 12] for name, values in batch.items()}
+        assert_same(host.rows(rows[begin : begin + 12]), share)
