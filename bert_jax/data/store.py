@@ -133,6 +133,7 @@ class TokenStore:
         manifest = read_manifest(folder)
         index = np.frombuffer(_read_checked(folder, manifest, INDEX), INDEX_DTYPE)
         bits = np.frombuffer(_read_checked(folder, manifest, LEFT_OUT), np.uint8)
+        _check_counts(folder, manifest, index, len(bits))
         return cls(
             folder, manifest, index, bounds_of(index['num_documents']), tuple(manifest['parts']),
             bits)
@@ -319,6 +320,22 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         raise ValueError('its index has not an entry for each block')
     if not all(isinstance(size, int) for size in manifest['parts'].values()):
         raise ValueError('its parts have no sizes')
+
+
+def _check_counts(
+    folder: files.Path, manifest: Mapping[str, Any], index: np.ndarray, left_out_bytes: int
+) -> None:
+    """Raises an InputError if a manifest does not count what the index does."""
+    num_tokens = int(index['num_tokens'].sum(dtype=np.int64))
+    num_documents = int(index['num_documents'].sum(dtype=np.int64))
+    counted = (manifest['num_tokens'], manifest['num_documents'])
+    last_part = int(index['part'].max(initial=0))
+    if (
+        counted != (num_tokens, num_documents) or left_out_bytes != -(-num_documents // 8)
+        or last_part >= len(manifest['parts'])
+    ):
+        raise InputError(f'{folder / MANIFEST} is damaged (its counts are not those of {INDEX}): '
+                         f'{remedy(folder)}')
 
 
 def remedy(path: files.Path) -> str:
