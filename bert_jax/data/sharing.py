@@ -118,7 +118,7 @@ class Text:
         """The opened text; None if this host lacks it, or could have it only by a download."""
         if not hosts.first() and self.spec.startswith(('tfds:', 'hf:', 'wikipedia:')):
             return None
-        with contextlib.suppress(InputError):
+        with contextlib.suppress(InputError, OSError):
             return self.source
         return None
 
@@ -224,8 +224,8 @@ def _may_build(
 def _fingerprint_if_here(
     source: Source, tokenizer: Any, facts: Sequence[DocumentFacts]
 ) -> str:
-    """The name of a store; '' if this host lacks a file that the facts are made from."""
-    with contextlib.suppress(InputError):
+    """The name of a store; '' if this host cannot read the text or a file of the facts."""
+    with contextlib.suppress(InputError, OSError):
         return store_building.store_fingerprint(source, tokenizer, facts)
     return ''
 

@@ -25,6 +25,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -242,7 +243,9 @@ def _run_workers(build: _Build, num_processes: int) -> None:
         for number in range(num_processes):
             job = dataclasses.replace(build, progress=build.progress and number == 0)
             tasks.append(pool.submit(_work, pickle.dumps(job)))
-        for task in tasks:
+        # One that fails is heard of while the others are still at work.
+        done, _ = futures.wait(tasks, return_when=futures.FIRST_EXCEPTION)
+        for task in done:
             task.result()
 
 
@@ -282,10 +285,14 @@ class _Worker:
         """Works until the store is finished."""
         try:
             self._build_shares()
+            self._see_it_finished()
         except FileNotFoundError:
-            # While this process was suspended, others did its share and removed what it wrote.
+            # While this process was suspended, others did its work and removed what it wrote.
             if not is_finished(self._build.folder):
                 raise
+
+    def _see_it_finished(self) -> None:
+        """Finishes the store, or waits until another worker has."""
         while not is_finished(self._build.folder):
             with self._claims.held(_FINISH) as is_ours:
                 if is_ours and not is_finished(self._build.folder):
@@ -319,7 +326,7 @@ class _Worker:
         others: list[Share] = []
         for place, share in enumerate(waiting):
             if len(others) == num_looked_at:
-                return [*others, *waiting[place:]]
+                return [*waiting[place:], *others]  # so that all are looked at in turn
             if self._is_done(share):
                 self._progress.add_done(share)
                 continue
@@ -400,9 +407,14 @@ class _Worker:
         build = self._build
         source = build.source
         if store_fingerprint(source, build.tokenizer, build.facts) != build.fingerprint:
+            if is_finished(build.folder):  # by another worker, while this one was suspended
+                return
             _remove(build.folder, ('.npz', '.blocks', _DONE_ENDING))
-            raise InputError(f"data source '{source.spec}' changed while it was read: start again "
-                             'when its files are complete')
+            changed = f"data source '{source.spec}'"
+            if build.facts:
+                changed += ', or a file of config.data.decontaminate,'
+            raise InputError(
+                f'{changed} changed while it was read: start again when its files are complete')
         origin = Origin(
             fingerprint=build.fingerprint,
             source=source.spec,

@@ -170,6 +170,8 @@ class _ObjectReader(io.RawIOBase):
             raise OSError('it was replaced or deleted while it was read') from None
         except Exception as error:  # gcsfs' own
             if _http_status(error) == 416 and self._size is None:  # there is nothing behind `begin`
+                if begin == 0:
+                    self._size = 0
                 return b''
             raise
         if self._size is None:
