@@ -26,10 +26,11 @@ from bert_jax.config.fields import (
 )
 from bert_jax.config.phases import PHASE_FIELDS, phases
 from bert_jax.data.near_duplicates import LEAST_SIMILAR, MOST_SIMILAR
-from bert_jax.data.store import PREPARED, read_manifest
+from bert_jax.data.sharing import open_finished
+from bert_jax.data.store import PREPARED
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.runtime.files import absolute, as_path, check_scheme
+from bert_jax.runtime.files import as_path, check_scheme
 from bert_jax.sharding import check_vocabulary
 from bert_jax.tasks.opening import OPENERS, SHIPPED
 from bert_jax.tasks.pretrain_data import weighted_sources
@@ -78,7 +79,7 @@ def _lowercase_of_prepared(config: ConfigDict) -> bool | None:
         return None
     for source in weighted_sources(config.data.source):
         if source.name.startswith(PREPARED):
-            return read_manifest(absolute(source.name.removeprefix(PREPARED)))['lowercase']
+            return open_finished(source.name.removeprefix(PREPARED)).manifest['lowercase']
     return None
 
 

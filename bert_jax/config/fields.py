@@ -168,7 +168,7 @@ FIELDS: Mapping[str, Field] = {
     'data.local_dir': Field('~/.cache/bert_jax', 'path', 'place'),
     # How many blocks of a token store (of half a million tokens each) are shuffled at once. A text
     # of at most so many is shuffled whole; a longer one is read in windows of random blocks, which
-    # together hold so many in memory, on all hosts together.
+    # together hold so many in memory for each such text, on all hosts together.
     'data.shuffle_blocks': Field(1024, count(2**40), 'data', PRETRAINING),
     # Prepared tensorflow-datasets; empty: their default place.
     'data.tfds_dir': Field('', 'path', 'place'),

@@ -115,7 +115,7 @@ class Block(NamedTuple):
         if len(content) != entry['num_bytes'] or zlib.crc32(content) != entry['crc']:
             raise InputError(
                 f"{where}: the block at byte {entry['offset']} is damaged (its content is not that "
-                'of the index): delete the store and it is built again')
+                'of the index): delete the store and it is built again from its text')
         return cls.parse(content)
 
     @classmethod

@@ -19,6 +19,7 @@ from bert_jax.runtime.errors import InputError
 # Rows made in one call, which keep numpy's overhead per call small.
 _ROWS_A_CALL = 2048
 _ROWS_OF_A_LANE = 512  # in one call, as each lane has an overhead of its own
+_TOKENS_A_CALL = 1 << 22  # at most, for the sake of the lanes
 _BATCHES_AHEAD = 8
 _THREADS = 2
 _MIXTURE_BLOCK = 1000  # rows in each of which a mixture has its weights, to whole rows
@@ -116,6 +117,9 @@ class Examples(Rows, Protocol):
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(tokens [n], most prediction slots used [n]) of these rows."""
 
+    def forget(self) -> None:
+        """Frees what is held for rows that were made, after other rows than those of the run."""
+
 
 class RecordExamples:
     """Records of Google's create_pretraining_data.py, shuffled by index, with fixed masks."""
@@ -165,14 +169,17 @@ class RecordExamples:
         raise InputError('config.train.packed_rows is for text: the lengths of ready-made records '
                          'are known only when they are read; leave it at 0')
 
+    def forget(self) -> None:
+        """Nothing is held."""
+
 
 class Mixture:
     """Several sets of rows, mixed by weight.
 
     Every 1,000 rows of a lane hold each set's share, in whole rows but at least one, in random
-    order; each set has its own epochs. After `num_examples` rows, rounded up to whole thousands,
-    every set has been seen in full at least once. Ids are by lane (see `data.windows.Lanes`), here
-    and in the sets: the rows of a lane come from the same lane of each set.
+    order; each set has its own epochs. After `num_examples` rows, rounded up to whole thousands of
+    each lane, every set has been seen in full at least once. Ids are by lane (see
+    `data.windows.Lanes`), here and in the sets: the rows of a lane come from that lane of each set.
     """
 
     def __init__(
@@ -215,6 +222,11 @@ class Mixture:
         for part, here in grouped(which):
             lengths[here], slots[here] = self._parts[part].sizes(index[here])
         return lengths, slots
+
+    def forget(self) -> None:
+        """Frees what the sets hold."""
+        for part in self._parts:
+            part.forget()
 
     def _drawn(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The set that each row comes from, and its id there."""
@@ -282,6 +294,9 @@ class SyntheticExamples:
         """Every row is full."""
         return np.full(len(row_ids), self._length), np.full(len(row_ids), self._slots)
 
+    def forget(self) -> None:
+        """Nothing is held."""
+
 
 def train_batches(
     examples: Rows, *, batch_size: int, local: np.ndarray, first_step: int, num_steps: int
@@ -298,7 +313,9 @@ def train_batches(
     Yields:
       Features [len(local), ...].
     """
-    rows_a_call = max(_ROWS_A_CALL, _ROWS_OF_A_LANE * examples.lanes * len(local) // batch_size)
+    (row_length,) = examples.spec['input_ids'].shape
+    of_lanes = _ROWS_OF_A_LANE * examples.lanes * len(local) // batch_size
+    rows_a_call = max(_ROWS_A_CALL, min(of_lanes, _TOKENS_A_CALL // row_length))
     steps_a_call = max(1, rows_a_call // len(local))
     end = first_step + num_steps
 

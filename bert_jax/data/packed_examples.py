@@ -119,6 +119,7 @@ class PackedExamples:
         self._first_pair = group * batch_size // self._num_groups
         self._first_row = group * num_rows // self._num_groups
         self._measure()
+        examples.forget()  # the sample is of all lanes, and of the first steps
 
     def _measure(self) -> None:
         """Packs a sample of groups and notes how well they fit; refuses too few rows."""

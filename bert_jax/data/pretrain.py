@@ -97,6 +97,9 @@ class PretrainExamples:
             slots[here] = pairs.num_to_predict(lengths[here])
         return lengths, slots
 
+    def forget(self) -> None:
+        """Nothing but plans is held, and those of the run are probably the same."""
+
     def counts(self) -> Counts:
         """Counts of at most 10,000 rows of the first epoch."""
         return self._plan(0).result().counts()

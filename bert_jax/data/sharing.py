@@ -262,7 +262,7 @@ def open_prepared(path: str, tokenizer: Any) -> TokenStore:
     Raises:
       InputError: there is no finished store, or it was made with another tokenizer.
     """
-    prepared = _prepared(path)
+    prepared = open_finished(path)
     if prepared.manifest['tokenizer_fingerprint'] != tokenizer.fingerprint:
         raise InputError(
             f'{path} was made with another vocabulary or by other rules: leave '
@@ -280,7 +280,7 @@ def vocabulary_of(path: str) -> Path:
     Raises:
       InputError: there is no finished store, or it keeps no vocabulary, or that is damaged.
     """
-    prepared = _prepared(path)
+    prepared = open_finished(path)
     folder: Path | None = None
     for name in prepared.manifest['files']:
         if name.startswith(f'{VOCABULARY}/'):
@@ -293,7 +293,12 @@ def vocabulary_of(path: str) -> Path:
     return vocab_file
 
 
-def _prepared(path: str) -> TokenStore:
+def open_finished(path: str) -> TokenStore:
+    """A store that was built before, whatever its vocabulary.
+
+    Raises:
+      InputError: there is no finished store, or it is damaged.
+    """
     folder = files.absolute(path)
     if not store.is_finished(folder):
         raise InputError(f'{path} is no finished token store (it has no {MANIFEST}): name the '

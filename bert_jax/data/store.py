@@ -340,7 +340,7 @@ def _check_counts(
 
 def remedy(path: files.Path) -> str:
     """What to do about a damaged store, for messages."""
-    return f'delete {path} and it is built again'
+    return f'delete {path} and it is built again from its text'
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ any step can be made without those before it.
     N: blocks of the text, L: lanes, n: rows
 """
 
-import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -28,6 +27,7 @@ from bert_jax.data.pretrain import planned_epoch
 from bert_jax.data.recipe import Counts, Recipe
 from bert_jax.data.stateless import hash64, permute
 from bert_jax.data.store import TokenStore, held_out_limit
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.long_work import long_work
 from bert_jax.text.vocab import Vocab
 
@@ -36,7 +36,9 @@ _MOST_LANES = 32
 _LEAST_BLOCKS_A_WINDOW = 4
 _SAMPLED_BLOCKS = 16  # whose pairs are counted
 _OPENED_AHEAD = 0.25  # of a window's rows: how early the next window of its lane is opened
+_CALLS_KEPT = 16  # of a lane: after so many without a window it is closed
 _OPENERS = 4  # threads
+_LAYOUTS_KEPT = 4
 _BLOCK_ORDER = 0xB10C  # purposes of draws
 _WINDOW = 0x3D0
 _SEED_BITS = (1 << 63) - 1
@@ -82,6 +84,9 @@ class Lanes:
 
     def sizes(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._examples.sizes(self._by_lane(row_ids))
+
+    def forget(self) -> None:
+        self._examples.forget()
 
     def _by_lane(self, row_ids: np.ndarray) -> np.ndarray:
         """The ids, in the underlying examples, of rows that are numbered batch after batch."""
@@ -176,8 +181,7 @@ class WindowedExamples:
         self.num_windows = windows_a_lane * lanes
         self._windows_a_lane = windows_a_lane
         self._expected_pairs = _expected_pairs(store.index, recipe.max_tokens)
-        self._layout = functools.lru_cache(maxsize=4)(self._make_layout)
-
+        self._layouts: dict[int, _Layout] = {}
         count = min(_SAMPLED_BLOCKS, len(store.index))
         sample = np.linspace(0, len(store.index) - 1, count).astype(np.int64)
         self._sample = self._planned(sample, seed)
@@ -187,6 +191,8 @@ class WindowedExamples:
         self.num_examples = self._rows_a_lane * lanes
 
         self._open: dict[_Key, Future[PlannedPairs]] = {}
+        self._calls: dict[int, int] = {}  # by lane, how many there were
+        self._last_call: dict[_Key, int] = {}  # of its lane that asked for an open window
         self._lock = threading.Lock()
         self._openers = ThreadPoolExecutor(_OPENERS)
 
@@ -215,6 +221,12 @@ class WindowedExamples:
             slots[here] = pairs.num_to_predict(lengths[here])
         return lengths, slots
 
+    def forget(self) -> None:
+        """Closes all windows; they are opened again if they are used."""
+        with self._lock:
+            self._open.clear()
+            self._last_call.clear()
+
     def summary(self) -> str:
         """How the text is shuffled, in a few words."""
         return (f'{len(self._store.index):,} blocks in {self.num_windows:,} windows an epoch, '
@@ -238,8 +250,8 @@ class WindowedExamples:
         keys, which, place = self._located(lane, row_of_lane)
         lanes = np.unique(lane)
         last_row = np.array([row_of_lane[lane == number].max() for number in lanes])
-        rows_a_window = self._rows_a_lane // self._windows_a_lane
-        coming, _, _ = self._located(lanes, last_row + int(_OPENED_AHEAD * rows_a_window))
+        ahead = int(_OPENED_AHEAD * self._rows_a_lane / self._windows_a_lane)
+        coming, _, _ = self._located(lanes, last_row + ahead)
         return _Drawn(keys, self._opened(keys, coming), which, place)
 
     def _located(
@@ -274,18 +286,22 @@ class WindowedExamples:
     ) -> list[Future[PlannedPairs]]:
         """The windows `keys`. Threads open them, and those that come next in their lanes.
 
-        Other windows of these lanes are closed.
+        Windows of these lanes that were not asked for lately are closed. (Not at once, because two
+        threads make batches, and packed rows are made in several calls.)
         """
         wanted = [self._planned_key(key) for key in keys]
-        kept = dict.fromkeys([*wanted, *map(self._planned_key, coming)])
-        lanes = {key.lane for key in kept}
+        opened = dict.fromkeys([*wanted, *map(self._planned_key, coming)])
         with self._lock:
-            for key in list(self._open):
-                if key.lane in lanes and key not in kept:
-                    del self._open[key]
-            for key in kept:
+            for lane in {key.lane for key in opened}:
+                self._calls[lane] = self._calls.get(lane, 0) + 1
+            for key in opened:
                 if key not in self._open:
                     self._open[key] = self._openers.submit(self._open_window, key)
+                self._last_call[key] = self._calls[key.lane]
+            for key, call in list(self._last_call.items()):
+                if self._calls[key.lane] - call > _CALLS_KEPT:
+                    del self._last_call[key]
+                    del self._open[key]
             return [self._open[key] for key in wanted]
 
     def _planned_key(self, key: _Key) -> _Key:
@@ -309,8 +325,22 @@ class WindowedExamples:
             hashes = window.document_hashes[documents]
             documents = documents[hashes >= held_out_limit(self._held_out)]
         name = f'a window of {len(blocks)} blocks of {self._name}'
-        text = PairText(window, documents, self._recipe, self._vocab, seed, name)
+        try:
+            text = PairText(window, documents, self._recipe, self._vocab, seed, name)
+        except InputError as error:
+            raise InputError(f'{error}; or shuffle more blocks at once, '
+                             '--config.data.shuffle_blocks') from None
         return text.planned(0, in_background=True)
+
+    def _layout(self, epoch: int) -> _Layout:
+        """The layout of an epoch. Those of the epochs last asked for are kept."""
+        with self._lock:
+            layout = self._layouts.pop(epoch, None)
+            if layout is None:
+                layout = self._make_layout(epoch)
+            latest = list(self._layouts.items())[1 - _LAYOUTS_KEPT :]
+            self._layouts = dict(latest) | {epoch: layout}
+        return layout
 
     def _make_layout(self, epoch: int) -> _Layout:
         """Deals the blocks of an epoch to windows, of which number * L + lane is a lane's."""
@@ -322,6 +352,7 @@ class WindowedExamples:
         # Whole numbers, so that every host finds the same bounds.
         until = np.cumsum(expected.reshape(self._windows_a_lane, self.lanes), axis=0).T
         row_bounds = np.zeros((self.lanes, self._windows_a_lane + 1), np.int64)
+        until = until.astype(object)  # whose products do not overflow
         row_bounds[:, 1:] = until * self._rows_a_lane // until[:, -1:]
         return _Layout(blocks, block_bounds, row_bounds)
 

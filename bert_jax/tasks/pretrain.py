@@ -154,7 +154,8 @@ class PretrainTask:
         self._warn_of_slots(phases[number], number)
         if run.phase['packed_rows']:
             _ = run.examples  # refuses too few rows before the run's first step
-            run.release()
+            if number:
+                run.release()  # until the phase begins
         start = sum(phase['steps'] for phase in phases[:number])
         return Phase(
             start=start, end=start + run.phase['steps'], batch_size=run.phase['batch_size'],
@@ -312,6 +313,7 @@ class PhaseRun:
     def release(self) -> None:
         """Forgets the training rows with their plans; they are planned again if they are used."""
         self.__dict__.pop('examples', None)
+        self.task.training_rows.cache_clear()
 
     @functools.cached_property
     def _held_out(self) -> Examples:

@@ -167,6 +167,10 @@ class TextData:
             fraction = 0.0
         split = Split(fraction, min_documents=2 if data.next_sentence else 1)
         stored = StoredText(name, store, self._tokenizer.vocab, split, data.shuffle_blocks)
+        if fraction > 0 and not stored.is_whole and stored.num_held_out < split.min_documents:
+            raise InputError(
+                f'config.data.held_out={fraction} holds out {stored.num_held_out} document(s) of '
+                f'{name}, too few to evaluate on: raise it, or set config.data.eval_source')
         check_known(stored.first_tokens(), self._tokenizer, name, self.vocab_path)
         return stored
 
@@ -247,11 +251,15 @@ class TextData:
         """
         recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
         first_seed = self._config.seed + _PHASE_SEED_STRIDE * phase
-        sources = [source for source in self._sources_of_phase(source) if source.weight]
+        # Each source keeps its seed where a phase leaves others out.
+        seeded = [
+            (seed, source) for seed, source in enumerate(self._sources_of_phase(source), first_seed)
+            if source.weight]
+        sources = [source for _, source in seeded]
         lanes = self._num_lanes(sources, batch_size)
         parts: list[Examples] = []
         texts: dict[str, PretrainExamples | WindowedExamples] = {}
-        for seed, (name, _) in enumerate(sources, first_seed):
+        for seed, (name, _) in seeded:
             if name in self._records:
                 parts.append(self._record_examples(name, recipe, seed))
             else:

@@ -1,6 +1,10 @@
 """Texts in windows: any hosts make the same rows, all text is used evenly, and no more is read."""
 
 import collections
+import gc
+import time
+import weakref
+from concurrent import futures
 
 import numpy as np
 import pytest
@@ -229,3 +233,58 @@ def test_a_damaged_block_is_refused_when_it_is_read(tmp_path):
     assert TokenStore.open(tmp_path / 'b').block(0).tokens[0] == FIRST
     with refused(match='part-00000-000.blocks: the block at byte .* is damaged'):
         store.window([0, 1, 2])
+
+
+def test_bounds_of_rows_are_exact_for_a_trillion_tokens(store):
+    examples = _windowed(store, lanes=1)
+    examples._expected_pairs = np.full(NUM_BLOCKS, 2**53)  # of all blocks, as many as 1.9 million
+    examples._rows_a_lane = 2**33
+    bounds = examples._layout(0).row_bounds
+    assert (np.diff(bounds) > 0).all()
+    assert bounds[0, -1] == 2**33
+
+
+def test_windows_are_opened_once_in_order_and_closed(store, monkeypatch):
+    """Two threads that make calls in turn, of several widths each, open no window twice."""
+    opened = []
+    open_window = WindowedExamples._open_window
+    monkeypatch.setattr(
+        WindowedExamples, '_open_window',
+        lambda self, key: opened.append(key) or open_window(self, key))
+    examples = _lanes(store)
+    for step in range(1, 120):
+        examples.sizes(step * BATCH + np.arange(BATCH))
+        for begin in (0, 16, 32):  # the step before
+            examples.rows((step - 1) * BATCH + np.arange(begin, begin + 16))
+    assert len(opened) <= len(set(opened)) + LANES  # each lane begins amid a window
+    inner = examples._examples
+    assert len(inner._open) <= 3 * LANES
+    examples.forget()
+    assert not inner._open
+
+
+def test_examples_are_freed_without_the_collector(store):
+    examples = _windowed(store)
+    examples.rows(np.arange(10))
+    futures.wait(examples._open.values())
+    freed = weakref.ref(examples)
+    gc.disable()
+    try:
+        del examples
+        time.sleep(0.2)  # until threads have let go of it
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_a_window_of_too_few_documents_says_what_to_raise(tmp_path):
+    one_document = [
+        block._replace(
+            document_lengths=np.array([len(block.sentence_lengths)], np.uint32),
+            document_hashes=block.document_hashes[:1])
+        for block in _blocks(2, 12)]
+    store = write_store(tmp_path / 'c', one_document, 1 << 20)
+    examples = WindowedExamples(
+        store, 0.0, RECIPE, vocab(1 << 20), 0, shuffle_blocks=1, lanes=1)
+    with refused('1 blocks', 'config.data.shuffle_blocks'):
+        examples.rows(np.arange(5))
