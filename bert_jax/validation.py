@@ -75,7 +75,7 @@ def complete(config: ConfigDict, init_weights: Weights | None = None) -> ConfigD
 
 def _lowercase_of_prepared(config: ConfigDict) -> bool | None:
     """Whether the first prepared store among the sources is of lower-cased text; None: no store."""
-    if pretraining_kind(config.task) != 'pretrain':
+    if pretraining_kind(config.task) != 'pretrain' or not config.data.source:
         return None
     for source in weighted_sources(config.data.source):
         if source.name.startswith(PREPARED):
