@@ -109,10 +109,10 @@ class TextData:
         self.texts: dict[str, StoredText] = {}
         facts = document_facts(
             data.near_duplicates, data.decontaminate, data.remove_contaminated, self._tokenizer)
+        trained_on = {source.name for source in sources}
         for name in text_names:
-            is_trained_on = name in [source.name for source in sources]
-            self.texts[name] = self._open_text(
-                name, texts.get(name), facts if is_trained_on else ())
+            facts_here = facts if name in trained_on else ()
+            self.texts[name] = self._open_text(name, texts.get(name), facts_here)
         for name in self._records:
             self._check_records(name)
         self._weight_by_size = self._size_weights()
@@ -251,21 +251,21 @@ class TextData:
         """
         recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
         first_seed = self._config.seed + _PHASE_SEED_STRIDE * phase
-        # Each source keeps its seed where a phase leaves others out.
-        seeded = [
-            (seed, source) for seed, source in enumerate(self._sources_of_phase(source), first_seed)
-            if source.weight]
-        sources = [source for _, source in seeded]
-        lanes = self._num_lanes(sources, batch_size)
+        all_sources = self._sources_of_phase(source)
+        lanes = self._num_lanes(all_sources, batch_size)
         parts: list[Examples] = []
+        weights: list[float] = []
         texts: dict[str, PretrainExamples | WindowedExamples] = {}
-        for seed, (name, _) in seeded:
+        for seed, (name, weight) in enumerate(all_sources, first_seed):
+            if not weight:
+                continue
+            weights.append(weight)
             if name in self._records:
                 parts.append(self._record_examples(name, recipe, seed))
             else:
                 texts[name] = self.texts[name].training(recipe, seed, lanes)
                 parts.append(texts[name])
-        mixed = _mixed(parts, [source.weight for source in sources], first_seed, lanes)
+        mixed = _mixed(parts, weights, first_seed, lanes)
         hosts.say(
             f'training examples an epoch at length {max_seq_length}: {mixed.num_examples:,}')
         if hosts.first():
@@ -276,11 +276,11 @@ class TextData:
         return mixed
 
     def _num_lanes(self, sources: Sequence[WeightedSource], batch_size: int) -> int:
-        """The lanes of a batch: one, unless a text is read in windows."""
-        texts = [self.texts[name] for name, _ in sources if name in self.texts]
-        if all(text.is_whole for text in texts):
-            return 1
-        return num_lanes(self._config.data.shuffle_blocks, batch_size)
+        """The lanes of a batch: one, unless a text with a weight is read in windows."""
+        for name, weight in sources:
+            if weight and name in self.texts and not self.texts[name].is_whole:
+                return num_lanes(self._config.data.shuffle_blocks, batch_size)
+        return 1
 
     def _sources_of_phase(self, own: Sequence[tuple[str, float]]) -> list[WeightedSource]:
         """All sources of the config, with the weights that a phase gives them, 0 for most.
