@@ -268,12 +268,17 @@ def distribute(x: jax.Array, mesh: Mesh | None) -> tuple[jax.Array, Callable[...
     return constrain(jnp.pad(x, padding)), constrain
 
 
+def is_large(shape: Sequence[int]) -> bool:
+    """Whether an array of this shape is split over the batch axes, if they divide a dim of it."""
+    return len(shape) >= 2 and math.prod(shape) >= LEAST_SPLIT
+
+
 def _split_update(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec:
     """`spec` with each batch axis added to the first dim that it divides.
 
     The first is taken, because the last two dims are a chip's tiles.
     """
-    if len(shape) < 2 or math.prod(shape) < LEAST_SPLIT:
+    if not is_large(shape):
         return spec
     axes_by_dim = _axes_by_dim(spec, len(shape))
     for axis in _update_axes(mesh):

@@ -21,6 +21,33 @@ from bert_jax.model.attention import SelfAttention, gather_positions
 from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, Names, gelu, parameter
 
 
+@jax.custom_vjp
+def look_up(table_VxE: jax.Array, ids: jax.Array) -> jax.Array:
+    """The rows of a table with these ids [..., E], in float32.
+
+    The gradient has the table's dtype, but is summed over equal ids in float32.
+    """
+    return jnp.take(table_VxE, ids, axis=0).astype(jnp.float32)
+
+
+def _look_up_forward(
+    table_VxE: jax.Array, ids: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    empty_Vx0 = table_VxE[:, :0]  # tells the number of rows and the dtype
+    return look_up(table_VxE, ids), (ids, empty_Vx0)
+
+
+def _look_up_backward(
+    residuals: tuple[jax.Array, jax.Array], d_rows: jax.Array
+) -> tuple[jax.Array, None]:
+    ids, empty_Vx0 = residuals
+    zeros_VxE = jnp.zeros((len(empty_Vx0), d_rows.shape[-1]), jnp.float32)
+    return zeros_VxE.at[ids].add(d_rows).astype(empty_Vx0.dtype), None
+
+
+look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
 class Embeddings(nn.Module):
     """Sum [B, S, E] of word, position and segment embeddings -> LayerNorm -> dropout.
 
@@ -57,7 +84,7 @@ class Embeddings(nn.Module):
         self, input_ids_BxS: jax.Array, segment_ids_BxS: jax.Array, rows_Bx2: jax.Array | None,
         position_ids_BxS: jax.Array | None = None,
     ) -> jax.Array:
-        words_BxSxE = jnp.take(self.word_embeddings, input_ids_BxS, axis=0)
+        words_BxSxE = look_up(self.word_embeddings, input_ids_BxS)
         others = []
         if self.config.type_vocab_size:
             others.append(self._of_types(segment_ids_BxS))
@@ -85,7 +112,7 @@ class Embeddings(nn.Module):
             return self.position_embeddings[first : first + length]
         if first:
             position_ids_BxS = position_ids_BxS + first
-        return jnp.take(self.position_embeddings, position_ids_BxS, axis=0)
+        return look_up(self.position_embeddings, position_ids_BxS)
 
 
 class Residual(nn.Module):

@@ -3,6 +3,7 @@
 Shapes: B rows of the global batch.
 """
 
+import itertools
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.heads.base import Batch, Head, Params, Sums
-from bert_jax.sharding import BATCH_AXES, UPDATE_AXES, Layout
+from bert_jax.sharding import BATCH_AXES, UPDATE_AXES, Layout, is_large
 
 # Columns and rows of a bfloat16 tile: TPUs lay out the last two dims of an array in tiles.
 _LANES, _SUBLANES = 128, 16
@@ -18,13 +19,17 @@ _LANES, _SUBLANES = 128, 16
 
 def global_gradient(
     head: Head, params: Params, batch: Batch, rows_Bx2: jax.Array, parts: int, mesh: Mesh,
-    shardings: Any,
+    shardings: Any, message_dtype: str,
 ) -> tuple[Any, jax.Array, Sums]:
-    """Gradient (sharded as the parameters), loss and sums of a global batch.
+    """Gradient (sharded as the parameters, float32), loss and sums of a global batch.
 
     Left to itself, the compiler would reduce a gradient for each use of a parameter, in each part
     of the batch. So the batch axes are manual here: once a step the parameters are gathered, each
     device sums gradients over its rows, and these sums are reduced and scattered.
+
+    Large parameters are rounded to `message_dtype` on any mesh, so that the loss does not depend on
+    the mesh. Their gradients are rounded to it where devices exchange them: each device's sum over
+    its rows, and the sums of several devices.
 
     Args:
       head: its loss is differentiated.
@@ -34,18 +39,22 @@ def global_gradient(
       parts: number of parts in which the rows are computed.
       mesh: the devices.
       shardings: of the parameters, a tree like them.
+      message_dtype: in which large parameters and their gradients are exchanged.
     """
     totals = head.totals(batch)
+    params = jax.tree.map(lambda x: _rounded(x, message_dtype), params)
     if Layout(mesh).batch_shards == 1:
         return gradient_of_rows(head, params, batch, rows_Bx2, totals, parts, Layout(mesh))
 
     def of_own_rows(
         params: Params, batch: Batch, rows_Bx2: jax.Array, totals: Sums
     ) -> tuple[Any, jax.Array, Sums]:
-        params = jax.tree.map(_gather, params, shardings)
+        params = jax.tree.map(
+            lambda x, sharding: _gather(x, sharding, message_dtype), params, shardings)
         grads, loss, sums = gradient_of_rows(
             head, params, batch, rows_Bx2, totals, parts, Layout(mesh))
-        grads = jax.tree.map(_reduce, grads, shardings)
+        grads = jax.tree.map(
+            lambda x, sharding: _reduce(x, sharding, message_dtype), grads, shardings)
         return grads, *jax.lax.psum((loss, sums), BATCH_AXES)
 
     rows = PartitionSpec(BATCH_AXES)
@@ -85,13 +94,28 @@ def _splits(sharding: NamedSharding) -> list[tuple[str, int]]:
             for dim, axes in enumerate(axes_of_dims) if axis in axes]
 
 
-def _gather(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """The whole parameter from the shards of the batch axes.
+def _rounded(x: jax.Array, message_dtype: str) -> jax.Array:
+    """A float32 parameter with the values that it has in messages.
+
+    Whether it is in messages depends on the mesh; whether it is rounded does not.
+    """
+    if not is_large(x.shape):
+        return x
+    finfo = jnp.finfo(message_dtype)
+    return jax.lax.reduce_precision(x, finfo.nexp, finfo.nmant)
+
+
+def _gather(x: jax.Array, sharding: NamedSharding, message_dtype: str) -> jax.Array:
+    """The whole parameter, from shards of the batch axes, as it is in messages.
 
     One axis at a time: over two axes of a torus at once, TPUs would reduce whole arrays. Pieces
     that are not whole tiles are gathered in a dim of their own, else padded arrays are summed.
     """
-    for axis, dim in reversed(_splits(sharding)):
+    splits = _splits(sharding)
+    if not splits:
+        return x
+    x = x.astype(message_dtype)
+    for axis, dim in reversed(splits):
         whole = jax.lax.all_gather(
             _flat(x, sharding) if dim == 0 else x, axis, axis=dim,
             tiled=x.shape[dim] % _SUBLANES == 0)
@@ -99,20 +123,41 @@ def _gather(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     return x
 
 
-def _reduce(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """This device's shard of the sum of a gradient over the batch axes; see `_gather`."""
-    scattered = set()
-    for axis, dim in _splits(sharding):
-        is_wide = dim == 0 and len(x) >= _LANES * sharding.mesh.shape[axis]
-        part = jax.lax.psum_scatter(
-            _flat(x, sharding) if is_wide else x, axis, scatter_dimension=dim, tiled=True)
+def _reduce(x: jax.Array, sharding: NamedSharding, message_dtype: str) -> jax.Array:
+    """This device's shard of the sum of a gradient over the batch axes, in float32.
+
+    One axis at a time, as in `_gather`; an array keeps its shape between two that split one dim.
+    """
+    mesh = sharding.mesh
+    splits = _splits(sharding)
+    if splits:
+        x = x.astype(message_dtype)
+        if Layout(mesh).on_cpu and mesh.shape['tensor'] > 1:
+            # XLA for CPUs aborts on sums of bfloat16 over manual axes beside an automatic one.
+            x = x.astype(jnp.float32)
+    for dim, same_dim in itertools.groupby(splits, key=lambda split: split[1]):
+        part = _as_matrix(x, sharding) if dim == 0 else x
+        for axis, _ in same_dim:
+            part = jax.lax.psum_scatter(part, axis, scatter_dimension=dim, tiled=True)
         x = part.reshape(*x.shape[:dim], -1, *x.shape[dim + 1:])
         if part.ndim != x.ndim:  # else each of Adam's products with it would be laid out again
             x = jax.lax.optimization_barrier(x)
-        scattered.add(axis)
+    scattered = {axis for axis, _ in splits}
     left = tuple(
-        axis for axis in BATCH_AXES if axis not in scattered and sharding.mesh.shape[axis] > 1)
-    return jax.lax.psum(x, left)
+        axis for axis in BATCH_AXES if axis not in scattered and mesh.shape[axis] > 1)
+    return jax.lax.psum(x, left).astype(jnp.float32)
+
+
+def _as_matrix(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """`x` with two dims, of which the last fills the lanes of a TPU, for a sum that splits dim 0.
+
+    The compiler would sum some arrays with more dims whole, and makes no sum of them asynchronous.
+    """
+    if sharding.mesh.shape['tensor'] > 1:
+        return x
+    if x.shape[-1] % _LANES:
+        return x.reshape(len(x), -1)
+    return x.reshape(-1, x.shape[-1])
 
 
 def _flat(x: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -150,10 +195,15 @@ def gradient_of_rows(
         return jax.tree.map(jnp.add, carry, of_part(part)), None
 
     all_parts = _split((dict(batch), rows_Bx2), parts, layout)
-    shapes = jax.eval_shape(of_part, jax.tree.map(lambda x: x[0], all_parts))
-    zeros = jax.tree.map(jnp.zeros_like, shapes)
+    grads, loss, sums = jax.eval_shape(of_part, jax.tree.map(lambda x: x[0], all_parts))
+    zeros = (_zeros_of(grads), *jax.tree.map(jnp.zeros_like, (loss, sums)))
     (grads, loss, sums), _ = jax.lax.scan(add, zeros, all_parts)
     return grads, loss, sums
+
+
+def _zeros_of(tree: Any) -> Any:
+    """Zeros of a tree's shapes in float32, in which the gradients of several parts are added."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), tree)
 
 
 def _split(tree: Any, parts: int, layout: Layout) -> Any:
@@ -189,6 +239,5 @@ def _in_two_passes(
         _, pull = jax.vjp(lambda p: head.outputs(p, *rows), params)
         return jax.tree.map(jnp.add, grads, pull(d_part)[0]), None
 
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    grads, _ = jax.lax.scan(add, zeros, (all_parts, _split(d_outputs, parts, layout)))
+    grads, _ = jax.lax.scan(add, _zeros_of(params), (all_parts, _split(d_outputs, parts, layout)))
     return grads, loss, sums

@@ -104,11 +104,16 @@ def build_program(
     optimizer, _ = make_optimizer([segment.learning_rate for segment in segments])
     state = step.abstract_state(head, optimizer, mesh)
 
+    message_dtype = config.mesh.message_dtype
+    if message_dtype == 'auto':
+        message_dtype = head.config.dtype
+
     @functools.cache
     def steps_of(head: Head) -> PhaseSteps:
         train = step.make_train_step(
             head, make_optimizer, state, mesh, clip_norm=config.optimizer.clip_norm,
-            frozen=frozen, accumulation_steps=config.train.accumulation_steps)
+            frozen=frozen, accumulation_steps=config.train.accumulation_steps,
+            message_dtype=message_dtype, async_sums=config.mesh.async_sums)
         return PhaseSteps(head, train, step.make_eval_step(head, mesh))
 
     return Program(

@@ -21,6 +21,16 @@ from bert_jax.train.gradients import global_gradient
 from bert_jax.train.optimizers import Schedule
 
 
+# The TPU compiler makes reduce-scatters asynchronous only in parts, which it fuses with computation;
+# these fusions take more of the on-chip memory than it gives by default.
+_ASYNC_SUMS = {
+    'xla_tpu_decompose_every_reduce_scatters_hlos': True,
+    'xla_enable_async_reduce_scatter_fusion': True,
+    'xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter': True,
+    'xla_tpu_scoped_vmem_limit_kib': 32768,
+}
+
+
 @flax.struct.dataclass
 class TrainState:
     """`step` counts finished updates (int32 scalar)."""
@@ -129,6 +139,8 @@ def make_train_step(
     clip_norm: float,
     frozen: Collection[Names] = (),
     accumulation_steps: int = 1,
+    message_dtype: str = 'float32',
+    async_sums: bool = False,
 ) -> Callable[[TrainState, StepInputs, Batch], tuple[TrainState, dict[str, jax.Array]]]:
     """The jitted (state, inputs, batch) -> (state, metrics); the state is donated.
 
@@ -142,6 +154,8 @@ def make_train_step(
       clip_norm: largest global norm of the gradient of the global batch; 0: not clipped.
       frozen: parameters that are not trained and do not count in that norm.
       accumulation_steps: number of parts in which a batch is computed; the result is the same.
+      message_dtype: see `global_gradient`.
+      async_sums: on TPUs, gradients are summed while others are computed.
     """
     layout = Layout(mesh)
     # Output shardings are fixed: if they changed, the second step would be compiled again.
@@ -155,7 +169,7 @@ def make_train_step(
         rows_Bx2 = dropout_rows(inputs.seed, state.step, jnp.arange(batch_size, dtype=jnp.uint32))
         grads, loss, sums = global_gradient(
             head, state.params, batch, layout(rows_Bx2, 'batch', None), accumulation_steps,
-            mesh, kept.params)
+            mesh, kept.params, message_dtype)
         grads = _without_frozen(grads, frozen)
         norm = global_norm(grads)
         if clip_norm:
@@ -170,7 +184,10 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt_state), metrics
 
     replicated = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(kept, replicated))
+    on_tpus = layout.platform == 'tpu'
+    return jax.jit(
+        train_step, donate_argnums=0, out_shardings=(kept, replicated),
+        compiler_options=dict(_ASYNC_SUMS) if async_sums and on_tpus else None)
 
 
 def make_eval_step(head: Head, mesh: Mesh) -> EvalStep:
