@@ -54,7 +54,7 @@ def global_gradient(
         grads, loss, sums = gradient_of_rows(
             head, params, batch, rows_Bx2, totals, parts, Layout(mesh))
         grads = jax.tree.map(
-            lambda x, sharding: _reduce(x, sharding, message_dtype), grads, shardings)
+            lambda x, sharding: _reduce(x, sharding, mesh, message_dtype), grads, shardings)
         return grads, *jax.lax.psum((loss, sums), BATCH_AXES)
 
     rows = PartitionSpec(BATCH_AXES)
@@ -123,12 +123,13 @@ def _gather(x: jax.Array, sharding: NamedSharding, message_dtype: str) -> jax.Ar
     return x
 
 
-def _reduce(x: jax.Array, sharding: NamedSharding, message_dtype: str) -> jax.Array:
+def _reduce(
+    x: jax.Array, sharding: NamedSharding, mesh: Mesh, message_dtype: str
+) -> jax.Array:
     """This device's shard of the sum of a gradient over the batch axes, in float32.
 
     One axis at a time, as in `_gather`; an array keeps its shape between two that split one dim.
     """
-    mesh = sharding.mesh
     splits = _splits(sharding)
     if splits:
         x = x.astype(message_dtype)

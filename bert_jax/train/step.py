@@ -20,9 +20,8 @@ from bert_jax.sharding import LEAST_SPLIT, Layout, tree_shardings
 from bert_jax.train.gradients import global_gradient
 from bert_jax.train.optimizers import Schedule
 
-
-# The TPU compiler makes reduce-scatters asynchronous only in parts, which it fuses with computation;
-# these fusions take more of the on-chip memory than it gives by default.
+# The TPU compiler makes reduce-scatters asynchronous only in parts, which it fuses with computation.
+# These fusions take more of the on-chip memory than it gives by default.
 _ASYNC_SUMS = {
     'xla_tpu_decompose_every_reduce_scatters_hlos': True,
     'xla_enable_async_reduce_scatter_fusion': True,
