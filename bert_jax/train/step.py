@@ -20,7 +20,7 @@ from bert_jax.sharding import LEAST_SPLIT, Layout, tree_shardings
 from bert_jax.train.gradients import global_gradient
 from bert_jax.train.optimizers import Schedule
 
-# The TPU compiler makes reduce-scatters asynchronous only in parts, which it fuses with computation.
+# The TPU compiler makes reduce-scatters asynchronous only in parts that it fuses with computation.
 # These fusions take more of the on-chip memory than it gives by default.
 _ASYNC_SUMS = {
     'xla_tpu_decompose_every_reduce_scatters_hlos': True,
