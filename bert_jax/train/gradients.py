@@ -94,6 +94,12 @@ def _splits(sharding: NamedSharding) -> list[tuple[str, int]]:
             for dim, axes in enumerate(axes_of_dims) if axis in axes]
 
 
+def _axes_by_dim(splits: list[tuple[str, int]]) -> list[tuple[int, tuple[str, ...]]]:
+    """Pairs (dim, axes in a row that split it), in the order of the splits."""
+    return [(dim, tuple(axis for axis, _ in group))
+            for dim, group in itertools.groupby(splits, key=lambda split: split[1])]
+
+
 def _rounded(x: jax.Array, message_dtype: str) -> jax.Array:
     """A float32 parameter with the values that it has in messages.
 
@@ -108,16 +114,16 @@ def _rounded(x: jax.Array, message_dtype: str) -> jax.Array:
 def _gather(x: jax.Array, sharding: NamedSharding, message_dtype: str) -> jax.Array:
     """The whole parameter, from shards of the batch axes, as it is in messages.
 
-    One axis at a time: over two axes of a torus at once, TPUs would reduce whole arrays. Pieces
+    Axes that split one dim are gathered at once, so that TPUs use the links of all of them. Pieces
     that are not whole tiles are gathered in a dim of their own, else padded arrays are summed.
     """
     splits = _splits(sharding)
     if not splits:
         return x
     x = x.astype(message_dtype)
-    for axis, dim in reversed(splits):
+    for dim, axes in reversed(_axes_by_dim(splits)):
         whole = jax.lax.all_gather(
-            _flat(x, sharding) if dim == 0 else x, axis, axis=dim,
+            _flat(x, sharding) if dim == 0 else x, axes, axis=dim,
             tiled=x.shape[dim] % _SUBLANES == 0)
         x = whole.reshape(*x.shape[:dim], -1, *x.shape[dim + 1:])
     return x
@@ -128,7 +134,7 @@ def _reduce(
 ) -> jax.Array:
     """This device's shard of the sum of a gradient over the batch axes, in float32.
 
-    One axis at a time, as in `_gather`; an array keeps its shape between two that split one dim.
+    One axis at a time: over two axes of a torus at once, TPUs would sum whole arrays.
     """
     splits = _splits(sharding)
     if splits:
@@ -136,9 +142,9 @@ def _reduce(
         if Layout(mesh).on_cpu and mesh.shape['tensor'] > 1:
             # XLA for CPUs aborts on sums of bfloat16 over manual axes beside an automatic one.
             x = x.astype(jnp.float32)
-    for dim, same_dim in itertools.groupby(splits, key=lambda split: split[1]):
+    for dim, axes in _axes_by_dim(splits):
         part = _as_matrix(x, sharding) if dim == 0 else x
-        for axis, _ in same_dim:
+        for axis in axes:
             part = jax.lax.psum_scatter(part, axis, scatter_dimension=dim, tiled=True)
         x = part.reshape(*x.shape[:dim], -1, *x.shape[dim + 1:])
         if part.ndim != x.ndim:  # else each of Adam's products with it would be laid out again
