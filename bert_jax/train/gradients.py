@@ -114,19 +114,31 @@ def _rounded(x: jax.Array, message_dtype: str) -> jax.Array:
 def _gather(x: jax.Array, sharding: NamedSharding, message_dtype: str) -> jax.Array:
     """The whole parameter, from shards of the batch axes, as it is in messages.
 
-    Axes that split one dim are gathered at once, so that TPUs use the links of all of them. Pieces
-    that are not whole tiles are gathered in a dim of their own, else padded arrays are summed.
+    Axes that split one dim are gathered at once, so that TPUs use the links of all of them, if the
+    pieces are whole tiles. Other pieces are gathered in a dim of their own, over one axis after the
+    other. Otherwise, TPUs would sum whole arrays, padded with zeros.
     """
     splits = _splits(sharding)
     if not splits:
         return x
     x = x.astype(message_dtype)
     for dim, axes in reversed(_axes_by_dim(splits)):
-        whole = jax.lax.all_gather(
-            _flat(x, sharding) if dim == 0 else x, axes, axis=dim,
-            tiled=x.shape[dim] % _SUBLANES == 0)
-        x = whole.reshape(*x.shape[:dim], -1, *x.shape[dim + 1:])
+        if x.shape[dim] % _SUBLANES == 0:
+            x = _gather_dim(x, sharding, dim, axes)
+        else:
+            for axis in reversed(axes):
+                x = _gather_dim(x, sharding, dim, (axis,))
     return x
+
+
+def _gather_dim(
+    x: jax.Array, sharding: NamedSharding, dim: int, axes: tuple[str, ...]
+) -> jax.Array:
+    """`x` with the pieces of a dim from all devices on these axes."""
+    whole = jax.lax.all_gather(
+        _flat(x, sharding) if dim == 0 else x, axes, axis=dim,
+        tiled=x.shape[dim] % _SUBLANES == 0)
+    return whole.reshape(*x.shape[:dim], -1, *x.shape[dim + 1:])
 
 
 def _reduce(
