@@ -10,11 +10,16 @@ from bert_jax.runtime import files
 _MAX_BYTES = 2 << 30  # on a disk
 
 
-def keep_compiled(folder: Any) -> None:
+def keep_compiled(folder: Any, *, least_seconds: float | None = None) -> None:
     """Sets jax's persistent compilation cache, on a disk or in a bucket.
 
     The folder may be shared: the first host writes and all read. JAX_COMPILATION_CACHE_DIR in the
-    environment takes precedence. Call it before anything is compiled.
+    environment takes precedence. Call it before anything is compiled. Without a right to write to
+    the folder, nothing is kept.
+
+    Args:
+      folder: of the cache; there is one in it for each kind of device.
+      least_seconds: programs that compile faster are not kept; None: as jax is configured.
     """
     import jax  # here, so that `--help` does not wait for it
 
@@ -31,9 +36,16 @@ def keep_compiled(folder: Any) -> None:
     if files.in_bucket(folder):
         # XLA's own caches (of GPU kernels) can only be on a disk.
         jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')
-    elif hosts.first():
-        shrink(folder, _MAX_BYTES)
+    else:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            return
+        if hosts.first():
+            shrink(folder, _MAX_BYTES)
     jax.config.update('jax_compilation_cache_dir', os.fspath(folder))
+    if least_seconds is not None:
+        jax.config.update('jax_persistent_cache_min_compile_time_secs', least_seconds)
 
 
 def _instruction_set() -> str:
