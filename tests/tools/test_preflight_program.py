@@ -107,6 +107,23 @@ def test_messages_move_as_the_program_lets_them(taken, waiting):
     assert waiting_seconds(program, messages, taken=taken) == pytest.approx(waiting)
 
 
+EQUAL = """ENTRY %main (a: f32[250]) -> f32[250] {
+  %a = f32[250] parameter(0)
+  %one = (f32[250], f32[250]) collective-permute-start(%a), source_target_pairs={{0,1}}
+  %two = (f32[250], f32[250]) collective-permute-start(%a), source_target_pairs={{0,1}}
+  %second = f32[250] collective-permute-done(%two)
+  %work = f32[250] fusion(%a), kind=kLoop, calls=%other
+  ROOT %first = f32[250] collective-permute-done(%one)
+}
+"""
+
+
+def test_equal_messages_that_end_in_another_order_are_not_taken_for_each_other():
+    program = CompiledText(EQUAL)
+    messages = find_messages(program, FOUR_CHIPS)
+    assert waiting_seconds(program, messages, taken={'work': 0.75}) == pytest.approx(1 + 0.25)
+
+
 STRATEGY = """ENTRY %main (a: f32[64]) -> f32[64] {{
   %a = f32[64] parameter(0)
   ROOT %sum = f32[64] {opcode}(%a), replica_groups={{}}, backend_config={{"x":{{{strategy}}}}}
