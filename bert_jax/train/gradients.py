@@ -114,16 +114,17 @@ def _rounded(x: jax.Array, message_dtype: str) -> jax.Array:
 def _gather(x: jax.Array, sharding: NamedSharding, message_dtype: str) -> jax.Array:
     """The whole parameter, from shards of the batch axes, as it is in messages.
 
-    Axes that split one dim are gathered at once, so that TPUs use the links of all of them, if the
-    pieces are whole tiles. Other pieces are gathered in a dim of their own, over one axis after the
-    other. Otherwise, TPUs would sum whole arrays, padded with zeros.
+    Axes that split one dim are gathered at once, so that TPUs use the links of all of them. Pieces
+    that are far from whole tiles are gathered over one axis after the other, and in a dim of their
+    own: otherwise, TPUs would sum whole arrays, padded with zeros.
     """
     splits = _splits(sharding)
     if not splits:
         return x
     x = x.astype(message_dtype)
     for dim, axes in reversed(_axes_by_dim(splits)):
-        if x.shape[dim] % _SUBLANES == 0:
+        padding = -x.shape[dim] % _SUBLANES
+        if padding <= x.shape[dim] / 8:
             x = _gather_dim(x, sharding, dim, axes)
         else:
             for axis in reversed(axes):
