@@ -21,6 +21,7 @@ setup(
     package_dir={'bert_jax.configs': 'configs', 'bert_jax.configs.sweeps': 'configs/sweeps'},
     entry_points={'console_scripts': ['bert-jax = bert_jax.__main__:main']},
     package_data={
+        'bert_jax': ['py.typed'],
         'bert_jax.tools.paper': ['tables.toml'],
         'bert_jax.tools.report': ['board.toml', 'page.css', 'page.html', 'page.js'],
         'bert_jax.weights': ['model_card.md']},

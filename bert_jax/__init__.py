@@ -1,1 +1,46 @@
-"""BERT in JAX and Flax: pre-training, fine-tuning, conversion and prediction."""
+"""BERT in JAX and Flax: pre-training, fine-tuning, conversion, prediction, and a library.
+
+    import bert_jax
+    bert = bert_jax.from_pretrained('hf:google-bert/bert-base-uncased')
+    batch = bert.tokenizer(['a text', ('a text', 'its pair')], max_length=128)
+    outputs = bert.module.apply({'params': bert.params}, **batch)
+
+`__all__` is what is public (docs/library.md). Each name is imported when it is first used, so that
+`import bert_jax` loads no jax.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bert_jax.library import Bert as Bert
+    from bert_jax.library import BertConfig as BertConfig
+    from bert_jax.library import InputError as InputError
+    from bert_jax.library import evaluate_run as evaluate_run
+    from bert_jax.library import from_config as from_config
+    from bert_jax.library import from_pretrained as from_pretrained
+    from bert_jax.library import load as load
+    from bert_jax.library import train_run as train_run
+
+__all__ = [
+    'Bert',
+    'BertConfig',
+    'InputError',
+    'evaluate_run',
+    'from_config',
+    'from_pretrained',
+    'load',
+    'train_run',
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is first used (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    import bert_jax.library as library
+
+    return getattr(library, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

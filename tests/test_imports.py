@@ -28,7 +28,9 @@ LAYERS = [
     'tasks',
     'validation',
     'run_setup',
+    'scoring',
     'predict',
+    'library',
     'tools',
 ]
 COMMANDS = ['__main__', 'main', 'evaluate', 'convert']

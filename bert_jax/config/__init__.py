@@ -130,14 +130,22 @@ def model_sizes(config: ConfigDict) -> dict[str, int]:
     given = {size: model[size] for size in SIZES if model[size] is not None}
     if not model.name and len(given) == len(SIZES):
         return given
-    num_layers, hidden_size, num_heads = _named_size(model.name)
+    num_layers, hidden_size, num_heads = size_named(model.name)
     intermediate_size = 4 * given.get('hidden_size', hidden_size)
     sizes = (num_layers, hidden_size, num_heads, intermediate_size)
     return dict(zip(SIZES, sizes, strict=True)) | given
 
 
-def _named_size(model_name: str) -> tuple[int, ...]:
-    """Layers, width and heads of a name, with or without what releases write before it."""
+def size_named(model_name: str, field: str = 'config.model.name') -> tuple[int, ...]:
+    """Layers, width and heads of a name, with or without what releases write before it.
+
+    Args:
+      model_name: as in `MODEL_SIZES`, or spelled like L-12_H-768_A-12.
+      field: what messages call it.
+
+    Raises:
+      InputError: there is no such name.
+    """
     name = re.sub('^(bert[-_])?(uncased_)?', '', model_name.lower())
     spelled = _SPELLED_SIZE.fullmatch(name)
     if spelled is not None:
@@ -145,4 +153,4 @@ def _named_size(model_name: str) -> tuple[int, ...]:
     if name in MODEL_SIZES:
         return MODEL_SIZES[name]
     known = [*MODEL_SIZES, 'L-12_H-768_A-12']
-    raise InputError(f'config.model.name={model_name!r} is unknown: {nearest(model_name, known)}')
+    raise InputError(f'{field}={model_name!r} is unknown: {nearest(model_name, known)}')

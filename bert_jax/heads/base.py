@@ -275,9 +275,21 @@ def mean_vectors(x_RxSxH: jax.Array, batch: Batch) -> jax.Array:
     return sequence_means(x_RxSxH, batch['sequence_ids'], batch['cls_positions'].shape[1])
 
 
-def encode(bert: Bert, bilstm: BiLstm | None, batch: Batch, rows_Bx2: Keys) -> jax.Array:
-    """Hidden states [B, S, H] of all tokens, from the BiLSTM if there is one."""
-    outputs = bert(*inputs_of(batch, rows_Bx2), batch.get('cls_positions'))
+def encode(
+    bert: Bert, bilstm: BiLstm | None, batch: Batch, rows_Bx2: Keys,
+    encoded: Outputs | None = None,
+) -> jax.Array:
+    """Hidden states [B, S, H] of all tokens, from the BiLSTM if there is one.
+
+    Args:
+      bert, bilstm: of the model.
+      batch: its features.
+      rows_Bx2: dropout keys, or None.
+      encoded: what `bert` returned for all positions of the batch; None: it is computed here.
+    """
+    outputs = encoded
+    if outputs is None:
+        outputs = bert(*inputs_of(batch, rows_Bx2), batch.get('cls_positions'))
     x_BxSxH: jax.Array = outputs['sequence_output']
     if bilstm is None:
         return x_BxSxH

@@ -57,28 +57,37 @@ class BertForSequenceClassification(nn.Module):
         self.classifier = Dense(
             self.config, (self.config.hidden_size,), (self.num_labels,), ('embed',), (None,))
 
-    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
+    def __call__(
+        self, batch: Batch, rows_Bx2: Keys = None, encoded: Outputs | None = None
+    ) -> jax.Array:
+        """See the class; `encoded` is as for `base.encode`."""
+        if encoded is None:
+            pooled_BxKxH = self._pooled(batch, rows_Bx2)
+        else:
+            pooled_BxKxH = encoded['pooled_output']
+        pooled_BxKxH = drop.dropout(
+            pooled_BxKxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
+        return self.classifier.logits(pooled_BxKxH)
+
+    def _pooled(self, batch: Batch, rows_Bx2: Keys) -> jax.Array:
+        """The pooled vector [B, K, H] of each sequence."""
         first_BxK = batch['cls_positions']
         last_BxK = last_tokens(batch['sequence_ids'], first_BxK.shape[1])
         if self.bilstm is None and self.config.pooling == 'mean':
             outputs = self.bert(*base.inputs_of(batch, rows_Bx2), first_BxK)
-            pooled_BxKxH = outputs['pooled_output']
-        elif self.bilstm is None:
+            return outputs['pooled_output']
+        if self.bilstm is None:
             cls_query_index_BxK = jnp.broadcast_to(jnp.arange(first_BxK.shape[1]), first_BxK.shape)
             pooled_positions_BxK = last_BxK if self.config.causal else first_BxK
             inputs = base.inputs_of(batch, rows_Bx2)
             outputs = self.bert(*inputs, cls_query_index_BxK, pooled_positions_BxK)
-            pooled_BxKxH = outputs['pooled_output']
-        else:
-            x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2)
-            forward_BxSxU, backward_BxSxU = jnp.split(x_BxSxH, 2, axis=-1)
-            forward_BxKxU = gather_positions(forward_BxSxU, last_BxK)
-            backward_BxKxU = gather_positions(backward_BxSxU, first_BxK)
-            final_BxKxH = jnp.concatenate([forward_BxKxU, backward_BxKxU], axis=-1)
-            pooled_BxKxH = self.bert.pooler(final_BxKxH, rows_Bx2)
-        pooled_BxKxH = drop.dropout(
-            pooled_BxKxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
-        return self.classifier.logits(pooled_BxKxH)
+            return outputs['pooled_output']
+        x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2)
+        forward_BxSxU, backward_BxSxU = jnp.split(x_BxSxH, 2, axis=-1)
+        forward_BxKxU = gather_positions(forward_BxSxU, last_BxK)
+        backward_BxKxU = gather_positions(backward_BxSxU, first_BxK)
+        final_BxKxH = jnp.concatenate([forward_BxKxU, backward_BxKxU], axis=-1)
+        return self.bert.pooler(final_BxKxH, rows_Bx2)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -46,8 +46,11 @@ class BertForReplacedTokens(nn.Module):
         self.bert = Bert(self.config, pooled=False)
         self.discriminator_predictions = DiscriminatorPredictions(self.config)
 
-    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
-        x_BxSxH = base.encode(self.bert, None, batch, rows_Bx2)
+    def __call__(
+        self, batch: Batch, rows_Bx2: Keys = None, encoded: Outputs | None = None
+    ) -> jax.Array:
+        """See the class; `encoded` is as for `base.encode`."""
+        x_BxSxH = base.encode(self.bert, None, batch, rows_Bx2, encoded)
         return self.discriminator_predictions(x_BxSxH)
 
 

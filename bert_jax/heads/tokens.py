@@ -61,8 +61,11 @@ class BertForTokens(nn.Module):
             self.classifier = Dense(
                 self.config, (self.config.hidden_size,), (self.num_outputs,), ('embed',), (None,))
 
-    def __call__(self, batch: Batch, rows_Bx2: Keys = None) -> jax.Array:
-        x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2)
+    def __call__(
+        self, batch: Batch, rows_Bx2: Keys = None, encoded: Outputs | None = None
+    ) -> jax.Array:
+        """See the class; `encoded` is as for `base.encode`."""
+        x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2, encoded)
         if self.config.pools_tokens:
             x_BxSxH = self.bert.pooler(x_BxSxH, rows_Bx2)
         elif self.span:
