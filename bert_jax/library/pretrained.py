@@ -53,14 +53,14 @@ class Bert:
         vocabulary's, up to a multiple of 128.
       labels: names of a classifier's outputs, by id; else empty.
       fresh: names of the parameters that were drawn at random.
-      origin: what the weights' files say beside the parameters.
+      _origin: what the weights' files say beside the parameters.
     """
 
     module: BertModule
     params: Params
     labels: tuple[str, ...]
     fresh: tuple[str, ...]
-    origin: Weights
+    _origin: Weights
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -69,12 +69,12 @@ class Bert:
         Raises:
           InputError: the model has no vocabulary.
         """
-        if self.origin.vocab_file is None:
-            raise InputError(f'{self.origin.source} has no vocabulary: give vocab_file=FILE, the '
+        if self._origin.vocab_file is None:
+            raise InputError(f'{self._origin.source} has no vocabulary: give vocab_file=FILE, the '
                              'vocab.txt that belongs to it')
-        pieces = load_tokenizer(self.origin.vocab_file, self.origin.lowercase)
+        pieces = load_tokenizer(self._origin.vocab_file, self._origin.lowercase)
         most = self.module.config.max_length
-        return Tokenizer(pieces, min(most, self.origin.inference.get('max_seq_length') or most))
+        return Tokenizer(pieces, min(most, self._origin.inference.get('max_seq_length') or most))
 
     def save(self, folder: StrPath, params: Params | None = None) -> list[str]:
         """Writes a Hugging Face folder, which transformers and `from_pretrained` load.
@@ -92,7 +92,7 @@ class Bert:
         tree = jax.device_get(self.params if params is None else params)
         vocab_size = self.module.config.vocab_size
         arrays = {name: np.asarray(x) for name, x in from_tree(tree, vocab_size).items()}
-        return write_huggingface(folder, dataclasses.replace(self.origin, params=arrays))
+        return write_huggingface(folder, dataclasses.replace(self._origin, params=arrays))
 
     def shardings(self, mesh: Mesh) -> Any:
         """A `NamedSharding` for each parameter, as the project's own runs split them.
