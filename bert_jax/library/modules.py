@@ -213,8 +213,8 @@ class BertModule(nn.Module):
           masked_lm_positions: [B, P]: the positions whose words are predicted; None: all.
           deterministic: False: dropout applies, drawn from the rng `dropout`
             (`rngs={'dropout': key}`).
-          dropout_at: (seed, step): dropout applies, with the masks of a run with this seed at this
-            step; no rng is needed.
+          dropout_at: (seed, step): dropout applies, with the masks that a run with this seed draws
+            for the same rows after so many steps, on any number of devices; no rng is needed.
           output_hidden_states: adds `hidden_states`, a tuple of [B, S, H]: what the first layer
             reads, then what each layer returns.
           output_attentions: adds `attentions`, a tuple of each layer's [B, N, S, S] float32.

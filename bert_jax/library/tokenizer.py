@@ -153,7 +153,7 @@ class Tokenizer:
                 ids[i] = of_text
         if num_cut:
             warnings.warn(f'{num_cut} of {len(texts)} texts are longer than {max_length} tokens: '
-                          'their ends are left out', stacklevel=4)
+                          'their ends are left out', stacklevel=3)
         offsets = np.cumsum([0, *map(len, ids)])
         return Sequences(np.concatenate(ids), offsets, first_lengths, num_cut)
 

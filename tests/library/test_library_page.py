@@ -1,0 +1,59 @@
+"""The programs of docs/library.md run as they are, with a tiny model in BERT-Base's place."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import bert_jax
+from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from tests.conftest import ROOT
+
+PAGE = (ROOT / 'docs' / 'library.md').read_text()
+PUBLISHED = 'hf:google-bert/bert-base-uncased'
+# The headings of the programs, and what they are about; the programs follow them.
+HEADINGS = (
+    'A fine-tuning loop',
+    'An encoder inside a module of your own',
+    'A frozen encoder, and many classifiers on it by `vmap`',
+    'Two devices',
+)
+WORDS = (
+    'a', 'fine', 'dull', 'film', 'acting', 'and', 'far', 'too', 'long', 'cat', 'the', 'is', 'it',
+    'sleeps', 'asleep', 'rains', 'shop', 'closed', 'text', 'its', 'pair')
+
+
+def program_under(heading):
+    """The Python of the first block under a heading."""
+    section = PAGE.split(f'## {heading}\n')[1].split('\n## ')[0]
+    return re.search(r'```python\n(.*?)```', section, re.DOTALL)[1]
+
+
+@pytest.fixture(scope='module')
+def tiny(tmp_path_factory):
+    """A folder with a tiny encoder that knows the words of the programs."""
+    folder = tmp_path_factory.mktemp('tiny')
+    write_vocab(folder / 'vocab.txt', (*SPECIAL_TOKENS, *WORDS))
+    bert = bert_jax.from_config('L-1_H-8_A-2', 'encoder', vocab_file=folder / 'vocab.txt')
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + rng.normal(0, 0.3, x.shape), bert.params)
+    bert.save(folder / 'model', params)
+    return folder / 'model'
+
+
+@pytest.mark.filterwarnings('ignore:.*starts fresh')
+@pytest.mark.parametrize('heading', HEADINGS)
+def test_a_program_of_the_page(heading, tiny, tmp_path, monkeypatch, capsys):
+    program = program_under(heading)
+    assert PUBLISHED in program
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program.replace(PUBLISHED, str(tiny)), heading, 'exec'), {'__name__': heading})
+    said = capsys.readouterr().out
+    assert said and 'nan' not in said
+    if heading == HEADINGS[0]:
+        assert len(re.findall('loss', said)) == 3
+        assert "'label':" in said
+        assert len(program.split('BATCH_SIZE = 16\n')[1].strip().splitlines()) <= 40
+    if heading == HEADINGS[3]:
+        assert said.count('on 2 devices') == 3

@@ -1,0 +1,51 @@
+"""Runs as functions: what they return is what the commands print."""
+
+import json
+
+import pytest
+
+import bert_jax
+from bert_jax.config import finetuning_config
+from tests.conftest import RECORDED
+from tests.tiny_runs import one_device, write_table
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def changes(tmp_path):
+    """Fields of a run of two steps on a few texts of one-letter words."""
+    rows = [('a b c', 'one'), ('c b', 'two')] * 8
+    write_table(tmp_path / 'train.tsv', ('text', 'label'), *rows)
+    write_table(tmp_path / 'dev.tsv', ('text', 'label'), *rows[:6])
+    return {
+        'init_checkpoint': RECORDED / 'base', 'data.source': tmp_path / 'train.tsv',
+        'data.eval_source': tmp_path / 'dev.tsv', 'data.max_seq_length': 8,
+        'data.dir': tmp_path / 'data', 'train.steps': 2, 'train.batch_size': 8,
+        'train.eval_every': 0, 'train.save_every': 0}
+
+
+def test_a_run_and_its_scores(changes, tmp_path, capsys):
+    with one_device():
+        result = bert_jax.train_run('classification', tmp_path / 'run', changes)
+        scores = bert_jax.evaluate_run(tmp_path / 'run', tmp_path / 'scores')
+        again = bert_jax.train_run('classification', tmp_path / 'run', changes)
+    assert result['step'] == 2
+    assert scores['eval/accuracy'] == result['eval/accuracy'] == again['eval/accuracy']
+    written = json.loads((tmp_path / 'scores' / 'result.json').read_text())
+    assert written['eval/accuracy'] == scores['eval/accuracy']
+    bert = bert_jax.from_pretrained(tmp_path / 'run')
+    assert (bert.module.head, bert.labels) == ('classification', ('one', 'two'))
+
+
+def test_mistakes_are_raised_and_a_config_stays_as_it_is(tmp_path):
+    config = finetuning_config('classification')
+    before = config.to_json_best_effort()
+    for changes, message in (
+            ({'data.sorce': 'x'}, 'data.sorce is not a field'),
+            ({'data.source': 'missing.csv', 'init_checkpoint': RECORDED / 'base'}, 'missing.csv')):
+        with pytest.raises(bert_jax.InputError, match=message):
+            bert_jax.train_run(config, tmp_path / 'run', changes)
+    assert config.to_json_best_effort() == before
+    with pytest.raises(bert_jax.InputError, match='does not say its task'):
+        bert_jax.evaluate_run(RECORDED / 'base', tmp_path / 'scores')
