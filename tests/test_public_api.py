@@ -1,6 +1,7 @@
 """What `import bert_jax` gives: its names, their signatures, and what it loads."""
 
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,16 @@ REACHED = {
     'Bert.module': BertModule, 'Bert.tokenizer': Tokenizer, 'Bert.tokenizer.pack()': PackedTexts}
 
 
+def shortened(line):
+    """A line without the modules of types, which differ between versions of jax and Python."""
+    line = re.sub(r"<class '([^']+)'>", r'\1', line)
+    return re.sub(r'(?<![\w\'])(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_]\w*)', '', line)
+
+
 def described(name, thing):
     """A line for a function; for a class its own and one for each public method or attribute."""
     if not inspect.isclass(thing):
-        return [f'{name}{inspect.signature(thing)}']
+        return [name + shortened(str(inspect.signature(thing)))]
     if issubclass(thing, Exception):
         return [f'{name}: {thing.__mro__[1].__name__}']
     lines = [f'{name}: class']
@@ -28,12 +35,13 @@ def described(name, thing):
         if member == 'setup' or (member.startswith('_') and member != '__call__'):
             continue
         if callable(value):
-            lines.append(f'{name}.{member}{inspect.signature(value)}')
+            lines.append(f'{name}.{member}' + shortened(str(inspect.signature(value))))
         elif isinstance(value, property) or hasattr(value, 'func'):
             lines.append(f'{name}.{member}')
     fields = inspect.get_annotations(thing)
-    lines += [f'{name}.{field}: {fields[field]}' for field in sorted(fields)
-              if not field.startswith('_') and field not in ('parent', 'name', 'scope')]
+    for field in sorted(fields):
+        if not field.startswith('_') and field not in ('parent', 'name', 'scope'):
+            lines.append(f'{name}.{field}: ' + shortened(str(fields[field])))
     return lines
 
 
@@ -44,7 +52,7 @@ def test_signatures_are_those_that_programs_rely_on():
         lines += described(name, getattr(bert_jax, name))
     for name, thing in REACHED.items():
         lines += described(name, thing)
-    check_golden('public_api.txt', [line.replace('pathlib._local.', 'pathlib.') for line in lines])
+    check_golden('public_api.txt', lines)
 
 
 def test_the_page_names_what_is_public():

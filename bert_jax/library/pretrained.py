@@ -350,7 +350,7 @@ def _whole_mesh(mesh: Mesh) -> Mesh:
             raise InputError(f'the mesh has an axis {axis!r}: name its axes by what they split, '
                              f"{', '.join(MESH_AXES)}")
         if kind != AxisType.Auto:
-            raise InputError(f'the axis {axis!r} of the mesh is {kind}: make it with '
+            raise InputError(f'the axis {axis!r} of the mesh is {kind.name}: make it with '
                              'jax.make_mesh(SIZES, NAMES, axis_types=(AxisType.Auto,) * N)')
     if tuple(mesh.axis_names) == MESH_AXES:
         return mesh
