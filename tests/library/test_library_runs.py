@@ -38,14 +38,14 @@ def test_a_run_and_its_scores(changes, tmp_path, capsys):
     assert (bert.module.head, bert.labels) == ('classification', ('one', 'two'))
 
 
-def test_mistakes_are_raised_and_a_config_stays_as_it_is(tmp_path):
+def test_mistakes_are_raised_and_a_config_stays_as_it_is(changes, tmp_path):
     config = finetuning_config('classification')
     before = config.to_json_best_effort()
-    for changes, message in (
+    for mistake, message in (
             ({'data.sorce': 'x'}, 'data.sorce is not a field'),
-            ({'data.source': 'missing.csv', 'init_checkpoint': RECORDED / 'base'}, 'missing.csv')):
+            ({'data.source': 'missing.csv'}, 'missing.csv')):
         with pytest.raises(bert_jax.InputError, match=message):
-            bert_jax.train_run(config, tmp_path / 'run', changes)
+            bert_jax.train_run(config, tmp_path / 'run', {**changes, **mistake})
     assert config.to_json_best_effort() == before
     with pytest.raises(bert_jax.InputError, match='does not say its task'):
         bert_jax.evaluate_run(RECORDED / 'base', tmp_path / 'scores')
