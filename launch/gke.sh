@@ -12,10 +12,12 @@
 #     launch/gke.sh stop    NAME                  ends the run by SIGTERM, on which it saves
 #     launch/gke.sh delete  NAME --cluster=CLUSTER --location=PLACE
 #                                                 deletes the run and its node pools, which cost
-#                                                 until then (give the --slices=N of create)
+#                                                 until then (give the --slices=N of create, and
+#                                                 for a TPU7x also its --topology)
 #
 # Options, before the --:
-#     --topology=GENERATION:SHAPE     as preflight takes it: v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16
+#     --topology=GENERATION:SHAPE     as preflight takes it: v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16,
+#                                     tpu7x:4x4x4
 #     --slices=N                      N slices of that shape in one run
 #     --spot                          cheaper, and may be taken away at any time
 #     --restarts=N                    how often a run may be restarted (100)
@@ -72,46 +74,24 @@ done
 [[ $restarts =~ ^[0-9]+$ ]] || fail "--restarts=$restarts: give a number"
 check_tool "$tool"
 
-need() {
-  [ -n "$2" ] || fail "--$1 is missing, see --help"
-}
-
-# Sets accelerator, machine, shape, chips (per host) and hosts (per slice) from --topology. Accepts
-# the same slices as bert_jax.tools.preflight.
-read_topology() {
-  local size all=1 largest=0 dims longest sizes
-  need topology "$topology"
-  shape=${topology#*:}
-  case ${topology%%:*} in
-    v4) accelerator=tpu-v4-podslice machine=ct4p-hightpu dims=3 longest=16 ;;
-    v5e) accelerator=tpu-v5-lite-podslice machine=ct5lp-hightpu dims=2 longest=16 ;;
-    v5p) accelerator=tpu-v5p-slice machine=ct5p-hightpu dims=3 longest=24 ;;
-    v6e) accelerator=tpu-v6e-slice machine=ct6e-standard dims=2 longest=16 ;;
-    *) fail "--topology=$topology: name generation and shape, such as v5e:16x16" ;;
-  esac
-  [[ $shape =~ ^[1-9][0-9]{0,2}(x[1-9][0-9]{0,2})+$ ]] ||
-    fail "--topology=$topology: the shape is like 16x16"
-  read -ra sizes <<< "${shape//x/ }"
-  for size in "${sizes[@]}"; do
-    ((size <= largest)) || largest=$size
-    all=$((all * size))
-  done
-  ((${#sizes[@]} == dims && largest <= longest)) || fail "--topology=$topology: a slice of" \
-    "${topology%%:*} has $dims dims of at most $longest chips"
-  ((all == 1 || (sizes[0] % 2 == 0 && sizes[1] % 2 == 0))) || fail "--topology=$topology: a host" \
-    "has 2x2 chips, which the first two dims have to be multiples of"
-  chips=$((all < 4 ? all : 4))
-  hosts=$((all / chips))
-  machine=$machine-${chips}t
+# Whether a workload policy places the hosts of a slice, in the stead of --tpu-topology:
+# https://docs.cloud.google.com/kubernetes-engine/docs/concepts/tpu-ironwood
+has_policy() {
+  [[ $topology == tpu7x:* ]] && ((hosts > 1))
 }
 
 # shellcheck disable=SC2086
 create() {
   local slice flags
-  need cluster "$cluster" && need location "$location" && read_topology
+  need cluster "$cluster" && need location "$location" && read_topology "$topology"
   flags=("--cluster=$cluster" "--location=$location" "--machine-type=$machine"
     "--num-nodes=$hosts" --scopes=cloud-platform)
-  ((hosts == 1)) || flags+=("--tpu-topology=$shape")
+  if has_policy; then
+    create_workload_policy "$name" "$(region_of "$location")" ${project:+"--project=$project"}
+    flags+=("--placement-policy=$name")
+  elif ((hosts > 1)); then
+    flags+=("--tpu-topology=$shape")
+  fi
   [ -z "$spot" ] || flags+=(--spot)
   [ -z "$project" ] || flags+=("--project=$project")
   for ((slice = 0; slice < slices; slice++)); do
@@ -122,12 +102,16 @@ create() {
 delete() {
   local slice flags
   need cluster "$cluster" && need location "$location"
+  [ -z "$topology" ] || read_topology "$topology"
   flags=("--cluster=$cluster" "--location=$location")
   [ -z "$project" ] || flags+=("--project=$project")
   run kubectl delete jobset "$name" --ignore-not-found
   for ((slice = 0; slice < slices; slice++)); do
     run gcloud container node-pools delete "$name-$slice" "${flags[@]}" --quiet
   done
+  if has_policy; then
+    delete_workload_policy "$name" "$(region_of "$location")" ${project:+"--project=$project"}
+  fi
 }
 
 # Prints the filled-in template. The flags are a JSON list, which is valid YAML.
@@ -147,7 +131,7 @@ print(text, end="")
 }
 
 start() {
-  need image "$image" && read_topology
+  need image "$image" && read_topology "$topology"
   if [ -n "$dry_run" ]; then
     echo "kubectl apply -f - <<'EOF'"
     render "$@"

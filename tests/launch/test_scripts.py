@@ -229,6 +229,7 @@ tpu_slices = pytest.mark.parametrize('tpu', [
     TpuSlice('v5e:16x16', 'tpu-v5-lite-podslice', hosts=64, chips=4, machine='ct5lp-hightpu-4t'),
     TpuSlice('v5p:2x2x1', 'tpu-v5p-slice', hosts=1, chips=4, machine='ct5p-hightpu-4t'),
     TpuSlice('v6e:1x1', 'tpu-v6e-slice', hosts=1, chips=1, machine='ct6e-standard-1t'),
+    TpuSlice('tpu7x:2x2x1', 'tpu7x', hosts=1, chips=4, machine='tpu7x-standard-4t'),
 ], ids=lambda tpu: tpu.topology)
 PLACE = ['--cluster=c', '--location=us-west4-a']
 
@@ -247,6 +248,24 @@ def test_gke_creates_a_node_pool_for_each_slice(standins, tpu):
     assert _calls(standins) == [
         f'gcloud container node-pools create bert-0 {flags}',
         f'gcloud container node-pools create bert-1 {flags}',
+    ]
+
+
+def test_gke_places_the_hosts_of_a_tpu7x_by_a_workload_policy(standins):
+    """https://docs.cloud.google.com/kubernetes-engine/docs/concepts/tpu-ironwood."""
+    slice_ = ['--topology=tpu7x:2x2x2', '--project=p']
+    _gke(standins, 'create', 'bert', *PLACE, *slice_)
+    _gke(standins, 'delete', 'bert', *PLACE, *slice_)
+    place = '--region=us-west4 --project=p --quiet'
+    pool = '--cluster=c --location=us-west4-a'
+    assert _calls(standins) == [
+        'gcloud compute resource-policies create workload-policy bert --type=HIGH_THROUGHPUT '
+        f'--accelerator-topology=2x2x2 {place}',
+        f'gcloud container node-pools create bert-0 {pool} --machine-type=tpu7x-standard-4t '
+        '--num-nodes=2 --scopes=cloud-platform --placement-policy=bert --project=p --quiet',
+        'kubectl delete jobset bert --ignore-not-found',
+        f'gcloud container node-pools delete bert-0 {pool} --project=p --quiet',
+        f'gcloud compute resource-policies delete bert {place}',
     ]
 
 
@@ -309,7 +328,8 @@ SLURM = ['run', 'b', '--nodes=2', '--gpus=8']
 
 
 @pytest.mark.parametrize('topology', [
-    'v9:2', 'v5e:3x5', 'v4:4x4', 'v5e:08x08', 'v5e:32x2', 'v5e:1x4', 'v4:3x4x4'])
+    'v9:2', 'v5e:3x5', 'v4:4x4', 'v5e:08x08', 'v5e:32x2', 'v5e:1x4', 'v4:3x4x4',
+    'tpu7x:1x1x1', 'tpu7x:4x4'])
 def test_a_topology_that_does_not_exist_is_refused(standins, topology):
     arguments = [*GKE, f'--topology={topology}', *FLAGS]
     _check_refused(standins, 'gke.sh', arguments, f'--topology={topology}')
