@@ -4,10 +4,10 @@
 set -euo pipefail
 
 root=${1:-}
-# Google's PCI devices that are TPUs (v2 to 7x), as in bert_jax/runtime/accelerators.py; others are
+# Google's PCI devices that are TPUs (v2 to 8), as in bert_jax/runtime/accelerators.py; others are
 # network cards.
 google=0x1ae0
-tpus=' 0x0027 0x0056 0x005e 0x0062 0x0063 0x006f 0x0076 '
+tpus=' 0x0027 0x0056 0x005e 0x0062 0x0063 0x006f 0x0076 0x007c 0x0083 '
 for device in "$root"/sys/bus/pci/devices/*; do
   { read -r vendor < "$device/vendor" && read -r id < "$device/device"; } 2> /dev/null || continue
   if [ "$vendor" = "$google" ] && [[ $tpus == *" $id "* ]]; then
