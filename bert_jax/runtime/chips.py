@@ -1,4 +1,4 @@
-"""Accelerator chips: their peaks and memory."""
+"""Accelerator chips: the peaks and memory of what jax calls a device."""
 
 import dataclasses
 
@@ -9,33 +9,47 @@ _GIB = 1 << 30
 class Chip:
     """An accelerator chip; 0 means unknown.
 
+    Figures are of one jax device, which is a whole chip unless `num_devices` says otherwise.
+
     Attributes:
       name: its name in a topology, such as v5e.
       kinds: parts of jax's `device_kind`, in lower case, that identify it.
-      peak_flops: FLOP/s in bfloat16.
+      num_devices: jax devices that the chip has.
+      peak_flops: FLOP/s in bfloat16, as published.
       cycle_flops: FLOPs a cycle, in the cycles of the compiler's `estimated_cycles`.
-      memory_bytes: limit of a program (the chip's memory less the compiler's reserve).
+      memory_bytes: limit of a program (the device's memory less the compiler's reserve).
       bandwidth: bytes/s of that memory.
+      compiler_flops: FLOP/s that the compiler counts with, if that is not `peak_flops`.
     """
 
     name: str
     kinds: tuple[str, ...]
+    num_devices: int = 1
     peak_flops: float = 0.0
     cycle_flops: int = 0
     memory_bytes: int = 0
     bandwidth: float = 0.0
+    compiler_flops: float = 0.0
 
     @property
     def clock(self) -> float:
         """Cycles/s."""
-        return self.peak_flops / self.cycle_flops
+        return (self.compiler_flops or self.peak_flops) / self.cycle_flops
 
 
 # TPUs: peaks and bandwidth from Google's Cloud TPU documentation (links: tools/preflight/links.py);
 # 123e12 is the commonly cited peak of v3. FLOPs a cycle: matrix units x their size, at clocks of
 # 1.05 (v4), 1.5 (v5e) and 1.75 GHz (v5p, v6e). memory_bytes: "available HBM" in the compiler's own
 # message (libtpu 0.0.42.1). GPUs: NVIDIA's data sheets; jax reports the memory of a GPU.
+#
+# Each core of a v2, v3 or TPU7x is a device: figures are half of the chip's. Google publishes
+# 2,307 TFLOP/s, 192 GiB and 7,380 GB/s for a TPU7x. Its published peak needs 2.2 GHz, but the
+# compiler counts with 1.9 GHz (`optimal_seconds` of its cost analysis), and so do measurements:
+# 956 TFLOP/s a device for a product of 32,768 x 32,768 matrices (Google's
+# github.com/AI-Hypercomputer/accelerator-microbenchmarks, Ironwood_Microbenchmarks_readme.md).
 CHIPS = (
+    Chip(name='tpu7x', kinds=('tpu7x',), num_devices=2, peak_flops=1153.5e12, cycle_flops=524_288,
+         memory_bytes=int(94.75 * _GIB), bandwidth=3.69e12, compiler_flops=996e12),
     Chip(name='v6e', kinds=('v6 lite', 'v6e'), peak_flops=918e12, cycle_flops=524_288,
          memory_bytes=int(31.25 * _GIB), bandwidth=1.64e12),
     Chip(name='v5e', kinds=('v5 lite', 'v5e'), peak_flops=197e12, cycle_flops=131_072,
@@ -44,8 +58,8 @@ CHIPS = (
          memory_bytes=int(95.74 * _GIB), bandwidth=2.765e12),
     Chip(name='v4', kinds=('v4',), peak_flops=275e12, cycle_flops=262_144,
          memory_bytes=int(30.75 * _GIB), bandwidth=1.23e12),
-    Chip(name='v3', kinds=('v3',), peak_flops=123e12),
-    Chip(name='v2', kinds=('v2',), peak_flops=46e12),
+    Chip(name='v3', kinds=('v3',), num_devices=2, peak_flops=61.5e12),
+    Chip(name='v2', kinds=('v2',), num_devices=2, peak_flops=23e12),
     Chip(name='H200', kinds=('h200',), peak_flops=989e12, bandwidth=4.8e12),
     Chip(name='H100', kinds=('h100',), peak_flops=989e12, bandwidth=3.35e12),
     Chip(name='A100', kinds=('a100',), peak_flops=312e12, bandwidth=2.0e12),

@@ -101,7 +101,7 @@ def step_cycles(
       text: of the step.
       schedules: of its instructions, by name, as the compiler wrote them.
       chip: what it runs on.
-      runs_per_sequence: number of chips, each of which runs the step, over the batch size.
+      runs_per_sequence: number of devices, each of which runs the step, over the batch size.
     """
     schedules = text.schedules(schedules)
     scopes: dict[tuple[str, str], ScopeCycles] = {}

@@ -88,6 +88,7 @@ def measure(
     program = build_program(config, mesh, open_task(config))
     chip = find_chip(mesh.devices.flat[0].device_kind)
     network = open_network(chip.name, list(mesh.devices.flat))
+    num_chips = mesh.size // chip.num_devices
     measurer = _PhaseMeasurer(program, chip, network, folder, programs)
     phases = []
     for number, phase in enumerate(program.phases):
@@ -96,9 +97,9 @@ def measure(
     hours = chip_hours = None
     if all('hours' in phase for phase in phases):
         hours = sum(phase['hours'] for phase in phases)
-        chip_hours = hours * mesh.size
+        chip_hours = hours * num_chips
     return {
-        'chips': mesh.size, 'chip': chip.name, 'mesh': dict(mesh.shape),
+        'chips': num_chips, 'devices': mesh.size, 'chip': chip.name, 'mesh': dict(mesh.shape),
         'versions': compiled.versions, 'date': compiled.date,
         'phases': phases, 'fits': all(phase['fits'] for phase in phases),
         'hours': hours, 'chip_hours': chip_hours,
@@ -160,13 +161,13 @@ class _PhaseMeasurer:
         return result
 
     def _compile(self, phase: Record, number: int) -> CompiledPhase:
-        num_chips = self.program.mesh.size
+        num_devices = self.program.mesh.size
         started = time.monotonic()
         results = {}
         schedules = {}
         for step_name, (step, arguments) in phase_calls(self.program, number).items():
-            say(f'compiling {step_name} of {_name(phase, number)} for {num_chips} '
-                f'{self.chip.name} chips ...')
+            say(f'compiling {step_name} of {_name(phase, number)} for '
+                f'{num_devices // self.chip.num_devices} {self.chip.name} chips ...')
             results[step_name] = compile_step(step, *arguments)
             schedules[step_name] = read_schedules(self.folder)
             say(f'  done, {time.monotonic() - started:.0f} s')
@@ -228,8 +229,8 @@ class _PhaseMeasurer:
           flops: of a sequence, by the formula.
         """
         chip = self.chip
-        num_chips = self.program.mesh.size
-        runs_per_sequence = num_chips / phase['batch_size']
+        num_devices = self.program.mesh.size
+        runs_per_sequence = num_devices / phase['batch_size']
         step = step_cycles(text, schedules, chip, runs_per_sequence)
         estimated = sum(scope.estimated for scope in step.scopes)
         scheduled = sum(scope.scheduled for scope in step.scopes)
@@ -252,7 +253,7 @@ class _PhaseMeasurer:
             'seconds': seconds, 'step_seconds': step_seconds,
             'sequences_per_second': phase['batch_size'] / step_seconds,
             'mfu': flops / (runs_per_sequence * chip.peak_flops * step_seconds),
-            'hours': hours, 'chip_hours': hours * num_chips,
+            'hours': hours, 'chip_hours': hours * num_devices / chip.num_devices,
         }
 
 
@@ -265,7 +266,7 @@ def _name(phase: Record, number: int) -> str:
 def _largest_rows_at_once(
     memory: Memory, rows_at_once: float, *, batch: int, gradients: int, limit: int
 ) -> int:
-    """How many rows a chip can compute at once, at least.
+    """How many rows a device can compute at once, at least.
 
     It is a lower bound: temporaries other than accumulated gradients are all taken to grow with the
     rows.
@@ -275,7 +276,7 @@ def _largest_rows_at_once(
       rows_at_once: of that step.
       batch: bytes of its batch.
       gradients: bytes of accumulated gradients.
-      limit: bytes of the chip.
+      limit: bytes of the device.
     """
     growing = max(memory.temporaries - gradients, 1) + batch
     fixed = sum(memory) - growing

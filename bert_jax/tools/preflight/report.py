@@ -17,12 +17,17 @@ def verdict(record: Record) -> str:
         if not phase['fits']:
             lines.append(
                 f"{topology}: {phase['name']} does not fit: it takes {_gb(_needed(phase))} GB of a "
-                f"chip's {_gb(phase['bytes_limit'])}; {_remedy(phase)}")
+                f"{_unit(record)}'s {_gb(phase['bytes_limit'])}; {_remedy(phase)}")
         elif 'mfu' in phase:
             advice = _advice(phase, record)
             if advice:
                 lines.append(f"  {phase['name']}: {advice}")
     return '\n'.join(lines)
+
+
+def _unit(record: Record) -> str:
+    """What bytes, rows and messages are counted for: a chip, or each of its devices."""
+    return 'chip' if record['devices'] == record['chips'] else 'device'
 
 
 def _what_it_takes(record: Record) -> str:
@@ -33,7 +38,7 @@ def _what_it_takes(record: Record) -> str:
     scheduled_hours = sum(_scheduled_seconds(phase) for phase in phases) / 3600
     least_hours = min(scheduled_hours, record['hours'])
     text = (
-        f"fits, {_gb(needed)} GB of a chip's {_gb(limit)}; {least_hours:,.1f} to "
+        f"fits, {_gb(needed)} GB of a {_unit(record)}'s {_gb(limit)}; {least_hours:,.1f} to "
         f"{record['hours']:,.1f} hours, {record['chip_hours']:,.0f} chip-hours")
     if 'dollars' in record:
         text += f", ${record['dollars']:,.0f}"
@@ -96,7 +101,7 @@ def _more_rows(phase: Record, record: Record) -> str:
     hours = phase['hours'] * slowdown
     text = (
         f'{fixed / step:.0%} of a step is messages and updates, the same for any rows; '
-        f"{times * phase['rows_per_chip']:g} rows a chip fit, for about "
+        f"{times * phase['rows_per_chip']:g} rows a {_unit(record)} fit, for about "
         f"{phase['mfu'] * times / slowdown:.0%} of the peak: {chips} of the chips take about "
         f'{hours:,.1f} hours and {hours * chips:,.0f} chip-hours, or with '
         f"--config.train.batch_size={times * phase['batch_size']}")
@@ -118,37 +123,39 @@ def _fixed_seconds(phase: Record) -> float:
 def tables(record: Record) -> str:
     """A whole record as text tables."""
     mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
+    unit = _unit(record)
+    devices = '' if unit == 'chip' else f" of {record['devices'] // record['chips']} devices each"
     known = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
     parts = [
-        f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} chips, "
-        f"mesh {mesh}\n{known}; {record['date']}",
-        _phase_table(record['phases']),
+        f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} chips"
+        f"{devices}, mesh {mesh}\n{known}; {record['date']}",
+        _phase_table(record['phases'], unit),
     ]
     for phase in record['phases']:
         if phase['cycles_per_sequence'] is not None:
             parts.append(f"{phase['name']}, by part\n{_scope_table(phase)}")
-            parts.append(f"{phase['name']}, messages a step and chip\n{_message_table(phase)}")
+            parts.append(f"{phase['name']}, messages a step and {unit}\n{_message_table(phase)}")
     return '\n\n'.join(parts)
 
 
-def _phase_table(phases: Sequence[Record]) -> str:
+def _phase_table(phases: Sequence[Record], unit: str) -> str:
     """Memory and time, a column for each phase."""
-    columns = [_phase_column(phase) for phase in phases]
+    columns = [_phase_column(phase, unit) for phase in phases]
     rows = [['', *(phase['name'].split(' (')[0] for phase in phases)]]
     for title in max(columns, key=len):
         rows.append([title, *(column.get(title, '-') for column in columns)])
     return grid(rows)
 
 
-def _phase_column(phase: Record) -> dict[str, str]:
+def _phase_column(phase: Record, unit: str) -> dict[str, str]:
     """A phase's column, by row title."""
     column = {
         'steps': f"{phase['steps']:,}",
         'batch x length': f"{phase['batch_size']:,} x {phase['max_seq_length']}",
-        'rows a chip, in parts': f"{phase['rows_per_chip']:g}, {phase['accumulation_steps']}",
+        f'rows a {unit}, in parts': f"{phase['rows_per_chip']:g}, {phase['accumulation_steps']}",
     }
     for kind, size in phase['bytes'].items():
-        column[f'GB a chip: {kind}'] = _gb(size)
+        column[f'GB a {unit}: {kind}'] = _gb(size)
     column |= {
         '  all': _gb(phase['bytes_per_chip']),
         '  in evaluation': _gb(phase['evaluation_bytes_per_chip']),

@@ -9,7 +9,7 @@ from bert_jax.runtime.packages import quiet_stderr
 
 
 class SliceLimits(NamedTuple):
-    """What the slices of a kind of chip can be: beyond the longest dim libtpu aborts."""
+    """What the slices of a kind of chip can be: up to v6e, libtpu aborts beyond the longest dim."""
 
     num_dims: int
     longest_dim: int
@@ -20,6 +20,7 @@ _LIMITS = {
     'v5p': SliceLimits(num_dims=3, longest_dim=24),
     'v5e': SliceLimits(num_dims=2, longest_dim=16),
     'v6e': SliceLimits(num_dims=2, longest_dim=16),
+    'tpu7x': SliceLimits(num_dims=3, longest_dim=36),  # a pod of 9,216 chips is 16x16x36
 }
 _MEGACORE = ('v4', 'v5p')  # chips with two cores, which are one device in jax
 
