@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Cloud TPU slices with gcloud, from your own machine.
 #
+# They are requested from the Cloud TPU API, which Google no longer develops and which has no TPU7x:
+# launch/instance_group.sh does the same with Compute Engine (v5p, v6e and TPU7x).
+#
 #     launch/tpu_vm.sh create   NAME --type=v5litepod-256 [--spot] [--slices=N]
 #     launch/tpu_vm.sh install  NAME                 the last commit's files and .venv on every host
 #     launch/tpu_vm.sh run      NAME -- FLAG...      python -m bert_jax.main FLAG... on every host;
@@ -35,22 +38,14 @@
 # reached for 15 minutes (UNREACHABLE_SECONDS) counts as a fault; it is deleted and requested again.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-# shellcheck source=launch/common.sh
-. "$root/launch/common.sh"
+# shellcheck source=launch/slice.sh
+. "$root/launch/slice.sh"
 
 zone='' project='' type='' runtime='' spot='' slices=1 valid_until='' shared_disk='' dry_run=''
 delete_after='' tool=''
-pause=${POLL_SECONDS:-60}
 
-verb=${1:-}
-case $verb in
-  create | install | run | follow | status | relaunch | stop | delete) shift ;;
-  --help | -h) usage && exit 0 ;;
-  *) usage >&2 && exit 2 ;;
-esac
-name=${1:-}
-case $name in -* | '') fail "$verb: name the slice, as in: launch/tpu_vm.sh $verb NAME" ;; esac
-shift
+read_verb "$@"
+shift 2
 while [ $# -gt 0 ]; do
   case $1 in
     --zone=*) zone=${1#*=} ;;
@@ -84,16 +79,20 @@ queued() {
   run gcloud compute tpus queued-resources "$subcommand" "$@" "${where[@]+"${where[@]}"}" --quiet
 }
 
-# Runs a bash command line on hosts. Arguments: --node, --worker, command line.
 # shellcheck disable=SC2086
 ssh_to() {
-  local node=$1 worker=$2
-  queued ssh "$name" "--node=$node" "--worker=$worker" "--command=$3" ${TPU_SSH_FLAGS:-}
+  local hosts=all
+  [ "$1" = all ] || hosts=0
+  queued ssh "$name" "--node=$hosts" "--worker=$hosts" "--command=$2" ${TPU_SSH_FLAGS:-}
 }
 
-# Prints the command line of on_host.sh with its arguments, quoted for the hosts' shell.
-on_host() {
-  echo "cd bert_jax && launch/on_host.sh $(quote "$@")"
+# shellcheck disable=SC2086
+copy_to_hosts() {
+  queued scp "$1" "$name:bert_jax.tar.gz" --node=all --worker=all ${TPU_SSH_FLAGS:-}
+}
+
+follow() {
+  ssh_to first "$(on_host follow)"
 }
 
 describe() {
@@ -109,20 +108,6 @@ slice_state() {
   esac
 }
 
-ask_status() {
-  ssh_to 0 0 "{ $(on_host status "$@"); } 2> /dev/null || echo none"
-}
-
-# Prints the status that on_host.sh gives on the first host, or unreachable.
-run_status() {
-  local status
-  if status=$(ask_status "$@" 2> /dev/null); then
-    echo "$status" | tail -n 1
-  else
-    echo unreachable
-  fi
-}
-
 # Whether the first host is gone, even if the queued resource does not say so yet.
 host_is_gone() {
   local node=$name state
@@ -132,7 +117,7 @@ host_is_gone() {
   [[ $state == PREEMPTED || $state == TERMINATED ]]
 }
 
-check_type() {
+check_options() {
   [ -n "$type" ] || fail "--type is missing, such as --type=v5litepod-256"
   [ -z "$runtime" ] || return 0
   case $type in
@@ -166,165 +151,8 @@ request() {
   queued create "$name" "${flags[@]}" ${TPU_CREATE_FLAGS:-}
 }
 
-create() {
-  local state last=''
-  check_type
-  request
-  if [ -n "$dry_run" ]; then
-    echo "# every $pause seconds, until it is ACTIVE:"
-    describe
-    return
-  fi
-  while true; do
-    state=$(slice_state)
-    [ "$state" = "$last" ] || say "$name is $state"
-    last=$state
-    case $state in
-      ACTIVE) break ;;
-      CREATING | ACCEPTED | WAITING_FOR_RESOURCES | PROVISIONING | UNKNOWN) sleep "$pause" ;;
-      *) fail "$name became $state: see gcloud compute tpus queued-resources describe $name" ;;
-    esac
-  done
-}
-
 delete() {
   queued delete "$name" --force
 }
 
-# shellcheck disable=SC2086
-install() {
-  local archive
-  archive=$(mktemp)
-  git -C "$root" diff --quiet HEAD || say "note: changes that are not committed are not sent"
-  run git -C "$root" archive --format=tar.gz --output="$archive" HEAD \
-    && queued scp "$archive" "$name:bert_jax.tar.gz" --node=all --worker=all ${TPU_SSH_FLAGS:-} \
-    && run rm "$archive" \
-    && ssh_to all all "mkdir -p bert_jax && tar -xzf bert_jax.tar.gz -C bert_jax && $(on_host install)"
-}
-
-start() {
-  ssh_to all all "$(on_host start ${tool:+"--tool=$tool"} "$@")"
-}
-
-end() {
-  if [ -n "$delete_after" ]; then delete; else say "$name still costs: tpu_vm.sh delete $name"; fi
-  exit "$1"
-}
-
-relaunch() {
-  local state last='' status failures=0 started=$SECONDS unreachable=''
-  local todo=look # look: check what runs; watch: wait for the run; begin: install and start it
-  check_type
-  while true; do
-    state=$(slice_state)
-    [ "$state" = "$last" ] || say "$name is $state"
-    last=$state
-    case $state in
-      ACTIVE) ;;
-      MISSING)
-        status=0
-        request 2> "$errors" || status=1
-        cat "$errors" >&2
-        if [ "$status" = 1 ]; then
-          grep -qE 'UNAVAILABLE|RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|INTERNAL' "$errors" ||
-            count_failure "the request for $name was refused"
-          sleep "$pause"
-        fi
-        todo=look
-        continue
-        ;;
-      CREATING | ACCEPTED | WAITING_FOR_RESOURCES | PROVISIONING | UNKNOWN)
-        sleep "$pause"
-        continue
-        ;;
-      *) # SUSPENDING, SUSPENDED, FAILED, DELETING
-        [ "$state" != FAILED ] || count_failure "the request for $name failed"
-        delete || sleep "$pause"
-        continue
-        ;;
-    esac
-
-    status=$(run_status ${tool:+"--tool=$tool"} "$@")
-    if [ "$status" = unreachable ]; then
-      if [ -z "$unreachable" ]; then
-        unreachable=$SECONDS
-        say "the first host of $name does not answer"
-      fi
-      if host_is_gone; then
-        delete || true
-      elif ((SECONDS - unreachable >= ${UNREACHABLE_SECONDS:-900})); then
-        count_failure "$name is ACTIVE and its first host cannot be reached by ssh"
-        unreachable=''
-        delete || true
-      fi
-      sleep "$pause"
-      continue
-    fi
-    unreachable=''
-    case $todo.$status in
-      look.running) say "the run is going on" && todo=watch ;;
-      look.other) fail "$name runs something else: end it with tpu_vm.sh stop $name" ;;
-      watch.running) sleep "$pause" ;;
-      watch.0) say "the run is done" && end 0 ;;
-      watch.2) say "bad input or configuration, as tpu_vm.sh follow $name shows" && end 2 ;;
-      watch.stopped) say "the run was stopped by tpu_vm.sh stop $name" && end 143 ;;
-      *)
-        case $todo.$status in
-          look.* | begin.*) todo=begin ;;
-          *.lost | *.143) ;;
-          *) count_failure "the run ended with status $status" ;;
-        esac
-        say "starting the run"
-        if { [ "$todo" = watch ] || install; } && start "$@"; then
-          started=$SECONDS
-          todo=watch
-        else
-          todo=begin
-          sleep "$pause"
-          # A host that is being preempted fails here too, which is no fault of the run.
-          if [ "$(slice_state)" = ACTIVE ] && ! host_is_gone; then
-            count_failure "installation or start failed"
-          fi
-        fi
-        ;;
-    esac
-  done
-}
-
-count_failure() {
-  ((SECONDS - started < 3600)) || failures=0
-  started=$SECONDS
-  failures=$((failures + 1))
-  say "$1 ($failures of 5 times)"
-  ((failures < 5)) || { say "given up" && end 1; }
-}
-
-# Prints what relaunch runs if nothing goes wrong, and what it runs after a preemption.
-show_relaunch() {
-  check_type
-  describe
-  create
-  install
-  start "$@"
-  echo "# every $pause seconds, until the run is done:"
-  describe
-  ask_status "$@"
-  echo "# after a preemption, before all of this again:"
-  delete
-}
-
-case $verb in
-  run | relaunch) check_workdir "$@" ;;
-  *) [ $# = 0 ] || fail "$verb takes no flags of the run: $*" ;;
-esac
-case $verb in
-  run) start "$@" ;;
-  relaunch)
-    errors=$(mktemp) && trap 'rm -f "$errors"' EXIT
-    if [ -n "$dry_run" ]; then show_relaunch "$@"; else relaunch "$@"; fi
-    ;;
-  follow) ssh_to 0 0 "$(on_host follow)" ;;
-  status) describe && ssh_to all all "$(on_host status)" ;;
-  stop) ssh_to all all "$(on_host stop)" ;;
-  *) "$verb" ;;
-esac
+run_verb "$@"

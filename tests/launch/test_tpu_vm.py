@@ -2,71 +2,22 @@
 
 import os
 import re
-import shutil
 import signal
-import subprocess
 
 import pytest
 
-from tests.conftest import ROOT, wait_until
-
-FLAGS = ['--', '--config=configs/tiny_pretrain.py', '--workdir=gs://bucket/a run']
-RUN = ' '.join(FLAGS[1:])
-
-
-class Cloud:
-    """A slice behind the stand-in, and the script that asks for it."""
-
-    def __init__(self, folder, checkout):
-        self.folder = folder
-        self.checkout = checkout
-
-    def start(self, *arguments, **environment):
-        environment = os.environ | {
-            'PATH': f'{self.checkout}/bin:{os.environ["PATH"]}', 'CLOUD': str(self.folder),
-            'POLL_SECONDS': '0.1', 'HELP': '', **environment,
-        }
-        return subprocess.Popen(
-            [self.checkout / 'launch' / 'tpu_vm.sh', *arguments], env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-
-    def run(self, *arguments, **environment):
-        process = self.start(*arguments, **environment)
-        output, errors = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
-
-    def relaunch(self, *plan, options=(), **environment):
-        self.write('plan', plan)
-        return self.run('relaunch', 'bert', '--type=v4-8', *options, *FLAGS, **environment)
-
-    def write(self, name, lines):
-        (self.folder / name).write_text(''.join(f'{line}\n' for line in lines))
-
-    def lines(self, name):
-        path = self.folder / name
-        return path.read_text().splitlines() if path.exists() else []
-
-    def calls(self, verb):
-        calls = [call.split('\t') for call in self.lines('calls')]
-        return [call for call in calls if call[3] == verb and '--help' not in call]
+from tests.conftest import wait_until
+from tests.launch.cloud import FLAGS, RUN, Cloud, make_checkout
 
 
 @pytest.fixture(scope='module')
 def checkout(tmp_path_factory):
-    """The scripts in a checkout; the stand-ins in its bin."""
-    folder = tmp_path_factory.mktemp('checkout')
-    shutil.copytree(ROOT / 'launch', folder / 'launch')
-    (folder / 'launch' / 'venv.sh').write_text('echo made .venv\n')
-    shutil.copytree(ROOT / 'tests' / 'launch' / 'standins', folder / 'bin')
-    for command in ('init -q', 'add .', '-c user.name=a -c user.email=b commit -qm c'):
-        subprocess.run(['git', *command.split()], cwd=folder, check=True)
-    return folder
+    return make_checkout(tmp_path_factory.mktemp('checkout'), 'gcloud')
 
 
 @pytest.fixture
 def cloud(tmp_path, checkout):
-    cloud = Cloud(tmp_path, checkout)
+    cloud = Cloud(tmp_path, checkout, 'tpu_vm.sh')
     yield cloud
     if (tmp_path / 'home').exists():
         cloud.run('delete', 'bert')
