@@ -81,13 +81,15 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, devices: Sequence[Any]) -> tup
 def _num_neighbours(devices: Sequence[Any]) -> int:
     """How many devices communicate fast with each other.
 
-    For TPUs: the chips along the longest axis of a slice's torus, which form a ring, but at least
-    four, because in a 2 x 2 square all are neighbours. For others: the devices of a host.
+    For TPUs: those of the chips along the longest axis of a slice's torus, which form a ring, but
+    of at least four, because in a 2 x 2 square all are neighbours. For others: those of a host.
     """
     first = devices[0]
     if first.platform == 'tpu':
         coordinates_by_axis = zip(*(device.coords for device in devices))
-        return max(4, *(1 + max(coordinates) for coordinates in coordinates_by_axis))
+        num_chips = max(4, *(1 + max(coordinates) for coordinates in coordinates_by_axis))
+        devices_per_chip = 1 + max(device.core_on_chip for device in devices)
+        return num_chips * devices_per_chip
     return sum(device.process_index == first.process_index for device in devices)
 
 

@@ -16,8 +16,8 @@
 #                                                 for a TPU7x also its --topology)
 #
 # Options, before the --:
-#     --topology=GENERATION:SHAPE     as preflight takes it: v4:4x4x4, v5e:16x16, v5p:4x4x4, v6e:16x16,
-#                                     tpu7x:4x4x4
+#     --topology=GENERATION:SHAPE     as preflight takes it: v4:4x4x4, v5e:16x16, v5p:4x4x4,
+#                                     v6e:16x16, tpu7x:4x4x4
 #     --slices=N                      N slices of that shape in one run
 #     --spot                          cheaper, and may be taken away at any time
 #     --restarts=N                    how often a run may be restarted (100)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # TPU slices as managed instance groups of Compute Engine with gcloud, from your own machine.
 #
-#     launch/instance_group.sh create   NAME --topology=v6e:4x4 --zone=ZONE --project=PROJECT [--spot]
+#     launch/instance_group.sh create   NAME --topology=v6e:4x4 --zone=Z --project=P [--spot]
 #     launch/instance_group.sh install  NAME ...     the last commit's files and .venv on every host
 #     launch/instance_group.sh run      NAME ... -- FLAG...
 #                                                    python -m bert_jax.main FLAG... on every host;
@@ -28,14 +28,12 @@
 #
 # A slice is a group of machines that are made all at once, when there is capacity, by an instance
 # template; several machines are connected by a workload policy. All three are called NAME.
-# TPU_CREATE_FLAGS and TPU_SSH_FLAGS are passed unchanged to gcloud compute instance-templates create
-# and to gcloud compute ssh and scp, for example --no-address and --tunnel-through-iap; a reservation
-# takes TPU_CREATE_FLAGS='--reservation-affinity=specific --reservation=R
-# --provisioning-model=RESERVATION_BOUND --instance-termination-action=DELETE'.
+# TPU_CREATE_FLAGS and TPU_SSH_FLAGS are passed unchanged to gcloud compute instance-templates
+# create and to gcloud compute ssh and scp, for example --no-address and --tunnel-through-iap.
 # A killed run resumes from its last checkpoint. Exit status 0 means done, 2 bad input (relaunch
-# stops); anything else is a fault. relaunch gives up at the fifth fault, counting anew after an hour
-# without one. A slice whose first host cannot be reached for 15 minutes (UNREACHABLE_SECONDS) counts
-# as a fault; it is deleted and requested again.
+# stops); anything else is a fault. relaunch gives up at the fifth fault, counting anew after an
+# hour without one. A slice whose first host cannot be reached for 15 minutes (UNREACHABLE_SECONDS)
+# counts as a fault; it is deleted and requested again.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source=launch/slice.sh

@@ -6,8 +6,8 @@
 #     request               asks for the slice; what is refused leaves nothing behind
 #     delete                deletes it
 #     describe              prints what gcloud says of it
-#     slice_state           prints ACTIVE (all hosts run), a state in which it is being made, MISSING,
-#                           UNKNOWN (no network, say), or another, in which it is of no use any more
+#     slice_state           prints ACTIVE (all hosts run), a state in which it is being made,
+#                           MISSING, UNKNOWN (no network, say), or another: of no use any more
 #     host_is_gone          whether the first host is, even if `slice_state` does not say so yet
 #     ssh_to HOSTS COMMAND  runs a bash command line on the `first` host or on `all`
 #     copy_to_hosts FILE    makes it ~/bert_jax.tar.gz of all hosts

@@ -64,7 +64,9 @@ def test_a_layout_splits_batch_and_heads(layout, shape, shards):
 # Slices of 8 to 1,024 chips, as Google Cloud offers them.
 CUBES = ('2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8', '8x8x16')
 SQUARES = ('2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
-TOPOLOGIES = {'TPU v4': CUBES, 'TPU v5': CUBES, 'TPU v5 lite': SQUARES, 'TPU v6 lite': SQUARES}
+TOPOLOGIES = {
+    'TPU v4': CUBES, 'TPU v5': CUBES, 'TPU v5 lite': SQUARES, 'TPU v6 lite': SQUARES,
+    'TPU7x': CUBES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +83,8 @@ class Chip:
 
 
 def slices_of(kind: str, topology: str, num_slices: int = 1) -> list[Chip]:
-    """The chips of slices in jax's order: host by host, with 2 x 2 of them each."""
+    """The devices of slices in jax's order: host by host, with 2 x 2 chips each."""
+    cores = 2 if kind == 'TPU7x' else 1
     x, y, z = (*map(int, topology.split('x')), 1)[:3]
     chips = []
     for number in range(num_slices):
@@ -90,7 +93,9 @@ def slices_of(kind: str, topology: str, num_slices: int = 1) -> list[Chip]:
             for dj, di in np.ndindex(2, 2):
                 at = (2 * i + di, 2 * j + dj, k)
                 index = at[0] + x * (at[1] + y * at[2])
-                chips.append(Chip(index + 100_000 * number, process, at, number, kind))
+                for core in range(cores):
+                    id_ = cores * index + core + 100_000 * number
+                    chips.append(Chip(id_, process, at, number, kind, core_on_chip=core))
     return chips
 
 
@@ -159,6 +164,8 @@ V4_CUBE = slices_of('TPU v4', '4x4x4')
     pytest.param(slices_of('TPU v5 lite', '4x8'), 2, (2, 8, 2), id='tensor axis'),
     pytest.param(slices_of('TPU v5 lite', '2x2'), 1, (1, 4, 1), id='square of neighbours'),
     pytest.param(V4_CUBE, 1, (16, 4, 1), id='cube'),
+    pytest.param(slices_of('TPU7x', '2x2x1'), 1, (1, 8, 1), id='two devices a chip'),
+    pytest.param(slices_of('TPU7x', '4x4x4'), 1, (16, 8, 1), id='a ring of them'),
 ])
 def test_fsdp_spans_an_axis_of_the_torus_if_neither_size_is_given(chips, tensor, sizes):
     assert sharding.mesh_sizes(-1, -1, tensor, chips) == sizes
@@ -176,7 +183,7 @@ def test_sizes_that_are_given_stay():
 @pytest.mark.extras
 @pytest.mark.parametrize('kind, name', [
     ('TPU v4', 'v4:4x4x4'), ('TPU v5', 'v5p:2x2x4'), ('TPU v5 lite', 'v5e:8x16'),
-    ('TPU v6 lite', 'v6e:16x16')])
+    ('TPU v6 lite', 'v6e:16x16'), ('TPU7x', 'tpu7x:4x4x4')])
 def test_the_chips_of_these_tests_are_those_of_the_compiler_s_topologies(monkeypatch, kind, name):
     pytest.importorskip('libtpu', reason='libtpu (the extra `tpu`) is not installed')
     for key, value in {'TPU_SKIP_MDS_QUERY': '1', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1'}.items():

@@ -325,6 +325,7 @@ def test_bad_input_ends_the_jobset_of_gke(jobset):
 
 GKE = ['run', 'bert', '--image=x']
 SLURM = ['run', 'b', '--nodes=2', '--gpus=8']
+GROUP = ['create', 'b', '--zone=us-west4-a', '--project=p']
 
 
 @pytest.mark.parametrize('topology', [
@@ -361,6 +362,11 @@ def _check_refused(standins, script, arguments, message):
     ('tpu_vm.sh', ['install', 'bert', *FLAGS], 'install takes no flags'),
     ('tpu_vm.sh', ['run', 'bert', '--tool=x', *FLAGS], '--tool=x'),
     ('tpu_vm.sh', ['run', 'bert', '--', '--workdir', '/tmp/x'], '--workdir=/tmp/x: the hosts sha'),
+    ('instance_group.sh', ['create', 'b', '--zone=z', '--project=p'], '--topology is missing'),
+    ('instance_group.sh', ['stop', 'bert', '--project=p'], '--zone is missing'),
+    ('instance_group.sh', ['stop', 'bert', '--zone=z'], '--project is missing'),
+    ('instance_group.sh', [*GROUP, '--topology=v5e:4x4'], 'instance groups have v5p, v6e and'),
+    ('instance_group.sh', [*GROUP, '--topology=v6e:4x4', '--spot', '--flex-start=1h'], 'one of'),
 ])
 def test_a_wrong_call_is_refused_in_one_line(standins, script, arguments, message):
     _check_refused(standins, script, arguments, message)
@@ -388,15 +394,17 @@ def test_a_wrong_call_is_refused_in_one_line(standins, script, arguments, messag
     ('tpu_vm.sh', ['delete', 'b', '--type=v4-8']),
     ('tpu_vm.sh', ['run', 'b', '--type=v4-8', *FLAGS]),
     ('tpu_vm.sh', ['relaunch', 'b', '--type=v4-8', *FLAGS]),
+    ('instance_group.sh', [*GROUP, '--topology=v6e:4x4', '--flex-start=12h']),
+    ('instance_group.sh', ['relaunch', *GROUP[1:], '--topology=tpu7x:2x2x2', '--spot', *FLAGS]),
     # A workdir on a disk that the hosts share.
     ('tpu_vm.sh', ['run', 'b', '--shared-disk', '--', '--config=x', '--workdir=/mnt/x']),
 ])
 def test_a_dry_run_prints_what_would_run(standins, script, arguments):
-    """What it prints runs as it stands; of tpu_vm.sh, the commands that it prints among others."""
+    """What it prints runs as it stands; of slices, the commands that it prints among others."""
     printed = _dry_run(standins, script, arguments)
     commands = re.findall(
         r'^(?:gcloud|docker|kubectl|sbatch|scancel|squeue) .*', printed, re.MULTILINE)
-    text = '\n'.join(commands) if script == 'tpu_vm.sh' else printed
+    text = printed if script in ('gke.sh', 'slurm.sh') else '\n'.join(commands)
     _run(['bash', '-c', text], path=standins / 'bin', cwd=standins)
     assert len(_calls(standins)) == len(commands) > 0
 

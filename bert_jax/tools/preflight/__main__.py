@@ -10,9 +10,10 @@ For each slice it prints a line that begins with the verdict, and below it what 
 does not fit or is far from the chips' peak. --verbose also prints memory, cycles and messages by
 kind. It needs no TPU and no data: the TPU compiler (libtpu, in the extra [tpu]) compiles the train
 and evaluation steps of bert_jax.main from shapes, in a few minutes per phase. Topologies are given
-in chips: v4 and v5p (three dims, v4:4x4x4), v5e and v6e (two dims, v6e:16x16). The vocabulary's
-size is model.vocab_size, or that of config.data.vocab_file, or data.vocab_size. --save_programs
-keeps what the compiler wrote, and --programs prices it again in seconds.
+in chips: v4, v5p and tpu7x (three dims, v4:4x4x4), v5e and v6e (two dims, v6e:16x16). A TPU7x is
+two devices: its memory and rows are counted for each of them, chip-hours and prices for the chip.
+The vocabulary's size is model.vocab_size, or that of config.data.vocab_file, or data.vocab_size.
+--save_programs keeps what the compiler wrote, and --programs prices it again in seconds.
 
 Cycles come from the compiler's estimates and schedules and are not measured on a chip: use them to
 compare programs.
