@@ -34,9 +34,10 @@ def preflight_record(monkeypatch, tmp_path):
     Two devices of this machine stand in for the slice, as chips of `memory_bytes`. The command must
     end with `status`.
     """
-    def run(*flags, memory_bytes, status):
+    def run(*flags, memory_bytes, status, devices_per_chip=1):
         chip = dataclasses.replace(
-            find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes)
+            find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes,
+            num_devices=devices_per_chip)
         monkeypatch.setattr(preflight, 'open_topology', lambda name: jax.devices()[:2])
         monkeypatch.setattr(measure, 'find_chip', lambda kind: chip)
         monkeypatch.setattr(measure, 'open_network', lambda chip, devices: TWO_CHIPS)
@@ -90,6 +91,13 @@ def test_saved_programs_are_read_without_compiling(monkeypatch, preflight_record
     assert again.pop('arguments') != first.pop('arguments')
     assert again == first
 
+    one_chip = preflight_record(
+        f'--programs={folder}', memory_bytes=1 << 30, status=0, devices_per_chip=2)
+    assert (one_chip['chips'], one_chip['devices']) == (1, 2)
+    assert one_chip['hours'] == first['hours']
+    assert one_chip['chip_hours'] == first['chip_hours'] / 2
+    assert one_chip['phases'][0]['mfu'] == first['phases'][0]['mfu']
+
 
 def test_advice_agrees_with_a_compiled_program():
     """BERT-Base on v5e 4x4 with 16 rows of 128 a chip. The program that was compiled for 64 rows on
@@ -103,6 +111,20 @@ def test_advice_agrees_with_a_compiled_program():
     assert int(match['rows']) == 64
     assert int(match['chips']) == 4
     assert int(match['share']) == pytest.approx(63.8, abs=4)
+
+
+def test_bytes_and_rows_are_a_device_s_where_a_chip_has_two():
+    record = json.loads((ROOT / 'tests' / 'fixtures' / 'preflight_base.json').read_text())
+    record['chips'] = record['devices'] // 2
+    line, advice = report.verdict(record).splitlines()
+    assert "GB of a device's 16.91; " in line
+    assert '64 rows a device fit' in advice
+    assert ': 2 of the chips take' in advice
+    for phase in record['phases']:
+        phase['collectives'] = []
+    heading, *_ = report.tables(record).splitlines()
+    assert heading.endswith(' on v5e:4x4: 8 v5e chips of 2 devices each, mesh data 4 x fsdp 4 x '
+                            'tensor 1')
 
 
 def test_fewer_parts_are_advised_where_they_fit():
