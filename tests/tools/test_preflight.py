@@ -1,19 +1,24 @@
 """Preflight: report and verdict, on CPU devices and once with the TPU compiler."""
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import pytest
+from jax.experimental import topologies
 
 from bert_jax.config import default_config
 from bert_jax.runtime.chips import find_chip
+from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
 from bert_jax.tools.preflight import __main__ as preflight
 from bert_jax.tools.preflight import measure, report
 from bert_jax.tools.preflight.links import Network
+from bert_jax.tools.preflight.topology import open_topology
 from bert_jax.train.memory import Memory, device_bytes
 from tests.conftest import ROOT, run_python
 from tests.tiny_runs import TINY
@@ -189,6 +194,27 @@ def test_the_tpus_compiler_compiles_the_run_s_steps(tmp_path):
     assert {'memory', 'VALU'} & {entry['waits_for'] for entry in phase['scopes']}
     assert 0 < phase['scheduled_cycles_per_sequence'] < phase['cycles_per_sequence']
     assert 'all-reduce' in {entry['kind'] for entry in phase['collectives']}
+
+
+@pytest.mark.parametrize('installed, wanted, is_refused', [
+    ('0.0.17', 'libtpu==0.0.23; extra == "tpu"', True),
+    ('0.0.9', 'libtpu==0.0.42.*; extra == "tpu"', True),
+    ('0.0.42.1', 'libtpu==0.0.42.*; extra == "tpu"', False),
+    ('0.0.43', 'libtpu==0.0.42.*; extra == "tpu"', False),
+])
+def test_a_libtpu_older_than_jax_s_is_refused(monkeypatch, installed, wanted, is_refused):
+    """libtpu 0.0.17 with jax 0.7.2, as on Kaggle, ends the process by SIGSEGV."""
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
+    versions = {'libtpu': installed, 'jax': '0.7.2'}
+    monkeypatch.setattr(importlib.metadata, 'version', versions.__getitem__)
+    monkeypatch.setattr(importlib.metadata, 'requires', lambda name: ['numpy>=1', wanted])
+    opened = SimpleNamespace(devices=['a device'])
+    monkeypatch.setattr(topologies, 'get_topology_desc', lambda **options: opened)
+    if is_refused:
+        with pytest.raises(InputError, match=f'libtpu {installed} is too old .* jax 0.7.2: pip'):
+            open_topology('v5e:2x4')
+    else:
+        assert open_topology('v5e:2x4') == ['a device']
 
 
 def test_added_words_count_in_the_vocabulary(tmp_path):

@@ -1,5 +1,6 @@
 """TPU slices that need not exist: their devices, for the compiler only."""
 
+import importlib.metadata
 import importlib.util
 import re
 from typing import Any, NamedTuple
@@ -34,11 +35,10 @@ def open_topology(name: str) -> list[Any]:
     """The devices of a slice, which need not exist; they are for the compiler only.
 
     Raises:
-      InputError: there is no such slice, or no libtpu.
+      InputError: there is no such slice, or no libtpu that fits jax.
     """
     chip, sizes = _parse_topology(name)
-    if importlib.util.find_spec('libtpu') is None:
-        raise InputError("libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax")
+    _check_libtpu()
     from jax.experimental import topologies
 
     options: dict[str, Any] = {}
@@ -53,6 +53,28 @@ def open_topology(name: str) -> list[Any]:
             return list(topology.devices)
     except Exception as error:  # of many types
         raise InputError(f'--topology={name!r}: {error}') from error
+
+
+def _check_libtpu() -> None:
+    """Refuses a libtpu that is older than this jax asks for.
+
+    A program that they compile for a topology may crash: jaxlib 0.7.2 calls what libtpu 0.0.17,
+    which Kaggle's image has, does not know.
+    """
+    if importlib.util.find_spec('libtpu') is None:
+        raise InputError("libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax")
+    installed = importlib.metadata.version('libtpu')
+    for requirement in importlib.metadata.requires('jax') or []:
+        match = re.match(r'libtpu==([\d.]*\d)', requirement)
+        if match and _numbers(installed) < _numbers(match[1]):
+            jax_version = importlib.metadata.version('jax')
+            raise InputError(
+                f'libtpu {installed} is too old to compile for a topology with jax {jax_version}: '
+                f"pip install 'libtpu=={match[1]}.*'")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r'\d+', version)]
 
 
 def _parse_topology(name: str) -> tuple[str, list[int]]:
