@@ -106,17 +106,20 @@ def check_result(cell, max_step, metric):
     assert 0 <= result[metric] <= 1
 
 
-def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_path):
-    nbclient = pytest.importorskip('nbclient')
-    pytest.importorskip('tensorflow_text')
+def set_parameters(notebook, **values):
+    """Adds a cell behind the one with parameters that gives them other values."""
     parameters, = [
         i for i, cell in enumerate(notebook.cells)
         if 'parameters' in cell.metadata.get('tags', ())]
-    notebook.cells.insert(parameters + 1, nbformat.v4.new_code_cell(
-        f'SOURCE = {str(tmp_path / "text.txt")!r}\n'
-        f'DATA = {str(tmp_path)!r}\n'
-        'PRETRAIN_STEPS = 16\n'
-        'FINETUNE_STEPS = 4'))
+    lines = [f'{name} = {value!r}' for name, value in values.items()]
+    notebook.cells.insert(parameters + 1, nbformat.v4.new_code_cell('\n'.join(lines)))
+
+
+def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_path):
+    nbclient = pytest.importorskip('nbclient')
+    pytest.importorskip('tensorflow_text')
+    set_parameters(notebook, SOURCE=str(tmp_path / 'text.txt'), DATA=str(tmp_path),
+                   PRETRAIN_STEPS=16, FINETUNE_STEPS=4)
     where = {'timeout': 300, 'resources': {'metadata': {'path': clone / 'launch'}}}
     nbclient.NotebookClient(notebook, **where).execute()
 
@@ -136,3 +139,34 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_pat
     with pytest.raises(nbclient.exceptions.CellExecutionError, match='It did not finish'):
         nbclient.NotebookClient(notebook, **where).execute()
     assert 'holds a run with model.num_layers=2, the config says 1' in printed(pretrain)
+
+
+def test_pretraining_runs_on_kaggle_s_eight_devices(
+    monkeypatch, notebook, clone, packages, tmp_path
+):
+    """From a data set with the repository, which is read-only; Kaggle's Dockerfile sets the rest.
+
+    https://github.com/Kaggle/docker-python/blob/main/tpu/Dockerfile
+    """
+    nbclient = pytest.importorskip('nbclient')
+    pytest.importorskip('tensorflow_text')
+    environment = {
+        'KAGGLE_KERNEL_RUN_TYPE': 'Interactive', 'TPU_PROCESS_ADDRESSES': 'local', 'ISTPUVM': '1',
+        'XLA_FLAGS': xla_flags(8)}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    working = tmp_path / 'working'
+    working.mkdir()
+    for path in clone.glob('*/'):
+        path.chmod(0o555)
+    set_parameters(notebook, REPO=str(clone), SOURCE=str(tmp_path / 'text.txt'), PRETRAIN_STEPS=8)
+    left_out = ('pretrain-curves', 'finetune-run', 'finetune-curves', 'classify')
+    notebook.cells = [cell for cell in notebook.cells if cell.id not in left_out]
+    where = {'timeout': 300, 'resources': {'metadata': {'path': working}}}
+    nbclient.NotebookClient(notebook, **where).execute()
+
+    cells = {cell.id: cell for cell in notebook.cells}
+    assert printed(cells['devices']).count('CpuDevice') == 8
+    check_result(cells['pretrain-run'], max_step=8, metric='eval/mlm_accuracy')
+    assert printed(cells['fill-mask']).count('->') == 5
+    assert (working / 'bert_jax' / 'runs' / 'colab' / 'pretrain-8' / 'metrics.jsonl').exists()
