@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What tpu_vm.sh runs on each host of a slice. A run has its own session, so that it outlives the
+# What slice.sh runs on each host of a slice. A run has its own session, so that it outlives the
 # connection that started it; ~/.bert_jax holds its flags, process id, log and exit status.
 #
 #     launch/on_host.sh install           makes .venv; installs Python 3.11 first if there is none

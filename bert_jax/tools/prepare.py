@@ -11,9 +11,10 @@ and its first host lists it to find the store: keep it in a bucket too, or on a 
 or name the store itself, config.data.source=store:PATH with the path that this command prints.
 
 The same command on several machines, which share the text and config.data.dir, divides the work
-(launch/tpu_vm.sh, slurm.sh and gke.sh: run ... --tool=prepare; or any other way to start it), and
-each ends when all is done. Machines may come and go: one that is killed loses the part that it was
-making, and the same command resumes. A vocabulary is trained by each that finds none, all the same.
+(launch/tpu_vm.sh, instance_group.sh, slurm.sh and gke.sh: run ... --tool=prepare; or any other way
+to start it), and each ends when all is done. Machines may come and go: one that is killed loses the
+part that it was making, and the same command resumes. A vocabulary is trained by each that finds
+none, all the same.
 
 It says what each store holds and how many documents are left out: duplicates always, and with
 config.data.near_duplicates and config.data.remove_contaminated those too; and for each file of
