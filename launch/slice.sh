@@ -90,16 +90,22 @@ end() {
 }
 
 relaunch() {
-  local state last='' status failures=0 started=$SECONDS unreachable=''
+  local state last='' status failures=0 started=$SECONDS unreachable='' was_active=''
   local todo=look # look: check what runs; watch: wait for the run; begin: install and start it
   check_options
   while true; do
     state=$(slice_state)
     [ "$state" = "$last" ] || say "$name is $state"
     last=$state
-    case $state in
-      ACTIVE) ;;
-      MISSING)
+    case $state.$was_active in
+      ACTIVE.*) was_active=1 ;;
+      WAITING_FOR_RESOURCES.1) # its machines were deleted, as at the end of their time
+        delete || sleep "$pause"
+        was_active=''
+        continue
+        ;;
+      MISSING.*)
+        was_active=''
         status=0
         request 2> "$errors" || status=1
         cat "$errors" >&2
@@ -110,7 +116,7 @@ relaunch() {
         todo=look
         continue
         ;;
-      CREATING | ACCEPTED | WAITING_FOR_RESOURCES | PROVISIONING | UNKNOWN)
+      CREATING.* | ACCEPTED.* | WAITING_FOR_RESOURCES.* | PROVISIONING.* | UNKNOWN.*)
         sleep "$pause"
         continue
         ;;

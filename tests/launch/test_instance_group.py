@@ -115,6 +115,7 @@ def test_a_follow_that_is_ended_leaves_nothing_here(cloud):
 
 @pytest.mark.parametrize('plan, status, slices', [
     pytest.param(['preempt', '143', '0'], 0, 2, id='preempted, and lost for a while'),
+    pytest.param(['expire', '0'], 0, 2, id='its time is over'),
     pytest.param(['2'], 2, 1, id='its input is bad'),
     pytest.param(['notice', '0'], 0, 2, id='it saves before its machine stops'),
 ])
