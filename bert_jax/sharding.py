@@ -152,7 +152,7 @@ class Layout:
         if self.mesh is None:
             return False
         kind = str(self.mesh.devices.flat[0].device_kind)
-        return kind.startswith(('TPU v4', 'TPU v6'))
+        return kind.startswith(('TPU v4', 'TPU v6', 'TPU7'))
 
     @property
     def has_large_vmem(self) -> bool:
