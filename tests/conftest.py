@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ RECORDED = ROOT / 'tests' / 'fixtures' / 'huggingface'
 
 def xla_flags(devices: int) -> str:
     """XLA_FLAGS for a process with this many virtual devices."""
-    return os.environ['XLA_FLAGS'].replace('count=8', f'count={devices}')
+    return re.sub(r'count=\d+', f'count={devices}', os.environ['XLA_FLAGS'])
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 300) -> None:
