@@ -11,8 +11,8 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import read_system
 
 _GOOGLE = '0x1ae0'  # as a vendor of PCI devices
-# Its PCI devices that are TPUs: v2 and v3, one without a public name, v4, v5p, v5e, v6e and 7x, as in
-# jax/_src/hardware_utils.py of jax 0.10, and 8t and 8i, as in later copies of that file.
+# Its PCI devices that are TPUs: v2 and v3, one without a public name, v4, v5p, v5e, v6e and 7x, as
+# in jax/_src/hardware_utils.py of jax 0.10, and 8t and 8i, as in later copies of that file.
 # launch/platform.sh has the same numbers, for machines where nothing is installed yet.
 TPU_DEVICES = (
     '0x0027', '0x0056', '0x005e', '0x0062', '0x0063', '0x006f', '0x0076', '0x007c', '0x0083')
