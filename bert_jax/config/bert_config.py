@@ -180,11 +180,11 @@ class BertConfig:
     # Tokens of the window that local layers attend to, half on each side; 0: all layers are global.
     # The layers 0, global_every, 2 * global_every, ... are global.
     local_attention: int = _option('computes', SIZE_OR_NONE, 0)
-    global_every: int = _option('computes', DEPTH, 3)
+    global_every: int = _option('computes', DEPTH, 3)  # see local_attention
     # Of rotary positions, in global and in local layers: the wavelengths go from 2 pi to 2 pi times
     # this.
     rotary_base: float = _option('computes', BASE, 10_000.0)
-    local_rotary_base: float = _option('computes', BASE, 10_000.0)
+    local_rotary_base: float = _option('computes', BASE, 10_000.0)  # see rotary_base
     # The vector that the pooler reads: that of [CLS], or the mean over all tokens of the sequence.
     pooling: str = _option('computes', ('cls', 'mean'), 'cls')
     # Of the pooler's dense layer.

@@ -193,7 +193,7 @@ FIELDS: Mapping[str, Field] = {
     'data.masked_lm_prob': Field(0.15, _SHARE, 'data', PRETRAINING),
     # Shares of the masked positions that become [MASK] and a random piece; the rest stay the same.
     'data.mask_rate': Field(0.8, _SHARE, 'data', PRETRAINING),
-    'data.random_rate': Field(0.1, _SHARE, 'data', PRETRAINING),
+    'data.random_rate': Field(0.1, _SHARE, 'data', PRETRAINING),  # see data.mask_rate
     # 0: new pairs and masks every epoch; 10: ten versions of them in turn, as in the original.
     'data.num_maskings': Field(0, count(10**6, least=0), 'data', PRETRAINING),
     'data.short_seq_prob': Field(0.1, _SHARE, 'data', PRETRAINING),
@@ -276,8 +276,8 @@ FIELDS: Mapping[str, Field] = {
     'optimizer.weight_decay': Field(0.01, Range(0, 1000), 'training'),
     # b1, b2 and eps are for the first five optimizers.
     'optimizer.b1': Field(0.9, BELOW_1, 'training'),
-    'optimizer.b2': Field(0.999, BELOW_1, 'training'),
-    'optimizer.eps': Field(1e-6, _SHARE, 'training'),
+    'optimizer.b2': Field(0.999, BELOW_1, 'training'),  # see optimizer.b1
+    'optimizer.eps': Field(1e-6, _SHARE, 'training'),  # see optimizer.b1
     # Global gradient norm; 0: no clipping.
     'optimizer.clip_norm': Field(1.0, Range(0, 1e9), 'training'),
 
@@ -285,7 +285,7 @@ FIELDS: Mapping[str, Field] = {
     # over fsdp first, so its devices should be neighbours. -1: the remaining devices; if both are
     # -1, fsdp takes an axis of the torus.
     'mesh.data': Field(-1, count(2**20, least=-1), 'compute', silent=True),
-    'mesh.fsdp': Field(-1, count(2**20, least=-1), 'compute', silent=True),
+    'mesh.fsdp': Field(-1, count(2**20, least=-1), 'compute', silent=True),  # see mesh.data
     # Splits heads, intermediate and vocabulary.
     'mesh.tensor': Field(1, count(2**20), 'compute', silent=True),
     # In which devices exchange large parameters and their gradients. auto: in the compute dtype.
@@ -304,6 +304,7 @@ FIELDS: Mapping[str, Field] = {
     'phases': Field((), 'elsewhere', 'result'),
 
     # Sections that only some tasks have.
+
     'classification.multi_label': Field(False, _SWITCH, 'data'),  # any number of labels an example
     # Between the labels in a cell; empty: it is found, and said.
     'classification.separator': Field('', 'text', 'data'),
