@@ -63,7 +63,7 @@ setup(
         # predict export --to onnx; later ones than 0.13 refuse today's orbax-checkpoint.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.24'],
         'wikidump': ['mwparserfromhell>=0.7.2'],  # the source `wikidump:`
-        # The site: mkdocs build --strict. (Version 2 of mkdocs has no plugins.)
+        # The site: mkdocs build --strict.
         'docs': ['mkdocs>=1.6,<2', 'mkdocs-material>=9.5,<10', 'mkdocstrings[python]>=0.27'],
         'test': [
             'gcp-storage-emulator>=2024.8', 'hypothesis>=6', 'ipykernel>=6.17',

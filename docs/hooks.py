@@ -65,15 +65,14 @@ def fields_in_tables() -> str:
     comments = {}
     for file in _DECLARATIONS:
         comments |= comments_of((ROOT / file).read_text(encoding='utf-8'))
-    lines = []
-    shown = None
+    rows: dict[str, list[str]] = {section: [] for section in _SECTIONS}
     for path, field in FIELDS.items():
         section = path.rpartition('.')[0]
-        if section != shown:
-            shown = section
-            lines += ['', f'## {_SECTIONS[section]}', '']
-            lines += ['| field | default | allowed | role | what it is |', '|---|---|---|---|---|']
-        lines.append(_row(path, field, _comment_on(path, comments)))
+        rows[section].append(_row(path, field, _comment_on(path, comments)))
+    lines = []
+    for section, title in _SECTIONS.items():
+        lines += [f'## {title}', '', '| field | what it is | default | allowed | role |']
+        lines += ['|---|---|---|---|---|', *rows[section], '']
     return '\n'.join(lines)
 
 
@@ -90,10 +89,10 @@ def _row(path: str, field: Field, comment: str) -> str:
     anchor = path.replace('.', '-').replace('_', '-')
     cells = [
         f'<a id="{anchor}"></a>`{path}`',
+        _with_readers(comment, field),
         _default(path, field),
         _allowed(field.allowed),
         field.role,
-        _with_readers(comment, field),
     ]
     return '| ' + ' | '.join(cell.replace('|', '\\|') for cell in cells) + ' |'
 
