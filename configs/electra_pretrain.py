@@ -16,8 +16,8 @@ times the discriminator's.
 The discriminator is slow to learn, and `:tiny` is short for it. For 1,000 steps it knows little
 more than that [CLS] and [SEP] are never replaced: its loss is 0.012 nats below the entropy of
 `replaced_share`, all but 0.001 of it for that, and its F1 is 0. After 2,000 steps it begins to
-learn from the words, and F1 is still 0 (docs/results.md). Of `mlm_accuracy`, about 0.15 are words
-that the generator sees.
+learn from the words, and F1 is still 0 (docs/log/results.md). Of `mlm_accuracy`, about 0.15 are
+words that the generator sees.
 
 The discriminator stays: fine-tuning, `predict features` and `convert` read it from the run, without
 this file. The file is a template to copy: it has a head of its own with parameters of its own,
