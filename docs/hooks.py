@@ -1,6 +1,6 @@
 """What the site takes from the code: the table of config fields, and what each command says.
 
-mkdocs calls `on_page_markdown` for every page (mkdocs.yml, `hooks`). A page holds a line
+mkdocs calls the functions `on_...` for every page (mkdocs.yml, `hooks`). A page holds a line
 `<!-- fields -->`, which becomes the tables of all fields, or `<!-- command: MODULE -->`, which
 becomes the docstring of that module, as `--help` prints it.
 """
@@ -42,6 +42,7 @@ _KINDS = {
 }
 # Defaults of the model's options where no checkpoint decides them; sizes have none.
 _MODEL_DEFAULTS = {f'model.{option.name}': option.default for option in OPTIONS}
+_BOOSTS = {'reference/fields': 2, 'log/': 0.5}
 _COMMAND = re.compile(r'^<!-- command: (\S+) -->$', re.MULTILINE)
 
 
@@ -50,6 +51,14 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     if '<!-- fields -->' in markdown:
         markdown = markdown.replace('<!-- fields -->', fields_in_tables())
     return _COMMAND.sub(lambda found: what_a_command_says(found[1]), markdown)
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Puts the table of fields before other hits of the search, and the log behind them."""
+    for beginning, boost in _BOOSTS.items():
+        if page.file.src_uri.startswith(beginning):
+            page.meta['search'] = {'boost': boost}
+    return html
 
 
 def what_a_command_says(module: str) -> str:
