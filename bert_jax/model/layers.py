@@ -139,13 +139,15 @@ def _gelu_forward(x: jax.Array, form: str, stored: bool) -> tuple[jax.Array, jax
     if form == 'gelu_tanh':  # x (1 + tanh(a x + b x^3)) / 2 (Hendrycks and Gimpel, 2016)
         a = math.sqrt(2 / math.pi)
         b = 0.044715 * math.sqrt(2 / math.pi)
-        tanh = jnp.tanh(y * (a + b * square))
-        share = 0.5 + 0.5 * tanh
-        slope = (1.0 - tanh * tanh) * (0.5 * a + 1.5 * b * square)
+        share = 0.5 + 0.5 * jnp.tanh(y * (a + b * square))
+        value = y * share
+        # (1 + tanh(u)) / 2 has the slope share (1 - share) 2 u'.
+        rise = value * ((1.0 - share) * (2.0 * a + 6.0 * b * square))
     else:
         share = 0.5 + 0.5 * lax.erf(y * math.sqrt(0.5))
-        slope = jnp.exp(-0.5 * square) * (1 / math.sqrt(2 * math.pi))
-    result = ((y * share).astype(x.dtype), (share + y * slope).astype(x.dtype))
+        value = y * share
+        rise = y * (jnp.exp(-0.5 * square) * (1 / math.sqrt(2 * math.pi)))
+    result = (value.astype(x.dtype), (share + rise).astype(x.dtype))
     if stored:
         return lax.optimization_barrier(result)
     return result
