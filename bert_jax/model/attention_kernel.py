@@ -194,6 +194,7 @@ def _on_one_device(
         segments_BxS = jnp.pad(segments_BxS, last_dim, constant_values=PADDING_MARK)
         if column_1xS is not None:
             column_1xS = jnp.pad(column_1xS, last_dim)
+        if lines_BxNxS is not None:
             lines_BxNxS = jnp.pad(lines_BxNxS, ((0, 0), *last_dim))
     lines_BxTxNxS = None
     if lines_BxNxS is not None:
