@@ -16,8 +16,10 @@ the same task, data, vocabulary and windows, and may differ in seed, learning ra
 model. Logits are averaged, not probabilities: a softmax over each window of a SQuAD question would
 make its windows incomparable.
 
-Nothing is trained and no run is changed. The predictions are written into --workdir (default:
-runs/evaluate-NAME); the last line on standard output is `result {json}`.
+Nothing is trained and no run is changed. The predictions are written into --workdir, as a whole
+and in place of an earlier evaluation there. Default: runs/evaluate-NAME, or runs/evaluate-NAME-2,
+... where that is of another model or of other data. The last line on standard output is
+`result {json}`.
 
 Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 """
@@ -33,6 +35,7 @@ from bert_jax.config.command_line import parse_command
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.process import error_boundary
+from bert_jax.runtime.result_folder import free_folder
 
 
 def _default_workdir(model: Path) -> str:
@@ -81,9 +84,10 @@ def main(argv: list[str]) -> None:
 
             config = config_of_run(as_path(models[0]))
         config, _ = parse_command(options, __doc__ or '', own_flags, config)  # exits after --help
-        from bert_jax.scoring import evaluate
+        from bert_jax.scoring import evaluate, identity
 
-        workdir = own_flags.workdir or _default_workdir(as_path(models[0]))
+        workdir = own_flags.workdir or free_folder(
+            _default_workdir(as_path(models[0])), identity(config, models))
         scores = evaluate(
             config, models, as_path(workdir), labels_by_position=own_flags.labels_by_position)
         print(f'predictions: {workdir}')

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import io
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,8 @@ from bert_jax.config.fields import FIELDS, PRETRAINING, flat_fields, pretraining
 from bert_jax.heads import HEADS
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, open_folder, read_json, write_whole
+from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.result_folder import open_result_folder, write_result
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
 from bert_jax.tasks.labels import as_known
 from bert_jax.tasks.opening import OPENERS, open_task, own_file
@@ -59,7 +59,7 @@ def evaluate(
         raise InputError(
             f'config.task={config.task!r}: bert_jax.main evaluates a pre-training run, in '
             'its directory; this scores downstream tasks')
-    _open_workdir(workdir)
+    open_result_folder(workdir)
     runs = _read_runs(models)
     _check_ensemble(models, runs, config.task)
 
@@ -76,32 +76,17 @@ def evaluate(
     if labels_by_position:
         _warn_of_another_order(scorer.task, metrics)
     scores = {f'eval/{name}': value for name, value in metrics.items()}
-    result = {
-        'task': config.task,
-        'models': [str(model) for model in models],
-        'source': config.data.eval_source or str(config.data.source),
-        **scores,
-    }
-    files['result.json'] = json.dumps(result, indent=1) + '\n'
-    for name, content in files.items():
-        write_whole(workdir / name, content)
+    write_result(workdir, identity(config, models) | scores, files)
     return scores
 
 
-def _open_workdir(workdir: Path) -> None:
-    """Makes the folder of the predictions; notes which earlier evaluation is replaced.
-
-    Raises:
-      InputError: it is a run, or a folder of something else.
-    """
-    if (workdir / 'checkpoints').exists():
-        raise InputError(f'{workdir} is a run, whose predictions would be lost: give another')
-    result = workdir / 'result.json'
-    open_folder(workdir, '--workdir', lambda folder: (folder / 'result.json').exists())
-    if result.exists():
-        earlier = read_json(result, 'remove it')
-        print(f"note: {workdir} holds an evaluation on {earlier.get('source')}, which is replaced: "
-              'give --workdir=DIR to keep both', flush=True)
+def identity(config: ConfigDict, models: Sequence[str]) -> dict[str, Any]:
+    """The fields of `result.json` that say what is evaluated on what."""
+    return {
+        'task': config.task,
+        'models': [str(model) for model in models],
+        'source': config.data.eval_source or str(config.data.source),
+    }
 
 
 def _read_runs(models: Sequence[str]) -> list[RunFields]:

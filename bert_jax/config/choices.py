@@ -11,6 +11,9 @@ DECAYS = ('polynomial', 'cosine', '1-sqrt', 'inverse_sqrt')
 # probabilities.
 WINDOWS = ('first', 'mean', 'max')
 
+# How the vectors of the tokens of a text become one.
+POOLS = ('mean', 'cls', 'max')
+
 # Features of a frozen encoder, the paper's Table 7 (`heads.tokens.FeatureCombination`).
 FEATURES = (
     'embeddings',

@@ -10,6 +10,8 @@ import dataclasses
 import mmap
 import os
 import struct
+import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
@@ -21,7 +23,7 @@ from bert_jax.data.digests import md5_of, name_of, object_digest
 from bert_jax.data.examples import pretrain_spec
 from bert_jax.data.store import disk_faults, locked
 from bert_jax.runtime import hosts
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, first_line, tell
 from bert_jax.runtime.files import (
     Found,
     Path,
@@ -47,13 +49,16 @@ class RecordFiles:
 
     Attributes:
       paths: the files, for each pattern in order of their names.
+      places: where each is on this machine's disk: itself, or its copy.
       contents: the files, mapped into memory.
-      records: int64 [N, 3]: for each record, index of its file, byte offset and length of its data.
+      records: int64 [N, 4]: for each record, index of its file, byte offset and length of its data,
+        and their CRC-32 when the file was indexed.
       max_seq_length: S, of the first record.
       max_predictions_per_seq: P, of the first record.
     """
 
     paths: list[str]
+    places: list[str]
     contents: list[mmap.mmap]
     records: np.ndarray
     max_seq_length: int
@@ -79,21 +84,21 @@ class RecordFiles:
         found = _find(glob)
         paths = [file.path for file in found]
         folder = as_path(cache_dir) / 'records'
-        cached = folder / f'{name_of(_identity(found))}.npy'
+        cached = folder / f'{name_of(_identity(found))}.npz'
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / '.lock'), disk_faults(folder):
             places = _Copies(folder / 'copies').of(found)
             contents = [_mapped(file, place) for file, place in zip(paths, places, strict=True)]
-            if cached.exists():
-                records = np.load(cached)
-            else:
+            records = _kept_index(cached)
+            if records is None:
                 records = _scan_all(paths, contents)
                 with open_whole(cached) as file:
-                    np.save(file, records)
-        _, offset, length = records[0].tolist()
+                    np.savez(file, records=records)
+        _, offset, length, _ = records[0].tolist()
         lengths = _feature_lengths(paths[0], offset, contents[0][offset : offset + length])
         return cls(
             paths,
+            places,
             contents,
             records,
             max_seq_length=lengths['input_ids'],
@@ -117,14 +122,14 @@ class RecordFiles:
           InputError: a record is damaged, or its S or P differs from the first record's.
         """
         records = self.records[indices].tolist()
-        data = [self.contents[file][offset : offset + length] for file, offset, length in records]
+        data = [self._content(*record) for record in records]
         features = _features(self.max_seq_length, self.max_predictions_per_seq)
         try:
             with tf.device('/cpu:0'):
                 parsed = tf.io.parse_example(tf.constant(data, tf.string), features)
         # UnicodeDecodeError: TensorFlow has quoted a damaged record in its message.
         except (tf.errors.InvalidArgumentError, UnicodeDecodeError):
-            for index, (file, offset, _), record in zip(indices, records, data, strict=True):
+            for index, (file, offset, _, _), record in zip(indices, records, data, strict=True):
                 self._check_record(index, self.paths[file], offset, record)
             raise
         batch = {}
@@ -133,6 +138,20 @@ class RecordFiles:
             batch[name] = values.numpy().astype(dtype)
         batch['sequence_ids'] = batch.pop('input_mask')
         return batch
+
+    def _content(self, file: int, offset: int, length: int, crc: int) -> bytes:
+        """The bytes of a record.
+
+        Raises:
+          InputError: they are not those that were indexed.
+        """
+        content = self.contents[file][offset : offset + length]
+        if zlib.crc32(content) != crc:
+            place = self.places[file]
+            remedy = _REMEDY if place == self.paths[file] else 'delete this copy and start again'
+            raise InputError(f'{place}: the record at byte {offset} is damaged, it is not what it '
+                             f'was when it was indexed: {remedy}')
+        return content
 
     def _check_record(self, index: int, path: str, offset: int, record: bytes) -> None:
         """Refuses a record that is damaged or has other lengths than the first one."""
@@ -254,11 +273,26 @@ def _features(seq_length: int, num_predictions: int) -> dict[str, tf.io.FixedLen
 
 
 def _scan_all(paths: Sequence[str], contents: Sequence[mmap.mmap]) -> np.ndarray:
-    """int64 [N, 3]: see `RecordFiles.records`."""
+    """int64 [N, 4]: see `RecordFiles.records`."""
     records = []
     for file, (path, content) in enumerate(zip(paths, contents, strict=True)):
-        records += [(file, offset, length) for offset, length in _scan(path, content)]
+        for offset, length in _scan(path, content):
+            crc = zlib.crc32(content[offset : offset + length])
+            records.append((file, offset, length, crc))
     return np.array(records, np.int64)
+
+
+def _kept_index(cached: Path) -> np.ndarray | None:
+    """The records of an earlier start; None if there are none, or their file is damaged."""
+    if not cached.exists():
+        return None
+    try:
+        with np.load(cached) as archive:  # which has checksums
+            records: np.ndarray = archive['records']
+        return records
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        tell(f'note: {cached} is damaged ({first_line(error)}): the records are indexed again')
+        return None
 
 
 def _scan(path: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:

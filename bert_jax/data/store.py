@@ -346,7 +346,7 @@ def remedy(path: files.Path) -> str:
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     """Holds a lock on a file (made if missing); if the process dies, the lock is released too."""
-    with open(path, 'w') as file:
+    with open(path, 'a') as file:  # which empties no file that a link there names
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

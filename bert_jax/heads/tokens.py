@@ -24,6 +24,7 @@ from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops
 from bert_jax.model.layers import Dense, ModelConfig, parameter
+from bert_jax.runtime.errors import InputError
 
 SPAN = Part('cls/squad/', output_layer('cls/squad', 2, tf1='cls/squad/'))
 
@@ -202,6 +203,9 @@ class FeatureTagging(Tagging):
 
     @classmethod
     def of_model(cls, config: ModelConfig, num_labels: int, inference: Mapping[str, Any]) -> Self:
+        if not inference.get('features'):
+            raise InputError("the run's config.json has no inference.features, which says what its "
+                             'tagger reads: put it back as it was')
         return cls(config, num_labels, inference['features'])
 
     @property

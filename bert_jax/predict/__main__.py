@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bert_jax.config.choices import POOLS
 from bert_jax.config.command_line import Parser
 from bert_jax.data.table import format_of
 from bert_jax.predict import inputs, load, outputs
@@ -277,7 +278,7 @@ def _add_features_flags(parser: argparse.ArgumentParser) -> None:
         help='counted from the top, written as --layers=-1,-2,-3,-4; one below the first are the '
         'embeddings (-1)')
     parser.add_argument(
-        '--pool', choices=['mean', 'cls', 'max'],
+        '--pool', choices=POOLS,
         help='one vector a text: the mean or maximum over all its tokens, [CLS] and [SEP] among '
         'them, or the hidden state of [CLS]')
     parser.add_argument(

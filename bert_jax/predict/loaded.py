@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.config.bert_config import BertConfig
-from bert_jax.config.choices import WINDOWS
+from bert_jax.config.choices import POOLS, WINDOWS
 from bert_jax.data.pairs import joined
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
@@ -20,7 +20,7 @@ from bert_jax.inference.engine import Engine
 from bert_jax.model.attention import resolve_backend
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.sentences import POOLS, Sentences, read_sentences
+from bert_jax.predict.sentences import ACTIVATIONS, Sentences, read_sentences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hub import model_folder
@@ -47,6 +47,8 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
     activation = sentences.activation() if weights.head == 'regression' else ''
     if activation:
         inference.setdefault('activation', activation)
+    if inference.get('activation'):
+        one_of('activation', inference['activation'], tuple(ACTIVATIONS))
     if sentences.max_length is not None:
         inference['max_seq_length'] = sentences.max_length
     if inference.get('pool'):  # a run that was trained to make vectors
@@ -162,6 +164,10 @@ class LoadedModel:
             dtype=dtype,
             attention=resolve_backend('auto', BertConfig(**weights.model)),
             layout=Layout(self._mesh))
+        # Read now, not when it is first used: a relative path may name another file by then.
+        self._tokenizer: Tokenizer | None = None
+        if weights.vocab_file is not None:
+            self._tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
 
     @functools.cached_property
@@ -185,17 +191,17 @@ class LoadedModel:
         weights = self.weights
         return HEADS[weights.head].of_model(self.config, weights.num_labels, weights.inference)
 
-    @functools.cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the weights' vocabulary.
 
         Raises:
           InputError: the weights have no vocabulary.
         """
-        if self.weights.vocab_file is None:
+        if self._tokenizer is None:
             raise InputError(f'{self.weights.source} has no vocabulary: put the vocab.txt that '
                              'belongs to it beside it, or name it with --vocab-file')
-        return load_tokenizer(self.weights.vocab_file, self.weights.lowercase)
+        return self._tokenizer
 
     @property
     def vocab(self) -> Vocab:

@@ -3,17 +3,19 @@
 Every setting in these files is read here, known to change no vector, or named as not applied.
 """
 
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit
 
+from bert_jax.config.choices import POOLS
 from bert_jax.runtime.errors import InputError, tell, tell_once
-from bert_jax.runtime.files import Path, children, read_json
+from bert_jax.runtime.files import Path, as_path, children, exists, in_bucket, read_json
 from bert_jax.text.settings import ANY, not_applied
 
-POOLS = ('mean', 'cls', 'max')
 # What a cross-encoder's value goes through, by the last part of the name that its folder has.
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     'Identity': lambda x: x,
@@ -83,7 +85,7 @@ class Sentences(NamedTuple):
         """Whether the tokens of the prompt, and [CLS] with them, are pooled like the others."""
         for name, folder in self.modules:
             file = folder / 'config.json'
-            if name != 'Pooling' or not file.exists():
+            if name != 'Pooling' or not exists(file):
                 continue
             if read_json(file, 'copy it again').get('include_prompt') is False:
                 return False
@@ -136,7 +138,7 @@ def _named_activation(folder: Path) -> str:
     """The full name of the activation in a cross-encoder's folder; '' without one."""
     names = []
     for file in (folder / 'config.json', folder / _CONFIG):
-        if not file.exists():
+        if not exists(file):
             continue
         fields = read_json(file, '')
         section = fields.get('sentence_transformers')
@@ -154,17 +156,21 @@ def read_sentences(folder: Path) -> Sentences:
       InputError: a file is damaged, or a setting has a value that it cannot have.
     """
     file = folder / 'modules.json'
-    if not file.exists():
+    if not exists(file):
         return Sentences(folder)
-    modules = []
+    encoder = folder
+    modules: list[tuple[str, Path]] = []
     for module in read_json(file, 'copy it again', list):
         kind = str(module.get('type', ''))
         path = folder / str(module.get('path', ''))
+        if not modules:
+            encoder = path  # old models have it in a folder of its own
+        if not in_bucket(path):
+            path = as_path(os.path.abspath(path))  # read later, perhaps from another folder
         if not kind.startswith('sentence_transformers.'):
             tell_once(f'note: {file}: the module {kind} is of other code, which is not run: it is '
                       'read as that of sentence-transformers')
         modules.append((kind.rpartition('.')[2], path))
-    encoder = modules[0][1] if modules else folder  # old models have it in a folder of its own
     max_length, lowercase = _read_encoder(encoder)
     prompt = _read_prompt(folder / _CONFIG)
     return Sentences(encoder, tuple(modules), max_length, prompt, lowercase)
@@ -187,14 +193,14 @@ def _read_encoder(folder: Path) -> tuple[int | None, bool]:
 def _encoder_file(folder: Path) -> Path | None:
     """sentence_bert_config.json, or sentence_roberta_config.json, ... of older versions."""
     for path in children(folder):
-        if path.name.startswith('sentence_') and path.name.endswith('_config.json'):
+        if re.fullmatch('sentence_.*_config.json', path.name) and exists(path):
             return path
     return None
 
 
 def _read_prompt(file: Path) -> str:
     """The default prompt; the others are noted, since they stand before texts of one kind only."""
-    if not file.exists():
+    if not exists(file):
         return ''
     config = read_json(file, 'copy it again')
     _note_not_applied(file, config, _OF_MODEL)

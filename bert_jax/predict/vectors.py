@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.config.choices import POOLS
 from bert_jax.data.pairs import TextWindows
 from bert_jax.inference import engine
 from bert_jax.inference.engine import Outputs, bound
 from bert_jax.predict.loaded import LoadedModel, one_of
-from bert_jax.predict.sentences import POOLS
 from bert_jax.predict.stream import Result
 from bert_jax.predict.texts import TextCommand, Tokenized
 from bert_jax.runtime.errors import InputError

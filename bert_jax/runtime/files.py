@@ -14,6 +14,7 @@ import json
 import re
 import secrets
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from etils.epath import Path
 from bert_jax.runtime import buckets
 from bert_jax.runtime.errors import InputError
 
+_LEFTOVER_SECONDS = 86_400
 # A URL's scheme. It also matches gs:/b/x, which would otherwise be a local folder named `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
 
@@ -144,6 +146,31 @@ def write_new(path: str | os.PathLike[str], content: str) -> bool:
 def temporary_name(target: Path) -> Path:
     """A name beside a file that no other process uses, in this or another container."""
     return target.with_name(f'.{target.name[:60]}.{secrets.token_hex(8)}.tmp')
+
+
+def remove_leftovers(folder: Path, name: str = '') -> None:
+    """Removes what killed processes have left under names of `temporary_name`.
+
+    What has changed within a day is kept: another process, perhaps of another machine, may be
+    writing it.
+
+    Args:
+      folder: on a disk; nothing is done in a bucket.
+      name: of the file or folder that was to be written; '': of any.
+    """
+    if in_bucket(folder):
+        return
+    wanted = re.escape(name[:60]) or '.+'
+    for path in children(folder):
+        if not re.fullmatch(rf'\.{wanted}\.[0-9a-f]{{16}}\.tmp', path.name):
+            continue
+        with contextlib.suppress(OSError):  # another process removes it too, or it is not ours
+            if time.time() - os.lstat(path).st_mtime < _LEFTOVER_SECONDS:
+                continue
+            if path.is_dir() and not os.path.islink(path):
+                path.rmtree()
+            else:
+                path.unlink()
 
 
 @contextlib.contextmanager
@@ -277,9 +304,18 @@ def read_bytes(path: Path) -> bytes:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a file, by one request where it is in a bucket."""
+    """Whether there is a file, by one request where it is in a bucket.
+
+    Raises:
+      InputError: it is a link whose target is gone, so what it held is not what is meant by "none".
+    """
     if not in_bucket(path):
-        return path.exists()
+        if path.exists():
+            return True
+        if os.path.islink(path):
+            raise InputError(f'{path} is a link to {os.readlink(path)}, which is not there: copy '
+                             'the files that links point to as well (cp -rL)')
+        return False
     bucket, _, name = os.fspath(path).removeprefix('gs://').partition('/')
     try:
         buckets.file_system().call('GET', 'b/{}/o/{}', bucket, name)

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import secrets
 import sys
 import tempfile
 import time
@@ -160,7 +161,7 @@ def _with_causes(error: BaseException) -> list[BaseException]:
 def _keep_traceback(error: BaseException, folder: files.Path) -> object:
     """Writes an exception's traceback into a file, or on standard error; says where it is."""
     lines = ''.join(traceback.format_exception(error))
-    file = folder / f'error-{os.getpid()}.log'
+    file = folder / f'error-{secrets.token_hex(4)}.log'
     try:
         files.write_whole(file, lines)
     except Exception:  # of many libraries

@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.runtime.files import Path, as_path, exists, write_whole
 from bert_jax.text import kmers, letters
 from bert_jax.text.added import AddedToken, fields_of
 from bert_jax.text.huggingface import HuggingFaceTokenizer
@@ -26,6 +26,7 @@ from bert_jax.text.tokenizer import Tokenizer as Tokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_file, read_text
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 
+VOCABULARY_FILE = 'vocab.txt'
 # Shares of [UNK] among the pieces of a text: more than the first is worth a warning where the
 # vocabulary lacks the case of the text, more than the second in any text, and more than the third
 # leaves nothing to learn.
@@ -86,7 +87,7 @@ def _beside(vocab_file: str | os.PathLike[str]) -> dict[str, str]:
         return {}
     files = {}
     for name in BESIDE:
-        if (path.parent / name).exists():
+        if exists(path.parent / name):
             files[name] = read_text(path.parent / name, 'tokenizer', 'data.vocab_file')
     return files
 
@@ -127,7 +128,7 @@ KINDS = (
     Kind('.json', TOKENIZER_FILE, _read_huggingface, _keep_huggingface),
     Kind(letters.ENDING, f'vocab{letters.ENDING}', _read_letters, _keep_nothing),
     Kind(kmers.ENDING, f'vocab{kmers.ENDING}', _read_kmers, _keep_nothing),
-    Kind('', 'vocab.txt', _read_wordpiece, _keep_wordpiece),
+    Kind('', VOCABULARY_FILE, _read_wordpiece, _keep_wordpiece),
 )
 
 
@@ -140,7 +141,7 @@ def find_vocabulary(folder: Path) -> Path | None:
     """The tokenizer's file in a run directory, if there is one: vocab.txt before others."""
     for kind in reversed(KINDS):
         path = folder / kind.file_name
-        if path.exists():
+        if exists(path):
             return path
     return None
 
@@ -167,7 +168,7 @@ def read_switches(vocab_file: str | os.PathLike[str]) -> Switches:
       InputError: a file is not a JSON object, or a switch has a wrong type.
     """
     path = as_path(vocab_file)
-    if path.name != 'vocab.txt':
+    if path.name != VOCABULARY_FILE:
         return ORIGINAL
     settings = read_settings(path.parent)
     return dataclasses.replace(
@@ -193,7 +194,7 @@ def find_lowercase(
       InputError: a file cannot be read or is invalid.
     """
     path = as_path(vocab_file)
-    if path.name == 'vocab.txt':
+    if path.name == VOCABULARY_FILE:
         settings = read_settings(path.parent)
         says = lowercase_of(settings)
         if says is not None:
@@ -245,10 +246,14 @@ def write_switches(folder: Path, switches: Switches) -> None:
     if switches == ORIGINAL:
         (folder / SETTINGS_FILE).unlink(missing_ok=True)
     else:
-        fields = dataclasses.asdict(dataclasses.replace(switches, added_tokens=()))
-        del fields['added_tokens']
-        content = json.dumps(fields | fields_of(switches.added_tokens))
-        write_whole(folder / SETTINGS_FILE, content + '\n')
+        write_whole(folder / SETTINGS_FILE, settings_content(switches))
+
+
+def settings_content(switches: Switches) -> str:
+    """The tokenizer_config.json that has these switches."""
+    fields = dataclasses.asdict(dataclasses.replace(switches, added_tokens=()))
+    del fields['added_tokens']
+    return json.dumps(fields | fields_of(switches.added_tokens)) + '\n'
 
 
 def check_known(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import Path, read_json
+from bert_jax.runtime.files import Path, exists, read_json
 from bert_jax.text.added import AddedToken, added_tokens_of
 from bert_jax.text.vocab import CLS, CONTINUATION, MASK, PAD, SEP, UNK
 
@@ -130,7 +130,7 @@ def read_settings(folder: Path) -> Settings:
 
 def _read_if_there(path: Path) -> dict[str, Any] | None:
     """The JSON object in a file; None where there is no such file."""
-    if not path.exists():
+    if not exists(path):
         return None
     return read_json(path, 'it describes the tokenizer')
 

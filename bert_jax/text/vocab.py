@@ -291,6 +291,11 @@ def read_text(path: str | os.PathLike[str], what: str, field: str) -> str:
         ) from None
 
 
+def vocab_content(tokens: Iterable[str]) -> str:
+    """What a vocabulary's file holds: one token per line."""
+    return ''.join(f'{token}\n' for token in tokens)
+
+
 def write_vocab(path: str | os.PathLike[str], tokens: Iterable[str]) -> None:
     """Writes one token per line; the file appears whole or not at all."""
-    write_whole(path, ''.join(f'{token}\n' for token in tokens))
+    write_whole(path, vocab_content(tokens))

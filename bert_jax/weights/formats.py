@@ -241,9 +241,6 @@ def _word_for(value: Any, spelling: Spelling) -> Any:
     return value
 
 
-# The key of `Weights.inference` in the config files of other formats.
-INFERENCE = 'bert_jax_inference'
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:

@@ -12,12 +12,13 @@ from bert_jax.config.bert_config import OPTIONS, BertConfig
 from bert_jax.heads import HEADS, part_of
 from bert_jax.heads.tensors import POOLER
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import Path, as_path, read_json
+from bert_jax.runtime.files import Path, as_path, exists, read_json
 from bert_jax.text import load_tokenizer
 from bert_jax.weights import formats
 from bert_jax.weights.families import FAMILIES, family_of, family_to_write
 from bert_jax.weights.families.family import Architecture, Family
 from bert_jax.weights.formats import StoredTensors, Weights
+from bert_jax.weights.inference_settings import INFERENCE, read_inference
 from bert_jax.weights.new_folder import new_folder, write_json
 from bert_jax.weights.safetensors_files import (
     INDEX,
@@ -57,6 +58,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     head = _find_head(config, architecture, params, config_file)
     labels = _labels_in(config, head, config_file)
     vocab_file, lowercase = read_tokenizer(folder, model['vocab_size'])
+    settings = read_inference(config.get(INFERENCE), f'{config_file}: {INFERENCE}')
     source = f'Hugging Face folder {folder}'
     if class_name:
         source += f' ({class_name})'
@@ -69,7 +71,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         lowercase=lowercase,
         unused=unused,
         source=source,
-        inference=_length_limit(folder, model) | _inference_in(config, config_file))
+        inference=_length_limit(folder, model) | settings)
 
 
 def _class_named(config: Mapping[str, Any], config_file: Path) -> str:
@@ -83,19 +85,6 @@ def _class_named(config: Mapping[str, Any], config_file: Path) -> str:
         raise InputError(f'{config_file}: architectures={named!r:.100} is no list of names of '
                          "classes: write it as ['BertModel']")
     return named[0]
-
-
-def _inference_in(config: Mapping[str, Any], config_file: Path) -> dict[str, Any]:
-    """`Weights.inference` as `write_huggingface` wrote it; empty in other configs.
-
-    Raises:
-      InputError: it is no JSON object.
-    """
-    inference = config.get(formats.INFERENCE) or {}
-    if not isinstance(inference, dict):
-        raise InputError(f'{config_file}: {formats.INFERENCE}={inference!r:.100} is no JSON '
-                         'object: remove it')
-    return inference
 
 
 def _read_params(
@@ -219,9 +208,9 @@ def _check_no_adapter(folder: Path) -> None:
     An adapter beside the weights of a model is noted, as it is not applied.
     """
     adapter = folder / 'adapter_config.json'
-    if not adapter.exists():
+    if not exists(adapter):
         return
-    if (folder / SINGLE).exists() or (folder / INDEX).exists():
+    if exists(folder / SINGLE) or exists(folder / INDEX):
         tell_once(f'note: {adapter} is not applied: the weights are read without the adapter')
         return
     settings = read_json(adapter, 'it describes the adapter')
@@ -398,7 +387,7 @@ def _config_to_write(weights: Weights, family: Family, class_name: str) -> dict[
     if head.problem_type:
         config['problem_type'] = head.problem_type
     if weights.inference:
-        config[formats.INFERENCE] = dict(weights.inference)
+        config[INFERENCE] = dict(weights.inference)
     return config
 
 

@@ -14,6 +14,7 @@ from bert_jax.runtime.files import (
     as_path,
     children,
     in_bucket,
+    remove_leftovers,
     temporary_name,
     upload,
 )
@@ -49,6 +50,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         beside = temporary_name(target)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(target.parent, target.name)
             beside.mkdir()
             yield beside
             os.replace(beside, target)  # fails if the target is a folder that is not empty

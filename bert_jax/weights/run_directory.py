@@ -26,6 +26,7 @@ from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket
 from bert_jax.sharding import padded_vocab_size
 from bert_jax.text import find_vocabulary, keep_tokenizer, load_tokenizer
 from bert_jax.weights import formats
+from bert_jax.weights.inference_settings import read_inference
 from bert_jax.weights.new_folder import new_folder
 
 # What the section "model" of a run's config.json may hold: the model, how it is computed, the name
@@ -169,7 +170,7 @@ def read_run(
         labels=formats.read_labels(config.get('labels'), head, known, config_file),
         unused=tuple(sorted({f"{name.partition('/')[0]}/..." for name in own})),
         source=_source(described, step),
-        inference=_inference(config),
+        inference=_inference(config, config_file),
         step_dir=step)
     if not own_head:
         return read
@@ -254,9 +255,9 @@ def _check_params(
         raise InputError(f'{step} also has {extra[0]}: {config_file} is of another model')
 
 
-def _inference(config: Mapping[str, Any]) -> dict[str, Any]:
+def _inference(config: Mapping[str, Any], config_file: Path) -> dict[str, Any]:
     """`Weights.inference` of a run."""
-    inference = config.get('inference') or {}
+    inference = read_inference(config.get('inference'), f'{config_file}: inference')
     if not pretraining_kind(config.get('task') or '') or config.get('init_checkpoint'):
         return inference
     phases = [phase for phase in config.get('phases') or () if isinstance(phase, dict)]

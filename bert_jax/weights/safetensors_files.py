@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from bert_jax.runtime.checksum import checksum
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, children, local_copy, read_json
+from bert_jax.runtime.files import Path, children, exists, local_copy, read_json
 from bert_jax.weights.new_folder import write_json
 
 SINGLE = 'model.safetensors'
@@ -68,9 +68,9 @@ def open_tensors(
     """
     single = folder / SINGLE
     index = folder / INDEX
-    if not single.exists() and index.exists():
+    if not exists(single) and exists(index):
         return index, _open_shards(index, stack)
-    if not single.exists():
+    if not exists(single):
         _check_no_other_weights(folder)
     return single, _open_file(single, stack)
 
@@ -109,7 +109,7 @@ def _check_no_other_weights(folder: Path) -> None:
 
 def _open_file(path: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
     """The tensors in a file, by name."""
-    if not path.exists():
+    if not exists(path):
         raise InputError(f'{path} is missing, which holds weights: download it too')
     try:
         file = stack.enter_context(safe_open(local_copy(path), framework='numpy'))

@@ -3,11 +3,10 @@
 from typing import Any
 
 from bert_jax.config.bert_config import BertConfig
+from bert_jax.config.choices import POOLS
 from bert_jax.runtime.files import Path
 from bert_jax.weights.formats import Weights
 from bert_jax.weights.new_folder import write_json
-
-_MODES = ('cls', 'mean', 'max')
 
 
 def write_sentence_files(folder: Path, weights: Weights) -> None:
@@ -17,7 +16,7 @@ def write_sentence_files(folder: Path, weights: Weights) -> None:
 
     Args:
       folder: of the model; its encoder's files are in it.
-      weights: their `inference` has `pool`, one of mean, cls and max, and perhaps `normalize`.
+      weights: their `inference` has `pool`, one of POOLS, and perhaps `normalize`.
     """
     modules = ['Transformer', 'Pooling']
     if weights.inference.get('normalize'):
@@ -32,7 +31,7 @@ def write_sentence_files(folder: Path, weights: Weights) -> None:
     write_json(folder / 'modules.json', listed)
     model = BertConfig(**weights.model)
     pooling: dict[str, Any] = {'word_embedding_dimension': model.hidden_size}
-    for mode in _MODES:
+    for mode in POOLS:
         suffix = '_token' if mode == 'cls' else '_tokens'
         pooling[f'pooling_mode_{mode}{suffix}'] = mode == weights.inference['pool']
     write_json(folder / '1_Pooling' / 'config.json', pooling)

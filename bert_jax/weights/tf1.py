@@ -11,11 +11,20 @@ from typing import Any
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads.tensors import Tensor
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, absolute, as_path, children, local_copy, read_json
+from bert_jax.runtime.files import (
+    Path,
+    absolute,
+    as_path,
+    children,
+    exists,
+    local_copy,
+    read_json,
+)
 from bert_jax.runtime.packages import loading_tensorflow
 from bert_jax.text import find_vocabulary, load_tokenizer, read_switches, write_switches
 from bert_jax.text.wordpiece import ORIGINAL, WordPieceTokenizer
 from bert_jax.weights import formats
+from bert_jax.weights.inference_settings import INFERENCE, read_inference
 from bert_jax.weights.new_folder import new_folder, write_json
 from bert_jax.weights.vocabulary import check_vocabulary, write_vocabulary
 
@@ -59,7 +68,8 @@ def read_tf1(named: str | os.PathLike[str]) -> formats.Weights:
         lowercase=lowercase,
         unused=unused,
         source=f'TF1 checkpoint {prefix}',
-        inference=config.get(formats.INFERENCE) or {})
+        inference=read_inference(
+            config.get(INFERENCE), f'{config_file}: {INFERENCE}'))
 
 
 def _check_files(prefix: Path) -> None:
@@ -89,7 +99,7 @@ def _find_config(prefix: Path) -> Path:
     """The bert_config.json beside a checkpoint, or else one folder up; the first if none exists."""
     beside = prefix.parent / 'bert_config.json'
     above = absolute(prefix).parent.parent / 'bert_config.json'
-    if not beside.exists() and above.exists():
+    if not exists(beside) and exists(above):
         return above
     return beside
 
@@ -142,7 +152,7 @@ def write_tf1(folder: str | os.PathLike[str], weights: formats.Weights) -> list[
     if weights.labels:
         config['labels'] = list(weights.labels)
     if weights.inference:
-        config[formats.INFERENCE] = dict(weights.inference)
+        config[INFERENCE] = dict(weights.inference)
     with loading_tensorflow('writing a TF1 checkpoint'):
         import tensorflow as tf
     files = formats.from_params(Tensor.in_tf1, weights.params, weights.model)

@@ -7,8 +7,16 @@ from typing import Any
 
 from bert_jax import text
 from bert_jax.config.bert_config import BertConfig
-from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import Path, as_path, children, digest, read_json, write_whole
+from bert_jax.runtime.errors import InputError, tell, tell_once
+from bert_jax.runtime.files import (
+    Path,
+    as_path,
+    children,
+    digest,
+    exists,
+    read_json,
+    write_whole,
+)
 from bert_jax.text import kmers, letters, vocab
 from bert_jax.text.added import MOST_TOKENS, fields_of
 from bert_jax.text.huggingface import HuggingFaceTokenizer, roberta_tokenizer
@@ -30,6 +38,7 @@ from bert_jax.weights.formats import Weights
 from bert_jax.weights.new_folder import write_json
 from bert_jax.weights.vocabulary import check_vocabulary, write_vocabulary
 
+_KEPT = '~/.cache/bert_jax/vocabularies'
 _PIECES = 'vocab.json'
 _MERGES = 'merges.txt'
 _NAMES_OF_SPECIAL_TOKENS = {
@@ -50,7 +59,7 @@ _CLASSES = ('BertTokenizer', 'DistilBertTokenizer', 'ElectraTokenizer', 'MobileB
 def tokenizer_settings(folder: Path) -> dict[str, Any]:
     """The contents of tokenizer_config.json; {} if there is none."""
     file = folder / SETTINGS_FILE
-    if not file.exists():
+    if not exists(file):
         return {}
     settings: dict[str, Any] = read_json(file, 'it describes the tokenizer')
     return settings
@@ -66,7 +75,7 @@ def check_tokenizer_class(folder: Path, config: Mapping[str, Any], config_file: 
       config: the content of the model's config.json, which may name the class, too.
       config_file: its path.
     """
-    if (folder / TOKENIZER_FILE).exists() or (folder / _MERGES).exists():
+    if exists(folder / TOKENIZER_FILE) or exists(folder / _MERGES):
         return
     kind = tokenizer_settings(folder).get('tokenizer_class')
     where = folder / SETTINGS_FILE
@@ -114,20 +123,20 @@ def _find_tokenizer(folder: Path, settings: Settings) -> Path | None:
     tokenizer_file = folder / TOKENIZER_FILE
     for ending in (letters.ENDING, kmers.ENDING):
         own_file = folder / f'vocab{ending}'
-        if own_file.exists():  # beside a tokenizer.json that is made of it
+        if exists(own_file):  # beside a tokenizer.json that is made of it
             return own_file
     if settings.tokenizer is not None and not settings.is_berts:
         return tokenizer_file
-    if (folder / 'vocab.txt').exists():
-        return folder / 'vocab.txt'
+    if exists(folder / text.VOCABULARY_FILE):
+        return folder / text.VOCABULARY_FILE
     if settings.tokenizer is not None:
         switches = text.switches_of(settings.fields, settings.source)
         switches = dataclasses.replace(switches, added_tokens=settings.added_tokens)
         return _kept_vocabulary(_tokens(settings.tokenizer, tokenizer_file), switches)
-    if (folder / _MERGES).exists() and (folder / _PIECES).exists():
+    if exists(folder / _MERGES) and exists(folder / _PIECES):
         return _kept_byte_level(folder)
     for child in children(folder):
-        if child.suffix == '.model' and child.exists():
+        if child.suffix == '.model' and exists(child):
             return child
     return None
 
@@ -174,21 +183,44 @@ def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
     """Writes a vocabulary into this project's cache, named by a digest; returns its path.
 
     This is for folders without a vocab.txt, which transformers 5 does not write. If there are
-    switches, the file is called vocab.txt and has them beside it.
+    switches, the file is called vocab.txt and has them beside it. What is there already is compared
+    with what would be written, so that nobody's change to the cache counts.
     """
     content = '\n'.join(tokens)
     if switches != ORIGINAL:
         content += f'{switches}{switches.added_tokens or ""}'
     name = digest(content.encode())
-    folder = as_path('~/.cache/bert_jax/vocabularies')
-    path = folder / f'{name}.txt'
-    if switches != ORIGINAL:
-        path = folder / name / 'vocab.txt'
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text.write_switches(path.parent, switches)
-        vocab.write_vocab(path, tokens)
-    return path
+    tokens_file = vocab.vocab_content(tokens)
+    if switches == ORIGINAL:
+        path = as_path(_KEPT) / f'{name}.txt'
+        _keep(path, tokens_file)
+        return path
+    folder = as_path(_KEPT) / name
+    _keep_all(folder, {
+        SETTINGS_FILE: text.settings_content(switches), text.VOCABULARY_FILE: tokens_file})
+    return folder / text.VOCABULARY_FILE
+
+
+def _keep_all(folder: Path, contents: Mapping[str, str]) -> None:
+    """Writes the files of a tokenizer into the cache, and removes others that would count there."""
+    for name in (*BESIDE, TOKENIZER_FILE, text.VOCABULARY_FILE):
+        path = folder / name
+        if name in contents:
+            _keep(path, contents[name])
+        elif path.exists():
+            tell(f'note: {path} does not belong there: it is removed')
+            path.unlink()
+
+
+def _keep(path: Path, content: str) -> None:
+    """Writes a file into the cache, unless it is there with this very content."""
+    data = content.encode()
+    if path.exists():
+        if path.read_bytes() == data:
+            return
+        tell(f'note: {path} was changed since it was made: it is made again')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, data)
 
 
 def _kept_byte_level(folder: Path) -> Path:
@@ -202,14 +234,13 @@ def _kept_byte_level(folder: Path) -> Path:
     pieces = read_json(folder / _PIECES, 'it is the vocabulary of byte-level BPE')
     merges = read_lines(folder / _MERGES, 'merges', 'the model')
     content = roberta_tokenizer(pieces, merges, str(folder))
-    beside = {name: folder / name for name in BESIDE if (folder / name).exists()}
-    parts = [content, *(path.read_text(encoding='utf-8') for path in beside.values())]
-    kept = as_path('~/.cache/bert_jax/vocabularies') / digest('\n'.join(parts).encode())
-    if not (kept / TOKENIZER_FILE).exists():
-        kept.mkdir(parents=True, exist_ok=True)
-        for name, path in beside.items():
-            write_whole(kept / name, path.read_bytes())
-        write_whole(kept / TOKENIZER_FILE, content)
+    beside = {}
+    for name in BESIDE:
+        if exists(folder / name):
+            beside[name] = (folder / name).read_text(encoding='utf-8')
+    name = digest('\n'.join([content, *beside.values()]).encode())
+    kept = as_path(_KEPT) / name
+    _keep_all(kept, {TOKENIZER_FILE: content, **beside})
     return kept / TOKENIZER_FILE
 
 

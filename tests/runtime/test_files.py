@@ -1,7 +1,9 @@
 """Paths on a disk and in a bucket behave the same; a bucket's faults are reported in one line."""
 
+import os
 import pathlib
 import sys
+import time
 import types
 from unittest import mock
 
@@ -178,3 +180,39 @@ def test_an_unusable_bucket_is_refused_with_a_remedy(bucket, bucket_server, monk
 def test_any_other_scheme_is_refused_at_once(path, use):
     with pytest.raises(InputError, match=f'^{path}: .* gs://BUCKET/PATH$'):
         use(path)
+
+
+def test_leftovers_of_killed_processes_are_removed_after_a_day(tmp_path):
+    def leave(name, age):
+        path = tmp_path / name
+        path.write_text('x')
+        os.utime(path, (time.time() - age, time.time() - age))
+
+    day = 86_400
+    old = files.temporary_name(files.as_path(tmp_path / 'a.json'))
+    leave(old.name, 2 * day)
+    leave('.a.json.0123456789abcdef.tmp', 60)  # perhaps still being written
+    kept = ('a.json', '.a.json.tmp', '.a.json.1234.tmp', 'x.0123456789abcdef.tmp')
+    for name in kept:
+        leave(name, 2 * day)
+    folder = tmp_path / '.model.0123456789abcdef.tmp'
+    folder.mkdir()
+    os.utime(folder, (0, 0))
+    link = tmp_path / '.link.0123456789abcdef.tmp'
+    link.symlink_to(tmp_path / 'a.json')
+    os.utime(link, (0, 0), follow_symlinks=False)
+    files.remove_leftovers(files.as_path(tmp_path), 'a.json')
+    assert not old.exists()
+    assert folder.exists()
+    files.remove_leftovers(files.as_path(tmp_path))
+    found = sorted(path.name for path in tmp_path.iterdir())
+    assert found == sorted([*kept, '.a.json.0123456789abcdef.tmp'])
+
+
+def test_no_link_is_followed_that_lies_at_a_temporary_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.secrets, 'token_hex', lambda num_bytes: '0' * 16)
+    (tmp_path / 'mine').write_text('mine')
+    (tmp_path / '.a.0000000000000000.tmp').symlink_to(tmp_path / 'mine')
+    with pytest.raises(FileExistsError):
+        files.write_whole(tmp_path / 'a', 'new')
+    assert (tmp_path / 'mine').read_text() == 'mine'
