@@ -32,7 +32,7 @@ from typing import Any
 from absl import flags
 
 from bert_jax.config.command_line import parse_command
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, show
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.result_folder import free_folder
@@ -90,8 +90,8 @@ def main(argv: list[str]) -> None:
             _default_workdir(as_path(models[0])), identity(config, models))
         scores = evaluate(
             config, models, as_path(workdir), labels_by_position=own_flags.labels_by_position)
-        print(f'predictions: {workdir}')
-        print('result ' + json.dumps(scores))
+        show(f'predictions: {workdir}')
+        show('result ' + json.dumps(scores))
 
 
 if __name__ == '__main__':

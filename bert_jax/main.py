@@ -18,6 +18,7 @@ from absl import flags, logging
 
 from bert_jax.config import ConfigDict  # it reports a missing ml_collections
 from bert_jax.config.command_line import parse_command, run_name
+from bert_jax.runtime.errors import show
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.process import error_boundary
 
@@ -62,7 +63,7 @@ def _parse(argv: list[str]) -> tuple[ConfigDict, Path]:
         workdir = f'runs/{run_name(file)}'
         if config.debug:
             workdir += '-debug'
-        print(f'run directory: {workdir}', flush=True)
+        show(f'run directory: {workdir}')
     return config, as_path(workdir)
 
 

@@ -17,7 +17,7 @@ from bert_jax.config import data_config_of
 from bert_jax.config.fields import FIELDS, PRETRAINING, flat_fields, pretraining_kind
 from bert_jax.heads import HEADS
 from bert_jax.run_setup import open_mesh
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, show
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.result_folder import open_result_folder, write_result
 from bert_jax.tasks.labelled import LabelledTask, ScoredModel
@@ -250,8 +250,8 @@ def _note_other_code(
     file = own_file(task.config.task, task.head_class)
     for model, fields in zip(models, runs, strict=True):
         if file is not None and own_file_of(fields) and differs_from_copy(fields, file):
-            print(f'note: {model} was trained with another {own_file_of(fields)} than {file.path}: '
-                  f'with that of which its directory has a copy, config_file.py', flush=True)
+            show(f'note: {model} was trained with another {own_file_of(fields)} than {file.path}: '
+                 f'with that of which its directory has a copy, config_file.py')
 
 
 def _set_unused_fields(config: ConfigDict, num_devices: int) -> None:
@@ -314,7 +314,7 @@ def _mean_outputs(
     for model, of_model in zip(models, outputs, strict=True):
         metrics, _ = task.results(of_model)
         shown = [f'{name} {value:.4f}' for name, value in metrics.items()]
-        print(f'{model}:', '  '.join(shown), flush=True)
+        show(f"{model}: {'  '.join(shown)}")
         shares = jax.tree.map(lambda x: x.astype(np.float64) / len(models), of_model)
         if total is None:
             total = shares
@@ -327,9 +327,9 @@ def _warn_of_another_order(task: LabelledTask, metrics: Mapping[str, float]) -> 
     """Warns if labels that were taken by position score worse than guessing."""
     least = task.majority_baseline.get(task.metric)
     if least is not None and metrics[task.metric] < least:
-        print(f'warning: {task.metric} {metrics[task.metric]:.4f} is below {least:.4f}, which '
-              'guessing the most frequent label gives: the labels of the model are perhaps in '
-              f"another order than the task's, {', '.join(task.labels[:5])}", flush=True)
+        show(f'warning: {task.metric} {metrics[task.metric]:.4f} is below {least:.4f}, which '
+             'guessing the most frequent label gives: the labels of the model are perhaps in '
+             f"another order than the task's, {', '.join(task.labels[:5])}")
 
 
 def _warn_of_training_examples(
@@ -350,7 +350,7 @@ def _warn_of_training_examples(
     try:
         trained_on = set(_training_contents(config_of_training, weights))
     except InputError as error:
-        print(f'note: which rows the run was trained on is not known: {error}')
+        show(f'note: which rows the run was trained on is not known: {error}')
         return
     contents: list[bytes] = []
     for scored in task.evaluated:
@@ -358,9 +358,8 @@ def _warn_of_training_examples(
     num_known = sum(content in trained_on for content in contents)
     if num_known:
         source = run['data.source']
-        print(f'warning: {num_known:,} of the {len(contents):,} scored examples were trained on '
-              f'(they are in {source}, and not held out): these scores are no measure of new text',
-              flush=True)
+        show(f'warning: {num_known:,} of the {len(contents):,} scored examples were trained on '
+             f'(they are in {source}, and not held out): these scores are no measure of new text')
 
 
 def _may_score_training_examples(config: ConfigDict, run: RunFields) -> bool:

@@ -1,8 +1,9 @@
-"""Messages to users: exceptions whose messages are meant for them, lines on standard error."""
+"""Messages to users: exceptions whose messages are meant for them, lines on standard streams."""
 
 import contextlib
 import difflib
 import functools
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -74,6 +75,20 @@ def tell(line: str) -> None:
     """
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
+
+
+def show(line: str) -> None:
+    """Prints a line on standard output, at once.
+
+    Long work outlives the reader of its output, and a full disk there: where standard output takes
+    no more lines, a note on standard error says so once, and later lines are discarded.
+    """
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        tell(f'note: standard output takes nothing any more ({error.strerror}); the work goes on '
+             'without it')
 
 
 @functools.cache

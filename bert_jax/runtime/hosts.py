@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bert_jax.runtime import accelerators
-from bert_jax.runtime.errors import InputError, tell
+from bert_jax.runtime.errors import InputError, show, tell
 
 _CLUSTER = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
 
@@ -197,16 +197,6 @@ def _get(key: str) -> str:
 
 
 def say(line: str) -> None:
-    """Prints a line on standard output, at once, on the first host only.
-
-    A run outlives the reader of its output, and a full disk there: where standard output takes no
-    more lines, a note on standard error says so once, and later lines are discarded.
-    """
-    if not first():
-        return
-    try:
-        print(line, flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        tell(f'note: standard output takes nothing any more ({error.strerror}); the run goes on '
-             'without it')
+    """Prints a line on standard output, at once, on the first host only; see `errors.show`."""
+    if first():
+        show(line)

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, show
 from bert_jax.runtime.files import (
     Path,
     as_path,
@@ -74,8 +74,8 @@ def open_result_folder(folder: Path) -> None:
         raise InputError(f'{folder} holds something else ({folders[0]}/): give another --workdir, '
                          'nothing is written over')
     earlier = read_json(folder / RESULT, 'remove it')
-    print(f"note: {folder} holds an evaluation on {earlier.get('source')}, which is replaced: "
-          'give --workdir=DIR to keep both', flush=True)
+    show(f"note: {folder} holds an evaluation on {earlier.get('source')}, which is replaced: "
+         'give --workdir=DIR to keep both')
 
 
 def write_result(folder: Path, result: Mapping[str, Any], files: Mapping[str, str]) -> None:

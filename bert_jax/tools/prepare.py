@@ -31,7 +31,7 @@ from typing import Any
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.data.store import documents_in_words, file_sizes
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, show
 from bert_jax.runtime.process import error_boundary
 from bert_jax.validation import complete
 
@@ -55,11 +55,11 @@ def main(argv: Sequence[str]) -> None:
         for source, text in data.texts.items():
             store = text.store
             path = data.places.shared / 'stores' / store.fingerprint
-            print(f'{source}: {_described(store.manifest)}: {path}', flush=True)
+            show(f'{source}: {_described(store.manifest)}: {path}')
             for file in store.manifest.get('contamination', ()):
-                print(f'{source}: {_found_of(file)}')
+                show(f'{source}: {_found_of(file)}')
         if not data.texts:
-            print('all sources are records, which every host reads as they are')
+            show('all sources are records, which every host reads as they are')
 
 
 def _described(manifest: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bert_jax.runtime import accelerators
-from bert_jax.runtime.errors import InputError, Stopped, tell
+from bert_jax.runtime.errors import InputError, Stopped, show, tell
 from bert_jax.runtime.stopping import Guard
 
 ShouldStop = Callable[[int], bool]  # polled with a step; whether to stop there
@@ -91,7 +91,7 @@ def run_workers(
             accelerators.check_accelerators()
             status = 0 if act(guard.should_stop) else STOPPED
     if status == STOPPED and is_first:
-        print('stopped; the same command goes on from here', flush=True)
+        show('stopped; the same command goes on from here')
     return status
 
 

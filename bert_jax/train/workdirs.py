@@ -191,8 +191,8 @@ class _Resumption:
             raise InputError(
                 f'{self._workdir} holds a run on other data (its {content} are not these): give '
                 'another --workdir; bert_jax.evaluate scores a finished run on other data')
-        print(f'warning: the run was trained on other data so far: {content} was '
-              f'{change.before}, now {change.now}')
+        hosts.say(f'warning: the run was trained on other data so far: {content} was '
+                  f'{change.before}, now {change.now}')
 
     def _refuse(self, change: Change) -> None:
         raise InputError(
@@ -201,21 +201,21 @@ class _Resumption:
 
     def _keep_init_checkpoint(self, change: Change) -> None:
         """The run resumes from its own checkpoint."""
-        print(f'warning: the run started from init_checkpoint={change.before!r}, which stays; '
-              f'{change.now!r} is not used: to start from it, give another --workdir')
+        hosts.say(f'warning: the run started from init_checkpoint={change.before!r}, which stays; '
+                  f'{change.now!r} is not used: to start from it, give another --workdir')
         self._resolved['init_checkpoint'] = change.before
 
     def _report_other_init_step(self, change: Change) -> None:
         if change.before is not None:
-            print(f'warning: the run started from step {change.before:,} of init_checkpoint, '
-                  f'which is at {change.now or 0:,} now: to start from that, give another '
-                  '--workdir')
+            hosts.say(f'warning: the run started from step {change.before:,} of init_checkpoint, '
+                      f'which is at {change.now or 0:,} now: to start from that, give another '
+                      '--workdir')
 
     def _report_other_init_save(self, change: Change) -> None:
         """Another step is another save, too, and is reported as such."""
         if change.before is not None and 'init_step' not in self._changes:
-            print('warning: init_checkpoint was made anew after this run started from it: to '
-                  'start from what it is now, give another --workdir')
+            hosts.say('warning: init_checkpoint was made anew after this run started from it: to '
+                      'start from what it is now, give another --workdir')
 
     def _skip_only_later_steps(self, change: Change) -> None:
         """Steps that are done cannot be skipped."""
@@ -224,9 +224,10 @@ class _Resumption:
                 if step not in skipped_before and step <= self._newest_step]
         if late:
             steps = ', '.join(map(str, late))
-            print(f'warning: {change.name}: the newest checkpoint is past {steps}, which stays as '
-                  'it was: to train on other rows there, move the checkpoints from there on out '
-                  f"of {self._workdir / 'checkpoints'}")
+            hosts.say(
+                f'warning: {change.name}: the newest checkpoint is past {steps}, which stays as '
+                'it was: to train on other rows there, move the checkpoints from there on out '
+                f"of {self._workdir / 'checkpoints'}")
             self._resolved['train']['skip_steps'] = [
                 step for step in change.now if step not in late]
         elif change.is_recorded:
@@ -238,7 +239,7 @@ class _Resumption:
         if change.name == 'train.steps':
             note += (f'; warning: the learning rate goes on from step {self._newest_step:,} of the '
                      'new schedule: to have it from the start, give another --workdir')
-        print(note)
+        hosts.say(note)
 
     def _keep_record_of_start(self) -> None:
         """What the run started from is recorded when it starts; `init_checkpoint` may change."""

@@ -45,7 +45,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from bert_jax.config.command_line import Parser, at_least, config_file, load_config
 from bert_jax.config.fields import pretraining_kind
-from bert_jax.runtime.errors import InputError, nearest
+from bert_jax.runtime.errors import InputError, nearest, show
 from bert_jax.runtime.files import as_path, open_folder
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.glue import GLUE_TASKS
@@ -203,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
             return status
         runner.add_failed_elsewhere()
         text, is_complete = write_table(plan, runner.failed, whole=True)
-        print(f'{text}\nwritten: {table_path(plan)}.md, .json and .png', flush=True)
+        show(f'{text}\nwritten: {table_path(plan)}.md, .json and .png')
         if runner.failed or not is_complete:
             return 1
         return 0

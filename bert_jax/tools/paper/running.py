@@ -6,7 +6,7 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 
-from bert_jax.runtime.errors import InputError, tell
+from bert_jax.runtime.errors import InputError, show, tell
 from bert_jax.tools.paper.plan import Part, Plan
 from bert_jax.tools.paper.writing import write_table
 from bert_jax.tools.sweep import training as sweep_training
@@ -85,8 +85,8 @@ class PartRunner:
         if part.title in self._begun:
             return
         self._begun.add(part.title)
-        print(f'[{number}/{len(self._parts)}] {time.strftime("%H:%M")} {part.title}: {num_left} '
-              f'runs in {part.sweep.path}', flush=True)
+        show(f'[{number}/{len(self._parts)}] {time.strftime("%H:%M")} {part.title}: {num_left} '
+             f'runs in {part.sweep.path}')
         part.sweep.open(part.name, [])
 
     def add_failed_elsewhere(self) -> None:

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 
 from bert_jax.config.command_line import Parser, at_least, config_file, run_name
 from bert_jax.runtime import files
+from bert_jax.runtime.errors import show
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tools.sweep.directory import Sweep
 from bert_jax.tools.sweep.members import grid_members, member_config, read_sweep
@@ -71,11 +72,11 @@ def main(argv: Sequence[str]) -> int:
         workdir = options.workdir or f'runs/sweep-{run_name(config)}'
         sweep = Sweep(files.as_path(workdir), config, overrides, members, options.keep)
         if not is_worker:
-            print(f'sweep directory: {workdir}', flush=True)
+            show(f'sweep directory: {workdir}')
             sweep.open(config, overrides)
             done = len(members) - len(sweep.unfinished())
             if done:
-                print(f'{done} of {len(members)} runs are finished already', flush=True)
+                show(f'{done} of {len(members)} runs are finished already')
         status = run_workers(
             'bert_jax.tools.sweep', argv, options.worker, options.chips,
             functools.partial(work_until_done, sweep))

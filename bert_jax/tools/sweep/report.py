@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.runtime import files
+from bert_jax.runtime.errors import show
 from bert_jax.tools.sweep.directory import Sweep, score_of
 from bert_jax.tools.sweep.members import Member, Settings
 
@@ -14,12 +15,12 @@ def report(sweep: Sweep) -> int:
     """Prints and writes the table; returns the exit status of the sweep."""
     results = sweep.results()
     if not results:
-        print('error: no run ended well; see their log.txt', flush=True)
+        show('error: no run ended well; see their log.txt')
         return 1
     sweep.keep_the_best()
     groups = _groups(sweep, results)
     text = _table(sweep, results, groups)
-    print(text, flush=True)
+    show(text)
     files.write_whole(sweep.path / 'table.md', text)
     winner, best = next(iter(results.items()))
     files.write_whole(sweep.path / 'results.json', json.dumps({

@@ -13,7 +13,7 @@ from typing import IO, Any
 from bert_jax.config import ConfigDict
 from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import Diverged, InputError, Stopped, tell
+from bert_jax.runtime.errors import Diverged, InputError, Stopped, show, tell
 from bert_jax.runtime.lease import Claim
 from bert_jax.tools.sweep.directory import Sweep, score_of
 from bert_jax.tools.sweep.members import Member, Settings, member_config
@@ -88,13 +88,12 @@ class _Worker:
         result = self.sweep.result(member)
         if result is None:
             return
-        print(f"{member.name}: {result['metric']} {score_of(result):.4f}", flush=True)
+        show(f"{member.name}: {result['metric']} {score_of(result):.4f}")
         left = len(self.sweep.unfinished())
         done = self._unfinished_before - left
         if left and done > 0:
             seconds = (time.monotonic() - self._started) / done * left
-            print(
-                f'  {done}/{self._unfinished_before} runs, eta {seconds / 60:.0f} min', flush=True)
+            show(f'  {done}/{self._unfinished_before} runs, eta {seconds / 60:.0f} min')
 
     def _needs_another_program(self, member: Member) -> bool:
         return member.without(*_STEP_ARGUMENTS) != self._program_settings
