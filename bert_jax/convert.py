@@ -4,8 +4,8 @@
 
 SOURCE is a run directory, a Hugging Face folder, or a TF1 checkpoint, as for
 `--config.init_checkpoint` and `bert_jax.predict`. TARGET is a new folder (nothing is overwritten),
-or hf:ORG/NAME, a model to publish on the Hugging Face hub. Exit status: 0 done, 2 bad input (one
-line on standard error), 1 anything else.
+or hf:ORG/NAME, a model to publish on the Hugging Face hub; --overwrite publishes over one that is
+there. Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 
 SOURCE is one of
   a run directory of this project      runs/base (its best checkpoint if kept, else the newest)
@@ -35,6 +35,7 @@ from collections.abc import Sequence
 
 from bert_jax.config.command_line import Parser
 from bert_jax.runtime.files import as_path
+from bert_jax.runtime.hub import check_unpublished
 from bert_jax.runtime.process import error_boundary
 from bert_jax.weights import load_weights
 from bert_jax.weights.formats import Weights
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help='the folder to write, new or empty; or hf:ORG/NAME')
     parser.add_argument('--to', required=True, choices=('huggingface', 'tf1', 'bert_jax'),
                         help='what to write')
+    parser.add_argument('--overwrite', action='store_true',
+                        help='publish over a model that the hub has already')
     args = parser.parse_args(argv)
     with error_boundary(writing=args.target):
         # Imported here: `--help` need not wait for orbax.
@@ -59,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         writers = {'huggingface': write_huggingface, 'tf1': write_tf1, 'bert_jax': write_run}
         target = as_path(args.target)
         check_free(target)
+        if args.target.startswith('hf:') and not args.overwrite:
+            check_unpublished(args.target)
         weights = load_weights(args.source)
         _print_summary(weights)
         notes = writers[args.to](target, weights)

@@ -278,6 +278,30 @@ def split_of(source: str, path: str) -> str:
     return f"{source.rstrip('/')}/{path}"
 
 
+def check_unpublished(named: str) -> None:
+    """Refuses to publish over a model.
+
+    Args:
+      named: `hf:ORG/NAME`.
+
+    Raises:
+      InputError: the hub has files of this name.
+      Unavailable: it does not answer.
+    """
+    repository = _Repository(named=named, name=named.removeprefix('hf:'))
+    with _hub(repository) as hub:
+        try:
+            names = hub.list_repo_files(repository.name)
+        except hub.errors.GatedRepoError:  # a subclass of the next
+            raise
+        except hub.errors.RepositoryNotFoundError:
+            return
+    published = [name for name in names if name != '.gitattributes']  # of every new repository
+    if published:
+        raise InputError(f"{named} is published already ({', '.join(published[:3])}): name another "
+                         'model, or give --overwrite to publish over it')
+
+
 def publish(folder: str | os.PathLike[str], named: str) -> None:
     """Uploads a folder as the model `hf:ORG/NAME`, which is created if it does not exist.
 

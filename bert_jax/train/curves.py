@@ -10,6 +10,7 @@ _NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity', 'nsp
               'tokens_per_second', 'data_wait', 'goodput', 'step_seconds', 'step_seconds_deviation')
 _STYLES = {'train': 'C0-', 'eval': 'C1o-'}
 _MOST_COLUMNS = 3  # of large panels
+_MOST_DRAWN = 1e30
 # Inches.
 _WIDTH = 12
 _HEIGHT_OF_LARGE_PANELS = 3
@@ -72,10 +73,15 @@ def _series(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]
     for record in records:
         for key, value in record.items():
             kind, _, name = key.partition('/')
-            if kind in _STYLES and name not in _NOT_DRAWN:
+            if kind in _STYLES and name not in _NOT_DRAWN and _can_be_drawn(value):
                 points = series.setdefault(name, {}).setdefault(kind, [])
                 points.append((record['step'], value))
     return series
+
+
+def _can_be_drawn(value: Any) -> bool:
+    """Whether a value of a record is a number that has a place on an axis."""
+    return isinstance(value, int | float) and abs(value) <= _MOST_DRAWN
 
 
 def _draw_panel(

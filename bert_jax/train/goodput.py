@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ from bert_jax.train.report import duration, only_warning
 # waiting for batches. lost: steps after the checkpoint that a run resumed from.
 _CAUSES = ('start', 'compile', 'data', 'evaluation', 'save', 'profile', 'lost')
 _KEPT_SAVES = 100
+_MOST_SECONDS = 1e10  # 300 years
 
 
 class Goodput:
@@ -54,7 +54,7 @@ class Goodput:
             self._path = files.as_path(folder or workdir) / 'goodput.json'
 
     def _continue_from(self, path: Any, start_step: int, began: float) -> None:
-        """Takes over the times of an earlier process, unless they are no finite numbers.
+        """Takes over the times of an earlier process, unless no run can have taken them.
 
         Its steps after `start_step` are done again, so their time counts as lost.
         """
@@ -62,7 +62,8 @@ class Goodput:
         seconds = {cause: float(old['seconds'].get(cause, 0.0)) for cause in self.seconds}
         seconds_away = old['away'] + max(began - old['at'], 0.0)
         saved = {0: 0.0} | {int(step): float(spent) for step, spent in old['marks'].items()}
-        if not all(map(math.isfinite, (seconds_away, *seconds.values(), *saved.values()))):
+        times = (seconds_away, *seconds.values(), *saved.values())
+        if not all(0 <= time <= _MOST_SECONDS for time in times):  # false for NaN
             return
         kept = {step: spent for step, spent in saved.items() if step <= start_step}
         kept_seconds = max(kept.values())

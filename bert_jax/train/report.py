@@ -230,13 +230,13 @@ class Report:
         now = time.monotonic()
         if self._drawn == len(self.records) or now - self._last_drawn < least_age:
             return
-        figure = curves(self.records, self.phases, self.guessing)
-        if figure is None:
-            return
         self._drawn = len(self.records)
         self._last_drawn = now
-        with only_warning(self.folder), files.open_whole(self.folder / 'curves.png') as file:
-            figure.savefig(file, dpi=100, format='png')
+        with only_warning(self.folder / 'curves.png'):
+            figure = curves(self.records, self.phases, self.guessing)
+            if figure is not None:
+                with files.open_whole(self.folder / 'curves.png') as file:
+                    figure.savefig(file, dpi=100, format='png')
         self._start_upload()
 
     def close(self) -> None:

@@ -53,6 +53,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             remove_leftovers(target.parent, target.name)
             beside.mkdir()
             yield beside
+            _flush(beside)
             os.replace(beside, target)  # fails if the target is a folder that is not empty
         finally:
             beside.rmtree(missing_ok=True)
@@ -71,9 +72,19 @@ def _upload_files(folder: Path, target: Path) -> None:
         upload(path, target / str(path.relative_to(folder)))
 
 
+def _flush(folder: Path) -> None:
+    """Waits until the files of a folder are on the disk, so that no crash leaves empty ones."""
+    for root, _, names in os.walk(folder):
+        for path in (root, *(os.path.join(root, name) for name in names)):
+            opened = os.open(path, os.O_RDONLY)
+            os.fsync(opened)
+            os.close(opened)
+
+
 def check_free(target: Path) -> None:
     """Raises InputError if a target is a file, or a folder that is not empty."""
-    if children(target) or (target.exists() and not target.is_dir()):
+    is_other = os.path.lexists(target) and not target.is_dir()  # a file, or a link to nothing
+    if children(target) or is_other:
         raise InputError(f'{target} is there already: name a new folder, nothing is written over')
 
 
