@@ -43,7 +43,7 @@ TENSORFLOW_FILES = [
     'data/tokenize.py',
     'predict/export.py',
     'runtime/packages.py',
-    'weights/tf1.py',
+    'weights/tf1.py', 'weights/tf1_index.py',
 ]
 TENSORFLOW = {'tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'keras'}
 

@@ -6,6 +6,7 @@ name and digest are in config.json. It is there to be read by people: no command
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from bert_jax.weights.new_folder import new_folder
 _MODEL_FIELDS = (
     *(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features', 'scan_layers')
 _COMMITTED = 'commit_success.txt'
+_MOST_COMPRESSED = 10_000  # bytes of arrays for each of their files'; zeros become so few
 _OWN_CODE = 'config_file'  # the section of config.json, and the stem of the copy
 
 
@@ -349,6 +351,7 @@ def _restore(path: Path) -> dict[str, Any]:
     try:
         saved = handler.metadata(absolute(path)).tree
         wanted = {key: _shapes(saved[key]) for key in ('params', CHECKSUMS) if key in saved}
+        _check_bytes(path, wanted)
         restored = reader.restore(absolute(path), args=ocp.args.PyTreeRestore(
             item=wanted,
             partial_restore=True,  # without the moments, twice the parameters' size
@@ -361,6 +364,16 @@ def _restore(path: Path) -> dict[str, Any]:
                          'the checkpoint before it is taken') from error
     finally:
         reader.close()
+
+
+def _check_bytes(path: Path, wanted: Any) -> None:
+    """Raises ValueError if arrays that are to be allocated are far too large for their files."""
+    num_stored = sum(file.size for file in files.find(f'{path}/**'))
+    num_wanted = 0
+    for array in jax.tree.leaves(wanted):
+        num_wanted += math.prod(array.shape) * array.dtype.itemsize
+    if num_wanted > _MOST_COMPRESSED * num_stored:
+        raise ValueError(f'its arrays would take {num_wanted:,} bytes, its files {num_stored:,}')
 
 
 def _shapes(saved: Any) -> Any:

@@ -26,6 +26,7 @@ from bert_jax.text.wordpiece import ORIGINAL, WordPieceTokenizer
 from bert_jax.weights import formats
 from bert_jax.weights.inference_settings import INFERENCE, read_inference
 from bert_jax.weights.new_folder import new_folder, write_json
+from bert_jax.weights.tf1_index import check_shapes
 from bert_jax.weights.vocabulary import check_vocabulary, write_vocabulary
 
 _NAME = 'bert_model.ckpt'
@@ -109,7 +110,7 @@ def _open_checkpoint(prefix: Path, config_file: Path) -> formats.StoredTensors:
     with loading_tensorflow(f'{prefix} is a TF1 checkpoint: reading it'):
         import tensorflow as tf
 
-    def call(method: Callable[..., Any], *args: str) -> Any:
+    def call(method: Callable[..., Any], *args: Any) -> Any:
         try:
             return method(*args)
         except Exception as error:  # TensorFlow's calls raise many types
@@ -121,6 +122,7 @@ def _open_checkpoint(prefix: Path, config_file: Path) -> formats.StoredTensors:
         if child.name.startswith(f'{prefix.name}.data-'):
             local_copy(child)
     index = local_copy(prefix.with_name(f'{prefix.name}.index'))
+    call(check_shapes, index.read_bytes())
     reader = call(tf.train.load_checkpoint, str(index).removesuffix('.index'))
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in call(reader.get_variable_to_shape_map).items():

@@ -1,6 +1,7 @@
 """Google's TFRecords of examples: what is read, and what is said of damaged files."""
 
 import gzip
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -211,3 +212,38 @@ def test_a_record_that_lacks_a_feature_is_named(tmp_path):
     _write(path, [make_example(np.random.default_rng(1), without='segment_ids')])
     with refused("no feature 'segment_ids'"):
         RecordFiles.open(str(path), tmp_path)
+
+
+def flipped(path, at):
+    """Changes a byte of a file, whose size and time stay, as a failing disk does."""
+    before = os.stat(path)
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_record_that_rots_after_it_was_indexed_is_refused(tmp_path, examples):
+    file = tmp_path / 'a.tfrecord'
+    _write(file, examples)
+    RecordFiles.open(str(file), tmp_path / 'cache')
+    flipped(file, -20)
+    again = RecordFiles.open(str(file), tmp_path / 'cache')
+    again.read(np.arange(9))
+    with refused(file, 'the record at byte', 'is damaged', 'copy the file again'):
+        again.read(np.array([9]))
+
+
+def test_a_damaged_index_is_made_again(tmp_path, examples, capsys):
+    file = tmp_path / 'a.tfrecord'
+    _write(file, examples)
+    first = RecordFiles.open(str(file), tmp_path / 'cache')
+    (index,) = (tmp_path / 'cache' / 'records').glob('*.npz')
+    for damage in ('flipped', 'emptied'):
+        if damage == 'flipped':
+            flipped(index, index.stat().st_size // 2)
+        else:
+            index.write_bytes(b'')
+        again = RecordFiles.open(str(file), tmp_path / 'cache')
+        np.testing.assert_array_equal(again.records, first.records)
+        assert f'note: {index} is damaged' in capsys.readouterr().err

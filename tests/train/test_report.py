@@ -475,3 +475,43 @@ def test_a_damaged_goodput_file_does_not_stop_a_run(tmp_path, content):
     assert sum(goodput.now().values()) == 5
     goodput.write()
     assert json.loads((tmp_path / 'goodput.json').read_text())['seconds']['start'] == 5
+
+
+# What a hand, or a number that is no loss any more, puts into the files of a run.
+_NO_POINTS = ('Infinity', '-Infinity', 'NaN', '1e308', '-1e308', f'1{"0" * 400}')
+
+
+@pytest.mark.parametrize('value', _NO_POINTS, ids=lambda value: value[:9])
+@pytest.mark.parametrize('others', [(), ('2.0', '1.5')], ids=['alone', 'among others'])
+def test_no_value_of_a_record_ends_a_run_that_draws_it(tmp_path, value, others):
+    values = [*others, value]
+    lines = [f'{{"step": {i}, "eval/loss": {x}}}\n' for i, x in enumerate(values, 1)]
+    (tmp_path / 'metrics.jsonl').write_text(''.join(lines))
+    report = Report(tmp_path, True, len(values))
+    report.draw()
+    report.close()
+    assert (tmp_path / 'curves.png').exists() == bool(others)
+
+
+def test_a_picture_that_cannot_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys):
+    report = Report(tmp_path, True, 0)
+    report.write(1, {'eval/loss': 1.0})
+    monkeypatch.setattr(report_module, 'curves', mock.Mock(side_effect=ValueError('no axis')))
+    report.draw()
+    report.close()
+    assert 'curves.png takes no records at present (no axis)' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('content', [
+    '{"seconds": {"step": 1e308, "data": 1e308}, "away": 0, "at": 0, "marks": {}}',
+    '{"seconds": {"step": -5}, "away": 0, "at": 0, "marks": {}}',
+    '{"seconds": {}, "away": 0, "at": -1e300, "marks": {}}',
+    '{"seconds": {}, "away": NaN, "at": 0, "marks": {}}',
+    '{"seconds": [], "away": 0, "at": 0, "marks": {}}',
+    '[]', '', '{"seconds": {}, "away": 0, "at": 0, "marks": {"1": Infinity}}',
+])
+def test_no_content_of_goodput_json_ends_a_run(tmp_path, content):
+    (tmp_path / 'goodput.json').write_text(content)
+    goodput = Goodput(tmp_path, True, 10, 5.0, lambda: 7.0)
+    assert goodput.now() == dict.fromkeys(goodput.seconds, 0.0) | {'start': 2.0}
+    assert goodput.line().startswith('goodput 0.0% of 0:02')

@@ -218,3 +218,8 @@ def test_a_model_is_published_with_its_card(hub, tmp_path):
     assert_same(load_weights(tmp_path), load_weights(FOLDER))
     card = (tmp_path / 'README.md').read_text()
     assert 'Written by bert_jax' in card and hub['HF_HOME'] not in card
+    again = convert(hub, 'hf:ORG/bert', 'hf:ORG/new', HF_TOKEN='may write')
+    assert again.returncode == 2 and 'hf:ORG/new is published already' in again.stderr
+    over = run_python('-m', 'bert_jax.convert', 'hf:ORG/bert', 'hf:ORG/new', '--to', 'huggingface',
+                      '--overwrite', **hub | {'HF_TOKEN': 'may write'})
+    assert over.returncode == 0, over.stderr

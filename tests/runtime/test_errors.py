@@ -1,0 +1,39 @@
+"""Lines for users: what becomes of them where a standard stream takes nothing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+SHOWN = 'from bert_jax.runtime.errors import show, tell; '
+
+
+@pytest.mark.parametrize('stdout, stderr', [('gone', 'pipe'), ('/dev/full', 'pipe'),
+                                            ('gone', '/dev/full'), ('pipe', '/dev/full')])
+def test_lines_that_a_stream_does_not_take_stop_nothing(tmp_path, stdout, stderr):
+    """`gone`: the reader of a pipe has ended."""
+    code = f'{SHOWN}[show(str(i)) or tell("note") for i in range(3)]; open("done", "w").close()'
+    streams = {}
+    for name, kind in (('stdout', stdout), ('stderr', stderr)):
+        if kind == 'pipe':
+            streams[name] = subprocess.PIPE
+        elif kind == 'gone':
+            reading, writing = os.pipe()
+            os.close(reading)
+            streams[name] = writing
+        elif not os.path.exists(kind):
+            pytest.skip(f'there is no {kind} here')
+        else:
+            streams[name] = os.open(kind, os.O_WRONLY)
+    ended = subprocess.run(
+        [sys.executable, '-c', code], cwd=tmp_path, env=os.environ | {'PYTHONPATH': str(ROOT)},
+        timeout=60, text=True, **streams)
+    assert ended.returncode == 0 or stderr == '/dev/full'  # Python's own flush of it at the end
+    assert (tmp_path / 'done').exists()
+    if stderr == 'pipe':
+        assert ended.stderr.count('standard output takes nothing any more') == 1
+    if stdout == 'pipe':
+        assert ended.stdout == '0\n1\n2\n'
