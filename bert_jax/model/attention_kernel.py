@@ -32,7 +32,7 @@ Both passes are in one file because they share blocks, order of work and masks, 
 checked without the other.
 
     B: batch rows, S: sequence (Q queries, K keys), H: hidden_size, N: heads, D: head_dim, L: lanes,
-    T: tiles of heads, G: groups of rows
+    M: marks of a token (its segment; its place for dropout), T: tiles of heads, G: groups of rows
 """
 
 import functools
@@ -60,19 +60,18 @@ from bert_jax.model.attention_tiles import (
     SUBLANES,
     VALUE,
     Settings,
-    alone_lines,
+    alone,
+    column,
     dims_of,
     dot,
     gradient_scale,
     joined,
-    joined_lines,
     kept,
     means,
-    named_with_grid,
     overlap,
     rotation,
     scaled_with_bias,
-    spare_lines,
+    spare_lanes,
     sum_of_lines,
     turned_back,
 )
@@ -82,8 +81,7 @@ from bert_jax.sharding import BATCH_AXES
 _LONGEST_ROW = 1024
 # Most scores, rows x tiles x S^2, that a grid step has for each head of a tile; more for long rows.
 _FORWARD_SCORES = 1 << 18
-_BACKWARD_SCORES = 1 << 18
-_BACKWARD_SCORES_IN_SMALL_VMEM = 1 << 17
+_BACKWARD_SCORES = 1 << 17
 # At longer rows, VMEM holds the work of one tile of heads a grid step.
 _LONGEST_ROW_OF_TWO_TILES = 512
 # The backward kernel's output block is whole rows if [S, 3H] has at most so many elements.
@@ -128,12 +126,15 @@ def kernel_attention(
       interpret: run without a TPU, for tests.
     """
     length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape[1:]
-    column_1xS, lines_BxNxS = None, None
+    marks = [segments_BxS.astype(jnp.int32)]
+    lines_BxNxS = None
     if rows_Bx2 is None:
         rate = 0.0
     if rate:
-        column_1xS, lines_BxNxS = drop.places(
+        column_BxS, line_BxS, head_BxN = drop.places(
             rows_Bx2, (length, length, num_heads), drop.ATTENTION_PROBS, layer)
+        marks.append(column_BxS)
+        lines_BxNxS = head_BxN[:, :, None] ^ line_BxS[:, None]
     settings = Settings(head_dim, rate, window // 2, rotary_base, has_large_vmem, interpret)
     if window and window // 2 >= length - 1:  # every token sees all others
         settings = settings._replace(reach=0)
@@ -141,8 +142,7 @@ def kernel_attention(
     attend = functools.partial(_on_one_device, settings=settings)
     if mesh is not None:
         attend = _split_over(mesh, attend)
-    return attend(
-        qkv_BxSx3xNxD, bias_3xNxD, segments_BxS.astype(jnp.int32), column_1xS, lines_BxNxS)
+    return attend(qkv_BxSx3xNxD, bias_3xNxD, jnp.stack(marks, axis=1), lines_BxNxS)
 
 
 def _split_over(mesh: Mesh, attend: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -164,7 +164,6 @@ def _split_over(mesh: Mesh, attend: Callable[..., jax.Array]) -> Callable[..., j
             Spec(batch, None, None, heads),
             Spec(None, heads),
             Spec(batch),
-            Spec(),
             Spec(batch, heads),
         ),
         out_specs=Spec(batch, None, heads),
@@ -175,59 +174,43 @@ def _split_over(mesh: Mesh, attend: Callable[..., jax.Array]) -> Callable[..., j
 def _on_one_device(
     qkv_BxSx3xNxD: jax.Array,
     bias_3xNxD: jax.Array,
-    segments_BxS: jax.Array,
-    column_1xS: jax.Array | None,
+    marks_BxMxS: jax.Array,
     lines_BxNxS: jax.Array | None,
     *,
     settings: Settings,
 ) -> jax.Array:
     """Brings the arrays into the kernels' shapes, with rows of whole tiles, and back."""
     batch, length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape
-    is_long = bool(settings.reach) or length + -length % LANES > _LONGEST_ROW
+    attention: Callable[..., jax.Array] = _attention
     missing = -length % LANES
-    if is_long:
+    if settings.reach or length + missing > _LONGEST_ROW:
+        attention = blocks.attention
         missing = blocks.padded_length(length, settings) - length
     qkv_BxSx3H = qkv_BxSx3xNxD.reshape(batch, length, -1)
     if missing:
-        last_dim = ((0, 0), (0, missing))
+        last_dim = ((0, 0), (0, 0), (0, missing))
         qkv_BxSx3H = jnp.pad(qkv_BxSx3H, ((0, 0), (0, missing), (0, 0)))
-        segments_BxS = jnp.pad(segments_BxS, last_dim, constant_values=PADDING_MARK)
-        if column_1xS is not None:
-            column_1xS = jnp.pad(column_1xS, last_dim)
+        marks_BxMxS = jnp.pad(marks_BxMxS, last_dim, constant_values=PADDING_MARK)
         if lines_BxNxS is not None:
-            lines_BxNxS = jnp.pad(lines_BxNxS, ((0, 0), *last_dim))
+            lines_BxNxS = jnp.pad(lines_BxNxS, last_dim)
     lines_BxTxNxS = None
     if lines_BxNxS is not None:
         heads = LANES // head_dim  # of a tile
         lines_BxTxNxS = lines_BxNxS.reshape(batch, num_heads // heads, heads, -1)
-    bias_3H = bias_3xNxD.reshape(-1)
-    if is_long:
-        marks = [segments_BxS]
-        if column_1xS is not None:
-            marks.append(jnp.broadcast_to(column_1xS, segments_BxS.shape))
-        marks_BxMxS = jnp.stack(marks, axis=1)
-        context_BxSxH = blocks.attention(
-            qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxTxNxS, settings)
-    else:
-        key_places_SxL = None
-        if column_1xS is not None:
-            key_places_SxL = jnp.broadcast_to(column_1xS.T, (length + missing, LANES))
-        context_BxSxH = _attention(
-            qkv_BxSx3H, bias_3H, segments_BxS[:, None], key_places_SxL, lines_BxTxNxS, settings)
+    context_BxSxH = attention(
+        qkv_BxSx3H, bias_3xNxD.reshape(-1), marks_BxMxS, lines_BxTxNxS, settings)
     return context_BxSxH[:, :length].reshape(batch, length, num_heads, head_dim)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attention(
     qkv_BxSx3H: jax.Array,
     bias_3H: jax.Array,
-    segments_Bx1xS: jax.Array,
-    key_places_SxL: jax.Array | None,
+    marks_BxMxS: jax.Array,
     lines_BxTxNxS: jax.Array | None,
     settings: Settings,
 ) -> jax.Array:
-    return _forward(
-        qkv_BxSx3H, bias_3H, segments_Bx1xS, key_places_SxL, lines_BxTxNxS, settings)[0]
+    return _forward(qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxTxNxS, settings)[0]
 
 
 class _Residuals(NamedTuple):
@@ -235,16 +218,14 @@ class _Residuals(NamedTuple):
 
     Attributes:
       qkv: scaled queries, keys and values, with bias [B, S, 3H].
-      segments: [B, 1, S] int32.
-      key_places: dropout's hashes of keys, in every lane [S, L] int32, or None.
-      lines: dropout's hashes of queries [B, T, N, S] int32, or None.
+      marks: [B, M, S] int32.
+      lines: dropout's places of queries [B, T, N, S] int32, or None.
       log_sums: log2 of softmax's denominators [B, T, N, S] float32.
       context: [B, S, H].
     """
 
     qkv: jax.Array
-    segments: jax.Array
-    key_places: jax.Array | None
+    marks: jax.Array
     lines: jax.Array | None
     log_sums: jax.Array
     context: jax.Array
@@ -259,28 +240,26 @@ class _ForwardInputs(NamedTuple):
     queries: Any
     keys: Any
     values: Any
-    segments: Any
-    key_places: Any  # None without dropout
+    marks: Any
     lines: Any
 
 
 def _forward(  # type: ignore[no-untyped-def]
-    qkv_BxSx3H, bias_3H, segments_Bx1xS, key_places_SxL, lines_BxTxNxS, settings
+    qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxTxNxS, settings
 ):
     """Context [B, S, H], and the residuals."""
     batch, length, hidden3 = qkv_BxSx3H.shape
     hidden = hidden3 // 3
     heads = LANES // settings.head_dim
     qkv = scaled_with_bias(qkv_BxSx3H, bias_3H, settings)
-    grid = _Grid(qkv, settings.head_dim, _FORWARD_SCORES, is_backward=False)
+    grid = _Grid(qkv, settings.head_dim, _FORWARD_SCORES, num_buffered=1)
     inputs = _ForwardInputs(
         *grid.queries_keys_values,
-        segments=grid.segments,
-        key_places=None if key_places_SxL is None else grid.key_places,
+        marks=grid.marks(marks_BxMxS),
         lines=None if lines_BxTxNxS is None else grid.lines)
     context_BxSxH, log_sums_BxTxNxS = pl.pallas_call(
         functools.partial(_forward_kernel, settings=settings),
-        name=named_with_grid('attention_forward', grid.shape),
+        name='attention_forward',
         grid=grid.shape,
         in_specs=[inputs],
         out_specs=[grid.lanes(0), grid.lines],
@@ -291,9 +270,8 @@ def _forward(  # type: ignore[no-untyped-def]
         scratch_shapes=grid.scratch_shapes,
         compiler_params=_COMPILER_PARAMS,
         interpret=settings.interpret,
-    )(_ForwardInputs(qkv, qkv, qkv, segments_Bx1xS, key_places_SxL, lines_BxTxNxS))
-    residuals = _Residuals(
-        qkv, segments_Bx1xS, key_places_SxL, lines_BxTxNxS, log_sums_BxTxNxS, context_BxSxH)
+    )(_ForwardInputs(qkv, qkv, qkv, marks_BxMxS, lines_BxTxNxS))
+    residuals = _Residuals(qkv, marks_BxMxS, lines_BxTxNxS, log_sums_BxTxNxS, context_BxSxH)
     return context_BxSxH, residuals
 
 
@@ -305,8 +283,7 @@ class _BackwardInputs(NamedTuple):
     values: Any
     d_context: Any
     log_sums: Any
-    segments: Any
-    key_places: Any  # None without dropout
+    marks: Any
     lines: Any  # None without dropout
     context: Any  # None for short rows, which are memory-bound already
     rotation: Any  # None without rotary positions
@@ -318,18 +295,16 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
     The kernel writes the bias gradient as partial sums [G, 3, 8, H], one for each group of rows and
     each sublane, that is, over every eighth token.
     """
-    qkv, segments, key_places, lines, log_sums, context = residuals
+    qkv, marks, lines, log_sums, context = residuals
     _, length, hidden3 = qkv.shape
     if length <= LANES:
         context = None
-    most_scores = _BACKWARD_SCORES if settings.has_large_vmem else _BACKWARD_SCORES_IN_SMALL_VMEM
-    grid = _Grid(qkv, settings.head_dim, most_scores, is_backward=True)
+    grid = _Grid(qkv, settings.head_dim, _BACKWARD_SCORES, num_buffered=2)
     inputs = _BackwardInputs(
         *grid.queries_keys_values,
         d_context=grid.lanes(0),
         log_sums=grid.lines,
-        segments=grid.segments,
-        key_places=None if key_places is None else grid.key_places,
+        marks=grid.marks(marks),
         lines=None if lines is None else grid.lines,
         context=None if context is None else grid.lanes(0),
         rotation=None)
@@ -350,7 +325,7 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
         output = pl.BlockSpec((grid.rows, length, hidden3), lambda i, j: (i, 0, 0))
     d_qkv, d_bias_Gx3x8xH = pl.pallas_call(
         functools.partial(_backward_kernel, settings=settings),
-        name=named_with_grid('attention_backward', grid.shape),
+        name='attention_backward',
         grid=grid.shape,
         in_specs=[inputs],
         out_specs=[
@@ -365,9 +340,8 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
         compiler_params=_COMPILER_PARAMS,
         interpret=settings.interpret,
     )(_BackwardInputs(
-        qkv, qkv, qkv, d_context_BxSxH, log_sums, segments, key_places, lines, context,
-        rotation_2xDxS))
-    return d_qkv, jnp.sum(d_bias_Gx3x8xH, axis=(0, 2)).reshape(-1), None, None, None
+        qkv, qkv, qkv, d_context_BxSxH, log_sums, marks, lines, context, rotation_2xDxS))
+    return d_qkv, jnp.sum(d_bias_Gx3x8xH, axis=(0, 2)).reshape(-1), None, None
 
 
 _attention.defvjp(_forward, _backward)
@@ -410,7 +384,7 @@ class _Grid:
     """
 
     def __init__(
-        self, qkv_BxSx3H: Any, head_dim: int, most_scores: int, is_backward: bool
+        self, qkv_BxSx3H: Any, head_dim: int, most_scores: int, num_buffered: int
     ) -> None:
         """Chooses a grid step's rows and tiles.
 
@@ -420,7 +394,8 @@ class _Grid:
           qkv_BxSx3H: queries, keys and values, or their shape.
           head_dim: of the heads.
           most_scores: rows x tiles x S^2 is at most this, or rows is 1.
-          is_backward: of which of the two kernels the grid is.
+          num_buffered: how many arrays of the size of its probabilities a unit buffers for its
+            next stage.
         """
         batch, length, hidden3 = qkv_BxSx3H.shape
         all_tiles = hidden3 // (3 * LANES)
@@ -431,7 +406,7 @@ class _Grid:
         self._length = length
         self._dtype = qkv_BxSx3H.dtype
         self._head_dim = head_dim
-        self._is_backward = is_backward
+        self._num_buffered = num_buffered
 
     def lanes(self, first: int) -> pl.BlockSpec:
         """The block of a grid step's tiles of heads; `first` is the block index of step 0."""
@@ -454,15 +429,9 @@ class _Grid:
         return pl.BlockSpec(
             (self.rows, self.tiles, heads, self._length), lambda i, j: (i, j, 0, 0))
 
-    @property
-    def segments(self) -> pl.BlockSpec:
-        """The block of a grid step's rows in an array [B, 1, S]."""
-        return pl.BlockSpec((self.rows, 1, self._length), lambda i, j: (i, 0, 0))
-
-    @property
-    def key_places(self) -> pl.BlockSpec:
-        """The whole array [S, L], which stays in VMEM."""
-        return pl.BlockSpec((self._length, LANES), lambda i, j: (0, 0))
+    def marks(self, marks_BxMxS: jax.Array) -> pl.BlockSpec:
+        """The block of all marks of a grid step's rows."""
+        return pl.BlockSpec((self.rows, *marks_BxMxS.shape[1:]), lambda i, j: (i, 0, 0))
 
     @property
     def scratch_shapes(self) -> list[Any]:
@@ -470,13 +439,12 @@ class _Grid:
         units = _units(self._lanes_shape, self._head_dim)
         num_queries = units[0].queries.stop
         num_slots = _lag(units) + 1
-        num_buffered = 2 if self._is_backward else 1
-        keys = (self.rows, self._length, LANES)
-        queries = (self.rows, LANES, self._length) if self._is_backward else keys
+        of_rows = (self.rows, self._length, LANES)
         return [
-            pltpu.VMEM(queries, self._dtype),
-            pltpu.VMEM(keys, self._dtype),
-            pltpu.VMEM((num_buffered, num_slots, self._length, num_queries), self._dtype),
+            pltpu.VMEM(of_rows, self._dtype),
+            pltpu.VMEM(of_rows, self._dtype),
+            pltpu.VMEM(of_rows, jnp.int32),
+            pltpu.VMEM((self._num_buffered, num_slots, self._length, num_queries), self._dtype),
         ]
 
     def copied_shapes(self, dtype: Any) -> list[Any]:
@@ -484,31 +452,46 @@ class _Grid:
         return [pltpu.VMEM((3, *self._lanes_shape), dtype), pltpu.SemaphoreType.DMA((3,))]
 
 
+def grids(batch: int, length: int, hidden: int) -> dict[str, tuple[int, int]]:
+    """The grids of both kernels, by kernel name, for queries [B, S, H] of one device.
+
+    They do not depend on the size of heads.
+    """
+    padded = length + -length % LANES
+    qkv = jax.ShapeDtypeStruct((batch, padded, 3 * hidden), jnp.bfloat16)
+    return {
+        'attention_forward': _Grid(qkv, LANES, _FORWARD_SCORES, num_buffered=1).shape,
+        'attention_backward': _Grid(qkv, LANES, _BACKWARD_SCORES, num_buffered=2).shape,
+    }
+
+
 class _Scratch(NamedTuple):
     """A grid step's working memory.
 
-    The first two are what all heads of a row share, which `prepare` writes.
+    The first three are what all heads of a row share, which `prepare` writes.
 
     Attributes:
-      spare_queries: what the spare lanes of queries hold: in the forward pass [rows, S, L], in the
-        backward pass transposed.
-      spare_keys: what those of keys hold, [rows, S, L].
+      spare_queries, spare_keys: what the spare lanes of queries and keys hold, [rows, S, L].
+      key_places: dropout's places of keys as columns, [rows, S, L] int32.
       buffer: arrays [K, Q] between a unit's stages, [arrays, slots, S, Q].
     """
 
     spare_queries: Any
     spare_keys: Any
+    key_places: Any
     buffer: Any
 
-    def prepare(self, segments_ref: Any, *, is_backward: bool) -> None:
-        """Writes the spare lanes, once for all heads of a row."""
+    def prepare(self, marks_ref: Any) -> None:
+        """Writes the spare lanes, and dropout's places of keys, once for all heads of a row."""
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
-            for row in range(segments_ref.shape[0]):
-                queries_LxS, keys_LxS = (
-                    x.astype(self.spare_keys.dtype) for x in spare_lines(segments_ref[row]))
-                self.spare_queries[row] = queries_LxS if is_backward else queries_LxS.T
-                self.spare_keys[row] = keys_LxS.T
+            for row in range(self.key_places.shape[0]):
+                marks_MxS = marks_ref[row]
+                queries_SxL, keys_SxL = spare_lanes(marks_MxS[:1])
+                self.spare_queries[row] = queries_SxL.astype(self.spare_queries.dtype)
+                self.spare_keys[row] = keys_SxL.astype(self.spare_keys.dtype)
+                if marks_MxS.shape[0] > 1:
+                    self.key_places[row] = column(marks_MxS[1:2])
 
     def slot(self, index: int) -> int:
         """The slot of the buffer for the unit with this index."""
@@ -520,7 +503,7 @@ def _forward_kernel(
     settings: Settings,
 ) -> None:
     scratch = _Scratch(*scratch_refs)
-    scratch.prepare(inputs.segments, is_backward=False)
+    scratch.prepare(inputs.marks)
     step = _ForwardStep(inputs, context_ref, log_sums_ref, scratch, settings)
     step.run()
     largest_exponent = jnp.max(jnp.abs(log_sums_ref[...]))
@@ -595,7 +578,8 @@ class _ForwardStep:
         """Probabilities after dropout, not yet scaled by 1 / (1 - rate)."""
         if not self._rate:
             return probs_KxQ
-        kept_KxQ = kept(self._inputs.lines[unit.line], self._inputs.key_places[...], self._rate)
+        kept_KxQ = kept(
+            self._inputs.lines[unit.line], self._scratch.key_places[unit.row], self._rate)
         return jnp.where(kept_KxQ, probs_KxQ, 0.0)
 
     def _write_context(self, unit: _Unit, softmax: tuple[int, jax.Array]) -> None:
@@ -645,9 +629,9 @@ def _backward_kernel(
     settings: Settings,
 ) -> None:
     # A kernel that copies its results itself has two more entries.
-    scratch = _Scratch(*scratch_refs[:3])
-    copied_refs = scratch_refs[3:]
-    scratch.prepare(inputs.segments, is_backward=True)
+    scratch = _Scratch(*scratch_refs[:4])
+    copied_refs = scratch_refs[4:]
+    scratch.prepare(inputs.marks)
     output = _GradientOutput(inputs.queries.shape, d_qkv_ref, *copied_refs)
     step = _BackwardStep(inputs, output, d_bias_ref, scratch, settings)
     step.run()
@@ -749,12 +733,12 @@ class _BackwardStep:
             _lag(self._units))
 
     def _load(self, unit: _Unit) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Keys [K, L], queries [L, Q] and the context's gradient [L, Q], with spare lanes."""
+        """Keys [K, L], queries [Q, L] and the context's gradient [Q, L], with spare lanes."""
+        queries_SxL = self._inputs.queries[unit.row, :, unit.lanes]
         keys_SxL = self._inputs.keys[unit.row, :, unit.lanes]
-        tile = unit.row, unit.tile
+        d_context_SxL = self._inputs.d_context[unit.row, :, unit.lanes]
         if unit.is_first_of_tile:
-            queries_SxL = self._inputs.queries[unit.row, :, unit.lanes]
-            d_context_SxL = self._inputs.d_context[unit.row, :, unit.lanes]
+            tile = unit.row, unit.tile
             self._transposed[tile] = (queries_SxL.T, keys_SxL.T, d_context_SxL.T)
             if self._length > LANES:
                 context_SxL = self._inputs.context[unit.row, :, unit.lanes]
@@ -762,23 +746,22 @@ class _BackwardStep:
                     d_context_SxL, context_SxL, self._head_dim, self._rate)
         keys = joined(
             keys_SxL, self._scratch.spare_keys[unit.row], unit.head, self._head_dim)
-        queries_LxS, _, d_context_LxS = self._transposed[tile]
-        queries = joined_lines(
-            queries_LxS[:, unit.queries],
-            self._scratch.spare_queries[unit.row, :, unit.queries],
+        queries = joined(
+            queries_SxL[unit.queries],
+            self._scratch.spare_queries[unit.row, unit.queries],
             unit.head,
             self._head_dim)
-        d_context = alone_lines(d_context_LxS[:, unit.queries], unit.head, self._head_dim)
+        d_context = alone(d_context_SxL[unit.queries], unit.head, self._head_dim)
         return keys, queries, d_context
 
     def _products(
         self, unit: _Unit, operands: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         """Scores [K, Q], and the gradients of dropped probabilities [K, Q]."""
-        keys_KxL, queries_LxQ, d_context_LxQ = operands
-        scores_KxQ = dot(keys_KxL, queries_LxQ, 1, 0)
+        keys_KxL, queries_QxL, d_context_QxL = operands
+        scores_KxQ = dot(keys_KxL, queries_QxL, 1, 1)
         values_KxL = self._inputs.values[unit.row, :, unit.lanes]
-        return scores_KxQ, dot(values_KxL, d_context_LxQ, 1, 0)
+        return scores_KxQ, dot(values_KxL, d_context_QxL, 1, 1)
 
     def _softmax(self, unit: _Unit, products: tuple[jax.Array, jax.Array]) -> int:
         """Buffers dropped probabilities and the gradients of scores; returns their slot.
@@ -790,7 +773,8 @@ class _BackwardStep:
         probs_KxQ = jnp.exp2(scores_KxQ - self._inputs.log_sums[unit.line])
         dropped_KxQ = probs_KxQ
         if self._rate:
-            kept_KxQ = kept(self._inputs.lines[unit.line], self._inputs.key_places[...], self._rate)
+            kept_KxQ = kept(
+            self._inputs.lines[unit.line], self._scratch.key_places[unit.row], self._rate)
             dropped_KxQ = jnp.where(kept_KxQ, probs_KxQ, 0.0)
         d_probs_KxQ = dropped_KxQ * d_dropped_KxQ
         if self._length > LANES:

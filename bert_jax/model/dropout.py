@@ -4,20 +4,16 @@ They are computed where they are used; there is no generator state and no stored
 not depend on the mesh, rematerialisation, gradient accumulation or restarts, and XLA fuses their
 computation into neighbouring operations.
 
-The indices along each dim are hashed thoroughly, once (`places`). An element's bits are the product
-of two hashes, of its line and of its column, so they cost one operation (`kept`). That of the line
-has all of (seed, step, row, site, layer, line); that of the column only (site, layer, column), so a
-kernel lays it out once for all rows. Multiplying by a random number is a universal hash: two
-elements of a line are as good as independent (Dietzfelbinger et al., 1997, "A reliable randomized
-algorithm for the closest-pair problem"), and different lines have independent factors. Tests find
-no correlation between pairs of elements, nor among the four corners of a rectangle.
+The indices along each dim are hashed thoroughly, once. An element combines the hashes of its
+indices (`places`) and mixes the result with one multiplication (`kept`), so its bits cost only
+four operations. Tests find no correlation between pairs of elements, nor among the four corners of
+a rectangle.
 
 A head whose loss is random draws in the same way: `uniform` and `gumbel` from the dropout keys that
 `Head.loss` receives, at the site `HEAD`. In an evaluation, where it receives none, `rows_of` gives
 keys.
 
-    B: batch rows, O: others (all dims before the lines), L: lines (the last dim but one),
-    C: columns (the last dim)
+    B: batch rows, L: lines (the last dim but one)
 """
 
 import functools
@@ -34,6 +30,10 @@ _U = jnp.uint32
 _ROW_MULTIPLIER = 0xED5AD4BB
 _LAYER_MULTIPLIER = 0xAC4C1B51
 _SITE_MULTIPLIER = 0x632BE5AB
+# 1 - 2^18 - 2^20 + 2^24 + 2^27 + 2^29 - 2^31, modulo 2^32. A TPU v4 multiplies by shifts and
+# additions; a search found no fewer terms that keep the corners of rectangles independent.
+_PLACE_MULTIPLIER = 0xA8EC0001
+
 # The sites of dropout in the model, and that of a head's own draws; each has its own masks.
 EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER, HEAD, POOLER = range(7)
 _UNIFORM_BITS = 23  # a float32 has 24: one is left for the half that keeps draws off 0 and 1
@@ -83,35 +83,34 @@ def rows_of_another(rows_Bx2: jax.Array | None, number: int) -> jax.Array | None
 def places(
     rows_Bx2: jax.Array, sizes: tuple[int, ...], site: int, layer: jax.Array | int = 0,
     lines_BxL: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """Hashes of the columns [1, C] and of the lines [B, O, L]: odd int32, which `kept` takes.
+) -> list[jax.Array]:
+    """Hashes of the indices along each dim: int32 [B, size] for each of `sizes`.
+
+    `kept` takes the place of an element, which combines the hashes of its indices:
+    `(line ^ other) + column`.
 
     Args:
       rows_Bx2: keys from `dropout_rows`.
-      sizes: C, L and O; O may be left out: 1.
+      sizes: numbers of columns (the last dim), of lines and of other indices, if there are any.
       site: one of the constants above.
       layer: index of the encoder layer; may be traced.
       lines_BxL: indices of the lines; default: 0, 1, 2, ...
     """
-    num_columns, num_lines, *others = sizes
     of_site = _U(site * _SITE_MULTIPLIER & 0xFFFFFFFF)
-    key = mix(jnp.asarray(layer).astype(_U) * _U(_LAYER_MULTIPLIER) + of_site)
-    column_1xC = _hash(jnp.arange(num_columns, dtype=_U)[None], key, mix(key))
-    first_key_Bx1 = mix(rows_Bx2[:, :1] ^ key)
-    second_key_Bx1 = mix(rows_Bx2[:, 1:] + key)
-    if lines_BxL is None:
-        lines_BxL = jnp.arange(num_lines, dtype=_U)
-    line_BxL = _hash(lines_BxL.astype(_U) + _U(1 << 30), first_key_Bx1, second_key_Bx1)
-    line_BxOxL = line_BxL[:, None]
-    if others:
-        other = jnp.arange(others[0], dtype=_U) + _U(2 << 30)
-        other_BxO = _hash(other, first_key_Bx1, second_key_Bx1)
-        line_BxOxL = mix(line_BxOxL ^ other_BxO[:, :, None])
-    return _odd(column_1xC), _odd(line_BxOxL)
+    of_layer_and_site = mix(jnp.asarray(layer).astype(_U) * _U(_LAYER_MULTIPLIER) + of_site)
+    first_key_Bx1 = mix(rows_Bx2[:, :1] ^ of_layer_and_site)
+    second_key_Bx1 = mix(rows_Bx2[:, 1:] + of_layer_and_site)
+    hashed = []
+    for dim, size in enumerate(sizes):
+        index = jnp.arange(size, dtype=_U)
+        if dim == 1 and lines_BxL is not None:
+            index = lines_BxL.astype(_U)
+        hashed.append(_hash(index + _U(dim << 30), first_key_Bx1, second_key_Bx1))
+    return hashed
 
 
 def _hash(index: jax.Array, first_key: jax.Array, second_key: jax.Array) -> jax.Array:
-    """Hashes of indices (uint32).
+    """Hashes of indices (uint32) as int32.
 
     The second key enters between the rounds: with one 32-bit key, two rows could get shifted copies
     of the same mask.
@@ -119,22 +118,16 @@ def _hash(index: jax.Array, first_key: jax.Array, second_key: jax.Array) -> jax.
     h = index * _U(GOLDEN_RATIO) + first_key
     h = (h ^ (h >> 16)) * _U(FIRST_MULTIPLIER)
     h = (h ^ (h >> 15) ^ second_key) * _U(SECOND_MULTIPLIER)
-    return h ^ (h >> 16)
+    return lax.bitcast_convert_type(h ^ (h >> 16), jnp.int32)
 
 
-def _odd(h: jax.Array) -> jax.Array:
-    """`h` (uint32) made odd, as int32: a product with it loses nothing of the other factor."""
-    return lax.bitcast_convert_type(h | _U(1), jnp.int32)
-
-
-def kept(line: jax.Array, column: jax.Array, rate: float) -> jax.Array:
-    """Whether elements are kept (bool), by the hashes of their lines and columns from `places`.
-
-    Kernels call it too.
-    """
+def kept(place: jax.Array, rate: float) -> jax.Array:
+    """Whether elements are kept (bool), by their places (int32, any shape). Kernels call it too."""
     # Signed: a TPU's vector unit has no unsigned comparison.
+    bits = place ^ lax.shift_right_logical(place, jnp.int32(16))
+    bits = bits * jnp.int32(_PLACE_MULTIPLIER - 2**32)
     num_dropped = min(round(rate * 2**32), 2**32 - 1)  # of all 2^32 values
-    return line * column >= jnp.int32(num_dropped - 2**31)
+    return bits >= jnp.int32(num_dropped - 2**31)
 
 
 def dropout(
@@ -158,12 +151,16 @@ def dropout(
     if len(shape) == 1:
         shape = (1, *shape)
     *others, lines, columns = shape
-    sizes = (columns, lines, math.prod(others)) if others else (columns, lines)
+    ones = [1] * len(others)
+    sizes = (columns, lines, math.prod(others))
     # Without the barrier, XLA would fuse the hashing of indices and repeat it for each element.
-    column_1xC, line_BxOxL = lax.optimization_barrier(
-        places(rows_Bx2, sizes, site, layer, lines_BxL))
-    keep = kept(line_BxOxL[..., None], column_1xC, rate)
-    return scaled(x, keep.reshape(x.shape), rate)
+    column, line, other = lax.optimization_barrier(places(rows_Bx2, sizes, site, layer, lines_BxL))
+    other = other.reshape(-1, *others, 1, 1)
+    line = line.reshape(-1, *ones, lines, 1)
+    column = column.reshape(-1, *ones, 1, columns)
+    if others:
+        line = line ^ other
+    return scaled(x, kept(line + column, rate).reshape(x.shape), rate)
 
 
 def scaled(x: jax.Array, keep: jax.Array, rate: float) -> jax.Array:
@@ -187,9 +184,9 @@ def uniform(
       lines_BxL: indices of the lines in a larger array, of which this is then a part.
     """
     lines = shape[0] if len(shape) == 2 else 1
-    column_1xC, line_Bx1xL = lax.optimization_barrier(
+    column, line = lax.optimization_barrier(
         places(rows_Bx2, (shape[-1], lines), site, layer, lines_BxL))
-    place = line_Bx1xL[..., None] + column_1xC
+    place = line[:, :, None] + column[:, None, :]
     # Mixed thoroughly, unlike `kept`: a draw needs all of its bits, a mask only the highest.
     bits = mix(lax.bitcast_convert_type(place, _U)) >> _U(32 - _UNIFORM_BITS)
     draws = (bits.astype(jnp.float32) + 0.5) * 2.0**-_UNIFORM_BITS

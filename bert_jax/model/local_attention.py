@@ -88,13 +88,14 @@ def _kept(
 ) -> jax.Array:
     """Which probabilities dropout keeps [B, G, N, Q, K]: those of the mask [B, N, S, S]."""
     # Without the barrier, XLA would fuse the hashing of indices and repeat it for each element.
-    column_1xS, line_BxNxS = lax.optimization_barrier(
+    column_BxS, line_BxS, head_BxN = lax.optimization_barrier(
         drop.places(rows_Bx2, sizes, drop.ATTENTION_PROBS, layer))
     margin = _margin(config)
-    line_BxGxQxN = _blocks(line_BxNxS.swapaxes(1, 2), margin)
-    line_BxGxNxQx1 = line_BxGxQxN.swapaxes(2, 3)[..., None]
-    column_1xGx1x1xK = _seen(column_1xS, margin)[:, :, None, None]
-    return drop.kept(line_BxGxNxQx1, column_1xGx1x1xK, config.attention_dropout)
+    line_BxGx1xQ = _blocks(line_BxS, margin)[:, :, None]
+    column_BxGxK = _seen(column_BxS, margin)
+    line_BxGxNxQ = line_BxGx1xQ ^ head_BxN[:, None, :, None]
+    return drop.kept(
+        line_BxGxNxQ[..., None] + column_BxGxK[:, :, None, None], config.attention_dropout)
 
 
 def _blocks(x_BxSxF: jax.Array, margin: int, fill: int = 0) -> jax.Array:

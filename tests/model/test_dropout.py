@@ -81,17 +81,6 @@ def test_rows_and_neighbours_in_each_dim_are_uncorrelated():
         assert abs(corners.mean()) < 5 / mask.size**0.5
 
 
-@pytest.mark.parametrize('rate', [0.1, 0.5])
-def test_columns_are_uncorrelated_although_all_rows_share_their_hashes(rate):
-    """All pairs of columns, over many lines: a pair has the same two factors in each of them."""
-    mask = kept(rate, shape=(64, 1024, 64), site=drop.ATTENTION_PROBS).reshape(-1, 64)
-    correlations = np.corrcoef(mask, rowvar=False) - np.eye(64)
-    assert np.abs(correlations).max() < 5 / np.sqrt(len(mask))
-    # And as many are large as of independent masks: their mean square is 1 / number of lines.
-    pairs = correlations[np.triu_indices(64, 1)]
-    assert 0.85 < np.mean(pairs**2) * len(mask) < 1.15
-
-
 def draws(layer=0, seed=0, step=0, shape=SHAPE[1:]):
     return np.asarray(drop.uniform(rows(seed, step), shape, drop.HEAD, layer), np.float64)
 
