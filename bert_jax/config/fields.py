@@ -290,8 +290,8 @@ FIELDS: Mapping[str, Field] = {
     'mesh.tensor': Field(1, count(2**20), 'compute', silent=True),
     # In which devices exchange large parameters and their gradients. auto: in the compute dtype.
     'mesh.message_dtype': Field('auto', COMPUTATION['dtype'], 'result'),
-    # Whether TPUs sum gradients while they compute others. Preflight predicts a gain, which no chip
-    # has confirmed.
+    # Whether TPUs sum gradients while they compute others. Preflight predicts a gain on v5e, which
+    # no chip has confirmed.
     'mesh.async_sums': Field(False, _SWITCH, 'compute'),
 
     # Parts of the run: {steps, max_seq_length, max_predictions_per_seq, batch_size}; fields that a

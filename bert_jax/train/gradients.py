@@ -28,8 +28,8 @@ def global_gradient(
     device sums gradients over its rows, and these sums are reduced and scattered.
 
     Large parameters are rounded to `message_dtype` on any mesh, so that the loss does not depend on
-    the mesh. Their gradients are rounded to it where devices exchange them: each device's sum over
-    its rows, and the sums of several devices.
+    the mesh. Where devices exchange them, their gradients are rounded to it: that of each use in
+    each part of a device's rows, the device's sum, and the sums of several devices.
 
     Args:
       head: its loss is differentiated.

@@ -21,13 +21,13 @@ from bert_jax.train.gradients import global_gradient
 from bert_jax.train.optimizers import Schedule
 
 # The TPU compiler makes reduce-scatters asynchronous only in parts that it fuses with computation.
-# These fusions take more of the on-chip memory than it gives by default.
 _ASYNC_SUMS = {
     'xla_tpu_decompose_every_reduce_scatters_hlos': True,
     'xla_enable_async_reduce_scatter_fusion': True,
     'xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter': True,
-    'xla_tpu_scoped_vmem_limit_kib': 32768,
 }
+# These fusions take more of the on-chip memory than it gives by default, where there is more.
+_LARGE_VMEM = {'xla_tpu_scoped_vmem_limit_kib': 32768}
 
 
 @flax.struct.dataclass
@@ -183,10 +183,11 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt_state), metrics
 
     replicated = NamedSharding(mesh, PartitionSpec())
-    on_tpus = layout.platform == 'tpu'
+    options = None
+    if async_sums and layout.platform == 'tpu':
+        options = _ASYNC_SUMS | (_LARGE_VMEM if layout.has_large_vmem else {})
     return jax.jit(
-        train_step, donate_argnums=0, out_shardings=(kept, replicated),
-        compiler_options=dict(_ASYNC_SUMS) if async_sums and on_tpus else None)
+        train_step, donate_argnums=0, out_shardings=(kept, replicated), compiler_options=options)
 
 
 def make_eval_step(head: Head, mesh: Mesh) -> EvalStep:

@@ -18,11 +18,13 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, is_incidental, open_folder
 from bert_jax.runtime.lease import Claim, claimed
 from bert_jax.text import find_vocabulary
-from bert_jax.weights.run_directory import read_config, run_of, saved_steps
+from bert_jax.weights.run_directory import check_path, read_config, run_of, saved_steps
 
 # Values of fields that did not exist when a run was made.
 _DEFAULTS = {path: field.default for path, field in FIELDS.items()}
 _DEFAULTS |= {f'model.{option.name}': option.default for option in OPTIONS}
+# What runs did before there was such a field, where its default is something else.
+_BEFORE_FIELDS = {'mesh.message_dtype': 'float32'}
 # What a run leaves behind if it is killed while it starts, before it writes config.json.
 STARTUP_FILES = ('checkpoints', 'best', 'goodput.json', 'metrics.jsonl')
 
@@ -68,9 +70,10 @@ class Change:
 
     Attributes:
       name: dotted.
-      before: the value that the run has in its `config.json`, or else the default.
+      before: the value that the run has in its `config.json`, or else what runs without the field
+        did, mostly the default.
       now: the value that it would resume with; None: there is none.
-      is_recorded: whether the run's `config.json` has the field; older ones lack some.
+      is_recorded: whether it is known what the run did; older ones lack some fields.
     """
 
     name: str
@@ -91,12 +94,12 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """
     changes = []
     for name in sorted(old.keys() | new.keys()):
-        before = old.get(name, _DEFAULTS.get(name))
+        before = old.get(name, _BEFORE_FIELDS.get(name, _DEFAULTS.get(name)))
         if name not in new and not (name.startswith('model.') and before):
             continue
         now = new.get(name)
         if before != now:
-            changes.append(Change(name, before, now, name in old))
+            changes.append(Change(name, before, now, name in old or name in _BEFORE_FIELDS))
     return changes
 
 
@@ -120,6 +123,7 @@ def check_resumable(
     """
     if not hosts.first():
         return
+    check_path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     check_deletion(workdir)
     saved = [*saved_steps(workdir / 'checkpoints'), *saved_steps(workdir / 'best')]

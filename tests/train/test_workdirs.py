@@ -199,8 +199,10 @@ def test_changes_that_are_refused(workdir, case, capsys):
 
 def test_descriptions_differ_in_values_and_in_what_older_runs_lack():
     old = {'train.steps': 5, 'seed': 1, 'train.gone': 3, 'model.gone': 'x', 'data.text': 'text'}
-    new = {'train.steps': 6, 'seed': 1, 'data.text': 'text', 'optimizer.eps': 1e-3}
+    new = {'train.steps': 6, 'seed': 1, 'data.text': 'text', 'optimizer.eps': 1e-3,
+           'mesh.message_dtype': 'auto'}
     assert compare(old, new) == [
+        Change('mesh.message_dtype', before='float32', now='auto', is_recorded=True),
         Change('model.gone', before='x', now=None, is_recorded=True),
         Change('optimizer.eps', before=1e-6, now=1e-3, is_recorded=False),
         Change('train.steps', before=5, now=6, is_recorded=True),

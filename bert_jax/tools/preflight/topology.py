@@ -63,7 +63,10 @@ def _check_libtpu() -> None:
     """
     if importlib.util.find_spec('libtpu') is None:
         raise InputError("libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax")
-    installed = importlib.metadata.version('libtpu')
+    try:
+        installed = importlib.metadata.version('libtpu')
+    except importlib.metadata.PackageNotFoundError:  # installed under another name
+        return
     for requirement in importlib.metadata.requires('jax') or []:
         match = re.match(r'libtpu==([\d.]*\d)', requirement)
         if match and _numbers(installed) < _numbers(match[1]):
