@@ -55,7 +55,8 @@ HEAD_NAMES: Mapping[str, str] = MappingProxyType({
 def check_head_name(head: str) -> None:
     """Raises InputError if a user names a head that there is not."""
     if head not in HEAD_NAMES:
-        raise InputError(f"head={head!r:.60} is unknown: {nearest(head, HEAD_NAMES)} (all: "
+        meant = str(head).removeprefix('sequence_')  # as transformers calls classifiers of texts
+        raise InputError(f"head={head!r:.60} is unknown: {nearest(meant, HEAD_NAMES)} (all: "
                          f"{', '.join(HEAD_NAMES)})")
 
 
@@ -229,6 +230,12 @@ class BertModule(nn.Module):
           InputError: an array has a wrong shape, or rows are longer than the model takes.
         """
         self._check(input_ids, position_ids, masked_lm_positions)
+        given = {'attention_mask': attention_mask, 'token_type_ids': token_type_ids,
+                 'position_ids': position_ids}
+        for name, x in given.items():
+            if x is not None and jnp.shape(x) != jnp.shape(input_ids):
+                raise InputError(f'{name} has the shape {list(jnp.shape(x))}, and input_ids '
+                                 f'{list(jnp.shape(input_ids))}: they have to be equal')
         batch = _in_berts_nouns(
             input_ids, attention_mask, token_type_ids, position_ids, cls_positions)
         if masked_lm_positions is not None:
@@ -236,7 +243,9 @@ class BertModule(nn.Module):
         rows_Bx2 = self._dropout_rows(len(batch['input_ids']), deterministic, dropout_at)
         states: dict[str, Any] = {}
         encoded = None
-        if (output_hidden_states or output_attentions) and not self.is_initializing():
+        if output_hidden_states or output_attentions:
+            if self.is_initializing():
+                self.model(batch, rows_Bx2, None)  # makes the parameters
             encoded, states = self._encode_everywhere(batch, rows_Bx2, output_attentions)
             if not output_hidden_states:
                 del states['hidden_states']

@@ -28,7 +28,8 @@ from bert_jax.model.attention import resolve_backend
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.loaded import one_of, read_model
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path
+from bert_jax.runtime.files import absolute
+from bert_jax.runtime.hub import check_unpublished
 from bert_jax.sharding import MESH_AXES, Layout, tree_shardings
 from bert_jax.text import find_lowercase, load_tokenizer
 from bert_jax.weights.formats import Weights, check_model, from_tree, to_tree
@@ -57,10 +58,10 @@ class Bert:
     """
 
     module: BertModule
-    params: Params
+    params: Params = dataclasses.field(repr=False)
     labels: tuple[str, ...]
-    fresh: tuple[str, ...]
-    _origin: Weights
+    fresh: tuple[str, ...] = dataclasses.field(repr=False)
+    _origin: Weights = dataclasses.field(repr=False)
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -76,22 +77,30 @@ class Bert:
         most = self.module.config.max_length
         return Tokenizer(pieces, min(most, self._origin.inference.get('max_seq_length') or most))
 
-    def save(self, folder: StrPath, params: Params | None = None) -> list[str]:
+    def save(
+        self, folder: StrPath, params: Params | None = None, *, overwrite: bool = False
+    ) -> list[str]:
         """Writes a Hugging Face folder, which transformers and `from_pretrained` load.
 
         Args:
           folder: a new or empty one; or hf:ORG/NAME, a model to publish on the Hugging Face hub.
           params: the parameters to write; None: those of this object.
+          overwrite: whether a model that is on the hub may be replaced.
 
         Returns:
           Notes on what the folder does not hold, a line each.
 
         Raises:
-          InputError: the folder holds something, or the family cannot hold the model.
+          InputError: the folder holds something, the parameters are not this model's, or the family
+            cannot hold it.
         """
+        if str(folder).startswith('hf:') and not overwrite:
+            check_unpublished(str(folder))
         tree = jax.device_get(self.params if params is None else params)
-        vocab_size = self.module.config.vocab_size
-        arrays = {name: np.asarray(x) for name, x in from_tree(tree, vocab_size).items()}
+        _check_params(tree, self.module)
+        arrays = {}
+        for name, x in from_tree(tree, self.module.config.vocab_size).items():
+            arrays[name] = np.asarray(x, np.float32)
         return write_huggingface(folder, dataclasses.replace(self._origin, params=arrays))
 
     def shardings(self, mesh: Mesh) -> Any:
@@ -152,6 +161,8 @@ def from_pretrained(
     if head is not None:
         check_head_name(head)
     weights, _ = read_model(path, vocab_file)
+    if weights.vocab_file is not None:  # it is read when the tokenizer is used
+        weights = dataclasses.replace(weights, vocab_file=absolute(weights.vocab_file))
     if HEADS[weights.head].stays_in_run:
         raise InputError(f'{weights.source} has {HEADS[weights.head].title()}, which stays in its '
                          'run: bert_jax.load uses it')
@@ -190,7 +201,7 @@ def from_config(
         raise InputError(f'vocab_size={vocab_size} is for a named size: the config has its own')
     model = {option.name: getattr(config, option.name) for option in OPTIONS}
     check_model(model, 'config')
-    path = None if vocab_file is None else as_path(vocab_file)
+    path = None if vocab_file is None else absolute(vocab_file)
     path, lowercase = check_vocabulary(path, lowercase, config.vocab_size)
     without_params = Weights(
         params={}, model=model, head='', labels=(), vocab_file=path, lowercase=lowercase,
@@ -275,7 +286,8 @@ def _module(
     Raises:
       InputError: dtype or remat is unknown.
     """
-    one_of('dtype', dtype, ('float32', 'bfloat16'))
+    if dtype not in ('float32', 'bfloat16'):
+        raise InputError(f"dtype={dtype!r:.60} must be 'float32' or 'bfloat16', as text")
     one_of('remat', remat, COMPUTATION['remat'])
     model = {option.name: getattr(config, option.name) for option in OPTIONS}
     computed = ModelConfig(
@@ -302,6 +314,21 @@ def _fresh_params(module: BertModule, seed: int, names: Collection[str] = ()) ->
 def _declared_shapes(module: BertModule) -> Any:
     """The shapes of a module's parameters, with their declarations."""
     return jax.eval_shape(lambda: declared_params(module, jax.random.key(0)))
+
+
+def _check_params(params: Params, module: BertModule) -> None:
+    """Raises InputError unless these are the parameters of a module, by names and shapes."""
+    wanted = flatten_dict(nn.meta.unbox(_declared_shapes(module)), sep='/')
+    given = flatten_dict(params, sep='/')
+    if given.keys() != wanted.keys():
+        name = min(given.keys() ^ wanted.keys())
+        what = 'lack' if name in wanted else 'have'
+        raise InputError(f'params {what} {name}: give those of this model alone, such as '
+                         "variables['params'], or the part of a larger tree that is its own")
+    for name, x in wanted.items():
+        if np.shape(given[name]) != x.shape:
+            raise InputError(f'params: {name} has the shape {list(np.shape(given[name]))}, and the '
+                             f'model {list(x.shape)}')
 
 
 def _initialised(

@@ -29,6 +29,21 @@ def test_outputs_are_those_that_transformers_recorded(folder):
     assert_same_outputs(outputs(bert, batch), expected, batch, atol)
 
 
+def test_hidden_states_are_there_when_a_module_around_it_is_initialised():
+    bert = bert_jax.from_config('L-1_H-32_A-2', 'encoder', vocab_size=20)
+
+    class Around(nn.Module):
+        encoder: nn.Module
+
+        def __call__(self, input_ids):
+            return self.encoder(input_ids, output_hidden_states=True)['hidden_states'][-1]
+
+    around = Around(bert.module)
+    ids = jnp.ones((2, 8), jnp.int32)
+    variables = around.init(jax.random.key(0), ids)
+    assert around.apply(variables, ids).shape == (2, 8, 32)
+
+
 def test_hidden_states_and_attentions_leave_the_outputs_as_they_are():
     bert, batch, expected = model_and_batch('classification')
     found = outputs(bert, batch, output_hidden_states=True, output_attentions=True)

@@ -1,8 +1,10 @@
 """Models of the library: from weights and from a config, their heads and labels, and saving."""
 
+import re
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -73,6 +75,26 @@ def test_saved_and_read_again(tmp_path):
         bert.save(tmp_path / 'same')
 
 
+@pytest.mark.parametrize(('change', 'message'), [
+    (lambda params: {'encoder': params}, 'params lack bert/'),
+    (lambda params: {}, 'params lack bert/'),
+    (lambda params: jax.tree.map(lambda x: np.stack([x, x]), params), 'has the shape [2, '),
+])
+def test_other_parameters_are_not_saved(tmp_path, change, message):
+    bert = bert_jax.from_config('L-1_H-32_A-2', 'encoder', vocab_size=20)
+    with pytest.raises(bert_jax.InputError, match=re.escape(message)):
+        bert.save(tmp_path / 'm', change(bert.params))
+    assert not (tmp_path / 'm').exists()
+
+
+def test_half_precision_is_saved_in_float32(tmp_path):
+    bert = bert_jax.from_config('L-1_H-32_A-2', 'encoder', vocab_size=20)
+    halved = jax.tree.map(lambda x: x.astype(jnp.bfloat16), bert.params)
+    bert.save(tmp_path / 'm', halved)
+    read = bert_jax.from_pretrained(tmp_path / 'm').params
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(jnp.float32)), read, halved)
+
+
 def test_new_weights_follow_from_the_seed():
     first, same, other = (
         bert_jax.from_config(CONFIG, 'masked_lm', seed=seed) for seed in (1, 1, 2))
@@ -107,7 +129,7 @@ REFUSED = [
     (pretrained(head='classification', num_labels=1), "num_labels=1 .* from 2 .*'regression'"),
     (pretrained(head='classification', num_labels=3, labels=['a', 'b']), 'num_labels=3 says'),
     (pretrained(head='question_answering', num_labels=2), 'has no labels: leave num_labels'),
-    (pretrained(dtype='float16'), "dtype='float16' is unknown: float32, bfloat16"),
+    (pretrained(dtype='float16'), "dtype='float16' must be 'float32' or 'bfloat16'"),
     (pretrained(remat='some'), "remat='some' is unknown: none, dots, full"),
     (lambda: bert_jax.from_pretrained('nowhere'), 'nowhere does not exist'),
     (configured('huge'), "config='huge' is unknown"),
