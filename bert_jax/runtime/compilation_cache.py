@@ -41,6 +41,8 @@ def keep_compiled(folder: Any, *, least_seconds: float | None = None) -> None:
             os.makedirs(folder, exist_ok=True)
         except OSError:
             return
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return
         if hosts.first():
             shrink(folder, _MAX_BYTES)
     jax.config.update('jax_compilation_cache_dir', os.fspath(folder))

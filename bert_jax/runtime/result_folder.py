@@ -1,7 +1,8 @@
 """The folder of an evaluation: `result.json` and the files of its predictions, replaced as a whole.
 
-On a disk the files are written into a new folder, which is renamed. In a bucket, where nothing can
-be renamed, `result.json` says that the evaluation is unfinished until all the others are there.
+On a disk the files are written into a new folder, which is renamed. A folder that cannot be renamed
+(in a bucket, a mounted one, one in a folder of somebody else) keeps its place: `result.json` says
+that the evaluation is unfinished until all the others are there.
 """
 
 import contextlib
@@ -61,6 +62,8 @@ def open_result_folder(folder: Path) -> None:
     Raises:
       InputError: it is a run, holds something else, or cannot be replaced.
     """
+    if not _stays_in_place(folder):
+        _settle(as_path(os.path.realpath(folder)))
     if (folder / 'checkpoints').exists():
         raise InputError(f'{folder} is a run, whose predictions would be lost: give another')
     open_folder(folder, '--workdir', lambda folder: exists(folder / RESULT))
@@ -88,7 +91,7 @@ def write_result(folder: Path, result: Mapping[str, Any], files: Mapping[str, st
     """
     removed = [name for name in _files_of_earlier(folder) if name not in files]
     content = json.dumps({**result, _FILES: sorted(files)}, indent=1) + '\n'
-    if in_bucket(folder):
+    if _stays_in_place(folder):
         # This names the files of both, so that the next evaluation can remove them.
         unfinished = {'unfinished': True, _FILES: [*removed, *files]}
         write_whole(folder / RESULT, json.dumps(unfinished))
@@ -109,23 +112,60 @@ def _files_of_earlier(folder: Path) -> list[str]:
     return [path.name for path in children(folder) if path.name in written]
 
 
+def _stays_in_place(folder: Path) -> bool:
+    """Whether a folder cannot be replaced by another with its name."""
+    if in_bucket(folder):
+        return True
+    whole = os.path.realpath(folder)
+    parent = os.path.dirname(whole)
+    may_rename = not os.path.exists(parent) or os.access(parent, os.W_OK | os.X_OK)
+    return os.path.ismount(whole) or not may_rename
+
+
 def _replace(folder: Path, files: Mapping[str, str], removed: Collection[str]) -> None:
     """Replaces a folder by one with other files, and those of its own that are not `removed`."""
     remove_leftovers(folder.parent, folder.name)
     beside = temporary_name(folder)
-    old = temporary_name(folder)
     beside.mkdir()
     try:
+        shutil.copystat(folder, beside)  # such as who may read it
         for name, content in files.items():
             write_whole(beside / name, content)
         for path in children(folder):
-            if path.name not in removed and path.name not in files:
+            if path.name not in removed and path.name not in files and not path.is_dir():
                 _link(path, beside / path.name)
-        os.rename(folder, old)
-        os.rename(beside, folder)
-        old.rmtree()
+        os.rename(folder, _before(folder))
+        try:
+            os.rename(beside, folder)
+        except OSError:
+            os.rename(_before(folder), folder)
+            raise
+        _settle(folder)
     finally:
         beside.rmtree(missing_ok=True)
+
+
+def _before(folder: Path) -> Path:
+    """What a folder is called while another takes its place."""
+    return folder.parent / f'.{folder.name}.before'
+
+
+def _settle(folder: Path) -> None:
+    """Ends a replacement, perhaps of a process that was killed in it.
+
+    If there is a new folder, it gets the folders in the one before, which is removed; else the one
+    before comes back.
+    """
+    before = _before(folder)
+    if not exists(before):
+        return
+    if not exists(folder):
+        os.rename(before, folder)
+        return
+    for path in children(before):
+        if path.is_dir() and not exists(folder / path.name):
+            os.rename(path, folder / path.name)
+    before.rmtree()
 
 
 def _link(path: Path, other: Path) -> None:

@@ -5,6 +5,7 @@ name and digest are in config.json. It is there to be read by people: no command
 """
 
 import dataclasses
+import glob
 import json
 import math
 import os
@@ -368,7 +369,12 @@ def _restore(path: Path) -> dict[str, Any]:
 
 def _check_bytes(path: Path, wanted: Any) -> None:
     """Raises ValueError if arrays that are to be allocated are far too large for their files."""
-    num_stored = sum(file.size for file in files.find(f'{path}/**'))
+    folder = os.fspath(path)
+    if not files.in_bucket(path):
+        folder = glob.escape(folder)  # a run may be called `lr[1e-4]`
+    num_stored = sum(file.size for file in files.find(f'{folder}/**'))
+    if not num_stored:  # a bucket's own wildcards are not escaped
+        return
     num_wanted = 0
     for array in jax.tree.leaves(wanted):
         num_wanted += math.prod(array.shape) * array.dtype.itemsize
@@ -402,6 +408,17 @@ def _check_checksums(restored: Mapping[str, Any], saved: Mapping[str, Any]) -> N
             raise ValueError(f'{name} is not what was saved')
 
 
+def check_path(workdir: Path) -> None:
+    """Refuses a run's path that orbax would take for a pattern: it would save half of the arrays.
+
+    Raises:
+      InputError: the path has such characters, and there is no run yet.
+    """
+    if glob.has_magic(os.fspath(workdir)) and not saved_steps(workdir / 'checkpoints'):
+        raise InputError(f'{workdir}: checkpoints cannot be saved under a path with any of the '
+                         'characters [ * ?, name the folder otherwise')
+
+
 def write_run(workdir: str | os.PathLike[str], weights: formats.Weights) -> list[str]:
     """Writes a run directory with one checkpoint, of step 0, that holds only parameters.
 
@@ -413,6 +430,7 @@ def write_run(workdir: str | os.PathLike[str], weights: formats.Weights) -> list
     """
     import orbax.checkpoint as ocp
 
+    check_path(as_path(workdir))
     fields = {
         'vocabulary': None,
         'head': weights.head,

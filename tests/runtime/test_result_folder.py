@@ -54,6 +54,40 @@ def test_files_of_others_are_kept(tmp_path):
     assert not [path for path in children(out.parent) if path.name.endswith('.tmp')]
 
 
+def test_folders_in_it_and_its_mode_are_kept(tmp_path):
+    out = as_path(tmp_path / 'out')
+    (out / '.ipynb_checkpoints').mkdir(parents=True)
+    (out / '.ipynb_checkpoints' / 'a').write_text('mine')
+    os.chmod(out, 0o700)
+    evaluate(out, dev='1')
+    assert (out / '.ipynb_checkpoints' / 'a').read_text() == 'mine'
+    assert os.stat(out).st_mode & 0o777 == 0o700
+
+
+def test_a_folder_whose_successor_cannot_take_its_place_comes_back(tmp_path, monkeypatch):
+    out = as_path(tmp_path / 'out')
+    evaluate(out, dev='1')
+    rename = os.rename
+
+    def fail_for_the_new_one(source, target):
+        if os.fspath(target) == os.fspath(out) and not os.fspath(source).endswith('.before'):
+            raise OSError('busy')
+        rename(source, target)
+
+    monkeypatch.setattr(os, 'rename', fail_for_the_new_one)
+    with pytest.raises(OSError, match='busy'):
+        evaluate(out, dev='2')
+    assert contents(out)['dev.tsv'] == '1'
+
+
+def test_a_replacement_that_was_killed_halfway_is_undone(tmp_path):
+    out = as_path(tmp_path / 'out')
+    evaluate(out, dev='1')
+    os.rename(out, tmp_path / '.out.before')
+    open_result_folder(out)
+    assert contents(out)['dev.tsv'] == '1'
+
+
 # Writes an evaluation in child after child, which is killed at its first, second, ... call that
 # makes something lasting; prints how many of them were killed.
 KILLED = f"""

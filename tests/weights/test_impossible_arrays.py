@@ -13,6 +13,17 @@ from tests.refusals import refused
 ARRAY = b'params.bert.embeddings.LayerNorm.bias/.zarray'
 
 
+def test_a_run_may_have_brackets_in_its_name(tmp_path):
+    write_run(tmp_path / 'run', load_weights(RECORDED / 'base'))
+    (tmp_path / 'run').rename(tmp_path / 'lr[1e-4]')
+    assert load_weights(tmp_path / 'lr[1e-4]').params
+
+
+def test_no_run_is_written_where_orbax_would_lose_arrays(tmp_path):
+    with refused('lr[1e-5]', 'name the folder otherwise'):
+        write_run(tmp_path / 'lr[1e-5]', load_weights(RECORDED / 'base'))
+
+
 @pytest.mark.parametrize('size', [2**45, 2**62])
 def test_a_huge_shape_is_refused(tmp_path, size):
     write_run(tmp_path / 'run', load_weights(RECORDED / 'base'))
