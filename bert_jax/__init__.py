@@ -12,14 +12,14 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bert_jax.library import Bert as Bert
-    from bert_jax.library import BertConfig as BertConfig
-    from bert_jax.library import InputError as InputError
-    from bert_jax.library import evaluate_run as evaluate_run
-    from bert_jax.library import from_config as from_config
-    from bert_jax.library import from_pretrained as from_pretrained
-    from bert_jax.library import load as load
-    from bert_jax.library import train_run as train_run
+    from bert_jax.api import Bert as Bert
+    from bert_jax.api import BertConfig as BertConfig
+    from bert_jax.api import InputError as InputError
+    from bert_jax.api import evaluate_run as evaluate_run
+    from bert_jax.api import from_config as from_config
+    from bert_jax.api import from_pretrained as from_pretrained
+    from bert_jax.api import load as load
+    from bert_jax.api import train_run as train_run
 
 __all__ = [
     'Bert',
@@ -37,9 +37,9 @@ def __getattr__(name: str) -> Any:
     """A public name, imported when it is first used (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    import bert_jax.library as library
+    import bert_jax.api as api
 
-    return getattr(library, name)
+    return getattr(api, name)
 
 
 def __dir__() -> list[str]:

@@ -30,7 +30,7 @@ LAYERS = [
     'run_setup',
     'scoring',
     'predict',
-    'library',
+    'api',
     'tools',
 ]
 COMMANDS = ['__main__', 'main', 'evaluate', 'convert']

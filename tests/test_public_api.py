@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import bert_jax
-from bert_jax.library.modules import BertModule
-from bert_jax.library.tokenizer import PackedTexts, Tokenizer
+from bert_jax.api.modules import BertModule
+from bert_jax.api.tokenizer import PackedTexts, Tokenizer
 from tests.conftest import ROOT, check_golden
 
 # Objects that the public ones have as attributes.
@@ -64,7 +64,7 @@ def test_the_page_names_what_is_public():
 def test_the_type_checker_sees_the_same_names():
     source = Path(bert_jax.__file__).read_text()
     imported = [line.split()[-1] for line in source.splitlines()
-                if line.startswith('    from bert_jax.library import')]
+                if line.startswith('    from bert_jax.api import')]
     assert sorted(imported) == sorted(bert_jax.__all__)
     assert (Path(bert_jax.__file__).parent / 'py.typed').exists()
 

@@ -11,8 +11,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import bert_jax
 from bert_jax.heads import HEADS
 from bert_jax.model.dropout import dropout_rows
+from tests.api.recorded_models import assert_same_outputs, model_and_batch, outputs
 from tests.conftest import RECORDED
-from tests.library.recorded_models import assert_same_outputs, model_and_batch, outputs
 from tests.tiny_models import assert_close, jit
 
 FOLDERS = sorted(path.name for path in RECORDED.iterdir())

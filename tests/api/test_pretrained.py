@@ -12,8 +12,8 @@ import bert_jax
 from bert_jax.heads import HEADS
 from bert_jax.model.layers import ModelConfig
 from bert_jax.weights import load_weights
+from tests.api.recorded_models import assert_same_outputs, model_and_batch, outputs
 from tests.conftest import RECORDED
-from tests.library.recorded_models import assert_same_outputs, model_and_batch, outputs
 
 CONFIG = bert_jax.BertConfig(
     vocab_size=40, num_layers=1, hidden_size=8, num_heads=2, intermediate_size=12,

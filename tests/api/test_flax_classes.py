@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bert_jax
-from tests.library.recorded_models import assert_same_outputs, outputs
+from tests.api.recorded_models import assert_same_outputs, outputs
 
 pytestmark = [pytest.mark.slow, pytest.mark.extras]
 

@@ -13,17 +13,17 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import AxisType, Mesh
 
-from bert_jax.config import size_named
-from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
-from bert_jax.heads import HEADS
-from bert_jax.library.modules import (
+from bert_jax.api.modules import (
     ENCODER,
     HEAD_NAMES,
     BertModule,
     check_head_name,
     declared_params,
 )
-from bert_jax.library.tokenizer import Tokenizer
+from bert_jax.api.tokenizer import Tokenizer
+from bert_jax.config import size_named
+from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
+from bert_jax.heads import HEADS
 from bert_jax.model.attention import resolve_backend
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.loaded import one_of, read_model

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import bert_jax
+from tests.api.recorded_models import model_and_batch, outputs
 from tests.conftest import RECORDED
-from tests.library.recorded_models import model_and_batch, outputs
 
 PAD, UNK, CLS, SEP, MASK, A, B, C = range(8)  # ids of the recorded models' vocabulary
 
