@@ -208,7 +208,8 @@ class BertModule(nn.Module):
           attention_mask: like `input_ids`: 1 on tokens, 0 on padding; in packed rows, the number
             of a token's text in its row, from 1. None: all are tokens of one text.
           token_type_ids: like `input_ids`: 1 on the second text of a pair; None: 0 everywhere.
-          position_ids: [B, S], from 0 in each text, in every family; None: places in the row.
+          position_ids: like `input_ids`, from 0 in each text, in every family; None: places in the
+            row.
           cls_positions: [B, K], of packed rows: where each text begins. Outputs of texts are then
             [B, K, ...] instead of [B, ...].
           masked_lm_positions: [B, P]: the positions whose words are predicted; None: all.
@@ -229,13 +230,10 @@ class BertModule(nn.Module):
         Raises:
           InputError: an array has a wrong shape, or rows are longer than the model takes.
         """
+        _check_shapes(input_ids, {
+            'attention_mask': attention_mask, 'token_type_ids': token_type_ids,
+            'position_ids': position_ids})
         self._check(input_ids, position_ids, masked_lm_positions)
-        given = {'attention_mask': attention_mask, 'token_type_ids': token_type_ids,
-                 'position_ids': position_ids}
-        for name, x in given.items():
-            if x is not None and jnp.shape(x) != jnp.shape(input_ids):
-                raise InputError(f'{name} has the shape {list(jnp.shape(x))}, and input_ids '
-                                 f'{list(jnp.shape(input_ids))}: they have to be equal')
         batch = _in_berts_nouns(
             input_ids, attention_mask, token_type_ids, position_ids, cls_positions)
         if masked_lm_positions is not None:
@@ -319,6 +317,15 @@ class BertModule(nn.Module):
         if output != 'logits':
             return output in ('pooler_output', 'seq_relationship_logits')
         return self.head == 'next_sentence' or HEADS[HEAD_NAMES[self.head]].needs_pooler
+
+
+def _check_shapes(input_ids: Any, others: Mapping[str, Any]) -> None:
+    """Raises InputError for an array, by name, that is not of the shape of `input_ids`."""
+    shape = jnp.shape(input_ids)
+    for name, x in others.items():
+        if x is not None and jnp.shape(x) != shape:
+            raise InputError(f'{name} has the shape {list(jnp.shape(x))}, and input_ids '
+                             f'{list(shape)}: they have to be equal')
 
 
 def declared_params(module: BertModule, rng: jax.Array) -> Params:

@@ -206,6 +206,8 @@ REFUSED = [
     ('classification',
      {'input_ids': np.ones((1, 7), int), 'masked_lm_positions': np.ones((1, 1), int)},
      "masked_lm_positions is given, and head='classification' predicts no words"),
+    ('base', {'input_ids': np.ones((2, 8), int), 'token_type_ids': np.ones((2, 4), int)},
+     r'token_type_ids has the shape \[2, 4\], and input_ids \[2, 8\]'),
 ]
 
 
