@@ -50,7 +50,7 @@ from bert_jax.model.attention_tiles import (
     overlap,
     rotation,
     scaled_with_bias,
-    spare_lanes,
+    spare_lines,
     sum_of_lines,
     turned_back,
 )
@@ -375,9 +375,10 @@ class _Scratch(NamedTuple):
 
         def block(index: jax.Array, _: None) -> None:
             tokens = pl.ds(pl.multiple_of(index * LANES, LANES), LANES)
-            queries_LxL, keys_LxL = spare_lanes(marks_ref[0, pl.ds(0, 1), tokens])
-            self.spare_queries[tokens] = queries_LxL.astype(self.spare_queries.dtype)
-            self.spare_keys[tokens] = keys_LxL.astype(self.spare_keys.dtype)
+            queries_LxL, keys_LxL = spare_lines(
+                marks_ref[0, pl.ds(0, 1), tokens], self.spare_keys.dtype)
+            self.spare_queries[tokens] = queries_LxL.T
+            self.spare_keys[tokens] = keys_LxL.T
             if has_places:
                 self.key_places[tokens] = column(marks_ref[0, pl.ds(1, 1), tokens])
 

@@ -60,18 +60,20 @@ from bert_jax.model.attention_tiles import (
     SUBLANES,
     VALUE,
     Settings,
-    alone,
+    alone_lines,
     column,
     dims_of,
     dot,
     gradient_scale,
     joined,
+    joined_lines,
     kept,
     means,
+    named_with_grid,
     overlap,
     rotation,
     scaled_with_bias,
-    spare_lanes,
+    spare_lines,
     sum_of_lines,
     turned_back,
 )
@@ -79,11 +81,18 @@ from bert_jax.sharding import BATCH_AXES
 
 # A grid step holds whole rows of at most so many tokens; `attention_blocks` takes longer ones.
 _LONGEST_ROW = 1024
-# Most scores, rows x tiles x S^2, that a grid step has for each head of a tile; more for long rows.
+# A grid step has all tiles of heads of a row, rows x tiles x S up to this, but so many steps that
+# fetching the first rows and writing the last takes little of the time.
+_MOST_TOKENS_OF_TILES = 4096
+_LEAST_STEPS = 8
+# So much VMEM, in bytes, is for a part of a row's projection; wider rows have fewer tiles a step.
+_MOST_OF_PART = 2 << 20
+_VMEM_BYTES = 96 << 20
+# In small VMEM, a grid step has two tiles of heads, or one at rows longer than this. Most scores,
+# rows x tiles x S^2, that it has for each head of a tile; more for long rows.
+_LONGEST_ROW_OF_TWO_TILES = 512
 _FORWARD_SCORES = 1 << 18
 _BACKWARD_SCORES = 1 << 17
-# At longer rows, VMEM holds the work of one tile of heads a grid step.
-_LONGEST_ROW_OF_TWO_TILES = 512
 # The backward kernel's output block is whole rows if [S, 3H] has at most so many elements.
 _MOST_OUTPUT_IN_VMEM = 512 * 3 * 1024
 # Most queries of a unit.
@@ -252,14 +261,14 @@ def _forward(  # type: ignore[no-untyped-def]
     hidden = hidden3 // 3
     heads = LANES // settings.head_dim
     qkv = scaled_with_bias(qkv_BxSx3H, bias_3H, settings)
-    grid = _Grid(qkv, settings.head_dim, _FORWARD_SCORES, num_buffered=1)
+    grid = _Grid(qkv, settings, is_backward=False)
     inputs = _ForwardInputs(
         *grid.queries_keys_values,
         marks=grid.marks(marks_BxMxS),
         lines=None if lines_BxTxNxS is None else grid.lines)
     context_BxSxH, log_sums_BxTxNxS = pl.pallas_call(
         functools.partial(_forward_kernel, settings=settings),
-        name='attention_forward',
+        name=named_with_grid('attention_forward', grid.shape),
         grid=grid.shape,
         in_specs=[inputs],
         out_specs=[grid.lanes(0), grid.lines],
@@ -268,7 +277,7 @@ def _forward(  # type: ignore[no-untyped-def]
             jax.ShapeDtypeStruct((batch, hidden // LANES, heads, length), jnp.float32),
         ],
         scratch_shapes=grid.scratch_shapes,
-        compiler_params=_COMPILER_PARAMS,
+        compiler_params=_compiler_params(settings),
         interpret=settings.interpret,
     )(_ForwardInputs(qkv, qkv, qkv, marks_BxMxS, lines_BxTxNxS))
     residuals = _Residuals(qkv, marks_BxMxS, lines_BxTxNxS, log_sums_BxTxNxS, context_BxSxH)
@@ -299,7 +308,7 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
     _, length, hidden3 = qkv.shape
     if length <= LANES:
         context = None
-    grid = _Grid(qkv, settings.head_dim, _BACKWARD_SCORES, num_buffered=2)
+    grid = _Grid(qkv, settings, is_backward=True)
     inputs = _BackwardInputs(
         *grid.queries_keys_values,
         d_context=grid.lanes(0),
@@ -316,7 +325,7 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
     # If there is room, the output block is whole rows, which stay in VMEM until the last tile of
     # heads is written. Otherwise the kernel copies the results itself; at length 512 this would
     # make the backward pass 4 % slower, because waiting for copies splits the schedule.
-    copied = length * hidden3 > _MOST_OUTPUT_IN_VMEM
+    copied = grid.shape[1] > 1 and length * hidden3 > _MOST_OUTPUT_IN_VMEM
     scratch_shapes = grid.scratch_shapes
     if copied:
         output = pl.BlockSpec(memory_space=pl.ANY)
@@ -325,7 +334,7 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
         output = pl.BlockSpec((grid.rows, length, hidden3), lambda i, j: (i, 0, 0))
     d_qkv, d_bias_Gx3x8xH = pl.pallas_call(
         functools.partial(_backward_kernel, settings=settings),
-        name='attention_backward',
+        name=named_with_grid('attention_backward', grid.shape),
         grid=grid.shape,
         in_specs=[inputs],
         out_specs=[
@@ -337,7 +346,7 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
             jax.ShapeDtypeStruct((grid.shape[0], 3, SUBLANES, hidden3 // 3), jnp.float32),
         ],
         scratch_shapes=scratch_shapes,
-        compiler_params=_COMPILER_PARAMS,
+        compiler_params=_compiler_params(settings),
         interpret=settings.interpret,
     )(_BackwardInputs(
         qkv, qkv, qkv, d_context_BxSxH, log_sums, marks, lines, context, rotation_2xDxS))
@@ -371,7 +380,10 @@ class _Unit(NamedTuple):
         return self.head == 0 and self.queries.start == 0
 
 
-_COMPILER_PARAMS = pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary'))
+def _compiler_params(settings: Settings) -> pltpu.CompilerParams:
+    return pltpu.CompilerParams(
+        dimension_semantics=('parallel', 'arbitrary'),
+        vmem_limit_bytes=_VMEM_BYTES if settings.has_large_vmem else None)
 
 
 class _Grid:
@@ -383,30 +395,34 @@ class _Grid:
       shape: the number of groups of rows and of groups of tiles.
     """
 
-    def __init__(
-        self, qkv_BxSx3H: Any, head_dim: int, most_scores: int, num_buffered: int
-    ) -> None:
+    def __init__(self, qkv_BxSx3H: Any, settings: Settings, *, is_backward: bool) -> None:
         """Chooses a grid step's rows and tiles.
 
-        More rows and tiles give the scheduler more independent work but need more VMEM.
+        More rows and tiles give the scheduler more independent work but need more VMEM. All tiles
+        of a row in one step save a seventh to a third of the cycles of a pipeline that fills and
+        empties for every two tiles.
 
         Args:
           qkv_BxSx3H: queries, keys and values, or their shape.
-          head_dim: of the heads.
-          most_scores: rows x tiles x S^2 is at most this, or rows is 1.
-          num_buffered: how many arrays of the size of its probabilities a unit buffers for its
-            next stage.
+          settings: of the kernels.
+          is_backward: of which of the two kernels the grid is.
         """
         batch, length, hidden3 = qkv_BxSx3H.shape
         all_tiles = hidden3 // (3 * LANES)
-        self.tiles = math.gcd(all_tiles, 2 if length <= _LONGEST_ROW_OF_TWO_TILES else 1)
-        most_rows = max(1, most_scores // (self.tiles * length**2))
-        self.rows = math.gcd(batch, most_rows)
+        if settings.has_large_vmem:
+            tile_bytes = length * LANES * qkv_BxSx3H.dtype.itemsize
+            self.tiles = _largest_divisor(all_tiles, _MOST_OF_PART // tile_bytes)
+            most_rows = _MOST_TOKENS_OF_TILES // (self.tiles * length)
+            self.rows = _power_of_two(batch, min(most_rows, batch // _LEAST_STEPS))
+        else:
+            self.tiles = math.gcd(all_tiles, 2 if length <= _LONGEST_ROW_OF_TWO_TILES else 1)
+            most_scores = _BACKWARD_SCORES if is_backward else _FORWARD_SCORES
+            self.rows = _power_of_two(batch, most_scores // (self.tiles * length**2))
         self.shape = (batch // self.rows, all_tiles // self.tiles)
         self._length = length
         self._dtype = qkv_BxSx3H.dtype
-        self._head_dim = head_dim
-        self._num_buffered = num_buffered
+        self._head_dim = settings.head_dim
+        self._is_backward = is_backward
 
     def lanes(self, first: int) -> pl.BlockSpec:
         """The block of a grid step's tiles of heads; `first` is the block index of step 0."""
@@ -439,12 +455,14 @@ class _Grid:
         units = _units(self._lanes_shape, self._head_dim)
         num_queries = units[0].queries.stop
         num_slots = _lag(units) + 1
-        of_rows = (self.rows, self._length, LANES)
+        num_buffered = 2 if self._is_backward else 1
+        keys = (self.rows, self._length, LANES)
+        queries = (self.rows, LANES, self._length) if self._is_backward else keys
         return [
-            pltpu.VMEM(of_rows, self._dtype),
-            pltpu.VMEM(of_rows, self._dtype),
-            pltpu.VMEM(of_rows, jnp.int32),
-            pltpu.VMEM((self._num_buffered, num_slots, self._length, num_queries), self._dtype),
+            pltpu.VMEM(queries, self._dtype),
+            pltpu.VMEM(keys, self._dtype),
+            pltpu.VMEM(keys, jnp.int32),
+            pltpu.VMEM((num_buffered, num_slots, self._length, num_queries), self._dtype),
         ]
 
     def copied_shapes(self, dtype: Any) -> list[Any]:
@@ -452,17 +470,20 @@ class _Grid:
         return [pltpu.VMEM((3, *self._lanes_shape), dtype), pltpu.SemaphoreType.DMA((3,))]
 
 
-def grids(batch: int, length: int, hidden: int) -> dict[str, tuple[int, int]]:
-    """The grids of both kernels, by kernel name, for queries [B, S, H] of one device.
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` that is at most `most`; at least 1."""
+    for divisor in range(min(number, most), 1, -1):
+        if number % divisor == 0:
+            return divisor
+    return 1
 
-    They do not depend on the size of heads.
-    """
-    padded = length + -length % LANES
-    qkv = jax.ShapeDtypeStruct((batch, padded, 3 * hidden), jnp.bfloat16)
-    return {
-        'attention_forward': _Grid(qkv, LANES, _FORWARD_SCORES, num_buffered=1).shape,
-        'attention_backward': _Grid(qkv, LANES, _BACKWARD_SCORES, num_buffered=2).shape,
-    }
+
+def _power_of_two(number: int, most: int) -> int:
+    """The largest power of two that divides `number` and is at most `most`; at least 1."""
+    power = 1
+    while number % (2 * power) == 0 and 2 * power <= most:
+        power *= 2
+    return power
 
 
 class _Scratch(NamedTuple):
@@ -471,7 +492,9 @@ class _Scratch(NamedTuple):
     The first three are what all heads of a row share, which `prepare` writes.
 
     Attributes:
-      spare_queries, spare_keys: what the spare lanes of queries and keys hold, [rows, S, L].
+      spare_queries: what the spare lanes of queries hold: in the forward pass [rows, S, L], in the
+        backward pass transposed.
+      spare_keys: what those of keys hold, [rows, S, L].
       key_places: dropout's places of keys as columns, [rows, S, L] int32.
       buffer: arrays [K, Q] between a unit's stages, [arrays, slots, S, Q].
     """
@@ -481,15 +504,15 @@ class _Scratch(NamedTuple):
     key_places: Any
     buffer: Any
 
-    def prepare(self, marks_ref: Any) -> None:
+    def prepare(self, marks_ref: Any, *, is_backward: bool) -> None:
         """Writes the spare lanes, and dropout's places of keys, once for all heads of a row."""
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
             for row in range(self.key_places.shape[0]):
                 marks_MxS = marks_ref[row]
-                queries_SxL, keys_SxL = spare_lanes(marks_MxS[:1])
-                self.spare_queries[row] = queries_SxL.astype(self.spare_queries.dtype)
-                self.spare_keys[row] = keys_SxL.astype(self.spare_keys.dtype)
+                queries_LxS, keys_LxS = spare_lines(marks_MxS[:1], self.spare_keys.dtype)
+                self.spare_queries[row] = queries_LxS if is_backward else queries_LxS.T
+                self.spare_keys[row] = keys_LxS.T
                 if marks_MxS.shape[0] > 1:
                     self.key_places[row] = column(marks_MxS[1:2])
 
@@ -503,7 +526,7 @@ def _forward_kernel(
     settings: Settings,
 ) -> None:
     scratch = _Scratch(*scratch_refs)
-    scratch.prepare(inputs.marks)
+    scratch.prepare(inputs.marks, is_backward=False)
     step = _ForwardStep(inputs, context_ref, log_sums_ref, scratch, settings)
     step.run()
     largest_exponent = jnp.max(jnp.abs(log_sums_ref[...]))
@@ -631,7 +654,7 @@ def _backward_kernel(
     # A kernel that copies its results itself has two more entries.
     scratch = _Scratch(*scratch_refs[:4])
     copied_refs = scratch_refs[4:]
-    scratch.prepare(inputs.marks)
+    scratch.prepare(inputs.marks, is_backward=True)
     output = _GradientOutput(inputs.queries.shape, d_qkv_ref, *copied_refs)
     step = _BackwardStep(inputs, output, d_bias_ref, scratch, settings)
     step.run()
@@ -733,12 +756,12 @@ class _BackwardStep:
             _lag(self._units))
 
     def _load(self, unit: _Unit) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Keys [K, L], queries [Q, L] and the context's gradient [Q, L], with spare lanes."""
-        queries_SxL = self._inputs.queries[unit.row, :, unit.lanes]
+        """Keys [K, L], queries [L, Q] and the context's gradient [L, Q], with spare lanes."""
         keys_SxL = self._inputs.keys[unit.row, :, unit.lanes]
-        d_context_SxL = self._inputs.d_context[unit.row, :, unit.lanes]
+        tile = unit.row, unit.tile
         if unit.is_first_of_tile:
-            tile = unit.row, unit.tile
+            queries_SxL = self._inputs.queries[unit.row, :, unit.lanes]
+            d_context_SxL = self._inputs.d_context[unit.row, :, unit.lanes]
             self._transposed[tile] = (queries_SxL.T, keys_SxL.T, d_context_SxL.T)
             if self._length > LANES:
                 context_SxL = self._inputs.context[unit.row, :, unit.lanes]
@@ -746,22 +769,23 @@ class _BackwardStep:
                     d_context_SxL, context_SxL, self._head_dim, self._rate)
         keys = joined(
             keys_SxL, self._scratch.spare_keys[unit.row], unit.head, self._head_dim)
-        queries = joined(
-            queries_SxL[unit.queries],
-            self._scratch.spare_queries[unit.row, unit.queries],
+        queries_LxS, _, d_context_LxS = self._transposed[tile]
+        queries = joined_lines(
+            queries_LxS[:, unit.queries],
+            self._scratch.spare_queries[unit.row, :, unit.queries],
             unit.head,
             self._head_dim)
-        d_context = alone(d_context_SxL[unit.queries], unit.head, self._head_dim)
+        d_context = alone_lines(d_context_LxS[:, unit.queries], unit.head, self._head_dim)
         return keys, queries, d_context
 
     def _products(
         self, unit: _Unit, operands: tuple[jax.Array, jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         """Scores [K, Q], and the gradients of dropped probabilities [K, Q]."""
-        keys_KxL, queries_QxL, d_context_QxL = operands
-        scores_KxQ = dot(keys_KxL, queries_QxL, 1, 1)
+        keys_KxL, queries_LxQ, d_context_LxQ = operands
+        scores_KxQ = dot(keys_KxL, queries_LxQ, 1, 0)
         values_KxL = self._inputs.values[unit.row, :, unit.lanes]
-        return scores_KxQ, dot(values_KxL, d_context_QxL, 1, 1)
+        return scores_KxQ, dot(values_KxL, d_context_LxQ, 1, 0)
 
     def _softmax(self, unit: _Unit, products: tuple[jax.Array, jax.Array]) -> int:
         """Buffers dropped probabilities and the gradients of scores; returns their slot.
@@ -774,7 +798,7 @@ class _BackwardStep:
         dropped_KxQ = probs_KxQ
         if self._rate:
             kept_KxQ = kept(
-            self._inputs.lines[unit.line], self._scratch.key_places[unit.row], self._rate)
+                self._inputs.lines[unit.line], self._scratch.key_places[unit.row], self._rate)
             dropped_KxQ = jnp.where(kept_KxQ, probs_KxQ, 0.0)
         d_probs_KxQ = dropped_KxQ * d_dropped_KxQ
         if self._length > LANES:

@@ -31,8 +31,8 @@ OUTSIDE_MARK = -2
 # The parts of a projection's output.
 QUERY, KEY, VALUE = range(3)
 PARTS = (QUERY, KEY, VALUE)
-# The lanes that hold a segment number: 16 for each of four digits.
-_DIGIT_LANES = 64
+# The lanes that hold a base-16 digit of a segment number.
+_DIGIT_LANES = 16
 # Tokens of a block of the kernel that turns queries and keys.
 _TURNED_AT_ONCE = 256
 
@@ -111,6 +111,17 @@ def joined(tile_SxL: jax.Array, spare_SxL: jax.Array, head: int, head_dim: int) 
     return pltpu.bitcast(jnp.where(is_of_head_1xL, tile_words, spare_words), tile_SxL.dtype)
 
 
+def joined_lines(
+    tile_LxS: jax.Array, spare_LxS: jax.Array, head: int, head_dim: int
+) -> jax.Array:
+    """As `joined`, of transposed arrays, where it takes no operation: [L, S], or [2L, S]."""
+    if head_dim == LANES:
+        return jnp.concatenate([tile_LxS, spare_LxS])
+    dims = dims_of(head, head_dim)
+    parts = [spare_LxS[: dims.start], tile_LxS[dims], spare_LxS[dims.stop :]]
+    return jnp.concatenate([part for part in parts if part.shape[0]])
+
+
 def alone(tile_SxL: jax.Array, head: int, head_dim: int) -> jax.Array:
     """`tile` with zeros in the lanes of other heads: [S, L]."""
     if head_dim == LANES:
@@ -118,23 +129,34 @@ def alone(tile_SxL: jax.Array, head: int, head_dim: int) -> jax.Array:
     return joined(tile_SxL, jnp.zeros_like(tile_SxL), head, head_dim)
 
 
+def alone_lines(tile_LxS: jax.Array, head: int, head_dim: int) -> jax.Array:
+    """As `alone`, of a transposed array: [L, S]."""
+    if head_dim == LANES:
+        return tile_LxS
+    return joined_lines(tile_LxS, jnp.zeros_like(tile_LxS), head, head_dim)
+
+
 def column(row_1xS: jax.Array) -> jax.Array:
     """A row [1, S] as a column that is repeated in every lane: [S, 128]."""
     return jnp.broadcast_to(row_1xS, (LANES, row_1xS.shape[1])).T
 
 
-def spare_lanes(segments_1xS: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What the spare lanes of queries and of keys hold [S, L], float32.
+def spare_lines(segments_1xS: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """What the spare lanes of queries and of keys hold, transposed: [L, S].
 
-    Each of the four base-16 digits of a segment number has 16 lanes. A key has 1 in the lane of
-    the digit's value, and 0 in the others. A query has 0 where a key of its segment has 1, and
-    -2^20 in the others. So their product is 0 within a segment, and at most -2^20 between
-    segments.
+    Each of the four base-16 digits of a segment number has 16 lanes, in both halves of a tile. A
+    key has 1 in the lane of the digit's value, and 0 in the others. A query has 0 where a key of
+    its segment has 1, and -2^20 in the others. So their product is 0 within a segment, and at most
+    -2^20 between segments.
     """
-    lane_1xL = lax.broadcasted_iota(jnp.int32, (1, LANES), 1) & _DIGIT_LANES - 1
-    shift_1xL = lane_1xL >> 4 << 2  # bits below the digit of these 16 lanes
-    same_SxL = column(segments_1xS) >> shift_1xL & 15 == lane_1xL & 15
-    return jnp.where(same_SxL, 0.0, -(2.0**20)), jnp.where(same_SxL, 1.0, 0.0)
+    value_16xS = lax.broadcasted_iota(jnp.int32, (_DIGIT_LANES, segments_1xS.shape[1]), 0)
+    queries = []
+    keys = []
+    for shift in (0, 4, 8, 12):
+        same_16xS = (segments_1xS >> shift & 15) == value_16xS
+        queries.append(jnp.where(same_16xS, 0.0, -(2.0**20)))
+        keys.append(jnp.where(same_16xS, 1.0, 0.0))
+    return jnp.concatenate(queries * 2).astype(dtype), jnp.concatenate(keys * 2).astype(dtype)
 
 
 def kept(line_1xQ: jax.Array, key_places_KxL: jax.Array, rate: float) -> jax.Array:

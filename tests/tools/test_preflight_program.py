@@ -40,7 +40,7 @@ def test_everything_counts_as_often_as_it_runs(program):
 def test_what_takes_time_has_an_estimate_or_none(program):
     assert {timed.name: cycles for timed, cycles in program.timed()} == {
         'part.1': 100, 'part.2': 100, 'first': 7, 'second': None,  # a sentinel
-        'kernel': None, 'attention_forward.1': None}
+        'kernel': None, 'attention_forward_grid_1x3.1': None}
 
 
 def test_an_array_that_a_kernel_names_several_times_moves_once(program):
@@ -249,13 +249,14 @@ def test_the_cores_of_a_chip_share_a_loop(program):
 
 
 def test_a_core_takes_whole_groups_of_rows_of_the_attention_kernel(program):
-    """These 4 rows of 128 are one group, of three steps."""
-    assert program.trips(instruction(program, 'attention_forward.1'), cores=2) == 3
+    """The grid is one group of rows in three steps."""
+    assert program.trips(instruction(program, 'attention_forward_grid_1x3.1'), cores=2) == 3
 
 
 def test_the_kernels_of_long_rows_have_their_grid_in_their_name(program):
     name = named_with_grid('attention_backward_blocks', (3, 6, 8, 8))
-    kernel = instruction(program, 'attention_forward.1')._replace(name=f'transpose_{name}__.12')
+    kernel = instruction(program, 'attention_forward_grid_1x3.1')
+    kernel = kernel._replace(name=f'transpose_{name}__.12')
     assert program.trips(kernel, cores=1) == 3 * 6 * 8 * 8
     assert program.trips(kernel, cores=2) == 2 * 6 * 8 * 8
 

@@ -6,14 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bert_jax.model.attention_kernel import grids
 from bert_jax.model.attention_tiles import grid_in_name
 from bert_jax.tools.preflight.schedules import Schedule
 
 # The compiler writes 2^63 - 1 where it has no estimate.
 _LEAST_SENTINEL = 1 << 60
 _KERNEL = 'tpu_custom_call'  # a Pallas kernel; custom calls with other targets cost nothing
-_ATTENTION_KERNELS = ('attention_forward', 'attention_backward')
 _DTYPE_BYTES = {
     'pred': 1, 'bf16': 2, 'f16': 2, 's16': 2, 'u16': 2, 's8': 1, 'u8': 1, 's4': 1, 'u4': 1,
     'f64': 8, 's64': 8, 'u64': 8, 'c64': 8,
@@ -172,13 +170,9 @@ class CompiledText:
     def trips(self, instruction: Instruction, cores: int) -> int:
         """The trip count of an instruction's loop over tiles, on one of the cores that share it."""
         if instruction.is_kernel:
-            names = instruction.name + instruction.op_name
-            grid = grid_in_name(names)
+            grid = grid_in_name(instruction.name + instruction.op_name)
             if grid is not None:  # its first dim is that which cores share
                 return math.prod(grid[1:]) * math.ceil(grid[0] / cores)
-            for kernel in _ATTENTION_KERNELS:
-                if kernel in names:
-                    return self._attention_trips(instruction, kernel, cores)
         window = _ITERATION_BOUNDS.search(instruction.attributes)
         bounds = [int(size) for size in re.findall(r'\d+', window[1])] if window else []
         split = _MEGACORE_DIM.search(instruction.attributes)
@@ -189,12 +183,6 @@ class CompiledText:
             return math.ceil(math.prod(bounds) / cores)
         bounds[dim] = math.ceil(bounds[dim] / cores)
         return math.prod(bounds)
-
-    def _attention_trips(self, instruction: Instruction, kernel: str, cores: int) -> int:
-        """The grid steps of our attention kernel; a core takes whole groups of rows."""
-        rows, length, qkv_width = self.operand(instruction, 0).shape
-        groups, steps = grids(rows, length, qkv_width // 3)[kernel]
-        return steps * math.ceil(groups / cores)
 
     def schedules(self, by_name: dict[str, Schedule]) -> dict[str, Schedule]:
         """`by_name` (from `read_schedules`) with schedules for instructions equal to those in it.
