@@ -81,13 +81,13 @@ from bert_jax.sharding import BATCH_AXES
 
 # A grid step holds whole rows of at most so many tokens; `attention_blocks` takes longer ones.
 _LONGEST_ROW = 1024
-# A grid step has all tiles of heads of a row, rows x tiles x S up to this, but so many steps that
-# fetching the first rows and writing the last takes little of the time.
-_MOST_TOKENS_OF_TILES = 4096
+# A grid step has all tiles of heads of a row up to so many scores, tiles x S^2, for each head of a
+# tile (compiling more takes minutes), and up to so many bytes of a part of the projection. Shorter
+# rows are several, but leave so many steps that fetching the first rows and writing the last takes
+# little of the time.
+_MOST_SCORES = 1 << 21
+_MOST_OF_PART = 1 << 20
 _LEAST_STEPS = 8
-# So much VMEM, in bytes, is for a part of a row's projection; wider rows have fewer tiles a step.
-_MOST_OF_PART = 2 << 20
-_VMEM_BYTES = 96 << 20
 # In small VMEM, a grid step has two tiles of heads, or one at rows longer than this. Most scores,
 # rows x tiles x S^2, that it has for each head of a tile; more for long rows.
 _LONGEST_ROW_OF_TWO_TILES = 512
@@ -277,7 +277,7 @@ def _forward(  # type: ignore[no-untyped-def]
             jax.ShapeDtypeStruct((batch, hidden // LANES, heads, length), jnp.float32),
         ],
         scratch_shapes=grid.scratch_shapes,
-        compiler_params=_compiler_params(settings),
+        compiler_params=_COMPILER_PARAMS,
         interpret=settings.interpret,
     )(_ForwardInputs(qkv, qkv, qkv, marks_BxMxS, lines_BxTxNxS))
     residuals = _Residuals(qkv, marks_BxMxS, lines_BxTxNxS, log_sums_BxTxNxS, context_BxSxH)
@@ -346,7 +346,7 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
             jax.ShapeDtypeStruct((grid.shape[0], 3, SUBLANES, hidden3 // 3), jnp.float32),
         ],
         scratch_shapes=scratch_shapes,
-        compiler_params=_compiler_params(settings),
+        compiler_params=_COMPILER_PARAMS,
         interpret=settings.interpret,
     )(_BackwardInputs(
         qkv, qkv, qkv, d_context_BxSxH, log_sums, marks, lines, context, rotation_2xDxS))
@@ -380,10 +380,7 @@ class _Unit(NamedTuple):
         return self.head == 0 and self.queries.start == 0
 
 
-def _compiler_params(settings: Settings) -> pltpu.CompilerParams:
-    return pltpu.CompilerParams(
-        dimension_semantics=('parallel', 'arbitrary'),
-        vmem_limit_bytes=_VMEM_BYTES if settings.has_large_vmem else None)
+_COMPILER_PARAMS = pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary'))
 
 
 class _Grid:
@@ -410,9 +407,9 @@ class _Grid:
         batch, length, hidden3 = qkv_BxSx3H.shape
         all_tiles = hidden3 // (3 * LANES)
         if settings.has_large_vmem:
-            tile_bytes = length * LANES * qkv_BxSx3H.dtype.itemsize
-            self.tiles = _largest_divisor(all_tiles, _MOST_OF_PART // tile_bytes)
-            most_rows = _MOST_TOKENS_OF_TILES // (self.tiles * length)
+            most_tiles = _MOST_OF_PART // (length * LANES * qkv_BxSx3H.dtype.itemsize)
+            self.tiles = _largest_divisor(all_tiles, min(most_tiles, _MOST_SCORES // length**2))
+            most_rows = most_tiles // self.tiles
             self.rows = _power_of_two(batch, min(most_rows, batch // _LEAST_STEPS))
         else:
             self.tiles = math.gcd(all_tiles, 2 if length <= _LONGEST_ROW_OF_TWO_TILES else 1)
