@@ -88,6 +88,9 @@ _LONGEST_ROW = 1024
 _MOST_SCORES = 1 << 21
 _MOST_OF_PART = 1 << 20
 _LEAST_STEPS = 8
+# What the kernels may take of large VMEM. XLA keeps it free in the whole program, so more of it
+# would cost other operations theirs.
+_VMEM_BYTES = 32 << 20
 # In small VMEM, a grid step has two tiles of heads, or one at rows longer than this. Most scores,
 # rows x tiles x S^2, that it has for each head of a tile; more for long rows.
 _LONGEST_ROW_OF_TWO_TILES = 512
@@ -277,7 +280,7 @@ def _forward(  # type: ignore[no-untyped-def]
             jax.ShapeDtypeStruct((batch, hidden // LANES, heads, length), jnp.float32),
         ],
         scratch_shapes=grid.scratch_shapes,
-        compiler_params=_COMPILER_PARAMS,
+        compiler_params=_compiler_params(settings),
         interpret=settings.interpret,
     )(_ForwardInputs(qkv, qkv, qkv, marks_BxMxS, lines_BxTxNxS))
     residuals = _Residuals(qkv, marks_BxMxS, lines_BxTxNxS, log_sums_BxTxNxS, context_BxSxH)
@@ -346,7 +349,7 @@ def _backward(settings, residuals, d_context_BxSxH):  # type: ignore[no-untyped-
             jax.ShapeDtypeStruct((grid.shape[0], 3, SUBLANES, hidden3 // 3), jnp.float32),
         ],
         scratch_shapes=scratch_shapes,
-        compiler_params=_COMPILER_PARAMS,
+        compiler_params=_compiler_params(settings),
         interpret=settings.interpret,
     )(_BackwardInputs(
         qkv, qkv, qkv, d_context_BxSxH, log_sums, marks, lines, context, rotation_2xDxS))
@@ -380,7 +383,10 @@ class _Unit(NamedTuple):
         return self.head == 0 and self.queries.start == 0
 
 
-_COMPILER_PARAMS = pltpu.CompilerParams(dimension_semantics=('parallel', 'arbitrary'))
+def _compiler_params(settings: Settings) -> pltpu.CompilerParams:
+    return pltpu.CompilerParams(
+        dimension_semantics=('parallel', 'arbitrary'),
+        vmem_limit_bytes=_VMEM_BYTES if settings.has_large_vmem else None)
 
 
 class _Grid:
