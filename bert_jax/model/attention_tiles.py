@@ -118,8 +118,12 @@ def joined_lines(
     if head_dim == LANES:
         return jnp.concatenate([tile_LxS, spare_LxS])
     dims = dims_of(head, head_dim)
-    parts = [spare_LxS[: dims.start], tile_LxS[dims], spare_LxS[dims.stop :]]
-    return jnp.concatenate([part for part in parts if part.shape[0]])
+    parts = [tile_LxS[dims]]
+    if dims.start > 0:
+        parts.insert(0, spare_LxS[: dims.start])
+    if dims.stop < LANES:
+        parts.append(spare_LxS[dims.stop :])
+    return jnp.concatenate(parts)
 
 
 def alone(tile_SxL: jax.Array, head: int, head_dim: int) -> jax.Array:
