@@ -17,7 +17,8 @@ class Chip:
       num_devices: jax devices that the chip has.
       peak_flops: FLOP/s in bfloat16, as published.
       cycle_flops: FLOPs a cycle, in the cycles of the compiler's `estimated_cycles`.
-      memory_bytes: limit of a program (the device's memory less the compiler's reserve).
+      memory_bytes: limit of a program on a TPU (its memory less the compiler's reserve); all memory
+        of a GPU, of which jax takes a part.
       bandwidth: bytes/s of that memory.
       compiler_flops: FLOP/s that the compiler counts with, if that is not `peak_flops`.
     """
@@ -40,7 +41,9 @@ class Chip:
 # TPUs: peaks and bandwidth from Google's Cloud TPU documentation (links: tools/preflight/links.py);
 # 123e12 is the commonly cited peak of v3. FLOPs a cycle: matrix units x their size, at clocks of
 # 1.05 (v4), 1.5 (v5e) and 1.75 GHz (v5p, v6e). memory_bytes: "available HBM" in the compiler's own
-# message (libtpu 0.0.42.1). GPUs: NVIDIA's data sheets; jax reports the memory of a GPU.
+# message (libtpu 0.0.42.1). GPUs: peaks from NVIDIA's data sheets, without sparsity
+# (B200: an eighth of that of a HGX B200); memory and bandwidth from OpenXLA's descriptions of the
+# cards (tools/preflight/cards.py says where).
 #
 # Each core of a v2, v3 or TPU7x is a device: figures are half of the chip's. Google publishes
 # 2,307 TFLOP/s, 192 GiB and 7,380 GB/s for a TPU7x. Its published peak needs 2.2 GHz, but the
@@ -60,9 +63,16 @@ CHIPS = (
          memory_bytes=int(30.75 * _GIB), bandwidth=1.23e12),
     Chip(name='v3', kinds=('v3',), num_devices=2, peak_flops=61.5e12),
     Chip(name='v2', kinds=('v2',), num_devices=2, peak_flops=23e12),
-    Chip(name='H200', kinds=('h200',), peak_flops=989e12, bandwidth=4.8e12),
-    Chip(name='H100', kinds=('h100',), peak_flops=989e12, bandwidth=3.35e12),
-    Chip(name='A100', kinds=('a100',), peak_flops=312e12, bandwidth=2.0e12),
+    Chip(name='b200', kinds=('b200',), peak_flops=2250e12, memory_bytes=191_514_411_008,
+         bandwidth=7.672e12),
+    Chip(name='h200', kinds=('h200',), peak_flops=989e12, memory_bytes=151_397_597_184,
+         bandwidth=4.8e12),
+    Chip(name='h100', kinds=('h100',), peak_flops=989e12, memory_bytes=84_942_979_072,
+         bandwidth=3.352e12),
+    Chip(name='a100-40gb', kinds=('a100-sxm4-40gb', 'a100-pcie-40gb'), peak_flops=312e12,
+         memory_bytes=42_331_013_120, bandwidth=1.555e12),
+    Chip(name='a100', kinds=('a100',), peak_flops=312e12, memory_bytes=85_100_068_864,
+         bandwidth=2.039e12),
 )
 UNKNOWN = Chip(name='', kinds=())
 

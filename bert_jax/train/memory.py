@@ -38,14 +38,21 @@ class Memory(NamedTuple):
     code: int = 0
 
 
-def compile_step(jitted: Any, *arguments: Any) -> tuple[Any | None, Memory]:
+def compile_step(
+    jitted: Any, *arguments: Any, compiler_options: dict[str, Any] | None = None
+) -> tuple[Any | None, Memory]:
     """Compiles a jitted step for arguments given as shapes with shardings; later calls use it.
+
+    Args:
+      jitted: the step.
+      arguments: of the step.
+      compiler_options: XLA's flags, other than those of the environment.
 
     Returns:
       (The compiled program, or None if the compiler finds it too big; the memory that it needs.)
     """
     try:
-        program = jitted.lower(*arguments).compile()
+        program = jitted.lower(*arguments).compile(compiler_options)
     except jax.errors.JaxRuntimeError as error:
         match = _TOO_BIG.search(str(error))
         if match is None:

@@ -15,8 +15,16 @@ from bert_jax.tasks.pretrain import step_flops
 from bert_jax.text import load_tokenizer
 from bert_jax.text.extending import extend
 from bert_jax.text.trainers import Wanted, size_to_train
+from bert_jax.tools.preflight.cards import (
+    COMPILER_OPTIONS,
+    Switch,
+    is_card,
+    memory_limit,
+    open_switch,
+)
 from bert_jax.tools.preflight.cycles import step_cycles
 from bert_jax.tools.preflight.hlo import CompiledText
+from bert_jax.tools.preflight.kernels import step_time
 from bert_jax.tools.preflight.links import Network, open_network
 from bert_jax.tools.preflight.messages import collectives, find_messages, waiting_seconds
 from bert_jax.tools.preflight.saved import CompiledPhase, Programs
@@ -87,7 +95,11 @@ def measure(
     """
     program = build_program(config, mesh, open_task(config))
     chip = find_chip(mesh.devices.flat[0].device_kind)
-    network = open_network(chip.name, list(mesh.devices.flat))
+    network: Network | Switch
+    if is_card(chip.name):
+        network = open_switch(chip.name, mesh.size)
+    else:
+        network = open_network(chip.name, list(mesh.devices.flat))
     num_chips = mesh.size // chip.num_devices
     measurer = _PhaseMeasurer(program, chip, network, folder, programs)
     phases = []
@@ -108,7 +120,7 @@ def measure(
 
 @dataclasses.dataclass
 class _PhaseMeasurer:
-    """Compiles the steps of a program's phases and reads memory, cycles and messages.
+    """Compiles the steps of a program's phases and reads memory, time and messages.
 
     Attributes:
       program: of the run.
@@ -120,7 +132,7 @@ class _PhaseMeasurer:
 
     program: Program
     chip: Chip
-    network: Network
+    network: Network | Switch
     folder: str
     programs: Programs | None
     # Schedules by the text of the train step: a step that equals that of an earlier phase is not
@@ -134,9 +146,11 @@ class _PhaseMeasurer:
         record |= self._memory_record(phase, compiled, flops)
         if not compiled.text:
             return record
+        text = CompiledText(compiled.text)
+        if is_card(self.chip.name):
+            return record | self._card_time_record(phase, text, flops)
         if not compiled.schedules:
             say('  the compiler wrote no schedules: all cycles are its estimates')
-        text = CompiledText(compiled.text)
         return record | self._time_record(phase, text, compiled.schedules, flops)
 
     def compiled(self, phase: Record, number: int) -> CompiledPhase:
@@ -167,8 +181,9 @@ class _PhaseMeasurer:
         schedules = {}
         for step_name, (step, arguments) in phase_calls(self.program, number).items():
             say(f'compiling {step_name} of {_name(phase, number)} for '
-                f'{num_devices // self.chip.num_devices} {self.chip.name} chips ...')
-            results[step_name] = compile_step(step, *arguments)
+                f'{num_devices // self.chip.num_devices} x {self.chip.name} ...')
+            options = COMPILER_OPTIONS if is_card(self.chip.name) else None
+            results[step_name] = compile_step(step, *arguments, compiler_options=options)
             schedules[step_name] = read_schedules(self.folder)
             say(f'  done, {time.monotonic() - started:.0f} s')
         train, train_memory = results['train']
@@ -189,6 +204,8 @@ class _PhaseMeasurer:
         program = self.program
         mesh = program.mesh
         limit = self.chip.memory_bytes
+        if is_card(self.chip.name):
+            limit = memory_limit(self.chip)
         parts = program.config.train.accumulation_steps
         rows = phase['packed_rows'] or phase['batch_size']
         rows_at_once = rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts)
@@ -200,11 +217,9 @@ class _PhaseMeasurer:
         # The optimizer's state stays in memory during evaluation.
         needed_to_evaluate = sum(compiled.evaluation_memory) + moments
         fits = max(needed, needed_to_evaluate) <= limit
-        return {
+        record = {
             'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
-            'rows_at_once': rows_at_once,
-            'floor_cycles_per_sequence': flops / self.chip.cycle_flops,
-            'cycles_per_sequence': None, 'collectives': [],
+            'rows_at_once': rows_at_once, 'collectives': [],
             'bytes_per_chip': needed, 'bytes_limit': limit,
             'bytes': {
                 'parameters': params, 'optimizer': moments, 'batch': batch,
@@ -216,6 +231,12 @@ class _PhaseMeasurer:
                 memory, rows_at_once, batch=batch, gradients=params if parts > 1 else 0,
                 limit=limit),
         }
+        if is_card(self.chip.name):
+            record['card_bytes'] = self.chip.memory_bytes
+        else:  # the compiler tells no cycles of a GPU
+            record['cycles_per_sequence'] = None
+            record['floor_cycles_per_sequence'] = flops / self.chip.cycle_flops
+        return record
 
     def _time_record(
         self, phase: Record, text: CompiledText, schedules: dict[str, Schedule], flops: float
@@ -244,15 +265,52 @@ class _PhaseMeasurer:
             # As if nothing else ran meanwhile, and no other message.
             'collectives': sum(message.times * message.seconds for message in messages),
         }
-        step_seconds = seconds['compute'] + seconds['collectives']
-        hours = phase['steps'] * step_seconds / 3600
         return {
             'cycles_per_sequence': estimated, 'scheduled_cycles_per_sequence': scheduled,
             'scopes': [scope.record() for scope in step.scopes], 'collectives': by_kind,
-            'collective_bytes': sum(entry['bytes'] for entry in by_kind),
-            'seconds': seconds, 'step_seconds': step_seconds,
-            'sequences_per_second': phase['batch_size'] / step_seconds,
-            'mfu': flops / (runs_per_sequence * chip.peak_flops * step_seconds),
+            'collective_bytes': sum(entry['bytes'] for entry in by_kind), 'seconds': seconds,
+        } | self._speed_record(phase, seconds['compute'] + seconds['collectives'], flops)
+
+    def _card_time_record(self, phase: Record, text: CompiledText, flops: float) -> Record:
+        """Kernels, messages and time of a train step that is compiled for GPUs.
+
+        Args:
+          phase: of the run.
+          text: of the step.
+          flops: of a sequence, by the formula.
+        """
+        sequences = phase['batch_size'] / self.program.mesh.size
+        step = step_time(text, self.chip, flops * sequences)
+        messages = find_messages(text, self.network)
+        by_kind = collectives(messages)
+        seconds = {
+            'compute': step.products + step.others, 'products': step.products,
+            'others': step.others,
+            'waiting': waiting_seconds(text, messages, taken=step.seconds),
+            'collectives': sum(message.times * message.seconds for message in messages),
+        }
+        return {
+            'kernels': sum(part.kernels for part in step.parts),
+            'bytes_moved': sum(part.bytes for part in step.parts),
+            'scopes': [part.record() for part in step.parts], 'collectives': by_kind,
+            'collective_bytes': sum(entry['bytes'] for entry in by_kind), 'seconds': seconds,
+        } | self._speed_record(phase, seconds['compute'] + seconds['collectives'], flops)
+
+    def _speed_record(self, phase: Record, step_seconds: float, flops: float) -> Record:
+        """What follows from the seconds of a step.
+
+        Args:
+          phase: of the run.
+          step_seconds: of a step, messages included.
+          flops: of a sequence, by the formula.
+        """
+        chip = self.chip
+        num_devices = self.program.mesh.size
+        sequences_per_second = phase['batch_size'] / step_seconds
+        hours = phase['steps'] * step_seconds / 3600
+        return {
+            'step_seconds': step_seconds, 'sequences_per_second': sequences_per_second,
+            'mfu': flops * sequences_per_second / (num_devices * chip.peak_flops),
             'hours': hours, 'chip_hours': hours * num_devices / chip.num_devices,
         }
 

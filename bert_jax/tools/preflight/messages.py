@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bert_jax.tools.preflight.cards import Switch
 from bert_jax.tools.preflight.groups import read_groups
 from bert_jax.tools.preflight.hlo import Array, CompiledText, Instruction, scope_of
 from bert_jax.tools.preflight.links import Groups, Leg, Network, Orders
 
-_KINDS = (
+# The compiler's collectives.
+KINDS = (
     'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute',
     'collective-broadcast', 'ragged-all-to-all',
 )
@@ -59,7 +61,7 @@ def _bytes(arrays: Sequence[Array]) -> int:
     return sum(array.bytes for array in arrays)
 
 
-def find_messages(text: CompiledText, network: Network) -> list[Message]:
+def find_messages(text: CompiledText, network: Network | Switch) -> list[Message]:
     """The messages of a program, in the order of their starts.
 
     Args:
@@ -73,7 +75,7 @@ def find_messages(text: CompiledText, network: Network) -> list[Message]:
     messages: dict[Any, Message] = {}
     for instruction in text.instructions:
         kind = instruction.opcode.removesuffix('-start')
-        if kind not in _KINDS:
+        if kind not in KINDS:
             continue
         if kind == 'all-reduce' and instruction.computation.startswith('all-reduce-scatter'):
             kind = 'reduce-scatter'
@@ -89,7 +91,7 @@ def find_messages(text: CompiledText, network: Network) -> list[Message]:
 
 
 def _start_message(
-    text: CompiledText, network: Network, instruction: Instruction, kind: str
+    text: CompiledText, network: Network | Switch, instruction: Instruction, kind: str
 ) -> Message:
     """A message without parts.
 

@@ -6,6 +6,8 @@ from typing import Any
 
 Record = dict[str, Any]
 
+_MOST_OF_A_CARD = 0.92  # the share of a GPU's memory that jax can be told to take
+
 
 def verdict(record: Record) -> str:
     """Whether the run fits and what it takes, in one line; then what to change, a line each."""
@@ -19,6 +21,8 @@ def verdict(record: Record) -> str:
                 f"{topology}: {phase['name']} does not fit: it takes {_gb(_needed(phase))} GB of a "
                 f"{_unit(record)}'s {_gb(phase['bytes_limit'])}; {_remedy(phase)}")
         elif 'mfu' in phase:
+            if 'kernels' in phase:
+                lines.append(f"  {phase['name']}: {_kernels_line(phase)}")
             advice = _advice(phase, record)
             if advice:
                 lines.append(f"  {phase['name']}: {advice}")
@@ -26,8 +30,15 @@ def verdict(record: Record) -> str:
 
 
 def _unit(record: Record) -> str:
-    """What bytes, rows and messages are counted for: a chip, or each of its devices."""
+    """What bytes, rows and messages are counted for: a card, a chip, or each of its devices."""
+    if _is_of_cards(record):
+        return 'card'
     return 'chip' if record['devices'] == record['chips'] else 'device'
+
+
+def _is_of_cards(record: Record) -> bool:
+    """Whether it is of GPUs, of which the compiler tells no cycles."""
+    return 'cycles_per_sequence' not in record['phases'][0]
 
 
 def _what_it_takes(record: Record) -> str:
@@ -37,9 +48,13 @@ def _what_it_takes(record: Record) -> str:
     needed = max(_needed(phase) for phase in phases)
     scheduled_hours = sum(_scheduled_seconds(phase) for phase in phases) / 3600
     least_hours = min(scheduled_hours, record['hours'])
+    hours = f"{least_hours:,.1f} to {record['hours']:,.1f}"
+    if record['devices'] == 1 and _is_of_cards(record):  # no message that could be waited for
+        hours = f"about {record['hours']:,.1f}"
+    chip = 'card' if _is_of_cards(record) else 'chip'
     text = (
-        f"fits, {_gb(needed)} GB of a {_unit(record)}'s {_gb(limit)}; {least_hours:,.1f} to "
-        f"{record['hours']:,.1f} hours, {record['chip_hours']:,.0f} chip-hours")
+        f"fits, {_gb(needed)} GB of a {_unit(record)}'s {_gb(limit)}; {hours} hours, "
+        f"{record['chip_hours']:,.0f} {chip}-hours")
     if 'dollars' in record:
         text += f", ${record['dollars']:,.0f}"
     shares = ', '.join(f"{phase['mfu']:.0%}" for phase in phases)
@@ -47,10 +62,27 @@ def _what_it_takes(record: Record) -> str:
 
 
 def _scheduled_seconds(phase: Record) -> float:
-    """Seconds of a phase by the compiler's schedules."""
+    """Seconds of a phase whose messages overlap computation, by schedules where there are any."""
     seconds = phase['seconds']
-    result: float = phase['steps'] * (seconds['scheduled'] + seconds['waiting'])
+    computing = seconds.get('scheduled', seconds['compute'])
+    result: float = phase['steps'] * (computing + seconds['waiting'])
     return result
+
+
+def _kernels_line(phase: Record) -> str:
+    """Where the time of a step on GPUs goes, in one line."""
+    seconds: dict[str, float] = {}
+    for scope in phase['scopes']:
+        seconds[scope['scope']] = seconds.get(scope['scope'], 0.0) + scope['seconds']
+    if phase['collective_bytes']:
+        seconds['messages'] = phase['seconds']['collectives']
+    parts = [
+        f'{part} {1e3 * seconds[part]:,.1f}'
+        for part in sorted(seconds, key=lambda part: -seconds[part])]
+    return (
+        f"{phase['kernels']:,} kernels and {phase['bytes_moved'] / 1e9:,.1f} GB a step, "
+        f"{1e3 * phase['step_seconds']:,.1f} ms: {', '.join(parts)}; at most about "
+        f"{phase['largest_rows_at_once']:,} rows at once fit")
 
 
 def _needed(phase: Record) -> int:
@@ -65,6 +97,8 @@ def _remedy(phase: Record) -> str:
     """The setting that may make a phase fit and changes the run least."""
     if phase['bytes_per_chip'] <= phase['bytes_limit']:
         return 'lower config.train.eval_batch_size'
+    if 'card_bytes' in phase and _needed(phase) <= _MOST_OF_A_CARD * phase['card_bytes']:
+        return f'let jax take more of it: XLA_PYTHON_CLIENT_MEM_FRACTION={_MOST_OF_A_CARD}'
     rows = phase['rows_at_once']
     most_rows = phase['largest_rows_at_once']
     if most_rows:
@@ -81,7 +115,7 @@ def _advice(phase: Record, record: Record) -> str:
         return f'fewer parts fit: try --config.train.accumulation_steps={parts // 2}'
     if any(scope['pass'] == 'forward again' for scope in phase['scopes']):
         return 'layers are computed twice: try --config.model.remat=none'
-    return _more_rows(phase, record)
+    return '' if _is_of_cards(record) else _more_rows(phase, record)
 
 
 def _more_rows(phase: Record, record: Record) -> str:
@@ -124,16 +158,20 @@ def tables(record: Record) -> str:
     """A whole record as text tables."""
     mesh = ' x '.join(f'{axis} {size}' for axis, size in record['mesh'].items())
     unit = _unit(record)
-    devices = '' if unit == 'chip' else f" of {record['devices'] // record['chips']} devices each"
+    devices = ''
+    if unit == 'device':
+        devices = f" of {record['devices'] // record['chips']} devices each"
     known = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
     parts = [
-        f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} chips"
-        f"{devices}, mesh {mesh}\n{known}; {record['date']}",
+        f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} "
+        f"{'cards' if unit == 'card' else 'chips'}{devices}, mesh {mesh}\n{known}; {record['date']}",
         _phase_table(record['phases'], unit),
     ]
     for phase in record['phases']:
-        if phase['cycles_per_sequence'] is not None:
-            parts.append(f"{phase['name']}, by part\n{_scope_table(phase)}")
+        if 'mfu' in phase:
+            table = _kernel_table(phase) if 'kernels' in phase else _scope_table(phase)
+            parts.append(f"{phase['name']}, by part\n{table}")
+        if phase['collectives']:
             parts.append(f"{phase['name']}, messages a step and {unit}\n{_message_table(phase)}")
     return '\n\n'.join(parts)
 
@@ -163,9 +201,26 @@ def _phase_column(phase: Record, unit: str) -> dict[str, str]:
         'rows at once, and at most about':
             f"{phase['rows_at_once']:g}, {phase['largest_rows_at_once']}",
     }
-    if phase['cycles_per_sequence'] is not None:
+    if 'kernels' in phase:
+        column |= _card_time_column(phase)
+    elif 'mfu' in phase:
         column |= _time_column(phase)
     return column
+
+
+def _card_time_column(phase: Record) -> dict[str, str]:
+    seconds = phase['seconds']
+    return {
+        'kernels a step': f"{phase['kernels']:,}",
+        'GB that they move': f"{phase['bytes_moved'] / 1e9:,.1f}",
+        'MB of messages a step': f"{phase['collective_bytes'] / 1e6:,.0f}",
+        'ms a step: products': f"{1e3 * seconds['products']:,.1f}",
+        '  other kernels': f"{1e3 * seconds['others']:,.1f}",
+        '  messages': f"{1e3 * seconds['collectives']:,.1f}",
+        '  of which it waits for': f"{1e3 * seconds['waiting']:,.1f}",
+        'sequences/s': f"{phase['sequences_per_second']:,.0f}",
+        'hours': f"{phase['hours']:,.1f}",
+    }
 
 
 def _time_column(phase: Record) -> dict[str, str]:
@@ -191,6 +246,17 @@ def _scope_table(phase: Record) -> str:
         rows.append([
             scope['scope'], scope['pass'], f'{cycles / 1e3:,.1f}', f'{100 * cycles / whole:.1f}',
             f"{scope['scheduled_cycles_per_sequence'] / 1e3:,.1f}", scope['waits_for']])
+    return grid(rows)
+
+
+def _kernel_table(phase: Record) -> str:
+    whole = phase['seconds']['compute']
+    rows = [['', 'pass', 'kernels', 'GB', 'TFLOP of products', 'ms', '%']]
+    for scope in phase['scopes']:
+        rows.append([
+            scope['scope'], scope['pass'], f"{scope['kernels']:,}", f"{scope['bytes'] / 1e9:,.2f}",
+            f"{scope['flops'] / 1e12:,.2f}", f"{1e3 * scope['seconds']:,.2f}",
+            f"{100 * scope['seconds'] / whole:.1f}"])
     return grid(rows)
 
 

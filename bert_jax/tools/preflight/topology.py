@@ -1,4 +1,4 @@
-"""TPU slices that need not exist: their devices, for the compiler only."""
+"""Slices and hosts that need not exist: their devices, for the compiler only."""
 
 import importlib.metadata
 import importlib.util
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.packages import quiet_stderr
+from bert_jax.tools.preflight.cards import CARDS, is_card, open_cards
 
 
 class SliceLimits(NamedTuple):
@@ -32,11 +33,13 @@ def num_cores(chip: str) -> int:
 
 
 def open_topology(name: str) -> list[Any]:
-    """The devices of a slice, which need not exist; they are for the compiler only.
+    """The devices of a slice or host, which need not exist; they are for the compiler only.
 
     Raises:
-      InputError: there is no such slice, or no libtpu that fits jax.
+      InputError: there is no such slice or host, or no compiler for it.
     """
+    if is_card(name.partition(':')[0]):
+        return open_cards(name)
     chip, sizes = _parse_topology(name)
     _check_libtpu()
     from jax.experimental import topologies
@@ -85,8 +88,9 @@ def _parse_topology(name: str) -> tuple[str, list[int]]:
     chip, _, shape = name.partition(':')
     if chip not in _LIMITS or not re.fullmatch(r'[1-9]\d*(x[1-9]\d*)*', shape):
         raise InputError(
-            f'--topology={name!r} is not a slice: write one of {", ".join(_LIMITS)} and its shape '
-            'in chips, such as v5e:16x16 or v4:4x4x4')
+            f'--topology={name!r} is no slice and no host: write one of {", ".join(_LIMITS)} and '
+            'its shape in chips, such as v5e:16x16 or v4:4x4x4, or one of '
+            f'{", ".join(CARDS)} and the cards of a host, such as h100:8')
     sizes = [int(size) for size in shape.split('x')]
     limits = _LIMITS[chip]
     if len(sizes) != limits.num_dims or max(sizes) > limits.longest_dim:
