@@ -135,29 +135,20 @@ def test_the_cost_of_a_point_may_be_its_sequences(tmp_path):
     assert point.cost == 2 * 8 + 3 * 4
 
 
-@pytest.fixture
-def program():
-    """A program whose cycles are stored."""
+@pytest.mark.parametrize('topology', ['v5e:2x2', 'h100:1'])
+def test_a_step_that_takes_more_than_stored_is_found(topology):
     import cycles
 
-    return json.loads(cycles.STORED.read_text())['programs'][0]
-
-
-def test_a_step_with_few_more_cycles_than_stored_is_good(program):
-    import cycles
-
-    _, is_good = cycles.compare(program, [1.019 * before for before in program['cycles']])
-    assert is_good
-
-
-def test_a_step_with_more_cycles_than_stored_is_found(program):
-    import cycles
-
-    *others, last = program['cycles']
-    lines, is_good = cycles.compare(program, [*others, 1.03 * last])
-    assert not is_good
-    assert '(+3.0 %)' in lines[-1]
-    assert '(+0.0 %)' in lines[0]
+    programs = json.loads(cycles.STORED.read_text())['programs']
+    program = next(program for program in programs if program['topology'] == topology)
+    for name, stored in program['figures'].items():
+        _, is_good = cycles.compare(program, {name: [1.019 * before for before in stored]})
+        assert is_good
+        *others, last = stored
+        lines, is_good = cycles.compare(program, {name: [*others, 1.03 * last]})
+        assert not is_good
+        assert '(+3.0 %)' in lines[-1]
+        assert '(+0.0 %)' in lines[0]
 
 
 def test_chains_of_letters_count_and_know_both_sides():

@@ -21,7 +21,7 @@ from bert_jax.tools.preflight.messages import KINDS
 _PRODUCTS_REACHED = 650 / 989
 _BANDWIDTH_REACHED = 3.0 / 3.352
 # A kernel of attention that keeps the scores to itself. An estimate.
-_FUSED_ATTENTION_REACHED = 0.3
+_FUSED_ATTENTION_REACHED = 0.2
 _LEAST_SECONDS = 2e-6  # of any kernel. An estimate
 
 # Instructions that start no kernel.
@@ -30,7 +30,7 @@ _NO_KERNEL = (
     'conditional', 'opt-barrier', 'after-all', 'partition-id', 'replica-id')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _BATCH_DIMS = re.compile(r'"lhs_batch_dimensions":\[([^]]*)\]')
-_WORKSPACE = 's8'  # what a library wants for itself, as one more result
+_WORKSPACE = ('s8', 'u8')  # what a library wants for itself, as one more result
 
 # (Scope of `hlo.scope_of`, whether it is a product): the name of the part, if it has another.
 _PARTS = {
@@ -140,7 +140,7 @@ def _kernel(text: CompiledText, instruction: Instruction) -> Kernel:
         and scope_of(instruction.op_name)[0] == 'attention')
     moved = text.bytes_moved(instruction)
     if target is not None:
-        moved -= sum(array.bytes for array in instruction.arrays if array.dtype == _WORKSPACE)
+        moved -= sum(array.bytes for array in instruction.arrays if array.dtype in _WORKSPACE)
     return Kernel(
         instruction, is_product, is_attention, bytes=moved,
         flops=_product_flops(text, instruction) if is_product else 0.0)

@@ -139,8 +139,11 @@ def _read_lists(text: str) -> list[list[int]]:
 def _sent_arrays(text: CompiledText, instruction: Instruction, kind: str) -> tuple[Array, ...]:
     if kind == 'reduce-scatter':
         return text.operand_arrays(instruction)
-    if instruction.opcode.endswith('-start') and kind != 'all-reduce':
-        return instruction.arrays[1:2]  # of operand, result, flags
+    if instruction.opcode.endswith('-start'):
+        sent = text.operand_arrays(instruction)
+        if kind == 'all-reduce':  # before, or as large as, its result
+            return sent
+        return instruction.arrays[len(sent):2 * len(sent)]  # of operands, results, flags
     return instruction.arrays
 
 
