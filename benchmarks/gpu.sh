@@ -1,65 +1,86 @@
 #!/usr/bin/env bash
-# The train step on this machine's GPU at four shapes, beside the programs that people have otherwise:
+# What this machine's GPU does, in about ten minutes, with the Python that is here; it installs nothing:
 #
 #     benchmarks/gpu.sh [FOLDER]
 #
-# FOLDER (default gpu_results) receives a JSON file a program and shape, what each said, and gpu.md, the
-# page. Environments of the peers are made there once; measuring then takes about ten minutes, a
-# program that needs more than two minutes at a shape is left out and named. Called again it measures
-# what is missing. PROGRAMS='ours tuned' measures these alone.
+# One thing is measured after another, the most valuable first, each alone in its process, and printed
+# at once: the train step at four shapes, with the thirty kernels that take longest; the same steps by
+# Hugging Face's PyTorch (compiled, head only where masked) if torch and transformers are installed;
+# vectors of sentences by both. FOLDER (default gpu_results) receives a JSON file of each, what it
+# said, and gpu.md, the page. After nine minutes nothing more is begun; called again, it measures what
+# is missing. PYTHON=/path/to/python chooses the interpreter, and REHEARSE=1 tiny sizes, for a CPU.
+# shellcheck disable=SC2086 # lists of words are split
 set -euo pipefail
 folder=$(realpath -m "${1:-gpu_results}")
-# shellcheck source=launch/venv.sh
-. "$(dirname "$0")/../launch/venv.sh"
-programs=${PROGRAMS:-ours stock compiled tuned flax keras}
-shapes=${SHAPES:-base:128:256:20:40 large:128:128:20:30 base:512:64:80:30 large:512:32:80:30}
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 mkdir -p "$folder"
 
-environment() { # NAME PACKAGES...: makes an environment where it is missing
+# MODEL:LENGTH:ROWS:PREDICTIONS:STEPS
+first='base:512:64:80:30 base:128:256:20:40'
+second='large:512:32:80:30 large:128:128:20:30'
+vectors='--sentences=12000'
+if [ -n "${REHEARSE:-}" ]; then
+  first='tiny:32:8:4:2'
+  second='tiny:16:8:3:2'
+  vectors='--sentences=50 --size=tiny --repeats=1'
+fi
+programs=ours
+if "$python" -c 'import importlib.util as i; exit(not (i.find_spec("torch") and i.find_spec("transformers")))'; then
+  programs='ours pytorch'
+fi
+
+measure() { # NAME COMMAND...: runs a command whose last line, or NAME.part, is JSON
   local name=$1
   shift
-  [ -e "$folder/$name/ready" ] && return
-  echo "installing $* into $folder/$name"
-  python -m venv "$folder/$name"
-  "$folder/$name/bin/pip" install --quiet --disable-pip-version-check "$@"
-  touch "$folder/$name/ready"
+  [ -s "$folder/$name.json" ] && return
+  if ((SECONDS > 9 * 60)); then
+    echo "== $name: left out, nine minutes are over; call again"
+    return
+  fi
+  echo "== $name, $(date +%T)"
+  if ! timeout --kill-after=10 180 "$@" 2> "$folder/$name.err" | tee "$folder/$name.txt"; then
+    echo "   stopped with an error: $folder/$name.err says why"
+    [ -s "$folder/$name.part" ] || return 0 # measured, but the profile failed
+  fi
+  [ -s "$folder/$name.part" ] || tail -n 1 "$folder/$name.txt" > "$folder/$name.part"
+  mv "$folder/$name.part" "$folder/$name.json"
+  "$python" benchmarks/gpu_page.py "$folder" > "$folder/gpu.md"
 }
-case " $programs " in *' stock '* | *' compiled '* | *' tuned '*)
-  environment torch torch==2.13.0 transformers==5.23.0 numpy ;;
-esac
-case " $programs " in *' flax '*)
-  environment flax 'transformers==4.57.*' 'jax[cuda12]==0.6.2' 'flax==0.10.*' optax ;;
-esac
-case " $programs " in *' keras '*)
-  environment keras keras-hub==0.32.0 'jax[cuda12]' tensorflow-cpu ;;
-esac
 
-for shape in $shapes; do
-  IFS=: read -r model seq batch predictions steps <<< "$shape"
-  case $model in
-    tiny) sizes='--layers=2 --hidden=128' ;;
-    base) sizes='--layers=12 --hidden=768' ;;
-    large) sizes='--layers=24 --hidden=1024' ;;
-  esac
-  common="--batch_size=$batch --seq=$seq --predictions=$predictions --steps=$steps --dtype=bfloat16"
-  for program in $programs; do
-    name=$folder/$model-$seq-$batch-$program
-    [ -s "$name.json" ] && continue
-    case $program in
-      ours) command="python -m bert_jax.tools.bench --model=$model --repeats=3 --json=$name.part" ;;
-      flax) command="$folder/flax/bin/python benchmarks/huggingface_flax.py $sizes" ;;
-      keras) command="$folder/keras/bin/python benchmarks/kerashub_pretrain.py $sizes" ;;
-      *) command="$folder/torch/bin/python benchmarks/huggingface_pretrain.py $sizes --variant=$program" ;;
+steps() { # PROGRAM SHAPES...: the train step at each shape
+  local program=$1 shape model seq batch predictions num_steps layers hidden
+  shift
+  for shape; do
+    IFS=: read -r model seq batch predictions num_steps <<< "$shape"
+    local sizes="--batch_size=$batch --seq=$seq --predictions=$predictions --steps=$num_steps --warmup=5"
+    local name=$model-$seq-$batch-$program
+    case $model in
+      tiny) layers=2 hidden=128 ;;
+      base) layers=12 hidden=768 ;;
+      large) layers=24 hidden=1024 ;;
     esac
-    echo "$(date +%T) $model, $batch rows of $seq: $program"
-    # shellcheck disable=SC2086
-    if timeout 120 $command $common --warmup=5 > "$name.txt" 2>&1; then
-      [ -e "$name.part" ] || tail -n 1 "$name.txt" > "$name.part"
-      mv "$name.part" "$name.json"
-    else
-      echo "  left out (status $?): $name.txt says why"
-    fi
+    case $program in
+      ours)
+        measure "$name" "$python" -m bert_jax.tools.bench --model="$model" $sizes --dtype=bfloat16 \
+          --repeats=3 --kernels=30 --json="$folder/$name.part"
+        ;;
+      pytorch)
+        measure "$name" "$python" benchmarks/huggingface_pretrain.py --layers="$layers" \
+          --hidden="$hidden" $sizes --dtype=bfloat16 --variant=tuned
+        ;;
+    esac
   done
+}
+
+for program in $programs; do
+  steps "$program" $first
 done
-python benchmarks/gpu_page.py "$folder" > "$folder/gpu.md"
-echo "$folder/gpu.md"
+for program in $programs; do
+  measure "vectors-$program" "$python" benchmarks/vectors.py --program="$program" $vectors
+done
+for program in $programs; do
+  steps "$program" $second
+done
+cat "$folder/gpu.md"

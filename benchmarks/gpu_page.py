@@ -1,21 +1,18 @@
-"""Prints a page of what `gpu.sh` measured, a Markdown table.
+"""Prints a page of what `gpu.sh` measured, Markdown tables.
 
     python benchmarks/gpu_page.py FOLDER
 """
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-PROGRAMS = {
-    'ours': 'bert_jax', 'stock': 'PyTorch', 'compiled': 'PyTorch, compiled',
-    'tuned': 'PyTorch, compiled, head where masked', 'flax': "Hugging Face's last Flax",
-    'keras': 'KerasHub on jax',
-}
-# Goals for bert_jax: sequences/s on one H200 in bfloat16 with full dropout.
-GOALS = {('base', 128): 8500, ('large', 128): 2670, ('base', 512): 1800, ('large', 512): 580}
+PROGRAMS = {'ours': 'bert_jax', 'pytorch': 'PyTorch, compiled, head where masked'}
+# Goals for bert_jax: sequences/s on one H100 in bfloat16 with full dropout.
+GOALS = {('base', 128): 5600, ('large', 128): 1950, ('base', 512): 1200, ('large', 512): 420}
 
 
 Shape = tuple[str, int, int]  # model, length, rows
@@ -56,23 +53,22 @@ def our_rate(record: dict[str, Any]) -> float:
 def page(folder: Path) -> str:
     """The page, in Markdown."""
     found, notes = read(folder)
-    measured: set[str] = set().union(*found.values())
-    programs = [program for program in PROGRAMS if program in measured]
-    headings = ' | '.join(PROGRAMS[program] for program in programs)
+    headings = ' | '.join(PROGRAMS.values())
     lines = [
-        '# The train step on a GPU', '',
+        '# bert_jax on a GPU', '',
         'Pre-training steps (dropout, masked LM and next sentence, clipping, AdamW; bfloat16 with '
         'float32 parameters) on random full rows, sequences/s, in brackets how many times as fast '
-        'bert_jax is. Each program ran alone, by `benchmarks/gpu.sh`.', '',
-        f'| rows | {headings} | goal |',
-        '|---' * (len(programs) + 2) + '|',
+        'bert_jax is. Each program ran alone, by `benchmarks/gpu.sh`; the kernels that take '
+        'longest are in the `.txt` files beside this page.', '',
+        f'| rows | {headings} | goal on an H100 |',
+        '|---' * (len(PROGRAMS) + 2) + '|',
     ]
     for model, length, rows in sorted(found, key=lambda shape: (shape[1], shape[0])):
         rates = found[model, length, rows]
-        cells = ' | '.join(cell(rates, program) for program in programs)
+        cells = ' | '.join(cell(rates, program) for program in PROGRAMS)
         goal = f'{GOALS[model, length]:,}' if (model, length) in GOALS else ''
         lines.append(f'| {model}, {rows} of {length} | {cells} | {goal} |')
-    lines.append('')
+    lines.extend(['', *vector_lines(folder)])
     lines.extend(f'- {note}' for note in notes)
     return '\n'.join(lines)
 
@@ -80,11 +76,27 @@ def page(folder: Path) -> str:
 def cell(rates: dict[str, float], program: str) -> str:
     """A program's rate and how many times as fast ours is."""
     if program not in rates:
-        return 'left out'
+        return 'not measured'
     rate = f'{rates[program]:,.0f}'
     if program == 'ours' or 'ours' not in rates:
         return rate
     return f"{rate} ({rates['ours'] / rates[program]:.2f})"
+
+
+def vector_lines(folder: Path) -> list[str]:
+    """A table of sentences/s, if they were measured."""
+    rows = []
+    for program, title in PROGRAMS.items():
+        path = folder / f'vectors-{program}.json'
+        if not path.exists():
+            continue
+        record = json.loads(path.read_text())
+        for order, rates in record['sentences_per_second'].items():
+            rows.append(
+                f"| {title.partition(',')[0]}, {order} | {statistics.median(rates):,.0f} |")
+    if not rows:
+        return []
+    return ['| vectors of sentences | sentences/s |', '|---|---|', *rows, '']
 
 
 if __name__ == '__main__':

@@ -46,13 +46,15 @@ def test_the_gpu_page_has_a_row_for_each_shape(tmp_path):
         'hardware': {'device_kind': 'NVIDIA X'}, 'date': '2026-01-02T03:04', 'versions': {'jax': 1},
         'results': [{'figures': figures}],
     })
-    write('base-128-256-stock', {'sequences_per_second': 400.0, 'versions': {'torch': 2}})
-    write('large-512-32-stock', {'sequences_per_second': 50.0, 'versions': {'torch': 2}})
+    write('base-128-256-pytorch', {'sequences_per_second': 400.0, 'versions': {'torch': 2}})
+    write('large-512-32-pytorch', {'sequences_per_second': 50.0, 'versions': {'torch': 2}})
+    write('vectors-pytorch', {'sentences_per_second': {'in order': [3.0, 1.0, 2.0]}})
     page = gpu_page.page(tmp_path)
-    assert '| base, 256 of 128 | 1,000 | 400 (2.50) | 8,500 |' in page
-    assert '| large, 32 of 512 | left out | 50 | 580 |' in page
+    assert '| base, 256 of 128 | 1,000 | 400 (2.50) | 5,600 |' in page
+    assert '| large, 32 of 512 | not measured | 50 | 420 |' in page
+    assert '| PyTorch, in order | 2 |' in page
     assert '- NVIDIA X, 2026-01-02' in page
-    assert '- PyTorch: torch 2' in page
+    assert '- PyTorch, compiled, head where masked: torch 2' in page
 
 
 @pytest.fixture

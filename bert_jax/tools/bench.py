@@ -3,8 +3,8 @@
     python -m bert_jax.tools.bench --model=base --batch_size=8 --json=step.json
 
 It prints sequences/s, tokens/s, FLOP/s and, where the chip is known, MFU; it needs no TensorFlow. A
-figure is the median of --repeats measurements, shown with their spread. benchmarks/in_turn.py
-compares the step with another program's; benchmarks/data.py measures the way from text to rows.
+figure is the median of --repeats measurements, shown with their spread. --kernels also profiles three
+steps and lists the kernels that take longest. benchmarks/in_turn.py compares the step with another program's; benchmarks/data.py measures the way from text to rows.
 Exit status: 0 done, 2 bad flags or input, 1 anything else.
 """
 
@@ -38,6 +38,7 @@ from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.provenance import processor, versions
 from bert_jax.sharding import local_rows, to_global
 from bert_jax.tasks.pretrain import PretrainTask
+from bert_jax.tools.kernel_times import kernel_table, trace_kernels
 from bert_jax.tools.preflight.report import grid
 from bert_jax.train.program import Program, build_program, step_inputs
 from bert_jax.train.step import num_params
@@ -46,6 +47,7 @@ from bert_jax.validation import complete
 Result = dict[str, Any]
 _NUM_BATCHES = 4  # different batches, put on the device beforehand and used in turn
 _STEPS_IN_FLIGHT = 2  # as in training: see train/trainer.py
+_STEPS_PROFILED = 3
 
 
 def figure(name: str, values: Sequence[float], unit: str) -> Result:
@@ -56,13 +58,13 @@ def figure(name: str, values: Sequence[float], unit: str) -> Result:
     }
 
 
-def step(options: argparse.Namespace) -> Result:
+def step(options: argparse.Namespace, timer: '_StepTimer') -> Result:
     """Times the train step of bert_jax.main on random full rows.
 
-    Raises:
-      InputError: the options cannot work.
+    Args:
+      options: parsed flags.
+      timer: of `open_timer`.
     """
-    timer = _open_timer(options)
     model = timer.program.head.config
     num_parameters = num_params(timer.state)
     say(f'step: compiling {options.model} ({num_parameters:,} parameters, {model.dtype}, '
@@ -132,8 +134,12 @@ class _StepTimer:
         return result
 
 
-def _open_timer(options: argparse.Namespace) -> _StepTimer:
-    """The train step of the options' model, with batches that are on the device already."""
+def open_timer(options: argparse.Namespace) -> _StepTimer:
+    """The train step of the options' model, with batches that are on the device already.
+
+    Raises:
+      InputError: the options cannot work.
+    """
     config = complete(_config(options))
     mesh = open_mesh(config, jax.devices())
     task = PretrainTask(config)
@@ -209,6 +215,7 @@ _NUMBER_FLAGS = (
     _NumberFlag('vocab_size', 30522, 104, 'pieces in the vocabulary'),
     _NumberFlag('warmup', 2, 0, 'steps before the first measurement'),
     _NumberFlag('steps', 10, 1, 'steps a measurement'),
+    _NumberFlag('kernels', 0, 0, 'so many kernels that take longest are listed, by a profile'),
 )
 
 
@@ -266,7 +273,11 @@ def main(argv: Sequence[str]) -> None:
         options = parse(argv[1:])
         if options.json:
             check_new_file(options.json, '--json', unless='hardware')
-        report([{'benchmark': 'step'} | step(options)], options.json, argv[1:])
+        timer = open_timer(options)
+        report([{'benchmark': 'step'} | step(options, timer)], options.json, argv[1:])
+        if options.kernels:  # last, as a profiler may fail where the step does not
+            kernels = trace_kernels(timer.seconds, _STEPS_PROFILED)
+            print(f'\n{kernel_table(kernels, options.kernels)}')
 
 
 if __name__ == '__main__':
