@@ -2,9 +2,9 @@
 
     pip install '.[tpu,cuda]'; python benchmarks/cycles.py [--update]
 
-Needs no TPU and no GPU: tools.preflight compiles them, which takes minutes for each program. Of TPUs
-it compares cycles per sequence; of GPUs, of which the compiler tells no cycles, the bytes that a
-step's kernels move and the number of kernels. A program whose compiler is not installed is left
+Needs no TPU and no GPU: tools.preflight compiles them, which takes minutes for each program. Of
+TPUs it compares cycles per sequence; of GPUs, of which the compiler tells no cycles, the bytes that
+a step's kernels move and the number of kernels. A program whose compiler is not installed is left
 out, and the line says what to install. Exit status: 0 if something was compared and nothing is more
 than 2 % above what is stored, 1 otherwise. --update stores the new figures, with date and versions.
 """

@@ -3,8 +3,9 @@
     python -m bert_jax.tools.bench --model=base --batch_size=8 --json=step.json
 
 It prints sequences/s, tokens/s, FLOP/s and, where the chip is known, MFU; it needs no TensorFlow. A
-figure is the median of --repeats measurements, shown with their spread. --kernels also profiles three
-steps and lists the kernels that take longest. benchmarks/in_turn.py compares the step with another program's; benchmarks/data.py measures the way from text to rows.
+figure is the median of --repeats measurements, shown with their spread. --kernels also profiles
+three steps and lists the kernels that take longest. benchmarks/in_turn.py compares the step with
+another program's; benchmarks/data.py measures the way from text to rows.
 Exit status: 0 done, 2 bad flags or input, 1 anything else.
 """
 

@@ -12,7 +12,7 @@ from jax.profiler import ProfileData
 
 from bert_jax.tools.preflight.report import grid
 
-_DEVICE = '/device:'  # a plane of an accelerator; without one, operations are on threads of the host
+_DEVICE = '/device:'  # a plane of an accelerator; without one, threads of the host compute
 _STREAM = 'Stream'  # a line of a GPU's plane: what ran, one kernel after another
 _OPERATIONS = 'XLA Ops'  # the same of a TPU's
 

@@ -52,9 +52,9 @@ from bert_jax.tools.preflight.topology import open_topology
 from bert_jax.validation import validate
 
 _HOW_FAR_OFF_CHIPS = (
-    "TPUs: bytes are the compiler's own. Hours are not confirmed by a chip: the lower are by its final "
-    'schedules, where messages overlap computation as they do there, the higher by its estimates, '
-    'with no overlap. Evaluation, saving and waiting for data come on top.')
+    "TPUs: bytes are the compiler's own. Hours are not confirmed by a chip: the lower are by its "
+    'final schedules, where messages overlap computation as they do there, the higher by its '
+    'estimates, with no overlap. Evaluation, saving and waiting for data come on top.')
 _HOW_FAR_OFF_CARDS = (
     "GPUs: bytes and kernels are the compiler's own. Times are estimates: products at 66 % of the "
     'peak, all else at 89 % of the bandwidth, as an H100 reached; there, six steps took 0.99 to '
@@ -115,7 +115,8 @@ def _leave_accelerators_free() -> None:
 def _define_flags() -> Any:
     """The flags other than --config, to be parsed."""
     result = flags.FlagValues()
-    flags.DEFINE_string('topology', '', 'Slices or hosts, such as v5e:4x4,h100:8.', flag_values=result)
+    flags.DEFINE_string(
+        'topology', '', 'Slices or hosts, such as v5e:4x4,h100:8.', flag_values=result)
     flags.DEFINE_string('json', '', 'Also write everything to this file.', flag_values=result)
     flags.DEFINE_string(
         'price', '', 'Dollars a chip-hour: 1.2, or v5e=1.2,v4=3.2.', flag_values=result)

@@ -1,4 +1,4 @@
-"""GPUs that need not exist: cards of one host, for the compiler only, and the links between them."""
+"""GPUs that need not exist: the cards of a host, for the compiler only, and their links."""
 
 import dataclasses
 import importlib.util

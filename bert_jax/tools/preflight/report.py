@@ -162,9 +162,10 @@ def tables(record: Record) -> str:
     if unit == 'device':
         devices = f" of {record['devices'] // record['chips']} devices each"
     known = ', '.join(f'{name} {version}' for name, version in record['versions'].items())
+    chips = 'cards' if unit == 'card' else 'chips'
     parts = [
         f"{record['config']} on {record['topology']}: {record['chips']} {record['chip']} "
-        f"{'cards' if unit == 'card' else 'chips'}{devices}, mesh {mesh}\n{known}; {record['date']}",
+        f"{chips}{devices}, mesh {mesh}\n{known}; {record['date']}",
         _phase_table(record['phases'], unit),
     ]
     for phase in record['phases']:
