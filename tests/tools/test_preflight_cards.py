@@ -100,7 +100,7 @@ def test_a_host_that_there_is_not_is_refused(name, remedy):
 
 def test_a_missing_plugin_is_named_with_the_command(monkeypatch):
     monkeypatch.setattr(cards, '_is_installed', lambda module: False)
-    with pytest.raises(InputError, match=r"CUDA plugin.*: pip install 'jax\[cuda13\]'"):
+    with pytest.raises(InputError, match=r"CUDA plugin.*: pip install '\.\[cuda\]'"):
         open_topology('h100:1')
 
 

@@ -152,8 +152,8 @@ def _check_plugin(name: str) -> None:
         if _is_installed(plugin):
             return
     raise InputError(
-        f"--topology={name!r} needs jax's CUDA plugin, but no GPU and no driver: "
-        "pip install 'jax[cuda13]', of the version of your jax (here: '.[cuda]')")
+        f"--topology={name!r} needs jax's CUDA plugin (no GPU and no driver): pip install "
+        "'.[cuda]', or 'jax[cuda13]' of your jax's version")
 
 
 def _is_installed(module: str) -> bool:
