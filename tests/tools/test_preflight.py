@@ -142,7 +142,7 @@ def pretend_compiler(monkeypatch, *, train_bytes, evaluation_bytes):
     """Nothing is compiled; the train step and the evaluation step need this much memory."""
     totals = iter([train_bytes, evaluation_bytes])
 
-    def compile_step(step, *arguments, compiler_options):
+    def compile_step(step, *arguments):
         given = device_bytes(arguments)
         return None, Memory(given, 0, next(totals) - given)
 

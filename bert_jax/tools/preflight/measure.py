@@ -4,6 +4,8 @@ import dataclasses
 import time
 from typing import Any
 
+import jax
+
 from bert_jax.config import ConfigDict
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.runtime.chips import Chip, find_chip
@@ -182,8 +184,7 @@ class _PhaseMeasurer:
         for step_name, (step, arguments) in phase_calls(self.program, number).items():
             say(f'compiling {step_name} of {_name(phase, number)} for '
                 f'{num_devices // self.chip.num_devices} x {self.chip.name} ...')
-            options = COMPILER_OPTIONS if is_card(self.chip.name) else None
-            results[step_name] = compile_step(step, *arguments, compiler_options=options)
+            results[step_name] = self._compile_step(step, arguments)
             schedules[step_name] = read_schedules(self.folder)
             say(f'  done, {time.monotonic() - started:.0f} s')
         train, train_memory = results['train']
@@ -192,6 +193,16 @@ class _PhaseMeasurer:
         return CompiledPhase(
             text, train_memory, evaluation_memory,
             self._schedules.setdefault(text, schedules['train']))
+
+    def _compile_step(
+        self, step: Any, arguments: tuple[Any, ...]
+    ) -> tuple[Any | None, Memory]:
+        """A step, compiled for these chips, and the memory that it needs."""
+        if not is_card(self.chip.name):
+            return compile_step(step, *arguments)
+        # Kernels in Pallas are written for the card that the mesh names: there is none to ask.
+        with jax.sharding.use_abstract_mesh(self.program.mesh.abstract_mesh):
+            return compile_step(step, *arguments, compiler_options=COMPILER_OPTIONS)
 
     def _memory_record(self, phase: Record, compiled: CompiledPhase, flops: float) -> Record:
         """What memory a phase needs; blanks for what `_time_record` gives.
