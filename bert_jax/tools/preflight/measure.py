@@ -100,10 +100,12 @@ def measure(
     network: Network | Switch
     if is_card(chip.name):
         network = open_switch(chip.name, mesh.size)
+        limit = memory_limit(chip)
     else:
         network = open_network(chip.name, list(mesh.devices.flat))
+        limit = chip.memory_bytes
     num_chips = mesh.size // chip.num_devices
-    measurer = _PhaseMeasurer(program, chip, network, folder, programs)
+    measurer = _PhaseMeasurer(program, chip, network, limit, folder, programs)
     phases = []
     for number, phase in enumerate(program.phases):
         compiled = measurer.compiled(phase, number)
@@ -128,6 +130,7 @@ class _PhaseMeasurer:
       program: of the run.
       chip: the kind of chip.
       network: the chips and their links.
+      limit: bytes of a device that a program can use.
       folder: where the compiler writes schedules.
       programs: where compiled phases are kept, or read from instead; None: nowhere.
     """
@@ -135,6 +138,7 @@ class _PhaseMeasurer:
     program: Program
     chip: Chip
     network: Network | Switch
+    limit: int
     folder: str
     programs: Programs | None
     # Schedules by the text of the train step: a step that equals that of an earlier phase is not
@@ -214,9 +218,6 @@ class _PhaseMeasurer:
         """
         program = self.program
         mesh = program.mesh
-        limit = self.chip.memory_bytes
-        if is_card(self.chip.name):
-            limit = memory_limit(self.chip)
         parts = program.config.train.accumulation_steps
         rows = phase['packed_rows'] or phase['batch_size']
         rows_at_once = rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts)
@@ -227,11 +228,11 @@ class _PhaseMeasurer:
         needed = sum(memory)
         # The optimizer's state stays in memory during evaluation.
         needed_to_evaluate = sum(compiled.evaluation_memory) + moments
-        fits = max(needed, needed_to_evaluate) <= limit
+        fits = max(needed, needed_to_evaluate) <= self.limit
         record = {
             'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
             'rows_at_once': rows_at_once, 'collectives': [],
-            'bytes_per_chip': needed, 'bytes_limit': limit,
+            'bytes_per_chip': needed, 'bytes_limit': self.limit,
             'bytes': {
                 'parameters': params, 'optimizer': moments, 'batch': batch,
                 'temporaries': memory.temporaries, 'results': memory.outputs, 'code': memory.code,
@@ -240,7 +241,7 @@ class _PhaseMeasurer:
             'fits': bool(compiled.text) and fits,
             'largest_rows_at_once': _largest_rows_at_once(
                 memory, rows_at_once, batch=batch, gradients=params if parts > 1 else 0,
-                limit=limit),
+                limit=self.limit),
         }
         if is_card(self.chip.name):
             record['card_bytes'] = self.chip.memory_bytes
