@@ -57,6 +57,19 @@ def test_the_gpu_page_has_a_row_for_each_shape(tmp_path):
     assert '- PyTorch, compiled, head where masked: torch 2' in page
 
 
+def test_made_up_sentences_are_of_the_vocabulary_s_words():
+    import vectors
+
+    vocabulary = vectors.made_up_vocabulary(200)
+    assert len(set(vocabulary)) == 200
+    lengths = []
+    for sentence in vectors.made_up_sentences(vocabulary, 1000):
+        assert set(sentence.split()) <= set(vocabulary[5:])
+        lengths.append(len(sentence.split()))
+    assert (min(lengths), max(lengths)) == (2, 50)
+    assert statistics.mean(lengths) == pytest.approx(11, abs=1)
+
+
 @pytest.fixture
 def stored_quickstart():
     return json.loads((ROOT / 'docs' / 'quickstart.json').read_text())
