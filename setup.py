@@ -24,6 +24,7 @@ setup(
         'bert_jax': ['py.typed'],
         'bert_jax.tools.paper': ['tables.toml'],
         'bert_jax.tools.report': ['board.toml', 'page.css', 'page.html', 'page.js'],
+        'bert_jax.train': ['references/*.json'],
         'bert_jax.weights': ['model_card.md']},
     python_requires='>=3.11',
     # The floors are what Colab's image has, so that installing there leaves its jax alone.

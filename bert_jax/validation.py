@@ -36,6 +36,7 @@ from bert_jax.tasks.opening import OPENERS, SHIPPED
 from bert_jax.tasks.pretrain_data import weighted_sources
 from bert_jax.text import find_lowercase, load_tokenizer
 from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
+from bert_jax.train.reference import read_reference
 from bert_jax.weights.formats import Weights
 
 _ANY_NUMBER = 10**9  # of examples and steps, before they are known
@@ -223,6 +224,8 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     parse_trace(config.train.profile, 'train.profile')
     for logger in config.train.loggers.split(','):
         _check_value('train.loggers', logger, (*LOGGERS, ''))
+    if config.train.reference:
+        read_reference(config.train.reference)
     _check_optimizer(config.optimizer)
     _check_skip_steps(config.train.skip_steps)
     _check_masking_rates(config.data)

@@ -248,6 +248,9 @@ FIELDS: Mapping[str, Field] = {
     'train.profile': Field('', 'elsewhere', 'logging'),
     # Beside metrics.jsonl, comma-separated: tensorboard, wandb, cloud_monitoring (on every host).
     'train.loggers': Field('tensorboard', 'elsewhere', 'logging'),
+    # What the run is compared with while it trains: the name of a recipe that has a reference, or a
+    # file that tools.report --reference made. It warns where it leaves it; empty: no comparison.
+    'train.reference': Field('', 'text', 'logging', PRETRAINING),
 
     # bert_adamw (no bias correction) | adamw | stable_adamw (ModernBERT's; no clip_norm needed) |
     # lamb | muon, or any optimizer of optax: lion, ...

@@ -25,6 +25,7 @@ from bert_jax.train.goodput import Goodput
 from bert_jax.train.memory import check_memory
 from bert_jax.train.profile import Profile
 from bert_jax.train.program import PhaseSteps, Program, step_inputs
+from bert_jax.train.reference import Comparison, compared_fields, read_reference
 from bert_jax.train.report import Report, count
 from bert_jax.train.step import TrainState, TrainStep, num_params, num_unpadded
 from bert_jax.train.task import Phase
@@ -85,7 +86,8 @@ def train_run(
         return should_stop(step)
 
     try:
-        trainer = _make_trainer(program, state, phases, outputs, stop_or_fail)
+        trainer = _make_trainer(
+            program, state, phases, outputs, _comparison(program, description), stop_or_fail)
         metrics = trainer.run()
         if outputs.best is None:
             return {'step': trainer.step, **_prefixed('eval', metrics)}
@@ -321,9 +323,17 @@ def _gates(program: Program, start: int) -> Gates | None:
     return program.task.make_gates(program.head, program.phases, fresh=fresh, settled=settled)
 
 
+def _comparison(program: Program, description: dict[str, Any]) -> Comparison | None:
+    """The comparison with `train.reference`, if the run has one."""
+    named = program.config.train.reference
+    if not named:
+        return None
+    return Comparison(read_reference(named), compared_fields(flat_fields(description)))
+
+
 def _make_trainer(
     program: Program, state: TrainState, phases: Sequence[Phase], outputs: RunOutputs,
-    should_stop: Callable[[int], bool],
+    reference: Comparison | None, should_stop: Callable[[int], bool],
 ) -> Trainer:
     """The trainer of a run that starts from a state."""
     train = program.config.train
@@ -350,6 +360,7 @@ def _make_trainer(
         should_stop=should_stop,
         best=outputs.best,
         gates=_gates(program, int(state.step)),
+        reference=reference,
         verify=make_verify(
             program.head, program.mesh, seed=program.config.seed,
             accumulation_steps=train.accumulation_steps),

@@ -16,6 +16,7 @@ MEANINGS: Mapping[str, str] = {
     'loss_spike': 'the loss of a step is far above those before it',
     'gradient_spike': 'the gradient of a step is far above those before it',
     'repeats': 'much of the text is there more than once',
+    'reference': 'the run leaves what it is compared with (train.reference)',
 }
 # Steps that a spike is compared with.
 _MOST_STEPS = 100

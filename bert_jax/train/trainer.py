@@ -15,9 +15,11 @@ from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.runtime.hosts import say
 from bert_jax.train.checkpoint import Best, Checkpoints
+from bert_jax.train.checks import StepChecks, is_checked
 from bert_jax.train.gates import Gates
 from bert_jax.train.goodput import Goodput
 from bert_jax.train.profile import Profile
+from bert_jax.train.reference import Comparison
 from bert_jax.train.report import Report
 from bert_jax.train.step import Batch, TrainState, TrainStep
 from bert_jax.train.step_log import log_line, log_metrics
@@ -64,6 +66,7 @@ class Trainer:
       should_stop: polled with the step after each one; returns the same on all processes.
       best: keeps the parameters of the best evaluation.
       gates: check every step's metrics.
+      reference: compares the checked steps with those of a reference.
       verify: compares what the devices compute for a batch; see `verify.make_verify`.
       patience: the run ends after so many evaluations without a new best; 0: it does not.
       save_seconds: the state is also saved if the last time is so long ago (on several hosts, at
@@ -84,6 +87,7 @@ class Trainer:
     should_stop: Callable[[int], bool]
     best: Best | None = None
     gates: Gates | None = None
+    reference: Comparison | None = None
     verify: Callable[[TrainState, Batch], Any] | None = None
     patience: int = 0
     save_seconds: float = 0.0
@@ -99,6 +103,7 @@ class Trainer:
         # waits for those in flight only where it needs their metrics.
         self._in_flight: list[dict[str, jax.Array]] = []
         self._fetched: list[dict[str, np.ndarray]] = []
+        self._checks = StepChecks()
         # Seconds by cause at the last log line, and after each step since.
         self._times: list[dict[str, float]] = []
 
@@ -134,6 +139,9 @@ class Trainer:
         cause = 'compile'  # the first step compiles
         for batch in itertools.islice(batches, phase.end - self.step):
             self._verify_if_due(batch)
+            if is_checked(self.step + 1):
+                with self.goodput.during('evaluation'):
+                    self._checks.see(self.step + 1, batch)
             self._do_step(train_step, batch, cause)
             cause = 'step'
             goes_on = self._do_what_is_due(phase)
@@ -224,7 +232,7 @@ class Trainer:
         return int(hosts.share('patience', lambda: str(since))) >= self.patience
 
     def _fetch_metrics(self) -> None:
-        """Waits for all steps, and checks that their losses and gradients are finite.
+        """Waits for all steps, checks that losses and gradients are finite, records checked steps.
 
         Raises:
           Diverged: one is not.
@@ -236,7 +244,16 @@ class Trainer:
                     f"step {before + 1}: loss {metrics['loss']}, gradient norm "
                     f"{metrics['grad_norm']}: stopped. {self._remedy(before)}", before)
             self._fetched.append(metrics)
+            self._record_check(before + 1, self._checks.add(before + 1, metrics))
         self._in_flight.clear()
+
+    def _record_check(self, step: int, record: dict[str, float]) -> None:
+        """Writes the record of a checked step, {} for all others, and compares it."""
+        if not record:
+            return
+        self.report.write(step, record)
+        if self.reference is not None:
+            self.report.warn(self.reference.alarms(step, record))
 
     def _remedy(self, steps_before: int) -> str:
         if steps_before == self._start:

@@ -153,8 +153,8 @@ class _Resumption:
         self._newest_step = newest_step
         self._comparable = comparable
         self._recorded = read_run_fields(workdir)
-        old = _number_phases(self._recorded)
-        new = _number_phases(flat_fields(resolved))
+        old = number_phases(self._recorded)
+        new = number_phases(flat_fields(resolved))
         self._changes = {change.name: change for change in compare(old, new)}
 
     def check(self) -> None:
@@ -265,7 +265,7 @@ def _check_vocabulary(workdir: Path, vocab_path: Path) -> None:
         f'{workdir} holds a run with another vocabulary than {vocab_path}: {remedy}')
 
 
-def _number_phases(fields: Mapping[str, Any]) -> dict[str, Any]:
+def number_phases(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields, with the list of phases replaced by the fields of each phase, numbered from 1.
 
     Fields that a phase does not state have the values of the run.

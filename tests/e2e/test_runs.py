@@ -262,3 +262,6 @@ def test_hosts_train_as_one_device(whole, tmp_path):
     assert result(both) == pytest.approx(result(whole.process), rel=1e-4)
     assert 'result {' not in both.stderr, 'only the first host prints one'
     np.testing.assert_allclose(losses(tmp_path), losses(whole.workdir), rtol=2e-5)
+    for check, of_one in zip(records(tmp_path, 'check/'), records(whole.workdir, 'check/')):
+        assert check['step'] == of_one['step']
+        assert check['check/batch'] == of_one['check/batch']

@@ -33,9 +33,10 @@ class EventReport(Report):
         self.written = {}
 
     def write(self, step, metrics):
-        is_evaluation = any(name.startswith('eval/') for name in metrics)
-        kind = 'eval' if is_evaluation else 'log'
-        self.events.append((kind, step))
+        kinds = {'eval': 'eval', 'train': 'log', 'check': 'check', 'gate': 'warning'}
+        kind = kinds[next(iter(metrics)).partition('/')[0]]
+        if kind in ('eval', 'log'):
+            self.events.append((kind, step))
         self.written[kind, step] = metrics
         self.records.append({'step': step, **metrics})
 

@@ -2,6 +2,8 @@
 
     python -m bert_jax.tools.report RUN [RUN ...] --output=report.html
     python -m bert_jax.tools.report --board RUN [RUN ...] --output=board.md
+    python -m bert_jax.tools.report RUN [RUN ...] --against=RECIPE
+    python -m bert_jax.tools.report RUN RUN RUN --reference --output=RECIPE.json
 
 The page first says how far the score of each run is from the first run's, and whether the
 difference may be chance or why the two cannot be compared. Runs that differ only in their seed form
@@ -13,7 +15,12 @@ and the page lists what is missing.
 With --board it writes a Markdown table with a row for each recipe of pre-training: its cost, and
 the scores of the given runs that started from it. The table says how rows are made.
 
-Exit status: 0 done, 2 bad input.
+With --against it says whether the batches, learning rates, losses and gradient norms of each run
+are those of a reference, or the step at which the run leaves it, and the settings that may be why.
+RECIPE is a recipe whose reference is shipped, such as tiny_pretrain, or a file. --reference makes
+such a file of runs that differ in their seed alone, finished or not.
+
+Exit status: 0 done, 1 a run leaves its reference, 2 bad input.
 """
 
 import os
@@ -25,11 +32,13 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, check_new_file, write_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.text.vocab import MASK
+from bert_jax.tools.report.against import against, reference_of
 from bert_jax.tools.report.board import board
 from bert_jax.tools.report.examples import WORD, make_examples
 from bert_jax.tools.report.groups import grouped
 from bert_jax.tools.report.page import page
 from bert_jax.tools.report.runs import RunRecords
+from bert_jax.train.reference import read_reference
 
 _TEXT = 'The old town lies on the river, and the king lived in the castle for many years.'
 _MOST_WORDS = 30  # attention over more is illegible, and a large model would make a large page
@@ -38,9 +47,14 @@ _MOST_WORDS = 30  # attention over more is illegible, and a large model would ma
 def _parser() -> Parser:
     parser = Parser('python -m bert_jax.tools.report', __doc__)
     parser.add_argument('runs', metavar='RUN', nargs='+', help='run directories')
-    parser.add_argument('--output', required=True, help='the page, a new file')
-    parser.add_argument('--board', action='store_true',
-                        help='a Markdown table of recipes instead of the page')
+    parser.add_argument('--output', help='the page, a new file')
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument('--board', action='store_true',
+                      help='a Markdown table of recipes instead of the page')
+    kind.add_argument('--reference', action='store_true',
+                      help='a reference, made of these runs, instead of the page')
+    kind.add_argument('--against', metavar='RECIPE', default='',
+                      help='compares each run with this reference, on standard output')
     parser.add_argument('--text', default=_TEXT, help='the sentence of the examples')
     return parser
 
@@ -79,15 +93,34 @@ def _page_of(runs: Sequence[RunRecords], text: str) -> str:
     return page(groups, examples, text)
 
 
+def _compare(runs: Sequence[RunRecords], named: str) -> int:
+    """Prints how the runs compare with a reference; returns the exit status."""
+    reference = read_reference(named)
+    status = 0
+    for run in runs:
+        comparison = against(run, reference)
+        print('\n'.join(comparison.lines))
+        if comparison.leaves:
+            status = 1
+    return status
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command (see the top of this file) and returns its exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if bool(options.against) == bool(options.output):
+        parser.error('give either --output or --against')
     with error_boundary(writing=options.output):
+        if options.against:
+            return _compare(_read_runs(options.runs), options.against)
         check_new_file(options.output, '--output')
         _check_text(options.text)
         runs = _read_runs(options.runs)
         if options.board:
             content = board(runs)
+        elif options.reference:
+            content = reference_of(runs)
         else:
             content = _page_of(runs, options.text)
         write_whole(options.output, content)
