@@ -1,19 +1,47 @@
 """Packaging: version ranges here, the versions that were tested in requirements.txt."""
 
+import re
+
 from setuptools import find_packages, setup
 
 # Where there is a `tensorflow-cpu`, and where there is not.
 SMALL = "sys_platform == 'linux' and platform_machine == 'x86_64'"
 WHOLE = "sys_platform != 'linux' or platform_machine != 'x86_64'"
 
+
+def long_description() -> str:
+    """README.md, without its pictures and links to files, which lead nowhere on an index."""
+    with open('README.md', encoding='utf-8') as file:
+        text = file.read()
+    text = re.sub(r'!\[[^\]]*\]\((?!http)[^)]*\)', '', text)
+    return re.sub(r'\[([^\]]*)\]\((?!http)[^)]*\)', r'\1', text)
+
+
 setup(
     name='bert-jax',
     version='0.2.0',
     description='BERT (Devlin et al., 2018) in JAX/Flax for TPU pods, GPUs and laptops',
+    author='The bert_jax Authors',
+    keywords=['bert', 'flax', 'jax', 'masked language model', 'pre-training', 'tpu'],
+    classifiers=[
+        'Development Status :: 4 - Beta',
+        'Environment :: Console',
+        'Intended Audience :: Developers',
+        'Intended Audience :: Science/Research',
+        'Operating System :: POSIX :: Linux',
+        'Programming Language :: Python :: 3',
+        'Programming Language :: Python :: 3 :: Only',
+        'Programming Language :: Python :: 3.11',
+        'Programming Language :: Python :: 3.12',
+        'Programming Language :: Python :: 3.13',
+        'Topic :: Scientific/Engineering :: Artificial Intelligence',
+        'Topic :: Text Processing :: Linguistic',
+        'Typing :: Typed',
+    ],
     # With pip's own setuptools; an older one leaves it out, with a warning.
     license_expression='Apache-2.0',
     license_files=['LICENSE'],
-    long_description=open('README.md', encoding='utf-8').read(),
+    long_description=long_description(),
     long_description_content_type='text/markdown',
     # The configs go along, so that --config=glue:mrpc works from any folder.
     packages=[*find_packages(include=['bert_jax', 'bert_jax.*']), 'bert_jax.configs',
@@ -64,6 +92,8 @@ setup(
         # predict export --to onnx; later ones than 0.13 refuse today's orbax-checkpoint.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.24'],
         'wikidump': ['mwparserfromhell>=0.7.2'],  # the source `wikidump:`
+        # What is published: python -m build, and twine check --strict.
+        'package': ['build>=1.2', 'twine>=6.1'],
         # The site: mkdocs build --strict.
         'docs': ['mkdocs>=1.6,<2', 'mkdocs-material>=9.5,<10', 'mkdocstrings[python]>=0.27'],
         'test': [

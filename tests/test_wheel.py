@@ -1,18 +1,25 @@
-"""The built wheel, installed in a folder of its own, brings the configs and the command."""
+"""The wheel that is built from the sdist, installed in a folder of its own, is the whole package."""
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 PIP = [sys.executable, '-m', 'pip', '--disable-pip-version-check']
+BUILD_SDIST = """
+import sys
+from setuptools import build_meta
+build_meta.__legacy__.build_sdist(sys.argv[1])
+"""
 
 
 @dataclasses.dataclass
@@ -31,7 +38,7 @@ class Installed:
 
 
 def copy_sources(target):
-    """Copies what a wheel is built from: a build leaves files beside the sources."""
+    """Copies what an sdist is built from: a build leaves files beside the sources."""
     for folder in ('bert_jax', 'configs'):
         shutil.copytree(ROOT / folder, target / folder)
     for file in ('setup.py', 'README.md'):
@@ -43,7 +50,11 @@ def installed(tmp_path_factory):
     pytest.importorskip('setuptools')
     folder = tmp_path_factory.mktemp('wheel')
     copy_sources(folder / 'source')
-    build = ['wheel', '--no-build-isolation', '--no-deps', '-w', folder, folder / 'source']
+    subprocess.run(
+        [sys.executable, '-c', BUILD_SDIST, folder], check=True, capture_output=True,
+        cwd=folder / 'source')
+    sdist, = folder.glob('bert*.tar.gz')
+    build = ['wheel', '--no-build-isolation', '--no-deps', '-w', folder, sdist]
     install = [
         'install', '--no-deps', '--no-index', '--find-links', folder,
         '--target', folder / 'site', 'bert-jax',
@@ -51,6 +62,25 @@ def installed(tmp_path_factory):
     for arguments in (build, install):
         subprocess.run([*PIP, *arguments], check=True, capture_output=True, cwd=folder)
     return Installed(folder)
+
+
+def files_of(package):
+    """The files of a package, by their paths in it."""
+    files = set()
+    for path in package.rglob('*'):
+        if path.is_file() and path.suffix != '.pyc':
+            files.add(path.relative_to(package))
+    return files
+
+
+def test_every_file_of_the_package_is_installed(installed):
+    package = installed.folder / 'site' / 'bert_jax'
+    assert files_of(ROOT / 'bert_jax') <= files_of(package)
+
+
+def test_the_citation_has_the_version_of_the_package():
+    version = re.search(r"version='(.+)'", (ROOT / 'setup.py').read_text())[1]
+    assert yaml.safe_load((ROOT / 'CITATION.cff').read_text())['version'] == version
 
 
 def test_a_config_by_name_trains_from_any_folder(installed):
