@@ -1,4 +1,4 @@
-"""The wheel that is built from the sdist, installed in a folder of its own, is the whole package."""
+"""The wheel built from the sdist, installed in a folder of its own, is the whole package."""
 
 import dataclasses
 import os
