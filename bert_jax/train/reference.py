@@ -112,7 +112,13 @@ class Reference:
 
 
 class Comparison:
-    """A run beside a reference."""
+    """A run beside a reference.
+
+    Attributes:
+      reference: of the recipe.
+      seed: of the run.
+      changes: the settings in which the run differs, apart from its seed.
+    """
 
     def __init__(self, reference: Reference, fields: Mapping[str, Any]):
         """Compares the settings.
@@ -123,7 +129,7 @@ class Comparison:
         """
         self.reference = reference
         self.seed: int = fields['seed']
-        self._changes = [
+        self.changes = [
             change for change in compare(reference.fields, fields) if change.name != 'seed']
         self._left: set[str] = set()
 
@@ -180,7 +186,7 @@ class Comparison:
 
     def _because(self, name: str) -> str:
         """The settings that differ from the reference's and may be why a value does."""
-        reasons = [_told(change) for change in self._changes if _matters(change.name, name)]
+        reasons = [_told(change) for change in self.changes if _matters(change.name, name)]
         if reasons:
             return ': ' + '; '.join(reasons)
         return ', and no setting that it depends on'

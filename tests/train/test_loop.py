@@ -12,6 +12,7 @@ from toy import Toy, batch, mesh, sgd_step
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, Stopped
+from bert_jax.train.gates import Alarm
 from bert_jax.train.goodput import Goodput
 from bert_jax.train.profile import Profile
 from bert_jax.train.report import Report
@@ -214,6 +215,37 @@ def test_a_log_line_has_the_means_since_the_last_one(toy):
         record = some['log', step]
         assert record['train/loss'] == pytest.approx(np.mean(window), rel=1e-6)
         assert record['train/learning_rate'] == each['log', step]['train/learning_rate']
+
+
+def checks(run):
+    """The records of checked steps, by step."""
+    return {step: metrics for (kind, step), metrics in run.report.written.items()
+            if kind == 'check'}
+
+
+def test_checked_steps_are_recorded_whatever_is_logged_and_where_a_run_resumes(toy):
+    each = run_of(toy, Intervals(log=1), (20,))
+    records = checks(each)
+    assert list(records) == [*range(1, 11), 20]
+    assert len({record['check/batch'] for record in records.values()}) == 11
+    losses = [each.report.written['log', step]['train/loss'] for step in range(1, 21)]
+    assert records[20]['check/loss'] == pytest.approx(np.mean(losses[10:]), rel=1e-6)
+    rarely = run_of(toy, Intervals(log=7, save=10), (10, 10))
+    assert list(checks(rarely)) == [*range(1, 11), 20]
+    assert checks(run_of(toy, Intervals(log=7, save=10), (20,))) == records
+    half = run_of(toy, Intervals(save=10), (20,), stop_at=10)
+    resumed = run_of(toy, Intervals(log=7), (20,), state=half.checkpoints.saved[10])
+    assert checks(half) | checks(resumed) == records
+
+
+def test_a_run_that_leaves_its_reference_is_warned(toy):
+    alarms = types.SimpleNamespace(
+        alarms=lambda step, record: [Alarm('reference', step, record['check/loss'], 'it leaves')
+                                     for _ in range(step == 4)])
+    run = run_of(toy, Intervals(log=5), reference=alarms)
+    assert [key for key in run.report.written if key[0] == 'warning'] == [('warning', 4)]
+    assert run.report.written['warning', 4] == {
+        'gate/reference': run.report.written['check', 4]['check/loss']}
 
 
 def test_scores_of_a_log_line_come_from_sums_not_from_means_of_means(toy):

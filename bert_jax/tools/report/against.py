@@ -24,10 +24,13 @@ def checked_steps(run: RunRecords) -> dict[int, Mapping[str, float]]:
     Raises:
       InputError: it has none.
     """
-    result = {record['step']: record for record in run.records if BATCH in record}
+    result: dict[int, Mapping[str, float]] = {}
+    for record in run.records:
+        if BATCH in record:
+            result[record['step']] = record
     if not result:
         raise InputError(f'{run.folder} has no records of checked steps: it has done no step yet, '
-                         'or bert_jax 0.2.0 or earlier trained it')
+                         'or an earlier version trained it')
     return result
 
 
@@ -109,10 +112,10 @@ def reference_of(runs: Sequence[RunRecords]) -> str:
             raise InputError(f'{run.folder} and {runs[0].folder} differ in {_listed(changes)}: '
                              'runs of a reference differ in their seed alone')
     checked = [checked_steps(run) for run in runs]
-    steps = [step for step in checked[0] if all(step in of_run for of_run in checked)]
-    for run, of_run in zip(runs, checked, strict=True):
+    steps = [step for step in checked[0] if all(step in records for records in checked)]
+    for run, records in zip(runs, checked, strict=True):
         for step in steps:
-            if not is_whole(step, of_run[step]):
+            if not is_whole(step, records[step]):
                 raise InputError(
                     f'{run.folder} resumed from a step that is not checked, before step {step:,}: '
                     'train it anew, or give a run that did not stop there')
@@ -121,7 +124,7 @@ def reference_of(runs: Sequence[RunRecords]) -> str:
         'fields': fields[0], 'seeds': seeds, 'steps': steps,
     }
     for name in CHECKED:
-        content[name] = [[of_run[step][name] for step in steps] for of_run in checked]
+        content[name] = [[records[step][name] for step in steps] for records in checked]
     return json.dumps(content, indent=1) + '\n'
 
 
