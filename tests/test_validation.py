@@ -53,6 +53,7 @@ def test_a_field_takes_its_default_and_nothing_out_of_its_range(path):
 @pytest.mark.parametrize(('values', 'message'), [
     ({'model.name': 'larg'}, "config.model.name='larg' is unknown: did you mean 'large'?"),
     ({'train.loggers': 'wandb,tensorbord'}, "'tensorbord' is unknown: did you mean 'tensorboard'?"),
+    ({'train.reference': 'quick'}, "there is no reference 'quick': did you mean 'quickstart'?"),
     ({'optimizer.decay_from': 'end'}, "config.optimizer.decay_from='end' is not a duration"),
     ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),
     ({'optimizer.name': 'lion', 'optimizer.b1': 0.5}, 'config.optimizer.b1=0.5 has no effect'),

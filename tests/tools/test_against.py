@@ -61,7 +61,8 @@ def test_a_run_that_agrees(reference, tmp_path):
     assert first.startswith('run, seed 1: 12 checked steps, up to step 30, compared with ')
     assert same == 'same data'
     assert loss.startswith('loss 8.00') and ' at step 30, reference 8.00' in loss
-    assert ' +- 0.0' in loss and ', and with this seed 8.00' in loss
+    assert ' +- 0.0' in loss and '; its seed 1: 8.00' in loss
+    assert loss.endswith(', all losses within 0')
 
 
 def test_a_run_of_another_seed_has_no_rows_to_compare(reference, tmp_path):

@@ -87,8 +87,11 @@ def _loss(
     band = reference.band(step, LOSS)
     said = f'loss {checked[step][LOSS]:.4f} at step {step:,}, reference {band}'
     if comparison.has_same_rows:
-        of_seed = reference.at(step, LOSS)[reference.seeds.index(comparison.seed)]
-        said += f', and with this seed {of_seed:.4f}'
+        index = reference.seeds.index(comparison.seed)
+        differences = [abs(checked[step][LOSS] - reference.at(step, LOSS)[index])
+                       for step in whole]
+        said += (f'; its seed {comparison.seed}: {reference.at(step, LOSS)[index]:.4f}, all losses '
+                 f'within {max(differences):.2g}')
     return said
 
 
