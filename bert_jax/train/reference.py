@@ -31,6 +31,7 @@ from bert_jax.train.workdirs import Change, compare, number_phases
 
 CHECKED = (BATCH, LEARNING_RATE, LOSS, GRADIENT)
 _ENDING = '.json'
+_VOCABULARY = 'identity.vocabulary'  # the digest of a text's content follows from it
 # The band is left by chance at one checked step of so many, were seeds normally distributed.
 _CHANCE = 1e-3
 _SAME_RATE = 1e-4  # relative difference of learning rates that versions of jax round differently
@@ -186,7 +187,14 @@ class Comparison:
 
     def _because(self, name: str) -> str:
         """The settings that differ from the reference's and may be why a value does."""
-        reasons = [_told(change) for change in self.changes if _matters(change.name, name)]
+        if name in (LOSS, GRADIENT) and BATCH in self._left:
+            return ' (of other rows)'
+        names = [change.name for change in self.changes]
+        reasons: list[str] = []
+        for change in self.changes:
+            follows = _VOCABULARY in names and change.name.startswith('identity.content')
+            if _matters(change.name, name) and not follows:
+                reasons.append(_told(change))
         if reasons:
             return ': ' + '; '.join(reasons)
         return ', and no setting that it depends on'
@@ -213,13 +221,12 @@ def _matters(field: str, name: str) -> bool:
 
 
 def _told(change: Change) -> str:
-    """A setting that differs, and where to look, for digests."""
-    told = f'{change.name}={change.now!r}, reference {change.before!r}'
-    if change.name == 'identity.vocabulary':
-        return f'{told} (another vocabulary: compare data.vocab_file)'
-    if change.name.startswith('identity.content'):
-        return f'{told} (another text)'
-    return told
+    """A setting that differs; of a digest, only what it is of."""
+    if change.name == _VOCABULARY:
+        return 'another vocabulary (compare data.vocab_file)'
+    if change.name.startswith('identity.'):
+        return f'differing {change.name.removeprefix("identity.")}'
+    return f'{change.name}={change.now!r}, reference {change.before!r}'
 
 
 def compared_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

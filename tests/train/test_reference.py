@@ -54,12 +54,22 @@ def test_a_run_of_any_seed_stays_within_the_band(reference, seed):
 
 
 def test_another_batch_is_named_with_the_settings_of_the_data(reference):
-    fields = {'identity.vocabulary': '3c', 'data.vocab_file': 'b.txt', 'model.hidden_size': 64}
+    fields = {'identity.vocabulary': '3c', 'identity.content of a.txt': '4d',
+              'data.vocab_file': 'b.txt', 'model.hidden_size': 64}
     found, = departures(reference, fields, batch=lambda step: 7)
     assert (found.step, found.name) == (30, BATCH)
     assert found.line == (
         "step 30: the batch differs: data.vocab_file='b.txt', reference 'a/vocab.txt'; "
-        "identity.vocabulary='3c', reference '1f' (another vocabulary: compare data.vocab_file)")
+        'another vocabulary (compare data.vocab_file)')
+
+
+def test_another_text_is_named_and_a_loss_of_other_rows(reference):
+    fields = {'identity.content of a.txt': '4d', 'optimizer.learning_rate': 1e-2}
+    found = departures(reference, fields, batch=lambda step: 7, loss=lambda step: 5.0)
+    lines = [departure.line for departure in found]
+    assert lines[0] == 'step 30: the batch differs: differing content of a.txt'
+    assert lines[1].startswith('step 30: loss 5, reference ')
+    assert lines[1].endswith(' (of other rows)')
 
 
 def test_another_learning_rate_is_named_with_the_settings_of_the_optimizer(reference):
