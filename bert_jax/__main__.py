@@ -5,6 +5,7 @@
   evaluate   scores a run, or an ensemble, on labelled data
   convert    converts weights from and to Hugging Face and TensorFlow 1
   sweep      runs a grid of settings and picks the best on the dev set
+  look       says what a text holds and how vocabularies would split it
   prepare    makes a run's vocabulary and token store before the run
   preflight  tells whether a run fits a TPU slice, and how long it takes
   report     compares runs on one HTML page
@@ -25,6 +26,7 @@ COMMANDS = {
     'evaluate': 'bert_jax.evaluate',
     'convert': 'bert_jax.convert',
     'sweep': 'bert_jax.tools.sweep',
+    'look': 'bert_jax.tools.look',
     'prepare': 'bert_jax.tools.prepare',
     'preflight': 'bert_jax.tools.preflight',
     'report': 'bert_jax.tools.report',

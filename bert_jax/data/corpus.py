@@ -65,14 +65,17 @@ def open_source(spec: str, data_dir: str = '', column: str = 'text') -> Source:
 
 
 def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
-    """Text for training a vocabulary: an equal share from the start of each unit.
+    """The texts of `sample_documents`, for training a vocabulary."""
+    for document in sample_documents(source, max_bytes):
+        yield document.text.decode()
+
+
+def sample_documents(source: Source, max_bytes: int) -> Iterator[Document]:
+    """An equal share from the start of each unit.
 
     Args:
       source: the text.
       max_bytes: total UTF-8 bytes, exceeded by less than one document.
-
-    Yields:
-      Documents' texts.
     """
     left = max_bytes
     first_share = max_bytes // len(source.units)
@@ -80,7 +83,7 @@ def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
     for number, documents in enumerate(units):
         share = left // (len(source.units) - number)
         for document in documents:
-            yield document.text.decode()
+            yield document
             share -= len(document.text)
             left -= len(document.text)
             if share <= 0:

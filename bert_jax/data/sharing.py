@@ -26,7 +26,7 @@ from bert_jax.runtime.files import Path, open_folder
 from bert_jax.text import find_vocabulary, kind_of, load_tokenizer, read_switches, write_switches
 from bert_jax.text.extending import extend
 from bert_jax.text.trainers import Trainer, Wanted, find_trainer
-from bert_jax.text.training import stripped_marks
+from bert_jax.text.training import stripped_marks_warning
 from bert_jax.text.vocab import read_file
 
 _THREADS = 16
@@ -35,7 +35,6 @@ _BEGUN = 'begun'  # a file that the first host writes into the folder of a store
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
 _SAMPLE_FOR_MARKS_BYTES = 8_000_000
-_FEW_MARKS = 0.001  # of the characters
 _NETWORK_DISKS = re.compile('nfs|cifs|lustre|gpfs|beegfs|ceph|fuse|afs|9p')
 # A network disk may show another host's new file late, if this host looked for it before.
 _PATIENCE_SECONDS = 70.0
@@ -446,12 +445,9 @@ def _sample_texts(sources: Sequence[Source], max_bytes: int) -> Iterator[str]:
 
 def _say_stripped(sources: Sequence[Source]) -> None:
     """Says how many characters of the text an uncased vocabulary drops that are no accents."""
-    share, marks = stripped_marks(_sample_texts(sources, _SAMPLE_FOR_MARKS_BYTES))
-    if share > _FEW_MARKS:
-        shown = ' '.join(f'\u25cc{mark}' for mark in marks)
-        hosts.say(f'warning: {100 * share:.1f} % of the characters of the text are vowels and '
-                  f'other marks that an uncased vocabulary drops as accents ({shown}), as the '
-                  'original does: set --config.data.strip_accents=False to keep them')
+    warning = stripped_marks_warning(_sample_texts(sources, _SAMPLE_FOR_MARKS_BYTES))
+    if warning:
+        hosts.say(warning)
 
 
 def share_tokenizer(

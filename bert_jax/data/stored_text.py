@@ -61,6 +61,13 @@ class StoredText:
         numbers = np.arange(min(num_blocks, len(ends)))
         return self.store.window(numbers).tokens[:_CHECKED_TOKENS]
 
+    def unknown_share(self) -> float | None:
+        """Share of the tokens that are [UNK]; None for a vocabulary to which nothing is unknown."""
+        if self._vocab.unk_id is None:
+            return None
+        counts = self.store.token_counts()
+        return float(counts[self._vocab.unk_id] / max(counts.sum(), 1))
+
     def training(
         self, recipe: Recipe, seed: int, lanes: int
     ) -> PretrainExamples | WindowedExamples:

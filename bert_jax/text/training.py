@@ -36,6 +36,7 @@ _PRUNING_ROUNDS = 4
 _MAX_UNUSED = 99  # [unused] tokens
 _FIRST_LETTERS = 0xF0000  # planes 15 and 16: private use
 _SHOWN = 5  # marks
+_FEW_MARKS = 0.001  # of the characters
 _VOICING = '\u3099\u309a'  # of kana
 _SPACE_MARK = '\u2581'  # SentencePiece's own stand-in for a space
 _Part = TypeVar('_Part')
@@ -170,6 +171,18 @@ def stripped_marks(texts: Iterable[str]) -> tuple[float, list[str]]:
         if unicodedata.category(char) == 'Mn' and not _is_accent(char):
             marks[char] = count
     return marks.total() / max(1, total), _by_frequency(marks)[:_SHOWN]
+
+
+def stripped_marks_warning(texts: Iterable[str]) -> str:
+    """A line that warns of `stripped_marks`; '' where an uncased vocabulary drops only accents."""
+    share, marks = stripped_marks(texts)
+    if share <= _FEW_MARKS:
+        return ''
+    shown = ' '.join(f'\u25cc{mark}' for mark in marks)
+    return (
+        f'warning: {100 * share:.1f} % of the characters of the text are vowels and other marks '
+        f'that an uncased vocabulary drops as accents ({shown}), as the original does: set '
+        '--config.data.strip_accents=False to keep them')
 
 
 def _is_accent(mark: str) -> bool:

@@ -16,9 +16,10 @@ to start it), and each ends when all is done. Machines may come and go: one that
 part that it was making, and the same command resumes. A vocabulary is trained by each that finds
 none, all the same.
 
-It says what each store holds and how many documents are left out: duplicates always, and with
-config.data.near_duplicates and config.data.remove_contaminated those too; and for each file of
-config.data.decontaminate, how many of its texts are in the training text (docs/large_corpora.md).
+It says what each store holds, what share of its tokens is [UNK], and how many documents are left
+out: duplicates always, and with config.data.near_duplicates and config.data.remove_contaminated
+those too; and for each file of config.data.decontaminate, how many of its texts are in the training
+text (docs/large_corpora.md).
 
 Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
@@ -56,6 +57,9 @@ def main(argv: Sequence[str]) -> None:
             store = text.store
             path = data.places.shared / 'stores' / store.fingerprint
             show(f'{source}: {_described(store.manifest)}: {path}')
+            unknown = text.unknown_share()
+            if unknown is not None:
+                show(f'{source}: {unknown:.2%} of the tokens are [UNK]')
             for file in store.manifest.get('contamination', ()):
                 show(f'{source}: {_found_of(file)}')
         if not data.texts:
@@ -66,9 +70,9 @@ def _described(manifest: Mapping[str, Any]) -> str:
     """What a token store holds."""
     sizes = file_sizes(manifest)
     return (
-        f"{manifest['num_tokens']:,} tokens in {documents_in_words(manifest)} and "
-        f"{manifest['num_blocks']:,} blocks, {sum(sizes.values()) / 1e6:,.1f} MB in "
-        f'{len(sizes)} files')
+        f"{manifest['num_tokens']:,} tokens in {documents_in_words(manifest)}, "
+        f"{manifest['num_sentences']:,} sentences and {manifest['num_blocks']:,} blocks, "
+        f'{sum(sizes.values()) / 1e6:,.1f} MB in {len(sizes)} files')
 
 
 def _found_of(file: Mapping[str, Any]) -> str:

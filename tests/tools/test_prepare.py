@@ -49,5 +49,7 @@ def test_commands_at_the_same_time_make_one_store(tmp_path):
     assert [process.returncode for process in running] == [0, 0]
     lines = [re.findall('.*/stores/.*', text) for text in said]
     assert lines[0] == lines[1]
-    assert re.search(r'200 documents \(0 duplicates left out\) and 1 blocks, ', lines[0][0])
+    assert re.search(
+        r'200 documents \(0 duplicates left out\), [\d,]+ sentences and 1 blocks, ', lines[0][0])
+    assert '% of the tokens are [UNK]\n' in said[0]
     assert len(list((tmp_path / 'data' / 'stores').iterdir())) == 1
