@@ -5,7 +5,9 @@
 SOURCE is a run directory, a Hugging Face folder, or a TF1 checkpoint, as for
 `--config.init_checkpoint` and `bert_jax.predict`. TARGET is a new folder (nothing is overwritten),
 or hf:ORG/NAME, a model to publish on the Hugging Face hub; --overwrite publishes over one that is
-there. Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
+there. --card=FILE adds Markdown of yours to the model card: training data, scores, intended use,
+and language and license in its front matter. Exit status: 0 done, 2 bad input (one line on standard
+error), 1 anything else.
 
 SOURCE is one of
   a run directory of this project      runs/base (its best checkpoint if kept, else the newest)
@@ -31,9 +33,11 @@ Every parameter is copied bit for bit (16-bit floats become float32). Optimizer 
 copied.
 """
 
+import functools
 from collections.abc import Sequence
 
 from bert_jax.config.command_line import Parser
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hub import check_unpublished
 from bert_jax.runtime.process import error_boundary
@@ -52,14 +56,23 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help='what to write')
     parser.add_argument('--overwrite', action='store_true',
                         help='publish over a model that the hub has already')
+    parser.add_argument('--card', metavar='FILE',
+                        help='Markdown of yours for the model card of --to huggingface')
     args = parser.parse_args(argv)
     with error_boundary(writing=args.target):
         # Imported here: `--help` need not wait for orbax.
-        from bert_jax.weights.huggingface import write_huggingface
+        from bert_jax.weights.huggingface import NO_CARD, read_card, write_huggingface
         from bert_jax.weights.run_directory import write_run
         from bert_jax.weights.tf1 import write_tf1
 
-        writers = {'huggingface': write_huggingface, 'tf1': write_tf1, 'bert_jax': write_run}
+        if args.card and args.to != 'huggingface':
+            raise InputError(f'--card={args.card}: only --to huggingface writes a model card')
+        card = read_card(args.card) if args.card else NO_CARD
+        writers = {
+            'huggingface': functools.partial(write_huggingface, card=card),
+            'tf1': write_tf1,
+            'bert_jax': write_run,
+        }
         target = as_path(args.target)
         check_free(target)
         if args.target.startswith('hf:') and not args.overwrite:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from bert_jax.heads.tensors import POOLER
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, exists, read_json
 from bert_jax.text import load_tokenizer
+from bert_jax.text.vocab import read_file
 from bert_jax.weights import formats
 from bert_jax.weights.families import FAMILIES, family_of, family_to_write
 from bert_jax.weights.families.family import Architecture, Family
@@ -35,8 +36,26 @@ from bert_jax.weights.tokenizer_files import (
     write_tokenizer,
 )
 
+_FENCE = '---'  # around the front matter of a model card
+_OF_THE_CARD = ('library_name:', 'tags:')  # the front matter that every card has
 # What training programs put around a model, and so before the names of its tensors.
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
+
+
+class Card(NamedTuple):
+    """What people add to a model card.
+
+    Attributes:
+      front_matter: lines of YAML for its head, each with its line end.
+      text: Markdown below the table of the model's options.
+    """
+
+    front_matter: str = ''
+    text: str = ('Training data, scores, intended use and license are not known here: add them '
+                 'before others use it.')
+
+
+NO_CARD = Card()
 
 
 def read_huggingface(named: str | os.PathLike[str]) -> Weights:
@@ -280,8 +299,15 @@ def _unwrapped(by_file_name: Mapping[str, FileTensor]) -> dict[str, FileTensor]:
     return tensors
 
 
-def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[str]:
+def write_huggingface(
+    folder: str | os.PathLike[str], weights: Weights, card: Card = NO_CARD
+) -> list[str]:
     """Writes a folder that `from_pretrained` of the head's class loads, tokenizer included.
+
+    Args:
+      folder: to write; or hf:ORG/NAME.
+      weights: the model.
+      card: what its model card says beside the model's options.
 
     Returns:
       Notes for the user, a line each.
@@ -308,7 +334,8 @@ def write_huggingface(folder: str | os.PathLike[str], weights: Weights) -> list[
     with new_folder(as_path(folder)) as beside:
         write_tensors(beside, tensors)
         write_json(beside / 'config.json', config)
-        (beside / 'README.md').write_text(_model_card(weights, class_name), encoding='utf-8')
+        model_card = _model_card(weights, class_name, card)
+        (beside / 'README.md').write_text(model_card, encoding='utf-8')
         notes += write_tokenizer(beside, weights)
         if weights.inference.get('pool'):
             write_sentence_files(beside, weights)
@@ -402,6 +429,28 @@ def _token_ids(weights: Weights, family: Family) -> dict[str, int | None]:
     return ids
 
 
+def read_card(path: str | os.PathLike[str]) -> Card:
+    """What a Markdown file, which may begin with front matter, adds to a model card.
+
+    Raises:
+      InputError: it cannot be read, its front matter does not end, or says what the card says.
+    """
+    text = read_file(path, 'part of a model card', '--card').decode('utf-8', 'replace').strip()
+    lines = text.splitlines()
+    if not lines or lines[0] != _FENCE:
+        return Card(text=text)
+    if _FENCE not in lines[1:]:
+        raise InputError(f'{path}: its front matter, which begins in line 1, has no second '
+                         f'line {_FENCE}: add it')
+    end = lines.index(_FENCE, 1)
+    for number, line in enumerate(lines[1:end], 2):
+        if line.startswith(_OF_THE_CARD):
+            raise InputError(f'{path}, line {number}: {line!r:.60} is what the card says itself: '
+                             'leave it out')
+    front_matter = ''.join(f'{line}\n' for line in lines[1:end])
+    return Card(front_matter, '\n'.join(lines[end + 1:]).strip())
+
+
 def _vocabulary_row(vocab_file: Path, lowercase: bool) -> str:
     """What a model card says of a tokenizer."""
     tokenizer = load_tokenizer(vocab_file, lowercase)
@@ -411,7 +460,7 @@ def _vocabulary_row(vocab_file: Path, lowercase: bool) -> str:
     return f'{tokenizer.algorithm}, {case} text'
 
 
-def _model_card(weights: Weights, class_name: str) -> str:
+def _model_card(weights: Weights, class_name: str, own: Card) -> str:
     """The model card in Markdown, with the front matter that model hubs read."""
     num_parameters = sum(x.size for x in weights.params.values())
     rows = {'parameters': f'{num_parameters:,}'}
@@ -430,4 +479,6 @@ def _model_card(weights: Weights, class_name: str) -> str:
         title=HEADS[weights.head].title(),
         source=re.sub(r'\S*/(.*/)?', '', weights.source),  # without paths on this machine
         architecture=class_name,
-        table='\n'.join(f'| {name} | {value} |' for name, value in rows.items()))
+        table='\n'.join(f'| {name} | {value} |' for name, value in rows.items()),
+        front_matter=own.front_matter,
+        text=own.text)

@@ -477,6 +477,7 @@ HUGGINGFACE = '{folder}/hf_pretraining'
     ('main @text --config.data.dir=/proc/1/cache', r'config\.data\.dir'),
     ('convert {folder}/run /proc/1/new --to tf1', '/proc/1/new'),
     ('convert {folder}/none {folder}/new --to tf1', 'none does not exist'),
+    ('convert {folder}/run {folder}/new --to tf1 --card=card.md', 'only --to huggingface'),
     ('convert {folder}/run {folder}/cola --to huggingface', 'cola is there already'),
     ('predict @features --output {folder}/notes a', 'notes'),
     (f'predict @export --output {HUGGINGFACE}/model.safetensors',

@@ -20,7 +20,7 @@ from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
 from bert_jax.validation import complete
 from bert_jax.weights import load_weights, tf1
 from bert_jax.weights.formats import Weights, sizes_of, tensors
-from bert_jax.weights.huggingface import write_huggingface
+from bert_jax.weights.huggingface import read_card, write_huggingface
 from bert_jax.weights.run_directory import write_run
 from bert_jax.weights.tokenizer_files import fast_tokenizer
 
@@ -61,6 +61,30 @@ def test_a_model_card_lists_what_makes_another_model_only_where_it_does(tmp_path
     with_dropout = {**weights.model, 'pooler_dropout': 0.2}
     write_huggingface(tmp_path / 'other', dataclasses.replace(weights, model=with_dropout))
     assert '| pooler_dropout | 0.2 |' in (tmp_path / 'other' / 'README.md').read_text()
+
+
+def test_a_model_card_takes_in_a_file_of_the_user_s(tmp_path):
+    weights = load_weights(RECORDED / 'pretraining')
+    own = tmp_path / 'card.md'
+    own.write_text('---\nlanguage: hi\nlicense: mit\n---\n\n## Data\n\n{braces}: articles.\n')
+    write_huggingface(tmp_path / 'bert', weights, read_card(own))
+    card = (tmp_path / 'bert' / 'README.md').read_text()
+    assert card.startswith(
+        '---\nlibrary_name: transformers\ntags:\n- bert\nlanguage: hi\nlicense: mit\n---\n')
+    assert card.endswith('\n## Data\n\n{braces}: articles.\n') and 'not known here' not in card
+    own.write_text('No front matter.\n')
+    assert read_card(own).front_matter == ''
+
+
+@pytest.mark.parametrize('text, says', [
+    ('---\nlanguage: hi\n', 'has no second line ---'),
+    ('---\nlanguage: hi\ntags: [x]\n---\n', 'line 3: .tags: .x.. is what the card says itself'),
+    (' \n', 'is empty; check --card'),
+])
+def test_a_card_that_would_be_no_card_is_refused(text, says, tmp_path):
+    (tmp_path / 'card.md').write_text(text)
+    with pytest.raises(InputError, match=says):
+        read_card(tmp_path / 'card.md')
 
 
 @pytest.mark.parametrize('format', FORMATS)
