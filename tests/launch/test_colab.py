@@ -119,7 +119,7 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_pat
     nbclient = pytest.importorskip('nbclient')
     pytest.importorskip('tensorflow_text')
     set_parameters(notebook, SOURCE=str(tmp_path / 'text.txt'), DATA=str(tmp_path),
-                   PRETRAIN_STEPS=16, FINETUNE_STEPS=4)
+                   PRETRAIN_STEPS=16, SWEEP_STEPS=2, FINETUNE_STEPS=4)
     where = {'timeout': 300, 'resources': {'metadata': {'path': clone / 'launch'}}}
     nbclient.NotebookClient(notebook, **where).execute()
 
@@ -128,11 +128,14 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_pat
         assert 'jax 0.7.2' in printed(cells['devices'])
     assert [path.name.partition('-')[0] for path in packages.glob('*.dist-info')] == ['bert_jax']
     check_result(cells['pretrain-run'], max_step=16, metric='eval/mlm_accuracy')
-    check_result(cells['finetune-run'], max_step=4, metric='eval/accuracy')
+    assert '2 runs, ' in printed(cells['sweep-run'])
+    last = printed(cells['finetune-run']).splitlines()[-1]
+    assert re.fullmatch(r'accuracy [01]\.\d+ at step [1-4]', last)
     for name in ('pretrain-curves', 'finetune-curves'):
         assert 'image/png' in cells[name].outputs[0]['data']
     assert re.fullmatch(r'(.* -> (\S+ \(0\.\d\d\)(, |\n)){3}){5}', printed(cells['fill-mask']))
     assert re.fullmatch(r'(.* -> [01] \([01]\.\d\d\)\n){4}', printed(cells['classify']))
+    assert printed(cells['module']) == printed(cells['classify'])
 
     pretrain = cells['pretrain-run']  # another run in the first one's folder
     pretrain.source = pretrain.source.replace('.py ', '.py --config.model.num_layers=1 ')
@@ -160,7 +163,8 @@ def test_pretraining_runs_on_kaggle_s_eight_devices(
     for path in clone.glob('*/'):
         path.chmod(0o555)
     set_parameters(notebook, REPO=str(clone), SOURCE=str(tmp_path / 'text.txt'), PRETRAIN_STEPS=8)
-    left_out = ('pretrain-curves', 'finetune-run', 'finetune-curves', 'classify')
+    left_out = (
+        'pretrain-curves', 'sweep-run', 'finetune-run', 'finetune-curves', 'classify', 'module')
     notebook.cells = [cell for cell in notebook.cells if cell.id not in left_out]
     where = {'timeout': 300, 'resources': {'metadata': {'path': working}}}
     nbclient.NotebookClient(notebook, **where).execute()
