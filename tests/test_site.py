@@ -23,7 +23,7 @@ PAGES = sorted(DOCS.rglob('*.md'))
 KEPT_UP = [ROOT / 'README.md', *(page for page in PAGES if page.parent.name != 'log')]
 COMMAND = re.compile(r'\b(?:python -m (bert_jax[\w.]*)|launch/\w+\.sh .*--tool=(\w+))')
 # Stand-ins for a file of the reader's own.
-OWN = ('...', 'FILE', 'mine.py')
+OWN = ('...', 'FILE', 'mine.py', 'hindi.py')
 
 
 def load_hooks():
@@ -142,7 +142,7 @@ class Shown:
 
 def code_lines(text: str) -> list[str]:
     """The lines of a page's code, with continued lines joined."""
-    fenced = re.findall(r'^ *```\w*\n(.*?)^ *```', text, flags=re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r'^ *```[^\n`]*\n(.*?)^ *```', text, flags=re.DOTALL | re.MULTILINE)
     indented = re.findall(r'^    (?! ).*(?:\n    .*)*', prose(text), flags=re.MULTILINE)
     code = '\n'.join([*fenced, *indented])
     return re.sub(r'\\\n\s*', ' ', code).splitlines()
