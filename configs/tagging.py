@@ -4,7 +4,8 @@
         --config.data.source=train.txt --config.data.eval_source=dev.txt
 
 Each line of a file begins with a word and ends with its tag, and an empty line follows each
-sentence; or the file is JSON lines, with a list of words (data.text) and one of tags (data.label).
+sentence; or the file is JSON lines, with a list of words (data.text) and one of tags (data.label),
+or a treebank of Universal Dependencies (.conllu), whose parts of speech are the tags.
 Entities (IOB1, IOB2, IOBES) are scored by F1, other tags, such as parts of speech, by accuracy.
 Without an evaluation file a tenth of the sentences is held out (data.held_out). Without DIR,
 training starts from the published BERT-Base, cased.

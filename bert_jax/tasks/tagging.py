@@ -67,6 +67,10 @@ _DOCUMENT_START = '-DOCSTART-'
 _NO_WORD = '[UNK]'  # stands for an empty word where words are in columns, as in the model's input
 # Only spaces and tabs separate columns; other Unicode white space may be a word of the text.
 _CELL = re.compile(r'[^ \t]+')
+_TREEBANK = re.compile(r'\.conllu(\.gz|\.bz2)?$', re.IGNORECASE)
+_TREEBANK_COLUMNS = 10
+# The numbers of several words that are written as one, and of a word that the text leaves out.
+_NO_WORD_OF_A_TREEBANK = re.compile(r'\d+-\d+|\d+\.\d+')
 _ENTITY_TAG = re.compile(r'O|[BIES]-\S+')
 
 
@@ -140,7 +144,7 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
 
     train, dev = own_files(
         config, scored, read, contents,
-        'a file with a word and its tag in each line, JSON lines or Parquet')
+        'a file with a word and its tag in each line, a treebank (.conllu), JSON lines or Parquet')
     if train is not None:
         _say_tags(train, dev)
     return _tagging_task(config, scored, train, {'dev': dev})
@@ -490,9 +494,10 @@ def read_tagged(
 
     Args:
       path: JSON or Parquet with a row for each sentence, which has a list of words and one of tags;
-        all are one document. Or lines that begin with a word and end with its tag, in as many
-        columns (separated by spaces or tabs) as the first line has, with empty lines between
-        sentences. Text files may be compressed.
+        all are one document. Or a treebank, `.conllu`, of which the parts of speech (UPOS) are the
+        tags. Or lines that begin with a word and end with its tag, in as many columns (separated by
+        spaces or tabs) as the first line has, with empty lines between sentences. Text files may be
+        compressed.
       words, tags: columns of the JSON or Parquet file.
       names: names of its tags that are numbers.
       max_malformed: share of the rows that may be malformed; one row always may, unless this is 0.
@@ -502,6 +507,8 @@ def read_tagged(
     """
     if table.format_of(path) in ('json', 'parquet'):
         sentences = _json_sentences(path, words, tags, names, max_malformed)
+    elif _TREEBANK.search(path):
+        sentences = _treebank_sentences(path, max_malformed)
     else:
         sentences = _column_sentences(path, max_malformed)
     return Tagged(_in_iob2(sentences, path), path)
@@ -533,6 +540,23 @@ def _say_first_change(before: Sequence[str], after: Sequence[str], path: str) ->
             return
 
 
+def _treebank_sentences(path: str, max_malformed: float) -> list[Sentence]:
+    """The sentences of a file in CoNLL-U (https://universaldependencies.org/format.html)."""
+    reader = _ColumnReader(path)
+    for line, text in table.lines(path):
+        cells = text.split('\t')
+        if not text.strip():
+            reader.end_sentence()
+        elif text.startswith('#') or _NO_WORD_OF_A_TREEBANK.fullmatch(cells[0]):
+            continue
+        elif len(cells) == _TREEBANK_COLUMNS:
+            reader.add_word([cells[1], cells[3]], line)
+        else:
+            reader.faults.append(
+                f'line {line}: columns: {len(cells)}, where CoNLL-U has {_TREEBANK_COLUMNS}')
+    return reader.finished(max_malformed)
+
+
 def _column_sentences(path: str, max_malformed: float) -> list[Sentence]:
     """The sentences of a file with a word and its tag in each line."""
     reader = _ColumnReader(path)
@@ -544,10 +568,7 @@ def _column_sentences(path: str, max_malformed: float) -> list[Sentence]:
             reader.end_document()
         else:
             reader.add_word(cells, line)
-    reader.end_sentence()
-    num_words = sum(len(sentence.words) for sentence in reader.sentences)
-    table.check_malformed(path, num_words, reader.faults, max_malformed)
-    return reader.sentences
+    return reader.finished(max_malformed)
 
 
 class _ColumnReader:
@@ -598,6 +619,17 @@ class _ColumnReader:
         """Ends the sentence and the document."""
         self.end_sentence()
         self._document += 1
+
+    def finished(self, max_malformed: float) -> list[Sentence]:
+        """All sentences, at the end of the file.
+
+        Raises:
+          InputError: more than this share of the words is malformed.
+        """
+        self.end_sentence()
+        num_words = sum(len(sentence.words) for sentence in self.sentences)
+        table.check_malformed(self._path, num_words, self.faults, max_malformed)
+        return self.sentences
 
 
 def _json_sentences(

@@ -6,6 +6,7 @@ import pytest
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.tagging import read_tagged
 from tests.tasks.files import put
 from tests.tasks.opened import WORDS, config_of, opened, parquet
 
@@ -27,6 +28,30 @@ def test_your_own_tags(text, labels, metric, tmp_path):
     (dev,) = task.evaluated
     right = np.eye(len(labels), dtype=np.float32)[dev.units.tokens['token_labels']]
     assert dev.results({'logits': right})[0][metric] == 1
+
+
+# By the format's own description: two words written as one, and one that the text leaves out.
+TREEBANK = """# sent_id = 1
+# text = was john
+1-2\twasjohn\t_\t_\t_\t_\t_\t_\t_\t_
+1\twas\tbe\tAUX\tVBD\t_\t0\troot\t_\t_
+2\tjohn\tjohn\tPROPN\tNNP\t_\t1\tnsubj\t_\tSpaceAfter=No
+
+1\tthe leader\tleader\tNOUN\t_\t_\t0\troot\t_\t_
+1.1\tsaid\tsay\tVERB\t_\t_\t_\t_\t_\t_
+"""
+
+
+@pytest.mark.parametrize('name', ['own.conllu', 'own.CONLLU.gz'])
+def test_a_treebank_gives_words_with_their_parts_of_speech(name, tmp_path):
+    tagged = read_tagged(put(tmp_path, name, TREEBANK))
+    assert [sentence.words for sentence in tagged.sentences] == [['was', 'john'], ['the leader']]
+    assert tagged.tags_by_sentence == [['AUX', 'PROPN'], ['NOUN']]
+
+
+def test_a_treebank_with_other_columns_is_refused(tmp_path):
+    with pytest.raises(InputError, match='line 1: columns: 2, where CoNLL-U has 10'):
+        read_tagged(put(tmp_path, 'own.conllu', 'john\tPROPN\nwas\tAUX\n'))
 
 
 @pytest.mark.parametrize(('text', 'said'), [
