@@ -34,11 +34,11 @@ copied.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bert_jax.config.command_line import Parser
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path
+from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.hub import check_unpublished
 from bert_jax.runtime.process import error_boundary
 from bert_jax.weights import load_weights
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.card and args.to != 'huggingface':
             raise InputError(f'--card={args.card}: only --to huggingface writes a model card')
         card = read_card(args.card) if args.card else NO_CARD
-        writers = {
+        writers: dict[str, Callable[[Path, Weights], list[str]]] = {
             'huggingface': functools.partial(write_huggingface, card=card),
             'tf1': write_tf1,
             'bert_jax': write_run,

@@ -33,6 +33,7 @@ from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.data.corpus import open_source, sample_documents
 from bert_jax.data.source import Document
+from bert_jax.data.store import PREPARED
 from bert_jax.data.text_facts import TextFacts, facts_of
 from bert_jax.runtime.errors import InputError, show
 from bert_jax.runtime.files import as_path
@@ -71,9 +72,11 @@ def main(argv: Sequence[str]) -> None:
         if config.init_checkpoint:
             raise InputError('config.init_checkpoint brings a vocabulary of its own: leave it out, '
                              'and name that vocabulary as config.data.vocab_file')
-        config = complete(config)
         names = [source.name for source in weighted_sources(config.data.source)]
-        _look(config, names, sizes)
+        for name in names:
+            if name.startswith((PREPARED, 'tfrecord:')):
+                raise InputError(f'{name} holds tokens and no text: name the text that they are of')
+        _look(complete(config), names, sizes)
 
 
 def _sizes(texts: Sequence[str]) -> list[int]:
@@ -89,7 +92,11 @@ def _sizes(texts: Sequence[str]) -> list[int]:
 
 
 def _look(config: ConfigDict, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Looks at the sources of these names, and at vocabularies for all of them together."""
+    """Looks at the sources of these names, and at vocabularies for all of them together.
+
+    Raises:
+      InputError: a source cannot be read, or there is too little text.
+    """
     measured: list[str] = []
     trained: list[str] = []
     for name in names:
@@ -99,11 +106,11 @@ def _look(config: ConfigDict, names: Sequence[str], sizes: Sequence[int]) -> Non
         for line in _described(name, facts):
             show(line)
         _divide(documents, measured, trained)
-    if not trained or not measured:
-        raise InputError(f'{", ".join(names)}: fewer than {_MEASURED} documents, too few to look '
-                         'at: separate documents by a blank line')
-    _say_marks(config, trained)
     words = counted_runs(measured)
+    if not trained or not words:
+        raise InputError(f"{', '.join(names)}: one document is too little to train on and to "
+                         'measure: separate documents by a blank line')
+    _say_marks(config, trained)
     show('| ' + ' | '.join(_HEADER) + ' |')
     show('|' + '---|' * len(_HEADER))
     if config.data.vocab_file:

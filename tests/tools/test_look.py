@@ -47,9 +47,17 @@ def test_a_named_vocabulary_is_compared_and_lost_vowels_are_warned_of(dump, caps
     assert float(said[5].split(' | ')[4].rstrip('%')) == 100
 
 
+def test_a_single_document_is_too_little(capsys, tmp_path):
+    (tmp_path / 'one.txt').write_text('एक गाँव है।')
+    with pytest.raises(SystemExit):
+        said_of(tmp_path, capsys, f'--config.data.source={tmp_path}/one.txt')
+    assert 'one document is too little' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('arguments, says', [
     (['--vocab_sizes=8k'], '--vocab_sizes=8k is no number of pieces'),
     (['--config.data.tokenizer=letters'], 'not trained on text'),
+    (['--config.data.source=tfrecord:there'], 'tfrecord:there holds tokens and no text'),
 ])
 def test_what_cannot_be_looked_at_is_refused(dump, capsys, arguments, says):
     with pytest.raises(SystemExit) as stopped:
