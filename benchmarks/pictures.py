@@ -1,7 +1,7 @@
 """Draws two pictures of the documentation.
 
     python -m benchmarks.pictures step tests/fixtures/preflight_base.json docs/preflight_step.svg
-    python -m benchmarks.pictures attention runs/quickstart docs/attention.svg
+    python -m benchmarks.pictures attention MODEL docs/attention.svg
 
 `step` draws the cycles of a training step by part, from a record of preflight (--json). `attention`
 draws where the tokens of a sentence look, in each head of a model, with the library.
@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-SENTENCE = 'The function returns a list, and the list is sorted.'
+SENTENCE = 'He was born in the city, and he died there in 1902.'
 INK = '#222'
 FORWARD = '#26a69a'
 BACKWARD = '#00695c'

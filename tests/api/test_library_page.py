@@ -18,6 +18,7 @@ HEADINGS = (
     'An encoder inside a module of your own',
     'A frozen encoder, and many classifiers on it by `vmap`',
     'Two devices',
+    'Attention',
 )
 WORDS = (
     'a', 'fine', 'dull', 'film', 'acting', 'and', 'far', 'too', 'long', 'cat', 'the', 'is', 'it',
