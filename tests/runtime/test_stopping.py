@@ -20,6 +20,7 @@ HOST = """
 import os, signal, sys, time
 from bert_jax.runtime import hosts, stopping, verdict
 from bert_jax.runtime.errors import Stopped
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would ignore it
 verdict.SILENCE_SECONDS = 4.0
 verdict.STILL_SECONDS = 3.0
 hosts.connect()
