@@ -37,7 +37,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from bert_jax.config.command_line import Parser
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, visible
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.hub import check_unpublished
 from bert_jax.runtime.process import error_boundary
@@ -80,9 +80,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         weights = load_weights(args.source)
         _print_summary(weights)
         notes = writers[args.to](target, weights)
-    print(f'wrote {args.to}: {args.target}')
+    print(visible(f'wrote {args.to}: {args.target}'))
     for note in notes:
-        print(f'note: {note}')
+        print(visible(f'note: {note}'))
 
 
 def _print_summary(weights: Weights) -> None:
@@ -92,13 +92,16 @@ def _print_summary(weights: Weights) -> None:
     head = weights.head or 'none'
     if weights.labels:
         head += f" ({', '.join(weights.labels)})"
-    print(f'read {weights.source}')
-    print(f"  {model['num_layers']} layers, hidden size {model['hidden_size']}, "
-          f"{model['num_heads']} heads, vocabulary {model['vocab_size']:,}, {model['hidden_act']}")
-    print(f'  {len(weights.params)} tensors, {num_parameters:,} parameters')
-    print(f'  head: {head}', flush=True)
+    lines = [
+        f'read {weights.source}',
+        f"  {model['num_layers']} layers, hidden size {model['hidden_size']}, "
+        f"{model['num_heads']} heads, vocabulary {model['vocab_size']:,}, {model['hidden_act']}",
+        f'  {len(weights.params)} tensors, {num_parameters:,} parameters',
+        f'  head: {head}',
+    ]
     if weights.unused:
-        print(f"  left out: {', '.join(weights.unused)}")
+        lines.append(f"  left out: {', '.join(weights.unused)}")
+    print(visible('\n'.join(lines)), flush=True)
 
 
 if __name__ == '__main__':

@@ -12,7 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from bert_jax.config import DECIDED, SIZES, default_config, model_fields, model_sizes
-from bert_jax.config.bert_config import Allowed, BertConfig, Option, why_not_allowed
+from bert_jax.config.bert_config import BertConfig, Option
 from bert_jax.config.durations import parse_duration, parse_trace
 from bert_jax.config.fields import (
     FIELDS,
@@ -31,6 +31,7 @@ from bert_jax.data.store import PREPARED
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import as_path, check_scheme
+from bert_jax.runtime.schema import Allowed, why_not_allowed
 from bert_jax.sharding import check_vocabulary
 from bert_jax.tasks.opening import OPENERS, SHIPPED
 from bert_jax.tasks.pretrain_data import weighted_sources

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from bert_jax.config import default_config
-from bert_jax.config.bert_config import Range
 from bert_jax.config.fields import FIELDS, SECTIONS
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.schema import Range
 from bert_jax.validation import check_vocabulary, complete, validate
 from tests.configs import changed
 from tests.refusals import refused

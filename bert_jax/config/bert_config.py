@@ -5,55 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
 
-from bert_jax.runtime.errors import nearest
-
-
-@dataclasses.dataclass(frozen=True)
-class Range:
-    """An interval of finite numbers.
-
-    Attributes:
-      least: lower bound.
-      most: upper bound.
-      whole: whether only integers are allowed.
-      without: the excluded ends.
-    """
-
-    least: float
-    most: float
-    whole: bool = False
-    without: tuple[float, ...] = ()
-
-    def __contains__(self, value: Any) -> bool:
-        kinds = int if self.whole else (int, float)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            return False
-        return self.least <= value <= self.most and value not in self.without
-
-    def __str__(self) -> str:
-        """In words, such as 'a whole number from 1 to 4,096'."""
-        kind = 'a whole number' if self.whole else 'a number'
-        above = 'above' if self.least in self.without else 'from'
-        below = 'to below' if self.most in self.without else 'to'
-        return f'{kind} {above} {self.least:,} {below} {self.most:,}'
-
-
-Allowed = Range | tuple[Any, ...]  # a tuple lists the values
-
-
-def why_not_allowed(value: Any, allowed: Allowed) -> str:
-    """Why a value is not allowed; '' if it is."""
-    if value in allowed:
-        return ''
-    if isinstance(allowed, tuple):
-        return f'is unknown: {nearest(value, allowed)}'
-    return f'must be {allowed}'
-
-
-def count(most: float, least: float = 1) -> Range:
-    """The range of whole numbers from `least` to `most`."""
-    return Range(least, most, whole=True)
-
+from bert_jax.runtime.schema import Allowed, Range, count
 
 Effect = Literal['shape', 'computes', 'trains']
 

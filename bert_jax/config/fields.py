@@ -6,8 +6,9 @@ The model's fields are those of `bert_config.py`.
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from bert_jax.config.bert_config import BELOW_1, COMPUTATION, OPTIONS, Allowed, Option, Range, count
+from bert_jax.config.bert_config import BELOW_1, COMPUTATION, OPTIONS, Option
 from bert_jax.config.choices import DECAYS, FEATURES, MASKINGS, WINDOWS
+from bert_jax.runtime.schema import Allowed, Range, count
 
 # Groups of tasks that read a field: pre-training, all others, or some of those on your own files.
 PRETRAINING = ('pretrain', 'synthetic')

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.runtime.errors import InputError, first_line, needing, tell, tell_once
-from bert_jax.runtime.files import as_path, children, open_stream
+from bert_jax.runtime.files import as_path, children, open_stream, read_lines
 from bert_jax.runtime.hub import parquet_files
 
 _LISTED = 3  # malformed rows of a file that are shown one by one
@@ -440,12 +440,12 @@ def lines(path: str) -> Iterator[Line]:
     """The lines of a file, without byte order mark. Only line feeds end lines.
 
     Raises:
-      InputError: the file cannot be read, or is not UTF-8 text.
+      InputError: the file cannot be read, is not UTF-8 text, or has a line that is too long.
     """
     number = 0
     try:
         with open_stream(path) as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(read_lines(file, path), 1):
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                     if b'\r' in line.rstrip(b'\r\n'):

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from bert_jax.data import fasta, table, wikidump
 from bert_jax.data.source import Document, Unit
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import read_blocks
+from bert_jax.runtime.files import LONGEST_LINE, read_blocks
 
 _BLOCK_BYTES = 1 << 20
 # A longer document is split into several, so that memory stays bounded whatever the file.
 _MAX_DOCUMENT_BYTES = 16 << 20
-_MAX_LINE_BYTES = 64 << 20
 _LARGE_BYTES = 1 << 30
 _RANGE_BYTES = 512 << 20
 _BYTE_ORDER_MARK = b'\xef\xbb\xbf'
@@ -97,7 +96,7 @@ def _first_cut(path: str, place: int) -> int:
     If no blank line begins in 16 MiB, it is the first line. All places are in bytes of the file.
 
     Raises:
-      InputError: there is a line of more than `_MAX_LINE_BYTES`.
+      InputError: there is a line of more than `LONGEST_LINE`.
     """
     if not place:
         return 0
@@ -107,7 +106,7 @@ def _first_cut(path: str, place: int) -> int:
         searched = max(text.rfind(b'\n'), 0)
         text += block
         first_line = text.find(b'\n') + 1
-        if not first_line and len(text) > _MAX_LINE_BYTES:
+        if not first_line and len(text) > LONGEST_LINE:
             raise InputError(_too_long(path, before))
         blank = _BLANK_LINE.search(text, searched)
         if blank:
@@ -160,7 +159,7 @@ def _line_blocks(path: str, begin: int = 0, end: int | None = None) -> Iterator[
         last_line = raw.rfind(b'\n') + 1
         if raw and not last_line:
             rest += raw
-            if len(rest) > _MAX_LINE_BYTES:
+            if len(rest) > LONGEST_LINE:
                 raise InputError(_too_long(path, offset))
             continue
         block = rest + raw[:last_line]
@@ -176,7 +175,7 @@ def _line_blocks(path: str, begin: int = 0, end: int | None = None) -> Iterator[
 
 
 def _too_long(path: str, offset: int) -> str:
-    return (f'{path}: the line at byte {offset} is longer than {_MAX_LINE_BYTES >> 20} MiB; is '
+    return (f'{path}: the line at byte {offset} is longer than {LONGEST_LINE >> 20} MiB; is '
             'this text?')
 
 
@@ -271,9 +270,9 @@ def _rows(read: Callable[..., Iterator[table.Row]], path: str, column: str) -> I
                              'config.data.text names the column')
         text = normalise((cell or '').encode('utf-8', 'ignore'))
         for piece in _pieces(text):
-            if len(piece) > _MAX_LINE_BYTES:
+            if len(piece) > LONGEST_LINE:
                 raise InputError(f'{path}, line {row.line}: a line of {column} is longer than '
-                                 f'{_MAX_LINE_BYTES >> 20} MiB; is this text?')
+                                 f'{LONGEST_LINE >> 20} MiB; is this text?')
             yield from _documents([piece], True)
 
 

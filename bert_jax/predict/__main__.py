@@ -32,7 +32,7 @@ from bert_jax.predict import inputs, load, outputs
 from bert_jax.predict.inputs import Source
 from bert_jax.runtime.compilation_cache import keep_compiled
 from bert_jax.runtime.errors import InputError, tell
-from bert_jax.runtime.files import as_path, check_new_file, read_json
+from bert_jax.runtime.files import as_path, check_new_file
 from bert_jax.runtime.process import error_boundary
 
 if TYPE_CHECKING:
@@ -423,19 +423,19 @@ def _named_columns(args: argparse.Namespace) -> list[str]:
 
 def _columns_of_run(args: argparse.Namespace) -> list[str]:
     """The columns that a run on an own table was trained on; [] if the model is no such run."""
-    from bert_jax.weights.run_directory import run_of
+    from bert_jax.weights.run_directory import read_config, run_of
 
     if args.command not in ('classify', 'tag'):
         return []
     folder = run_of(as_path(args.model))
     if not (folder / 'checkpoints').exists() or not (folder / 'config.json').exists():
         return []
-    fields = read_json(folder / 'config.json', 'put it back')
+    fields = read_config(folder)
     if fields.get('task') not in ('classification', 'regression', 'multiple_choice', 'tagging'):
         return []
-    data = fields['data']
-    others = [data.get('text_pair', ''), *data.get('choices', '').split(',')]
-    columns = [data['text'], *(name.strip() for name in others if name.strip())]
+    data = fields.get('data') or {}
+    others = [data.get('text_pair') or '', *(data.get('choices') or '').split(',')]
+    columns = [data.get('text') or 'text', *(name.strip() for name in others if name.strip())]
     tell(f'read from {args.input}: {", ".join(columns)}, as in training (--text names others)')
     return columns
 

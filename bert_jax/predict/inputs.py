@@ -8,12 +8,12 @@ import abc
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
 
 from bert_jax.data.table import Malformed, Row, format_of, read_rows, texts_of
 from bert_jax.runtime.errors import InputError, Unreadable, tell
-from bert_jax.runtime.files import as_path, open_stream
+from bert_jax.runtime.files import as_path, open_stream, read_lines
 
 
 class Form(abc.ABC):
@@ -239,14 +239,14 @@ class Lines(Source):
         number = 0
         try:
             with self._open() as lines:
-                for number, line in enumerate(lines, 1):
+                for number, line in enumerate(read_lines(lines, self.name), 1):
                     yield _row_of_line(line, number)
         except OSError as error:
             raise InputError(f'{self.name} cannot be read ({error}): check it') from None
         if not number:
             raise InputError(f'{self.name} has no texts: write one a line')
 
-    def _open(self) -> contextlib.AbstractContextManager[Iterable[bytes]]:
+    def _open(self) -> contextlib.AbstractContextManager[IO[bytes]]:
         if self._file is not None:
             return open_stream(self._file)
         return contextlib.nullcontext(sys.stdin.buffer)

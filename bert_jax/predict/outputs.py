@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sys
 import tempfile
 import time
@@ -92,10 +93,11 @@ def print_results(results: Iterable[Mapping[str, Any]], *, is_exact: bool) -> in
 def _line(result: Mapping[str, Any], is_exact: bool) -> str:
     """A result as JSON."""
     text = json.dumps(result, ensure_ascii=False)
-    if is_exact:
-        return text
-    rounded = json.loads(text, parse_float=lambda digits: float(f'{float(digits):.7g}'))
-    return json.dumps(rounded, ensure_ascii=False)
+    if not is_exact:
+        rounded = json.loads(text, parse_float=lambda digits: float(f'{float(digits):.7g}'))
+        text = json.dumps(rounded, ensure_ascii=False)
+    # JSON leaves these control characters of terminals as they are; they are only in strings.
+    return re.sub('[\x7f-\x9f]', lambda found: f'\\u{ord(found[0]):04x}', text)
 
 
 def feature_lines(

@@ -13,7 +13,8 @@ from scipy.special import expit
 
 from bert_jax.config.choices import POOLS
 from bert_jax.runtime.errors import InputError, tell, tell_once
-from bert_jax.runtime.files import Path, as_path, children, exists, in_bucket, read_json
+from bert_jax.runtime.files import Path, as_path, children, exists, in_bucket
+from bert_jax.runtime.schema import INSIDE, TEXT, TRUTH, ListOf, MapOf, count, read_fields
 from bert_jax.text.settings import ANY, not_applied
 
 # What a cross-encoder's value goes through, by the last part of the name that its folder has.
@@ -24,6 +25,14 @@ ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 _CONFIG = 'config_sentence_transformers.json'
+_AGAIN = 'mend it, or copy the file again'
+# What is read of these files may be, and of a cross-encoder's config.json.
+_MODULES = ListOf({'type': TEXT, 'path': INSIDE})
+_ENCODER = {'max_seq_length': count(2**24, least=3), 'do_lower_case': TRUTH}
+_MODEL = {
+    'prompts': MapOf(TEXT), 'default_prompt_name': TEXT, 'activation_fn': TEXT,
+    'sbert_ce_default_activation_function': TEXT, 'sentence_transformers': {'activation_fn': TEXT}}
+_POOLING = {'pooling_mode': TEXT, 'include_prompt': TRUTH}
 # Settings that are read here, or change no vector at these values (`ANY`: at any).
 _OF_ENCODER: Mapping[str, Any] = {
     'max_seq_length': ANY, 'do_lower_case': ANY, 'transformer_task': 'feature-extraction',
@@ -87,7 +96,7 @@ class Sentences(NamedTuple):
             file = folder / 'config.json'
             if name != 'Pooling' or not exists(file):
                 continue
-            if read_json(file, 'copy it again').get('include_prompt') is False:
+            if read_fields(file, _POOLING, _AGAIN).get('include_prompt') is False:
                 return False
         return True
 
@@ -116,7 +125,7 @@ def _read_pool(folder: Path) -> str:
       InputError: in another way.
     """
     file = folder / 'config.json'
-    config = read_json(file, f'copy it again, or {_NAME_POOL}')
+    config = read_fields(file, _POOLING, f'{_AGAIN}, or {_NAME_POOL}')
     modes = []  # those that are on
     others = {}
     for name, value in config.items():
@@ -140,10 +149,9 @@ def _named_activation(folder: Path) -> str:
     for file in (folder / 'config.json', folder / _CONFIG):
         if not exists(file):
             continue
-        fields = read_json(file, '')
-        section = fields.get('sentence_transformers')
-        if isinstance(section, dict):
-            names.append(section.get('activation_fn'))
+        fields = read_fields(file, _MODEL, _AGAIN)
+        section = fields.get('sentence_transformers') or {}
+        names.append(section.get('activation_fn'))
         names.append(fields.get('sbert_ce_default_activation_function'))
         names.append(fields.get('activation_fn'))
     return str(next(filter(None, names), ''))
@@ -160,9 +168,9 @@ def read_sentences(folder: Path) -> Sentences:
         return Sentences(folder)
     encoder = folder
     modules: list[tuple[str, Path]] = []
-    for module in read_json(file, 'copy it again', list):
-        kind = str(module.get('type', ''))
-        path = folder / str(module.get('path', ''))
+    for module in read_fields(file, _MODULES, _AGAIN):
+        kind = module.get('type') or ''
+        path = folder / (module.get('path') or '')
         if not modules:
             encoder = path  # old models have it in a folder of its own
         if not in_bucket(path):
@@ -181,12 +189,8 @@ def _read_encoder(folder: Path) -> tuple[int | None, bool]:
     file = _encoder_file(folder)
     if file is None:
         return None, False
-    config = read_json(file, 'copy it again')
+    config = read_fields(file, _ENCODER, _AGAIN)
     _note_not_applied(file, config, _OF_ENCODER)
-    for name, kind in (('max_seq_length', int), ('do_lower_case', bool)):
-        value = config.get(name)
-        if value is not None and not isinstance(value, kind):
-            raise InputError(f'{file}: {name}={value!r} is not a value that it can have')
     return config.get('max_seq_length'), bool(config.get('do_lower_case'))
 
 
@@ -202,12 +206,10 @@ def _read_prompt(file: Path) -> str:
     """The default prompt; the others are noted, since they stand before texts of one kind only."""
     if not exists(file):
         return ''
-    config = read_json(file, 'copy it again')
+    config = read_fields(file, _MODEL, _AGAIN)
     _note_not_applied(file, config, _OF_MODEL)
     prompts = config.get('prompts') or {}
     default = config.get('default_prompt_name')
-    if not isinstance(prompts, dict) or not all(isinstance(x, str) for x in prompts.values()):
-        raise InputError(f'{file}: prompts={prompts!r:.60} must map names to texts')
     if default is not None and default not in prompts:
         raise InputError(f'{file}: default_prompt_name={default!r} is not among its prompts '
                          f"({', '.join(prompts)}): name one of them, or null for none")

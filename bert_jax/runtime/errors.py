@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import functools
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -68,13 +69,22 @@ def needing(purpose: str, package: str = '') -> Iterator[None]:
                          f'install {missing}') from None
 
 
+# Characters that move a terminal's cursor, colour it or rename its window, but TAB and line feed.
+_CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f]')
+
+
+def visible(text: str) -> str:
+    """A text with its control characters written out (`\\x1b`), as names in files may have any."""
+    return _CONTROLS.sub(lambda found: f'\\x{ord(found[0]):02x}', text)
+
+
 def tell(line: str) -> None:
     """Prints a line on standard error, at once, on the host that calls it.
 
     A line that standard error does not take is lost.
     """
     with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(visible(line), file=sys.stderr, flush=True)
 
 
 def show(line: str) -> None:
@@ -84,7 +94,7 @@ def show(line: str) -> None:
     no more lines, a note on standard error says so once, and later lines are discarded.
     """
     try:
-        print(line, flush=True)
+        print(visible(line), flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         tell(f'note: standard output takes nothing any more ({error.strerror}); the work goes on '

@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import secrets
+import stat
 import tempfile
 import time
 import zipfile
@@ -26,6 +27,9 @@ from bert_jax.runtime import buckets
 from bert_jax.runtime.errors import InputError
 
 _LEFTOVER_SECONDS = 86_400
+_MOST_JSON_BYTES = 1 << 28
+_FROM_SHELL = ('/proc/', '/dev/fd/', '/dev/pts/', '/dev/tty', '/dev/null')
+LONGEST_LINE = 64 << 20  # bytes
 # A URL's scheme. It also matches gs:/b/x, which would otherwise be a local folder named `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
 
@@ -44,12 +48,19 @@ def as_path(path: str | os.PathLike[str]) -> Path:
       Unavailable: the bucket does not answer.
     """
     name = os.fspath(path)
+    _check_name(name)
     check_scheme(name)
     if in_bucket(name):
         buckets.check_access(_bucket_of(name))
     elif name.startswith('~') and os.path.expanduser(name) == name:
         raise InputError(f"{name}: there is no user {name.split('/')[0]}")
     return Path(path).expanduser()
+
+
+def _check_name(name: str) -> None:
+    """Raises InputError for a name that no file can have."""
+    if '\0' in name:
+        raise InputError(f'{name!r} holds a NUL, which no name of a file can: correct the path')
 
 
 def check_scheme(path: str | os.PathLike[str], field: str = '') -> None:
@@ -241,7 +252,27 @@ def _open(path: str | os.PathLike[str]) -> IO[bytes]:
         return buckets.open_object(os.fspath(as_path(name)))
     if name.startswith('~'):
         name = os.fspath(as_path(name))
+    _check_ends(name)
     return open(name, 'rb')
+
+
+def _check_ends(name: str) -> None:
+    """Refuses a named pipe, which may have no writer, and a device, which may have no end.
+
+    What the shell passes on (`/dev/stdin`, `<(COMMAND)`) is read.
+
+    Raises:
+      InputError: it is one of them, or its name is no file's.
+    """
+    _check_name(name)
+    if not os.path.exists(name) or os.path.realpath(name).startswith(_FROM_SHELL):
+        return
+    mode = os.stat(name).st_mode
+    if stat.S_ISFIFO(mode):
+        raise InputError(f'{name} is a named pipe: send it to standard input (< {name}), or write '
+                         'it into a file')
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        raise InputError(f'{name} is a device: name a file')
 
 
 @contextlib.contextmanager
@@ -269,6 +300,21 @@ def open_stream(path: str | os.PathLike[str], begin: int = 0) -> Iterator[Any]:
     except OSError as error:
         raise InputError(f'{path} cannot be read ({error.strerror or error}): check the path, or '
                          'copy it again') from error
+
+
+def read_lines(file: IO[bytes], name: object) -> Iterator[bytes]:
+    """The lines of an open file, with their line ends.
+
+    Raises:
+      InputError: a line is longer than `LONGEST_LINE`; the message begins with `name`.
+    """
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(line) > LONGEST_LINE:
+            raise InputError(f'{name}, line {number} is longer than {LONGEST_LINE >> 20} MiB: is '
+                             'this text? Break it up, or leave it out')
+        yield line
 
 
 def read_blocks(
@@ -300,6 +346,7 @@ def read_bytes(path: Path) -> bytes:
     """
     if in_bucket(path):
         return buckets.file_system().cat_file(os.fspath(path))
+    _check_ends(os.fspath(path))
     return path.read_bytes()
 
 
@@ -351,7 +398,12 @@ def read_json(path: Path, wanted_for: str, kind: type = dict) -> Any:
       InputError: the file is missing or holds something else; the message ends in `wanted_for`.
     """
     try:
-        value = json.loads(read_bytes(path).decode('utf-8'))
+        content = read_bytes(path)
+        if len(content) > _MOST_JSON_BYTES:
+            raise ValueError(f'{len(content):,} bytes')
+        value = json.loads(content.decode('utf-8'))
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f'{path} is missing: {wanted_for}') from None
     except (OSError, ValueError, RecursionError) as error:
@@ -377,14 +429,18 @@ def find(pattern: str) -> list[Found]:
 
     Raises:
       FileNotFoundError: a match is a dangling link.
+      InputError: `**` would go in circles.
     """
     if in_bucket(pattern):
         return _find_in_bucket(pattern)
+    _check_name(pattern)
     if pattern.startswith('~'):
         pattern = os.fspath(as_path(pattern))
     if os.path.lexists(pattern):
         names = [pattern]
     else:
+        if '**' in pattern:
+            _check_no_circle(pattern)
         names = globbing.glob(pattern, recursive=True)
     found = []
     for name in names:
@@ -392,6 +448,30 @@ def find(pattern: str) -> list[Found]:
         if os.path.isfile(name) or is_dangling_link:  # for such a link, os.stat raises
             found.append(Found(name, os.stat(name).st_size, ''))
     return sorted(found)
+
+
+def _check_no_circle(pattern: str) -> None:
+    """Refuses a pattern with `**` where a link below leads back to a folder that it is in.
+
+    `**` follows links, so two such links are more paths than can be tried.
+
+    Raises:
+      InputError: there is such a link.
+    """
+    top = re.split(r'[^/]*[*?[]', pattern, maxsplit=1)[0] or '.'
+    waiting = [(top, frozenset([os.path.realpath(top)]))]
+    while waiting:
+        folder, above = waiting.pop()
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_dir():
+                    continue
+                real = os.path.realpath(entry.path)
+                if real in above:
+                    raise InputError(f'{entry.path} is a link to a folder that it is in, so that '
+                                     f'** in {pattern} never ends: remove the link, or name the '
+                                     'files without **')
+                waiting.append((entry.path, above | {real}))
 
 
 def _find_in_bucket(pattern: str) -> list[Found]:
@@ -434,17 +514,22 @@ def unpacked(path: str | os.PathLike[str]) -> Path:
     It is removed when the process ends.
 
     Raises:
-      InputError: the .zip is damaged.
+      InputError: the .zip is damaged, encrypted or compressed in a rare way.
     """
     folder = as_path(_local_folder().name) / digest(os.fspath(path).encode())
     try:
         with zipfile.ZipFile(local_copy(path)) as content:
-            if not content.namelist():
+            # macOS adds a folder with its own notes on the files.
+            names = [name for name in content.namelist() if not name.startswith('__MACOSX/')]
+            if not names:
                 raise zipfile.BadZipFile('it is empty')
-            content.extractall(folder)
+            content.extractall(folder, names)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InputError(f'{path} is not a sound .zip file ({error}); copy it again') from None
-    entries = children(folder)
+    except (RuntimeError, NotImplementedError) as error:  # encrypted; a method such as Deflate64
+        raise InputError(f'{path} cannot be unpacked here ({error}): unpack it (unzip, 7z x), and '
+                         'name the folder') from None
+    entries = [path for path in children(folder) if not path.name.startswith('.')]
     return entries[0] if len(entries) == 1 else folder
 
 

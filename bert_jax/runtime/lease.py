@@ -25,13 +25,16 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, as_path, children, read_system, write_new, write_whole
+from bert_jax.runtime.schema import TEXT, count, read_fields
 
 SECONDS = 30.0  # a claim that has not changed for this long is dead
 BEAT_SECONDS = 5.0  # between two changes by the holder
 _LOOK_SECONDS = 0.2  # between two looks of a process that waits
+_CLAIM = {
+    'token': TEXT, 'host': TEXT, 'pid': count(2**31), 'machine': TEXT, 'started': TEXT,
+    'beat': count(2**63, least=0)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,9 +231,10 @@ def is_at_work(claim: Mapping[str, Any]) -> bool | None:
 
 
 def read_claim(path: Path) -> dict[str, Any]:
-    """The content of a claim; {} if it is gone, just being made, or not valid JSON."""
+    """The content of a claim; {} if it is gone, just being made, or not one of ours."""
     with contextlib.suppress(InputError):
-        return files.read_json(path, '')
+        content: dict[str, Any] = read_fields(path, _CLAIM, '')
+        return content
     return {}
 
 

@@ -20,15 +20,17 @@ from bert_jax.runtime.files import (
     exists,
     in_bucket,
     open_folder,
-    read_json,
     remove_leftovers,
     temporary_name,
     write_whole,
 )
+from bert_jax.runtime.schema import INSIDE, TEXT, ListOf, read_fields
 
 RESULT = 'result.json'
 _FILES = 'files'  # the field of result.json that names the others
 _IDENTITY = ('task', 'models', 'source')  # the fields that say what was evaluated on what
+_SCHEMA = {'task': TEXT, 'models': ListOf(TEXT), 'source': TEXT, _FILES: ListOf(INSIDE)}
+_REMEDY = 'remove it'
 
 
 def free_folder(named: str, identity: Mapping[str, Any]) -> str:
@@ -51,7 +53,7 @@ def _is_free(folder: Path, identity: Mapping[str, Any]) -> bool:
     if not children(folder):
         return True
     with contextlib.suppress(InputError):
-        earlier = read_json(folder / RESULT, '')
+        earlier = read_fields(folder / RESULT, _SCHEMA, _REMEDY)
         return all(earlier.get(name) == identity[name] for name in _IDENTITY)
     return False
 
@@ -76,7 +78,7 @@ def open_result_folder(folder: Path) -> None:
     if folders:
         raise InputError(f'{folder} holds something else ({folders[0]}/): give another --workdir, '
                          'nothing is written over')
-    earlier = read_json(folder / RESULT, 'remove it')
+    earlier = read_fields(folder / RESULT, _SCHEMA, _REMEDY)
     show(f"note: {folder} holds an evaluation on {earlier.get('source')}, which is replaced: "
          'give --workdir=DIR to keep both')
 
@@ -108,7 +110,7 @@ def _files_of_earlier(folder: Path) -> list[str]:
     """The files that an earlier evaluation has written into a folder, if there is one."""
     if not exists(folder / RESULT):
         return []
-    written = read_json(folder / RESULT, 'remove it').get(_FILES) or ()
+    written = read_fields(folder / RESULT, _SCHEMA, _REMEDY).get(_FILES) or ()
     return [path.name for path in children(folder) if path.name in written]
 
 

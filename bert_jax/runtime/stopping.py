@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from bert_jax.runtime import hosts
-from bert_jax.runtime.errors import Stopped, first_line
+from bert_jax.runtime.errors import Stopped, first_line, visible
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.long_work import is_at_long_work
 from bert_jax.runtime.verdict import (
@@ -131,7 +131,7 @@ class Guard:
         if has_others and not is_ours:
             time.sleep(SILENCE_SECONDS + 5)
         with contextlib.suppress(OSError):
-            sys.stderr.write(f'error: {message}\n')  # one write: other hosts may share it
+            sys.stderr.write(f'error: {visible(message)}\n')  # one write: other hosts may share it
         if has_others and status == 143 and self._verdict.stop_step is not None:
             self.finish()
         elif has_others:
@@ -225,7 +225,7 @@ class Guard:
 def _leave(status: int, message: str = '') -> NoReturn:
     """Ends the process without the barriers of an orderly exit."""
     if message:
-        sys.stderr.write(f'error: {message}\n')
+        sys.stderr.write(f'error: {visible(message)}\n')
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

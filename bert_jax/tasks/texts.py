@@ -8,6 +8,7 @@ GLUE, the tasks on the user's texts and tasks like them are `text_task` over `re
 import csv
 import dataclasses
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -434,14 +435,20 @@ def predictions_table(id_column: str, ids: Sequence[str], values: Iterable[str])
 def _table(header: Sequence[str], rows: Iterable[Sequence[Any]], delimiter: str = ',') -> str:
     content = io.StringIO()
     writer = csv.writer(content, delimiter=delimiter, lineterminator='\n')
-    writer.writerow(header)
-    for row in rows:
-        writer.writerow(map(_shown, row))
+    writer.writerow([_shown(name, delimiter) for name in header])
+    writer.writerows([_shown(value, delimiter) for value in row] for row in rows)
     return content.getvalue()
 
 
-def _shown(value: Any) -> Any:
-    """A value as it stands in a table."""
+def _shown(value: Any, delimiter: str) -> Any:
+    """A value as it stands in a table.
+
+    Spreadsheets run a text in a .csv as a formula if it begins like one, so it gets an apostrophe
+    before it, which they do not show. A .tsv is for programs, and has what the model said.
+    """
     if type(value) is float:
         return f'{value:.6g}'
+    is_formula = isinstance(value, str) and value.startswith(('=', '+', '-', '@'))
+    if is_formula and delimiter == ',' and not re.fullmatch(r'[+-]?[\d.]+', value):
+        return f"'{value}"
     return value

@@ -21,8 +21,9 @@ from typing import Any
 from bert_jax.config.command_line import Parser
 from bert_jax.data import table
 from bert_jax.runtime.errors import InputError, tell
-from bert_jax.runtime.files import as_path, check_new_file, read_json, write_whole
+from bert_jax.runtime.files import as_path, check_new_file, write_whole
 from bert_jax.runtime.process import error_boundary
+from bert_jax.runtime.schema import TEXT, read_fields
 from bert_jax.tasks.glue import GLUE_TASKS, GlueTask
 from bert_jax.tasks.labels import LabelParser, NumericLabels
 
@@ -71,7 +72,7 @@ def _possible_names(folder: str) -> dict[str, str]:
     config = as_path(folder) / 'config.json'
     if not config.is_file():
         return names
-    task = str(read_json(config, 'it does not describe a run').get('task'))
+    task = read_fields(config, {'task': TEXT}, 'it does not describe a run').get('task')
     splits = dict(GLUE_TASKS[task].submissions) if task in GLUE_TASKS else {}
     if task == 'mnli':
         splits['ax'] = 'AX.tsv'

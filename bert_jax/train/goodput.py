@@ -7,13 +7,38 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError, tell
+from bert_jax.runtime.schema import MapOf, Range, read_fields
 from bert_jax.train.report import duration, only_warning
 
 # Causes of time other than productive steps. start: imports, data preparation, restoring. data:
 # waiting for batches. lost: steps after the checkpoint that a run resumed from.
 _CAUSES = ('start', 'compile', 'data', 'evaluation', 'save', 'profile', 'lost')
 _KEPT_SAVES = 100
-_MOST_SECONDS = 1e10  # 300 years
+_SECONDS = Range(0, 1e10)  # 300 years
+_SCHEMA = {'seconds': MapOf(_SECONDS), 'away': _SECONDS, 'at': _SECONDS, 'marks': MapOf(_SECONDS)}
+
+
+def _read(path: files.Path) -> dict[str, Any]:
+    """The content of a goodput.json.
+
+    These are only statistics, so a damaged file ends nothing: a note says what is wrong with it,
+    and it is read as empty, as one that is missing.
+    """
+    try:
+        if not path.exists():
+            return {}
+        content: dict[str, Any] = read_fields(path, _SCHEMA, 'its times are not counted')
+    except (InputError, OSError) as error:
+        tell(f'note: {error}')
+        return {}
+    return content
+
+
+def read_seconds(path: files.Path) -> dict[str, float]:
+    """Seconds by cause in a goodput.json; {} if they are not known."""
+    seconds = _read(path).get('seconds') or {}
+    return {cause: spent for cause, spent in seconds.items() if spent is not None}
 
 
 class Goodput:
@@ -47,24 +72,23 @@ class Goodput:
         self._saved_step_seconds = {0: 0.0}  # by step saved: of the steps up to it
         self._path: Any = None
         if active:
-            # Only statistics: a damaged file is no reason to stop the run.
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError,
-                                     OverflowError, RecursionError):
-                self._continue_from(files.as_path(workdir) / 'goodput.json', start_step, began)
+            self._continue_from(files.as_path(workdir) / 'goodput.json', start_step, began)
             self._path = files.as_path(folder or workdir) / 'goodput.json'
 
     def _continue_from(self, path: Any, start_step: int, began: float) -> None:
-        """Takes over the times of an earlier process, unless no run can have taken them.
+        """Takes over the times of an earlier process, if the file has them all.
 
         Its steps after `start_step` are done again, so their time counts as lost.
         """
-        old = json.loads(path.read_text())
-        seconds = {cause: float(old['seconds'].get(cause, 0.0)) for cause in self.seconds}
-        seconds_away = old['away'] + max(began - old['at'], 0.0)
-        saved = {0: 0.0} | {int(step): float(spent) for step, spent in old['marks'].items()}
-        times = (seconds_away, *seconds.values(), *saved.values())
-        if not all(0 <= time <= _MOST_SECONDS for time in times):  # false for NaN
+        old = _read(path)
+        if any(old.get(name) is None for name in _SCHEMA):
             return
+        seconds = {cause: old['seconds'].get(cause) or 0.0 for cause in self.seconds}
+        seconds_away = old['away'] + max(began - old['at'], 0.0)
+        saved = {0: 0.0}
+        for step, spent in old['marks'].items():
+            if step.isascii() and step.isdigit() and spent is not None:
+                saved[int(step)] = spent
         kept = {step: spent for step, spent in saved.items() if step <= start_step}
         kept_seconds = max(kept.values())
         seconds['lost'] += seconds['step'] - kept_seconds

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
+from bert_jax.runtime.schema import NUMBER
+from bert_jax.runtime.schema import count as whole_numbers
 from bert_jax.train.curves import curves
 from bert_jax.train.gates import Alarm
 from bert_jax.train.loggers import Logger, cloud_monitoring, tensorboard, wandb
@@ -23,6 +25,7 @@ _LAST_UPLOADS_SECONDS = 120.0
 _SECONDS_BETWEEN_WARNINGS = 60.0
 _warned: dict[str, float] = {}  # by place: when
 _RECORDS = 'metrics.jsonl'
+_STEP = whole_numbers(10**15, least=0)
 
 
 @contextlib.contextmanager
@@ -83,10 +86,12 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
     """A record of numbers with an integer `step`; None if the line is something else."""
     try:
         record = json.loads(line)
-        numbers = all(type(value) in (int, float) for value in record.values())
-        return record if numbers and type(record['step']) is int else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
+    if not isinstance(record, dict) or record.get('step') not in _STEP:
+        return None
+    are_numbers = all(type(value) is float or value in NUMBER for value in record.values())
+    return record if are_numbers else None
 
 
 class _Sent(NamedTuple):

@@ -37,7 +37,7 @@ def load_weights(
       InputError: there is no model at the path, or something is wrong with it.
     """
     path = as_path(model_folder(named))
-    if path.suffix == '.zip' and path.exists():
+    if path.suffix.lower() == '.zip' and path.exists() and not path.is_dir():
         path = unpacked(path)
     names = [child.name for child in children(path)]
     if is_step(path) or 'checkpoints' in names:

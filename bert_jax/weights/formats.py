@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from bert_jax.config.bert_config import OPTIONS, BertConfig, Option, Spelling, why_not_allowed
+from bert_jax.config.bert_config import OPTIONS, BertConfig, Option, Spelling
 from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.classification import CLASSIFIER
 from bert_jax.heads.tensors import POOLER, Dim, Form, Part, Tensor, dense, layer_norm, table
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
+from bert_jax.runtime.schema import why_not_allowed
 
 # How run directories spell the options: as here.
 IN_RUN: Mapping[str, Spelling] = {option.name: Spelling(option.name) for option in OPTIONS}

@@ -11,8 +11,9 @@ import numpy as np
 from bert_jax.config.bert_config import OPTIONS, BertConfig
 from bert_jax.heads import HEADS, part_of
 from bert_jax.heads.tensors import POOLER
-from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import Path, as_path, exists, read_json
+from bert_jax.runtime.errors import InputError, tell_once, visible
+from bert_jax.runtime.files import Path, as_path, exists
+from bert_jax.runtime.schema import NUMBER, TEXT, AnyOf, ListOf, MapOf, read_fields
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import read_file
 from bert_jax.weights import formats
@@ -38,6 +39,15 @@ from bert_jax.weights.tokenizer_files import (
 
 _FENCE = '---'  # around the front matter of a model card
 _OF_THE_CARD = ('library_name:', 'tags:')  # the front matter that every card has
+# What config.json says beside the options of its family.
+_SCHEMA: Mapping[str, Any] = {
+    'architectures': ListOf(TEXT),
+    'problem_type': TEXT,
+    'id2label': MapOf(AnyOf((TEXT, NUMBER))),
+    'tokenizer_class': TEXT,
+}
+_OF_ADAPTER: Mapping[str, Any] = {'base_model_name_or_path': TEXT}
+_REMEDY = 'mend it, or download the file again'
 # What training programs put around a model, and so before the names of its tensors.
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
 
@@ -67,11 +77,14 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     folder = as_path(named)
     config_file = folder / 'config.json'
     _check_no_adapter(folder)
-    config = read_json(config_file, 'a Hugging Face folder holds config.json and model.safetensors')
+    if not exists(config_file):
+        raise InputError(f'{config_file} is missing: a Hugging Face folder holds config.json and '
+                         'model.safetensors')
+    config = read_fields(config_file, _SCHEMA, _REMEDY)
     family = family_of(config, config_file)
     model = family.model_of(config, config_file)
     check_tokenizer_class(folder, config, config_file)
-    class_name = _class_named(config, config_file)
+    class_name = _class_named(config)
     architecture = family.architecture(class_name)
     params, unused = _read_params(folder, model, config_file, family, architecture)
     head = _find_head(config, architecture, params, config_file)
@@ -93,17 +106,10 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         inference=_length_limit(folder, model) | settings)
 
 
-def _class_named(config: Mapping[str, Any], config_file: Path) -> str:
-    """The class of transformers that a config names; '' where it names none.
-
-    Raises:
-      InputError: it has something else than a list of names.
-    """
-    named = config.get('architectures') or ['']
-    if not isinstance(named, list) or not isinstance(named[0], str):
-        raise InputError(f'{config_file}: architectures={named!r:.100} is no list of names of '
-                         "classes: write it as ['BertModel']")
-    return named[0]
+def _class_named(config: Mapping[str, Any]) -> str:
+    """The class of transformers that a config names; '' where it names none."""
+    names = config.get('architectures') or ['']
+    return str(names[0])
 
 
 def _read_params(
@@ -181,7 +187,7 @@ def _find_head(
     if architecture is not None:
         named = architecture.heads[0]
         pools = POOLER in architecture.parts
-    class_name = _class_named(config, config_file) or 'nothing'
+    class_name = _class_named(config) or 'nothing'
     head = formats.find_head(params, named, f'{config_file}: architectures says {class_name}')
     # Masked LM, which files of pre-training may hold alone, does without the pooler.
     needs_pooler = pools and named not in ('', 'pretraining')
@@ -232,7 +238,7 @@ def _check_no_adapter(folder: Path) -> None:
     if exists(folder / SINGLE) or exists(folder / INDEX):
         tell_once(f'note: {adapter} is not applied: the weights are read without the adapter')
         return
-    settings = read_json(adapter, 'it describes the adapter')
+    settings = read_fields(adapter, _OF_ADAPTER, _REMEDY)
     base = settings.get('base_model_name_or_path') or 'a model that it does not name'
     raise InputError(f'{folder} holds only an adapter of {base} (adapter_config.json): add it to '
                      'its model with peft (merge_and_unload), and save that with '
@@ -470,15 +476,21 @@ def _model_card(weights: Weights, class_name: str, own: Card) -> str:
         if option.tf1 or value != option.default:
             rows[option.name] = str(value)
     if weights.labels:
-        rows['labels'] = ', '.join(weights.labels).replace('|', r'\|')
+        rows['labels'] = ', '.join(weights.labels)
     if weights.vocab_file is not None:
         rows['vocabulary'] = _vocabulary_row(weights.vocab_file, weights.lowercase)
     rows |= {name: str(value) for name, value in weights.inference.items()}
     card = (as_path(__file__).parent / 'model_card.md').read_text(encoding='utf-8')
     return card.format(
         title=HEADS[weights.head].title(),
-        source=re.sub(r'\S*/(.*/)?', '', weights.source),  # without paths on this machine
+        source=_in_markdown(re.sub(r'\S*/(.*/)?', '', weights.source)),  # without local paths
         architecture=class_name,
-        table='\n'.join(f'| {name} | {value} |' for name, value in rows.items()),
+        table='\n'.join(f'| {name} | {_in_markdown(value)} |' for name, value in rows.items()),
         front_matter=own.front_matter,
         text=own.text)
+
+
+def _in_markdown(text: str) -> str:
+    """A text as it stands in a line or cell of Markdown, with nothing in it that is markup."""
+    one_line = visible(' '.join(text.split()))
+    return re.sub(r'[\\`*<>\[\]|&]', lambda found: f'&#{ord(found[0])};', one_line)

@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.config.bert_config import Allowed, Range, count, why_not_allowed
 from bert_jax.config.choices import FEATURES, POOLS, WINDOWS
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.schema import TEXT, TRUTH, Allowed, Range, check_fields, count
 
 # The key in the config files of other formats.
 INFERENCE = 'bert_jax_inference'
 # What each setting may be. A model with others, of a newer version or of a config file's own task,
 # is read, and they are kept.
-_ALLOWED: Mapping[str, Allowed] = {
+_SCHEMA: Mapping[str, Allowed] = {
     'max_seq_length': count(2**16, least=3),  # [CLS], a piece, [SEP]
     'doc_stride': count(2**16),
     'max_query_length': count(2**16),
@@ -20,7 +19,8 @@ _ALLOWED: Mapping[str, Allowed] = {
     'num_texts': count(2**10),
     'features': ('', *FEATURES),
     'pool': ('', *POOLS),
-    'normalize': (False, True),
+    'normalize': TRUTH,
+    'activation': TEXT,
 }
 
 
@@ -36,12 +36,5 @@ def read_inference(settings: Any, where: str) -> dict[str, Any]:
     """
     if settings is None:
         return {}
-    if not isinstance(settings, dict):
-        raise InputError(f'{where}={settings!r:.100} is no JSON object: remove it')
-    read = {name: value for name, value in settings.items() if value is not None}
-    for name, value in read.items():
-        allowed = _ALLOWED.get(name)
-        why = why_not_allowed(value, allowed) if allowed is not None else ''
-        if why:
-            raise InputError(f'{where}: {name}={value!r:.100} {why}: mend it, or remove it')
-    return read
+    check_fields(settings, _SCHEMA, where, 'mend it, or remove it')
+    return {name: value for name, value in settings.items() if value is not None}

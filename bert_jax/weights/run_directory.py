@@ -25,6 +25,17 @@ from bert_jax.runtime import checksum, files
 from bert_jax.runtime.checksum import CHECKSUMS
 from bert_jax.runtime.errors import InputError, first_line
 from bert_jax.runtime.files import Path, absolute, as_path, children, in_bucket
+from bert_jax.runtime.schema import (
+    NUMBER,
+    TEXT,
+    TRUTH,
+    ListOf,
+    MapOf,
+    Schema,
+    check_fields,
+    count,
+    read_fields,
+)
 from bert_jax.sharding import padded_vocab_size
 from bert_jax.text import find_vocabulary, keep_tokenizer, load_tokenizer
 from bert_jax.weights import formats
@@ -35,6 +46,34 @@ from bert_jax.weights.new_folder import new_folder
 # of its size, the features of a feature-based run, and `scan_layers`, which older runs have.
 _MODEL_FIELDS = (
     *(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features', 'scan_layers')
+_COUNT = count(10**15, least=0)
+_ANY: Mapping[str, Any] = {}  # an object
+# What is read of config.json without the checks of a config on the command line.
+_SCHEMA: Mapping[str, Schema] = {
+    'task': TEXT,
+    'metric': TEXT,
+    'head': TEXT,
+    'labels': ListOf(TEXT),
+    'vocabulary': TEXT,
+    'init_checkpoint': TEXT,
+    'config_file': {'name': TEXT, 'digest': TEXT},
+    'model': {'name': TEXT, 'features': TEXT},
+    'data': {
+        'lowercase': TRUTH, 'next_sentence': TRUTH, 'text': TEXT, 'text_pair': TEXT,
+        'choices': TEXT},
+    'train': {'steps': _COUNT},
+    'optimizer': {'name': TEXT},
+    'phases': ListOf({
+        'steps': _COUNT, 'batch_size': _COUNT, 'packed_rows': _COUNT,
+        'max_seq_length': count(2**24)}),
+    'inference': _ANY,
+    'identity': _ANY,
+    'guessing': MapOf(NUMBER),
+    'step_flops': ListOf(NUMBER),
+    'parameters': _COUNT,
+    'made': {'command': TEXT, 'commit': TEXT},
+}
+_REMEDY = 'put the file back as the run wrote it'
 _COMMITTED = 'commit_success.txt'
 _MOST_COMPRESSED = 10_000  # bytes of arrays for each of their files'; zeros become so few
 _OWN_CODE = 'config_file'  # the section of config.json, and the stem of the copy
@@ -79,11 +118,9 @@ def read_description(workdir: Path, step: Path | None = None) -> formats.Weights
     config = read_config(workdir)
     config_file = workdir / 'config.json'
     section = config.get('model')
-    if not isinstance(section, dict):
+    if section is None:
         raise InputError(f'{config_file} has no section "model": it is of no run of this project')
     data = config.get('data') or {}
-    if not isinstance(data, dict):
-        raise InputError(f'{config_file}: the section "data" is {data!r}, no JSON object')
     for name, value in section.items():
         if name not in _MODEL_FIELDS:
             raise InputError(f'{config_file}: model.{name}={value!r} is unknown here: read it with '
@@ -112,8 +149,8 @@ def _options_at(step: int, phases: Any, config_file: Path) -> dict[str, Any]:
     stated: dict[str, Any] = {}
     end = 0
     for phase in phases or ():
-        if not isinstance(phase, dict) or not isinstance(phase.get('steps'), int):
-            raise InputError(f'{config_file}: phases holds {phase!r}, no phase with its steps')
+        if phase.get('steps') is None:
+            raise InputError(f'{config_file}: phases holds {phase!r}, without its steps: {_REMEDY}')
         stated = model_options(phase)
         end += phase['steps']
         if step <= end:
@@ -263,8 +300,8 @@ def _inference(config: Mapping[str, Any], config_file: Path) -> dict[str, Any]:
     inference = read_inference(config.get('inference'), f'{config_file}: inference')
     if not pretraining_kind(config.get('task') or '') or config.get('init_checkpoint'):
         return inference
-    phases = [phase for phase in config.get('phases') or () if isinstance(phase, dict)]
-    lengths = [phase['max_seq_length'] for phase in phases if 'max_seq_length' in phase]
+    phases = config.get('phases') or ()
+    lengths = [phase['max_seq_length'] for phase in phases if phase.get('max_seq_length')]
     if not lengths:
         return inference
     # A model pre-trained from scratch has learned positions only up to its longest rows.
@@ -293,15 +330,16 @@ def read_config(workdir: Path) -> dict[str, Any]:
     """The fields of `config.json`.
 
     Raises:
-      InputError: it is missing, is no JSON object, was changed since the run wrote it, or is of a
-        run whose parameters have another layout.
+      InputError: it is missing, is no JSON object, was changed since the run wrote it, holds a
+        value that it cannot have, or is of a run whose parameters have another layout.
     """
     path = workdir / 'config.json'
-    content = files.read_json(
-        path, 'put it back, or name a run directory: it holds config.json and checkpoints/')
+    content = read_fields(
+        path, {}, 'put it back, or name a run directory: it holds config.json and checkpoints/')
     config = checksum.check_digest(content, path)
-    model = config.get('model')
-    if isinstance(model, dict) and model.get('scan_layers'):
+    check_fields(config, _SCHEMA, path, _REMEDY)
+    model = config.get('model') or {}
+    if model.get('scan_layers'):
         raise InputError(f'{path}: model.scan_layers=True is no longer read: convert the run to a '
                          'Hugging Face folder with the version of bert_jax that wrote it')
     return config

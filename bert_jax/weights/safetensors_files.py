@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from bert_jax.runtime.checksum import checksum
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, children, exists, local_copy, read_json
+from bert_jax.runtime.files import Path, children, exists, local_copy
+from bert_jax.runtime.schema import INSIDE, MapOf, read_fields
 from bert_jax.weights.new_folder import write_json
 
 SINGLE = 'model.safetensors'
@@ -77,9 +78,9 @@ def open_tensors(
 
 def _open_shards(index: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
     """The tensors in the files that an index names."""
-    content = read_json(index, 'it lists the tensors of each shard')
-    weight_map = content.get('weight_map') or {}
-    if not _is_weight_map(weight_map):
+    content = read_fields(index, {'weight_map': MapOf(INSIDE)}, 'download it again')
+    weight_map = content.get('weight_map')
+    if not weight_map:
         raise InputError(f'{index} has no weight_map of file names: download it again')
     tensors: dict[str, FileTensor] = {}
     for shard in sorted(set(weight_map.values())):
@@ -89,12 +90,6 @@ def _open_shards(index: Path, stack: contextlib.ExitStack) -> dict[str, FileTens
             raise InputError(f'{index.parent / shard} has no tensor {name}, {index.name} names it: '
                              'download both again')
     return tensors
-
-
-def _is_weight_map(value: Any) -> bool:
-    if not isinstance(value, dict) or not value:
-        return False
-    return all(isinstance(shard, str) for shard in value.values())
 
 
 def _check_no_other_weights(folder: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from tests.abuse.careless import careless
 from tests.abuse.commands import contents, make, open_command
+from tests.abuse.foreign import READERS, foreign
 from tests.abuse.fuzz import TARGETS, convert_run, fuzz
 from tests.tiny_runs import WORDS
 
@@ -513,6 +514,11 @@ def test_damage_is_found_or_does_no_harm(things, tmp_path):
 
 def test_careless_tables_and_flags_are_read_alike_or_refused(tmp_path):
     assert harmless(careless(range(40), 1, tmp_path)) == {'read', 'refused'}
+
+
+def test_foreign_values_in_json_are_read_or_refused(tmp_path):
+    outcomes = foreign(range(2 * len(READERS)), 0, tmp_path)
+    assert harmless(outcomes) == {'read', 'refused'}
 
 
 def harmless(outcomes):

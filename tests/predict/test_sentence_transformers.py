@@ -108,7 +108,7 @@ def test_code_of_others_is_named(folder, capsys):
 @pytest.mark.parametrize(('name', 'content', 'words'), [
     (ENCODER, {'max_seq_length': '256'}, ["max_seq_length='256'"]),
     (ENCODER, {'do_lower_case': 'no'}, ["do_lower_case='no'"]),
-    (MODEL, {'prompts': ['q: ']}, ['must map names to texts']),
+    (MODEL, {'prompts': ['q: ']}, ["prompts=['q: '] is no JSON object"]),
     (MODEL, PROMPTS | {'default_prompt_name': 'passage'}, ["'passage'", 'query, document']),
 ])
 def test_a_setting_that_cannot_be_is_refused(folder, name, content, words):

@@ -206,8 +206,9 @@ HUGGINGFACE = [
          says=['config.json: tokenizer_clas']),
     Case('pretraining', config(model_type=['bert']), says=["model_type=['bert'] is not one"]),
     Case('pretraining', config(architectures='BertModel'), says=["architectures='BertModel'"]),
-    Case('pretraining', config(architectures={'0': 'BertModel'}), says=['is no list of names']),
-    Case('pretraining', config(bert_jax_inference=[1]), says=['bert_jax_inference=[1] is no JSON']),
+    Case('pretraining', config(architectures={'0': 'BertModel'}), says=['is no list']),
+    Case('pretraining', config(bert_jax_inference=[1]),
+         says=['bert_jax_inference: [1] is no JSON object']),
     Case('base',
          all_of(
              lose('config.json'),

@@ -28,7 +28,7 @@ import sys
 from collections.abc import Sequence
 
 from bert_jax.config.command_line import Parser
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, visible
 from bert_jax.runtime.files import as_path, check_new_file, write_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.text.vocab import MASK
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             content = _page_of(runs, options.text)
         write_whole(options.output, content)
         for run in runs:
-            print('; '.join([f'{run.name}: {run.state}', *run.missing]))
+            print(visible('; '.join([f'{run.name}: {run.state}', *run.missing])))
         print(f'written: {options.output}')
     return 0
 

@@ -14,7 +14,8 @@ from bert_jax.heads import HEADS
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path, read_json
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.schema import NUMBER, TEXT, MapOf, read_fields
 from bert_jax.tools.report.groups import Group, grouped, is_setting
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.tools.sweep.report import markdown_table
@@ -25,6 +26,7 @@ from bert_jax.weights.run_directory import read_description
 # In which the fine-tunings of several pre-trainings with the same settings may differ; the board
 # takes the last evaluation, however many there were.
 _NOT_SETTINGS = ('seed', 'init_', 'data.vocab_file', 'train.eval_every')
+_TABLE = {'parts': MapOf(TEXT), 'source': TEXT, 'scale': TEXT}  # of what tools.paper writes
 
 ScoresBySeed = dict[int, float]  # by the number of the pre-training in its group
 
@@ -198,8 +200,9 @@ def _chip_hours(run: RunRecords, flops: float, share_of_peak: float) -> str:
     """Hours of a v5e chip as preflight counted them, else about those that the FLOPs take."""
     counted = run.folder / 'preflight.json'
     if counted.exists():
-        hours = read_json(counted, 'delete it')['chip_hours']
-        return f'{hours:.3g}'
+        hours = read_fields(counted, {'chip_hours': NUMBER}, 'delete it').get('chip_hours')
+        if hours is not None:
+            return f'{hours:.3g}'
     hours = flops / share_of_peak / find_chip('v5e').peak_flops / 3600
     return f'≈ {hours:.2g}'
 
@@ -209,8 +212,8 @@ def _recipe_name(run: RunRecords, command: str) -> str:
     part = run.folder.parent.parent
     if part.parent.name == 'parts':
         for path in part.parent.parent.glob('*.json'):
-            table = read_json(path, 'delete it, it is written again')
-            title = table.get('parts', {}).get(part.name)
+            table = read_fields(path, _TABLE, 'delete it, it is written again')
+            title = (table.get('parts') or {}).get(part.name)
             if title:
                 return _name_in_table(title, table)
     config = re.search(r'--config[= ]\S*?([^/\s]+\.py\S*)', command)
@@ -222,10 +225,10 @@ def _recipe_name(run: RunRecords, command: str) -> str:
 def _name_in_table(title: str, table: Mapping[str, Any]) -> str:
     """The recipe of a pre-training by its title in a table, with the table's scale."""
     name = title.removeprefix('pre-training ')
-    is_users_own = not table['source']
+    is_users_own = not table.get('source')
     if is_users_own:  # its names have the scale already
         return name
-    return f'{name},{table["scale"]}'
+    return f'{name},{table.get("scale")}'
 
 
 def _means_over_tasks(

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import platform
 import time
@@ -13,7 +12,12 @@ from typing import Any
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.lease import Claim
+from bert_jax.runtime.schema import NUMBER, TEXT, ListOf, read_fields
 from bert_jax.tools.sweep.members import Member
+from bert_jax.train.goodput import read_seconds
+
+_SWEEP = {'config': TEXT, 'settings': ListOf(TEXT)}
+_FAILED = {'time': NUMBER}
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,7 +59,9 @@ class Sweep:
         files.open_folder(self.path, '--workdir', lambda _: is_sweep)
         path = self.path / 'sweep.json'
         ours = {'config': config, 'settings': sorted(settings)}
-        theirs = files.read_json(path, 'put it back, or delete it') if path.exists() else None
+        theirs = None
+        if path.exists():
+            theirs = read_fields(path, _SWEEP, 'put it back, or delete it')
         if theirs != ours:
             if theirs and self._has_begun():
                 raise InputError(
@@ -77,16 +83,19 @@ class Sweep:
         if not path.exists():
             return None
         remedy = 'delete it, and the run is run again'
-        result = files.read_json(path, remedy)
-        value = result.get(str(result.get('metric')))
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise InputError(f"{path} has {result.get('metric')}={value!r}: {remedy}")
+        result: dict[str, Any] = read_fields(path, {'metric': TEXT}, remedy)
+        metric = result.get('metric')
+        if result.get(metric) not in NUMBER:
+            raise InputError(f'{path} has {metric}={result.get(metric)!r:.100}: {remedy}')
         return result
 
     def failed(self, member: Member) -> bool:
         """Whether a member failed since this process began; if earlier, it is tried again."""
         path = self.run(member) / 'sweep_failed.json'
-        return path.exists() and files.read_json(path, 'delete it').get('time', 0) >= self._begun
+        if not path.exists():
+            return False
+        time_of_failure = read_fields(path, _FAILED, 'delete it').get('time') or 0.0
+        return bool(time_of_failure >= self._begun)
 
     def unfinished(self) -> list[Member]:
         """Members that are neither finished nor failed, even if another process runs them."""
@@ -130,8 +139,7 @@ class Sweep:
     def seconds(self, member: Member) -> float:
         """Seconds that a run took, over all its starts."""
         path = self.run(member) / 'goodput.json'
-        known = files.read_json(path, 'delete it') if path.exists() else {}
-        return sum(known.get('seconds', {}).values())
+        return sum(read_seconds(path).values())
 
     def keep_the_best(self) -> None:
         """Links the best run as `winner`, and deletes checkpoints that are not to be kept."""

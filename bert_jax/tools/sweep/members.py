@@ -13,6 +13,7 @@ from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import FIELDS
 from bert_jax.config.suggestions import suggest_field
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.schema import TEXT, ListOf, check_fields
 from bert_jax.validation import check_used, validate
 
 Settings = tuple[tuple[str, str], ...]
@@ -85,6 +86,9 @@ def read_sweep(named: str, grid: Sequence[str] = ()) -> tuple[str, list[str]]:
         defined = runpy.run_path(name)
     if not {'GRID', 'CONFIG'} <= defined.keys():
         return named, list(grid)
+    check_fields(
+        defined, {'CONFIG': TEXT, 'GRID': ListOf(TEXT)}, name,
+        "write CONFIG = 'FILE.py' and GRID = ('FIELD=VALUE,VALUE', ...)")
     given = {_field_of(entry) for entry in grid}
     kept = [entry for entry in defined['GRID'] if _field_of(entry) not in given]
     config = os.path.normpath(os.path.join(os.path.dirname(name), defined['CONFIG']))

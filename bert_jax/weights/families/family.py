@@ -5,11 +5,12 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from bert_jax.config.bert_config import OPTIONS, Allowed, Option, Spelling, why_not_allowed
+from bert_jax.config.bert_config import OPTIONS, Option, Spelling
 from bert_jax.heads import PARTS
 from bert_jax.heads.tensors import Form, Part, Tensor
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.schema import Allowed, why_not_allowed
 from bert_jax.weights import formats
 
 # Their name for a module of ours, or for a parameter that is no kernel, scale or bias; three names

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.config.bert_config import Spelling, count
+from bert_jax.config.bert_config import Spelling
 from bert_jax.runtime.files import Path
+from bert_jax.runtime.schema import count
 from bert_jax.weights.families.bert import (
     DEFAULTS,
     ONLY,
