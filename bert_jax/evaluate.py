@@ -46,7 +46,11 @@ def _default_workdir(model: Path) -> str:
 
 
 def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(The models that a command line names, the program and its options)."""
+    """(The models that a command line names, the program and its options).
+
+    Raises:
+      InputError: the value of a field is an argument of its own, and could be a model, too.
+    """
     models: list[str] = []
     options = list(argv[:1])
     arguments = iter(argv[1:])
@@ -55,8 +59,12 @@ def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             options.append(argument)
         else:
             models.append(argument)
-        if argument.lstrip('-') in ('config', 'workdir'):  # its value is the next argument
+        name = argument.lstrip('-')
+        if name in ('config', 'workdir'):  # its value is the next argument
             options.append(next(arguments, ''))
+        elif name.startswith('config.') and '=' not in name:
+            value = next(arguments, 'VALUE')
+            raise InputError(f'{argument} {value}: write {argument}={value}')
     return models, options
 
 
@@ -73,8 +81,8 @@ def main(argv: list[str]) -> None:
         'labels_by_position', False,
         "LABEL_0, LABEL_1, ... of the model are the task's labels in their order.",
         flag_values=own_flags)
-    models, options = _split_arguments(argv)
     with error_boundary():
+        models, options = _split_arguments(argv)
         if not models and '--help' not in options and '-h' not in options:
             raise InputError('name a run or a model: python -m bert_jax.evaluate RUN '
                              '--config.data.eval_source=FILE')

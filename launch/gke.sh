@@ -73,6 +73,12 @@ done
 [[ $slices =~ ^[1-9][0-9]*$ ]] || fail "--slices=$slices: give a number from 1"
 [[ $restarts =~ ^[0-9]+$ ]] || fail "--restarts=$restarts: give a number"
 check_tool "$tool"
+if [ "$verb" != install ] && ! [[ $name =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]]; then
+  fail "$verb: NAME=$name is none that Kubernetes takes: lower-case letters, digits and -, a letter first"
+fi
+if [[ $image$service_account =~ [[:space:]] ]]; then
+  fail "--image and --service-account are names without white space"
+fi
 
 # Whether a workload policy places the hosts of a slice, in the stead of --tpu-topology:
 # https://docs.cloud.google.com/kubernetes-engine/docs/concepts/tpu-ironwood
@@ -114,17 +120,18 @@ delete() {
   fi
 }
 
-# Prints the filled-in template. The flags are a JSON list, which is valid YAML.
+# Prints the filled-in template. Texts and the list of flags are JSON, which is valid YAML.
 render() {
   python3 -c '
-import json, sys
+import json, re, sys
 path, *words = sys.argv[1:]
 end = words.index("--")
-values = dict(word.split("=", 1) for word in words[:end]) | {"flags": json.dumps(words[end + 1:])}
-text = open(path).read()
-for name, value in values.items():
-    text = text.replace("{{" + name + "}}", value)
-print(text, end="")
+values = {"flags": json.dumps(words[end + 1:])}
+for word in words[:end]:
+    name, _, value = word.partition("=")
+    is_number = name in ("slices", "hosts", "chips", "restarts")
+    values[name] = value if is_number else json.dumps(value)  # YAML would read 123 as a number
+print(re.sub("{{(.*?)}}", lambda found: values[found[1]], open(path).read()), end="")
 ' "$root/launch/gke_jobset.yaml" "name=$name" "slices=$slices" "hosts=$hosts" "chips=$chips" \
     "accelerator=$accelerator" "topology=$shape" "image=$image" "restarts=$restarts" \
     "service_account=$service_account" "module=bert_jax.${tool:+tools.}${tool:-main}" -- "$@"

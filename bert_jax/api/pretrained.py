@@ -202,7 +202,8 @@ def from_config(
     model = {option.name: getattr(config, option.name) for option in OPTIONS}
     check_model(model, 'config')
     path = None if vocab_file is None else absolute(vocab_file)
-    path, lowercase = check_vocabulary(path, lowercase, config.vocab_size)
+    path, lowercase = check_vocabulary(
+        path, lowercase, config.vocab_size, warn=lambda line: warnings.warn(line, stacklevel=4))
     without_params = Weights(
         params={}, model=model, head='', labels=(), vocab_file=path, lowercase=lowercase,
         unused=(), source=f'new weights of seed {seed}')

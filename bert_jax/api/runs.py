@@ -11,6 +11,7 @@ from bert_jax import scoring
 from bert_jax.config.command_line import parse_command
 from bert_jax.run_setup import open_run
 from bert_jax.runtime.accelerators import check_accelerators
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.train import experiment
 from bert_jax.train.workdirs import locked_workdir
@@ -74,10 +75,12 @@ def evaluate_run(
       Scores by name, 'eval/...'.
 
     Raises:
-      InputError: a model is of another task, the runs do not belong together, the data are bad, or
-        `workdir` is a run.
+      InputError: there are no runs, a model is of another task, the runs do not belong together,
+        the data are bad, or `workdir` is a run.
     """
-    models = [runs] if isinstance(runs, (str, os.PathLike)) else runs
+    models = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
+    if not models:
+        raise InputError('runs=[] names no run: give the directory of one or more')
     names = [os.fspath(model) for model in models]
     if config is None:
         config = scoring.config_of_run(as_path(names[0]))
@@ -90,7 +93,15 @@ def _read_config(config: str | ConfigDict, changes: Mapping[str, Any] | None) ->
     Raises:
       InputError: there is no such config or field, or a value is not one that it can have.
     """
-    arguments = [f'--config.{field}={value}' for field, value in (changes or {}).items()]
+    if not isinstance(changes, Mapping | None):
+        raise InputError(f"changes={changes!r:.60} must map fields to values, such as "
+                         "{'data.source': 'train.csv'}")
+    arguments = []
+    for field, value in (changes or {}).items():
+        if value is None:
+            raise InputError(f'changes: {field}=None is no value: leave it out for the one that '
+                             "the config has, or give '' where the field may be empty")
+        arguments.append(f'--config.{field}={value}')
     given = None
     if isinstance(config, str):
         arguments.insert(0, f'--config={config}')

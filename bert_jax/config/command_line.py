@@ -60,7 +60,12 @@ def parse_command(
         raise InputError(
             '--config is missing: name a config file, such as --config=configs/tiny_pretrain.py')
     values = flags.FlagValues() if flag_values is None else flag_values
+    names = flat_fields(config).keys()
     flag = _parse_fields(config, arguments, values)
+    changed = sorted(names ^ flat_fields(flag.value).keys())
+    if changed:
+        raise InputError(f'the flags leave config.{changed[0]} without a value: set each field by '
+                         'its whole name, --config.FIELD=VALUE, to a value that is no {...}')
     _check_held_out(flag)
     check_phases(flag.value.phases)
     _check_phases_take_overrides(flag)
@@ -159,7 +164,7 @@ def _print_help(description: str, file: str, config: config_lib.ConfigDict | Non
     """Prints the command's description, its config's docstring, and the fields and their values."""
     print(description)
     if file:
-        with open(file.partition(':')[0], encoding='utf-8') as code:
+        with open(file.partition(':')[0], encoding='utf-8-sig') as code:
             print(ast.get_docstring(ast.parse(code.read())) or '', end='\n\n')
     print(f'Fields, with --config=FILE (what they mean: {fields.__file__}):')
     for path, value in flat_fields(config or {}).items():
@@ -252,7 +257,7 @@ def _compile(path: str) -> types.CodeType:
     try:
         if os.path.isfile(path) and not path.endswith('.py'):
             raise SyntaxError('a config file is called NAME.py')
-        with open(path, encoding='utf-8') as file:
+        with open(path, encoding='utf-8-sig') as file:  # editors of Windows write the mark
             return compile(file.read(), path, 'exec')
     except (SyntaxError, ValueError) as error:
         raise InputError(f'--config={path} is not valid Python: {error}') from None

@@ -48,7 +48,7 @@ class Answer(Command[list[str], SquadWindows]):
         question_length, _ = (len(model.encode(part)) for part in parts)
         most = self._max_question_length
         if question_length > most:
-            model.note(f'question {number} has {question_length} tokens: its end is left out, '
+            model.pass_on(f'question {number} has {question_length} tokens: its end is left out, '
                        f'after {most}')
         return parts
 

@@ -236,8 +236,8 @@ def _note_missing_head(model: LoadedModel) -> None:
     has = model.weights.has
     is_pretrained = has('cls/predictions') and has('bert/pooler')
     if is_pretrained and not has('cls/seq_relationship'):
-        model.note('no next_sentence_logits are exported: the model has no trained next-sentence '
-                   'head')
+        model.pass_on('no next_sentence_logits are exported: the model has no trained '
+                      'next-sentence head')
 
 
 def _input_shapes(model: LoadedModel, to: str) -> dict[str, jax.ShapeDtypeStruct]:

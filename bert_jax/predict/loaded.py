@@ -21,7 +21,7 @@ from bert_jax.model.attention import resolve_backend
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.sentences import ACTIVATIONS, Sentences, read_sentences
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hub import model_folder
 from bert_jax.sharding import Layout, make_mesh
@@ -169,6 +169,19 @@ class LoadedModel:
         if weights.vocab_file is not None:
             self._tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
+        self._process = os.getpid()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuses to be pickled or deep-copied: what is on devices stays in its process."""
+        raise TypeError(f'{self.weights.source}: a loaded model cannot be pickled or copied: '
+                        'give other processes its path, and load it there')
+
+    def pass_on(self, note: str) -> None:
+        """Gives a note to `note`; one that it does not take costs no text its result."""
+        try:
+            self.note(note)
+        except Exception:  # of the user's code, or a warning that counts as an error
+            tell_once(f'note: {note}')
 
     @functools.cached_property
     def params(self) -> dict:
@@ -180,9 +193,22 @@ class LoadedModel:
         """The parameters, replicated on the devices."""
         return jax.device_put(self.params, NamedSharding(self._mesh, PartitionSpec()))
 
-    @functools.cached_property
+    @property
     def engine(self) -> Engine:
-        """The engine that runs the model on the devices."""
+        """The engine that runs the model on the devices.
+
+        Raises:
+          InputError: this process is a fork of the one that loaded the model: jax's threads are not
+            in it, so it would wait for ever.
+        """
+        if os.getpid() != self._process:
+            raise InputError(f'{self.weights.source} was loaded in process {self._process}, of '
+                             f'which this one, {os.getpid()}, is a fork, and jax cannot compute in '
+                             "a fork: load it here, in a process of multiprocessing's 'spawn'")
+        return self._engine
+
+    @functools.cached_property
+    def _engine(self) -> Engine:
         return Engine(self._mesh, token_cost=functools.partial(token_flops, self.config))
 
     @functools.cached_property

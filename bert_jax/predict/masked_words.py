@@ -97,7 +97,7 @@ class FillMask(_MaskedWords):
             raise InputError('it has no [MASK]: write [MASK] where a word is to be filled in '
                              f'({text[:60]!r})')
         if len(ids) > self.room:
-            model.note(f'text {number} has {len(ids)} tokens, the model takes {self.room}: each '
+            model.pass_on(f'text {number} has {len(ids)} tokens, the model takes {self.room}: each '
                        f'[MASK] is filled in from the {self.room} tokens around it')
         return MaskedText(text, self._masked(ids, masks))
 

@@ -48,7 +48,7 @@ def tokenize(
     num_tokens = sum(map(len, ids))
     most = model.max_length - model.vocab.frame.num_special(pair=len(ids) > 1)
     if is_cut and num_tokens > most:
-        model.note(f'text {number} has {num_tokens} tokens, the model takes {most}: its end is '
+        model.pass_on(f'text {number} has {num_tokens} tokens, the model takes {most}: its end is '
                    'left out')
     return Tokenized(texts, ids)
 

@@ -102,7 +102,7 @@ class Vectors(TextCommand):
 
     def without_result(self, text: Any, reason: str) -> np.ndarray:
         """NaN; the reason becomes a note."""
-        self.model.note(f'{text!r:.40} has no vector: {reason}')
+        self.model.pass_on(f'{text!r:.40} has no vector: {reason}')
         return np.full(self.model.config.hidden_size, np.nan, np.float32)
 
 

@@ -61,6 +61,8 @@ def _check_name(name: str) -> None:
     """Raises InputError for a name that no file can have."""
     if '\0' in name:
         raise InputError(f'{name!r} holds a NUL, which no name of a file can: correct the path')
+    if re.search('[\ud800-\udfff]', name):  # of bytes that are not UTF-8
+        raise InputError(f'{name!r} is no name in UTF-8, and libraries take no other: rename it')
 
 
 def check_scheme(path: str | os.PathLike[str], field: str = '') -> None:
@@ -252,11 +254,11 @@ def _open(path: str | os.PathLike[str]) -> IO[bytes]:
         return buckets.open_object(os.fspath(as_path(name)))
     if name.startswith('~'):
         name = os.fspath(as_path(name))
-    _check_ends(name)
+    check_ends(name)
     return open(name, 'rb')
 
 
-def _check_ends(name: str) -> None:
+def check_ends(name: str) -> None:
     """Refuses a named pipe, which may have no writer, and a device, which may have no end.
 
     What the shell passes on (`/dev/stdin`, `<(COMMAND)`) is read.
@@ -346,7 +348,7 @@ def read_bytes(path: Path) -> bytes:
     """
     if in_bucket(path):
         return buckets.file_system().cat_file(os.fspath(path))
-    _check_ends(os.fspath(path))
+    check_ends(os.fspath(path))
     return path.read_bytes()
 
 
@@ -496,6 +498,7 @@ def local_copy(path: str | os.PathLike[str]) -> Path:
     Copies from one folder of a bucket are in one folder. They are removed when the process ends.
     """
     if not in_bucket(path):
+        check_ends(os.fspath(path))
         return as_path(path)
     copy = as_path(_local_folder().name) / os.fspath(path).removeprefix('gs://')
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -523,10 +526,12 @@ def unpacked(path: str | os.PathLike[str]) -> Path:
             names = [name for name in content.namelist() if not name.startswith('__MACOSX/')]
             if not names:
                 raise zipfile.BadZipFile('it is empty')
+            if any(content.getinfo(name).flag_bits & 1 for name in names):
+                raise NotImplementedError('it is encrypted')
             content.extractall(folder, names)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InputError(f'{path} is not a sound .zip file ({error}); copy it again') from None
-    except (RuntimeError, NotImplementedError) as error:  # encrypted; a method such as Deflate64
+    except NotImplementedError as error:  # also for a method such as Deflate64
         raise InputError(f'{path} cannot be unpacked here ({error}): unpack it (unzip, 7z x), and '
                          'name the folder') from None
     entries = [path for path in children(folder) if not path.name.startswith('.')]
@@ -570,7 +575,7 @@ def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') ->
     Raises:
       InputError: it exists or cannot be written; the message names the flag.
     """
-    target = as_path(path)
+    target = _output_path(path, flag)
     if target.is_dir():
         raise InputError(f'{flag}={path} is a folder: name a file')
     if unless and _has_field(target, unless):
@@ -579,6 +584,14 @@ def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') ->
         raise InputError(f'{flag}: {path} is there already: name another file, nothing is written '
                          'over')
     _check_writable(target.parent, f'{flag}={path}')
+
+
+def _output_path(named: str | os.PathLike[str], flag: str) -> Path:
+    """`as_path` of an output; refuses a name of the hub, which only `convert` publishes to."""
+    if os.fspath(named).startswith('hf:'):
+        raise InputError(f'{flag}={named} names the Hugging Face hub: name a folder, and publish '
+                         'what is in it with python -m bert_jax.convert')
+    return as_path(named)
 
 
 def _has_field(path: Path, field: str) -> bool:
@@ -599,7 +612,7 @@ def open_folder(named: str | os.PathLike[str], flag: str, is_ours: Callable[[Pat
     Raises:
       InputError: it holds other files, or cannot be written.
     """
-    folder = as_path(named)
+    folder = _output_path(named, flag)
     _check_writable(folder, f'{flag}={named}', make=True)
     others = [path.name for path in children(folder) if not is_incidental(path)]
     if others and not is_ours(folder):

@@ -49,10 +49,12 @@ def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
     Any other name is returned as it is.
 
     Raises:
-      InputError: the hub has no such model or revision, or requires a login.
+      InputError: the name is empty, the hub has no such model or revision, or requires a login.
       Unavailable: a download was cut off.
     """
     text = os.fspath(named)
+    if not text.strip():
+        raise InputError('the name of the model is empty: is a variable of the shell not set?')
     if not text.startswith('hf:'):
         return named
     name, _, revision = text.removeprefix('hf:').partition('@')

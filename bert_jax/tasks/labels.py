@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from bert_jax.data import table
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path
+from bert_jax.runtime.files import as_path, read_bytes
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import several_labels
 
@@ -227,7 +227,7 @@ def label_names(config: ConfigDict, path: str, column: str) -> list[str]:
         return table.class_names(path, column)
     file = as_path(named)
     if file.exists():
-        parts = file.read_text(encoding='utf-8').splitlines()
+        parts = read_bytes(file).decode('utf-8').splitlines()
     else:
         parts = named.split(',')
     names = list(filter(None, map(str.strip, parts)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, exists, write_whole
+from bert_jax.runtime.files import Path, as_path, exists, read_bytes, write_whole
 from bert_jax.text import kmers, letters
 from bert_jax.text.added import AddedToken, fields_of
 from bert_jax.text.huggingface import HuggingFaceTokenizer
@@ -52,7 +52,7 @@ def load_tokenizer(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
 
 
 def _read_sentencepiece(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
-    model = read_file(path, 'SentencePiece model', 'data.vocab_file')
+    model = read_file(path, 'SentencePiece model', 'vocab_file')
     return SentencePieceTokenizer(model, str(path))
 
 
@@ -64,7 +64,7 @@ def _read_wordpiece(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
 
 
 def _read_huggingface(path: str | os.PathLike[str], lowercase: bool) -> Tokenizer:
-    content = read_text(path, 'tokenizer', 'data.vocab_file')
+    content = read_text(path, 'tokenizer', 'vocab_file')
     beside = _beside(path)
     added: tuple[AddedToken, ...] = ()
     if beside:
@@ -88,7 +88,7 @@ def _beside(vocab_file: str | os.PathLike[str]) -> dict[str, str]:
     files = {}
     for name in BESIDE:
         if exists(path.parent / name):
-            files[name] = read_text(path.parent / name, 'tokenizer', 'data.vocab_file')
+            files[name] = read_text(path.parent / name, 'tokenizer', 'vocab_file')
     return files
 
 
@@ -153,7 +153,7 @@ def keep_tokenizer(vocab_file: str | os.PathLike[str], folder: Path) -> bytes:
       The content of the file.
     """
     kind = kind_of(vocab_file)
-    content = as_path(vocab_file).read_bytes()
+    content = read_bytes(as_path(vocab_file))
     write_whole(folder / kind.file_name, content)
     kind.keep_beside(vocab_file, folder)
     return content

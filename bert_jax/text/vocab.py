@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import as_path, digest, write_whole
+from bert_jax.runtime.files import as_path, digest, read_bytes, write_whole
 
 PAD = '[PAD]'
 UNK = '[UNK]'
@@ -253,7 +253,7 @@ def read_file(path: str | os.PathLike[str], what: str, field: str) -> bytes:
       InputError: it cannot be read or is empty; the message names `what` and the config's `field`.
     """
     try:
-        data = as_path(path).read_bytes()
+        data = read_bytes(as_path(path))
     except OSError as error:
         raise InputError(f"{path}: the {what} file cannot be read "
                          f"({error.strerror or 'No such file'}): check {field}") from None
@@ -263,7 +263,7 @@ def read_file(path: str | os.PathLike[str], what: str, field: str) -> bytes:
 
 
 def read_lines(
-    path: str | os.PathLike[str], what: str = 'vocabulary', field: str = 'data.vocab_file'
+    path: str | os.PathLike[str], what: str = 'vocabulary', field: str = 'vocab_file'
 ) -> list[str]:
     """The lines of a UTF-8 file, split at `\\n` only: tokens may hold other line separators.
 

@@ -15,6 +15,7 @@ from bert_jax.config.durations import parse_duration, parse_trace
 from bert_jax.config.fields import field_of, flat_fields
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.chips import find_chip
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import STARTED
 from bert_jax.runtime.provenance import made_by, versions
@@ -293,6 +294,9 @@ def _traced_steps(program: Program) -> tuple[int, int] | None:
     if trace is None:
         return None
     steps, traced_hosts = trace
+    if max(traced_hosts) >= hosts.count():
+        raise InputError(f'config.train.profile={program.config.train.profile!r}: there is no host '
+                         f'{max(traced_hosts)}, the run has {hosts.count()}, counted from 0')
     return steps if hosts.index() in traced_hosts else None
 
 

@@ -69,7 +69,7 @@ def read_records(path: files.Path) -> list[dict[str, Any]]:
     Raises:
       InputError: another line is malformed.
     """
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = files.read_bytes(path).splitlines() if path.exists() else []
     records = []
     for number, line in enumerate(lines, 1):
         record = _parse_record(line)

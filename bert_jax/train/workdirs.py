@@ -256,7 +256,7 @@ class _Resumption:
 def _check_vocabulary(workdir: Path, vocab_path: Path) -> None:
     """Refuses a vocabulary that differs from the one in the run directory."""
     kept = find_vocabulary(workdir)
-    if kept is not None and kept.read_bytes() == vocab_path.read_bytes():
+    if kept is not None and files.read_bytes(kept) == vocab_path.read_bytes():
         return
     remedy = 'give another --workdir'
     if kept is not None:

@@ -162,7 +162,8 @@ def _check_vocabulary(
     vocab_file: Path, recorded_digest: str | None, lowercase: bool, vocab_size: int
 ) -> None:
     """Raises InputError if a vocabulary is not the run's, or larger than its embedding."""
-    if recorded_digest is not None and recorded_digest != checksum.digest(vocab_file.read_bytes()):
+    found = checksum.digest(files.read_bytes(vocab_file))
+    if recorded_digest not in (None, found):
         raise InputError(f'{vocab_file} is not the vocabulary that the run was trained with '
                          '(config.json has the digest of another): put that one back')
     num_tokens = len(load_tokenizer(vocab_file, lowercase).vocab)

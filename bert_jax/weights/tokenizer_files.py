@@ -14,6 +14,7 @@ from bert_jax.runtime.files import (
     children,
     digest,
     exists,
+    read_bytes,
     read_json,
     write_whole,
 )
@@ -237,7 +238,7 @@ def _kept_byte_level(folder: Path) -> Path:
     beside = {}
     for name in BESIDE:
         if exists(folder / name):
-            beside[name] = (folder / name).read_text(encoding='utf-8')
+            beside[name] = read_bytes(folder / name).decode('utf-8')
     name = digest('\n'.join([content, *beside.values()]).encode())
     kept = as_path(_KEPT) / name
     _keep_all(kept, {TOKENIZER_FILE: content, **beside})

@@ -1,6 +1,6 @@
 """The vocabulary beside a model's weights: compared with them, written."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bert_jax.runtime.errors import InputError, tell_once
@@ -12,7 +12,8 @@ from bert_jax.weights.formats import Weights
 
 
 def check_vocabulary(
-    path: Path | None, lowercase: Any, vocab_size: int, source: Path | None = None
+    path: Path | None, lowercase: Any, vocab_size: int, source: Path | None = None,
+    warn: Callable[[str], None] = tell_once,
 ) -> tuple[Path | None, bool]:
     """(The vocabulary, whether text is lower-cased before WordPiece).
 
@@ -24,6 +25,7 @@ def check_vocabulary(
       lowercase: as the files beside it say, or None.
       vocab_size: rows of the embedding.
       source: what messages call it; default: `path`.
+      warn: receives a line if the embedding has more rows.
 
     Raises:
       InputError: it has more tokens than the embedding has rows.
@@ -36,7 +38,7 @@ def check_vocabulary(
     if num_unused < 0:
         raise InputError(f'{sizes}: put the vocabulary beside it that belongs to it')
     if num_unused:
-        tell_once(f'note: {sizes}: no text uses the last {num_unused}; if it is the vocabulary of '
+        warn(f'note: {sizes}: no text uses the last {num_unused}; if it is the vocabulary of '
                   'another model, put the one there that belongs to it')
     if lowercase is None:
         return path, vocab.is_cased is not True

@@ -70,7 +70,8 @@ def warm_start(
     unpadded = jax.eval_shape(lambda tree: from_tree(tree, model_config.vocab_size), params)
     shapes = {name: x.shape for name, x in unpadded.items()}
     # Not asdict, which would copy the layout: devices cannot be copied.
-    placement = place(published, shapes, head=head, labels=labels, model=vars(model_config))
+    placement = place(
+        published, shapes, head=head, labels=labels, model=vars(model_config), whole=whole)
     if whole:
         _check_whole(placement, published, notes, labels)
     for line in (*placement.report(published), *notes):
@@ -155,14 +156,15 @@ def _listed(names: Sequence[str]) -> str:
 
 def place(
     weights: Weights, shapes: Mapping[str, tuple[int, ...]], *, head: str = '',
-    labels: Sequence[str] = (), model: Mapping[str, Any] | None = None,
+    labels: Sequence[str] = (), model: Mapping[str, Any] | None = None, whole: bool = False,
 ) -> Placement:
     """Matches weights to the parameters of a target model.
 
     Embeddings and encoder layers must have the target's shapes, except that the position table may
     be longer, and is cut, or shorter, and is repeated. Pooler and heads may start fresh; a
     classifier does if it has another number of outputs, other labels or another head. If its labels
-    are the same in another order, its outputs are reordered.
+    are the same in another order, its outputs are reordered; if they are only numbers (LABEL_0,
+    LABEL_1, ...), its outputs get the names here in their order.
 
     Args:
       weights: the source.
@@ -171,6 +173,7 @@ def place(
       labels: of the target, by id.
       model: fields of the target's configuration; those that change what the parameters compute
         are compared and noted.
+      whole: whether the weights are used without training, so that numbers are no names.
 
     Raises:
       InputError: the weights are not of this model.
@@ -184,7 +187,8 @@ def place(
         listed = {tensor.name for tensor in tensors(weights.model)}
         source = {name: x for name, x in source.items() if name in listed}
     if 'classifier/bias' in source and 'classifier/bias' in shapes:
-        notes += _place_classifier(source, weights, shapes['classifier/bias'][0], head, labels)
+        notes += _place_classifier(
+            source, weights, shapes['classifier/bias'][0], head, labels, whole)
     matched: dict[str, np.ndarray] = {}
     repeats_positions = False
     for name, shape in shapes.items():
@@ -242,6 +246,7 @@ def _place_classifier(
     num_here: int,
     head: str,
     labels: Sequence[str],
+    whole: bool,
 ) -> list[str]:
     """Puts the outputs of a classifier in the target's order, or removes it; returns notes.
 
@@ -250,7 +255,10 @@ def _place_classifier(
       weights: of which these are.
       num_here: outputs of the target's classifier.
       head, labels: of the target, as for `place`.
+      whole: as for `place`.
     """
+    if head == weights.head and not whole and _only_gives_names(weights, num_here, labels):
+        return [f"classifier: LABEL_0, LABEL_1, ... there are {', '.join(labels)} here"]
     why_fresh = _why_classifier_is_fresh(weights, num_here, head, labels)
     if why_fresh:
         del source['classifier/kernel'], source['classifier/bias']
@@ -262,6 +270,12 @@ def _place_classifier(
     for name in ('classifier/kernel', 'classifier/bias'):
         source[name] = source[name][..., order]
     return [f"classifier: labels put in the order here, {', '.join(labels)}"]
+
+
+def _only_gives_names(weights: Weights, num_here: int, labels: Sequence[str]) -> bool:
+    """Whether labels name the outputs of weights that only count theirs."""
+    numbered = [f'LABEL_{i}' for i in range(num_here)]
+    return list(weights.labels) == numbered and len(labels) == num_here and list(labels) != numbered
 
 
 def _why_classifier_is_fresh(

@@ -43,9 +43,15 @@ def test_mistakes_are_raised_and_a_config_stays_as_it_is(changes, tmp_path):
     before = config.to_json_best_effort()
     for mistake, message in (
             ({'data.sorce': 'x'}, 'data.sorce is not a field'),
-            ({'data.source': 'missing.csv'}, 'missing.csv')):
+            ({'data.source': 'missing.csv'}, 'missing.csv'),
+            ({'data.source': None}, 'data.source=None is no value'),
+            ({'data': {}}, 'config.data is not a field')):
         with pytest.raises(bert_jax.InputError, match=message):
             bert_jax.train_run(config, tmp_path / 'run', {**changes, **mistake})
     assert config.to_json_best_effort() == before
     with pytest.raises(bert_jax.InputError, match='does not say its task'):
         bert_jax.evaluate_run(RECORDED / 'base', tmp_path / 'scores')
+    with pytest.raises(bert_jax.InputError, match='names no run'):
+        bert_jax.evaluate_run([], tmp_path / 'scores')
+    with pytest.raises(bert_jax.InputError, match='must map fields to values'):
+        bert_jax.train_run(config, tmp_path / 'run', ['train.steps=1'])

@@ -350,6 +350,8 @@ def _check_refused(standins, script, arguments, message):
     ('gke.sh', [*GKE, '--', '--workdir=gs:/b/x'], 'a path in a bucket is gs://BUCKET/PATH'),
     ('gke.sh', [*GKE, '--', '--workdir=runs/x'], '--workdir=runs/x: the hosts share no'),
     ('gke.sh', ['create', 'bert', '--topology=v4:2x2x1'], '--cluster is missing'),
+    ('gke.sh', ['run', '0x10', *GKE[2:], *FLAGS], 'NAME=0x10 is none that Kubernetes takes'),
+    ('gke.sh', [*GKE, '--service-account=a\nb: c', *FLAGS], 'names without white space'),
     ('slurm.sh', [*SLURM, '--gpus=eight', *FLAGS], '--gpus=eight'),
     ('slurm.sh', [*SLURM, *FLAGS[1:]], 'of the run come after --'),
     ('slurm.sh', [*SLURM[:2], '--gpus=8', *FLAGS], '--nodes is missing'),

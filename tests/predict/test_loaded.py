@@ -1,6 +1,7 @@
 """What a loaded model keeps: files that change or move afterwards change nothing."""
 
 import json
+import pickle
 import shutil
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from bert_jax import predict
 from tests.conftest import ROOT
+from tests.refusals import refused
 
 FIXTURES = ROOT / 'tests' / 'fixtures' / 'huggingface'
 
@@ -45,3 +47,30 @@ def test_an_edited_vocabulary_counts_from_the_next_load_on(other_of_equal_size):
     before = model.vectors(['a bad cab'])
     shutil.copy(other_of_equal_size / 'second/m/vocab.txt', folder)
     np.testing.assert_array_equal(model.vectors(['a bad cab']), before)
+
+
+def test_a_fork_refuses_to_compute_where_it_would_hang(other_of_equal_size):
+    model = predict.load(other_of_equal_size / 'first' / 'm')
+    model._process -= 1  # as it is in a fork
+    with refused('is a fork', "'spawn'"):
+        model.vectors(['a bad cab'])
+
+
+def test_a_loaded_model_is_not_pickled(other_of_equal_size):
+    model = predict.load(other_of_equal_size / 'first' / 'm')
+    with pytest.raises(TypeError, match='a loaded model cannot be pickled or copied: give'):
+        pickle.dumps(model)
+
+
+def test_a_note_that_raises_costs_no_result(other_of_equal_size, capsys):
+    model = predict.load(FIXTURES / 'classification')
+    long_text = 'a bad cab ' * 9
+    model.note = print
+    expected = model.classify([long_text])
+
+    def refuse(line):
+        raise RuntimeError(line)
+
+    model.note = refuse
+    assert model.classify([long_text]) == expected
+    assert 'note: text 1 has' in capsys.readouterr().err

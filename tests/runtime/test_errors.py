@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from bert_jax.runtime import errors
 from tests.conftest import ROOT
 
 SHOWN = 'from bert_jax.runtime.errors import show, tell; '
@@ -37,3 +38,13 @@ def test_lines_that_a_stream_does_not_take_stop_nothing(tmp_path, stdout, stderr
         assert ended.stderr.count('standard output takes nothing any more') == 1
     if stdout == 'pipe':
         assert ended.stdout == '0\n1\n2\n'
+
+
+def test_control_characters_do_not_reach_a_terminal(capsys):
+    shown = 'a label \x1b[31m\x07 of\x9b1m \x7fa model'
+    written = r'a label \x1b[31m\x07 of\x9b1m \x7fa model'
+    errors.tell(f'{shown}\n\tits second line')
+    errors.show(shown)
+    said = capsys.readouterr()
+    assert said.err == f'{written}\n\tits second line\n'
+    assert said.out == f'{written}\n'

@@ -1,16 +1,19 @@
 """Paths on a disk and in a bucket behave the same; a bucket's faults are reported in one line."""
 
+import io
 import os
 import pathlib
 import sys
 import time
 import types
+import zipfile
 from unittest import mock
 
 import pytest
 
 from bert_jax.runtime import buckets, files
 from bert_jax.runtime.errors import InputError, Unavailable
+from tests.refusals import refused
 
 
 def test_a_file_is_replaced_whole_or_stays_and_nothing_is_left_beside_it(folder):
@@ -216,3 +219,96 @@ def test_no_link_is_followed_that_lies_at_a_temporary_name(tmp_path, monkeypatch
     with pytest.raises(FileExistsError):
         files.write_whole(tmp_path / 'a', 'new')
     assert (tmp_path / 'mine').read_text() == 'mine'
+
+
+# Files without an end, names that are none, archives that are not what they seem.
+
+def test_a_named_pipe_or_a_device_is_refused(tmp_path):
+    os.mkfifo(tmp_path / 'pipe')
+    for path, says in ((tmp_path / 'pipe', 'is a named pipe'), ('/dev/zero', 'is a device')):
+        with refused(path, says):
+            files.read_bytes(files.as_path(path))
+        with refused(path, says), files.open_stream(path):
+            pass
+        with refused(path, says):
+            files.local_copy(path)
+
+
+def test_what_the_shell_passes_on_is_read():
+    reading, writing = os.pipe()
+    os.write(writing, b'a text')
+    os.close(writing)
+    with files.open_stream(f'/dev/fd/{reading}') as file:
+        assert file.read() == b'a text'
+    os.close(reading)
+
+
+@pytest.mark.parametrize('name', ['a\0b', '\udcff/x'], ids=['NUL', 'not UTF-8'])
+def test_a_name_that_no_file_can_have_is_refused(name):
+    with refused(repr(name)):
+        files.as_path(name)
+    with refused(repr(name)):
+        files.find(name)
+
+
+def test_links_that_lead_back_do_not_make_a_pattern_endless(tmp_path):
+    (tmp_path / 'below').mkdir()
+    (tmp_path / 'below' / 'a.txt').write_text('x')
+    assert len(files.find(f'{tmp_path}/**/*.txt')) == 1
+    (tmp_path / 'below' / 'one').symlink_to('.')
+    (tmp_path / 'below' / 'two').symlink_to('..')
+    with refused('is a link to a folder that it is in', 'remove the link'):
+        files.find(f'{tmp_path}/**/*.txt')
+
+
+def test_a_line_without_an_end_is_refused(monkeypatch):
+    monkeypatch.setattr(files, 'LONGEST_LINE', 10)
+    lines = io.BytesIO(b'short\n' + b'x' * 100)
+    with refused('a.csv, line 2 is longer than'):
+        list(files.read_lines(lines, 'a.csv'))
+
+
+def test_json_that_is_far_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, '_MOST_JSON_BYTES', 10)
+    (tmp_path / 'a.json').write_text('{"a": "far too long"}')
+    with refused('a.json cannot be read as JSON (21 bytes): get another'):
+        files.read_json(tmp_path / 'a.json', 'get another')
+
+
+def _zip(path, *names):
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as content:
+        for name in names:
+            content.writestr(name, 'x')
+
+
+def _patched(path, field, value):
+    """Sets a byte of all headers in a .zip, at a place of those that stand before the files."""
+    data = bytearray(path.read_bytes())
+    for signature, shift in ((b'PK\x03\x04', 0), (b'PK\x01\x02', 2)):
+        at = data.find(signature)
+        while at >= 0:
+            data[at + field + shift] = value
+            at = data.find(signature, at + 4)
+    path.write_bytes(data)
+
+
+def test_an_archive_that_cannot_be_unpacked_is_refused(tmp_path):
+    for name, field, value, says in (
+            ('locked.zip', 6, 1, 'it is encrypted'), ('deflate64.zip', 8, 9, 'not supported')):
+        _zip(tmp_path / name, 'model/config.json')
+        _patched(tmp_path / name, field, value)
+        with refused(name, says, 'unpack it'):
+            files.unpacked(tmp_path / name)
+
+
+def test_what_macos_adds_to_an_archive_is_left_out(tmp_path):
+    _zip(tmp_path / 'a.zip', 'model/config.json', '__MACOSX/model/._config.json', '.DS_Store')
+    folder = files.unpacked(tmp_path / 'a.zip')
+    assert [path.name for path in files.children(folder)] == ['config.json']
+
+
+def test_an_output_on_the_hub_is_refused():
+    with refused('--workdir=hf:a/b', 'name a folder'):
+        files.open_folder('hf:a/b', '--workdir', lambda _: True)
+    with refused('--output=hf:a/b', 'name a folder'):
+        files.check_new_file('hf:a/b', '--output')

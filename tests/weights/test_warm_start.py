@@ -52,6 +52,18 @@ def test_a_classifier_of_other_labels_starts_fresh():
     assert KERNEL in found.fresh and 'a, b, c here' in found.notes[0]
 
 
+def test_a_classifier_whose_labels_are_only_numbers_gets_names():
+    weights = dataclasses.replace(
+        load_weights(RECORDED / 'classification'), labels=('LABEL_0', 'LABEL_1', 'LABEL_2'))
+    shapes = shapes_of(weights)
+    found = place(weights, shapes, head='classification', labels=('a', 'b', 'c'))
+    assert found.params[KERNEL] is weights.params[KERNEL]
+    assert found.notes == ('classifier: LABEL_0, LABEL_1, ... there are a, b, c here',)
+    # Without training nobody would correct a wrong order.
+    found = place(weights, shapes, head='classification', labels=('a', 'b', 'c'), whole=True)
+    assert KERNEL in found.fresh
+
+
 @pytest.mark.parametrize('labels, order', [
     pytest.param((), [0, 1, 2], id='none'),
     pytest.param(('negative', 'neutral', 'positive'), [0, 1, 2], id='same order'),

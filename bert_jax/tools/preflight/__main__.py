@@ -161,10 +161,13 @@ def _read_prices(text: str, chips: set[str]) -> dict[str, float | None]:
     prices: dict[str, float | None] = {}
     for chip in chips:
         try:
-            prices[chip] = float(by_chip.get(chip, by_chip.get('', 'missing')))
+            dollars = float(by_chip.get(chip, by_chip.get('', 'missing')))
         except ValueError:
+            dollars = math.nan
+        if not 0 <= dollars < math.inf:  # true for NaN
             raise InputError(
-                f'--price={text}: write dollars a chip-hour, such as 1.2 or {chip}=1.2') from None
+                f'--price={text}: write dollars a chip-hour, such as 1.2 or {chip}=1.2')
+        prices[chip] = dollars
     return prices
 
 

@@ -84,7 +84,7 @@ class Sweep:
             return None
         remedy = 'delete it, and the run is run again'
         result: dict[str, Any] = read_fields(path, {'metric': TEXT}, remedy)
-        metric = result.get('metric')
+        metric = str(result.get('metric'))
         if result.get(metric) not in NUMBER:
             raise InputError(f'{path} has {metric}={result.get(metric)!r:.100}: {remedy}')
         return result

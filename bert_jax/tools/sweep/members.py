@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 import os
 import runpy
 import urllib.parse
@@ -17,6 +18,7 @@ from bert_jax.runtime.schema import TEXT, ListOf, check_fields
 from bert_jax.validation import check_used, validate
 
 Settings = tuple[tuple[str, str], ...]
+_MOST_RUNS = 10_000  # each has a folder, and is looked at whenever another ends
 _UNQUOTED = ' :+@'  # characters that are harmless in a file name
 
 
@@ -48,9 +50,11 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
 
     Raises:
       InputError: an entry has another form, names no field of the config, or has a field or value
-        twice; or there is nothing to vary.
+        twice; or there is nothing to vary, or too much.
     """
     entries = list(grid)
+    if restarts > _MOST_RUNS:
+        raise InputError(f'--restarts={restarts} is above {_MOST_RUNS:,}: name fewer')
     if restarts:
         entries.append('seed=' + ','.join(map(str, range(restarts))))
     axes: dict[str, list[str]] = {}
@@ -68,6 +72,10 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
         raise InputError(
             'nothing varies: give --grid FIELD=VALUE,VALUE, --restarts=N, or as --config a file '
             'of configs/sweeps, which has the grid of a paper')
+    num_runs = math.prod(len(values) for values in axes.values())
+    if num_runs > _MOST_RUNS:
+        raise InputError(f'the grid has {num_runs:,} runs, more than {_MOST_RUNS:,}: divide it '
+                         'into several sweeps')
     combinations = itertools.product(*axes.values())
     return [Member(tuple(zip(axes, values, strict=True))) for values in combinations]
 
