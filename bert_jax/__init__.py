@@ -9,6 +9,9 @@
 `import bert_jax` loads no jax.
 """
 
+import itertools
+import sys
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,3 +47,24 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
+
+
+def _tell_of_interrupt(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Python's hook for uncaught exceptions; Ctrl-C is one line, also while a command imports."""
+    if issubclass(kind, KeyboardInterrupt):
+        sys.stderr.write('error: stopped\n')
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def _is_command() -> bool:
+    """Whether this process is a command, `python -m bert_jax...`, and not somebody's program."""
+    words = itertools.pairwise(sys.orig_argv)
+    return any(
+        first == '-m' and second.partition('.')[0] == 'bert_jax' for first, second in words)
+
+
+if _is_command():
+    sys.excepthook = _tell_of_interrupt

@@ -91,7 +91,8 @@ def _print_summary(weights: Weights) -> None:
     num_parameters = sum(x.size for x in weights.params.values())
     head = weights.head or 'none'
     if weights.labels:
-        head += f" ({', '.join(weights.labels)})"
+        labels = ', '.join(weights.labels).replace('\n', r'\n')
+        head += f' ({labels})'
     lines = [
         f'read {weights.source}',
         f"  {model['num_layers']} layers, hidden size {model['hidden_size']}, "

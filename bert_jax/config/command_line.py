@@ -9,6 +9,7 @@ import argparse
 import ast
 import glob
 import hashlib
+import logging as std_logging
 import os
 import sys
 import traceback
@@ -49,7 +50,8 @@ def parse_command(
       InputError: an unknown flag or field, an invalid value, or no config.
       SystemExit: after --help.
     """
-    logging.set_verbosity(logging.ERROR)  # libraries log a great deal at lower levels
+    if std_logging.getLogger('absl').level < std_logging.ERROR:
+        logging.set_verbosity(logging.ERROR)  # libraries log a great deal at lower levels
     file, arguments = _split_off_config(argv)
     if file:
         config = load_config(file)

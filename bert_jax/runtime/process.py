@@ -1,5 +1,6 @@
 """How a command ends: each exception becomes one line on standard error and an exit status."""
 
+import _thread
 import contextlib
 import dataclasses
 import errno
@@ -8,8 +9,10 @@ import logging
 import os
 import re
 import secrets
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import types
@@ -81,6 +84,12 @@ _ERROR_RULES = (
         types=Exception,
         pattern=DISK_IS_FULL,
         line='{disk} is full (No space left on device): free some space and start again',
+        status=1),
+    ErrorRule(
+        types=Exception,
+        pattern='File too large',
+        line='{disk} takes no file of that size (File too large): raise the limit of the shell '
+             '(ulimit -f unlimited), or write to another disk',
         status=1),
     ErrorRule(
         types=OSError,
@@ -179,18 +188,19 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
       writing: a file that the block writes, for the message of a full disk.
 
     Raises:
-      SystemExit: with status 2 for bad input, 130 after Ctrl-C, and 1 for anything else, such as
-        standard output whose reader has gone.
+      SystemExit: with status 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM, and 1 for
+        anything else, such as standard output whose reader has gone.
     """
     _quiet_libraries()
     try:
         _check_standard_streams()
-        yield
+        with _stopping_on_sigterm():
+            yield
         sys.stdout.flush()  # may be the first to fail on a full disk
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         _discard_output()
         sys.exit(1)  # the code after the block must not run as if it were done
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, Stopped) as error:
         if _cannot_flush_output():
             _discard_output()
             line, status = describe_error(error, 'standard output')
@@ -202,11 +212,37 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
         sys.exit(status)
 
 
+@contextlib.contextmanager
+def _stopping_on_sigterm() -> Iterator[None]:
+    """Raises Stopped in the block on SIGTERM, so that temporary files are removed.
+
+    Where something else handles the signal already, such as the guard of a run, that goes on.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    process = os.getpid()
+
+    def stop(number: int, frame: object) -> None:
+        if os.getpid() != process:  # a fork, which has inherited this
+            os._exit(143)
+        raise Stopped('stopped')
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is stop:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _quiet_libraries() -> None:
     """Silences what libraries print beside the error itself."""
     # Orbax leaves unfinished asyncio tasks behind when it cannot read a file of a checkpoint.
     logging.getLogger('asyncio').setLevel(logging.CRITICAL)
-    logging.getLogger('absl').setLevel(logging.ERROR)  # libraries log a great deal below it
+    # Libraries log a great deal, orbax whole tracebacks of errors that it raises as well.
+    logging.getLogger('absl').setLevel(logging.CRITICAL)
     warnings.filterwarnings('ignore', message='coroutine .* was never awaited')
     sys.unraisablehook = _report_unraisable
 
@@ -219,6 +255,9 @@ def _report_unraisable(unraisable: Any) -> None:
     if isinstance(unraisable.object, types.CoroutineType):
         return
     if isinstance(unraisable.exc_value, Stopped):
+        return
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        threading.Timer(0.1, _thread.interrupt_main).start()  # again, outside of the callback
         return
     if 'Event loop is closed' in str(unraisable.exc_value):
         return

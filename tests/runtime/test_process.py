@@ -2,12 +2,13 @@
 
 import errno
 import os
+import signal
 
 import pytest
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError, Unavailable
-from bert_jax.runtime.process import describe_error
+from bert_jax.runtime.errors import InputError, Stopped, Unavailable
+from bert_jax.runtime.process import describe_error, error_boundary
 from tests.conftest import run_python
 
 GCSFS_ERROR = type('HttpError', (Exception,), {'__module__': 'gcsfs.retry'})
@@ -24,6 +25,8 @@ GCSFS_ERROR = type('HttpError', (Exception,), {'__module__': 'gcsfs.retry'})
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), '/x'), 1, 'the disk of /x is full'),
     (PermissionError(errno.EACCES, 'Permission denied', '/x'), 2, '/x: Permission denied: check'),
     (OSError(errno.EIO, 'Input/output error', '/x'), 1, 'the disk or network that it is on fails'),
+    (OSError(errno.EFBIG, os.strerror(errno.EFBIG), '/x'), 1, 'ulimit -f unlimited'),
+    (Stopped('stopped'), 143, 'stopped'),
     (MemoryError(), 1, 'out of memory (MemoryError)'),
     (RuntimeError('RESOURCE_EXHAUSTED: 9 GB\nof 8'), 1, 'out of memory (RESOURCE_EXHAUSTED: 9 GB)'),
     (RuntimeError("Unable to initialize backend 'tpu'"), 2, 'set JAX_PLATFORMS=cpu'),
@@ -49,3 +52,21 @@ def test_a_command_says_which_required_package_is_missing(command):
     assert ended.returncode == 1
     assert ended.stderr.startswith('error: ml_collections is not installed: python -m pip ')
     assert ended.stderr.count('\n') == 1
+
+
+def test_sigterm_ends_a_command_in_one_line(capsys):
+    with pytest.raises(SystemExit) as ended, error_boundary():
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == 'error: stopped\n'
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_ctrl_c_is_one_line_also_while_a_command_imports():
+    code = ("import sys; sys.orig_argv = ['python', '-m', 'bert_jax.predict']; import bert_jax; "
+            'raise KeyboardInterrupt')
+    ended = run_python('-c', code)
+    assert ended.returncode in (-signal.SIGINT, 130)
+    assert ended.stderr == 'error: stopped\n'
+    ended = run_python('-c', 'import bert_jax; raise KeyboardInterrupt')
+    assert 'Traceback' in ended.stderr  # somebody's own program is left alone
