@@ -1,11 +1,11 @@
 """Random damage and carelessness: a command gives the right result, or says in one line why not.
 
-    python -m tests.abuse fuzz|careless|foreign --cases=2000 --seed=0
+    python -m tests.abuse fuzz|careless|foreign|kills --cases=2000 --seed=0
 
 fuzz damages files (see `tests.abuse.fuzz`), careless makes mistakes in tables and flags (see
-`tests.abuse.careless`), foreign puts other values into JSON (see `tests.abuse.foreign`). Anything
-but a right result or an error in one line is harm: a traceback, another result, NaN, a hang,
-another file changed.
+`tests.abuse.careless`), foreign puts other values into JSON (see `tests.abuse.foreign`), kills
+kills commands that write (see `tests.abuse.kills`). Anything but a right result or an error in one
+line is harm: a traceback, another result, NaN, a hang, another file changed.
 
 A case is a function of the seed and its number; `--only=N` runs one again and shows its output.
 """
@@ -19,18 +19,19 @@ from pathlib import Path
 from tests.abuse.careless import careless
 from tests.abuse.foreign import foreign
 from tests.abuse.fuzz import fuzz_all
+from tests.abuse.kills import kills
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('what', choices=('fuzz', 'careless', 'foreign'))
+    parser.add_argument('what', choices=('fuzz', 'careless', 'foreign', 'kills'))
     parser.add_argument('--cases', type=int, default=500)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--only', type=int, help='the number of one case')
     options = parser.parse_args()
     numbers = range(options.cases) if options.only is None else [options.only]
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
-    run = {'fuzz': fuzz_all, 'careless': careless, 'foreign': foreign}[options.what]
+    run = {'fuzz': fuzz_all, 'careless': careless, 'foreign': foreign, 'kills': kills}[options.what]
     with tempfile.TemporaryDirectory() as folder:
         for case in run(numbers, options.seed, Path(folder)):
             counts[case.group, case.result.partition(':')[0]] += 1

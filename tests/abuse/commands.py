@@ -84,7 +84,7 @@ def open_command(
       stdin: bytes of its standard input.
       seconds: after which it is interrupted.
     """
-    command, args = _parse_line(line, folder, things)
+    command, *args = arguments(line, folder, things)
     module = f'bert_jax.tools.{command}'
     if command in ('main', 'convert', 'evaluate', 'predict'):
         module = f'bert_jax.{command}'
@@ -115,10 +115,10 @@ def open_command(
     return Answer(status or 0, out.getvalue(), err.getvalue())
 
 
-def _parse_line(
-    line: str | tuple[str, ...], folder: Path, things: Path | None
-) -> tuple[str, list[str]]:
-    """(Command, arguments) of a line as `open_command` takes it."""
+def arguments(
+    line: str | tuple[str, ...], folder: Path, things: Path | None = None
+) -> tuple[str, ...]:
+    """The command and its arguments of a line as `open_command` takes it."""
     command, *words = shlex.split(line) if isinstance(line, str) else line
     if command in ('main', 'sweep', 'paper', 'evaluate') and 'workdir' not in ' '.join(words):
         words.append('--workdir={folder}/new')
@@ -126,7 +126,7 @@ def _parse_line(
     for word in words:
         for part in MACROS.get(word, (word,)):
             args.append(part.replace('{folder}', str(folder)).replace('{things}', str(things)))
-    return command, args
+    return (command, *args)
 
 
 @contextlib.contextmanager

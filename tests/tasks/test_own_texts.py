@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.runtime.errors import InputError
+from bert_jax.tasks import texts
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.own_texts import class_weights
@@ -185,3 +186,10 @@ def test_a_column_is_refused_if_none_or_several_have_usual_names(
         assert f"its column '{read}' is read for config.data." in capsys.readouterr().err
     with pytest.raises(InputError, match="no column 'sentences'"):  # a name that somebody chose
         opened(task, source, tmp_path, eval_source=True, text='sentences')
+
+
+def test_no_cell_of_a_csv_is_a_formula_of_a_spreadsheet():
+    rows = [['=1+1', '-0.5', '@SUM(A1)', '-x', 'a=b', 0.5]]
+    assert texts._table(['=cmd', 'b'], rows) == (
+        "'=cmd,b\n'=1+1,-0.5,'@SUM(A1),'-x,a=b,0.5\n")
+    assert texts.predictions_table('', ['=7'], ['=cmd']) == 'index\tprediction\n=7\t=cmd\n'

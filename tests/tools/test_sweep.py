@@ -86,6 +86,20 @@ def test_settings_of_the_command_line_override_those_of_the_file(tmp_path):
     assert grid == ['a=1,2', 'b=3', 'c=4']
 
 
+def test_a_grid_with_too_many_runs_is_refused():
+    with pytest.raises(InputError, match='--restarts=10001 is above 10,000'):
+        grid_members([], 10_001)
+    with pytest.raises(InputError, match='the grid has 20,000 runs, more than 10,000'):
+        grid_members(['train.batch_size=8,16'], 10_000)
+
+
+@pytest.mark.parametrize('grid, fault', [('3', 'GRID=3 is no list'), ('[1]', r'GRID\[0\]=1 must')])
+def test_a_sweep_file_whose_grid_is_none_is_refused(grid, fault, tmp_path):
+    (tmp_path / 's.py').write_text(f"CONFIG = 'a.py'\nGRID = {grid}\n")
+    with pytest.raises(InputError, match=fault):
+        read_sweep(str(tmp_path / 's.py'))
+
+
 def test_a_config_has_no_grid_of_its_own():
     assert read_sweep(CONFIG, ['b=3']) == (CONFIG, ['b=3'])
 

@@ -87,6 +87,17 @@ def test_a_card_that_would_be_no_card_is_refused(text, says, tmp_path):
         read_card(tmp_path / 'card.md')
 
 
+def test_names_are_no_markup_in_a_model_card(tmp_path):
+    weights = load_weights(RECORDED / 'classification')
+    labels = ('\x1b[31mred', '<script>a|b', 'a\n---\nlicense: mit\n---')
+    write_huggingface(tmp_path / 'new', dataclasses.replace(weights, labels=labels))
+    card = (tmp_path / 'new' / 'README.md').read_text()
+    assert card.count('\n---\n') == 1 and '\x1b' not in card and '<script>' not in card
+    (row,) = [line for line in card.splitlines() if line.startswith('| labels |')]
+    assert row.count('|') == 3 and '---' in row
+    assert load_weights(tmp_path / 'new').labels == labels
+
+
 @pytest.mark.parametrize('format', FORMATS)
 def test_head_labels_and_inference_settings_are_kept_by_every_format(format, tmp_path):
     inference = {'max_seq_length': 9, 'doc_stride': 4, 'null_threshold': -1.5}

@@ -1,0 +1,158 @@
+"""Runs commands in forks of a process that has imported what they need: a second each, not six.
+
+Unlike `tests.abuse.commands.open_command`, a command here has a process of its own: its standard
+streams, memory, signals and environment are its own, and it can hang or be killed.
+"""
+
+import contextlib
+import importlib
+import os
+import resource
+import runpy
+import shlex
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from tests.abuse.commands import Answer
+from tests.conftest import ROOT
+
+# Imported before the first fork. None of them may start a thread or open a device.
+_IMPORTED = (
+    'bert_jax.main', 'bert_jax.run_setup', 'bert_jax.convert', 'bert_jax.evaluate', 'bert_jax',
+    'bert_jax.predict.__main__', 'bert_jax.tools.prepare', 'bert_jax.tools.sweep.__main__',
+    'bert_jax.tools.report.__main__', 'bert_jax.train.experiment', 'orbax.checkpoint', 'sklearn',
+)
+_TOP = ('main', 'convert', 'evaluate', 'predict')
+
+
+class Ended(NamedTuple):
+    """How a process ended: what it answered, its seconds, and its peak of memory in bytes."""
+
+    answer: Answer
+    seconds: float
+    memory: int
+
+    @property
+    def harm(self) -> str:
+        """What no command may do, or ''."""
+        if self.answer.status == -signal.SIGKILL:
+            return 'it did not end'
+        if self.answer.status < 0:
+            return f'signal {-self.answer.status}'
+        if self.memory > 2e9:
+            return f'{self.memory:,} bytes of memory'
+        return self.answer.harm
+
+
+def warm_up() -> None:
+    """Imports what commands import."""
+    for name in _IMPORTED:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+
+
+def run_forked(
+    act: Callable[[], object], stdin: bytes = b'', seconds: float = 60.0,
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
+    """Runs a function in a fork of this process, which is killed if it has not ended in time.
+
+    Args:
+      act: is called in the fork, in the repository's root.
+      stdin: bytes of its standard input.
+      seconds: after which it is killed.
+      environment: variables to set.
+    """
+    with (tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out,
+          tempfile.TemporaryFile() as err):
+        given.write(stdin)
+        given.seek(0)
+        began = time.monotonic()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if not child:
+            _become(act, (given.fileno(), out.fileno(), err.fileno()), environment or {})
+        status, memory = _await(child, seconds)
+        spent = time.monotonic() - began
+        out.seek(0)
+        err.seek(0)
+        answer = Answer(status, out.read().decode(errors='replace'),
+                        err.read().decode(errors='replace'))
+    return Ended(answer, spent, memory)
+
+
+def _become(
+    act: Callable[[], object], streams: tuple[int, int, int], environment: Mapping[str, str]
+) -> None:
+    """The life of a fork; does not return."""
+    status = 1
+    try:
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        for name, number in (('stdin', 0), ('stdout', 1), ('stderr', 2)):
+            mode = 'r' if number == 0 else 'w'
+            errors = 'backslashreplace' if number == 2 else 'strict'
+            stream = open(  # noqa: SIM115
+                number, mode, encoding='utf-8', errors=errors, closefd=False)
+            setattr(sys, name, stream)
+        os.setpgid(0, 0)
+        os.environ.update(environment)
+        os.chdir(ROOT)
+        act()
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _await(child: int, seconds: float) -> tuple[int, int]:
+    """(Exit status, or minus the signal; peak of memory in bytes) of a process."""
+    end = time.monotonic() + seconds
+    while True:
+        pid, status, usage = os.wait4(child, os.WNOHANG)
+        if pid:
+            break
+        if time.monotonic() > end:
+            os.killpg(child, signal.SIGKILL)
+            _, status, usage = os.wait4(child, 0)
+            break
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
+
+
+def run_command(
+    line: str | tuple[str, ...], stdin: bytes = b'', seconds: float = 60.0,
+    environment: Mapping[str, str] | None = None, most_memory: int = 0,
+) -> Ended:
+    """Runs `python -m bert_jax.COMMAND ARGUMENTS` in a fork.
+
+    Args:
+      line: the command and its arguments.
+      stdin, seconds, environment: as for `run_forked`.
+      most_memory: bytes of address space that it may have beyond what this process has; 0: no
+        limit.
+    """
+    command, *args = shlex.split(line) if isinstance(line, str) else line
+    module = f'bert_jax.{command}' if command in _TOP else f'bert_jax.tools.{command}'
+
+    def act() -> None:
+        if most_memory:
+            resource.setrlimit(resource.RLIMIT_AS, (most_memory, most_memory))
+        sys.argv = [command, *args]
+        warnings.simplefilter('ignore', RuntimeWarning)  # runpy's, of modules imported before
+        runpy.run_module(module, run_name='__main__', alter_sys=True)
+
+    return run_forked(act, stdin, seconds, environment)
