@@ -24,14 +24,12 @@ _COMMANDS = {
     'vectors': Target(
         'run', 'predict features --model {folder}/run --input {folder}/text.txt '
         '--output {folder}/new.npz', 'new.npz'),
-    'submission': Target(
-        'cola', 'glue_submission {folder}/new.zip {folder}/cola --fill-missing', 'new.zip'),
     'page': Target('run', 'report {folder}/run --output={folder}/new.html', 'new.html'),
     'training': TARGETS['run, resumed'],
     'fine-tuning': TARGETS['fine-tuned run, resumed'],
 }
 # Those that refuse to write where something is already.
-_ONCE = ('to Hugging Face', 'to TF1', 'to a run', 'vectors', 'submission', 'page')
+_ONCE = ('to Hugging Face', 'to TF1', 'to a run', 'vectors', 'page')
 
 
 def _made(made: Path) -> str:
