@@ -71,7 +71,6 @@ _SCHEMA: Mapping[str, Schema] = {
     'guessing': MapOf(NUMBER),
     'step_flops': ListOf(NUMBER),
     'parameters': _COUNT,
-    'made': {'command': TEXT, 'commit': TEXT},
 }
 _REMEDY = 'put the file back as the run wrote it'
 _COMMITTED = 'commit_success.txt'
