@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from bert_jax.runtime.errors import InputError, first_line, needing, tell, tell_once
 from bert_jax.runtime.files import as_path, children, open_stream, read_lines
 from bert_jax.runtime.hub import parquet_files
+from bert_jax.runtime.schema import TEXT, ListOf, fault_in
 
 _LISTED = 3  # malformed rows of a file that are shown one by one
 _PLACES = 100  # of the others, whose places alone are shown
@@ -412,15 +413,20 @@ def class_names(path: str, column: str) -> list[str]:
         return []
     with _parquet(parquet_files(path)[0]) as content:
         metadata = content.schema_arrow.metadata or {}
-    described = json.loads(metadata.get(b'huggingface', b'{}'))
-    feature = described.get('info', {}).get('features', {}).get(column) or {}
-    if isinstance(feature, list):
-        feature = feature[0]
-    elif feature.get('feature'):
-        feature = feature['feature']
-    if feature.get('_type') != 'ClassLabel':
+    try:
+        described = json.loads(metadata.get(b'huggingface', b'{}'))
+    except (ValueError, RecursionError):
         return []
-    return feature['names']
+    if fault_in(described, {'info': {'features': {}}}):
+        return []  # of another program; the labels then are the numbers
+    feature = ((described.get('info') or {}).get('features') or {}).get(column)
+    if isinstance(feature, list) and feature:
+        feature = feature[0]
+    elif isinstance(feature, dict) and feature.get('feature'):
+        feature = feature['feature']
+    if fault_in(feature, {'_type': ('ClassLabel',), 'names': ListOf(TEXT)}):
+        return []
+    return list(feature.get('names') or ())
 
 
 @contextlib.contextmanager

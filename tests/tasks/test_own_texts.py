@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bert_jax.data import table
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks import texts
 from bert_jax.tasks.labelled import ScoredModel
@@ -46,6 +47,14 @@ def test_labels_that_are_numbers_get_their_names(feature, multi_label, label, id
     plain = parquet(tmp_path / 'b.parquet', **columns)
     assert opened('classification', plain, tmp_path, label_names='x,y,z', **own).labels == (
         'x', 'y', 'z')
+
+
+@pytest.mark.parametrize('feature', [
+    None, 3, [], [3], {}, {'feature': 'x'}, {'_type': 'Value'}, {'_type': 'ClassLabel', 'names': 3},
+    {'_type': 'ClassLabel', 'names': ['a', 1]}], ids=str)
+def test_what_another_program_recorded_of_a_column_names_no_labels(feature, tmp_path):
+    recorded = parquet(tmp_path / 'a.parquet', {'label': feature}, label=[0, 1])
+    assert table.class_names(recorded, 'label') == []
 
 
 def test_labels_may_be_numbers_with_names_and_other_names(tmp_path):
