@@ -419,7 +419,7 @@ def class_names(path: str, column: str) -> list[str]:
         return []
     if fault_in(described, {'info': {'features': {}}}):
         return []  # of another program; the labels then are the numbers
-    feature = ((described.get('info') or {}).get('features') or {}).get(column)
+    feature: Any = ((described.get('info') or {}).get('features') or {}).get(column)
     if isinstance(feature, list) and feature:
         feature = feature[0]
     elif isinstance(feature, dict) and feature.get('feature'):

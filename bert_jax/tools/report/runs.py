@@ -3,6 +3,7 @@
 import bisect
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ class RunRecords:
       name: its name on the page.
       folder: its directory.
       fields: of its config.json, by dotted name.
-      records: of its metrics.jsonl, in order.
+      records: of its metrics.jsonl, in order, without values that are not finite.
       evaluations: the records that have metrics of held-out data.
       metric: the metric that chooses the best evaluation.
       head: its name, in `heads.HEADS` or of a config file; '' in old runs, and without a head.
@@ -70,7 +71,7 @@ class RunRecords:
         """
         self.name = name
         self.folder = folder
-        self.records = read_records(folder / 'metrics.jsonl')
+        self.records = [_finite(record) for record in read_records(folder / 'metrics.jsonl')]
         self.fields: dict[str, Any] = read_run_fields(folder)
         self.evaluations = list(filter(_is_evaluation, self.records))
         self.metric = str(self.fields.get('metric', ''))
@@ -184,6 +185,10 @@ class RunRecords:
         rows = phase['batch_size']
         length = phase['max_seq_length']
         return rows * length * share * trained.token_flops(length)
+
+
+def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if math.isfinite(value)}
 
 
 def _is_evaluation(record: Mapping[str, Any]) -> bool:
