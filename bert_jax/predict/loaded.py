@@ -5,7 +5,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -172,9 +172,18 @@ class LoadedModel:
         self._process = os.getpid()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuses to be pickled or deep-copied: what is on devices stays in its process."""
-        raise TypeError(f'{self.weights.source}: a loaded model cannot be pickled or copied: '
-                        'give other processes its path, and load it there')
+        """Refuses to be pickled: what is on devices stays in its process."""
+        raise TypeError(f'{self.weights.source}: a loaded model cannot be pickled: give other '
+                        'processes its path, and load it there')
+
+    def __copy__(self) -> Self:
+        """A model with the same weights, which nothing changes, and a `note` of its own."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self.__copy__()
 
     def pass_on(self, note: str) -> None:
         """Gives a note to `note`; one that it does not take costs no text its result."""
