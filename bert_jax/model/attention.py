@@ -71,7 +71,8 @@ def attend(
             qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
             rate=config.attention_dropout, window=config.local_attention,
             rotary_base=config.rotary_base if config.positions == 'rotary' else 0.0,
-            has_large_vmem=config.layout.has_large_vmem, mesh=config.layout.mesh)
+            has_large_vmem=config.layout.has_large_vmem, mesh=config.layout.mesh,
+            on_gpu=config.layout.platform == 'gpu')
     q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = _with_bias(qkv_BxSx3xNxD, bias_3xNxD)
     if config.positions == 'rotary':
         q_BxQxNxD = rotated(q_BxQxNxD, config.rotary_base)
@@ -187,10 +188,9 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
     """
     name = config.attention
     if name == 'auto':
-        if length >= _KERNEL_FROM and not why_unsupported('kernel', config, length, drops):
-            return 'kernel'
-        if not why_unsupported('cudnn', config, length, drops):
-            return 'cudnn'
+        for fused in _fused_in_order(config.layout.platform, length):
+            if not why_unsupported(fused, config, length, drops):
+                return fused
         return 'xla'
     if name == 'xla':  # not checked: an export's length is symbolic and cannot be compared
         return name
@@ -200,25 +200,39 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
     return name
 
 
+def _fused_in_order(platform: str, length: int) -> list[str]:
+    """The fused implementations of a platform that 'auto' considers for rows of this length."""
+    if platform == 'gpu':  # cuDNN's is for where there is no dropout, the kernel for the rest
+        return ['cudnn', 'kernel']
+    if platform == 'tpu' and length >= _KERNEL_FROM:
+        return ['kernel']
+    return []
+
+
 def why_unsupported(name: str, config: ModelConfig, length: int, drops: bool) -> str:
     """Why the fused implementation `name` cannot compute this; '' if it can."""
     platform = config.layout.platform
-    needed = {'kernel': 'tpu', 'cudnn': 'gpu'}[name]
-    if platform != needed:
-        return f'it is for {needed.upper()}s, and this is a {platform}'
+    platforms = {'kernel': ('tpu', 'gpu'), 'cudnn': ('gpu',)}[name]
+    if platform not in platforms:
+        needed = ' and '.join(f'{x.upper()}s' for x in platforms)
+        return f'it is for {needed}, and this is a {platform}'
     if config.causal:
         return 'it has no left-to-right attention'
     if config.dtype != 'bfloat16':
         return f'it is for bfloat16, and this is {config.dtype}'
-    if name == 'kernel':
-        return _why_not_by_kernel(config, length)
-    return _why_not_by_cudnn(config, length, drops)
-
-
-def _why_not_by_kernel(config: ModelConfig, length: int) -> str:
+    if name == 'cudnn':
+        return _why_not_by_cudnn(config, length, drops)
     if config.head_dim not in HEAD_DIMS:
         dims = ', '.join(map(str, HEAD_DIMS))
         return f'its heads have {dims} dims, and these have {config.head_dim}'
+    if config.local_attention == 1:
+        return 'its windows have at least 2 tokens, and these have 1'
+    if platform == 'tpu':
+        return _why_not_by_tpu_kernel(config, length)
+    return ''
+
+
+def _why_not_by_tpu_kernel(config: ModelConfig, length: int) -> str:
     num_heads = config.num_heads // config.layout.tensor_shards
     heads_of_tile = LANES // config.head_dim
     if num_heads % heads_of_tile:
@@ -228,8 +242,8 @@ def _why_not_by_kernel(config: ModelConfig, length: int) -> str:
     if length > most.length:
         return f'its rows have at most {most.length} tokens on this chip, and these have {length}'
     window = config.local_attention
-    if window and not 2 <= window <= most.window:
-        return f'its windows have 2 to {most.window} tokens on this chip, and these have {window}'
+    if window > most.window:
+        return f'its windows have up to {most.window} tokens on this chip, and these have {window}'
     return ''
 
 
@@ -290,22 +304,31 @@ class SelfAttention(nn.Module):
 
 TOLERANCE = 0.03  # of the largest element: bfloat16 keeps 8 bits, and sums are in another order
 _CHECKED_LENGTH = 200  # not a multiple of a kernel's tiles
+_CHECKED_SHORT_LENGTH = 100  # the GPU kernels take such a row as one block
 _CHECKED_LONG_LENGTH = 1100  # that of the kernel for long rows
 
 
 class _Fused(NamedTuple):
-    """The fused implementation that 'auto' may choose on a platform.
+    """A fused implementation that 'auto' may choose on a platform.
 
     Attributes:
       name: of the implementation.
       rate: of dropout, at which it is compared with XLA.
+      lengths: of rows, at which it is.
     """
 
     name: str
     rate: float
+    lengths: tuple[int, ...]
 
 
-_FUSED = {'tpu': _Fused('kernel', rate=0.1), 'gpu': _Fused('cudnn', rate=0.0)}
+_FUSED = {
+    'tpu': (_Fused('kernel', rate=0.1, lengths=(_CHECKED_LENGTH,)),),
+    'gpu': (
+        _Fused('kernel', rate=0.1, lengths=(_CHECKED_SHORT_LENGTH, _CHECKED_LENGTH)),
+        _Fused('cudnn', rate=0.0, lengths=(_CHECKED_LENGTH,)),
+    ),
+}
 
 
 class _Case(NamedTuple):
@@ -324,9 +347,9 @@ class _Case(NamedTuple):
     length: int
 
 
-def _cases(model: BertConfig) -> list[_Case]:
+def _cases(model: BertConfig, fused: _Fused) -> list[_Case]:
     """Those of a model's layers."""
-    lengths = [_CHECKED_LENGTH]
+    lengths = [*fused.lengths]
     if model.max_length >= _CHECKED_LONG_LENGTH:
         lengths.append(_CHECKED_LONG_LENGTH)
     cases = set()
@@ -340,11 +363,12 @@ def _cases(model: BertConfig) -> list[_Case]:
 
 def fused_attention_error(model: BertConfig) -> str:
     """Why this chip's fused attention of a model is wrong; '' if it is right or there is none."""
-    fused = _FUSED.get(jax.default_backend())
-    if fused is None:
-        return ''
-    errors = [_error_of(fused, case) for case in _cases(model)]
-    return next(filter(None, errors), '')
+    for fused in _FUSED.get(jax.default_backend(), ()):
+        for case in _cases(model, fused):
+            error = _error_of(fused, case)
+            if error:
+                return f'{fused.name!r} fails on this chip: {error}'
+    return ''
 
 
 @functools.cache
@@ -366,8 +390,7 @@ def resolve_backend(attention: str, model: BertConfig) -> str:
     why = fused_attention_error(model)
     if not why:
         return attention
-    name = _FUSED[jax.default_backend()].name
-    say(f'note: attention is computed by XLA, {name!r} fails on this chip ({why})')
+    say(f'note: attention is computed by XLA, {why}')
     return 'xla'
 
 

@@ -50,6 +50,7 @@ from bert_jax.model.attention_tiles import (
     overlap,
     rotation,
     scaled_with_bias,
+    sequence_ranges,
     spare_lines,
     sum_of_lines,
     turned_back,
@@ -333,16 +334,10 @@ class _Step(NamedTuple):
 
 
 def _ranges(marks_BxMxS: jax.Array, grid: _Grid) -> jax.Array | None:
-    """The least and greatest number of a chunk's sequences [B, chunks, 2]; None with a window.
-
-    Padding counts as greatest, because it is behind the sequences.
-    """
+    """The least and greatest number of a chunk's sequences [B, chunks, 2]; None with a window."""
     if not grid.visits_all:
         return None
-    segments_BxS = marks_BxMxS[:, 0]
-    segments_BxS = jnp.where(segments_BxS > 0, segments_BxS, jnp.iinfo(jnp.int32).max)
-    segments_BxGxC = segments_BxS.reshape(-1, grid.num_chunks, grid.chunk)
-    return jnp.stack([segments_BxGxC.min(axis=2), segments_BxGxC.max(axis=2)], axis=-1)
+    return sequence_ranges(marks_BxMxS[:, 0], grid.chunk)
 
 
 def _this_step(grid: _Grid) -> _Step:

@@ -51,6 +51,7 @@ from jax.sharding import PartitionSpec as Spec
 
 from bert_jax.model import attention_blocks as blocks
 from bert_jax.model import dropout as drop
+from bert_jax.model.attention_gpu import attention_on_gpu
 from bert_jax.model.attention_tiles import (
     KEY,
     LANES,
@@ -116,12 +117,14 @@ def kernel_attention(
     rotary_base: float = 0.0,
     has_large_vmem: bool = True,
     mesh: Mesh | None = None,
+    on_gpu: bool = False,
     interpret: bool = False,
 ) -> jax.Array:
     """Context vectors [B, S, N, D], in the dtype of `qkv`.
 
-    On each device, D is one of `HEAD_DIMS`, N fills tiles of 128 lanes, and S and the window are
-    within `attention_blocks.limits`; `attention.why_unsupported` checks this.
+    On each TPU, D is one of `HEAD_DIMS`, N fills tiles of 128 lanes, and S and the window are
+    within `attention_blocks.limits`; on each GPU, D is one of `HEAD_DIMS`.
+    `attention.why_unsupported` checks this.
 
     Args:
       qkv_BxSx3xNxD: queries, keys and values, without bias.
@@ -135,7 +138,8 @@ def kernel_attention(
       rotary_base: of rotary positions; 0: none.
       has_large_vmem: whether the chip has more than 16 MiB of VMEM.
       mesh: rows and heads are split over its axes if it has more than one device.
-      interpret: run without a TPU, for tests.
+      on_gpu: by the kernels of `attention_gpu`.
+      interpret: run without a TPU or GPU, for tests.
     """
     length, _, num_heads, head_dim = qkv_BxSx3xNxD.shape[1:]
     marks = [segments_BxS.astype(jnp.int32)]
@@ -151,7 +155,8 @@ def kernel_attention(
     if window and window // 2 >= length - 1:  # every token sees all others
         settings = settings._replace(reach=0)
     attend: Callable[..., jax.Array]
-    attend = functools.partial(_on_one_device, settings=settings)
+    on_one_device = attention_on_gpu if on_gpu else _on_one_device
+    attend = functools.partial(on_one_device, settings=settings)
     if mesh is not None:
         attend = _split_over(mesh, attend)
     return attend(qkv_BxSx3xNxD, bias_3xNxD, jnp.stack(marks, axis=1), lines_BxNxS)

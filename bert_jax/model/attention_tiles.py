@@ -68,6 +68,16 @@ class Settings(NamedTuple):
     interpret: bool
 
 
+def sequence_ranges(segments_BxS: jax.Array, size: int) -> jax.Array:
+    """The least and greatest number of the sequences in each block of `size` tokens [B, G, 2].
+
+    Padding counts as greatest, because it is behind the sequences.
+    """
+    numbers_BxS = jnp.where(segments_BxS > 0, segments_BxS, jnp.iinfo(jnp.int32).max)
+    numbers_BxGxC = numbers_BxS.reshape(-1, segments_BxS.shape[1] // size, size)
+    return jnp.stack([numbers_BxGxC.min(axis=2), numbers_BxGxC.max(axis=2)], axis=-1)
+
+
 def query_scale(head_dim: int) -> float:
     """Scales queries such that scores are exponents of 2."""
     return float(head_dim**-0.5 * math.log2(math.e))

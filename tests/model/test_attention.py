@@ -129,10 +129,15 @@ class Choice:
     Choice('tpu', 'kernel', length=77, changes={'num_heads': 64, 'hidden_size': 4096},
            chosen='kernel'),
     Choice('cpu', 'auto', drops=False, chosen='xla'),
-    Choice('gpu', 'auto', chosen='xla'),
+    Choice('gpu', 'auto', chosen='kernel'),
+    Choice('gpu', 'auto', length=64, changes={'local_attention': 4096, 'num_heads': 1},
+           chosen='kernel'),
+    Choice('gpu', 'auto', changes={'num_heads': 8}, chosen='xla'),
+    Choice('gpu', 'auto', changes={'dtype': 'float32'}, chosen='xla'),
     Choice('gpu', 'auto', drops=False, chosen='cudnn'),
     Choice('gpu', 'cudnn', length=64, drops=False, chosen='cudnn'),
-    Choice('gpu', 'auto', length=63, drops=False, chosen='xla'),
+    Choice('gpu', 'auto', length=63, drops=False, chosen='kernel'),
+    Choice('gpu', 'kernel', length=63, chosen='kernel'),
     Choice('gpu', 'auto', drops=False, changes={'causal': True}, chosen='xla'),
 ], ids=str)
 def test_an_implementation_is_chosen(case):
@@ -141,7 +146,9 @@ def test_an_implementation_is_chosen(case):
 
 
 @pytest.mark.parametrize('case', [
-    Choice('gpu', 'kernel', refused='it is for TPUs, and this is a gpu'),
+    Choice('cpu', 'kernel', refused='it is for TPUs and GPUs, and this is a cpu'),
+    Choice('gpu', 'kernel', changes={'num_heads': 8}, refused='.* these have 16'),
+    Choice('gpu', 'kernel', changes={'local_attention': 1}, refused='.* these have 1'),
     Choice('tpu', 'kernel', changes={'causal': True}, refused='it has no left-to'),
     Choice('tpu', 'kernel', changes={'local_attention': 1}, refused='.* these have 1'),
     Choice('tpu', 'kernel', length=128, changes={'dtype': 'float32'},
