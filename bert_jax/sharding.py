@@ -144,15 +144,19 @@ class Layout:
         return str(self.mesh.devices.flat[0].platform)
 
     @property
-    def stores_gelu(self) -> bool:
-        """Whether gelu is stored: products that recompute it would wait for the vector unit.
+    def kept_of_gelu(self) -> str:
+        """What the backward pass of gelu reads (see `layers.gelu`).
 
-        So the compiler's schedules say (`docs/preflight.md`).
+        Some TPUs store its derivative: products that recompute it would wait for the vector unit.
+        So the compiler's schedules say (`docs/preflight.md`). On a GPU the derivative would be
+        stored as well, in float32, because products there have no other operations in front.
         """
+        if self.platform == 'gpu':
+            return 'input'
         if self.mesh is None:
-            return False
+            return 'derivative'
         kind = str(self.mesh.devices.flat[0].device_kind)
-        return kind.startswith(('TPU v4', 'TPU v6', 'TPU7'))
+        return 'stored' if kind.startswith(('TPU v4', 'TPU v6', 'TPU7')) else 'derivative'
 
     @property
     def has_large_vmem(self) -> bool:

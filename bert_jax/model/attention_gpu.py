@@ -134,7 +134,10 @@ def _turned(qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, base: float) -> jax
 
 
 def _with_bias(qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array) -> jax.Array:
-    return qkv_BxSx3xNxD + bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
+    # With one feature dim, XLA lets the product that makes `qkv` add the bias.
+    qkv_BxSxF = qkv_BxSx3xNxD.reshape(*qkv_BxSx3xNxD.shape[:2], -1)
+    qkv_BxSxF = qkv_BxSxF + bias_3xNxD.reshape(-1).astype(qkv_BxSxF.dtype)
+    return qkv_BxSxF.reshape(qkv_BxSx3xNxD.shape)
 
 
 def _visited_ranges(segments_BxS: jax.Array, blocks: _Blocks, reach: int) -> jax.Array:

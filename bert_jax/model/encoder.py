@@ -201,7 +201,7 @@ class Intermediate(nn.Module):
         return config.layout(y_BxSxI, 'batch', None, 'mlp')
 
     def _gelu(self, y_BxSxI: jax.Array) -> jax.Array:
-        return gelu(y_BxSxI, self.config.hidden_act, self.config.layout.stores_gelu)
+        return gelu(y_BxSxI, self.config.hidden_act, self.config.layout.kept_of_gelu)
 
 
 class Layer(nn.Module):

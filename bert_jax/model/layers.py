@@ -112,14 +112,15 @@ def declared_parameters(boxed: Any) -> dict[Names, Parameter]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def gelu(x: jax.Array, form: str, stored: bool = False) -> jax.Array:
+def gelu(x: jax.Array, form: str, kept: str = 'derivative') -> jax.Array:
     """Gaussian error linear unit.
 
     Args:
       x: any shape.
       form: 'gelu_tanh', the approximation of google-research/bert, or 'gelu_erf', exact.
-      stored: in training, keep gelu and its derivative in memory; otherwise XLA recomputes both in
-        the matrix products that read them.
+      kept: what the backward pass reads. 'derivative': the derivative, which XLA recomputes, as it
+        does gelu, in the matrix products that read them. 'stored': the derivative from memory.
+        'input': x, from which it computes the derivative.
     """
     y = x.astype(jnp.float32)
     if form == 'gelu_tanh':
@@ -129,7 +130,16 @@ def gelu(x: jax.Array, form: str, stored: bool = False) -> jax.Array:
     return y.astype(x.dtype)
 
 
-def _gelu_forward(x: jax.Array, form: str, stored: bool) -> tuple[jax.Array, jax.Array]:
+def _gelu_forward(x: jax.Array, form: str, kept: str) -> tuple[jax.Array, jax.Array]:
+    value, derivative = _gelu_and_derivative(x, form)
+    if kept == 'input':
+        return value, x
+    if kept == 'stored':
+        value, derivative = lax.optimization_barrier((value, derivative))
+    return value, derivative
+
+
+def _gelu_and_derivative(x: jax.Array, form: str) -> tuple[jax.Array, jax.Array]:
     """The values of gelu and its derivative, in few operations.
 
     Gelu is x times a share; its derivative is the share plus x times the share's slope.
@@ -147,16 +157,17 @@ def _gelu_forward(x: jax.Array, form: str, stored: bool) -> tuple[jax.Array, jax
         share = 0.5 + 0.5 * lax.erf(y * math.sqrt(0.5))
         value = y * share
         rise = y * (jnp.exp(-0.5 * square) * (1 / math.sqrt(2 * math.pi)))
-    result = (value.astype(x.dtype), (share + rise).astype(x.dtype))
-    if stored:
-        return lax.optimization_barrier(result)
-    return result
+    return value.astype(x.dtype), (share + rise).astype(x.dtype)
 
 
 def _gelu_backward(
-    form: str, stored: bool, derivative: jax.Array, dy: jax.Array
+    form: str, kept: str, residual: jax.Array, dy: jax.Array
 ) -> tuple[jax.Array]:
-    return (dy * derivative,)
+    if kept != 'input':
+        return (dy * residual,)
+    # Without the barrier, XLA would store what both passes compute, in float32.
+    x, dy = lax.optimization_barrier((residual, dy))
+    return (dy * _gelu_and_derivative(x, form)[1],)
 
 
 gelu.defvjp(_gelu_forward, _gelu_backward)

@@ -178,12 +178,12 @@ def test_gelu_forms_follow_their_formulas_and_differ():
 
 
 @pytest.mark.parametrize('form', ['gelu_tanh', 'gelu_erf'])
-@pytest.mark.parametrize('stored', [False, True])
-def test_the_derivative_of_gelu_is_that_of_jax(form, stored):
+@pytest.mark.parametrize('kept', ['derivative', 'stored', 'input'])
+def test_the_derivative_of_gelu_is_that_of_jax(form, kept):
     def differentiate(function):
         return jax.vmap(jax.grad(function))(GELU_INPUTS)
 
-    found = differentiate(lambda x: gelu(x, form, stored))
+    found = differentiate(lambda x: gelu(x, form, kept))
     expected = differentiate(lambda x: jax.nn.gelu(x, approximate=form == 'gelu_tanh'))
     np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6)
 
