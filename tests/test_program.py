@@ -147,12 +147,20 @@ def test_a_phase_that_does_not_fit_is_refused_by_name(program, device_of, num_by
 
 @dataclasses.dataclass
 class Chip:
-    """A kind of chip, its fused attention, and how that computes on a CPU."""
+    """A kind of chip, a fused attention of it, and how that computes on a CPU."""
 
     platform: str
     module: Any
     name: str
-    on_cpu: dict[str, Any]
+    options: dict[str, Any]
+
+    def on_cpu(self):
+        fused = getattr(self.module, self.name)
+
+        def attend(*args, **kwargs):
+            return fused(*args, **kwargs | self.options)
+
+        return attend
 
 
 # Every chip takes its layers.
@@ -160,23 +168,22 @@ MODEL = BertConfig(
     vocab_size=8, num_layers=1, hidden_size=128, num_heads=2, intermediate_size=8)
 
 
-@pytest.fixture(params=[
-    Chip('tpu', attention_module, 'kernel_attention', {'interpret': True}),
-    Chip('gpu', jax.nn, 'dot_product_attention', {'implementation': 'xla'}),
-], ids=['tpu', 'gpu'])
+KERNEL = Chip('gpu', attention_module, 'kernel_attention', {'interpret': True})
+CUDNN = Chip('gpu', jax.nn, 'dot_product_attention', {'implementation': 'xla'})
+
+
+@pytest.fixture(params=[dataclasses.replace(KERNEL, platform='tpu'), KERNEL], ids=['tpu', 'gpu'])
 def replace_attention(request, monkeypatch):
     """A function that has jax claim to run on a chip and replaces the chip's fused attention.
 
     It takes a function from a fused attention to the one to use instead.
     """
     chip = request.param
-    fused = getattr(chip.module, chip.name)
-
-    def fused_on_cpu(*args, **kwargs):
-        return fused(*args, **kwargs | chip.on_cpu)
+    for fused in (KERNEL, CUDNN):
+        monkeypatch.setattr(fused.module, fused.name, fused.on_cpu())
 
     def replace_by(make):
-        monkeypatch.setattr(chip.module, chip.name, make(fused_on_cpu))
+        monkeypatch.setattr(chip.module, chip.name, make(getattr(chip.module, chip.name)))
 
     monkeypatch.setattr(jax, 'default_backend', lambda: chip.platform)
     attention_module._error_of.cache_clear()
@@ -223,11 +230,23 @@ def test_a_wrong_window_of_fused_attention_is_found(monkeypatch, replace_attenti
         return attend
 
     if jax.default_backend() == 'gpu':
-        pytest.skip('cuDNN takes windows as part of its mask')
+        pytest.skip('its kernel is found wrong in the same way')
     replace_attention(without_windows)
     local = dataclasses.replace(MODEL, num_layers=2, local_attention=64, global_every=2)
     assert attention_module.resolve_backend('auto', MODEL) == 'auto'
     assert attention_module.resolve_backend('auto', local) == 'xla'
+
+
+def test_prediction_on_a_gpu_depends_on_cudnn_alone(monkeypatch):
+    monkeypatch.setattr(attention_module, '_error_of', attention_module._error_of.__wrapped__)
+    monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+    monkeypatch.setattr(KERNEL.module, KERNEL.name, failing(None))
+    cudnn = CUDNN.on_cpu()
+    monkeypatch.setattr(CUDNN.module, CUDNN.name, cudnn)
+    assert attention_module.resolve_backend('auto', MODEL) == 'xla'
+    assert attention_module.resolve_backend('auto', MODEL, drops=False) == 'auto'
+    monkeypatch.setattr(CUDNN.module, CUDNN.name, scaled_by(1.1)(cudnn))
+    assert attention_module.resolve_backend('auto', MODEL, drops=False) == 'xla'
 
 
 @pytest.mark.parametrize('make', [scaled_by(1.0), scaled_by(1.1), failing])

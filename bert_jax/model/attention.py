@@ -188,9 +188,9 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
     """
     name = config.attention
     if name == 'auto':
-        for fused in _fused_in_order(config.layout.platform, length):
-            if not why_unsupported(fused, config, length, drops):
-                return fused
+        fused = _fused_of(config.layout.platform, length, drops)
+        if fused and not why_unsupported(fused, config, length, drops):
+            return fused
         return 'xla'
     if name == 'xla':  # not checked: an export's length is symbolic and cannot be compared
         return name
@@ -200,13 +200,13 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
     return name
 
 
-def _fused_in_order(platform: str, length: int) -> list[str]:
-    """The fused implementations of a platform that 'auto' considers for rows of this length."""
-    if platform == 'gpu':  # cuDNN's is for where there is no dropout, the kernel for the rest
-        return ['cudnn', 'kernel']
+def _fused_of(platform: str, length: int, drops: bool) -> str:
+    """The fused implementation that 'auto' considers on a platform; '' if there is none."""
+    if platform == 'gpu':
+        return 'kernel' if drops else 'cudnn'
     if platform == 'tpu' and length >= _KERNEL_FROM:
-        return ['kernel']
-    return []
+        return 'kernel'
+    return ''
 
 
 def why_unsupported(name: str, config: ModelConfig, length: int, drops: bool) -> str:
@@ -315,18 +315,20 @@ class _Fused(NamedTuple):
       name: of the implementation.
       rate: of dropout, at which it is compared with XLA.
       lengths: of rows, at which it is.
+      predicts: whether it is chosen where nothing is dropped.
     """
 
     name: str
     rate: float
     lengths: tuple[int, ...]
+    predicts: bool = True
 
 
 _FUSED = {
-    'tpu': (_Fused('kernel', rate=0.1, lengths=(_CHECKED_LENGTH,)),),
+    'tpu': (_Fused('kernel', 0.1, (_CHECKED_LENGTH,)),),
     'gpu': (
-        _Fused('kernel', rate=0.1, lengths=(_CHECKED_SHORT_LENGTH, _CHECKED_LENGTH)),
-        _Fused('cudnn', rate=0.0, lengths=(_CHECKED_LENGTH,)),
+        _Fused('kernel', 0.1, (_CHECKED_SHORT_LENGTH, _CHECKED_LENGTH), predicts=False),
+        _Fused('cudnn', 0.0, (_CHECKED_LENGTH,)),
     ),
 }
 
@@ -361,13 +363,20 @@ def _cases(model: BertConfig, fused: _Fused) -> list[_Case]:
     return sorted(cases)
 
 
-def fused_attention_error(model: BertConfig) -> str:
-    """Why this chip's fused attention of a model is wrong; '' if it is right or there is none."""
+def fused_attention_error(model: BertConfig, *, drops: bool) -> str:
+    """Why this chip's fused attention of a model is wrong; '' if it is right or there is none.
+
+    Args:
+      model: with the kinds of its layers.
+      drops: whether it is used with dropout too, in training.
+    """
     for fused in _FUSED.get(jax.default_backend(), ()):
+        if not fused.predicts and not (drops and model.attention_dropout):
+            continue
         for case in _cases(model, fused):
             error = _error_of(fused, case)
             if error:
-                return f'{fused.name!r} fails on this chip: {error}'
+                return f'{fused.name!r} fails on this chip ({error})'
     return ''
 
 
@@ -383,11 +392,17 @@ def _error_of(fused: _Fused, case: _Case) -> str:
     return f'it differs from XLA by {error:.1%} of the largest element'
 
 
-def resolve_backend(attention: str, model: BertConfig) -> str:
-    """`model.attention` for this chip: 'auto' becomes 'xla' if the fused attention is wrong."""
+def resolve_backend(attention: str, model: BertConfig, *, drops: bool = True) -> str:
+    """`model.attention` for this chip: 'auto' becomes 'xla' if the fused attention is wrong.
+
+    Args:
+      attention: `model.attention`.
+      model: with the kinds of its layers.
+      drops: whether it is used with dropout too, in training.
+    """
     if attention != 'auto':
         return attention
-    why = fused_attention_error(model)
+    why = fused_attention_error(model, drops=drops)
     if not why:
         return attention
     say(f'note: attention is computed by XLA, {why}')

@@ -162,7 +162,7 @@ class LoadedModel:
         self.config = ModelConfig(
             **weights.model,
             dtype=dtype,
-            attention=resolve_backend('auto', BertConfig(**weights.model)),
+            attention=resolve_backend('auto', BertConfig(**weights.model), drops=False),
             layout=Layout(self._mesh))
         # Read now, not when it is first used: a relative path may name another file by then.
         self._tokenizer: Tokenizer | None = None

@@ -136,7 +136,7 @@ class Choice:
     Choice('gpu', 'auto', changes={'dtype': 'float32'}, chosen='xla'),
     Choice('gpu', 'auto', drops=False, chosen='cudnn'),
     Choice('gpu', 'cudnn', length=64, drops=False, chosen='cudnn'),
-    Choice('gpu', 'auto', length=63, drops=False, chosen='kernel'),
+    Choice('gpu', 'auto', length=63, drops=False, chosen='xla'),
     Choice('gpu', 'kernel', length=63, chosen='kernel'),
     Choice('gpu', 'auto', drops=False, changes={'causal': True}, chosen='xla'),
 ], ids=str)
