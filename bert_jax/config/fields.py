@@ -133,6 +133,7 @@ FIELDS: Mapping[str, Field] = {
     # For the backward pass, dots keeps the outputs of matrix products, full only the inputs of
     # layers, none everything.
     'model.remat': Field('none', COMPUTATION['remat'], 'compute'),
+    # kernel is this project's, for TPUs and GPUs; cudnn is NVIDIA's, without dropout.
     'model.attention': Field('auto', COMPUTATION['attention'], 'compute'),
 
     'data.source': Field('docs:python', 'elsewhere', 'data'),  # or a list of (source, weight)
