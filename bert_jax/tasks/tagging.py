@@ -69,6 +69,9 @@ _NO_WORD = '[UNK]'  # stands for an empty word where words are in columns, as in
 _CELL = re.compile(r'[^ \t]+')
 _TREEBANK = re.compile(r'\.conllu(\.gz|\.bz2)?$', re.IGNORECASE)
 _TREEBANK_COLUMNS = 10
+_NOTHING = '_'  # in a column of a treebank
+# The other columns of a treebank, by the names that data sets give them.
+_UNREAD_COLUMNS = ('lemma', 'xpos', 'feats', 'head', 'deprel', 'deps', 'misc')
 # The numbers of several words that are written as one, and of a word that the text leaves out.
 _NO_WORD_OF_A_TREEBANK = re.compile(r'\d+-\d+|\d+\.\d+')
 _ENTITY_TAG = re.compile(r'O|[BIES]-\S+')
@@ -135,6 +138,10 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
         if table.format_of(path) in ('json', 'parquet'):
             words = table.column_or_usual(path, words, _USUAL_WORDS, 'config.data.text')
             tags = table.column_or_usual(path, tags, _USUAL_TAGS, 'config.data.label')
+        elif _TREEBANK.search(path) and tags.lower() in _UNREAD_COLUMNS:
+            raise InputError(
+                f'config.data.label={tags}: of a treebank such as {path}, only upos is read; write '
+                'words and other tags into a file of two columns')
         return read_tagged(
             path, words=words, tags=tags, max_malformed=config.data.max_malformed,
             names=label_names(config, path, tags))
@@ -541,7 +548,11 @@ def _say_first_change(before: Sequence[str], after: Sequence[str], path: str) ->
 
 
 def _treebank_sentences(path: str, max_malformed: float) -> list[Sentence]:
-    """The sentences of a file in CoNLL-U (https://universaldependencies.org/format.html)."""
+    """The sentences of a file in CoNLL-U (https://universaldependencies.org/format.html).
+
+    Raises:
+      InputError: as `read_tagged`; or the file has no words, which some licenses keep out.
+    """
     reader = _ColumnReader(path)
     for line, text in table.lines(path):
         cells = text.split('\t')
@@ -549,12 +560,18 @@ def _treebank_sentences(path: str, max_malformed: float) -> list[Sentence]:
             reader.end_sentence()
         elif text.startswith('#') or _NO_WORD_OF_A_TREEBANK.fullmatch(cells[0]):
             continue
-        elif len(cells) == _TREEBANK_COLUMNS:
-            reader.add_word([cells[1], cells[3]], line)
-        else:
+        elif len(cells) != _TREEBANK_COLUMNS:
             reader.faults.append(
                 f'line {line}: columns: {len(cells)}, where CoNLL-U has {_TREEBANK_COLUMNS}')
-    return reader.finished(max_malformed)
+        elif cells[3] in ('', _NOTHING):
+            reader.faults.append(f'line {line}: no part of speech (UPOS, column 4)')
+        else:
+            reader.add_word([cells[1], cells[3]], line)
+    sentences = reader.finished(max_malformed)
+    if all(set(sentence.words) == {_NOTHING} for sentence in sentences):
+        raise InputError(f'{path} holds {_NOTHING} in the place of every word: its README says how '
+                         'to add the text')
+    return sentences
 
 
 def _column_sentences(path: str, max_malformed: float) -> list[Sentence]:

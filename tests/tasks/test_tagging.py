@@ -49,9 +49,21 @@ def test_a_treebank_gives_words_with_their_parts_of_speech(name, tmp_path):
     assert tagged.tags_by_sentence == [['AUX', 'PROPN'], ['NOUN']]
 
 
-def test_a_treebank_with_other_columns_is_refused(tmp_path):
-    with pytest.raises(InputError, match='line 1: columns: 2, where CoNLL-U has 10'):
-        read_tagged(put(tmp_path, 'own.conllu', 'john\tPROPN\nwas\tAUX\n'))
+@pytest.mark.parametrize(('text', 'said'), [
+    ('john\tPROPN\nwas\tAUX\n', 'line 1: columns: 2, where CoNLL-U has 10'),
+    (TREEBANK.replace('AUX', '_').replace('NOUN', '_'),
+     r'line 4: no part of speech \(UPOS, column 4\)'),
+    ('1\t_\t_\tNOUN\t_\t_\t0\troot\t_\t_\n', '_ in the place of every word: its README'),
+])
+def test_treebanks_that_are_refused(text, said, tmp_path):
+    with pytest.raises(InputError, match=said):
+        read_tagged(put(tmp_path, 'own.conllu', text))
+
+
+def test_no_other_column_of_a_treebank_is_the_label(tmp_path):
+    source = put(tmp_path, 'own.conllu', TREEBANK)
+    with pytest.raises(InputError, match='label=xpos: .*own.conllu, only upos is read'):
+        opened('tagging', source, tmp_path, label='xpos')
 
 
 @pytest.mark.parametrize(('text', 'said'), [
