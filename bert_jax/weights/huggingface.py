@@ -441,14 +441,20 @@ def read_card(path: str | os.PathLike[str]) -> Card:
     Raises:
       InputError: it cannot be read, its front matter does not end, or says what the card says.
     """
-    text = read_file(path, 'part of a model card', '--card').decode('utf-8', 'replace').strip()
+    content = read_file(path, 'part of a model card', '--card')
+    try:
+        text = content.decode('utf-8-sig').strip()
+    except UnicodeDecodeError as error:
+        raise InputError(f'{path} is not UTF-8 (byte {error.start}): convert it with iconv -t '
+                         'UTF-8, or check --card') from None
     lines = text.splitlines()
-    if not lines or lines[0] != _FENCE:
+    fences = [number for number, line in enumerate(lines) if line.rstrip() == _FENCE]
+    if not fences or fences[0] > 0:
         return Card(text=text)
-    if _FENCE not in lines[1:]:
+    if len(fences) == 1:
         raise InputError(f'{path}: its front matter, which begins in line 1, has no second '
                          f'line {_FENCE}: add it')
-    end = lines.index(_FENCE, 1)
+    end = fences[1]
     for number, line in enumerate(lines[1:end], 2):
         if line.startswith(_OF_THE_CARD):
             raise InputError(f'{path}, line {number}: {line!r:.60} is what the card says itself: '

@@ -74,15 +74,18 @@ def test_a_model_card_takes_in_a_file_of_the_user_s(tmp_path):
     assert card.endswith('\n## Data\n\n{braces}: articles.\n') and 'not known here' not in card
     own.write_text('No front matter.\n')
     assert read_card(own).front_matter == ''
+    own.write_bytes('\ufeff--- \r\nlanguage: hi\r\n---\r\nOf Windows.'.encode())
+    assert read_card(own) == ('language: hi\n', 'Of Windows.')
 
 
-@pytest.mark.parametrize('text, says', [
-    ('---\nlanguage: hi\n', 'has no second line ---'),
-    ('---\nlanguage: hi\ntags: [x]\n---\n', 'line 3: .tags: .x.. is what the card says itself'),
-    (' \n', 'is empty; check --card'),
+@pytest.mark.parametrize('content, says', [
+    (b'---\nlanguage: hi\n', 'has no second line ---'),
+    (b'---\nlanguage: hi\ntags: [x]\n---\n', 'line 3: .tags: .x.. is what the card says itself'),
+    (b' \n', 'is empty; check --card'),
+    (b'\xdcber das Modell\n', 'is not UTF-8 .byte 0.: convert it'),
 ])
-def test_a_card_that_would_be_no_card_is_refused(text, says, tmp_path):
-    (tmp_path / 'card.md').write_text(text)
+def test_a_card_that_would_be_no_card_is_refused(content, says, tmp_path):
+    (tmp_path / 'card.md').write_bytes(content)
     with pytest.raises(InputError, match=says):
         read_card(tmp_path / 'card.md')
 
