@@ -65,31 +65,40 @@ def open_source(spec: str, data_dir: str = '', column: str = 'text') -> Source:
 
 
 def sample_texts(source: Source, max_bytes: int) -> Iterator[str]:
-    """The texts of `sample_documents`, for training a vocabulary."""
-    for document in sample_documents(source, max_bytes):
+    """The texts of a `Sample`, for training a vocabulary."""
+    for document in Sample(source, max_bytes):
         yield document.text.decode()
 
 
-def sample_documents(source: Source, max_bytes: int) -> Iterator[Document]:
-    """An equal share from the start of each unit.
+class Sample:
+    """Documents of an equal share from the start of each unit.
 
-    Args:
-      source: the text.
-      max_bytes: total UTF-8 bytes, exceeded by less than one document.
+    Attributes:
+      is_cut: whether documents are left out; known after the last one.
     """
-    left = max_bytes
-    first_share = max_bytes // len(source.units)
-    units = read_ahead(source, source.units, head_bytes=first_share)
-    for number, documents in enumerate(units):
-        share = left // (len(source.units) - number)
-        for document in documents:
-            yield document
-            share -= len(document.text)
-            left -= len(document.text)
-            if share <= 0:
-                break
-        if left <= 0:
-            return
+
+    def __init__(self, source: Source, max_bytes: int):
+        """A sample of `source`, of at most `max_bytes` of UTF-8 and less than one document more."""
+        self.is_cut = False
+        self._source = source
+        self._max_bytes = max_bytes
+
+    def __iter__(self) -> Iterator[Document]:
+        left = self._max_bytes
+        all_units = self._source.units
+        units = read_ahead(self._source, all_units, head_bytes=left // len(all_units))
+        for number, documents in enumerate(units):
+            share = left // (len(all_units) - number)
+            for document in documents:
+                if share <= 0:
+                    self.is_cut = True
+                    break
+                yield document
+                share -= len(document.text)
+                left -= len(document.text)
+            if left <= 0:
+                self.is_cut = self.is_cut or number + 1 < len(all_units)
+                return
 
 
 def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:

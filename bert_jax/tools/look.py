@@ -31,7 +31,7 @@ from absl import flags
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
-from bert_jax.data.corpus import open_source, sample_documents
+from bert_jax.data.corpus import Sample, open_source
 from bert_jax.data.source import Document
 from bert_jax.data.store import PREPARED
 from bert_jax.data.text_facts import TextFacts, facts_of
@@ -86,7 +86,7 @@ def _sizes(texts: Sequence[str]) -> list[int]:
       InputError: one is no number.
     """
     for text in texts:
-        if not text.strip().isdecimal():
+        if not text.strip().isdecimal() or text.strip().startswith('0'):
             raise InputError(f'--vocab_sizes={text} is no number of pieces: write 8000,16000,32000')
     return [int(text) for text in texts]
 
@@ -101,9 +101,9 @@ def _look(config: ConfigDict, names: Sequence[str], sizes: Sequence[int]) -> Non
     trained: list[str] = []
     for name in names:
         source = open_source(name, config.data.tfds_dir, config.data.text)
-        documents = list(sample_documents(source, _SAMPLE_BYTES // len(names)))
-        facts = facts_of(documents)
-        for line in _described(name, facts):
+        sample = Sample(source, _SAMPLE_BYTES // len(names))
+        documents = list(sample)
+        for line in _described(name, facts_of(documents), sample.is_cut):
             show(line)
         _divide(documents, measured, trained)
     words = counted_runs(measured)
@@ -128,14 +128,16 @@ def _divide(documents: Sequence[Document], measured: list[str], trained: list[st
         texts.append(document.text.decode())
 
 
-def _described(name: str, facts: TextFacts) -> list[str]:
-    """What a source holds, in two lines."""
-    whole = f'{facts.num_bytes / 1e6:,.1f} MB of text'
-    if facts.num_bytes >= _SAMPLE_BYTES:
-        whole = f'the first {whole}'
+def _described(name: str, facts: TextFacts, is_cut: bool) -> list[str]:
+    """What a source holds, or the beginnings of its files, in two lines."""
+    read = f'{facts.num_bytes / 1e6:,.1f} MB of text'
+    if is_cut:
+        read = f'the first {read}'
     scripts = [f'{script} {share:.1%}' for script, share in facts.scripts.items() if share > _FEW]
+    if not scripts:
+        scripts = ['none']
     return [
-        f'{name}: {whole}, {facts.num_documents:,} documents ({facts.num_duplicates:,} repeat an '
+        f'{name}: {read}, {facts.num_documents:,} documents ({facts.num_duplicates:,} repeat an '
         f'earlier one), {facts.num_sentences:,} sentences, {facts.num_words:,} words',
         f"{name}: letters are {', '.join(scripts)}; {facts.capitals:.1%} of them are capitals"]
 

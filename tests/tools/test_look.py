@@ -47,6 +47,18 @@ def test_a_named_vocabulary_is_compared_and_lost_vowels_are_warned_of(dump, caps
     assert float(said[5].split(' | ')[4].rstrip('%')) == 100
 
 
+def test_it_says_where_only_beginnings_of_files_were_read(capsys, monkeypatch, tmp_path):
+    (tmp_path / 'long.txt').write_text('one two.\n\n' * 20)
+    (tmp_path / 'short.txt').write_text('one two.\n\n')
+    both = f'--config.data.source={tmp_path}/*.txt'
+    monkeypatch.setattr(look, '_SAMPLE_BYTES', 100)  # more than is read of both together
+    assert ': the first 0.0 MB of text, 8 documents' in said_of(
+        tmp_path, capsys, both, '--vocab_sizes=50')[0]
+    monkeypatch.setattr(look, '_SAMPLE_BYTES', 1000)
+    assert ': 0.0 MB of text, 21 documents' in said_of(
+        tmp_path, capsys, both, '--vocab_sizes=50')[0]
+
+
 def test_a_single_document_is_too_little(capsys, tmp_path):
     (tmp_path / 'one.txt').write_text('एक गाँव है।')
     with pytest.raises(SystemExit):
@@ -56,6 +68,7 @@ def test_a_single_document_is_too_little(capsys, tmp_path):
 
 @pytest.mark.parametrize('arguments, says', [
     (['--vocab_sizes=8k'], '--vocab_sizes=8k is no number of pieces'),
+    (['--vocab_sizes=8,000'], '--vocab_sizes=000 is no number of pieces'),
     (['--config.data.tokenizer=letters'], 'not trained on text'),
     (['--config.data.source=tfrecord:there'], 'tfrecord:there holds tokens and no text'),
 ])
