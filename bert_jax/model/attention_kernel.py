@@ -418,9 +418,13 @@ class _Grid:
         batch, length, hidden3 = qkv_BxSx3H.shape
         all_tiles = hidden3 // (3 * LANES)
         if settings.has_large_vmem:
-            most_tiles = _MOST_OF_PART // (length * LANES * qkv_BxSx3H.dtype.itemsize)
-            self.tiles = _largest_divisor(all_tiles, min(most_tiles, _MOST_SCORES // length**2))
-            most_rows = most_tiles // self.tiles
+            most_tiles = min(
+                _MOST_OF_PART // (length * LANES * qkv_BxSx3H.dtype.itemsize),
+                _MOST_SCORES // length**2)
+            self.tiles = _largest_divisor(all_tiles, most_tiles)
+            # One row if its tiles take several steps, during which the backward kernel keeps its
+            # output, which is whole rows.
+            most_rows = most_tiles // all_tiles
             self.rows = _power_of_two(batch, min(most_rows, batch // _LEAST_STEPS))
         else:
             self.tiles = math.gcd(all_tiles, 2 if length <= _LONGEST_ROW_OF_TWO_TILES else 1)

@@ -108,6 +108,16 @@ def test_small_vmem_takes_fewer_heads_at_once_and_changes_nothing():
     assert_equal_to_plain(args, d_out, 0.1, has_large_vmem=False)
 
 
+def test_a_row_whose_heads_take_several_steps_is_alone():
+    """The backward kernel keeps its output, and four rows of it would not fit into VMEM."""
+    args = inputs(1, 1024, 6, dtype=jnp.bfloat16)
+    args = [jax.ShapeDtypeStruct((32, *x.shape[1:]), x.dtype) for x in args]
+    args[1] = jax.ShapeDtypeStruct((3, 6, 64), jnp.float32)
+    program = str(jax.make_jaxpr(with_gradient.__wrapped__, static_argnums=(0, 6))(
+        kernel, *args, 0.1))
+    assert 'attention_backward_grid_32x3' in program
+
+
 @pytest.mark.parametrize('data, tensor, inside', [(4, 2, False), (2, 2, True)])
 def test_rows_and_heads_split_over_devices_change_nothing(data, tensor, inside):
     """Also inside a shard_map over the batch axes, as in the train step."""
