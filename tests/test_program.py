@@ -393,7 +393,7 @@ def test_memory_of_a_device_is_what_it_reports_or_that_of_its_kind(device, num_b
     assert memory_lib.device_memory(device, num_local) == num_bytes
 
 
-@pytest.mark.parametrize('kind', ['cpu', 'NVIDIA H100'])
+@pytest.mark.parametrize('kind', ['cpu', 'NVIDIA L4'])  # not in runtime/chips.py
 def test_memory_of_a_device_that_reports_none_is_a_share_of_the_host_s(kind):
     device = make_device(kind)
     whole = memory_lib.device_memory(device, 1)
