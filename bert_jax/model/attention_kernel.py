@@ -82,11 +82,11 @@ from bert_jax.sharding import BATCH_AXES
 
 # A grid step holds whole rows of at most so many tokens; `attention_blocks` takes longer ones.
 _LONGEST_ROW = 1024
-# A grid step has all tiles of heads of a row up to so many scores, tiles x S^2, for each head of a
-# tile (compiling more takes minutes), and up to so many bytes of a part of the projection. Shorter
-# rows are several, but leave so many steps that fetching the first rows and writing the last takes
-# little of the time.
-_MOST_SCORES = 1 << 21
+# A grid step has all tiles of heads of a row up to so many scores, heads x S^2 (compiling more
+# takes minutes, and twice as many do not fit), and up to so many bytes of a part of the projection.
+# A head of 128 dims counts twice: more of them at once were not tried. Shorter rows are several,
+# but leave so many steps that fetching the first rows and writing the last takes little time.
+_MOST_SCORES = 1 << 22
 _MOST_OF_PART = 1 << 20
 _LEAST_STEPS = 8
 # What the kernels may take of large VMEM. XLA keeps it free in the whole program, so more of it
@@ -418,9 +418,10 @@ class _Grid:
         batch, length, hidden3 = qkv_BxSx3H.shape
         all_tiles = hidden3 // (3 * LANES)
         if settings.has_large_vmem:
+            heads = max(2, LANES // settings.head_dim)  # of a tile
             most_tiles = min(
                 _MOST_OF_PART // (length * LANES * qkv_BxSx3H.dtype.itemsize),
-                _MOST_SCORES // length**2)
+                _MOST_SCORES // (heads * length**2))
             self.tiles = _largest_divisor(all_tiles, most_tiles)
             # One row if its tiles take several steps, during which the backward kernel keeps its
             # output, which is whole rows.

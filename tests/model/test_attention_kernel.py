@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from bert_jax.model import attention_blocks
+from bert_jax.model import attention_blocks, attention_kernel
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention_kernel import kernel_attention
+from bert_jax.model.attention_tiles import Settings
 from bert_jax.sharding import make_mesh
 from tests.tiny_models import jit
 
@@ -108,14 +109,14 @@ def test_small_vmem_takes_fewer_heads_at_once_and_changes_nothing():
     assert_equal_to_plain(args, d_out, 0.1, has_large_vmem=False)
 
 
-def test_a_row_whose_heads_take_several_steps_is_alone():
-    """The backward kernel keeps its output, and four rows of it would not fit into VMEM."""
-    args = inputs(1, 1024, 6, dtype=jnp.bfloat16)
-    args = [jax.ShapeDtypeStruct((32, *x.shape[1:]), x.dtype) for x in args]
-    args[1] = jax.ShapeDtypeStruct((3, 6, 64), jnp.float32)
-    program = str(jax.make_jaxpr(with_gradient.__wrapped__, static_argnums=(0, 6))(
-        kernel, *args, 0.1))
-    assert 'attention_backward_grid_32x3' in program
+@pytest.mark.parametrize('batch, length, tiles, dim, grid', [
+    (32, 1024, 3, 64, (32, 3)),  # with four rows, of which the backward kernel keeps the output
+    (256, 512, 1, 32, (64, 1))])  # with eight rows
+def test_grid_steps_that_would_not_fit_into_vmem(batch, length, tiles, dim, grid):
+    """The TPU compiler refused them."""
+    qkv = jax.ShapeDtypeStruct((batch, length, 3 * 128 * tiles), jnp.bfloat16)
+    settings = Settings(dim, 0.1, 0, 0.0, has_large_vmem=True, interpret=True)
+    assert attention_kernel._Grid(qkv, settings, is_backward=True).shape == grid
 
 
 @pytest.mark.parametrize('data, tensor, inside', [(4, 2, False), (2, 2, True)])
