@@ -1,9 +1,11 @@
 """What every run records of a few fixed steps, so that another run can be compared with it.
 
 Rows, masks and dropout are functions of (seed, step), so two runs of one recipe and seed see the
-same batch at every step, on any mesh and any number of hosts. A checked step has a record of its
-own in metrics.jsonl: a digest of its batch, its learning rate, and the mean loss and gradient norm
-since the last checked step. `train.reference` compares these with a reference.
+same batch at every step, on any mesh and any number of hosts. (Labelled examples are packed into
+rows for the mesh and the accumulation steps: there the batch has the same examples in other rows.)
+A checked step has a record of its own in metrics.jsonl: a digest of its batch, its learning rate,
+and the mean loss and gradient norm since the last checked step. `train.reference` compares these
+with a reference.
 """
 
 from collections.abc import Mapping

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bert_jax.config.fields import CHANGES_RESULT, field_of
+from bert_jax.config.fields import CHANGES_RESULT, field_of, pretraining_kind
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import Path, as_path, children, read_json
 from bert_jax.train.checks import (
@@ -127,9 +127,17 @@ class Comparison:
         Args:
           reference: of the recipe.
           fields: of the run, from `compared_fields`.
+
+        Raises:
+          InputError: the reference is of another task.
         """
+        task = fields.get('task', '')
+        expected = reference.fields['task']
+        if _kind(task) != _kind(expected):
+            raise InputError(f'the run has the task {task!r}, the reference {reference.name} '
+                             f'{expected!r}: name a reference of the same task')
         self.reference = reference
-        self.seed: int = fields['seed']
+        self.seed: Any = fields.get('seed')
         self.changes = [
             change for change in compare(reference.fields, fields) if change.name != 'seed']
         self._left: set[str] = set()
@@ -180,7 +188,8 @@ class Comparison:
     def _difference_of_batch(self, step: int, digest: float) -> str:
         if not self.has_same_rows:
             return ''
-        expected = self.reference.at(step, BATCH)[self.reference.seeds.index(self.seed)]
+        index = self.reference.seeds.index(self.seed)
+        expected = self.reference.at(step, BATCH)[index]
         if digest == expected:
             return ''
         return 'the batch differs' + self._because(BATCH)
@@ -195,6 +204,9 @@ class Comparison:
             follows = _VOCABULARY in names and change.name.startswith('identity.content')
             if _matters(change.name, name) and not follows:
                 reasons.append(_told(change))
+        if name == BATCH and not pretraining_kind(self.reference.fields['task']):
+            reasons.append('another mesh or train.accumulation_steps, for which labelled examples '
+                           'are packed')
         if reasons:
             return ': ' + '; '.join(reasons)
         return ', and no setting that it depends on'
@@ -206,6 +218,11 @@ class Comparison:
             line = f'the run leaves its reference {self.reference.name}: {departure.line}'
             result.append(Alarm('reference', step, record[departure.name], line))
         return result
+
+
+def _kind(task: str) -> str:
+    """What tasks share whose losses are alike: those of pre-training on text, for one."""
+    return pretraining_kind(task) or task
 
 
 def _matters(field: str, name: str) -> bool:
@@ -235,7 +252,7 @@ def compared_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in number_phases(fields).items():
         if name == 'vocabulary':  # `identity` has it
             continue
-        if field_of(name).role_of(fields['task']) in CHANGES_RESULT:
+        if field_of(name).role_of(fields.get('task', '')) in CHANGES_RESULT:
             result[name] = value
     return result
 
@@ -268,12 +285,27 @@ def read_reference(named: str) -> Reference:
         reference = Reference(
             name=named, fields=dict(content['fields']), seeds=content['seeds'],
             steps=content['steps'], values={name: content[name] for name in CHECKED})
-        is_complete = len(reference.seeds) > 1
-        for values in reference.values.values():
-            is_complete &= len(values) == len(reference.seeds)
-            is_complete &= all(len(of_seed) == len(reference.steps) for of_seed in values)
+        is_complete = _is_complete(reference)
     except (KeyError, TypeError, ValueError):
         is_complete = False
     if not is_complete:
         raise InputError(f'{path} is not a reference: tools.report --reference makes one of runs')
     return reference
+
+
+def _is_complete(reference: Reference) -> bool:
+    """Whether it has a task, two seeds or more, and a number of each at every step."""
+    integers = [*reference.seeds, *reference.steps]
+    if 'task' not in reference.fields or not all(type(value) is int for value in integers):
+        return False
+    if len(reference.seeds) < 2:
+        return False
+    for values in reference.values.values():
+        if len(values) != len(reference.seeds):
+            return False
+        for of_seed in values:
+            if len(of_seed) != len(reference.steps):
+                return False
+            if not all(type(value) in (int, float) for value in of_seed):
+                return False
+    return True

@@ -111,7 +111,11 @@ def test_what_cannot_be_compared(reference, tmp_path):
     run = write_run(tmp_path / 'run')
     old = write_run(tmp_path / 'old')
     (tmp_path / 'old' / 'metrics.jsonl').write_text('{"step": 30, "train/loss": 8.0}\n')
+    damaged = write_run(tmp_path / 'damaged')
+    (tmp_path / 'damaged' / 'metrics.jsonl').write_text('{"step": 30, "check/batch": 8.0}\n')
     cases = [
+        ([damaged, f'--against={reference}'],
+         'the record of step 30 has check/batch, but no check/learning_rate'),
         ([run], 'give either --output or --against'),
         ([run, '--against=tiny', '--output=page.html'], 'give either --output or --against'),
         ([run, '--against=tyni'], "there is no reference 'tyni'"),

@@ -105,6 +105,20 @@ def test_the_band_is_the_interval_that_the_next_seed_leaves_once_in_a_thousand()
     assert left <= 8  # 2 are expected; more than 8 have a chance of 2e-4
 
 
+def test_a_run_of_another_task_is_refused_and_a_kind_of_pretraining_is_not(reference):
+    with pytest.raises(InputError, match="the task 'tagging', the reference tiny 'pretrain'"):
+        Comparison(reference, FIELDS | {'task': 'tagging', 'seed': 0})
+    assert Comparison(reference, FIELDS | {'task': 'pretrain_mine', 'seed': 0}).has_same_rows
+
+
+def test_rows_of_labelled_examples_may_be_of_another_mesh(reference):
+    tagging = FIELDS | {'task': 'tagging', 'seed': 0}
+    labelled = Reference('tags', tagging, [0, 1, 2], STEPS, reference.values)
+    (found,) = Comparison(labelled, tagging).departures(1, record_of(0, 1, batch=7))
+    assert found.line == ('step 1: the batch differs: another mesh or train.accumulation_steps, '
+                          'for which labelled examples are packed')
+
+
 def test_a_training_run_is_warned_in_one_line(reference):
     comparison = Comparison(reference, FIELDS | {'seed': 1})
     assert comparison.alarms(1, record_of(1, 1)) == []
@@ -119,8 +133,13 @@ def test_an_unknown_or_damaged_reference_is_an_error(tmp_path):
     with pytest.raises(InputError, match='is missing: tools.report --reference makes it'):
         read_reference(str(tmp_path / 'none.json'))
     file = tmp_path / 'other.json'
-    for content in ({}, {'fields': {}, 'seeds': [0, 1], 'steps': [1], BATCH: [[1]],
-                         LEARNING_RATE: [[1]], LOSS: [[1]], GRADIENT: [[1]]}):
+    good = {'fields': FIELDS, 'seeds': [0, 1], 'steps': [1]}
+    good |= dict.fromkeys((BATCH, LEARNING_RATE, LOSS, GRADIENT), [[1], [1.5]])
+    file.write_text(json.dumps(good))
+    assert read_reference(str(file)).at(1, LOSS) == [1, 1.5]
+    for content in (
+            {}, [], good | {LOSS: [[1]]}, good | {LOSS: [[1], ['1']]}, good | {'seeds': 'ab'},
+            good | {'steps': ['1']}, good | {'fields': {}}):
         file.write_text(json.dumps(content))
         with pytest.raises(InputError, match='other.json is not a reference'):
             read_reference(str(file))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.provenance import hardware, versions
 from bert_jax.tools.report.runs import RunRecords
-from bert_jax.train.checks import BATCH, LOSS, is_whole
+from bert_jax.train.checks import BATCH, LOSS, NUM_STEPS, is_whole
 from bert_jax.train.reference import (
     CHECKED,
     Comparison,
@@ -22,12 +22,17 @@ def checked_steps(run: RunRecords) -> dict[int, Mapping[str, float]]:
     """The records of the checked steps of a run, by step.
 
     Raises:
-      InputError: it has none.
+      InputError: it has none, or one is damaged.
     """
     result: dict[int, Mapping[str, float]] = {}
     for record in run.records:
-        if BATCH in record:
-            result[record['step']] = record
+        if BATCH not in record:
+            continue
+        for name in (*CHECKED, NUM_STEPS):
+            if name not in record:
+                raise InputError(f"{run.folder / 'metrics.jsonl'}: the record of step "
+                                 f"{record['step']} has {BATCH}, but no {name}: remove its line")
+        result[record['step']] = record
     if not result:
         raise InputError(f'{run.folder} has no records of checked steps: it has done no step yet, '
                          'or an earlier version trained it')
@@ -105,7 +110,7 @@ def reference_of(runs: Sequence[RunRecords]) -> str:
         steps.
     """
     fields = [compared_fields(run.fields) for run in runs]
-    seeds = [of_run.pop('seed') for of_run in fields]
+    seeds = [of_run.pop('seed', None) for of_run in fields]
     if len(set(seeds)) < 2 or len(set(seeds)) < len(seeds):
         raise InputError(f'the runs have the seeds {_listed(seeds)}: a reference needs two or '
                          'more runs, each with another seed')
