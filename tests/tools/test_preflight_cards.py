@@ -68,6 +68,23 @@ def test_flops_that_no_product_makes_up_are_of_the_attention_kernel(step):
     assert longest.seconds == pytest.approx(flops / 3 / (0.2 * 989e12), rel=1e-3)
 
 
+def test_what_is_computed_twice_takes_no_flops_from_attention(step):
+    again = (
+        '  %again = (bf16[256,512]{1,0}, s8[4]{0}) custom-call(%hidden, %kernel), '
+        'custom_call_target="__cublas$lt$matmul", metadata={op_name="jit(train_step)/transpose('
+        'jvp(Bert))/rematted_computation/layers/intermediate/dot_general"}\n')
+    text = STEP.read_text()
+    end = text.index('  ROOT %all-reduce-done')
+    twice = CompiledText(text[:end] + again + text[end:])
+    kernel, = [kernel for kernel in find_kernels(twice) if kernel.instruction.name == 'again']
+    assert kernel.part == ('FFN products', 'forward again') and kernel.flops > 0
+    attention = 'dot_product_attention_fwd.12'
+    flops = 1e9
+    assert step_time(twice, H100, flops).seconds[attention] == (
+        step_time(step, H100, flops).seconds[attention])
+    assert step_time(step, H100, flops).seconds[attention] > 1e-6
+
+
 def test_messages_between_cards_are_counted_once(step):
     # A gather of two arrays has ((operands), (results)); an all-reduce ((operand), result).
     switch = Switch(2, bandwidth=1e9, latency=0.0)

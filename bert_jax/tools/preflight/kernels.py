@@ -24,6 +24,7 @@ _BANDWIDTH_REACHED = 3.0 / 3.352
 # 64 rows of 512. Others were not measured.
 _FUSED_ATTENTION_REACHED = 0.2
 _LEAST_SECONDS = 2e-6  # of any kernel. An estimate
+_AGAIN = 'forward again'  # the pass of rematerialised layers
 
 # Instructions that start no kernel.
 _NO_KERNEL = (
@@ -169,7 +170,10 @@ def step_time(text: CompiledText, chip: Chip, flops: float) -> StepTime:
         up are of the attention kernels.
     """
     kernels = list(find_kernels(text))
-    products_flops = sum(kernel.instruction.times * kernel.flops for kernel in kernels)
+    products_flops = 0.0
+    for kernel in kernels:
+        if kernel.part[1] != _AGAIN:  # the formula leaves out what is computed twice
+            products_flops += kernel.instruction.times * kernel.flops
     of_attention = _attention_seconds(kernels, chip, max(0.0, flops - products_flops))
     parts: dict[tuple[str, str], PartTime] = {}
     by_name: dict[str, float] = {}
@@ -204,18 +208,19 @@ def _attention_seconds(
     Args:
       kernels: of the step.
       chip: what it runs on.
-      flops: of all of them by the formula: a third in the forward, two in the backward pass.
+      flops: of all of them by the formula: a third in the forward, two in the backward pass. What
+        the forward pass takes, it takes again where layers are rematerialised.
     """
     numbers = {'forward': 0, 'backward': 0}
     for kernel in kernels:
-        if kernel.is_attention:
+        if kernel.is_attention and kernel.part[1] != _AGAIN:
             numbers[_direction(kernel)] += kernel.instruction.times
     shares = {'forward': 1 / 3, 'backward': 2 / 3}
     result = {}
     for kernel in kernels:
         if kernel.is_attention:
             direction = _direction(kernel)
-            of_kernel = flops * shares[direction] / numbers[direction]
+            of_kernel = flops * shares[direction] / max(numbers[direction], 1)
             result[kernel.instruction.name] = (
                 of_kernel / (_FUSED_ATTENTION_REACHED * chip.peak_flops))
     return result
