@@ -138,7 +138,7 @@ def test_an_unknown_or_damaged_reference_is_an_error(tmp_path):
     file.write_text(json.dumps(good))
     assert read_reference(str(file)).at(1, LOSS) == [1, 1.5]
     for content in (
-            {}, [], good | {LOSS: [[1]]}, good | {LOSS: [[1], ['1']]}, good | {'seeds': 'ab'},
+            {}, good | {LOSS: [[1]]}, good | {LOSS: [[1], ['1']]}, good | {'seeds': 'ab'},
             good | {'steps': ['1']}, good | {'fields': {}}):
         file.write_text(json.dumps(content))
         with pytest.raises(InputError, match='other.json is not a reference'):
