@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.runtime.errors import InputError, first_line, needing, tell, tell_once
-from bert_jax.runtime.files import as_path, children, open_stream, read_lines
+from bert_jax.runtime.files import LONGEST_LINE, as_path, children, open_stream, read_lines
 from bert_jax.runtime.hub import parquet_files
 from bert_jax.runtime.schema import TEXT, ListOf, fault_in
 
+_LONGEST_JSON = 2 << 30  # bytes of a line, which may be the whole file: a list, or SQuAD's layout
 _LISTED = 3  # malformed rows of a file that are shown one by one
 _PLACES = 100  # of the others, whose places alone are shown
 _BATCH_ROWS = 1024  # of Parquet, in memory at once
@@ -448,10 +449,11 @@ def lines(path: str) -> Iterator[Line]:
     Raises:
       InputError: the file cannot be read, is not UTF-8 text, or has a line that is too long.
     """
+    longest = _LONGEST_JSON if format_of(path) == 'json' else LONGEST_LINE
     number = 0
     try:
         with open_stream(path) as file:
-            for number, line in enumerate(read_lines(file, path), 1):
+            for number, line in enumerate(read_lines(file, path, longest), 1):
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                     if b'\r' in line.rstrip(b'\r\n'):

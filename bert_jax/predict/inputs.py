@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from bert_jax.data.table import Malformed, Row, format_of, read_rows, texts_of
 from bert_jax.runtime.errors import InputError, Unreadable, tell
-from bert_jax.runtime.files import as_path, open_stream, read_lines
+from bert_jax.runtime.files import LONGEST_LINE, as_path, open_stream, read_lines
 
 
 class Form(abc.ABC):
@@ -239,7 +239,7 @@ class Lines(Source):
         number = 0
         try:
             with self._open() as lines:
-                for number, line in enumerate(read_lines(lines, self.name), 1):
+                for number, line in enumerate(read_lines(lines, self.name, LONGEST_LINE), 1):
                     yield _row_of_line(line, number)
         except OSError as error:
             raise InputError(f'{self.name} cannot be read ({error}): check it') from None

@@ -304,17 +304,22 @@ def open_stream(path: str | os.PathLike[str], begin: int = 0) -> Iterator[Any]:
                          'copy it again') from error
 
 
-def read_lines(file: IO[bytes], name: object) -> Iterator[bytes]:
+def read_lines(file: IO[bytes], name: object, longest: int) -> Iterator[bytes]:
     """The lines of an open file, with their line ends.
 
+    Args:
+      file: the file.
+      name: its name, with which the message begins.
+      longest: bytes of a line that are not too many.
+
     Raises:
-      InputError: a line is longer than `LONGEST_LINE`; the message begins with `name`.
+      InputError: a line is longer.
     """
     number = 0
-    while line := file.readline(LONGEST_LINE + 1):
+    while line := file.readline(longest + 1):
         number += 1
-        if len(line) > LONGEST_LINE:
-            raise InputError(f'{name}, line {number} is longer than {LONGEST_LINE >> 20} MiB: is '
+        if len(line) > longest:
+            raise InputError(f'{name}, line {number} is longer than {longest >> 20:,} MiB: is '
                              'this text? Break it up, or leave it out')
         yield line
 
@@ -466,7 +471,8 @@ def _check_no_circle(pattern: str) -> None:
         folder, above = waiting.pop()
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for entry in entries:
-                if not entry.is_dir():
+                # `**` does not look into hidden folders.
+                if entry.name.startswith('.') or not entry.is_dir():
                     continue
                 real = os.path.realpath(entry.path)
                 if real in above:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from bert_jax.data import table
 from bert_jax.predict.inputs import SingleText, open_source
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.labels import LabelParser
 from bert_jax.tasks.texts import TextColumns, read_texts
 from tests.predict import tiny
+from tests.refusals import refused
 from tests.tasks.files import put
 
 ROWS = [('one text', 'a'), ('another', 'b'), ('a third, with a comma', 'a'), ('fourth', 'b')]
@@ -272,3 +274,12 @@ def test_the_order_of_labels_does_not_depend_on_the_order_of_rows(
     names = LabelParser()
     read_texts(path, COLUMNS, names)
     assert names.names == order
+
+
+def test_json_that_is_one_line_may_be_longer_than_a_line_of_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, 'LONGEST_LINE', 50)
+    listed = put(tmp_path, 'a.json', json.dumps(OBJECTS))
+    assert [row.cells for row in table.read_rows(listed, ['text'])] == [[text] for text in TEXTS]
+    long = put(tmp_path, 'a.csv', 'text,label\n' + 'x' * 100 + ',a\n')
+    with refused('a.csv, line 2 is longer than'):
+        list(table.read_rows(long, ['text']))
