@@ -4,6 +4,7 @@ import _thread
 import contextlib
 import dataclasses
 import errno
+import functools
 import io
 import logging
 import os
@@ -24,6 +25,7 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable, first_line, tell
 
 STARTED = time.time()  # about the start of this process
+_PATIENCE_SECONDS = 10.0  # that a command gets to end by itself after SIGTERM
 DISK_IS_FULL = 'No space left on device|Disk quota exceeded'  # a pattern of messages
 
 
@@ -216,6 +218,10 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
 def _stopping_on_sigterm() -> Iterator[None]:
     """Raises Stopped in the block on SIGTERM, so that temporary files are removed.
 
+    The process ends after `_PATIENCE_SECONDS` also where the exception does not arrive: Python runs
+    handlers between bytecode instructions only, of which there are none while XLA compiles or waits
+    for another host, and a garbage collector's callback may swallow it.
+
     Where something else handles the signal already, such as the guard of a run, that goes on.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
@@ -229,12 +235,43 @@ def _stopping_on_sigterm() -> Iterator[None]:
             os._exit(143)
         raise Stopped('stopped')
 
+    has_ended = threading.Event()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    _separate_signals_of_forks()
+    earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_leave_after_sigterm, args=(reading, has_ended), daemon=True).start()
     signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:
+        has_ended.set()
         if signal.getsignal(signal.SIGTERM) is stop:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.set_wakeup_fd(earlier)
+        os.close(writing)
+
+
+def _leave_after_sigterm(reading: int, has_ended: threading.Event) -> None:
+    """Ends the process if a block does not end soon after SIGTERM.
+
+    Args:
+      reading: the pipe that receives the number of each signal; it is closed.
+      has_ended: the block has ended.
+    """
+    with open(reading, 'rb', buffering=0) as numbers:
+        number = numbers.read(1)
+        while number and number[0] != signal.SIGTERM:
+            number = numbers.read(1)
+    if number and not has_ended.wait(_PATIENCE_SECONDS):
+        os.write(2, b'error: stopped\n')
+        os._exit(143)
+
+
+@functools.cache
+def _separate_signals_of_forks() -> None:
+    """Forks of this process do not write their signals into its pipe."""
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def _quiet_libraries() -> None:

@@ -62,6 +62,38 @@ def test_sigterm_ends_a_command_in_one_line(capsys):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_sigterm_ends_a_command_that_does_not_come_back_to_python():
+    ended = run_python('-c', """
+import hashlib, os, signal, threading
+from bert_jax.runtime import process
+
+process._PATIENCE_SECONDS = 0.2
+with process.error_boundary():
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    hashlib.pbkdf2_hmac('sha256', b'', b'', 2**30)  # some minutes, as a compilation
+""")
+    assert (ended.returncode, ended.stderr) == (143, 'error: stopped\n')
+
+
+def test_sigterm_of_a_fork_does_not_end_the_command():
+    ended = run_python('-c', """
+import os, signal, time
+from bert_jax.runtime import process
+
+process._PATIENCE_SECONDS = 0.2
+with process.error_boundary():
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+    time.sleep(0.3)
+    os.kill(child, signal.SIGTERM)
+    os.waitpid(child, 0)
+    time.sleep(0.5)
+    print('done')
+""")
+    assert (ended.returncode, ended.stdout) == (0, 'done\n')
+
+
 def test_ctrl_c_is_one_line_also_while_a_command_imports():
     code = ("import sys; sys.orig_argv = ['python', '-m', 'bert_jax.predict']; import bert_jax; "
             'raise KeyboardInterrupt')
