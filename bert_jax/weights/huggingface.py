@@ -13,7 +13,7 @@ from bert_jax.heads import HEADS, part_of
 from bert_jax.heads.tensors import POOLER
 from bert_jax.runtime.errors import InputError, tell_once, visible
 from bert_jax.runtime.files import Path, as_path, exists
-from bert_jax.runtime.schema import NUMBER, TEXT, AnyOf, ListOf, MapOf, read_fields
+from bert_jax.runtime.schema import NUMBER, TEXT, TRUTH, AnyOf, ListOf, MapOf, read_fields
 from bert_jax.text import load_tokenizer
 from bert_jax.text.vocab import read_file
 from bert_jax.weights import formats
@@ -43,7 +43,7 @@ _OF_THE_CARD = ('library_name:', 'tags:')  # the front matter that every card ha
 _SCHEMA: Mapping[str, Any] = {
     'architectures': ListOf(TEXT),
     'problem_type': TEXT,
-    'id2label': MapOf(AnyOf((TEXT, NUMBER))),
+    'id2label': MapOf(AnyOf((TEXT, NUMBER, TRUTH))),
     'tokenizer_class': TEXT,
 }
 _OF_ADAPTER: Mapping[str, Any] = {'base_model_name_or_path': TEXT}

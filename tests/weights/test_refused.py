@@ -169,6 +169,8 @@ HUGGINGFACE = [
          says=['BertForQuestionAnswering', 'contradicts']),
     Case('classification', config(id2label={'0': 'a', '1': 'b'}),
          says=["['a', 'b'] for 3 outputs"]),
+    Case('classification', config(id2label={'0': False, '1': True}),
+         says=["['False', 'True'] for 3 outputs"]),
     Case('classification', config(id2label={'0': 'a', '1': 'b', '3': 'c'}),
          says=['does not map 0, 1']),
     Case('classification', config(problem_type='regression'), says=['3 outputs']),
