@@ -32,7 +32,8 @@ _ENCODER = {'max_seq_length': count(2**24, least=3), 'do_lower_case': TRUTH}
 _MODEL = {
     'prompts': MapOf(TEXT), 'default_prompt_name': TEXT, 'activation_fn': TEXT,
     'sbert_ce_default_activation_function': TEXT, 'sentence_transformers': {'activation_fn': TEXT}}
-_POOLING = {'pooling_mode': TEXT, 'include_prompt': TRUTH}
+_POOLING = {'pooling_mode': TEXT}
+_PROMPT_POOLING = {'include_prompt': TRUTH}
 # Settings that are read here, or change no vector at these values (`ANY`: at any).
 _OF_ENCODER: Mapping[str, Any] = {
     'max_seq_length': ANY, 'do_lower_case': ANY, 'transformer_task': 'feature-extraction',
@@ -96,7 +97,7 @@ class Sentences(NamedTuple):
             file = folder / 'config.json'
             if name != 'Pooling' or not exists(file):
                 continue
-            if read_fields(file, _POOLING, _AGAIN).get('include_prompt') is False:
+            if read_fields(file, _PROMPT_POOLING, _AGAIN).get('include_prompt') is False:
                 return False
         return True
 
@@ -219,7 +220,7 @@ def _read_prompt(file: Path) -> str:
         verb = 'is' if len(others) == 1 else 'are'
         tell_once(f"note: {file}: of its prompts {', '.join(others)} {verb} not applied: write it "
                   'before the texts that it is for')
-    return '' if default is None else prompts[default]
+    return prompts.get(default) or ''
 
 
 def _note_not_applied(file: Path, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -49,6 +49,7 @@ def test_the_length_limit(folder, files, length):
 @pytest.mark.parametrize(('files', 'pooling', 'text', 'begin'), [
     ({MODEL: PROMPTS}, {}, 'q. a b', 0),
     ({MODEL: PROMPTS | {'default_prompt_name': None}}, {}, 'a b', 0),
+    ({MODEL: {'prompts': {'query': None}, 'default_prompt_name': 'query'}}, {}, 'a b', 0),
     ({MODEL: PROMPTS}, {'include_prompt': False}, 'q. a b', 3),  # without [CLS] q .
     ({}, {'include_prompt': False}, 'a b', 0),
 ])
