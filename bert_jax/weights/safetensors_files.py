@@ -80,7 +80,7 @@ def _open_shards(index: Path, stack: contextlib.ExitStack) -> dict[str, FileTens
     """The tensors in the files that an index names."""
     content = read_fields(index, {'weight_map': MapOf(INSIDE)}, 'download it again')
     weight_map = content.get('weight_map')
-    if not weight_map:
+    if not weight_map or None in weight_map.values():
         raise InputError(f'{index} has no weight_map of file names: download it again')
     tensors: dict[str, FileTensor] = {}
     for shard in sorted(set(weight_map.values())):

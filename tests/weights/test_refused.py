@@ -180,6 +180,7 @@ HUGGINGFACE = [
     Case('shards', replace_in(INDEX, b'predictions.bias', b'predictions.other'),
          says=['has no tensor cls.predictions.other']),
     Case('shards', put(INDEX, '{}'), says=['weight_map']),
+    Case('shards', put(INDEX, '{"weight_map": {"a": null}}'), says=['weight_map']),
     Case('pretraining', one_more_token, says=['has 41 tokens', 'has 40 rows']),
     Case('pretraining', tokenizer({'model': {'vocab': TOKENS | {',': 77}}}),
          says=['model/tokenizer.json has 78 tokens']),
