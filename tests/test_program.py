@@ -249,10 +249,23 @@ def test_prediction_on_a_gpu_depends_on_cudnn_alone(monkeypatch):
     assert attention_module.resolve_backend('auto', MODEL, drops=False) == 'xla'
 
 
-@pytest.mark.parametrize('make', [scaled_by(1.0), scaled_by(1.1), failing])
-def test_fused_attention_that_is_asked_for_is_used(replace_attention, make):
-    replace_attention(make)
+def queries_of(fused):
+    """Attention that is wrong but runs."""
+    def attend(qkv, *args, **kwargs):
+        return qkv[:, :, 0]
+    return attend
+
+
+def test_fused_attention_that_is_asked_for_is_used_even_if_it_is_wrong(replace_attention):
+    replace_attention(queries_of)
     assert attention_module.resolve_backend('kernel', MODEL) == 'kernel'
+
+
+def test_fused_attention_that_is_asked_for_and_fails_is_refused(replace_attention):
+    """For example, Triton takes no card before Ampere, and a later jax may not have it."""
+    replace_attention(failing)
+    with pytest.raises(InputError, match=r"attention='kernel' fails .*\(Mosaic failed\); choose"):
+        attention_module.resolve_backend('kernel', MODEL)
 
 
 GIB = 1 << 30

@@ -399,14 +399,31 @@ def resolve_backend(attention: str, model: BertConfig, *, drops: bool = True) ->
       attention: `model.attention`.
       model: with the kinds of its layers.
       drops: whether it is used with dropout too, in training.
+
+    Raises:
+      InputError: `attention` names a fused implementation that fails on this chip.
     """
     if attention != 'auto':
+        _refuse_if_it_fails(attention, model)
         return attention
     why = fused_attention_error(model, drops=drops)
     if not why:
         return attention
     say(f'note: attention is computed by XLA, {why}')
     return 'xla'
+
+
+def _refuse_if_it_fails(name: str, model: BertConfig) -> None:
+    """Refuses an implementation that this chip cannot run; it may differ from XLA."""
+    for fused in _FUSED.get(jax.default_backend(), ()):
+        if fused.name != name:
+            continue
+        try:
+            max_relative_error(name, fused.rate, _cases(model, fused)[0])
+        except Exception as raised:  # of the compiler, of many types
+            raise InputError(
+                f'config.model.attention={name!r} fails on this chip ({first_line(raised)}); '
+                'choose auto or xla') from raised
 
 
 def max_relative_error(name: str, rate: float, case: _Case) -> float:
