@@ -112,7 +112,7 @@ def change_config(run, model, **fields):
 
 
 @pytest.mark.parametrize('phases, words', [
-    ([{'rotary_base': 7000.0}], 'no phase with its steps'),
+    ([{'rotary_base': 7000.0}], 'without its steps'),
     ([{'steps': 99, 'rotary_base': 'high'}], "rotary_base='high' must be"),
 ])
 def test_phases_that_are_none_are_refused(run, phases, words):
