@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -254,7 +254,11 @@ def _labels(
     Raises:
       InputError: the head has no labels and some are given, or the other way round.
     """
-    given = tuple(labels)
+    is_list = isinstance(labels, Iterable) and not isinstance(labels, (str, Mapping))
+    given = tuple(labels) if is_list else ()
+    if not is_list or not all(isinstance(label, str) for label in given):
+        raise InputError(f"labels={labels!r:.100} must be a list of names, by id, such as "
+                         "['negative', 'positive']")
     if not HEADS[HEAD_NAMES[head]].labelled:
         if given or num_labels is not None:
             raise InputError(f'head={head!r} has no labels: leave num_labels and labels out')

@@ -21,12 +21,25 @@ INDEX = 'model.safetensors.index.json'
 SHARD_BYTES = 5_000_000_000  # the long-standing default of transformers' `save_pretrained`
 _CHECKSUM = 'bert_jax.checksum '  # and a tensor's name: a metadata key in files that we write
 # Other files of weights, by the end of their names, as messages call them.
+class _OtherWeights(NamedTuple):
+    """A kind of weights file that is not read.
+
+    Attributes:
+      title: of the kind.
+      loading: how transformers loads it.
+    """
+
+    title: str
+    loading: str
+
+
+_PICKLE = _OtherWeights('a pickle ({}), which can run code', 'transformers')
 _OTHER_WEIGHTS = {
-    '.bin': 'a pickle (.bin), which can run code',
-    '.pt': 'a pickle (.pt), which can run code',
-    '.pth': 'a pickle (.pth), which can run code',
-    '.h5': 'a TF2 model (.h5)',
-    '.msgpack': 'a Flax model (.msgpack)',
+    '.bin': _PICKLE,
+    '.pt': _PICKLE,
+    '.pth': _PICKLE,
+    '.h5': _OtherWeights('a TF2 model ({})', 'transformers 4, from_tf=True'),
+    '.msgpack': _OtherWeights('a Flax model ({})', 'transformers 4, from_flax=True'),
 }
 
 
@@ -95,11 +108,12 @@ def _open_shards(index: Path, stack: contextlib.ExitStack) -> dict[str, FileTens
 def _check_no_other_weights(folder: Path) -> None:
     """Raises InputError if a folder has weights in another kind of file."""
     for child in children(folder):
-        for suffix, title in _OTHER_WEIGHTS.items():
+        for suffix, (title, loading) in _OTHER_WEIGHTS.items():
             if child.name.endswith(suffix):
                 raise InputError(
-                    f'{folder} holds its weights as {title}: load it with transformers '
-                    '(AutoModelForPreTraining) and save it anew with save_pretrained(FOLDER)')
+                    f'{folder} holds its weights as {title.format(suffix)}: load it with the class '
+                    f'that its config.json names in architectures ({loading}) and save it anew '
+                    'with save_pretrained(FOLDER)')
 
 
 def _open_file(path: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:

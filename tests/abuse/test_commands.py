@@ -420,7 +420,7 @@ def test_a_sweep_with_another_config(sandbox):
     begun.mkdir(parents=True)
     (begun / 'config.json').write_text('{}')
     sandbox.write('s/sweep.json', '{"config": 3}')
-    sandbox.refuses(f'{SWEEP} --restarts=1', 'holds a sweep')
+    sandbox.refuses(f'{SWEEP} --restarts=1', r'sweep\.json: config=3 must be a text')
 
 
 @pytest.mark.parametrize('result', ['', '[]', '{"metric": "eval/f1", "eval/f1": NaN}'])

@@ -115,7 +115,7 @@ def test_a_long_cell_is_cut_at_line_ends(tmp_path, monkeypatch, cell, documents,
 
 def test_a_line_of_a_cell_has_the_longest_length_of_text(tmp_path, monkeypatch):
     monkeypatch.setattr(text_formats, '_MAX_DOCUMENT_BYTES', 7)
-    monkeypatch.setattr(text_formats, '_MAX_LINE_BYTES', 8)
+    monkeypatch.setattr(text_formats, 'LONGEST_LINE', 8)
     path = tmp_path / 'cells.tsv'
     path.write_text('text\tid\nfine\t1\n' + 'a' * 9 + '\t2\n')
     with refused('cells.tsv, line 3', 'a line of text is longer than'):

@@ -132,7 +132,7 @@ def test_a_fault_is_at_its_byte_of_the_file(tmp_path, ranged, content, place):
 
 
 def test_a_line_that_is_too_long_is_refused(tmp_path, monkeypatch, ranged):
-    monkeypatch.setattr(text_formats, '_MAX_LINE_BYTES', 50)
+    monkeypatch.setattr(text_formats, 'LONGEST_LINE', 50)
     monkeypatch.setattr(text_formats, '_BLOCK_BYTES', 10)
     ranged(20)
     path = tmp_path / 'a.txt'
