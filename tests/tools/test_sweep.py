@@ -144,7 +144,9 @@ def losses(run):
     found = []
     for line in Path(run, 'metrics.jsonl').read_text().splitlines():
         record = json.loads(line)
-        found.append((record['step'], record.get('train/loss', record.get('eval/matthews'))))
+        for name in ('train/loss', 'eval/matthews'):
+            if name in record:  # not in the records of checked steps
+                found.append((record['step'], record[name]))
     return found
 
 
