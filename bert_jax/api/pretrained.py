@@ -254,11 +254,7 @@ def _labels(
     Raises:
       InputError: the head has no labels and some are given, or the other way round.
     """
-    is_list = isinstance(labels, Iterable) and not isinstance(labels, (str, Mapping))
-    given = tuple(labels) if is_list else ()
-    if not is_list or not all(isinstance(label, str) for label in given):
-        raise InputError(f"labels={labels!r:.100} must be a list of names, by id, such as "
-                         "['negative', 'positive']")
+    given = _names_of_labels(labels)
     if not HEADS[HEAD_NAMES[head]].labelled:
         if given or num_labels is not None:
             raise InputError(f'head={head!r} has no labels: leave num_labels and labels out')
@@ -274,13 +270,28 @@ def _labels(
             raise InputError(f'head={head!r} needs num_labels=N, the number of its labels, which '
                              f'{weights.source} does not say (or labels=[...], their names)')
         return own
+    _check_num_labels(head, num_labels)
+    if len(own) == num_labels:
+        return own
+    return tuple(f'LABEL_{i}' for i in range(num_labels))
+
+
+def _names_of_labels(labels: Any) -> tuple[str, ...]:
+    """Labels as a user gave them; raises InputError unless they are a list of names."""
+    if isinstance(labels, Iterable) and not isinstance(labels, (str, Mapping)):
+        names = tuple(labels)
+        if all(isinstance(name, str) for name in names):
+            return names
+    raise InputError(f"labels={labels!r:.100} must be a list of names, by id, such as "
+                     "['negative', 'positive']")
+
+
+def _check_num_labels(head: str, num_labels: Any) -> None:
+    """Raises InputError unless a classifier with this head can have so many labels."""
     least = 2 if head == 'classification' else 1
     if not isinstance(num_labels, (int, np.integer)) or num_labels < least:
         raise InputError(f'num_labels={num_labels!r:.40} must be a whole number from {least} (a '
                          "single value: head='regression')")
-    if len(own) == num_labels:
-        return own
-    return tuple(f'LABEL_{i}' for i in range(num_labels))
 
 
 def _module(

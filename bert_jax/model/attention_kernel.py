@@ -1,5 +1,8 @@
 """Self-attention on TPUs, fused into one kernel for each of the forward and backward passes.
 
+`kernel_attention` is the entry to the kernels of GPUs too, which are in `attention_gpu`; what
+follows is of TPUs.
+
 The forward kernel reads queries, keys and values in the layout of their projection, `[B, S, 3H]`,
 and writes context vectors `[B, S, H]`. Scores and probabilities never leave the chip's on-chip
 memory (VMEM); the backward kernel recomputes them. Heads share the 128 lanes of a tile: two of 64

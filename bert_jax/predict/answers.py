@@ -49,7 +49,7 @@ class Answer(Command[list[str], SquadWindows]):
         most = self._max_question_length
         if question_length > most:
             model.pass_on(f'question {number} has {question_length} tokens: its end is left out, '
-                       f'after {most}')
+                          f'after {most}')
         return parts
 
     def batch(self, texts: list[list[str]]) -> tuple[SquadWindows, Units]:

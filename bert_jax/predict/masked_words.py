@@ -98,7 +98,7 @@ class FillMask(_MaskedWords):
                              f'({text[:60]!r})')
         if len(ids) > self.room:
             model.pass_on(f'text {number} has {len(ids)} tokens, the model takes {self.room}: each '
-                       f'[MASK] is filled in from the {self.room} tokens around it')
+                          f'[MASK] is filled in from the {self.room} tokens around it')
         return MaskedText(text, self._masked(ids, masks))
 
     def _encode_with_masks(self, text: str) -> tuple[list[int], list[int]]:

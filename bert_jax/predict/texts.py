@@ -49,7 +49,7 @@ def tokenize(
     most = model.max_length - model.vocab.frame.num_special(pair=len(ids) > 1)
     if is_cut and num_tokens > most:
         model.pass_on(f'text {number} has {num_tokens} tokens, the model takes {most}: its end is '
-                   'left out')
+                      'left out')
     return Tokenized(texts, ids)
 
 

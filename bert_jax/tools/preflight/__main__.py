@@ -57,8 +57,9 @@ _HOW_FAR_OFF_CHIPS = (
     'estimates, with no overlap. Evaluation, saving and waiting for data come on top.')
 _HOW_FAR_OFF_CARDS = (
     "GPUs: bytes and kernels are the compiler's own. Times are estimates: products at 66 % of the "
-    'peak, all else at 89 % of the bandwidth, as an H100 reached; there, six steps took 0.99 to '
-    '1.09 times the estimate. No other card, and no message between cards, was measured. '
+    'peak, all else at 89 % of the bandwidth, as an H100 reached. There, six steps took 0.99 '
+    'to 1.09 times the estimate, with other kernels of attention and gelu than now. No other card, '
+    'and no message between cards, was measured. '
     'Evaluation, saving and waiting for data come on top.')
 
 
