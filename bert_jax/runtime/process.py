@@ -4,7 +4,6 @@ import _thread
 import contextlib
 import dataclasses
 import errno
-import functools
 import io
 import logging
 import os
@@ -21,7 +20,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from bert_jax.runtime import files
+from bert_jax.runtime import files, signals
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable, first_line, tell
 
 STARTED = time.time()  # about the start of this process
@@ -218,9 +217,7 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
 def _stopping_on_sigterm() -> Iterator[None]:
     """Raises Stopped in the block on SIGTERM, so that temporary files are removed.
 
-    The process ends after `_PATIENCE_SECONDS` also where the exception does not arrive: Python runs
-    handlers between bytecode instructions only, of which there are none while XLA compiles or waits
-    for another host, and a garbage collector's callback may swallow it.
+    The process ends after `_PATIENCE_SECONDS` also where the exception does not arrive.
 
     Where something else handles the signal already, such as the guard of a run, that goes on.
     """
@@ -236,11 +233,13 @@ def _stopping_on_sigterm() -> Iterator[None]:
         raise Stopped('stopped')
 
     has_ended = threading.Event()
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    _separate_signals_of_forks()
-    earlier = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_leave_after_sigterm, args=(reading, has_ended), daemon=True).start()
+
+    def leave_if_not_ended() -> None:
+        if not has_ended.wait(_PATIENCE_SECONDS):
+            os.write(2, b'error: stopped\n')
+            os._exit(143)
+
+    end_calls = signals.call_in_thread([signal.SIGTERM], leave_if_not_ended)
     signal.signal(signal.SIGTERM, stop)
     try:
         yield
@@ -248,30 +247,7 @@ def _stopping_on_sigterm() -> Iterator[None]:
         has_ended.set()
         if signal.getsignal(signal.SIGTERM) is stop:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.set_wakeup_fd(earlier)
-        os.close(writing)
-
-
-def _leave_after_sigterm(reading: int, has_ended: threading.Event) -> None:
-    """Ends the process if a block does not end soon after SIGTERM.
-
-    Args:
-      reading: the pipe that receives the number of each signal; it is closed.
-      has_ended: the block has ended.
-    """
-    with open(reading, 'rb', buffering=0) as numbers:
-        number = numbers.read(1)
-        while number and number[0] != signal.SIGTERM:
-            number = numbers.read(1)
-    if number and not has_ended.wait(_PATIENCE_SECONDS):
-        os.write(2, b'error: stopped\n')
-        os._exit(143)
-
-
-@functools.cache
-def _separate_signals_of_forks() -> None:
-    """Forks of this process do not write their signals into its pipe."""
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+        end_calls()
 
 
 def _quiet_libraries() -> None:

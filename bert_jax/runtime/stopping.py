@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from bert_jax.runtime import hosts
+from bert_jax.runtime import hosts, signals
 from bert_jax.runtime.errors import Stopped, first_line, visible
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.long_work import is_at_long_work
@@ -63,14 +63,11 @@ class Guard:
     def start(self) -> None:
         """Starts handling and monitoring; call it in the main thread once the hosts have joined."""
         self._turn += hosts.count() / 1000
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signals.call_in_thread(_SIGNALS, self._end_if_not_handled)
         for number in _SIGNALS:
             is_nohup = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
             if not is_nohup:
                 signal.signal(number, self._handle)
-        threading.Thread(target=self._end_if_not_handled, args=(reading,), daemon=True).start()
         self._thread.start()
 
     def watch(self, cause: Callable[[], str], folder: Path) -> None:
@@ -91,14 +88,11 @@ class Guard:
             # If a garbage collector's callback swallows this, the run stops after its first step.
             raise Stopped(_BEFORE)
 
-    def _end_if_not_handled(self, reading: int) -> None:
+    def _end_if_not_handled(self) -> None:
         """Ends the process if the main thread does not handle a signal before the first step.
 
-        Nothing needs saving then. Python runs handlers between bytecode instructions only, and
-        compilation takes minutes without any.
+        Nothing needs saving then.
         """
-        while os.read(reading, 1)[0] not in _SIGNALS:
-            pass
         if self._own.step is None:
             time.sleep(_PATIENCE_SECONDS)
         if self._own.step is None and not self._finished.is_set():
