@@ -11,7 +11,8 @@ error), 1 anything else.
 
 SOURCE is one of
   a run directory of this project      runs/base (its best checkpoint if kept, else the newest)
-  a Hugging Face folder                config.json, model.safetensors (or shards), vocab.txt
+  a Hugging Face folder                config.json, model.safetensors (or shards), vocab.txt;
+                                       flax_model.msgpack where there is no safetensors
   a model of the Hugging Face hub      hf:ORG/NAME, hf:ORG/NAME@REVISION
   a TensorFlow 1 checkpoint            FOLDER or FOLDER/bert_model.ckpt, with bert_config.json
   a .zip of google-research/bert       gs://bert_models/2018_10_18/uncased_L-12_H-768_A-12.zip

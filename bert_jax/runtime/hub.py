@@ -19,6 +19,7 @@ from typing import Any
 from bert_jax.runtime.errors import InputError, Unavailable, first_line, needing, tell
 
 _MODEL_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
+_FLAX_FILE = 'flax_model.msgpack'  # only where there is no .safetensors
 _REPORT_SECONDS = 20.0
 # Name, revision and path of a data set. Revisions with slashes are only those under which the hub
 # keeps its own Parquet copies.
@@ -184,6 +185,8 @@ def _files_to_download(
         raise
     except Exception:  # its HTTP client's, which depends on the version
         return '', []
+    if not any(file.rfilename.endswith('.safetensors') for file in info.siblings):
+        patterns = [*patterns, _FLAX_FILE]
     missing = []
     for file in info.siblings:
         cached = hub.try_to_load_from_cache(

@@ -58,7 +58,7 @@ def _is_huggingface(names: Sequence[str]) -> bool:
         return True
     if 'bert_model.ckpt.index' in names:
         return False
-    return 'config.json' in names or any(name.endswith('.bin') for name in names)
+    return 'config.json' in names or any(name.endswith(('.bin', '.msgpack')) for name in names)
 
 
 def _tf1_prefix(path: Path, names: Sequence[str]) -> Path | None:

@@ -19,6 +19,7 @@ from bert_jax.text.vocab import read_file
 from bert_jax.weights import formats
 from bert_jax.weights.families import FAMILIES, family_of, family_to_write
 from bert_jax.weights.families.family import Architecture, Family
+from bert_jax.weights.flax_files import FLAX, FlaxTensor, read_flax
 from bert_jax.weights.formats import StoredTensors, Weights
 from bert_jax.weights.inference_settings import INFERENCE, read_inference
 from bert_jax.weights.new_folder import new_folder, write_json
@@ -50,6 +51,8 @@ _OF_ADAPTER: Mapping[str, Any] = {'base_model_name_or_path': TEXT}
 _REMEDY = 'mend it, or download the file again'
 # What training programs put around a model, and so before the names of its tensors.
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
+
+_Tensor = FileTensor | FlaxTensor
 
 
 class Card(NamedTuple):
@@ -125,7 +128,7 @@ def _read_params(
       InputError: tensors are missing or damaged, or contradict the config or each other.
     """
     with contextlib.ExitStack() as stack:
-        where, by_file_name = open_tensors(folder, stack)
+        where, by_file_name = _open_tensors(folder, stack)
         by_name = _whole_names(by_file_name, family)
         _check_family(by_file_name, by_name, family, where, config_file)
         of_class = architecture or family.architecture_of(by_name)
@@ -143,6 +146,23 @@ def _read_params(
                 raise InputError(f'{by_name[name].path}: {name} is not equal to {parameter}: an '
                                  'output layer that is not tied to the embeddings cannot be read')
     return params, tuple(name for name in unused if name not in family.tied)
+
+
+def _open_tensors(
+    folder: Path, stack: contextlib.ExitStack
+) -> tuple[Path, Mapping[str, _Tensor]]:
+    """(The file or index, for messages; its tensors by name); files are closed with the stack.
+
+    Flax's file is read where it is the only one.
+
+    Raises:
+      InputError: weights are missing, damaged or pickled.
+    """
+    flax_file = folder / FLAX
+    has_others = exists(folder / SINGLE) or exists(folder / INDEX)
+    if not has_others and exists(flax_file):
+        return flax_file, read_flax(flax_file)
+    return open_tensors(folder, stack)
 
 
 def _check_family(
@@ -246,8 +266,8 @@ def _check_no_adapter(folder: Path) -> None:
 
 
 def _whole_names(
-    by_file_name: Mapping[str, FileTensor], family: Family
-) -> dict[str, FileTensor]:
+    by_file_name: Mapping[str, _Tensor], family: Family
+) -> dict[str, _Tensor]:
     """Tensors by the names in the family's tables.
 
     Models without a head lack its `prefix`, and old ones have gamma and beta. Buffers that are not
@@ -259,7 +279,7 @@ def _whole_names(
     """
     unwrapped = _unwrapped(by_file_name)
     is_base = not any(name.startswith(family.prefix) for name in unwrapped)
-    by_name: dict[str, FileTensor] = {}
+    by_name: dict[str, _Tensor] = {}
     for name, tensor in unwrapped.items():
         if name.endswith('.position_ids'):
             continue
@@ -272,11 +292,11 @@ def _whole_names(
 
 
 def _with_copies(
-    by_name: Mapping[str, FileTensor],
+    by_name: Mapping[str, _Tensor],
     family: Family,
     architecture: Architecture,
     model: Mapping[str, Any],
-) -> dict[str, FileTensor]:
+) -> dict[str, _Tensor]:
     """The tensors, with parameters of which there is only a copy in the files."""
     names = dict(by_name)
     for tensor in formats.tensors(model):
@@ -288,13 +308,13 @@ def _with_copies(
     return names
 
 
-def _unwrapped(by_file_name: Mapping[str, FileTensor]) -> dict[str, FileTensor]:
+def _unwrapped(by_file_name: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
     """Tensors by name without what training programs put before it.
 
     Raises:
       InputError: two tensors have the same name then.
     """
-    tensors: dict[str, FileTensor] = {}
+    tensors: dict[str, _Tensor] = {}
     for file_name, tensor in by_file_name.items():
         wrapper = _WRAPPED.match(file_name)
         name = file_name[wrapper.end():] if wrapper else file_name

@@ -39,7 +39,6 @@ _OTHER_WEIGHTS = {
     '.pt': _PICKLE,
     '.pth': _PICKLE,
     '.h5': _OtherWeights('a TF2 model ({})', 'transformers 4, from_tf=True'),
-    '.msgpack': _OtherWeights('a Flax model ({})', 'transformers 4, from_flax=True'),
 }
 
 

@@ -14,6 +14,11 @@ from tests.stand_in_hub import COMMIT, Hub, serving
 from tests.tasks.opened import parquet
 
 FOLDER = RECORDED / 'pretraining'
+FLAX = RECORDED.parent / 'flax' / 'FlaxBertForPreTraining'
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.fixture(scope='module')
@@ -21,7 +26,8 @@ def hub(tmp_path_factory):
     """The environment of the stand-in, with a model and data sets."""
     files = [*itertools.chain(*SPLITS.values()), 'sst2/cut.parquet', 'README.md']
     Hub.repositories = {
-        'ORG/bert': {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())},
+        'ORG/bert': files_of(FOLDER) | {'flax_model.msgpack': b'not downloaded'},
+        'ORG/flax': files_of(FLAX),
         'datasets/ORG/glue': {file: file.encode() for file in files},
         'datasets/ORG/csv': {'train.csv': b'text'}}
     with serving(str(tmp_path_factory.mktemp('cache'))) as environment:
@@ -59,11 +65,14 @@ SPLITS = {
 
 
 def test_a_name_gives_the_files_that_it_names_and_again_from_the_cache(hub):
-    names = ['hf:ORG/bert', f'hf:ORG/bert@{COMMIT}', *(f'hf:datasets/{name}' for name in SPLITS)]
+    names = ['hf:ORG/bert', f'hf:ORG/bert@{COMMIT}', 'hf:ORG/flax',
+             *(f'hf:datasets/{name}' for name in SPLITS)]
     for environment in ({}, {'HF_HUB_OFFLINE': '1'}):
-        folder, again, *found = ask(hub, *names, **environment)
+        folder, again, flax_folder, *found = ask(hub, *names, **environment)
         assert_same(load_weights(folder), load_weights(FOLDER))
         assert folder == again
+        assert not (Path(folder) / 'flax_model.msgpack').exists()
+        assert_same(load_weights(flax_folder), load_weights(FLAX))
         for files, wanted in zip(found, SPLITS.values(), strict=True):
             assert [file.partition(f'{COMMIT}/')[2] for file in files] == wanted
             assert [Path(x).read_bytes() for x in files] == [x.encode() for x in wanted]
