@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from bert_jax.config import default_config
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.model import attention as attention_module
+from bert_jax.model.layers import ModelConfig
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.opening import open_task
@@ -152,13 +154,13 @@ class Chip:
     platform: str
     module: Any
     name: str
-    options: dict[str, Any]
+    adapt: Callable[[dict[str, Any]], dict[str, Any]]  # its keyword arguments
 
     def on_cpu(self):
         fused = getattr(self.module, self.name)
 
         def attend(*args, **kwargs):
-            return fused(*args, **kwargs | self.options)
+            return fused(*args, **self.adapt(kwargs))
 
         return attend
 
@@ -168,8 +170,16 @@ MODEL = BertConfig(
     vocab_size=8, num_layers=1, hidden_size=128, num_heads=2, intermediate_size=8)
 
 
-KERNEL = Chip('gpu', attention_module, 'kernel_attention', {'interpret': True})
-CUDNN = Chip('gpu', jax.nn, 'dot_product_attention', {'implementation': 'xla'})
+def interpreted(options):
+    return options | {'settings': options['settings']._replace(interpret=True)}
+
+
+def by_xla(options):
+    return options | {'implementation': 'xla'}
+
+
+KERNEL = Chip('gpu', attention_module, 'kernel_attention', interpreted)
+CUDNN = Chip('gpu', jax.nn, 'dot_product_attention', by_xla)
 
 
 @pytest.fixture(params=[dataclasses.replace(KERNEL, platform='tpu'), KERNEL], ids=['tpu', 'gpu'])
@@ -207,7 +217,7 @@ def failing(fused):
 
 def test_fused_attention_is_used_where_a_chip_computes_it_right(replace_attention):
     replace_attention(scaled_by(1.0))
-    assert attention_module.resolve_backend('auto', MODEL) == 'auto'
+    assert attention_module.failing_attention('auto', MODEL) == ()
 
 
 @pytest.mark.parametrize('make, reason', [
@@ -218,7 +228,7 @@ def test_fused_attention_that_is_wrong_or_fails_is_not_used(
     replace_attention, make, reason, capsys
 ):
     replace_attention(make)
-    assert attention_module.resolve_backend('auto', MODEL) == 'xla'
+    assert attention_module.failing_attention('auto', MODEL) == ('kernel',)
     assert reason in capsys.readouterr().out
 
 
@@ -226,27 +236,44 @@ def test_a_wrong_window_of_fused_attention_is_found(monkeypatch, replace_attenti
     """Local layers are programs of their own."""
     def without_windows(fused):
         def attend(*args, **kwargs):
-            return fused(*args, **kwargs | {'window': 0})
+            return fused(*args, **kwargs | {'settings': kwargs['settings']._replace(reach=0)})
         return attend
 
     if jax.default_backend() == 'gpu':
         pytest.skip('its kernel is found wrong in the same way')
     replace_attention(without_windows)
     local = dataclasses.replace(MODEL, num_layers=2, local_attention=64, global_every=2)
-    assert attention_module.resolve_backend('auto', MODEL) == 'auto'
-    assert attention_module.resolve_backend('auto', local) == 'xla'
+    assert attention_module.failing_attention('auto', MODEL) == ()
+    assert attention_module.failing_attention('auto', local) == ('kernel',)
 
 
-def test_prediction_on_a_gpu_depends_on_cudnn_alone(monkeypatch):
-    monkeypatch.setattr(attention_module, '_error_of', attention_module._error_of.__wrapped__)
+@pytest.mark.parametrize('kernel, cudnn, of_training, of_prediction', [
+    (0.0, 0.0, 'kernel', 'cudnn'),
+    (0.1, 0.0, 'xla', 'cudnn'),
+    (0.0, 0.1, 'kernel', 'xla'),
+    (0.1, 0.1, 'xla', 'xla'),
+])
+def test_training_and_prediction_on_a_gpu_do_not_lose_each_other_s_attention(
+    monkeypatch, capsys, kernel, cudnn, of_training, of_prediction
+):
+    errors = {'kernel': kernel, 'cudnn': cudnn}
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    monkeypatch.setattr(KERNEL.module, KERNEL.name, failing(None))
-    cudnn = CUDNN.on_cpu()
-    monkeypatch.setattr(CUDNN.module, CUDNN.name, cudnn)
-    assert attention_module.resolve_backend('auto', MODEL) == 'xla'
-    assert attention_module.resolve_backend('auto', MODEL, drops=False) == 'auto'
-    monkeypatch.setattr(CUDNN.module, CUDNN.name, scaled_by(1.1)(cudnn))
-    assert attention_module.resolve_backend('auto', MODEL, drops=False) == 'xla'
+    monkeypatch.setattr(attention_module, '_error_of', attention_module._error_of.__wrapped__)
+    monkeypatch.setattr(attention_module, 'max_relative_error', lambda name, *_: errors[name])
+
+    def chosen(drops, in_training):
+        failing = attention_module.failing_attention('auto', MODEL, drops=in_training)
+        config = ModelConfig(
+            **dataclasses.asdict(MODEL), dtype='bfloat16', failing_attention=failing,
+            layout=mock.Mock(platform='gpu'))
+        return attention_module.choose(config, 128, drops)
+
+    assert chosen(drops=False, in_training=False) == of_prediction
+    assert 'with dropout' not in capsys.readouterr().out  # the kernel was not even tried
+    assert chosen(drops=False, in_training=True) == of_prediction
+    assert chosen(drops=True, in_training=True) == of_training
+    said = 'attention with dropout is computed by XLA' in capsys.readouterr().out
+    assert said == (of_training == 'xla')
 
 
 def queries_of(fused):
@@ -258,14 +285,14 @@ def queries_of(fused):
 
 def test_fused_attention_that_is_asked_for_is_used_even_if_it_is_wrong(replace_attention):
     replace_attention(queries_of)
-    assert attention_module.resolve_backend('kernel', MODEL) == 'kernel'
+    assert attention_module.failing_attention('kernel', MODEL) == ()
 
 
 def test_fused_attention_that_is_asked_for_and_fails_is_refused(replace_attention):
     """For example, Triton takes no card before Ampere, and a later jax may not have it."""
     replace_attention(failing)
     with pytest.raises(InputError, match=r"attention='kernel' fails .*\(Mosaic failed\); choose"):
-        attention_module.resolve_backend('kernel', MODEL)
+        attention_module.failing_attention('kernel', MODEL)
 
 
 GIB = 1 << 30

@@ -24,7 +24,7 @@ from bert_jax.api.tokenizer import Tokenizer
 from bert_jax.config import size_named
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
 from bert_jax.heads import HEADS
-from bert_jax.model.attention import resolve_backend
+from bert_jax.model.attention import failing_attention
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.loaded import one_of, read_model
 from bert_jax.runtime.errors import InputError
@@ -307,7 +307,8 @@ def _module(
     one_of('remat', remat, COMPUTATION['remat'])
     model = {option.name: getattr(config, option.name) for option in OPTIONS}
     computed = ModelConfig(
-        **model, dtype=dtype, remat=remat, attention=resolve_backend('auto', BertConfig(**model)))
+        **model, dtype=dtype, remat=remat,
+        failing_attention=failing_attention('auto', BertConfig(**model)))
     return BertModule(computed, head, len(labels), pooled)
 
 

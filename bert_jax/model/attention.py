@@ -23,7 +23,7 @@ from bert_jax.config.bert_config import BertConfig
 from bert_jax.model import dropout as drop
 from bert_jax.model.attention_blocks import limits
 from bert_jax.model.attention_kernel import kernel_attention
-from bert_jax.model.attention_tiles import HEAD_DIMS, LANES
+from bert_jax.model.attention_tiles import HEAD_DIMS, LANES, Settings
 from bert_jax.model.layers import Dense, ModelConfig
 from bert_jax.model.local_attention import local_attention, takes_blocks
 from bert_jax.model.rotary import rotated
@@ -69,10 +69,7 @@ def attend(
             bias_3xNxD = jnp.zeros(qkv_BxSx3xNxD.shape[2:], jnp.float32)
         return kernel_attention(
             qkv_BxSx3xNxD, bias_3xNxD, segments_BxS, rows_Bx2, layer,
-            rate=config.attention_dropout, window=config.local_attention,
-            rotary_base=config.rotary_base if config.positions == 'rotary' else 0.0,
-            has_large_vmem=config.layout.has_large_vmem, mesh=config.layout.mesh,
-            on_gpu=config.layout.platform == 'gpu')
+            settings=_kernel_settings(config), mesh=config.layout.mesh)
     q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = _with_bias(qkv_BxSx3xNxD, bias_3xNxD)
     if config.positions == 'rotary':
         q_BxQxNxD = rotated(q_BxQxNxD, config.rotary_base)
@@ -93,6 +90,16 @@ def attend(
     if wanted_BxP is not None:
         q_BxQxNxD = gather_positions(q_BxQxNxD, wanted_BxP)
     return plain(q_BxQxNxD, wanted_BxP, keep=keep)
+
+
+def _kernel_settings(config: ModelConfig) -> Settings:
+    return Settings(
+        head_dim=config.head_dim,
+        rate=config.attention_dropout,
+        reach=config.local_attention // 2,
+        rotary_base=config.rotary_base if config.positions == 'rotary' else 0.0,
+        on_gpu=config.layout.platform == 'gpu',
+        has_large_vmem=config.layout.has_large_vmem)
 
 
 def _plain(
@@ -189,9 +196,9 @@ def choose(config: ModelConfig, length: int, drops: bool) -> str:
     name = config.attention
     if name == 'auto':
         fused = _fused_of(config.layout.platform, length, drops)
-        if fused and not why_unsupported(fused, config, length, drops):
-            return fused
-        return 'xla'
+        if not fused or fused in config.failing_attention:
+            return 'xla'
+        return 'xla' if why_unsupported(fused, config, length, drops) else fused
     if name == 'xla':  # not checked: an export's length is symbolic and cannot be compared
         return name
     why = why_unsupported(name, config, length, drops)
@@ -315,20 +322,20 @@ class _Fused(NamedTuple):
       name: of the implementation.
       rate: of dropout, at which it is compared with XLA.
       lengths: of rows, at which it is.
-      predicts: whether it is chosen where nothing is dropped.
+      chosen: 'with dropout' or 'without dropout' if it is chosen only there, else ''.
     """
 
     name: str
     rate: float
     lengths: tuple[int, ...]
-    predicts: bool = True
+    chosen: str = ''
 
 
 _FUSED = {
     'tpu': (_Fused('kernel', 0.1, (_CHECKED_LENGTH,)),),
     'gpu': (
-        _Fused('kernel', 0.1, (_CHECKED_SHORT_LENGTH, _CHECKED_LENGTH), predicts=False),
-        _Fused('cudnn', 0.0, (_CHECKED_LENGTH,)),
+        _Fused('kernel', 0.1, (_CHECKED_SHORT_LENGTH, _CHECKED_LENGTH), 'with dropout'),
+        _Fused('cudnn', 0.0, (_CHECKED_LENGTH,), 'without dropout'),
     ),
 }
 
@@ -363,26 +370,9 @@ def _cases(model: BertConfig, fused: _Fused) -> list[_Case]:
     return sorted(cases)
 
 
-def fused_attention_error(model: BertConfig, *, drops: bool) -> str:
-    """Why this chip's fused attention of a model is wrong; '' if it is right or there is none.
-
-    Args:
-      model: with the kinds of its layers.
-      drops: whether it is used with dropout too, in training.
-    """
-    for fused in _FUSED.get(jax.default_backend(), ()):
-        if not fused.predicts and not (drops and model.attention_dropout):
-            continue
-        for case in _cases(model, fused):
-            error = _error_of(fused, case)
-            if error:
-                return f'{fused.name!r} fails on this chip ({error})'
-    return ''
-
-
 @functools.cache
 def _error_of(fused: _Fused, case: _Case) -> str:
-    """As `fused_attention_error`, of one case."""
+    """Why a fused implementation is wrong in a case on this chip; '' if it is right."""
     try:
         error = max_relative_error(fused.name, fused.rate, case)
     except Exception as raised:  # of the compiler, of many types
@@ -392,25 +382,42 @@ def _error_of(fused: _Fused, case: _Case) -> str:
     return f'it differs from XLA by {error:.1%} of the largest element'
 
 
-def resolve_backend(attention: str, model: BertConfig, *, drops: bool = True) -> str:
-    """`model.attention` for this chip: 'auto' becomes 'xla' if the fused attention is wrong.
+def failing_attention(
+    attention: str, model: BertConfig, *, drops: bool = True
+) -> tuple[str, ...]:
+    """The fused implementations that fail on this chip, which 'auto' then leaves to XLA.
 
     Args:
-      attention: `model.attention`.
+      attention: `model.attention`. If it is not 'auto', there are none.
       model: with the kinds of its layers.
-      drops: whether it is used with dropout too, in training.
+      drops: whether attention is computed with dropout too, in training.
 
     Raises:
       InputError: `attention` names a fused implementation that fails on this chip.
     """
     if attention != 'auto':
         _refuse_if_it_fails(attention, model)
-        return attention
-    why = fused_attention_error(model, drops=drops)
-    if not why:
-        return attention
-    say(f'note: attention is computed by XLA, {why}')
-    return 'xla'
+        return ()
+    failing = []
+    for fused in _FUSED.get(jax.default_backend(), ()):
+        if fused.chosen == 'with dropout' and not (drops and model.attention_dropout):
+            continue
+        error = _first_error(fused, model)
+        if error:
+            where = f' {fused.chosen}' if fused.chosen else ''
+            say(f'note: attention{where} is computed by XLA, {fused.name!r} fails on this chip '
+                f'({error})')
+            failing.append(fused.name)
+    return tuple(failing)
+
+
+def _first_error(fused: _Fused, model: BertConfig) -> str:
+    """Why a fused implementation is wrong in a layer of a model; '' if it is right in all."""
+    for case in _cases(model, fused):
+        error = _error_of(fused, case)
+        if error:
+            return error
+    return ''
 
 
 def _refuse_if_it_fails(name: str, model: BertConfig) -> None:

@@ -10,7 +10,7 @@ of the backward pass the gradients of the keys and values of one chunk. There ar
   shares no sequence, if the sequences of a packed row are numbered in order. Sums over visits stay
   in VMEM: those of a chunk, and in the backward pass the gradients of all queries of a row.
 
-Layout, spare lanes and order of work are those of `attention_kernel`. As there, the maximum of
+Layout, spare lanes and order of work are those of `attention_tpu`. As there, the maximum of
 scores is not subtracted unless a sum is outside 2^-100 to 2^100; then the chunk is computed again,
 with its keys and values read again if it visits other chunks.
 
@@ -39,6 +39,7 @@ from bert_jax.model.attention_tiles import (
     VALUE,
     Settings,
     alone,
+    attention_of_passes,
     column,
     dims_of,
     dot,
@@ -105,26 +106,6 @@ class Limits(NamedTuple):
 def limits(has_large_vmem: bool) -> Limits:
     """Those of a chip with 16 MiB of VMEM or of one with more."""
     return Limits(8192, 2048) if has_large_vmem else Limits(2048, 512)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def attention(
-    qkv_BxSx3H: jax.Array,
-    bias_3H: jax.Array,
-    marks_BxMxS: jax.Array,
-    lines_BxTxNxS: jax.Array | None,
-    settings: Settings,
-) -> jax.Array:
-    """Context vectors [B, S, H].
-
-    Args:
-      qkv_BxSx3H: queries, keys and values, without bias, in rows of `padded_length`.
-      bias_3H: their bias, float32.
-      marks_BxMxS: segments of tokens, and dropout's places of keys; int32.
-      lines_BxTxNxS: dropout's places of queries, int32, or None.
-      settings: of the kernels.
-    """
-    return _forward(qkv_BxSx3H, bias_3H, marks_BxMxS, lines_BxTxNxS, settings)[0]
 
 
 class _Grid:
@@ -818,10 +799,11 @@ def _backward(settings, residuals, d_context):  # type: ignore[no-untyped-def]
     )(_BackwardInputs(
         qkv, qkv, (qkv,) * pieces, (d_context,) * pieces, (context,) * pieces, log_sums, marks,
         lines, _ranges(marks, grid), angles))
-    return d_qkv, jnp.sum(d_bias_Bx3x8xH, axis=(0, 2)).reshape(-1), None, None
+    return d_qkv, jnp.sum(d_bias_Bx3x8xH, axis=(0, 2)).reshape(-1)
 
 
-attention.defvjp(_forward, _backward)
+# As `attention_tpu.attention_on_tpu`, of rows of `padded_length`, in the kernels' shapes.
+attention = attention_of_passes(_forward, _backward)
 
 
 def _backward_scratch_shapes(grid: _Grid) -> list[Any]:

@@ -17,7 +17,8 @@ masks a block of scores, whether its lines are queries or keys, and a block visi
 in both passes: those from the first to the last that shares a sequence with it and is in reach.
 
 The kernels are written in Pallas and compiled by Triton. jax 0.11 warns that a later version will
-have this backend elsewhere; where it is missing, `attention.resolve_backend` says so and takes XLA.
+have this backend elsewhere; where it is missing, `attention.failing_attention` says so, and
+attention is left to XLA.
 
     B: batch rows, S: sequence (Q queries, K keys), N: heads, D: head_dim, M: marks of a token,
     O: own tokens of a program, V: tokens that it visits at a time, G: blocks of a row
@@ -40,6 +41,7 @@ from bert_jax.model.attention_tiles import (
     QUERY,
     VALUE,
     Settings,
+    attention_of_passes,
     dot,
     query_scale,
     sequence_ranges,
@@ -166,17 +168,6 @@ def _visited_ranges(segments_BxS: jax.Array, blocks: _Blocks, reach: int) -> jax
     first_BxG = jnp.argmax(meets_BxGxV, axis=2)
     end_BxG = num_visited - jnp.argmax(meets_BxGxV[:, :, ::-1], axis=2)
     return jnp.stack([first_BxG, end_BxG], axis=-1).astype(jnp.int32)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _attention(
-    qkv_BxSx3xNxD: jax.Array,
-    bias_3xNxD: jax.Array,
-    marks_BxMxS: jax.Array,
-    lines_BxNxS: jax.Array | None,
-    settings: Settings,
-) -> jax.Array:
-    return _forward(qkv_BxSx3xNxD, bias_3xNxD, marks_BxMxS, lines_BxNxS, settings)[0]
 
 
 class _Residuals(NamedTuple):
@@ -341,10 +332,10 @@ def _backward(settings, residuals, d_context_BxSxNxD):  # type: ignore[no-untype
     )(
         _Inputs(qkv, qkv, qkv, marks, lines, ranges_BxGx2),
         _Gradients(d_context_BxSxNxD, log_sums, means_BxNxS))
-    return d_qkv, jnp.sum(d_bias_BxGx3xNxD, axis=(0, 1)), None, None
+    return d_qkv, jnp.sum(d_bias_BxGx3xNxD, axis=(0, 1))
 
 
-_attention.defvjp(_forward, _backward)
+_attention = attention_of_passes(_forward, _backward)
 
 
 def _means(

@@ -1,4 +1,7 @@
-"""What the TPU kernels of attention share: tiles of heads, their order of work, masks, rotation.
+"""What the attention kernels share.
+
+Settings, parts, blocks' ranges and gradients are of all chips; tiles of heads, their order of work,
+masks and rotation of TPUs.
 
 A tile of a TPU has 128 lanes. The heads that share one, two of 64 dims or four of 32, are a tile of
 heads; a head of 128 dims is one by itself.
@@ -56,16 +59,46 @@ class Settings(NamedTuple):
       rate: of dropout on the probabilities.
       reach: how far away a token may be that another attends to; 0: any distance.
       rotary_base: of rotary positions; 0: none.
-      has_large_vmem: whether the chip has more than 16 MiB of VMEM.
-      interpret: run without a TPU.
+      on_gpu: whether the chip is a GPU and not a TPU.
+      has_large_vmem: whether a TPU has more than 16 MiB of VMEM.
+      interpret: run without the chip, for tests.
     """
 
     head_dim: int
     rate: float
-    reach: int
-    rotary_base: float
-    has_large_vmem: bool
-    interpret: bool
+    reach: int = 0
+    rotary_base: float = 0.0
+    on_gpu: bool = False
+    has_large_vmem: bool = True
+    interpret: bool = False
+
+
+def attention_of_passes(
+    forward: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[..., jax.Array]:
+    """Attention that is computed, and has its gradients, by these functions.
+
+    Its arguments are queries, keys and values without bias, their bias, marks of tokens, dropout's
+    places of queries, or None, and settings; it returns context vectors.
+
+    Args:
+      forward: of the same arguments; returns context vectors, and what `backward` needs.
+      backward: of the settings, what it needs and the gradient of context vectors; returns the
+        gradients of queries, keys and values and of their bias.
+    """
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+    def attention(
+        qkv: jax.Array, bias: jax.Array, marks: jax.Array, lines: jax.Array | None,
+        settings: Settings,
+    ) -> jax.Array:
+        context: jax.Array = forward(qkv, bias, marks, lines, settings)[0]
+        return context
+
+    def pull(settings: Settings, residuals: Any, d_context: jax.Array) -> tuple[Any, ...]:
+        return *backward(settings, residuals, d_context), None, None
+
+    attention.defvjp(forward, pull)
+    return attention
 
 
 def sequence_ranges(segments_BxS: jax.Array, size: int) -> jax.Array:

@@ -26,6 +26,7 @@ class ModelConfig(BertConfig):
     dtype: str = 'float32'  # of activations; parameters are float32
     remat: str = 'none'
     attention: str = 'auto'  # see model/attention.py
+    failing_attention: tuple[str, ...] = ()  # what 'auto' does not take
     layout: Layout = Layout()
 
     @property

@@ -17,7 +17,7 @@ from bert_jax.data.pairs import joined
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
 from bert_jax.inference.engine import Engine
-from bert_jax.model.attention import resolve_backend
+from bert_jax.model.attention import failing_attention
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.sentences import ACTIVATIONS, Sentences, read_sentences
@@ -162,7 +162,7 @@ class LoadedModel:
         self.config = ModelConfig(
             **weights.model,
             dtype=dtype,
-            attention=resolve_backend('auto', BertConfig(**weights.model), drops=False),
+            failing_attention=failing_attention('auto', BertConfig(**weights.model), drops=False),
             layout=Layout(self._mesh))
         # Read now, not when it is first used: a relative path may name another file by then.
         self._tokenizer: Tokenizer | None = None

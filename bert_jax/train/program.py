@@ -1,7 +1,7 @@
 """The program of a config: mesh, model, task, optimizer and steps.
 
 To build it, nothing is run or allocated, except to check a chip's fused attention
-(`model.attention.resolve_backend`). `experiment.train_run` trains with it; `tools.preflight`
+(`model.attention.failing_attention`). `experiment.train_run` trains with it; `tools.preflight`
 compiles it for machines that need not exist.
 """
 
@@ -23,7 +23,7 @@ from bert_jax.config.durations import parse_duration
 from bert_jax.config.phases import model_options
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.heads.base import Head
-from bert_jax.model.attention import resolve_backend
+from bert_jax.model.attention import failing_attention
 from bert_jax.model.layers import ModelConfig, Names
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, Mesh, check_vocabulary
@@ -253,7 +253,8 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig
     check_vocabulary(m.vocab_size or vocab_size, mesh.shape['tensor'])
     computation = {name: m[name] for name in COMPUTATION}
     fields = config_lib.model_fields(config, vocab_size)
-    computation['attention'] = resolve_backend(m.attention, BertConfig(**fields))
+    failing = failing_attention(m.attention, BertConfig(**fields))
     if m.dtype == 'auto':
         computation['dtype'] = 'float32' if Layout(mesh).on_cpu else 'bfloat16'
-    return ModelConfig(**fields, **computation, layout=Layout(mesh))
+    return ModelConfig(
+        **fields, **computation, failing_attention=failing, layout=Layout(mesh))

@@ -38,7 +38,7 @@ def alone(qkv_Sx3xNxD):
 
 
 def test_each_sequence_is_computed_as_if_alone():
-    """By XLA. test_attention_kernel.py tests the kernel; test_transformers.py, probabilities."""
+    """By XLA. test_attention_tpu.py tests the kernel; test_transformers.py, probabilities."""
     context_of = functools.partial(
         attend, QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('auto'))
     context = context_of()

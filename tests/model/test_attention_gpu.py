@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from bert_jax.model import attention_gpu
-from bert_jax.model.attention_kernel import kernel_attention
 from bert_jax.sharding import make_mesh
-from tests.model.test_attention_kernel import inputs, plain, with_gradient
+from tests.model.test_attention_tpu import inputs, kernel, plain, with_gradient
 
 pytestmark = pytest.mark.slow
 
-on_gpu = functools.partial(kernel_attention, interpret=True, on_gpu=True)
+on_gpu = functools.partial(kernel, on_gpu=True)
 
 
 @pytest.fixture
