@@ -7,12 +7,15 @@ import json
 import re
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 PROGRAMS = {'ours': 'bert_jax', 'pytorch': 'PyTorch, compiled, head where masked'}
 # Goals for bert_jax: sequences/s on one H100 in bfloat16 with full dropout.
 GOALS = {('base', 128): 5600, ('large', 128): 1950, ('base', 512): 1200, ('large', 512): 420}
+ROOT = Path(__file__).parents[1]
+LOSS_STEPS = (1, 10, 100, 300)  # whose losses are shown
 
 
 Shape = tuple[str, int, int]  # model, length, rows
@@ -68,7 +71,7 @@ def page(folder: Path) -> str:
         cells = ' | '.join(cell(rates, program) for program in PROGRAMS)
         goal = f'{GOALS[model, length]:,}' if (model, length) in GOALS else ''
         lines.append(f'| {model}, {rows} of {length} | {cells} | {goal} |')
-    lines.extend(['', *vector_lines(folder)])
+    lines.extend(['', *vector_lines(folder), *run_lines(folder), *flag_lines(folder)])
     lines.extend(f'- {note}' for note in notes)
     return '\n'.join(lines)
 
@@ -97,6 +100,67 @@ def vector_lines(folder: Path) -> list[str]:
     if not rows:
         return []
     return ['| vectors of sentences | sentences/s |', '|---|---|', *rows, '']
+
+
+def run_lines(folder: Path) -> list[str]:
+    """A table of runs from text to result beside those of CPUs, if there are any."""
+    rows = [*loss_rows(folder, 'quickstart'), *loss_rows(folder, 'synthetic')]
+    accuracies = []
+    for path in sorted(folder.glob('run-quickstart-*.json')):
+        accuracies.append(json.loads(path.read_text())['eval/mlm_accuracy'])
+    if accuracies:
+        stored = json.loads((ROOT / 'docs' / 'quickstart.json').read_text())
+        of_cpus = [run['mlm_accuracy'] for run in stored['runs']]
+        rows.append(f'| quickstart, masked words found at its end | {listed(accuracies)} | '
+                    f"{listed(of_cpus)}, {stored['date']} |")
+    if not rows:
+        return []
+    return ['| runs of seeds 0, 1, ... | here | CPUs, seeds 0, 1, 2 |', '|---|---|---|', *rows, '']
+
+
+def loss_rows(folder: Path, recipe: str) -> list[str]:
+    """The losses of a recipe's runs, seeds 0, 1, ..., and those of its shipped reference."""
+    runs = [checked_steps(path) for path in sorted(folder.glob(f'run-{recipe}-*/metrics.jsonl'))]
+    if not runs:
+        return []
+    path = ROOT / 'bert_jax' / 'train' / 'references' / f'{recipe}.json'
+    reference = json.loads(path.read_text())
+    rows = []
+    for index, step in enumerate(reference['steps']):
+        here = [run[step]['check/loss'] for run in runs if step in run]
+        if step in LOSS_STEPS and here:
+            of_cpus = [losses[index] for losses in reference['check/loss']]
+            rows.append(f'| {recipe}, loss at {step} | {listed(here)} | {listed(of_cpus)} |')
+    of_cpu = reference['check/batch'][0][0]
+    has_same_rows = 1 in runs[0] and runs[0][1]['check/batch'] == of_cpu
+    rows.append(f"| {recipe}, rows | {'those of the CPUs' if has_same_rows else 'others'} | |")
+    return rows
+
+
+def checked_steps(path: Path) -> dict[int, dict[str, float]]:
+    """The records of checked steps in a `metrics.jsonl`, by step."""
+    result = {}
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        if 'check/loss' in record:
+            result[record['step']] = record
+    return result
+
+
+def listed(numbers: Iterable[float]) -> str:
+    """Numbers as text."""
+    return ', '.join(f'{number:.3f}' for number in numbers)
+
+
+def flag_lines(folder: Path) -> list[str]:
+    """A table of the step's sequences/s with flags of XLA, if they were measured."""
+    rows = []
+    for path in sorted(folder.glob('flag-*.json')):
+        flag = path.name.removeprefix('flag-').removesuffix('.json')
+        rows.append(f'| `--{flag}` | {our_rate(json.loads(path.read_text())):,.0f} |')
+    if not rows:
+        return []
+    return ['| the step of Base at 128, with a flag of XLA | sequences/s |', '|---|---|', *rows, '']
 
 
 if __name__ == '__main__':

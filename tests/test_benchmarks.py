@@ -48,13 +48,34 @@ def test_the_gpu_page_has_a_row_for_each_shape(tmp_path):
     })
     write('base-128-256-pytorch', {'sequences_per_second': 400.0, 'versions': {'torch': 2}})
     write('large-512-32-pytorch', {'sequences_per_second': 50.0, 'versions': {'torch': 2}})
+    write('flag-xla_gpu_x=false', {'results': [{'figures': figures}]})
     write('vectors-pytorch', {'sentences_per_second': {'in order': [3.0, 1.0, 2.0]}})
     page = gpu_page.page(tmp_path)
     assert '| base, 256 of 128 | 1,000 | 400 (2.50) | 5,600 |' in page
     assert '| large, 32 of 512 | not measured | 50 | 420 |' in page
     assert '| PyTorch, in order | 2 |' in page
+    assert '| `--xla_gpu_x=false` | 1,000 |' in page
     assert '- NVIDIA X, 2026-01-02' in page
     assert '- PyTorch, compiled, head where masked: torch 2' in page
+
+
+def test_the_gpu_page_has_losses_beside_those_of_cpus(tmp_path):
+    import gpu_page
+
+    references = ROOT / 'bert_jax' / 'train' / 'references'
+    stored = json.loads((references / 'quickstart.json').read_text())
+    for seed in range(2):
+        run = tmp_path / f'run-quickstart-{seed}'
+        run.mkdir()
+        first = {'step': 1, 'check/loss': 9.5 + seed, 'check/batch': stored['check/batch'][seed][0]}
+        (run / 'metrics.jsonl').write_text(json.dumps(first) + '\n{"step": 1, "loss": 2}\n')
+        (tmp_path / f'run-quickstart-{seed}.json').write_text('{"eval/mlm_accuracy": 0.25}')
+    page = gpu_page.page(tmp_path)
+    of_cpus = ', '.join(f'{losses[0]:.3f}' for losses in stored['check/loss'])
+    assert f'| quickstart, loss at 1 | 9.500, 10.500 | {of_cpus} |' in page
+    assert '| quickstart, rows | those of the CPUs | |' in page
+    assert '| quickstart, masked words found at its end | 0.250, 0.250 | 0.283, 0.294' in page
+    assert 'synthetic' not in page
 
 
 def test_made_up_sentences_are_of_the_vocabulary_s_words():
