@@ -22,6 +22,7 @@ from bert_jax.model.dropout import dropout_rows
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError, nearest
+from bert_jax.runtime.forks import check_no_fork
 
 
 class _Pretrained(NamedTuple):
@@ -228,8 +229,10 @@ class BertModule(nn.Module):
           float32.
 
         Raises:
-          InputError: an array has a wrong shape, or rows are longer than the model takes.
+          InputError: an array has a wrong shape, or rows are longer than the model takes; or this
+            process is a fork of one that has used jax.
         """
+        check_no_fork(f'head={self.head!r}')
         _check_shapes(input_ids, {
             'attention_mask': attention_mask, 'token_type_ids': token_type_ids,
             'position_ids': position_ids})

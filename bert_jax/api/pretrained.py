@@ -29,6 +29,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.loaded import one_of, read_model
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import absolute
+from bert_jax.runtime.forks import check_no_fork
 from bert_jax.runtime.hub import check_unpublished
 from bert_jax.sharding import MESH_AXES, Layout, tree_shardings
 from bert_jax.text import find_lowercase, load_tokenizer
@@ -158,6 +159,7 @@ def from_pretrained(
     Raises:
       InputError: there is no model, something is wrong with it, or an argument is invalid.
     """
+    check_no_fork(path)
     if head is not None:
         check_head_name(head)
     weights, _ = read_model(path, vocab_file)
@@ -191,6 +193,7 @@ def from_config(
     Raises:
       InputError: an argument is invalid.
     """
+    check_no_fork(f'config={config!r:.60}')
     check_head_name(head)
     lowercase = True
     if vocab_file is not None:
@@ -335,6 +338,9 @@ def _declared_shapes(module: BertModule) -> Any:
 
 def _check_params(params: Params, module: BertModule) -> None:
     """Raises InputError unless these are the parameters of a module, by names and shapes."""
+    if not isinstance(params, Mapping):
+        raise InputError(f'params={params!r:.60} must be nested dicts of arrays, such as those of '
+                         'bert.params')
     wanted = flatten_dict(nn.meta.unbox(_declared_shapes(module)), sep='/')
     given = flatten_dict(params, sep='/')
     if given.keys() != wanted.keys():

@@ -7,7 +7,6 @@ hashes. A text of 1e12 tokens, in 16,000 parts, has about 1e9 documents.
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -207,7 +206,7 @@ def finish_store(
     Raises:
       InputError: a part is damaged, or there is no text.
     """
-    with tempfile.TemporaryDirectory(prefix='bert_jax_') as copies:
+    with files.temporary_folder() as copies:
         parts = Parts(folder, num_shares, copies)
         if not parts.num_documents:
             raise InputError(f"data source '{origin.source}' holds no text")

@@ -23,6 +23,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.sentences import ACTIVATIONS, Sentences, read_sentences
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import as_path
+from bert_jax.runtime.forks import check_no_fork
 from bert_jax.runtime.hub import model_folder
 from bert_jax.sharding import Layout, make_mesh
 from bert_jax.text import Tokenizer, find_lowercase, load_tokenizer
@@ -152,6 +153,7 @@ class LoadedModel:
           devices: the texts are divided among them; default: all.
           sentences: from `read_model`, for vectors; None: those of a model without such files.
         """
+        check_no_fork(weights.source)
         if dtype is None:
             dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
         one_of('dtype', dtype, ('float32', 'bfloat16'))
@@ -169,7 +171,6 @@ class LoadedModel:
         if weights.vocab_file is not None:
             self._tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
-        self._process = os.getpid()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuses to be pickled: what is on devices stays in its process."""
@@ -207,13 +208,9 @@ class LoadedModel:
         """The engine that runs the model on the devices.
 
         Raises:
-          InputError: this process is a fork of the one that loaded the model: jax's threads are not
-            in it, so it would wait for ever.
+          InputError: this process is a fork of one that has used jax.
         """
-        if os.getpid() != self._process:
-            raise InputError(f'{self.weights.source} was loaded in process {self._process}, of '
-                             f'which this one, {os.getpid()}, is a fork, and jax cannot compute in '
-                             "a fork: load it here, in a process of multiprocessing's 'spawn'")
+        check_no_fork(self.weights.source)
         return self._engine
 
     @functools.cached_property

@@ -16,6 +16,7 @@ import secrets
 import stat
 import tempfile
 import time
+import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,7 @@ from bert_jax.runtime import buckets
 from bert_jax.runtime.errors import InputError
 
 _LEFTOVER_SECONDS = 86_400
+_TEMPORARY: weakref.WeakSet[tempfile.TemporaryDirectory[str]] = weakref.WeakSet()
 _MOST_JSON_BYTES = 1 << 28
 _FROM_SHELL = ('/proc/', '/dev/fd/', '/dev/pts/', '/dev/tty', '/dev/null')
 LONGEST_LINE = 64 << 20  # bytes
@@ -567,7 +569,24 @@ def check_deletion(path: str | os.PathLike[str]) -> None:
 
 @functools.cache
 def _local_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix='bert_jax_')
+    return temporary_folder()
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """A new folder on this machine's disk, for a `with` block or as long as it is referred to.
+
+    It is also removed by `remove_temporary_folders`.
+    """
+    folder = tempfile.TemporaryDirectory(prefix='bert_jax_')
+    _TEMPORARY.add(folder)
+    return folder
+
+
+def remove_temporary_folders() -> None:
+    """Removes all of them. Call it before `os._exit`, which leaves them."""
+    for folder in list(_TEMPORARY):
+        with contextlib.suppress(OSError):  # another thread may be writing there
+            folder.cleanup()
 
 
 def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') -> None:

@@ -155,6 +155,11 @@ def describe_error(
             f'traceback is in {where})', 1)
 
 
+def is_full_disk(error: BaseException) -> bool:
+    """Whether an exception, or one of its causes, says that a disk is full."""
+    return any(re.search(DISK_IS_FULL, str(fault)) for fault in _with_causes(error))
+
+
 def _with_causes(error: BaseException) -> list[BaseException]:
     """An exception, the one that caused it, and so on."""
     chain: list[BaseException] = []
@@ -237,6 +242,7 @@ def _stopping_on_sigterm() -> Iterator[None]:
     def leave_if_not_ended() -> None:
         if not has_ended.wait(_PATIENCE_SECONDS):
             os.write(2, b'error: stopped\n')
+            files.remove_temporary_folders()
             os._exit(143)
 
     end_calls = signals.call_in_thread([signal.SIGTERM], leave_if_not_ended)

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from bert_jax.runtime import hosts, signals
 from bert_jax.runtime.errors import Stopped, first_line, visible
-from bert_jax.runtime.files import Path, write_whole
+from bert_jax.runtime.files import Path, remove_temporary_folders, write_whole
 from bert_jax.runtime.long_work import is_at_long_work
 from bert_jax.runtime.verdict import (
     SILENCE_SECONDS,
@@ -222,4 +222,5 @@ def _leave(status: int, message: str = '') -> NoReturn:
         sys.stderr.write(f'error: {visible(message)}\n')
     sys.stdout.flush()
     sys.stderr.flush()
+    remove_temporary_folders()
     os._exit(status)

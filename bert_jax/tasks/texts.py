@@ -21,7 +21,7 @@ from bert_jax.data.pairs import TextWindows, text_windows
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import Classification
 from bert_jax.inference.engine import Outputs
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, visible
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks.labelled import (
     EvalSet,
@@ -443,12 +443,15 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[Any]], delimiter: str 
 def _shown(value: Any, delimiter: str) -> Any:
     """A value as it stands in a table.
 
-    Spreadsheets run a text in a .csv as a formula if it begins like one, so it gets an apostrophe
+    A .csv is for people: characters that move a terminal's cursor are written out. Spreadsheets run
+    a text as a formula if it begins like one, also after white space, so it gets an apostrophe
     before it, which they do not show. A .tsv is for programs, and has what the model said.
     """
     if type(value) is float:
         return f'{value:.6g}'
-    is_formula = isinstance(value, str) and value.startswith(('=', '+', '-', '@'))
-    if is_formula and delimiter == ',' and not re.fullmatch(r'[+-]?[\d.]+', value):
-        return f"'{value}"
-    return value
+    if delimiter != ',' or not isinstance(value, str):
+        return value
+    is_formula = value.lstrip().startswith(('=', '+', '-', '@'))
+    if is_formula and not re.fullmatch(r'[+-]?[\d.]+', value):
+        return f"'{visible(value)}"
+    return visible(value)

@@ -4,12 +4,12 @@ import dataclasses
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
 from jax.profiler import ProfileData
 
+from bert_jax.runtime.files import temporary_folder
 from bert_jax.tools.preflight.report import grid
 
 _DEVICE = '/device:'  # a plane of an accelerator; without one, threads of the host compute
@@ -39,7 +39,7 @@ def trace_kernels(run: Callable[[int], Any], num_steps: int) -> list[KernelTime]
       run: runs so many steps and waits for them.
       num_steps: how many to trace.
     """
-    with TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         with jax.profiler.trace(folder):
             run(num_steps)
         paths = glob.glob(os.path.join(folder, '**', '*.xplane.pb'), recursive=True)

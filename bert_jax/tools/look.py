@@ -23,7 +23,6 @@ Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 
 from absl import flags
@@ -36,7 +35,7 @@ from bert_jax.data.source import Document
 from bert_jax.data.store import PREPARED
 from bert_jax.data.text_facts import TextFacts, facts_of
 from bert_jax.runtime.errors import InputError, show
-from bert_jax.runtime.files import as_path
+from bert_jax.runtime.files import as_path, temporary_folder
 from bert_jax.runtime.process import error_boundary
 from bert_jax.text import VOCABULARY_FILE, load_tokenizer, write_switches
 from bert_jax.text.fertility import Fit, fit_of
@@ -163,7 +162,7 @@ def _trained(config: ConfigDict, texts: Sequence[str], size: int) -> Tokenizer:
         raise InputError(f'config.data.tokenizer={data.tokenizer!r} is not trained on text: there '
                          'is no size to choose')
     wanted = Wanted(data.tokenizer, size, data.lowercase, data.strip_accents)
-    with tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
+    with temporary_folder() as folder:
         path = as_path(folder) / f'vocab{trainer.ending}'
         path.write_text(trainer.train(texts, wanted))
         if path.name == VOCABULARY_FILE:

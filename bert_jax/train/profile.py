@@ -1,8 +1,6 @@
 """A trace of some steps for TensorBoard's profiler."""
 
 import pathlib
-import shutil
-import tempfile
 from typing import Any
 
 import jax
@@ -31,7 +29,8 @@ class Profile:
         jax.block_until_ready(results)
         if within:  # jax can write only to disks
             if files.in_bucket(self._workdir):
-                self._folder = tempfile.mkdtemp()
+                self._copies = files.temporary_folder()
+                self._folder = self._copies.name
             else:
                 self._folder = str(self._workdir)
             jax.profiler.start_trace(self._folder)
@@ -48,5 +47,5 @@ class Profile:
         if files.in_bucket(self._workdir):
             for file in filter(pathlib.Path.is_file, folder.rglob('*')):
                 files.upload(file, self._workdir / file.relative_to(folder).as_posix())
-            shutil.rmtree(folder)
+            self._copies.cleanup()
         hosts.say(f'profile: tensorboard --logdir {self._workdir}')

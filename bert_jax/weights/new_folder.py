@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from bert_jax.runtime.files import (
     children,
     in_bucket,
     remove_leftovers,
+    temporary_folder,
     temporary_name,
     upload,
 )
@@ -40,7 +40,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     on_hub = os.fspath(target).startswith('hf:')
     try:
         if on_hub or in_bucket(target):
-            with tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
+            with temporary_folder() as folder:
                 yield as_path(folder)
                 if on_hub:
                     publish(folder, os.fspath(target))

@@ -1,41 +1,46 @@
 """Random damage and carelessness: a command gives the right result, or says in one line why not.
 
-    python -m tests.abuse fuzz|careless|foreign|kills --cases=2000 --seed=0
+    python -m tests.abuse campaign|fuzz|kills --cases=1000 --seed=0
 
-fuzz damages files (see `tests.abuse.fuzz`), careless makes mistakes in tables and flags (see
-`tests.abuse.careless`), foreign puts other values into JSON (see `tests.abuse.foreign`), kills
-kills commands that write (see `tests.abuse.kills`). Anything but a right result or an error in one
-line is harm: a traceback, another result, NaN, a hang, another file changed.
+campaign draws careless and hostile cases of many classes (see `tests.abuse.campaign`;
+--classes=flags,streams takes those whose names begin so), fuzz damages files (see
+`tests.abuse.fuzz`), kills kills commands that write (see `tests.abuse.kills`). Anything but a right
+result or an error in one line is harm: a traceback, another result, NaN, a hang, another file
+changed.
 
 A case is a function of the seed and its number; `--only=N` runs one again and shows its output.
 """
 
 import argparse
 import collections
+import functools
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.abuse.careless import careless
-from tests.abuse.foreign import foreign
+from tests.abuse.campaign import CLASSES, campaign
 from tests.abuse.fuzz import fuzz_all
 from tests.abuse.kills import kills
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('what', choices=('fuzz', 'careless', 'foreign', 'kills'))
+    parser.add_argument('what', choices=('campaign', 'fuzz', 'kills'))
     parser.add_argument('--cases', type=int, default=500)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--only', type=int, help='the number of one case')
+    parser.add_argument('--classes', default='', help='of the campaign, by how their names begin')
     options = parser.parse_args()
+    wanted = tuple(options.classes.split(','))
+    groups = [name for name in CLASSES if name.startswith(wanted)]
     numbers = range(options.cases) if options.only is None else [options.only]
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
-    run = {'fuzz': fuzz_all, 'careless': careless, 'foreign': foreign, 'kills': kills}[options.what]
+    run = {'fuzz': fuzz_all, 'kills': kills,
+           'campaign': functools.partial(campaign, groups=groups)}[options.what]
     with tempfile.TemporaryDirectory() as folder:
         for case in run(numbers, options.seed, Path(folder)):
             counts[case.group, case.result.partition(':')[0]] += 1
-            print(f'{case.number} {case.group}: {case.result}', flush=True)
+            print(f'{case.number} {case.group}: {case.result} ({case.seconds:.0f} s)', flush=True)
             if options.only is not None or case.result.startswith('HARM'):
                 print(case.printed[-6000:], flush=True)
     for (group, result), count in sorted(counts.items()):

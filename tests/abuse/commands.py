@@ -61,7 +61,8 @@ class Answer:
         """What no command may do, or '': a traceback, NaN, an error that is not one line."""
         if re.search('Traceback|may be a fault of bert_jax', self.out + self.err):
             return 'traceback'
-        if re.search(r'\b(NaN|nan|Infinity)\b', self.out):
+        out_of_quotes = re.sub(r'"(\\.|[^"\\])*"|\'(\\.|[^\'\\])*\'', '', self.out)
+        if re.search(r'\b(NaN|nan|Infinity)\b', out_of_quotes):
             return 'NaN'
         if self.status == 3 and 'have no result)' in self.err.splitlines()[-1]:
             return ''  # of `predict`: some texts

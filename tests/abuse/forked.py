@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -103,6 +104,7 @@ def _become(
                 number, mode, encoding='utf-8', errors=errors, closefd=False)
             setattr(sys, name, stream)
         os.setpgid(0, 0)
+        _forget_finalizers()
         os.environ.update(environment)
         os.chdir(ROOT)
         act()
@@ -115,7 +117,14 @@ def _become(
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        with contextlib.suppress(Exception):
+            weakref.finalize._exitfunc()  # type: ignore[attr-defined]
         os._exit(status)
+
+
+def _forget_finalizers() -> None:
+    """What this process would do at its end, such as to remove folders, is its parent's to do."""
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
 
 
 def _await(child: int, seconds: float) -> tuple[int, int]:

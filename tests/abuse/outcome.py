@@ -10,3 +10,4 @@ class Outcome(NamedTuple):
     group: str
     result: str
     printed: str
+    seconds: float = 0.0

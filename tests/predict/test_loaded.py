@@ -8,7 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
-from bert_jax import predict
+from bert_jax import from_config, from_pretrained, predict
+from bert_jax.runtime import forks
 from tests.conftest import ROOT
 from tests.refusals import refused
 
@@ -50,11 +51,17 @@ def test_an_edited_vocabulary_counts_from_the_next_load_on(other_of_equal_size):
     np.testing.assert_array_equal(model.vectors(['a bad cab']), before)
 
 
-def test_a_fork_refuses_to_compute_where_it_would_hang(other_of_equal_size):
-    model = predict.load(other_of_equal_size / 'first' / 'm')
-    model._process -= 1  # as it is in a fork
-    with refused('is a fork', "'spawn'"):
-        model.vectors(['a bad cab'])
+def test_a_fork_refuses_to_compute_where_it_would_hang(other_of_equal_size, monkeypatch):
+    path = other_of_equal_size / 'first' / 'm'
+    model = predict.load(path)
+    bert = from_pretrained(path, head='encoder')
+    batch = bert.tokenizer(['a bad cab'])
+    monkeypatch.setattr(forks, '_user_of_jax', lambda: 1)  # as it is in a fork of process 1
+    for act in (lambda: model.vectors(['a bad cab']), lambda: predict.load(path),
+                lambda: bert.module.apply({'params': bert.params}, **batch),
+                lambda: from_pretrained(path), lambda: from_config('tiny', vocab_size=30)):
+        with refused('is a fork', "'spawn'"):
+            act()
 
 
 def test_a_loaded_model_is_not_pickled_but_copied(other_of_equal_size):

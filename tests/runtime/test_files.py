@@ -212,6 +212,15 @@ def test_leftovers_of_killed_processes_are_removed_after_a_day(tmp_path):
     assert found == sorted([*kept, '.a.json.0123456789abcdef.tmp'])
 
 
+def test_temporary_folders_go_with_their_owner_or_before_a_process_ends_at_once():
+    with files.temporary_folder() as gone:
+        assert os.path.isdir(gone)
+    assert not os.path.exists(gone)
+    kept = files.temporary_folder()
+    files.remove_temporary_folders()
+    assert not os.path.exists(kept.name)
+
+
 def test_no_link_is_followed_that_lies_at_a_temporary_name(tmp_path, monkeypatch):
     monkeypatch.setattr(files.secrets, 'token_hex', lambda num_bytes: '0' * 16)
     (tmp_path / 'mine').write_text('mine')

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import re
 from types import SimpleNamespace
 
@@ -215,6 +216,15 @@ def test_the_work_so_far(runs):
 
 def test_scores_are_of_the_last_evaluation(runs):
     assert RunRecords(runs / 'whole', 'whole').scores == {'step': 8, 'mlm_accuracy': 0.4}
+
+
+def test_recorded_values_that_are_not_finite_are_left_out(tmp_path):
+    write(tmp_path / 'run', [
+        {'step': 1, 'train/loss': math.nan, 'time/step': 2.0},
+        {'step': 8, 'eval/accuracy': 0.5, 'eval/loss': math.inf, 'eval/f1': -math.inf}], task='rte')
+    run = RunRecords(tmp_path / 'run', 'run')
+    assert run.records == [{'step': 1, 'time/step': 2.0}, {'step': 8, 'eval/accuracy': 0.5}]
+    assert run.scores == {'step': 8, 'accuracy': 0.5}
 
 
 def groups_of_intervals(folder, task, intervals, *, best=None):

@@ -1,6 +1,7 @@
 """Sweeps: the grid, members that share a process, processes that share a folder, resuming."""
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -271,6 +272,20 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, overrides, cap
     assert 'learning_rate=1e-2: failed (RuntimeError: the device is lost' in capsys.readouterr().err
     assert 'Traceback' in (ours.run(members[0]) / 'log.txt').read_text()
     assert list(ours.results()) == [members[1]]
+
+
+def test_a_full_disk_ends_a_sweep_at_its_first_run_in_one_line(tmp_path, overrides, capsys):
+    def filling(*args, **kwargs):
+        raise RuntimeError('a writer failed') from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    arguments = [f'--config={CONFIG}', f'--workdir={tmp_path}/sweep', '--restarts=2', *overrides]
+    with (mock.patch.object(Guard, 'start'), mock.patch.object(experiment, 'train_run', filling),
+          pytest.raises(SystemExit, match='1')):
+        sweep_command.main(arguments)
+    assert capsys.readouterr().err == (
+        f'error: the disk of {tmp_path}/sweep is full (No space left on device): free some space '
+        'and start again\n')
+    assert not list(tmp_path.rglob('sweep_failed.json'))
 
 
 @pytest.mark.parametrize('bad, message', [

@@ -28,7 +28,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +38,7 @@ from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import parse_command
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import check_new_file, write_whole
+from bert_jax.runtime.files import check_new_file, temporary_folder, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary
 from bert_jax.sharding import Mesh, make_mesh
@@ -67,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
     """Parses flags, compiles, prints the tables and writes the JSON."""
     _leave_accelerators_free()
     options = _define_flags()
-    with error_boundary(), tempfile.TemporaryDirectory(prefix='bert_jax_') as folder:
+    with error_boundary(), temporary_folder() as folder:
         write_schedules(folder)
         config, file = parse_command(argv, __doc__ or '', options)
         if options.json:

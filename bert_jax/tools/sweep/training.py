@@ -15,6 +15,7 @@ from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, show, tell
 from bert_jax.runtime.lease import Claim
+from bert_jax.runtime.process import is_full_disk
 from bert_jax.tools.sweep.directory import Sweep, score_of
 from bert_jax.tools.sweep.members import Member, Settings, member_config
 from bert_jax.tools.workers import ShouldStop
@@ -143,6 +144,8 @@ class _Worker:
         except Stopped as stopped:
             print(stopped)
         except Exception as error:
+            if is_full_disk(error):
+                raise  # every other run would fail like it
             if not isinstance(error, Diverged):
                 traceback.print_exc(file=sys.stdout)
             self._record_failure(member, error)

@@ -5,14 +5,10 @@ without their digest, and records of work. A value in one of them is replaced by
 kind, left out, or gets a neighbour that nobody knows.
 """
 
-import contextlib
-import io
 import json
 import random
-import resource
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -21,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from bert_jax.config import default_config
 from bert_jax.predict.loaded import read_model
-from bert_jax.runtime import lease, process
+from bert_jax.runtime import lease
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.result_folder import free_folder, open_result_folder, write_result
 from bert_jax.tools.report.board import board
@@ -37,7 +33,7 @@ from bert_jax.train.workdirs import check_resumable
 from bert_jax.weights import load_weights
 from bert_jax.weights.huggingface import write_huggingface
 from bert_jax.weights.run_directory import describe_run, write_run
-from tests.abuse.outcome import Outcome
+from tests.abuse.classes.case import Case
 from tests.conftest import ROOT
 
 _FIXTURES = ROOT / 'tests' / 'fixtures' / 'huggingface'
@@ -167,6 +163,7 @@ def _write(file: Path, *values: Any) -> None:
 
 def make(folder: Path) -> None:
     """Makes the files that are spoiled."""
+    folder.mkdir()
     shutil.copytree(_FIXTURES / 'classification', folder / 'classifier')
     shutil.copytree(_FIXTURES / 'question_answering', folder / 'answers')
     weights = load_weights(_FIXTURES / 'pretraining')
@@ -239,7 +236,7 @@ def _places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from _places(inner, (*way, number))
 
 
-def _spoil(rng: random.Random, content: Any) -> tuple[Any, str]:
+def spoil(rng: random.Random, content: Any) -> tuple[Any, str]:
     """(A copy with one value replaced, left out or added, what was done)."""
     content = json.loads(json.dumps(content))
     places = list(_places(content))
@@ -268,56 +265,29 @@ _UNKNOWN = ('bert_jax_inference', 'labels', 'head', 'phases', 'inference', 'arch
             'id2label', 'problem_type', 'time', 'pid', 'seconds', 'quantization_config', 'x')
 
 
-def _spoil_file(rng: random.Random, path: Path) -> str:
+def spoil_file(rng: random.Random, path: Path) -> str:
     """Spoils a value of a file and says which."""
     text = path.read_text()
     if path.suffix == '.jsonl':
         lines = text.splitlines()
         number = rng.randrange(len(lines))
-        spoiled, done = _spoil(rng, json.loads(lines[number]))
+        spoiled, done = spoil(rng, json.loads(lines[number]))
         lines[number] = json.dumps(spoiled)
         path.write_text('\n'.join(lines) + '\n')
         return f'line {number + 1}: {done}'
     content = json.loads(text)
     if isinstance(content, dict):
         content.pop('digest', None)  # with it, any change is refused before it is read
-    spoiled, done = _spoil(rng, content)
+    spoiled, done = spoil(rng, content)
     path.write_text(json.dumps(spoiled))
     return done
 
 
-def _outcome(read: Callable[[Path], object], folder: Path) -> tuple[str, str]:
-    """(What came of reading, what was said)."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            read(folder)
-        result = 'read'
-    except Exception as error:
-        line, status = process.describe_error(error)
-        said.write(line)
-        result = 'refused'
-        if status != 2 or '\n' in line:
-            result = f'HARM: {type(error).__name__}'
-    return result, said.getvalue()
-
-
-def foreign(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[Outcome]:
-    """For each number, spoils one of the files in `folder`, reads it, and puts it back."""
-    things = folder / 'things'
-    make(things)
-    for number in numbers:
-        rng = random.Random(f'{seed} {number}')
-        reader = READERS[number % len(READERS)]
-        case = folder / 'case'
-        top = reader.file.partition('/')[0]
-        shutil.copytree(things / top, case / top)
-        done = _spoil_file(rng, case / reader.file)
-        began = time.monotonic()
-        result, said = _outcome(reader.read, case)
-        if time.monotonic() - began > 60:
-            result = 'HARM: more than a minute'
-        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > 2e9:
-            result = 'HARM: more than 2 GB'
-        shutil.rmtree(case)
-        yield Outcome(number, reader.file, result, f'{done}\n{said}')
+def draw(rng: random.Random, folder: Path, things: Path) -> Case:
+    """A file in which a value is spoiled, and what reads it."""
+    reader = rng.choice(READERS)
+    top = reader.file.partition('/')[0]
+    shutil.copytree(things / 'json' / top, folder / top)
+    done = spoil_file(rng, folder / reader.file)
+    return Case(
+        done=f'{reader.file}: {done}', act=lambda: reader.read(folder), made=(top, 'new'))

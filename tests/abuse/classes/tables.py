@@ -12,7 +12,7 @@ import io
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ from bert_jax.runtime import process
 from bert_jax.tasks.labelled import ScoredModel
 from bert_jax.tasks.opening import open_task
 from bert_jax.validation import check_used, complete, validate
+from tests.abuse.classes.case import Case
 from tests.abuse.fuzz import cut, flip, overwrite
-from tests.abuse.outcome import Outcome
 from tests.conftest import ROOT
 
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']
@@ -89,7 +89,7 @@ def _as_jsonl(rows: Sequence[dict[str, str]]) -> bytes:
     return ''.join(json.dumps(row) + '\n' for row in rows).encode()
 
 
-def _make_mistake(rng: random.Random, data: bytes) -> bytes:
+def make_mistake(rng: random.Random, data: bytes) -> bytes:
     """Makes a mistake in a line, or sometimes in the whole file."""
     mistake = rng.choice(_MISTAKES)
     lines = data.split(b'\n')
@@ -106,7 +106,7 @@ def _write_table(rng: random.Random, folder: Path, labels: Sequence[str]) -> Pat
     rows = _draw_rows(rng, labels)
     data = _as_csv(rows) if form == 'csv' else _as_jsonl(rows)
     for _ in range(rng.choice((0, 0, 1, 1, 2))):
-        data = _make_mistake(rng, data)
+        data = make_mistake(rng, data)
     path = folder / f'own.{form}'
     path.write_bytes(data)
     return path
@@ -185,7 +185,7 @@ def _make_table(rng: random.Random, folder: Path) -> _Table:
     return _Table(task, path, vocab_file, _draw_flags(rng, task))
 
 
-def _open_table(table: _Table, number: int) -> Outcome:
+def _open_table(table: _Table) -> str:
     """Opens a table for training, evaluation and prediction, and compares what they read."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -199,14 +199,14 @@ def _open_table(table: _Table, number: int) -> Outcome:
     printed = (
         f'{table.flags}\ntrained: {trained.outcome} {trained.result}\n'
         f'scored: {scored.outcome} {scored.result}\n'
-        f'predicted: {predicted.outcome} {str(predicted.result)[:300]}\n{said.getvalue()}')
+        f'predicted: {predicted.outcome} {str(predicted.result)[:300]!r}\n{said.getvalue()}')
     harm = _harm(trained, scored, predicted, printed)
     if not harm and trained.outcome == 'read':
         if predicted.outcome == 'refused' and column != 'label':
             harm = 'trained on and not predicted'
         elif predicted.outcome == 'read' and 'classification.windows=mean' not in table.flags:
             harm = _lost_rows(len(predicted.result), trained.result[1], said.getvalue())
-    return Outcome(number, table.task, f'HARM: {harm}' if harm else trained.outcome, printed)
+    return f'HARM: {harm}\n{printed}' if harm else printed
 
 
 def _harm(trained: _Attempt, scored: _Attempt, predicted: _Attempt, printed: str) -> str:
@@ -240,8 +240,9 @@ def _lost_rows(num_texts: int, num_examples: int, said: str) -> str:
     return ''
 
 
-def careless(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[Outcome]:
-    """For each number, writes a table in `folder` and opens it."""
-    for number in numbers:
-        rng = random.Random(f'{seed} {number}')
-        yield _open_table(_make_table(rng, folder), number)
+def draw(rng: random.Random, folder: Path, things: Path) -> Case:
+    """A table with mistakes, opened for training, evaluation and prediction."""
+    table = _make_table(rng, folder)
+    return Case(
+        done=f'{table.path.name} {table.flags}', act=lambda: print(_open_table(table)),
+        check=lambda answer: ''.join(re.findall(r'^HARM: .*', answer.out, re.MULTILINE)))
