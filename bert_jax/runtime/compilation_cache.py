@@ -3,11 +3,16 @@
 import contextlib
 import os
 import platform
+import re
+import warnings
 from typing import Any, NamedTuple
 
 from bert_jax.runtime import files
+from bert_jax.runtime.errors import tell
 
 _MAX_BYTES = 2 << 30  # on a disk
+# How jax's warning of a program that cannot be read begins, and the name of the program in it.
+_UNREADABLE = 'Error reading persistent compilation cache entry for '
 
 
 def keep_compiled(folder: Any, *, least_seconds: float | None = None) -> None:
@@ -15,7 +20,7 @@ def keep_compiled(folder: Any, *, least_seconds: float | None = None) -> None:
 
     The folder may be shared: the first host writes and all read. JAX_COMPILATION_CACHE_DIR in the
     environment takes precedence. Call it before anything is compiled. Without a right to write to
-    the folder, nothing is kept.
+    the folder, nothing is kept. A program of which a killed process has left half is kept anew.
 
     Args:
       folder: of the cache; there is one in it for each kind of device.
@@ -45,9 +50,36 @@ def keep_compiled(folder: Any, *, least_seconds: float | None = None) -> None:
             return
         if hosts.first():
             shrink(folder, _MAX_BYTES)
+            _remove_unreadable(folder)
     jax.config.update('jax_compilation_cache_dir', os.fspath(folder))
     if least_seconds is not None:
         jax.config.update('jax_persistent_cache_min_compile_time_secs', least_seconds)
+
+
+def _remove_unreadable(folder: files.Path) -> None:
+    """Removes programs that jax cannot read, when it says so and before it compiles them again.
+
+    Jax does not write whole or not at all, and never over what is there: with half a program in the
+    folder, every later start would compile it.
+
+    Args:
+      folder: with jax's cache.
+    """
+    show_others = warnings.showwarning
+
+    def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        unreadable = re.match(f"{_UNREADABLE}'([^']+)'", str(message))
+        if not unreadable:
+            show_others(message, *args, **kwargs)
+            return
+        program = unreadable[1]
+        tell(f'note: {program} is compiled again: what was kept of it in {folder} is damaged')
+        for path in files.children(folder):
+            if path.name.startswith(f'{program}-'):  # of all models: which one is not said
+                path.unlink(missing_ok=True)
+
+    warnings.showwarning = show
+    warnings.filterwarnings('always', message=_UNREADABLE)
 
 
 def _instruction_set() -> str:

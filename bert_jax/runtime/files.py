@@ -175,24 +175,32 @@ def remove_leftovers(folder: Path, name: str = '') -> None:
     """
     if in_bucket(folder):
         return
-    wanted = re.escape(name[:60]) or '.+'
-    for path in children(folder):
-        if not re.fullmatch(rf'\.{wanted}\.[0-9a-f]{{16}}\.tmp', path.name):
-            continue
-        with contextlib.suppress(OSError):  # another process removes it too, or it is not ours
-            if time.time() - os.lstat(path).st_mtime < _LEFTOVER_SECONDS:
+    wanted = re.compile(rf'\.{re.escape(name[:60]) or ".+"}\.[0-9a-f]{{16}}\.tmp')
+    # A folder that is not there or not to be read holds nothing of ours; what vanishes, or cannot
+    # be removed, is another process's.
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not wanted.fullmatch(entry.name):
                 continue
-            if path.is_dir() and not os.path.islink(path):
-                path.rmtree()
-            else:
-                path.unlink()
+            with contextlib.suppress(OSError):
+                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                if age < _LEFTOVER_SECONDS:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    as_path(entry.path).rmtree()
+                else:
+                    os.unlink(entry.path)
 
 
 @contextlib.contextmanager
 def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write, which appears at `path` when the block ends, unless the block raises."""
+    """A file to write, which appears at `path` when the block ends, unless the block raises.
+
+    What killed processes have left of it is removed (see `remove_leftovers`).
+    """
     target = as_path(path)
     place = as_path(_local_folder().name) if in_bucket(path) else target.parent
+    remove_leftovers(place, target.name)
     beside = temporary_name(place / target.name)
     try:
         with open(beside, 'xb') as file:  # follows no link that lies there
@@ -627,7 +635,7 @@ def _has_field(path: Path, field: str) -> bool:
 
 
 def open_folder(named: str | os.PathLike[str], flag: str, is_ours: Callable[[Path], bool]) -> Path:
-    """Creates an output folder, or accepts one with earlier results.
+    """Creates an output folder, or accepts one with earlier results, without leftovers in it.
 
     Args:
       named: the folder.
@@ -644,6 +652,7 @@ def open_folder(named: str | os.PathLike[str], flag: str, is_ours: Callable[[Pat
         examples = ', '.join(others[:3])
         raise InputError(f'{named} holds something else ({examples}): give another {flag}, nothing '
                          'is written over')
+    remove_leftovers(folder)
     return folder
 
 

@@ -24,7 +24,8 @@ from bert_jax.runtime import files, signals
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable, first_line, tell
 
 STARTED = time.time()  # about the start of this process
-_PATIENCE_SECONDS = 10.0  # that a command gets to end by itself after SIGTERM
+_PATIENCE_SECONDS = 10.0  # that a command gets to end by itself after a signal
+_STOPPING = (signal.SIGTERM, signal.SIGHUP)  # SIGHUP: of a terminal that is gone
 DISK_IS_FULL = 'No space left on device|Disk quota exceeded'  # a pattern of messages
 
 
@@ -194,13 +195,13 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
       writing: a file that the block writes, for the message of a full disk.
 
     Raises:
-      SystemExit: with status 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM, and 1 for
-        anything else, such as standard output whose reader has gone.
+      SystemExit: with status 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM or SIGHUP, and 1
+        for anything else, such as standard output whose reader has gone.
     """
     _quiet_libraries()
     try:
         _check_standard_streams()
-        with _stopping_on_sigterm():
+        with _stopping_on_signals():
             yield
         sys.stdout.flush()  # may be the first to fail on a full disk
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
@@ -219,12 +220,13 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
 
 
 @contextlib.contextmanager
-def _stopping_on_sigterm() -> Iterator[None]:
-    """Raises Stopped in the block on SIGTERM, so that temporary files are removed.
+def _stopping_on_signals() -> Iterator[None]:
+    """Raises Stopped in the block on SIGTERM and SIGHUP, so that temporary files are removed.
 
     The process ends after `_PATIENCE_SECONDS` also where the exception does not arrive.
 
-    Where something else handles the signal already, such as the guard of a run, that goes on.
+    Where something else handles a signal already, such as the guard of a run, or `nohup` has it
+    ignored, that goes on.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
     if not is_main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
@@ -237,22 +239,26 @@ def _stopping_on_sigterm() -> Iterator[None]:
             os._exit(143)
         raise Stopped('stopped')
 
+    handled = [number for number in _STOPPING if signal.getsignal(number) == signal.SIG_DFL]
     has_ended = threading.Event()
 
     def leave_if_not_ended() -> None:
         if not has_ended.wait(_PATIENCE_SECONDS):
-            os.write(2, b'error: stopped\n')
+            with contextlib.suppress(OSError):  # of a terminal that is gone
+                os.write(2, b'error: stopped\n')
             files.remove_temporary_folders()
             os._exit(143)
 
-    end_calls = signals.call_in_thread([signal.SIGTERM], leave_if_not_ended)
-    signal.signal(signal.SIGTERM, stop)
+    end_calls = signals.call_in_thread(handled, leave_if_not_ended)
+    for number in handled:
+        signal.signal(number, stop)
     try:
         yield
     finally:
         has_ended.set()
-        if signal.getsignal(signal.SIGTERM) is stop:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in handled:
+            if signal.getsignal(number) is stop:
+                signal.signal(number, signal.SIG_DFL)
         end_calls()
 
 

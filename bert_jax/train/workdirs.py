@@ -41,7 +41,6 @@ def locked_workdir(workdir: Path) -> contextlib.AbstractContextManager[Claim | N
     if not hosts.first():
         return contextlib.nullcontext()
     open_folder(workdir, '--workdir', _is_run)
-    files.remove_leftovers(workdir)
     return claimed(workdir, 'run')
 
 

@@ -14,6 +14,7 @@ A case is a function of the seed and its number; `--only=N` runs one again and s
 import argparse
 import collections
 import functools
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -39,7 +40,7 @@ def main() -> int:
            'campaign': functools.partial(campaign, groups=groups)}[options.what]
     with tempfile.TemporaryDirectory() as folder:
         for case in run(numbers, options.seed, Path(folder)):
-            counts[case.group, case.result.partition(':')[0]] += 1
+            counts[case.group, re.split(r':| \(', case.result)[0]] += 1
             print(f'{case.number} {case.group}: {case.result} ({case.seconds:.0f} s)', flush=True)
             if options.only is not None or case.result.startswith('HARM'):
                 print(case.printed[-6000:], flush=True)

@@ -28,8 +28,16 @@ _IMPORTED = (
     'bert_jax.main', 'bert_jax.run_setup', 'bert_jax.convert', 'bert_jax.evaluate', 'bert_jax',
     'bert_jax.predict.__main__', 'bert_jax.tools.prepare', 'bert_jax.tools.sweep.__main__',
     'bert_jax.tools.report.__main__', 'bert_jax.train.experiment', 'orbax.checkpoint', 'sklearn',
+    'matplotlib.figure', 'matplotlib.backends.backend_agg', 'tensorboardX',
 )
 _TOP = ('main', 'convert', 'evaluate', 'predict')
+
+
+class Strike(NamedTuple):
+    """A signal that a process gets, and the seconds after its start."""
+
+    number: int
+    seconds: float
 
 
 class Ended(NamedTuple):
@@ -60,7 +68,7 @@ def warm_up() -> None:
 
 def run_forked(
     act: Callable[[], object], stdin: bytes = b'', seconds: float = 60.0,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] | None = None, strike: Strike | None = None,
 ) -> Ended:
     """Runs a function in a fork of this process, which is killed if it has not ended in time.
 
@@ -69,6 +77,7 @@ def run_forked(
       stdin: bytes of its standard input.
       seconds: after which it is killed.
       environment: variables to set.
+      strike: a signal that it gets, unless it has ended.
     """
     with (tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out,
           tempfile.TemporaryFile() as err):
@@ -80,7 +89,7 @@ def run_forked(
         child = os.fork()
         if not child:
             _become(act, (given.fileno(), out.fileno(), err.fileno()), environment or {})
-        status, memory = _await(child, seconds)
+        status, memory = _await(child, seconds, strike)
         spent = time.monotonic() - began
         out.seek(0)
         err.seek(0)
@@ -105,6 +114,9 @@ def _become(
             setattr(sys, name, stream)
         os.setpgid(0, 0)
         _forget_finalizers()
+        # As in a terminal; shells let programs in the background ignore some signals.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.environ.update(environment)
         os.chdir(ROOT)
         act()
@@ -127,14 +139,18 @@ def _forget_finalizers() -> None:
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
 
 
-def _await(child: int, seconds: float) -> tuple[int, int]:
+def _await(child: int, seconds: float, strike: Strike | None) -> tuple[int, int]:
     """(Exit status, or minus the signal; peak of memory in bytes) of a process."""
-    end = time.monotonic() + seconds
+    began = time.monotonic()
     while True:
         pid, status, usage = os.wait4(child, os.WNOHANG)
         if pid:
             break
-        if time.monotonic() > end:
+        spent = time.monotonic() - began
+        if strike and spent > strike.seconds:
+            os.kill(child, strike.number)
+            strike = None
+        if spent > seconds:
             os.killpg(child, signal.SIGKILL)
             _, status, usage = os.wait4(child, 0)
             break
@@ -145,23 +161,26 @@ def _await(child: int, seconds: float) -> tuple[int, int]:
 def run_command(
     line: str | tuple[str, ...], stdin: bytes = b'', seconds: float = 60.0,
     environment: Mapping[str, str] | None = None, most_memory: int = 0,
+    strike: Strike | None = None, before: Callable[[], None] = lambda: None,
 ) -> Ended:
     """Runs `python -m bert_jax.COMMAND ARGUMENTS` in a fork.
 
     Args:
       line: the command and its arguments.
-      stdin, seconds, environment: as for `run_forked`.
+      stdin, seconds, environment, strike: as for `run_forked`.
       most_memory: bytes of address space that it may have beyond what this process has; 0: no
         limit.
+      before: is called in the fork first.
     """
     command, *args = shlex.split(line) if isinstance(line, str) else line
     module = f'bert_jax.{command}' if command in _TOP else f'bert_jax.tools.{command}'
 
     def act() -> None:
+        before()
         if most_memory:
             resource.setrlimit(resource.RLIMIT_AS, (most_memory, most_memory))
         sys.argv = [command, *args]
         warnings.simplefilter('ignore', RuntimeWarning)  # runpy's, of modules imported before
         runpy.run_module(module, run_name='__main__', alter_sys=True)
 
-    return run_forked(act, stdin, seconds, environment)
+    return run_forked(act, stdin, seconds, environment, strike)

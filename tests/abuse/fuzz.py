@@ -67,10 +67,10 @@ def _result(answer: Answer, made: Path) -> Any:
     return printed, result_of(made)
 
 
-def result_of(run: Path) -> str:
-    """A digest of the arrays of a run's newest checkpoint."""
+def result_of(run: Path, part: str = 'checkpoints') -> str:
+    """A digest of the arrays of a run's newest checkpoint, in one of its folders."""
     digest = hashlib.md5()
-    for path, array in jax.tree_util.tree_leaves_with_path(saved(run)):
+    for path, array in jax.tree_util.tree_leaves_with_path(saved(run, part)):
         digest.update(jax.tree_util.keystr(path).encode())
         digest.update(np.asarray(array).tobytes())
     return digest.hexdigest()

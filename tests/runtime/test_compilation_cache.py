@@ -1,6 +1,7 @@
 """jax's cache of compiled programs in a folder of ours."""
 
 import os
+import warnings
 
 import jax
 import pytest
@@ -41,6 +42,29 @@ def test_a_second_start_reuses_what_the_first_compiled(cache, folder):
     assert hits[0] == 0 and hits[1] >= 1
     platform, = files.children(folder)
     assert platform.name.startswith('cpu-') and files.children(platform)
+
+
+@pytest.mark.parametrize('num_bytes', [0, 100])
+def test_half_a_program_is_kept_anew(cache, tmp_path, num_bytes, monkeypatch, capsys):
+    monkeypatch.setattr(warnings, 'showwarning', lambda *_, **__: pytest.fail('not ours'))
+
+    def start():
+        jax.clear_caches()
+        compilation_cache.reset_cache()
+        jax.config.update('jax_compilation_cache_dir', None)
+        with warnings.catch_warnings():
+            keep_compiled(tmp_path)
+            assert jax.jit(lambda x: 19 * x + 1)(2) == 39
+        [kept] = tmp_path.glob('cpu-*/jit__lambda*-cache')
+        return kept
+
+    kept = start()
+    content = kept.read_bytes()
+    kept.write_bytes(content[:num_bytes])
+    assert start().read_bytes() != content[:num_bytes]
+    assert 'note: jit__lambda is compiled again' in capsys.readouterr().err
+    start()
+    assert 'compiled again' not in capsys.readouterr().err
 
 
 def test_a_cache_folder_from_the_environment_is_kept(cache, tmp_path):

@@ -221,6 +221,18 @@ def test_temporary_folders_go_with_their_owner_or_before_a_process_ends_at_once(
     assert not os.path.exists(kept.name)
 
 
+def test_writing_a_file_again_removes_what_a_killed_process_left_of_it(tmp_path):
+    mine = tmp_path / '.a.json.0123456789abcdef.tmp'
+    other = tmp_path / '.b.json.0123456789abcdef.tmp'
+    for path in (mine, other):
+        path.write_text('half')
+        os.utime(path, (0, 0))
+    files.write_whole(tmp_path / 'a.json', '{}')
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, 'a.json']
+    files.open_folder(tmp_path, '--workdir', lambda folder: True)
+    assert [path.name for path in tmp_path.iterdir()] == ['a.json']
+
+
 def test_no_link_is_followed_that_lies_at_a_temporary_name(tmp_path, monkeypatch):
     monkeypatch.setattr(files.secrets, 'token_hex', lambda num_bytes: '0' * 16)
     (tmp_path / 'mine').write_text('mine')

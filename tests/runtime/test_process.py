@@ -54,12 +54,23 @@ def test_a_command_says_which_required_package_is_missing(command):
     assert ended.stderr.count('\n') == 1
 
 
-def test_sigterm_ends_a_command_in_one_line(capsys):
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_in_one_line(number, capsys):
     with pytest.raises(SystemExit) as ended, error_boundary():
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
     assert ended.value.code == 143
     assert capsys.readouterr().err == 'error: stopped\n'
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_a_command_under_nohup_goes_on():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with error_boundary():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_sigterm_ends_a_command_that_does_not_come_back_to_python():
