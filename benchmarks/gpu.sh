@@ -29,7 +29,7 @@ if [ -n "${REHEARSE:-}" ]; then
   first='tiny:32:8:4:2'
   second='tiny:16:8:3:2'
   vectors='--sentences=50 --size=tiny --repeats=1'
-  run_sizes="--config.phases=({'steps':10,'max_seq_length':32},) --config.train.max_eval_examples=64"
+  run_sizes='--config.phases=() --config.train.steps=10 --config.train.max_eval_examples=64'
 fi
 programs=ours
 if "$python" -c 'import importlib.util as i; exit(not (i.find_spec("torch") and i.find_spec("transformers")))'; then
