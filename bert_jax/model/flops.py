@@ -19,9 +19,11 @@ from bert_jax.sharding import Layout
 def _matrices(config: ModelConfig) -> tuple[tuple[int, int, int], ...]:
     """(number of matrices, in, out) of each kernel of a layer."""
     config = dataclasses.replace(config, attention='xla', dtype='float32', layout=Layout())
-    x_1x8xH = jnp.zeros((1, 8, config.hidden_size))
-    segments_1x8 = jnp.ones((1, 8), jnp.int32)
-    boxed = jax.eval_shape(Layer(config).init, jax.random.key(0), x_1x8xH, 0, segments_1x8, None)
+    # Shapes, not arrays: each array would be made by a program, compiled before the first result.
+    key = jax.eval_shape(jax.random.key, 0)
+    x_1x8xH = jax.ShapeDtypeStruct((1, 8, config.hidden_size), jnp.float32)
+    segments_1x8 = jax.ShapeDtypeStruct((1, 8), jnp.int32)
+    boxed = jax.eval_shape(Layer(config).init, key, x_1x8xH, 0, segments_1x8, None)
     declared = declared_parameters(boxed['params']).values()
     kernels = [parameter for parameter in declared if parameter.num_in]
     return tuple(jax.eval_shape(kernel.to_matrices, kernel.value).shape for kernel in kernels)

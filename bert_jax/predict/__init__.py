@@ -25,6 +25,10 @@ def load(
 ) -> Model:
     """Loads a model for inference.
 
+    Its programs are kept on the disk, so that the next process need not compile them again: in
+    ~/.cache/bert_jax/compiled, unless jax's compilation cache has a folder already
+    (JAX_COMPILATION_CACHE_DIR). Everything else that the process compiles is kept there, too.
+
     Args:
       path: a run directory, a Hugging Face or sentence-transformers folder, hf:ORG/NAME for a model
         of the Hugging Face hub, or a TF1 checkpoint.
@@ -36,9 +40,13 @@ def load(
     """
     from bert_jax.predict.commands import Model  # imported here: `--help` need not wait for JAX
     from bert_jax.predict.loaded import read_model
+    from bert_jax.runtime.compilation_cache import keep_compiled
 
     for name, value in (('path', path), ('vocab_file', vocab_file)):
         if not isinstance(value, (str, os.PathLike)) and (name == 'path' or value is not None):
             raise InputError(f'{name}={value!r:.60} must be a path')
     weights, sentences = read_model(path, vocab_file)
+    folder = os.path.expanduser('~/.cache/bert_jax/compiled')
+    if os.path.isabs(folder):  # else the user has no home
+        keep_compiled(folder, least_seconds=0.1)
     return Model(weights, dtype, sentences=sentences)

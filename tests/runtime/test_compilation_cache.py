@@ -7,8 +7,11 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from bert_jax import predict
+from bert_jax.model import flops
 from bert_jax.runtime import files
 from bert_jax.runtime.compilation_cache import keep_compiled, shrink
+from tests.conftest import RECORDED
 
 EVENTS: list[str] = []
 jax.monitoring.register_event_listener(lambda event, **_: EVENTS.append(event))
@@ -71,6 +74,27 @@ def test_a_cache_folder_from_the_environment_is_kept(cache, tmp_path):
     jax.config.update('jax_compilation_cache_dir', str(tmp_path / 'mine'))
     keep_compiled(tmp_path / 'data')
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / 'mine')
+
+
+def test_a_first_call_asks_for_one_program_which_the_next_process_finds(
+    cache, tmp_path, monkeypatch
+):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    requests = []
+    hits = []
+    for _ in range(2):
+        jax.clear_caches()
+        flops._matrices.cache_clear()  # as in a new process
+        compilation_cache.reset_cache()
+        jax.config.update('jax_compilation_cache_dir', None)
+        model = predict.load(RECORDED / 'base')
+        jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+        EVENTS.clear()
+        model.vectors(['a bad cab'])
+        requests.append(EVENTS.count('/jax/compilation_cache/compile_requests_use_cache'))
+        hits.append(EVENTS.count('/jax/compilation_cache/cache_hits'))
+    assert requests == [1, 1]
+    assert hits == [0, 1]
 
 
 def test_shrinking_a_folder_deletes_the_oldest_files(tmp_path):
