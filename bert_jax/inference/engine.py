@@ -41,8 +41,8 @@ Outputs = dict[str, np.ndarray]
 # function is compiled once, so callers pass the same (or an equal) object each time.
 Function = Callable[[Params, Batch], dict[str, jax.Array]]
 
-# The most tokens of a step per device; more are not faster.
-_CPU_TOKENS = 1 << 12
+# The most tokens of a step per device: more are no faster, and leave the caches of a CPU.
+_CPU_TOKENS = 1 << 11
 _ACCELERATOR_TOKENS = 1 << 13
 _ROW_STEP = 64  # row lengths are multiples of it
 _SHARED_ROWS = (256, 512)  # lengths of rows that several units share
