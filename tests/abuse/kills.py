@@ -32,23 +32,32 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tests.abuse.commands import arguments
+from bert_jax.data.tokenize_plain import safe_codepoints
+from tests.abuse.commands import arguments, contents
 from tests.abuse.forked import Ended, Strike, run_command, run_forked, warm_up
 from tests.abuse.fuzz import result_of
 from tests.abuse.outcome import Outcome
 from tests.abuse.writers import WRITERS, Writer, make_things
+from tests.conftest import xla_flags
 from tests.stand_in_hub import serving
 
 _SECONDS = 900.0  # of a command that is not killed, on a busy machine
+_SHARE_AGAIN = 0.5  # of the first start's time that one with compiled programs takes, about
 _OLD = 2 * 86_400  # seconds, after which what was left by killed processes is removed
 _ORDERLY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _SIGNALS = (signal.SIGKILL,) * 12 + _ORDERLY
 _CHANGES = ('os.rename', 'os.link', 'os.symlink', 'os.remove', 'os.mkdir', 'os.rmdir')
 _WRITING = os.O_WRONLY | os.O_RDWR
-# What differs from run to run: looked for, but not into.
+# Files that differ from run to run: looked for, but not into.
 _UNLIKE = re.compile(r'goodput\.json|log\.txt|.+\.png|.+\.lock|table.*\.md')
 _ZSTD = b'\x28\xb5\x2f\xfd'  # what jax compresses with, where that is installed
-_TIMES = ('seconds', 'hours', 'date', 'results', 'time', 'timings')
+# Fields that do: times, what a resumed run reads from its own folder, and a digest of all.
+_VARYING = re.compile(
+    r'time/.+|train/.+_per_second|train/data_wait|train/step_seconds.*|train/goodput|'
+    'seconds|hours|date|results|time|made|vocab_file|digest')
+
+
+_ARRAYS: dict[str, str] = {}  # by the digests of their files: reading them takes seconds
 
 
 class _Moment(NamedTuple):
@@ -104,7 +113,8 @@ class _Changes:
             is_change = isinstance(args[2], int) and bool(args[2] & _WRITING)
         if is_change and isinstance(args[0], str | bytes | os.PathLike):
             name = os.fsdecode(args[0])
-            if not os.path.isabs(name) or name.startswith(self._folder):
+            is_ours = name.startswith(self._folder) and f'{self._folder}/compiled' not in name
+            if is_ours or not os.path.isabs(name):
                 self._count()
 
     def _count(self) -> None:
@@ -115,9 +125,12 @@ class _Changes:
             os.kill(self._process, self._moment.number)
 
 
-def _keep_programs(folder: Path) -> None:
-    """Keeps all compiled programs, as compilation takes most of the time of a tiny run."""
-    jax.config.update('jax_compilation_cache_dir', str(folder / 'compiled'))
+def _keep_programs(folder: Path | str) -> None:
+    """Keeps all compiled programs, in a folder or ('') where commands do it by themselves.
+
+    Compilation takes most of the time of a tiny run.
+    """
+    jax.config.update('jax_compilation_cache_dir', str(folder) or None)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 
 
@@ -139,15 +152,14 @@ def _run_counting(
 
     def before() -> None:
         tempfile.tempdir = None  # is read from the environment again
-        if not writer.is_cold:
-            _keep_programs(folder)
+        _keep_programs('' if writer.is_cold else folder / 'compiled')
         if not writer.needs_tensorflow:
             _hide_tensorflow()
         writer.before()
         changes.watch()
 
     environment = {'HOME': str(folder / 'home'), 'TMPDIR': str(folder / 'tmp'),
-                   'PYTHONDONTWRITEBYTECODE': '1'}
+                   'XLA_FLAGS': xla_flags(1)}
     if hub:
         environment |= {'HF_ENDPOINT': hub, 'HF_HOME': str(folder / 'home' / 'hub'),
                         'HF_HUB_OFFLINE': '0', 'HF_HUB_DISABLE_XET': '1', 'HF_TOKEN': 'may write',
@@ -205,12 +217,14 @@ def _arrays_of(checkpoints: Path) -> str:
     """A digest of the newest checkpoint of a folder; '' if it has none."""
     if not any(checkpoints.iterdir()):
         return ''
+    files = str(sorted(contents(checkpoints).items()))
+    if files not in _ARRAYS:
+        def read() -> None:
+            print(result_of(checkpoints.parent, checkpoints.name))
 
-    def read() -> None:
-        print(result_of(checkpoints.parent, checkpoints.name))
-
-    # In a fork: this process opens no device, or its forks could not.
-    return run_forked(read, seconds=_SECONDS).answer.out
+        # In a fork: this process opens no device, or its forks could not.
+        _ARRAYS[files] = run_forked(read, seconds=_SECONDS).answer.out
+    return _ARRAYS[files]
 
 
 def _content(path: Path) -> str:
@@ -222,22 +236,22 @@ def _content(path: Path) -> str:
     data = path.read_bytes()
     if path.name == 'metrics.jsonl':
         records = [json.loads(line) for line in data.splitlines()]
-        return str([_timeless(record) for record in records])
+        return str([_same_fields(record) for record in records])
     if path.suffix == '.json':
-        return str(_timeless(json.loads(data)))
+        return str(_same_fields(json.loads(data)))
     return hashlib.md5(data).hexdigest()
 
 
-def _timeless(value: Any) -> Any:
-    """A value of JSON without times."""
+def _same_fields(value: Any) -> Any:
+    """A value of JSON without the fields that differ from run to run."""
     if isinstance(value, list):
-        return [_timeless(entry) for entry in value]
+        return [_same_fields(entry) for entry in value]
     if not isinstance(value, dict):
         return value
     kept = {}
     for key, entry in value.items():
-        if key not in _TIMES and not key.startswith('time/'):
-            kept[key] = _timeless(entry)
+        if not _VARYING.fullmatch(key):
+            kept[key] = _same_fields(entry)
     return kept
 
 
@@ -279,6 +293,11 @@ def _differences(found: dict[str, str], expected: dict[str, str]) -> str:
         if found.get(name) != expected.get(name):
             kind = 'more' if name not in expected else 'less' if name not in found else 'other'
             names.append(f'{kind}: {name}')
+            if kind == 'other':
+                shared = len(os.path.commonprefix([found[name], expected[name]]))
+                start = max(0, shared - 60)
+                names.append(f'{found[name][start:shared + 60]!r}, not '
+                             f'{expected[name][start:shared + 60]!r}')
     return ', '.join(names[:8])
 
 
@@ -332,20 +351,18 @@ class _Expected:
         return self._known[name]
 
     def _run(self, writer: Writer) -> _Undisturbed:
+        _copy(self._things, self._folder, writer)
         with _hub() as hub:
             address = hub if writer.on_hub else ''
-            if not writer.is_cold:  # later starts find the programs that this one compiles
-                _copy(self._things, self._folder, writer)
-                _run(writer, self._folder, hub=address)
-                shutil.copytree(
-                    self._folder / 'compiled', self._things / 'compiled', dirs_exist_ok=True)
-        with _hub() as hub:
-            address = hub if writer.on_hub else ''
-            _copy(self._things, self._folder, writer)
             ended, changes = _run_counting(writer, self._folder, hub=address)
             assert ended.answer.status == 0, ended.answer
             made = _made(self._folder, with_temporary=True) | _on_hub(hub)
-        return _Undisturbed(made, _printed(ended), ended.seconds, changes)
+        seconds = ended.seconds
+        if not writer.is_cold:  # later starts find the programs that this one compiles
+            shutil.copytree(
+                self._folder / 'compiled', self._things / 'compiled', dirs_exist_ok=True)
+            seconds *= _SHARE_AGAIN
+        return _Undisturbed(made, _printed(ended), seconds, changes)
 
 
 def _wrong_end(writer: Writer, number: int, first: Ended) -> str:
@@ -444,7 +461,7 @@ def _make(folder: Path) -> None:
         os.environ.update(HOME=str(folder / 'home'), TMPDIR=str(folder / 'tmp'))
         tempfile.tempdir = None
         _hide_tensorflow()
-        _keep_programs(folder)
+        _keep_programs(folder / 'compiled')
         make_things(folder)
 
     made = run_forked(make, seconds=_SECONDS)
@@ -452,8 +469,16 @@ def _make(folder: Path) -> None:
 
 
 def kills(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[Outcome]:
-    """For each number, kills a command that writes, in a new copy of what it reads."""
+    """For each number, kills a command that writes, in a new copy of what it reads.
+
+    Args:
+      numbers: of the cases.
+      seed: of the cases.
+      folder: for their files; things that are there are used again.
+    """
     warm_up()
+    os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # its threads would be missing in forks
+    safe_codepoints(True, None, True)  # is remembered, and half of the time of an evaluation
     things = folder / 'things'
     case = folder / 'case'
     if not things.exists():

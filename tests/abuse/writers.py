@@ -41,7 +41,7 @@ class Writer(NamedTuple):
     needs_tensorflow: bool = False
     before: Callable[[], None] = lambda: None
     on_hub: bool = False
-    times: int = 4
+    times: int = 5
 
 
 def _in_small_parts() -> None:
@@ -88,17 +88,17 @@ WRITERS = {
         'convert {folder}/run {folder}/new --to huggingface --card={folder}/card.md', 'new'),
     'to TF1': Writer(
         'convert {folder}/run {folder}/new --to tf1', 'new', needs_tensorflow=True,
-        times=2),
+        times=1),
     'to a run': Writer('convert {folder}/run {folder}/new --to bert_jax', 'new'),
     'to the hub': Writer('convert {folder}/run hf:ORG/new --to huggingface', on_hub=True),
     'training': Writer(
-        'main @text --config.train.steps=6 --workdir={folder}/run', is_guarded=True, times=2),
+        'main @text --config.train.steps=6 --workdir={folder}/run', is_guarded=True, times=1),
     'new training': Writer(
         'main @text --config.data.dir={folder}/far --config.data.local_dir={folder}/near',
         is_guarded=True, is_cold=True,
-        before=_in_small_parts, times=2),
+        before=_in_small_parts, times=1),
     'fine-tuning': Writer(
-        'main @glue --config.train.steps=4 --workdir={folder}/cola', is_guarded=True, times=2),
+        'main @glue --config.train.steps=4 --workdir={folder}/cola', is_guarded=True, times=1),
     'SQuAD': Writer(
         'main --config=configs/squad.py:v2 --config.data.source={folder}/squad'
         ' --config.squad.doc_stride=16' + _TUNED, is_guarded=True, times=1),
@@ -134,7 +134,7 @@ WRITERS = {
     'export': Writer(
         'predict export --model {folder}/run --output {folder}/new.stablehlo', 'new.stablehlo'),
     'answers': Writer(
-        'predict classify --model {folder}/hf_unpacked --input {folder}/text.txt', is_cold=True),
+        'predict classify --model {folder}/hf_unpacked lon fin dal', is_cold=True),
     'page': Writer('report {folder}/run {folder}/cola --output={folder}/new.html', 'new.html'),
     'board': Writer('report {folder}/cola --board --output={folder}/new.md', 'new.md'),
     'reference': Writer(
