@@ -5,8 +5,10 @@ Each file is compared with the model before it is kept.
     b: rows, s: tokens a row, p: masked positions a row, H: hidden_size, L: labels, V: vocabulary
 """
 
+import contextlib
 import dataclasses
 import logging
+import zipfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -103,8 +105,9 @@ def _write_stablehlo(
     params_file = output.with_suffix('.npz')
     if params_file == output:
         raise InputError(f'--output={output} is the name of the parameters: end it in .stablehlo')
-    check_new_file(params_file, '--output, for its parameters')
     params = dict(computation.params)
+    if not _holds(params_file, params):  # else they are those of an export that was killed
+        check_new_file(params_file, '--output, for its parameters')
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     jitted = jax.jit(computation.forward)
     exported = export.export(jitted, platforms=PLATFORMS)(shapes, *computation.inputs.values())
@@ -118,6 +121,15 @@ def _write_stablehlo(
         outputs = jax.jit(read.call)(params_read, *comparison.rows.values())
         comparison.check(jax.device_get(outputs))
     return {'params': str(params_file), 'platforms': list(PLATFORMS)}
+
+
+def _holds(file: Path, params: Mapping[str, Any]) -> bool:
+    """Whether a file holds these very parameters and nothing else."""
+    with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile):  # missing, or another file
+        held = np.load(file, allow_pickle=False)
+        if isinstance(held, Mapping) and held.keys() == params.keys():
+            return all(np.array_equal(held[name], params[name]) for name in params)
+    return False
 
 
 def _write_onnx(

@@ -71,7 +71,7 @@ class Claim:
         Raises:
           OSError: the folder cannot be written.
         """
-        numbers = self._numbers()
+        numbers = claims_in(self._folder)
         last = max(numbers, default=0)
         if last and not self._is_dead(last):
             return False
@@ -109,15 +109,6 @@ class Claim:
 
     def _path(self, number: int) -> Path:
         return self._folder / f'.claim-{number}'
-
-    def _numbers(self) -> list[int]:
-        """The numbers of all claims in the folder."""
-        numbers = []
-        for path in children(self._folder):
-            match = re.fullmatch(r'\.claim-(\d+)', path.name)
-            if match:
-                numbers.append(int(match[1]))
-        return numbers
 
     def _create(self, number: int) -> bool:
         """Creates our claim; False if another process has created the one of this number."""
@@ -161,7 +152,7 @@ class Claim:
         while not self._ended.wait(BEAT_SECONDS):
             self._content['beat'] += 1
             with contextlib.suppress(Exception):  # of many libraries; the next beat tries again
-                if max(self._numbers(), default=0) != self._number:
+                if max(claims_in(self._folder), default=0) != self._number:
                     self.lost = True
                     return
                 write_whole(self._path(self._number), json.dumps(self._content))
@@ -196,6 +187,16 @@ def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
         claim.release()
 
 
+def claims_in(folder: str | os.PathLike[str]) -> list[int]:
+    """The numbers of all claims in a folder, also those of processes that were killed."""
+    numbers = []
+    for path in children(folder):
+        match = re.fullmatch(r'\.claim-(\d+)', path.name)
+        if match:
+            numbers.append(int(match[1]))
+    return numbers
+
+
 def holder(folder: str | os.PathLike[str]) -> str:
     """The process that may be writing in a folder, or ''.
 
@@ -203,7 +204,7 @@ def holder(folder: str | os.PathLike[str]) -> str:
     machine.
     """
     claim = Claim(folder)
-    last = max(claim._numbers(), default=0)
+    last = max(claims_in(folder), default=0)
     if not last or claim._is_dead(last):
         return ''
     return claim.holder

@@ -49,12 +49,13 @@ _SIGNALS = (signal.SIGKILL,) * 12 + _ORDERLY
 _CHANGES = ('os.rename', 'os.link', 'os.symlink', 'os.remove', 'os.mkdir', 'os.rmdir')
 _WRITING = os.O_WRONLY | os.O_RDWR
 # Files that differ from run to run: looked for, but not into.
-_UNLIKE = re.compile(r'goodput\.json|log\.txt|.+\.png|.+\.lock|table.*\.md')
+# (Exports hold the lines of the program that called, which here are not the same.)
+_UNLIKE = re.compile(r'goodput\.json|log\.txt|table.*\.md|.+\.(png|lock|stablehlo)')
 _ZSTD = b'\x28\xb5\x2f\xfd'  # what jax compresses with, where that is installed
 # Fields that do: times, what a resumed run reads from its own folder, and a digest of all.
 _VARYING = re.compile(
     r'time/.+|train/.+_per_second|train/data_wait|train/step_seconds.*|train/goodput|'
-    'seconds|hours|date|results|time|made|vocab_file|digest')
+    'seconds|hours|date|results|time|made|vocab_file|init_saved|digest')
 
 
 _ARRAYS: dict[str, str] = {}  # by the digests of their files: reading them takes seconds

@@ -101,6 +101,19 @@ def test_an_exported_file_computes_the_model(to, name, tmp_path):
     assert to != 'onnx' or list(rows)[:3] == ['input_ids', 'attention_mask', 'token_type_ids']
 
 
+def test_an_export_that_was_killed_between_its_files_is_made_again(tmp_path):
+    model, _ = tiny.recorded('classification')
+    path = tmp_path / 'bert.stablehlo'
+    export_model(model, path)
+    path.unlink()
+    export_model(model, path)
+    assert path.exists()
+    path.unlink()
+    np.savez(tmp_path / 'bert.npz', mine=np.zeros(3))
+    with pytest.raises(InputError, match='bert.npz is there already'):
+        export_model(model, path)
+
+
 def test_a_file_that_computes_something_else_is_not_kept(tmp_path, monkeypatch):
     model, _ = tiny.recorded('classification')
     load = np.load

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from bert_jax import run_setup
+from bert_jax.runtime import lease
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.lease import Claim
@@ -226,6 +227,17 @@ def test_the_report_has_the_mean_over_seeds(finished_sweep):
         values = [
             run['eval/matthews'] for name, run in results['runs'].items() if f'={rate},' in name]
         assert group['mean'] == pytest.approx(np.mean(values))
+
+
+def test_what_a_killed_process_left_to_be_done_is_done(finished_sweep):
+    """It was killed after the result of its run, and before the link."""
+    path = Path(finished_sweep.path)
+    claim = finished_sweep.run(MEMBERS[0]) / '.claim-1'
+    claim.write_text(json.dumps(lease.new_claim() | {'pid': 2**22 + 1}))
+    (path / 'winner').unlink()
+    assert report(finished_sweep) == 0
+    assert (path / 'winner').is_symlink()
+    assert not claim.exists()
 
 
 def test_beaten_runs_keep_their_logs_only(finished_sweep):

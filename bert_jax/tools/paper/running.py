@@ -57,7 +57,12 @@ class PartRunner:
     ) -> Outcome:
         """Runs what is left of a part, if its pre-training is finished."""
         num_left = len(part.sweep.unfinished())
-        if not num_left or part.title in self.failed:
+        if not num_left:
+            if part.title not in self._begun:  # by an earlier process, which may have been killed
+                self._begun.add(part.title)
+                part.sweep.settle()
+            return Outcome.ENDED
+        if part.title in self.failed:
             return Outcome.ENDED
         start = part.start
         if start is not None and not start.is_finished():

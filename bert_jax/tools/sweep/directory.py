@@ -11,7 +11,7 @@ from typing import Any
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.lease import Claim
+from bert_jax.runtime.lease import Claim, claims_in
 from bert_jax.runtime.schema import NUMBER, TEXT, ListOf, read_fields
 from bert_jax.tools.sweep.members import Member
 from bert_jax.train.goodput import read_seconds
@@ -140,6 +140,18 @@ class Sweep:
         """Seconds that a run took, over all its starts."""
         path = self.run(member) / 'goodput.json'
         return sum(read_seconds(path).values())
+
+    def settle(self) -> None:
+        """Does what a process that was killed after a run's last write has left to be done.
+
+        Its claim on the run goes, the best run is linked and the others' checkpoints are deleted.
+        """
+        finished = self.results()
+        for member in finished:
+            if claims_in(self.run(member)):
+                self.claim(member)  # takes it and gives it back, unless its holder is at work
+        if finished:
+            self.keep_the_best()
 
     def keep_the_best(self) -> None:
         """Links the best run as `winner`, and deletes checkpoints that are not to be kept."""

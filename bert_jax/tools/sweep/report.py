@@ -17,7 +17,7 @@ def report(sweep: Sweep) -> int:
     if not results:
         show('error: no run ended well; see their log.txt')
         return 1
-    sweep.keep_the_best()
+    sweep.settle()
     groups = _groups(sweep, results)
     text = _table(sweep, results, groups)
     show(text)
