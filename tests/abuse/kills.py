@@ -12,6 +12,7 @@ with other content, but for times, logs and pictures; of checkpoints, the arrays
 """
 
 import contextlib
+import gzip
 import hashlib
 import json
 import mmap
@@ -49,8 +50,8 @@ _SIGNALS = (signal.SIGKILL,) * 12 + _ORDERLY
 _CHANGES = ('os.rename', 'os.link', 'os.symlink', 'os.remove', 'os.mkdir', 'os.rmdir')
 _WRITING = os.O_WRONLY | os.O_RDWR
 # Files that differ from run to run: looked for, but not into.
-# (Exports hold the lines of the program that called, which here are not the same.)
-_UNLIKE = re.compile(r'goodput\.json|log\.txt|table.*\.md|.+\.(png|lock|stablehlo)')
+# (Exported and compiled programs hold the lines that called, which here are not the same.)
+_UNLIKE = re.compile(r'goodput\.json|log\.txt|table.*\.md|.+\.(png|lock|stablehlo|gz)')
 _ZSTD = b'\x28\xb5\x2f\xfd'  # what jax compresses with, where that is installed
 # Fields that do: times, what a resumed run reads from its own folder, and a digest of all.
 _VARYING = re.compile(
@@ -272,7 +273,9 @@ def _torn(folder: Path) -> str:
                 json.loads(path.read_bytes())
             elif path.suffix in ('.npz', '.zip'):
                 zipfile.ZipFile(path).testzip()
-        except (ValueError, zipfile.BadZipFile):
+            elif path.suffix == '.gz':
+                gzip.decompress(path.read_bytes())
+        except (ValueError, EOFError, zipfile.BadZipFile, gzip.BadGzipFile):
             return str(path.relative_to(folder))
     return ''
 
@@ -303,8 +306,11 @@ def _differences(found: dict[str, str], expected: dict[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def _hub() -> Iterator[str]:
-    """The address of a stand-in of the hub, in a process of its own."""
+def _hub(writer: Writer) -> Iterator[str]:
+    """The address of a stand-in of the hub, in a process of its own; '' if none is needed."""
+    if not writer.on_hub:
+        yield ''
+        return
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -322,7 +328,9 @@ def _hub() -> Iterator[str]:
 
 
 def _on_hub(address: str) -> dict[str, str]:
-    """The files of ORG/new on the stand-in of the hub."""
+    """The files of ORG/new on the stand-in of the hub; none without one."""
+    if not address:
+        return {}
     try:
         with urllib.request.urlopen(f'{address}/api/models/ORG/new/tree/main') as answer:
             return {f"hub/{file['path']}": file['oid'] for file in json.loads(answer.read())}
@@ -353,9 +361,8 @@ class _Expected:
 
     def _run(self, writer: Writer) -> _Undisturbed:
         _copy(self._things, self._folder, writer)
-        with _hub() as hub:
-            address = hub if writer.on_hub else ''
-            ended, changes = _run_counting(writer, self._folder, hub=address)
+        with _hub(writer) as hub:
+            ended, changes = _run_counting(writer, self._folder, hub=hub)
             assert ended.answer.status == 0, ended.answer
             made = _made(self._folder, with_temporary=True) | _on_hub(hub)
         seconds = ended.seconds
@@ -366,7 +373,7 @@ class _Expected:
         return _Undisturbed(made, _printed(ended), seconds, changes)
 
 
-def _wrong_end(writer: Writer, number: int, first: Ended) -> str:
+def _wrong_end(writer: Writer, number: int, first: Ended, folder: Path) -> str:
     """What is wrong with the end of a command that got a signal that can be caught, or ''."""
     wanted = 143
     if number == signal.SIGINT and not writer.is_guarded:
@@ -375,6 +382,9 @@ def _wrong_end(writer: Writer, number: int, first: Ended) -> str:
         return f'status {first.answer.status} after {signal.Signals(number).name}'
     if 'Traceback' in first.answer.err or len(first.answer.lines) > 1:
         return f'not one line after {signal.Signals(number).name}'
+    stopped = re.search('stopped at step (.+); the state is saved', first.answer.err)
+    if stopped and not any(folder.rglob(f'checkpoints/{stopped[1]}')):
+        return f'step {stopped[1]} is not saved'
     return ''
 
 
@@ -405,14 +415,14 @@ def _case(
     if first.answer.status == 0:
         return 'it was quicker', printed
     is_kill = moment.number == signal.SIGKILL
-    wrong = '' if is_kill else _wrong_end(writer, moment.number, first)
+    wrong = '' if is_kill else _wrong_end(writer, moment.number, first, folder)
     if wrong:
         return f'HARM: {wrong}', printed
     if not is_kill and not writer.partners and _leftovers(folder):
         return f'HARM: left {_leftovers(folder)}', printed
     if _torn(folder):
         return f'HARM: torn {_torn(folder)}', printed
-    is_there = writer.once and (folder / writer.once).exists() or hub and _on_hub(hub)
+    is_there = bool(writer.once and (folder / writer.once).exists() or _on_hub(hub))
     if not is_there:
         _make_old(folder)
         again = _run(writer, folder, hub=hub)
@@ -422,7 +432,7 @@ def _case(
         if _printed(again) != expected.printed:
             return 'HARM: other lines', printed
     # What a killed process has left in the folder of temporary files is the system's to remove.
-    found = _made(folder, with_temporary=not is_kill) | (_on_hub(hub) if hub else {})
+    found = _made(folder, with_temporary=not is_kill) | _on_hub(hub)
     if not is_there:
         differences = _differences(found, expected.made)
     else:
@@ -509,9 +519,8 @@ def _try(
     else:
         moment = moment._replace(seconds=rng.uniform(0.1, 1.0) * whole.seconds)
     _copy(things, folder, writer)
-    with _hub() as hub:
-        address = hub if writer.on_hub else ''
-        result, printed = _case(writer, moment, whole, folder, address)
+    with _hub(writer) as hub:
+        result, printed = _case(writer, moment, whole, folder, hub)
     when = f'{moment.seconds:.1f} of {whole.seconds:.1f} s'
     if moment.change:
         when = f'before change {moment.change} of {whole.changes}'

@@ -2,19 +2,26 @@
 
 Not here: `predict` but for the two commands with --output (the others print, and keep compiled
 programs, as 'answers' does), `tools.look` but for its temporary files, and what `--chips` and the
-launchers start, which are processes of these same commands. `tools.preflight` needs a compiler of
-TPUs or GPUs; it writes its JSON and its programs as `tools.bench` writes its JSON.
+launchers start, which are processes of these same commands.
 """
 
+import dataclasses
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+
 from bert_jax.data import store_building, store_parts, text_batches
+from bert_jax.runtime.chips import find_chip
+from bert_jax.tools.preflight import measure, topology
+from bert_jax.tools.preflight.links import Network
 from tests.abuse.commands import make, open_command
+from tests.conftest import xla_flags
 from tests.tiny_runs import documents, paragraph, sentence
 
 
@@ -51,6 +58,16 @@ def _in_small_parts() -> None:
     store_building._PART_BYTES = 1000
     store_building._LOOK_SECONDS = 0.1
     store_parts.BLOCK_TOKENS = 200
+
+
+def _on_pretended_chips() -> None:
+    """Compiles for two devices of this machine, which stand in for chips: no libtpu is needed."""
+    os.environ['XLA_FLAGS'] = xla_flags(2)
+    chip = dataclasses.replace(find_chip('TPU v5 lite'), num_devices=1)
+    network = Network(((0,), (1,)), (2,), (False,), bandwidth=45e9, latency=0.0)
+    topology.open_topology = lambda name: jax.devices()
+    measure.find_chip = lambda kind: chip
+    measure.open_network = lambda chip, devices: network
 
 
 _PREPARE = (
@@ -136,13 +153,16 @@ WRITERS = {
     'answers': Writer(
         'predict classify --model {folder}/hf_unpacked lon fin dal', is_cold=True),
     'page': Writer('report {folder}/run {folder}/cola --output={folder}/new.html', 'new.html'),
-    'board': Writer('report {folder}/cola --board --output={folder}/new.md', 'new.md'),
+    'board': Writer('report {folder}/run {folder}/cola --board --output={folder}/new.md', 'new.md'),
     'reference': Writer(
-        'report {folder}/run --reference --output={folder}/new.json', 'new.json'),
+        'report {folder}/run {folder}/run2 --reference --output={folder}/new.json', 'new.json'),
     'bench': Writer(
         'bench --model=tiny --vocab_size=200 --batch_size=1 --seq=8 --predictions=1 --steps=1 '
         '--warmup=0 --repeats=1 --json={folder}/new.json'),
     'submission': Writer('glue_submission {folder}/new.zip --fill-missing', 'new.zip'),
+    'preflight': Writer(
+        'preflight @synthetic --topology=v5e:1x2 --json={folder}/new.json'
+        ' --save_programs={folder}/new', before=_on_pretended_chips, times=2),
 }
 
 
@@ -159,6 +179,7 @@ def make_things(folder: Path) -> None:
         part = '\n\n'.join(text[10 * number:10 * number + 10])
         (folder / 'parts' / f'{number}.txt').write_text(part)
     shutil.copytree(folder / 'cola', folder / 'cola2')
+    _copy_with_another_seed(folder / 'run', folder / 'run2')
     for line in (
         'evaluate {folder}/cola --config.data.eval_source={folder}/glue/CoLA/train.tsv '
         '--workdir={folder}/scored',
@@ -168,6 +189,15 @@ def make_things(folder: Path) -> None:
         assert answer.status == 0, answer.err
     # Its vocabulary is then unpacked into the cache.
     (folder / 'hf_unpacked' / 'vocab.txt').unlink()
+
+
+def _copy_with_another_seed(run: Path, copy: Path) -> None:
+    """Copies a run so that it seems to have had the seed 1."""
+    shutil.copytree(run, copy)
+    config = json.loads((copy / 'config.json').read_text())
+    config['seed'] = 1
+    del config['digest']
+    (copy / 'config.json').write_text(json.dumps(config))
 
 
 def _write_squad(folder: Path) -> None:
