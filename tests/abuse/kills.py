@@ -515,7 +515,8 @@ def _try(
     writer = WRITERS[name]
     whole = expected.of(name)
     if rng.random() < 0.5:
-        moment = moment._replace(change=rng.randint(1, max(whole.changes, 1)))
+        own_changes = whole.changes // (1 + writer.partners)
+        moment = moment._replace(change=rng.randint(1, max(own_changes, 1)))
     else:
         moment = moment._replace(seconds=rng.uniform(0.1, 1.0) * whole.seconds)
     _copy(things, folder, writer)
