@@ -69,6 +69,7 @@ setup(
         'optax>=0.2.5',
         'orbax-checkpoint>=0.11.20,<1',  # 1.0 has another interface
         'pyarrow>=14',  # Parquet tables, such as the hub's data sets
+        'pyyaml>=6',
         'safetensors>=0.5',
         'scipy>=1.13',
         'sentencepiece>=0.2.1',

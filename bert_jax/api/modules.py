@@ -55,7 +55,7 @@ HEAD_NAMES: Mapping[str, str] = MappingProxyType({
 
 def check_head_name(head: str) -> None:
     """Raises InputError if a user names a head that there is not."""
-    if head not in HEAD_NAMES:
+    if not isinstance(head, str) or head not in HEAD_NAMES:
         meant = str(head).removeprefix('sequence_')  # as transformers calls classifiers of texts
         raise InputError(f"head={head!r:.60} is unknown: {nearest(meant, HEAD_NAMES)} (all: "
                          f"{', '.join(HEAD_NAMES)})")

@@ -28,7 +28,7 @@ from bert_jax.model.attention import failing_attention
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.loaded import one_of, read_model
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import absolute
+from bert_jax.runtime.files import absolute, check_is_path
 from bert_jax.runtime.forks import check_no_fork
 from bert_jax.runtime.hub import check_unpublished
 from bert_jax.sharding import MESH_AXES, Layout, tree_shardings
@@ -95,6 +95,7 @@ class Bert:
           InputError: the folder holds something, the parameters are not this model's, or the family
             cannot hold it.
         """
+        check_is_path('folder', folder)
         if str(folder).startswith('hf:') and not overwrite:
             check_unpublished(str(folder))
         tree = jax.device_get(self.params if params is None else params)
@@ -197,6 +198,7 @@ def from_config(
     check_head_name(head)
     lowercase = True
     if vocab_file is not None:
+        check_is_path('vocab_file', vocab_file)
         lowercase, _ = find_lowercase(vocab_file)
     if isinstance(config, str):
         config = _config_named(config, vocab_file, lowercase, vocab_size)

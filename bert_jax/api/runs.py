@@ -12,7 +12,7 @@ from bert_jax.config.command_line import parse_command
 from bert_jax.run_setup import open_run
 from bert_jax.runtime.accelerators import check_accelerators
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path
+from bert_jax.runtime.files import as_path, check_is_path
 from bert_jax.train import experiment
 from bert_jax.train.workdirs import locked_workdir
 from bert_jax.validation import check_used, validate
@@ -46,6 +46,7 @@ def train_run(
     validate(read)
     check_used(read)
     check_accelerators()
+    check_is_path('workdir', workdir)
     path = as_path(workdir)
     with locked_workdir(path) as claim:
 
@@ -78,13 +79,24 @@ def evaluate_run(
       InputError: there are no runs, a model is of another task, the runs do not belong together,
         the data are bad, or `workdir` is a run.
     """
-    models = [runs] if isinstance(runs, (str, os.PathLike)) else list(runs)
+    check_is_path('workdir', workdir)
+    models = _models(runs)
     if not models:
         raise InputError('runs=[] names no run: give the directory of one or more')
     names = [os.fspath(model) for model in models]
     if config is None:
         config = scoring.config_of_run(as_path(names[0]))
     return scoring.evaluate(_read_config(config, changes), names, as_path(workdir))
+
+
+def _models(runs: Any) -> list[StrPath]:
+    """Runs as a user gave them; raises InputError unless they are paths."""
+    if isinstance(runs, (list, tuple)):
+        for number, run in enumerate(runs):
+            check_is_path(f'runs[{number}]', run)
+        return list(runs)
+    check_is_path('runs', runs)
+    return [runs]
 
 
 def _read_config(config: str | ConfigDict, changes: Mapping[str, Any] | None) -> ConfigDict:
@@ -96,6 +108,9 @@ def _read_config(config: str | ConfigDict, changes: Mapping[str, Any] | None) ->
     if not isinstance(changes, Mapping | None):
         raise InputError(f"changes={changes!r:.60} must map fields to values, such as "
                          "{'data.source': 'train.csv'}")
+    if not isinstance(config, (str, ConfigDict)):
+        raise InputError(f'config={config!r:.60} must be the name of a config or a config of '
+                         'bert_jax.config')
     arguments = []
     for field, value in (changes or {}).items():
         if value is None:

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from bert_jax import config as config_lib  # first: it reports a missing ml_collections
@@ -103,21 +103,32 @@ def _parse_fields(
             'config', config, flag_values=values, sys_argv=list(arguments))
         unexpected = values(arguments)[1:]
     except (AttributeError, LookupError, TypeError, ValueError, OSError, flags.Error) as error:
-        raise InputError(_explain(error, arguments)) from error
+        raise InputError(_explain(error, arguments, flat_fields(config).keys())) from error
     if unexpected:
         raise InputError(
             f'unexpected argument {unexpected[0]!r}: fields are set with --config.FIELD=VALUE')
     return values['config']
 
 
-def _explain(error: Exception, arguments: Sequence[str]) -> str:
-    """What is wrong with the arguments, and which field may be meant."""
+def _explain(error: Exception, arguments: Sequence[str], names: Collection[str]) -> str:
+    """What is wrong with the arguments, and which field may be meant.
+
+    Args:
+      error: in parsing them.
+      arguments: of the command.
+      names: of the fields that the config has.
+    """
     message = ' '.join(str(error).split())
     for argument in reversed(arguments):
         name = argument.lstrip('-').partition('=')[0]
         path = name.removeprefix('config.').partition('[')[0]
         if name.startswith('config.') and path not in FIELDS:
             return f'--{name} is not a field: {suggest_field(path)}'
+        section, dot, _ = path.partition('.')
+        has_section = any(field.startswith(section + dot) for field in names)
+        if name.startswith('config.') and dot and not has_section:
+            return (f'--{name} is a field of other tasks, which this config does not have: leave '
+                    'it out')
         if isinstance(error, flags.UnrecognizedFlagError) and name == error.flagname:
             return f'{message} Fields are set with --config.FIELD=VALUE: {suggest_field(name)}'
         if isinstance(error, LookupError) and name.startswith('config.phases['):

@@ -12,6 +12,7 @@ from concurrent import futures
 from typing import Any, NamedTuple
 
 from bert_jax.runtime import files
+from bert_jax.runtime.errors import InputError
 
 _REMEMBERED = '~/.cache/bert_jax/digests'
 # For what no run has used in this time, or in so many bytes, files are hashed again.
@@ -102,8 +103,8 @@ class _Remembered:
         self._asked: set[str] = set()
         self._known: dict[str, str] = {}
         self._has_new = False
-        with contextlib.suppress(OSError, ValueError, TypeError):  # missing or damaged
-            self._known = dict(json.loads(self._path.read_text()))
+        with contextlib.suppress(InputError):  # missing or damaged
+            self._known = files.read_json(self._path, '')
 
     def find(self, name: str, state: _State) -> str:
         """The digest of a file in this state; '' if it is not known."""

@@ -28,6 +28,7 @@ from bert_jax.runtime.files import (
     Found,
     Path,
     as_path,
+    check_ends,
     download,
     find,
     in_bucket,
@@ -287,6 +288,7 @@ def _kept_index(cached: Path) -> np.ndarray | None:
     if not cached.exists():
         return None
     try:
+        check_ends(os.fspath(cached))
         with np.load(cached) as archive:  # which has checksums
             records: np.ndarray = archive['records']
         return records

@@ -23,6 +23,7 @@ Equal text gives equal bytes.
 
 import contextlib
 import io
+import os
 import re
 import struct
 import zipfile
@@ -318,6 +319,7 @@ class Notes:
     def open(cls, path: files.Path, copies: str) -> Self:
         """The notes in a file; one in a bucket is first copied into the folder `copies`."""
         if not files.in_bucket(path):
+            files.check_ends(os.fspath(path))
             return cls(path, path)
         copy = files.as_path(copies) / path.name
         copy.write_bytes(files.read_bytes(path))

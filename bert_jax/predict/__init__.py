@@ -42,9 +42,6 @@ def load(
     from bert_jax.predict.loaded import read_model
     from bert_jax.runtime.compilation_cache import keep_compiled
 
-    for name, value in (('path', path), ('vocab_file', vocab_file)):
-        if not isinstance(value, (str, os.PathLike)) and (name == 'path' or value is not None):
-            raise InputError(f'{name}={value!r:.60} must be a path')
     weights, sentences = read_model(path, vocab_file)
     folder = os.path.expanduser('~/.cache/bert_jax/compiled')
     if os.path.isabs(folder):  # else the user has no home

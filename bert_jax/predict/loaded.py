@@ -22,7 +22,7 @@ from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.sentences import ACTIVATIONS, Sentences, read_sentences
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import as_path
+from bert_jax.runtime.files import as_path, check_is_path
 from bert_jax.runtime.forks import check_no_fork
 from bert_jax.runtime.hub import model_folder
 from bert_jax.sharding import Layout, make_mesh
@@ -40,8 +40,12 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
       path, vocab_file: as for `bert_jax.predict.load`.
 
     Raises:
-      InputError: there is no model, or something is wrong with it or with the vocabulary.
+      InputError: an argument is no path, there is no model, or something is wrong with it or with
+        the vocabulary.
     """
+    check_is_path('path', path)
+    if vocab_file is not None:
+        check_is_path('vocab_file', vocab_file)
     sentences = read_sentences(as_path(model_folder(path)))
     weights = load_weights(sentences.encoder, any_head=True)
     inference = dict(weights.inference)

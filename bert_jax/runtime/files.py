@@ -56,7 +56,15 @@ def as_path(path: str | os.PathLike[str]) -> Path:
         buckets.check_access(_bucket_of(name))
     elif name.startswith('~') and os.path.expanduser(name) == name:
         raise InputError(f"{name}: there is no user {name.split('/')[0]}")
-    return Path(path).expanduser()
+    if not in_bucket(name):  # epath would take the beginning of /a/gs://b for a scheme
+        name = re.sub('/{2,}', '/', name)
+    return Path(name).expanduser()
+
+
+def check_is_path(name: str, value: object) -> None:
+    """Raises InputError for an argument, by its name, that is no text and no `pathlib.Path`."""
+    if not isinstance(value, os.PathLike | str) or isinstance(os.fspath(value), bytes):
+        raise InputError(f'{name}={value!r:.60} must be a path, as text or a pathlib.Path')
 
 
 def _check_name(name: str) -> None:
@@ -393,10 +401,12 @@ def read_range(path: Path, offset: int, num_bytes: int) -> bytes:
 
     Raises:
       OSError: the file is missing or cannot be read.
+      InputError: it is a named pipe or a device.
       Unavailable: a bucket does not answer.
     """
     if in_bucket(path):
         return buckets.read_range(os.fspath(path), offset, num_bytes)
+    check_ends(os.fspath(path))
     with open(path, 'rb') as file:
         return os.pread(file.fileno(), num_bytes, offset)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 
 from bert_jax.config.bert_config import OPTIONS, BertConfig
 from bert_jax.heads import HEADS, part_of
@@ -480,7 +481,20 @@ def read_card(path: str | os.PathLike[str]) -> Card:
             raise InputError(f'{path}, line {number}: {line!r:.60} is what the card says itself: '
                              'leave it out')
     front_matter = ''.join(f'{line}\n' for line in lines[1:end])
+    _check_front_matter(front_matter, path)
     return Card(front_matter, '\n'.join(lines[end + 1:]).strip())
+
+
+def _check_front_matter(text: str, path: object) -> None:
+    """Raises InputError unless a text is YAML of fields and values, as model hubs read it."""
+    try:
+        fields = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        why = ' '.join(str(error).split())
+        raise InputError(f'{path}: its front matter is no YAML ({why:.200}): correct it') from None
+    if not isinstance(fields, dict | None):
+        raise InputError(f'{path}: its front matter has no fields such as `license: mit`: correct '
+                         'it')
 
 
 def _vocabulary_row(vocab_file: Path, lowercase: bool) -> str:

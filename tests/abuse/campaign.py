@@ -24,6 +24,7 @@ from pathlib import Path
 from unittest import mock
 
 from bert_jax.runtime import process
+from bert_jax.runtime.errors import visible
 from bert_jax.tools.sweep import training
 from bert_jax.train import experiment
 from tests.abuse.classes import (
@@ -113,7 +114,7 @@ def judged(group: str, number: int, case: Case, ended: Ended, changed: str) -> O
         harm = 'control characters'
     if not harm and re.search('out of memory', answer.err):
         harm = 'out of memory'
-    if not harm and any(len(line) > 2000 for line in answer.lines):
+    if not harm and any(len(line) > 2000 + 3 * len(str(case.act)) for line in answer.lines):
         harm = 'a line of more than 2,000 characters'
     if not harm:
         harm = case.check(answer)
@@ -132,7 +133,7 @@ def _call(act: object, folder: Path, things: Path) -> None:
             act()
         except Exception as error:
             line, status = process.describe_error(error)
-            print(f'error: {line}', file=sys.stderr)
+            print(f'error: {visible(line)}', file=sys.stderr)
             sys.exit(status)
         return
     assert isinstance(act, (str, tuple))
@@ -189,6 +190,18 @@ def changed_file(case: Case, before: Mapping[str, str], after: Mapping[str, str]
         if before.get(name) != after.get(name) and not is_made:
             return name
     return ''
+
+
+def here(
+    group: str, numbers: Iterable[int], seed: int, folder: Path, things: Path
+) -> Iterator[Outcome]:
+    """For each number, draws a case of a class and does what it says in this process."""
+    for number in numbers:
+        case = draw_case(group, number, seed, folder, things)
+        before = contents(folder)
+        ended = in_this_process(case, folder, things)
+        changed = changed_file(case, before, contents(folder))
+        yield judged(group, number, case, ended, changed)
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:

@@ -30,6 +30,7 @@ _TINY = (
 )
 _CACHE = ('--config.data.dir={folder}/cache', '--config.data.local_dir={folder}/cache')
 _TUNE = ('--config.init_checkpoint={folder}/run', '--config.data.max_seq_length=16', *_CACHE)
+_LARGE = 64 << 20  # bytes
 MACROS = {
     '@text': (*_TINY, '--config.data.source={folder}/text.txt', *_CACHE),
     '@synthetic': (*_TINY, '--config.task=synthetic', *_CACHE),
@@ -145,12 +146,14 @@ def _alarm(seconds: int) -> Iterator[None]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Digests of the files below a folder, and where its links point."""
+    """Digests of the files below a folder, of large ones size and time; where its links point."""
     found = {}
     for path in folder.rglob('*'):
         name = str(path.relative_to(folder))
         if path.is_symlink():
             found[name] = os.readlink(path)
+        elif path.is_file() and path.stat().st_size > _LARGE:
+            found[name] = f'{path.stat().st_size} {path.stat().st_mtime_ns}'
         elif path.is_file():
             found[name] = hashlib.md5(path.read_bytes()).hexdigest()
         elif not path.is_dir():

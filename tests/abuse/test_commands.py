@@ -16,9 +16,9 @@ import subprocess
 
 import pytest
 
-from tests.abuse.careless import careless
+from tests.abuse.campaign import here
+from tests.abuse.classes import foreign
 from tests.abuse.commands import contents, make, open_command
-from tests.abuse.foreign import READERS, foreign
 from tests.abuse.fuzz import TARGETS, convert_run, fuzz
 from tests.tiny_runs import WORDS
 
@@ -522,12 +522,13 @@ def test_damage_is_found_or_does_no_harm(things, tmp_path):
     assert {'same result', 'refused'} <= harmless(outcomes)
 
 
-def test_careless_tables_and_flags_are_read_alike_or_refused(tmp_path):
-    assert harmless(careless(range(40), 1, tmp_path)) == {'read', 'refused'}
-
-
-def test_foreign_values_in_json_are_read_or_refused(tmp_path):
-    outcomes = foreign(range(2 * len(READERS)), 0, tmp_path)
+@pytest.mark.parametrize('group, count', [
+    ('foreign JSON', 40), ('tables', 25), ('data sets', 25), ('archives', 15), ('sweeps', 15),
+    ('scripts', 8)])
+def test_careless_and_hostile_cases_are_answered_or_refused(things, tmp_path, group, count):
+    if not (things / 'json').exists():
+        foreign.make(things / 'json')
+    outcomes = here(group, range(count), 0, tmp_path / 'case', things)
     assert harmless(outcomes) == {'read', 'refused'}
 
 

@@ -291,7 +291,10 @@ def test_a_full_disk_ends_a_sweep_at_its_first_run_in_one_line(tmp_path, overrid
         raise RuntimeError('a writer failed') from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     arguments = [f'--config={CONFIG}', f'--workdir={tmp_path}/sweep', '--restarts=2', *overrides]
-    with (mock.patch.object(Guard, 'start'), mock.patch.object(experiment, 'train_run', filling),
+    worker = mock.patch.multiple(training._Worker, _open_program=mock.DEFAULT,
+                                 _own_program=mock.DEFAULT)
+    with (mock.patch.object(Guard, 'start'), worker,
+          mock.patch.object(experiment, 'train_run', filling),
           pytest.raises(SystemExit, match='1')):
         sweep_command.main(arguments)
     assert capsys.readouterr().err == (

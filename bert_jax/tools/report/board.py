@@ -118,7 +118,8 @@ def _fine_tunings(
         if _is_pretraining(run):
             continue
         start = os.path.abspath(run.fields.get('init_checkpoint') or '/')
-        if start in seeds and run.finished and run.evaluations:
+        is_scored = bool(run.evaluations) and f'eval/{run.metric}' in run.evaluations[-1]
+        if start in seeds and run.finished and is_scored:
             task = str(run.fields['task'])
             yield FineTuning(task, _settings_text(run), seeds[start], _last_score(run, task))
 

@@ -48,9 +48,12 @@ def compare(groups: Sequence[Group]) -> list[Comparison]:
     """Compares each group with the first, whose own scores must be comparable."""
     result: list[Comparison] = []
     comparable: list[int] = []  # indices in `result`
+    is_scored = bool(groups[0].scores(groups[0].runs[0].metric))
     for i, group in enumerate(groups):
         scores = group.scores(group.runs[0].metric)
         why_not = incomparable_groups(group, groups[0])
+        if not why_not and not (is_scored and scores):
+            why_not = f'no score eval/{group.runs[0].metric}'
         result.append(Comparison(scores, why_not))
         if not why_not:
             comparable.append(i)

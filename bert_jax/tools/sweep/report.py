@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import show
+from bert_jax.runtime.errors import show, visible
 from bert_jax.tools.sweep.directory import Sweep, score_of
 from bert_jax.tools.sweep.members import Member, Settings
 
@@ -92,6 +92,13 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def markdown_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table."""
+    """The lines of a Markdown table; bars and line ends in a cell do not divide it."""
     rule = ['---'] * len(heading)
-    return [f"| {' | '.join(cells)} |" for cells in (heading, rule, *rows)]
+    lines = []
+    for cells in (heading, rule, *rows):
+        lines.append('| ' + ' | '.join(_in_cell(cell) for cell in cells) + ' |')
+    return lines
+
+
+def _in_cell(text: str) -> str:
+    return visible(' '.join(text.split())).replace('|', '\\|')

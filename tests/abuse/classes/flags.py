@@ -31,6 +31,10 @@ _COMMANDS = {
               '--data'),
     'prepare': ('--config', '--config.data.source', '--workdir'),
 }
+# Values that many fields have, if not this one.
+_LIKELY = ('0', '1', '2', '3', '5', '7', '16', '100', '1000', '0.1', '0.5', '1.0', '1e-5', '10%',
+           '2 steps', '1 epoch', 'True', 'False', 'text', 'full', 'auto', 'mean', 'tiny', 'float32',
+           'a,b', '/nope', 'none')
 _CONFIG_TEXTS = (
     '\ufeff', '', '#', '\x00', 'x = ', 'import sys; sys.exit(0)\n', 'raise KeyboardInterrupt\n',
     'raise SystemExit("x")\n', 'import os; os._exit\n', 'while False: pass\n', '\t\n',
@@ -67,16 +71,16 @@ def _of_field(rng: random.Random, folder: Path) -> tuple[str, ...]:
         line.append(f'--config.data.vocab_file={folder}/run/vocab.txt')
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         field = rng.choice(sorted(FIELDS))
-        value = rng.choice(WORDS_OF_FLAGS)
+        value = rng.choice((*WORDS_OF_FLAGS, *_LIKELY * 4))
+        if rng.random() < 0.75:
+            line.append(f'--config.{field}={value}')
+            continue
         line += rng.choice((
-            [f'--config.{field}={value}'], [f'--config.{field}={value}'],
-            [f'--config.{field}={value}'],
             [f'--config.{field}', value], [f'-config.{field}={value}'], [f'--noconfig.{field}'],
             [f'--config.{field}'], [f'--config.{field}[0]={value}'],
-            [f'--config.{field}.x={value}'],
-            [f'--{field}={value}'], [f'--config.{field.upper()}={value}'],
-            [f'--config.{field}=={value}'],
-            [f'config.{field}={value}'], [f'--config.{field} = {value}']))
+            [f'--config.{field}.x={value}'], [f'--{field}={value}'], [f'--config.{field.upper()}={value}'],
+            [f'--config.{field}=={value}'], [f'config.{field}={value}'],
+            [f'--config.{field} = {value}']))
     return tuple(line)
 
 

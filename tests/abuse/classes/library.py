@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 import bert_jax
 from bert_jax.config import default_config
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, visible
 from tests.abuse.classes.case import NASTY, Case, copy
 
 _VALUES: tuple[Any, ...] = (
@@ -50,7 +51,7 @@ def _try(call: Callable[[], Any]) -> None:
     except Exception as error:
         if not _is_kind(error):
             raise
-        print(f'{type(error).__name__}: {error}'.encode('utf-8', 'backslashreplace').decode())
+        print(visible(f'{type(error).__name__}: {error}'), file=sys.stderr)
 
 
 def _some(rng: random.Random, values: tuple[Any, ...], **choices: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _NAMES = (
     'loop/x',
     'dangling', 'dangling/x', 'to_notes', 'to_notes/x', 'to_run', 'fifo', 'null', 'read_only/x',
     '', ' ',
-    'hf:', 'hf:a', 'hf:a/b/c', 'gs://', 'gs://b', 'text.txt', 'hf_pretraining', 'run', '\ufeff',
+    'hf:', 'hf:a', 'hf:a/b/c', 'gs://', 'text.txt', 'hf_pretraining', 'run', '\ufeff',
     'x/' * 2000)
 
 
