@@ -268,11 +268,14 @@ def _compile(path: str) -> types.CodeType:
       InputError: there is no such file, or it is not valid Python.
     """
     try:
-        if os.path.isfile(path) and not path.endswith('.py'):
+        is_folder = os.path.isdir(path)
+        if os.path.exists(path) and not is_folder and not path.endswith('.py'):
             raise SyntaxError('a config file is called NAME.py')
+        if os.path.exists(path) and not is_folder and not os.path.isfile(path):
+            raise SyntaxError('it is a pipe or a device, and no file')
         with open(path, encoding='utf-8-sig') as file:  # editors of Windows write the mark
             return compile(file.read(), path, 'exec')
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f'--config={path} is not valid Python: {error}') from None
     except OSError as error:
         known = sorted(_configs_near(path))

@@ -418,7 +418,7 @@ def _stored_vocabulary(folder: Path, name: str, ending: str) -> str | None:
     """
     for path in files.children(folder / 'vocabularies'):
         if path.name.startswith(f'{name}-') and path.suffix == ending:
-            content = path.read_bytes().decode('utf-8', 'replace')
+            content = files.read_bytes(path).decode('utf-8', 'replace')
             if path.stem != _named(name, content):
                 raise InputError(f'{path} is damaged (its content is not that of its name): '
                                  'delete it and it is trained again')

@@ -39,7 +39,7 @@ from bert_jax.data.source import TextBatch, TokenBatch
 from bert_jax.runtime.packages import without
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.tokenizer import Tokenizer, Tokens, joined
-from bert_jax.text.vocab import UNK, Vocab
+from bert_jax.text.vocab import CONTINUATION, UNK, Vocab, unused_row
 from bert_jax.text.wordpiece import MAX_CHARS_PER_WORD, Switches, WordPieceTokenizer
 
 with without('tensorflow_text.python.keras', empty=True):  # layers, which need all of Keras
@@ -284,8 +284,13 @@ def _spelt(text: str) -> str:
 
 
 def _fast_bert_tokenizer(vocab: Vocab, lowercase: bool) -> tf_text.FastBertTokenizer:
+    """TF-Text's tokenizer; it refuses longer tokens than it could ever find in a word."""
+    tokens = []
+    for i, token in enumerate(vocab.distinct_tokens):
+        is_too_long = len(token.removeprefix(CONTINUATION).encode()) > MAX_CHARS_PER_WORD
+        tokens.append(unused_row(i) if is_too_long else token)
     return tf_text.FastBertTokenizer(
-        vocab=vocab.distinct_tokens, token_out_type=tf.int32, max_bytes_per_word=MAX_CHARS_PER_WORD,
+        vocab=tokens, token_out_type=tf.int32, max_bytes_per_word=MAX_CHARS_PER_WORD,
         unknown_token=UNK, lower_case_nfd_strip_accents=lowercase)
 
 

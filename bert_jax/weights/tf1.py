@@ -18,6 +18,7 @@ from bert_jax.runtime.files import (
     children,
     exists,
     local_copy,
+    read_bytes,
     read_json,
 )
 from bert_jax.runtime.packages import loading_tensorflow
@@ -84,7 +85,7 @@ def _check_files(prefix: Path) -> None:
         raise InputError(_missing(prefix, '.index'))
     if not any(name.startswith(f'{prefix.name}.data-') for name in names):
         raise InputError(_missing(prefix, '.data-00000-of-00001'))
-    if _OBJECT_GRAPH in prefix.with_name(index).read_bytes():
+    if _OBJECT_GRAPH in read_bytes(prefix.with_name(index)):
         raise InputError(f'{prefix} is a TF2 checkpoint, which holds Keras objects: of TensorFlow, '
                          'only the TF1 checkpoints of google-research/bert can be read; load it '
                          'with transformers or the program that wrote it, and save it with '

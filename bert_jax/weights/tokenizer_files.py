@@ -1,5 +1,6 @@
 """The tokenizer of a Hugging Face folder: vocab.txt, tokenizer.json, tokenizer_config.json."""
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
@@ -217,8 +218,9 @@ def _keep(path: Path, content: str) -> None:
     """Writes a file into the cache, unless it is there with this very content."""
     data = content.encode()
     if path.exists():
-        if path.read_bytes() == data:
-            return
+        with contextlib.suppress(InputError):  # it is a named pipe
+            if read_bytes(path) == data:
+                return
         tell(f'note: {path} was changed since it was made: it is made again')
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, data)

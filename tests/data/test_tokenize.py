@@ -142,6 +142,12 @@ def test_equals_reference_on_real_text_of_which_little_needs_the_reference(
     assert 0 < sum(seen) < 0.02 * sum(len(document.encode()) for document in documents)
 
 
+def test_a_vocabulary_may_hold_a_line_that_no_word_is_long_enough_for():
+    letters = Vocab.from_tokens([*SPECIAL_TOKENS, 'x', '##x', 'x' * 1000, '##' + 'x' * 300])
+    lines = ['x' * count for count in (1, 200, 201, 301, 1000)]
+    assert_same(lines, WordPieceTokenizer(letters, lowercase=True))
+
+
 def test_split_sentences():
     wanted = {
         '': [],

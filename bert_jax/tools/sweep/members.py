@@ -90,8 +90,9 @@ def read_sweep(named: str, grid: Sequence[str] = ()) -> tuple[str, list[str]]:
     """
     name, colon, argument = named.partition(':')
     defined: dict[str, Any] = {}
-    with contextlib.suppress(Exception, SystemExit):  # reported when the file is parsed
-        defined = runpy.run_path(name)
+    if os.path.isfile(name):
+        with contextlib.suppress(Exception, SystemExit):  # reported when the file is parsed
+            defined = runpy.run_path(name)
     if not {'GRID', 'CONFIG'} <= defined.keys():
         return named, list(grid)
     check_fields(

@@ -52,6 +52,8 @@ def _make_source(rng: random.Random, folder: Path) -> tuple[str, str]:
         for number in range(1 if kind == 'links' else 2):
             (top / f'again{number}').symlink_to(rng.choice(('.', '../tree', '..')))
         return kind, f'{top}/**/*.txt'
+    if rng.random() < 0.1 and not kind.startswith('nothing'):
+        (folder / 'source.py').symlink_to(path.name)
     return kind, str(path)
 
 
@@ -108,17 +110,19 @@ def draw(rng: random.Random, folder: Path, things: Path) -> Case:
         ('main', '@text', f'--config.data.source=fasta:{source}', words),
         ('main', '@text', f'--config.data.vocab_file={source}'),
         ('main', '--config=configs/classification.py', f'--config.data.source={source}', words,
-         '--config.model.name=tiny'),
+         '--config.model.name=tiny', '--config.init_checkpoint='),
         ('main', '--config=configs/tagging.py', f'--config.data.source={source}', words,
-         '--config.model.name=tiny'),
+         '--config.model.name=tiny', '--config.init_checkpoint='),
         ('main', '--config=configs/squad.py', f'--config.data.source={source}', words,
-         '--config.model.name=tiny'),
+         '--config.model.name=tiny', '--config.init_checkpoint='),
         ('predict', 'features', '--model', f'{folder}/run', '--pool=mean', '--input', source,
          '--output', f'{folder}/new.npz'),
         ('look', '@text', f'--config.data.source={source}', '--vocab_sizes=300'),
         ('convert', source, f'{folder}/new', '--to', 'huggingface'),
         ('convert', f'{folder}/run', f'{folder}/new', '--to', 'huggingface', f'--card={source}'),
         ('main', f'--config={source}'),
+        ('main', f'--config={folder}/source.py'),
+        ('sweep', f'--config={folder}/source.py', '--restarts=1'),
         ('report', source, f'--output={folder}/new'),
     )
     return Case(done=f'{kind} {source}', act=rng.choice(commands), made=('new', 'new.npz', 'cache'))
