@@ -2,7 +2,8 @@
 # Sourced by tpu_vm.sh, instance_group.sh, gke.sh and slurm.sh.
 
 fail() {
-  echo "error: $*" >&2
+  local line="error: $*"
+  printf '%s\n' "${line//[[:cntrl:]]/?}" >&2 # in one line, and nothing moves the cursor
   exit 2
 }
 
@@ -15,6 +16,7 @@ quote() {
   local word line=
   for word in "$@"; do
     case $word in
+      *[[:cntrl:]]*) word=$(printf %q "$word") ;;
       '' | *[!A-Za-z0-9_./:=@%+,-]*) word="'$(printf %s "$word" | sed "s/'/'\\\\''/g")'" ;;
     esac
     line="$line${line:+ }$word"

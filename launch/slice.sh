@@ -71,13 +71,14 @@ create() {
 }
 
 install() {
-  local archive
-  archive=$(mktemp)
+  local archive status=0
+  archive=$(mktemp ${dry_run:+-u}) # what is only printed makes no file
   git -C "$root" diff --quiet HEAD || say "note: changes that are not committed are not sent"
   run git -C "$root" archive --format=tar.gz --output="$archive" HEAD \
-    && copy_to_hosts "$archive" \
-    && run rm "$archive" \
-    && ssh_to all "mkdir -p bert_jax && tar -xzf bert_jax.tar.gz -C bert_jax && $(on_host install)"
+    && copy_to_hosts "$archive" || status=$?
+  run rm -f "$archive"
+  ((status == 0)) || return "$status"
+  ssh_to all "mkdir -p bert_jax && tar -xzf bert_jax.tar.gz -C bert_jax && $(on_host install)"
 }
 
 start() {

@@ -31,6 +31,8 @@ from bert_jax.runtime.errors import InputError, nearest
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # commands load TensorFlow and jax after this
 
+# Of a config file; Python takes hundreds of bytes to compile one.
+_MOST_BYTES = 1 << 20
 _HELP = {'--help', '-help', '-h'}
 
 
@@ -273,6 +275,8 @@ def _compile(path: str) -> types.CodeType:
             raise SyntaxError('a config file is called NAME.py')
         if os.path.exists(path) and not is_folder and not os.path.isfile(path):
             raise SyntaxError('it is a pipe or a device, and no file')
+        if os.path.exists(path) and os.path.getsize(path) > _MOST_BYTES:
+            raise SyntaxError(f'it has more than {_MOST_BYTES >> 20} MiB')
         with open(path, encoding='utf-8-sig') as file:  # editors of Windows write the mark
             return compile(file.read(), path, 'exec')
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -9,6 +9,7 @@ tests/tasks/test_tables.py, tests/weights/test_refused.py, tests/predict/test_cl
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import struct
@@ -128,10 +129,21 @@ CONFIG = 'from bert_jax.config import default_config\ndef get_config():\n    c =
                  id='no field'),
     pytest.param('import sys\nsys.exit(0)\n', 'line 2', id='it exits'),
     pytest.param('def get_config():\n    return get_config()\n', 'recursion', id='it recurs'),
+    pytest.param('#' * (1 << 20) + '\n', 'more than 1 MiB', id='it is large'),
 ])
 def test_a_broken_config_file(sandbox, content, says):
     sandbox.write('c.py', content)
     sandbox.refuses('main --config={folder}/c.py', rf'(config\.|c\.py.*){says}')
+
+
+def test_a_pipe_in_the_place_of_a_config_or_a_cache_does_not_hang(sandbox):
+    os.mkfifo(sandbox.folder / 'c.py')
+    for command in ('main', 'sweep'):
+        sandbox.refuses(f'{command} --config={{folder}}/c.py', 'a pipe or a device')
+    (vocabulary,) = (sandbox.folder / 'cache' / 'vocabularies').glob('*.txt')
+    vocabulary.unlink()
+    os.mkfifo(vocabulary)
+    sandbox.refuses('main @text', 'vocabularies/.*is a named pipe')
 
 
 @pytest.mark.parametrize('file, says', [
@@ -166,6 +178,7 @@ def test_a_name_that_is_no_config_to_train_with(sandbox, file, says):
     ('train.steps={}', r'config\.train\.steps without a value'),
     ('data={}', 'config.data is not a field'),
     ('train.profile=1..2@9', 'there is no host 9'),
+    ('regression.metrics=pearson', 'is a field of other tasks, which this config does not have'),
     ('phases={"steps": 3}', 'phases'),
     ('phases=({"steps": [2]},)', r'phases\[0\]\.steps'),
     ('phases=({"steps": 2, "learning_rate": 1e400},)', r'phases\[0\]\.learning_rate'),

@@ -415,9 +415,12 @@ def _dry_run(standins, script, arguments):
     """What a script prints instead of running it."""
     verb, name, *others = arguments
     command = [ROOT / 'launch' / script, verb, name, '--dry-run', *others]
-    process = _run(command, path=standins / 'bin')
+    kept = standins / 'tmp'
+    kept.mkdir()
+    process = _run(command, path=standins / 'bin', TMPDIR=str(kept))
     assert process.returncode == 0, process.stderr
     assert not _calls(standins)
+    assert not list(kept.iterdir())
     return process.stdout
 
 

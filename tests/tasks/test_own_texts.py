@@ -1,5 +1,7 @@
 """Classification and regression of the user's texts: labels, weights, windows, files."""
 
+import csv
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,16 @@ def test_a_label_that_occurs_only_in_evaluation_counts_as_a_wrong_prediction(tmp
         'label,count,precision,recall,f1,roc_auc,predicted bad,predicted good,predicted so so\n'
         'bad,0,0,0,0,0,0,0,0\ngood,1,1,1,1,1,0,1,0\nso so,0,0,0,0,0,0,0,0\n')
     assert 'awful occur only in evaluation' in capsys.readouterr().out
+
+
+def test_texts_in_tables_for_people_are_no_formulas_and_move_no_cursor(tmp_path):
+    rows = [f'"{text}",good' for text in ('=1+1', ' @a', '-2.5', 'a\x1b[31m')]
+    dev = put(tmp_path, 'dev.csv', ['text,label', *rows])
+    (dev,) = opened(
+        'classification', put(tmp_path, 'train.csv', CSV), tmp_path, eval_source=dev).evaluated
+    _, files = dev.results({'logits': np.zeros((4, 3), np.float32)})
+    texts = [row[1] for row in csv.reader(files['dev_examples.csv'].splitlines())][1:]
+    assert texts == ["'=1+1", "' @a", '-2.5', 'a\\x1b[31m']
 
 
 def test_labels_that_look_like_scores_of_a_regression_get_a_warning(tmp_path, capsys):

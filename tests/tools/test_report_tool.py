@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from bert_jax.tools.report.__main__ import main
-from bert_jax.tools.report.comparison import incomparable, intervals
+from bert_jax.tools.report.comparison import compare, incomparable, intervals
 from bert_jax.tools.report.examples import Examples
 from bert_jax.tools.report.groups import grouped
 from bert_jax.tools.report.page import page
@@ -225,6 +225,16 @@ def test_recorded_values_that_are_not_finite_are_left_out(tmp_path):
     run = RunRecords(tmp_path / 'run', 'run')
     assert run.records == [{'step': 1, 'time/step': 2.0}, {'step': 8, 'eval/accuracy': 0.5}]
     assert run.scores == {'step': 8, 'accuracy': 0.5}
+
+
+def test_a_group_without_a_score_of_its_metric_is_not_compared(tmp_path):
+    for seed, name in enumerate(('accuracy', 'loss')):
+        write(tmp_path / name, [{'step': 8, f'eval/{name}': 0.5}], task='rte', seed=seed,
+              metric='accuracy', train={'steps': 8})
+    groups = [*grouped([RunRecords(tmp_path / 'accuracy', 'a')]),
+              *grouped([RunRecords(tmp_path / 'loss', 'b')])]
+    assert [found.why_not for found in compare(groups)] == ['', 'no score eval/accuracy']
+    assert [found.why_not for found in compare(groups[::-1])] == ['no score eval/accuracy'] * 2
 
 
 def groups_of_intervals(folder, task, intervals, *, best=None):

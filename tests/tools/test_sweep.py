@@ -25,7 +25,7 @@ from bert_jax.tools.sweep import __main__ as sweep_command
 from bert_jax.tools.sweep import training
 from bert_jax.tools.sweep.directory import Sweep
 from bert_jax.tools.sweep.members import grid_members, member_config, read_sweep
-from bert_jax.tools.sweep.report import report
+from bert_jax.tools.sweep.report import markdown_table, report
 from bert_jax.train import experiment
 from bert_jax.train.report import Report
 from bert_jax.weights.run_directory import read_run
@@ -86,6 +86,11 @@ def test_settings_of_the_command_line_override_those_of_the_file(tmp_path):
     config, grid = read_sweep(f'{tmp_path}/sweep.py:y', ['b=3', 'c=4'])
     assert config == f'{tmp_path.parent}/x.py:y'
     assert grid == ['a=1,2', 'b=3', 'c=4']
+
+
+def test_cells_of_a_table_do_not_divide_it():
+    assert markdown_table(['a', 'b'], [['x|y', '1\n2\x1b[31m']]) == [
+        '| a | b |', '| --- | --- |', '| x\\|y | 1 2\\x1b[31m |']
 
 
 def test_a_grid_with_too_many_runs_is_refused():
@@ -293,9 +298,8 @@ def test_a_full_disk_ends_a_sweep_at_its_first_run_in_one_line(tmp_path, overrid
     arguments = [f'--config={CONFIG}', f'--workdir={tmp_path}/sweep', '--restarts=2', *overrides]
     worker = mock.patch.multiple(training._Worker, _open_program=mock.DEFAULT,
                                  _own_program=mock.DEFAULT)
-    with (mock.patch.object(Guard, 'start'), worker,
-          mock.patch.object(experiment, 'train_run', filling),
-          pytest.raises(SystemExit, match='1')):
+    with (mock.patch.object(Guard, 'start'), mock.patch.object(experiment, 'train_run', filling),
+          worker, pytest.raises(SystemExit, match='1')):
         sweep_command.main(arguments)
     assert capsys.readouterr().err == (
         f'error: the disk of {tmp_path}/sweep is full (No space left on device): free some space '

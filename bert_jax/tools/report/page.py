@@ -1,15 +1,16 @@
 """The HTML page that compares groups of runs; its curves and attention are drawn by page.js."""
 
 import dataclasses
+import html
 import itertools
 import json
 import math
 import statistics
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
+from bert_jax.runtime.errors import visible
 from bert_jax.runtime.files import as_path
 from bert_jax.tools.report.comparison import Comparison, compare, incomparable_groups, is_loss
 from bert_jax.tools.report.examples import Examples, MaskedWord
@@ -59,6 +60,11 @@ class Section:
         """The section as HTML."""
         return (f'<section id="{self.anchor}">\n<h2>{self.title}</h2>\n{self.content}\n'
                 '</section>')
+
+
+def escape(text: str) -> str:
+    """A text as it stands in HTML: nothing in it is markup, and control characters are shown."""
+    return html.escape(visible(text))
 
 
 def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> str:
@@ -114,7 +120,7 @@ def _fill_template(title: str, sections: Iterable[Section], data: Mapping[str, A
         links='\n'.join(links),
         sections='\n'.join(contents),
         # Without `<`, no string in the data can end the script element.
-        data=json.dumps(data, allow_nan=False).replace('<', '\\u003c'))
+        data=json.dumps(data, allow_nan=False).replace('<', '\\u003c').replace('\x7f', '\\u007f'))
 
 
 def _read(name: str) -> str:

@@ -78,7 +78,8 @@ def _of_field(rng: random.Random, folder: Path) -> tuple[str, ...]:
         line += rng.choice((
             [f'--config.{field}', value], [f'-config.{field}={value}'], [f'--noconfig.{field}'],
             [f'--config.{field}'], [f'--config.{field}[0]={value}'],
-            [f'--config.{field}.x={value}'], [f'--{field}={value}'], [f'--config.{field.upper()}={value}'],
+            [f'--config.{field}.x={value}'],
+            [f'--{field}={value}'], [f'--config.{field.upper()}={value}'],
             [f'--config.{field}=={value}'], [f'config.{field}={value}'],
             [f'--config.{field} = {value}']))
     return tuple(line)

@@ -32,13 +32,15 @@ _OPTIONS = {
 _GOOD = {'cluster': 'c', 'location': 'us-central1', 'topology': 'v5e:4x4', 'image': 'i',
          'zone': 'us-east5-a',
          'project': 'p', 'type': 'v4-8', 'nodes': '2', 'gpus': '8'}
+# How --help begins, of each script.
+_USAGES = ('TPU slices', 'Cloud TPU slices', 'Nodes with GPUs')
 _VERBS = ('create', 'run', 'run', 'run', 'delete', 'follow', 'status', 'stop', 'relaunch',
           'install', 'nope', '')
 
 
 def _fault_of_dry_run(script: str, verb: str, flags: list[str], answer: Answer) -> str:
     """What a dry run printed that would not run as it stands, or ''."""
-    if answer.status:
+    if answer.status or answer.out.startswith(_USAGES):
         return ''
     text = answer.out
     if script == 'gke.sh' and verb == 'run':

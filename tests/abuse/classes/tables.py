@@ -12,6 +12,7 @@ import io
 import json
 import random
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -244,5 +245,6 @@ def draw(rng: random.Random, folder: Path, things: Path) -> Case:
     """A table with mistakes, opened for training, evaluation and prediction."""
     table = _make_table(rng, folder)
     return Case(
-        done=f'{table.path.name} {table.flags}', act=lambda: print(_open_table(table)),
-        check=lambda answer: ''.join(re.findall(r'^HARM: .*', answer.out, re.MULTILINE)))
+        done=f'{table.path.name} {table.flags}',
+        act=lambda: print(_open_table(table), file=sys.stderr),
+        check=lambda answer: ''.join(re.findall(r'^HARM: .*', answer.err, re.MULTILINE)))
