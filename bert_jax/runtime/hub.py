@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bert_jax.runtime.errors import InputError, Unavailable, first_line, needing, tell
+from bert_jax.runtime.files import check_ends
 
 _MODEL_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
 _FLAX_FILE = 'flax_model.msgpack'  # only where there is no .safetensors
@@ -154,9 +155,12 @@ def _download(hub: Any, repository: _Repository, patterns: Sequence[str]) -> str
     continued, and each is compared with the hub's SHA-256.
 
     Raises:
-      InputError: the disk of the cache has too little space.
+      InputError: the disk of the cache has too little space, or a pipe is in it.
       Unavailable: a file differs from the hub's.
     """
+    folder = f"{repository.kind}s--{repository.name.replace('/', '--')}"
+    check_ends(os.path.join(
+        hub.constants.HF_HUB_CACHE, folder, 'refs', repository.revision or 'main'))
     commit, missing = _files_to_download(hub, repository, patterns)
     if missing:
         _check_space(hub.constants.HF_HUB_CACHE, repository, missing)

@@ -44,6 +44,7 @@ from bert_jax.text.trainers import Wanted, find_trainer
 from bert_jax.text.training import counted_runs, stripped_marks_warning
 from bert_jax.text.wordpiece import Switches
 
+_MOST_DIGITS = 8  # of the size of a vocabulary
 _SAMPLE_BYTES = 50_000_000
 _MEASURED = 10  # every tenth document is split, the others are trained on
 _FEW = 0.001  # shares of letters below it are not worth a word
@@ -82,10 +83,11 @@ def _sizes(texts: Sequence[str]) -> list[int]:
     """The numbers of --vocab_sizes.
 
     Raises:
-      InputError: one is no number.
+      InputError: one is no number, or larger than a vocabulary may be.
     """
     for text in texts:
-        if not text.strip().isdecimal() or text.strip().startswith('0'):
+        digits = text.strip()
+        if not digits.isdecimal() or digits.startswith('0') or len(digits) > _MOST_DIGITS:
             raise InputError(f'--vocab_sizes={text} is no number of pieces: write 8000,16000,32000')
     return [int(text) for text in texts]
 

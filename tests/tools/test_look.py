@@ -68,6 +68,7 @@ def test_a_single_document_is_too_little(capsys, tmp_path):
 
 @pytest.mark.parametrize('arguments, says', [
     (['--vocab_sizes=8k'], '--vocab_sizes=8k is no number of pieces'),
+    (['--vocab_sizes=9223372036854775807'], 'is no number of pieces'),
     (['--vocab_sizes=8,000'], '--vocab_sizes=000 is no number of pieces'),
     (['--config.data.tokenizer=letters'], 'not trained on text'),
     (['--config.data.source=tfrecord:there'], 'tfrecord:there holds tokens and no text'),
