@@ -187,8 +187,9 @@ def _called(case: Case) -> Answer:
 
 def changed_file(case: Case, before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """A file that a case made, changed or removed and should not have, or ''."""
+    places = [os.path.normpath(made) for made in case.made]
     for name in sorted(before.keys() | after.keys()):
-        is_made = any(name == made or name.startswith(f'{made}/') for made in case.made)
+        is_made = any(name == made or name.startswith(f'{made}/') for made in places)
         if before.get(name) != after.get(name) and not is_made:
             return name
     return ''

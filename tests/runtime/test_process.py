@@ -73,17 +73,20 @@ def test_a_command_under_nohup_goes_on():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_sigterm_ends_a_command_that_does_not_come_back_to_python():
-    ended = run_python('-c', """
-import hashlib, os, signal, threading
-from bert_jax.runtime import process
+def test_sigterm_ends_a_command_that_does_not_come_back_to_python(tmp_path):
+    ended = run_python('-c', f"""
+import hashlib, os, signal, tempfile, threading
+from bert_jax.runtime import files, process
 
+tempfile.tempdir = '{tmp_path}'
+folder = files.temporary_folder()
 process._PATIENCE_SECONDS = 0.2
 with process.error_boundary():
     threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
     hashlib.pbkdf2_hmac('sha256', b'', b'', 2**30)  # some minutes, as a compilation
 """)
     assert (ended.returncode, ended.stderr) == (143, 'error: stopped\n')
+    assert not list(tmp_path.iterdir())
 
 
 def test_sigterm_of_a_fork_does_not_end_the_command():
