@@ -23,6 +23,7 @@ MESH_AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
 # Gradients are summed over these, one after the other: first over neighbours on a torus's axis.
 UPDATE_AXES = ('fsdp', 'data')
+_FLAT_RING = 16  # chips: shorter axes of v5e and v6e do not wrap around
 # Parameters with fewer elements are not split: the message would cost more than the update.
 LEAST_SPLIT = 1 << 14
 # The word table is padded to a multiple of this, for TPU lanes and the tensor axis.
@@ -64,13 +65,13 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Any] | None =
 def mesh_sizes(data: int, fsdp: int, tensor: int, devices: Sequence[Any]) -> tuple[int, int, int]:
     """Sizes of the mesh axes; a `data` or `fsdp` of -1 takes the remaining devices.
 
-    If both are -1, fsdp spans neighbours, as far as its size divides the number of devices in a
-    slice.
+    If both are -1, fsdp spans devices that communicate fast, as far as its size divides the number
+    of devices in a slice.
     """
     num_batch_shards = len(devices) // tensor
     if data == fsdp == -1:
         in_slice = num_batch_shards // _num_slices(devices)
-        fsdp = _largest_divisor(in_slice, at_most=_num_neighbours(devices))
+        fsdp = _largest_divisor(in_slice, at_most=_num_neighbours(devices, in_slice))
     if data == -1:
         data = num_batch_shards // fsdp
     if fsdp == -1:
@@ -78,19 +79,29 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, devices: Sequence[Any]) -> tup
     return data, fsdp, tensor
 
 
-def _num_neighbours(devices: Sequence[Any]) -> int:
+def _num_neighbours(devices: Sequence[Any], in_slice: int) -> int:
     """How many devices communicate fast with each other.
 
     For TPUs: those of the chips along the longest axis of a slice's torus, which form a ring, but
-    of at least four, because in a 2 x 2 square all are neighbours. For others: those of a host.
+    of at least four, because in a 2 x 2 square all are neighbours. Where no axis is a ring, half of
+    a slice's devices: their sums run along two axes at once, while those of all devices would be
+    all-reduces of whole arrays (docs/log/messages.md). For others: those of a host.
+
+    Args:
+      devices: of all slices.
+      in_slice: parts of the batch in a slice.
     """
     first = devices[0]
-    if first.platform == 'tpu':
-        coordinates_by_axis = zip(*(device.coords for device in devices))
-        num_chips = max(4, *(1 + max(coordinates) for coordinates in coordinates_by_axis))
-        devices_per_chip = 1 + max(device.core_on_chip for device in devices)
-        return num_chips * devices_per_chip
-    return sum(device.process_index == first.process_index for device in devices)
+    if first.platform != 'tpu':
+        return sum(device.process_index == first.process_index for device in devices)
+    coordinates_by_axis = zip(*(device.coords for device in devices), strict=True)
+    shape = [1 + max(coordinates) for coordinates in coordinates_by_axis]
+    devices_per_chip = 1 + max(device.core_on_chip for device in devices)
+    on_longest_axis = max(4, *shape) * devices_per_chip
+    is_flat = shape[2] == 1
+    if is_flat and max(shape) < _FLAT_RING:
+        return max(on_longest_axis, in_slice // 2)
+    return on_longest_axis
 
 
 def _largest_divisor(number: int, at_most: int) -> int:

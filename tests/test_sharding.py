@@ -159,7 +159,10 @@ V4_CUBE = slices_of('TPU v4', '4x4x4')
 
 
 @pytest.mark.parametrize('chips, tensor, sizes', [
-    pytest.param(V5E_4X4, 1, (4, 4, 1), id='one slice'),
+    pytest.param(V5E_4X4, 1, (2, 8, 1), id='lines'),
+    pytest.param(slices_of('TPU v6 lite', '8x8'), 1, (2, 32, 1), id='longer lines'),
+    pytest.param(slices_of('TPU v5 lite', '4x4', 2), 1, (4, 8, 1), id='two slices of lines'),
+    pytest.param(slices_of('TPU v5 lite', '8x16'), 1, (8, 16, 1), id='a ring and a line'),
     pytest.param(slices_of('TPU v5 lite', '16x16', 2), 1, (32, 16, 1), id='two slices'),
     pytest.param(slices_of('TPU v5 lite', '4x8'), 2, (2, 8, 2), id='tensor axis'),
     pytest.param(slices_of('TPU v5 lite', '2x2'), 1, (1, 4, 1), id='square of neighbours'),
@@ -167,7 +170,7 @@ V4_CUBE = slices_of('TPU v4', '4x4x4')
     pytest.param(slices_of('TPU7x', '2x2x1'), 1, (1, 8, 1), id='two devices a chip'),
     pytest.param(slices_of('TPU7x', '4x4x4'), 1, (16, 8, 1), id='a ring of them'),
 ])
-def test_fsdp_spans_an_axis_of_the_torus_if_neither_size_is_given(chips, tensor, sizes):
+def test_fsdp_spans_a_ring_or_half_of_a_slice_if_neither_size_is_given(chips, tensor, sizes):
     assert sharding.mesh_sizes(-1, -1, tensor, chips) == sizes
 
 
