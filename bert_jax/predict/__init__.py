@@ -45,5 +45,5 @@ def load(
     weights, sentences = read_model(path, vocab_file)
     folder = os.path.expanduser('~/.cache/bert_jax/compiled')
     if os.path.isabs(folder):  # else the user has no home
-        keep_compiled(folder, least_seconds=0.1)
+        keep_compiled(folder, least_seconds=0.1, in_command=False)
     return Model(weights, dtype, sentences=sentences)

@@ -15,16 +15,20 @@ _MAX_BYTES = 2 << 30  # on a disk
 _UNREADABLE = 'Error reading persistent compilation cache entry for '
 
 
-def keep_compiled(folder: Any, *, least_seconds: float | None = None) -> None:
+def keep_compiled(
+    folder: Any, *, least_seconds: float | None = None, in_command: bool = True
+) -> None:
     """Sets jax's persistent compilation cache, on a disk or in a bucket.
 
     The folder may be shared: the first host writes and all read. JAX_COMPILATION_CACHE_DIR in the
     environment takes precedence. Call it before anything is compiled. Without a right to write to
-    the folder, nothing is kept. A program of which a killed process has left half is kept anew.
+    the folder, nothing is kept. A program of which a killed process has left half is kept anew by
+    the next command.
 
     Args:
       folder: of the cache; there is one in it for each kind of device.
       least_seconds: programs that compile faster are not kept; None: as jax is configured.
+      in_command: False in a process of somebody else's program, whose warnings stay its own.
     """
     import jax  # here, so that `--help` does not wait for it
 
@@ -50,7 +54,8 @@ def keep_compiled(folder: Any, *, least_seconds: float | None = None) -> None:
             return
         if hosts.first():
             shrink(folder, _MAX_BYTES)
-            _remove_unreadable(folder)
+            if in_command:
+                _remove_unreadable(folder)
     jax.config.update('jax_compilation_cache_dir', os.fspath(folder))
     if least_seconds is not None:
         jax.config.update('jax_persistent_cache_min_compile_time_secs', least_seconds)
