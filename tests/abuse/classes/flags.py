@@ -31,10 +31,14 @@ _COMMANDS = {
               '--data'),
     'prepare': ('--config', '--config.data.source', '--workdir'),
 }
-# Values that many fields have, if not this one.
-_LIKELY = ('0', '1', '2', '3', '5', '7', '16', '100', '1000', '0.1', '0.5', '1.0', '1e-5', '10%',
-           '2 steps', '1 epoch', 'True', 'False', 'text', 'full', 'auto', 'mean', 'tiny', 'float32',
-           'a,b', '/nope', 'none')
+# Values of a field's own type, if not its own.
+_LIKELY = {
+    bool: ('True', 'False'),
+    int: ('0', '1', '2', '3', '5', '7', '8', '16', '64', '100', '1000', '-1', '65536'),
+    float: ('0', '0.1', '0.5', '1.0', '1e-5', '1e-12', '2', '100', '-0.5', '1e38'),
+    str: ('10%', '2 steps', '1 epoch', 'text', 'full', 'auto', 'mean', 'tiny', 'float32', 'a,b',
+          '/nope', 'none', 'label', '0', '1', '1000', 'adam', 'lion', 'f1', 'spans', 'kernel'),
+}
 _CONFIG_TEXTS = (
     '\ufeff', '', '#', '\x00', 'x = ', 'import sys; sys.exit(0)\n', 'raise KeyboardInterrupt\n',
     'raise SystemExit("x")\n', 'import os; os._exit\n', 'while False: pass\n', '\t\n',
@@ -71,8 +75,11 @@ def _of_field(rng: random.Random, folder: Path) -> tuple[str, ...]:
         line.append(f'--config.data.vocab_file={folder}/run/vocab.txt')
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         field = rng.choice(sorted(FIELDS))
-        value = rng.choice((*WORDS_OF_FLAGS, *_LIKELY * 4))
-        if rng.random() < 0.75:
+        value = rng.choice(WORDS_OF_FLAGS)
+        if rng.random() < 0.65:
+            kind = type(FIELDS[field].default)
+            value = rng.choice(_LIKELY.get(kind, _LIKELY[str]))
+        if rng.random() < 0.85:
             line.append(f'--config.{field}={value}')
             continue
         line += rng.choice((
