@@ -27,7 +27,7 @@ from bert_jax.config import fields
 from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.config.phases import PHASE_FIELDS, check_phases
 from bert_jax.config.suggestions import suggest_field
-from bert_jax.runtime.errors import InputError, nearest
+from bert_jax.runtime.errors import InputError, nearest, shortened, visible
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # commands load TensorFlow and jax after this
 
@@ -201,7 +201,8 @@ class Parser(argparse.ArgumentParser):
                          formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f'error: {" ".join(message.split())} (see {self.prog} --help)\n')
+        said = shortened(visible(' '.join(message.split())))
+        self.exit(2, f'error: {said} (see {self.prog} --help)\n')
 
 
 def at_least(least: int) -> Callable[[str], int]:

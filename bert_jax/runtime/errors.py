@@ -69,6 +69,7 @@ def needing(purpose: str, package: str = '') -> Iterator[None]:
                          f'install {missing}') from None
 
 
+_LONGEST_LINE = 1500  # characters that are shown of a message
 # Characters that move a terminal's cursor, colour it or rename its window, but TAB and line feed.
 _CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f]')
 
@@ -76,6 +77,13 @@ _CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f]')
 def visible(text: str) -> str:
     """A text with its control characters written out (`\\x1b`), as names in files may have any."""
     return _CONTROLS.sub(lambda found: f'\\x{ord(found[0]):02x}', text)
+
+
+def shortened(line: str) -> str:
+    """A line without its middle, if that is what a very long name or value takes."""
+    if len(line) <= _LONGEST_LINE:
+        return line
+    return f'{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}'
 
 
 def tell(line: str) -> None:

@@ -21,12 +21,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from bert_jax.runtime import files, signals
-from bert_jax.runtime.errors import Diverged, InputError, Stopped, Unavailable, first_line, tell
+from bert_jax.runtime.errors import (
+    Diverged,
+    InputError,
+    Stopped,
+    Unavailable,
+    first_line,
+    shortened,
+    tell,
+)
 
 STARTED = time.time()  # about the start of this process
 _PATIENCE_SECONDS = 10.0  # that a command gets to end by itself after a signal
 _STOPPING = (signal.SIGTERM, signal.SIGHUP)  # SIGHUP: of a terminal that is gone
-_LONGEST_LINE = 1500  # characters that are shown of a message
 DISK_IS_FULL = 'No space left on device|Disk quota exceeded'  # a pattern of messages
 
 
@@ -151,17 +158,10 @@ def describe_error(
     for rule in _ERROR_RULES:
         for fault in chain:
             if rule.applies_to(fault):
-                return _shortened(rule.describe(fault, writing)), rule.status
+                return shortened(rule.describe(fault, writing)), rule.status
     where = _keep_traceback(error, log_folder or files.Path(tempfile.gettempdir()))
     return (f'{type(error).__name__}: {first_line(error)} (this may be a fault of bert_jax; the '
             f'traceback is in {where})', 1)
-
-
-def _shortened(line: str) -> str:
-    """A line without its middle, if that is what a very long name or value takes."""
-    if len(line) <= _LONGEST_LINE:
-        return line
-    return f'{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}'
 
 
 def is_full_disk(error: BaseException) -> bool:

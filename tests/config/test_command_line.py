@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.config.command_line import parse_command
+from bert_jax.config.command_line import Parser, parse_command
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError
 from tests.conftest import ROOT
@@ -69,6 +69,14 @@ def test_a_value_of_another_type_is_refused_with_its_field():
 def test_a_config_that_does_not_exist_is_refused(name, message):
     with pytest.raises(InputError, match=message):
         parsed(name, 'seed=1')
+
+
+def test_what_is_repeated_of_a_flag_moves_no_cursor_and_fills_no_screen(capsys):
+    for word, shown in (('\x1b[31m', '\\x1b[31m'), ('x' * 9000, 'xxx ... xxx')):
+        with pytest.raises(SystemExit, match='2'):
+            Parser('tool', '').parse_args([word])
+        said = capsys.readouterr().err
+        assert shown in said and said.endswith(' (see tool --help)\n') and len(said) < 2000
 
 
 def test_help_shows_a_config_and_its_fields(capsys):
