@@ -31,6 +31,7 @@ _COMMANDS = {
               '--data'),
     'prepare': ('--config', '--config.data.source', '--workdir'),
 }
+_OF_TASKS = ('classification.', 'regression.', 'squad.', 'conll.', 'tagging.')  # sections
 # Values of a field's own type, if not its own.
 _LIKELY = {
     bool: ('True', 'False'),
@@ -73,10 +74,12 @@ def _of_field(rng: random.Random, folder: Path) -> tuple[str, ...]:
     line = ['main', config]
     if config != '@synthetic':
         line.append(f'--config.data.vocab_file={folder}/run/vocab.txt')
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+    for _ in range(rng.choice((1, 1, 1, 1, 2, 3))):
         field = rng.choice(sorted(FIELDS))
+        while field.startswith(_OF_TASKS) and rng.random() < 0.8:
+            field = rng.choice(sorted(FIELDS))
         value = rng.choice(WORDS_OF_FLAGS)
-        if rng.random() < 0.65:
+        if rng.random() < 0.75:
             kind = type(FIELDS[field].default)
             value = rng.choice(_LIKELY.get(kind, _LIKELY[str]))
         if rng.random() < 0.85:
