@@ -73,11 +73,15 @@ def _table(rng: random.Random, rows: list[Any]) -> tuple[bytes, str]:
 def _tagging(rng: random.Random) -> tuple[bytes, str, list[str]]:
     tags = rng.choice((('O', 'B-PER', 'I-PER'), ('O', 'I-LOC', 'I-PER'), ('NOUN', 'VERB'),
                        (0, 1, 2), ('O',)))
-    sentences = [[(word, rng.choice(tags)) for word in rng.choices(WORDS,
-        k=rng.randint(1, 7))] for _ in range(30)]
+    sentences = []
+    for _ in range(30):
+        words = rng.choices(WORDS, k=rng.randint(1, 7))
+        sentences.append([(word, rng.choice(tags)) for word in words])
     if rng.random() < 0.5:
-        rows: list[Any] = [{'tokens': [w for w, _ in s],
-                            'tags': [t for _, t in s]} for s in sentences]
+        rows: list[Any] = []
+        for sentence in sentences:
+            words, tags_of_words = zip(*sentence, strict=True)
+            rows.append({'tokens': list(words), 'tags': list(tags_of_words)})
         data, ending = _table(rng, rows)
         return data, ending, []
     separator = rng.choice((' ', '\t', '  ', ' X X '))
@@ -103,8 +107,10 @@ def _tagging(rng: random.Random) -> tuple[bytes, str, list[str]]:
 def _conllu(rng: random.Random, sentences: Sequence[Sequence[tuple[str, Any]]]) -> bytes:
     lines = []
     for sentence in sentences:
-        lines += ['# text = x'] + [f'{i}\t{word}\t_\t{tag}\t' + '\t'.join('_' * 6) for i,
-                                   (word, tag) in enumerate(sentence, 1)] + ['']
+        lines.append('# text = x')
+        for i, (word, tag) in enumerate(sentence, 1):
+            lines.append(f'{i}\t{word}\t_\t{tag}' + '\t_' * 6)
+        lines.append('')
     for _ in range(rng.choice((1, 2, 4))):
         number = rng.randrange(len(lines))
         lines[number] = rng.choice((
@@ -145,12 +151,10 @@ def _squad(rng: random.Random) -> tuple[bytes, str, list[str]]:
         rows: list[Any] = []
         for paragraph in paragraphs:
             questions: Any = paragraph['qas']
-            question = questions[0] if questions and isinstance(questions,
-                list) and questions[0] else {}
-            answers: Any = question.get('answers')
-            rows.append({'question': question.get('question'), 'context': paragraph['context'],
-                         'id': question.get('id'),
-                         'answers': answers})
+            question = questions[0] if questions and questions[0] else {}
+            rows.append({
+                'question': question.get('question'), 'context': paragraph['context'],
+                'id': question.get('id'), 'answers': question.get('answers')})
         data, ending = _table(rng, rows)
         return data, ending, [version]
     root: Any = {'version': '1.1', 'data': [{'title': 'x', 'paragraphs': paragraphs}]}

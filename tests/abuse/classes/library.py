@@ -91,8 +91,9 @@ def _making(rng: random.Random, folder: Path) -> Callable[[], Any]:
             hidden_act=('gelu', 'x'), layer_norm_eps=(1e-12, -1), max_position_embeddings=(16,),
             positions=('rotary', 'x'),
             dropout_rate=(0.1, 2.0), window=(3,), causal=(True,), type_vocab_size=(0, 2))
-        return lambda: bert_jax.from_config(bert_jax.BertConfig(**{'vocab_size': 30,
-            'num_layers': 1, 'hidden_size': 8, 'num_heads': 2, 'intermediate_size': 16} | given))
+        options = {'vocab_size': 30, 'num_layers': 1, 'hidden_size': 8, 'num_heads': 2,
+                   'intermediate_size': 16} | given
+        return lambda: bert_jax.from_config(bert_jax.BertConfig(**options))
     given = _some(rng, _VALUES, head=('classification', 'x'), num_labels=(2,),
                   labels=(['a', 'b'],), vocab_size=(30, 10**12),
                   vocab_file=(str(folder / 'run/vocab.txt'),), seed=(2**70,))
@@ -115,17 +116,21 @@ def _predicting(rng: random.Random, folder: Path) -> Callable[[], Any]:
                         'windows': ('mean',)},
             'classify': {'windows': ('mean', 'x'), 'any_form': (True,)}}.get(method, {'nope': (1,)})
         given = _some(rng, _VALUES, **choices)
-    iterates = rng.random() < 0.2
-    return lambda: getattr(bert_jax.load(folder / name),
-                           f'iter_{method}' if iterates else method)(texts, **given)
+    if rng.random() < 0.2:
+        method = f'iter_{method}'
+    return lambda: getattr(bert_jax.load(folder / name), method)(texts, **given)
 
 
 def _tokenizing(rng: random.Random, folder: Path) -> Callable[[], Any]:
     texts = rng.choice(_TEXTS)
     length = rng.choice((*_VALUES, 8, 16, 32, 10**9, np.int32(8)))
     method = rng.choice(('__call__', '__call__', 'pack'))
-    return lambda: getattr(bert_jax.from_pretrained(folder / 'hf_pretraining').tokenizer,
-                           method)(texts, max_length=length)
+
+    def tokenize() -> Any:
+        tokenizer = bert_jax.from_pretrained(folder / 'hf_pretraining').tokenizer
+        return getattr(tokenizer, method)(texts, max_length=length)
+
+    return tokenize
 
 
 def _saving(rng: random.Random, folder: Path) -> Callable[[], Any]:
@@ -144,16 +149,14 @@ def _running(rng: random.Random, folder: Path) -> Callable[[], Any]:
         changes = rng.choice((*_VALUES, {'train.steps': 'x'}, {'nope': 1}, {3: 4}, {'data': {}},
                               {'phases': 3}, {'train.steps': float('nan')},
                               {'data.source': None}, {'data.source': '/nope'}))
-        return lambda: bert_jax.train_run(config,
-                                          rng.choice((*_VALUES, folder / 'notes',
-                                                      folder / 'text.txt', '/proc/1/x')), changes)
+        workdir = rng.choice((*_VALUES, folder / 'notes', folder / 'text.txt', '/proc/1/x'))
+        return lambda: bert_jax.train_run(config, workdir, changes)
     runs = rng.choice((*_VALUES, folder / 'notes', str(folder / 'run'), [folder / 'run'],
                        [folder / 'run', 3], folder / 'nope'))
     given = _some(rng, _VALUES, config=('glue:cola', 'x'),
                   changes=({'data.eval_source': 'x'}, {'x': 1}))
-    return lambda: bert_jax.evaluate_run(runs,
-                                         rng.choice((*_VALUES, folder / 'new', folder / 'notes')),
-                                         **given)
+    workdir = rng.choice((*_VALUES, folder / 'new', folder / 'notes'))
+    return lambda: bert_jax.evaluate_run(runs, workdir, **given)
 
 
 _KINDS = (_loading, _loading, _making, _predicting, _predicting, _predicting, _tokenizing,

@@ -17,6 +17,12 @@ _TEXTS = ('the leader was john smith', '', ' ', '\u200b', 'x' * 300, 'Ünïcöd�
           '\ud800', '\ufeff', '😀' * 40, 'ab ' * 3000, *NASTY[:12])
 
 
+_SETTINGS = ('do_lower_case', 'cls_token', 'model_max_length', 'strip_accents', 'never_split',
+             'tokenizer_class', 'mask_token', 'added_tokens_decoder', 'x')
+_VALUES = (None, 3, -1, 1e30, 'x', [], {}, True, '[CLS]', '', ['a'], {'0': {'content': 'x'}},
+           *NASTY[:9])
+
+
 def _spoil_words(rng: random.Random, data: bytes) -> tuple[bytes, str]:
     """(A vocabulary of a token a line with a mistake, which)."""
     lines = data.split(b'\n')
@@ -96,12 +102,7 @@ def draw(rng: random.Random, folder: Path, things: Path) -> Case:
     if rng.random() < 0.25:
         beside = rng.choice(('tokenizer_config.json', 'special_tokens_map.json',
                              'added_tokens.json'))
-        write(folder / 'tokenizer' / beside, {
-            rng.choice(('do_lower_case', 'cls_token', 'model_max_length', 'strip_accents',
-                        'never_split', 'tokenizer_class',
-                        'mask_token', 'added_tokens_decoder', 'x')): rng.choice((
-                            None, 3, -1, 1e30, 'x', [], {}, True, '[CLS]', '', ['a'],
-                            {'0': {'content': 'x'}}, *NASTY[:9]))})
+        write(folder / 'tokenizer' / beside, {rng.choice(_SETTINGS): rng.choice(_VALUES)})
     if rng.random() < 0.75:
         texts = rng.sample(_TEXTS, 4)
         return Case(done=f'{kind} {done} {beside} {texts!r:.200}', act=lambda: _encode(path, texts))
