@@ -160,6 +160,9 @@ def share_store(
     name = hosts.share(
         'token store', lambda: store_building.store_fingerprint(text.source, tokenizer, facts))
     folder = places.shared / 'stores' / name
+    if hosts.first():
+        for place in (folder, folder / VOCABULARY):
+            files.remove_leftovers(place)  # of workers that were killed
     if not hosts.share('finished store', lambda: 'yes' if store.is_finished(folder) else ''):
         _share_folder(folder, places)
         if _may_build(text, tokenizer, name, facts):

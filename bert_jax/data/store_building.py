@@ -114,7 +114,6 @@ def build_store(
     started = time.monotonic()
     with disk_faults(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        files.remove_leftovers(folder)
         if vocab_file:
             _keep_vocabulary(folder, vocab_file, tokenizer)
         build = _Build(

@@ -13,10 +13,10 @@ import hashlib
 import json
 import re
 import secrets
+import shutil
 import stat
 import tempfile
 import time
-import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,6 @@ from bert_jax.runtime import buckets
 from bert_jax.runtime.errors import InputError
 
 _LEFTOVER_SECONDS = 86_400
-_TEMPORARY: weakref.WeakSet[tempfile.TemporaryDirectory[str]] = weakref.WeakSet()
 _MOST_JSON_BYTES = 1 << 28
 _FROM_SHELL = ('/proc/', '/dev/fd/', '/dev/pts/', '/dev/tty', '/dev/null')
 LONGEST_LINE = 64 << 20  # bytes
@@ -595,16 +594,28 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
     It is also removed by `remove_temporary_folders`.
     """
-    folder = tempfile.TemporaryDirectory(prefix='bert_jax_')
-    _TEMPORARY.add(folder)
-    return folder
+    return tempfile.TemporaryDirectory(prefix=_temporary_prefix(os.getpid()))
+
+
+@functools.cache
+def _temporary_prefix(process: int) -> str:
+    """How the names of a process's temporary folders begin, unlike those of its forks."""
+    return f'bert_jax_{secrets.token_hex(8)}_'
 
 
 def remove_temporary_folders() -> None:
-    """Removes all of them. Call it before `os._exit`, which leaves them."""
-    for folder in list(_TEMPORARY):
-        with contextlib.suppress(OSError):  # another thread may be writing there
-            folder.cleanup()
+    """Removes all of this process. Call it before `os._exit`, which leaves them, and on a signal.
+
+    A signal may come when a folder has been made and nothing refers to it yet.
+    """
+    if _local_folder.cache_info().currsize:
+        _local_folder().cleanup()
+        _local_folder.cache_clear()
+    prefix = _temporary_prefix(os.getpid())
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if entry.name.startswith(prefix):
+                shutil.rmtree(entry.path, ignore_errors=True)  # another thread may write there
 
 
 def check_new_file(path: str | os.PathLike[str], flag: str, unless: str = '') -> None:

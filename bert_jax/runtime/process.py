@@ -223,6 +223,8 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
             line, status = describe_error(error, writing)
         if status == 130:
             line = stopped
+        if isinstance(error, KeyboardInterrupt | Stopped):
+            files.remove_temporary_folders()
         tell(f'error: {line}')
         sys.exit(status)
 

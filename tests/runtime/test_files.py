@@ -2,6 +2,7 @@
 
 import io
 import os
+import tempfile
 import pathlib
 import sys
 import time
@@ -217,8 +218,12 @@ def test_temporary_folders_go_with_their_owner_or_before_a_process_ends_at_once(
         assert os.path.isdir(gone)
     assert not os.path.exists(gone)
     kept = files.temporary_folder()
+    shared = files._local_folder().name
+    interrupted = tempfile.mkdtemp(prefix=files._temporary_prefix(os.getpid()))
     files.remove_temporary_folders()
-    assert not os.path.exists(kept.name)
+    for name in (kept.name, shared, interrupted):
+        assert not os.path.exists(name)
+    assert os.path.isdir(files._local_folder().name)
 
 
 def test_writing_a_file_again_removes_what_a_killed_process_left_of_it(tmp_path):
