@@ -2,9 +2,9 @@
 
 import io
 import os
-import tempfile
 import pathlib
 import sys
+import tempfile
 import time
 import types
 import zipfile
