@@ -10,7 +10,7 @@ _CONFIGS = (
     '@synthetic', '@synthetic', '@text', '@glue', '@csv', '--config=configs/tagging.py',
     '--config=configs/squad.py', '--config=configs/multiple_choice.py',
     '--config=configs/regression.py',
-    '--config=configs/tiny_pretrain.py', '--config=configs/conll.py')
+    '@text', '--config=configs/conll.py')
 _COMMANDS = {
     'predict fill-mask': ('--top-k', '--dtype', '--vocab-file', '--input', '--text', '--text-pair',
                           '--id'),
