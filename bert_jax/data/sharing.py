@@ -172,6 +172,9 @@ def share_store(
         hosts.barrier('token store built')
         if hosts.first():
             (folder / _BEGUN).unlink(missing_ok=True)
+    elif hosts.first() and not files.in_bucket(folder):
+        with contextlib.suppress(OSError):  # of a folder that may only be read
+            store_building.tidy(folder)
     if not hosts.first():
         _wait_for(folder / MANIFEST, places)
     return TokenStore.open(folder)

@@ -427,7 +427,12 @@ class _Worker:
         except InputError:
             _remove(build.folder, (_DONE_ENDING,))  # so that the next start looks at the parts
             raise
-        _remove(build.folder, (claims.ENDING, _DONE_ENDING, '.tmp'))
+        tidy(build.folder)
+
+
+def tidy(folder: files.Path) -> None:
+    """Removes what only building needs from a finished store; a killed worker may have left it."""
+    _remove(folder, (claims.ENDING, _DONE_ENDING, '.tmp'))
 
 
 def _remove(folder: files.Path, endings: tuple[str, ...]) -> None:
