@@ -23,7 +23,7 @@ first='base:512:64:80:30 base:128:256:20:40'
 second='large:512:32:80:30 large:128:128:20:30'
 vectors='--sentences=12000'
 run_sizes=
-# Those on fusion and LayerNorm need no card: docs/log/speed.md has what they compile to.
+# Flags of fusion and of LayerNorm are not tried: docs/log/speed.md has what they compile to.
 flags='xla_gpu_enable_triton_gemm=false xla_gpu_enable_command_buffer= xla_gpu_enable_latency_hiding_scheduler=true'
 if [ -n "${REHEARSE:-}" ]; then
   first='tiny:32:8:4:2'

@@ -32,9 +32,8 @@ class Worker:
         """
         environment = os.environ | {
             'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'HF_HUB_OFFLINE': '1',
-            'TRANSFORMERS_VERBOSITY': 'error', 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
-        if name == 'ours':
-            environment['GLIBC_TUNABLES'] = 'glibc.malloc.hugetlb=1'  # as README says
+            'TRANSFORMERS_VERBOSITY': 'error', 'HF_HUB_DISABLE_PROGRESS_BARS': '1',
+            'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}  # for both; docs/sources.md
         self._log = Path(folder, f'{name}.txt')
         with self._log.open('w') as errors:
             self._process = subprocess.Popen(

@@ -20,7 +20,8 @@ from bert_jax.runtime.errors import InputError, Unavailable, first_line, needing
 from bert_jax.runtime.files import check_ends
 
 _MODEL_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
-_FLAX_FILE = 'flax_model.msgpack'  # only where there is no .safetensors
+_FLAX_FILE = 'flax_model.msgpack'  # only where the model has no .safetensors
+_OTHER_WEIGHTS = re.compile(r'model[^/]*\.safetensors')
 _REPORT_SECONDS = 20.0
 # Name, revision and path of a data set. Revisions with slashes are only those under which the hub
 # keeps its own Parquet copies.
@@ -189,7 +190,7 @@ def _files_to_download(
         raise
     except Exception:  # its HTTP client's, which depends on the version
         return '', []
-    if not any(file.rfilename.endswith('.safetensors') for file in info.siblings):
+    if not any(_OTHER_WEIGHTS.fullmatch(file.rfilename) for file in info.siblings):
         patterns = [*patterns, _FLAX_FILE]
     missing = []
     for file in info.siblings:

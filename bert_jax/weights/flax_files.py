@@ -19,7 +19,7 @@ _DTYPES = ('float32', 'float16', 'bfloat16')
 _LAST_PARTS = {'kernel': 'weight', 'embedding': 'weight', 'scale': 'weight', 'bias': 'bias'}
 # What a damaged or hostile file raises in Flax's reader, which checks nothing by itself.
 _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError,
-            OverflowError, MemoryError, UnpackException)
+            OverflowError, MemoryError, SyntaxError, UnpackException)
 
 
 class FlaxTensor(NamedTuple):
@@ -56,6 +56,8 @@ def read_flax(path: Path) -> dict[str, FlaxTensor]:
                          f'{error!s:.100}): download or copy it again') from None
     if not isinstance(tree, dict):
         raise InputError(f'{path} holds no parameters: download or copy it again')
+    if isinstance(tree.get('params'), dict):  # of a whole state, as `to_bytes` writes it
+        tree = tree['params']
     tensors: dict[str, FlaxTensor] = {}
     _add_tensors(tensors, tree, (), path)
     return tensors

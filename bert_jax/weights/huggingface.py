@@ -83,7 +83,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     _check_no_adapter(folder)
     if not exists(config_file):
         raise InputError(f'{config_file} is missing: a Hugging Face folder holds config.json and '
-                         'model.safetensors')
+                         f'{SINGLE} or {FLAX}')
     config = read_fields(config_file, _SCHEMA, _REMEDY)
     family = family_of(config, config_file)
     model = family.model_of(config, config_file)

@@ -38,6 +38,7 @@ _OTHER_WEIGHTS = {
     '.bin': _PICKLE,
     '.pt': _PICKLE,
     '.pth': _PICKLE,
+    '.msgpack': _OtherWeights('a Flax model in parts ({})', 'transformers 4, from_flax=True'),
     '.h5': _OtherWeights('a TF2 model ({})', 'transformers 4, from_tf=True'),
 }
 

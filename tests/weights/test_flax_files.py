@@ -58,6 +58,8 @@ def damaged(**content):
     (damaged(bert={'kernel': np.zeros(3, np.int32)}), 'bert/kernel is of type int32'),
     (damaged(a={'__msgpack_chunked_array__': True, 'shape': {}}), 'is not a complete Flax file'),
     (damaged(bert={'kernel': np.zeros(3, np.float32)}), 'has no tensor'),
+    ((RECORDED / MODELS[0] / FILE).read_bytes().replace(b'float32', b'f4,((((', 1),
+     'is not a complete Flax file'),
 ])
 def test_damage_is_refused_in_one_line(content, message, tmp_path):
     shutil.copytree(RECORDED / MODELS[0], tmp_path / 'model')
@@ -65,3 +67,19 @@ def test_damage_is_refused_in_one_line(content, message, tmp_path):
     with pytest.raises(InputError, match=message) as refused:
         load_weights(tmp_path / 'model')
     assert '\n' not in str(refused.value)
+
+
+def test_a_state_with_parameters_in_it_is_read(tmp_path):
+    folder = tmp_path / 'model'
+    shutil.copytree(RECORDED / MODELS[0], folder)
+    whole = load_weights(folder)
+    tree = flax.serialization.msgpack_restore((folder / FILE).read_bytes())
+    (folder / FILE).write_bytes(flax.serialization.msgpack_serialize({'params': tree}))
+    assert load_weights(folder).params.keys() == whole.params.keys()
+
+
+def test_parts_of_a_flax_model_are_named_as_such(tmp_path):
+    shutil.copytree(RECORDED / MODELS[0], tmp_path / 'model')
+    (tmp_path / 'model' / FILE).rename(tmp_path / 'model' / 'flax_model-00001-of-00002.msgpack')
+    with pytest.raises(InputError, match='a Flax model in parts'):
+        load_weights(tmp_path / 'model')
