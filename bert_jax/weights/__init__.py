@@ -14,8 +14,9 @@ from bert_jax.weights.tf1 import read_tf1
 
 _LOOKS = (
     'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
-    'model.safetensors (or flax_model.msgpack), a TF1 checkpoint bert_model.ckpt.index, bert_model.ckpt.data-* and '
-    'bert_config.json (name the folder, or the prefix FOLDER/bert_model.ckpt)')
+    'model.safetensors (or flax_model.msgpack), a TF1 checkpoint bert_model.ckpt.index, '
+    'bert_model.ckpt.data-* and bert_config.json (name the folder, or the prefix '
+    'FOLDER/bert_model.ckpt)')
 
 
 def load_weights(
