@@ -82,10 +82,10 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, devices: Sequence[Any]) -> tup
 def _num_neighbours(devices: Sequence[Any], in_slice: int) -> int:
     """How many devices communicate fast with each other.
 
-    For TPUs: those of the chips along the longest axis of a slice's torus, which form a ring, but
-    of at least four, because in a 2 x 2 square all are neighbours. Where no axis is a ring, half of
-    a slice's devices: their sums run along two axes at once, while those of all devices would be
-    all-reduces of whole arrays (docs/log/messages.md). For others: those of a host.
+    For TPUs: those of the chips along the longest axis of a slice's torus, but of at least four,
+    because in a 2 x 2 square all are neighbours. Where a flat slice has no ring, half of its
+    devices, if these are more: their sums run along two axes at once, while those of all devices
+    would be all-reduces of whole arrays (docs/log/messages.md). For others: those of a host.
 
     Args:
       devices: of all slices.
@@ -95,7 +95,8 @@ def _num_neighbours(devices: Sequence[Any], in_slice: int) -> int:
     if first.platform != 'tpu':
         return sum(device.process_index == first.process_index for device in devices)
     coordinates_by_axis = zip(*(device.coords for device in devices), strict=True)
-    shape = [1 + max(coordinates) for coordinates in coordinates_by_axis]
+    shape = [
+        1 + max(coordinates) - min(coordinates) for coordinates in coordinates_by_axis]
     devices_per_chip = 1 + max(device.core_on_chip for device in devices)
     on_longest_axis = max(4, *shape) * devices_per_chip
     is_flat = shape[2] == 1

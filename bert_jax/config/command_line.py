@@ -28,6 +28,7 @@ from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.config.phases import PHASE_FIELDS, check_phases
 from bert_jax.config.suggestions import suggest_field
 from bert_jax.runtime.errors import InputError, nearest, shortened, visible
+from bert_jax.runtime.files import check_ends
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # commands load TensorFlow and jax after this
 
@@ -268,18 +269,19 @@ def _compile(path: str) -> types.CodeType:
     """The code of a config file.
 
     Raises:
-      InputError: there is no such file, or it is not valid Python.
+      InputError: there is no such file, or it is not valid Python, without end or too large.
     """
     try:
-        is_folder = os.path.isdir(path)
-        if os.path.exists(path) and not is_folder and not path.endswith('.py'):
+        check_ends(path)
+        if os.path.isfile(path) and not path.endswith('.py'):
             raise SyntaxError('a config file is called NAME.py')
-        if os.path.exists(path) and not is_folder and not os.path.isfile(path):
-            raise SyntaxError('it is a pipe or a device, and no file')
-        if os.path.exists(path) and os.path.getsize(path) > _MOST_BYTES:
-            raise SyntaxError(f'it has more than {_MOST_BYTES >> 20} MiB')
+        if os.path.isfile(path) and os.path.getsize(path) > _MOST_BYTES:
+            raise InputError(f'--config={path} has more than {_MOST_BYTES >> 20} MiB: data '
+                             'belongs into files of its own')
         with open(path, encoding='utf-8-sig') as file:  # editors of Windows write the mark
             return compile(file.read(), path, 'exec')
+    except InputError:  # which is a ValueError
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f'--config={path} is not valid Python: {error}') from None
     except OSError as error:

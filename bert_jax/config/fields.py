@@ -288,7 +288,7 @@ FIELDS: Mapping[str, Field] = {
 
     # The batch, master weights and moments are split over data x fsdp devices. Gradients are summed
     # over fsdp first, so its devices should be neighbours. -1: the remaining devices; if both are
-    # -1, fsdp takes a ring of the torus, or half of a slice without one.
+    # -1, fsdp takes an axis of a TPU slice, half of a slice without a ring, or a host of GPUs.
     'mesh.data': Field(-1, count(2**20, least=-1), 'compute', silent=True),
     'mesh.fsdp': Field(-1, count(2**20, least=-1), 'compute', silent=True),  # see mesh.data
     # Splits heads, intermediate and vocabulary.

@@ -27,7 +27,8 @@ def load(
 
     Its programs are kept on the disk, so that the next process need not compile them again: in
     ~/.cache/bert_jax/compiled, unless jax's compilation cache has a folder already
-    (JAX_COMPILATION_CACHE_DIR). Everything else that the process compiles is kept there, too.
+    (JAX_COMPILATION_CACHE_DIR). Everything else that the process compiles for 0.1 seconds is kept
+    there, too.
 
     Args:
       path: a run directory, a Hugging Face or sentence-transformers folder, hf:ORG/NAME for a model
@@ -43,7 +44,8 @@ def load(
     from bert_jax.runtime.compilation_cache import keep_compiled
 
     weights, sentences = read_model(path, vocab_file)
+    model = Model(weights, dtype, sentences=sentences)
     folder = os.path.expanduser('~/.cache/bert_jax/compiled')
     if os.path.isabs(folder):  # else the user has no home
         keep_compiled(folder, least_seconds=0.1, in_command=False)
-    return Model(weights, dtype, sentences=sentences)
+    return model

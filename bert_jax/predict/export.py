@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import logging
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from bert_jax.inference.engine import predicted_tokens
 from bert_jax.model.encoder import Bert
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.runtime.errors import InputError, needing
-from bert_jax.runtime.files import Path, check_new_file, open_whole
+from bert_jax.runtime.files import Path, check_ends, check_new_file, open_whole
 from bert_jax.sharding import Layout
 from bert_jax.weights.formats import to_tree
 
@@ -123,10 +124,15 @@ def _write_stablehlo(
     return {'params': str(params_file), 'platforms': list(PLATFORMS)}
 
 
+# What numpy raises where there is no file of arrays, or another or a damaged one.
+_OTHER_FILE = (OSError, ValueError, TypeError, AttributeError, KeyError, EOFError, zlib.error,
+               zipfile.BadZipFile)
+
+
 def _holds(file: Path, params: Mapping[str, Any]) -> bool:
     """Whether a file holds these very parameters and nothing else."""
-    with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile):  # missing, or another file
-        held = np.load(file, allow_pickle=False)
+    check_ends(str(file))
+    with contextlib.suppress(*_OTHER_FILE), np.load(file, allow_pickle=False) as held:
         if isinstance(held, Mapping) and held.keys() == params.keys():
             return all(np.array_equal(held[name], params[name]) for name in params)
     return False

@@ -11,6 +11,7 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import tell
 
 _MAX_BYTES = 2 << 30  # on a disk
+_LEAST_SECONDS_OF_JAX = 1.0  # to compile, of programs that jax keeps, unless told otherwise
 # How jax's warning of a program that cannot be read begins, and the name of the program in it.
 _UNREADABLE = 'Error reading persistent compilation cache entry for '
 
@@ -27,14 +28,16 @@ def keep_compiled(
 
     Args:
       folder: of the cache; there is one in it for each kind of device.
-      least_seconds: programs that compile faster are not kept; None: as jax is configured.
+      least_seconds: programs that compile faster are not kept, unless jax is told otherwise;
+        None: as jax has it.
       in_command: False in a process of somebody else's program, whose warnings stay its own.
     """
     import jax  # here, so that `--help` does not wait for it
 
     from bert_jax.runtime import hosts
 
-    if getattr(jax.config, 'jax_compilation_cache_dir', None):
+    config: Any = jax.config  # whose options are no attributes for a type checker
+    if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return
     backend = jax.default_backend()
     if backend == 'cpu':
@@ -57,7 +60,8 @@ def keep_compiled(
             if in_command:
                 _remove_unreadable(folder)
     jax.config.update('jax_compilation_cache_dir', os.fspath(folder))
-    if least_seconds is not None:
+    least_now = config.jax_persistent_cache_min_compile_time_secs
+    if least_seconds is not None and least_now == _LEAST_SECONDS_OF_JAX:
         jax.config.update('jax_persistent_cache_min_compile_time_secs', least_seconds)
 
 
@@ -71,6 +75,8 @@ def _remove_unreadable(folder: files.Path) -> None:
       folder: with jax's cache.
     """
     show_others = warnings.showwarning
+    if getattr(show_others, 'removes_from', None) == folder:
+        return
 
     def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
         unreadable = re.match(f"{_UNREADABLE}'([^']+)'", str(message))
@@ -81,8 +87,10 @@ def _remove_unreadable(folder: files.Path) -> None:
         tell(f'note: {program} is compiled again: what was kept of it in {folder} is damaged')
         for path in files.children(folder):
             if path.name.startswith(f'{program}-'):  # of all models: which one is not said
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it is another user's
+                    path.unlink(missing_ok=True)
 
+    show.removes_from = folder  # type: ignore[attr-defined]
     warnings.showwarning = show
     warnings.filterwarnings('always', message=_UNREADABLE)
 

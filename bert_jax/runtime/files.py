@@ -4,6 +4,7 @@ import os
 
 os.environ.setdefault('EPATH_USE_TF', 'false')
 
+import atexit
 import bz2
 import contextlib
 import functools
@@ -199,15 +200,24 @@ def remove_leftovers(folder: Path, name: str = '') -> None:
                     os.unlink(entry.path)
 
 
+@functools.cache
+def _remove_leftovers_once(folder: Path) -> None:
+    """`remove_leftovers` of any name: to list a folder for each of its files takes too long."""
+    remove_leftovers(folder)
+
+
 @contextlib.contextmanager
 def open_whole(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write, which appears at `path` when the block ends, unless the block raises.
 
-    What killed processes have left of it is removed (see `remove_leftovers`).
+    What killed processes have left in its folder is removed first, once in a process.
     """
     target = as_path(path)
-    place = as_path(_local_folder().name) if in_bucket(path) else target.parent
-    remove_leftovers(place, target.name)
+    if in_bucket(path):
+        place = as_path(_local_folder())
+    else:
+        place = target.parent
+        _remove_leftovers_once(place)
     beside = temporary_name(place / target.name)
     try:
         with open(beside, 'xb') as file:  # follows no link that lies there
@@ -525,7 +535,7 @@ def local_copy(path: str | os.PathLike[str]) -> Path:
     if not in_bucket(path):
         check_ends(os.fspath(path))
         return as_path(path)
-    copy = as_path(_local_folder().name) / os.fspath(path).removeprefix('gs://')
+    copy = as_path(_local_folder()) / os.fspath(path).removeprefix('gs://')
     copy.parent.mkdir(parents=True, exist_ok=True)
     download(path, copy)
     return copy
@@ -544,7 +554,7 @@ def unpacked(path: str | os.PathLike[str]) -> Path:
     Raises:
       InputError: the .zip is damaged, encrypted or compressed in a rare way.
     """
-    folder = as_path(_local_folder().name) / digest(os.fspath(path).encode())
+    folder = as_path(_local_folder()) / digest(os.fspath(path).encode())
     try:
         with zipfile.ZipFile(local_copy(path)) as content:
             # macOS adds a folder with its own notes on the files.
@@ -584,9 +594,15 @@ def check_deletion(path: str | os.PathLike[str]) -> None:
         buckets.check_deletion(_bucket_of(path))
 
 
+def _local_folder() -> str:
+    """A folder of this process, not of the one that it is a fork of."""
+    return _local_folder_of(os.getpid())
+
+
 @functools.cache
-def _local_folder() -> tempfile.TemporaryDirectory[str]:
-    return temporary_folder()
+def _local_folder_of(process: int) -> str:
+    atexit.register(remove_temporary_folders)
+    return tempfile.mkdtemp(prefix=_temporary_prefix(process))
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
@@ -608,9 +624,7 @@ def remove_temporary_folders() -> None:
 
     A signal may come when a folder has been made and nothing refers to it yet.
     """
-    if _local_folder.cache_info().currsize:
-        _local_folder().cleanup()
-        _local_folder.cache_clear()
+    _local_folder_of.cache_clear()
     prefix = _temporary_prefix(os.getpid())
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:

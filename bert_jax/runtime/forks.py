@@ -9,6 +9,8 @@ from bert_jax.runtime.errors import InputError
 def check_no_fork(what: object) -> None:
     """Call it before jax computes; the process that calls it first is the one that may.
 
+    What a process computes with jax without calling this is not known here.
+
     Args:
       what: computes, for the message.
 

@@ -239,7 +239,8 @@ def _stopping_on_signals() -> Iterator[None]:
     ignored, that goes on.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
-    if not is_main_thread or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    handled = [number for number in _STOPPING if signal.getsignal(number) == signal.SIG_DFL]
+    if not is_main_thread or not handled:
         yield
         return
     process = os.getpid()
@@ -249,7 +250,6 @@ def _stopping_on_signals() -> Iterator[None]:
             os._exit(143)
         raise Stopped('stopped')
 
-    handled = [number for number in _STOPPING if signal.getsignal(number) == signal.SIG_DFL]
     has_ended = threading.Event()
 
     def leave_if_not_ended() -> None:

@@ -12,9 +12,7 @@ import threading
 from collections.abc import Callable, Collection
 
 
-def call_in_thread(
-    numbers: Collection[int], act: Callable[[], object]
-) -> Callable[[], None]:
+def call_in_thread(numbers: Collection[int], act: Callable[[], object]) -> Callable[[], None]:
     """Calls `act` in a thread of its own when the first of these signals arrives.
 
     Call it in the main thread. The signals need handlers too, without which they do what they do by
@@ -39,13 +37,15 @@ def call_in_thread(
 
 
 def _act_on_signal(reading: int, numbers: Collection[int], act: Callable[[], object]) -> None:
-    """Reads the pipe that receives the number of each signal, and closes it."""
+    """Reads the pipe that receives the number of each signal, until its other end is closed."""
+    has_acted = False
     with open(reading, 'rb', buffering=0) as arrived:
         number = arrived.read(1)
-        while number and number[0] not in numbers:
+        while number:
+            if number[0] in numbers and not has_acted:
+                has_acted = True
+                act()
             number = arrived.read(1)
-    if number:
-        act()
 
 
 @functools.cache

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bert_jax.runtime import hosts, signals
 from bert_jax.runtime.errors import Stopped, first_line, visible
@@ -59,15 +59,17 @@ class Guard:
         self._folder: Path | None = None  # for stacks
         self._turn = _TURN_SECONDS
         self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._handlers: dict[int, Any] = {}  # of each signal, before `start`
+        self._end_calls: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Starts handling and monitoring; call it in the main thread once the hosts have joined."""
         self._turn += hosts.count() / 1000
-        signals.call_in_thread(_SIGNALS, self._end_if_not_handled)
+        self._end_calls = signals.call_in_thread(_SIGNALS, self._end_if_not_handled)
         for number in _SIGNALS:
             is_nohup = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
             if not is_nohup:
-                signal.signal(number, self._handle)
+                self._handlers[number] = signal.signal(number, self._handle)
         self._thread.start()
 
     def watch(self, cause: Callable[[], str], folder: Path) -> None:
@@ -135,11 +137,17 @@ class Guard:
         sys.exit(status)
 
     def finish(self) -> None:
-        """Waits for all hosts, then stops monitoring."""
+        """Waits for all hosts, then stops monitoring and leaves signals to what handled them."""
         hosts.barrier('finish')
         self._finished.set()
         if self._thread.is_alive():
             self._thread.join()
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler)
+        if self._end_calls is not None:
+            self._end_calls()
+            self._end_calls = None
 
     def _watch(self) -> None:
         """Every half second, reports and obeys host 0's verdict."""
@@ -218,9 +226,12 @@ class Guard:
 
 def _leave(status: int, message: str = '') -> NoReturn:
     """Ends the process without the barriers of an orderly exit."""
-    if message:
-        sys.stderr.write(f'error: {visible(message)}\n')
-    sys.stdout.flush()
-    sys.stderr.flush()
-    remove_temporary_folders()
-    os._exit(status)
+    try:
+        with contextlib.suppress(OSError, ValueError):  # of a terminal that is gone
+            if message:
+                sys.stderr.write(f'error: {visible(message)}\n')
+            sys.stdout.flush()
+            sys.stderr.flush()
+        remove_temporary_folders()
+    finally:
+        os._exit(status)

@@ -139,7 +139,7 @@ def test_a_broken_config_file(sandbox, content, says):
 def test_a_pipe_in_the_place_of_a_config_or_a_cache_does_not_hang(sandbox):
     os.mkfifo(sandbox.folder / 'c.py')
     for command in ('main', 'sweep --restarts=1'):
-        sandbox.refuses(f'{command} --config={{folder}}/c.py', 'a pipe or a device')
+        sandbox.refuses(f'{command} --config={{folder}}/c.py', 'a named pipe')
     (vocabulary,) = (sandbox.folder / 'cache' / 'vocabularies').glob('*.txt')
     vocabulary.unlink()
     os.mkfifo(vocabulary)

@@ -6,7 +6,7 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 
-from bert_jax.runtime.errors import InputError, show, tell
+from bert_jax.runtime.errors import InputError, first_line, show, tell
 from bert_jax.tools.paper.plan import Part, Plan
 from bert_jax.tools.paper.writing import write_table
 from bert_jax.tools.sweep import training as sweep_training
@@ -60,7 +60,10 @@ class PartRunner:
         if not num_left:
             if part.title not in self._begun:  # by an earlier process, which may have been killed
                 self._begun.add(part.title)
-                part.sweep.settle()
+                try:
+                    part.sweep.settle()
+                except (InputError, OSError) as error:  # of an archive, which nobody may write
+                    tell(f'warning: {part.title}: {first_line(error)}')
             return Outcome.ENDED
         if part.title in self.failed:
             return Outcome.ENDED

@@ -63,7 +63,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def main(argv: Sequence[str]) -> int:
     """Runs the command (see the top of this file) and returns its exit status."""
     options, overrides = _parse(argv)
-    with error_boundary(writing=options.workdir):
+    with error_boundary(writing=options.workdir or 'runs'):
         is_worker = options.worker is not None
         config, grid = read_sweep(config_file(options.config), options.grid)
         members = grid_members(grid, options.restarts)

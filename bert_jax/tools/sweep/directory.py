@@ -149,7 +149,7 @@ class Sweep:
         finished = self.results()
         for member in finished:
             if claims_in(self.run(member)):
-                self.claim(member)  # takes it and gives it back, unless its holder is at work
+                self.claim(member)  # takes it and gives it back, if its holder is known to be dead
         if finished:
             self.keep_the_best()
 
