@@ -38,7 +38,7 @@ def _rename(rng: random.Random, folder: Path, name: str) -> str:
         target = folder / 'in' / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(folder / 'run', target)
-    except (OSError, ValueError, shutil.Error):
+    except (OSError, ValueError, RecursionError):  # of pathlib, which makes folders one in another
         return 'run'
     return f'in/{name}'
 
@@ -84,7 +84,7 @@ def draw(rng: random.Random, folder: Path, things: Path) -> Case:
         ('glue_submission', place),
         ('convert', f'{folder}/run', f'{folder}/new', '--to', 'huggingface', f'--card={place}'),
     )
-    made = ('new', name, 'cache', 'nowhere', name.partition('/')[0])
+    made = ('new', name, 'cache', 'nowhere', name.partition('/')[0], 'here')
     if name.startswith(('notes', 'to_notes', 'run', 'text', 'hf_pre', '..')):
-        made = ('new', 'cache', 'notes/x', 'run/cache')
+        made = ('new', 'cache', 'notes/x', 'run/cache', 'here')
     return Case(done=f'{place!r:.300}', act=rng.choice(commands), made=made)
