@@ -17,6 +17,7 @@ import functools
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.abuse.campaign import CLASSES, campaign
@@ -32,8 +33,11 @@ def main() -> int:
     parser.add_argument('--only', type=int, help='the number of one case')
     parser.add_argument('--classes', default='', help='of the campaign, by how their names begin')
     options = parser.parse_args()
-    wanted = tuple(options.classes.split(','))
-    groups = [name for name in CLASSES if name.startswith(wanted)]
+    groups = tuple(CLASSES)
+    if options.classes:
+        if options.what != 'campaign':
+            parser.error(f'--classes is of the campaign: {options.what} has none')
+        groups = _chosen(options.classes.split(','), parser)
     numbers = range(options.cases) if options.only is None else [options.only]
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     run = {'fuzz': fuzz_all, 'kills': kills,
@@ -47,6 +51,15 @@ def main() -> int:
     for (group, result), count in sorted(counts.items()):
         print(f'{group}: {result}: {count}')
     return any(result == 'HARM' for _, result in counts)
+
+
+def _chosen(beginnings: Sequence[str], parser: argparse.ArgumentParser) -> tuple[str, ...]:
+    """The classes whose names begin so; ends the process where one begins none."""
+    for beginning in beginnings:
+        if not beginning or not any(name.startswith(beginning) for name in CLASSES):
+            names = ', '.join(CLASSES)
+            parser.error(f'--classes: no class begins with {beginning!r}; there are {names}')
+    return tuple(name for name in CLASSES if name.startswith(tuple(beginnings)))
 
 
 if __name__ == '__main__':
