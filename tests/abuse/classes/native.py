@@ -1,12 +1,15 @@
-"""Files that libraries read: TF1 indices, safetensors, orbax checkpoints, arrays of NumPy."""
+"""Files that libraries read: TF1 indices, safetensors, Flax, orbax checkpoints, arrays."""
 
 import contextlib
 import json
 import random
+import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 
 from bert_jax.runtime.files import as_path
@@ -15,9 +18,27 @@ from tests.abuse.classes.case import Case, copy, write
 from tests.abuse.classes.foreign import spoil_file
 from tests.abuse.commands import open_command
 from tests.abuse.fuzz import cut, flip, overwrite
+from tests.conftest import ROOT
 
 _SIZES = (-5, -1, 0, 1, 3, 2**31, 2**40, 2**62, 2**63 - 1)
 _DTYPES = ('F64', 'F16', 'BF16', 'F8_E4M3', 'I64', 'I8', 'BOOL', 'C64', 'X', '', None, 3, 'f32')
+_FLAX = ROOT / 'tests' / 'fixtures' / 'flax' / 'FlaxBertForPreTraining'
+_FLAX_TYPES = (
+    b'f4,(', b'(2,', b'object', b'O', b'float16', b'bfloat16', b'>f4', b'2f4', b'f4,f4', b'S4',
+    b'V4', b'datetime64', b'c8', b'', b'\xff', b'\x1b[31m', b'f4,' * 1000, None, 3, [], {},
+    [[b'a', b'f4']])
+_FLAX_SHAPES = (
+    [], [0], [-1], [-2], [8, -1, -1], [2**62, 4], [2**63], [1] * 70, [b'8'], [1.5], [None], None, 3,
+    b'x', {}, [[8]])
+# What a tree may have that is no tensor; of the large arrays that Flax writes in parts, too.
+_PARTS = '__msgpack_chunked_array__'
+_NO_TENSORS = (
+    None, True, 3, 0.5, 'x', b'', [], {}, [1, [2]], msgpack.ExtType(1, b''),
+    msgpack.ExtType(1, b'x'), msgpack.ExtType(2, b''), msgpack.ExtType(2, b'\x92\x01\x02'),
+    msgpack.ExtType(3, b'\x90'), msgpack.ExtType(99, b'x'), msgpack.Timestamp(0), {_PARTS: True},
+    {_PARTS: True, 'shape': {'0': 8}, 'chunks': {}}, {_PARTS: True, 'shape': 8, 'chunks': 3},
+    {_PARTS: True, 'shape': {'0': 2**62}, 'chunks': {'0': None}})
+_NAMES = ('x', '', '../x', 'a\nb', '\x1b[31m', 'x' * 5000, 'kernel', 3, None, b'\xff')
 
 
 def make(folder: Path) -> None:
@@ -133,6 +154,79 @@ def _spoil_safetensors(rng: random.Random, path: Path) -> str:
     return f'safetensors: {how} of {name}'
 
 
+def _packed(shape: object, dtype: object, content: object) -> msgpack.ExtType:
+    """A tensor as Flax writes it."""
+    return msgpack.ExtType(1, msgpack.packb([shape, dtype, content]))
+
+
+def _of_another_type(rng: random.Random, shape: list[int], content: bytes) -> object:
+    return _packed(shape, rng.choice(_FLAX_TYPES), content)
+
+
+def _of_another_shape(rng: random.Random, shape: list[int], content: bytes) -> object:
+    shapes = (*_FLAX_SHAPES, shape[::-1], [1, *shape], [*shape, 1])
+    return _packed(rng.choice(shapes), b'float32', content)
+
+
+def _with_other_content(rng: random.Random, shape: list[int], content: bytes) -> object:
+    contents = (cut(rng, content), content + bytes(4), content + b'x', b'', None, 3, [1.0])
+    return _packed(shape, b'float32', rng.choice(contents))
+
+
+def _with_an_odd_number(rng: random.Random, shape: list[int], content: bytes) -> object:
+    values = np.frombuffer(content, '<f4').copy()
+    values[rng.randrange(len(values))] = rng.choice((np.nan, np.inf, -np.inf, 3e38))
+    return _packed(shape, b'float32', values.tobytes())
+
+
+def _none(rng: random.Random, shape: list[int], content: bytes) -> object:
+    return rng.choice(_NO_TENSORS)
+
+
+# Each puts something in place of a tensor.
+_FLAX_MISTAKES: tuple[Callable[[random.Random, list[int], bytes], object], ...] = (
+    _of_another_type, _of_another_type, _of_another_shape, _with_other_content,
+    _with_an_odd_number, _none)
+
+
+def _spoil_flax(rng: random.Random, path: Path) -> str:
+    """Changes a tensor of Flax's tree, its name, or the tree."""
+    tree: Any = msgpack.unpackb(path.read_bytes())
+    part = tree
+    name = rng.choice(sorted(part))
+    while isinstance(part[name], dict):
+        part = part[name]
+        name = rng.choice(sorted(part))
+    shape, _, content = msgpack.unpackb(part[name].data, raw=True)
+    how = rng.choice(('mistake', 'mistake', 'mistake', 'mistake', 'name', 'drop', 'tree', 'deep'))
+    if how == 'mistake':
+        mistake = rng.choice(_FLAX_MISTAKES)
+        part[name] = mistake(rng, shape, content)
+        how = f'{mistake.__name__} {part[name]!r:.300}'
+    elif how == 'name':
+        part[rng.choice(_NAMES)] = part[name]
+    elif how == 'drop':
+        del part[name]
+    elif how == 'tree':
+        tree = rng.choice((*_NO_TENSORS, {'params': tree}, [tree], {'bert': {}}))
+    encoded = msgpack.packb(tree)
+    if how == 'deep':
+        encoded = rng.choice((b'\x81\xa1a', b'\x91')) * 100_000
+    path.write_bytes(encoded)
+    return f'Flax: {name} {how}'
+
+
+def _of_flax(rng: random.Random, folder: Path) -> Case:
+    """A model of transformers' Flax classes, whose bytes or tensors are wrong."""
+    model = folder / 'flax'
+    shutil.copytree(_FLAX, model)
+    words = ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', *(f'w{number}' for number in range(35)))
+    write(model / 'vocab.txt', '\n'.join(words))
+    spoil = rng.choice((_spoil_flax, _spoil_flax, _spoil_bytes))
+    done = spoil(rng, model / 'flax_model.msgpack')
+    return Case(done=done, act=f'convert {model} {folder}/new --to huggingface')
+
+
 def _spoil_arrays(rng: random.Random, folder: Path) -> str:
     """Changes one of the files of arrays in a token store's parts."""
     paths = sorted((folder / 'cache').rglob('*.npz'))
@@ -157,7 +251,10 @@ def _load(folder: Path) -> None:
 
 def draw(rng: random.Random, folder: Path, things: Path) -> Case:
     """A file whose header, index or bytes are wrong, and what loads it."""
-    kind = rng.choice(('index', 'tf1', 'safetensors', 'safetensors', 'orbax', 'orbax', 'arrays'))
+    kind = rng.choice(('index', 'tf1', 'safetensors', 'safetensors', 'flax', 'flax', 'orbax',
+                       'orbax', 'arrays'))
+    if kind == 'flax':
+        return _of_flax(rng, folder)
     if kind in ('index', 'tf1'):
         copy(things, folder, 'tf1')
         if kind == 'index':
