@@ -13,12 +13,10 @@ import os
 import random
 import re
 import resource
-import runpy
 import shutil
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from unittest import mock
@@ -45,9 +43,10 @@ from tests.abuse.classes import (
     vocabularies,
 )
 from tests.abuse.classes.case import Case, Draw, is_clean
-from tests.abuse.commands import Answer, arguments, contents, make, open_command
+from tests.abuse.commands import Answer, arguments, contents, make, open_command, start
 from tests.abuse.forked import Ended, run_forked, warm_up
 from tests.abuse.outcome import Outcome
+from tests.conftest import ROOT
 
 CLASSES: Mapping[str, Draw] = {
     'foreign JSON': foreign.draw,
@@ -67,13 +66,12 @@ CLASSES: Mapping[str, Draw] = {
     'library': library.draw,
 }
 _SECONDS = 60.0
-_BYTES = 2e9
 _ADDRESSES = 16 << 30  # bytes that a case may map, so that it takes no other process's memory
 # Also imported before the first fork: what reads text and pictures takes ten seconds to load.
 _IMPORTED = ('tensorflow', 'tensorflow_text', 'bert_jax.data.tokenize', 'bert_jax.data.records',
              'bert_jax.predict.commands', 'bert_jax.predict.answers', 'bert_jax.predict.tags',
              'bert_jax.weights.tf1', 'matplotlib.pyplot', 'pandas', 'pyarrow', 'huggingface_hub')
-_TOP = ('main', 'convert', 'evaluate', 'predict')
+_PLACE = Path('here', 'in')  # a case's working directory; what is named '..' is in its folder too
 
 
 def make_things(folder: Path) -> None:
@@ -88,11 +86,13 @@ def make_things(folder: Path) -> None:
 
 
 def draw_case(group: str, number: int, seed: int, folder: Path, things: Path) -> Case:
-    """Makes a case of a class in a folder, of a seed and a number."""
+    """Makes a case of a class in a folder, with an empty `_PLACE`, of a seed and a number."""
     rng = random.Random(f'{seed} {number} {group}')
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return CLASSES[group](rng, folder, things)
+    case = CLASSES[group](rng, folder, things)
+    (folder / _PLACE).mkdir(parents=True)
+    return case
 
 
 def judged(group: str, number: int, case: Case, ended: Ended, changed: str) -> Outcome:
@@ -139,13 +139,9 @@ def _call(act: object, folder: Path, things: Path) -> None:
             sys.exit(status)
         return
     assert isinstance(act, (str, tuple))
-    command, *args = arguments(act, folder, things)
-    sys.argv = [command, *args]
-    warnings.simplefilter('ignore', RuntimeWarning)  # runpy's, of modules imported before
-    module = f'bert_jax.{command}' if command in _TOP else f'bert_jax.tools.{command}'
     with (mock.patch.object(experiment, 'train_run', _begin_run),
           mock.patch.object(training, 'work_until_done', lambda *_: sys.exit(0))):
-        runpy.run_module(module, run_name='__main__', alter_sys=True)
+        start(*arguments(act, folder, things))
 
 
 def _begin_run(program: object, workdir: Path, *_: object, **__: object) -> dict[str, float]:
@@ -160,16 +156,20 @@ def in_fork(case: Case, folder: Path, things: Path) -> Ended:
         resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
         _call(case.act, folder, things)
 
-    return run_forked(act, case.stdin, _SECONDS, case.environment)
+    return run_forked(
+        act, case.stdin, _SECONDS, case.environment, place=folder / _PLACE)
 
 
 def in_this_process(case: Case, folder: Path, things: Path) -> Ended:
     """Does what a case says here; its memory is not measured."""
     began = time.monotonic()
-    if callable(case.act):
-        answer = _called(case)
-    else:
-        answer = open_command(case.act, folder, things, case.stdin, int(_SECONDS))
+    place = folder / _PLACE
+    with mock.patch.dict(os.environ, case.environment):
+        if callable(case.act):
+            with contextlib.chdir(place):
+                answer = _called(case)
+        else:
+            answer = open_command(case.act, folder, things, case.stdin, int(_SECONDS), place)
     return Ended(answer, time.monotonic() - began, 0)
 
 
@@ -218,10 +218,12 @@ def campaign(
 ) -> Iterator[Outcome]:
     """For each number, draws a case of a class and does what it says in a fork.
 
-    Home and temporary folder of the forks are in `folder`, and so is all that they may change.
+    Home, temporary folder and working directory of the forks are in `folder`, and so is all that
+    they may change.
     """
     os.environ |= {'HOME': str(folder / 'home'), 'TMPDIR': str(folder / 'tmp'),
-                   'HF_HUB_OFFLINE': '1', 'HF_HOME': str(folder / 'home' / 'hub')}
+                   'HF_HUB_OFFLINE': '1', 'HF_HOME': str(folder / 'home' / 'hub'),
+                   'PYTHONPATH': str(ROOT)}
     for name in ('home', 'tmp'):
         (folder / name).mkdir()
     tempfile.tempdir = str(folder / 'tmp')

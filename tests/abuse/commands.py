@@ -31,6 +31,7 @@ _TINY = (
 _CACHE = ('--config.data.dir={folder}/cache', '--config.data.local_dir={folder}/cache')
 _TUNE = ('--config.init_checkpoint={folder}/run', '--config.data.max_seq_length=16', *_CACHE)
 _LARGE = 64 << 20  # bytes
+_TOP = ('main', 'convert', 'evaluate', 'predict')  # commands that are no tools
 MACROS = {
     '@text': (*_TINY, '--config.data.source={folder}/text.txt', *_CACHE),
     '@synthetic': (*_TINY, '--config.task=synthetic', *_CACHE),
@@ -74,7 +75,7 @@ class Answer:
 
 def open_command(
     line: str | tuple[str, ...], folder: Path, things: Path | None = None, stdin: bytes = b'',
-    seconds: int = 600,
+    seconds: int = 600, place: Path = ROOT,
 ) -> Answer:
     """Runs a command as `python -m` does, but in this process and on one device.
 
@@ -85,30 +86,25 @@ def open_command(
       things: what it may read as it was before the case.
       stdin: bytes of its standard input.
       seconds: after which it is interrupted.
+      place: its working directory.
     """
     command, *args = arguments(line, folder, things)
-    module = f'bert_jax.tools.{command}'
-    if command in ('main', 'convert', 'evaluate', 'predict'):
-        module = f'bert_jax.{command}'
     status = None
     err = io.StringIO()
     out = io.StringIO()
     out.reconfigure = lambda **_: None  # type: ignore[attr-defined]
     with contextlib.ExitStack() as stack:
-        # runpy warns if the module of the command has been imported before.
-        stack.enter_context(warnings.catch_warnings(action='ignore', category=RuntimeWarning))
         stack.enter_context(one_device())
         # A process that runs many tests joins no other hosts, and keeps its own signal handlers.
         stack.enter_context(mock.patch.object(hosts, 'connect', lambda: None))
         stack.enter_context(mock.patch.object(Guard, 'start', lambda self: None))
-        stack.enter_context(mock.patch.object(sys, 'argv', [command, *args]))
         stack.enter_context(mock.patch.object(sys, 'stdin', io.TextIOWrapper(io.BytesIO(stdin))))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
-        stack.enter_context(contextlib.chdir(ROOT))
+        stack.enter_context(contextlib.chdir(place))
         stack.enter_context(_alarm(seconds))
         try:
-            runpy.run_module(module, run_name='__main__', alter_sys=True)
+            start(command, *args)
         except SystemExit as ended:
             status = ended.code
         except (Exception, KeyboardInterrupt):
@@ -117,17 +113,30 @@ def open_command(
     return Answer(status or 0, out.getvalue(), err.getvalue())
 
 
+def start(command: str, *args: str) -> None:
+    """Runs `python -m bert_jax.COMMAND ARGUMENTS` in this process, and ends as that does."""
+    package = 'bert_jax' if command in _TOP else 'bert_jax.tools'
+    # runpy warns if the module of the command has been imported before.
+    with (warnings.catch_warnings(action='ignore', category=RuntimeWarning),
+          mock.patch.object(sys, 'argv', [command, *args])):
+        runpy.run_module(f'{package}.{command}', run_name='__main__', alter_sys=True)
+
+
 def arguments(
     line: str | tuple[str, ...], folder: Path, things: Path | None = None
 ) -> tuple[str, ...]:
-    """The command and its arguments of a line as `open_command` takes it."""
+    """The command and its arguments of a line as `open_command` takes it.
+
+    Configs of the repository are named from its root, so that the command can run anywhere.
+    """
     command, *words = shlex.split(line) if isinstance(line, str) else line
     if command in ('main', 'sweep', 'paper', 'evaluate') and 'workdir' not in ' '.join(words):
         words.append('--workdir={folder}/new')
     args = []
     for word in words:
         for part in MACROS.get(word, (word,)):
-            args.append(part.replace('{folder}', str(folder)).replace('{things}', str(things)))
+            part = part.replace('{folder}', str(folder)).replace('{things}', str(things))
+            args.append(re.sub('^--config=configs/', f'--config={ROOT}/configs/', part))
     return (command, *args)
 
 

@@ -7,17 +7,14 @@ streams, memory, signals and environment are its own, and it can hang or be kill
 import contextlib
 import importlib
 import os
-import resource
-import runpy
-import shlex
 import signal
 import sys
 import tempfile
 import time
 import traceback
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from tests.abuse.commands import Answer
@@ -30,7 +27,7 @@ _IMPORTED = (
     'bert_jax.tools.report.__main__', 'bert_jax.train.experiment', 'orbax.checkpoint', 'sklearn',
     'matplotlib.figure', 'matplotlib.backends.backend_agg', 'tensorboardX',
 )
-_TOP = ('main', 'convert', 'evaluate', 'predict')
+_MOST_MEMORY = 2e9  # bytes
 
 
 class Strike(NamedTuple):
@@ -54,7 +51,7 @@ class Ended(NamedTuple):
             return 'it did not end'
         if self.answer.status < 0:
             return f'signal {-self.answer.status}'
-        if self.memory > 2e9:
+        if self.memory > _MOST_MEMORY:
             return f'{self.memory:,} bytes of memory'
         return self.answer.harm
 
@@ -69,15 +66,17 @@ def warm_up() -> None:
 def run_forked(
     act: Callable[[], object], stdin: bytes = b'', seconds: float = 60.0,
     environment: Mapping[str, str] | None = None, strike: Strike | None = None,
+    place: Path = ROOT,
 ) -> Ended:
     """Runs a function in a fork of this process, which is killed if it has not ended in time.
 
     Args:
-      act: is called in the fork, in the repository's root.
+      act: is called in the fork.
       stdin: bytes of its standard input.
       seconds: after which it is killed.
       environment: variables to set.
       strike: a signal that it gets, unless it has ended.
+      place: its working directory.
     """
     with (tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out,
           tempfile.TemporaryFile() as err):
@@ -88,7 +87,8 @@ def run_forked(
         sys.stderr.flush()
         child = os.fork()
         if not child:
-            _become(act, (given.fileno(), out.fileno(), err.fileno()), environment or {})
+            streams = (given.fileno(), out.fileno(), err.fileno())
+            _become(act, streams, environment or {}, place)
         status, memory = _await(child, seconds, strike)
         spent = time.monotonic() - began
         out.seek(0)
@@ -99,10 +99,12 @@ def run_forked(
 
 
 def _become(
-    act: Callable[[], object], streams: tuple[int, int, int], environment: Mapping[str, str]
+    act: Callable[[], object], streams: tuple[int, int, int], environment: Mapping[str, str],
+    place: Path,
 ) -> None:
     """The life of a fork; does not return."""
     status = 1
+    is_interrupted = False
     try:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
@@ -118,12 +120,13 @@ def _become(
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.environ.update(environment)
-        os.chdir(ROOT)
+        os.chdir(place)
         act()
         status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
+    except BaseException as error:
+        is_interrupted = isinstance(error, KeyboardInterrupt)
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
@@ -131,6 +134,9 @@ def _become(
             sys.stderr.flush()
         with contextlib.suppress(Exception):
             weakref.finalize._exitfunc()  # type: ignore[attr-defined]
+        if is_interrupted:  # as Python ends
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         os._exit(status)
 
 
@@ -156,31 +162,3 @@ def _await(child: int, seconds: float, strike: Strike | None) -> tuple[int, int]
             break
         time.sleep(0.01)
     return os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
-
-
-def run_command(
-    line: str | tuple[str, ...], stdin: bytes = b'', seconds: float = 60.0,
-    environment: Mapping[str, str] | None = None, most_memory: int = 0,
-    strike: Strike | None = None, before: Callable[[], None] = lambda: None,
-) -> Ended:
-    """Runs `python -m bert_jax.COMMAND ARGUMENTS` in a fork.
-
-    Args:
-      line: the command and its arguments.
-      stdin, seconds, environment, strike: as for `run_forked`.
-      most_memory: bytes of address space that it may have beyond what this process has; 0: no
-        limit.
-      before: is called in the fork first.
-    """
-    command, *args = shlex.split(line) if isinstance(line, str) else line
-    module = f'bert_jax.{command}' if command in _TOP else f'bert_jax.tools.{command}'
-
-    def act() -> None:
-        before()
-        if most_memory:
-            resource.setrlimit(resource.RLIMIT_AS, (most_memory, most_memory))
-        sys.argv = [command, *args]
-        warnings.simplefilter('ignore', RuntimeWarning)  # runpy's, of modules imported before
-        runpy.run_module(module, run_name='__main__', alter_sys=True)
-
-    return run_forked(act, stdin, seconds, environment, strike)

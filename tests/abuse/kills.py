@@ -2,9 +2,9 @@
 
 Each case copies a folder of things, starts a command of `tests.abuse.writers` on it in a fork, and
 gives it a signal: mostly SIGKILL, else SIGTERM, SIGHUP or SIGINT, of which it must make an orderly
-end. Half of the signals come at a random moment. The others come just before a random change of
-the disk (a file opened for writing, fsync, rename, link, removal, new folder), which the fork
-notices by itself: most commands write only in their last moments.
+end unless it has done nothing yet. Half of the signals come at a random moment. The others come
+just before a random change of the disk (a file opened for writing, fsync, rename, link, removal,
+new folder), which the fork notices by itself: most commands write only in their last moments.
 
 Then everything that was left is made two days old, and the command runs again, unchanged. All that
 is now in the folder must be what an undisturbed command makes there: no file more, none less, none
@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 import jax
 
 from bert_jax.data.tokenize_plain import safe_codepoints
-from tests.abuse.commands import arguments, contents
-from tests.abuse.forked import Ended, Strike, run_command, run_forked, warm_up
+from tests.abuse.commands import arguments, contents, start
+from tests.abuse.forked import Ended, Strike, run_forked, warm_up
 from tests.abuse.fuzz import result_of
 from tests.abuse.outcome import Outcome
 from tests.abuse.writers import WRITERS, Writer, make_things
@@ -152,13 +152,14 @@ def _run_counting(
     """(How a command ended, how often it has changed the disk)."""
     changes = _Changes(folder, moment)
 
-    def before() -> None:
+    def act() -> None:
         tempfile.tempdir = None  # is read from the environment again
         _keep_programs('' if writer.is_cold else folder / 'compiled')
         if not writer.needs_tensorflow:
             _hide_tensorflow()
         writer.before()
         changes.watch()
+        start(*arguments(writer.line, folder))
 
     environment = {'HOME': str(folder / 'home'), 'TMPDIR': str(folder / 'tmp'),
                    'XLA_FLAGS': xla_flags(1)}
@@ -169,9 +170,7 @@ def _run_counting(
     strike = None
     if moment and not moment.change:
         strike = Strike(moment.number, moment.seconds)
-    ended = run_command(
-        arguments(writer.line, folder), seconds=_SECONDS, environment=environment, strike=strike,
-        before=before)
+    ended = run_forked(act, seconds=_SECONDS, environment=environment, strike=strike)
     return ended, changes.count
 
 
@@ -410,12 +409,16 @@ def _case(
 ) -> tuple[str, str]:
     """(What came of a command that got a signal at a moment, what was printed)."""
     with _partners(writer, folder):
-        first = _run(writer, folder, moment, hub)
+        first, changes = _run_counting(writer, folder, moment, hub)
     printed = f'{first.answer.status} {first.answer.out}\n{first.answer.err}'
     if first.answer.status == 0:
         return 'it was quicker', printed
     is_kill = moment.number == signal.SIGKILL
-    wrong = '' if is_kill else _wrong_end(writer, moment.number, first, folder)
+    # A signal may come before the command is ready to make an orderly end of it.
+    is_unbegun = first.answer.status == -moment.number and not (changes or first.answer.out)
+    wrong = ''
+    if not (is_kill or is_unbegun):
+        wrong = _wrong_end(writer, moment.number, first, folder)
     if wrong:
         return f'HARM: {wrong}', printed
     if not is_kill and not writer.partners and _leftovers(folder):

@@ -21,6 +21,7 @@ from tests.abuse.campaign import here
 from tests.abuse.classes import foreign
 from tests.abuse.commands import contents, make, open_command
 from tests.abuse.fuzz import TARGETS, convert_run, fuzz
+from tests.conftest import ROOT
 from tests.tiny_runs import WORDS
 
 pytestmark = pytest.mark.slow
@@ -440,7 +441,8 @@ def test_a_sweep_with_another_config(sandbox):
 def test_a_sweep_whose_results_were_changed(sandbox, result):
     finished = sandbox.folder / 's' / 'runs' / 'seed=1'
     finished.mkdir(parents=True)
-    sandbox.write('s/sweep.json', '{"config": "configs/tiny_pretrain.py", "settings": []}')
+    config = json.dumps(f'{ROOT}/configs/tiny_pretrain.py')
+    sandbox.write('s/sweep.json', f'{{"config": {config}, "settings": []}}')
     (finished / 'sweep_result.json').write_text(result)
     sandbox.refuses(f'{SWEEP} --grid seed=1', r'sweep_result\.json')
 

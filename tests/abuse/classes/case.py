@@ -23,6 +23,7 @@ class Case:
       done: what is wrong, in words.
       act: a command's line, as `commands.arguments` takes it, or a function.
       made: names below the case's folder that the act may make or change, with all that is in them.
+        It runs in here/in, an empty folder: a case that names outputs from there has 'here'.
       stdin: bytes of its standard input.
       environment: variables to set.
       check: says what else is wrong with an answer, and with what was written; '' if nothing is.

@@ -41,7 +41,7 @@ _LIKELY = {
           '/nope', 'none', 'label', '0', '1', '1000', 'adam', 'lion', 'f1', 'spans', 'kernel'),
 }
 _CONFIG_TEXTS = (
-    '\ufeff', '', '#', '\x00', 'x = ', 'import sys; sys.exit(0)\n', 'raise KeyboardInterrupt\n',
+    '\ufeff', '', '#', '\x00', 'x = ', 'import sys; sys.exit(0)\n',
     'raise SystemExit("x")\n', 'import os; os._exit\n', 'while False: pass\n', '\t\n',
     'from __future__ import annotations\n',
     'def get_config(a, b): pass\n', 'get_config = 3\n', 'class get_config: pass\n',
@@ -156,4 +156,4 @@ def draw(rng: random.Random, folder: Path, things: Path) -> Case:
     write(folder / 't.csv', 'text,label\n' + 'bal dal,a\nfal gal,b\n' * 30)
     line = rng.choice((_of_field, _of_field, _of_field, _of_command, _of_command, _of_file))(rng,
         folder)
-    return Case(done='flags', act=line, made=('new', 'cache', 'new.npz', '__pycache__'))
+    return Case(done='flags', act=line, made=('new', 'cache', 'new.npz', '__pycache__', 'here'))

@@ -87,11 +87,13 @@ def draw(rng: random.Random, folder: Path, things: Path) -> Case:
              f'--config.data.source={rng.choice(odd)}']
     if verb not in ('run', 'relaunch') and rng.random() < 0.9:
         flags = []
-    line = [f'launch/{script}', verb, name, '--dry-run', *words, *(['--', *flags] if flags else [])]
+    line = [f'{ROOT}/launch/{script}', verb, name, '--dry-run', *words]
+    if flags:
+        line += ['--', *flags]
 
     def run() -> None:
         ended = subprocess.run(
-            ['bash', *line], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=50)
+            ['bash', *line], stdin=subprocess.DEVNULL, capture_output=True, timeout=50)
         sys.stdout.write(ended.stdout.decode(errors='replace'))
         errors = ended.stderr.decode(errors='replace')
         # Its usage, and what the shell says; an error in one line is asked for.

@@ -16,12 +16,13 @@ from bert_jax.tools.sweep.directory import Sweep
 from bert_jax.tools.sweep.members import grid_members, member_config, read_sweep
 from bert_jax.tools.sweep.report import report
 from tests.abuse.classes.case import NASTY, WORDS_OF_FLAGS, Case, write
+from tests.conftest import ROOT
 
 _VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1.5, 2**31, 2**63, 10**30, 1e300, float('nan'), float('inf'), '', 'x', '1',
     '../x', '\x00',
     '\x1b[31m', 'a\nb', [], {}, [1], {'a': 1})
-_CONFIG = 'configs/tiny_pretrain.py'
+_CONFIG = f'{ROOT}/configs/tiny_pretrain.py'
 
 
 def _claim(rng: random.Random) -> Any:
