@@ -14,11 +14,10 @@ from tests.abuse.classes.case import Case, copy, write
 from tests.abuse.fuzz import cut, flip, overwrite
 
 _FOLDER = 'hf_pretraining'
-_NAMES = ('../evil.txt', '/tmp/evil.txt', 'a/../../evil.txt', 'C:\\evil.txt', 'x\\y', 'a\x1b[31m',
-          '',
-          'x' * 250, 'é', '.hidden', '__MACOSX/._config.json', 'config.json', 'config.json/x',
-          'sub/',
-          'CON', 'a\nb', 'new')
+_NAMES = (
+    '../evil.txt', '/tmp/evil.txt', 'a/../../evil.txt', 'C:\\evil.txt', 'x\\y', 'a\x1b[31m', '',
+    'x' * 250, 'é', '.hidden', '__MACOSX/._config.json', 'config.json', 'config.json/x', 'sub/',
+    'CON', 'a\nb', 'new')
 
 
 def _members(things: Path) -> dict[str, bytes]:

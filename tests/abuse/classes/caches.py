@@ -21,50 +21,86 @@ from tests.abuse.commands import Answer, arguments
 from tests.abuse.fuzz import cut, flip, overwrite
 
 _HUB = Path('home/hub/models--org--name')
+# What prints a digest of what it reads in a folder, and what damages the cache and says how.
+Use = tuple[Callable[[Path], None], Callable[[], str]]
+
+
+def _swap(rng: random.Random, data: bytes) -> bytes:
+    """Two neighbours that are not the same change places, as in an edited file."""
+    places = [i for i in range(len(data) - 1) if data[i] != data[i + 1]]
+    if not places:
+        return data
+    i = rng.choice(places)
+    return data[:i] + data[i + 1 : i + 2] + data[i : i + 1] + data[i + 2 :]
+
+
+def _zeros(rng: random.Random, data: bytes) -> bytes:
+    return bytes(len(data))
+
+
+def _longer(rng: random.Random, data: bytes) -> bytes:
+    return data + rng.randbytes(20)
+
+
+def _emptied(rng: random.Random, data: bytes) -> bytes:
+    return b''
+
+
+def _forbid(rng: random.Random, path: Path) -> None:
+    path.chmod(0)
+
+
+def _remove(rng: random.Random, path: Path) -> None:
+    path.unlink()
+
+
+def _make_folder(rng: random.Random, path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _make_dangling_link(rng: random.Random, path: Path) -> None:
+    path.unlink()
+    path.symlink_to('nowhere')
+
+
+def _make_loop(rng: random.Random, path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def _make_fifo(rng: random.Random, path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _copy_another(rng: random.Random, path: Path) -> None:
+    """Puts another file of the same folder in the place of this one."""
+    path.unlink()
+    others = [other for other in sorted(path.parent.iterdir()) if other.is_file()]
+    if others:
+        shutil.copy(rng.choice(others), path)
+
+
+_CHANGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (
+    _swap, _swap, _swap, flip, flip, cut, overwrite, _zeros, _longer, _emptied)
+_REPLACEMENTS: tuple[Callable[[random.Random, Path], None], ...] = (
+    _forbid, _remove, _make_folder, _make_dangling_link, _make_loop, _make_fifo, _copy_another)
 
 
 def _damage(rng: random.Random, path: Path) -> str:
     """Changes a file of a cache, or what is in its place."""
-    how = rng.choice((
-        'edited', 'edited', 'edited', 'flip', 'flip', 'cut', 'overwrite', 'emptied', 'longer',
-        'gone', 'folder',
-        'dangling', 'another', 'loop', 'no rights', 'zeros', 'fifo'))
+    if rng.random() < 0.4:
+        replace = rng.choice(_REPLACEMENTS)
+        replace(rng, path)
+        return replace.__name__
     before = path.stat()
     data = path.read_bytes()
-    if how in ('flip', 'cut', 'overwrite', 'edited', 'zeros', 'longer', 'emptied'):
-        new = {'cut': cut, 'overwrite': overwrite}.get(how, flip)(rng, data) if data else b'x'
-        if how == 'edited':  # two bytes of the same kind change places
-            places = [i for i in range(len(data) - 1) if data[i] != data[i + 1]]
-            if places:
-                i = rng.choice(places)
-                new = data[:i] + data[i + 1 : i + 2] + data[i : i + 1] + data[i + 2 :]
-        elif how == 'zeros':
-            new = bytes(len(data))
-        elif how == 'longer':
-            new = data + rng.randbytes(20)
-        elif how == 'emptied':
-            new = b''
-        path.write_bytes(new)
-        if rng.random() < 0.5:  # as a disk does it
-            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        return how
-    if how == 'no rights':
-        path.chmod(0)
-        return how
-    path.unlink()
-    if how == 'folder':
-        path.mkdir()
-    elif how == 'dangling':
-        path.symlink_to('nowhere')
-    elif how == 'loop':
-        path.symlink_to(path.name)
-    elif how == 'fifo':
-        os.mkfifo(path)
-    elif how == 'another':
-        others = [other for other in path.parent.iterdir() if other.is_file()]
-        if others:
-            shutil.copy(rng.choice(others), path)
-    return how
+    change = rng.choice(_CHANGES)
+    path.write_bytes(change(rng, data) if data else b'x')
+    if rng.random() < 0.5:  # as a disk does it
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return change.__name__
 
 
 def _files(folder: Path) -> list[Path]:
@@ -120,30 +156,30 @@ def _make_hub(things: Path, folder: Path) -> Path:
     return top
 
 
-def _of_vocabulary(rng: random.Random, folder: Path, things: Path) -> tuple[Callable[[Path], None],
-    Callable[[], str]]:
+def _of_vocabulary(rng: random.Random, folder: Path, things: Path) -> Use:
     shutil.copytree(things / 'json' / 'words', folder / 'words')
     for name in ('vocab.txt', 'added_tokens.json', 'special_tokens_map.json'):
         (folder / 'words' / name).unlink(missing_ok=True)
     return _tokens, lambda: _damage_one(rng, _files(folder / 'home'))
 
 
-def _of_store(rng: random.Random, folder: Path, things: Path) -> tuple[Callable[[Path], None],
-    Callable[[], str]]:
+def _of_store(rng: random.Random, folder: Path, things: Path) -> Use:
     copy(things, folder, 'text.txt', 'run', 'cache')
     return _rows, lambda: _damage_one(rng, _files(folder / 'cache') + _files(folder / 'home'))
 
 
-def _of_records(rng: random.Random, folder: Path, things: Path) -> tuple[Callable[[Path], None],
-    Callable[[], str]]:
+def _of_records(rng: random.Random, folder: Path, things: Path) -> Use:
     copy(things, folder, 'examples.tfrecord')
     return _records, lambda: _damage_one(rng, _files(folder / 'cache') + _files(folder / 'home'))
 
 
-def _of_hub(rng: random.Random, folder: Path, things: Path) -> tuple[Callable[[Path], None],
-    Callable[[], str]]:
+def _of_hub(rng: random.Random, folder: Path, things: Path) -> Use:
     top = _make_hub(things, folder)
     return _hub, lambda: _damage_one(rng, _files(top))
+
+
+_KINDS = {
+    'vocabulary': _of_vocabulary, 'store': _of_store, 'hub': _of_hub, 'records': _of_records}
 
 
 def _damage_one(rng: random.Random, paths: list[Path]) -> str:
@@ -167,11 +203,10 @@ def make(folder: Path) -> None:
 
 def draw(rng: random.Random, folder: Path, things: Path) -> Case:
     """What is in a cache changes between two uses, which must agree, unless the second refuses."""
-    kind = rng.choice((_of_vocabulary, _of_store, _of_store, _of_hub, _of_records))
-    act, damage = kind(rng, folder, things)
+    name = rng.choice(('vocabulary', 'store', 'store', 'hub', 'records'))
+    act, damage = _KINDS[name](rng, folder, things)
     environment = {'HOME': f'{folder}/home', 'HF_HOME': f'{folder}/home',
-                   'HF_HUB_CACHE': f'{folder}/home/hub',
-                   'XDG_CACHE_HOME': f'{folder}/home'}
+                   'HF_HUB_CACHE': f'{folder}/home/hub', 'XDG_CACHE_HOME': f'{folder}/home'}
 
     def both() -> None:
         from huggingface_hub import constants
@@ -185,11 +220,11 @@ def draw(rng: random.Random, folder: Path, things: Path) -> Case:
         lines = [line for line in answer.out.splitlines() if line.startswith(('[', '{'))]
         if not answer.status and len(lines) != 2:
             return f'{len(lines)} lines'
-        if not answer.status and lines[0] != lines[1] and kind is not _of_hub:
+        if not answer.status and lines[0] != lines[1] and name != 'hub':
             return f'another result: {lines!r:.300}'
         return ''
 
     with contextlib.suppress(FileExistsError):
         (folder / 'home').mkdir()
-    return Case(done=kind.__name__, act=both, check=check, environment=environment,
+    return Case(done=f'the kept {name} is damaged', act=both, check=check, environment=environment,
                 made=('home', 'cache', 'new'))

@@ -43,30 +43,22 @@ Draw = Callable[[random.Random, Path, Path], Case]
 # Texts that mean something to terminals, shells, browsers, spreadsheets, YAML, TOML or formats.
 NASTY = (
     '\x1b[31mred\x1b[0m', '\x1b]0;title\x07', '\r\nerased', 'a\nb', '\x00', '\x7f\x9b31m',
-    '\u202eevil',
-    '<script>alert(1)</script>', '"><img src=x onerror=alert(1)>', "'onmouseover='x", '&lt;b&gt;',
-    '=cmd|"/c calc"!A0', '+1+1', '-2+3', '@SUM(A1)', '\t=1+1', '---', '---\nlicense: evil', '...',
-    '| a | b |', '[x](javascript:alert(1))', '`rm -rf`', '$(touch gone)', '${HOME}', '%s%n', '{0}',
-    '{__class__}', '{title}', 'null', 'true', 'yes', '123', '0x10', '1e5', 'NaN', '-inf', '~', '#',
-    '!!python/object:x', '*a', '&a', '../../x', '/etc/passwd', 'C:\\x', 'x' * 5000, '\ud800', '',
-    ' ',
-    '\ufeff', '\u200b', 'ß', 'ﬁ', '🤖', 'a,b', 'a;b', 'a|b', 'a"b', "a'b", '\\', '--help', '-',
-    '__proto__',
-)
+    '\u202eevil', '<script>alert(1)</script>', '"><img src=x onerror=alert(1)>', "'onmouseover='x",
+    '&lt;b&gt;', '=cmd|"/c calc"!A0', '+1+1', '-2+3', '@SUM(A1)', '\t=1+1', '---',
+    '---\nlicense: evil', '...', '| a | b |', '[x](javascript:alert(1))', '`rm -rf`',
+    '$(touch gone)', '${HOME}', '%s%n', '{0}', '{__class__}', '{title}', 'null', 'true', 'yes',
+    '123', '0x10', '1e5', 'NaN', '-inf', '~', '#', '!!python/object:x', '*a', '&a', '../../x',
+    '/etc/passwd', 'C:\\x', 'x' * 5000, '\ud800', '', ' ', '\ufeff', '\u200b', 'ß', 'ﬁ', '🤖',
+    'a,b', 'a;b', 'a|b', 'a"b', "a'b", '\\', '--help', '-', '__proto__')
 # Values that numbers, switches and paths are not.
 WORDS_OF_FLAGS = (
     'nan', 'inf', '-inf', '1e400', '-1', '0', '99999999999999999999999', '1e-400', '0x10', '1_000',
-    '',
-    ' ', 'None', 'true', 'True', '[]', '{}', '()', '(1, 2)', '{"a": 1}', '[[[[]]]]', 'hf:', 'hf:a',
-    'hf:a/b', 'hf:datasets/a', 'gs:', 'gs://', 's3://a/b', '~nosuchuser', '/dev/null',
-    '/proc/self/mem',
-    '/', '.', '..', 'a\nb', 'a\x00b', 'a\tb', '\x1b[31m', 'x' * 300, 'x' * 5000, '%s', '{0}', '*',
-    '**',
-    '?', '-', '--', '=', ',', ',,', ':', 'a:b', '1..2', '9..1', '1 epoch', '-3 epochs',
-    'nan epochs',
-    '50%', '-50%', '200%', 'nan%', '１', '٣', 'ｔrue', '\ufeff1', '\udcff', '\'"', '$HOME', '`ls`',
-    ';ls',
-)
+    '', ' ', 'None', 'true', 'True', '[]', '{}', '()', '(1, 2)', '{"a": 1}', '[[[[]]]]', 'hf:',
+    'hf:a', 'hf:a/b', 'hf:datasets/a', 'gs:', 'gs://', 's3://a/b', '~nosuchuser', '/dev/null',
+    '/proc/self/mem', '/', '.', '..', 'a\nb', 'a\x00b', 'a\tb', '\x1b[31m', 'x' * 300, 'x' * 5000,
+    '%s', '{0}', '*', '**', '?', '-', '--', '=', ',', ',,', ':', 'a:b', '1..2', '9..1', '1 epoch',
+    '-3 epochs', 'nan epochs', '50%', '-50%', '200%', 'nan%', '１', '٣', 'ｔrue', '\ufeff1',
+    '\udcff', '\'"', '$HOME', '`ls`', ';ls')
 
 
 def copy(things: Path, folder: Path, *names: str) -> None:

@@ -9,8 +9,7 @@ from tests.abuse.classes.case import WORDS_OF_FLAGS, Case, copy, write
 _CONFIGS = (
     '@synthetic', '@synthetic', '@text', '@glue', '@csv', '--config=configs/tagging.py',
     '--config=configs/squad.py', '--config=configs/multiple_choice.py',
-    '--config=configs/regression.py',
-    '@text', '--config=configs/conll.py')
+    '--config=configs/regression.py', '@text', '--config=configs/conll.py')
 _COMMANDS = {
     'predict fill-mask': ('--top-k', '--dtype', '--vocab-file', '--input', '--text', '--text-pair',
                           '--id'),
@@ -41,15 +40,12 @@ _LIKELY = {
           '/nope', 'none', 'label', '0', '1', '1000', 'adam', 'lion', 'f1', 'spans', 'kernel'),
 }
 _CONFIG_TEXTS = (
-    '\ufeff', '', '#', '\x00', 'x = ', 'import sys; sys.exit(0)\n',
-    'raise SystemExit("x")\n', 'import os; os._exit\n', 'while False: pass\n', '\t\n',
-    'from __future__ import annotations\n',
+    '\ufeff', '', '#', '\x00', 'x = ', 'import sys; sys.exit(0)\n', 'raise SystemExit("x")\n',
+    'import os; os._exit\n', 'while False: pass\n', '\t\n', 'from __future__ import annotations\n',
     'def get_config(a, b): pass\n', 'get_config = 3\n', 'class get_config: pass\n',
-    '# -*- coding: x -*-\n',
-    'def get_config(): yield\n', 'async def get_config(): pass\n', 'exit()\n', 'import nothing\n',
-    'assert 0, "a\\nb"\n',
-    'raise ValueError("\\x1b[31m")\n', 'raise Exception\n',
-    'raise ExceptionGroup("x", [ValueError("y")])\n')
+    '# -*- coding: x -*-\n', 'def get_config(): yield\n', 'async def get_config(): pass\n',
+    'exit()\n', 'import nothing\n', 'assert 0, "a\\nb"\n', 'raise ValueError("\\x1b[31m")\n',
+    'raise Exception\n', 'raise ExceptionGroup("x", [ValueError("y")])\n')
 _IMPORT = 'from bert_jax.config import default_config\n'
 _BEGINNING = f"""{_IMPORT}def get_config():
     c = default_config()
@@ -57,15 +53,14 @@ _BEGINNING = f"""{_IMPORT}def get_config():
 """
 _LINES = (
     'c.{field} = {value!r}', 'c.{field} = [{value!r}]', 'c.{field} = {{"a": {value!r}}}',
-    'c["{field}"] = 1',
-    'del c.{field}', 'c.unlock(); c.new = {value!r}', 'c.{field} = c', 'c.{field} = lambda: 3',
-    'c.{field} = object()',
-    'c.{field} = None', 'c.{field} = (c,)', 'c.{field} += 1', 'c.{field} = {value!r} * 2',
-    'c.{field} = 1j',
+    'c["{field}"] = 1', 'del c.{field}', 'c.unlock(); c.new = {value!r}', 'c.{field} = c',
+    'c.{field} = lambda: 3', 'c.{field} = object()', 'c.{field} = None', 'c.{field} = (c,)',
+    'c.{field} += 1', 'c.{field} = {value!r} * 2', 'c.{field} = 1j',
     'c.phases = [{{"steps": {value!r}}}]', 'c.phases = ({{}},)', 'c.phases = {value!r}',
-    'c = c.{field}',
-    'c.data.source = [({value!r}, 1.0)]', 'c.data.source = (({value!r}, {value!r}),)',
-    'c.{field} = float("nan")')
+    'c = c.{field}', 'c.data.source = [({value!r}, 1.0)]',
+    'c.data.source = (({value!r}, {value!r}),)', 'c.{field} = float("nan")')
+_ENDS = ('    return c\n', '    return c\n', '    return c\n', '', '    return dict(c)\n',
+         '    return c, c\n')
 
 
 def _of_field(rng: random.Random, folder: Path) -> tuple[str, ...]:
@@ -118,9 +113,11 @@ def _of_command(rng: random.Random, folder: Path) -> tuple[str, ...]:
                             'tf1', '5', '-1'))
         line += rng.choice(([f'{flag}={value}'], [f'{flag}={value}'], [flag, value], [flag],
                             [f'{flag[1:]}={value}']))
-    if command in ('report',
-                   'glue_submission') and not any(word.startswith('--output') for word in line):
-        line.append(f'--output={folder}/new' if command == 'report' else f'{folder}/new')
+    has_output = any(word.startswith('--output') for word in line)
+    if command == 'report' and not has_output:
+        line.append(f'--output={folder}/new')
+    if command == 'glue_submission' and not has_output:
+        line.append(f'{folder}/new')
     if command in ('preflight', 'bench'):  # without which it would compile for minutes
         line += ['--config.nope=1'] if command == 'preflight' else ['--model=nope']
     if command == 'paper':
@@ -136,24 +133,30 @@ def _of_file(rng: random.Random, folder: Path) -> tuple[str, ...]:
         text = rng.choice(('', '\ufeff', '\r\n', '# é\n'))
         text += _BEGINNING
         for _ in range(rng.choice((1, 2))):
-            line = rng.choice(_LINES).format(
-                field=rng.choice(sorted(FIELDS)), value=rng.choice((*WORDS_OF_FLAGS, 3, 0.5, True)))
+            field = rng.choice(sorted(FIELDS))
+            value = rng.choice((*WORDS_OF_FLAGS, 3, 0.5, True))
+            line = rng.choice(_LINES).format(field=field, value=value)
             text += f'    {line}\n'
-        text += rng.choice(('    return c\n', '    return c\n', '    return c\n', '',
-                            '    return dict(c)\n', '    return c, c\n'))
+        text += rng.choice(_ENDS)
     encoding = rng.choice(('utf-8', 'utf-8', 'utf-8', 'utf-16', 'latin-1'))
-    write(folder / 'c.py', text.encode(encoding,
-                                       'surrogateescape' if encoding == 'utf-8' else 'replace'))
+    errors = 'surrogateescape' if encoding == 'utf-8' else 'replace'
+    write(folder / 'c.py', text.encode(encoding, errors))
     name = f'{folder}/c.py' + rng.choice(('', '', '', ':x', ':', '::', ':a,b'))
     command = rng.choice(('main', 'main', 'sweep', 'look', 'prepare'))
-    return (command, f'--config={name}', *(['--restarts=1'] if command == 'sweep' else []),
-            f'--config.data.source={folder}/text.txt')
+    line = [command, f'--config={name}', f'--config.data.source={folder}/text.txt']
+    if command == 'sweep':
+        line.append('--restarts=1')
+    return tuple(line)
+
+
+_KINDS = {
+    'odd fields': _of_field, 'odd flags': _of_command, 'an odd config file': _of_file}
 
 
 def draw(rng: random.Random, folder: Path, things: Path) -> Case:
     """A line of flags, or a config file."""
     copy(things, folder, 'run', 'hf_pretraining', 'cola', 'text.txt', 'glue', 'notes')
     write(folder / 't.csv', 'text,label\n' + 'bal dal,a\nfal gal,b\n' * 30)
-    line = rng.choice((_of_field, _of_field, _of_field, _of_command, _of_command, _of_file))(rng,
-        folder)
-    return Case(done='flags', act=line, made=('new', 'cache', 'new.npz', '__pycache__', 'here'))
+    kind = rng.choice((*['odd fields'] * 3, *['odd flags'] * 2, 'an odd config file'))
+    line = _KINDS[kind](rng, folder)
+    return Case(done=kind, act=line, made=('new', 'cache', 'new.npz', '__pycache__', 'here'))

@@ -9,17 +9,12 @@ from tests.abuse.classes.case import Case, copy
 
 _NAMES = (
     'a b', 'é', '日本', '\udcff', 'x' * 244, 'x' * 250, 'x' * 256, 'x' * 5000, 'a\nb', 'a\tb',
-    '\x1b[31m',
-    'a\x00b', '-x', '--x', '.hidden', '...', 'a:b', 'gs:x', 'http:x', '%s', '{0}', '*', '[a]', '?',
-    '$HOME',
-    '~', '~x', ',', ';', '#', 'CON', 'a,b', 'x.zip', 'x.txt', '.', '..', '../new', 'a/b/c/d',
-    'a//b', 'a/./b',
-    'a/../b', 'checkpoints', 'notes', 'notes/important.txt', 'notes/important.txt/x', 'loop',
-    'loop/x',
-    'dangling', 'dangling/x', 'to_notes', 'to_notes/x', 'to_run', 'fifo', 'null', 'read_only/x',
-    '', ' ',
-    'hf:', 'hf:a', 'hf:a/b/c', 'gs://', 'text.txt', 'hf_pretraining', 'run', '\ufeff',
-    'x/' * 2000)
+    '\x1b[31m', 'a\x00b', '-x', '--x', '.hidden', '...', 'a:b', 'gs:x', 'http:x', '%s', '{0}', '*',
+    '[a]', '?', '$HOME', '~', '~x', ',', ';', '#', 'CON', 'a,b', 'x.zip', 'x.txt', '.', '..',
+    '../new', 'a/b/c/d', 'a//b', 'a/./b', 'a/../b', 'checkpoints', 'notes', 'notes/important.txt',
+    'notes/important.txt/x', 'loop', 'loop/x', 'dangling', 'dangling/x', 'to_notes', 'to_notes/x',
+    'to_run', 'fifo', 'null', 'read_only/x', '', ' ', 'hf:', 'hf:a', 'hf:a/b/c', 'gs://',
+    'text.txt', 'hf_pretraining', 'run', '\ufeff', 'x/' * 2000)
 
 
 def _make_odd_places(folder: Path) -> None:

@@ -18,9 +18,9 @@ from tests.abuse.classes.case import NASTY, Case, copy
 _NUMBERS = (
     float('nan'), float('inf'), float('-inf'), 1e308, -1e308, 5e-324, 0, -0.0, 10**30, 10**400, -1,
     None, True, '1', '', [], {}, '\x1b[31m', [1, 2])
-_KEYS = ('step', 'train/loss', 'eval/mlm_loss', 'eval/mlm_accuracy', 'time/step', 'data/x',
-         'checks',
-         'train/learning_rate', 'loss', 'eval/', '/', '')
+_KEYS = (
+    'step', 'train/loss', 'eval/mlm_loss', 'eval/mlm_accuracy', 'time/step', 'data/x', 'checks',
+    'train/learning_rate', 'loss', 'eval/', '/', '')
 
 
 def _spoil_records(rng: random.Random, path: Path) -> str:
@@ -41,8 +41,8 @@ def _spoil_records(rng: random.Random, path: Path) -> str:
         elif how == 'repeat':
             records += records
         elif how == 'many':
-            records += [{'step': 4 + n, 'train/loss': rng.choice((1.0,
-                1e300))} for n in range(3000)]
+            for step in range(4, 3004):
+                records.append({'step': step, 'train/loss': rng.choice((1.0, 1e300))})
         elif how == 'drop':
             records = records[: rng.randrange(len(records) + 1)]
         else:

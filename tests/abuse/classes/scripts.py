@@ -13,16 +13,14 @@ from tests.abuse.classes.case import WORDS_OF_FLAGS, Case
 from tests.abuse.commands import Answer
 from tests.conftest import ROOT
 
-_ODD = (*WORDS_OF_FLAGS, 'a\n  evil: true', '123', 'true', 'no', '0x10', 'a: b', '- a', '{a: b}',
-        '"', "it's",
-        '$(touch gone)', '`touch gone`', 'a;touch gone', 'a|b', 'a&', '>gone', 'A', 'a-', '-a',
-        'a_b', 'é',
-        'v5e:4x4', 'v5e:0x0', 'v4:2x2x2', 'v5e:16x', 'tpu7x:1x1x1', 'v6e:4X4', 'gs://b',
-        'gs://b/x y')
+_ODD = (
+    *WORDS_OF_FLAGS, 'a\n  evil: true', '123', 'true', 'no', '0x10', 'a: b', '- a', '{a: b}', '"',
+    "it's", '$(touch gone)', '`touch gone`', 'a;touch gone', 'a|b', 'a&', '>gone', 'A', 'a-', '-a',
+    'a_b', 'é', 'v5e:4x4', 'v5e:0x0', 'v4:2x2x2', 'v5e:16x', 'tpu7x:1x1x1', 'v6e:4X4', 'gs://b',
+    'gs://b/x y')
 _OPTIONS = {
     'gke.sh': ('cluster', 'location', 'project', 'topology', 'slices', 'image', 'restarts',
-               'service-account',
-               'tool', 'spot', 'shared-disk'),
+               'service-account', 'tool', 'spot', 'shared-disk'),
     'tpu_vm.sh': ('zone', 'project', 'type', 'runtime', 'slices', 'valid-until', 'tool', 'spot',
                   'delete'),
     'instance_group.sh': ('zone', 'project', 'topology', 'flex-start', 'tool', 'spot',
@@ -30,8 +28,7 @@ _OPTIONS = {
     'slurm.sh': ('nodes', 'gpus', 'partition', 'tool', 'time'),
 }
 _GOOD = {'cluster': 'c', 'location': 'us-central1', 'topology': 'v5e:4x4', 'image': 'i',
-         'zone': 'us-east5-a',
-         'project': 'p', 'type': 'v4-8', 'nodes': '2', 'gpus': '8'}
+         'zone': 'us-east5-a', 'project': 'p', 'type': 'v4-8', 'nodes': '2', 'gpus': '8'}
 # How --help begins, of each script.
 _USAGES = ('TPU slices', 'Cloud TPU slices', 'Nodes with GPUs')
 _VERBS = ('create', 'run', 'run', 'run', 'delete', 'follow', 'status', 'stop', 'relaunch',

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tests.abuse.classes.case import Case, copy, write
 
-_LARGE = ('1000000', '2147483647', '2147483648', '9223372036854775807', '9223372036854775808',
-          '1e18',
-          '1' * 400, '-9223372036854775808')
+_LARGE = (
+    '1000000', '2147483647', '2147483648', '9223372036854775807', '9223372036854775808', '1e18',
+    '1' * 400, '-9223372036854775808')
 
 
 def _make_source(rng: random.Random, folder: Path) -> tuple[str, str]:
@@ -62,15 +62,12 @@ def _large_flags(rng: random.Random, folder: Path) -> tuple[str, ...]:
     field = rng.choice((
         'train.steps', 'train.batch_size', 'train.eval_batch_size', 'train.accumulation_steps',
         'data.max_seq_length', 'data.max_predictions_per_seq', 'data.vocab_size',
-        'data.shuffle_blocks',
-        'model.num_layers', 'model.hidden_size', 'model.num_heads', 'model.vocab_size',
-        'model.max_position_embeddings', 'train.keep_checkpoints', 'train.log_every',
-        'train.save_every',
-        'train.eval_every', 'train.max_eval_examples', 'optimizer.warmup',
-        'optimizer.learning_rate', 'seed',
-        'mesh.data', 'mesh.tensor', 'train.patience', 'train.save_minutes', 'data.held_out',
-        'data.max_malformed', 'model.type_vocab_size', 'model.intermediate_size',
-        'train.verify_every'))
+        'data.shuffle_blocks', 'model.num_layers', 'model.hidden_size', 'model.num_heads',
+        'model.vocab_size', 'model.max_position_embeddings', 'train.keep_checkpoints',
+        'train.log_every', 'train.save_every', 'train.eval_every', 'train.max_eval_examples',
+        'optimizer.warmup', 'optimizer.learning_rate', 'seed', 'mesh.data', 'mesh.tensor',
+        'train.patience', 'train.save_minutes', 'data.held_out', 'data.max_malformed',
+        'model.type_vocab_size', 'model.intermediate_size', 'train.verify_every'))
     predict = ('predict', 'fill-mask', '--model', f'{folder}/run', 'a [MASK]')
     return rng.choice((
         ('main', '@synthetic', f'--config.{field}={large}'),
@@ -99,7 +96,7 @@ def draw(rng: random.Random, folder: Path, things: Path) -> Case:
     copy(things, folder, 'run', 'text.txt')
     if rng.random() < 0.4:
         line = _large_flags(rng, folder)
-        return Case(done='large', act=line, made=('new', 'cache'))
+        return Case(done='a flag with a very large value', act=line, made=('new', 'cache'))
     kind, source = _make_source(rng, folder)
     words = f'--config.data.vocab_file={folder}/run/vocab.txt'
     commands: tuple[tuple[str, ...], ...] = (

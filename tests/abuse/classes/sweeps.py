@@ -20,8 +20,7 @@ from tests.conftest import ROOT
 
 _VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1.5, 2**31, 2**63, 10**30, 1e300, float('nan'), float('inf'), '', 'x', '1',
-    '../x', '\x00',
-    '\x1b[31m', 'a\nb', [], {}, [1], {'a': 1})
+    '../x', '\x00', '\x1b[31m', 'a\nb', [], {}, [1], {'a': 1})
 _CONFIG = f'{ROOT}/configs/tiny_pretrain.py'
 
 
@@ -95,8 +94,8 @@ def _of_folder(rng: random.Random, folder: Path) -> tuple[str, Callable[[], obje
               {'metric': 'eval/f1', 'eval/f1': 0.5, 'host': 'vm'})
         write(top / 'runs' / member.name / 'goodput.json', {'seconds': {'step': 3.0}, 'at': 5.0})
     name = rng.choice(('sweep.json', 'runs/seed=1/sweep_result.json',
-                       'runs/seed=2/sweep_failed.json',
-                       'runs/seed=1/goodput.json', 'winner', 'table.md', 'results.json', 'runs'))
+                       'runs/seed=2/sweep_failed.json', 'runs/seed=1/goodput.json', 'winner',
+                       'table.md', 'results.json', 'runs'))
     path = top / name
     content = {rng.choice(('metric', 'eval/f1', 'host', 'time', 'config', 'settings', 'seconds',
                            'at', 'x')): rng.choice(_VALUES)}
@@ -119,26 +118,27 @@ def _of_folder(rng: random.Random, folder: Path) -> tuple[str, Callable[[], obje
 
 def _of_grid(rng: random.Random, folder: Path) -> tuple[str, Callable[[], object]]:
     """A grid with odd fields and values, or a file that defines one."""
+    fields = (*sorted(FIELDS), *NASTY[:5], 'seed', 'seed', 'optimizer.learning_rate', '')
+    words = (*WORDS_OF_FLAGS, *NASTY, '1', '2')
     grid = []
     for _ in range(rng.choice((1, 1, 2, 3))):
-        field = rng.choice((*sorted(FIELDS), *NASTY[:5], 'seed', 'seed', 'optimizer.learning_rate',
-                            ''))
-        values = ','.join(rng.choice((*WORDS_OF_FLAGS, *NASTY, '1',
-                                      '2')) for _ in range(rng.choice((1, 2, 3))))
+        field = rng.choice(fields)
+        values = ','.join(rng.choices(words, k=rng.choice((1, 2, 3))))
         grid.append(rng.choice((f'{field}={values}', field, f'{field}=', f'={values}',
                                 f'{field}={values}=1')))
     named = _CONFIG
     if rng.random() < 0.4:
         named = str(folder / 'new' / 's.py')
-        write(folder / 'new' / 's.py', rng.choice((
+        text = rng.choice((
             f'CONFIG = {_CONFIG!r}\nGRID = {grid!r}\n', f'CONFIG = 3\nGRID = {grid!r}\n',
             f'CONFIG = "s.py"\nGRID = {grid!r}\n',
             f'CONFIG = "{folder}/new"\nGRID = ()\n', 'CONFIG = None\nGRID = None\n',
             f'GRID = {grid!r}\n', f'CONFIG = "x"\nGRID = {grid[0]!r}\n',
             'CONFIG = "\\0"\nGRID = ("seed=1",)\n', 'import sys; sys.exit(0)\n',
             'CONFIG = GRID = "a"\n',
-            'CONFIG = "a"\nGRID = [3]\n', 'CONFIG = ["a"]\nGRID = {}\n')).encode('utf-8',
-                'surrogateescape').decode('utf-8', 'replace'))
+            'CONFIG = "a"\nGRID = [3]\n', 'CONFIG = ["a"]\nGRID = {}\n'))
+        encoded = text.encode('utf-8', 'surrogateescape')
+        write(folder / 'new' / 's.py', encoded.decode('utf-8', 'replace'))
 
     def act() -> None:
         config, read = read_sweep(named, grid)

@@ -13,10 +13,7 @@ from tests.abuse.fuzz import cut, flip, overwrite
 from tests.tokenizer_files import ALL_KINDS, write_tokenizer
 
 _TEXTS = ('the leader was john smith', '', ' ', '\u200b', 'x' * 300, 'Ünïcödé 東京 हिन्दी', 'a\x00b',
-          '[MASK] [CLS]',
-          '\ud800', '\ufeff', '😀' * 40, 'ab ' * 3000, *NASTY[:12])
-
-
+          '[MASK] [CLS]', '\ud800', '\ufeff', '😀' * 40, 'ab ' * 3000, *NASTY[:12])
 _SETTINGS = ('do_lower_case', 'cls_token', 'model_max_length', 'strip_accents', 'never_split',
              'tokenizer_class', 'mask_token', 'added_tokens_decoder', 'x')
 _VALUES = (None, 3, -1, 1e30, 'x', [], {}, True, '[CLS]', '', ['a'], {'0': {'content': 'x'}},
@@ -29,10 +26,9 @@ def _spoil_words(rng: random.Random, data: bytes) -> tuple[bytes, str]:
     at = rng.randrange(len(lines))
     how = rng.choice((
         'bom', 'crlf', 'cr', 'twice', 'empty line', 'latin-1', 'utf-16', 'long line', 'many',
-        'no special',
-        'half special', 'space', 'tab', 'nul', 'upper', 'sorted', 'cut', 'flip', 'overwrite',
-        'empty', 'numbers', 'json',
-        'line separator', 'surrogate', 'no end', 'many ends', 'html', 'one'))
+        'no special', 'half special', 'space', 'tab', 'nul', 'upper', 'sorted', 'cut', 'flip',
+        'overwrite', 'empty', 'numbers', 'json', 'line separator', 'surrogate', 'no end',
+        'many ends', 'html', 'one'))
     changed = {
         'bom': b'\xef\xbb\xbf' + data, 'crlf': data.replace(b'\n', b'\r\n'),
         'cr': data.replace(b'\n', b'\r'),
