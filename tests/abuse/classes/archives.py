@@ -8,9 +8,10 @@ import shutil
 import struct
 import warnings
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.abuse.classes.case import Case, copy, write
+from tests.abuse.classes.case import Case, copy, in_words, write
 from tests.abuse.fuzz import cut, flip, overwrite
 
 _FOLDER = 'hf_pretraining'
@@ -24,58 +25,101 @@ def _members(things: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((things / _FOLDER).iterdir())}
 
 
+def _another_folder(rng: random.Random, archive: zipfile.ZipFile) -> None:
+    archive.writestr('other/config.json', b'{}')
+
+
+def _odd_name(rng: random.Random, archive: zipfile.ZipFile) -> None:
+    archive.writestr(rng.choice(_NAMES), b'x')
+
+
+def _link(rng: random.Random, archive: zipfile.ZipFile) -> None:
+    info = zipfile.ZipInfo(rng.choice(('vocab.txt', 'link')))
+    info.external_attr = 0o120777 << 16
+    archive.writestr(info, rng.choice(('/etc/passwd', '../../outside/kept.txt', 'link')))
+
+
+def _another_config(rng: random.Random, archive: zipfile.ZipFile) -> None:
+    archive.writestr('config.json', b'{}')
+
+
+def _same_config(rng: random.Random, archive: zipfile.ZipFile) -> None:
+    archive.writestr('config.json', archive.read('config.json'))
+
+
+def _of_macos(rng: random.Random, archive: zipfile.ZipFile) -> None:
+    archive.writestr('__MACOSX/._config.json', b'x')
+    archive.writestr('.DS_Store', b'x')
+
+
+def _nested(rng: random.Random, archive: zipfile.ZipFile) -> None:
+    archive.writestr('inner.zip', b'PK\x03\x04')
+
+
+def _bomb(rng: random.Random, archive: zipfile.ZipFile) -> None:
+    archive.writestr('zeros.txt', bytes(300 << 20))
+
+
+def _comment(rng: random.Random, archive: zipfile.ZipFile) -> None:
+    archive.comment = b'PK\x05\x06' * 100
+
+
+def _encrypted(rng: random.Random, data: bytes) -> bytes:
+    return _with_bytes(data, b'PK\x01\x02', 8, struct.pack('<H', 1))
+
+
+def _method(rng: random.Random, data: bytes) -> bytes:
+    method = struct.pack('<H', rng.choice((9, 93, 98, 6, 1)))
+    return _with_bytes(data, b'PK\x01\x02', 10, method)
+
+
+def _checksum(rng: random.Random, data: bytes) -> bytes:
+    return _with_bytes(data, b'PK\x01\x02', 16, b'abcd')
+
+
+def _damaged(rng: random.Random, data: bytes) -> bytes:
+    for _ in range(rng.choice((1, 3, 20))):
+        data = rng.choice((flip, overwrite))(rng, data)
+    return data
+
+
+def _after_a_script(rng: random.Random, data: bytes) -> bytes:
+    return b'#!/bin/sh\n' * 9 + data
+
+
+def _no_zip(rng: random.Random, data: bytes) -> bytes:
+    return rng.choice((b'', b'PK', b'<html>', bytes(9999), gzip.compress(b'x')))
+
+
+# Each adds something odd to an archive that is being written.
+_ADDITIONS: tuple[Callable[[random.Random, zipfile.ZipFile], None], ...] = (
+    _another_folder, _odd_name, _link, _another_config, _same_config, _of_macos, _nested, _bomb,
+    _comment)
+# Each changes the bytes of an archive.
+_CHANGES: tuple[Callable[[random.Random, bytes], bytes], ...] = (
+    _encrypted, _method, _checksum, _damaged, _damaged, cut, _after_a_script, _no_zip)
+# Otherwise: what is in it, and how it is compressed.
+_FORMS = ('plain', 'in a folder', 'empty', 'lzma', 'without a config')
+
+
 def _write_zip(rng: random.Random, path: Path, things: Path) -> str:
     """Writes a .zip of a model, with one thing that is odd."""
+    how = rng.choice((*_ADDITIONS, *_CHANGES, *_FORMS))
     members = _members(things)
-    how = rng.choice((
-        'plain', 'folder', 'two folders', 'name', 'link', 'twice', 'empty', 'encrypted', 'method',
-        'bomb', 'damaged', 'damaged', 'cut', 'prefix', 'comment', 'macos', 'nested', 'no zip',
-        'lzma',
-        'without', 'crc'))
-    prefix = {'folder': 'model/', 'two folders': 'model/'}.get(how, '')
-    kind = {'lzma': zipfile.ZIP_LZMA}.get(how, zipfile.ZIP_DEFLATED)
+    if how == 'empty':
+        members.clear()
+    elif how == 'without a config':
+        del members['config.json']
+    prefix = 'model/' if how in ('in a folder', _another_folder) else ''
+    kind = zipfile.ZIP_LZMA if how == 'lzma' else zipfile.ZIP_DEFLATED
     with warnings.catch_warnings(action='ignore'), zipfile.ZipFile(path, 'w', kind) as archive:
-        if how != 'empty':
-            for name, data in members.items():
-                archive.writestr(prefix + name, data)
-        if how == 'two folders':
-            archive.writestr('other/config.json', b'{}')
-        elif how == 'name':
-            archive.writestr(rng.choice(_NAMES), b'x')
-        elif how == 'twice':
-            archive.writestr('config.json', rng.choice((b'{}', members['config.json'])))
-        elif how == 'macos':
-            archive.writestr('__MACOSX/._config.json', b'x')
-            archive.writestr('.DS_Store', b'x')
-        elif how == 'nested':
-            archive.writestr('inner.zip', b'PK\x03\x04')
-        elif how == 'link':
-            info = zipfile.ZipInfo(rng.choice(('vocab.txt', 'link')))
-            info.external_attr = 0o120777 << 16
-            archive.writestr(info, rng.choice(('/etc/passwd', '../../outside/kept.txt', 'link')))
-        elif how == 'bomb':
-            archive.writestr('zeros.txt', bytes(300 << 20))
-        elif how == 'comment':
-            archive.comment = b'PK\x05\x06' * 100
-    data = path.read_bytes()
-    if how == 'encrypted':
-        data = _with_bytes(data, b'PK\x01\x02', 8, struct.pack('<H', 1))
-    elif how == 'method':
-        data = _with_bytes(data, b'PK\x01\x02', 10,
-                           struct.pack('<H', rng.choice((9, 93, 98, 6, 1))))
-    elif how == 'crc':
-        data = _with_bytes(data, b'PK\x01\x02', 16, b'abcd')
-    elif how == 'damaged':
-        for _ in range(rng.choice((1, 3, 20))):
-            data = rng.choice((flip, overwrite))(rng, data)
-    elif how == 'cut':
-        data = cut(rng, data)
-    elif how == 'prefix':
-        data = b'#!/bin/sh\n' * 9 + data
-    elif how == 'no zip':
-        data = rng.choice((b'', b'PK', b'<html>', bytes(9999), gzip.compress(b'x')))
-    path.write_bytes(data)
-    return how
+        for name, data in members.items():
+            archive.writestr(prefix + name, data)
+        if how in _ADDITIONS:
+            how(rng, archive)
+    if how in _CHANGES:
+        path.write_bytes(how(rng, path.read_bytes()))
+    return how if isinstance(how, str) else in_words(how)
 
 
 def _with_bytes(data: bytes, mark: bytes, at: int, new: bytes) -> bytes:

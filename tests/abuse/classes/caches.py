@@ -16,7 +16,7 @@ from bert_jax.tasks.opening import open_task
 from bert_jax.text import load_tokenizer
 from bert_jax.validation import complete
 from bert_jax.weights import load_weights
-from tests.abuse.classes.case import Case, copy
+from tests.abuse.classes.case import Case, copy, in_words
 from tests.abuse.commands import Answer, arguments
 from tests.abuse.fuzz import cut, flip, overwrite
 
@@ -93,14 +93,14 @@ def _damage(rng: random.Random, path: Path) -> str:
     if rng.random() < 0.4:
         replace = rng.choice(_REPLACEMENTS)
         replace(rng, path)
-        return replace.__name__
+        return in_words(replace)
     before = path.stat()
     data = path.read_bytes()
     change = rng.choice(_CHANGES)
     path.write_bytes(change(rng, data) if data else b'x')
     if rng.random() < 0.5:  # as a disk does it
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    return change.__name__
+    return in_words(change)
 
 
 def _files(folder: Path) -> list[Path]:

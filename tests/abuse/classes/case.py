@@ -81,6 +81,11 @@ def write(path: Path, content: Any) -> None:
     path.write_bytes(content)
 
 
+def in_words(act: Callable[..., object]) -> str:
+    """What a function does, by its name."""
+    return act.__name__.strip('_').replace('_', ' ')
+
+
 def is_clean(text: str) -> bool:
     """Whether a text has no characters that move a terminal's cursor, but TAB and line feed."""
     return not any(ord(c) < 32 and c not in '\t\n' or 127 <= ord(c) < 160 for c in text)

@@ -13,7 +13,7 @@ import numpy as np
 import bert_jax
 from bert_jax.config import default_config
 from bert_jax.runtime.errors import InputError, visible
-from tests.abuse.classes.case import NASTY, Case, copy
+from tests.abuse.classes.case import NASTY, Case, copy, in_words
 
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3.5, 1e30, float('nan'), 10**30, '', 'x', 'a\nb', '\x00',
@@ -171,4 +171,4 @@ def draw(rng: random.Random, folder: Path, things: Path) -> Case:
     call = kind(rng, folder)
     values = [cell.cell_contents for cell in call.__closure__ or ()]
     shown = [repr(value)[:120] for value in values if value is not rng]
-    return Case(done=f'{kind.__name__} {shown}', act=lambda: _try(call))
+    return Case(done=f'{in_words(kind)} {shown}', act=lambda: _try(call))

@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax.runtime.files import as_path
 from bert_jax.weights import load_weights
-from tests.abuse.classes.case import Case, copy, write
+from tests.abuse.classes.case import Case, copy, in_words, write
 from tests.abuse.classes.foreign import spoil_file
 from tests.abuse.commands import open_command
 from tests.abuse.fuzz import cut, flip, overwrite
@@ -99,59 +99,104 @@ def _spoil_bytes(rng: random.Random, path: Path) -> str:
     for _ in range(rng.choice((1, 1, 4, 30))):
         data = damage(rng, data) or b'x'
     path.write_bytes(data)
-    return f'{damage.__name__} {path.name}'
+    return f'{in_words(damage)} {path.name}'
+
+
+class _Safetensors:
+    """A file: its header by tensors' names, and the bytes of all of them.
+
+    Attributes:
+      header: says of each tensor its type, shape and place.
+      body: the tensors' bytes.
+      name: of the tensor that is changed.
+    """
+
+    def __init__(self, rng: random.Random, data: bytes):
+        (size,) = struct.unpack('<Q', data[:8])
+        self.header: Any = json.loads(data[8 : 8 + size])
+        self.body = data[8 + size :]
+        self.names = [name for name in self.header if name != '__metadata__']
+        self.name = rng.choice(self.names)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """What the header says of the tensor."""
+        return self.header[self.name]
+
+    def encoded(self) -> bytes:
+        """The header as it is written."""
+        return json.dumps(self.header).encode()
+
+
+def _shape(rng: random.Random, file: _Safetensors) -> None:
+    shape = file.entry['shape']
+    file.entry['shape'] = rng.choice((
+        [], [-1], [0], [2**62, 4], [2**63], ['3'], [1] * 300, None, 'x', shape[::-1], [1, *shape],
+        [*shape, 1], [1.5], [True], {}))
+
+
+def _type(rng: random.Random, file: _Safetensors) -> None:
+    file.entry['dtype'] = rng.choice(_DTYPES)
+
+
+def _offsets(rng: random.Random, file: _Safetensors) -> None:
+    file.entry['data_offsets'] = rng.choice((
+        [0, 0], [-1, 3], [3, 1], [0, 2**63], [0, 2**62], [1], [], None, ['a', 'b'], [0.5, 4.5]))
+
+
+def _swap(rng: random.Random, file: _Safetensors) -> None:
+    other = rng.choice(file.names)
+    header = file.header
+    header[file.name], header[other] = header[other], header[file.name]
+
+
+def _drop(rng: random.Random, file: _Safetensors) -> None:
+    del file.header[file.name]
+
+
+def _add(rng: random.Random, file: _Safetensors) -> None:
+    name = rng.choice(('x', '', '../x', 'a\nb', '\x1b[31m', 'x' * 5000))
+    file.header[name] = dict(file.entry)
+
+
+def _metadata(rng: random.Random, file: _Safetensors) -> None:
+    file.header['__metadata__'] = rng.choice((
+        None, 3, [], {'a': 1}, {'a': None}, {'format': 'tf'},
+        {f'bert_jax.checksum {file.name}': 'x'}, {'\x1b': '\x1b'}))
+
+
+def _another_header(rng: random.Random, file: _Safetensors) -> None:
+    file.header = rng.choice(([], 3, None, 'x', {}))
+
+
+def _odd_number(rng: random.Random, file: _Safetensors) -> None:
+    values = np.frombuffer(file.body, '<f4').copy()
+    values[rng.randrange(len(values))] = rng.choice((np.nan, np.inf, -np.inf, 3e38))
+    file.body = values.tobytes()
+
+
+# Each changes what a file says or holds.
+_SAFETENSORS_MISTAKES = (
+    _shape, _type, _offsets, _swap, _drop, _add, _metadata, _another_header, _odd_number)
 
 
 def _spoil_safetensors(rng: random.Random, path: Path) -> str:
-    """Changes the header of a file, which says where each tensor is."""
-    data = path.read_bytes()
-    (size,) = struct.unpack('<Q', data[:8])
-    header: Any = json.loads(data[8 : 8 + size])
-    body = data[8 + size :]
-    names = [name for name in header if name != '__metadata__']
-    name = rng.choice(names)
-    how = rng.choice(('shape', 'dtype', 'offsets', 'swap', 'drop', 'add', 'metadata', 'kind',
-                      'size',
-                      'body', 'numbers', 'deep'))
-    entry = header[name]
-    if how == 'shape':
-        entry['shape'] = rng.choice((
-            [], [-1], [0], [2**62, 4], [2**63], ['3'], [1] * 300, None, 'x', entry['shape'][::-1],
-            [1, *entry['shape']], [*entry['shape'], 1], [1.5], [True], {}))
-    elif how == 'dtype':
-        entry['dtype'] = rng.choice(_DTYPES)
-    elif how == 'offsets':
-        entry['data_offsets'] = rng.choice((
-            [0, 0], [-1, 3], [3, 1], [0, 2**63], [0, 2**62], [1], [], None, ['a', 'b'], [0.5, 4.5]))
-    elif how == 'swap':
-        other = rng.choice(names)
-        header[name], header[other] = header[other], header[name]
-    elif how == 'drop':
-        del header[name]
-    elif how == 'add':
-        header[rng.choice(('x', '', '../x', 'a\nb', '\x1b[31m', 'x' * 5000))] = dict(entry)
-    elif how == 'metadata':
-        header['__metadata__'] = rng.choice((
-            None, 3, [], {'a': 1}, {'a': None}, {'format': 'tf'},
-            {'bert_jax.checksum ' + name: 'x'},
-            {'\x1b': '\x1b'}))
-    elif how == 'kind':
-        header = rng.choice(([], 3, None, 'x', {}))
-    elif how == 'body':
-        values = np.frombuffer(body, '<f4').copy()
-        values[rng.randrange(len(values))] = rng.choice((np.nan, np.inf, -np.inf, 3e38))
-        body = values.tobytes()
-    encoded = json.dumps(header).encode()
+    """Changes the header of a file, which says where each tensor is, or its bytes."""
+    file = _Safetensors(rng, path.read_bytes())
+    how = rng.choice((*_SAFETENSORS_MISTAKES, 'size', 'large number', 'deep'))
+    if callable(how):
+        how(rng, file)
+        how = in_words(how)
+    encoded = file.encoded()
     if how == 'deep':
         encoded = b'[' * 100_000
+    elif how == 'large number':
+        encoded = encoded.replace(b'"F32"', b'"F32","x":1e999', 1)
     length = len(encoded)
     if how == 'size':
         length = rng.choice((0, 1, length - 1, length + 1, 2**31, 2**63, 2**64 - 1))
-    if how == 'numbers':
-        encoded = encoded.replace(b'"F32"', b'"F32","x":1e999', 1)
-        length = len(encoded)
-    path.write_bytes(struct.pack('<Q', length) + encoded + body)
-    return f'safetensors: {how} of {name}'
+    path.write_bytes(struct.pack('<Q', length) + encoded + file.body)
+    return f'safetensors: {how} of {file.name}'
 
 
 def _packed(shape: object, dtype: object, content: object) -> msgpack.ExtType:
@@ -202,7 +247,7 @@ def _spoil_flax(rng: random.Random, path: Path) -> str:
     if how == 'mistake':
         mistake = rng.choice(_FLAX_MISTAKES)
         part[name] = mistake(rng, shape, content)
-        how = f'{mistake.__name__} {part[name]!r:.300}'
+        how = f'{in_words(mistake)} {part[name]!r:.300}'
     elif how == 'name':
         part[rng.choice(_NAMES)] = part[name]
     elif how == 'drop':

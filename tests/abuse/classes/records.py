@@ -13,7 +13,7 @@ from bert_jax.tools.report.page import page
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.train.goodput import Goodput
 from bert_jax.train.report import Report
-from tests.abuse.classes.case import NASTY, Case, copy
+from tests.abuse.classes.case import NASTY, Case, copy, in_words
 
 _NUMBERS = (
     float('nan'), float('inf'), float('-inf'), 1e308, -1e308, 5e-324, 0, -0.0, 10**30, 10**400, -1,
@@ -102,4 +102,4 @@ def draw(rng: random.Random, folder: Path, things: Path) -> Case:
     else:
         done = _spoil_place(rng, folder / name)
     act = rng.choice((_resume, _write_page))
-    return Case(done=f'{done} {act.__name__}', act=lambda: act(folder / name), made=('new', name))
+    return Case(done=f'{done}, {in_words(act)}', act=lambda: act(folder / name), made=('new', name))

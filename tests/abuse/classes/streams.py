@@ -2,59 +2,95 @@
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.abuse.classes.case import Case, copy, write
+from tests.abuse.classes.case import Case, copy, in_words, write
 
 _LARGE = (
     '1000000', '2147483647', '2147483648', '9223372036854775807', '9223372036854775808', '1e18',
     '1' * 400, '-9223372036854775808')
 
 
+def _fifo(rng: random.Random, path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(rng: random.Random, path: Path) -> None:
+    path.symlink_to(rng.choice(('/dev/zero', '/dev/random', '/dev/full', '/dev/tty')))
+
+
+def _own_memory(rng: random.Random, path: Path) -> None:
+    path.symlink_to('/proc/self/mem')
+
+
+def _socket(rng: random.Random, path: Path) -> None:
+    path.symlink_to('/dev/log')
+
+
+def _long_line(rng: random.Random, path: Path) -> None:
+    write(path, b'text,label\n' + b'ab ' * (30 << 20))
+
+
+def _long_lines(rng: random.Random, path: Path) -> None:
+    write(path, (b'ab ' * (1 << 20) + b'\n') * 10)
+
+
+def _many_lines(rng: random.Random, path: Path) -> None:
+    write(path, b'a,b\n' * 2_000_000)
+
+
+def _no_line_end(rng: random.Random, path: Path) -> None:
+    write(path, b'x' * (70 << 20))
+
+
+def _line_ends(rng: random.Random, path: Path) -> None:
+    write(path, rng.choice((b'\n', b'\r', b'\r\n')) * 3_000_000)
+
+
+def _deep(rng: random.Random, path: Path) -> None:
+    write(path, rng.choice((b'[', b'{"a":', b'"', b'(', b'((((')) * 200_000)
+
+
+def _sparse(rng: random.Random, path: Path) -> None:
+    with path.open('wb') as file:
+        file.truncate(3 << 30)
+
+
+def _zeros(rng: random.Random, path: Path) -> None:
+    write(path, bytes(1 << 20))
+
+
+def _nothing(rng: random.Random, path: Path) -> None:
+    write(path, b'')
+
+
+# Each makes an odd file.
+_FILES: tuple[Callable[[random.Random, Path], None], ...] = (
+    _fifo, *[_device] * 4, _own_memory, _socket, _long_line, _long_lines, _many_lines,
+    _no_line_end, _line_ends, _deep, _sparse, _zeros, _nothing)
+
+
+def _make_tree(rng: random.Random, folder: Path) -> str:
+    """A pattern of files below a folder that has links to itself."""
+    top = folder / 'tree'
+    top.mkdir()
+    for number in range(rng.choice((1, 2))):
+        (top / f'again{number}').symlink_to(rng.choice(('.', '../tree', '..')))
+    return f'{top}/**/*.txt'
+
+
 def _make_source(rng: random.Random, folder: Path) -> tuple[str, str]:
     """(What is odd, the name of a file or pattern)."""
-    kind = rng.choice((
-        'fifo', 'zero', 'random', 'full', 'tty', 'socket', 'long line', 'long lines', 'many lines',
-        'no line end', 'links', 'two links', 'deep', 'sparse', 'nothing', 'line ends', 'nul',
-        'self'))
+    if rng.random() < 0.1:
+        return 'links to itself', _make_tree(rng, folder)
     suffix = rng.choice(('.txt', '.csv', '.tsv', '.jsonl', '.json', '.txt.gz', '.parquet', ''))
     path = folder / f'source{suffix}'
-    if kind == 'fifo':
-        os.mkfifo(path)
-    elif kind in ('zero', 'random', 'full', 'tty'):
-        path.symlink_to(f'/dev/{kind}')
-    elif kind == 'self':
-        path.symlink_to('/proc/self/mem')
-    elif kind == 'socket':
-        path.symlink_to('/dev/log')
-    elif kind == 'long line':
-        write(path, b'text,label\n' + b'ab ' * (30 << 20))
-    elif kind == 'no line end':
-        write(path, b'x' * (70 << 20))
-    elif kind == 'long lines':
-        write(path, (b'ab ' * (1 << 20) + b'\n') * 10)
-    elif kind == 'many lines':
-        write(path, b'a,b\n' * 2_000_000)
-    elif kind == 'line ends':
-        write(path, rng.choice((b'\n', b'\r', b'\r\n')) * 3_000_000)
-    elif kind == 'nul':
-        write(path, bytes(1 << 20))
-    elif kind == 'sparse':
-        with path.open('wb') as file:
-            file.truncate(3 << 30)
-    elif kind == 'nothing':
-        write(path, b'')
-    elif kind == 'deep':
-        write(path, rng.choice((b'[', b'{"a":', b'"', b'(', b'((((')) * 200_000)
-    else:
-        top = folder / 'tree'
-        top.mkdir()
-        for number in range(1 if kind == 'links' else 2):
-            (top / f'again{number}').symlink_to(rng.choice(('.', '../tree', '..')))
-        return kind, f'{top}/**/*.txt'
-    if rng.random() < 0.1 and not kind.startswith('nothing'):
+    make = rng.choice(_FILES)
+    make(rng, path)
+    if rng.random() < 0.1 and make is not _nothing:
         (folder / 'source.py').symlink_to(path.name)
-    return kind, str(path)
+    return in_words(make), str(path)
 
 
 def _large_flags(rng: random.Random, folder: Path) -> tuple[str, ...]:

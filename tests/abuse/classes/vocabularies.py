@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.text import find_lowercase, load_tokenizer
-from tests.abuse.classes.case import NASTY, Case, copy, write
+from tests.abuse.classes.case import NASTY, Case, copy, in_words, write
 from tests.abuse.classes.foreign import spoil_file
 from tests.abuse.fuzz import cut, flip, overwrite
 from tests.tokenizer_files import ALL_KINDS, write_tokenizer
@@ -66,7 +66,7 @@ def _spoil(rng: random.Random, path: Path) -> str:
     if path.suffix == '.model' or path.suffix == '.json':
         how = rng.choice((flip, cut, overwrite))
         path.write_bytes(how(rng, data))
-        return how.__name__
+        return in_words(how)
     new, how = _spoil_words(rng, data)
     path.write_bytes(new)
     return how
