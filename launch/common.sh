@@ -3,7 +3,8 @@
 
 fail() {
   local line="error: $*"
-  printf '%s\n' "${line//[[:cntrl:]]/?}" >&2 # in one line, and nothing moves the cursor
+  line=${line//[[:cntrl:]]/?} # in one line, and nothing moves the cursor
+  printf '%s\n' "${line:0:1500}" >&2
   exit 2
 }
 

@@ -54,7 +54,11 @@ root=$PWD
 verb=${1:-}
 name=${2:-}
 case $verb in
-  install) BERT_JAX_PLATFORM=cuda exec bash launch/venv.sh ;;
+  install)
+    case " ${*:2} " in *' --dry-run '*) dry_run=1 ;; esac
+    run env BERT_JAX_PLATFORM=cuda bash launch/venv.sh
+    exit
+    ;;
   run | follow | status | stop | delete) ;;
   --help | -h) usage && exit 0 ;;
   *) usage >&2 && exit 2 ;;

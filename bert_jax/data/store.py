@@ -346,6 +346,7 @@ def remedy(path: files.Path) -> str:
 @contextlib.contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     """Holds a lock on a file (made if missing); if the process dies, the lock is released too."""
+    files.check_ends(os.fspath(path))
     with open(path, 'a') as file:  # which empties no file that a link there names
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
