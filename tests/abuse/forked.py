@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from bert_jax.runtime import files
 from tests.abuse.commands import Answer
 from tests.conftest import ROOT
 
@@ -134,6 +135,7 @@ def _become(
             sys.stderr.flush()
         with contextlib.suppress(Exception):
             weakref.finalize._exitfunc()  # type: ignore[attr-defined]
+            files.remove_temporary_folders()  # as at Python's end
         if is_interrupted:  # as Python ends
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
