@@ -188,6 +188,8 @@ def _num_choices(texts: Sequence[Any]) -> int:
     """
     if isinstance(texts, str):
         raise InputError(f'texts={texts!r:.60} is a single text: give a list, [text]')
+    if not isinstance(texts, Sequence | np.ndarray):
+        raise InputError(f'texts={texts!r:.60} is no list of texts: give [text, ...]')
     if not len(texts):
         raise InputError('texts is empty: give one text or more')
     numbers = [len(text) if isinstance(text, list) else 0 for text in texts]

@@ -122,7 +122,7 @@ class ListOf:
 
 @dataclasses.dataclass(frozen=True)
 class MapOf:
-    """An object whose values are of a kind, whatever its keys are."""
+    """An object whose values are of a kind, whatever its keys are, if they can be written."""
 
     kind: Any
 
@@ -151,6 +151,8 @@ def fault_in(value: Any, schema: Schema, name: str = '') -> str:
         if not isinstance(value, Mapping):
             return _named(value, name, 'is no JSON object')
         for key, inner in value.items():
+            if isinstance(schema, MapOf) and key not in TEXT:
+                return f'the name {key!r:.100} cannot be written as UTF-8'
             kind = schema.kind if isinstance(schema, MapOf) else schema.get(key)
             if kind is None or inner is None:
                 continue

@@ -132,6 +132,10 @@ KINDS = (
 )
 
 
+# What `keep_tokenizer` may write.
+TOKENIZER_FILES = frozenset((*(kind.file_name for kind in KINDS), SETTINGS_FILE, *BESIDE))
+
+
 def kind_of(vocab_file: str | os.PathLike[str]) -> Kind:
     """The kind of a tokenizer's file, by its ending."""
     return next(kind for kind in KINDS if os.fspath(vocab_file).endswith(kind.ending))

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from bert_jax.config.bert_config import OPTIONS
@@ -17,7 +17,7 @@ from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, check_deletion, is_incidental, open_folder
 from bert_jax.runtime.lease import Claim, claimed
-from bert_jax.text import find_vocabulary
+from bert_jax.text import TOKENIZER_FILES, find_vocabulary
 from bert_jax.weights.run_directory import check_path, read_config, run_of, saved_steps
 
 # Values of fields that did not exist when a run was made.
@@ -48,7 +48,10 @@ def _is_run(workdir: Path) -> bool:
     """Whether a folder is a run directory, perhaps of a run that was killed while it started."""
     saved = any(saved_steps(workdir / name) for name in ('checkpoints', 'best'))
     if not saved and not (workdir / 'config.json').exists():
-        return all(_is_left_by_a_start(path) for path in files.children(workdir))
+        known: tuple[str, ...] = STARTUP_FILES
+        if (workdir / 'checkpoints').exists():  # else a vocabulary may be somebody's only one
+            known = (*known, *TOKENIZER_FILES)
+        return all(_is_left_by_a_start(path, known) for path in files.children(workdir))
     try:
         config = read_config(workdir)
     except InputError:
@@ -58,9 +61,9 @@ def _is_run(workdir: Path) -> bool:
     return isinstance(config.get('task'), str) and isinstance(config.get('model'), dict)
 
 
-def _is_left_by_a_start(path: Path) -> bool:
+def _is_left_by_a_start(path: Path, known: Collection[str]) -> bool:
     is_events = path.name.startswith('events.out.')
-    return path.name in STARTUP_FILES or is_events or is_incidental(path)
+    return path.name in known or is_events or is_incidental(path)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from flax.traverse_util import unflatten_dict
 from bert_jax.config.fields import flat_fields
 from bert_jax.runtime import buckets, files
 from bert_jax.runtime.errors import InputError
-from bert_jax.train.workdirs import Change, check_resumable, compare
+from bert_jax.train.workdirs import Change, check_resumable, compare, locked_workdir
 from bert_jax.weights.run_directory import describe_run
 
 FIELDS = {
@@ -226,3 +226,21 @@ def test_a_bucket_that_forbids_deletion_is_refused(bucket, bucket_server, monkey
     monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}\\?": 403})
     with pytest.raises(InputError, match=f'^{bucket}: old checkpoints .* Legacy Bucket Reader'):
         check_resumable(files.as_path(bucket) / 'run', FIELDS, None, comparable=True)
+
+
+@pytest.mark.parametrize('names, is_run', [
+    (('checkpoints', 'vocab.txt', 'events.out.x'), True),
+    (('checkpoints', 'tokenizer.json', 'tokenizer_config.json'), True),
+    (('vocab.txt',), False),
+    (('checkpoints', 'thesis.txt'), False),
+])
+def test_a_start_that_was_killed_before_its_config_is_gone_on_with(tmp_path, names, is_run):
+    for name in names:
+        (tmp_path / name).write_text('')
+    workdir = files.as_path(tmp_path)
+    if is_run:
+        with locked_workdir(workdir):
+            pass
+    else:
+        with pytest.raises(InputError, match='holds something else'), locked_workdir(workdir):
+            pass

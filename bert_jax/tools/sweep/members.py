@@ -95,6 +95,9 @@ def read_sweep(named: str, grid: Sequence[str] = ()) -> tuple[str, list[str]]:
             defined = runpy.run_path(name)
     if not {'GRID', 'CONFIG'} <= defined.keys():
         return named, list(grid)
+    for field in ('CONFIG', 'GRID'):
+        if defined[field] is None:
+            raise InputError(f'{name}: {field} is None')
     check_fields(
         defined, {'CONFIG': TEXT, 'GRID': ListOf(TEXT)}, name,
         "write CONFIG = 'FILE.py' and GRID = ('FIELD=VALUE,VALUE', ...)")
