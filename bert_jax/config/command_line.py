@@ -28,12 +28,11 @@ from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.config.phases import PHASE_FIELDS, check_phases
 from bert_jax.config.suggestions import suggest_field
 from bert_jax.runtime.errors import InputError, nearest, shortened, visible
-from bert_jax.runtime.files import check_ends
+from bert_jax.runtime.files import check_ends, check_size
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # commands load TensorFlow and jax after this
 
-# Of a config file; Python takes hundreds of bytes to compile one.
-_MOST_BYTES = 1 << 20
+_MOST_MIB = 1  # of a config file; Python takes hundreds of bytes to compile one
 _HELP = {'--help', '-help', '-h'}
 
 
@@ -275,9 +274,7 @@ def _compile(path: str) -> types.CodeType:
         check_ends(path)
         if os.path.isfile(path) and not path.endswith('.py'):
             raise SyntaxError('a config file is called NAME.py')
-        if os.path.isfile(path) and os.path.getsize(path) > _MOST_BYTES:
-            raise InputError(f'--config={path} has more than {_MOST_BYTES >> 20} MiB: data '
-                             'belongs into files of its own')
+        check_size(path, _MOST_MIB)
         with open(path, encoding='utf-8-sig') as file:  # editors of Windows write the mark
             return compile(file.read(), path, 'exec')
     except InputError:  # which is a ValueError

@@ -304,6 +304,22 @@ def check_ends(name: str) -> None:
         raise InputError(f'{name} is a device: name a file')
 
 
+def check_size(path: str | os.PathLike[str], most_mib: int) -> None:
+    """Refuses a file on a disk that is larger than files of its kind ever are.
+
+    Args:
+      path: the file, which need not exist.
+      most_mib: MiB that it may have.
+
+    Raises:
+      InputError: it has more.
+    """
+    if in_bucket(path) or not os.path.isfile(path):
+        return
+    if os.path.getsize(path) > most_mib << 20:
+        raise InputError(f'{os.fspath(path)} has more than {most_mib} MiB: is it the right file?')
+
+
 @contextlib.contextmanager
 def open_stream(path: str | os.PathLike[str], begin: int = 0) -> Iterator[Any]:
     """A file to read from start to end; decompressed if its name ends in .gz or .bz2.

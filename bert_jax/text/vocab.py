@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import as_path, digest, read_bytes, write_whole
+from bert_jax.runtime.files import as_path, check_size, digest, read_bytes, write_whole
 
 PAD = '[PAD]'
 UNK = '[UNK]'
@@ -22,6 +22,7 @@ SEP = '[SEP]'
 MASK = '[MASK]'
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = '##'
+_MOST_MIB = 64  # of a tokenizer's file; that of XLM-R, with 250,000 pieces, has 17
 # A vocabulary is cased if so large a share of its pieces with letters has capitals: an uncased one
 # may have a few, of words that somebody put into its [unused] slots.
 _CASED_SHARE = 0.01
@@ -250,8 +251,10 @@ def read_file(path: str | os.PathLike[str], what: str, field: str) -> bytes:
     """The content of a file.
 
     Raises:
-      InputError: it cannot be read or is empty; the message names `what` and the config's `field`.
+      InputError: it cannot be read, is too large or empty; the message names `what` and the
+        config's `field`.
     """
+    check_size(path, _MOST_MIB)
     try:
         data = read_bytes(as_path(path))
     except OSError as error:
