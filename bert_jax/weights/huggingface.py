@@ -488,7 +488,8 @@ def read_card(path: str | os.PathLike[str]) -> Card:
 def _check_front_matter(text: str, path: object) -> None:
     """Raises InputError unless a text is YAML of fields and values, as model hubs read it."""
     try:
-        fields = yaml.safe_load(text)
+        # Below another line, as in the card: at the very start, YAML skips a mark of UTF-8.
+        fields = yaml.safe_load(f'{_FENCE}\n{text}')
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         why = ' '.join(str(error).split())
         raise InputError(f'{path}: its front matter is no YAML ({why:.200}): correct it') from None

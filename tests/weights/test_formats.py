@@ -83,6 +83,7 @@ def test_a_model_card_takes_in_a_file_of_the_user_s(tmp_path):
     (b'---\nlanguage: hi\ntags: [x]\n---\n', 'line 3: .tags: .x.. is what the card says itself'),
     (b'---\nlicense: mit: x\n---\n', 'its front matter is no YAML .mapping values'),
     (b'---\n- hi\n---\n', 'its front matter has no fields'),
+    (b'---\n\xef\xbb\xbf\n---\n', 'its front matter has no fields'),
     (b' \n', 'is empty; check --card'),
     (b'\xdcber das Modell\n', 'is not UTF-8 .byte 0.: convert it'),
 ])
