@@ -56,11 +56,15 @@ def test_a_command_says_which_required_package_is_missing(command):
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_in_one_line(number, capsys):
-    with pytest.raises(SystemExit) as ended, error_boundary():
-        signal.raise_signal(number)
+    before = signal.signal(number, signal.SIG_DFL)  # tests under nohup ignore SIGHUP
+    try:
+        with pytest.raises(SystemExit) as ended, error_boundary():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
     assert ended.value.code == 143
     assert capsys.readouterr().err == 'error: stopped\n'
-    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 def test_a_command_under_nohup_goes_on():
