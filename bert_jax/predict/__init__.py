@@ -41,11 +41,21 @@ def load(
     """
     from bert_jax.predict.commands import Model  # imported here: `--help` need not wait for JAX
     from bert_jax.predict.loaded import read_model
-    from bert_jax.runtime.compilation_cache import keep_compiled
 
     weights, sentences = read_model(path, vocab_file)
     model = Model(weights, dtype, sentences=sentences)
+    keep_programs(in_command=False)
+    return model
+
+
+def keep_programs(in_command: bool) -> None:
+    """Keeps compiled programs on the disk, for the next process; see `load`.
+
+    Args:
+      in_command: as for `keep_compiled`.
+    """
+    from bert_jax.runtime.compilation_cache import keep_compiled
+
     folder = os.path.expanduser('~/.cache/bert_jax/compiled')
     if os.path.isabs(folder):  # else the user has no home
-        keep_compiled(folder, least_seconds=0.1, in_command=False)
-    return model
+        keep_compiled(folder, least_seconds=0.1, in_command=in_command)

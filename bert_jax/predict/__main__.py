@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bert_jax.config.choices import POOLS
 from bert_jax.config.command_line import Parser
 from bert_jax.data.table import format_of
-from bert_jax.predict import inputs, load, outputs
+from bert_jax.predict import inputs, keep_programs, load, outputs
 from bert_jax.predict.inputs import Source
-from bert_jax.runtime.compilation_cache import keep_compiled
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import as_path, check_new_file
 from bert_jax.runtime.process import error_boundary
@@ -367,7 +366,7 @@ def _run_on_texts(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace, dtype: str | None) -> Model:
     """The model that the arguments name, checked before anybody waits for standard input."""
-    keep_compiled('~/.cache/bert_jax/compiled', least_seconds=0.1)
+    keep_programs(in_command=True)
     model = load(args.model, args.vocab_file, dtype)
     model.require(args.command)
     model.note = outputs.Notes().print

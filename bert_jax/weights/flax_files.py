@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import flax.serialization
 import numpy as np
-from msgpack.exceptions import UnpackException
 
 from bert_jax.runtime.errors import InputError, visible
 from bert_jax.runtime.files import Path, local_copy
@@ -19,7 +18,7 @@ _DTYPES = ('float32', 'float16', 'bfloat16')
 _LAST_PARTS = {'kernel': 'weight', 'embedding': 'weight', 'scale': 'weight', 'bias': 'bias'}
 # What a damaged or hostile file raises in Flax's reader, which checks nothing by itself.
 _DAMAGED = (ValueError, TypeError, KeyError, AttributeError, AssertionError, RecursionError,
-            OverflowError, MemoryError, SyntaxError, UnpackException)
+            OverflowError, MemoryError, SyntaxError)
 
 
 class FlaxTensor(NamedTuple):
