@@ -424,6 +424,11 @@ def _dry_run(standins, script, arguments):
     return process.stdout
 
 
+def test_slurm_s_installation_is_printed_too(standins):
+    printed = _dry_run(standins, 'slurm.sh', ['install', 'bert'])
+    assert printed == 'env BERT_JAX_PLATFORM=cuda bash launch/venv.sh\n'
+
+
 def test_slurm_queues_a_job_with_the_flags_of_the_run(standins):
     printed = _dry_run(standins, 'slurm.sh', [*SLURM, '--partition=p', *FLAGS])
     _run(['bash', '-c', printed], path=standins / 'bin', cwd=standins)
