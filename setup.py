@@ -49,11 +49,11 @@ setup(
     package_dir={'bert_jax.configs': 'configs', 'bert_jax.configs.sweeps': 'configs/sweeps'},
     entry_points={'console_scripts': ['bert-jax = bert_jax.__main__:main']},
     package_data={
-        'bert_jax': ['py.typed'],
+        'bert_jax': ['commit.txt', 'py.typed'],
         'bert_jax.tools.paper': ['tables.toml'],
         'bert_jax.tools.report': ['board.toml', 'page.css', 'page.html', 'page.js'],
-        'bert_jax.train': ['references/*.json'],
-        'bert_jax.weights': ['model_card.md']},
+        'bert_jax.watch': ['references/*.json'],
+        'bert_jax.foreign': ['model_card.md']},
     python_requires='>=3.11',
     # The floors are what Colab's image has, so that installing there leaves its jax alone.
     install_requires=[
@@ -67,6 +67,7 @@ setup(
         'ml-collections>=1.0',
         'numpy>=2.0',
         'optax>=0.2.5',
+        'optuna>=5,<6',  # sweeps
         'orbax-checkpoint>=0.11.20,<1',  # 1.0 has another interface
         'pyarrow>=14',  # Parquet tables, such as the hub's data sets
         'pyyaml>=6',
@@ -96,7 +97,10 @@ setup(
         # What is published: python -m build, and twine check --strict.
         'package': ['build>=1.2', 'twine>=6.1'],
         # The site: mkdocs build --strict.
-        'docs': ['mkdocs>=1.6,<2', 'mkdocs-material>=9.5,<10', 'mkdocstrings[python]>=0.27'],
+        # (ruff puts the arguments of a signature on lines of their own.)
+        'docs': [
+            'mkdocs>=1.6,<2', 'mkdocs-material>=9.5,<10', 'mkdocstrings[python]>=0.27', 'ruff>=0.6',
+        ],
         'test': [
             'gcp-storage-emulator>=2024.8', 'hypothesis>=6', 'ipykernel>=6.17',
             'mwparserfromhell>=0.7.2', 'mypy>=1.11', 'nbclient>=0.10', 'pytest>=8',

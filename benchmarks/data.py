@@ -23,14 +23,15 @@ import numpy as np
 
 from bert_jax.config import default_config
 from bert_jax.config.command_line import Parser
-from bert_jax.data.corpus import open_source
-from bert_jax.data.examples import train_batches
-from bert_jax.data.store_building import build_store
+from bert_jax.corpus.preparing import prepare
+from bert_jax.corpus.sources import open_source
+from bert_jax.corpus.store_building import build_store
+from bert_jax.rows.examples import train_batches
 from bert_jax.runtime.files import Path, as_path, check_new_file
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.pretrain_data import TextData
-from bert_jax.text import load_tokenizer
+from bert_jax.text.kinds import load_tokenizer
 from bert_jax.tools.bench import Result, figure, report
 from bert_jax.validation import complete
 
@@ -78,7 +79,9 @@ def rows(options: argparse.Namespace, folder: Path) -> Result:
     config.data.update(
         source=options.text, vocab_file=options.vocab_file, lowercase=options.lowercase,
         dir=str(folder), held_out=0.0)
-    examples = TextData(complete(config)).training(options.seq, options.predictions)
+    completed = complete(config)
+    data = TextData(completed, prepare(completed))
+    examples = data.training(options.seq, options.predictions)
     size = options.rows_batch_size
     batches = train_batches(
         examples, batch_size=size, local=np.arange(size), first_step=0, num_steps=10**9)

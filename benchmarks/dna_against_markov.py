@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax import predict
-from bert_jax.data.corpus import open_source
+from bert_jax.corpus.sources import open_source
 from bert_jax.predict.masked_words import MaskedText, Score
 from bert_jax.predict.stream import stream
 

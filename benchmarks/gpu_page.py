@@ -123,7 +123,7 @@ def loss_rows(folder: Path, recipe: str) -> list[str]:
     runs = [checked_steps(path) for path in sorted(folder.glob(f'run-{recipe}-*/metrics.jsonl'))]
     if not runs:
         return []
-    path = ROOT / 'bert_jax' / 'train' / 'references' / f'{recipe}.json'
+    path = ROOT / 'bert_jax' / 'watch' / 'references' / f'{recipe}.json'
     reference = json.loads(path.read_text())
     rows = []
     for index, step in enumerate(reference['steps']):

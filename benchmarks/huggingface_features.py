@@ -79,7 +79,7 @@ def make_model(args: argparse.Namespace, folder: str) -> None:
 
 def our_vectors(args: argparse.Namespace) -> Vectors:
     """The function of this project; the order has no effect."""
-    from bert_jax.predict import load
+    from bert_jax.loading import load
 
     model = load(args.model, dtype='float32')
     return lambda sentences, order: model.vectors(sentences, 'mean', normalize=False)

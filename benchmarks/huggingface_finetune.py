@@ -59,11 +59,12 @@ class OurTrainer:
         import jax
 
         from bert_jax.config.command_line import load_config
+        from bert_jax.corpus.preparing import prepare
+        from bert_jax.foreign import load_weights
         from bert_jax.run_setup import open_mesh
         from bert_jax.tasks.opening import open_task
         from bert_jax.train.program import build_program, step_inputs
         from bert_jax.validation import complete
-        from bert_jax.weights import load_weights
         from bert_jax.weights.warm_start import warm_start
 
         config = load_config(f'{ROOT}/configs/glue.py:{args.task}')
@@ -73,7 +74,7 @@ class OurTrainer:
         published = load_weights(args.model)
         config = complete(config, published)
         mesh = open_mesh(config, jax.devices())
-        task = open_task(config)
+        task = open_task(config, prepare(config))
         assert task.num_examples
         self.program = build_program(config, mesh, task)
         self.inputs = step_inputs(self.program)

@@ -61,7 +61,7 @@ def made_up_sentences(vocabulary: Sequence[str], count: int) -> list[str]:
 def our_encoders(args: argparse.Namespace, vocab_file: Path) -> dict[str, Encode]:
     """This project's function, of which the order does not matter."""
     import bert_jax
-    from bert_jax.predict import load
+    from bert_jax.loading import load
 
     folder = str(vocab_file.parent / 'model')
     bert_jax.from_config(args.size, 'encoder', vocab_file=vocab_file).save(folder)

@@ -9,21 +9,37 @@
 `import bert_jax` loads no jax.
 """
 
+import importlib
 import itertools
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from bert_jax.api import Bert as Bert
-    from bert_jax.api import BertConfig as BertConfig
-    from bert_jax.api import InputError as InputError
-    from bert_jax.api import evaluate_run as evaluate_run
-    from bert_jax.api import from_config as from_config
-    from bert_jax.api import from_pretrained as from_pretrained
-    from bert_jax.api import load as load
-    from bert_jax.api import train_run as train_run
+from bert_jax.moved import accept_old_names
 
+if TYPE_CHECKING:
+    from bert_jax.api.pretrained import Bert as Bert
+    from bert_jax.api.pretrained import from_config as from_config
+    from bert_jax.api.pretrained import from_pretrained as from_pretrained
+    from bert_jax.api.runs import evaluate_run as evaluate_run
+    from bert_jax.api.runs import train_run as train_run
+    from bert_jax.config.bert_config import BertConfig as BertConfig
+    from bert_jax.loading import load as load
+    from bert_jax.runtime.errors import InputError as InputError
+    from bert_jax.tools.sweep.call import sweep as sweep
+
+# Where each public name is defined.
+_DEFINED_IN = {
+    'Bert': 'api.pretrained',
+    'BertConfig': 'config.bert_config',
+    'InputError': 'runtime.errors',
+    'evaluate_run': 'api.runs',
+    'from_config': 'api.pretrained',
+    'from_pretrained': 'api.pretrained',
+    'load': 'loading',
+    'sweep': 'tools.sweep.call',
+    'train_run': 'api.runs',
+}
 __all__ = [
     'Bert',
     'BertConfig',
@@ -32,6 +48,7 @@ __all__ = [
     'from_config',
     'from_pretrained',
     'load',
+    'sweep',
     'train_run',
 ]
 
@@ -40,9 +57,8 @@ def __getattr__(name: str) -> Any:
     """A public name, imported when it is first used (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-    import bert_jax.api as api
-
-    return getattr(api, name)
+    module = importlib.import_module(f'bert_jax.{_DEFINED_IN[name]}')
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:
@@ -68,3 +84,4 @@ def _is_command() -> bool:
 
 if _is_command():
     sys.excepthook = _tell_of_interrupt
+accept_old_names()

@@ -38,13 +38,13 @@ import functools
 from collections.abc import Callable, Sequence
 
 from bert_jax.config.command_line import Parser
+from bert_jax.foreign import load_weights
 from bert_jax.runtime.errors import InputError, visible
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.hub import check_unpublished
+from bert_jax.runtime.new_folder import check_free
 from bert_jax.runtime.process import error_boundary
-from bert_jax.weights import load_weights
-from bert_jax.weights.formats import Weights
-from bert_jax.weights.new_folder import check_free
+from bert_jax.weights.parameters import Weights
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -62,9 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     with error_boundary(writing=args.target):
         # Imported here: `--help` need not wait for orbax.
-        from bert_jax.weights.huggingface import NO_CARD, read_card, write_huggingface
-        from bert_jax.weights.run_directory import write_run
-        from bert_jax.weights.tf1 import write_tf1
+        from bert_jax.foreign.huggingface import NO_CARD, read_card, write_huggingface
+        from bert_jax.foreign.tf1 import write_tf1
+        from bert_jax.run.model import write_run
 
         if args.card and args.to != 'huggingface':
             raise InputError(f'--card={args.card}: only --to huggingface writes a model card')

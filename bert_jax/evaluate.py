@@ -32,10 +32,10 @@ from typing import Any
 from absl import flags
 
 from bert_jax.config.command_line import parse_command
+from bert_jax.run.result_folder import free_folder
 from bert_jax.runtime.errors import InputError, show
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.process import error_boundary
-from bert_jax.runtime.result_folder import free_folder
 
 
 def _default_workdir(model: Path) -> str:

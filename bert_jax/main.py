@@ -7,7 +7,8 @@
 Any field of bert_jax/config can be set with --config.FIELD=VALUE. The run directory (by default
 runs/NAME of the config) receives config.json, vocab.txt, metrics.jsonl, checkpoints/, TensorBoard
 events and curves.png; starting again in the same directory resumes. Exit status: 0 done, 2 bad
-input or configuration, 143 stopped by SIGTERM with the state saved, 1 anything else.
+input or configuration, 3 the run diverged, 130 stopped by Ctrl-C before the run began, 143 stopped
+by SIGTERM with the state saved, 1 anything else.
 """
 
 import json
@@ -41,7 +42,8 @@ def main(argv: list[str]) -> None:
         from bert_jax.train.experiment import train_run
 
         result = train_run(
-            open_run(config, [workdir]), workdir, session.should_stop, watch=session.guard.watch)
+            open_run(config, [workdir]), workdir, session.should_stop,
+            ask_lock=session.ask_lock, guard=session.guard)
     with error_boundary():
         # The scores of the best evaluation if that is the result; those of the last are in
         # metrics.jsonl, as those of all are.

@@ -7,6 +7,10 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from bert_jax.corpus.preparing import prepare
+from bert_jax.foreign import load_weights
+from bert_jax.run.layout import checkpoints_of
+from bert_jax.run.model import read_description
 from bert_jax.runtime import files
 from bert_jax.runtime.compilation_cache import keep_compiled
 from bert_jax.runtime.hosts import say
@@ -14,8 +18,6 @@ from bert_jax.sharding import Mesh, make_mesh, mesh_sizes
 from bert_jax.tasks.opening import open_task, own_file
 from bert_jax.train.program import Program, build_program
 from bert_jax.validation import complete, validate
-from bert_jax.weights import load_weights
-from bert_jax.weights.run_directory import read_description, saved_steps
 
 
 def open_run(config: ConfigDict, workdirs: Sequence[files.Path]) -> Program:
@@ -30,7 +32,7 @@ def open_run(config: ConfigDict, workdirs: Sequence[files.Path]) -> Program:
     """
     init_weights = None
     if config.init_checkpoint:
-        all_began = all(saved_steps(workdir / 'checkpoints') for workdir in workdirs)
+        all_began = all(checkpoints_of(workdir) for workdir in workdirs)
         if all_began:
             # Such a run restores its parameters and needs only the description of the model.
             init_weights = read_description(workdirs[0])
@@ -42,7 +44,7 @@ def open_run(config: ConfigDict, workdirs: Sequence[files.Path]) -> Program:
     axes = ' x '.join(f'{name} {size}' for name, size in mesh.shape.items())
     say(f'devices: {jax.device_count()} x {jax.devices()[0].device_kind}, mesh {axes}')
     keep_compiled(files.as_path(config.data.dir) / 'compiled')
-    program = build_program(config, mesh, open_task(config), init_weights)
+    program = build_program(config, mesh, open_task(config, prepare(config)), init_weights)
     return dataclasses.replace(program, own_file=own_file(config.task, type(program.head)))
 
 

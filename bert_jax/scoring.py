@@ -14,23 +14,25 @@ import optax
 from ml_collections import ConfigDict
 
 from bert_jax.config import data_config_of
-from bert_jax.config.fields import FIELDS, PRETRAINING, flat_fields, pretraining_kind
+from bert_jax.config.fields import FIELDS, PRETRAINING, field_of, flat_fields, pretraining_kind
+from bert_jax.corpus.preparing import prepare
+from bert_jax.foreign import load_weights
 from bert_jax.heads import HEADS
+from bert_jax.run.description import differs_from_copy, own_file_of, read_run_fields
+from bert_jax.run.layout import is_run, is_step
+from bert_jax.run.result_folder import open_result_folder, write_result
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError, show
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.runtime.result_folder import open_result_folder, write_result
-from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.step.step import make_init
+from bert_jax.tasks.handles import ScoredModel
+from bert_jax.tasks.labelled import LabelledTask
 from bert_jax.tasks.labels import as_known
-from bert_jax.tasks.opening import OPENERS, open_task, own_file
-from bert_jax.text import load_tokenizer
+from bert_jax.tasks.opening import TASKS, open_task, own_file
+from bert_jax.text.kinds import load_tokenizer
 from bert_jax.train.program import model_config
-from bert_jax.train.step import make_init
-from bert_jax.train.workdirs import read_run_fields
 from bert_jax.validation import complete
-from bert_jax.weights import load_weights
-from bert_jax.weights.formats import Weights
-from bert_jax.weights.run_directory import differs_from_copy, is_step, own_file_of
+from bert_jax.weights.parameters import Weights
 from bert_jax.weights.warm_start import warm_start
 
 RunFields = Mapping[str, Any]  # the fields of a run's config.json by dotted name; {}: it is no run
@@ -72,7 +74,7 @@ def evaluate(
         others = (scorer.outputs(_load(config, name)) for name in models[1:])
         outputs = _mean_outputs(scorer.task, models, itertools.chain([outputs], others))
 
-    metrics, files = scorer.task.results(outputs)
+    metrics, files = scorer.task.evaluation(outputs)
     if labels_by_position:
         _warn_of_another_order(scorer.task, metrics)
     scores = {f'eval/{name}': value for name, value in metrics.items()}
@@ -106,7 +108,8 @@ def _check_ensemble(models: Sequence[str], runs: Sequence[RunFields], task: str)
             is_older = 'task' in fields and name not in fields
             if is_older and name in FIELDS:
                 other = FIELDS[name].default_of(task)
-            if other != value:
+            field = field_of(name)
+            if field.as_now(other) != field.as_now(value):
                 raise InputError(
                     f'{models[0]} has {name}={value!r}, {model} has {other!r}: an ensemble is of '
                     'runs on the same examples')
@@ -233,7 +236,7 @@ def _open_scorer(model: _Model, runs: Sequence[RunFields], labels_by_position: b
         scored = scored._replace(labels=())  # the task's own labels apply
     if runs[0].get('task'):
         scored = scored._replace(trained=runs[0])
-    task: Any = open_task(model.config, scored)
+    task: Any = open_task(model.config, prepare(model.config), scored)
     return _Scorer(
         task=task,
         mesh=mesh,
@@ -326,8 +329,9 @@ def _mean_outputs(
 def _warn_of_another_order(task: LabelledTask, metrics: Mapping[str, float]) -> None:
     """Warns if labels that were taken by position score worse than guessing."""
     least = task.majority_baseline.get(task.metric)
-    if least is not None and metrics[task.metric] < least:
-        show(f'warning: {task.metric} {metrics[task.metric]:.4f} is below {least:.4f}, which '
+    score = metrics.get(task.metric)
+    if least is not None and score is not None and score < least:
+        show(f'warning: {task.metric} {score:.4f} is below {least:.4f}, which '
              'guessing the most frequent label gives: the labels of the model are perhaps in '
              f"another order than the task's, {', '.join(task.labels[:5])}")
 
@@ -380,7 +384,8 @@ def _training_contents(config: ConfigDict, weights: Weights) -> list[bytes]:
       InputError: its data cannot be read any more.
     """
     with contextlib.redirect_stdout(io.StringIO()):  # what training said when it began
-        task: Any = open_task(complete(config, weights))
+        completed = complete(config, weights)
+        task: Any = open_task(completed, prepare(completed))
     return task.train.contents()
 
 
@@ -392,7 +397,7 @@ def _take_vocabulary_of_run(config: ConfigDict) -> None:
 
 def _fields_of_run(path: Path) -> RunFields:
     """The fields of the run at a path, which may be its checkpoint; {} if there is no run."""
-    if is_step(path) or (path / 'checkpoints').is_dir():
+    if is_step(path) or is_run(path):
         return read_run_fields(path)
     return {}
 
@@ -418,7 +423,7 @@ def config_of_run(path: Path) -> ConfigDict:
 def _check_task_known(path: Path, fields: RunFields) -> None:
     """Raises InputError if a run's task or head is that of a config file, which is not named."""
     file = own_file_of(fields)
-    is_known = fields['task'] in OPENERS and fields.get('head', '') in HEADS
+    is_known = fields['task'] in TASKS and fields.get('head', '') in HEADS
     if file and not is_known:
         raise InputError(
             f'{path} was trained with {file}, which defines its task or its head (its directory '

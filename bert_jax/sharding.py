@@ -2,7 +2,7 @@
 
 The model names the *logical* axes of its parameters and activations; `RULES` maps them to *mesh*
 axes. Everything is `jax.jit` with shardings: the compiler inserts the communication, except for
-the sums of gradients, which `train.step` places.
+the sums of gradients, which `step.step` places.
 """
 
 import dataclasses
@@ -219,7 +219,7 @@ def tree_shardings(mesh: Mesh, boxed_tree: Any) -> Any:
 
     The tensor axis splits the dims that `RULES` names. Master parameters and moments are also split
     over the batch axes, so that each device updates only a part (Xu et al., 2020, "Automatic
-    Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `train.step` gathers
+    Cross-Replica Sharding of Weight Update in Data-Parallel Training"); `step.step` gathers
     parameters and reduces gradients. Leaves without metadata (counters) are replicated.
     """
     num_parts = {axis: mesh.shape[name] for axis, name in RULES if isinstance(name, str)}
@@ -390,6 +390,28 @@ def to_global(
         return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, shard)
 
     return {name: to_devices(local) for name, local in local_batch.items()}
+
+
+def check_mesh(data: int, fsdp: int, tensor: int, num_devices: int) -> None:
+    """Checks that a mesh has as many devices as there are.
+
+    Args:
+      data, fsdp, tensor: sizes of its axes, as for `mesh_sizes`.
+      num_devices: that there are.
+
+    Raises:
+      InputError: it has not.
+    """
+    fixed = math.prod(size for size in (data, fsdp, tensor) if size != -1)
+    if -1 in (data, fsdp):
+        fits = fixed != 0 and num_devices % fixed == 0
+    else:
+        fits = fixed == num_devices
+    if not fits:
+        raise InputError(
+            f'config.mesh data={data} x fsdp={fsdp} x tensor={tensor} does not fit '
+            f'{num_devices} devices: their product must be the number of devices (-1 takes what '
+            'is left)')
 
 
 def check_vocabulary(vocab_size: int, tensor: int) -> None:

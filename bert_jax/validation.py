@@ -1,48 +1,62 @@
 """What only makes sense of several sections of a config together.
 
 `complete` fills in what the weights to start from determine. `validate` checks each field by its
-row, then the rules between fields; `check_used` refuses settings that the task ignores.
+row, has the code that reads a section check it, and then checks the rules between sections;
+`check_used` refuses settings that the task ignores.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from bert_jax.config import DECIDED, SIZES, default_config, model_fields, model_sizes
+from bert_jax.config import (
+    DECIDED,
+    SIZES,
+    default_config,
+    model_fields,
+    model_sizes,
+    options_of,
+)
 from bert_jax.config.bert_config import BertConfig, Option
-from bert_jax.config.durations import parse_duration, parse_trace
+from bert_jax.config.choices import GOOGLE, LEAST_SIMILAR, MOST_SIMILAR, TEMPLATE
+from bert_jax.config.durations import (
+    ANY_NUMBER,
+    check_decay_from,
+    check_duration,
+    parse_trace,
+)
 from bert_jax.config.fields import (
     FIELDS,
     LABELLED,
-    LOGGERS,
     PRETRAINING,
     Field,
     flat_fields,
     pretraining_kind,
     section_of,
 )
-from bert_jax.config.phases import PHASE_FIELDS, phases
-from bert_jax.data.near_duplicates import LEAST_SIMILAR, MOST_SIMILAR
-from bert_jax.data.sharing import open_finished
-from bert_jax.data.store import PREPARED
+from bert_jax.config.mixtures import weighted_sources
+from bert_jax.config.phases import PHASE_FIELDS, check_skip_steps, phases
+from bert_jax.rows.recipe import RowOptions
+from bert_jax.rows.store import PREPARED, open_finished
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import as_path, check_scheme
 from bert_jax.runtime.schema import Allowed, why_not_allowed
-from bert_jax.sharding import check_vocabulary
-from bert_jax.tasks.opening import OPENERS, SHIPPED
-from bert_jax.tasks.pretrain_data import weighted_sources
-from bert_jax.text import find_lowercase, load_tokenizer
-from bert_jax.train.optimizers import OWN_OPTIMIZERS, optax_optimizers, optimizer_arguments
-from bert_jax.train.reference import read_reference
-from bert_jax.weights.formats import Weights
+from bert_jax.sharding import check_mesh, check_vocabulary
+from bert_jax.step.optimizers import OptimizerOptions
+from bert_jax.tasks.opening import SHIPPED, TASKS
+from bert_jax.text.kinds import find_lowercase, load_tokenizer
+from bert_jax.watch.loggers import logger_names
+from bert_jax.watch.reference import read_reference
+from bert_jax.weights.inference_settings import framing_of
+from bert_jax.weights.parameters import Weights
 
-_ANY_NUMBER = 10**9  # of examples and steps, before they are known
 _SHORTEST_LENGTH = 8  # of rows
-_ROUNDING = 1e-9  # of a sum of shares
+# Options that refuse values of their section which do not go together.
+READERS: Mapping[str, Callable[..., Any]] = {'data': RowOptions, 'optimizer': OptimizerOptions}
 # They may differ from the checkpoint: the position table can be cut or repeated, and fine-tuning
 # can add a BiLSTM, or the pooler's layers to heads on tokens.
 _RESIZED = ('max_position_embeddings', 'bilstm', 'pools_tokens')
@@ -72,7 +86,18 @@ def complete(config: ConfigDict, init_weights: Weights | None = None) -> ConfigD
     data.lowercase = _complete_lowercase(data.vocab_file, lowercase, init_weights)
     if init_weights is not None:
         _complete_vocabulary(completed, init_weights)
+    if not pretraining_kind(completed.task):
+        _complete_framing(data, init_weights)
     return completed.lock()
+
+
+def _complete_framing(data: ConfigDict, init_weights: Weights | None) -> None:
+    """`data.truncation` and `data.token_types`, as stated, else as the weights have them."""
+    framing = {'truncation': GOOGLE, 'token_types': TEMPLATE}
+    if init_weights is not None:
+        framing = framing_of(init_weights.inference)
+    for name, value in framing.items():
+        data[name] = data[name] or value
 
 
 def _lowercase_of_prepared(config: ConfigDict) -> bool | None:
@@ -223,13 +248,13 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     if not pretraining_kind(config.task):  # held-out text may be a source with a prefix
         check_scheme(config.data.eval_source or '', 'config.data.eval_source=')
     parse_trace(config.train.profile, 'train.profile')
-    for logger in config.train.loggers.split(','):
-        _check_value('train.loggers', logger, (*LOGGERS, ''))
+    logger_names(config.train.loggers)
     if config.train.reference:
         read_reference(config.train.reference)
-    _check_optimizer(config.optimizer)
-    _check_skip_steps(config.train.skip_steps)
-    _check_masking_rates(config.data)
+    check_skip_steps(config.train.skip_steps)
+    for section, reader in READERS.items():
+        options_of(reader, config[section])
+    check_decay_from('optimizer.decay_from', config.optimizer.decay_from)
     _check_left_out(config.data)
     if _is_model_known(config):
         _check_sizes(config, num_devices)
@@ -239,9 +264,9 @@ def _check_task(config: ConfigDict) -> None:
     """Checks that there is such a task, and that the config is one for it."""
     task = config.task
     section = section_of(task)
-    if task not in OPENERS:
+    if task not in TASKS:
         raise InputError(
-            f'config.task={task!r} is unknown: {nearest(task, OPENERS)}; one of your own is known '
+            f'config.task={task!r} is unknown: {nearest(task, TASKS)}; one of your own is known '
             'where --config names its file')
     if config.phases and not pretraining_kind(task):
         raise InputError(
@@ -262,7 +287,7 @@ def _check_values(config: ConfigDict) -> None:
             if value is not None or name == 'steps':
                 _check_value(f'phases[{i}].{name}', value, FIELDS[PHASE_FIELDS[name]].allowed)
         if phase.get('decay_from') is not None:
-            _check_decay_from(f'phases[{i}].decay_from', phase['decay_from'])
+            check_decay_from(f'phases[{i}].decay_from', phase['decay_from'])
 
 
 def _check_value(path: str, value: Any, allowed: Allowed | str) -> None:
@@ -272,64 +297,12 @@ def _check_value(path: str, value: Any, allowed: Allowed | str) -> None:
         if why:
             raise InputError(f'config.{path}={value!r} {why}')
     elif allowed == 'duration':
-        _check_duration(path, value)
+        check_duration(path, value)
     elif allowed != 'elsewhere':
         if not isinstance(value, str) or '\0' in value:
             raise InputError(f'config.{path}={value!r} must be a text')
         if allowed == 'path':
             check_scheme(value, f'config.{path}=')
-
-
-def _check_duration(path: str, value: int | str) -> None:
-    """Checks that a duration has a unit that its field can have."""
-    num_examples: int | None = _ANY_NUMBER
-    total: int | None = _ANY_NUMBER
-    if path.endswith('warmup'):
-        num_examples = None  # not in epochs
-    if path == 'train.steps':
-        total = None  # not in percent
-    parse_duration(value, path, batch_size=1, num_examples=num_examples, total=total)
-
-
-def _check_optimizer(optimizer: ConfigDict) -> None:
-    """Checks the optimizer's name and what belongs to that optimizer."""
-    name = optimizer.name
-    _check_value('optimizer.name', name, (*OWN_OPTIMIZERS, *optax_optimizers()))
-    optimizer_arguments(name, optimizer.arguments)
-    _check_decay_from('optimizer.decay_from', optimizer.decay_from)
-    if name in OWN_OPTIMIZERS:
-        return
-    for key in ('b1', 'b2', 'eps'):
-        if optimizer[key] != FIELDS[f'optimizer.{key}'].default:
-            raise InputError(
-                f'config.optimizer.{key}={optimizer[key]} has no effect with '
-                f'config.optimizer.name={name!r}: set optimizer.arguments instead')
-
-
-def _check_decay_from(path: str, value: Any) -> None:
-    """Checks where a decay begins."""
-    if value not in ('start', 'peak'):
-        _check_value(path, value, 'duration')
-
-
-def _check_skip_steps(skipped: Any) -> None:
-    """Checks that skipped steps are a list of different numbers from 1."""
-    is_list = isinstance(skipped, (tuple, list))
-    if is_list:
-        are_steps = all(type(step) is int and step > 0 for step in skipped)
-        are_different = len(set(map(str, skipped))) == len(skipped)
-    if not is_list or not are_steps or not are_different:
-        raise InputError(
-            f'config.train.skip_steps={skipped!r} must be a tuple of different steps, counted '
-            'from 1, such as (1234,)')
-
-
-def _check_masking_rates(data: ConfigDict) -> None:
-    """Checks that no more positions are replaced than are masked."""
-    if data.mask_rate + data.random_rate > 1 + _ROUNDING:
-        raise InputError(
-            f'config.data.mask_rate={data.mask_rate} and config.data.random_rate='
-            f'{data.random_rate} add up to more than 1')
 
 
 def _check_left_out(data: ConfigDict) -> None:
@@ -372,7 +345,7 @@ class _Batch:
 def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
     """Checks the model, the batches of all phases and of evaluation, and the mesh."""
     sizes = model_sizes(config)
-    filled = phases(config, num_examples=_ANY_NUMBER)
+    filled = phases(config, num_examples=ANY_NUMBER)
     model = BertConfig(**model_fields(config, vocab_size=1))
     _check_model(config, model)
     batches = []
@@ -390,11 +363,13 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
         return
     if pretraining_kind(config.task):
         batches.append(_Batch('train.eval_batch_size', config.train.eval_batch_size, 1))
-    _check_mesh(config.mesh, sizes, num_devices)
-    num_groups = max(1, num_devices // config.mesh.tensor)
+    axes = config.mesh
+    check_mesh(axes.data, axes.fsdp, axes.tensor, num_devices)
+    _check_split_of_model(sizes, axes.tensor)
+    num_groups = max(1, num_devices // axes.tensor)
     for batch in batches:
         _check_splits(batch, num_groups)
-    check_vocabulary(config.model.vocab_size, config.mesh.tensor)
+    check_vocabulary(config.model.vocab_size, axes.tensor)
 
 
 def _check_model(config: ConfigDict, model: BertConfig) -> None:
@@ -469,23 +444,12 @@ def _check_batch(batch: _Batch, num_sequences: int, section: str) -> None:
             f'config.{batch.path}={batch.rows}')
 
 
-def _check_mesh(mesh: ConfigDict, sizes: Mapping[str, int], num_devices: int) -> None:
-    """Checks that the mesh has as many devices as there are, and splits the model evenly."""
-    fixed = math.prod(size for size in (mesh.data, mesh.fsdp, mesh.tensor) if size != -1)
-    if -1 in (mesh.data, mesh.fsdp):
-        fits = fixed != 0 and num_devices % fixed == 0
-    else:
-        fits = fixed == num_devices
-    if not fits:
-        raise InputError(
-            f'config.mesh data={mesh.data} x fsdp={mesh.fsdp} x tensor={mesh.tensor} does not fit '
-            f'{num_devices} devices: their product must be the number of devices (-1 takes what '
-            'is left)')
+def _check_split_of_model(sizes: Mapping[str, int], tensor: int) -> None:
+    """Checks that the tensor axis of the mesh splits the model evenly."""
     for name in ('num_heads', 'intermediate_size'):
-        if sizes[name] % mesh.tensor:
+        if sizes[name] % tensor:
             raise InputError(
-                f'config.mesh.tensor={mesh.tensor} does not divide '
-                f'config.model.{name}={sizes[name]}')
+                f'config.mesh.tensor={tensor} does not divide config.model.{name}={sizes[name]}')
 
 
 def _check_splits(batch: _Batch, num_groups: int) -> None:

@@ -18,7 +18,6 @@ def get_config():
     c.data.eval_source = 'hf:datasets/aps/super_glue/boolq/validation'
     c.data.text = 'question'
     c.data.text_pair = 'passage'
-    c.data.label = 'label'
     c.data.max_seq_length = 256
     c.optimizer.learning_rate = 2e-5
     return c

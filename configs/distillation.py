@@ -35,19 +35,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+import bert_jax
 from bert_jax.config import default_config, finetuning_config
-from bert_jax.data.packing import Units
-from bert_jax.data.pairs import make_sequences
 from bert_jax.heads import base
 from bert_jax.heads.classification import Classification
 from bert_jax.heads.masked_lm_loss import masked_lm_logits
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import Dense, ModelConfig
-from bert_jax.predict import load
+from bert_jax.rows.packing import Units
+from bert_jax.rows.pairs import make_sequences
 from bert_jax.tasks.glue import open_glue, read_glue
 from bert_jax.tasks.labelled import EvalSet, LabelledTask, open_tokenization
-from bert_jax.tasks.opening import OPENERS, add_pretraining
+from bert_jax.tasks.opening import TASKS, add_pretraining
 from bert_jax.tasks.sources import own_files
 from bert_jax.tasks.texts import TextColumns, read_texts
 
@@ -67,7 +67,7 @@ def open_sst2(teacher, config, scored=None):
     if scored:
         return task
     (sentences,) = read_glue(config.task, config.data.source, 'train').texts
-    found = load(teacher).classify(sentences)
+    found = bert_jax.load(teacher).classify(sentences)
     p_nxL = np.array([[x['probabilities'][label] for label in task.labels] for x in found])
     labels = {**task.train.labels, 'teacher': p_nxL.astype(np.float32)}
     return dataclasses.replace(
@@ -110,19 +110,19 @@ class DistilledVectors(base.Head):
 
 def open_vectors(teacher, config, scored=None):
     tokenization = open_tokenization(config)
-    model = load(teacher)
+    model = bert_jax.load(teacher)
     data = config.data
 
     def read(path):
         return read_texts(
-            path, TextColumns([data.text], label='', id=data.id, needs_ids=True), None,
+            path, TextColumns([data.text or 'text'], label='', id=data.id, needs_ids=True), None,
             max_malformed=data.max_malformed, keep_empty=False)
 
     def units(examples):
         (texts,) = examples.texts
         sequences = make_sequences(
             tokenization.encode(texts), None, max_length=data.max_seq_length,
-            frame=tokenization.tokenizer.vocab.frame)
+            frame=tokenization.frame)
         return Units(sequences, labels={'teacher': model.vectors(texts)})
 
     train, dev = own_files(config, scored, read, lambda examples: examples.texts[0])
@@ -146,7 +146,7 @@ def mean_cosine(a_nxD, b_nxD):
 
 def distilled_pretraining(teacher):
     """The head of `:mlm:TEACHER`."""
-    large = functools.cache(lambda: load(teacher))  # not before the hosts have connected
+    large = functools.cache(lambda: bert_jax.load(teacher))  # not before the hosts have connected
 
     @dataclasses.dataclass(frozen=True)
     class DistilledPretraining(Pretraining):
@@ -181,11 +181,11 @@ def get_config(teacher: str = ''):
         add_pretraining('distilled', distilled_pretraining(path))
         return default_config('pretrain_distilled')
     if kind == 'vectors':
-        OPENERS['distilled_vectors'] = functools.partial(open_vectors, path)
+        TASKS['distilled_vectors'] = functools.partial(open_vectors, path)
         c = finetuning_config('distilled_vectors', init_checkpoint='')
         c.data.source = 'texts.csv'
         return c
-    OPENERS['sst2'] = functools.partial(open_sst2, teacher)
+    TASKS['sst2'] = functools.partial(open_sst2, teacher)
     c = finetuning_config('sst2', init_checkpoint='')
     c.data.source = 'glue'
     return c

@@ -39,7 +39,7 @@ from bert_jax.heads import base
 from bert_jax.heads.masked_lm_loss import masked_lm_logits, masked_lm_loss
 from bert_jax.heads.pretraining import Predictions, chunks_of_slots, unmasked_ids
 from bert_jax.heads.replaced_tokens import DiscriminatorPredictions, ReplacedTokens, replaced_loss
-from bert_jax.model import dropout as drop
+from bert_jax.kernels import dropout as drop
 from bert_jax.model.encoder import Bert, Encoder
 from bert_jax.model.flops import token_flops, train_flops
 from bert_jax.model.layers import Dense, ModelConfig
@@ -140,7 +140,8 @@ class ElectraPretraining(ReplacedTokens):
     the generator's parameters are left out.
     """
 
-    shown = {'mlm_accuracy': 'mlm', 'replaced_accuracy': 'replaced', 'replaced_f1': 'f1'}
+    shown = {'mlm_accuracy': 'mlm accuracy', 'replaced_accuracy': 'replaced accuracy',
+             'replaced_f1': 'f1'}
     metric = 'replaced_f1'
 
     generator_share: float = 0.25

@@ -17,6 +17,4 @@ from bert_jax.config import CASED, finetuning_config
 def get_config():
     c = finetuning_config('tagging', CASED)
     c.data.source = 'train.txt'
-    c.data.text = 'tokens'
-    c.data.label = 'tags'
     return c

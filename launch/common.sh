@@ -67,33 +67,61 @@ need() {
   [ -n "$2" ] || fail "--$1 is missing, see --help"
 }
 
+# Sets commit, whose files the hosts get: that of --commit, or the last one. Without --commit,
+# changes that are not committed are refused.
+choose_commit() {
+  local changed
+  if [ -n "${dry_run:-}" ]; then
+    commit=${asked_commit:-HEAD}
+    return
+  fi
+  if [ -z "${asked_commit:-}" ]; then
+    changed=$(git -C "$root" status --porcelain 2> /dev/null | grep -E '^[^?]|\.py$' | head -n 1) || true
+    [ -z "$changed" ] || fail "changes that are not committed would not be sent (${changed:3}):" \
+      "commit them, or give --commit=HEAD to go without them"
+  fi
+  commit=$(commit_of "${asked_commit:-HEAD}")
+  [ -n "$commit" ] || fail "--commit=${asked_commit:-HEAD}: there is no such commit in $root"
+}
+
+# Prints the id of a commit; nothing if there is none of this name.
+commit_of() {
+  git -C "$root" rev-parse --quiet --verify "$1^{commit}" 2> /dev/null || true
+}
+
 # Sets accelerator (GKE's label), machine, shape, chips (per host) and hosts (per slice) from a
-# --topology. Accepts the same slices as bert_jax.tools.preflight.
+# --topology. Accepts the shapes that are offered:
+# https://docs.cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 # shellcheck disable=SC2034
 read_topology() {
-  local topology=$1 size all=1 largest=0 dims longest fewest=1 sizes
+  local topology=$1 size all=1 most small offered last=0 sizes
   need topology "$topology"
   shape=${topology#*:}
+  offered='1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16 and 16x16'
+  small='2x2x1, 2x2x2, 2x2x4, 2x4x4'
   case ${topology%%:*} in
-    v4) accelerator=tpu-v4-podslice machine=ct4p-hightpu dims=3 longest=16 ;;
-    v5e) accelerator=tpu-v5-lite-podslice machine=ct5lp-hightpu dims=2 longest=16 ;;
-    v5p) accelerator=tpu-v5p-slice machine=ct5p-hightpu dims=3 longest=24 ;;
-    v6e) accelerator=tpu-v6e-slice machine=ct6e-standard dims=2 longest=16 ;;
-    tpu7x) accelerator=tpu7x machine=tpu7x-standard dims=3 longest=36 fewest=4 ;;
+    v4) accelerator=tpu-v4-podslice machine=ct4p-hightpu most=3072 offered='' ;;
+    v5e) accelerator=tpu-v5-lite-podslice machine=ct5lp-hightpu ;;
+    v5p) accelerator=tpu-v5p-slice machine=ct5p-hightpu most=6144 offered='' small="1x1x1, $small" ;;
+    v6e) accelerator=tpu-v6e-slice machine=ct6e-standard ;;
+    tpu7x) accelerator=tpu7x machine=tpu7x-standard most=9216 offered='' ;;
     *) fail "--topology=$topology: name generation and shape, such as v5e:16x16" ;;
   esac
   [[ $shape =~ ^[1-9][0-9]{0,2}(x[1-9][0-9]{0,2})+$ ]] ||
     fail "--topology=$topology: the shape is like 16x16"
   read -ra sizes <<< "${shape//x/ }"
-  for size in "${sizes[@]}"; do
-    ((size <= largest)) || largest=$size
-    all=$((all * size))
-  done
-  ((${#sizes[@]} == dims && largest <= longest)) || fail "--topology=$topology: a slice of" \
-    "${topology%%:*} has $dims dims of at most $longest chips"
-  ((all == 1 && fewest == 1 || (sizes[0] % 2 == 0 && sizes[1] % 2 == 0))) ||
-    fail "--topology=$topology: a host has 2x2 chips, which the first two dims have to be" \
-      "multiples of"
+  for size in "${sizes[@]}"; do all=$((all * size)); done
+  if [ -n "$offered" ]; then
+    [[ " ${offered//,/} " == *" $shape "* ]] ||
+      fail "--topology=$topology: slices of ${topology%%:*} are $offered"
+  elif [[ " ${small//,/} " != *" $shape "* ]]; then
+    for size in "${sizes[@]}"; do
+      ((size % 4 == 0 && size >= last)) || all=$((most + 1))
+      last=$size
+    done
+    ((${#sizes[@]} == 3 && all <= most)) || fail "--topology=$topology: slices of" \
+      "${topology%%:*} are $small, and three multiples of 4 that do not fall, of at most $most chips"
+  fi
   chips=$((all < 4 ? all : 4))
   hosts=$((all / chips))
   machine=$machine-${chips}t

@@ -23,6 +23,8 @@
 #     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead; with
 #                                     --tool=prepare the hosts divide the text among them
 #     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
+#     --commit=COMMIT                 whose files the hosts get: the last one, or that which a relaunched
+#                                     run began with, unless given
 #     --delete                        relaunch deletes the slice when the run is done or given up
 #     --dry-run                       print the commands without running them
 #
@@ -30,17 +32,17 @@
 # template; several machines are connected by a workload policy. All three are called NAME.
 # TPU_CREATE_FLAGS and TPU_SSH_FLAGS are passed unchanged to gcloud compute instance-templates
 # create and to gcloud compute ssh and scp, for example --no-address and --tunnel-through-iap.
-# A killed run resumes from its last checkpoint. Exit status 0 means done, 2 bad input (relaunch
-# stops); anything else is a fault. relaunch gives up at the fifth fault, counting anew after an
-# hour without one. A slice whose first host cannot be reached for 15 minutes (UNREACHABLE_SECONDS)
-# counts as a fault; it is deleted and requested again.
+# A killed run resumes from its last checkpoint. Exit status 0 means done, 2 bad input and 3 that the
+# run diverged (relaunch stops); anything else is a fault. relaunch gives up at the fifth fault,
+# counting anew after an hour without one. A slice whose first host cannot be reached for 15 minutes
+# (UNREACHABLE_SECONDS) counts as a fault; it is deleted and requested again.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source=launch/slice.sh
 . "$root/launch/slice.sh"
 
 zone='' project='' topology='' spot='' flex_start='' shared_disk='' dry_run='' delete_after=''
-tool=''
+tool='' asked_commit=''
 
 read_verb "$@"
 shift 2
@@ -52,6 +54,7 @@ while [ $# -gt 0 ]; do
     --spot) spot=1 ;;
     --flex-start=*) flex_start=${1#*=} ;;
     --shared-disk) shared_disk=1 ;;
+    --commit=*) asked_commit=${1#*=} ;;
     --tool=*) tool=${1#*=} ;;
     --delete) delete_after=1 ;;
     --dry-run) dry_run=1 ;;

@@ -70,15 +70,40 @@ create() {
   done
 }
 
+# Installs the files of $commit.
 install() {
   local archive status=0
   archive=$(mktemp ${dry_run:+-u}) # what is only printed makes no file
-  git -C "$root" diff --quiet HEAD || say "note: changes that are not committed are not sent"
-  run git -C "$root" archive --format=tar.gz --output="$archive" HEAD \
+  run git -C "$root" archive --format=tar.gz --output="$archive" "$commit" \
     && copy_to_hosts "$archive" || status=$?
   run rm -f "$archive"
   ((status == 0)) || return "$status"
+  [ -n "$dry_run" ] || keep_commit "$(kept_as installed)"
   ssh_to all "mkdir -p bert_jax && tar -xzf bert_jax.tar.gz -C bert_jax && $(on_host install)"
+}
+
+# Prints the name under which git keeps the commit of a run with these flags, or that of the last
+# installation. Commits that are made while a run goes on do not change its code.
+kept_as() {
+  echo "refs/bert_jax/$(quote "$script" "$name" "$@" | git -C "$root" hash-object --stdin)"
+}
+
+keep_commit() {
+  git -C "$root" update-ref "$1" "$commit" 2> /dev/null || true # of a folder that may only be read
+}
+
+# Sets commit, whose files the hosts of a relaunched run get, and the name under which it is kept:
+# that of the run's first start, unless --commit names another.
+choose_commit_of_run() {
+  kept=$(kept_as run "${tool:-}" "$@")
+  commit=''
+  [ -n "$asked_commit$dry_run" ] || commit=$(commit_of "$kept")
+  if [ -z "$commit" ]; then
+    choose_commit
+    return
+  fi
+  [ "$commit" = "$(commit_of HEAD)" ] || say "the run began with commit ${commit:0:10}, and goes" \
+    "on with it; --commit=HEAD gives it the last one"
 }
 
 start() {
@@ -86,6 +111,7 @@ start() {
 }
 
 end() {
+  case $1 in 0 | 2 | 3) git -C "$root" update-ref -d "$kept" 2> /dev/null || true ;; esac
   if [ -n "$delete_after" ]; then delete; else say "$name still costs: $script delete $name"; fi
   exit "$1"
 }
@@ -93,7 +119,9 @@ end() {
 relaunch() {
   local state last='' status failures=0 started=$SECONDS unreachable='' was_active=''
   local todo=look # look: check what runs; watch: wait for the run; begin: install and start it
+  local kept commit installed
   check_options
+  choose_commit_of_run "$@"
   while true; do
     state=$(slice_state)
     [ "$state" = "$last" ] || say "$name is $state"
@@ -146,11 +174,19 @@ relaunch() {
     fi
     unreachable=''
     case $todo.$status in
-      look.running) say "the run is going on" && todo=watch ;;
+      look.running)
+        say "the run is going on" && todo=watch
+        installed=$(commit_of "$(kept_as installed)")
+        if [ -n "$installed" ] && [ -z "$asked_commit$(commit_of "$kept")" ]; then
+          commit=$installed
+        fi
+        keep_commit "$kept"
+        ;;
       look.other) fail "$name runs something else: end it with $script stop $name" ;;
       watch.running) sleep "$pause" ;;
       watch.0) say "the run is done" && end 0 ;;
       watch.2) say "bad input or configuration, as $script follow $name shows" && end 2 ;;
+      watch.3) say "the run diverged, and would again: see $script follow $name" && end 3 ;;
       watch.stopped) say "the run was stopped by $script stop $name" && end 143 ;;
       *)
         case $todo.$status in
@@ -158,7 +194,8 @@ relaunch() {
           *.lost | *.143) ;;
           *) count_failure "the run ended with status $status" ;;
         esac
-        say "starting the run"
+        say "starting the run with commit ${commit:0:10}"
+        keep_commit "$kept"
         if { [ "$todo" = watch ] || install; } && start "$@"; then
           started=$SECONDS
           todo=watch
@@ -185,7 +222,9 @@ count_failure() {
 
 # Prints what relaunch runs if nothing goes wrong, and what it runs after a preemption.
 show_relaunch() {
+  local kept commit
   check_options
+  choose_commit_of_run "$@"
   describe
   create
   install
@@ -212,6 +251,7 @@ run_verb() {
     follow) follow ;;
     status) describe && ssh_to all "$(on_host status)" ;;
     stop) ssh_to all "$(on_host stop)" ;;
+    install) choose_commit && install ;;
     *) "$verb" ;;
   esac
 }

@@ -17,7 +17,7 @@
 # bert_jax.tools.prepare, whose nodes divide the text; --dry-run, before the --, prints the commands
 # without running them. One task per node drives all its GPUs. Ten minutes
 # before the time limit the run is told to save. Exit status 143 (it saved) queues it again; 0 (done),
-# 2 (bad input) and anything else (a fault) end it.
+# 2 (bad input), 3 (it diverged) and anything else (a fault) end it.
 
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive

@@ -27,22 +27,25 @@
 #     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead; with
 #                                     --tool=prepare the hosts divide the text among them
 #     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
+#     --commit=COMMIT                 whose files the hosts get: the last one, or that which a relaunched
+#                                     run began with, unless given
 #     --delete                        relaunch deletes the slice when the run is done or given up
 #     --dry-run                       print the commands without running them
 #
 # Slices are requested as queued resources: granted at once if there is capacity, otherwise in turn.
 # TPU_CREATE_FLAGS and TPU_SSH_FLAGS are passed unchanged to gcloud, for example
 # --service-account=NAME or --tunnel-through-iap. A killed run resumes from its last checkpoint.
-# Exit status 0 means done, 2 bad input (relaunch stops); anything else is a fault. relaunch gives
-# up at the fifth fault, counting anew after an hour without one. A slice whose first host cannot be
-# reached for 15 minutes (UNREACHABLE_SECONDS) counts as a fault; it is deleted and requested again.
+# Exit status 0 means done, 2 bad input and 3 that the run diverged (relaunch stops); anything else is
+# a fault. relaunch gives up at the fifth fault, counting anew after an hour without one. A slice
+# whose first host cannot be reached for 15 minutes (UNREACHABLE_SECONDS) counts as a fault; it is
+# deleted and requested again.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source=launch/slice.sh
 . "$root/launch/slice.sh"
 
 zone='' project='' type='' runtime='' spot='' slices=1 valid_until='' shared_disk='' dry_run=''
-delete_after='' tool=''
+delete_after='' tool='' asked_commit=''
 
 read_verb "$@"
 shift 2
@@ -56,6 +59,7 @@ while [ $# -gt 0 ]; do
     --valid-until=*) valid_until=${1#*=} ;;
     --spot) spot=1 ;;
     --shared-disk) shared_disk=1 ;;
+    --commit=*) asked_commit=${1#*=} ;;
     --tool=*) tool=${1#*=} ;;
     --delete) delete_after=1 ;;
     --dry-run) dry_run=1 ;;
@@ -119,6 +123,12 @@ host_is_gone() {
 
 check_options() {
   [ -n "$type" ] || fail "--type is missing, such as --type=v5litepod-256"
+  case $type in
+    v5litepod-* | v6e-*) # https://docs.cloud.google.com/tpu/docs/v6e
+      [[ ${type##*-} =~ ^(1|4|8|16|32|64|128|256)$ ]] ||
+        fail "--type=$type: slices of ${type%-*} have 1, 4, 8, 16, 32, 64, 128 or 256 chips"
+      ;;
+  esac
   [ -z "$runtime" ] || return 0
   case $type in
     v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
@@ -129,17 +139,26 @@ check_options() {
   esac
 }
 
-# Whether to request SIGTERM and five minutes before maintenance: for these types, if gcloud can.
-# https://cloud.google.com/tpu/docs/autocheckpoint
-autocheckpoint() {
-  case $type in v2-* | v3-* | v4-* | v5litepod-*) ;; *) return 1 ;; esac
-  [ -z "$dry_run" ] && gcloud compute tpus queued-resources create --help 2> /dev/null |
-    grep -q -e --autocheckpoint-enabled
+# Asks for SIGTERM and five minutes before maintenance, for the types that can have them and if gcloud
+# knows how: it is documented for its alpha commands only. Sets flags and command.
+# https://docs.cloud.google.com/tpu/docs/autocheckpoint
+ask_for_autocheckpoint() {
+  local release
+  case $type in v2-* | v3-* | v4-* | v5litepod-*) ;; *) return 0 ;; esac
+  for release in '' alpha; do
+    if gcloud $release compute tpus queued-resources create --help 2> /dev/null < /dev/null |
+      grep -q -e --autocheckpoint-enabled; then
+      flags+=(--autocheckpoint-enabled)
+      command=(gcloud ${release:+"$release"} compute tpus queued-resources)
+      return 0
+    fi
+  done
 }
 
 # shellcheck disable=SC2086
 request() {
   local flags=("--accelerator-type=$type" "--runtime-version=$runtime")
+  local command=(gcloud compute tpus queued-resources)
   if ((slices > 1)); then
     flags+=("--node-count=$slices" "--node-prefix=$name")
   else
@@ -147,8 +166,9 @@ request() {
   fi
   [ -z "$spot" ] || flags+=(--spot)
   [ -z "$valid_until" ] || flags+=("--valid-until-duration=$valid_until")
-  ! autocheckpoint || flags+=(--autocheckpoint-enabled)
-  queued create "$name" "${flags[@]}" ${TPU_CREATE_FLAGS:-}
+  [ -n "$dry_run" ] || ask_for_autocheckpoint
+  run "${command[@]}" create "$name" "${flags[@]}" ${TPU_CREATE_FLAGS:-} \
+    "${where[@]+"${where[@]}"}" --quiet
 }
 
 delete() {

@@ -29,17 +29,22 @@ class BucketServer:
     """Buckets in memory behind a port of loopback.
 
     Attributes:
-      requests: 'METHOD path?query' of all that were answered.
+      requests: 'METHOD path?query range' of all that were answered. On a busy machine clients ask
+        again for a few that are answered late, so tests count those that differ.
       faults: by pattern, how matching requests fail: with a status such as 403 or 503 (clients try
         again), with 0 by a cut connection, with -N by N seconds without an answer and then a cut.
       lost: patterns of requests that are carried out but answered by 503; each matches once.
       received: number of bytes in the bodies of all requests.
       delay: seconds that every request waits, beside others.
+      most_waiting: how many have waited at the same time, at most.
     """
 
     def __init__(self) -> None:
         self.requests: list[str] = []
         self.delay = 0.0
+        self.most_waiting = 0
+        self._num_waiting = 0
+        self._counting = threading.Lock()
         self.faults: dict[str, int] = {}
         self.lost: list[str] = []
         self.received = 0
@@ -68,6 +73,13 @@ class BucketServer:
         self.storage.buckets[name]['softDeletePolicy'] = {'retentionDurationSeconds': 0}
         return f'gs://{name}'
 
+    def take_requests(self, url: str) -> set[str]:
+        """Those to a bucket, which begins a URL, since the last call; threads of others may ask."""
+        name = url.removeprefix('gs://').partition('/')[0]
+        found = {request for request in self.requests if f'/b/{name}/' in request}
+        self.requests.clear()
+        return found
+
     def names(self, prefix: str) -> list[str]:
         """URLs of the objects whose URL begins with `prefix`."""
         urls = []
@@ -75,6 +87,15 @@ class BucketServer:
             for bucket, objects in self.storage.objects.items():
                 urls += [f'gs://{bucket}/{name}' for name in objects]
         return sorted(url for url in urls if url.startswith(prefix))
+
+    def wait(self) -> None:
+        """Lets a request wait."""
+        with self._counting:
+            self._num_waiting += 1
+            self.most_waiting = max(self.most_waiting, self._num_waiting)
+        time.sleep(self.delay)
+        with self._counting:
+            self._num_waiting -= 1
 
     def fault_of(self, request: str) -> int | None:
         """How a request fails, or None."""
@@ -115,7 +136,7 @@ class _Handler(RequestHandler):
         if length:
             self.rfile = io.BytesIO(body)
         if self._buckets.delay:
-            time.sleep(self._buckets.delay)
+            self._buckets.wait()
         request = f'{self.command} {unquote(self.path)}'
         fault = self._buckets.fault_of(request)
         if fault is not None and fault <= 0:
@@ -123,7 +144,8 @@ class _Handler(RequestHandler):
             self.close_connection = True
             return
         with self._buckets.lock:
-            self._buckets.requests.append(f'{self.command} {self.path}')
+            asked = f"{self.command} {self.path} {self.headers.get('Range', '')}"
+            self._buckets.requests.append(asked.rstrip())
             self._buckets.received += length
             if self._buckets.take_lost(request):
                 with self._silenced():

@@ -7,15 +7,15 @@ from typing import Any
 
 from bert_jax.config import ConfigDict, default_config
 from bert_jax.config.command_line import config_file, load_config
-from bert_jax.tasks.opening import OPENERS, SHIPPED
+from bert_jax.tasks.opening import SHIPPED, TASKS
 from tests.conftest import ROOT
 
 
 def load(name: str) -> ConfigDict:
     """The config of `configs/<stem>.py:<argument>`."""
-    shipped = {task: OPENERS[task] for task in SHIPPED}
+    shipped = {task: TASKS[task] for task in SHIPPED}
     config = load_config(config_file(name))
-    OPENERS.update(shipped)  # a recipe may have put its own in the place of one
+    TASKS.update(shipped)  # a recipe may have put its own in the place of one
     return config
 
 

@@ -15,9 +15,10 @@ from bert_jax import run_setup
 from bert_jax.config.command_line import parse_command
 from bert_jax.evaluate import main as evaluate_main
 from bert_jax.runtime.files import as_path
-from bert_jax.tasks.opening import OPENERS, SHIPPED
+from bert_jax.tasks.opening import SHIPPED, TASKS
 from bert_jax.train import experiment
 from bert_jax.validation import validate
+from bert_jax.watch import metrics_log
 from tests.conftest import ROOT
 from tests.tiny_runs import one_device
 
@@ -31,7 +32,7 @@ class Ended:
 
 
 def run(config, *args, workdir, stop_at=None, devices=one_device):
-    """Runs bert_jax.main in this process.
+    """Runs bert_jax.main in this process. It draws no curves, which takes a second.
 
     Args:
       config: a file, from the folder `configs`. A task that it adds is removed afterwards.
@@ -41,8 +42,9 @@ def run(config, *args, workdir, stop_at=None, devices=one_device):
       devices: a context in which jax shows the devices to use.
     """
     said = io.StringIO()
-    with (mock.patch.dict(OPENERS), contextlib.redirect_stdout(said),
-          contextlib.redirect_stderr(said), devices()):
+    no_curves = mock.patch.object(metrics_log, 'curves', lambda *_: None)
+    with (mock.patch.dict(TASKS), contextlib.redirect_stdout(said),
+          contextlib.redirect_stderr(said), devices(), no_curves):
         config, _ = parse_command(['run', f'--config={ROOT / "configs" / config}', *args], '')
         validate(config)
         program = run_setup.open_run(config, [as_path(workdir)])
@@ -53,9 +55,9 @@ def run(config, *args, workdir, stop_at=None, devices=one_device):
 def evaluate(*args, workdir):
     """Runs bert_jax.evaluate in this process."""
     said = io.StringIO()
-    with mock.patch.dict(OPENERS), contextlib.redirect_stdout(said), one_device():
-        for name in set(OPENERS) - SHIPPED:  # of config files that this process has loaded
-            del OPENERS[name]
+    with mock.patch.dict(TASKS), contextlib.redirect_stdout(said), one_device():
+        for name in set(TASKS) - SHIPPED:  # of config files that this process has loaded
+            del TASKS[name]
         evaluate_main(['evaluate', *map(str, args), f'--workdir={workdir}'])
     last_line = said.getvalue().splitlines()[-1]
     return Ended(json.loads(last_line.removeprefix('result ')), said.getvalue())

@@ -11,14 +11,14 @@ import pytest
 from bert_jax.config.fields import flat_fields
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.pretrain import too_few_slots
 from bert_jax.tools.preflight.measure import without_data
-from bert_jax.train import experiment
+from bert_jax.train import describing
 from bert_jax.train.program import schedule_segments
 from bert_jax.validation import complete, validate
 from tests.configs import changed, load
 from tests.conftest import ROOT, check_golden
+from tests.opening import open_task
 
 # Config files, and arguments that they take, after a colon.
 NAMES = [
@@ -67,7 +67,7 @@ def load_with_size(name):
 
 
 def lines_of(config, parts):
-    resolved = flat_fields(experiment.resolve(config, parts, config.data.vocab_size))
+    resolved = flat_fields(describing.resolve(config, parts, config.data.vocab_size))
     return sorted(f'{name} = {value!r}' for name, value in resolved.items())
 
 

@@ -4,15 +4,19 @@ import numpy as np
 import pytest
 
 from bert_jax.convert import main
+from bert_jax.foreign import load_weights
 from bert_jax.runtime.files import as_path, write_whole
-from bert_jax.weights import load_weights
-from tests.conftest import RECORDED, run_python
+from tests.conftest import RECORDED
+from tests.programs import run_program
 
 WITHOUT_TENSORFLOW = """
 import sys
 sys.modules['tensorflow'] = None  # importing it fails
 from bert_jax.convert import main
-main(sys.argv[1:])
+published, ours, huggingface, tf1 = sys.argv[1:]
+main([published, ours, '--to', 'bert_jax'])
+main([ours, huggingface, '--to', 'huggingface'])
+main([published, tf1, '--to', 'tf1'])
 """
 
 
@@ -40,15 +44,9 @@ def test_there_and_back_in_a_bucket(form, bucket, capsys):
 
 def test_without_tensorflow(tmp_path):
     """Only TF1 checkpoints need it."""
-    def convert(source, target, form):
-        return run_python('-c', WITHOUT_TENSORFLOW, source, target, '--to', form, XLA_FLAGS='')
-
-    published, ours = RECORDED / 'pretraining', tmp_path / 'run'
-    for source, target, form in ((published, ours, 'bert_jax'),
-                                 (ours, tmp_path / 'hf', 'huggingface')):
-        process = convert(source, target, form)
-        assert process.returncode == 0, process.stderr
-    assert (tmp_path / 'hf' / 'model.safetensors').exists()
-    process = convert(published, tmp_path / 'tf1', 'tf1')
+    process = run_program(
+        '-c', WITHOUT_TENSORFLOW, RECORDED / 'pretraining', tmp_path / 'run', tmp_path / 'hf',
+        tmp_path / 'tf1', XLA_FLAGS='')
+    assert (tmp_path / 'hf' / 'model.safetensors').exists(), process.stderr
     assert process.returncode == 2 and process.stderr.count('\n') == 1
     assert process.stderr.startswith('error: writing a TF1 checkpoint needs tensorflow')

@@ -1,6 +1,7 @@
-"""The package's layers: imports point down, and `--help` loads little."""
+"""One spine and three doors: who imports whom, and `--help` loads little."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -8,42 +9,50 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.moved import new_names
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / 'bert_jax'
 FILES = sorted(PACKAGE.rglob('*.py'))
 
 # Folders, and modules beside them, from the ground up: each imports itself and those above it in
-# this list, and no other. No command imports another.
-LAYERS = [
+# this list, and no other, so that it can be read without the rest.
+SPINE = [
     'runtime',
     'config',
     'sharding',
     'text',
-    'data',
+    'kernels',
     'model',
     'heads',
     'weights',
-    'inference',
+    'rows',
+    'step',
+    'run',
+    'watch',
     'train',
+    'answers',
+    'predict',
     'tasks',
     'validation',
-    'run_setup',
-    'scoring',
-    'predict',
-    'api',
-    'tools',
 ]
-COMMANDS = ['__main__', 'main', 'evaluate', 'convert']
+# They hang at the doors (a finished store, a run folder, a model's weights), and import the spine.
+GUESTS = ['corpus', 'foreign']
+# They call guests and hand on what these return. Each imports those above it in this list.
+DOORS = ['run_setup', 'scoring', 'loading', 'api', 'tools']
+COMMANDS = ['__main__', 'main', 'evaluate', 'convert', 'predict/__main__']
 # The config object stops here: functions of these folders take keyword arguments.
-WITHOUT_CONFIG_OBJECT = ['runtime', 'sharding', 'text', 'data', 'model', 'heads', 'weights',
-                         'inference']
+WITHOUT_CONFIG_OBJECT = [
+    'runtime', 'sharding', 'text', 'kernels', 'model', 'heads', 'weights', 'rows', 'step', 'run',
+    'watch', 'answers', 'foreign']
 TENSORFLOW_FILES = [
-    'data/records.py',
-    'data/tfds_source.py',
-    'data/tokenize.py',
+    'corpus/records.py',
+    'corpus/tfds_source.py',
+    'corpus/tokenize.py',
+    'foreign/tf1.py', 'foreign/tf1_index.py',
     'predict/export.py',
+    'rows/tfds.py',
     'runtime/packages.py',
-    'weights/tf1.py', 'weights/tf1_index.py',
 ]
 TENSORFLOW = {'tensorflow', 'tensorflow_text', 'tensorflow_datasets', 'keras'}
 
@@ -53,7 +62,8 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix('').parts[0]
+    name = path.relative_to(PACKAGE).with_suffix('')
+    return name.as_posix() if name.as_posix() in COMMANDS else name.parts[0]
 
 
 def module_of(path: Path) -> str:
@@ -61,26 +71,30 @@ def module_of(path: Path) -> str:
     return '.'.join(part for part in parts if part != '__init__')
 
 
-MODULES = {module_of(path) for path in FILES}
+PATHS = {module_of(path): path for path in FILES}
+MODULES = set(PATHS)
 
 
-def imported_names(path: Path) -> set[str]:
-    """Absolute names that a file imports, anywhere in it."""
+@functools.cache
+def imported_names(path: Path) -> frozenset[str]:
+    """Absolute names that a file imports, anywhere in it, or has as strings."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Constant) and node.value in MODULES - {'bert_jax'}:
+            names.add(node.value)
+        elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f'{path}: relative import'
             names |= {f'{node.module}.{alias.name}' for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def imported_modules(path: Path) -> set[str]:
     """Modules of the package that a file imports."""
     names = imported_names(path)
-    return {module for module in MODULES if module in names or any(
-        name.rpartition('.')[0] == module and name not in MODULES for name in names)}
+    objects = {name.rpartition('.')[0] for name in names - MODULES}
+    return MODULES & (names | objects)
 
 
 def imported_layers(path: Path) -> set[str]:
@@ -93,11 +107,55 @@ def imported_layers(path: Path) -> set[str]:
     return layers
 
 
-@pytest.mark.parametrize('path', FILES[1:], ids=name_of)
-def test_imports_point_down(path):
+def allowed_layers(layer: str) -> set[str]:
+    """The folders and modules that those of a layer may import."""
+    if layer in SPINE:
+        return {*SPINE[:SPINE.index(layer) + 1]}
+    if layer in GUESTS:
+        return {*SPINE, layer}
+    if layer in DOORS:
+        return {*SPINE, *GUESTS, *DOORS[:DOORS.index(layer) + 1]}
+    return {*SPINE, *GUESTS, *DOORS, layer}
+
+
+@pytest.mark.parametrize('path', FILES, ids=name_of)
+def test_imports_point_up_in_the_list_of_folders(path):
     layer = layer_of(path)
-    below = LAYERS if layer in COMMANDS else LAYERS[:LAYERS.index(layer)]
-    assert imported_layers(path) <= {layer, *below}
+    if layer in ('__init__', '__main__', 'moved'):  # names of the library, of commands, old ones
+        return
+    assert imported_layers(path) <= allowed_layers(layer)
+
+
+def reached_from(path: Path) -> dict[str, list[str]]:
+    """The modules that a file reaches by its imports and theirs, each with the way to it."""
+    ways = {module_of(path): [module_of(path)]}
+    waiting = [module_of(path)]
+    while waiting:
+        here = waiting.pop()
+        for module in imported_modules(PATHS[here]) - ways.keys() - {'bert_jax'}:
+            ways[module] = [*ways[here], module]
+            waiting.append(module)
+    return ways
+
+
+@pytest.mark.parametrize('folder', SPINE)
+def test_the_spine_reaches_no_guest(folder):
+    files = [path for path in FILES if layer_of(path) == folder]
+    assert files
+    for path in files:
+        for module, way in reached_from(path).items():
+            assert layer_of(PATHS[module]) in SPINE, ' -> '.join(way)
+
+
+def test_only_an_old_name_is_looked_up_in_the_library():
+    users = {name_of(path) for path in FILES if 'bert_jax' in imported_names(path)}
+    assert users == {'predict/__init__.py'}
+
+
+def test_old_names_of_modules_are_of_modules_that_exist():
+    moved = new_names()
+    assert moved.keys().isdisjoint(MODULES)
+    assert set(moved.values()) <= MODULES
 
 
 def test_no_cycles():
@@ -116,7 +174,7 @@ def test_tensorflow_and_the_config_object_stay_in_their_places(path):
 
 
 # What a config that brings a task or a head of its own may import, beside `config`.
-OWN_TASK_LAYERS = {'data', 'model', 'heads', 'tasks', 'predict'}
+OWN_TASK_LAYERS = {'rows', 'kernels', 'model', 'heads', 'answers', 'tasks', 'predict'}
 OWN_TASK_PACKAGES = {'dataclasses', 'functools', 'math', 'jax', 'flax', 'numpy'}
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,14 +17,14 @@ from flax import linen as nn
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads.classification import Classification
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.model.encoder import layer_of
 from bert_jax.model.flops import muon_flops, token_flops
-from bert_jax.model.layers import ModelConfig, Parameter, declared_parameters, path_names
+from bert_jax.model.layers import ModelConfig, Parameter, declared_parameters, layer_of, path_names
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import make_mesh
-from bert_jax.train import optimizers
-from bert_jax.train.optimizers import ScheduleSegment
-from bert_jax.train.step import abstract_state, parameters_of
+from bert_jax.step import optimizers
+from bert_jax.step.optimizers import OptimizerOptions
+from bert_jax.step.schedules import ScheduleSegment, make_schedule
+from bert_jax.step.step import abstract_state, parameters_of
 from tests.tiny_models import assert_close, jit, random_like
 
 pytestmark = pytest.mark.slow
@@ -33,6 +34,11 @@ B2 = 0.999
 EPS = 1e-6
 WEIGHT_DECAY = 0.01
 ADAM = {'weight_decay': WEIGHT_DECAY, 'b1': B1, 'b2': B2, 'eps': EPS}
+
+
+def options(name, **others):
+    """The options of an optimizer with the numbers above."""
+    return OptimizerOptions(name, **{**ADAM, **others})
 
 
 @dataclasses.dataclass
@@ -106,7 +112,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize('case', SCHEDULES.values(), ids=SCHEDULES)
 def test_schedules_follow_their_formulas(case):
-    schedule = optimizers.make_schedule(case.segments, **case.options)
+    schedule = make_schedule(case.segments, **case.options)
     compiled = jax.jit(schedule)
     for step, rate in case.rates.items():
         assert float(schedule(step)) == pytest.approx(rate, abs=1e-6), step
@@ -132,7 +138,7 @@ def test_schedules_are_those_of_transformers(decay):
         expected += theirs.get_last_lr()
         optimizer.step()
         theirs.step()
-    schedule = optimizers.make_schedule([segment], decay=decay.replace('linear', 'polynomial'))
+    schedule = make_schedule([segment], decay=decay.replace('linear', 'polynomial'))
     np.testing.assert_allclose(schedule(jnp.arange(51)), expected, rtol=1e-5, atol=1e-7)
 
 
@@ -193,7 +199,7 @@ def declared(params):
 def updated(name, params, gradients, parameters=None):
     """Parameters after an update with each of the gradients, at rates 0.01, 0.02, ..."""
     optimizer = optimizers.make_optimizer(
-        name, lambda step: 1e-2 * (step + 1.0), parameters or declared(params), **ADAM)
+        options(name), lambda step: 1e-2 * (step + 1.0), parameters or declared(params))
     return updated_by(optimizer, params, gradients)
 
 
@@ -275,8 +281,7 @@ def test_stable_adamw_is_that_of_optimi():
     # The later gradients are far larger than those before: Adam's updates would be, too.
     gradients = [random_like(params, seed, scale) for seed, scale in enumerate((1, 1, 30, 1, 100))]
     optimizer = optimizers.make_optimizer(
-        'stable_adamw', lambda step: 1e-2, declared(params), weight_decay=0.1, b1=0.9, b2=0.98,
-        eps=1e-6)
+        options('stable_adamw', weight_decay=0.1, b2=0.98), lambda step: 1e-2, declared(params))
     weights = torch.nn.Parameter(torch.tensor(np.asarray(params['kernel'])))
     theirs = optimi.StableAdamW(
         [weights], lr=1e-2, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1, foreach=False)
@@ -286,7 +291,7 @@ def test_stable_adamw_is_that_of_optimi():
     found = updated_by(optimizer, params, gradients)['kernel']
     np.testing.assert_allclose(found, weights.detach().numpy(), rtol=1e-5, atol=1e-6)
     usual = optimizers.make_optimizer(
-        'adamw', lambda step: 1e-2, declared(params), weight_decay=0.1, b1=0.9, b2=0.98, eps=1e-6)
+        options('adamw', weight_decay=0.1, b2=0.98), lambda step: 1e-2, declared(params))
     difference = np.abs(updated_by(usual, params, gradients)['kernel'] - found)
     assert difference.max() > 1e-3, 'no update was clipped'
 
@@ -317,9 +322,9 @@ def test_the_last_step_leads_to_the_mean_of_the_last_weights():
     params = random_like({'kernel': np.zeros((4, 3))}, 0)
     gradients = [random_like(params, seed) for seed in range(10)]
 
-    def kernel_after(steps, **options):
+    def kernel_after(steps, **mean):
         optimizer = optimizers.make_optimizer(
-            'adamw', lambda step: 0.1, declared(params), **ADAM, **options)
+            options('adamw'), lambda step: 0.1, declared(params), **mean)
         return updated_by(optimizer, params, gradients[:steps])['kernel']
 
     usual = [kernel_after(steps) for steps in range(11)]
@@ -328,6 +333,85 @@ def test_the_last_step_leads_to_the_mean_of_the_last_weights():
         expected = np.mean(usual[last - steps + 1 : last + 1], axis=0)
         found = kernel_after(last, mean_of=(steps, last))
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """A run of 12 steps is stopped after 6, and goes on with another end, or another mean.
+
+    Attributes:
+      before: steps of the mean that the run began with.
+      after: steps of the mean that it ends with.
+      last: the step that it ends at.
+      instead: what is refused names the means that can be had: one of so many steps, or fewer.
+    """
+
+    before: int
+    after: int
+    last: int
+    instead: tuple[int, int] | None = None
+
+
+@pytest.mark.parametrize('cut', [
+    Cut(6, 6, 12),
+    Cut(6, 3, 8),  # the weights after step 6 are those that the mean had become
+    Cut(6, 2, 8),
+    Cut(6, 4, 8, instead=(3, 2)),
+    Cut(10, 6, 8),  # the mean of 3 to 8, as it began
+    Cut(10, 5, 8, instead=(6, 2)),
+    Cut(10, 8, 8, instead=(6, 2)),
+    Cut(10, 14, 16),
+    Cut(10, 12, 16, instead=(14, 10)),
+    Cut(10, 10, 16),
+], ids=str)
+def test_a_mean_that_is_cut_short_is_of_the_last_weights_or_refused(cut):
+    params = random_like({'kernel': np.zeros((4, 3))}, 0)
+    gradients = [random_like(params, seed) for seed in range(16)]
+
+    def stepped(params, state, steps, **mean):
+        """The weights after each of some steps, and the state."""
+        optimizer = optimizers.make_optimizer(
+            options('adamw'), lambda step: 0.1, declared(params), **mean)
+        state = state or optimizer.init(params)
+        weights = []
+        for step in steps:
+            updates, state = optimizer.update(gradients[step], state, params)
+            params = optax.apply_updates(params, updates)
+            weights.append(params)
+        return weights, state
+
+    recorded, _ = stepped(params, None, range(16))
+    weights, state = stepped(params, None, range(6), mean_of=(cut.before, 12))
+    if cut.instead:
+        most, at_most = cut.instead
+        with pytest.raises(InputError, match=f'average={cut.after}: .* at step 6.*average={most}, '
+                                             f'or at most {at_most}, '):
+            optimizers.check_mean(state, cut.after, cut.last)
+        for steps in (most, at_most):
+            optimizers.check_mean(state, steps, cut.last)
+        return
+    optimizers.check_mean(state, cut.after, cut.last)
+    weights, state = stepped(
+        weights[-1], state, range(6, cut.last), mean_of=(cut.after, cut.last))
+    of_mean = recorded[cut.last - cut.after : cut.last]
+    expected = np.mean([each['kernel'] for each in of_mean], axis=0)
+    np.testing.assert_allclose(weights[-1]['kernel'], expected, rtol=1e-5)
+    # The weights of the end are a mean; a run that goes on has no others.
+    optimizers.check_mean(state, cut.after, cut.last)
+    optimizers.check_mean(state, 4, cut.last + 4)
+    with pytest.raises(InputError, match='or at most 4, '):
+        optimizers.check_mean(state, 6, cut.last + 4)
+
+
+@pytest.mark.parametrize('step', range(1, 13))
+def test_how_many_weights_a_mean_is_of_follows_from_the_run(step):
+    """A checkpoint from before the state said it is read with this."""
+    optimizer = optimizers.end_with_mean(5, 12)
+    weights = {'x': np.ones(2, np.float32)}
+    state = optimizer.init(weights)
+    for _ in range(step):
+        _, state = optimizer.update({'x': np.zeros(2, np.float32)}, state, weights)
+    assert optimizers.num_averaged_by(step, 5, 12) == state.num_averaged
 
 
 @pytest.mark.parametrize('weight, gradient', [
@@ -350,8 +434,9 @@ def test_lamb_with_a_zero_norm_stays_finite(weight, gradient):
 def test_an_optax_optimizer_is_unchanged_but_for_which_parameters_decay(name, arguments):
     params = random_like({'kernel': np.zeros((4, 3)), 'LayerNorm': {'scale': np.zeros(3)}}, 0)
     gradients = random_gradients(params)
-    schedule = optimizers.make_schedule([ScheduleSegment(0, 10, 1e-2, 2)])
-    ours = optimizers.make_optimizer(name, schedule, declared(params), arguments=arguments, **ADAM)
+    schedule = make_schedule([ScheduleSegment(0, 10, 1e-2, 2)])
+    text = ', '.join(f'{key}={value}' for key, value in arguments.items())
+    ours = optimizers.make_optimizer(options(name, arguments=text), schedule, declared(params))
     decays = {'kernel': True, 'LayerNorm': {'scale': False}}
     theirs = getattr(optax, name)(schedule, weight_decay=0.01, mask=decays, **arguments)
     found = updated_by(ours, params, gradients)
@@ -371,14 +456,14 @@ may_be_deprecated = pytest.mark.filterwarnings('ignore:.optimistic_adam. is depr
 def test_the_state_of_every_optimizer_of_optax_fits_a_mesh(name):
     config = ModelConfig(
         vocab_size=64,
-        num_layers=2,
+        num_layers=1,
         hidden_size=256,
         num_heads=2,
         intermediate_size=256,
         max_position_embeddings=8,
     )
     head = Pretraining(config)
-    optimizer = optimizers.make_optimizer(name, lambda step: 1.0, parameters_of(head), **ADAM)
+    optimizer = optimizers.make_optimizer(options(name), lambda step: 1.0, parameters_of(head))
     state = abstract_state(head, optimizer, make_mesh(2, 2, 2))
     for x in jax.tree.leaves(state):
         x.sharding.shard_shape(x.shape)  # raises if a dim cannot be split like this
@@ -394,7 +479,7 @@ def test_updates_of_every_optimizer_of_optax_are_proportional_to_the_rate(name):
 
     def third_updates(rate):
         schedule = optax.constant_schedule(rate)
-        optimizer = optimizers.make_optimizer(name, schedule, declared(params), **ADAM)
+        optimizer = optimizers.make_optimizer(options(name), schedule, declared(params))
         moments = optimizer.init(params)
         for grads in gradients:
             updates, moments = optimizer.update(grads, moments, params)
@@ -440,7 +525,7 @@ def freezing(name, model):
     """(the optimizer of this name that leaves out frozen parameters, their names)."""
     frozen = optimizers.frozen_parameters(FROZEN, model.parameters)
     optimizer = optimizers.make_optimizer(
-        name, lambda step: 0.1, model.parameters, frozen=frozen, layer_decay=0.9, **ADAM)
+        options(name, layer_decay=0.9), lambda step: 0.1, model.parameters, frozen=frozen)
     return optimizer, frozen
 
 
@@ -576,7 +661,7 @@ def depth_factor(name):
 def test_rates_fall_with_the_distance_from_the_head(model):
     def updates(layer_decay):
         optimizer = optimizers.make_optimizer(
-            'adamw', lambda step: 1.0, model.parameters, layer_decay=layer_decay, **ADAM)
+            options('adamw', layer_decay=layer_decay), lambda step: 1.0, model.parameters)
         moments = optimizer.init(model.params)
         return jit(optimizer.update)(model.gradients[0], moments, model.params)[0]
 
@@ -610,9 +695,9 @@ DISTRIBUTED = ModelConfig(
 
 def make_muon(mesh):
     """Muon for the model DISTRIBUTED, with its work distributed over a mesh if there is one."""
-    schedule = optimizers.make_schedule([ScheduleSegment(0, 10, 1.0, 0)])
+    schedule = make_schedule([ScheduleSegment(0, 10, 1.0, 0)])
     parameters = parameters_of(Pretraining(DISTRIBUTED))
-    return optimizers.make_optimizer('muon', schedule, parameters, mesh=mesh, **ADAM)
+    return optimizers.make_optimizer(options('muon'), schedule, parameters, mesh=mesh)
 
 
 @dataclasses.dataclass
@@ -626,14 +711,14 @@ class DistributedMuon:
 
 
 @pytest.fixture(
-    scope='module', params=[(1, 1, 1), (8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 1, 8)], ids=str)
+    scope='module', params=[(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 1, 8)], ids=str)
 def distributed_muon(request):
     num_devices = math.prod(request.param)
     mesh = make_mesh(*request.param, jax.devices()[:num_devices])
     optimizer = make_muon(mesh)
     state = abstract_state(Pretraining(DISTRIBUTED), optimizer, mesh)
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
-    update = jax.jit(optimizer.update, out_shardings=shardings)
+    update = jit(optimizer.update, out_shardings=shardings)
     compiled = update.lower(state.params, state.opt_state, state.params).compile()
     return DistributedMuon(num_devices, state.params, state.opt_state, compiled)
 
@@ -661,7 +746,7 @@ def undistributed_step():
     grads = random_like(params, 1)
     muon = make_muon(mesh=None)
     moments = muon.init(params)
-    return Step(grads, params, moments, muon.update(grads, moments, params))
+    return Step(grads, params, moments, jit(muon.update)(grads, moments, params))
 
 
 def put_like(tree, abstract):
@@ -702,14 +787,24 @@ class OptionModel:
     shapes: Any
 
 
-@pytest.fixture(scope='module', params=['', *OTHER_VALUES])
-def option_model(request):
-    option = request.param
+@functools.cache
+def make_option_model(option):
+    """The small model with another value of this option; of '', the model itself."""
     changes = {option: OTHER_VALUES[option]} if option else {}
     config = dataclasses.replace(SMALL, **changes)
     head = Classification(config, 3) if option == 'bilstm' else Pretraining(config)
     boxed = jax.eval_shape(head.init, jax.random.key(0))
     return OptionModel(config, declared_parameters(boxed), nn.meta.unbox(boxed))
+
+
+@pytest.fixture(scope='module', params=['', *OTHER_VALUES])
+def option(request):
+    return request.param
+
+
+@pytest.fixture(scope='module')
+def option_model(option):
+    return make_option_model(option)
 
 
 def is_matrix_of_layer(names, x):
@@ -738,11 +833,28 @@ def test_kernels_and_embeddings_decay_and_nothing_else_does(option_model):
             assert option_model.parameters[names].decays == is_weight, names
 
 
-def test_every_optimizer_moves_every_parameter_of_every_model_option(option_model):
-    params = random_like(option_model.shapes, 0)
+def own_parameters(option):
+    """Parameters that only a model with this option has, as a flat tree; of '', all.
+
+    The second layer has those of the first.
+    """
+    found = make_option_model(option)
+    usual = make_option_model('').parameters if option else {}
+    own = {}
+    for names, x in named_leaves(found.shapes):
+        if 'layer_1' not in names and usual.get(names) != found.parameters[names]:
+            own[names] = x
+    return own
+
+
+def test_every_optimizer_moves_every_parameter_of_every_model_option(option, option_model):
+    own = own_parameters(option)
+    if not own:  # the model has only those of the usual one
+        return
+    params = flax.traverse_util.unflatten_dict(random_like(own, 0))
     grads = random_like(params, 1)
     for name in (*optimizers.OWN_OPTIMIZERS, 'lion'):
         optimizer = optimizers.make_optimizer(
-            name, lambda step: 0.1, option_model.parameters, **ADAM)
+            options(name), lambda step: 0.1, option_model.parameters)
         updates, _ = jit(optimizer.update)(grads, optimizer.init(params), params)
         assert_finite_and_not_zero(updates, name)

@@ -15,13 +15,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from bert_jax.config import default_config
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.model import attention as attention_module
+from bert_jax.model import attention_check
 from bert_jax.model.layers import ModelConfig
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.opening import open_task
-from bert_jax.train import memory as memory_lib
+from bert_jax.train import compiling
 from bert_jax.train import program as program_lib
 from bert_jax.validation import complete
+from tests.opening import open_task
 
 
 def synthetic_config():
@@ -55,8 +56,8 @@ def program():
 
 
 @pytest.fixture(scope='module')
-def second_phase_calls(program):
-    return program_lib.phase_calls(program, 1)
+def second_phase_steps(program):
+    return program_lib.steps_with_shapes(program, 1)
 
 
 def test_phases_whose_models_compute_the_same_share_their_steps(program):
@@ -76,25 +77,25 @@ def test_a_phase_computes_with_its_own_rotary_base():
     assert program.steps[2] is program.steps[0] is not program.steps[1]
 
 
-def test_the_steps_of_a_phase_get_the_state_of_the_program(program, second_phase_calls):
-    _, (state, _, _) = second_phase_calls['train']
-    _, (params, _) = second_phase_calls['evaluation']
+def test_the_steps_of_a_phase_get_the_state_of_the_program(program, second_phase_steps):
+    _, (state, _, _) = second_phase_steps['train']
+    _, (params, _) = second_phase_steps['evaluation']
     assert state is program.state
     assert params is program.state.params
 
 
-def test_the_steps_of_a_phase_get_batches_of_its_shape(second_phase_calls):
-    _, (_, _, batch) = second_phase_calls['train']
-    _, (_, held_out) = second_phase_calls['evaluation']
+def test_the_steps_of_a_phase_get_batches_of_its_shape(second_phase_steps):
+    _, (_, _, batch) = second_phase_steps['train']
+    _, (_, held_out) = second_phase_steps['evaluation']
     assert batch['input_ids'].shape == (16, 64)
     assert batch['masked_lm_positions'].shape == (16, 8)
     assert held_out['input_ids'].shape == (8, 64)
 
 
 def test_the_train_step_of_a_phase_is_called_with_what_training_will_pass(
-    program, second_phase_calls
+    program, second_phase_steps
 ):
-    _, (_, _, batch) = second_phase_calls['train']
+    _, (_, _, batch) = second_phase_steps['train']
     phase = program.task.phase(
         program.head, program.steps[1].evaluation, program.phases, 1, program.mesh)
     rows = next(phase.batches(0))
@@ -113,25 +114,25 @@ def device_of(monkeypatch):
     """
     sizes = {16: {'train': 100, 'evaluation': 50}, 64: {'train': 180, 'evaluation': 170}}
 
-    def phase_calls(program, number):
+    def steps_with_shapes(program, number):
         sizes_of_phase = sizes[program.phases[number]['max_seq_length']]
         return {name: (size, ()) for name, size in sizes_of_phase.items()}
 
     def compile_step(size):
-        return None, memory_lib.Memory(size, 0, 0)
+        return None, compiling.Memory(size, 0, 0)
 
     def set_memory(num_bytes):
-        monkeypatch.setattr(memory_lib, 'device_memory', lambda *_: num_bytes)
+        monkeypatch.setattr(compiling, 'device_memory', lambda *_: num_bytes)
 
-    monkeypatch.setattr(memory_lib, 'device_bytes', lambda tree: 20)
-    monkeypatch.setattr(memory_lib, 'phase_calls', phase_calls)
-    monkeypatch.setattr(memory_lib, 'compile_step', compile_step)
+    monkeypatch.setattr(compiling, 'device_bytes', lambda tree: 20)
+    monkeypatch.setattr(compiling, 'steps_with_shapes', steps_with_shapes)
+    monkeypatch.setattr(compiling, 'compile_step', compile_step)
     return set_memory
 
 
 def test_phases_that_fit_are_accepted(program, device_of):
     device_of(190)
-    memory_lib.check_memory(program, range(2))
+    compiling.check_memory(program, range(2))
 
 
 @pytest.mark.parametrize('num_bytes, message', [
@@ -144,7 +145,7 @@ def test_phases_that_fit_are_accepted(program, device_of):
 def test_a_phase_that_does_not_fit_is_refused_by_name(program, device_of, num_bytes, message):
     device_of(num_bytes)
     with pytest.raises(InputError, match=message):
-        memory_lib.check_memory(program, range(2))
+        compiling.check_memory(program, range(2))
 
 
 @dataclasses.dataclass
@@ -182,8 +183,25 @@ KERNEL = Chip('gpu', attention_module, 'kernel_attention', interpreted)
 CUDNN = Chip('gpu', jax.nn, 'dot_product_attention', by_xla)
 
 
+@pytest.fixture(scope='module')
+def computed_by_xla():
+    """What XLA computes, to compare with; the same for all kernels."""
+    compute = attention_check._context_and_gradients
+    found = {}
+
+    def once(config, inputs):
+        if config.attention != 'xla':
+            return compute(config, inputs)
+        key = config, inputs.qkv.shape
+        if key not in found:
+            found[key] = compute(config, inputs)
+        return found[key]
+
+    return once
+
+
 @pytest.fixture(params=[dataclasses.replace(KERNEL, platform='tpu'), KERNEL], ids=['tpu', 'gpu'])
-def replace_attention(request, monkeypatch):
+def replace_attention(request, monkeypatch, computed_by_xla):
     """A function that has jax claim to run on a chip and replaces the chip's fused attention.
 
     It takes a function from a fused attention to the one to use instead.
@@ -196,9 +214,10 @@ def replace_attention(request, monkeypatch):
         monkeypatch.setattr(chip.module, chip.name, make(getattr(chip.module, chip.name)))
 
     monkeypatch.setattr(jax, 'default_backend', lambda: chip.platform)
-    attention_module._error_of.cache_clear()
+    monkeypatch.setattr(attention_check, '_context_and_gradients', computed_by_xla)
+    attention_check._error_of.cache_clear()
     yield replace_by
-    attention_module._error_of.cache_clear()
+    attention_check._error_of.cache_clear()
 
 
 def scaled_by(factor):
@@ -217,7 +236,7 @@ def failing(fused):
 
 def test_fused_attention_is_used_where_a_chip_computes_it_right(replace_attention):
     replace_attention(scaled_by(1.0))
-    assert attention_module.failing_attention('auto', MODEL) == ()
+    assert attention_check.failing_attention('auto', MODEL) == ()
 
 
 @pytest.mark.parametrize('make, reason', [
@@ -228,7 +247,7 @@ def test_fused_attention_that_is_wrong_or_fails_is_not_used(
     replace_attention, make, reason, capsys
 ):
     replace_attention(make)
-    assert attention_module.failing_attention('auto', MODEL) == ('kernel',)
+    assert attention_check.failing_attention('auto', MODEL) == ('kernel',)
     assert reason in capsys.readouterr().out
 
 
@@ -243,8 +262,8 @@ def test_a_wrong_window_of_fused_attention_is_found(monkeypatch, replace_attenti
         pytest.skip('its kernel is found wrong in the same way')
     replace_attention(without_windows)
     local = dataclasses.replace(MODEL, num_layers=2, local_attention=64, global_every=2)
-    assert attention_module.failing_attention('auto', MODEL) == ()
-    assert attention_module.failing_attention('auto', local) == ('kernel',)
+    assert attention_check.failing_attention('auto', MODEL) == ()
+    assert attention_check.failing_attention('auto', local) == ('kernel',)
 
 
 @pytest.mark.parametrize('kernel, cudnn, of_training, of_prediction', [
@@ -258,14 +277,14 @@ def test_training_and_prediction_on_a_gpu_do_not_lose_each_other_s_attention(
 ):
     errors = {'kernel': kernel, 'cudnn': cudnn}
     monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-    monkeypatch.setattr(attention_module, '_error_of', attention_module._error_of.__wrapped__)
-    monkeypatch.setattr(attention_module, 'max_relative_error', lambda name, *_: errors[name])
+    monkeypatch.setattr(attention_check, '_error_of', attention_check._error_of.__wrapped__)
+    monkeypatch.setattr(attention_check, 'max_relative_error', lambda name, *_: errors[name])
 
     def chosen(drops, in_training):
-        failing = attention_module.failing_attention('auto', MODEL, drops=in_training)
+        failing = attention_check.failing_attention('auto', MODEL, drops=in_training)
         config = ModelConfig(
             **dataclasses.asdict(MODEL), dtype='bfloat16', failing_attention=failing,
-            layout=mock.Mock(platform='gpu'))
+            layout=mock.Mock(platform='gpu', tensor_shards=1))
         return attention_module.choose(config, 128, drops)
 
     assert chosen(drops=False, in_training=False) == of_prediction
@@ -285,14 +304,14 @@ def queries_of(fused):
 
 def test_fused_attention_that_is_asked_for_is_used_even_if_it_is_wrong(replace_attention):
     replace_attention(queries_of)
-    assert attention_module.failing_attention('kernel', MODEL) == ()
+    assert attention_check.failing_attention('kernel', MODEL) == ()
 
 
 def test_fused_attention_that_is_asked_for_and_fails_is_refused(replace_attention):
     """For example, Triton takes no card before Ampere, and a later jax may not have it."""
     replace_attention(failing)
     with pytest.raises(InputError, match=r"attention='kernel' fails .*\(Mosaic failed\); choose"):
-        attention_module.failing_attention('kernel', MODEL)
+        attention_check.failing_attention('kernel', MODEL)
 
 
 GIB = 1 << 30
@@ -327,7 +346,7 @@ class CountedSum:
         self.step = jax.jit(self._add, donate_argnums=0, out_shardings=shardings.replicated)
         total = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=shardings.replicated)
         rows = jax.ShapeDtypeStruct((16, 2), jnp.float32, sharding=shardings.rows)
-        self.program, self.memory = memory_lib.compile_step(self.step, total, {'x': rows})
+        self.program, self.memory = compiling.compile_step(self.step, total, {'x': rows})
 
     def _add(self, total, batch):
         self.traced.append(batch['x'].shape)
@@ -379,7 +398,7 @@ def test_a_step_compiled_ahead_donates(counted_sum, num_rows):
 def compile_refused(message, *batch):
     """The result of `compile_step` if the compiler fails with this message."""
     refuse = mock.Mock(side_effect=jax.errors.JaxRuntimeError(message))
-    return memory_lib.compile_step(mock.Mock(lower=refuse), *batch)
+    return compiling.compile_step(mock.Mock(lower=refuse), *batch)
 
 
 @pytest.mark.parametrize('message, temporaries', [
@@ -397,7 +416,7 @@ def compile_refused(message, *batch):
 ])
 def test_the_compiler_s_refusal_says_how_much_is_needed(shardings, message, temporaries):
     batch = {'x': jax.ShapeDtypeStruct((1024,), jnp.float32, sharding=shardings.replicated)}
-    assert compile_refused(message, batch) == (None, memory_lib.Memory(4096, 0, int(temporaries)))
+    assert compile_refused(message, batch) == (None, compiling.Memory(4096, 0, int(temporaries)))
 
 
 def test_other_faults_of_the_compiler_are_raised():
@@ -410,7 +429,7 @@ def test_bytes_of_a_device_are_those_of_its_shards(shardings):
         jax.ShapeDtypeStruct((16, 3), jnp.float32, sharding=shardings.rows),
         jax.ShapeDtypeStruct((5,), jnp.bfloat16, sharding=shardings.replicated),
     ]
-    assert memory_lib.device_bytes(tree) == 2 * 3 * 4 + 5 * 2
+    assert compiling.device_bytes(tree) == 2 * 3 * 4 + 5 * 2
 
 
 def make_device(kind, memory_stats=None, fault=None):
@@ -430,13 +449,13 @@ def make_device(kind, memory_stats=None, fault=None):
 ])
 @pytest.mark.parametrize('num_local', [1, 2])
 def test_memory_of_a_device_is_what_it_reports_or_that_of_its_kind(device, num_bytes, num_local):
-    assert memory_lib.device_memory(device, num_local) == num_bytes
+    assert compiling.device_memory(device, num_local) == num_bytes
 
 
 @pytest.mark.parametrize('kind', ['cpu', 'NVIDIA L4'])  # not in runtime/chips.py
 def test_memory_of_a_device_that_reports_none_is_a_share_of_the_host_s(kind):
     device = make_device(kind)
-    whole = memory_lib.device_memory(device, 1)
-    half = memory_lib.device_memory(device, 2)
+    whole = compiling.device_memory(device, 1)
+    half = compiling.device_memory(device, 2)
     assert half == whole // 2
     assert half > 1 << 24

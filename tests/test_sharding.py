@@ -16,7 +16,7 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, arrange_devices, local_rows, make_mesh, to_global
-from bert_jax.train.step import abstract_state
+from bert_jax.step.step import abstract_state
 from tests.train import toy
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, xla_flags
 
 pytestmark = pytest.mark.slow
 PIP = [sys.executable, '-m', 'pip', '--disable-pip-version-check']
@@ -30,10 +30,11 @@ class Installed:
 
     def run(self, *arguments):
         """(exit status, what it said) of the command, run in the folder."""
+        environment = {'PYTHONPATH': str(self.folder / 'site'), 'XLA_FLAGS': xla_flags(1)}
         process = subprocess.run(
             [sys.executable, self.folder / 'site' / 'bin' / 'bert-jax', *arguments],
-            cwd=self.folder, env=os.environ | {'PYTHONPATH': str(self.folder / 'site')},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+            cwd=self.folder, env=os.environ | environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900)
         return process.returncode, process.stdout
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.train.step import StepInputs, abstract_state, make_train_step
+from bert_jax.step.step import StepInputs, abstract_state, make_train_step
 
 # Halves the compilation time; the programs run only for moments.
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})

@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 
 TINY = (
     '--config=configs/tiny_pretrain.py',
+    '--config.model.num_layers=1',
     '--config.model.hidden_size=32',
     '--config.model.num_heads=2',
     '--config.data.vocab_size=300',

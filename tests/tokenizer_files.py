@@ -5,11 +5,12 @@ from pathlib import Path
 
 import sentencepiece
 
-from bert_jax.text import Tokenizer, load_tokenizer
+from bert_jax.corpus.wordpiece_training import train_wordpiece
+from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.kmers import kmer_tokens
 from bert_jax.text.letters import letter_tokens
-from bert_jax.text.training import train_wordpiece
-from bert_jax.text.vocab import write_vocab
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocab_files import write_vocab
 from tests import tokenizers_of_kinds
 from tests.tokenizers_of_kinds import TEXTS
 

@@ -17,10 +17,11 @@ from bert_jax.heads import HEADS
 from bert_jax.heads.base import Batch, Head, Keys, Outputs, Params, inputs_of
 from bert_jax.heads.masked_lm_loss import masked_lm_logits
 from bert_jax.heads.pretraining import PretrainingHeads
+from bert_jax.kernels.dropout import dropout_rows
 from bert_jax.model.attention import gather_positions
-from bert_jax.model.dropout import dropout_rows
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
+from bert_jax.predict.loaded import true_or_false
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.forks import check_no_fork
 
@@ -233,6 +234,9 @@ class BertModule(nn.Module):
             process is a fork of one that has used jax.
         """
         check_no_fork(f'head={self.head!r}')
+        deterministic = true_or_false('deterministic', deterministic)
+        output_hidden_states = true_or_false('output_hidden_states', output_hidden_states)
+        output_attentions = true_or_false('output_attentions', output_attentions)
         _check_shapes(input_ids, {
             'attention_mask': attention_mask, 'token_type_ids': token_type_ids,
             'position_ids': position_ids})

@@ -23,21 +23,25 @@ from bert_jax.api.modules import (
 from bert_jax.api.tokenizer import Tokenizer
 from bert_jax.config import size_named
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
+from bert_jax.config.choices import TEMPLATE
+from bert_jax.foreign.huggingface import write_huggingface
 from bert_jax.heads import HEADS
-from bert_jax.model.attention import failing_attention
-from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.loaded import one_of, read_model
+from bert_jax.loading import read_model
+from bert_jax.model.attention_check import config_on_chip
+from bert_jax.predict.loaded import one_of, true_or_false
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import absolute, check_is_path
 from bert_jax.runtime.forks import check_no_fork
 from bert_jax.runtime.hub import check_unpublished
 from bert_jax.sharding import MESH_AXES, Layout, tree_shardings
-from bert_jax.text import find_lowercase, load_tokenizer
-from bert_jax.weights.formats import Weights, check_model, from_tree, to_tree
-from bert_jax.weights.huggingface import write_huggingface
+from bert_jax.text.kinds import find_lowercase, load_tokenizer
+from bert_jax.weights.parameters import Weights, check_model, from_tree, to_tree
+from bert_jax.weights.text_reader import TextReader
 from bert_jax.weights.vocabulary import check_vocabulary
 from bert_jax.weights.warm_start import Placement, place
 
+# What weights say of how predictions are made, whatever the head is.
+_OF_ALL_TASKS = ('max_seq_length', 'truncation', 'token_types')
 Params = Any  # nested dicts of arrays
 StrPath = str | os.PathLike[str]
 
@@ -71,12 +75,9 @@ class Bert:
         Raises:
           InputError: the model has no vocabulary.
         """
-        if self._origin.vocab_file is None:
-            raise InputError(f'{self._origin.source} has no vocabulary: give vocab_file=FILE, the '
-                             'vocab.txt that belongs to it')
-        pieces = load_tokenizer(self._origin.vocab_file, self._origin.lowercase)
-        most = self.module.config.max_length
-        return Tokenizer(pieces, min(most, self._origin.inference.get('max_seq_length') or most))
+        reader = TextReader(
+            self._origin, 'give vocab_file=FILE, the vocab.txt that belongs to it')
+        return Tokenizer(reader.tokenizer, reader.max_length, reader.frame)
 
     def save(
         self, folder: StrPath, params: Params | None = None, *, overwrite: bool = False
@@ -96,7 +97,8 @@ class Bert:
             cannot hold it.
         """
         check_is_path('folder', folder)
-        if str(folder).startswith('hf:') and not overwrite:
+        may_replace = true_or_false('overwrite', overwrite)
+        if str(folder).startswith('hf:') and not may_replace:
             check_unpublished(str(folder))
         tree = jax.device_get(self.params if params is None else params)
         _check_params(tree, self.module)
@@ -211,7 +213,7 @@ def from_config(
         path, lowercase, config.vocab_size, warn=lambda line: warnings.warn(line, stacklevel=4))
     without_params = Weights(
         params={}, model=model, head='', labels=(), vocab_file=path, lowercase=lowercase,
-        unused=(), source=f'new weights of seed {seed}')
+        unused=(), source=f'new weights of seed {seed}', inference={'token_types': TEMPLATE})
     named = _labels(head, num_labels, labels, without_params)
     module = _module(config, head, named, dtype, remat, pooled=True)
     params = _fresh_params(module, seed)
@@ -265,7 +267,9 @@ def _labels(
             raise InputError(f'head={head!r} has no labels: leave num_labels and labels out')
         return ()
     if given:
-        if len(set(given)) != len(given) or num_labels not in (None, len(given)):
+        is_number = isinstance(num_labels, (int, np.integer))
+        are_as_many = num_labels is None or (is_number and num_labels == len(given))
+        if len(set(given)) != len(given) or not are_as_many:
             raise InputError(f'labels={given!r:.100} must be different names, as many as '
                              f'num_labels={num_labels} says')
         return given
@@ -307,13 +311,11 @@ def _module(
     Raises:
       InputError: dtype or remat is unknown.
     """
-    if dtype not in ('float32', 'bfloat16'):
+    if not isinstance(dtype, str) or dtype not in ('float32', 'bfloat16'):
         raise InputError(f"dtype={dtype!r:.60} must be 'float32' or 'bfloat16', as text")
     one_of('remat', remat, COMPUTATION['remat'])
     model = {option.name: getattr(config, option.name) for option in OPTIONS}
-    computed = ModelConfig(
-        **model, dtype=dtype, remat=remat,
-        failing_attention=failing_attention('auto', BertConfig(**model)))
+    computed = config_on_chip(model, dtype=dtype, remat=remat)
     return BertModule(computed, head, len(labels), pooled)
 
 
@@ -378,7 +380,7 @@ def _initialised(
             flatten_dict(params, sep='/') | flatten_dict(drawn, sep='/'), sep='/')
     inference = dict(weights.inference)
     if head != weights.head:  # the rest is of the other task
-        inference = {name: x for name, x in inference.items() if name == 'max_seq_length'}
+        inference = {name: x for name, x in inference.items() if name in _OF_ALL_TASKS}
     origin = dataclasses.replace(
         weights, params={}, head=head, labels=labels, unused=(), inference=inference)
     return Bert(module, jax.device_put(params), labels, placement.fresh, origin)

@@ -9,12 +9,13 @@ from ml_collections import ConfigDict
 
 from bert_jax import scoring
 from bert_jax.config.command_line import parse_command
+from bert_jax.run.resume_checks import locked_workdir
 from bert_jax.run_setup import open_run
 from bert_jax.runtime.accelerators import check_accelerators
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, check_is_path
+from bert_jax.runtime.same_code import check_same_code
 from bert_jax.train import experiment
-from bert_jax.train.workdirs import locked_workdir
 from bert_jax.validation import check_used, validate
 
 StrPath = str | os.PathLike[str]
@@ -46,6 +47,7 @@ def train_run(
     validate(read)
     check_used(read)
     check_accelerators()
+    check_same_code()
     check_is_path('workdir', workdir)
     path = as_path(workdir)
     with locked_workdir(path) as claim:
@@ -55,8 +57,13 @@ def train_run(
                 claim.check()  # raises InputError if another process took the run over
             return False
 
+        def ask_lock() -> None:
+            if claim is not None:
+                claim.ask()
+
         program = open_run(read, [path])
-        return experiment.train_run(program, path, should_stop, began=time.time())
+        return experiment.train_run(
+            program, path, should_stop, ask_lock=ask_lock, began=time.time())
 
 
 def evaluate_run(

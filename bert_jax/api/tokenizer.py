@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.packing import Units, pack_whole, packed_batch, plan_once
-from bert_jax.data.pairs import Sequences, make_sequences
+from bert_jax.rows.packing import Units, pack_whole, packed_batch, plan_once
+from bert_jax.rows.pairs import Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
+from bert_jax.text.frames import Frame
 from bert_jax.text.tokenizer import Tokenizer as Pieces
 
 Arrays = dict[str, np.ndarray]
@@ -48,12 +49,15 @@ class Tokenizer:
         ids without [CLS] and [SEP], the characters of each piece, and `pieces.vocab` with the ids
         of special tokens (`mask_id`, `pad_id`, ...).
       limit: the most tokens of a text that the model takes, [CLS] and [SEP] included.
+      frame: the special tokens and types that are put around and between texts, and how texts that
+        are too long are cut.
     """
 
-    def __init__(self, pieces: Pieces, limit: int):
-        """See the class."""
+    def __init__(self, pieces: Pieces, limit: int, frame: Frame | None = None):
+        """See the class; without a frame it is the tokenizer's own."""
         self.pieces = pieces
         self.limit = limit
+        self.frame = frame or pieces.vocab.frame
 
     def __call__(self, texts: Sequence[Any], max_length: int | None = None) -> Arrays:
         """Rows of one text each, padded: `input_ids`, `attention_mask`, `token_type_ids`.
@@ -61,9 +65,9 @@ class Tokenizer:
         Args:
           texts: each a string, a pair (first, second) as a tuple, or, all of them, a list of
             strings or pairs: the choices of an example.
-          max_length: the length of the rows; longer texts are cut at their end (of a pair, the
-            longer one is), with a warning. None: the rows are as long as the longest text, at most
-            `limit`; then each new length compiles the functions that take them anew.
+          max_length: the length of the rows; longer texts are cut as `frame` says, with a warning.
+            None: the rows are as long as the longest text, at most `limit`; then each new length
+            compiles the functions that take them anew.
 
         Returns:
           Arrays [B, S] int32, or [B, C, S] of choices.
@@ -144,26 +148,32 @@ class Tokenizer:
             seconds = [texts[i][1] for i in pairs]
             made.append((pairs, self._framed(firsts, seconds, max_length)))
         ids: list[Any] = [None] * len(texts)
+        types: list[Any] = [None] * len(texts)
         first_lengths = np.zeros(len(texts), np.int64)
         num_cut = 0
         for index, sequences in made:
             num_cut += sequences.num_cut
             first_lengths[index] = sequences.first_lengths
-            for i, of_text in zip(index, np.split(sequences.ids, sequences.offsets[1:-1])):
-                ids[i] = of_text
+            bounds = sequences.offsets[1:-1]
+            ids_of_texts = np.split(sequences.ids, bounds)
+            types_of_texts = np.split(sequences.types, bounds)
+            for i, ids_of_text, types_of_text in zip(index, ids_of_texts, types_of_texts):
+                ids[i] = ids_of_text
+                types[i] = types_of_text
         if num_cut:
             warnings.warn(f'{num_cut} of {len(texts)} texts are longer than {max_length} tokens: '
-                          'their ends are left out', stacklevel=3)
+                          f'their {self.frame.lost_part}s are left out', stacklevel=3)
         offsets = np.cumsum([0, *map(len, ids)])
-        return Sequences(np.concatenate(ids), offsets, first_lengths, num_cut)
+        return Sequences(
+            np.concatenate(ids), offsets, first_lengths, np.concatenate(types), num_cut)
 
     def _framed(
         self, firsts: list[str], seconds: list[str] | None, max_length: int
     ) -> Sequences:
-        """[CLS] A [SEP] of all texts, or [CLS] A [SEP] B [SEP] of all pairs."""
+        """The sequences of all texts, or of all pairs."""
         a = self.pieces.encode_joined(firsts)
         b = None if seconds is None else self.pieces.encode_joined(seconds)
-        return make_sequences(a, b, max_length=max_length, frame=self.pieces.vocab.frame)
+        return make_sequences(a, b, max_length=max_length, frame=self.frame)
 
     def _padded(self, sequences: Sequences, length: int) -> Arrays:
         """Arrays [n, length] int32 of one sequence a row."""
@@ -172,11 +182,12 @@ class Tokenizer:
         is_token_nxS = places_S < lengths[:, None]
         ids_nxS = np.full(is_token_nxS.shape, self.pieces.vocab.pad_id, np.int32)
         ids_nxS[is_token_nxS] = sequences.ids
-        is_second_nxS = is_token_nxS & (places_S >= sequences.first_lengths[:, None])
+        types_nxS = np.zeros_like(ids_nxS)
+        types_nxS[is_token_nxS] = sequences.types
         return {
             'input_ids': ids_nxS,
             'attention_mask': is_token_nxS.astype(np.int32),
-            'token_type_ids': is_second_nxS.astype(np.int32),
+            'token_type_ids': types_nxS,
         }
 
 

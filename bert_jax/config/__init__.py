@@ -9,10 +9,11 @@ Durations (`train.steps`, `train.eval_every`, `train.save_every`, `train.verify_
 a unit: `'10%'` (of all steps), `'3 epochs'` or `'100000 examples'`.
 """
 
+import inspect
 import re
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 try:
     from ml_collections import ConfigDict, config_dict
@@ -42,6 +43,7 @@ SIZES = ('num_layers', 'hidden_size', 'num_heads', 'intermediate_size')  # have 
 # Model options that a checkpoint determines.
 DECIDED = tuple(
     option for option in OPTIONS if option.effect != 'trains' and option.name != 'vocab_size')
+_Options = TypeVar('_Options')
 _TYPES_OF_OPTIONS = {f'model.{option.name}': option.type for option in OPTIONS}
 
 
@@ -70,7 +72,8 @@ def _default_value(path: str, field: Field, task: str) -> Any:
     """The default of a field, as a ConfigDict holds a value of its type or of any."""
     default = field.default_of(task)
     if default is None:
-        return config_dict.placeholder(_TYPES_OF_OPTIONS.get(path, bool))
+        usual = str if field.allowed == 'text' else bool
+        return config_dict.placeholder(_TYPES_OF_OPTIONS.get(path, usual))
     if field.allowed == 'duration' or path == 'data.source':  # its type may change
         return config_dict.FieldReference(default, field_type=object)
     return default
@@ -108,10 +111,28 @@ def data_config_of(values: Mapping[str, Any]) -> ConfigDict:
     recorded = {}
     for path in flat_fields(config):
         if path.startswith(sections) and path in values:
-            recorded[path] = values[path]
+            recorded[path] = FIELDS[path].as_now(values[path])
     with config.unlocked():
         config.update_from_flattened_dict(recorded)
     return config
+
+
+def options_of(
+    reader: Callable[..., _Options], section: ConfigDict, **stated: Any
+) -> _Options:
+    """The options of the code that reads a section.
+
+    Args:
+      reader: a dataclass whose fields have the names of the section's; it may lack some of them.
+      section: such as `config.optimizer`; it may lack fields of the dataclass.
+      **stated: values instead of the section's.
+
+    Raises:
+      InputError: the reader refuses a value.
+    """
+    names = inspect.signature(reader).parameters
+    values = {name: section[name] for name in names if name in section}
+    return reader(**{**values, **stated})
 
 
 def model_fields(config: ConfigDict, vocab_size: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from bert_jax.runtime.errors import InputError
 
+ANY_NUMBER = 10**9  # of examples and steps, before they are known
 _MAX_AMOUNT = 1e12  # of any unit; float64 counts exactly up to there
 _MAX_TRACED = 100  # viewers cannot open much longer traces
 _DURATION = re.compile(
@@ -47,6 +48,31 @@ def parse_duration(
         raise InputError(f"config.{field}={value!r}: '%' is of train.steps, epochs are of the "
                          'data: write a whole number of steps here')
     return int(amount)
+
+
+def check_duration(field: str, value: int | str) -> None:
+    """Checks that a duration has a unit that its field can have.
+
+    Raises:
+      InputError: it is none, or has another unit.
+    """
+    num_examples: int | None = ANY_NUMBER
+    total: int | None = ANY_NUMBER
+    if field.endswith('warmup'):
+        num_examples = None  # not in epochs
+    if field == 'train.steps':
+        total = None  # not in percent
+    parse_duration(value, field, batch_size=1, num_examples=num_examples, total=total)
+
+
+def check_decay_from(field: str, value: int | str) -> None:
+    """Checks where a decay begins: at the start, at the peak, or after a duration.
+
+    Raises:
+      InputError: it is something else.
+    """
+    if value not in ('start', 'peak'):
+        check_duration(field, value)
 
 
 class Trace(NamedTuple):

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from bert_jax.config.bert_config import BELOW_1, COMPUTATION, OPTIONS, Option
-from bert_jax.config.choices import DECAYS, FEATURES, MASKINGS, WINDOWS
+from bert_jax.config.choices import (
+    DECAYS,
+    FEATURES,
+    MASKINGS,
+    TOKEN_TYPES,
+    TRUNCATIONS,
+    WINDOWS,
+)
 from bert_jax.runtime.schema import Allowed, Range, count
 
 # Groups of tasks that read a field: pre-training, all others, or some of those on your own files.
@@ -46,7 +53,7 @@ class Field(NamedTuple):
     """A field of the config.
 
     Attributes:
-      default: None: `init_checkpoint` determines it.
+      default: None: `init_checkpoint`, or what is read, determines it.
       allowed: a range, a tuple of values, or the kind of check; 'elsewhere': the code that reads
         the field checks it.
       role: what another value means for a run.
@@ -57,6 +64,7 @@ class Field(NamedTuple):
         fields of the roles 'place' and 'logging'.
       step_argument: whether the compiled step takes the value as an argument, so that runs which
         differ in it share the step.
+      formerly: defaults of older versions, which their runs have recorded as if they were chosen.
     """
 
     default: Any
@@ -67,6 +75,7 @@ class Field(NamedTuple):
     downstream_role: Role | None = None
     silent: bool = False
     step_argument: bool = False
+    formerly: tuple[Any, ...] = ()
 
     def default_of(self, task: str) -> Any:
         """The default in a task, also in one that a config file defines."""
@@ -80,6 +89,10 @@ class Field(NamedTuple):
             return self.role
         return self.downstream_role
 
+    def as_now(self, recorded: Any) -> Any:
+        """The value that a run has recorded; today's default if it was the default."""
+        return self.default if recorded in self.formerly else recorded
+
     def is_silent(self, task: str) -> bool:
         """Whether a run of a task may resume with another value without a message."""
         return self.silent or self.role_of(task) in ('place', 'logging')
@@ -88,8 +101,6 @@ class Field(NamedTuple):
 _SHARE = Range(0, 1)
 _SIMILARITY = Range(0, 0.95)
 _SWITCH = (False, True)
-
-LOGGERS = ('tensorboard', 'wandb', 'cloud_monitoring')
 
 _TEXTS = {
     # Comma-separated names, of which the first picks the best evaluation; empty: the usual ones.
@@ -113,7 +124,7 @@ def _model_field(option: Option) -> Field:
 
 
 FIELDS: Mapping[str, Field] = {
-    'task': Field('pretrain', 'elsewhere', 'model'),  # one of tasks.opening.OPENERS
+    'task': Field('pretrain', 'elsewhere', 'model'),  # one of tasks.opening.TASKS
     # Of parameters, data order, masks and dropout.
     'seed': Field(0, count(2**31 - 1, least=0), 'training', step_argument=True),
     # Three steps, a short evaluation and a save, in a folder of its own, to see that a run works.
@@ -175,6 +186,14 @@ FIELDS: Mapping[str, Field] = {
     # Prepared tensorflow-datasets; empty: their default place.
     'data.tfds_dir': Field('', 'path', 'place'),
     'data.max_seq_length': Field(128, count(2**16), 'data'),
+    # How a pair of texts that is too long is cut: google (as the original), longest_first,
+    # only_first or only_second (as transformers). Empty: as init_checkpoint's run did; for a folder
+    # of transformers longest_first, else google.
+    'data.truncation': Field('', ('', *TRUNCATIONS), 'data', LABELLED),
+    # The types of a pair's tokens: segments (1 from the second text on), template (as the tokenizer
+    # states them) or zeros. Empty: as init_checkpoint's run had them; for a folder of transformers
+    # as there; else template.
+    'data.token_types': Field('', ('', *TOKEN_TYPES), 'data', LABELLED),
     # Slots for the masked positions of a row; 0: as many as `masked_lm_prob` of a full row of the
     # phase needs, such as 20 for 128 tokens.
     'data.max_predictions_per_seq': Field(0, count(2**16, least=0), 'data', PRETRAINING),
@@ -205,12 +224,14 @@ FIELDS: Mapping[str, Field] = {
     'data.masking': Field('pieces', MASKINGS, 'data', PRETRAINING),
     # False: one segment, no NSP loss.
     'data.next_sentence': Field(True, _SWITCH, 'data', PRETRAINING),
-    # Columns of your own file; for pre-training on tables, `text` is the column with the text.
-    'data.text': Field('text', 'text', 'data', ('pretrain', *_OWN_FILES)),
+    # Columns of your own file. Empty: `text` (for tags `tokens`), or the one column of a usual name
+    # that a table has instead; for pre-training on tables, `text`. A column that is named is read.
+    'data.text': Field(
+        None, 'text', 'data', ('pretrain', *_OWN_FILES), formerly=('text', 'tokens')),
     'data.text_pair': Field('', 'text', 'data', _TEXT_TASKS),
     # With several labels per example: one column, or columns of 0 and 1, one for each label,
-    # comma-separated.
-    'data.label': Field('label', 'text', 'data', _OWN_FILES),
+    # comma-separated. Empty: `label` (for tags `tags`), or the one column of a usual name.
+    'data.label': Field(None, 'text', 'data', _OWN_FILES, formerly=('label', 'tags')),
     # Names of labels that are numbers from 0: comma-separated, or a file with one name a line.
     # Empty: those that a Parquet file of Hugging Face's datasets holds.
     'data.label_names': Field('', 'text', 'data', ('classification', 'tagging')),
@@ -219,7 +240,8 @@ FIELDS: Mapping[str, Field] = {
     'data.id': Field('', 'text', 'data', _WITH_ID),
     # Examples share rows; scores stay the same.
     'data.packing': Field(True, _SWITCH, 'result', LABELLED),
-    'data.max_malformed': Field(0.01, _SHARE, 'data', LABELLED),  # of rows; more is an error
+    # Share of the rows that may be malformed, and are left out; more is an error.
+    'data.max_malformed': Field(0.01, _SHARE, 'data', LABELLED),
 
     'train.steps': Field(0, 'duration', 'result'),  # 0: the sum of the phases' steps
     'train.batch_size': Field(256, count(2**22), 'training'),  # sequences a step, over all devices
@@ -257,7 +279,7 @@ FIELDS: Mapping[str, Field] = {
     # bert_adamw (no bias correction) | adamw | stable_adamw (ModernBERT's; no clip_norm needed) |
     # lamb | muon, or any optimizer of optax: lion, ...
     'optimizer.name': Field('bert_adamw', 'elsewhere', 'training'),
-    # Of one of optax's optimizers: 'b1=0.95, b2=0.98'.
+    # Of one of optax's optimizers: 'b1=0.95, b2=0.98'; of muon: 'momentum=0.95'.
     'optimizer.arguments': Field('', 'text', 'training'),
     'optimizer.learning_rate': Field(
         1e-4, Range(0, 1000, without=(0,)), 'training', step_argument=True),
@@ -279,7 +301,7 @@ FIELDS: Mapping[str, Field] = {
     'optimizer.frozen': Field('', 'text', 'training'),
     # Not on biases and LayerNorm.
     'optimizer.weight_decay': Field(0.01, Range(0, 1000), 'training'),
-    # b1, b2 and eps are for the first five optimizers.
+    # b1, b2 and eps are for the optimizers that are not optax's.
     'optimizer.b1': Field(0.9, BELOW_1, 'training'),
     'optimizer.b2': Field(0.999, BELOW_1, 'training'),  # see optimizer.b1
     'optimizer.eps': Field(1e-6, _SHARE, 'training'),  # see optimizer.b1
@@ -313,9 +335,10 @@ FIELDS: Mapping[str, Field] = {
     'classification.multi_label': Field(False, _SWITCH, 'data'),  # any number of labels an example
     # Between the labels in a cell; empty: it is found, and said.
     'classification.separator': Field('', 'text', 'data'),
-    # For one label per example: 'balanced' (inverse to label frequency), or 'LABEL=2.5, ...'.
+    # Factors of the loss: 'balanced' (inverse to label frequency), or 'LABEL=2.5, ...'. For several
+    # labels per example, they are those of examples that have the label.
     'classification.class_weights': Field('', 'elsewhere', 'data'),
-    'classification.label_smoothing': Field(0.0, BELOW_1, 'data'),
+    'classification.label_smoothing': Field(0.0, BELOW_1, 'data'),  # for one label per example
     **{f'classification.{name}': field for name, field in _TEXTS.items()},
     **{f'regression.{name}': field for name, field in _TEXTS.items()},
     **{f'conll.{name}': field for name, field in _TAGGING.items()},
@@ -344,7 +367,7 @@ RECORDED: Mapping[str, Field] = {
     'parameters': Field(None, 'elsewhere', 'derived'),  # their number
     'step_flops': Field(None, 'elsewhere', 'derived'),  # of the model, for each phase
     'inference': Field(None, 'elsewhere', 'derived', silent=True),
-    'made': Field(None, 'elsewhere', 'logging'),  # the command, and versions
+    'made': Field(None, 'elsewhere', 'logging'),  # the command, code and versions
 }
 _ENTRIES = {**FIELDS, **RECORDED}
 # Fields that this version does not have.

@@ -61,6 +61,22 @@ def check_phases(given: Any) -> None:
                              + nearest(str(key), list(PHASE_FIELDS)))
 
 
+def check_skip_steps(skipped: Any) -> None:
+    """Checks that `train.skip_steps` is a list of different steps, counted from 1.
+
+    Raises:
+      InputError: it is something else.
+    """
+    is_list = isinstance(skipped, (tuple, list))
+    if is_list:
+        are_steps = all(type(step) is int and step > 0 for step in skipped)
+        are_different = len(set(map(str, skipped))) == len(skipped)
+    if not is_list or not are_steps or not are_different:
+        raise InputError(
+            f'config.train.skip_steps={skipped!r} must be a tuple of different steps, counted '
+            'from 1, such as (1234,)')
+
+
 def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str, Any]]:
     """The run's phases with every field filled in, `steps` and `warmup` as numbers of steps.
 

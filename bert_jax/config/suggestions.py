@@ -36,6 +36,8 @@ TRAINER_ARGUMENTS: Mapping[str, str] = {
 
 def suggest_field(path: str) -> str:
     """The hint for a field that does not exist: which one may be meant."""
+    if path in FIELDS:  # and not written as one
+        return f'write --config.{path}=VALUE'
     name = _name_of(path)
     if name in TRAINER_ARGUMENTS:
         return f'here that is --config.{TRAINER_ARGUMENTS[name]}'

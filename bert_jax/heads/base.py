@@ -18,13 +18,10 @@ from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.encoder import Bert, Pooler, sequence_means
 from bert_jax.model.flops import bilstm_flops, token_flops
 from bert_jax.model.layers import ModelConfig
+from bert_jax.model.trainable import Batch, Keys, Outputs, Params, Sums
+from bert_jax.runtime.errors import tell_once
 from bert_jax.sharding import BATCH_AXES
 
-Params = Any
-Batch = Mapping[str, jax.Array]
-Keys = jax.Array | None  # dropout keys [B, 2] (`model.dropout.dropout_rows`); None: no dropout
-Outputs = Mapping[str, Any]
-Sums = Mapping[str, jax.Array]  # metric sums and counts; they add up over batches and hosts
 Losses = tuple[jax.Array, jax.Array | None]  # losses of examples; which are right
 
 
@@ -45,7 +42,7 @@ class Head:
       stays_in_run: whether its parameters are in no part, so that only run directories store them.
       labelled: whether its outputs are named by labels.
       problem_type: Hugging Face's setting, for a class that several heads share.
-      compares: whether the loss of an example depends on the other examples of its batch.
+      loss_spans_batch: whether the loss of an example depends on the other examples of its batch.
       shown: metrics of `score` that log lines show, with their short names there.
       metric: of `score`, the one that a pre-training with this head is judged by.
       left_to_right: whether it has a loss for phases that read rows left to right.
@@ -62,7 +59,7 @@ class Head:
     stays_in_run: ClassVar[bool] = False
     labelled: ClassVar[bool] = False
     problem_type: ClassVar[str] = ''
-    compares: ClassVar[bool] = False
+    loss_spans_batch: ClassVar[bool] = False
     shown: ClassVar[Mapping[str, str]] = {'accuracy': 'acc'}
     metric: ClassVar[str] = 'accuracy'
     left_to_right: ClassVar[bool] = False
@@ -71,6 +68,14 @@ class Head:
 
     config: ModelConfig
     num_outputs: int = 0
+
+    def __init_subclass__(cls) -> None:
+        """Obeys a head of a config file that calls `loss_spans_batch` by its old name."""
+        super().__init_subclass__()
+        old = getattr(cls, 'compares', None)
+        if old is not None and 'loss_spans_batch' not in vars(cls):
+            tell_once(f'note: the head {cls.__name__} sets compares, which is loss_spans_batch now')
+            cls.loss_spans_batch = old
 
     @classmethod
     def title(cls) -> str:
@@ -120,8 +125,8 @@ class Head:
     def losses(self, outputs: Outputs, batch: Batch) -> Losses:
         """(Loss of each example; whether it is right, or None), both with the weights' shape.
 
-        A head that compares receives the examples of the whole global batch: [N] instead of [R, K],
-        and outputs [N, ...]; see `among_examples`.
+        With `loss_spans_batch`, `batch` has the examples of the whole global batch: [N] instead of
+        [R, K], and outputs are [N, ...]; see `among_examples`.
         """
         raise NotImplementedError
 
@@ -150,8 +155,9 @@ class Head:
           params: unboxed parameters.
           batch: features [B, ...], perhaps only a part of the global batch.
           totals: divisors of the global batch, from `totals`.
-          rows_Bx2: dropout keys, from which a loss may also draw at random (`model.dropout.uniform`
-            and `gumbel`); None in an evaluation, where `model.dropout.rows_of` gives keys.
+          rows_Bx2: dropout keys, from which a loss may also draw at random
+            (`kernels.dropout.uniform` and `gumbel`); None in an evaluation, where
+            `kernels.dropout.rows_of` gives keys.
         """
         return self.loss_of(self.outputs(params, batch, rows_Bx2), batch, totals)
 
@@ -159,7 +165,7 @@ class Head:
         """The loss of `outputs`; see `loss`."""
         num_tokens = jnp.sum((batch['sequence_ids'] > 0).astype(jnp.float32))
         num_devices = 1
-        if self.compares:
+        if self.loss_spans_batch:
             shape = batch[self.weights].shape
             examples = {name: x for name, x in batch.items() if x.shape[:2] == shape}
             (outputs, batch), num_devices = _global_examples((outputs, examples))
@@ -257,7 +263,7 @@ def _global_examples(tree: Any) -> tuple[Any, int]:
 def among_examples(scores_NxM: jax.Array, batch: Batch) -> jax.Array:
     """Scores of N examples against all M of the batch, with empty slots masked out.
 
-    For `losses` of a head that compares: `cross_entropy(among_examples(scores, batch), arange(N))`.
+    For `losses` with `loss_spans_batch`: `cross_entropy(among_examples(scores, batch), arange(N))`.
     """
     return jnp.where(batch['unit_weights'] > 0, scores_NxM, ELSEWHERE)
 

@@ -11,6 +11,7 @@ directions of the BiLSTM are pooled.
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from flax import linen as nn
 from bert_jax.heads import base
 from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs, Params
 from bert_jax.heads.tensors import Part, output_layer
-from bert_jax.model import dropout as drop
+from bert_jax.kernels import dropout as drop
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import projection_flops, token_flops
@@ -152,10 +153,13 @@ class Classification(Head):
 
     @staticmethod
     def mean_loss(logits_nxL: np.ndarray, labels: np.ndarray) -> float:
-        """The mean loss of examples, except those whose label the model does not have."""
+        """The mean loss of examples, except those whose label the model does not have.
+
+        NaN if it has the label of none.
+        """
         known_n = np.flatnonzero(labels < logits_nxL.shape[1])
         if not known_n.size:
-            return 0.0
+            return math.nan
         likelihood_n = softmax(logits_nxL)[known_n, labels[known_n]]
         return float(-np.log(np.maximum(likelihood_n, 1e-300)).mean())
 
@@ -224,7 +228,8 @@ class Regression(Classification):
 class MultiLabel(Classification):
     """Any number of labels an example: binary cross-entropy, mean over the L labels.
 
-    `labels` are [R, K, L] of 0 and 1. An example is right if all of its labels are.
+    `labels` are [R, K, L] of 0 and 1. An example is right if all of its labels are. A class weight
+    is a factor of the loss where the label is 1, as PyTorch's `pos_weight`.
     """
 
     name = 'multi_label'
@@ -234,6 +239,8 @@ class MultiLabel(Classification):
         logits = outputs['logits']
         labels = batch['labels']
         losses_RxKxL = optax.sigmoid_binary_cross_entropy(logits, labels)
+        if self.class_weights:
+            losses_RxKxL *= jnp.where(labels > 0.5, jnp.array(self.class_weights), 1.0)
         right_RxK = jnp.all((logits > 0) == (labels > 0.5), axis=-1)
         return jnp.mean(losses_RxKxL, axis=-1), right_RxK.astype(jnp.float32)
 

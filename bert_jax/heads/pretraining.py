@@ -180,7 +180,9 @@ class Pretraining(Head):
 
     name = 'pretraining'
     parts = (PREDICTIONS, SEQ_RELATIONSHIP)
-    shown = {'mlm_accuracy': 'mlm', 'lm_accuracy': 'lm', 'nsp_accuracy': 'nsp'}
+    shown = {
+        'mlm_accuracy': 'mlm accuracy', 'lm_accuracy': 'lm accuracy',
+        'nsp_accuracy': 'nsp accuracy'}
 
     metric = 'mlm_accuracy'
     left_to_right = True

@@ -62,7 +62,7 @@ class Tensor:
         return Form(names, is_transposed=self.tf1.endswith('output_weights'))
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Its shape here; `sizes` of dims by letter (`weights.formats.sizes_of`)."""
+        """Its shape here; `sizes` of dims by letter (`weights.parameters.sizes_of`)."""
         fused = [3] if self.fused_qkv else []
         return (*_sizes(self.in_dims, sizes), *fused, *_sizes(self.out_dims, sizes))
 
@@ -156,7 +156,8 @@ class Part(NamedTuple):
 
     Attributes:
       prefix: of their names.
-      tensors: all that some model has; its options may leave some out (`weights.formats.tensors`).
+      tensors: all that some model has; its options may leave some out
+        (`weights.parameters.tensors`).
     """
 
     prefix: str

@@ -19,7 +19,7 @@ from bert_jax.heads import base
 from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs
 from bert_jax.heads.classification import CLASSIFIER
 from bert_jax.heads.tensors import Part, output_layer
-from bert_jax.model import dropout as drop
+from bert_jax.kernels import dropout as drop
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import bilstm_flops, token_flops

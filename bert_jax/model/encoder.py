@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from bert_jax.model import dropout as drop
+from bert_jax.kernels import dropout as drop
 from bert_jax.model.attention import SelfAttention, gather_positions
-from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, Names, gelu, parameter
+from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu, parameter
 
 
 @jax.custom_vjp
@@ -259,13 +259,6 @@ class Encoder(nn.Module):
             x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows, wanted)
             outputs.append(x_BxSxH)
         return tuple(outputs)
-
-
-def layer_of(names: Names) -> int | None:
-    """Index of the layer that a parameter belongs to; None outside the layers."""
-    if 'encoder' not in names:
-        return None
-    return int(names[names.index('encoder') + 1].removeprefix('layer_'))
 
 
 _POOLER_ACTS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType({

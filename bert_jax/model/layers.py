@@ -106,6 +106,13 @@ def path_names(path: Sequence[Any]) -> Names:
     return tuple(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
 
 
+def layer_of(names: Names) -> int | None:
+    """Index of the layer that a parameter belongs to; None outside the layers."""
+    if 'encoder' not in names:
+        return None
+    return int(names[names.index('encoder') + 1].removeprefix('layer_'))
+
+
 def declared_parameters(boxed: Any) -> dict[Names, Parameter]:
     """The declarations of a tree of `Parameter`s, by path."""
     leaves = jax.tree_util.tree_leaves_with_path(boxed, is_leaf=lambda x: isinstance(x, Parameter))

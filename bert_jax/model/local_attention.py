@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from bert_jax.model import dropout as drop
+from bert_jax.kernels import dropout as drop
 from bert_jax.model.layers import ModelConfig
 
 # Smaller blocks would leave matrix units empty.

@@ -22,20 +22,23 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bert_jax.config.choices import POOLS
 from bert_jax.config.command_line import Parser
-from bert_jax.data.table import format_of
-from bert_jax.predict import inputs, keep_programs, load, outputs
+from bert_jax.predict import inputs, outputs
 from bert_jax.predict.inputs import Source
+from bert_jax.rows.squad_reader import has_rows
+from bert_jax.rows.table import format_of
+from bert_jax.runtime.arriving import WAIT_SECONDS
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import as_path, check_new_file
 from bert_jax.runtime.process import error_boundary
 
 if TYPE_CHECKING:
-    from bert_jax.predict.commands import Model
+    from bert_jax.predict.model import Model
 
 _SOME_FAILED = 3  # the exit status
 
@@ -106,12 +109,13 @@ def _tag(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any
 
         python -m bert_jax.predict tag --model DIR "Anna Berg lives in Oslo ."
 
-    Reads texts whose words are separated by white space, or a column with lists of words.
+    Reads texts, which the tokenizer splits into words, or a column with lists of words, which
+    stay as they are.
     Writes {"text", "tags": [{"word", "label", "probability", "start", "end"}, ...],
     "entities": [{"text", "label", "start", "end", "probability"}, ...]}, start and end in
     characters. Long texts are read in overlapping windows; no word is left out.
     """
-    return model.iter_tag(source.texts(inputs.Words()))
+    return model.iter_tag(source.texts(inputs.Words()), args.aggregation)
 
 
 def _features(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
@@ -210,6 +214,14 @@ def layers(text: str) -> list[int]:
     return [int(number) for number in text.split(',')]
 
 
+def seconds(text: str) -> float:
+    """Parses --wait; for a ValueError, argparse prints this function's name."""
+    number = float(text)
+    if not 0 <= number <= threading.TIMEOUT_MAX:
+        raise ValueError
+    return number
+
+
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--model', required=True, metavar='DIR',
@@ -233,6 +245,10 @@ def _add_text_flags(parser: argparse.ArgumentParser) -> None:
         '--text-pair', metavar='COLUMN', help='with the second texts (contexts)')
     parser.add_argument(
         '--id', metavar='COLUMN', help='that names the row in its result, as "id"')
+    parser.add_argument(
+        '--wait', type=seconds, metavar='SECONDS',
+        help='that a line of a pipe waits for others before it is answered; longer: fuller batches '
+        f'({WAIT_SECONDS:g})')
 
 
 def _add_fill_mask_flags(parser: argparse.ArgumentParser) -> None:
@@ -268,6 +284,13 @@ def _add_answer_flags(parser: argparse.ArgumentParser) -> None:
         '--null-threshold', type=float, metavar='X',
         help='answer "" where its score is above that of all others by more than this (as a SQuAD '
         '2.0 run determined it, else never)')
+
+
+def _add_tag_flags(parser: argparse.ArgumentParser) -> None:
+    _add_text_flags(parser)
+    parser.add_argument(
+        '--aggregation', choices=['first', 'simple'], default='first',
+        help='a word has the label of its first token, or every token its own (first)')
 
 
 def _add_features_flags(parser: argparse.ArgumentParser) -> None:
@@ -314,7 +337,7 @@ _COMMANDS = {
     'next-sentence': _Command(_next_sentence),
     'classify': _Command(_classify, _add_classify_flags),
     'answer': _Command(_answer, _add_answer_flags),
-    'tag': _Command(_tag),
+    'tag': _Command(_tag, _add_tag_flags),
     'features': _Command(_features, _add_features_flags),
     'score': _Command(_score),
     'export': _Command(_export, _add_export_flags),
@@ -366,10 +389,12 @@ def _run_on_texts(args: argparse.Namespace) -> int:
 
 def _load(args: argparse.Namespace, dtype: str | None) -> Model:
     """The model that the arguments name, checked before anybody waits for standard input."""
+    from bert_jax.loading import keep_programs, load  # here, as `--help` need not wait for JAX
+
     keep_programs(in_command=True)
     model = load(args.model, args.vocab_file, dtype)
     model.require(args.command)
-    model.note = outputs.Notes().print
+    model.note = lambda line: tell(f'note: {line}')
     return model
 
 
@@ -391,10 +416,10 @@ def _open_source(args: argparse.Namespace) -> tuple[Source, str | None]:
     if table_format and not columns:
         columns = _columns_of_run(args)
     if args.command == 'answer' and table_format and not columns:
-        if _is_squad_file(args.input):
+        if _is_squad_file(args.input) and args.wait is None:
             return inputs.SquadFile(args.input), args.id or 'id'
         columns = ['question', 'context']
-    source = inputs.open_source(args.texts, args.input, columns)
+    source = inputs.open_source(args.texts, args.input, columns, args.wait)
     if args.id:
         next(source.ids(args.id), None)  # fails now if there is no such column
     return source, args.id
@@ -402,8 +427,6 @@ def _open_source(args: argparse.Namespace) -> tuple[Source, str | None]:
 
 def _is_squad_file(file: str) -> bool:
     """Whether a file has SQuAD's layout, and not a question a row."""
-    from bert_jax.tasks.squad_reader import has_rows
-
     return format_of(file) == 'json' and not has_rows(file)
 
 
@@ -419,12 +442,13 @@ def _named_columns(args: argparse.Namespace) -> list[str]:
 
 def _columns_of_run(args: argparse.Namespace) -> list[str]:
     """The columns that a run on an own table was trained on; [] if the model is no such run."""
-    from bert_jax.weights.run_directory import read_config, run_of
+    from bert_jax.run.description import read_config
+    from bert_jax.run.layout import is_described, is_run, run_of
 
     if args.command not in ('classify', 'tag'):
         return []
     folder = run_of(as_path(args.model))
-    if not (folder / 'checkpoints').exists() or not (folder / 'config.json').exists():
+    if not is_run(folder) or not is_described(folder):
         return []
     fields = read_config(folder)
     if fields.get('task') not in ('classification', 'regression', 'multiple_choice', 'tagging'):

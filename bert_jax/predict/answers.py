@@ -5,15 +5,15 @@ import numbers
 from collections.abc import Iterator
 from typing import Any
 
+from bert_jax.answers.engine import Outputs
+from bert_jax.answers.spans import PlacesByPieces, Prediction, predict_answers
 from bert_jax.config.fields import FIELDS
-from bert_jax.data.packing import Units
-from bert_jax.inference.engine import Outputs
 from bert_jax.predict.loaded import LoadedModel, whole_number
-from bert_jax.predict.stream import Command, Result, parts_of, shown
+from bert_jax.predict.stream import Result, TextJob, parts_of, shown
+from bert_jax.rows.packing import Units
+from bert_jax.rows.questions import Question
+from bert_jax.rows.squad_windows import SquadWindows, squad_windows
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.squad_answers import PlacesByPieces, Prediction, predict_answers
-from bert_jax.tasks.squad_reader import Question
-from bert_jax.tasks.squad_windows import SquadWindows, squad_windows
 
 # The defaults of google-research/bert's run_squad, for settings that the model lacks.
 _DEFAULTS = {
@@ -23,7 +23,7 @@ _DEFAULTS = {
 }
 
 
-class Answer(Command[list[str], SquadWindows]):
+class Answer(TextJob[list[str], SquadWindows]):
     """Answers questions as the evaluation on SQuAD does; see `Model.answer`."""
 
     keys = ('answer', 'start', 'end', 'score', 'probability')
@@ -38,7 +38,7 @@ class Answer(Command[list[str], SquadWindows]):
         self._doc_stride = settings['doc_stride']
         self._max_length = min(settings['max_seq_length'], model.max_length)
         # As evaluation cuts it, or shorter, so that at least one token of the context fits.
-        most = self._max_length - model.vocab.frame.num_special(pair=True) - 1
+        most = self._max_length - model.frame.num_special(pair=True) - 1
         self._max_question_length = min(settings['max_query_length'], most)
 
     def read(self, text: Any, number: int) -> list[str]:
@@ -48,17 +48,17 @@ class Answer(Command[list[str], SquadWindows]):
         question_length, _ = (len(model.encode(part)) for part in parts)
         most = self._max_question_length
         if question_length > most:
-            model.pass_on(f'question {number} has {question_length} tokens: its end is left out, '
-                          f'after {most}')
+            self.notes.add(
+                f'question {number} has {question_length} tokens: its end is left out, after '
+                f'{most}', 'questions are longer than that: their ends are left out')
         return parts
 
     def batch(self, texts: list[list[str]]) -> tuple[SquadWindows, Units]:
         """Windows of the contexts, each with its question."""
         questions = [
             Question(str(i), question, context) for i, (question, context) in enumerate(texts)]
-        vocab = self.model.vocab
         windows = squad_windows(
-            questions, self.model.encode_all, frame=vocab.frame,
+            questions, self.model.encode_all, frame=self.model.frame,
             max_length=self._max_length, doc_stride=self._doc_stride,
             max_question_length=self._max_question_length,
             encode_with_places=self.model.tokenizer.encode_with_places)
@@ -77,9 +77,7 @@ class Answer(Command[list[str], SquadWindows]):
 
     def _result(self, question: Question, prediction: Prediction) -> Result:
         """The answer to one question."""
-        threshold = self._null_threshold
-        is_empty = threshold is not None and prediction.null_odds > threshold
-        text = '' if is_empty else prediction.text
+        text = prediction.answer(self._null_threshold)
         best = next(candidate for candidate in prediction.n_best if candidate.text == text)
         begin, end = best.place
         return {

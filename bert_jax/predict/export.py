@@ -19,14 +19,14 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax import export
 
+from bert_jax.answers.engine import predicted_tokens
 from bert_jax.heads import HEADS
-from bert_jax.inference.engine import predicted_tokens
 from bert_jax.model.encoder import Bert
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.runtime.errors import InputError, needing
 from bert_jax.runtime.files import Path, check_ends, check_new_file, open_whole
 from bert_jax.sharding import Layout
-from bert_jax.weights.formats import to_tree
+from bert_jax.weights.parameters import to_tree
 
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 
@@ -232,7 +232,7 @@ def export_model(
     inputs = _input_shapes(model, to)
     computation = _Computation(_forward(model), flatten_dict(model.params, sep='/'), inputs)
     comparison = _comparison(model, computation)
-    with needing(f'export --to {to}'):
+    with needing(f'export --to {to}', extra='onnx' if to == 'onnx' else ''):
         if to == 'onnx':
             described = _write_onnx(computation, output, comparison, opset)
         else:

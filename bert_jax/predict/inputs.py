@@ -7,13 +7,23 @@ A `Source` gives rows: arguments, lines of a file, rows of a table, questions of
 import abc
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
-from bert_jax.data.table import Malformed, Row, format_of, read_rows, texts_of
+from bert_jax.rows.squad_reader import questions_of
+from bert_jax.rows.table import Malformed, Row, format_of, read_rows, texts_of
+from bert_jax.runtime.arriving import (
+    PAUSE,
+    WAIT_SECONDS,
+    Arriving,
+    LiveFile,
+    Pause,
+    is_live,
+)
 from bert_jax.runtime.errors import InputError, Unreadable, tell
-from bert_jax.runtime.files import LONGEST_LINE, as_path, open_stream, read_lines
+from bert_jax.runtime.files import LONGEST_LINE, as_path, near_file, open_stream, read_lines
 
 
 class Form(abc.ABC):
@@ -152,28 +162,37 @@ class Source(abc.ABC):
     Attributes:
       name: in messages.
       columns: of a table, that hold the texts and, if any, the second texts or choices.
+      wait: seconds that a text waits for others; inf: they are all there.
     """
 
     name: str
     columns: Sequence[str] = ()
+    wait: float = math.inf
 
     @abc.abstractmethod
-    def rows(self, form: Form) -> Iterator[Row]:
+    def rows(self, form: Form) -> Iterator[Row | Pause]:
         """The rows that hold the texts, split into cells only where the source has columns."""
 
-    def texts(self, form: Form) -> Iterator[Any]:
-        """Yields texts, or tuples of texts that belong together, or an error if one is unreadable.
+    def texts(self, form: Form) -> Arriving:
+        """Texts, or tuples of texts that belong together, or an error if one is unreadable.
 
         Raises:
-          InputError: there are no texts, the arguments or columns do not form pairs, or they do
-            where single texts are wanted.
+          InputError: once they are read: there are no texts, the arguments or columns do not form
+            pairs, or they do where single texts are wanted.
         """
+        return Arriving(self._read(form), self.wait)
+
+    def _read(self, form: Form) -> Iterator[Any]:
+        """See `texts`."""
         num_columns = len(self.columns)
         if form.num_columns == 1 and num_columns > 1:
             raise InputError('single texts are wanted: leave out --text-pair')
         if form.num_columns == 2 and num_columns == 1:
             raise InputError('two texts are wanted: name the second column with --text-pair')
         for row in self.rows(form):
+            if isinstance(row, Pause):
+                yield row
+                continue
             try:
                 yield self._text(row, form)
             except Malformed as error:
@@ -218,35 +237,66 @@ class Arguments(Source):
 class Lines(Source):
     """A file, or standard input, with a text in each line."""
 
-    def __init__(self, file: str | None):
-        """Checks that the file is there; None: standard input.
+    def __init__(self, file: str | None, wait: float | None = None):
+        """Checks that the file is there.
+
+        Args:
+          file: its path; None: standard input.
+          wait: seconds that a line of a pipe waits for others; None: the usual ones.
 
         Raises:
-          InputError: it is not.
+          InputError: it is not there, or there is nothing to wait for.
         """
         self._file = file
         self.name = file or 'standard input'
         if file is not None:
             if not as_path(file).exists():
-                raise InputError(f'--input={file}: No such file or directory')
+                near = near_file(file)
+                hint = f': {near}' if near else ''
+                raise InputError(f'--input={file}: No such file or directory{hint}')
         elif sys.stdin is None:
             raise InputError('standard input is closed: give texts, or --input=FILE')
         elif sys.stdin.isatty():
             tell('texts from standard input, one a line; end with Ctrl-D')
+        self._live = self._live_file()
+        if self._live is not None:
+            self.wait = WAIT_SECONDS if wait is None else wait
+        elif wait is not None:
+            raise InputError(f'--wait={wait:g}: {self.name} is a file, of which nothing comes '
+                             'later: leave it out')
 
-    def rows(self, form: Form) -> Iterator[Row]:
+    def _live_file(self) -> LiveFile | None:
+        """Standard input, if more of it may come later than the first; else None."""
+        if self._file is not None:
+            return None
+        try:
+            descriptor = sys.stdin.fileno()
+        except (OSError, ValueError):  # it is no file of the operating system's
+            return None
+        return LiveFile(descriptor) if is_live(descriptor) else None
+
+    def rows(self, form: Form) -> Iterator[Row | Pause]:
         """A row for each line."""
         number = 0
         try:
-            with self._open() as lines:
-                for number, line in enumerate(read_lines(lines, self.name, LONGEST_LINE), 1):
+            with self._open() as file:
+                lines = read_lines(file, self.name, LONGEST_LINE)
+                while True:
+                    if self._live is not None and not self._live.has_line(self.wait):
+                        yield PAUSE
+                    line = next(lines, None)
+                    if line is None:
+                        break
+                    number += 1
                     yield _row_of_line(line, number)
         except OSError as error:
             raise InputError(f'{self.name} cannot be read ({error}): check it') from None
         if not number:
             raise InputError(f'{self.name} has no texts: write one a line')
 
-    def _open(self) -> contextlib.AbstractContextManager[IO[bytes]]:
+    def _open(self) -> contextlib.AbstractContextManager[Any]:
+        if self._live is not None:
+            return contextlib.nullcontext(self._live)
         if self._file is not None:
             return open_stream(self._file)
         return contextlib.nullcontext(sys.stdin.buffer)
@@ -296,8 +346,6 @@ class SquadFile(Source):
         Raises:
           InputError: it cannot be read.
         """
-        from bert_jax.tasks.squad_reader import questions_of
-
         self.name = file
         self._questions = questions_of(file)
 
@@ -313,7 +361,8 @@ class SquadFile(Source):
 
 
 def open_source(
-    arguments: Sequence[str], file: str | None, columns: Sequence[str] = ()
+    arguments: Sequence[str], file: str | None, columns: Sequence[str] = (),
+    wait: float | None = None,
 ) -> Source:
     """The texts that a command line names.
 
@@ -321,6 +370,7 @@ def open_source(
       arguments: the texts; empty: they come from the file.
       file: a path; None: standard input, if there are no arguments.
       columns: the columns of a table that hold the texts and, if any, the second texts or choices.
+      wait: as for `Lines`.
 
     Raises:
       InputError: both texts and a file are given, the file cannot be read, or it has columns
@@ -336,8 +386,10 @@ def open_source(
     if is_table and not columns:
         raise InputError(f'--input={file} has columns: name the one with the texts, '
                          '--text=COLUMN (a file with a text in each line is called .txt)')
+    if wait is not None and (arguments or columns):
+        raise InputError(f'--wait={wait:g} is for texts from standard input: leave it out')
     if arguments:
         return Arguments(arguments)
     if file is not None and columns:
         return Table(file, columns)
-    return Lines(file)
+    return Lines(file, wait)

@@ -1,8 +1,6 @@
 """A loaded model: its weights on the devices, its tokenizer, and the commands that it serves."""
 
-import dataclasses
 import functools
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -11,73 +9,20 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.config.bert_config import BertConfig
-from bert_jax.config.choices import POOLS, WINDOWS
-from bert_jax.data.pairs import joined
+from bert_jax.answers.engine import Engine
+from bert_jax.config.choices import WINDOWS
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
-from bert_jax.inference.engine import Engine
-from bert_jax.model.attention import failing_attention
+from bert_jax.model.attention_check import config_on_chip
 from bert_jax.model.flops import token_flops
-from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.sentences import ACTIVATIONS, Sentences, read_sentences
+from bert_jax.predict.sentences import Sentences
+from bert_jax.rows.pairs import joined
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import as_path, check_is_path
+from bert_jax.runtime.files import as_path
 from bert_jax.runtime.forks import check_no_fork
-from bert_jax.runtime.hub import model_folder
 from bert_jax.sharding import Layout, make_mesh
-from bert_jax.text import Tokenizer, find_lowercase, load_tokenizer
-from bert_jax.text.vocab import Vocab
-from bert_jax.weights import load_weights
-from bert_jax.weights.formats import Weights, to_tree
-from bert_jax.weights.vocabulary import check_order, check_vocabulary
-
-
-def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[Weights, Sentences]:
-    """(The weights at a path, with the given vocabulary; the settings of sentence-transformers).
-
-    Args:
-      path, vocab_file: as for `bert_jax.predict.load`.
-
-    Raises:
-      InputError: an argument is no path, there is no model, or something is wrong with it or with
-        the vocabulary.
-    """
-    check_is_path('path', path)
-    if vocab_file is not None:
-        check_is_path('vocab_file', vocab_file)
-    sentences = read_sentences(as_path(model_folder(path)))
-    weights = load_weights(sentences.encoder, any_head=True)
-    inference = dict(weights.inference)
-    activation = sentences.activation() if weights.head == 'regression' else ''
-    if activation:
-        inference.setdefault('activation', activation)
-    if inference.get('activation'):
-        one_of('activation', inference['activation'], tuple(ACTIVATIONS))
-    if sentences.max_length is not None:
-        inference['max_seq_length'] = sentences.max_length
-    if inference.get('pool'):  # a run that was trained to make vectors
-        sentences = sentences._replace(
-            pool=one_of('pool', inference['pool'], POOLS),
-            normalize=bool(inference.get('normalize')))
-    weights = dataclasses.replace(weights, inference=inference)
-    if vocab_file is not None:
-        weights = _with_vocabulary(weights, vocab_file)
-    return weights, sentences
-
-
-def _with_vocabulary(weights: Weights, vocab_file: Any) -> Weights:
-    """The weights with another vocabulary file than that beside them.
-
-    Raises:
-      InputError: it is not the vocabulary that the embedding was trained with.
-    """
-    lowercase, _ = find_lowercase(vocab_file)
-    named, lowercase = check_vocabulary(
-        as_path(vocab_file), lowercase, weights.model['vocab_size'])
-    tokens = load_tokenizer(vocab_file, lowercase).vocab.tokens
-    check_order(weights, vocab_file, tokens, 'leave it out to take that one')
-    return dataclasses.replace(weights, vocab_file=named, lowercase=lowercase)
+from bert_jax.weights.parameters import Weights, to_tree
+from bert_jax.weights.text_reader import TextReader
 
 
 class _Requirement(NamedTuple):
@@ -134,11 +79,17 @@ def whole_number(name: str, value: Any) -> int:
     return int(value)
 
 
-class LoadedModel:
+def true_or_false(name: str, value: Any) -> bool:
+    """Returns an argument's value; raises InputError unless it is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f'{name}={value!r:.60} must be True or False')
+    return bool(value)
+
+
+class LoadedModel(TextReader):
     """Weights on the device with their tokenizer.
 
     Attributes:
-      weights: as read.
       config: of the model.
       sentences: how sentence-transformers makes vectors with them.
       note: receives notes on the input, one line each; default: warnings.
@@ -151,7 +102,7 @@ class LoadedModel:
         """Loads weights onto devices.
 
         Args:
-          weights: from `bert_jax.weights`, with any head.
+          weights: from `foreign.load_weights`, with any head.
           dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else
             bfloat16.
           devices: the texts are divided among them; default: all.
@@ -161,19 +112,13 @@ class LoadedModel:
         if dtype is None:
             dtype = 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
         one_of('dtype', dtype, ('float32', 'bfloat16'))
-        self.weights = weights
+        super().__init__(
+            weights, 'put the vocab.txt that belongs to it beside it, or name it with --vocab-file')
         self.sentences = sentences or Sentences(as_path('.'))
         devices = jax.devices() if devices is None else devices
         self._mesh = make_mesh(len(devices), 1, 1, devices)
-        self.config = ModelConfig(
-            **weights.model,
-            dtype=dtype,
-            failing_attention=failing_attention('auto', BertConfig(**weights.model), drops=False),
-            layout=Layout(self._mesh))
-        # Read now, not when it is first used: a relative path may name another file by then.
-        self._tokenizer: Tokenizer | None = None
-        if weights.vocab_file is not None:
-            self._tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
+        self.config = config_on_chip(
+            weights.model, drops=False, dtype=dtype, layout=Layout(self._mesh))
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -227,29 +172,6 @@ class LoadedModel:
         weights = self.weights
         return HEADS[weights.head].of_model(self.config, weights.num_labels, weights.inference)
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the weights' vocabulary.
-
-        Raises:
-          InputError: the weights have no vocabulary.
-        """
-        if self._tokenizer is None:
-            raise InputError(f'{self.weights.source} has no vocabulary: put the vocab.txt that '
-                             'belongs to it beside it, or name it with --vocab-file')
-        return self._tokenizer
-
-    @property
-    def vocab(self) -> Vocab:
-        """The vocabulary of the tokenizer."""
-        return self.tokenizer.vocab
-
-    @functools.cached_property
-    def max_length(self) -> int:
-        """The most tokens of a sequence, [CLS] and [SEP] included."""
-        positions = self.config.max_length
-        return min(positions, self.weights.inference.get('max_seq_length') or positions)
-
     def windows(self, how: str | None = None) -> str:
         """How windows of long texts are combined: as given, else as in the run, else 'first'."""
         if how is None:
@@ -292,5 +214,5 @@ class LoadedModel:
         return ids
 
     def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of many texts, in the form of `data.pairs.Encode`."""
+        """The ids of many texts, in the form of `rows.pairs.Encode`."""
         return joined([self.tokenizer.encode(text) for text in texts])

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.packing import Units
-from bert_jax.data.pairs import joined, make_sequences
-from bert_jax.inference import engine
-from bert_jax.inference.engine import Outputs, bound
+from bert_jax.answers import engine
+from bert_jax.answers.engine import Outputs, bound
 from bert_jax.predict.loaded import LoadedModel, whole_number
-from bert_jax.predict.stream import Command, Result, num_tokens, parts_of
+from bert_jax.predict.stream import Result, TextJob, num_tokens, parts_of
+from bert_jax.rows.packing import Units
+from bert_jax.rows.pairs import joined, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.tokenizer import Place, Tokenizer, name_of
 
@@ -38,24 +38,25 @@ class MaskedText(NamedTuple):
     tokens: list[MaskedToken]
 
 
-class _MaskedWords(Command[MaskedText, None]):
+class _MaskedWords(TextJob[MaskedText, None]):
     """Predicts some tokens of each text, each in a sequence of its own."""
 
     @property
     def room(self) -> int:
         """The most tokens of a text in a sequence."""
-        return self.model.max_length - self.model.vocab.frame.num_special(pair=False)
+        return self.model.max_length - self.model.frame.num_special(pair=False)
 
     def batch(self, texts: list[MaskedText]) -> tuple[None, Units]:
         """The sequences of all tokens to predict, text by text."""
         tokens = itertools.chain.from_iterable(text.tokens for text in texts)
         ids, places, targets = zip(*tokens, strict=True)
+        frame = self.model.frame
         sequences = make_sequences(
-            joined(ids), None, max_length=self.model.max_length, frame=self.model.vocab.frame)
+            joined(ids), None, max_length=self.model.max_length, frame=frame)
         units = Units(
             sequences,
             labels={'targets': np.array(targets, np.int32)},
-            positions={'masked_positions': 1 + np.array(places)})
+            positions={'masked_positions': frame.num_before_single + np.array(places)})
         return None, units
 
     def _masked(self, ids: list[int], places: Iterable[int]) -> list[MaskedToken]:
@@ -97,8 +98,9 @@ class FillMask(_MaskedWords):
             raise InputError('it has no [MASK]: write [MASK] where a word is to be filled in '
                              f'({text[:60]!r})')
         if len(ids) > self.room:
-            model.pass_on(f'text {number} has {len(ids)} tokens, the model takes {self.room}: each '
-                          f'[MASK] is filled in from the {self.room} tokens around it')
+            self.notes.add(
+                f'text {number} has {len(ids)} tokens, the model takes {self.room}: each [MASK] is '
+                f'filled in from the {self.room} tokens around it', 'texts are longer than that')
         return MaskedText(text, self._masked(ids, masks))
 
     def _encode_with_masks(self, text: str) -> tuple[list[int], list[int]]:

@@ -14,24 +14,8 @@ import numpy as np
 from bert_jax.runtime.errors import InputError, tell
 from bert_jax.runtime.files import Path, as_path, in_bucket, open_whole
 
-_MAX_NOTES = 20  # at most so many notes are printed
 _PROGRESS_SECONDS = 10.0  # between two lines of progress
 _NO_TEXT = 'it is no text'  # why a vector is NaN; a note has said more
-
-
-class Notes:
-    """Prints notes on standard error, the first few of them."""
-
-    def __init__(self) -> None:
-        self._num = 0
-
-    def print(self, line: str) -> None:
-        """Prints a note, unless there have been too many."""
-        self._num += 1
-        if self._num < _MAX_NOTES:
-            tell(f'note: {line}')
-        elif self._num == _MAX_NOTES:
-            tell(f'note: {line}; further notes are left out')
 
 
 class _Counts:
@@ -79,7 +63,7 @@ def print_results(results: Iterable[Mapping[str, Any]], *, is_exact: bool) -> in
     counts = _Counts()
     for result in results:
         if result:
-            print(_line(result, is_exact))
+            print(_line(result, is_exact), flush=True)  # its reader may wait for this one
         if 'corpus' not in result:
             counts.add(result)
     sys.stdout.flush()

@@ -13,8 +13,8 @@ from scipy.special import expit
 
 from bert_jax.config.choices import POOLS
 from bert_jax.runtime.errors import InputError, tell, tell_once
-from bert_jax.runtime.files import Path, as_path, children, exists, in_bucket
-from bert_jax.runtime.schema import INSIDE, TEXT, TRUTH, ListOf, MapOf, count, read_fields
+from bert_jax.runtime.files import Path, as_path, children, exists, in_bucket, read_fields
+from bert_jax.runtime.schema import INSIDE, TEXT, TRUTH, ListOf, MapOf, count
 from bert_jax.text.settings import ANY, not_applied
 
 # What a cross-encoder's value goes through, by the last part of the name that its folder has.

@@ -1,7 +1,4 @@
-"""The command tag: a label for each word, and the entities that the labels form.
-
-    T: tokens of all windows
-"""
+"""The command tag: a label for each word, and the entities that the labels form."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -9,57 +6,73 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.packing import Units
+from bert_jax.answers.engine import Outputs
+from bert_jax.answers.entities import EntitySpan, entity_spans, entity_tags
 from bert_jax.heads.classification import softmax
-from bert_jax.inference.engine import Outputs
-from bert_jax.predict.loaded import LoadedModel
-from bert_jax.predict.stream import Command, Result, parts_of, shown
-from bert_jax.tasks.entities import EntitySpan, entity_spans, entity_tags
-from bert_jax.tasks.tagging import word_windows
-from bert_jax.text.wordpiece import raw_words
+from bert_jax.predict.loaded import LoadedModel, one_of
+from bert_jax.predict.stream import Result, TextJob, parts_of, shown
+from bert_jax.rows.packing import Units
+from bert_jax.rows.word_windows import WordWindows, word_windows
+from bert_jax.text.tokenizer import Place
+from bert_jax.text.words import WordSplitter
+
+AGGREGATIONS = ('first', 'simple')
 
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """A text, its words, and the index in it where each begins."""
+    """A text and its words, or its tokens, which are labelled.
+
+    Attributes:
+      text: the text.
+      places: the first and last (exclusive) character of each word.
+      pieces: the ids of each word.
+    """
 
     text: str
-    words: Sequence[str]
-    begins: Sequence[int]
+    places: list[Place]
+    pieces: list[list[int]]
 
 
-class Tag(Command[Words, np.ndarray]):
+class Tag(TextJob[Words, WordWindows]):
     """Labels words and finds entities; see `Model.tag`."""
 
-    def __init__(self, model: LoadedModel):
+    def __init__(self, model: LoadedModel, aggregation: Any):
         """See `Model.tag`."""
         model.require('tag')
         super().__init__(model, model.head.outputs)
+        splitter = WordSplitter(model.tokenizer)
+        self._split = splitter.words
+        if one_of('aggregation', aggregation, AGGREGATIONS) == 'simple':
+            self._split = splitter.tokens
         self._labels = model.weights.labels
         self._entity_tags = entity_tags(self._labels)  # part-of-speech labels form no entities
 
     def read(self, text: Any, number: int) -> Words:
         """The words of a text, or of a list of words."""
-        if isinstance(text, str):
-            return _place(text, raw_words(text))
-        words = parts_of(text)
-        return _place(' '.join(words), words)
+        if not isinstance(text, str):
+            words = parts_of(text)
+            pieces = self.model.tokenizer.encode_words(words)
+            return Words(' '.join(words), _places(words), pieces)
+        found = self._split(text)
+        places = [(word.begin, word.end) for word in found]
+        return Words(text, places, [word.ids for word in found])
 
-    def batch(self, texts: list[Words]) -> tuple[np.ndarray, Units]:
-        """(For each token, the word that is labelled at it or -1; windows)."""
-        vocab = self.model.vocab
-        sequences, word_T = word_windows(
-            [text.words for text in texts if text.words], self.model.tokenizer.encode_words,
-            max_length=self.model.max_length, frame=vocab.frame, stand_in_id=vocab.stand_in_id)
-        return word_T, Units(sequences)
+    def batch(self, texts: list[Words]) -> tuple[WordWindows, Units]:
+        """Windows in which each word is labelled once."""
+        windows = word_windows(
+            [text.pieces for text in texts if text.pieces], max_length=self.model.max_length,
+            frame=self.model.frame, stand_in_id=self.model.vocab.stand_in_id)
+        return windows, Units(windows.sequences)
 
-    def results(self, texts: list[Words], word_T: np.ndarray, outputs: Outputs) -> Iterator[Result]:
+    def results(
+        self, texts: list[Words], windows: WordWindows, outputs: Outputs
+    ) -> Iterator[Result]:
         """The labels and entities of each text."""
-        places = np.flatnonzero(word_T >= 0)
-        logits = np.empty((len(places), len(self._labels)))
-        if len(places):
-            logits[word_T[places]] = outputs['logits'][places]
-        bounds = np.cumsum([len(text.words) for text in texts])[:-1]
+        logits = np.zeros((0, len(self._labels)))  # if no text has words
+        if outputs:
+            logits = windows.of_words(outputs['logits']).astype(np.float64)
+        bounds = np.cumsum([len(text.pieces) for text in texts])[:-1]
         for text, of_text in zip(texts, np.split(logits, bounds), strict=True):
             tags = self._tags(text, softmax(of_text))
             entities = [
@@ -70,9 +83,9 @@ class Tag(Command[Words, np.ndarray]):
     def _tags(self, text: Words, probabilities: np.ndarray) -> list[Result]:
         """The likeliest label of each word, from probabilities [words, labels]."""
         return [
-            {'word': word, 'label': self._labels[int(row.argmax())],
-             'probability': float(row.max()), 'start': begin, 'end': begin + len(word)}
-            for word, begin, row in zip(text.words, text.begins, probabilities, strict=True)]
+            {'word': text.text[begin:end], 'label': self._labels[int(row.argmax())],
+             'probability': float(row.max()), 'start': begin, 'end': end}
+            for (begin, end), row in zip(text.places, probabilities, strict=True)]
 
     def _spans(self, tags: list[Result]) -> list[EntitySpan]:
         """The words of each entity."""
@@ -85,15 +98,14 @@ class Tag(Command[Words, np.ndarray]):
         return {'text': shown(text).get('text'), 'tags': [], 'entities': [], 'error': reason}
 
 
-def _place(text: str, words: Sequence[str]) -> Words:
-    """Finds the words in their text."""
-    begins: list[int] = []
-    end = 0
+def _places(words: Sequence[str]) -> list[Place]:
+    """The characters of words in the text that joins them with spaces."""
+    places: list[Place] = []
+    begin = 0
     for word in words:
-        begin = text.index(word, end)
-        begins.append(begin)
-        end = begin + len(word)
-    return Words(text, words, begins)
+        places.append((begin, begin + len(word)))
+        begin += len(word) + 1
+    return places
 
 
 def _entity(text: str, label: str, tags: list[Result]) -> Result:

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.packing import Units
-from bert_jax.data.pairs import Sequences, TextWindows, joined, text_windows
+from bert_jax.answers import engine
+from bert_jax.answers.engine import Outputs, bound
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import softmax
-from bert_jax.inference import engine
-from bert_jax.inference.engine import Outputs, bound
-from bert_jax.predict.loaded import LoadedModel
+from bert_jax.predict.loaded import LoadedModel, true_or_false
 from bert_jax.predict.sentences import ACTIVATIONS
-from bert_jax.predict.stream import Command, Result, parts_of, shown
+from bert_jax.predict.stream import Notes, Result, TextJob, parts_of, shown
+from bert_jax.rows.packing import Units
+from bert_jax.rows.pairs import Sequences, TextWindows, joined, kept_lengths, text_windows
 from bert_jax.runtime.errors import InputError
 
 
@@ -28,7 +28,8 @@ class Tokenized(NamedTuple):
 
 
 def tokenize(
-    model: LoadedModel, texts: list[str], number: int, *, encode: Callable[[str], list[int]],
+    model: LoadedModel, texts: list[str], number: int, *, notes: Notes,
+    encode: Callable[[str], list[int]],
     is_cut: bool = True, prepare: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> Tokenized:
     """Tokenizes texts that belong together, and notes if they will be cut.
@@ -36,28 +37,38 @@ def tokenize(
     Args:
       model: its `max_length` is the limit.
       texts: one, or a pair.
-      number: as for `Command.read`.
+      number: as for `TextJob.read`.
+      notes: of the job.
       encode: gives the token ids of a text.
       is_cut: whether texts that are too long are cut.
       prepare: what is done to the texts first.
 
     Raises:
       The exceptions of `encode`.
+      InputError: nothing would be left of a text, or it has no tokens, not even special ones.
     """
     ids = [encode(text) for text in prepare(texts)]
     num_tokens = sum(map(len, ids))
-    most = model.max_length - model.vocab.frame.num_special(pair=len(ids) > 1)
+    num_special = model.frame.num_special(pair=len(ids) > 1)
+    if not num_tokens + num_special:
+        raise InputError('it has no tokens')
+    most = model.max_length - num_special
     if is_cut and num_tokens > most:
-        model.pass_on(f'text {number} has {num_tokens} tokens, the model takes {most}: its end is '
-                      'left out')
+        if len(ids) > 1:
+            first, second = (np.array([len(of_text)]) for of_text in ids)
+            kept_lengths(first, second, most, model.frame.truncation)
+        lost = model.frame.lost_part
+        notes.add(f'text {number} has {num_tokens} tokens, the model takes {most}: its {lost} is '
+                  'left out', f'texts are longer than that: their {lost}s are left out')
     return Tokenized(texts, ids)
 
 
 class _Window(NamedTuple):
-    """A window of a text: the text's index, the tokens, and how many are in segment 0."""
+    """A window of a text: the text's index, the tokens and their types, and where the second is."""
 
     text: int
     ids: np.ndarray
+    types: np.ndarray
     first_length: int
 
 
@@ -77,7 +88,8 @@ def text_units(
     sequences = Sequences(
         ids=np.concatenate(ids),
         offsets=np.cumsum([0, *map(len, ids)]),
-        first_lengths=np.array([window.first_length for window in windows]))
+        first_lengths=np.array([window.first_length for window in windows]),
+        types=np.concatenate([window.types for window in windows]))
     of_text = np.array([window.text for window in windows])
     return TextWindows(sequences, of_text, how), Units(sequences)
 
@@ -94,15 +106,16 @@ def _windows(
     if num_parts == 2:
         second = joined([texts[i].ids[1] for i in index])
     windows = text_windows(
-        first, second, how, max_length=model.max_length, frame=model.vocab.frame)
+        first, second, how, max_length=model.max_length, frame=model.frame)
     sequences = windows.sequences
     of_text = [index[i] for i in windows.text]
     ids = np.split(sequences.ids, sequences.offsets[1:-1])
-    return list(map(_Window, of_text, ids, sequences.first_lengths))
+    types = np.split(sequences.types, sequences.offsets[1:-1])
+    return list(map(_Window, of_text, ids, types, sequences.first_lengths))
 
 
-class TextCommand(Command[Tokenized, TextWindows]):
-    """A command on texts and pairs, which are cut or read in windows.
+class WindowedJob(TextJob[Tokenized, TextWindows]):
+    """A job on texts and pairs, which are cut or read in windows.
 
     Attributes:
       allowed: how many texts may belong together.
@@ -122,8 +135,8 @@ class TextCommand(Command[Tokenized, TextWindows]):
         if self.accepts_empty:
             encode = self.model.tokenizer.encode
         return tokenize(
-            self.model, parts, number, encode=encode, is_cut=self.how == 'first',
-            prepare=self.prepare)
+            self.model, parts, number, notes=self.notes, encode=encode,
+            is_cut=self.how == 'first', prepare=self.prepare)
 
     def check_form(self, texts: list[str]) -> None:
         """Raises InputError if single texts, or pairs, are not what the model is for."""
@@ -137,7 +150,7 @@ class TextCommand(Command[Tokenized, TextWindows]):
         return text_units(self.model, texts, self.how)
 
 
-class NextSentence(TextCommand):
+class NextSentence(WindowedJob):
     """Whether the second text of a pair follows the first; see `Model.next_sentence`."""
 
     allowed = (2,)
@@ -158,7 +171,7 @@ class NextSentence(TextCommand):
             yield shown(parts) | {'probability': follows}
 
 
-class Classify(TextCommand):
+class Classify(WindowedJob):
     """Labels or values of texts or pairs; see `Model.classify`."""
 
     def __init__(self, model: LoadedModel, windows: str | None, any_form: bool):
@@ -167,7 +180,7 @@ class Classify(TextCommand):
         super().__init__(model, model.head.outputs)
         self.how = model.windows(windows)
         self.num_texts = 0
-        if not any_form:
+        if not true_or_false('any_form', any_form):
             self.num_texts = int(model.weights.inference.get('num_texts', 0))
         self._head: Any = HEADS[model.weights.head]
         self._labels = model.weights.labels
@@ -200,7 +213,7 @@ class Classify(TextCommand):
             yield shown(parts) | result
 
 
-class Choose(Command[list[Tokenized], TextWindows]):
+class Choose(TextJob[list[Tokenized], TextWindows]):
     """Which ending fits a beginning: each pair of the two is a unit; see `Model.classify`."""
 
     keys = ('choices', 'choice', 'probability', 'probabilities')
@@ -219,7 +232,8 @@ class Choose(Command[list[Tokenized], TextWindows]):
             raise InputError('it has no choices: a beginning and two or more ends of it expected')
         beginning, *endings = parts
         return [
-            tokenize(self.model, [beginning, ending], number, encode=self.model.encode)
+            tokenize(self.model, [beginning, ending], number, notes=self.notes,
+                     encode=self.model.encode)
             for ending in endings]
 
     def batch(self, texts: list[list[Tokenized]]) -> tuple[TextWindows, Units]:

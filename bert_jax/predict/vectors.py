@@ -9,18 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.answers import engine
+from bert_jax.answers.engine import Outputs, bound
 from bert_jax.config.choices import POOLS
-from bert_jax.data.pairs import TextWindows
-from bert_jax.inference import engine
-from bert_jax.inference.engine import Outputs, bound
-from bert_jax.predict.loaded import LoadedModel, one_of
+from bert_jax.predict.loaded import LoadedModel, one_of, true_or_false
 from bert_jax.predict.stream import Result
-from bert_jax.predict.texts import TextCommand, Tokenized
+from bert_jax.predict.texts import Tokenized, WindowedJob
+from bert_jax.rows.pairs import TextWindows
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.tokenizer import name_of
 
+_MOST_NOTES = 20  # on texts without a vector, which say why
 
-class Features(TextCommand):
+
+class Features(WindowedJob):
     """Hidden states of every token; see `Model.features`."""
 
     accepts_empty = True
@@ -47,7 +49,7 @@ class Features(TextCommand):
         return {'tokens': None, 'values': None, 'error': reason}
 
 
-class Vectors(TextCommand):
+class Vectors(WindowedJob):
     """A vector [H] float32 for each text, NaN if it cannot be read; see `Model.vectors`."""
 
     accepts_empty = True
@@ -68,7 +70,7 @@ class Vectors(TextCommand):
         (layer,) = _layers(model, [layer])
         super().__init__(
             model, bound(engine.vectors, model.config, layer, pool, num_left_out))
-        self._normalize = normalize
+        self._normalize = true_or_false('normalize', normalize)
 
     def _num_left_out(self, model: LoadedModel) -> int:
         """How many tokens at the beginning are not pooled: none, or [CLS] and the prompt.
@@ -80,7 +82,7 @@ class Vectors(TextCommand):
         if not sentences.prompt or sentences.pools_prompt():
             return 0
         (prompt,) = sentences.prepared([''])
-        num_left_out = 1 + len(model.tokenizer.encode(prompt))
+        num_left_out = model.frame.num_before_single + len(model.tokenizer.encode(prompt))
         if self.how != 'first':
             raise InputError(f"windows={self.how!r}: the model's vectors leave out its prompt "
                              f'{sentences.prompt!r:.60}, which only the first window has')
@@ -102,7 +104,7 @@ class Vectors(TextCommand):
 
     def without_result(self, text: Any, reason: str) -> np.ndarray:
         """NaN; the reason becomes a note."""
-        self.model.pass_on(f'{text!r:.40} has no vector: {reason}')
+        self.notes.add(f'{text!r:.40} has no vector: {reason}', 'texts have no vector', _MOST_NOTES)
         return np.full(self.model.config.hidden_size, np.nan, np.float32)
 
 

@@ -7,7 +7,7 @@ import re
 
 import jax
 
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, install
 from bert_jax.runtime.files import read_system
 
 _GOOGLE = '0x1ae0'  # as a vendor of PCI devices
@@ -31,10 +31,10 @@ def check_accelerators() -> None:
     if kind == 'cpu':
         return
     name = {'tpu': 'a TPU', 'gpu': 'an NVIDIA GPU'}[kind]
-    extra = {'tpu': 'tpu', 'gpu': 'cuda13'}[kind]
+    extra = {'tpu': 'tpu', 'gpu': 'cuda'}[kind]
     raise InputError(
-        f"this machine has {name} and jax {jax.__version__} uses the CPU: pip install "
-        f"'jax[{extra}]=={jax.__version__}', or set JAX_PLATFORMS=cpu to train on the CPU")
+        f'this machine has {name} and jax {jax.__version__} uses the CPU: {install(extra)}, or set '
+        'JAX_PLATFORMS=cpu to train on the CPU')
 
 
 def visible_chips() -> tuple[str, list[str]]:

@@ -17,6 +17,11 @@ from typing import Any
 
 from bert_jax.runtime.errors import InputError, Unavailable, needing, tell
 
+# By default gcsfs and TensorStore wait for ever for a server that says nothing.
+_SILENCE_SECONDS = 30.0  # after which a request is made again
+for _name in ('CONNECT_TIMEOUT_SECONDS', 'LOW_SPEED_TIME_SECONDS'):
+    os.environ.setdefault(f'TENSORSTORE_CURL_{_name}', f'{_SILENCE_SECONDS:.0f}')
+os.environ.setdefault('TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES', '1')  # a second
 # A new GKE pod has no credentials for some seconds; a bucket can be unavailable for minutes.
 REFUSED_SECONDS = 60.0
 UNREACHABLE_SECONDS = 300.0
@@ -30,16 +35,20 @@ _BUFFER_BYTES = 1 << 18
 
 def file_system() -> Any:
     """The file system of all buckets, of `gcsfs`."""
+    import aiohttp
     import fsspec
 
-    return fsspec.filesystem('gcs', finalize_on_close=True)  # etils' arguments, so its instance
+    system = fsspec.filesystem('gcs', finalize_on_close=True)  # etils' arguments, so its instance
+    system.requests_timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS)
+    return system
 
 
 @functools.cache
 def check_access(name: str) -> None:
     """Lists a bucket once, so that a missing permission shows at the start, in one line."""
     url = f'gs://{name}'
-    with needing(f'{url} is a bucket, which', 'gcsfs'):
+    with needing(f'{url} is a bucket, which', extra='gcs'):
         import gcsfs  # noqa: F401
     logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs every retry
     _ask(url, lambda: file_system().call('GET', 'b/{}/o', name, maxResults=1),

@@ -14,8 +14,7 @@ import numpy as np
 from jax import lax
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import digest
-from bert_jax.runtime.hashing import GOLDEN_RATIO, mix
+from bert_jax.runtime.hashing import GOLDEN_RATIO, digest, mix
 
 CHECKSUMS = 'checksums'  # the key of the checksums in saved trees
 DIGEST = 'digest'  # the field of a JSON object that holds the digest of the others

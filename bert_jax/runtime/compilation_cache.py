@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import tell
+from bert_jax.runtime.hashing import digest
 
 _MAX_BYTES = 2 << 30  # on a disk
 _LEAST_SECONDS_OF_JAX = 1.0  # to compile, of programs that jax keeps, unless told otherwise
@@ -101,7 +102,7 @@ def _instruction_set() -> str:
     described = sorted(
         line for line in lines if line.startswith(('model name', 'flags', 'Features')))
     known = ''.join(described) or platform.processor()
-    return files.digest(known.encode())[:12]
+    return digest(known.encode())[:12]
 
 
 class _CachedFile(NamedTuple):

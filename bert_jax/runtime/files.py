@@ -7,10 +7,10 @@ os.environ.setdefault('EPATH_USE_TF', 'false')
 import atexit
 import bz2
 import contextlib
+import difflib
 import functools
 import glob as globbing
 import gzip
-import hashlib
 import json
 import re
 import secrets
@@ -27,6 +27,8 @@ from etils.epath import Path
 
 from bert_jax.runtime import buckets
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.hashing import digest
+from bert_jax.runtime.schema import ListOf, check_fields
 
 _LEFTOVER_SECONDS = 86_400
 _MOST_JSON_BYTES = 1 << 28
@@ -34,11 +36,6 @@ _FROM_SHELL = ('/proc/', '/dev/fd/', '/dev/pts/', '/dev/tty', '/dev/null')
 LONGEST_LINE = 64 << 20  # bytes
 # A URL's scheme. It also matches gs:/b/x, which would otherwise be a local folder named `gs:`.
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
-
-
-def digest(content: bytes) -> str:
-    """The first 32 hexadecimal digits of SHA-256."""
-    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
@@ -343,8 +340,33 @@ def open_stream(path: str | os.PathLike[str], begin: int = 0) -> Iterator[Any]:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f'{path} is cut short or damaged ({error}); copy it again') from error
     except OSError as error:
-        raise InputError(f'{path} cannot be read ({error.strerror or error}): check the path, or '
-                         'copy it again') from error
+        remedy = near_file(path) or 'check the path, or copy it again'
+        raise InputError(
+            f'{path} cannot be read ({error.strerror or error}): {remedy}') from error
+
+
+def near_file(missing: str | os.PathLike[str]) -> str:
+    """"did you mean 'DIR/NAME'?" for a file that is not there; '' if none has such a name."""
+    path = os.fspath(missing)
+    if in_bucket(path) or os.path.exists(path):
+        return ''
+    folder, name = os.path.split(path)
+    if folder and not os.path.isdir(os.path.expanduser(folder)):
+        outer, inner = os.path.split(folder)
+        folder = os.path.join(outer, _near_name(outer, inner))
+    else:
+        name = _near_name(folder, name)
+    near = os.path.join(folder, name)
+    is_file = bool(name) and os.path.isfile(os.path.expanduser(near))
+    return f'did you mean {near!r}?' if is_file else ''
+
+
+def _near_name(folder: str, name: str) -> str:
+    """The most similar name in a folder; '' if there is none."""
+    with contextlib.suppress(OSError):
+        there = os.listdir(os.path.expanduser(folder) or '.')
+        return next(iter(difflib.get_close_matches(name, there, n=1, cutoff=0.7)), '')
+    return ''
 
 
 def read_lines(file: IO[bytes], name: object, longest: int) -> Iterator[bytes]:
@@ -464,6 +486,22 @@ def read_json(path: Path, wanted_for: str, kind: type = dict) -> Any:
         what = 'object' if kind is dict else 'list'
         raise InputError(f'{path} holds no JSON {what}: {wanted_for}')
     return value
+
+
+def read_fields(path: Path, schema: Mapping[str, Any] | ListOf, remedy: str) -> Any:
+    """The JSON object or list in a file, whose fields are of their kinds where they are not null.
+
+    Args:
+      path: the file.
+      schema: of its content.
+      remedy: what to do about a bad or missing one.
+
+    Raises:
+      InputError: the file is missing, is no JSON, or holds a value that is not allowed.
+    """
+    content = read_json(path, remedy, list if isinstance(schema, ListOf) else dict)
+    check_fields(content, schema, path, remedy)
+    return content
 
 
 class Found(NamedTuple):

@@ -1,5 +1,9 @@
-"""A 32-bit integer hash, in NumPy or JAX: draws of data, dropout and checksums share it."""
+"""Hashes: of 32-bit integers, in NumPy or JAX, and digests of bytes.
 
+Draws of data, dropout and checksums share that of integers.
+"""
+
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -16,3 +20,8 @@ def mix(x: Any) -> Any:
     x = (x ^ (x >> 16)) * np.uint32(FIRST_MULTIPLIER)
     x = (x ^ (x >> 15)) * np.uint32(SECOND_MULTIPLIER)
     return x ^ (x >> 16)
+
+
+def digest(content: bytes) -> str:
+    """The first 32 hexadecimal digits of SHA-256."""
+    return hashlib.sha256(content).hexdigest()[:32]

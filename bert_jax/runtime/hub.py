@@ -26,6 +26,7 @@ _REPORT_SECONDS = 20.0
 # Name, revision and path of a data set. Revisions with slashes are only those under which the hub
 # keeps its own Parquet copies.
 DATASET = re.compile(r'hf:datasets/([^/@]+/[^/@]+)(?:@(refs/convert/\w+|[^/]+))?/?(.*)')
+_OFFLINE = ('HF_HUB_OFFLINE', 'TRANSFORMERS_OFFLINE')  # variables that huggingface_hub reads
 _LOG_IN = 'hf auth login, or HF_TOKEN'
 
 
@@ -146,7 +147,7 @@ def _check_all_parts(repository: _Repository, files: Sequence[str]) -> None:
         if total and len(files) != int(total[1]):
             raise InputError(
                 f'{repository.named}: the cache has {len(files)} of its {int(total[1])} files, '
-                'and the hub cannot be reached: check the network')
+                f'and {_why_unreachable()}')
 
 
 def _download(hub: Any, repository: _Repository, patterns: Sequence[str]) -> str:
@@ -328,7 +329,7 @@ def publish(folder: str | os.PathLike[str], named: str) -> None:
 @contextlib.contextmanager
 def _hub(repository: _Repository) -> Iterator[Any]:
     """The package `huggingface_hub`, whose errors become one line."""
-    with needing(f'{repository.named} is on the Hugging Face hub, which', 'huggingface_hub'):
+    with needing(f'{repository.named} is on the Hugging Face hub, which'):
         import huggingface_hub as hub
 
         # `hub.errors` is loaded by its import only.
@@ -358,8 +359,8 @@ def _explained(error: Exception, hub: Any, repository: _Repository) -> InputErro
         own = 'files of your own as config.data.source'
         if kind == 'model':
             own = 'a folder of weights as config.init_checkpoint'
-        fault = (f'it is not in the cache, or not all of it{similar}, and the hub cannot be '
-                 f'reached: check the network, unset HF_HUB_OFFLINE, or name {own}')
+        fault = (f'it is not in the cache, or not all of it{similar}, and {_why_unreachable()}, or '
+                 f'name {own}')
     elif isinstance(error, errors.HFValidationError):
         fault = 'write hf:ORG/NAME, such as hf:google-bert/bert-base-uncased'
     elif _status_code(error) in (401, 403):
@@ -369,6 +370,15 @@ def _explained(error: Exception, hub: Any, repository: _Repository) -> InputErro
             f'{repository.named}: the transfer failed ({first_line(error)}): the same command '
             'goes on with it')
     return InputError(f'{repository.named}: {fault}')
+
+
+def _why_unreachable() -> str:
+    """Why the hub does not answer, and what to do."""
+    for switch in _OFFLINE:
+        value = os.environ.get(switch, '')
+        if value.upper() in ('1', 'ON', 'YES', 'TRUE'):
+            return f'{switch}={value} forbids asking the hub: unset {switch}'
+    return 'the hub cannot be reached: check the network'
 
 
 def _status_code(error: Exception) -> int:

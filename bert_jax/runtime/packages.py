@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Iterator
 
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, install
 
 
 @contextlib.contextmanager
@@ -86,10 +86,9 @@ def loading_tensorflow(purpose: str) -> Iterator[None]:
 
 def _install_tensorflow() -> str:
     """The command that installs TensorFlow and TF-Text on this machine."""
-    # TensorFlow Text would install plain tensorflow, which is larger and takes accelerators;
-    # tensorflow-cpu exists for x86-64 only.
-    package = 'tensorflow'
+    command = install('data')
     if sys.platform == 'linux' and platform.machine() == 'x86_64':
-        package = 'tensorflow-cpu'
-    return (f"python -m pip install '{package}==2.21.*' tensorflow-datasets && "
-            "python -m pip install --no-deps 'tensorflow-text==2.21.*'")
+        # There the extra has tensorflow-cpu, and TensorFlow Text would install plain tensorflow,
+        # which is larger and takes accelerators.
+        command += " && python -m pip install --no-deps 'tensorflow-text==2.21.*'"
+    return command

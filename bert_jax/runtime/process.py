@@ -23,7 +23,9 @@ from typing import Any
 from bert_jax.runtime import files, signals
 from bert_jax.runtime.errors import (
     Diverged,
+    FaultyChip,
     InputError,
+    SaveFailed,
     Stopped,
     Unavailable,
     first_line,
@@ -44,6 +46,7 @@ class ErrorRule:
     Attributes:
       types: classes of the exceptions that the rule is for.
       pattern: is found in 'module.name: message' of these exceptions.
+      raised_in: the end of the path of the file that raises them; '': any.
       only_if_set: an environment variable without which the rule does not apply.
       line: is printed. In it, {message} is the exception's message on one line, {first_line} that
         message's first line, {file} the file that the exception names and what is wrong with it,
@@ -53,6 +56,7 @@ class ErrorRule:
 
     types: type[BaseException] | tuple[type[BaseException], ...]
     pattern: str = ''
+    raised_in: str = ''
     only_if_set: str = ''
     line: str
     status: int
@@ -60,6 +64,8 @@ class ErrorRule:
     def applies_to(self, error: BaseException) -> bool:
         """Whether the rule is for this exception."""
         if self.only_if_set and self.only_if_set not in os.environ:
+            return False
+        if not _raised_in(error).endswith(self.raised_in):
             return False
         name = f'{type(error).__module__}.{type(error).__name__}'
         return isinstance(error, self.types) and bool(re.search(self.pattern, f'{name}: {error}'))
@@ -78,6 +84,12 @@ class ErrorRule:
             disk=disk)
 
 
+def _raised_in(error: BaseException) -> str:
+    """The path of the file with the line that raised an exception; '' where none did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].filename if frames else ''
+
+
 def _naming_a_file(*numbers: int) -> str:
     """A pattern of the operating system's errors of these numbers, where they name a file."""
     choices = '|'.join(str(number) for number in numbers)
@@ -88,7 +100,8 @@ def _naming_a_file(*numbers: int) -> str:
 _ERROR_RULES = (
     ErrorRule(types=Stopped, line='{message}', status=143),
     ErrorRule(types=InputError, line='{message}', status=2),
-    ErrorRule(types=(Diverged, Unavailable), line='{message}', status=1),
+    ErrorRule(types=(FaultyChip, SaveFailed, Unavailable), line='{message}', status=1),
+    ErrorRule(types=Diverged, line='{message}', status=3),
     ErrorRule(types=KeyboardInterrupt, line='stopped', status=130),
     ErrorRule(
         types=Exception,
@@ -113,6 +126,11 @@ _ERROR_RULES = (
         pattern=_naming_a_file(errno.EIO, errno.ESTALE, errno.EFBIG),
         line='{file}: the disk or network that it is on fails',
         status=1),
+    ErrorRule(  # of TensorStore: EPERM, EACCES, EROFS
+        types=ValueError,
+        pattern=r"\[os_error_code='(1|13|30)'",
+        line='{first_line}: check the path and the rights to it',
+        status=2),
     ErrorRule(
         types=Exception,
         pattern='MemoryError: |RESOURCE_EXHAUSTED',
@@ -128,6 +146,20 @@ _ERROR_RULES = (
         line='jax finds no device of JAX_PLATFORMS ({first_line}): set JAX_PLATFORMS=cpu to use '
              'the CPU, or install jax for the device of this machine',
         status=2),
+    ErrorRule(
+        # jax has the platform and found no device of it: CUDA without a GPU.
+        types=AssertionError,
+        raised_in='xla_bridge.py',
+        only_if_set='JAX_PLATFORMS',
+        line='jax finds no device of JAX_PLATFORMS: set JAX_PLATFORMS=cpu to use the CPU, or '
+             'install jax for the device of this machine',
+        status=2),
+    ErrorRule(  # of Gloo and NCCL
+        types=Exception,
+        pattern='JaxRuntimeError: .*(closed by peer|reset by peer|remote process exited)',
+        line='another host ended or cannot be reached ({first_line}): look at what the other hosts '
+             'printed; started again, a run goes on from its last checkpoint',
+        status=1),
     ErrorRule(
         types=Exception,
         # Libraries that access buckets, and how messages of gcsfs and TensorStore begin.
@@ -203,8 +235,8 @@ def error_boundary(stopped: str = 'stopped', writing: str | None = None) -> Iter
       writing: a file that the block writes, for the message of a full disk.
 
     Raises:
-      SystemExit: with status 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM or SIGHUP, and 1
-        for anything else, such as standard output whose reader has gone.
+      SystemExit: with status 2 for bad input, 3 if a training diverged, 130 after Ctrl-C, 143 after
+        SIGTERM or SIGHUP, and 1 for anything else, such as standard output whose reader has gone.
     """
     _quiet_libraries()
     try:

@@ -1,9 +1,11 @@
-"""What the fields of foreign JSON may hold: a schema a file, and one reader of them all.
+"""What values may be: those of config fields, and of the fields of foreign JSON by a schema a file.
 
 Foreign is every file that another program, an editor or an older version may have written. A schema
 names the fields that are read; others are kept as they are. null is the same as no field.
+`files.read_fields` reads such a file.
 """
 
+import contextlib
 import dataclasses
 import posixpath
 import re
@@ -11,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.runtime.errors import InputError, nearest
-from bert_jax.runtime.files import Path, read_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +107,9 @@ Allowed = Range | tuple[Any, ...] | _Text | _Truth | AnyOf  # a tuple lists the 
 
 def why_not_allowed(value: Any, allowed: Allowed) -> str:
     """Why a value is not allowed; '' if it is."""
-    if value in allowed:
-        return ''
+    with contextlib.suppress(ValueError):  # of an array, which is not equal or unequal to anything
+        if value in allowed:
+            return ''
     if isinstance(allowed, tuple):
         return f'is unknown: {nearest(value, allowed)}'
     return f'must be {allowed}'
@@ -186,19 +188,3 @@ def check_fields(value: Any, schema: Schema, where: object, remedy: str) -> None
     fault = fault_in(value, schema)
     if fault:
         raise InputError(f'{where}: {fault}: {remedy}')
-
-
-def read_fields(path: Path, schema: Mapping[str, Any] | ListOf, remedy: str) -> Any:
-    """The JSON object or list in a file, whose fields are of their kinds where they are not null.
-
-    Args:
-      path: the file.
-      schema: of its content.
-      remedy: what to do about a bad or missing one.
-
-    Raises:
-      InputError: the file is missing, is no JSON, or holds a value that is not allowed.
-    """
-    content = read_json(path, remedy, list if isinstance(schema, ListOf) else dict)
-    check_fields(content, schema, path, remedy)
-    return content

@@ -1,9 +1,9 @@
-"""Stops a run on all hosts at the same step: on a signal, a failed host or a hang.
+"""Stops a run on all hosts at the same place: on a signal, a failed host or a hang.
 
 SIGTERM, SIGHUP (a terminal that is gone) or Ctrl-C on any host stops all of them after the same
-step. A host that fails, or whose heartbeat stops, ends the others with its message and status:
-otherwise their devices would wait for it for ever. If no host finishes a step, every host writes
-its stacks and the run ends.
+step, or between the same two batches of an evaluation. A host that fails, or whose heartbeat stops,
+ends the others with its message and status: otherwise their devices would wait for it for ever. If
+no host finishes a step, every host writes its stacks and the run ends.
 
 The hosts communicate through jax's coordination service: each posts its state every half second;
 host 0 reads all states and posts a verdict, which all read. jax's `reached_preemption_sync_point`
@@ -12,6 +12,7 @@ also agrees on a step, but does not name the host that failed.
 
 import contextlib
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -21,11 +22,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import jax
+
 from bert_jax.runtime import hosts, signals
 from bert_jax.runtime.errors import Stopped, first_line, visible
 from bert_jax.runtime.files import Path, remove_temporary_folders, write_whole
-from bert_jax.runtime.long_work import is_at_long_work
-from bert_jax.runtime.verdict import (
+from bert_jax.runtime.host_failures import (
     SILENCE_SECONDS,
     Failure,
     Judge,
@@ -33,11 +35,13 @@ from bert_jax.runtime.verdict import (
     StepTimes,
     Verdict,
 )
+from bert_jax.runtime.long_work import is_at_long_work
 
-# Causes of `Goodput` under which a step must end; compilation, evaluation and saves have no limit,
-# nor has waiting for data while the host is at `long_work`.
-_WATCHED = ('step', 'data', 'profile')
+# Causes of `Goodput` under which a step must end; compilation and evaluation have no limit, nor has
+# waiting for data while the host is at `long_work`.
+_WATCHED = ('step', 'data', 'profile', 'save')
 _TURN_SECONDS = 0.5  # between two reports
+_UNANSWERED_SECONDS = 45.0  # of host 0; jax would abort after about 75, without a name
 _PATIENCE_SECONDS = 10.0  # that the main thread gets to handle a signal before the first step
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _BEFORE = 'stopped before the first step; start again and it goes on where it was'
@@ -51,14 +55,21 @@ class Guard:
     def __init__(self) -> None:
         self._changed = threading.Condition()  # of the verdict
         self._own = Report()
+        self._polls = 0  # by the main thread
+        self._is_waiting = False  # the main thread, since its last poll
         self._verdict = Verdict()
         self._judge = Judge()  # works on host 0
         self._steps = StepTimes(time.monotonic())
         self._finished = threading.Event()
         self._cause: Callable[[], str] = lambda: 'start'
+        self._fault: Callable[[], Exception | None] = lambda: None
+        self._fault_seen = math.inf  # when
+        self._seconds: Callable[[], dict[str, float]] = dict
+        self._reports: dict[int, Report] = {}
         self._folder: Path | None = None  # for stacks
         self._turn = _TURN_SECONDS
         self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._num_answers = 0  # of host 0
         self._handlers: dict[int, Any] = {}  # of each signal, before `start`
         self._end_calls: Callable[[], None] | None = None
 
@@ -71,16 +82,31 @@ class Guard:
             if not is_nohup:
                 self._handlers[number] = signal.signal(number, self._handle)
         self._thread.start()
+        if not hosts.first():
+            threading.Thread(target=self._watch_first, daemon=True).start()
 
-    def watch(self, cause: Callable[[], str], folder: Path) -> None:
+    def watch(
+        self, cause: Callable[[], str], folder: Path,
+        fault: Callable[[], Exception | None] = lambda: None,
+        seconds: Callable[[], dict[str, float]] = dict,
+    ) -> None:
         """From now on, ends the run when no host finishes a step.
 
         Args:
           cause: returns the `Goodput` cause that the main thread is in.
           folder: receives `stacks-HOST.txt` of every host.
+          fault: returns why the run must end, such as a save in the background that failed. The
+            main thread raises it when it polls; this ends the run if it does not get there.
+          seconds: returns the seconds by cause, for the other hosts. A thread calls it.
         """
         self._cause = cause
         self._folder = folder
+        self._fault = fault
+        self._seconds = seconds
+
+    def reports(self) -> dict[int, Report]:
+        """What each host said of itself last; {} on other hosts than the first."""
+        return self._reports
 
     def _handle(self, number: int, frame: object) -> None:
         del frame
@@ -101,19 +127,49 @@ class Guard:
             _leave(143, _BEFORE)
 
     def should_stop(self, step: int) -> bool:
-        """Whether to save and stop after this step; the same on all hosts. Call it every step."""
-        self._steps.finish(time.monotonic())
+        """Whether to save and stop here; the same on all hosts.
+
+        Call it after every step, and between the batches of what is long between two steps: on all
+        hosts equally often, as they agree on the number of the call at which they stop.
+
+        Args:
+          step: the last step that was finished.
+        """
         own = self._own
+        if step != own.step:
+            self._steps.finish(time.monotonic())
         with self._changed:
             own.step = step
+            self._polls += 1
             if hosts.count() == 1:
                 return own.was_signalled
             if self._verdict.must_stop and own.earliest_stop is None:
-                own.earliest_stop = step
-            if own.earliest_stop is not None and step >= own.earliest_stop:
-                while self._verdict.stop_step is None:
-                    self._changed.wait(1.0)
-            return self._verdict.stop_step is not None and step >= self._verdict.stop_step
+                own.earliest_stop = self._polls
+            return self._stops_here()
+
+    def should_leave(self, is_over: bool) -> bool:
+        """Whether to save and stop while this host waits, or has just waited; for several hosts.
+
+        They leave together if all wait since the same poll, that is between the same two batches
+        or steps. Otherwise one of them already computes what needs all, and they stop at a poll.
+
+        Args:
+          is_over: what it waited for is here. Call it so after each wait, and with False in it.
+        """
+        with self._changed:
+            self._is_waiting = not is_over
+            return self._stops_here()
+
+    def _stops_here(self) -> bool:
+        """Whether the hosts stop at the last poll of this one, which waits for their decision.
+
+        The caller has `_changed`.
+        """
+        own = self._own
+        if own.earliest_stop is not None and self._polls >= own.earliest_stop:
+            while self._verdict.stop_poll is None:
+                self._changed.wait(1.0)
+        return self._verdict.stop_poll is not None and self._polls >= self._verdict.stop_poll
 
     def fail(self, message: str, status: int, is_ours: bool = True) -> None:
         """Ends this process, and all hosts, with this one's message and status.
@@ -128,13 +184,29 @@ class Guard:
             time.sleep(SILENCE_SECONDS + 5)
         with contextlib.suppress(OSError):
             sys.stderr.write(f'error: {visible(message)}\n')  # one write: other hosts may share it
-        if has_others and status == 143 and self._verdict.stop_step is not None:
+        if has_others and status == 143 and self._verdict.stop_poll is not None:
             self.finish()
+            with contextlib.suppress(Exception):
+                jax.distributed.shutdown()  # together, before the first is gone
         elif has_others:
             self._own.failure = Failure(message, status)
             self._let_others_read()
             _leave(status)
+        if status == 143:
+            _leave(status)  # what is being compiled is not waited for
         sys.exit(status)
+
+    def leave(self, message: str, status: int) -> NoReturn:
+        """Ends this process, and all hosts, at once: threads that still write are not waited for.
+
+        Args:
+          message: is printed.
+          status: exit status.
+        """
+        if hosts.count() > 1:
+            self._own.failure = Failure(message, status)
+            self._let_others_read()
+        _leave(status, message)
 
     def finish(self) -> None:
         """Waits for all hosts, then stops monitoring and leaves signals to what handled them."""
@@ -154,10 +226,12 @@ class Guard:
         while not self._finished.wait(self._turn):
             try:
                 verdict = self._ask_verdict()
+                self._num_answers += 1
             except Exception as error:
                 if not self._finished.is_set():
                     _leave(1, f'host 0 does not answer any more ({first_line(error)})')
                 return
+            self._end_if_faulty()
             is_own_failure = verdict.failed_host == hosts.index() and not verdict.hangs
             if verdict.failure is not None and not is_own_failure:
                 self._end(verdict, verdict.failure)
@@ -165,6 +239,19 @@ class Guard:
                 self._verdict = verdict
                 self._promise_to_stop()
                 self._changed.notify_all()
+
+    def _watch_first(self) -> None:
+        """Ends this process if host 0 stands still, so that a request to it never returns.
+
+        It counts its own turns: a process that was suspended, with all others, has had none.
+        """
+        turns = 0
+        num_answers = self._num_answers
+        while not self._finished.wait(self._turn):
+            turns = 0 if self._num_answers > num_answers else turns + 1
+            num_answers = self._num_answers
+            if turns * self._turn > _UNANSWERED_SECONDS:
+                _leave(1, f'host 0 has not answered for {_UNANSWERED_SECONDS:.0f} seconds')
 
     def _ask_verdict(self) -> Verdict:
         """Posts this host's report and returns the verdict, which host 0 makes and posts."""
@@ -181,9 +268,24 @@ class Guard:
         for key, text in client.key_value_dir_get(_REPORTS_KEY):
             host = int(key.rpartition('/')[2])
             reports[host] = Report.from_json(text)
+        self._reports = reports
         verdict = self._judge.judge(reports, time.monotonic(), self._folder)
         client.key_value_set(f'{_VERDICT_KEY}0', verdict.to_json(), allow_overwrite=True)
         return verdict
+
+    def _end_if_faulty(self) -> None:
+        """Ends this process, and all hosts, if the main thread does not find a fault by itself."""
+        fault = self._fault()
+        now = time.monotonic()
+        if fault is None:
+            return
+        self._fault_seen = min(self._fault_seen, now)
+        if now - self._fault_seen > _PATIENCE_SECONDS and self._own.failure is None:
+            self._own.failure = Failure(str(fault), status=1)
+            if hosts.count() > 1:
+                self._ask_verdict()
+                self._let_others_read()
+            _leave(1, str(fault))
 
     def _update_report(self) -> None:
         now = time.monotonic()
@@ -194,12 +296,16 @@ class Guard:
         self._own.beat += 1
         self._own.still_seconds = self._steps.still(now)
         self._own.usual_seconds = self._steps.usual
+        self._own.cause = cause
+        self._own.seconds = self._seconds()
 
     def _promise_to_stop(self) -> None:
-        """Chooses this host's first step to stop at, once the hosts have to and it is training."""
+        """Chooses this host's first poll to stop at, once the hosts have to and it is training."""
         own = self._own
         if self._verdict.must_stop and own.earliest_stop is None and own.step is not None:
-            own.earliest_stop = own.step + 1  # the main thread may be past the step it polled last
+            # The main thread may be past its last poll, unless it waits: then it asks before it
+            # goes on.
+            own.earliest_stop = self._polls + (0 if self._is_waiting else 1)
 
     def _end(self, verdict: Verdict, failure: Failure) -> NoReturn:
         """Ends this process because a host failed or all hang."""
@@ -209,7 +315,10 @@ class Guard:
             self._let_others_read()
         if self._own.failure is not None:
             _leave(self._own.failure.status)
-        _leave(failure.status, f'host {verdict.failed_host}: {failure.message}')
+        message = failure.message
+        if verdict.failed_host is not None:
+            message = f'host {verdict.failed_host}: {message}'
+        _leave(failure.status, message)
 
     def _write_stacks(self) -> None:
         """Writes what each thread of this process is doing."""

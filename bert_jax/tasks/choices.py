@@ -16,19 +16,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data import table
-from bert_jax.data.packing import Units
-from bert_jax.data.pairs import Encode, make_sequences
+from bert_jax.answers.engine import Outputs
 from bert_jax.heads.classification import MultipleChoice
-from bert_jax.inference.engine import Outputs
+from bert_jax.rows import table
+from bert_jax.rows.packing import Units
+from bert_jax.rows.pairs import Encode, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
 from bert_jax.runtime.hub import split_of
-from bert_jax.tasks.labelled import EvalSet, LabelledTask, Results, ScoredModel, open_tokenization
+from bert_jax.tasks.handles import ScoredModel
+from bert_jax.tasks.labelled import EvalSet, LabelledTask, Results, open_tokenization, warn_of_cut
 from bert_jax.tasks.metrics import accuracy
-from bert_jax.tasks.sources import held_out, one_source, own_files
-from bert_jax.tasks.texts import TextExamples, predictions_table, say_empty
-from bert_jax.text.vocab import Frame
+from bert_jax.tasks.sources import held_out, one_source, own_files, warn_of_trained_on
+from bert_jax.tasks.texts import TextExamples, predictions_table, say_left_out
+from bert_jax.text.frames import Frame
 from bert_jax.text.wordpiece import has_words
 
 DEV_SHARE = 0.2  # of a data set without splits; CODAH's authors also score on a fifth
@@ -129,7 +130,7 @@ def read_swag_file(path: str, max_malformed: float = 0.01) -> TextExamples:
 
 
 def read_choices(
-    path: str, columns: ChoiceColumns, max_malformed: float = 0.01
+    path: str, columns: ChoiceColumns, max_malformed: float = 0.01, *, keep_empty: bool = True
 ) -> TextExamples:
     """All questions of a file.
 
@@ -137,6 +138,8 @@ def read_choices(
       path: see `table.read_rows`.
       columns: of the file.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
+      keep_empty: whether questions with an empty text are kept, and one without a label is
+        malformed; else both are left out, and counted.
 
     Raises:
       InputError: a missing column, an unknown label, an id that occurs twice, too many malformed
@@ -145,17 +148,19 @@ def read_choices(
     wanted = [columns.text, *columns.choices, columns.label]
     if columns.beginning:
         wanted.append(columns.beginning)
-    parser = _QuestionParser(columns)
+    parser = _QuestionParser(columns, needs_label=keep_empty)
     rows = table.read_table(
         path, wanted, parser.parse, id_column=columns.id, max_malformed=max_malformed,
         optional=[''], headerless=columns.headerless)
+    if not keep_empty:
+        rows = _without_empty(path, rows)
     questions: list[_Question] = rows.values
     labels = {question.label for question in questions}
     id_of = _label_ids(columns.choices, parser.num_choices, labels)
     for line, question in zip(rows.lines, questions, strict=True):
         if question.label not in id_of:
-            raise InputError(f"{path}, line {line}: unknown label '{question.label}'; known are "
-                             f"{', '.join(id_of)}: correct the cell")
+            raise InputError(f"{path}, line {line}: unknown label '{question.label:.60}'; known "
+                             f"are {', '.join(id_of)}: correct the cell")
     contexts = [question.context for question in questions]
     choices = zip(*[question.choices for question in questions], strict=True)
     label_ids = [id_of[question.label] for question in questions]
@@ -163,8 +168,23 @@ def read_choices(
         [contexts, *choices], np.array(label_ids, np.int32), rows.ids, path)
 
 
+def _without_empty(path: str, rows: table.Rows) -> table.Rows:
+    """The rows with all their texts and a label; the number of the others is said."""
+    kept: list[int] = []
+    num_empty = 0
+    for i, question in enumerate(rows.values):
+        if not all(map(has_words, [question.context, *question.choices])):
+            num_empty += 1
+        elif question.label:
+            kept.append(i)
+    num_unlabelled = len(rows.values) - len(kept) - num_empty
+    say_left_out(path, len(rows.values), num_empty, num_unlabelled)
+    return table.Rows(
+        [rows.ids[i] for i in kept], [rows.lines[i] for i in kept], [rows.values[i] for i in kept])
+
+
 class _Question(NamedTuple):
-    """A row of a file."""
+    """A row of a file; its label is '' where it has none."""
 
     context: str
     choices: list[str]
@@ -178,8 +198,9 @@ class _QuestionParser:
       num_choices: of a question; 0: not known yet.
     """
 
-    def __init__(self, columns: ChoiceColumns):
+    def __init__(self, columns: ChoiceColumns, *, needs_label: bool):
         self._columns = columns
+        self._needs_label = needs_label
         self._is_list = len(columns.choices) == 1
         self.num_choices = 0
         if not self._is_list:
@@ -201,7 +222,10 @@ class _QuestionParser:
                 f'choices: {len(choices)}, where {max(self.num_choices, 2)} are wanted')
         if self._columns.beginning and cells[-1]:
             choices = [f'{cells[-1]} {choice}' for choice in choices]
-        return _Question(context, choices, table.label_of(label))
+        label_text = table.label_text(label)
+        if self._needs_label:
+            label_text = table.label_of(label)
+        return _Question(context, choices, table.plain_number(label_text) or label_text)
 
 
 def _label_ids(
@@ -241,6 +265,8 @@ def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
     train = None
     if scored is None:
         train = _read_swag_split(config, 'train')
+        if config.data.eval_source:
+            warn_of_trained_on(config, train.wholes(), dev.wholes())
     return _task(config, train, dev)
 
 
@@ -263,18 +289,14 @@ def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> Label
         raise InputError(
             "config.data.choices='': name the columns of the choices, between commas, or the one "
             'of JSON lines that holds a list of them')
-    columns = ChoiceColumns(text=data.text, choices=choices, label=data.label, id=data.id or None)
+    columns = ChoiceColumns(
+        text=data.text or 'text', choices=choices, label=data.label or 'label', id=data.id or None)
 
     def read(path: str) -> TextExamples:
-        examples = read_choices(path, columns, data.max_malformed)
-        kept: list[int] = []
-        for i, texts in enumerate(zip(*examples.texts, strict=True)):
-            if all(map(has_words, texts)):
-                kept.append(i)
-        say_empty(path, len(examples) - len(kept), len(examples))
-        return examples.take(np.array(kept))
+        return read_choices(path, columns, data.max_malformed, keep_empty=False)
 
-    train, dev = own_files(config, scored, read, lambda examples: examples.texts[0])
+    train, dev = own_files(
+        config, scored, read, lambda examples: examples.texts[0], wholes=TextExamples.wholes)
     return _task(config, train, dev)
 
 
@@ -288,15 +310,17 @@ def _task(config: ConfigDict, train: TextExamples | None, dev: TextExamples) -> 
     def units(examples: TextExamples) -> Units:
         return choice_units(
             examples, tokenization.encode, max_length=config.data.max_seq_length,
-            frame=tokenization.tokenizer.vocab.frame)
+            frame=tokenization.frame)
 
     train_units = None
     if train is not None:
         train_units = units(train)
+    dev_units = units(dev)
+    warn_of_cut((train_units or dev_units).sequences, config.data.max_seq_length)
     scored_set = ChoiceSet(dev, config.data.id)
     return LabelledTask(
         config, tokenization, train=train_units,
-        evaluated=(EvalSet('', units(dev), scored_set.results),), metric='accuracy',
+        evaluated=(EvalSet('', dev_units, scored_set.results),), metric='accuracy',
         head='multiple_choice', arguments={'num_outputs': num_choices},
         majority_baseline={'accuracy': 1 / num_choices})
 

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data import table
+from bert_jax.rows import table
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hub import DATASET
-from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.tasks.handles import ScoredModel
+from bert_jax.tasks.labelled import LabelledTask
 from bert_jax.tasks.labels import LabelFormat, LabelParser, NumericLabels
-from bert_jax.tasks.sources import one_source, tfds_records
+from bert_jax.tasks.sources import one_source, tfds_records, warn_of_trained_on
 from bert_jax.tasks.texts import TextColumns, TextExamples, TextHead, read_texts, text_task
 
 _PAIR = ('sentence1', 'sentence2')
@@ -211,6 +212,9 @@ def open_glue(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
     train = None
     if scored is None:
         train = _read_split(config, task, 'train', required=True)
+    dev = sets.get('dev')
+    if train is not None and dev is not None and config.data.eval_source:
+        warn_of_trained_on(config, train.wholes(), dev.wholes())
     head_name = 'classification'
     if not task.labels:
         head_name = 'regression'

@@ -15,51 +15,81 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
-from bert_jax.data.pairs import Encode
-from bert_jax.data.sharing import Places, share_tokenizer
-from bert_jax.data.stateless import hash64, permute
+from bert_jax.answers.engine import Engine, Outputs
+from bert_jax.config.choices import GOOGLE, TEMPLATE
 from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
-from bert_jax.inference.engine import Engine, Outputs
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
+from bert_jax.rows.packing import Plan, Units, packed_batch, plan_steps
+from bert_jax.rows.pairs import Encode, Sequences
+from bert_jax.rows.stateless import hash64, permute
 from bert_jax.runtime.checksum import not_finite
-from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, write_whole
+from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
-from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
 from bert_jax.sharding import Layout, Mesh, batch_sharding, local_rows, to_global
-from bert_jax.text import Tokenizer, check_known, load_tokenizer
-from bert_jax.train.step import EvalStep
-from bert_jax.train.task import Phase
+from bert_jax.step.step import EvalStep
+from bert_jax.tasks.handles import prepared_text
+from bert_jax.text.coverage import check_known
+from bert_jax.text.frames import Frame
+from bert_jax.text.tokenizer import Tokenizer, Tokens
+from bert_jax.train.phase import Phase
+from bert_jax.weights.inference_settings import frame_of
 
 Results = tuple[dict[str, float], dict[str, str]]  # metrics, contents of files, by name
+_KEPT_TEXTS = 200  # of a table, or so, for a look at their words; and so many characters of each
+_KEPT_CHARACTERS = 2000
 # Row lengths to choose from. A row holds at least the longest unit.
 _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
-class ScoredModel(NamedTuple):
-    """The facts about a model that is scored and not trained.
+class Tokenization(NamedTuple):
+    """How a run makes sequences of texts.
 
     Attributes:
-      labels: of its head, by id; empty if it has none, or if the task's own labels apply.
-      inference: how its predictions are made (`Weights.inference`).
-      trained: the fields of its run's config.json by dotted name; empty if it is no run of this
-        project, or a run converted from elsewhere.
+      path: of the vocabulary file.
+      tokenizer: of this vocabulary.
+      encode: tokenizes many texts.
+      frame: what is put around and between texts, and how they are cut.
     """
-
-    labels: tuple[str, ...] = ()
-    inference: Mapping[str, Any] = {}
-    trained: Mapping[str, Any] = {}
-
-
-class Tokenization(NamedTuple):
-    """The vocabulary file of a run, its tokenizer, and the function that tokenizes many texts."""
 
     path: Path
     tokenizer: Tokenizer
     encode: Encode
+    frame: Frame
+
+
+class SampledEncode:
+    """Tokenizes many texts, and keeps some of them.
+
+    Attributes:
+      texts: those that were first kept, at equal distances, or their beginnings.
+    """
+
+    def __init__(self, encode: Encode):
+        """Takes what tokenizes."""
+        self._encode = encode
+        self.texts: list[str] = []
+
+    def __call__(self, texts: Sequence[str]) -> Tokens:
+        """As of `Encode`."""
+        self.keep(texts)
+        return self._encode(texts)
+
+    def keep(self, texts: Sequence[str]) -> None:
+        """Keeps some texts, unless there are some."""
+        if not self.texts:
+            step = 1 + len(texts) // _KEPT_TEXTS
+            self.texts = [text[:_KEPT_CHARACTERS] for text in texts[::step]]
+
+
+def warn_of_cut(sequences: Sequences, max_length: int) -> None:
+    """Warns if most texts are cut, so that a model sees only a part of each."""
+    num_texts = len(sequences)
+    if sequences.num_cut > num_texts / 2:
+        which = 'all' if sequences.num_cut == num_texts else f'{sequences.num_cut:,} of'
+        say(f'warning: {which} {num_texts:,} texts are cut at config.data.max_seq_length='
+            f'{max_length}: raise it, if the model has more positions')
 
 
 def open_tokenization(config: ConfigDict) -> Tokenization:
@@ -68,22 +98,29 @@ def open_tokenization(config: ConfigDict) -> Tokenization:
     Raises:
       InputError: the config names no vocabulary, or one that cannot be read.
     """
-    data = config.data
-    if not data.vocab_file:
-        raise InputError(
-            'config.data.vocab_file is empty, and there is no config.init_checkpoint that '
-            'brings one: a downstream task starts from a vocabulary')
-    path = share_tokenizer(
-        as_path(data.vocab_file), data.add_tokens, data.lowercase,
-        Places.choose(data.dir, data.local_dir), data.strip_accents)
-    tokenizer = load_tokenizer(path, data.lowercase)
-    if has_tensorflow():
-        with loading_tensorflow('fine-tuning'):
-            from bert_jax.data.tokenize import make_encode
-    else:
-        from bert_jax.data.tokenize_plain import make_encode
+    text = prepared_text(config)
+    frame = frame_of(
+        text.tokenizer.vocab, _framing(config), config.model.type_vocab_size or 0,
+        config.init_checkpoint or 'the model')
+    return Tokenization(text.vocab_path, text.tokenizer, SampledEncode(text.encode), frame)
 
-    return Tokenization(path, tokenizer, make_encode(tokenizer))
+
+def _framing(config: ConfigDict) -> dict[str, str]:
+    """How texts become sequences, as `Weights.inference` says it."""
+    data = config.data
+    return {
+        'truncation': data.truncation or GOOGLE, 'token_types': data.token_types or TEMPLATE}
+
+
+def keep_texts(tokenization: Tokenization, texts: Sequence[str]) -> None:
+    """Keeps some of the texts that are trained on, for a look at their words (`check_known`)."""
+    if isinstance(tokenization.encode, SampledEncode):
+        tokenization.encode.keep(texts)
+
+
+def _kept_texts(encode: Encode) -> Sequence[str]:
+    """Some of the texts that were tokenized first."""
+    return encode.texts if isinstance(encode, SampledEncode) else ()
 
 
 class EvalSet(NamedTuple):
@@ -93,12 +130,15 @@ class EvalSet(NamedTuple):
       name: prefix of its metrics, empty for the main set.
       units: its examples.
       results: from outputs in the order of `units` ([n, ...] and [T, ...]) to metrics by name (none
-        where the examples have no labels) and the content of files of predictions by name.
+        where the examples have no labels; NaN: it is undefined) and the content of files of
+        predictions by name.
+      remarks: from outputs to lines that an evaluation says about them.
     """
 
     name: str
     units: Units
     results: Callable[[Outputs], Results]
+    remarks: Callable[[Outputs], Sequence[str]] = lambda outputs: ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -150,13 +190,16 @@ class LabelledTask:
         tokenizer = self.tokenization.tokenizer
         self.vocab_path: Path | None = self.tokenization.path
         self.vocab_size = len(tokenizer.vocab)
-        self.inference = {'max_seq_length': self.config.data.max_seq_length, **self.inference}
+        self.inference = {
+            'max_seq_length': self.config.data.max_seq_length, **_framing(self.config),
+            **self.inference}
         self.num_examples = None
         if self.train is not None:
             self.num_examples = len(self.train)
             check_known(
                 self.train.sequences.ids, tokenizer,
-                f'config.data.source={self.config.data.source}', self.tokenization.path)
+                f'config.data.source={self.config.data.source}', self.tokenization.path,
+                _kept_texts(self.tokenization.encode))
         self._seed = self.config.seed
         # Shared by all runs of a sweep (`with_seed`), so that it is compiled once.
         self._engine = functools.cache(self._make_engine)
@@ -248,7 +291,7 @@ class LabelledTask:
             name = not_finite(result)
             if name:  # argmax would choose a label from NaN, too
                 return {f'{eval_set.name}{name}': math.nan}
-        metrics, _ = self.results(outputs)
+        metrics, _ = self.evaluation(outputs)
         return metrics
 
     def _plan(self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> Plan:
@@ -295,6 +338,19 @@ class LabelledTask:
         engine = self._engine(mesh, head.config)
         outputs_of = functools.partial(engine.outputs, head.outputs)
         return [functools.partial(outputs_of, units=eval_set.units) for eval_set in self.sets]
+
+    def evaluation(self, outputs: Sequence[Outputs]) -> Results:
+        """The `results` without metrics that are undefined; what is odd about them is said."""
+        metrics, files = self.results(outputs)
+        for eval_set, result in zip(self.sets, outputs):
+            for line in eval_set.remarks(result):
+                say(line)
+        defined = {name: value for name, value in metrics.items() if not math.isnan(value)}
+        undefined = sorted(metrics.keys() - defined.keys())
+        if undefined:
+            say(f"note: {', '.join(undefined)}: undefined for these predictions and labels, as the "
+                'correlation with a constant is; no value is recorded')
+        return defined, files
 
     def results(self, outputs: Sequence[Outputs]) -> Results:
         """Metrics and files of the first of `sets`, from the outputs of each."""

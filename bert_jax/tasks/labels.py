@@ -8,19 +8,27 @@
 
 import contextlib
 import dataclasses
+import difflib
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data import table
-from bert_jax.runtime.errors import InputError
+from bert_jax.rows import table
+from bert_jax.runtime.errors import InputError, counted
 from bert_jax.runtime.files import as_path, read_bytes
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import several_labels
+
+_FEW = 5  # examples of a label, of which fewer teach little
+_SELDOM = 2  # examples of a label that is perhaps misspelt
+_LEAST_LETTERS = 4  # of a label that is compared with others
+_MOST_COMPARED = 20  # of these, with so many others; a comparison takes microseconds
+_MOST_KNOWN = 1000
+_MOST_SHOWN = 10
 
 
 class NumericLabels(NamedTuple):
@@ -34,7 +42,7 @@ class NumericLabels(NamedTuple):
 
         Raises:
           InputError: it is no number, or outside the limits.
-          Malformed: the cell is empty.
+          NoLabel: the cell is empty.
         """
         text = table.label_of(cell)
         try:
@@ -76,8 +84,9 @@ class LabelFormat:
         """The names in a cell.
 
         Raises:
-          InputError: a list, where an example has one label.
-          Malformed: the cell is empty, where an example has one label, or a number has no name.
+          InputError: a list, where an example has one label; or another thing that is no label.
+          NoLabel: the cell is empty, where an example has one label.
+          Malformed: a number has no name.
         """
         if self.places:
             return several_labels.names_of_places(cell, self.numbered)
@@ -237,10 +246,11 @@ def label_names(config: ConfigDict, path: str, column: str) -> list[str]:
 
 
 def as_known(there: Collection[str], known: Collection[str]) -> dict[str, str]:
-    """{a label: the known one that differs from it only in case}, which are one; it is said.
+    """{a label: the known one that it is, too}, for those that are spelled in another way; said.
 
-    A known label stays itself, and so does one that two known labels differ from only in case. If
-    none is known yet, labels that differ only in case stay apart, with a warning.
+    These differ only in case, or they are the same number, as 1 and 1.0 are. A known label stays
+    itself, and so does one that two known labels differ from only in case. If none is known yet,
+    labels that differ only in case stay apart, with a warning, and numbers are as the shortest.
 
     Args:
       there: labels of a file or a model.
@@ -248,18 +258,47 @@ def as_known(there: Collection[str], known: Collection[str]) -> dict[str, str]:
     """
     if not known:
         _warn_of_case(there)
-        return {}
+        return _same_numbers(there, _shortest_numbers(there))
     folded = _by_folded_case(known)
     found: dict[str, str] = {}
     for name in sorted(set(there) - set(known)):
         alike = folded.get(name.casefold(), [])
         if len(alike) == 1:
             found[name] = alike[0]
+    _say_one('differ only in case', found)
+    return found | _same_numbers(set(there) - set(known), known)
+
+
+def _say_one(are: str, found: Mapping[str, str]) -> None:
+    """Says which labels are taken for others."""
     if found:
         shown = itertools.islice(found.items(), 5)
         examples = [f'{name} is {same}' for name, same in shown]
-        say(f"note: labels that differ only in case are one: {', '.join(examples)}")
+        say(f"note: labels that {are} are one: {', '.join(examples)}")
+
+
+def _same_numbers(there: Collection[str], known: Collection[str]) -> dict[str, str]:
+    """{a label: the known one that is the same number}; it is said."""
+    known_of_number: dict[str, str] = {}
+    for name in sorted(known):
+        known_of_number.setdefault(table.plain_number(name), name)
+    found: dict[str, str] = {}
+    for name in sorted(set(there) - set(known)):
+        number = table.plain_number(name)
+        if number and number in known_of_number:
+            found[name] = known_of_number[number]
+    _say_one('are the same number', found)
     return found
+
+
+def _shortest_numbers(names: Collection[str]) -> list[str]:
+    """Of the names of each number the shortest, such as 1 of 1, 1.0 and 1.00."""
+    shortest: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        number = table.plain_number(name)
+        if number:
+            shortest.setdefault(number, name)
+    return list(shortest.values())
 
 
 def _by_folded_case(names: Collection[str]) -> dict[str, list[str]]:
@@ -278,20 +317,65 @@ def _warn_of_case(names: Collection[str]) -> None:
             return
 
 
-def check_labels_known(source: str, there: Collection[str], known: Collection[str]) -> None:
+def warn_of_rare(counts: Mapping[str, int], what: str = 'labels', unit: str = 'row') -> None:
+    """Warns of labels that are perhaps misspelt, and of all that have too few examples to learn.
+
+    Args:
+      counts: examples of each label, to train on.
+      what, unit: what the labels and their examples are called.
+    """
+    by_count = sorted(counts, key=lambda name: (counts[name], name))
+    rare = [name for name in by_count if counts[name] < _FEW]
+    if not rare or len(counts) < 2:
+        return
+    misspelt = [name for name in rare if counts[name] <= _SELDOM]
+    for name in misspelt[:_MOST_COMPARED]:
+        near = nearest_label(name, [other for other in counts if counts[other] > _SELDOM])
+        if near:
+            say(f'warning: {name!r} ({counted(counts[name], unit)}) is close to {near!r} '
+                f'({counted(counts[near], unit)}), and is trained as another label: if it is '
+                'misspelt, correct it')
+    shown = [f'{name} {counts[name]}' for name in rare[:_MOST_SHOWN]]
+    if len(rare) > _MOST_SHOWN:
+        shown.append(f'and {len(rare) - _MOST_SHOWN:,} further')
+    say(f"warning: {what} with fewer than {_FEW} {unit}s to train on: {', '.join(shown)}")
+
+
+def nearest_label(name: str, others: Sequence[str]) -> str:
+    """The label that another one may be a misspelling of; '' if there is none.
+
+    Numbers and short names are close to many that are meant.
+    """
+    if len(name) < _LEAST_LETTERS or table.plain_number(name):
+        return ''
+    words = [other for other in others[:_MOST_KNOWN] if not table.plain_number(other)]
+    folded = {other.casefold(): other for other in words if other.casefold() != name.casefold()}
+    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.8)
+    return folded[close[0]] if close else ''
+
+
+def check_labels_known(
+    source: str, there: Collection[str], known: Collection[str], *, is_training: bool = False
+) -> None:
     """Refuses to score a model on a file that shares no label with it: every score would be 0.
 
     Args:
       source: the file, for the message.
       there: its labels.
       known: the model's.
+      is_training: whether the model is trained now, on a file with these labels.
 
     Raises:
       InputError: they share no label.
     """
-    if not set(there) & set(known):
-        raise InputError(
-            f"{source} has the labels {', '.join(sorted(there)[:5])}, the model "
-            f"{', '.join(sorted(known)[:5])}: none is the same; name the columns with "
-            'config.data.text and config.data.label, or, if only the names differ, add '
-            '--labels_by_position to bert_jax.evaluate')
+    if set(there) & set(known):
+        return
+    owner = 'the model'
+    remedy = 'or, if only the names differ, add --labels_by_position to bert_jax.evaluate'
+    if is_training:
+        owner = 'the training file'
+        remedy = 'or write the labels of both files alike'
+    raise InputError(
+        f"{source} has the labels {', '.join(sorted(there)[:5])}, {owner} "
+        f"{', '.join(sorted(known)[:5])}: none is the same; name the columns with "
+        f'config.data.text and config.data.label, {remedy}')

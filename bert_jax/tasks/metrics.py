@@ -2,11 +2,12 @@
 
 `METRICS` says which head and how many classes each is for. All are shares or coefficients: 0.9,
 not 90. Predictions and labels are class ids [n], 0/1 indicators [n, L] for several labels per
-example, or numbers [n].
+example, or numbers [n]. A metric is NaN where scikit-learn or SciPy gives NaN: it is undefined.
 
     n: examples, L: labels
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,7 +25,10 @@ def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """F1 of class 1: harmonic mean of precision and recall, 0 where class 1 does not occur."""
+    """F1 of class 1: harmonic mean of precision and recall.
+
+    0 where class 1 does not occur, as scikit-learn has it.
+    """
     return _f1(predictions == 1, labels == 1)
 
 
@@ -62,7 +66,8 @@ def of_each_class(
 ) -> list[list[float]]:
     """[count, precision, recall, F1, area under the ROC curve] of each class against the others.
 
-    Undefined values are 0, such as the area of a class that no example, or every example, has.
+    As scikit-learn has it, precision and recall are 0 where they are undefined, and the area is
+    NaN: that of a class that no example, or every example, has.
     """
     rows = []
     for label, probabilities_n in enumerate(probabilities_nxL.T):
@@ -82,11 +87,16 @@ def of_each_class(
 
 
 def _area_under_roc(scores: np.ndarray, true: np.ndarray) -> float:
-    """The share of pairs of a true and another example whose scores are in order; ties are half."""
+    """The share of pairs of a true and another example whose scores are in order; ties are half.
+
+    NaN if there are no such pairs.
+    """
     count = int(true.sum())
     num_others = len(true) - count
+    if not count * num_others:
+        return math.nan
     pairs = _average_ranks(scores)[true].sum() - count * (count + 1) / 2
-    return float(pairs / max(count * num_others, 1))
+    return float(pairs / (count * num_others))
 
 
 def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -108,17 +118,13 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Linear correlation.
-
-    0 where a side is constant or not finite (SciPy: nan), so that the scores of runs that learned
-    nothing can be compared and written as JSON.
-    """
+    """Linear correlation; NaN where a side is constant or not finite."""
     x = predictions.astype(np.float64)
     y = labels.astype(np.float64)
     if not np.isfinite(x).all() or not np.isfinite(y).all():
-        return 0.0
+        return math.nan
     if np.ptp(x) == 0 or np.ptp(y) == 0:
-        return 0.0
+        return math.nan
     # Scaled before squaring, because squares of values far from 1 under- or overflow.
     scaled_x = (x - x.mean()) / np.ptp(x)
     scaled_y = (y - y.mean()) / np.ptp(y)
@@ -128,7 +134,7 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
 def spearman(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Pearson's correlation of the ranks; equal values share their average rank."""
     if not (np.isfinite(predictions).all() and np.isfinite(labels).all()):
-        return 0.0
+        return math.nan
     return pearson(_average_ranks(predictions), _average_ranks(labels))
 
 

@@ -13,22 +13,23 @@ from ml_collections import ConfigDict
 
 from bert_jax.config.fields import PRETRAINING
 from bert_jax.heads.base import Head
+from bert_jax.rows.prepared import Prepared
+from bert_jax.run.description import OwnFile
 from bert_jax.runtime.files import as_path
 from bert_jax.tasks.choices import open_choices, open_swag
 from bert_jax.tasks.glue import GLUE_TASKS, open_glue
-from bert_jax.tasks.labelled import ScoredModel
+from bert_jax.tasks.handles import ScoredModel, given
 from bert_jax.tasks.own_texts import open_classification, open_regression
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tasks.squad import open_squad
 from bert_jax.tasks.tagging import open_conll, open_tagging
 from bert_jax.train.task import Task
-from bert_jax.weights.run_directory import OwnFile
 
 # The diagnostic set has no training set.
 _TRAINED_GLUE_TASKS = [name for name in GLUE_TASKS if name != 'ax']
 # Each reads the data of a completed config. For a model that is only scored, downstream tasks leave
 # out the training data.
-OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
+TASKS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'pretrain': PretrainTask,
     'synthetic': PretrainTask,
     'classification': open_classification,
@@ -41,7 +42,8 @@ OPENERS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'swag': open_swag,
     **dict.fromkeys(_TRAINED_GLUE_TASKS, open_glue),
 }
-SHIPPED = frozenset(OPENERS)  # before a config file adds its own
+OPENERS = TASKS  # its old name, by which config files of users add theirs
+SHIPPED = frozenset(TASKS)  # before a config file adds its own
 
 
 def own_file(task: str, head: type[Head]) -> OwnFile | None:
@@ -51,7 +53,7 @@ def own_file(task: str, head: type[Head]) -> OwnFile | None:
       task: name.
       head: the class with its loss.
     """
-    opener: Any = OPENERS[task]
+    opener: Any = TASKS[task]
     for definition in (head, getattr(opener, 'func', opener)):
         module = sys.modules.get(definition.__module__)
         path = getattr(module, '__file__', None)
@@ -64,7 +66,7 @@ def add_pretraining(name: str, head: type[Head], **arguments: Any) -> None:
     """Adds the tasks pretrain_NAME, and synthetic_NAME on random tokens, which train this head.
 
     Data, phases, packing and evaluation are those of pre-training: a batch has the features of
-    `data.examples.pretrain_spec`, or, packed, of `data.packed_examples.packed_spec`. Tools that
+    `rows.examples.pretrain_spec`, or, packed, of `rows.packed_examples.packed_spec`. Tools that
     need no text, such as preflight, take the second task.
 
     Args:
@@ -73,18 +75,22 @@ def add_pretraining(name: str, head: type[Head], **arguments: Any) -> None:
       **arguments: fields of the head besides the encoder's config.
     """
     for kind in PRETRAINING:
-        OPENERS[f'{kind}_{name}'] = functools.partial(
+        TASKS[f'{kind}_{name}'] = functools.partial(
             PretrainTask, trained_as=head, arguments=arguments)
 
 
-def open_task(config: ConfigDict, scored: ScoredModel | None = None) -> Task:
+def open_task(
+    config: ConfigDict, prepared: Prepared | None, scored: ScoredModel | None = None
+) -> Task:
     """The task of a completed config, with its data open.
 
     Args:
       config: of the run, valid.
+      prepared: its text, from `corpus.preparing.prepare`.
       scored: the model, if it is only scored; None: it is trained.
 
     Raises:
       InputError: bad data.
     """
-    return OPENERS[config.task](config, scored)
+    with given(prepared):
+        return TASKS[config.task](config, scored)

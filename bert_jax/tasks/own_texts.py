@@ -6,16 +6,17 @@ first file determines the labels of a classification.
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data import table
-from bert_jax.runtime.errors import InputError
+from bert_jax.rows import table
+from bert_jax.runtime.errors import InputError, counted
 from bert_jax.runtime.hosts import say
-from bert_jax.tasks.labelled import LabelledTask, ScoredModel
+from bert_jax.tasks.handles import ScoredModel
+from bert_jax.tasks.labelled import LabelledTask
 from bert_jax.tasks.labels import (
     LabelFormat,
     LabelParser,
@@ -23,12 +24,21 @@ from bert_jax.tasks.labels import (
     check_labels_known,
     find_format,
     label_names,
+    nearest_label,
+    warn_of_rare,
 )
 from bert_jax.tasks.metrics import check_metrics
 from bert_jax.tasks.sources import own_files
-from bert_jax.tasks.texts import TextColumns, TextExamples, TextHead, read_texts, text_task
+from bert_jax.tasks.texts import (
+    TextColumns,
+    TextExamples,
+    TextHead,
+    label_counts,
+    read_texts,
+    text_task,
+)
 
-# Names of columns that are read where there is no column of the default name, nor another of these.
+# Names of columns that are read where nobody names one: the first, or the only other that is there.
 _USUAL_TEXTS = ('text', 'sentence', 'review', 'comment', 'tweet', 'content', 'body', 'document')
 _USUAL_LABELS = ('label', 'labels', 'class', 'category', 'sentiment', 'intent', 'target')
 _USUAL_NUMBERS = (*_USUAL_LABELS, 'score', 'rating', 'similarity')
@@ -60,20 +70,31 @@ def open_classification(config: ConfigDict, scored: ScoredModel | None = None) -
     labels = _OwnLabels(config, scored)
     train, dev = own_files(config, scored, labels.read, _contents)
     if labels.unseen:
-        check_labels_known(dev.source, labels.met, labels.names)
-        unseen = ', '.join(sorted(labels.unseen)[:10])
-        say(f'note: {unseen} occur only in evaluation and count as errors')
+        check_labels_known(dev.source, labels.met, labels.names, is_training=scored is None)
+        say(f'note: {_with_near(labels.unseen, labels.names)} occur only in evaluation and count '
+            'as errors')
     examples = dev
     if train is not None:
         examples = train
-    counts = _counts(examples.labels, len(labels.names))
+    counts = label_counts(examples.labels, len(labels.names))
     _say_labels(labels.names, counts, len(examples))
-    loss = _loss_arguments(config, labels.names, counts)
+    if train is not None:
+        warn_of_rare(dict(zip(labels.names, counts.tolist())))
+    loss = _loss_arguments(config, labels.names, counts, len(examples))
     head_name = 'classification'
     if labels.several:
         head_name = 'multi_label'
     head = _own_head(config, head_name, labels.names, loss)
     return _own_text_task(config, head, train, dev)
+
+
+def _with_near(unseen: Collection[str], known: Sequence[str]) -> str:
+    """Labels that the model does not have, with those that are perhaps meant."""
+    shown: list[str] = []
+    for name in sorted(unseen)[:10]:
+        near = nearest_label(name, known)
+        shown.append(f'{name} (near {near})' if near else name)
+    return ', '.join(shown)
 
 
 class _OwnLabels:
@@ -92,7 +113,7 @@ class _OwnLabels:
         self.several = section.multi_label
         # Columns of 0 and 1, one for each label; empty: one column holds the labels.
         self._marks: list[str] = []
-        if self.several and ',' in config.data.label:
+        if self.several and ',' in (config.data.label or ''):
             self._marks = [name.strip() for name in config.data.label.split(',')]
         self.names: tuple[str, ...] = tuple(self._marks)
         if scored and scored.labels:
@@ -136,8 +157,19 @@ class _OwnLabels:
         cells: list[Any] = []
         for row in table.read_rows(path, [label]):
             if not row.fault:
-                cells.append(row.cells[0])
+                (cell,) = row.cells
+                _check_labels(path, row.line, cell)
+                cells.append(cell)
         return find_format(path, cells, usual, names=self.names, is_first=not self.met)
+
+
+def _check_labels(path: str, line: int, cell: Any) -> None:
+    """Refuses a cell that holds no label and no list of labels."""
+    for part in cell if isinstance(cell, (list, tuple)) else [cell]:
+        try:
+            table.label_text(part)
+        except InputError as error:
+            raise InputError(f'{path}, line {line}: {error}') from None
 
 
 def _text_columns(config: ConfigDict, path: str) -> list[str]:
@@ -163,13 +195,6 @@ def _contents(examples: TextExamples) -> list[str]:
     return ['\n'.join(pair) for pair in pairs]
 
 
-def _counts(labels: np.ndarray, num_names: int) -> np.ndarray:
-    """How many examples have each label."""
-    if labels.ndim == 2:
-        return labels.sum(axis=0).astype(int)
-    return np.bincount(labels, minlength=num_names)
-
-
 def _say_labels(names: Sequence[str], counts: np.ndarray, num_examples: int) -> None:
     """Says how frequent the labels are, with a warning if they look like scores."""
     shown: list[str] = []
@@ -183,39 +208,60 @@ def _say_labels(names: Sequence[str], counts: np.ndarray, num_examples: int) -> 
 
 
 def _loss_arguments(
-    config: ConfigDict, names: Sequence[str], counts: np.ndarray
+    config: ConfigDict, names: Sequence[str], counts: np.ndarray, num_examples: int
 ) -> dict[str, Any]:
     """The arguments of the head that change the loss from plain cross-entropy.
 
+    Args:
+      config: of the run.
+      names: of the labels.
+      counts: examples of each label.
+      num_examples: of the training file.
+
     Raises:
-      InputError: there are some, and an example has several labels.
+      InputError: one of them does not suit examples with several labels, or is no value of its
+        field.
     """
     section = config[config.task]
     loss: dict[str, Any] = {}
-    weights = class_weights(section.class_weights, names, counts)
+    several = num_examples if section.multi_label else 0
+    weights = class_weights(section.class_weights, names, counts, several)
     if weights:
         loss['class_weights'] = weights
     if section.label_smoothing:
         loss['label_smoothing'] = section.label_smoothing
-    if loss and section.multi_label:
-        raise InputError(
-            f"config.classification: {', '.join(loss)} are for one label an example")
+        if section.multi_label:
+            raise InputError(
+                f'config.classification.label_smoothing={section.label_smoothing} is for one label '
+                'an example: leave it out with config.classification.multi_label')
     return loss
 
 
-def class_weights(text: str, names: Sequence[str], counts: np.ndarray) -> tuple[float, ...]:
+def class_weights(
+    text: str, names: Sequence[str], counts: np.ndarray, several: int = 0
+) -> tuple[float, ...]:
     """The weights in `classification.class_weights`: 'balanced' (scikit-learn's), 'LABEL=2.5, ...'.
+
+    With several labels an example, a weight is of the examples that have the label, beside those
+    that do not; 'balanced' gives both the same weight in sum.
 
     Args:
       text: the value of the field; '': no weights.
       names: of the labels.
       counts: examples of each label; there may be more labels than names.
+      several: number of examples, if these have any number of labels; 0: they have one.
 
     Raises:
       InputError: neither of these, or an unknown label.
     """
     if not text:
         return ()
+    if text == 'balanced' and several:
+        present = counts[: len(names)]
+        # A label that no example has, or every one, has nothing to balance.
+        is_both = (present > 0) & (present < several)
+        weights_of_present = np.where(is_both, (several - present) / np.maximum(present, 1), 1.0)
+        return tuple(weights_of_present.tolist())
     if text == 'balanced':
         return _balanced_weights(counts[: len(names)])
     weights = dict.fromkeys(names, 1.0)
@@ -264,12 +310,14 @@ def _own_text_task(
     """The task. Says how long the texts are."""
     task = text_task(
         config, head=head, train=train, sets={'dev': dev},
-        windows=config[config.task].windows or 'first', id_column=config.data.id)
+        windows=config[config.task].windows or 'first', id_column=config.data.id,
+        keep_all=False)
     num_examples = len(dev)
-    if train is not None:
-        num_examples = len(train)
+    if task.train is not None:
+        num_examples = len(task.train)
     units = task.train or task.evaluated[0].units
-    say(f'{num_examples:,} examples of {np.median(units.lengths):.0f} tokens (half of them), at '
+    say(f"{counted(num_examples, 'example')} of {np.median(units.lengths):.0f} tokens (half of "
+        'them), at '
         f'most {units.lengths.max()}; {units.sequences.num_cut:,} are cut at '
         f'config.data.max_seq_length={config.data.max_seq_length}')
     return task

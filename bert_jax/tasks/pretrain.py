@@ -17,9 +17,13 @@ from ml_collections import ConfigDict
 
 from bert_jax.config import flat_fields, model_fields
 from bert_jax.config.fields import pretraining_kind
+from bert_jax.config.mixtures import weighted_sources
 from bert_jax.config.phases import PHASE_OPTIONS, ROW_OPTIONS, batches_of, prediction_slots
 from bert_jax.config.phases import phases as phases_of
-from bert_jax.data.examples import (
+from bert_jax.heads.base import Head
+from bert_jax.heads.pretraining import Pretraining
+from bert_jax.model.layers import ModelConfig
+from bert_jax.rows.examples import (
     BatchSpec,
     Examples,
     Rows,
@@ -27,21 +31,19 @@ from bert_jax.data.examples import (
     pretrain_spec,
     train_batches,
 )
-from bert_jax.data.masking import MaskingRates
-from bert_jax.data.packed_examples import PackedExamples, packed_spec
-from bert_jax.heads.base import Head
-from bert_jax.heads.pretraining import Pretraining
-from bert_jax.model.flops import muon_flops
-from bert_jax.model.layers import ModelConfig
+from bert_jax.rows.masking import MaskingRates
+from bert_jax.rows.packed_examples import PackedExamples, packed_spec
+from bert_jax.rows.prepared import Prepared
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
-from bert_jax.tasks.labelled import ScoredModel
-from bert_jax.tasks.pretrain_data import SyntheticData, TextData, weighted_sources
-from bert_jax.train.gates import Gates
-from bert_jax.train.step import EvalStep, evaluate
-from bert_jax.train.task import Phase
+from bert_jax.step.optimizers import update_flops
+from bert_jax.step.step import EvalStep, evaluate
+from bert_jax.tasks.handles import ScoredModel, given, prepared_text
+from bert_jax.tasks.pretrain_data import SyntheticData, TextData
+from bert_jax.train.phase import Phase
+from bert_jax.watch.alarms import Gates
 
 _ENOUGH_SLOTS = 0.95  # of the masked share: google-research/bert has 76 for 512, which is 0.99
 
@@ -77,8 +79,12 @@ class PretrainTask:
         self.head: str = trained_as.name
         self.data: TextData | SyntheticData
         if pretraining_kind(config.task) == 'pretrain':
-            self.data = TextData(config)
+            self._prepared: Prepared | None = prepared_text(config)
+            text_data = TextData(config, self._prepared)
+            text_data.check_held_out()
+            self.data = text_data
         else:
+            self._prepared = None
             vocab_size = config.model.vocab_size or config.data.vocab_size
             self.data = SyntheticData(vocab_size, config.seed)
         # BERT's masking, if the run is also evaluated with that; else {}.
@@ -197,7 +203,7 @@ class PretrainTask:
             settled=settled, phases=first_steps, masked_from=masked_from, repeated=repeated)
 
     def run_flops(self) -> float:
-        """FLOPs of the whole run, by the head's formula, and of the optimizer if that is Muon.
+        """FLOPs of the whole run, by the head's formula, and of the optimizer.
 
         `model.vocab_size` is set, and durations are in steps.
         """
@@ -215,7 +221,8 @@ class PretrainTask:
         with config.unlocked():
             config.seed = seed
         # Other pairs and masks of the same token store.
-        return type(self)(config, trained_as=self._trained_as, arguments=self._arguments)
+        with given(self._prepared):
+            return type(self)(config, trained_as=self._trained_as, arguments=self._arguments)
 
 
 def _shapes(
@@ -413,17 +420,11 @@ def _of_phase(head: Head, phase: Mapping[str, Any]) -> Head:
 
 
 def step_flops(head: Head, phase: Mapping[str, Any], optimizer: str = '') -> float:
-    """FLOPs of a training step of a phase, by the head's formula.
-
-    Those of the optimizer on the encoder are included if it is Muon; others' are negligible.
-    """
+    """FLOPs of a training step of a phase: the head's, and the optimizer's if that is named."""
     lengths = (phase['max_seq_length'], phase['max_predictions_per_seq'])
     pairs_a_row: tuple[int, ...] = ()
     if phase['packed_rows']:
         pairs_a_row = packed_spec(*lengths)['cls_positions'].shape
     flops_a_row = _of_phase(head, phase).flops(*lengths, *pairs_a_row)
     num_rows = phase['packed_rows'] or phase['batch_size']
-    of_optimizer = 0.0
-    if optimizer == 'muon':
-        of_optimizer = muon_flops(head.config)
-    return num_rows * flops_a_row + of_optimizer
+    return num_rows * flops_a_row + update_flops(optimizer, head.config)

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.config import model_fields
+from bert_jax.config import model_fields, options_of
 from bert_jax.config.bert_config import BertConfig
-from bert_jax.config.fields import FIELDS
-from bert_jax.data import sharing
-from bert_jax.data.document_facts import document_facts
-from bert_jax.data.examples import Examples, Mixture, RecordExamples, SyntheticExamples
-from bert_jax.data.pretrain import PretrainExamples
-from bert_jax.data.recipe import Recipe, row_warnings
-from bert_jax.data.store import PREPARED
-from bert_jax.data.store_parts import DocumentFacts
-from bert_jax.data.store_statistics import frequency_loss
-from bert_jax.data.stored_text import Split, StoredText
-from bert_jax.data.windows import Lanes, WindowedExamples, num_lanes
+from bert_jax.config.mixtures import WeightedSource, weighted_sources
+from bert_jax.rows.examples import Examples, Mixture, RecordExamples, SyntheticExamples
+from bert_jax.rows.prepared import Prepared
+from bert_jax.rows.pretrain import WholeTextRows
+from bert_jax.rows.recipe import RowOptions, row_warnings
+from bert_jax.rows.store import TokenStore
+from bert_jax.rows.store_statistics import frequency_loss
+from bert_jax.rows.stored_text import Split, StoredText
+from bert_jax.rows.windows import Lanes, WindowedExamples, num_lanes
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path
-from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
-from bert_jax.text import check_known, load_tokenizer
-from bert_jax.text.trainers import Wanted
+from bert_jax.runtime.files import Path
 
 _MAX_CHECKED_RECORDS = 1000
 _PHASE_SEED_STRIDE = 7919  # difference between the seeds of phases with a mixture of their own
@@ -63,56 +57,37 @@ class SyntheticData:
 
 
 class TextData:
-    """Rows from text, through token stores, and from Google's records.
+    """Rows from text, which is in token stores, and from Google's records.
 
     Attributes:
       vocab_size, vocab_path: of the vocabulary.
-      places: folders of vocabularies and stores.
       texts: by source, those that are no records.
       masks_held_out: whether the evaluation rows are masked here; records come masked.
       masks_by_rate: whether there are training rows that are masked here.
     """
 
-    def __init__(self, config: ConfigDict):
-        """Opens, or builds, the vocabulary and the stores. All hosts call it.
+    def __init__(self, config: ConfigDict, prepared: Prepared):
+        """Takes the open sources. All hosts call it.
+
+        Args:
+          config: of the run.
+          prepared: from `corpus.prepare`.
 
         Raises:
-          InputError: invalid sources or vocabulary.
+          InputError: too few documents would be held out, or records do not fit the vocabulary.
         """
         data = config.data
         self._config = config
         sources = weighted_sources(data.source)
-        _check_phases(config, sources)
-        names = [source.name for source in sources]
-        if data.eval_source:
-            names.append(data.eval_source)
-        record_names = [name for name in names if _is_record_file(name)]
-        _check_vocabulary(config, record_names)
-        record_files: Any = None
-        if record_names or has_tensorflow():
-            record_files = _record_files()
-
-        text_names = [name for name in names if name not in record_names]
-        read_here = [name for name in text_names if not name.startswith(PREPARED)]
-        texts = sharing.open_texts(read_here, data.tfds_dir, data.text)
-        self.places = sharing.Places.choose(data.dir, data.local_dir)
-        self.vocab_path = self._vocabulary(texts, sources)
-        self._tokenizer = load_tokenizer(self.vocab_path, data.lowercase)
-        self.vocab_size = len(self._tokenizer.vocab)
-
-        self._records: dict[str, Any] = {}
-        for name in record_names:
-            self._records[name] = record_files.open(
-                name.removeprefix('tfrecord:'), self.places.local)
+        self.vocab_path = prepared.vocab_path
+        self._tokenizer = prepared.tokenizer
+        self.vocab_size = len(prepared.tokenizer.vocab)
+        self._records = prepared.records
         self.masks_held_out = data.eval_source not in self._records
         self.masks_by_rate = any(source.name not in self._records for source in sources)
         self.texts: dict[str, StoredText] = {}
-        facts = document_facts(
-            data.near_duplicates, data.decontaminate, data.remove_contaminated, self._tokenizer)
-        trained_on = {source.name for source in sources}
-        for name in text_names:
-            facts_here = facts if name in trained_on else ()
-            self.texts[name] = self._open_text(name, texts.get(name), facts_here)
+        for name, store in prepared.stores.items():
+            self.texts[name] = self._text(name, store)
         for name in self._records:
             self._check_records(name)
         self._weight_by_size = self._size_weights()
@@ -122,57 +97,22 @@ class TextData:
             self._sources.append(WeightedSource(name, weight))
         if data.mix_power:
             _say_mixture(self._sources)
+        if hosts.first():
+            self._warn_of_trained_on()
 
-    def _vocabulary(
-        self, texts: Mapping[str, sharing.Text], sources: Sequence[WeightedSource]
-    ) -> Path:
-        """The vocabulary that the config names, or one of the texts, with the added tokens."""
+    def _text(self, name: str, store: TokenStore) -> StoredText:
+        """The text of a store, of which enough is held out."""
         data = self._config.data
-        strip_accents = data.strip_accents
-        prepared = [source.name for source in sources if source.name.startswith(PREPARED)]
-        if data.vocab_file:
-            path = as_path(data.vocab_file)
-            _check_kind(data)
-        elif prepared:
-            path = sharing.vocabulary_of(prepared[0].removeprefix(PREPARED))
-        else:
-            wanted = Wanted(data.tokenizer, data.vocab_size, data.lowercase, strip_accents)
-            path = sharing.share_vocabulary(
-                [texts[source.name] for source in sources], wanted, self.places)
-            if load_tokenizer(path, data.lowercase).lowercase is None:
-                strip_accents = None  # its own rules have it already
-        return sharing.share_tokenizer(
-            path, data.add_tokens, data.lowercase, self.places, strip_accents)
-
-    def _open_text(
-        self, name: str, text: sharing.Text | None, facts: Sequence[DocumentFacts]
-    ) -> StoredText:
-        """A text with its store, whose first tokens the vocabulary is checked to know.
-
-        Args:
-          name: of the source.
-          text: None for a prepared store.
-          facts: by which documents are left out; a prepared store has been made with its own.
-        """
-        data = self._config.data
-        if text is None:
-            store = sharing.open_prepared(name.removeprefix(PREPARED), self._tokenizer)
-        else:
-            store = sharing.share_store(
-                text, self._tokenizer, self.places, self.vocab_path, facts)
-        if len(store.index) <= data.shuffle_blocks:
-            store = sharing.local_store(store, self.places)
         fraction = data.held_out
         if data.eval_source:  # then nothing is held out
             fraction = 0.0
         split = Split(fraction, min_documents=2 if data.next_sentence else 1)
-        stored = StoredText(name, store, self._tokenizer.vocab, split, data.shuffle_blocks)
-        if fraction > 0 and not stored.is_whole and stored.num_held_out < split.min_documents:
+        text = StoredText(name, store, self._tokenizer.vocab, split, data.shuffle_blocks)
+        if fraction > 0 and not text.is_whole and text.num_held_out < split.min_documents:
             raise InputError(
-                f'config.data.held_out={fraction} holds out {stored.num_held_out} document(s) of '
+                f'config.data.held_out={fraction} holds out {text.num_held_out} document(s) of '
                 f'{name}, too few to evaluate on: raise it, or set config.data.eval_source')
-        check_known(stored.first_tokens(), self._tokenizer, name, self.vocab_path)
-        return stored
+        return text
 
     def _check_records(self, name: str) -> None:
         """Warns of records without masked positions.
@@ -200,6 +140,30 @@ class TextData:
         for name, records in self._records.items():
             weights[name] = (len(records) * records.max_seq_length) ** power
         return weights
+
+    def _warn_of_trained_on(self) -> None:
+        """Warns if `data.eval_source` holds documents, or records, that are trained on."""
+        eval_source = self._config.data.eval_source
+        counted = 'documents'
+        known: dict[str, np.ndarray] = {}  # [evaluated] bool, by source
+        if eval_source in self.texts:
+            hashes = self.texts[eval_source].evaluated_hashes()
+            for name in self._text_names():
+                known[name] = np.isin(hashes, self.texts[name].store.used_hashes())
+        elif eval_source in self._records:
+            counted = 'records'
+            for name, _ in self._sources:
+                if name in self._records:
+                    known[name] = self._records[eval_source].which_are_in(self._records[name])
+        known = {name: is_known for name, is_known in known.items() if is_known.any()}
+        if not known:
+            return
+        in_any = np.any(list(known.values()), axis=0)
+        where = ', '.join(f'{name} ({is_known.sum():,})' for name, is_known in known.items())
+        hosts.say(
+            f'warning: {in_any.sum():,} of the {len(in_any):,} {counted} of '
+            f'config.data.eval_source={eval_source} are in {where} too, and are trained on: what '
+            'is scored on them does not tell how the model does on others')
 
     def identity(self) -> dict[str, str]:
         """Digests and counts by name, which must be equal on all hosts."""
@@ -255,7 +219,7 @@ class TextData:
         lanes = self._num_lanes(all_sources, batch_size)
         parts: list[Examples] = []
         weights: list[float] = []
-        texts: dict[str, PretrainExamples | WindowedExamples] = {}
+        texts: dict[str, WholeTextRows | WindowedExamples] = {}
         for seed, (name, weight) in enumerate(all_sources, first_seed):
             if not weight:
                 continue
@@ -268,6 +232,8 @@ class TextData:
         mixed = _mixed(parts, weights, first_seed, lanes)
         hosts.say(
             f'training examples an epoch at length {max_seq_length}: {mixed.num_examples:,}')
+        if isinstance(mixed, Mixture):
+            _say_repeats([name for name, weight in all_sources if weight], mixed)
         if hosts.first():
             for name, examples in texts.items():
                 self._say_counts(name, examples, recipe)
@@ -297,7 +263,7 @@ class TextData:
             sources.append(WeightedSource(name, weight))
         return sources
 
-    def _record_examples(self, name: str, recipe: Recipe, seed: int) -> RecordExamples:
+    def _record_examples(self, name: str, recipe: RowOptions, seed: int) -> RecordExamples:
         """The records of a source as training rows.
 
         Raises:
@@ -311,7 +277,7 @@ class TextData:
         return RecordExamples(records, seed, recipe.max_predictions_per_seq, name=name)
 
     def _say_counts(
-        self, name: str, examples: PretrainExamples | WindowedExamples, recipe: Recipe
+        self, name: str, examples: WholeTextRows | WindowedExamples, recipe: RowOptions
     ) -> None:
         """Says what is in the rows of a source, and warns of what is lost."""
         counts = examples.counts()
@@ -329,6 +295,19 @@ class TextData:
         for line in row_warnings(counts, recipe, name):
             hosts.say(f'warning: {line}')
 
+    def check_held_out(self) -> None:
+        """Raises InputError if there is nothing to evaluate on, as every run does at its end."""
+        if self._config.data.eval_source:
+            return
+        if not self._text_names():
+            raise InputError(
+                'records have no documents to hold out: set config.data.eval_source to other '
+                'records or text')
+        if self._config.data.held_out == 0:
+            raise InputError(
+                'config.data.held_out=0 leaves nothing to evaluate on: set it, or '
+                'config.data.eval_source')
+
     def held_out(
         self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
     ) -> Examples:
@@ -342,17 +321,10 @@ class TextData:
         eval_source = self._config.data.eval_source
         if eval_source in self._records:
             return self._held_out_records(eval_source)
+        self.check_held_out()
         names = self._text_names()
         if eval_source:
             names = [eval_source]
-        if not names:
-            raise InputError(
-                'records have no documents to hold out: set config.data.eval_source to other '
-                'records or text')
-        if not eval_source and self._config.data.held_out == 0:
-            raise InputError(
-                'config.data.held_out=0 leaves nothing to evaluate on: set it, or '
-                'config.data.eval_source')
         recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
         parts: list[Examples] = []
         for name in names:
@@ -375,13 +347,10 @@ class TextData:
 
     def _recipe(
         self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
-    ) -> Recipe:
+    ) -> RowOptions:
         """How rows are made: as the config says, except for what is given here."""
-        data = self._config.data
-        names = [field.name for field in dataclasses.fields(Recipe) if field.name in data]
-        recipe = Recipe(**{name: data[name] for name in names})
-        return dataclasses.replace(
-            recipe, max_seq_length=max_seq_length,
+        return options_of(
+            RowOptions, self._config.data, max_seq_length=max_seq_length,
             max_predictions_per_seq=max_predictions_per_seq, **masking)
 
 
@@ -394,102 +363,12 @@ def _mixed(
     return Mixture(parts, weights, seed, lanes)
 
 
-class WeightedSource(NamedTuple):
-    """A source of text or records, and the weight of its rows in a mixture."""
-
-    name: str
-    weight: float
-
-
-def weighted_sources(source: Any, field: str = 'data.source') -> list[WeightedSource]:
-    """`data.source`, or that of a phase, with the weight of each source.
-
-    Args:
-      source: one source, or a list of sources and (source, weight).
-      field: of the config, for the message.
-
-    Raises:
-      InputError: it is neither a string nor a list of (source, weight).
-    """
-    items = source
-    if isinstance(source, str):
-        items = [source]
-    try:
-        sources = [_weighted(item) for item in items]
-    except (TypeError, ValueError):
-        sources = []
-    if not sources or not all(_is_valid(item) for item in sources):
-        raise InputError(
-            f"config.{field}={source!r}: write a source, or a list of (source, weight) "
-            "such as [('wiki.txt', 3), ('books.txt', 1)] with weights above 0")
-    return sources
-
-
-def _weighted(item: Any) -> WeightedSource:
-    if isinstance(item, str):
-        return WeightedSource(item, 1.0)
-    name, weight = item
-    return WeightedSource(name, float(weight))
-
-
-def _is_valid(source: WeightedSource) -> bool:
-    return isinstance(source.name, str) and source.name != '' and source.weight > 0
-
-
-def _is_record_file(name: str) -> bool:
-    return name.startswith('tfrecord:') or name.endswith(('.tfrecord', '.tfrecords'))
-
-
-def _record_files() -> Any:
-    """The class of files of records.
-
-    It loads TensorFlow, in time for the first batch, which tf.data then makes.
-    """
-    with loading_tensorflow('pre-training from ready-made records'):
-        from bert_jax.data.records import RecordFiles
-
-    return RecordFiles
-
-
-def _check_phases(config: ConfigDict, sources: Sequence[WeightedSource]) -> None:
-    """Refuses a phase with a source that the config does not list."""
-    listed = {source.name for source in sources}
-    for i, phase in enumerate(config.phases):
-        of_phase = weighted_sources(
-            phase.get('source', config.data.source), f'phases[{i}].source')
-        for source in of_phase:
-            if source.name not in listed:
-                raise InputError(f'config.phases[{i}].source has {source.name}, which '
-                                 'config.data.source does not list: add it there')
-
-
-def _check_vocabulary(config: ConfigDict, records: Sequence[str]) -> None:
-    """Refuses to add words to records, or to make a vocabulary for what was made with another."""
-    data = config.data
-    if records and data.add_tokens:
-        raise InputError(
-            f'config.data.add_tokens={data.add_tokens}, but the text in {records[0]} is cut into '
-            'pieces already: give the text itself, or leave config.data.add_tokens empty')
-    if data.vocab_file:
-        return
-    made_with_one = config.init_checkpoint
-    if records and not made_with_one:
-        made_with_one = records[0]
-    if made_with_one:
-        raise InputError(
-            f'config.data.vocab_file is empty, and {made_with_one} brings no vocabulary: set '
-            '--config.data.vocab_file to the vocab.txt that it was made with')
-
-
-def _check_kind(data: ConfigDict) -> None:
-    """Raises InputError if the section's `tokenizer` names another kind than `vocab_file` is."""
-    if data.tokenizer == FIELDS['data.tokenizer'].default:
-        return
-    found = load_tokenizer(data.vocab_file, data.lowercase).algorithm
-    if not data.tokenizer.startswith(found):
-        raise InputError(
-            f'config.data.tokenizer={data.tokenizer!r}, but {data.vocab_file} is of the kind '
-            f'{found}: remove config.data.tokenizer, or config.data.vocab_file to train another')
+def _say_repeats(names: Sequence[str], mixture: Mixture) -> None:
+    """Says how often an epoch of a mixture has the rows of each source."""
+    shown: list[str] = []
+    for name, times in zip(names, mixture.times_an_epoch(), strict=True):
+        shown.append(f'{name} {times:.1f} times')
+    hosts.say(f"such an epoch lasts until every source was seen: {', '.join(shown)}")
 
 
 def _say_mixture(sources: Sequence[WeightedSource]) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from bert_jax.data import table
+from bert_jax.rows import table
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 

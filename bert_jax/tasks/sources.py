@@ -8,18 +8,18 @@ examples are held out of `data.source`.
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data import table, tfds_source
-from bert_jax.runtime.errors import InputError
+from bert_jax.rows import table, tfds
+from bert_jax.runtime.errors import InputError, counted
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.hub import split_of
-from bert_jax.tasks.labelled import ScoredModel
+from bert_jax.tasks.handles import ScoredModel
 
 # With fewer distinct texts than this, one text changes an accuracy by 5 % or more.
 _FEW_TEXTS = 20
@@ -86,12 +86,13 @@ def split_file(
 
 def tfds_records(config: ConfigDict, name: str, split: str) -> Iterator[dict[str, Any]]:
     """Records of a split of tensorflow-datasets."""
-    return tfds_source.tfds_records(name, split, config.data.tfds_dir)
+    return tfds.tfds_records(name, split, config.data.tfds_dir)
 
 
 def own_files(
     config: ConfigDict, scored: ScoredModel | None, read: Callable[[str], Any],
     contents: Callable[[Any], Sequence[str]], meaning: str = _TABLES,
+    wholes: Callable[[Any], Sequence[str]] | None = None,
 ) -> tuple[Any, Any]:
     """Examples to train on (None if a model is only scored) and to score, from your own files.
 
@@ -102,6 +103,7 @@ def own_files(
       config, scored: as for `open_task`.
       read: from a path to its examples, which have `take(rows)`.
       contents: from examples to the text of each, whose hash decides.
+      wholes: from examples to all texts of each, joined; None: `contents` has them all.
       meaning: what `data.source` has to be, for messages.
 
     Raises:
@@ -112,7 +114,11 @@ def own_files(
         train = None
         if not scored:
             train = read(source)
-        return train, read(str(as_path(config.data.eval_source)))
+        examples = read(str(as_path(config.data.eval_source)))
+        if train is not None:
+            whole_texts = wholes or contents
+            warn_of_trained_on(config, whole_texts(train), whole_texts(examples))
+        return train, examples
     examples = read(source)
     texts = contents(examples)
     out = held_out(texts, config.data.held_out, source)
@@ -123,10 +129,28 @@ def own_files(
     return train, examples.take(np.flatnonzero(out))
 
 
+def warn_of_trained_on(
+    config: ConfigDict, trained: Iterable[str], scored: Sequence[str]
+) -> None:
+    """Warns if examples of `data.eval_source` are among those to train on.
+
+    Args:
+      config: of the run.
+      trained, scored: the texts of each example, joined; white space does not count.
+    """
+    known = {' '.join(text.split()) for text in trained}
+    num_known = sum(' '.join(text.split()) in known for text in scored)
+    if num_known:
+        say(f"warning: {num_known:,} of the {counted(len(scored), 'example')} of "
+            f'config.data.eval_source={config.data.eval_source} are in {config.data.source} too, '
+            'and are trained on: what is scored on them does not tell how the model does on others'
+            )
+
+
 def _say_held_out(texts: Sequence[str], out: np.ndarray, share: float, source: str) -> None:
     """Says how much is held out, with a warning if it is little or far from the share."""
     scored_texts = set(itertools.compress(texts, out))
-    say(f'scored: {int(out.sum()):,} of {len(texts):,} examples of {source} '
+    say(f"scored: {int(out.sum()):,} of {counted(len(texts), 'example')} of {source} "
         f'({len(scored_texts):,} of {len(set(texts)):,} distinct texts), held out of training '
         f'(config.data.held_out={share}); for others, name a file as config.data.eval_source')
     if len(scored_texts) < _FEW_TEXTS:

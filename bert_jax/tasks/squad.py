@@ -1,7 +1,8 @@
 """SQuAD 1.1 and 2.0 (paper sections 4.2 and 4.3), or any file in their layout.
 
-The task reads questions (`squad_reader`), cuts windows of tokens (`squad_windows`), finds answers
-in their logits (`squad_answers`) and scores these as the official scripts do (`squad_scores`).
+The task reads questions (`rows.squad_reader`), cuts windows of tokens (`rows.squad_windows`), finds
+answers in their logits (`answers.spans`) and scores these as the official scripts do
+(`squad_scores`).
 
 The pieces of an answer are those at its characters, and the other way round. Only in SQuAD's own
 files, and with BERT's WordPiece, answers are found in texts made of pieces, as in the original,
@@ -15,36 +16,41 @@ The threshold of SQuAD 2.0 is the one with the best F1 on the scored questions
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data.packing import Units
-from bert_jax.inference.engine import Outputs
+from bert_jax.answers.engine import Outputs
+from bert_jax.answers.spans import (
+    Candidate,
+    PlacesByPieces,
+    PlacesByWords,
+    Prediction,
+    SpanPlaces,
+    predict_answers,
+)
+from bert_jax.rows.packing import Units
+from bert_jax.rows.questions import Question
+from bert_jax.rows.squad_reader import layout_of, read_squad
+from bert_jax.rows.squad_windows import SquadWindows, squad_windows
+from bert_jax.runtime.errors import counted
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
+from bert_jax.tasks.handles import ScoredModel
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledTask,
     Results,
-    ScoredModel,
     Tokenization,
+    keep_texts,
     open_tokenization,
 )
-from bert_jax.tasks.sources import own_files, split_file, tfds_records
-from bert_jax.tasks.squad_answers import (
-    PlacesByPieces,
-    PlacesByWords,
-    SpanPlaces,
-    final_texts,
-    predict_answers,
-    prediction_files,
-    span_loss,
-)
-from bert_jax.tasks.squad_reader import Question, layout_of, read_squad
+from bert_jax.tasks.sources import own_files, split_file, tfds_records, warn_of_trained_on
 from bert_jax.tasks.squad_scores import v1_scores, v2_scores
-from bert_jax.tasks.squad_windows import SquadWindows, squad_windows
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer, wordpiece_of
 
@@ -83,6 +89,8 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
             train = held_out.train
         else:
             train = _read(config, version, tokenizer, training=True)
+        if config.data.eval_source:
+            warn_of_trained_on(config, _wholes(train), _wholes(dev))
         _say_questions(train, version, 'train on')
         train_units = _training_units(_windows(config, tokenization, train, training=True))
     return LabelledTask(
@@ -127,6 +135,69 @@ class SquadSet:
         return scores, prediction_files(predictions, scores.get('null_threshold'))
 
 
+def span_loss(
+    windows: SquadWindows, start_logits: np.ndarray, end_logits: np.ndarray
+) -> float:
+    """The mean loss of windows, as in training, from start logits [T] and end logits [T]."""
+    return float(np.mean([
+        _position_losses(windows, start_logits, windows.start_positions),
+        _position_losses(windows, end_logits, windows.end_positions)]))
+
+
+def _position_losses(
+    windows: SquadWindows, logits_T: np.ndarray, positions_W: np.ndarray
+) -> np.ndarray:
+    """Cross-entropies [W] over the tokens of each window."""
+    first_W = windows.sequences.offsets[:-1]
+    normalizers_W = np.logaddexp.reduceat(logits_T, first_W, dtype=np.float64)
+    return normalizers_W - logits_T[first_W + positions_W]
+
+
+def final_texts(
+    predictions: Mapping[str, Prediction], null_threshold: float | None = None
+) -> dict[str, str]:
+    """Question id -> answer; '' if its `null_odds` are above the threshold (None: never)."""
+    return {
+        name: prediction.answer(null_threshold) for name, prediction in predictions.items()}
+
+
+def prediction_files(
+    predictions: Mapping[str, Prediction], null_threshold: float | None = None
+) -> dict[str, str]:
+    """JSON files by name, each by question id.
+
+    `predictions.json`: texts, for the official script. `nbest_predictions.json`: candidates with
+    text, probability and logits. For SQuAD 2.0 also `null_odds.json`.
+
+    Args:
+      predictions: by question id.
+      null_threshold: SQuAD 2.0: the text is '' where `null_odds` are above it. None: SQuAD 1.1.
+    """
+    n_best: dict[str, list[dict[str, Any]]] = {}
+    null_odds: dict[str, float] = {}
+    for name, prediction in predictions.items():
+        n_best[name] = list(map(_record, prediction.n_best))
+        null_odds[name] = prediction.null_odds
+    files = {
+        'predictions.json': _json(final_texts(predictions, null_threshold)),
+        'nbest_predictions.json': _json(n_best),
+    }
+    if null_threshold is not None:
+        files['null_odds.json'] = _json(null_odds)
+    return files
+
+
+def _record(candidate: Candidate) -> dict[str, Any]:
+    return {
+        'text': candidate.text, 'probability': candidate.probability,
+        'start_logit': candidate.start_logit, 'end_logit': candidate.end_logit,
+    }
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, indent=1) + '\n'
+
+
 def _threshold(version: str, scored: ScoredModel | None) -> float | None:
     """The threshold of no answer that a scored model brings. It is said which one is used."""
     if scored is None:
@@ -140,6 +211,11 @@ def _threshold(version: str, scored: ScoredModel | None) -> float | None:
     return threshold
 
 
+def _wholes(questions: Sequence[Question]) -> list[str]:
+    """Paragraph and question of each."""
+    return [f'{question.context}\n{question.text}' for question in questions]
+
+
 def _say_questions(questions: Sequence[Question], version: str, purpose: str) -> None:
     """Says how many questions there are to train on or to score."""
     num_paragraphs = len({question.context for question in questions})
@@ -147,20 +223,22 @@ def _say_questions(questions: Sequence[Question], version: str, purpose: str) ->
     if version == 'v2':
         num_unanswered = sum(not question.answers for question in questions)
         unanswered = f', {num_unanswered:,} without an answer'
-    say(f'{len(questions):,} questions to {purpose}, on {num_paragraphs:,} paragraphs{unanswered}')
+    say(f"{counted(len(questions), 'question')} to {purpose}, on "
+        f"{counted(num_paragraphs, 'paragraph')}{unanswered}")
 
 
 def _windows(
     config: ConfigDict, tokenization: Tokenization, questions: Sequence[Question], training: bool
 ) -> SquadWindows:
     """The windows of questions, whose answers are found by words only as in the original."""
+    keep_texts(tokenization, [question.context for question in questions])
     encode_with_places = None
     if not _tokenizer_of_original(config, tokenization.tokenizer, training):
         encode_with_places = tokenization.tokenizer.encode_with_places
     return squad_windows(
         questions, tokenization.encode, max_length=config.data.max_seq_length,
         doc_stride=config.squad.doc_stride, max_question_length=config.squad.max_query_length,
-        encode_with_places=encode_with_places, frame=tokenization.tokenizer.vocab.frame)
+        encode_with_places=encode_with_places, frame=tokenization.frame)
 
 
 def _tokenizer_of_original(

@@ -1,10 +1,9 @@
 """A tag for each word: CoNLL-2003's named entities (paper section 5.3), or your own tags.
 
 From top to bottom: the tasks; what a tagger's labels mean; a set of sentences that is scored;
-readers of sentences with a tag for each word (CoNLL-2003: Tjong Kim Sang and De Meulder, 2003);
-windows of tokens in which every word is scored once.
+readers of sentences with a tag for each word (CoNLL-2003: Tjong Kim Sang and De Meulder, 2003).
 
-    W: words, P: word pieces of all words, T: tokens of all windows
+    W: words
 """
 
 from __future__ import annotations
@@ -13,21 +12,14 @@ import dataclasses
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.config import model_sizes
-from bert_jax.data import table
-from bert_jax.data.packing import Units
-from bert_jax.data.pairs import Sequences, joined, make_sequences, ranges, tile
-from bert_jax.heads.classification import Classification
-from bert_jax.inference.engine import Outputs
-from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.hosts import say
-from bert_jax.tasks.entities import (
+from bert_jax.answers.engine import Outputs
+from bert_jax.answers.entities import (
     are_entities,
     as_the_model_writes,
     conll_scores,
@@ -35,20 +27,25 @@ from bert_jax.tasks.entities import (
     entity_types,
     to_iob2,
 )
+from bert_jax.config import model_sizes
+from bert_jax.heads.classification import Classification
+from bert_jax.rows import table
+from bert_jax.rows.packing import Units
+from bert_jax.rows.word_windows import WordWindows, word_windows
+from bert_jax.runtime.errors import InputError, counted
+from bert_jax.runtime.hosts import say
+from bert_jax.tasks.handles import ScoredModel
 from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledTask,
     Results,
-    ScoredModel,
     Tokenization,
+    keep_texts,
     open_tokenization,
 )
-from bert_jax.tasks.labels import check_labels_known, label_names
+from bert_jax.tasks.labels import check_labels_known, label_names, warn_of_rare
 from bert_jax.tasks.metrics import accuracy, macro_f1
-from bert_jax.tasks.sources import own_files, split_file, tfds_records
-from bert_jax.text.vocab import Frame
-
-EncodeWords = Callable[[Sequence[str]], list[list[int]]]  # words of a text -> ids of each
+from bert_jax.tasks.sources import own_files, split_file, tfds_records, warn_of_trained_on
 
 # File names in the original distribution, then in its IOB2 editions.
 _FILES = {
@@ -60,7 +57,7 @@ _FILES = {
 _TFDS_TAGS = ('O', 'B-PER', 'I-PER', 'B-ORG', 'I-ORG', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC')
 _NO_DOCUMENTS = ('has lost the documents; name the folder of the original files, or use '
                  'configs/conll.py:sentences')
-# Names of columns that are read where there is no column of the default name, nor another of these.
+# Names of columns that are read where nobody names one: the first, or the only other that is there.
 _USUAL_WORDS = ('tokens', 'words', 'text', 'sentence')
 _USUAL_TAGS = ('tags', 'ner_tags', 'pos_tags', 'ner', 'label', 'labels')
 _DOCUMENT_START = '-DOCSTART-'
@@ -90,6 +87,8 @@ def open_conll(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         examples = _read_conll(config, split)
         if examples:
             evaluated[split] = examples
+    if train is not None and config.data.eval_source:
+        warn_of_trained_on(config, train.texts(), evaluated['dev'].texts())
     return _tagging_task(config, scored, train, evaluated)
 
 
@@ -138,19 +137,16 @@ def open_tagging(config: ConfigDict, scored: ScoredModel | None = None) -> Label
         if table.format_of(path) in ('json', 'parquet'):
             words = table.column_or_usual(path, words, _USUAL_WORDS, 'config.data.text')
             tags = table.column_or_usual(path, tags, _USUAL_TAGS, 'config.data.label')
-        elif _TREEBANK.search(path) and tags.lower() in _UNREAD_COLUMNS:
+        elif _TREEBANK.search(path) and (tags or '').lower() in _UNREAD_COLUMNS:
             raise InputError(
                 f'config.data.label={tags}: of a treebank such as {path}, only upos is read; write '
                 'words and other tags into a file of two columns')
         return read_tagged(
-            path, words=words, tags=tags, max_malformed=config.data.max_malformed,
-            names=label_names(config, path, tags))
-
-    def contents(examples: Tagged) -> list[str]:
-        return [' '.join(sentence.words) for sentence in examples.sentences]
+            path, words=words or '', tags=tags or '', max_malformed=config.data.max_malformed,
+            names=label_names(config, path, tags or ''))
 
     train, dev = own_files(
-        config, scored, read, contents,
+        config, scored, read, Tagged.texts,
         'a file with a word and its tag in each line, a treebank (.conllu), JSON lines or Parquet')
     if train is not None:
         _say_tags(train, dev)
@@ -162,7 +158,16 @@ def _say_tags(train: Tagged, dev: Tagged) -> None:
     counts = Counter(train.tags)
     by_count = sorted(counts, key=lambda tag: (-counts[tag], tag))
     shown = [f'{tag} {counts[tag]:,}' for tag in by_count[:20]]
-    say(f'{len(train):,} sentences, {len(train.tags):,} words; tags: ' + ', '.join(shown))
+    say(f"{counted(len(train), 'sentence')}, {counted(len(train.tags), 'word')}; tags: "
+        + ', '.join(shown))
+    if are_entities(counts):
+        of_types: Counter[str] = Counter()
+        for tag, number in counts.items():
+            of_types[tag.partition('-')[2]] += number
+        del of_types['']
+        warn_of_rare(of_types, 'types of entities', 'word')
+    else:
+        warn_of_rare(counts, 'tags', 'word')
     unseen = sorted(set(dev.tags) - set(train.tags))
     if unseen:
         say(f"note: {', '.join(unseen[:10])} occur only in evaluation and count as errors")
@@ -177,7 +182,7 @@ def _tagging_task(
     _warn_of_accuracy(labels)
     for examples in (*evaluated.values(), train):
         if examples is not None:
-            _check_tags(examples, labels, config.task)
+            _check_tags(examples, labels, config.task, is_training=scored is None)
     tokenization = open_tokenization(config)
     tagger = _Tagger.of(config)
 
@@ -280,7 +285,9 @@ def _other_than_entities(tags: Iterable[str]) -> list[str]:
     return [tag for tag in tags if not _ENTITY_TAG.fullmatch(tag)]
 
 
-def _check_tags(examples: Tagged, labels: TaggerLabels, task: str) -> None:
+def _check_tags(
+    examples: Tagged, labels: TaggerLabels, task: str, *, is_training: bool
+) -> None:
     """Refuses tags that share nothing with the labels, or that are no entities and should be.
 
     Raises:
@@ -292,9 +299,11 @@ def _check_tags(examples: Tagged, labels: TaggerLabels, task: str) -> None:
         return
     if labels.meant and are_entities(tags):
         known_types = entity_types(labels.meant.values())
-        check_labels_known(examples.source, entity_types(tags), known_types)
+        check_labels_known(
+            examples.source, entity_types(tags), known_types, is_training=is_training)
     else:
-        check_labels_known(examples.source, tags - {'O'}, set(labels.names) - {'O'})
+        check_labels_known(
+            examples.source, tags - {'O'}, set(labels.names) - {'O'}, is_training=is_training)
     if labels.metric != 'f1' and task != 'conll':
         return
     odd = sorted(_other_than_entities(tags))
@@ -323,15 +332,13 @@ class TaggedSet:
       split: begins the name of the file.
       examples: the sentences.
       labels: of the tagger.
-      sequences: the windows.
-      word_T: the words that `word_windows` gives for their tokens.
+      windows: in which each word is scored once.
     """
 
     split: str
     examples: Tagged
     labels: TaggerLabels
-    sequences: Sequences
-    word_T: np.ndarray
+    windows: WordWindows
 
     @classmethod
     def cut(
@@ -342,11 +349,13 @@ class TaggedSet:
         texts = [sentence.words for sentence in examples.sentences]
         if config[config.task].document_context:
             texts = examples.documents
-        vocab = tokenization.tokenizer.vocab
-        sequences, word_T = word_windows(
-            texts, tokenization.tokenizer.encode_words, max_length=config.data.max_seq_length,
-            stand_in_id=vocab.stand_in_id, frame=vocab.frame)
-        return cls(split, examples, labels, sequences, word_T)
+        keep_texts(tokenization, [' '.join(words) for words in texts])
+        tokenizer = tokenization.tokenizer
+        windows = word_windows(
+            [tokenizer.encode_words(words) for words in texts],
+            max_length=config.data.max_seq_length, stand_in_id=tokenizer.vocab.stand_in_id,
+            frame=tokenization.frame)
+        return cls(split, examples, labels, windows)
 
     @property
     def prefix(self) -> str:
@@ -359,24 +368,22 @@ class TaggedSet:
         """The windows, in which the first piece of each word has its label."""
         # Only scored sets have tags that the model lacks, and `results` compares tags by name.
         label_W = self.labels.ids(self.examples.tags, unknown=0)
-        return Units(self.sequences, tokens={
-            'token_labels': np.where(self.word_T >= 0, label_W[self.word_T], np.int32(0)),
-            'token_weights': (self.word_T >= 0).astype(np.float32),
+        word_T = self.windows.word_T
+        return Units(self.windows.sequences, tokens={
+            'token_labels': np.where(word_T >= 0, label_W[word_T], np.int32(0)),
+            'token_weights': (word_T >= 0).astype(np.float32),
         })
 
     def results(self, outputs: Outputs) -> Results:
         """Scores, and the content of the file of predictions."""
-        in_words = self.word_T >= 0
-        words = self.word_T[in_words]  # each word once
-        logits = outputs['logits'][in_words]
-        label_W = np.zeros(len(self.examples.tags), np.int64)
-        label_W[words] = logits.argmax(axis=-1)
-        predicted = self._by_sentence([self.labels.names[i] for i in label_W.tolist()])
+        logits = self.windows.of_words(outputs['logits'])
+        best_W = logits.argmax(axis=-1)
+        predicted = self._by_sentence([self.labels.names[i] for i in best_W.tolist()])
         wanted = self._wanted(predicted)
         scores = self._scores(predicted, wanted)
         wanted_tags = itertools.chain.from_iterable(wanted)
         wanted_W = self.labels.ids(wanted_tags, unknown=len(self.labels.names))
-        scores['loss'] = Classification.mean_loss(logits, wanted_W[words])
+        scores['loss'] = Classification.mean_loss(logits, wanted_W)
         return scores, {f'{self.split}_predictions.txt': self._table(wanted, predicted)}
 
     def _by_sentence(self, tags: Iterable[str]) -> list[list[str]]:
@@ -443,6 +450,10 @@ class Tagged:
 
     def __len__(self) -> int:
         return len(self.sentences)
+
+    def texts(self) -> list[str]:
+        """The words of each sentence, joined."""
+        return [' '.join(sentence.words) for sentence in self.sentences]
 
     @property
     def tags(self) -> list[str]:
@@ -676,62 +687,3 @@ def _json_sentences(
             'them with --config.data.label_names=O,B-PER,I-PER,... before you train, as a run '
             'keeps the numbers and one with names needs another --workdir')
     return sentences
-
-
-def word_windows(
-    texts: Sequence[Sequence[str]], encode_words: EncodeWords, *, max_length: int, frame: Frame,
-    stand_in_id: int,
-) -> tuple[Sequences, np.ndarray]:
-    """Windows of texts, in which every word is scored exactly once.
-
-    A text is a sentence, or all sentences of a document one after the other. It is one window if it
-    fits. A longer one is covered by windows of full length, evenly spaced and overlapping by at
-    least half. Each word is scored in the window with the most context on the side where it has
-    less: about a quarter of a window or more on both, or up to the end of the text. So nothing is
-    dropped, and a word sees its document ("maximal document context" of paper section 5.3; all of
-    it where it fits) for at most about twice the tokens of the text. (A window for every sentence,
-    filled up with its neighbours, would give half a window on both sides, but cost `max_length`
-    tokens a sentence: 6.5 times the text of the training file at 128, 26 times at 512.) A window
-    may end inside a word, but starts at the beginning of one.
-
-    The pieces of a word are those that it has in its text. A word that has none (BERT's tokenizer
-    removes control characters) becomes [UNK], or [MASK] where there is no [UNK], so that it is
-    scored like any other.
-
-    Args:
-      texts: the words of each text, one or more.
-      encode_words: the tokenizer's; for entities, of a cased vocabulary.
-      max_length: tokens of a window, [CLS] and [SEP] included.
-      frame, stand_in_id: of the vocabulary.
-
-    Returns:
-      Windows, [CLS] pieces [SEP], all segment 0; and [T] int32: at the first piece of a word that
-      is scored in this window, the word's index among all words, else -1.
-    """
-    ids_P, counts_W = _pieces(texts, encode_words, stand_in_id)
-    # Where each word's pieces begin; bounds of the texts, in pieces.
-    first_W = np.cumsum(counts_W) - counts_W
-    bounds = np.append(first_W, len(ids_P))[np.cumsum([0, *map(len, texts)])]
-    _, starts, ends, cores = tile(bounds, max_length - 2)
-    # The window that scores a word is the last whose core begins before or at its first piece.
-    window_W = np.searchsorted(cores, first_W, side='right') - 1
-    used, window_W = np.unique(window_W, return_inverse=True)  # others: only tails of huge words
-    starts = first_W[np.searchsorted(first_W, starts[used])]
-    counts = ends[used] - starts
-    sequences = make_sequences(
-        (ids_P[ranges(starts, counts)], counts), None, max_length=max_length, frame=frame)
-    # Each word's one place among the tokens, after the [CLS] of its window.
-    place_W = sequences.offsets[window_W] + 1 + first_W - starts[window_W]
-    word_T = np.full(len(sequences.ids), -1, np.int32)
-    word_T[place_W] = np.arange(len(first_W))
-    return sequences, word_T
-
-
-def _pieces(
-    texts: Sequence[Sequence[str]], encode_words: EncodeWords, stand_in_id: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The pieces [P] of all words, and the number of pieces of each word [W], one or more."""
-    of_words: list[Sequence[int]] = []
-    for words in texts:
-        of_words += encode_words(words)
-    return joined([pieces or [stand_in_id] for pieces in of_words])

@@ -8,6 +8,7 @@ GLUE, the tasks on the user's texts and tasks like them are `text_task` over `re
 import csv
 import dataclasses
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -15,12 +16,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from ml_collections import ConfigDict
 
-from bert_jax.data import table
-from bert_jax.data.packing import Units
-from bert_jax.data.pairs import TextWindows, text_windows
+from bert_jax.answers.engine import Outputs
 from bert_jax.heads import HEADS
 from bert_jax.heads.classification import Classification
-from bert_jax.inference.engine import Outputs
+from bert_jax.rows import table
+from bert_jax.rows.packing import Units
+from bert_jax.rows.pairs import TextWindows, text_windows
 from bert_jax.runtime.errors import InputError, visible
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks.labelled import (
@@ -29,9 +30,11 @@ from bert_jax.tasks.labelled import (
     Results,
     Tokenization,
     open_tokenization,
+    warn_of_cut,
 )
 from bert_jax.tasks.labels import LabelParser, NumericLabels
 from bert_jax.tasks.metrics import METRICS, of_each_class
+from bert_jax.text.library import Unsplittable
 from bert_jax.text.wordpiece import has_words
 
 
@@ -54,6 +57,10 @@ class TextExamples:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def wholes(self) -> list[str]:
+        """The texts of each example, joined."""
+        return ['\n'.join(texts) for texts in zip(*self.texts, strict=True)]
 
     def take(self, rows: np.ndarray) -> Self:
         """Some of the examples."""
@@ -97,24 +104,29 @@ def read_texts(
       columns: of the file.
       labels: what the labels are; None: they are not read.
       max_malformed: share of the rows that may be malformed; one always may, unless this is 0.
-      keep_empty: whether examples with an empty text are kept, as benchmarks count them; else they
-        are left out, as `predict` refuses them, and counted.
+      keep_empty: whether examples with an empty text are kept, as benchmarks count them, and one
+        without a label is malformed; else both are left out, and counted, as `predict` refuses
+        empty texts.
 
     Raises:
       InputError: a missing column, a label that `labels` refuses, an id that occurs twice, too many
         malformed rows, a file that is empty or cannot be read.
     """
-    parser = _RowParser(columns, labels)
+    parser = _RowParser(columns, labels, needs_label=keep_empty)
     rows = table.read_table(
         path, parser.columns, parser.parse, id_column=columns.id or None,
         optional=parser.optional, headerless=parser.headerless, max_malformed=max_malformed)
     kept: list[_TextRow] = []
     kept_ids: list[str] = []
+    num_empty = 0
     for row, row_id in zip(rows.values, rows.ids, strict=True):
-        if keep_empty or all(map(has_words, row.texts)):
+        if not keep_empty and not all(map(has_words, row.texts)):
+            num_empty += 1
+        elif row.has_label:
             kept.append(row)
             kept_ids.append(row_id)
-    say_empty(path, len(rows.values) - len(kept), len(rows.values))
+    num_unlabelled = len(rows.values) - len(kept) - num_empty
+    say_left_out(path, len(rows.values), num_empty, num_unlabelled)
 
     by_column = zip(*[row.texts for row in kept], strict=True)
     label_array = None
@@ -124,10 +136,17 @@ def read_texts(
 
 
 class _TextRow(NamedTuple):
-    """The texts of a row, and its label as `labels` parses it; None: it is not read."""
+    """The texts of a row, and its label as `labels` parses it.
+
+    Attributes:
+      texts: one or two.
+      label: None: it is not read, or missing.
+      has_label: whether it is not missing.
+    """
 
     texts: list[str]
     label: Any
+    has_label: bool = True
 
 
 class _RowParser:
@@ -139,7 +158,16 @@ class _RowParser:
       headerless: all columns of a file that has no header.
     """
 
-    def __init__(self, columns: TextColumns, labels: NumericLabels | LabelParser | None):
+    def __init__(
+        self, columns: TextColumns, labels: NumericLabels | LabelParser | None, *, needs_label: bool
+    ):
+        """Finds the columns that are read.
+
+        Args:
+          columns, labels: as for `read_texts`.
+          needs_label: whether a row without a label is malformed.
+        """
+        self._needs_label = needs_label
         self._num_texts = len(columns.texts)
         self._label = columns.label
         self._labels = labels
@@ -164,7 +192,12 @@ class _RowParser:
         else:
             label_cell = _marked_names(self._label, cells[self._num_texts :])
         texts = table.texts_of(cells[: self._num_texts])
-        return _TextRow(texts, self._labels.parse(label_cell))
+        try:
+            return _TextRow(texts, self._labels.parse(label_cell))
+        except table.NoLabel:
+            if self._needs_label:
+                raise
+            return _TextRow(texts, None, has_label=False)
 
 
 def _marked_names(names: Sequence[str], cells: Sequence[Any]) -> list[str]:
@@ -183,17 +216,28 @@ def _marked_names(names: Sequence[str], cells: Sequence[Any]) -> list[str]:
     return marked
 
 
-def say_empty(path: str, num_empty: int, num_rows: int) -> None:
-    """Says how many rows of a file are left out because a text of theirs is empty.
+def say_left_out(path: str, num_rows: int, num_empty: int, num_unlabelled: int) -> None:
+    """Says how many rows of a file are left out because they lack a text or their label.
+
+    Args:
+      path: the file.
+      num_rows: of the file.
+      num_empty: those in which a text is empty.
+      num_unlabelled: others, whose label is empty, null or NaN.
 
     Raises:
-      InputError: all are.
+      InputError: these are all.
     """
     if num_empty == num_rows:
         raise InputError(f'{path}: all {num_rows:,} rows have an empty text: is config.data.text '
                          'the right column?')
+    if num_empty + num_unlabelled == num_rows:
+        raise InputError(f'{path}: all {num_rows - num_empty:,} rows with a text have no label: is '
+                         'config.data.label the right column?')
     if num_empty:
         say(f'{path}: {num_empty:,} of {num_rows:,} rows have an empty text; left out')
+    if num_unlabelled:
+        say(f'{path}: {num_unlabelled:,} of {num_rows:,} rows have no label; left out')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,6 +274,7 @@ class TextHead:
 def text_task(
     config: ConfigDict, *, head: TextHead, train: TextExamples | None,
     sets: Mapping[str, TextExamples | None], windows: str = 'first', id_column: str = '',
+    keep_all: bool = True,
 ) -> LabelledTask:
     """A task on texts.
 
@@ -242,12 +287,17 @@ def text_task(
         are prefixed with the split (less `dev_`).
       windows: one of `config.choices.WINDOWS`, for predictions; training texts are cut.
       id_column: the user's column of ids; empty: predictions are numbered by row.
+      keep_all: whether a text that cannot be split is an error, as in benchmarks; else it is left
+        out and counted.
+
+    Raises:
+      InputError: there is no vocabulary, or texts cannot be split.
     """
     tokenization = open_tokenization(config)
     max_length = config.data.max_seq_length
     train_units = None
     if train is not None:
-        cut = _tokenized(train, tokenization, 'first', max_length)
+        train, cut = _kept_windows(train, tokenization, 'first', max_length, keep_all)
         train_units = _units(train, cut, len(head.labels))
 
     main_split = next(iter(sets))
@@ -256,13 +306,18 @@ def text_task(
     for split, examples in sets.items():
         if not examples:
             continue
-        tokenized = _tokenized(examples, tokenization, windows, max_length)
-        eval_set = TextSet(split, examples, tokenized, head, id_column).eval_set(main_split)
+        examples, tokenized = _kept_windows(
+            examples, tokenization, windows, max_length, keep_all)
+        text_set = TextSet(split, examples, tokenized, head, id_column)
+        text_set.say_undefined_areas()
+        eval_set = text_set.eval_set(main_split)
         if examples.labels is None:
             predicted.append(eval_set)
         else:
             evaluated.append(eval_set)
 
+    read_units = train_units or [*evaluated, *predicted][0].units
+    warn_of_cut(read_units.sequences, max_length)
     main = next(filter(None, sets.values()))
     inference: dict[str, Any] = {'num_texts': len(main.texts)}
     if windows != 'first':
@@ -274,6 +329,42 @@ def text_task(
         arguments=head.arguments, inference=inference)
 
 
+def _kept_windows(
+    examples: TextExamples, tokenization: Tokenization, windows: str, max_length: int,
+    keep_all: bool,
+) -> tuple[TextExamples, TextWindows]:
+    """(The examples that are kept, their windows); see `text_task`."""
+    try:
+        return examples, _tokenized(examples, tokenization, windows, max_length)
+    except Unsplittable:
+        if keep_all:
+            raise
+    kept = _splittable(examples, tokenization)
+    return kept, _tokenized(kept, tokenization, windows, max_length)
+
+
+def _splittable(examples: TextExamples, tokenization: Tokenization) -> TextExamples:
+    """The examples whose texts the tokenizer can split; the others are counted.
+
+    Raises:
+      InputError: it can split none.
+    """
+    failed: set[int] = set()
+    reason = ''
+    for texts in examples.texts:
+        try:
+            tokenization.encode(texts)
+        except Unsplittable as error:
+            failed.update(error.places)
+            reason = str(error)
+    if len(failed) == len(examples):
+        raise InputError(f'{examples.source}: none of its texts can be split: {reason}')
+    say(f'warning: {examples.source}: {len(failed):,} of {len(examples):,} rows have a text that '
+        f'cannot be split ({reason}); left out')
+    others = [row for row in range(len(examples)) if row not in failed]
+    return examples.take(np.array(others))
+
+
 def _tokenized(
     examples: TextExamples, tokenization: Tokenization, windows: str, max_length: int
 ) -> TextWindows:
@@ -283,7 +374,7 @@ def _tokenized(
     if len(examples.texts) == 2:
         second = tokenization.encode(examples.texts[1])
     return text_windows(
-        first, second, windows, max_length=max_length, frame=tokenization.tokenizer.vocab.frame)
+        first, second, windows, max_length=max_length, frame=tokenization.frame)
 
 
 def _units(examples: TextExamples, windows: TextWindows, num_labels: int) -> Units:
@@ -303,6 +394,7 @@ def _majority_baseline(
     """Metrics of the main set if all examples get one answer; empty if nothing is trained.
 
     The answer is the most frequent label; of any number of labels, none; for numbers, any constant.
+    A correlation with that is undefined; it is 0 for what knows nothing of the labels.
     """
     truth = main.labels
     if train is None or train.labels is None or truth is None:
@@ -310,7 +402,15 @@ def _majority_baseline(
     answer = np.zeros_like(truth)
     if head.name == 'classification':
         answer[:] = np.bincount(train.labels).argmax()
-    return head.compute_metrics(answer, truth)
+    scores = head.compute_metrics(answer, truth)
+    return {name: 0.0 if math.isnan(value) else value for name, value in scores.items()}
+
+
+def label_counts(labels: np.ndarray, num_names: int) -> np.ndarray:
+    """How many examples have each label; of ids, there may be more than names."""
+    if labels.ndim == 2:
+        return labels.sum(axis=0).astype(int)
+    return np.bincount(labels, minlength=num_names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,11 +437,11 @@ class TextSet:
         if self.split != main_split:
             prefix = f"{self.split.removeprefix('dev_')}_"
         units = _units(self.examples, self.windows, len(self.head.labels))
-        return EvalSet(prefix, units, self.results)
+        return EvalSet(prefix, units, self.results, self.remarks)
 
     def results(self, outputs: Outputs) -> Results:
         """Metrics, if there are labels, and the content of files by name."""
-        logits = self.windows.combined_logits(self.head.kind, outputs['logits'])
+        logits = self._logits(outputs)
         predictions = self.head.kind.predictions(logits)
         texts = self.head.kind.texts(predictions, self.head.labels)
         files = {
@@ -349,12 +449,15 @@ class TextSet:
                 self.id_column, self.examples.ids, texts)}
         if self.examples.labels is None:
             return {}, files
-        self._warn_of_one_prediction(predictions)
         probabilities = self._probabilities(logits)
         files[f'{self.split}_examples.csv'] = self._examples_table(texts, probabilities)
         if self.head.labels:
             files[f'{self.split}_classes.csv'] = self._classes_table(predictions, probabilities)
         return self._scores(logits, predictions), files
+
+    def _logits(self, outputs: Outputs) -> np.ndarray:
+        """The logits of texts, from those of their windows."""
+        return self.windows.combined_logits(self.head.kind, outputs['logits'])
 
     def _probabilities(self, logits: np.ndarray) -> list[list[float]]:
         """The probabilities of each example's labels; none for a regression."""
@@ -373,13 +476,31 @@ class TextSet:
         scores['loss'] = self.head.kind.mean_loss(logits, truth)
         return scores
 
-    def _warn_of_one_prediction(self, predictions: np.ndarray) -> None:
-        """Warns if all examples of a classification are predicted alike and are not."""
+    def remarks(self, outputs: Outputs) -> list[str]:
+        """A warning if all examples of a classification are predicted alike and are not."""
         truth = self.examples.labels
-        if not self.head.labels or truth.ndim == 2:
+        if not self.head.labels or truth is None or truth.ndim == 2:
+            return []
+        predictions = self.head.kind.predictions(self._logits(outputs))
+        if len(np.unique(predictions)) > 1 or len(np.unique(truth)) == 1:
+            return []
+        return [f'warning: all predictions are {self.head.labels[predictions[0]]!r}']
+
+    def say_undefined_areas(self) -> None:
+        """Says which labels have no ROC-AUC, because none of the examples has them, or all do."""
+        truth = self.examples.labels
+        if not self.head.labels or truth is None:
             return
-        if len(np.unique(predictions)) == 1 and len(np.unique(truth)) > 1:
-            say(f'warning: all predictions are {self.head.labels[predictions[0]]!r}')
+        counts = label_counts(truth, len(self.head.labels))
+        undefined: list[str] = []
+        for name, count in zip(self.head.labels, counts):
+            if count in (0, len(truth)):
+                undefined.append(name)
+        if undefined:
+            more = f' and {len(undefined) - 10} further' if len(undefined) > 10 else ''
+            say(f"note: none or all of the {len(truth):,} scored examples have the label "
+                f"{', '.join(undefined[:10])}{more}: its ROC-AUC is undefined, and empty in "
+                f'{self.split}_classes.csv')
 
     def _examples_table(
         self, predictions: Sequence[str], probabilities: Sequence[Sequence[float]]
@@ -443,12 +564,13 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[Any]], delimiter: str 
 def _shown(value: Any, delimiter: str) -> Any:
     """A value as it stands in a table.
 
-    A .csv is for people: characters that move a terminal's cursor are written out. Spreadsheets run
-    a text as a formula if it begins like one, also after white space, so it gets an apostrophe
-    before it, which they do not show. A .tsv is for programs, and has what the model said.
+    An undefined number is empty. A .csv is for people: characters that move a terminal's cursor are
+    written out. Spreadsheets run a text as a formula if it begins like one, also after white space,
+    so it gets an apostrophe before it, which they do not show. A .tsv is for programs, and has what
+    the model said.
     """
     if type(value) is float:
-        return f'{value:.6g}'
+        return '' if math.isnan(value) else f'{value:.6g}'
     if delimiter != ',' or not isinstance(value, str):
         return value
     is_formula = value.lstrip().startswith(('=', '+', '-', '@'))

@@ -5,6 +5,7 @@ CamemBERT), WordPiece with other normalizers. So ids are those of transformers, 
 text included. What the file does not say, the files beside it do, as in transformers.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -13,10 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.runtime.errors import InputError, first_line, tell_once
-from bert_jax.runtime.files import digest
+from bert_jax.runtime.errors import InputError, needing, tell_once
+from bert_jax.runtime.hashing import digest
 from bert_jax.text.added import MOST_TOKENS, AddedToken
-from bert_jax.text.tokenizer import Encoding, Place, Tokens, joined
+from bert_jax.text.classes import follow_class, frame_of_class, token_in
+from bert_jax.text.coinciding import check_distinct
+from bert_jax.text.growth import Growth, steps_of
+from bert_jax.text.library import (
+    Library,
+    LibraryError,
+    LibraryPanic,
+    Unsplittable,
+    library_errors,
+    panicking_silently,
+)
+from bert_jax.text.templates import ends_of, frame_of_library
+from bert_jax.text.tokenizer import Encoding, Place, Split, Tokens, joined
 from bert_jax.text.vocab import Vocab, unused_row
 
 WORD_START = '\u2581'  # "lower one eighth block" stands for the space before a word
@@ -28,6 +41,9 @@ _ROLES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     'mask': (('mask_token',), ('[MASK]', '<mask>', '<|mask|>')),
     'unk': (('unk_token',), ('[UNK]', '<unk>')),
 }
+# What a model draws by: dropout of merges; sampling of pieces.
+_DRAWS = ('dropout', 'alpha', 'nbest_size', 'enable_sampling')
+_GROUP = 1000  # texts that are split together once one of all cannot be
 _SURROGATES = range(0xD800, 0xE000)
 _RARE_LETTER = '\U00013000'  # an Egyptian hieroglyph
 
@@ -35,8 +51,9 @@ _RARE_LETTER = '\U00013000'  # an Egyptian hieroglyph
 class HuggingFaceTokenizer:
     """Splits texts as `tokenizers` does with a tokenizer.json.
 
-    Special and added tokens are found in a text. The leading space of byte-level BPE is part of a
-    piece, and no part of the piece's place.
+    Added tokens are found in a text, special ones among them, unless a tokenizer_config.json beside
+    the file has `split_special_tokens`; those of vocabularies that are trained here are not added.
+    The leading space of byte-level BPE is part of a piece, and no part of the piece's place.
 
     Attributes:
       vocab: the pieces and added tokens. A piece continues a word unless it has the mark of a space
@@ -45,6 +62,7 @@ class HuggingFaceTokenizer:
       content: of the tokenizer.json.
       beside: the files beside it that count, by name, with their content.
       adds_prefix_space: whether byte-level BPE puts a space before each text.
+      finds_special_tokens: whether [MASK] in a text is the special token, and not text.
     """
 
     lowercase = None  # a tokenizer.json has its own normalizer
@@ -67,20 +85,41 @@ class HuggingFaceTokenizer:
         """
         self.content = content
         self.beside = dict(beside or {})
+        self._source = source
         fields = _fields_of(self.beside, source)
         parts = _parts_of(content, source)
+        self._growth = Growth(parts, source)
         self._library = _read_library(content, source)
-        if _set_prefix_space(parts, fields.get('add_prefix_space')):
+        follows_class = follow_class(parts, fields, source)
+        self._draws = _take_draws(parts)
+        if follows_class or self._draws:
             self._library = _read_library(json.dumps(parts), source)
+        for setting in self._draws:
+            tell_once(f'note: {source}: {setting} is not applied: it draws the pieces of a text '
+                      'anew each time, and here a text always has the same')
+        sampling = fields.get('sp_model_kwargs')
+        if isinstance(sampling, Mapping) and sampling.get('enable_sampling'):
+            tell_once(f'note: {source}: sp_model_kwargs={dict(sampling)!r:.100} of the file beside '
+                      'it is not applied: here a text always has the same pieces')
         self.algorithm = str(parts['model'].get('type', 'WordPiece')).lower()
         self.adds_prefix_space = _adds_prefix_space(parts)
         names = _names_of_roles(fields)
         self._add(added_tokens, source)
         self._add_special(names)
+        splits_special = fields.get('split_special_tokens') is True
+        if splits_special:
+            self._library.treat_special_tokens_as_text()
         self._marks = _marks_of(parts)
-        self.vocab = self._make_vocab(parts, names, source)
-        self._check_unknown(source)
-        self._before_word = self._find_before_word()
+        with panicking_silently():
+            self.vocab = self._make_vocab(parts, names, fields, source)
+            has_unknown = self._check_unknown(source)
+            self._before_word = self._find_before_word()
+        added = self._library.get_added_tokens_decoder()
+        self.finds_special_tokens = self.vocab.mask_id in added and not splits_special
+        check_distinct(_ids_by_role(self.vocab), has_unknown, source)
+        if self.vocab.template is None:
+            tell_once(f'note: {source} puts no special tokens around texts: here they are framed '
+                      'as [CLS] A [SEP] B [SEP]')
 
     def _add(self, tokens: Iterable[AddedToken], source: str) -> None:
         """Adds the tokens that the library does not have.
@@ -93,6 +132,7 @@ class HuggingFaceTokenizer:
         for token in tokens:
             if self._library.token_to_id(token.content) is not None:
                 continue
+            self._growth.check(token.content)
             flags = dataclasses.asdict(token)
             del flags['content'], flags['id']
             self._library.add_tokens([LibraryToken(token.content, **flags)])
@@ -113,13 +153,15 @@ class HuggingFaceTokenizer:
                 known.add(name)
 
     def _make_vocab(
-        self, parts: Mapping[str, Any], names: Mapping[str, str], source: str
+        self, parts: Mapping[str, Any], names: Mapping[str, str], fields: Mapping[str, Any],
+        source: str,
     ) -> Vocab:
         """The vocabulary.
 
         Args:
           parts: of the tokenizer.json.
           names: of the special tokens by role, as far as the files beside it say.
+          fields: of these files.
           source: for messages.
 
         Raises:
@@ -136,11 +178,15 @@ class HuggingFaceTokenizer:
         added = self._library.get_added_tokens_decoder()
         is_continuation = np.zeros(len(tokens), np.bool_)
         for i in index.values():
-            is_continuation[i] = i not in added and not self._marks.begins_word(tokens[i])
+            is_continuation[i] = not self._marks.begins_word(tokens[i])
+        frame = frame_of_library(
+            self._library, parts, fields.get('truncation_side'), len(tokens), source)
+        frame = frame_of_class(frame, fields, index, source)
+        ids = _ids_of_roles(index, names, ends_of(frame, tokens), parts, source)
+        self._added_ids = frozenset((*added, *ids.values()))
+        for i in self._added_ids:
+            is_continuation[i] = False
         is_continuation.flags.writeable = False
-        template = _template_of(parts, source)
-        ids = _ids_of_roles(index, names, template, parts, source)
-        self._added_ids = frozenset(added)
         return Vocab(
             tuple(tokens),
             pad_id=ids['pad'],
@@ -149,15 +195,24 @@ class HuggingFaceTokenizer:
             sep_id=ids['sep'],
             mask_id=ids['mask'],
             is_continuation=is_continuation,
-            num_separators=template.num_separators)
+            num_separators=(frame and frame.num_separators) or 1,
+            template=frame)
 
-    def _check_unknown(self, source: str) -> None:
-        """Raises InputError if the library has nothing to put for a character that it lacks."""
+    def _check_unknown(self, source: str) -> bool:
+        """Whether a character that the library lacks is [UNK].
+
+        Raises:
+          InputError: it has nothing to put for it.
+        """
         try:
-            self._library.encode(_RARE_LETTER, add_special_tokens=False)
-        except Exception as error:  # of the class Exception itself
+            encoding = self._library.encode(_RARE_LETTER, add_special_tokens=False)
+            return self.vocab.unk_id in encoding.ids
+        except LibraryPanic as error:
+            raise InputError(f'{source}: tokenizers cannot split texts by it ({error}): take '
+                             'another tokenizer') from None
+        except LibraryError as error:
             raise InputError(f'{source} has no token for what is not in its vocabulary '
-                             f'({first_line(error)}): name one as unk_token (unk_id) of its model'
+                             f'({error}): name one as unk_token (unk_id) of its model'
                              ) from None
 
     @property
@@ -184,34 +239,98 @@ class HuggingFaceTokenizer:
             return ''
         return ' '
 
+    def with_special_tokens(self) -> str:
+        """The content of a tokenizer.json that lists the special tokens as added ones.
+
+        [MASK] takes in the space before it, as in RoBERTa.
+        """
+        from tokenizers import AddedToken as LibraryToken
+
+        library = Library(self._library.to_str())
+        for name in self.names_of_special_tokens.values():
+            takes_space = name == self.vocab.tokens[self.vocab.mask_id]
+            library.add_special_tokens([LibraryToken(name, lstrip=takes_space, special=True)])
+        return str(library.to_str())
+
     def with_words(self, words: Sequence[str]) -> str:
         """The content of a tokenizer.json that has these words as tokens, with the next ids.
 
         A word is found where no letter or digit touches it, and takes in the space before it.
         """
-        import tokenizers
+        from tokenizers import AddedToken as LibraryToken
 
-        library = tokenizers.Tokenizer.from_str(self._library.to_str())
-        library.add_tokens([
-            tokenizers.AddedToken(word, single_word=True, lstrip=True) for word in words])
+        for word in words:
+            self._growth.check(word)
+        library = Library(self._library.to_str())
+        library.add_tokens([LibraryToken(word, single_word=True, lstrip=True) for word in words])
         return str(library.to_str())
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with the files."""
         parts = ['huggingface', self.content, *map(str, sorted(self.beside.items()))]
+        if self._draws:  # a store of older versions has drawn ids
+            parts.append('without draws')
         return digest(' '.join(parts).encode('utf-8', 'surrogatepass'))
 
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, without those that begin and end a sequence."""
-        ids: list[int] = self._library.encode(_sound(text), add_special_tokens=False).ids
+        ids: list[int] = self._encoding(text).ids
         return ids
 
+    def _encoding(self, text: str) -> Any:
+        """What the library makes of a text.
+
+        Raises:
+          Unsplittable: it cannot split it, or would make far more of it than it is.
+        """
+        sound = _sound(text)
+        try:
+            self._growth.check(sound)
+            return self._library.encode(sound, add_special_tokens=False)
+        except LibraryError as error:
+            raise Unsplittable(f'{self._source}: tokenizers cannot split {text!r:.60} ({error}): '
+                               'leave the text out', [0]) from None
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of many texts, in parallel."""
+        """`encode` of many texts, in parallel.
+
+        Raises:
+          Unsplittable: some cannot be split.
+        """
+        try:
+            return self._encode_together(texts)
+        except InputError:
+            return self._encode_apart(texts)
+
+    def _encode_together(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of many texts, unless one of them cannot be split."""
         sound = [_sound(text) for text in texts]
+        for text in sound:
+            self._growth.check(text)
         encodings = self._library.encode_batch_fast(sound, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def _encode_apart(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode_batch` of texts of which some cannot be split, which are found in groups."""
+        ids: list[list[int]] = []
+        failed: list[int] = []
+        reasons: list[str] = []
+        for begin in range(0, len(texts), _GROUP):
+            group = texts[begin : begin + _GROUP]
+            if len(group) < len(texts):
+                with contextlib.suppress(InputError):
+                    ids += self._encode_together(group)
+                    continue
+            for place, text in enumerate(group, begin):
+                try:
+                    ids.append(self.encode(text))
+                except InputError as error:
+                    failed.append(place)
+                    reasons.append(str(error))
+        if failed:
+            raise Unsplittable(f'{len(failed):,} of {len(texts):,} texts: {reasons[0]}', failed)
+        return ids
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word of a text, as in the text that joins the words with spaces."""
@@ -237,14 +356,19 @@ class HuggingFaceTokenizer:
         The pieces of one character that is cut into bytes all have its place. A piece of nothing
         but a mark or white space has an empty one, where the next begins.
         """
-        encoding = self._library.encode(_sound(text), add_special_tokens=False)
+        split = self.split(text)
+        return Encoding(split.ids, split.places)
+
+    def split(self, text: str) -> Split:
+        """The pieces of a text with what the pre-tokenizer made of it."""
+        encoding = self._encoding(text)
         places: list[Place] = []
         for piece_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
             place = _without_space(text, begin, end)
             if not self.shown(piece_id):  # the library gives a mark the next character's place
                 place = place[0], place[0]
             places.append(place)
-        return Encoding(encoding.ids, places)
+        return Split(encoding.ids, places, encoding.word_ids, encoding.offsets)
 
     def shown(self, piece_id: int) -> str:
         """What one sees of a piece: its characters, without the marks; U+FFFD for parts of some."""
@@ -276,10 +400,11 @@ def roberta_tokenizer(vocab: Mapping[str, int], merges: Sequence[str], source: s
         raise InputError(f'{source}: vocab.json lacks {missing[0]}, so it is not of RoBERTa: put '
                          'the tokenizer.json of the model there')
     try:
-        model = models.BPE(vocab=dict(vocab), merges=[(first, last) for first, last in pairs])
-    except Exception as error:  # of the class Exception itself
+        with library_errors():
+            model = models.BPE(vocab=dict(vocab), merges=[(first, last) for first, last in pairs])
+    except LibraryError as error:
         raise InputError(f'{source}: vocab.json and merges.txt are not of one tokenizer '
-                         f'({first_line(error)}): download them again') from None
+                         f'({error}): download them again') from None
     library = tokenizers.Tokenizer(model)
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -305,46 +430,43 @@ def _parts_of(content: str, source: str) -> dict[str, Any]:
     return parts
 
 
-def _read_library(content: str, source: str) -> Any:
+def _read_library(content: str, source: str) -> Library:
     """The library's tokenizer, which neither cuts nor pads.
 
     Raises:
       InputError: the package is not installed, or cannot read the file.
     """
-    try:
+    with needing(source):
         import tokenizers
-    except ImportError:
-        raise InputError(f'{source} needs the package `tokenizers`: pip install tokenizers'
-                         ) from None
     try:
-        library = tokenizers.Tokenizer.from_str(content)
-    except Exception as error:  # of the class Exception itself
+        library = Library(content)
+    except LibraryError as error:
         raise InputError(f'{source} is no tokenizer file that tokenizers {tokenizers.__version__} '
-                         f'reads ({first_line(error)}): download it again, or update the package'
+                         f'reads ({error}): download it again, or update the package'
                          ) from None
     library.no_truncation()
     library.no_padding()
     return library
 
 
-def _set_prefix_space(parts: dict[str, Any], adds: Any) -> bool:
-    """Puts `add_prefix_space` of a tokenizer_config.json into the parts of a tokenizer.json.
+def _take_draws(parts: dict[str, Any]) -> list[str]:
+    """Takes what draws pieces at random out of the parts of a tokenizer.json.
 
     Returns:
-      Whether that changes them.
+      The settings, as NAME=VALUE.
     """
-    changes = False
-    if isinstance(adds, bool):
-        for step in _steps(parts.get('pre_tokenizer')):
-            if step.get('type') == 'ByteLevel' and step['add_prefix_space'] != adds:
-                step['add_prefix_space'] = adds
-                changes = True
-    return changes
+    found = []
+    for name in _DRAWS:
+        value = parts['model'].get(name)
+        if value:
+            found.append(f'model.{name}={value!r:.60}')
+            parts['model'][name] = None
+    return found
 
 
 def _adds_prefix_space(parts: Mapping[str, Any]) -> bool:
     """Whether byte-level BPE puts a space before each text."""
-    steps = _steps(parts.get('pre_tokenizer'))
+    steps = steps_of(parts.get('pre_tokenizer'))
     return any(step.get('type') == 'ByteLevel' and step['add_prefix_space'] for step in steps)
 
 
@@ -399,65 +521,11 @@ def _names_of_roles(fields: Mapping[str, Any]) -> dict[str, str]:
 
 def _content(entry: Any) -> str:
     """The token of an entry, which may have flags; '' for none."""
-    if isinstance(entry, Mapping):
-        entry = entry.get('content')
-    return _sound(entry) if isinstance(entry, str) else ''
-
-
-@dataclasses.dataclass(frozen=True)
-class _Template:
-    """How a post-processor frames texts; '' of a token that it does not add."""
-
-    cls: str = ''
-    sep: str = ''
-    num_separators: int = 1
-
-
-def _template_of(parts: Mapping[str, Any], source: str) -> _Template:
-    """What the post-processor of a tokenizer.json says; one that is not BERT's gives a note."""
-    processor = _framing_part(parts.get('post_processor'))
-    kind = processor.get('type')
-    if kind in ('BertProcessing', 'RobertaProcessing'):
-        num_separators = 2 if kind == 'RobertaProcessing' else 1
-        return _Template(processor['cls'][0], processor['sep'][0], num_separators)
-    if kind != 'TemplateProcessing':
-        return _Template()
-    single = _template_tokens(processor.get('single'))
-    pair = _template_tokens(processor.get('pair'))
-    if len(single) == 3 and single[1] is None and single[0] and single[2]:
-        cls, sep = single[0], single[2]
-        for num_separators in (1, 2):
-            if pair == [cls, None, *[sep] * num_separators, None, sep]:
-                return _Template(cls, sep, num_separators)
-    tell_once(f'note: {source} puts other special tokens around texts than [CLS] A [SEP] B [SEP]: '
-              'they are framed so here')
-    return _Template()
-
-
-def _framing_part(processor: Any) -> Mapping[str, Any]:
-    """The part of a post-processor that adds special tokens; an empty one without any."""
-    if not isinstance(processor, Mapping):
-        return {}
-    if processor.get('type') == 'Sequence':
-        for part in processor.get('processors', ()):
-            if _framing_part(part):
-                return _framing_part(part)
-        return {}
-    framing = ('BertProcessing', 'RobertaProcessing', 'TemplateProcessing')
-    return processor if processor.get('type') in framing else {}
-
-
-def _template_tokens(items: Any) -> list[str | None]:
-    """The special tokens of a template; None for each text."""
-    tokens: list[str | None] = []
-    for item in items or ():
-        special = item.get('SpecialToken')
-        tokens.append(None if special is None else str(special['id']))
-    return tokens
+    return _sound(token_in(entry))
 
 
 def _ids_of_roles(
-    index: Mapping[str, int], names: Mapping[str, str], template: _Template,
+    index: Mapping[str, int], names: Mapping[str, str], ends: tuple[str, str],
     parts: Mapping[str, Any], source: str,
 ) -> dict[str, int]:
     """The ids of the special tokens by role.
@@ -466,9 +534,9 @@ def _ids_of_roles(
     first known name in the vocabulary; the others are what the files beside it name, and so on.
 
     Raises:
-      InputError: one but [UNK] is missing, or [MASK] is one of the others.
+      InputError: one but [UNK] is missing.
     """
-    first_choice = {'cls': template.cls, 'sep': template.sep}
+    first_choice = dict(zip(('cls', 'sep'), ends, strict=True))
     ids: dict[str, int] = {}
     for role, (keys, known) in _ROLES.items():
         candidates = [first_choice.get(role, ''), names.get(role, '')]
@@ -482,11 +550,14 @@ def _ids_of_roles(
             raise InputError(
                 f'{source} has no token for [{role.upper()}] among {len(index):,}: name it as '
                 f'{keys[0]!r} in a tokenizer_config.json beside it')
-    for role in ('cls', 'sep', 'pad'):
-        if ids['mask'] == ids[role]:
-            raise InputError(
-                f'{source} has one token, id {ids[role]}, for [MASK] and [{role.upper()}]: name '
-                "another as 'mask_token' in a tokenizer_config.json beside it")
+    return ids
+
+
+def _ids_by_role(vocab: Vocab) -> dict[str, int]:
+    """The ids of the special tokens that there are."""
+    ids = {'cls': vocab.cls_id, 'sep': vocab.sep_id, 'pad': vocab.pad_id, 'mask': vocab.mask_id}
+    if vocab.unk_id is not None:
+        ids['unk'] = vocab.unk_id
     return ids
 
 
@@ -526,7 +597,7 @@ class _Marks:
 def _marks_of(parts: Mapping[str, Any]) -> _Marks:
     """The marks of a tokenizer.json."""
     stages = [parts.get('normalizer'), parts.get('pre_tokenizer'), parts.get('decoder')]
-    steps = [step for stage in stages for step in _steps(stage)]
+    steps = [step for stage in stages for step in steps_of(stage)]
     types = [step.get('type') for step in steps]
     if 'ByteLevel' in types:
         return _Marks(is_byte_level=True)
@@ -536,16 +607,6 @@ def _marks_of(parts: Mapping[str, Any]) -> _Marks:
         if step.get('type') == 'Replace' and step.get('content') == WORD_START:
             return _Marks(start=WORD_START)
     return _Marks(continuation=parts['model'].get('continuing_subword_prefix') or '')
-
-
-def _steps(stage: Any) -> list[dict[str, Any]]:
-    """The steps of a normalizer, a pre-tokenizer or a decoder, which may be a sequence of some."""
-    if not isinstance(stage, dict):
-        return []
-    for name in ('normalizers', 'pretokenizers', 'decoders'):
-        if name in stage:
-            return [step for part in stage[name] for step in _steps(part)]
-    return [stage]
 
 
 @functools.cache

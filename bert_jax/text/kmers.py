@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import digest
+from bert_jax.runtime.hashing import digest
 from bert_jax.text.letters import (
     ANY_CHARACTER,
     bytes_of,
@@ -29,7 +29,8 @@ from bert_jax.text.letters import (
     tokens_of_each,
 )
 from bert_jax.text.tokenizer import Encoding, Tokens
-from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_lines
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
+from bert_jax.text.vocab_files import read_lines
 
 ENDING = '.kmers'
 BASES = 'ACGT'

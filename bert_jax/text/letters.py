@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import digest
+from bert_jax.runtime.hashing import digest
 from bert_jax.text.tokenizer import Encoding, Tokens
-from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, read_lines
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
+from bert_jax.text.vocab_files import read_lines
 
 ENDING = '.letters'
 # The codes of DNA, RNA and proteins, with those of IUPAC that stand for several, are letters.

@@ -33,7 +33,8 @@ def place_pieces(normalized: NormalizedWord, lengths: Sequence[int | None]) -> l
 
     Args:
       normalized: the word.
-      lengths: characters of each piece; None: of [UNK], which goes up to the end of the token.
+      lengths: characters of each piece; None: of [UNK], which goes up to the end of the token. A
+        piece of none has an empty place, where the next begins.
     """
     whole = (0, len(normalized.word))
     return _read_off(normalized, lengths) or [whole] * len(lengths)
@@ -55,6 +56,10 @@ def _read_off(normalized: NormalizedWord, lengths: Sequence[int | None]) -> list
     found: list[Place] = []
     at = 0
     for length in lengths:
+        if length == 0:  # a mark alone
+            place = sources[at] if at < len(sources) else len(normalized.word)
+            found.append((place, place))
+            continue
         if length is None:
             end = next((end for end in token_ends if end > at), at)
         else:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import sentencepiece
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import digest
+from bert_jax.runtime.hashing import digest
 from bert_jax.text.offsets import NormalizedWord, moved, place_pieces
-from bert_jax.text.tokenizer import Encoding, Place, Tokens, joined
+from bert_jax.text.tokenizer import Encoding, Place, Split, Tokens, joined
 from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, raw_words_with_places
 
@@ -87,14 +87,21 @@ class SentencePieceTokenizer:
 
         Pieces that join words, which a model may have, are not found: words are encoded one by one.
         """
+        split = self.split(text)
+        return Encoding(split.ids, split.places)
+
+    def split(self, text: str) -> Split:
+        """The pieces of a text, of which white space separates the parts."""
         ids: list[int] = []
         places: list[Place] = []
-        for word, begin in raw_words_with_places(text):
+        parts: list[int | None] = []
+        for number, (word, begin) in enumerate(raw_words_with_places(text)):
             of_word = self.encode(word)
             ids += of_word
             in_word = place_pieces(_normalized(word), self._lengths(of_word))
             places += moved(in_word, begin)
-        return Encoding(ids, places)
+            parts += [number] * len(of_word)
+        return Split(ids, places, parts, places)
 
     def _lengths(self, ids: Sequence[int]) -> list[int | None]:
         """The characters of each piece; None of [UNK]."""

@@ -8,6 +8,7 @@ from bert_jax.runtime.files import Path, exists, read_json
 from bert_jax.text.added import AddedToken, added_tokens_of
 from bert_jax.text.vocab import CLS, CONTINUATION, MASK, PAD, SEP, UNK
 
+VOCABULARY_FILE = 'vocab.txt'
 SETTINGS_FILE = 'tokenizer_config.json'
 TOKENIZER_FILE = 'tokenizer.json'
 _ADDED_FILE = 'added_tokens.json'
@@ -20,6 +21,7 @@ _EMPTY: tuple[Any, ...] = (None, False, '', [], {})  # values at which no settin
 _APPLIED = (
     'do_lower_case', 'strip_accents', 'tokenize_chinese_chars', 'do_basic_tokenize', 'never_split',
     'added_tokens_decoder', 'additional_special_tokens', 'extra_special_tokens', 'model_max_length',
+    'truncation_side', 'model_input_names',
 )
 # Those that change no ids.
 _WITHOUT_EFFECT = (
@@ -42,10 +44,11 @@ _KNOWN_FIELDS: Mapping[str, Any] = {
     'sep_token': SEP,
     'mask_token': MASK,
     'padding_side': 'right',
-    'truncation_side': 'right',
     'wordpieces_prefix': CONTINUATION,
-    'model_input_names': ['input_ids', 'token_type_ids', 'attention_mask'],
+    'split_special_tokens': True,  # the special tokens in a text are text
 }
+# Settings that are applied to no kind of tokenizer, with the values at which they change nothing.
+_OF_NO_KIND: Mapping[str, Any] = {'padding_side': 'right'}
 _KNOWN_PARTS: Mapping[str, Any] = dict.fromkeys((
     'version', 'truncation', 'padding', 'added_tokens', 'normalizer', 'pre_tokenizer',
     'post_processor', 'decoder', 'model'), ANY)
@@ -54,14 +57,24 @@ _KNOWN_IN_PARTS: Mapping[str, Mapping[str, Any]] = {
     'model': {
         'type': 'WordPiece',
         'vocab': ANY,
-        'max_input_chars_per_word': ANY,  # 200 here, as in the original
+        'max_input_chars_per_word': ANY,  # `_not_berts` has it
         'unk_token': UNK,
         'continuing_subword_prefix': CONTINUATION,
     },
 }
+_BERTS_SINGLE = f'{CLS}:0 A:0 {SEP}:0'
+_BERTS_PAIR = f'{CLS}:0 A:0 {SEP}:0 B:1 {SEP}:1'
 _BERTS_PARTS = {'normalizer': 'BertNormalizer', 'pre_tokenizer': 'BertPreTokenizer'}
-# Classes that make their normalizer only from the fields of tokenizer_config.json.
-_FROM_FIELDS = ('BertTokenizer', 'BertTokenizerFast')
+# Classes that make all but the vocabulary from the fields of tokenizer_config.json.
+_FROM_FIELDS = tuple(
+    f'{name}Tokenizer{ending}'
+    for name in ('Bert', 'DistilBert', 'Electra', 'MobileBert', 'LayoutLM', 'Lxmert', 'SqueezeBert')
+    for ending in ('', 'Fast'))
+# Models that have one of these classes where no file names another.
+_MODEL_TYPES = ('bert', 'distilbert', 'electra')
+# The most characters of a word that is split: of the library, if nobody sets another, and of the
+# original. Here it is 200 in both cases.
+_USUAL_WORD_LENGTHS = (None, 100, 200)
 
 
 class Settings(NamedTuple):
@@ -73,19 +86,21 @@ class Settings(NamedTuple):
       source: the file that says `do_lower_case` and its like, for messages.
       tokenizer: the content of tokenizer.json; None where there is none.
       added_tokens: tokens that were added to the vocabulary.
+      lacks_class: whether no file names a class, and the model is one that has BertTokenizer then.
     """
 
     fields: Mapping[str, Any]
     source: Path
     tokenizer: Mapping[str, Any] | None
     added_tokens: tuple[AddedToken, ...] = ()
+    lacks_class: bool = False
 
     @property
     def is_berts(self) -> bool:
         """Whether tokenizer.json, if there is one, is BERT's WordPiece, which `wordpiece` has too.
 
-        Parts that it leaves out count as BERT's. The class BertTokenizer makes its normalizer and
-        pre-tokenizer itself.
+        Parts that it leaves out count as BERT's. The class BertTokenizer makes all but the
+        vocabulary itself.
         """
         tokenizer = self.tokenizer
         if tokenizer is None:
@@ -95,7 +110,55 @@ class Settings(NamedTuple):
         if self.fields.get('tokenizer_class') in _FROM_FIELDS:
             return True
         types = [_type_of(tokenizer, part) for part in _BERTS_PARTS]
-        return types == list(_BERTS_PARTS.values())
+        if types != list(_BERTS_PARTS.values()):
+            return False
+        return self.lacks_class or not _not_applied_parts(tokenizer)
+
+
+def _not_berts(tokenizer: Mapping[str, Any]) -> list[str]:
+    """The settings of a WordPiece tokenizer.json that BERT's tokenizer here does not have.
+
+    They are its template, and the most characters of a word.
+    """
+    found = []
+    length = _part(tokenizer, 'model').get('max_input_chars_per_word')
+    if length not in _USUAL_WORD_LENGTHS:
+        found.append(f'model.max_input_chars_per_word={length!r:.60}')
+    processor = _part(tokenizer, 'post_processor')
+    kind = processor.get('type')
+    if kind == 'BertProcessing':
+        ends = [_first_of(processor.get(name)) for name in ('cls', 'sep')]
+        if ends != [CLS, SEP]:
+            found.append(f'post_processor={processor!r:.60}')
+    elif kind == 'TemplateProcessing':
+        for name, berts in (('single', _BERTS_SINGLE), ('pair', _BERTS_PAIR)):
+            template = _template(processor.get(name))
+            if template != berts.split():
+                found.append(f"post_processor.{name}={' '.join(template)!r:.60}")
+    elif kind is not None:
+        found.append(f'post_processor.type={kind!r:.60}')
+    return found
+
+
+def _part(tokenizer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of a tokenizer.json; an empty one where it is none."""
+    part = tokenizer.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _first_of(entry: Any) -> Any:
+    """The first item of a list; None of what is no list."""
+    return entry[0] if isinstance(entry, list) and entry else None
+
+
+def _template(items: Any) -> list[str]:
+    """A template of a tokenizer.json, as `[CLS]:0`, `A:0`, ... ; empty where it is none."""
+    found = []
+    for item in items if isinstance(items, list) else ():
+        for value in item.values() if isinstance(item, dict) else ():
+            if isinstance(value, dict):
+                found.append(f"{value.get('id')}:{value.get('type_id')}")
+    return found
 
 
 def _type_of(tokenizer: Mapping[str, Any], part: str) -> Any:
@@ -117,6 +180,7 @@ def read_settings(folder: Path) -> Settings:
     """
     fields = _read_if_there(folder / SETTINGS_FILE) or {}
     tokenizer = _read_if_there(folder / TOKENIZER_FILE)
+    side = _side_of(tokenizer or {})
     numbered = _read_if_there(folder / _ADDED_FILE) or {}
     special = _read_if_there(folder / _SPECIAL_FILE) or {}
     normalizer = _normalizer(fields, tokenizer)
@@ -125,7 +189,26 @@ def read_settings(folder: Path) -> Settings:
     if not isinstance(listed, list):
         listed = []
     added = added_tokens_of(special | fields, listed, numbered, folder)
-    return Settings(fields | normalizer, source, tokenizer, added)
+    lacks_class = False
+    if tokenizer is not None and not fields.get('tokenizer_class'):
+        lacks_class = _has_bert_tokenizer(folder)
+    return Settings(side | fields | normalizer, source, tokenizer, added, lacks_class)
+
+
+def _side_of(tokenizer: Mapping[str, Any]) -> dict[str, str]:
+    """The end at which texts are cut, as a tokenizer.json has it; empty where that is the usual."""
+    direction = _part(tokenizer, 'truncation').get('direction')
+    return {'truncation_side': 'left'} if direction == 'Left' else {}
+
+
+def _has_bert_tokenizer(folder: Path) -> bool:
+    """Whether a folder is of a model for which transformers takes BertTokenizer."""
+    try:
+        config = _read_if_there(folder / 'config.json') or {}
+    except InputError:  # whoever reads the model says so
+        return False
+    kind = config.get('tokenizer_class')
+    return kind in _FROM_FIELDS if kind else config.get('model_type') in _MODEL_TYPES
 
 
 def _read_if_there(path: Path) -> dict[str, Any] | None:
@@ -195,7 +278,14 @@ def tell_not_applied(settings: Settings, folder: Path) -> None:
 
     Of a tokenizer.json that is not BERT's, the library applies all.
     """
+    if settings.lacks_class and not _is_made_of_fields(settings, folder):
+        tell_once(f'note: {folder / SETTINGS_FILE} names no tokenizer_class, so transformers 5 '
+                  f'takes BertTokenizer, with other words than {TOKENIZER_FILE}, which is followed '
+                  'here: name BertTokenizer or TokenizersBackend there')
     if not settings.is_berts:
+        fields = {name: settings.fields.get(name) for name in _OF_NO_KIND}
+        for setting in not_applied(fields, _OF_NO_KIND):
+            tell_once(f'note: {folder / SETTINGS_FILE}: {setting} is not applied')
         return
     fields = {name: _content(value) for name, value in settings.fields.items()}
     for setting in not_applied(fields, _KNOWN_FIELDS):
@@ -203,6 +293,18 @@ def tell_not_applied(settings: Settings, folder: Path) -> None:
     if settings.tokenizer is not None:
         for setting in _not_applied_parts(settings.tokenizer):
             tell_once(f'note: {folder / TOKENIZER_FILE}: {setting} is not applied')
+
+
+def _is_made_of_fields(settings: Settings, folder: Path) -> bool:
+    """Whether BertTokenizer makes what the tokenizer.json has, but for what is noted otherwise."""
+    tokenizer = settings.tokenizer
+    if tokenizer is None:
+        return True
+    fields = _read_if_there(folder / SETTINGS_FILE) or {}
+    normalizer = _normalizer({}, tokenizer)
+    made = {'do_lower_case': True, 'strip_accents': None, 'tokenize_chinese_chars': True}
+    made |= {name: fields[name] for name in made if name in fields}
+    return settings.is_berts and normalizer in ({}, made)
 
 
 def _content(value: Any) -> Any:
@@ -222,20 +324,4 @@ def _not_applied_parts(tokenizer: Mapping[str, Any]) -> list[str]:
     normalizer = tokenizer.get('normalizer')
     if isinstance(normalizer, dict) and normalizer.get('clean_text') is False:
         found.append('normalizer.clean_text=False')
-    template = _sequence_template(tokenizer)
-    if template is not None and template != [CLS, 'A', SEP]:
-        found.append(f"post_processor.single={' '.join(template)!r:.60}")
-    return found
-
-
-def _sequence_template(tokenizer: Mapping[str, Any]) -> list[str] | None:
-    """What a tokenizer.json makes of one sequence, `A`; None where it does not say so."""
-    processor = tokenizer.get('post_processor')
-    if not isinstance(processor, dict) or not isinstance(processor.get('single'), list):
-        return None
-    ids = []
-    for item in processor['single']:
-        if isinstance(item, dict):
-            values = [value for value in item.values() if isinstance(value, dict)]
-            ids += [str(value.get('id')) for value in values]
-    return ids
+    return found + _not_berts(tokenizer)

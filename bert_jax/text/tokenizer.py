@@ -1,6 +1,6 @@
 """What every kind of tokenizer gives: the protocol that the rest of the project relies on.
 
-A kind is one file of this folder, registered in `text/__init__.py` by the file that it reads.
+A kind is one file of this folder, a row of `text/kinds.py` with the file that it reads.
 """
 
 import itertools
@@ -32,6 +32,23 @@ class Encoding(NamedTuple):
 
     ids: list[int]
     places: list[Place]
+
+
+class Split(NamedTuple):
+    """A text in parts and in pieces.
+
+    Attributes:
+      ids, places: as in `Encoding`.
+      parts: what the text was split into before it was split into pieces: for each piece the
+        number of its part, None of an added token. Empty where `vocab.is_continuation` tells.
+      offsets: the places as transformers has them, with white space and marks that belong to a
+        piece.
+    """
+
+    ids: list[int]
+    places: list[Place]
+    parts: Sequence[int | None]
+    offsets: Sequence[Place]
 
 
 class Tokenizer(Protocol):

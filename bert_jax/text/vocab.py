@@ -1,19 +1,17 @@
-"""A WordPiece or SentencePiece vocabulary: tokens, their ids, and the five special ones.
-
-The file format is Google BERT's: one token per line, whose id is the line number (from 0).
-"""
+"""A tokenizer's vocabulary: tokens, their ids, and the five special ones."""
 
 import dataclasses
 import functools
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
-from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import as_path, check_size, digest, read_bytes, write_whole
+from bert_jax.config.choices import GOOGLE, SEGMENTS, ZEROS
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.hashing import digest
+from bert_jax.text.frames import Frame, berts_frame
 
 PAD = '[PAD]'
 UNK = '[UNK]'
@@ -22,34 +20,14 @@ SEP = '[SEP]'
 MASK = '[MASK]'
 SPECIAL_TOKENS = (PAD, UNK, CLS, SEP, MASK)
 CONTINUATION = '##'
-_MOST_MIB = 64  # of a tokenizer's file; that of XLM-R, with 250,000 pieces, has 17
 # A vocabulary is cased if so large a share of its pieces with letters has capitals: an uncased one
 # may have a few, of words that somebody put into its [unused] slots.
 _CASED_SHARE = 0.01
 
 
-class Frame(NamedTuple):
-    """How texts become a sequence: [CLS] A [SEP], and [CLS] A [SEP] B [SEP].
-
-    Attributes:
-      cls_id, sep_id: of the vocabulary.
-      num_separators: how many [SEP] stand between A and B: two in RoBERTa's pairs.
-    """
-
-    cls_id: int
-    sep_id: int
-    num_separators: int = 1
-
-    def num_special(self, *, pair: bool) -> int:
-        """The number of [CLS] and [SEP] in a sequence of one text, or of a pair."""
-        if pair:
-            return 2 + self.num_separators
-        return 2
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Vocab:
-    """Tokens and their ids; build one with `from_file` or `from_tokens`.
+    """Tokens and their ids; build one with `vocab_files.read_vocab` or `from_tokens`.
 
     Attributes:
       tokens: the V tokens, by id. Where two are equal, text gets the id of the later one.
@@ -57,7 +35,8 @@ class Vocab:
         the tokenizer has none, since no text is unknown to it.
       is_continuation: [V] bool_, read-only; true where a token continues a word (whole-word
         masking joins it to the token before).
-      num_separators: see `Frame`.
+      num_separators: how many [SEP] stand between two texts: two in RoBERTa's pairs.
+      template: how texts of these tokens become a sequence; None: as in BERT.
     """
 
     tokens: tuple[str, ...]
@@ -68,6 +47,7 @@ class Vocab:
     mask_id: int
     is_continuation: np.ndarray = dataclasses.field(repr=False)
     num_separators: int = 1
+    template: Frame | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
     def index(self) -> dict[str, int]:
@@ -113,8 +93,28 @@ class Vocab:
 
     @property
     def frame(self) -> Frame:
-        """How texts of these tokens become a sequence."""
-        return Frame(self.cls_id, self.sep_id, self.num_separators)
+        """How texts of these tokens become a sequence, as the tokenizer has it."""
+        return self.template or self.segments
+
+    @property
+    def segments(self) -> Frame:
+        """The frame of BERT, or of RoBERTa, with the types of BERT."""
+        return berts_frame(self.cls_id, self.sep_id, self.num_separators)
+
+    def frame_for(self, truncation: str, token_types: str) -> Frame:
+        """How texts of these tokens become a sequence for a model.
+
+        Google's way to cut leaves out the ends of texts, whatever the tokenizer says.
+
+        Args:
+          truncation, token_types: one of `config.choices.TRUNCATIONS`, and of `TOKEN_TYPES`.
+        """
+        frame = self.segments if token_types == SEGMENTS else self.frame
+        if token_types == ZEROS:
+            frame = frame.without_types()
+        return dataclasses.replace(
+            frame, truncation=truncation,
+            cuts_start=truncation != GOOGLE and self.frame.cuts_start)
 
     @functools.cached_property
     def written_mask(self) -> re.Pattern[str]:
@@ -128,7 +128,7 @@ class Vocab:
         content = '\n'.join(self.tokens).encode('utf-8', 'surrogatepass')
         return digest(content)
 
-    def with_tokens(self, tokens: Mapping[int, str], source: str) -> 'Vocab':
+    def with_tokens(self, tokens: Mapping[int, str], source: str) -> Self:
         """This vocabulary with other tokens, in place of unused ones or after the last.
 
         Args:
@@ -149,43 +149,8 @@ class Vocab:
             all_tokens[i] = token
         special_ids = (self.pad_id, self.stand_in_id, self.cls_id, self.sep_id, self.mask_id)
         specials = [self.tokens[i] for i in special_ids]
-        return type(self).from_tokens(all_tokens, specials=specials, source=source)
-
-    @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a vocabulary file.
-
-        Lines are stripped of all Unicode white space, as Google's `load_vocab` does. Tokens made
-        of nothing but white space cannot occur in text; they keep their line so that the ids
-        after them hold.
-
-        Raises:
-          InputError: the file is missing, a directory, empty, not UTF-8 text, or lacks a special
-            token.
-        """
-        lines = [line.removesuffix('\r') for line in read_lines(path)]
-        # Google maps token -> line number and lets later lines win. Where stripping makes two
-        # different lines equal, the later one therefore owns the token, and the earlier one keeps
-        # its white space, with which it never matches.
-        last = {line.strip(): line for line in lines}
-        tokens = []
-        for line in lines:
-            token = line.strip()
-            tokens.append(token if token and last[token] == line else line)
-        vocab = cls.from_tokens(tokens, source=str(path))
-        vocab._note_repeated(path)
-        return vocab
-
-    def _note_repeated(self, path: str | os.PathLike[str]) -> None:
-        """Says that lines of the vocabulary's file are equal, if some are."""
-        if not self.repeated:
-            return
-        first = self.repeated[0]
-        token = self.tokens[first]
-        tell_once(
-            f'note: {path}: repeated or empty lines ({len(self.repeated)} of them, such as line '
-            f'{first + 1}, {token!r}, again in line {self.index[token] + 1}): as in the original, '
-            'the last of equal lines counts, and the ids stay as they are')
+        extended = type(self).from_tokens(all_tokens, specials=specials, source=source)
+        return dataclasses.replace(extended, template=self.template)
 
     @classmethod
     def from_tokens(
@@ -199,7 +164,7 @@ class Vocab:
           tokens: V tokens.
           specials: what this vocabulary calls [PAD], [UNK], [CLS], [SEP] and [MASK].
           is_continuation: [V] bool; by default true for tokens that begin with `##`.
-          num_separators: see `Frame`.
+          num_separators: see the class.
           source: what an error message calls this vocabulary.
 
         Raises:
@@ -229,6 +194,11 @@ class Vocab:
         )
 
 
+def capitals_in(vocab: Vocab, vocab_file: object) -> str:
+    """How many pieces of a vocabulary have capitals, as a phrase for messages."""
+    return f'{vocab.num_with_capitals:,} of the {len(vocab):,} pieces of {vocab_file} have capitals'
+
+
 def unused_row(i: int) -> str:
     """The name of an id that has no token of its own; it occurs in no text."""
     return f'[unused row {i}]'
@@ -245,60 +215,3 @@ def _is_bracketed(token: str) -> bool:
 def is_unused(token: str) -> bool:
     """Whether a token is a placeholder such as `[unused0]`."""
     return re.fullmatch(r'\[unused[^\[\]]*\]', token) is not None
-
-
-def read_file(path: str | os.PathLike[str], what: str, field: str) -> bytes:
-    """The content of a file.
-
-    Raises:
-      InputError: it cannot be read, is too large or empty; the message names `what` and the
-        config's `field`.
-    """
-    check_size(path, _MOST_MIB)
-    try:
-        data = read_bytes(as_path(path))
-    except OSError as error:
-        raise InputError(f"{path}: the {what} file cannot be read "
-                         f"({error.strerror or 'No such file'}): check {field}") from None
-    if not data.strip():
-        raise InputError(f'{path}: the {what} file is empty; check {field}')
-    return data
-
-
-def read_lines(
-    path: str | os.PathLike[str], what: str = 'vocabulary', field: str = 'vocab_file'
-) -> list[str]:
-    """The lines of a UTF-8 file, split at `\\n` only: tokens may hold other line separators.
-
-    Raises:
-      InputError: where `read_file` raises it, or the file is not UTF-8.
-    """
-    text = read_text(path, what, field)
-    return text.removeprefix('\ufeff').rstrip('\r\n').split('\n')
-
-
-def read_text(path: str | os.PathLike[str], what: str, field: str) -> str:
-    """The text of a UTF-8 file.
-
-    Raises:
-      InputError: where `read_file` raises it, or the file is not UTF-8.
-    """
-    data = read_file(path, what, field)
-    try:
-        return data.decode('utf-8')
-    except UnicodeDecodeError as error:
-        line = data.count(b'\n', 0, error.start) + 1
-        raise InputError(
-            f'{path}: line {line} is not UTF-8 (byte 0x{data[error.start]:02x} at offset '
-            f'{error.start}); convert it to UTF-8 (a SentencePiece model is called NAME.model)'
-        ) from None
-
-
-def vocab_content(tokens: Iterable[str]) -> str:
-    """What a vocabulary's file holds: one token per line."""
-    return ''.join(f'{token}\n' for token in tokens)
-
-
-def write_vocab(path: str | os.PathLike[str], tokens: Iterable[str]) -> None:
-    """Writes one token per line; the file appears whole or not at all."""
-    write_whole(path, vocab_content(tokens))

@@ -18,11 +18,12 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from bert_jax.runtime.files import digest
+from bert_jax.runtime.hashing import digest
 from bert_jax.text.added import AddedToken, Finder, with_ids
 from bert_jax.text.offsets import NormalizedWord, moved, place_pieces
 from bert_jax.text.tokenizer import Encoding, Place, Tokenizer, Tokens, joined
 from bert_jax.text.vocab import CONTINUATION, Vocab
+from bert_jax.text.vocab_files import read_vocab
 
 MAX_CHARS_PER_WORD = 200
 
@@ -138,6 +139,7 @@ class Switches:
       tokenize_chinese_chars: whether an ideograph is a word by itself.
       do_basic_tokenize: whether text is cleaned, lower-cased and split at punctuation at all.
       never_split: words that are left as they are and become one piece or [UNK].
+      truncation_side: the end of a text at which it is cut, if a model cuts as transformers does.
       added_tokens: tokens that are found in the text before anything else is done.
     """
 
@@ -145,7 +147,8 @@ class Switches:
     tokenize_chinese_chars: bool = True
     do_basic_tokenize: bool = True
     never_split: tuple[str, ...] = ()
-    # Without a place in `repr`, which is part of the fingerprints of older stores.
+    # These have no place in `repr`, which is part of the fingerprints of older stores.
+    truncation_side: str = dataclasses.field(default='right', repr=False)
     added_tokens: tuple[AddedToken, ...] = dataclasses.field(default=(), repr=False)
 
     def strips_accents(self, lowercase: bool) -> bool:
@@ -222,6 +225,9 @@ class WordPieceTokenizer:
           InputError: an added token has the id of another.
         """
         source = vocab_name or 'vocabulary'
+        if switches.truncation_side == 'left':
+            frame = dataclasses.replace(vocab.frame, cuts_start=True)
+            vocab = dataclasses.replace(vocab, template=frame)
         self.added = with_ids(switches.added_tokens, vocab.index, source)
         self.word_pieces = vocab
         self.vocab = vocab
@@ -266,8 +272,8 @@ class WordPieceTokenizer:
 
     @classmethod
     def from_file(cls, vocab_file: str | os.PathLike[str], lowercase: bool = True) -> Self:
-        """A tokenizer of a vocabulary file; InputError where `Vocab.from_file` raises it."""
-        return cls(Vocab.from_file(vocab_file), lowercase)
+        """A tokenizer of a vocabulary file; InputError where `read_vocab` raises it."""
+        return cls(read_vocab(vocab_file), lowercase)
 
     @functools.cached_property
     def fingerprint(self) -> str:

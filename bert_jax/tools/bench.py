@@ -28,8 +28,8 @@ import jax
 
 from bert_jax.config import ConfigDict, default_config
 from bert_jax.config.command_line import Parser, at_least
-from bert_jax.data.examples import train_batches
 from bert_jax.model.flops import train_flops
+from bert_jax.rows.examples import train_batches
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
@@ -38,11 +38,11 @@ from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary
 from bert_jax.runtime.provenance import processor, versions
 from bert_jax.sharding import local_rows, to_global
+from bert_jax.step.step import num_unpadded
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tools.kernel_times import kernel_table, trace_kernels
 from bert_jax.tools.preflight.report import grid
 from bert_jax.train.program import Program, build_program, step_inputs
-from bert_jax.train.step import num_params
 from bert_jax.validation import complete
 
 Result = dict[str, Any]
@@ -67,7 +67,7 @@ def step(options: argparse.Namespace, timer: '_StepTimer') -> Result:
       timer: of `open_timer`.
     """
     model = timer.program.head.config
-    num_parameters = num_params(timer.state)
+    num_parameters = num_unpadded(timer.program.head)
     say(f'step: compiling {options.model} ({num_parameters:,} parameters, {model.dtype}, '
         f'batch {options.batch_size} x {options.seq})')
     first_call = timer.seconds(1)

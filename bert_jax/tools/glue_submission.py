@@ -19,11 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.config.command_line import Parser
-from bert_jax.data import table
+from bert_jax.rows import table
+from bert_jax.run.layout import DESCRIPTION
 from bert_jax.runtime.errors import InputError, tell
-from bert_jax.runtime.files import as_path, check_new_file, write_whole
+from bert_jax.runtime.files import as_path, check_new_file, read_fields, write_whole
 from bert_jax.runtime.process import error_boundary
-from bert_jax.runtime.schema import TEXT, read_fields
+from bert_jax.runtime.schema import TEXT
 from bert_jax.tasks.glue import GLUE_TASKS, GlueTask
 from bert_jax.tasks.labels import LabelParser, NumericLabels
 
@@ -69,7 +70,7 @@ def find_predictions(folders: Sequence[str]) -> dict[str, str]:
 def _possible_names(folder: str) -> dict[str, str]:
     """How files with predictions may be called in a folder: name -> name in the submission."""
     names = {file: file for file in NUM_ROWS}
-    config = as_path(folder) / 'config.json'
+    config = as_path(folder) / DESCRIPTION
     if not config.is_file():
         return names
     task = read_fields(config, {'task': TEXT}, 'it does not describe a run').get('task')

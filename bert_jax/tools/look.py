@@ -21,27 +21,29 @@ apart are not seen here. bert_jax.tools.prepare counts all.
 Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
 
+import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
-from bert_jax.data.corpus import Sample, open_source
-from bert_jax.data.source import Document
-from bert_jax.data.store import PREPARED
-from bert_jax.data.text_facts import TextFacts, facts_of
-from bert_jax.runtime.errors import InputError, show
+from bert_jax.corpus.fertility import Fit, fit_of
+from bert_jax.corpus.source import Document
+from bert_jax.corpus.sources import Sample, TextSpec, open_source, shares_of
+from bert_jax.corpus.text_facts import TextFacts, facts_of
+from bert_jax.corpus.trainers import Wanted, find_trainer
+from bert_jax.corpus.wordpiece_training import counted_runs, stripped_marks_warning
+from bert_jax.runtime.errors import InputError, counted, show
 from bert_jax.runtime.files import as_path, temporary_folder
 from bert_jax.runtime.process import error_boundary
-from bert_jax.text import VOCABULARY_FILE, load_tokenizer, write_switches
-from bert_jax.text.fertility import Fit, fit_of
+from bert_jax.text.kinds import load_tokenizer
+from bert_jax.text.settings import VOCABULARY_FILE
+from bert_jax.text.switches import write_switches
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.text.trainers import Wanted, find_trainer
-from bert_jax.text.training import counted_runs, stripped_marks_warning
 from bert_jax.text.wordpiece import Switches
 
 _MOST_DIGITS = 8  # of the size of a vocabulary
@@ -65,18 +67,18 @@ def main(argv: Sequence[str]) -> None:
             raise InputError(f'config.task={config.task!r} trains no vocabulary: name a config of '
                              'pre-training')
         # Imported here, because they import jax, which then reads JAX_PLATFORMS.
-        from bert_jax.tasks.pretrain_data import weighted_sources
+        from bert_jax.config.mixtures import weighted_sources
         from bert_jax.validation import complete, validate
 
         validate(config)
         if config.init_checkpoint:
             raise InputError('config.init_checkpoint brings a vocabulary of its own: leave it out, '
                              'and name that vocabulary as config.data.vocab_file')
-        names = [source.name for source in weighted_sources(config.data.source)]
-        for name in names:
-            if name.startswith((PREPARED, 'tfrecord:')):
+        weights = dict(weighted_sources(config.data.source))
+        for name in weights:
+            if TextSpec(name).kind.open is None:
                 raise InputError(f'{name} holds tokens and no text: name the text that they are of')
-        _look(complete(config), names, sizes)
+        _look(complete(config), weights, sizes)
 
 
 def _sizes(texts: Sequence[str]) -> list[int]:
@@ -92,24 +94,35 @@ def _sizes(texts: Sequence[str]) -> list[int]:
     return [int(text) for text in texts]
 
 
-def _look(config: ConfigDict, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Looks at the sources of these names, and at vocabularies for all of them together.
+def _look(config: ConfigDict, weights: Mapping[str, float], sizes: Sequence[int]) -> None:
+    """Looks at sources, and at vocabularies for all of them together.
+
+    Args:
+      config: completed.
+      weights: of the sources, by name.
+      sizes: of the vocabularies.
 
     Raises:
       InputError: a source cannot be read, or there is too little text.
     """
-    measured: list[str] = []
-    trained: list[str] = []
-    for name in names:
-        source = open_source(name, config.data.tfds_dir, config.data.text)
-        sample = Sample(source, _SAMPLE_BYTES // len(names))
+    samples: list[list[Document]] = []
+    source_sizes: list[int] = []
+    for name in weights:
+        source = open_source(name, config.data.tfds_dir, config.data.text or 'text')
+        sample = Sample(source, _SAMPLE_BYTES // len(weights))
         documents = list(sample)
         for line in _described(name, facts_of(documents), sample.is_cut):
             show(line)
-        _divide(documents, measured, trained)
+        samples.append(documents)
+        source_sizes.append(sample.whole_size(_num_bytes(documents)))
+    shares = shares_of(source_sizes, list(weights.values()), config.data.mix_power)
+    measured: list[str] = []
+    trained: list[str] = []
+    for documents, times in zip(samples, _times(samples, shares), strict=True):
+        _divide(documents, times, measured, trained)
     words = counted_runs(measured)
     if not trained or not words:
-        raise InputError(f"{', '.join(names)}: one document is too little to train on and to "
+        raise InputError(f"{', '.join(weights)}: one document is too little to train on and to "
                          'measure: separate documents by a blank line')
     _say_marks(config, trained)
     show('| ' + ' | '.join(_HEADER) + ' |')
@@ -122,11 +135,38 @@ def _look(config: ConfigDict, names: Sequence[str], sizes: Sequence[int]) -> Non
         show(_row(f'{len(tokenizer.vocab):,}', fit_of(tokenizer, words)))
 
 
-def _divide(documents: Sequence[Document], measured: list[str], trained: list[str]) -> None:
-    """Adds the texts of documents to those that are split and to those that are trained on."""
-    for number, document in enumerate(documents):
-        texts = trained if number % _MEASURED else measured
-        texts.append(document.text.decode())
+def _num_bytes(documents: Sequence[Document]) -> int:
+    return sum(len(document.text) for document in documents)
+
+
+def _times(samples: Sequence[Sequence[Document]], shares: Sequence[float]) -> list[float]:
+    """How often each sample is in a mixture with these shares, in which one of them is once."""
+    if len(samples) == 1:
+        return [1.0]
+    times = [share / max(_num_bytes(documents), 1)
+             for documents, share in zip(samples, shares, strict=True)]
+    times = [each / min(times) for each in times]
+    total = sum(each * _num_bytes(documents)
+                for documents, each in zip(samples, times, strict=True))
+    return [each * min(1.0, _SAMPLE_BYTES / max(total, 1)) for each in times]
+
+
+def _divide(
+    documents: Sequence[Document], times: float, measured: list[str], trained: list[str]
+) -> None:
+    """Adds the texts of documents to those that are split and to those that are trained on.
+
+    Args:
+      documents: of a source.
+      times: how often they are taken; the last time may be of the first of them.
+      measured, trained: the texts.
+    """
+    for texts, is_measured in ((measured, True), (trained, False)):
+        own = [document.text.decode() for number, document in enumerate(documents)
+               if (number % _MEASURED == 0) == is_measured]
+        whole_times = int(times)
+        texts += whole_times * own
+        texts += own[: math.ceil((times - whole_times) * len(own))]
 
 
 def _described(name: str, facts: TextFacts, is_cut: bool) -> list[str]:
@@ -138,8 +178,9 @@ def _described(name: str, facts: TextFacts, is_cut: bool) -> list[str]:
     if not scripts:
         scripts = ['none']
     return [
-        f'{name}: {read}, {facts.num_documents:,} documents ({facts.num_duplicates:,} repeat an '
-        f'earlier one), {facts.num_sentences:,} sentences, {facts.num_words:,} words',
+        f'{name}: {read}, '
+        f"{counted(facts.num_documents, 'document')} ({facts.num_duplicates:,} repeat an earlier "
+        f"one), {counted(facts.num_sentences, 'sentence')}, {counted(facts.num_words, 'word')}",
         f"{name}: letters are {', '.join(scripts)}; {facts.capitals:.1%} of them are capitals"]
 
 

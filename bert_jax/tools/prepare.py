@@ -31,8 +31,9 @@ from typing import Any
 
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
-from bert_jax.data.store import documents_in_words, file_sizes
-from bert_jax.runtime.errors import InputError, show
+from bert_jax.rows.store import documents_in_words, file_sizes
+from bert_jax.runtime.errors import InputError, counted, show
+from bert_jax.runtime.files import as_path
 from bert_jax.runtime.process import error_boundary
 from bert_jax.validation import complete
 
@@ -46,23 +47,25 @@ def main(argv: Sequence[str]) -> None:
             raise InputError(f'config.task={config.task!r} reads its data at every start and has '
                              'nothing to prepare: only pre-training on text has')
         # Imported here, because they import jax, which then reads JAX_PLATFORMS.
-        from bert_jax.tasks.pretrain_data import TextData
+        from bert_jax.corpus.preparing import prepare
+        from bert_jax.foreign import load_weights
         from bert_jax.validation import validate
-        from bert_jax.weights import load_weights
 
         validate(config)
         published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
-        data = TextData(complete(config, published))
-        for source, text in data.texts.items():
-            store = text.store
-            path = data.places.shared / 'stores' / store.fingerprint
+        prepared = prepare(complete(config, published))
+        assert prepared is not None
+        for source, store in prepared.stores.items():
+            path = as_path(config.data.dir) / 'stores' / store.fingerprint
             show(f'{source}: {_described(store.manifest)}: {path}')
-            unknown = text.unknown_share()
-            if unknown is not None:
-                show(f'{source}: {unknown:.2%} of the tokens are [UNK]')
+            unknown_id = prepared.tokenizer.vocab.unk_id
+            if unknown_id is not None:
+                counts = store.token_counts()
+                show(f'{source}: {counts[unknown_id] / max(counts.sum(), 1):.2%} of the tokens are '
+                     '[UNK]')
             for file in store.manifest.get('contamination', ()):
                 show(f'{source}: {_found_of(file)}')
-        if not data.texts:
+        if not prepared.stores:
             show('all sources are records, which every host reads as they are')
 
 
@@ -70,15 +73,16 @@ def _described(manifest: Mapping[str, Any]) -> str:
     """What a token store holds."""
     sizes = file_sizes(manifest)
     return (
-        f"{manifest['num_tokens']:,} tokens in {documents_in_words(manifest)}, "
-        f"{manifest['num_sentences']:,} sentences and {manifest['num_blocks']:,} blocks, "
-        f'{sum(sizes.values()) / 1e6:,.1f} MB in {len(sizes)} files')
+        f"{counted(manifest['num_tokens'], 'token')} in {documents_in_words(manifest)}, "
+        f"{counted(manifest['num_sentences'], 'sentence')} and "
+        f"{counted(manifest['num_blocks'], 'block')}, {sum(sizes.values()) / 1e6:,.1f} MB in "
+        f"{counted(len(sizes), 'file')}")
 
 
 def _found_of(file: Mapping[str, Any]) -> str:
     """How much of an evaluation file is in a training text."""
-    return (f"{file['name']}: {file['num_found']:,} of {file['num_texts']:,} texts found, in "
-            f"{file['num_documents']:,} documents")
+    return (f"{file['name']}: {file['num_found']:,} of {counted(file['num_texts'], 'text')} "
+            f"found, in {counted(file['num_documents'], 'document')}")
 
 
 if __name__ == '__main__':

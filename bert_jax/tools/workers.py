@@ -16,7 +16,7 @@ from bert_jax.runtime.stopping import Guard
 
 ShouldStop = Callable[[int], bool]  # polled with a step; whether to stop there
 STOPPED = 143  # the exit status after a stop
-_BAD_INPUT = 2  # the exit status of a worker that would fail again
+_WOULD_FAIL_AGAIN = (2, 3)  # exit statuses of a worker: bad input; it diverged
 _PR_SET_PDEATHSIG = 1  # of prctl(2): a signal to this process when its parent dies
 # Libtpu's bounds of a slice of so many chips of a TPU host.
 _CHIPS_PER_PROCESS_BOUNDS = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1', 8: '2,4,1'}
@@ -161,7 +161,7 @@ class _Supervisor:
                 if status == 0:
                     del self._running[worker]
                     continue
-                if status == _BAD_INPUT or self._deaths >= most_deaths:
+                if status in _WOULD_FAIL_AGAIN or self._deaths >= most_deaths:
                     return max(status, 1)
                 self._deaths += 1
                 tell(f'worker {worker} ended with status {status}: started again')

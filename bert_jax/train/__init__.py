@@ -1,1 +1,1 @@
-"""Training. The loop and the step know a head (`heads.base.Head`) but no task."""
+"""Training. The loop and the step know a model with a loss (`model.trainable`) but no task."""

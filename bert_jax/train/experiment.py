@@ -1,38 +1,43 @@
 """A run from its program to its result: restores or initialises the state, trains, and writes."""
 
-import concurrent.futures
 import dataclasses
-import json
-import zlib
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
-from ml_collections import ConfigDict
 
-from bert_jax import config as config_lib
-from bert_jax.config.durations import parse_duration, parse_trace
-from bert_jax.config.fields import field_of, flat_fields
+from bert_jax.config.durations import parse_duration
+from bert_jax.config.fields import flat_fields
+from bert_jax.run import resume_checks
+from bert_jax.run.checkpoint import Best, Checkpoints, OtherOptimizer
+from bert_jax.run.description import describe_run, read_config
+from bert_jax.run.layout import BEST, CHECKPOINTS
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.chips import find_chip
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import SaveFailed, Stopped, counted
+from bert_jax.runtime.folder_lock import TakenOver
 from bert_jax.runtime.hosts import say
+from bert_jax.runtime.pauses import Interrupted, interruptible
 from bert_jax.runtime.process import STARTED
-from bert_jax.runtime.provenance import made_by, versions
-from bert_jax.train import workdirs
-from bert_jax.train.checkpoint import Best, Checkpoints
-from bert_jax.train.gates import Gates
-from bert_jax.train.goodput import Goodput
-from bert_jax.train.memory import check_memory
-from bert_jax.train.profile import Profile
-from bert_jax.train.program import PhaseSteps, Program, step_inputs
-from bert_jax.train.reference import Comparison, compared_fields, read_reference
-from bert_jax.train.report import Report, count
-from bert_jax.train.step import TrainState, TrainStep, num_params, num_unpadded
-from bert_jax.train.task import Phase
-from bert_jax.train.trainer import Intervals, Trainer
-from bert_jax.train.verify import make_verify
-from bert_jax.weights.run_directory import describe_run, step_to_read
+from bert_jax.runtime.stopping import Guard
+from bert_jax.step import optimizers
+from bert_jax.step.step import TrainState, TrainStep, num_unpadded
+from bert_jax.train.compiling import StepCompiler
+from bert_jax.train.describing import check_start, describe, traced_steps
+from bert_jax.train.outputs import RunOutputs
+from bert_jax.train.phase import Phase
+from bert_jax.train.program import PhaseSteps, Program, mean_of, step_inputs
+from bert_jax.train.trainer import Control, Intervals, Trainer
+from bert_jax.train.watchers import Watchers
+from bert_jax.watch.alarms import Gates
+from bert_jax.watch.goodput import Goodput
+from bert_jax.watch.loggers import logger_names
+from bert_jax.watch.metrics_log import Report, count
+from bert_jax.watch.profile import Profile
+from bert_jax.watch.reference import Comparison, compared_fields, read_reference
+from bert_jax.watch.slowest import SlowestHosts
+from bert_jax.watch.verify import make_verify
 from bert_jax.weights.warm_start import warm_start
 
 # The plateau gate arms after a quarter of training, but within these numbers of steps.
@@ -42,7 +47,8 @@ _MOST_STEPS_TO_PLATEAU = 20_000
 
 def train_run(
     program: Program, workdir: files.Path, should_stop: Callable[[int], bool], *,
-    began: float = STARTED, watch: Callable[[Callable[[], str], files.Path], None] | None = None,
+    ask_lock: Callable[[], None] = lambda: None, began: float = STARTED,
+    guard: Guard | None = None,
 ) -> dict[str, float]:
     """Trains a run from its start or its newest checkpoint, and evaluates it.
 
@@ -50,15 +56,17 @@ def train_run(
       program: from `run_setup.open_run`.
       workdir: the run directory.
       should_stop: polled with the step; True: save and stop.
+      ask_lock: raises TakenOver if another process has taken the run directory over.
       began: start of the run, in seconds since the epoch.
-      watch: `Guard.watch`, to end a run that hangs.
+      guard: ends a run that hangs, and knows what the hosts report.
 
     Returns:
       The final held-out metrics as `eval/...`, with `step`. If the run keeps its best evaluation:
       the step and metrics of that one, and the final metrics as `last/...`.
 
     Raises:
-      InputError: bad configuration or data.
+      InputError: bad configuration or data; TakenOver: another process goes on with the run.
+      SaveFailed: a checkpoint cannot be written.
       Diverged, Stopped: see `Trainer.run`.
     """
     description = describe(program)
@@ -67,105 +75,75 @@ def train_run(
     check_start(program, workdir, description)
 
     checkpoints = Checkpoints(
-        workdir / 'checkpoints', program.config.train.keep_checkpoints,
+        workdir / CHECKPOINTS, program.config.train.keep_checkpoints,
         _steps_of(program, 'train.save_every'))
     # Compiles while the state is restored or initialised, which takes about as long.
     compiler = StepCompiler(program, checkpoints.latest_step() or 0)
     state = _restore_or_init(program, checkpoints, init_weights, workdir)
     init_weights = None  # frees its memory, unless the caller keeps it for the next run
-    outputs = RunOutputs.open(program, description, workdir, checkpoints, int(state.step), began)
-    if watch is not None:
-        watch(lambda: outputs.goodput.cause, workdir)
+    outputs = _open_outputs(program, description, workdir, checkpoints, int(state.step), began)
+    if guard is not None:
+        guard.watch(
+            lambda: outputs.goodput.cause, workdir, outputs.fault,
+            outputs.goodput.of_this_process)
     with outputs.goodput.during('compile'):
         compiler.wait_for_first_phase()
     phases = _phases(program)
     _announce(program, state, phases, description, workdir)
     compiler.compile_other_phases()
 
+    watchers = _watchers(program, description, workdir, outputs, int(state.step), guard)
+    try:
+        control = _control(compiler, should_stop, ask_lock, guard)
+        trainer = _make_trainer(program, state, phases, outputs, watchers, control)
+        metrics = trainer.run()
+        if outputs.best is None:
+            result = {'step': trainer.step, **_prefixed('eval', metrics)}
+        else:
+            with interruptible(lambda: should_stop(trainer.step), control.should_leave):
+                result = _finish_best(program, outputs.best, metrics, description, workdir)
+    except Interrupted:
+        _close(outputs, watchers)
+        raise Stopped('stopped after the last step; the state is saved, and started again the run '
+                      'writes its results') from None
+    except TakenOver:
+        raise  # another process writes now
+    except SaveFailed as error:
+        outputs.checkpoints.note(error)  # so that the watchdog limits what follows
+        watchers.close()  # other hosts will not finish what was being saved
+        outputs.close_records()
+        raise
+    except BaseException:
+        _close(outputs, watchers)
+        raise
+    finally:
+        compiler.close()
+    _close(outputs, watchers)
+    return result
+
+
+def _close(outputs: RunOutputs, watchers: Watchers) -> None:
+    """Finishes saves, writes the rest, and says how the time was used."""
+    try:
+        outputs.finish_saves()
+    finally:
+        watchers.close()
+        outputs.close_records()
+
+
+def _control(
+    compiler: StepCompiler, should_stop: Callable[[int], bool], ask_lock: Callable[[], None],
+    guard: Guard | None,
+) -> Control:
+    """What the trainer asks; a step that does not fit ends the run, too."""
     def stop_or_fail(step: int) -> bool:
         compiler.check()
         return should_stop(step)
 
-    try:
-        trainer = _make_trainer(
-            program, state, phases, outputs, _comparison(program, description), stop_or_fail)
-        metrics = trainer.run()
-        if outputs.best is None:
-            return {'step': trainer.step, **_prefixed('eval', metrics)}
-        return _finish_best(program, outputs.best, metrics, description, workdir)
-    finally:
-        compiler.close()
-        outputs.close()
+    def should_leave(is_over: bool) -> bool:
+        return guard is not None and guard.should_leave(is_over)
 
-
-def describe(program: Program) -> dict[str, Any]:
-    """What `config.json` says of a run, before it is compared with the run in the directory."""
-    config, task = program.config, program.task
-    description = resolve(config, program.phases, task.vocab_size)
-    description |= {
-        'head': task.head, 'labels': list(task.labels), 'metric': task.metric,
-        'inference': dict(task.inference), 'identity': task.identity(),
-    }
-    if program.own_file is not None:
-        description['config_file'] = program.own_file.record()
-    description |= _init_checkpoint_record(config.init_checkpoint, program.init_weights)
-    # What was resolved, which must be the same on all hosts.
-    description['model']['attention'] = program.head.config.attention
-    return description
-
-
-def resolve(config: ConfigDict, phases: list[dict[str, Any]], vocab_size: int) -> dict[str, Any]:
-    """The config as plain values with everything filled in."""
-    resolved = json.loads(config.to_json_best_effort())
-    resolved['model'] |= config_lib.model_sizes(config)
-    resolved['model']['vocab_size'] = config.model.vocab_size or vocab_size
-    resolved['phases'] = phases
-    resolved['train']['steps'] = sum(phase['steps'] for phase in phases)
-    return resolved
-
-
-def _init_checkpoint_record(init_checkpoint: str, weights: Any) -> dict[str, int]:
-    """Which save of a run a run starts from: that run may train on, or be made anew.
-
-    Args:
-      init_checkpoint: of the config.
-      weights: of `init_checkpoint`. A run that resumes has none, or their description. For it, the
-        record is of the save that would be read now, to be compared with the run's own record.
-    """
-    if not init_checkpoint:
-        return {}
-    if weights is not None and weights.params:
-        step_dir = weights.step_dir
-    else:
-        step_dir = step_to_read(files.as_path(init_checkpoint))
-    if step_dir is None:
-        return {}
-    record = {'init_step': int(step_dir.name)}
-    manifest = step_dir / 'default' / 'manifest.ocdbt'  # differs for each save
-    if manifest.exists():
-        record['init_saved'] = zlib.crc32(manifest.read_bytes())
-    return record
-
-
-def check_start(program: Program, workdir: files.Path, description: dict[str, Any]) -> None:
-    """Checks that all hosts have the same run, and that it can start or resume in its directory.
-
-    Settings that come too late for the run in the directory are reset in `description`.
-
-    Raises:
-      InputError: it cannot.
-    """
-    _traced_steps(program)  # refuses a trace beyond the end
-    facts = {f'version of {name}': version for name, version in versions().items()}
-    for name, value in flat_fields(description).items():
-        field = field_of(name)
-        is_free_path = field.allowed == 'path' and field.is_silent(program.config.task)
-        if not is_free_path:  # what is there is the same, and `identity` compares it
-            facts[name] = value
-    hosts.agree('the run', facts)
-    task = program.task
-    workdirs.check_resumable(workdir, description, task.vocab_path, comparable=task.keeps_best)
-    workdirs.check_shared(workdir)
+    return Control(stop_or_fail, should_leave, ask_lock)
 
 
 def _steps_of(program: Program, field: str) -> int:
@@ -175,44 +153,22 @@ def _steps_of(program: Program, field: str) -> int:
         num_examples=program.task.num_examples, total=program.num_steps)
 
 
-class StepCompiler:
-    """Compiles the steps of the phases that are left, and checks that they fit in memory.
-
-    It works in a thread: the steps of later phases are compiled while the first one is trained.
-    """
-
-    def __init__(self, program: Program, steps_done: int):
-        """Starts to compile the train step of the first phase that is left."""
-        self._program = program
-        self._phases = [i for i, end in enumerate(program.phase_ends) if end > steps_done]
-        self._thread = concurrent.futures.ThreadPoolExecutor(1)
-        self._first = self._thread.submit(check_memory, program, self._phases[:1], ['train'])
-        self._others: concurrent.futures.Future[None] | None = None
-
-    def wait_for_first_phase(self) -> None:
-        """Raises InputError if the train step of the first phase does not fit."""
-        self._first.result()
-
-    def compile_other_phases(self) -> None:
-        """Starts to compile the other steps."""
-        self._others = self._thread.submit(check_memory, self._program, self._phases)
-
-    def check(self) -> None:
-        """Raises InputError if a step that is compiled by now does not fit."""
-        if self._others is not None and self._others.done():
-            self._others.result()
-
-    def close(self) -> None:
-        """Ends the thread; what is being compiled is finished."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-
 def _restore_or_init(
     program: Program, checkpoints: Checkpoints, init_weights: Any, workdir: files.Path
 ) -> TrainState:
-    """The state of the newest checkpoint, or else a fresh one, with `init_weights` if given."""
-    state = checkpoints.restore(program.state)
+    """The state of the newest checkpoint, or else a fresh one, with `init_weights` if given.
+
+    Raises:
+      InputError: the run cannot go on with the config's optimizer.
+    """
+    try:
+        state = checkpoints.restore(
+            program.state, {'num_averaged': functools.partial(_num_averaged, program, workdir)})
+    except OtherOptimizer as error:
+        resume_checks.refuse_other_optimizer(workdir, flat_fields(program.config))
+        raise error
     if state is not None:
+        optimizers.check_mean(state.opt_state, *_mean_of(program))
         say(f'resuming at step {int(state.step):,} from {workdir}')
         return state
     state = program.init(program.config.seed)
@@ -225,79 +181,64 @@ def _restore_or_init(
     return dataclasses.replace(state, params=params)
 
 
-@dataclasses.dataclass(frozen=True)
-class RunOutputs:
-    """What a run writes: its state, its best parameters, and how it went.
+def _mean_of(program: Program) -> tuple[int, int]:
+    return mean_of(program.config.optimizer.average, program.phases, program.task.num_examples)
 
-    Attributes:
-      checkpoints: of the state.
-      best: the parameters of the best evaluation; None if the task does not keep them.
-      report: metrics.
-      goodput: the use of time.
-      profile: a trace of some steps.
+
+def _num_averaged(program: Program, workdir: files.Path, step: int) -> int:
+    """How many weights a mean is of that was saved when the state did not say it."""
+    run = read_config(workdir)
+    mean = mean_of(run['optimizer']['average'], run['phases'], program.task.num_examples)
+    return optimizers.num_averaged_by(step, *mean)
+
+
+def _open_outputs(
+    program: Program, description: dict[str, Any], workdir: files.Path, checkpoints: Checkpoints,
+    start: int, began: float,
+) -> RunOutputs:
+    """Opens what a run writes besides its checkpoints.
+
+    Args:
+      program: of the run.
+      description: of the run, as in config.json.
+      workdir: the run directory.
+      checkpoints: of the run.
+      start: the step that training starts from.
+      began: start of the run, in seconds since the epoch.
+
+    Raises:
+      InputError: earlier records or the best parameters cannot be read.
     """
-
-    checkpoints: Checkpoints
-    best: Best | None
-    report: Report
-    goodput: Goodput
-    profile: Profile
-
-    @classmethod
-    def open(
-        cls, program: Program, description: dict[str, Any], workdir: files.Path,
-        checkpoints: Checkpoints, start: int, began: float,
-    ) -> Self:
-        """Opens what a run writes besides its checkpoints.
-
-        Args:
-          program: of the run.
-          description: of the run, as in config.json.
-          workdir: the run directory.
-          checkpoints: of the run.
-          start: the step that training starts from.
-          began: start of the run, in seconds since the epoch.
-
-        Raises:
-          InputError: earlier records or the best parameters cannot be read.
-        """
-        report = Report(workdir, hosts.first(), start)
-        report.guessing = program.task.majority_baseline
-        report.phases = program.phase_ends
-        loggers = program.config.train.loggers.split(',')
-        report.open_loggers(loggers, flat_fields(description))
-        goodput = Goodput(workdir, hosts.first(), start, began, folder=report.folder)
-        profile = Profile(_traced_steps(program), workdir)
-        best = None
-        if program.task.keeps_best:
-            best = Best(workdir / 'best', program.task.metric)
-            if best.step():
-                best.restore(program.state.params)  # fails now rather than after the training
-        return cls(checkpoints, best, report, goodput, profile)
-
-    def close(self) -> None:
-        """Writes the rest, and says how the time was used."""
-        with self.goodput.during('save'):
-            self.checkpoints.close()
-            if self.best is not None:
-                self.best.close()
-        self.profile.close()
-        self.goodput.write()
-        say(self.goodput.line())
-        self.report.draw()
-        self.report.close()
+    report = Report(workdir, hosts.first(), start)
+    report.guessing = program.task.majority_baseline
+    report.phases = program.phase_ends
+    loggers = logger_names(program.config.train.loggers)
+    report.open_loggers(loggers, flat_fields(description))
+    goodput = Goodput(workdir, hosts.first(), start, began, folder=report.folder)
+    best = None
+    if program.task.keeps_best:
+        best = Best(workdir / BEST, program.task.metric)
+        if best.step():
+            best.restore(program.state.params)  # fails now rather than after the training
+    return RunOutputs(checkpoints, best, report, goodput)
 
 
-def _traced_steps(program: Program) -> tuple[int, int] | None:
-    """The first and the last step that this host traces, if any."""
-    trace = parse_trace(program.config.train.profile, 'train.profile', program.num_steps)
-    if trace is None:
-        return None
-    steps, traced_hosts = trace
-    if max(traced_hosts) >= hosts.count():
-        raise InputError(f'config.train.profile={program.config.train.profile!r}: there is no host '
-                         f'{max(traced_hosts)}, the run has {hosts.count()}, counted from 0')
-    return steps if hosts.index() in traced_hosts else None
+def _watchers(
+    program: Program, description: dict[str, Any], workdir: files.Path, outputs: RunOutputs,
+    start: int, guard: Guard | None,
+) -> Watchers:
+    """Who watches a run that starts at a step; `guard` knows what the hosts report."""
+    return Watchers(
+        report=outputs.report,
+        goodput=outputs.goodput,
+        profile=Profile(traced_steps(program), workdir),
+        slowest=SlowestHosts(None if guard is None else guard.reports, outputs.goodput),
+        gates=_gates(program, start),
+        reference=_comparison(program, description),
+        verify=make_verify(
+            program.head, program.mesh, seed=program.config.seed,
+            accumulation_steps=program.config.train.accumulation_steps),
+        verify_every=_steps_of(program, 'train.verify_every'))
 
 
 def _announce(
@@ -309,12 +250,12 @@ def _announce(
     description['guessing'] = dict(program.task.majority_baseline)
     description['parameters'] = num_unpadded(program.head)
     description['step_flops'] = [phase.flops_per_sequence * phase.batch_size for phase in phases]
-    description['made'] = made_by()
     if hosts.first():
         describe_run(workdir, description, program.task.vocab_path, program.own_file)
     hosts.agree('the step to start from', {'step': int(state.step)})
     name = program.config.model.name or 'as published'
-    say(f'model {name}: {count(num_params(state))} parameters; {program.num_steps:,} steps')
+    say(f'model {name}: {count(num_unpadded(program.head))} parameters; '
+        f"{counted(program.num_steps, 'step')}")
 
 
 def _gates(program: Program, start: int) -> Gates | None:
@@ -337,7 +278,7 @@ def _comparison(program: Program, description: dict[str, Any]) -> Comparison | N
 
 def _make_trainer(
     program: Program, state: TrainState, phases: Sequence[Phase], outputs: RunOutputs,
-    reference: Comparison | None, should_stop: Callable[[int], bool],
+    watchers: Watchers, control: Control,
 ) -> Trainer:
     """The trainer of a run that starts from a state."""
     train = program.config.train
@@ -356,20 +297,11 @@ def _make_trainer(
             log=_steps_of(program, 'train.log_every'),
             evaluate=_steps_of(program, 'train.eval_every'),
             save=_steps_of(program, 'train.save_every'),
-            verify=_steps_of(program, 'train.verify_every')),
-        checkpoints=outputs.checkpoints,
-        report=outputs.report,
-        goodput=outputs.goodput,
-        profile=outputs.profile,
-        should_stop=should_stop,
-        best=outputs.best,
-        gates=_gates(program, int(state.step)),
-        reference=reference,
-        verify=make_verify(
-            program.head, program.mesh, seed=program.config.seed,
-            accumulation_steps=train.accumulation_steps),
+            save_seconds=60 * train.save_minutes),
+        outputs=outputs,
+        watchers=watchers,
+        control=control,
         patience=train.patience,
-        save_seconds=60 * train.save_minutes,
         peak_flops=chip.peak_flops * jax.device_count())
 
 
@@ -387,7 +319,8 @@ def _finish_best(
 ) -> dict[str, float]:
     """Writes the results of the best evaluation, and returns its step and metrics."""
     step, params = best.restore(program.state.params)
-    metrics = best.metrics() or {}
+    recorded = best.metrics() or {}
+    metrics = {name: value for name, value in recorded.items() if value is not None}
     if program.task.write_results is not None:
         description['inference'] |= program.task.write_results(
             program.head, program.mesh, params, metrics, workdir)

@@ -1,14 +1,14 @@
 """The program of a config: mesh, model, task, optimizer and steps.
 
 To build it, nothing is run or allocated, except to check a chip's fused attention
-(`model.attention.failing_attention`). `experiment.train_run` trains with it; `tools.preflight`
-compiles it for machines that need not exist.
+(`model.attention_check`). `experiment.train_run` trains with it; `tools.preflight` compiles it for
+machines that need not exist.
 """
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,18 +18,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
-from bert_jax.config.bert_config import COMPUTATION, BertConfig
+from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.config.durations import parse_duration
 from bert_jax.config.phases import model_options
 from bert_jax.config.phases import phases as phases_of
 from bert_jax.heads.base import Head
-from bert_jax.model.attention import failing_attention
+from bert_jax.model.attention_check import config_on_chip
 from bert_jax.model.layers import ModelConfig, Names
+from bert_jax.run.description import OwnFile
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, Mesh, check_vocabulary
-from bert_jax.train import optimizers, step
+from bert_jax.step import optimizers, step
+from bert_jax.step.schedules import Schedule, ScheduleSegment, make_schedule
 from bert_jax.train.task import Task
-from bert_jax.weights.run_directory import OwnFile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,32 +140,43 @@ def _frozen(config: ConfigDict, task: Task, parameters: optimizers.Parameters) -
 
 def _optimizer_maker(
     config: ConfigDict, phases: list[dict[str, Any]],
-    segments: Sequence[optimizers.ScheduleSegment], parameters: optimizers.Parameters,
+    segments: Sequence[ScheduleSegment], parameters: optimizers.Parameters,
     frozen: set[Names], mesh: Mesh, num_examples: int | None,
-) -> Callable[[Any], tuple[optax.GradientTransformation, optimizers.Schedule]]:
+) -> Callable[[Any], tuple[optax.GradientTransformation, Schedule]]:
     """A function from the learning rates of `segments`, perhaps traced, to (optimizer, schedule).
 
     The rates are arguments of the train step, so runs that differ in them share one compiled step.
     """
-    options = config.optimizer
-    num_steps = sum(phase['steps'] for phase in phases)
-    averaged = parse_duration(
-        options.average, 'optimizer.average', num_examples=num_examples, total=num_steps,
-        batch_size=phases[0]['batch_size'])
+    section = config.optimizer
+    options = config_lib.options_of(optimizers.OptimizerOptions, section)
+    mean = mean_of(section.average, phases, num_examples)
 
-    def make(rates: Any) -> tuple[optax.GradientTransformation, optimizers.Schedule]:
+    def make(rates: Any) -> tuple[optax.GradientTransformation, Schedule]:
         with_rates = [segment._replace(learning_rate=rates[i])
                       for i, segment in enumerate(segments)]
-        schedule = optimizers.make_schedule(with_rates, options.decay_power, options.decay)
+        schedule = make_schedule(with_rates, section.decay_power, section.decay)
         optimizer = optimizers.make_optimizer(
-            options.name, schedule, parameters, weight_decay=options.weight_decay,
-            b1=options.b1, b2=options.b2, eps=options.eps, layer_decay=options.layer_decay,
-            frozen=frozen, mesh=mesh,
-            arguments=optimizers.optimizer_arguments(options.name, options.arguments),
-            mean_of=(min(averaged, num_steps), num_steps))
+            options, schedule, parameters, frozen=frozen, mesh=mesh, mean_of=mean)
         return optimizer, schedule
 
     return make
+
+
+def mean_of(
+    average: int | str, phases: Sequence[Mapping[str, Any]], num_examples: int | None
+) -> tuple[int, int]:
+    """The numbers of steps of the mean that a run ends with, and of the whole run.
+
+    Args:
+      average: `optimizer.average`.
+      phases: of the run.
+      num_examples: see `Task`.
+    """
+    num_steps = sum(phase['steps'] for phase in phases)
+    averaged = parse_duration(
+        average, 'optimizer.average', num_examples=num_examples, total=num_steps,
+        batch_size=phases[0]['batch_size'])
+    return min(averaged, num_steps), num_steps
 
 
 def step_inputs(program: Program) -> step.StepInputs:
@@ -180,7 +192,7 @@ def _host_step_inputs(program: Program) -> step.StepInputs:
 Call = tuple[Any, tuple[Any, ...]]  # a step, and its arguments as shapes
 
 
-def phase_calls(program: Program, number: int) -> dict[str, Call]:
+def steps_with_shapes(program: Program, number: int) -> dict[str, Call]:
     """The `train` and `evaluation` steps of a phase with the shapes of their arguments.
 
     A labelled task, whose batches may have several shapes, has the largest here, and no
@@ -206,7 +218,7 @@ def phase_calls(program: Program, number: int) -> dict[str, Call]:
 
 def schedule_segments(
     config: ConfigDict, phases: list[dict[str, Any]]
-) -> list[optimizers.ScheduleSegment]:
+) -> list[ScheduleSegment]:
     """Segments of the schedule; a phase with its own learning rate begins a new segment."""
     begins = [i for i, phase in enumerate(phases) if i == 0 or phase['learning_rate'] is not None]
     segments = []
@@ -220,7 +232,7 @@ def schedule_segments(
 
 def _segment(
     config: ConfigDict, first_phase: dict[str, Any], start: int, steps: int
-) -> optimizers.ScheduleSegment:
+) -> ScheduleSegment:
     """The segment of `steps` steps from step `start` on, which begins with this phase."""
     steps_of = functools.partial(
         parse_duration, num_examples=None, total=steps, batch_size=first_phase['batch_size'])
@@ -236,7 +248,7 @@ def _segment(
         decay_from = warmup
     else:
         decay_from = max(warmup, steps_of(decay_from, 'optimizer.decay_from'))
-    return optimizers.ScheduleSegment(start, steps, rate, warmup, decay_from)
+    return ScheduleSegment(start, steps, rate, warmup, decay_from)
 
 
 def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig:
@@ -253,8 +265,6 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig
     check_vocabulary(m.vocab_size or vocab_size, mesh.shape['tensor'])
     computation = {name: m[name] for name in COMPUTATION}
     fields = config_lib.model_fields(config, vocab_size)
-    failing = failing_attention(m.attention, BertConfig(**fields))
     if m.dtype == 'auto':
         computation['dtype'] = 'float32' if Layout(mesh).on_cpu else 'bfloat16'
-    return ModelConfig(
-        **fields, **computation, failing_attention=failing, layout=Layout(mesh))
+    return config_on_chip(fields, **computation, layout=Layout(mesh))

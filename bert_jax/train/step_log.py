@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.heads.base import Head
-from bert_jax.train.report import count, duration
-from bert_jax.train.task import Phase
+from bert_jax.model.trainable import Trainable
+from bert_jax.train.phase import Phase
+from bert_jax.watch.metrics_log import count, duration
 
 PER_STEP_METRICS = ('loss', 'grad_norm', 'learning_rate')  # the others are sums over the batch
 
 
 def log_metrics(
-    head: Head, steps: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, float]],
+    head: Trainable, steps: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, float]],
     phase: Phase, peak_flops: float,
 ) -> dict[str, float]:
     """Mean metrics of the steps of a log line, and their speed.
@@ -64,7 +64,7 @@ def _speed(
     return speed
 
 
-def log_line(head: Head, metrics: Mapping[str, float], steps_left: int) -> str:
+def log_line(head: Trainable, metrics: Mapping[str, float], steps_left: int) -> str:
     """The log line for a record, without the step."""
     parts = [f"loss {metrics['loss']:.4f}"]
     for name, title in head.shown.items():
@@ -77,6 +77,18 @@ def log_line(head: Head, metrics: Mapping[str, float], steps_left: int) -> str:
         parts.append(f"{count(metrics['tokens_per_second'])} tok/s")
         if 'mfu' in metrics:
             parts.append(f"mfu {metrics['mfu']:.1%}")
-        parts.append(f"wait {metrics['data_wait']:.0%}")
+        parts.append(f"wait {metrics['data_wait']:.0%}{_of_host('data_wait', metrics)}")
+        if 'step_seconds_host' in metrics:
+            step = f"step {metrics['step_seconds']:.3g} s"
+            parts.append(step + _of_host('step_seconds', metrics))
+        if 'save_seconds' in metrics:
+            save = f"save {metrics['save_seconds']:.2g} s"
+            parts.append(save + _of_host('save_seconds', metrics))
         parts.append(f"eta {duration(math.ceil(steps_left * metrics['step_seconds']))}")
     return '  '.join(parts)
+
+
+def _of_host(name: str, metrics: Mapping[str, float]) -> str:
+    """The host that a metric is of, where there are several."""
+    host = metrics.get(f'{name}_host')
+    return '' if host is None else f' (host {host})'

@@ -1,35 +1,15 @@
-"""What the training loop asks of a task. The loop receives a `Task` and never learns which."""
+"""What training asks of a task. A program is built of any `Task` and never learns which."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 from bert_jax.heads.base import Head
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.files import Path
 from bert_jax.sharding import Mesh
-from bert_jax.train.gates import Gates
-from bert_jax.train.step import Batch, EvalStep, Params
-
-
-class Phase(NamedTuple):
-    """A part of the run with one batch shape.
-
-    Attributes:
-      start, end: its steps, counted from 0; the end is exclusive.
-      batch_size: sequences or units of a global batch; packed, they fill fewer rows.
-      batches: a function from a step of the phase to an iterator of device batches from there on.
-      evaluate: a function from parameters to metrics of the held-out rows.
-      flops_per_sequence: training FLOPs of a step, divided by `batch_size`.
-      name: for messages.
-    """
-
-    start: int
-    end: int
-    batch_size: int
-    batches: Callable[[int], Iterator[Batch]]
-    evaluate: Callable[[Params], dict[str, float]]
-    flops_per_sequence: float
-    name: str
+from bert_jax.step.step import EvalStep
+from bert_jax.train.phase import Phase
+from bert_jax.watch.alarms import Gates
 
 
 class Task(Protocol):

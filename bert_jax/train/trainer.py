@@ -5,25 +5,21 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NoReturn
 
 import jax
 import numpy as np
 
-from bert_jax.heads.base import Head
+from bert_jax.model.trainable import Trainable
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.runtime.hosts import say
-from bert_jax.train.checkpoint import Best, Checkpoints
-from bert_jax.train.checks import StepChecks, is_checked
-from bert_jax.train.gates import Gates
-from bert_jax.train.goodput import Goodput
-from bert_jax.train.profile import Profile
-from bert_jax.train.reference import Comparison
-from bert_jax.train.report import Report
-from bert_jax.train.step import Batch, TrainState, TrainStep
+from bert_jax.runtime.pauses import Interrupted, interruptible, pause
+from bert_jax.step.step import Batch, TrainState, TrainStep
+from bert_jax.train.outputs import RunOutputs
+from bert_jax.train.phase import Phase
 from bert_jax.train.step_log import log_line, log_metrics
-from bert_jax.train.task import Phase
+from bert_jax.train.watchers import Watchers
 
 # An evaluation that is due less than this share of its interval before the last step is skipped:
 # epochs are seldom a whole number of steps.
@@ -36,13 +32,31 @@ class Intervals:
 
     Attributes:
       log, evaluate, save: 0: only at the end.
-      verify: 0: never.
+      save_seconds: the state is also saved if the last time is so many seconds ago (on several
+        hosts, at log lines, where they wait for each other anyway); 0: it is not.
     """
 
     log: int = 0
     evaluate: int = 0
     save: int = 0
-    verify: int = 0
+    save_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """What a run asks while it trains.
+
+    Attributes:
+      should_stop: polled with the step after each one, and between the batches of an evaluation;
+        returns the same on all processes.
+      should_leave: polled where a process waits; see `Guard.should_leave`.
+      ask_lock: raises an error if another process has taken the run over; asked before what this
+        one writes could be harm.
+    """
+
+    should_stop: Callable[[int], bool]
+    should_leave: Callable[[bool], bool] = lambda is_over: False
+    ask_lock: Callable[[], None] = lambda: None
 
 
 @dataclasses.dataclass(eq=False)
@@ -51,46 +65,32 @@ class Trainer:
 
     If several things are due at a step, the order is log, evaluate, save, so that a run that
     resumes from the checkpoint has all records up to it. At the last step the state is saved before
-    the evaluation, which may fail.
+    the evaluation, which may fail. A stop does not wait for an evaluation: the state is saved, and
+    the run that resumes from it begins with that evaluation.
 
     Attributes:
       head: makes metrics of sums.
       state: fresh or restored; after `run`, that of the last step.
       phases: in order, contiguous from step 0.
       train_steps: of each phase; takes the state, which is donated, and a batch.
-      intervals: when to log, evaluate, save and verify.
-      checkpoints: saves the state.
-      report: receives metrics.
-      goodput: accounts for the time.
-      profile: traces some steps.
-      should_stop: polled with the step after each one; returns the same on all processes.
-      best: keeps the parameters of the best evaluation.
-      gates: check every step's metrics.
-      reference: compares the checked steps with those of a reference.
-      verify: compares what the devices compute for a batch; see `verify.make_verify`.
+      intervals: when to log, evaluate and save.
+      outputs: receive the state, the best parameters, metrics and the use of time.
+      watchers: look at the run.
+      control: is asked whether the run goes on.
       patience: the run ends after so many evaluations without a new best; 0: it does not.
-      save_seconds: the state is also saved if the last time is so long ago (on several hosts, at
-        log lines, where they wait for each other anyway); 0: it is not.
       peak_flops: of all devices together, for MFU; 0: unknown.
       step: the number of steps done.
     """
 
-    head: Head
+    head: Trainable
     state: TrainState
     phases: Sequence[Phase]
     train_steps: Sequence[TrainStep]
     intervals: Intervals
-    checkpoints: Checkpoints
-    report: Report
-    goodput: Goodput
-    profile: Profile
-    should_stop: Callable[[int], bool]
-    best: Best | None = None
-    gates: Gates | None = None
-    reference: Comparison | None = None
-    verify: Callable[[TrainState, Batch], Any] | None = None
+    outputs: RunOutputs
+    watchers: Watchers
+    control: Control
     patience: int = 0
-    save_seconds: float = 0.0
     peak_flops: float = 0.0
 
     def __post_init__(self) -> None:
@@ -103,7 +103,6 @@ class Trainer:
         # waits for those in flight only where it needs their metrics.
         self._in_flight: list[dict[str, jax.Array]] = []
         self._fetched: list[dict[str, np.ndarray]] = []
-        self._checks = StepChecks()
         # Seconds by cause at the last log line, and after each step since.
         self._times: list[dict[str, float]] = []
 
@@ -119,53 +118,76 @@ class Trainer:
           Stopped: `should_stop` returned True; the state is saved.
         """
         try:
-            for phase, train_step in zip(self.phases, self.train_steps, strict=True):
-                if self.step < phase.end and not self._is_exhausted():
-                    self._train_phase(phase, train_step)
-            if not self._scores:  # no step was left to train
-                self.evaluate(self.phases[-1])
+            self._train()
         except Diverged as error:
-            kept = self.checkpoints.set_aside(error.step)
-            raise Diverged(f'{error}; {kept}', error.step) from None
-        self.checkpoints.finish()
+            kept = self.outputs.checkpoints.set_aside(error.step)
+            raise type(error)(f'{error}; {kept}', error.step) from None
+        self.outputs.checkpoints.finish()
         return self._scores
+
+    def _train(self) -> None:
+        """Trains to the end, or until the run has to stop."""
+        try:
+            with interruptible(self._has_to_stop, self._has_to_leave):
+                self._finish_evaluation()
+                for phase, train_step in zip(self.phases, self.train_steps, strict=True):
+                    if self.step < phase.end and not self._is_exhausted():
+                        self._train_phase(phase, train_step)
+                if not self._scores:  # no step was left to train
+                    self.evaluate(self.phases[-1])
+        except Interrupted:
+            self._save_and_stop()
+
+    def _has_to_stop(self) -> bool:
+        """Whether the run has to stop here; raises SaveFailed if a save has failed."""
+        self.outputs.checkpoints.check()
+        if self.step == self._start:  # a signal ends the run at once: nothing needs saving
+            return False
+        return self.control.should_stop(self.step)
+
+    def _has_to_leave(self, is_over: bool) -> bool:
+        """Whether the run has to stop while it waits."""
+        self.outputs.checkpoints.check()
+        if self.step == self._start:
+            return False
+        return self.control.should_leave(is_over)
+
+    def _save_and_stop(self) -> NoReturn:
+        """Saves the state, with the records up to it, and raises Stopped."""
+        if self._in_flight or self._fetched:
+            self.log(self._phase_of_step())
+        self.save()
+        raise Stopped(f'stopped at step {self.step:,}; the state is saved')
+
+    def _phase_of_step(self) -> Phase:
+        """The phase of the last step."""
+        return next(phase for phase in self.phases if self.step <= phase.end)
 
     def _train_phase(self, phase: Phase, train_step: TrainStep) -> None:
         """Trains to the end of a phase, or until the run is exhausted."""
         if self.step == phase.start:
             say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
-        self.goodput.enter('start' if self.step == self._start else 'data')
+        self.outputs.goodput.enter('start' if self.step == self._start else 'data')
         batches = phase.batches(self.step - phase.start)
         cause = 'compile'  # the first step compiles
         for batch in itertools.islice(batches, phase.end - self.step):
-            self._verify_if_due(batch)
-            if is_checked(self.step + 1):
-                with self.goodput.during('evaluation'):
-                    self._checks.see(self.step + 1, batch)
+            self.watchers.before_step(self.step + 1, self.state, batch, self._in_flight)
             self._do_step(train_step, batch, cause)
             cause = 'step'
             goes_on = self._do_what_is_due(phase)
             if not goes_on:
                 break
-            self.goodput.enter('data')
-        self.goodput.enter('step')
-
-    def _verify_if_due(self, batch: Batch) -> None:
-        every = self.intervals.verify
-        if self.verify is not None and every and (self.step + 1) % every == 0:
-            with self.goodput.during('evaluation'):
-                self.verify(self.state, batch)
+            self.outputs.goodput.enter('data')
+        self.outputs.goodput.enter('step')
 
     def _do_step(self, train_step: TrainStep, batch: Batch, cause: str) -> None:
         """Dispatches a step; its time counts for `cause`."""
         number = self.step + 1
-        with self.goodput.during('profile'):
-            self.profile.before(number, self._in_flight)
-        self.goodput.enter(cause)
+        self.outputs.goodput.enter(cause)
         with (jax.profiler.StepTraceAnnotation('train', step_num=number),
               jax.transfer_guard('disallow')):
             self.state, metrics = train_step(self.state, batch)
-        self.goodput.enter('step')
+        self.outputs.goodput.enter('step')
         self.step = number
         self._in_flight.append(metrics)
         # At most two in flight: more gain nothing, and hundreds make virtual devices abort.
@@ -173,27 +195,28 @@ class Trainer:
         if number == self._start + 1:  # the first log line's speed excludes it
             jax.block_until_ready(metrics['loss'])
             say(f'first step done in {time.perf_counter() - self._began:.1f} s')
-        self._times.append(self.goodput.now())
+            self.watchers.after_first_step()
+        self._times.append(self.outputs.goodput.now())
 
     def _do_what_is_due(self, phase: Phase) -> bool:
         """Logs, evaluates and saves what is due after a step; returns whether training goes on.
 
         Raises:
-          Stopped: `should_stop` asked for it; the state is saved.
+          Interrupted: the run has to stop.
+          SaveFailed: a save in the background has failed.
         """
         is_last = self.step == self._last_step
-        stopping = self.should_stop(self.step)
-        evaluating = self._is_due(self.intervals.evaluate)
-        saving = self._is_due(self.intervals.save) or stopping or self._is_save_late()
-        if self._is_due(self.intervals.log) or self.step == phase.end or stopping:
+        pause()
+        evaluating = self._is_evaluation_due()
+        saving = self._is_due(self.intervals.save) or self._is_save_late()
+        if self._is_due(self.intervals.log) or self.step == phase.end:
             self.log(phase)
-            self.checkpoints.check()
         if saving or evaluating:
             self._fetch_metrics()  # what has diverged is neither saved nor evaluated
         if is_last:
             self.save()  # first, because the evaluation may fail
         exhausted = False
-        if evaluating and not self._is_just_before_the_last():
+        if evaluating:
             self.evaluate(phase)
             exhausted = self._is_exhausted()
         if not is_last and (saving or exhausted):
@@ -201,9 +224,23 @@ class Trainer:
         if exhausted:
             say(f'no better evaluation in {self.patience}: ended at step {self.step:,}')
             return False
-        if stopping and not is_last:
-            raise Stopped(f'stopped at step {self.step:,}; the state is saved')
         return True
+
+    def _finish_evaluation(self) -> None:
+        """Evaluates the state that the run resumes from, if the run was stopped before it could."""
+        if not self.step or not self._is_evaluation_due():
+            return
+        # The first host has the records.
+        if hosts.share('evaluated', lambda: str(self._is_evaluated())) == str(True):
+            return
+        self.evaluate(self._phase_of_step())
+
+    def _is_evaluation_due(self) -> bool:
+        return self._is_due(self.intervals.evaluate) and not self._is_just_before_the_last()
+
+    def _is_evaluated(self) -> bool:
+        """Whether there is a record of an evaluation of this step."""
+        return self.step in self.outputs.report.evaluations(after=self.step - 1)
 
     def _is_due(self, every: int) -> bool:
         """Whether something is due that is done every so many steps, and after the last."""
@@ -216,18 +253,18 @@ class Trainer:
 
     def _is_save_late(self) -> bool:
         """Whether the last save is long ago; the same on all hosts."""
-        if not self.save_seconds:
+        if not self.intervals.save_seconds:
             return False
         if hosts.count() > 1 and not self._is_due(self.intervals.log):
             return False
         waited = time.monotonic() - self._saved_at
-        return hosts.share('save', lambda: str(waited >= self.save_seconds)) == str(True)
+        return hosts.share('save', lambda: str(waited >= self.intervals.save_seconds)) == str(True)
 
     def _is_exhausted(self) -> bool:
         """Whether the best evaluation is `patience` evaluations ago; the same on all hosts."""
-        if self.best is None or not self.patience:
+        if self.outputs.best is None or not self.patience:
             return False
-        since = len(self.report.evaluations(after=self.best.step()))
+        since = len(self.outputs.report.evaluations(after=self.outputs.best.step()))
         # The first host has the records.
         return int(hosts.share('patience', lambda: str(since))) >= self.patience
 
@@ -244,16 +281,8 @@ class Trainer:
                     f"step {before + 1}: loss {metrics['loss']}, gradient norm "
                     f"{metrics['grad_norm']}: stopped. {self._remedy(before)}", before)
             self._fetched.append(metrics)
-            self._record_check(before + 1, self._checks.add(before + 1, metrics))
+            self.watchers.after_step(before + 1, metrics)
         self._in_flight.clear()
-
-    def _record_check(self, step: int, record: dict[str, float]) -> None:
-        """Writes the record of a checked step, {} for all others, and compares it."""
-        if not record:
-            return
-        self.report.write(step, record)
-        if self.reference is not None:
-            self.report.warn(self.reference.alarms(step, record))
 
     def _remedy(self, steps_before: int) -> str:
         if steps_before == self._start:
@@ -264,45 +293,50 @@ class Trainer:
     def log(self, phase: Phase) -> None:
         """Writes the record and the line of the steps since the last one."""
         self._fetch_metrics()
-        times = [*self._times, self.goodput.now()]
+        times = [*self._times, self.outputs.goodput.now()]
         metrics = log_metrics(self.head, self._fetched, times, phase, self.peak_flops)
+        metrics |= self.watchers.slowest_since_log(len(self._fetched))
         record = {f'train/{name}': value for name, value in metrics.items()}
-        self.report.write(self.step, record | self.goodput.metrics())
+        self.outputs.report.write(self.step, record | self.outputs.goodput.metrics())
         line = log_line(self.head, metrics, self._last_step - self.step)
         say(f'step {self.step:>7,}/{self._last_step:,}  {line}')
-        if self.gates is not None:
-            self.report.warn(self.gates.trained(self.step, self._fetched, metrics))
+        self.watchers.after_log(self.step, self._fetched, metrics)
         self._fetched.clear()
-        self._times = [self.goodput.now()]
+        self._times = [self.outputs.goodput.now()]
 
     def evaluate(self, phase: Phase) -> None:
         """Evaluates the parameters, and keeps them if they are the best."""
-        with self.goodput.during('evaluation'):
-            self._scores = phase.evaluate(self.state.params)
-            for name, value in self._scores.items():
+        with self.outputs.goodput.during('evaluation'):
+            scores = phase.evaluate(self.state.params)
+            pause()
+            for name, value in scores.items():
                 if not math.isfinite(value):
                     raise Diverged(
                         f'step {self.step}: the evaluation gives {name} {value}: stopped. '
                         'Lower config.optimizer.learning_rate', self.step)
-            # A resumed run may have recorded this evaluation before it stopped.
-            if self.step not in self.report.evaluations(after=self.step - 1):
+            self._scores = scores
+            if self.outputs.best is not None:
+                self.control.ask_lock()
+                with self.outputs.goodput.during('save'):
+                    self.outputs.best.offer(self.step, self._scores, self.state.params)
+            # Last, as an evaluation that is recorded is not repeated. A resumed run may have
+            # recorded it before it stopped.
+            if not self._is_evaluated():
                 self._record_scores()
-            if self.best is not None:
-                self.best.offer(self.step, self._scores, self.state.params)
 
     def _record_scores(self) -> None:
         record = {f'eval/{name}': value for name, value in self._scores.items()}
-        self.report.write(self.step, record)
+        self.outputs.report.write(self.step, record)
         shown = '  '.join(f'{name} {value:.4f}' for name, value in self._scores.items())
         say(f'step {self.step:>7,}  held out: {shown}')
-        if self.gates is not None:
-            self.report.warn(self.gates.measured('eval', self.step, self._scores))
-        self.report.draw(least_age=60.0)  # it takes half a second
+        self.watchers.after_evaluation(self.step, self._scores)
+        self.outputs.report.draw(least_age=60.0)  # it takes half a second
 
     def save(self) -> None:
         """Saves the state and what is recorded so far."""
         self._saved_at = time.monotonic()
-        with self.goodput.during('save'):
-            self.goodput.mark(self.step)
-            self.report.flush()
-            self.checkpoints.save(self.step, self.state)
+        self.control.ask_lock()
+        with self.outputs.goodput.during('save'):
+            self.outputs.goodput.mark(self.step)
+            self.outputs.report.flush()
+            self.outputs.checkpoints.save(self.step, self.state)

@@ -3,8 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.config.choices import FEATURES, POOLS, WINDOWS
+from bert_jax.config.choices import (
+    FEATURES,
+    GOOGLE,
+    POOLS,
+    SEGMENTS,
+    TOKEN_TYPES,
+    TRUNCATIONS,
+    WINDOWS,
+)
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.schema import TEXT, TRUTH, Allowed, Range, check_fields, count
+from bert_jax.text.frames import Frame
+from bert_jax.text.vocab import Vocab
 
 # The key in the config files of other formats.
 INFERENCE = 'bert_jax_inference'
@@ -16,6 +27,8 @@ _SCHEMA: Mapping[str, Allowed] = {
     'max_query_length': count(2**16),
     'null_threshold': Range(-1e30, 1e30),
     'windows': ('', *WINDOWS),
+    'truncation': TRUNCATIONS,
+    'token_types': TOKEN_TYPES,
     'num_texts': count(2**10),
     'features': ('', *FEATURES),
     'pool': ('', *POOLS),
@@ -38,3 +51,36 @@ def read_inference(settings: Any, where: str) -> dict[str, Any]:
         return {}
     check_fields(settings, _SCHEMA, where, 'mend it, or remove it')
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def framing_of(inference: Mapping[str, Any]) -> dict[str, str]:
+    """How texts become sequences for a model: its `truncation` and `token_types`.
+
+    Those that a run's settings lack are what all runs had before there were others.
+
+    Args:
+      inference: `Weights.inference`.
+    """
+    return {
+        'truncation': inference.get('truncation', GOOGLE),
+        'token_types': inference.get('token_types', SEGMENTS)}
+
+
+def frame_of(vocab: Vocab, inference: Mapping[str, Any], num_types: int, source: str) -> Frame:
+    """How texts become sequences for a model.
+
+    Args:
+      vocab: of its tokenizer.
+      inference: `Weights.inference`.
+      num_types: `BertConfig.type_vocab_size`. Of 1 or 0, types make no difference.
+      source: of the model, for messages.
+
+    Raises:
+      InputError: the template needs more types of tokens than the model has.
+    """
+    frame = vocab.frame_for(**framing_of(inference))
+    if 1 < num_types < frame.num_types:
+        raise InputError(
+            f'{source} has type_vocab_size={num_types}, and its tokenizer gives tokens the type '
+            f'{frame.num_types - 1}: put the files of one model together')
+    return frame

@@ -5,10 +5,11 @@ from typing import Any
 
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path
-from bert_jax.text import load_tokenizer
-from bert_jax.text.vocab import is_unused, unused_row, write_vocab
+from bert_jax.text.kinds import load_tokenizer
+from bert_jax.text.vocab import is_unused, unused_row
+from bert_jax.text.vocab_files import write_vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.weights.formats import Weights
+from bert_jax.weights.parameters import Weights
 
 
 def check_vocabulary(

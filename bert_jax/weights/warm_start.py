@@ -14,9 +14,9 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
-from bert_jax.text import load_tokenizer
+from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.vocab import is_unused
-from bert_jax.weights.formats import (
+from bert_jax.weights.parameters import (
     VOCABULARY_ROWS,
     Weights,
     from_tree,
@@ -164,7 +164,9 @@ def place(
     be longer, and is cut, or shorter, and is repeated. Pooler and heads may start fresh; a
     classifier does if it has another number of outputs, other labels or another head. If its labels
     are the same in another order, its outputs are reordered; if they are only numbers (LABEL_0,
-    LABEL_1, ...), its outputs get the names here in their order.
+    LABEL_1, ...), its outputs get the names here in their order. What stands between the encoder
+    and a head's last layer is taken where transformers has one name for both: a classifier of
+    ModernBERT starts with the dense layer of the masked LM.
 
     Args:
       weights: the source.
@@ -186,6 +188,13 @@ def place(
         # A parameter that only a config file's own head knows may mean something else elsewhere.
         listed = {tensor.name for tensor in tensors(weights.model)}
         source = {name: x for name, x in source.items() if name in listed}
+    shared = weights.shared_layers(weights, shapes, head)
+    for name, other in shared.items():
+        if other:
+            source[name] = weights.params[other]
+        else:
+            source.pop(name, None)
+    notes += _shared_notes(shared)
     if 'classifier/bias' in source and 'classifier/bias' in shapes:
         notes += _place_classifier(
             source, weights, shapes['classifier/bias'][0], head, labels, whole)
@@ -203,13 +212,26 @@ def place(
         elif name.startswith(_ENCODER):
             raise InputError(_misfit(name, x, tuple(shape), weights))
     _check_no_more_layers(weights, source, shapes)
-    unused = [name for name in weights.params if name not in matched]
+    taken = {shared.get(name) or name for name in matched}
+    unused = [name for name in weights.params if name not in taken]
     return Placement(
         params=matched,
         fresh=tuple(name for name in shapes if name not in matched),
         unused=(*unused, *weights.unused),
         notes=tuple(notes),
         repeats_positions=repeats_positions)
+
+
+def _shared_notes(shared: Mapping[str, str]) -> list[str]:
+    """A note of each part whose layers are those of another."""
+    notes: dict[str, None] = {}
+    for name, other in shared.items():
+        here = part_of(name)
+        there = part_of(other)
+        if here and there:
+            notes[f'{here.prefix}... starts as {there.prefix}... there: transformers has one '
+                  'layer for both'] = None
+    return list(notes)
 
 
 def _resized(table: np.ndarray, num_rows: int, first: int) -> np.ndarray:

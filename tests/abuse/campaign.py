@@ -4,6 +4,8 @@ A case is a file, a flag or an argument that is not what it should be, and the c
 that meets it. It must be answered with a result or with an error in one line. Harm is anything
 else: a traceback, a crash, NaN in a result, more than a minute or 2 GB, a file changed that the
 command does not write, a control character on a terminal, something left in the temporary folder.
+In the classes 'same ids', 'same labels' and 'same weights' it is also harm if what is read is not
+what the program that the file is of reads, and no line says so.
 """
 
 import contextlib
@@ -24,7 +26,7 @@ from unittest import mock
 from bert_jax.runtime import process
 from bert_jax.runtime.errors import visible
 from bert_jax.tools.sweep import training
-from bert_jax.train import experiment
+from bert_jax.train import describing, experiment
 from tests.abuse.classes import (
     archives,
     caches,
@@ -33,6 +35,7 @@ from tests.abuse.classes import (
     foreign,
     library,
     native,
+    oracles,
     people,
     places,
     records,
@@ -48,7 +51,7 @@ from tests.abuse.forked import Ended, run_forked, warm_up
 from tests.abuse.outcome import Outcome
 from tests.conftest import ROOT
 
-CLASSES: Mapping[str, Draw] = {
+CLASSES: dict[str, Draw] = {
     'foreign JSON': foreign.draw,
     'tables': tables.draw,
     'data sets': datasets.draw,
@@ -65,12 +68,19 @@ CLASSES: Mapping[str, Draw] = {
     'sweeps': sweeps.draw,
     'library': library.draw,
 }
+if oracles.is_possible():  # they compare with programs of the extra [parity]
+    CLASSES |= {
+        'same ids': oracles.draw_ids,
+        'same labels': oracles.draw_labels,
+        'same weights': oracles.draw_weights,
+    }
 _SECONDS = 60.0
 _ADDRESSES = 16 << 30  # bytes that a case may map, so that it takes no other process's memory
 # Also imported before the first fork: what reads text and pictures takes ten seconds to load.
-_IMPORTED = ('tensorflow', 'tensorflow_text', 'bert_jax.data.tokenize', 'bert_jax.data.records',
-             'bert_jax.predict.commands', 'bert_jax.predict.answers', 'bert_jax.predict.tags',
-             'bert_jax.weights.tf1', 'matplotlib.pyplot', 'pandas', 'pyarrow', 'huggingface_hub')
+_IMPORTED = ('tensorflow', 'tensorflow_text', 'bert_jax.corpus.tokenize', 'bert_jax.corpus.records',
+             'bert_jax.predict.model', 'bert_jax.predict.answers', 'bert_jax.predict.tags',
+             'bert_jax.foreign.tf1', 'matplotlib.pyplot', 'pandas', 'pyarrow', 'huggingface_hub',
+             'torch', 'transformers')
 _PLACE = Path('here', 'in')  # a case's working directory; what is named '..' is in its folder too
 
 
@@ -146,7 +156,7 @@ def _call(act: object, folder: Path, things: Path) -> None:
 
 def _begin_run(program: object, workdir: Path, *_: object, **__: object) -> dict[str, float]:
     """In place of training: looks whether the run could begin."""
-    experiment.check_start(program, workdir, experiment.describe(program))
+    describing.check_start(program, workdir, describing.describe(program))
     return {'step': 0}
 
 

@@ -22,7 +22,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from bert_jax.train.report import Report
+from bert_jax.watch.metrics_log import Report
 from tests.abuse.commands import Answer, contents, make, open_command
 from tests.abuse.outcome import Outcome
 from tests.tiny_runs import saved

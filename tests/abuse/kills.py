@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bert_jax.data.tokenize_plain import safe_codepoints
+from bert_jax.corpus.tokenize_plain import COMMON, safe_codepoints
 from tests.abuse.commands import arguments, contents, start
 from tests.abuse.forked import Ended, Strike, run_forked, warm_up
 from tests.abuse.fuzz import result_of
@@ -55,7 +55,7 @@ _UNLIKE = re.compile(r'goodput\.json|log\.txt|table.*\.md|.+\.(png|lock|stablehl
 _ZSTD = b'\x28\xb5\x2f\xfd'  # what jax compresses with, where that is installed
 # Fields that do: times, what a resumed run reads from its own folder, and a digest of all.
 _VARYING = re.compile(
-    r'time/.+|train/.+_per_second|train/data_wait|train/step_seconds.*|train/goodput|'
+    r'time/.+|train/.+_per_second|train/(data_wait|step_seconds|save_seconds).*|train/goodput|'
     'seconds|hours|date|results|time|made|vocab_file|init_saved|digest')
 
 
@@ -492,7 +492,7 @@ def kills(numbers: Iterable[int], seed: int, folder: Path) -> Iterator[Outcome]:
     """
     warm_up()
     os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # its threads would be missing in forks
-    safe_codepoints(True, None, True)  # is remembered, and half of the time of an evaluation
+    safe_codepoints(True, None, True, COMMON)  # is remembered
     things = folder / 'things'
     case = folder / 'case'
     if not things.exists():

@@ -3,8 +3,9 @@
 Broken config files, settings without a meaning; texts, tables, vocabularies and weights that are
 not what they should be; files that an editor or a disk has changed; outputs where nothing can be
 written, or that would overwrite other files. Files that were there before are there afterwards,
-byte for byte. Readers have tests of their own: tests/test_validation.py, tests/data/test_corpus.py,
-tests/tasks/test_tables.py, tests/weights/test_refused.py, tests/predict/test_cli.py.
+byte for byte. Readers have tests of their own: tests/test_validation.py,
+tests/corpus/test_corpus_sources.py, tests/rows/test_tables.py, tests/foreign/test_refused.py,
+tests/predict/test_cli.py.
 """
 
 import contextlib
@@ -224,6 +225,7 @@ def test_a_setting_that_does_not_suit_the_task(sandbox, call, says):
     ('preflight @synthetic --topology=v5e:2x2 --price=cheap', '--price=cheap'),
     ('preflight @synthetic --topology=v5e:2x2 --price=nan', '--price=nan'),
     ('preflight @synthetic --topology=v5e:2x2 --programs=a --save_programs=b', 'one of the two'),
+    ('preflight @text', 'name slices of TPUs, counted in chips'),
     ("preflight @text --topology=v5e:4x4 --config.train.steps='3 epochs'", 'write steps'),
     ('preflight @glue --topology=v5e:4x4', "'cola'"),
     ('paper mine --rows=glue.py:mrpc', 'glue.py:mrpc is a config of mrpc'),
@@ -473,7 +475,7 @@ def small_disk(folder):
 ])
 def test_a_disk_that_is_full(sandbox, call):
     with small_disk(sandbox.folder):
-        sandbox.refuses(call, r'small/x(\.npz)? is full', status=1)
+        sandbox.refuses(call, r'small/x(\.npz|/checkpoints)? is full', status=1)
 
 
 def test_a_disk_for_data_that_is_full(sandbox):

@@ -3,16 +3,17 @@
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, xla_flags
+from tests.programs import python
 from tests.tiny_runs import TINY
 
 _MODEL = 'tests/fixtures/huggingface/pretraining'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('command, status, says', [
     (f'predict features --model {_MODEL} <&-', 2, 'standard input is closed'),
     (f'predict features --model {_MODEL} a >&-', 2, 'standard output is closed'),
@@ -26,7 +27,7 @@ def test_a_standard_stream_that_cannot_be_used_is_told_in_one_line(
     if '/dev/full' in command and not os.path.exists('/dev/full'):
         pytest.skip('there is no /dev/full here')
     monkeypatch.delenv('PYTHONUNBUFFERED', raising=False)
-    line = f'{sys.executable} -m bert_jax.{command}'.replace('{folder}', str(tmp_path))
+    line = f'{" ".join(python())} -m bert_jax.{command}'.replace('{folder}', str(tmp_path))
     ended = subprocess.run(
         line, shell=True, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, timeout=60,
         text=True)
@@ -39,13 +40,14 @@ def test_a_standard_stream_that_cannot_be_used_is_told_in_one_line(
 
 
 @pytest.mark.slow
-def test_a_run_outlives_the_reader_of_its_output(tmp_path):
-    flags = (*TINY, '--config.task=synthetic', '--config.model.num_layers=1',
+def test_a_run_outlives_the_reader_of_its_output(tmp_path, monkeypatch):
+    monkeypatch.setenv('XLA_FLAGS', xla_flags(1))
+    flags = (*TINY, '--config.task=synthetic',
              '--config.train.steps=4', '--config.train.max_eval_examples=16',
              f'--config.data.dir={tmp_path}/cache', f'--workdir={tmp_path}/run')
-    command = f'{sys.executable} -m bert_jax.main {" ".join(flags)} | head -1'
+    command = f'{" ".join(python())} -m bert_jax.main {" ".join(flags)} | head -1'
     ended = subprocess.run(
-        ['bash', '-c', f'{command}; exit ${{PIPESTATUS[0]}}'], cwd=ROOT, timeout=120,
+        ['bash', '-c', f'{command}; exit ${{PIPESTATUS[0]}}'], cwd=ROOT, timeout=600,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding='utf-8')
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count('standard output takes nothing any more') == 1

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import jax
 
-from bert_jax.data import store_building, store_parts, text_batches
+from bert_jax.corpus import store_building, store_parts, text_batches
 from bert_jax.runtime.chips import find_chip
 from bert_jax.tools.preflight import measure, topology
 from bert_jax.tools.preflight.links import Network

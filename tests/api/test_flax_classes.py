@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.extras]
 
 pytest.importorskip('torch', reason='the extra [parity] is not installed')
 transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
-from tests.weights import family_models  # noqa: E402
+from tests.foreign import family_models  # noqa: E402
 
 HEADS = {
     'Model': 'encoder',

@@ -1,4 +1,4 @@
-"""The programs of docs/library.md run as they are, with a tiny model in BERT-Base's place."""
+"""Programs of docs/library.md and README.md run as they are, a tiny model in BERT-Base's place."""
 
 import re
 
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.vocab_files import write_vocab
 from tests.conftest import ROOT
 
 PAGE = (ROOT / 'docs' / 'library.md').read_text()
@@ -43,6 +44,7 @@ def tiny(tmp_path_factory):
     return folder / 'model'
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:.*starts fresh')
 @pytest.mark.parametrize('heading', HEADINGS)
 def test_a_program_of_the_page(heading, tiny, tmp_path, monkeypatch, capsys):
@@ -58,3 +60,24 @@ def test_a_program_of_the_page(heading, tiny, tmp_path, monkeypatch, capsys):
         assert len(program.split('BATCH_SIZE = 16\n')[1].strip().splitlines()) <= 40
     if heading == HEADINGS[3]:
         assert said.count('on 2 devices') == 3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore:.*starts fresh')
+def test_the_six_lines_of_the_readme(tiny, capsys):
+    readme = (ROOT / 'README.md').read_text()
+    program = re.search(r'```python\n(.*?)```', readme, re.DOTALL)[1]
+    imports, lines = program.split('\n\n')
+    assert len(lines.splitlines()) == 6
+    names = {'__name__': 'readme'}
+    exec(compile(program.replace(PUBLISHED, str(tiny)), 'README.md', 'exec'), names)
+    assert capsys.readouterr().out.count('[[') == 2
+    before, after = (names['predict'](params)[0, 1] for params in (
+        names['bert'].params, names['params']))
+    assert after > before
+
+
+def test_the_example_of_the_reference(capsys):
+    page = (ROOT / 'docs' / 'reference' / 'python.md').read_text()
+    exec(re.search(r'```python\n(.*?)```', page, re.DOTALL)[1], {'__name__': 'reference'})
+    assert 'enormous' in capsys.readouterr().out

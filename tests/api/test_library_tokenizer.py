@@ -47,6 +47,7 @@ def test_a_long_text_is_cut_and_said():
     np.testing.assert_array_equal(batch['input_ids'][0], [CLS, A, B, C, A, B, C, SEP])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('folder', ['base', 'classification', 'token_classification'])
 def test_packed_rows_give_what_padded_rows_give(folder):
     bert, _, _ = model_and_batch(folder)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import bert_jax
+from bert_jax.foreign import load_weights
 from bert_jax.heads import HEADS
 from bert_jax.model.layers import ModelConfig
-from bert_jax.weights import load_weights
 from tests.api.recorded_models import assert_same_outputs, model_and_batch, outputs
 from tests.conftest import RECORDED
 

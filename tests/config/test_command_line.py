@@ -56,6 +56,11 @@ def test_an_unknown_field_is_refused_with_the_one_that_may_be_meant(wrong, hint)
         parsed('tiny_pretrain.py', f'{wrong}=8')
 
 
+def test_a_field_without_the_word_config_is_refused_with_what_to_write():
+    with pytest.raises(InputError, match='write --config.data.source=VALUE'):
+        parse_command(['main', '--config=classification', '--data.source=a.csv'], '')
+
+
 def test_a_value_of_another_type_is_refused_with_its_field():
     with pytest.raises(InputError, match='train.batch_size'):
         parsed('tiny_pretrain.py', 'train.batch_size=many')

@@ -22,6 +22,7 @@ def test_models_by_name_whose_sizes_may_be_overridden(values, sizes):
     assert tuple(found.values()) == sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'count'), [  # with both heads, as google-research/bert counts
     ('tiny', 4_433_468), ('base', 110_106_428), ('large', 336_226_108),
 ])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config.phases import phases, prediction_slots
-from bert_jax.data.masking import num_to_predict
+from bert_jax.rows.masking import num_to_predict
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.program import schedule_segments
 from bert_jax.validation import validate

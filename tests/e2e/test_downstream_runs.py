@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 
 from bert_jax import convert
-from bert_jax.predict import load
+from bert_jax.foreign import load_weights
+from bert_jax.loading import load
+from bert_jax.run.model import write_run
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError, Stopped
 from bert_jax.tasks.squad_scores import NEVER_ANSWER
-from bert_jax.train import memory
-from bert_jax.weights import load_weights
-from bert_jax.weights.run_directory import write_run
+from bert_jax.train import compiling
 from tests.conftest import ROOT
 from tests.in_process import Ended, evaluate, run
 from tests.predict.tiny import VOCAB, pretraining_weights, random_texts
@@ -43,7 +43,7 @@ SHORT = (
 )
 UNPACKED = (*SHORT, '--config.data.packing=False')
 NO_CONFIG = TINY[1:]
-NO_MODEL = TINY[4:]  # nor a vocabulary
+NO_MODEL = TINY[5:]  # nor a vocabulary
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def debug_run(pretrained, tmp_path_factory):
     start = shutil.copytree(pretrained, folder / 'start')
     go_on = functools.partial(
         fine_tune_on_cola, glue, start, '--config.debug=True',
-        '--config.optimizer.frozen=embeddings|layer_0/')
+        '--config.optimizer.frozen=embeddings|layer_0/attention')
     ended = go_on(workdir=folder / 'run')
     return DebugRun(start, folder / 'run', ended.result, go_on)
 
@@ -194,12 +194,12 @@ def test_frozen_parameters_stay_as_they_started_and_others_do_not(debug_run, pre
     before = load_weights(pretrained).params
     after = load_weights(debug_run.workdir).params
     for name in after.keys() & before.keys():
-        is_frozen = 'embeddings' in name or 'layer_0/' in name
+        is_frozen = 'embeddings' in name or 'layer_0/attention' in name
         assert (before[name] == after[name]).all() == is_frozen, name
 
 
 def test_a_fine_tuning_that_does_not_fit_is_refused_before_it_starts(debug_run, tmp_path):
-    too_small = mock.patch.object(memory, 'device_memory', lambda *_: 10**5)
+    too_small = mock.patch.object(compiling, 'device_memory', lambda *_: 10**5)
     message = r'batch 8\): train .*accumulation_steps is enough'
     with too_small, pytest.raises(InputError, match=message):
         debug_run.again(workdir=tmp_path)
@@ -369,7 +369,10 @@ def test_models_with_other_tokenizers_are_no_ensemble(squad, tmp_path, refusal_o
 
 
 def test_a_run_on_squad_keeps_what_inference_needs(squad):
-    assert read_json(squad.second / 'config.json')['inference'] == {
+    inference = read_json(squad.second / 'config.json')['inference']
+    assert inference.pop('token_types') in ('template', 'segments')  # the same for BERT
+    assert inference == {
+        'truncation': 'google',
         'max_seq_length': 48,
         'doc_stride': 16,
         'max_query_length': 64,
@@ -489,15 +492,12 @@ def test_an_evaluation_of_a_tagger_gives_its_score_and_its_predictions(features_
 
 
 def test_a_loaded_tagger_predicts_what_its_run_wrote(features_run):
-    words = []
-    predicted = []
-    for block in features_run.dev_predictions().strip().split('\n\n'):
-        columns = list(zip(*[line.split() for line in block.splitlines()], strict=True))
-        words.append(list(columns[0]))
-        predicted.append(list(columns[2]))
+    """Of the document as one text, as the run has read it (`conll.document_context`)."""
+    columns = [line.split() for line in features_run.dev_predictions().splitlines() if line]
+    words = [word for word, *_ in columns]
     with one_device():
-        found = load(features_run.workdir).tag(words)
-    assert [[tag['label'] for tag in one['tags']] for one in found] == predicted
+        found = load(features_run.workdir).tag([words])
+    assert [tag['label'] for tag in found[0]['tags']] == [tags[1] for _, *tags in columns]
 
 
 def test_a_feature_based_tagger_is_not_exported(features_run):

@@ -58,8 +58,8 @@ ADDED = {
 # Runs modules one after another in one process, and prints what a step of the page printed.
 RUNNER = """
 import json, runpy, sys
-from bert_jax.runtime import hosts
-hosts.connect = lambda: None  # jax lets a process join others only once
+from bert_jax.runtime import connecting
+connecting.connect = lambda: None  # jax lets a process join others only once
 for module, *arguments in json.load(sys.stdin):
     print('###', module, *arguments, flush=True)
     sys.argv = [module, *arguments]
@@ -186,7 +186,7 @@ def run(arguments, folder, environment):
     """Runs modules, each with its arguments, in one process; gives what each printed."""
     done = subprocess.run(
         [sys.executable, '-c', RUNNER], cwd=folder, input=json.dumps(arguments),
-        env=environment, capture_output=True, encoding='utf-8', timeout=300)
+        env=environment, capture_output=True, encoding='utf-8', timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout.split('### ')[1:]
 

@@ -19,20 +19,21 @@ from flax.traverse_util import flatten_dict
 
 from bert_jax import convert
 from bert_jax.config.bert_config import OPTIONS
+from bert_jax.foreign import load_weights
 from bert_jax.heads.replaced_tokens import ReplacedTokens
+from bert_jax.loading import load
 from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict import load
+from bert_jax.run.model import write_run
 from bert_jax.runtime.checksum import digest
 from bert_jax.runtime.errors import Stopped
 from bert_jax.runtime.files import as_path
 from bert_jax.tools.report.runs import RunRecords
-from bert_jax.weights import load_weights
-from bert_jax.weights.formats import to_tree
-from bert_jax.weights.run_directory import write_run
-from tests.conftest import ROOT, run_python
+from bert_jax.weights.parameters import to_tree
+from tests.conftest import ROOT, xla_flags
 from tests.in_process import evaluate, recorded, run
 from tests.predict.tiny import pretraining_weights, random_texts
+from tests.programs import run_program
 from tests.tiny_runs import (
     TINY,
     WORDS,
@@ -48,8 +49,9 @@ pytestmark = pytest.mark.slow
 
 # Those of TINY that the paper's pre-training and others share.
 SMALL = (
-    *TINY[1:], '--config.model.initializer_range=0.2', '--config.phases=()',
-    '--config.train.steps=6', '--config.train.save_every=3', '--config.train.log_every=1')
+    *TINY[1:], '--config.model.initializer_range=0.2',
+    '--config.phases=()', '--config.train.steps=6', '--config.train.save_every=3',
+    '--config.train.log_every=1')
 ELECTRA = ROOT / 'configs' / 'electra_pretrain.py'
 
 
@@ -99,11 +101,11 @@ def test_metrics_of_both_models_are_reported(electra):
 
 def test_it_runs_from_the_command_line_on_random_tokens(tmp_path):
     flags = [flag for flag in SMALL if '.data.' not in flag]
-    ended = run_python(
+    ended = run_program(
         '-m', 'bert_jax.main', f'--config={ELECTRA}:tiny', *flags, '--config.train.steps=2',
         '--config.task=synthetic_electra', '--config.data.max_seq_length=16',
         '--config.data.vocab_size=300', f'--config.data.dir={tmp_path}/cache',
-        f'--workdir={tmp_path}/run')
+        f'--workdir={tmp_path}/run', XLA_FLAGS=xla_flags(1))
     assert ended.returncode == 0, ended.stderr
     assert 'eval/replaced_f1' in ended.stdout.splitlines()[-1]
     assert (tmp_path / 'run' / 'config_file.py').exists()
@@ -121,8 +123,9 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(electra, tmp_path):
     assert 'resuming at step 3' in ended.said
     assert 'config_file' not in ended.said
     assert ended.result == electra.result
+    _, found = params_of(tmp_path)
     for name, array in params_of(electra.workdir)[1].items():
-        np.testing.assert_array_equal(params_of(tmp_path)[1][name], array, err_msg=name)
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 def test_eight_devices_train_as_one(electra, tmp_path):
@@ -312,7 +315,7 @@ class VectorsRun:
 def stsb(pretrained, tmp_path_factory):
     folder = tmp_path_factory.mktemp('stsb')
     rng = random.Random(5)
-    pairs = {'train': synonymous_pairs(rng, 200), 'dev': synonymous_pairs(rng, 60)}
+    pairs = {'train': synonymous_pairs(rng, 1000), 'dev': synonymous_pairs(rng, 60)}
     for split, pairs_of_split in pairs.items():
         rows = map(dataclasses.astuple, pairs_of_split)
         write_table(
@@ -434,7 +437,7 @@ def test_hard_negatives_come_from_further_columns(pretrained, tmp_path):
     """Each negative shares three of its four words with the partner."""
     rng = random.Random(7)
     rows = []
-    for pair in synonymous_pairs(rng, 400)[::2]:
+    for pair in synonymous_pairs(rng, 1600)[::2]:
         wrong = pair.second.split()
         wrong[rng.randrange(4)] = rng.choice(WORDS)
         rows.append((pair.first, pair.second, ' '.join(wrong)))
@@ -454,7 +457,7 @@ def test_hard_negatives_come_from_further_columns(pretrained, tmp_path):
 
 def write_sst2(folder, rng, is_train_wrong):
     """Writes sentences whose first word tells their label, and returns the folder."""
-    for split, count in (('train', 200), ('dev', 40)):
+    for split, count in (('train', 1000), ('dev', 40)):
         rows = []
         for index in range(count):
             first_word = index % 2
@@ -492,7 +495,7 @@ def test_masked_words_are_learned_from_the_probabilities_of_a_large_model(tmp_pa
     text_file.write_text('\n\n'.join(f'{first}. {second}.' for first, second in pairs))
 
     def gradient_norm_of_a_step(config, workdir):
-        run(config, f'--config.init_checkpoint={large}', *TINY[4:], '--config.train.steps=1',
+        run(config, f'--config.init_checkpoint={large}', *TINY[5:], '--config.train.steps=1',
             f'--config.data.source={text_file}', f'--config.data.dir={tmp_path}/cache',
             '--config.model.name=', '--config.model.hidden_dropout=0',
             '--config.model.attention_dropout=0', '--config.train.log_every=1', workdir=workdir)
@@ -521,7 +524,7 @@ class TaughtVectors:
 def taught_vectors(stsb, pretrained, tmp_path_factory):
     folder = tmp_path_factory.mktemp('taught')
     rng = random.Random(8)
-    write_table(folder / 'texts.tsv', ('text',), *((sentence(rng),) for _ in range(300)))
+    write_table(folder / 'texts.tsv', ('text',), *((sentence(rng),) for _ in range(1500)))
     flags = (f'--config.data.source={folder}/texts.tsv', '--config.data.max_seq_length=32')
     config = f'distillation.py:vectors:{stsb.workdir}'
     args = (

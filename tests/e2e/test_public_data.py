@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_python
+from tests.programs import run_program
 from tests.stand_in_hub import Hub, serving
 from tests.tiny_runs import paragraph
 
@@ -101,7 +101,7 @@ class Home:
     def run(self, *arguments):
         """What a command that must succeed printed, line by line."""
         cache = f'--config.data.dir={self.folder}/cache'
-        done = run_python('-m', *arguments, cache, **self.environment)
+        done = run_program('-m', *arguments, cache, **self.environment)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
@@ -133,7 +133,7 @@ def pretrained(home):
     lines = home.run(
         'bert_jax.main', '--config=configs/large_pretrain.py', *TINY, f'--workdir={large}')
     exported = home.folder / 'bert'
-    done = run_python('-m', 'bert_jax.convert', large, exported, '--to', 'huggingface')
+    done = run_program('-m', 'bert_jax.convert', large, exported, '--to', 'huggingface')
     assert done.returncode == 0, done.stderr
     Hub.repositories['google-bert/bert-base-uncased'] = {
         file.name: file.read_bytes() for file in exported.iterdir()}
@@ -168,7 +168,7 @@ def test_weights_and_data_come_by_name(fine_tuned, config, score):
 def test_a_folder_of_the_user_s_wins_over_a_name(home, fine_tuned):
     """The hub is not asked: the weights are in the cache."""
     offline = home.environment | {'HF_HUB_OFFLINE': '1'}
-    done = run_python(
+    done = run_program(
         '-m', 'bert_jax.main', '--config=configs/glue.py:mrpc', '--config.data.source=none',
         f'--workdir={home.folder}/none', **offline)
     assert done.returncode == 2

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,9 +14,10 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.foreign import load_weights
 from bert_jax.runtime import files
-from bert_jax.weights import load_weights
 from tests.conftest import ROOT, wait_until, xla_flags
+from tests.programs import python
 from tests.tiny_runs import TINY, documents, saved
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ LAST = 25
 
 def program(args, hosts=1, devices=1):
     """Arguments of subprocess that run the program on `hosts` hosts of `devices` devices each."""
-    command = [sys.executable, '-m', 'bert_jax.main', *args]
+    command = [*python(), '-m', 'bert_jax.main', *args]
     if hosts > 1:
         command = [ROOT / 'launch' / 'local_hosts.sh', str(hosts), *command]
     return {
@@ -99,7 +99,8 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp('whole')
     (folder / 'text.txt').write_text(documents(60))
     args = (
-        *TINY, f'--config.data.source={folder}/text.txt', f'--config.data.dir={folder}/cache',
+        *TINY, '--config.model.num_layers=2', f'--config.data.source={folder}/text.txt',
+        f'--config.data.dir={folder}/cache',
         f'--config.phases={PHASES}', '--config.train.steps=0',
         '--config.optimizer.average=60%', '--config.optimizer.decay_from=80%',
     )
@@ -193,8 +194,8 @@ def bucket_run(bucket_server):
     folder = files.as_path(f'{bucket}/runs/one')
     args = (
         *TINY, f'--config.data.source={bucket}/*.txt', f'--config.data.dir={bucket}/data',
-        '--config.model.num_layers=1', '--config.train.steps=21', '--config.train.save_every=7',
-        '--config.train.log_every=1', f'--workdir={folder}',
+        '--config.train.steps=21', '--config.train.save_every=7', '--config.train.log_every=1',
+        f'--workdir={folder}',
     )
     run_until_commit(bucket_server, args)
     source = load_weights(folder).source
@@ -248,7 +249,7 @@ def test_sigterm_saves_and_says_so(tmp_path):
     process = subprocess.Popen(**program(args))
     wait_for_line(process, 'step      10')
     process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == 143
     assert 'the state is saved' in error
     step, _ = saved(tmp_path)

@@ -14,13 +14,13 @@ from flax import linen as nn
 
 from bert_jax import convert
 from bert_jax.config.bert_config import BertConfig
+from bert_jax.foreign.huggingface import write_huggingface
 from bert_jax.heads.pretraining import Pretraining
+from bert_jax.loading import load
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict import load
 from bert_jax.runtime.errors import Stopped
-from bert_jax.text import load_tokenizer
-from bert_jax.weights.formats import Weights, from_tree
-from bert_jax.weights.huggingface import write_huggingface
+from bert_jax.text.kinds import load_tokenizer
+from bert_jax.weights.parameters import Weights, from_tree
 from tests.e2e.test_downstream_runs import UNPACKED, run
 from tests.tiny_runs import one_device, sentence
 from tests.tokenizer_files import write_tokenizer
@@ -46,6 +46,7 @@ FAMILIES = {
     'electra': Family('electra', 'wordpiece', {
         'pooler_act': 'gelu_erf', 'embedding_size': 16, 'pooler_dropout': 0.1}),
     'modernbert': Family('modernbert', 'modernbert', {
+        'num_layers': 2,  # the second attends to neighbours alone
         'type_vocab_size': 0, 'positions': 'rotary', 'pre_norm': True, 'gated': True,
         'biases': False, 'pooler_act': 'gelu_erf', 'pooler_norm': True, 'pools_tokens': True,
         'local_attention': 8, 'layer_norm_eps': 1e-5}),
@@ -57,8 +58,8 @@ def write_folder(family: Family, folder: Path) -> Path:
     vocab_file = write_tokenizer(family.tokenizer, folder / 'tokenizer')
     vocab_size = len(load_tokenizer(vocab_file, lowercase=False).vocab)
     model = vars(BertConfig(
-        vocab_size=vocab_size, num_layers=2, hidden_size=32, num_heads=2, intermediate_size=32,
-        max_position_embeddings=64, hidden_act='gelu_erf', **family.options))
+        vocab_size=vocab_size, hidden_size=32, num_heads=2, intermediate_size=32,
+        max_position_embeddings=64, hidden_act='gelu_erf', **{'num_layers': 1} | family.options))
     head = Pretraining(ModelConfig(**model))
     shapes = nn.meta.unbox(jax.eval_shape(head.init, jax.random.key(0)))
     rng = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.predict import load
+from bert_jax.loading import load
 from bert_jax.runtime.errors import Stopped
 from tests.e2e.test_downstream_runs import NO_MODEL, UNPACKED, evaluate, run, squad_paragraph
 from tests.tiny_runs import documents, one_device, sentence
@@ -28,8 +28,8 @@ def pretrained(request, tmp_path_factory):
     vocab_file = write_tokenizer(request.param, folder / 'tokenizer')
     run('tiny_pretrain.py', *TINY_MODEL, f'--config.data.source={folder}/text.txt',
         f'--config.data.vocab_file={vocab_file}', f'--config.data.dir={folder}/cache',
-        '--config.model.hidden_size=32', '--config.model.num_heads=2',
-        '--config.train.steps=2', workdir=folder / 'run')
+        '--config.model.num_layers=1', '--config.model.hidden_size=32',
+        '--config.model.num_heads=2', '--config.train.steps=2', workdir=folder / 'run')
     shutil.rmtree(folder / 'tokenizer')  # the run has its own
     return folder / 'run'
 

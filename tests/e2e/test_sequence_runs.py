@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from bert_jax import convert
-from bert_jax.predict import load
+from bert_jax.loading import load
 from bert_jax.runtime.errors import Stopped
-from bert_jax.text import load_tokenizer
+from bert_jax.text.kinds import load_tokenizer
 from tests.e2e.test_downstream_runs import run
 
 pytestmark = pytest.mark.slow
@@ -54,8 +54,9 @@ def pretrained(request, tmp_path_factory):
     records = [f'>contig {i}\n{bases(draw, 400)}\nNNNN{bases(draw, 77)}\n' for i in range(40)]
     (folder / 'genome.fa').write_text(''.join(records))
     arguments = [
-        f'dna_pretrain.py:{request.param}', *SHORT, '--config.model.hidden_size=32',
-        '--config.model.num_heads=2', f'--config.data.source={folder}/genome.fa',
+        f'dna_pretrain.py:{request.param}', *SHORT, '--config.model.num_layers=1',
+        '--config.model.hidden_size=32', '--config.model.num_heads=2',
+        f'--config.data.source={folder}/genome.fa',
         f'--config.data.dir={folder}/cache', '--config.data.held_out=0.2',
         '--config.train.steps=4', '--config.train.eval_every=0']
     with pytest.raises(Stopped):

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.text import load_tokenizer
-from bert_jax.weights import load_weights
-from tests.conftest import run_python
+from bert_jax.foreign import load_weights
+from bert_jax.text.kinds import load_tokenizer
+from tests.programs import run_program
 from tests.tiny_runs import TINY, documents
 
 pytestmark = pytest.mark.slow
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 def python(*arguments):
     """The standard output of a command that must succeed."""
-    ended = run_python(*arguments)
+    ended = run_program(*arguments)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     return ended.stdout
 
@@ -56,7 +56,7 @@ def test_a_run_with_a_tokenizer_of_its_own(run, tmp_path):
     for name, array in load_weights(workdir).params.items():
         np.testing.assert_array_equal(folder.params[name], array, err_msg=name)
 
-    ended = run_python(
+    ended = run_program(
         '-m', 'bert_jax.main', *TINY, f'--config.data.vocab_file={weights.vocab_file}',
         '--config.data.tokenizer=kmer:6', f'--workdir={tmp_path}/other', flags[len(TINY)])
     assert ended.returncode == 2 and f'is of the kind {kind}' in ended.stderr

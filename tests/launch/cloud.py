@@ -38,7 +38,7 @@ class Cloud:
 
     def run(self, *arguments, **environment):
         process = self.start(*arguments, **environment)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=600)
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
     def relaunch(self, *plan, options=(), slice_option='--type=v4-8', **environment):
@@ -55,7 +55,14 @@ class Cloud:
     def calls(self, verb):
         """The calls of gcloud with this subcommand, a list of words each."""
         calls = [call.split('\t') for call in self.lines('calls')]
-        return [call for call in calls if verb in call[1:4] and '--help' not in call]
+        return [call for call in calls if verb in call[1:5] and '--help' not in call]
+
+
+def commit(folder, *changed):
+    """Commits files of a checkout."""
+    git = ['git', '-c', 'user.name=a', '-c', 'user.email=b']
+    subprocess.run([*git, 'add', *changed], cwd=folder, check=True)
+    subprocess.run([*git, 'commit', '-qm', 'c', '--', *changed], cwd=folder, check=True)
 
 
 def make_checkout(folder, gcloud):

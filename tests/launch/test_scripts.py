@@ -251,6 +251,31 @@ def test_gke_creates_a_node_pool_for_each_slice(standins, tpu):
     ]
 
 
+def test_gke_makes_nodes_in_one_zone_of_a_region(standins):
+    place = ['--cluster=c', '--location=us-west4', '--topology=v5e:4x4']
+    _gke(standins, 'create', 'bert', *place, '--zone=us-west4-a')
+    assert '--location=us-west4 ' in _calls(standins)[0]
+    assert '--node-locations=us-west4-a' in _calls(standins)[0]
+
+
+@pytest.mark.parametrize(('place', 'message'), [
+    (['--location=us-west4'], '--location=us-west4 is a region, which would get nodes in each'),
+    (['--location=us-west4', '--zone=us-east5-a'], '--zone=us-east5-a is not in --location=us-we'),
+    (['--location=us-west4-a', '--zone=us-west4-b'], '--location=us-west4-a is another zone'),
+])
+def test_gke_is_told_one_zone(standins, place, message):
+    arguments = ['create', 'bert', '--cluster=c', '--topology=v5e:4x4', *place]
+    _check_refused(standins, 'gke.sh', arguments, message)
+
+
+def test_pods_of_gke_end_in_the_time_that_their_nodes_leave(jobset):
+    """https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms."""
+    for options, seconds in ([], 900), (['--spot'], 15):
+        spec = jobset('v5e:16x16', *options)['spec']
+        pod = spec['replicatedJobs'][0]['template']['spec']['template']['spec']
+        assert pod['terminationGracePeriodSeconds'] == seconds
+
+
 def test_gke_places_the_hosts_of_a_tpu7x_by_a_workload_policy(standins):
     """https://docs.cloud.google.com/kubernetes-engine/docs/concepts/tpu-ironwood."""
     slice_ = ['--topology=tpu7x:2x2x2', '--project=p']
@@ -282,10 +307,10 @@ def test_gke_deletes_the_run_and_its_node_pools(standins):
 @pytest.fixture
 def jobset(standins):
     """A function that runs `gke.sh run` and returns the JobSet that it applies."""
-    def apply(topology):
+    def apply(topology, *options):
         _gke(standins, 'run', 'bert', '--image=host/bert:1', f'--topology={topology}',
-             '--slices=2', *FLAGS)
-        assert _calls(standins) == ['kubectl apply -f -']
+             '--slices=2', *options, *FLAGS)
+        assert set(_calls(standins)) == {'kubectl apply -f -'}
         return yaml.safe_load((standins / 'applied').read_text())
     return apply
 
@@ -311,14 +336,49 @@ def test_gke_runs_a_pod_on_every_host_of_each_slice(jobset, tpu):
     assert container['resources']['limits'] == {'google.com/tpu': tpu.chips}
 
 
-def test_bad_input_ends_the_jobset_of_gke(jobset):
-    """By a rule of its job for exit status 2, to which the JobSet's refers."""
+def test_gke_waits_for_slices_for_a_week(jobset):
+    alone = jobset('v5e:16x16')
+    assert alone['metadata']['labels'] == {}
+    assert _join_seconds(alone) == '604800'
+
+
+def test_gke_names_the_queue_that_starts_all_slices(jobset):
+    queued = jobset('v5e:16x16', '--queue=tpus')
+    assert queued['metadata']['labels'] == {'kueue.x-k8s.io/queue-name': 'tpus'}
+    assert _join_seconds(queued) == '1800'
+
+
+def _join_seconds(jobset):
+    container, = jobset['spec']['replicatedJobs'][0]['template']['spec']['template']['spec'][
+        'containers']
+    return {item['name']: item['value'] for item in container['env']}['BERT_JAX_JOIN_SECONDS']
+
+
+def test_gke_makes_a_queue_with_room_for_all_slices(standins):
+    _gke(standins, 'queue', 'tpus', '--topology=v5e:16x16', '--slices=2')
+    documents = list(yaml.safe_load_all((standins / 'applied').read_text()))
+    flavor, of_cluster, of_namespace = documents
+    assert [document['kind'] for document in documents] == [
+        'ResourceFlavor', 'ClusterQueue', 'LocalQueue']
+    assert {document['apiVersion'] for document in documents} == {'kueue.x-k8s.io/v1beta2'}
+    assert flavor['spec']['nodeLabels'] == {
+        'cloud.google.com/gke-tpu-accelerator': 'tpu-v5-lite-podslice',
+        'cloud.google.com/gke-tpu-topology': '16x16'}
+    group, = of_cluster['spec']['resourceGroups']
+    quota, = group['flavors']
+    assert quota['name'] == flavor['metadata']['name']
+    assert quota['resources'] == [{'name': 'google.com/tpu', 'nominalQuota': 512}]
+    assert of_namespace['spec']['clusterQueue'] == of_cluster['metadata']['name']
+
+
+def test_bad_input_and_divergence_end_the_jobset_of_gke(jobset):
+    """By a rule of its job for exit statuses 2 and 3, to which the JobSet's refers."""
     spec = jobset('v5e:16x16')['spec']
     job = spec['replicatedJobs'][0]['template']['spec']
     container, = job['template']['spec']['containers']
     rule, = job['podFailurePolicy']['rules']
     assert rule['onExitCodes'] == {
-        'containerName': container['name'], 'operator': 'In', 'values': [2]}
+        'containerName': container['name'], 'operator': 'In', 'values': [2, 3]}
     assert spec['failurePolicy']['rules'] == [
         {'action': 'FailJobSet', 'onJobFailureReasons': ['PodFailurePolicy']}]
 
@@ -329,11 +389,18 @@ GROUP = ['create', 'b', '--zone=us-west4-a', '--project=p']
 
 
 @pytest.mark.parametrize('topology', [
-    'v9:2', 'v5e:3x5', 'v4:4x4', 'v5e:08x08', 'v5e:32x2', 'v5e:1x4', 'v4:3x4x4',
-    'tpu7x:1x1x1', 'tpu7x:4x4'])
+    'v9:2', 'v5e:3x5', 'v4:4x4', 'v5e:08x08', 'v5e:32x2', 'v5e:1x4', 'v4:3x4x4', 'v4:1x1x1',
+    'tpu7x:1x1x1', 'tpu7x:4x4', 'v5e:6x6', 'v6e:2x16', 'v5e:4x2', 'v5p:4x4x2', 'v5p:6x6x6',
+    'v4:16x16x16', 'v5p:8x4x8', 'tpu7x:16x16x40'])
 def test_a_topology_that_does_not_exist_is_refused(standins, topology):
     arguments = [*GKE, f'--topology={topology}', *FLAGS]
     _check_refused(standins, 'gke.sh', arguments, f'--topology={topology}')
+
+
+@pytest.mark.parametrize('topology', [
+    'v5e:2x4', 'v6e:4x8', 'v5e:8x16', 'v4:2x4x4', 'v5p:8x8x12', 'v5p:16x16x24', 'tpu7x:16x16x36'])
+def test_a_topology_that_is_offered_is_taken(standins, topology):
+    _gke(standins, *GKE, f'--topology={topology}', *FLAGS)
 
 
 def _check_refused(standins, script, arguments, message):
@@ -358,6 +425,8 @@ def _check_refused(standins, script, arguments, message):
     ('slurm.sh', [*SLURM, '--', '--config=x'], '--workdir is missing'),
     ('tpu_vm.sh', ['create', 'bert'], '--type is missing'),
     ('tpu_vm.sh', ['create', 'bert', '--type=v9-8'], '--type=v9-8: no TPU software version'),
+    ('tpu_vm.sh', ['create', 'bert', '--type=v5litepod-36'], 'slices of v5litepod have 1, 4, 8'),
+    ('tpu_vm.sh', ['create', 'bert', '--type=v6e-12'], '--type=v6e-12: slices of v6e have 1, 4'),
     ('tpu_vm.sh', ['create', 'bert', '--type=v4-8', '--slices=none'], '--slices=none'),
     ('tpu_vm.sh', ['create', '--type=v4-8'], 'name the slice'),
     ('tpu_vm.sh', ['create', 'bert', '--config=x'], '--config=x is not an option'),
@@ -375,9 +444,10 @@ def test_a_wrong_call_is_refused_in_one_line(standins, script, arguments, messag
 
 
 @pytest.mark.parametrize('script, arguments', [
-    ('gke.sh', ['create', 'b', '--topology=v5e:4x4', '--cluster=c', '--location=l']),
+    ('gke.sh', ['create', 'b', '--topology=v5e:4x4', *PLACE]),
     ('gke.sh', ['install', 'host/bert:1']),
     ('gke.sh', [*GKE, '--topology=v5e:4x4', *FLAGS]),
+    ('gke.sh', ['queue', 'b', '--topology=v5e:4x4', '--slices=2']),
     ('gke.sh', ['follow', 'b']),
     ('gke.sh', ['status', 'b']),
     ('gke.sh', ['stop', 'b']),
@@ -494,7 +564,7 @@ def test_a_job_of_slurm_starts_one_task_per_node_which_has_all_its_gpus(job, opt
     assert job.arguments == ['0,1,2,3', '-m', module, *FLAGS[1:]]
 
 
-@pytest.mark.parametrize('status', [0, 1, 2])
+@pytest.mark.parametrize('status', [0, 1, 2, 3])
 def test_a_job_of_slurm_that_ends_by_itself_is_not_queued_again(job, status):
     job.run(status)
     assert _calls(job.standins) == [SRUN]

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.conftest import wait_until
-from tests.launch.cloud import FLAGS, RUN, Cloud, make_checkout
+from tests.launch.cloud import FLAGS, RUN, Cloud, commit, make_checkout
 
 
 @pytest.fixture(scope='module')
@@ -51,6 +51,8 @@ def test_create_asks_for_the_slice_and_waits_until_it_is_there(cloud, options, f
     process = cloud.run('create', 'bert', *options, HELP=SAVES)
     assert process.returncode == 0, process.stderr
     command = ['compute', 'tpus', 'queued-resources', 'create', 'bert']
+    if SAVES in flags:
+        command = ['alpha', *command]
     assert cloud.calls('create') == [[*command, *flags, '--quiet']]
     assert re.findall('bert is .*', process.stderr) == [
         'bert is WAITING_FOR_RESOURCES', 'bert is ACTIVE']
@@ -93,6 +95,7 @@ def test_create_install_run_follow_stop_and_delete_one_by_one(cloud):
     pytest.param(['0'], 0, 1, 1, id='it is done at once'),
     pytest.param(['preempt', '143', '1', 'gone', 'killed', '0'], 0, 3, 6, id='whatever happens'),
     pytest.param(['143', '2'], 2, 1, 2, id='its input is bad'),
+    pytest.param(['143', '3'], 3, 1, 2, id='it diverges'),
     pytest.param(['1'] * 9, 1, 1, 5, id='it fails five times'),
     pytest.param(['notice'] * 7 + ['0'], 0, 8, 8, id='maintenance: however often, as it saves'),
 ])
@@ -166,6 +169,60 @@ def test_relaunch_joins_a_run_that_is_going_on(cloud):
     second.communicate(timeout=20)
     assert second.returncode == 0 and len(cloud.lines('runs')) == 2
     assert len(cloud.calls('delete')) == 1 and not (cloud.folder / 'slice').exists()
+
+
+@pytest.fixture
+def own_cloud(tmp_path):
+    """A slice for a checkout with a file that changes."""
+    checkout = make_checkout(tmp_path / 'checkout', 'gcloud')
+    (checkout / 'code.py').write_text('first')
+    commit(checkout, 'code.py')
+    cloud = Cloud(tmp_path, checkout, 'tpu_vm.sh')
+    yield cloud
+    if (tmp_path / 'home').exists():
+        cloud.run('delete', 'bert')
+
+
+def test_a_relaunched_run_keeps_the_commit_that_it_began_with(own_cloud):
+    cloud = own_cloud
+    cloud.write('plan', ['wait'])
+    first = cloud.start('relaunch', 'bert', '--type=v4-8', *FLAGS)
+    wait_until(lambda: cloud.lines('runs'))
+    first.send_signal(signal.SIGTERM)  # whoever watched is gone
+    first.communicate(timeout=20)
+    (cloud.checkout / 'code.py').write_text('second')
+    commit(cloud.checkout, 'code.py')
+    (cloud.checkout / 'code.py').write_text('not committed')
+
+    second = cloud.start('relaunch', 'bert', '--type=v4-8', *FLAGS)
+    assert 'the run began with commit' in second.stderr.readline()
+    second.stderr.readline()
+    assert 'the run is going on' in second.stderr.readline()
+    cloud.write('plan', ['0'])
+    cloud.write('gone', [])  # a preemption, after which the slice is made and installed anew
+    second.communicate(timeout=30)
+    assert second.returncode == 0 and len(cloud.lines('runs')) == 2
+    assert cloud.lines('home/bert_jax/code.py') == ['first']
+    # It is done: the next one has the last commit.
+    assert cloud.relaunch('0', options=['--commit=HEAD']).returncode == 0
+    cloud.run('delete', 'bert')
+    assert cloud.relaunch('0', options=['--commit=HEAD']).returncode == 0
+    assert cloud.lines('home/bert_jax/code.py') == ['second']
+
+
+@pytest.mark.parametrize('name', ['code.py', 'new.py'])
+def test_what_is_not_committed_is_not_left_out_silently(own_cloud, name):
+    cloud = own_cloud
+    cloud.run('create', 'bert', '--type=v4-8')
+    (cloud.checkout / name).write_text('other')
+    message = f'error: changes that are not committed would not be sent ({name}): commit them'
+    for process in (cloud.run('install', 'bert'), cloud.relaunch('0')):
+        assert process.returncode == 2 and message in process.stderr
+    assert not cloud.calls('scp')
+    assert cloud.run('install', 'bert', '--commit=HEAD').returncode == 0
+    assert cloud.lines('home/bert_jax/code.py') == ['first']
+    process = cloud.run('install', 'bert', '--commit=nothing')
+    assert process.returncode == 2 and '--commit=nothing: there is no such' in process.stderr
 
 
 def test_a_stop_beside_a_relaunch_ends_it(cloud):

@@ -1,6 +1,6 @@
 """The ablations of section 5.1: no next sentence, left-to-right attention, a BiLSTM on top.
 
-(Left-to-right logits beside transformers': tests/weights/test_parity.py.)
+(Left-to-right logits beside transformers': tests/foreign/test_parity.py.)
 """
 
 import dataclasses

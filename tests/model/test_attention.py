@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from bert_jax.heads.pretraining import Pretraining
+from bert_jax.kernels.attention_blocks import limits
+from bert_jax.kernels.rotary import phases
 from bert_jax.model.attention import attend, choose
-from bert_jax.model.attention_blocks import limits
 from bert_jax.model.layers import ModelConfig
-from bert_jax.model.rotary import phases
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, make_mesh
 

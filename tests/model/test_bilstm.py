@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from bert_jax.config.fields import FIELDS
 from bert_jax.heads.tokens import BertFeatureTagger, FeatureCombination
-from bert_jax.model import dropout as drop
+from bert_jax.kernels import dropout as drop
 from bert_jax.model.bilstm import BiLstm
 from bert_jax.model.layers import ModelConfig, path_names
 from bert_jax.sharding import Layout, make_mesh

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from bert_jax.model import dropout as drop
+from bert_jax.kernels import dropout as drop
 from bert_jax.model.layers import ModelConfig
 from tests.configs import module_of
 from tests.tiny_models import jit, random_like

@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from bert_jax.config import MODEL_SIZES
 from bert_jax.heads.masked_lm_loss import masked_lm_logits, masked_lm_loss
 from bert_jax.heads.pretraining import Pretraining
-from bert_jax.model import dropout as drop
+from bert_jax.kernels import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import LayerNorm, ModelConfig, declared_parameters, gelu
 from bert_jax.sharding import Layout

@@ -10,7 +10,7 @@ import pytest
 from bert_jax.heads.classification import Classification
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.tokens import QuestionAnswering, Tagging
-from bert_jax.model import dropout as drop
+from bert_jax.kernels import dropout as drop
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from tests.tiny_models import assert_close, jit, random_like

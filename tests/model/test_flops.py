@@ -94,6 +94,7 @@ def test_muon_orthogonalises_both_matrices_of_a_gated_layer():
     assert muon_flops(small) == 5 * small.num_layers * (4 * square + 3 * wide)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, arguments, options', [
     (Tagging, (), {}), (Tagging, (), {'bilstm': True}), (Tagging, (), {'pools_tokens': True}),
     (Classification, (), {}), (Classification, (), {'bilstm': True}),

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.kernels import dropout as drop
 from bert_jax.model import attention
-from bert_jax.model import dropout as drop
 from bert_jax.model.attention import attend
 from bert_jax.model.layers import ModelConfig
 from bert_jax.model.local_attention import takes_blocks
@@ -46,6 +46,7 @@ def with_gradient(config, qkv, bias, segments, rows, d_out):
     return jax.jit(run)(qkv, bias, d_out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('length, window, dropout', [
     (512, 128, 0.1), (700, 77, 0.1), (513, 2, 0.0), (1200, 150, 0.5), (600, 1, 0.1)])
 def test_blocks_change_nothing(monkeypatch, length, window, dropout):
@@ -83,6 +84,7 @@ def test_a_row_needs_no_memory_for_all_its_scores(window, keys, arrays):
     assert found < 1.1 * arrays * N * length * keys * 4  # newer compilers keep a little more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('window, causal', [(0, False), (0, True), (64, True)])
 def test_long_rows_in_blocks_of_queries_change_nothing(monkeypatch, window, causal):
     args = inputs(150)

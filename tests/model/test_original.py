@@ -10,16 +10,17 @@ import pytest
 
 pytest.importorskip('tensorflow')  # reads the original's files
 
-from bert_jax.data.records import RecordFiles
+from bert_jax.corpus.records import RecordFiles
+from bert_jax.foreign.tf1 import read_tf1
 from bert_jax.heads.base import cross_entropy
 from bert_jax.heads.masked_lm_loss import masked_lm_logits
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
-from bert_jax.train.optimizers import ScheduleSegment, make_optimizer, make_schedule
-from bert_jax.train.step import TrainState, evaluate, make_eval_step, parameters_of
-from bert_jax.weights.formats import to_tree
-from bert_jax.weights.tf1 import read_tf1
+from bert_jax.step.optimizers import OptimizerOptions, make_optimizer
+from bert_jax.step.schedules import ScheduleSegment, make_schedule
+from bert_jax.step.step import TrainState, evaluate, make_eval_step, parameters_of
+from bert_jax.weights.parameters import to_tree
 from tests.tiny_models import fixed_step
 from tests.train.toy import mesh
 
@@ -84,8 +85,8 @@ def test_thirty_training_steps_of_the_original(small):
     schedule = make_schedule([ScheduleSegment(
         0, training['num_train_steps'], training['learning_rate'], training['num_warmup_steps'])])
     optimizer = make_optimizer(
-        'bert_adamw', lambda step: schedule(step + 1), parameters_of(task),
-        weight_decay=training['weight_decay'], b1=0.9, b2=0.999, eps=1e-6)
+        OptimizerOptions('bert_adamw', weight_decay=training['weight_decay']),
+        lambda step: schedule(step + 1), parameters_of(task))
     step = fixed_step(task, optimizer, schedule, mesh(), clip_norm=training['clip_norm'])
     params = jax.tree.map(jnp.array, params)
     state = TrainState(jnp.int32(0), params, optimizer.init(params))

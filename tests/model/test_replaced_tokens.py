@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from bert_jax.config.bert_config import OPTIONS
+from bert_jax.foreign import load_weights
+from bert_jax.foreign.families.bert import BERT
+from bert_jax.foreign.huggingface import write_huggingface
 from bert_jax.heads import part_of
 from bert_jax.heads.replaced_tokens import DISCRIMINATOR, ReplacedTokens, replaced_loss
 from bert_jax.heads.tensors import Form
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
+from bert_jax.run.model import write_run
 from bert_jax.runtime.errors import InputError
-from bert_jax.weights import load_weights
-from bert_jax.weights.families.bert import BERT
-from bert_jax.weights.formats import from_tree, sizes_of, tensors, to_tree
-from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.run_directory import write_run
+from bert_jax.weights.parameters import from_tree, sizes_of, tensors, to_tree
 from tests.predict.tiny import pretraining_weights
 from tests.tiny_models import random_like
 

@@ -10,9 +10,11 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.loading import load
 from bert_jax.model.encoder import Bert
-from bert_jax.predict import load
-from bert_jax.predict.commands import Model
+from bert_jax.predict import stream as stream_module
+from bert_jax.predict.model import Model
+from bert_jax.runtime.arriving import PAUSE, Arriving
 from bert_jax.runtime.errors import InputError
 from tests.predict import tiny
 
@@ -164,6 +166,7 @@ def test_what_is_not_a_text_has_a_vector_of_nan(model):
 
 
 def test_results_come_while_texts_are_still_being_read(model):
+    """Of a source that may be a live one, no text is asked for before the first has its result."""
     taken = []
 
     def texts():
@@ -172,9 +175,50 @@ def test_results_come_while_texts_are_still_being_read(model):
             yield 'a cat likes the [MASK] .'
 
     stream = model.iter_fill_mask(texts(), top_k=1)
-    some = [next(stream) for _ in range(3)]
+    numbers = []
+    for _ in range(20):
+        next(stream)
+        numbers.append(len(taken))
     stream.close()
-    assert some[0] == some[2] and len(taken) < 20_000
+    assert numbers[:2] == [1, 17] and numbers[-1] < 20 * 20
+
+
+def test_a_slow_source_has_the_result_of_a_text_before_the_next_is_asked_for(model, monkeypatch):
+    """Its clock is ours: each text takes a second to come."""
+    now = [0.0]
+    monkeypatch.setattr(stream_module.time, 'monotonic', lambda: now[0])
+    taken = []
+
+    def texts():
+        for i in range(5):
+            now[0] += 1
+            taken.append(i)
+            yield 'a cat likes the [MASK] .'
+
+    stream = model.iter_fill_mask(texts(), top_k=1)
+    assert [len(taken) for _ in stream] == [1, 2, 3, 4, 5]
+
+
+def test_chunks_are_full_where_texts_are_plentiful():
+    """Of a list, and of a pipe that does not pause; a pause or a long wait ends a chunk."""
+    def chunks(items, wait, begins_small=False):
+        found = stream_module._chunks(Arriving(items, wait), 100, lambda text: 10, begins_small)
+        return ['pause' if item is PAUSE else len(item.texts) for item in found]
+
+    assert chunks(['a'] * 25, math.inf) == [10, 10, 5]
+    assert chunks([*'aa', PAUSE, PAUSE, *'a' * 12, PAUSE], 9.0) == [2, 'pause', 10, 2, 'pause']
+    assert chunks(['a'] * 4, 0.0) == [1, 'pause'] * 4
+    assert chunks(['a'] * 40, 9.0, begins_small=True) == [1, 'pause', 10, 10, 10, 9]
+
+
+def test_notes_of_many_texts_are_counted(model, recwarn):
+    """A million long texts leave one warning, and nothing that grows with them."""
+    for _ in model.iter_features(['cat ' * 99] * 300):
+        pass
+    said = [str(warning.message) for warning in recwarn]
+    assert len(said) == 2
+    assert said[0].startswith('text 1 has 99 tokens, the model takes ')
+    assert said[1] == '299 more texts are longer than that: their ends are left out'
 
 
 @pytest.fixture
@@ -359,10 +403,14 @@ def test_the_vocabulary_of_another_model_is_refused(tmp_path):
     ('features', 'layers', [(), '-1', None, (0,), (-99,), ('a',), (1.5,), {'a': 1}, 3]),
     ('vectors', 'layer', ['1', 0, 7, None, (-1,)]), ('vectors', 'pool', ['sum', '', 5, ['mean']]),
     ('vectors', 'windows', ['last', '', 5, ('mean',)]),
+    ('vectors', 'normalize', [0, 'no', np.zeros((2, 3))]),
+    ('classify', 'any_form', [1, 'no', None, np.zeros(2)]),
+    ('classify', 'windows', [np.array(['mean', 'max'])]),
     ('answer', 'max_answer_length', ['5', 0]), ('answer', 'null_threshold', [math.nan, '0', [0.0]]),
 ])
 def test_invalid_arguments_are_refused_in_one_line(name, argument, values, model):
-    model = tiny.recorded('question_answering')[0] if name == 'answer' else model
+    of_name = {'answer': 'question_answering', 'classify': 'classification'}.get(name)
+    model = tiny.recorded(of_name)[0] if of_name else model
     given = {'answer': {'questions': [('a', 'cat')]}}.get(name, {'texts': ['a']})
     for value in values:
         with pytest.raises(InputError) as error:

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from bert_jax.predict import load
+from bert_jax.loading import load
 from tests.predict import tiny
 from tests.refusals import refused
 

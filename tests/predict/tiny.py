@@ -9,14 +9,15 @@ import numpy as np
 from flax import linen as nn
 
 from bert_jax.config.bert_config import BertConfig
+from bert_jax.foreign import load_weights
 from bert_jax.heads import HEADS
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.predict.commands import Model
-from bert_jax.text import load_tokenizer
-from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
-from bert_jax.weights import load_weights
-from bert_jax.weights.formats import Weights, from_tree
+from bert_jax.predict.model import Model
+from bert_jax.text.kinds import load_tokenizer
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.vocab_files import write_vocab
+from bert_jax.weights.parameters import Weights, from_tree
 
 # Folders of transformers' models with their recorded outputs; 40 tokens, 10 positions.
 RECORDED = Path(__file__).parent.parent / 'fixtures' / 'huggingface'

@@ -2,21 +2,22 @@
 
 import functools
 import gzip
+import threading
 
 import numpy as np
 import pytest
 
 from bert_jax.convert import main as convert
-from bert_jax.data.corpus import open_source
-from bert_jax.data.table import find_file
-from bert_jax.predict import load
+from bert_jax.corpus.sources import open_source
+from bert_jax.foreign import load_weights
+from bert_jax.loading import load
 from bert_jax.predict.__main__ import main as predict
-from bert_jax.runtime import files
+from bert_jax.rows.squad_reader import read_squad
+from bert_jax.rows.table import find_file
+from bert_jax.runtime import buckets, files
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.glue import read_glue
-from bert_jax.tasks.squad_reader import read_squad
 from bert_jax.tasks.tagging import read_tagged
-from bert_jax.weights import load_weights
 from tests.conftest import RECORDED
 from tests.tasks.files import put
 
@@ -69,13 +70,25 @@ def test_data_is_read_as_from_a_disk(places, read, where):
     assert len(here) > 20
 
 
+def test_a_server_that_says_nothing_is_asked_again(bucket, bucket_server, monkeypatch):
+    monkeypatch.setattr(buckets, '_SILENCE_SECONDS', 0.3)
+    files.write_whole(f'{bucket}/x', b'content')
+    monkeypatch.setitem(bucket_server.faults, '/download/', -60)
+    patience = threading.Timer(1.0, bucket_server.faults.clear)
+    patience.start()
+    with files.open_stream(f'{bucket}/x') as file:
+        assert file.read() == b'content'
+    monkeypatch.undo()
+    buckets.file_system()
+
+
 def test_a_half_uploaded_model_is_refused(bucket, bucket_server, monkeypatch):
     def upload(local, path):
         if path.name == 'config.json':
             raise OSError('the machine was taken away')
         files.upload(local, path)
 
-    monkeypatch.setattr('bert_jax.weights.new_folder.upload', upload)
+    monkeypatch.setattr('bert_jax.runtime.new_folder.upload', upload)
     source, target = RECORDED / 'base', f'{bucket}/half'
     with pytest.raises(SystemExit):
         convert([str(source), target, '--to', 'huggingface'])

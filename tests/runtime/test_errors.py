@@ -1,5 +1,6 @@
 """Lines for users: what becomes of them where a standard stream takes nothing."""
 
+import io
 import os
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def test_lines_that_a_stream_does_not_take_stop_nothing(tmp_path, stdout, stderr
             streams[name] = os.open(kind, os.O_WRONLY)
     ended = subprocess.run(
         [sys.executable, '-c', code], cwd=tmp_path, env=os.environ | {'PYTHONPATH': str(ROOT)},
-        timeout=60, text=True, **streams)
+        timeout=600, text=True, **streams)
     assert ended.returncode == 0 or stderr == '/dev/full'  # Python's own flush of it at the end
     assert (tmp_path / 'done').exists()
     if stderr == 'pipe':
@@ -48,3 +49,28 @@ def test_control_characters_do_not_reach_a_terminal(capsys):
     said = capsys.readouterr()
     assert said.err == f'{written}\n\tits second line\n'
     assert said.out == f'{written}\n'
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize('stream, environment, line, shown', [
+    (Terminal, {}, 'error: no', '\x1b[31merror: no\x1b[0m\n'),
+    (Terminal, {}, 'warning: \x1b[32m', '\x1b[33mwarning: \\x1b[32m\x1b[0m\n'),
+    (Terminal, {}, 'note: as it is', 'note: as it is\n'),
+    (Terminal, {'NO_COLOR': '1'}, 'error: no', 'error: no\n'),
+    (Terminal, {'TERM': 'dumb'}, 'error: no', 'error: no\n'),
+    (io.StringIO, {}, 'error: no', 'error: no\n'),
+])
+def test_only_terminals_get_colours(stream, environment, line, shown, monkeypatch):
+    monkeypatch.delenv('NO_COLOR', raising=False)
+    monkeypatch.setenv('TERM', 'xterm')
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for name, say in (('stdout', errors.show), ('stderr', errors.tell)):
+        output = stream()
+        monkeypatch.setattr(sys, name, output)
+        say(line)
+        assert output.getvalue() == shown

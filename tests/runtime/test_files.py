@@ -172,7 +172,7 @@ def test_an_unusable_bucket_is_refused_with_a_remedy(bucket, bucket_server, monk
     with pytest.raises(InputError, match=f'^{bucket}: no permission .* Storage Object Admin'):
         files.as_path(f'{bucket}/x')
     monkeypatch.setitem(sys.modules, 'gcsfs', None)
-    with pytest.raises(InputError, match='^gs://other is a bucket, .* pip install gcsfs$'):
+    with pytest.raises(InputError, match=r"^gs://other is a bucket, .* pip install '.*\[gcs\]'$"):
         files.as_path('gs://other/x')
 
 

@@ -1,11 +1,16 @@
 """Packages that are missing, or that a run does not use."""
 
+import importlib.metadata
 import importlib.util
+import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from bert_jax.runtime.errors import InputError
+import bert_jax
+from bert_jax.runtime.errors import InputError, install
 from bert_jax.runtime.packages import loading_tensorflow
 from tests.conftest import run_python
 
@@ -17,15 +22,45 @@ def test_missing_tensorflow_is_refused_with_a_remedy(monkeypatch):
         import tensorflow_text  # noqa: F401
 
 
+@pytest.mark.parametrize('extra, package, command', [
+    ('onnx', '', "python -m pip install 'bert_jax[onnx]'"),
+    ('', '', 'python -m pip install bert_jax'),
+    ('', 'wandb', 'python -m pip install wandb bert_jax'),
+])
+def test_a_remedy_keeps_the_versions_of_this_package(extra, package, command, monkeypatch):
+    """By its extra, or by its own name beside another's; where it is not installed, by its path."""
+    monkeypatch.setattr(importlib.metadata, 'version', lambda name: '0.2.0')
+    assert install(extra, package) == command
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.metadata, 'distribution', not_installed)
+    path = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    ending = f"{path}[{extra}]'" if extra else f"{path}'"
+    assert install(extra, package).endswith(ending)
+
+
+def not_installed(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+def test_no_remedy_names_a_bare_package():
+    """Its newest version may take back what this package needs."""
+    for path in Path(bert_jax.__file__).parent.rglob('*.py'):
+        for command in re.findall(r'pip install[^\n]*', path.read_text()):
+            packages = command.removeprefix('pip install')
+            is_ours = not re.match(r" '?\w", packages)
+            assert is_ours or 'bert_jax' in packages, (path, command)
+
+
 def test_any_other_missing_module_is_raised_unchanged():
     with pytest.raises(ModuleNotFoundError, match='no_such_module'), loading_tensorflow('reading'):
         import no_such_module  # noqa: F401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('package, code, after', [
     ('torch', """
 from pathlib import Path
-from bert_jax.train.loggers import tensorboard
+from bert_jax.watch.loggers import tensorboard
 logger = tensorboard(Path(sys.argv[1]), 0)
 logger.write(1, {'train/loss': 1.0})
 logger.close()
@@ -35,8 +70,8 @@ logger.close()
 from bert_jax.runtime.packages import loading_tensorflow
 with loading_tensorflow('reading'):
     import tensorflow as tf
-    import bert_jax.data.records
-    import bert_jax.data.tokenize
+    import bert_jax.corpus.records
+    import bert_jax.corpus.tokenize
 """, 'tf.keras.layers.Dense'),
 ])
 def test_a_run_does_not_load_what_it_does_not_use(tmp_path, package, code, after):

@@ -5,9 +5,17 @@ import os
 import signal
 
 import pytest
+from jax.errors import JaxRuntimeError
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError, Stopped, Unavailable
+from bert_jax.runtime.errors import (
+    Diverged,
+    FaultyChip,
+    InputError,
+    SaveFailed,
+    Stopped,
+    Unavailable,
+)
 from bert_jax.runtime.process import describe_error, error_boundary
 from tests.conftest import run_python
 
@@ -18,10 +26,16 @@ GCSFS_ERROR = type('HttpError', (Exception,), {'__module__': 'gcsfs.retry'})
     (OSError('Forbidden: b/x/o\nrefused'), 1, 'a bucket refuses or is away (Forbidden: b/x/o)'),
     (GCSFS_ERROR('later, 503'), 1, 'is away (later, 503)'),
     (ValueError('UNAVAILABLE: Error writing "x/manifest"'), 1, 'goes on from its last checkpoint'),
+    (ValueError("PERMISSION_DENIED: Failed to open [os_error_code='13']"), 2, 'the rights to it'),
+    (JaxRuntimeError('UNKNOWN: Gloo all-reduce failed: [x.cc:5] Connection closed by peer [::1]:8'),
+     1, 'another host ended or cannot be reached (UNKNOWN: Gloo'),
+    (SaveFailed('the checkpoint of step 7 cannot be saved: why'), 1, 'of step 7 cannot be saved'),
     (Unavailable('gs://x cannot be reached'), 1, 'gs://x cannot be reached'),
     (ValueError('7 is no rate'), 1, 'this may be a fault of bert_jax'),
     (InputError('no such file'), 2, 'no such file'),
     (KeyboardInterrupt(), 130, 'stopped'),
+    (Diverged('step 7: loss nan', 7), 3, 'step 7: loss nan'),
+    (FaultyChip('TPU_5 of host 1 computes wrongly', 7), 1, 'TPU_5 of host 1'),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), '/x'), 1, 'the disk of /x is full'),
     (PermissionError(errno.EACCES, 'Permission denied', '/x'), 2, '/x: Permission denied: check'),
     (OSError(errno.EIO, 'Input/output error', '/x'), 1, 'the disk or network that it is on fails'),
@@ -42,6 +56,18 @@ def test_a_device_that_does_not_start_is_bad_input_only_with_jax_platforms(monke
     error = RuntimeError("Unable to initialize backend 'tpu': UNAVAILABLE: busy")
     line, status = describe_error(error)
     assert status == 1 and 'JAX_PLATFORMS' not in line
+
+
+def test_a_platform_without_a_device_is_one_line(monkeypatch):
+    """jax asserts that there is one, such as a GPU where JAX_PLATFORMS=cuda."""
+    code = compile('assert False', '/lib/jax/_src/xla_bridge.py', 'exec')
+    with pytest.raises(AssertionError) as found:
+        exec(code)
+    monkeypatch.setenv('JAX_PLATFORMS', 'cuda')
+    line, status = describe_error(found.value)
+    assert status == 2 and 'set JAX_PLATFORMS=cpu' in line
+    _, status = describe_error(AssertionError())  # of another file
+    assert status == 1
 
 
 @pytest.mark.parametrize('command', ['main', 'tools.preflight'])

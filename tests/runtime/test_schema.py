@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from bert_jax.runtime.files import read_fields
 from bert_jax.runtime.schema import (
     INSIDE,
     NUMBER,
@@ -14,7 +15,6 @@ from bert_jax.runtime.schema import (
     MapOf,
     count,
     fault_in,
-    read_fields,
 )
 from tests.refusals import refused
 

@@ -4,12 +4,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.programs import python
 
 pytestmark = pytest.mark.slow
 
@@ -18,12 +19,12 @@ LOCAL_HOSTS = Path(__file__).resolve().parents[2] / 'launch' / 'local_hosts.sh'
 # Each host prints its process id, then runs a body, such as `STEPS`, where host 0 is slow.
 HOST = """
 import os, signal, sys, time
-from bert_jax.runtime import hosts, stopping, verdict
+from bert_jax.runtime import connecting, hosts, stopping, host_failures
 from bert_jax.runtime.errors import Stopped
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would ignore it
-verdict.SILENCE_SECONDS = 4.0
-verdict.STILL_SECONDS = 3.0
-hosts.connect()
+host_failures.SILENCE_SECONDS = 4.0
+host_failures.STILL_SECONDS = 3.0
+connecting.connect()
 guard = stopping.Guard()
 guard.start()
 def tell(*words):  # in one piece: several hosts write at once
@@ -49,7 +50,7 @@ class Hosts:
 
     def __init__(self, count, body):
         self.process = subprocess.Popen(
-            [LOCAL_HOSTS, str(count), sys.executable, '-c', HOST.format(body=body)],
+            [LOCAL_HOSTS, str(count), *python(), '-c', HOST.format(body=body)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=LOCAL_HOSTS.parents[1],
             env=os.environ | {'JAX_PLATFORMS': 'cpu', 'LOCAL_HOSTS_GRACE': '20'},
         )
@@ -91,9 +92,55 @@ class Hosts:
         return self.process.wait(), errors
 
 
-@pytest.mark.parametrize('host, number', [(0, signal.SIGTERM), (2, signal.SIGHUP)])
-def test_a_signal_to_one_host_stops_all_at_the_same_step(host, number):
-    run = Hosts(3, STEPS)
+EVALUATION = """
+guard.should_stop(1)
+tell('training')
+batch = 0
+while not guard.should_stop(1):  # the evaluation after the step has no end
+    batch += 1
+    time.sleep(0.01 if hosts.index() else 0.05)
+tell('stopped at', batch)
+guard.fail('', 143)
+"""
+
+# Host 0 waits after the second step; the others wait for it, or are in a step that needs it.
+DATA = """
+guard.should_stop(1)
+guard.should_stop(2)
+tell('training')
+begun = time.monotonic()
+is_over = False
+while not guard.should_leave(is_over):
+    is_over = {is_over} and time.monotonic() - begun > 2.0
+    if is_over and not guard.should_leave(True):
+        guard.should_stop(3)
+        tell('stopped at', 3)
+        guard.fail('', 143)
+    time.sleep(0.01)
+tell('stopped at', 2)
+guard.fail('', 143)
+"""
+ONE_STEPS = """
+if hosts.index() == 1:
+    guard.should_stop(1)
+    guard.should_stop(2)
+    tell('training')
+    time.sleep(4.0)  # a step that needs what host 0 waits for
+    guard.should_stop(3)
+    tell('stopped at', 3)
+    guard.fail('', 143)
+"""
+
+
+@pytest.mark.parametrize('host, number, body', [
+    pytest.param(0, signal.SIGTERM, DATA.format(is_over=False), id='data that never comes'),
+    pytest.param(
+        1, signal.SIGTERM, ONE_STEPS + DATA.format(is_over=True), id='data, for a host in a step'),
+    pytest.param(0, signal.SIGTERM, STEPS, id='step'),
+    pytest.param(2, signal.SIGHUP, EVALUATION, id='batch of an evaluation'),
+])
+def test_a_signal_to_one_host_stops_all_at_the_same_place(host, number, body):
+    run = Hosts(3, body)
     run.wait_until_all_train()
     os.kill(run.pids[host], number)
     status, errors = run.end()
@@ -126,26 +173,45 @@ def test_a_host_that_dies_ends_the_others():
     assert len(re.findall(r'error: host 1: has not been heard of for \d+ seconds', errors)) == 2
 
 
+def test_a_first_host_that_stands_still_is_named():
+    run = Hosts(2, 'stopping._UNANSWERED_SECONDS = 5.0\n' + STEPS)
+    run.wait_until_all_train()
+    os.kill(run.pids[0], signal.SIGSTOP)
+    line = ''
+    while 'has not answered' not in line:
+        line = run.process.stderr.readline()
+        assert line, 'the hosts ended without the line'
+    os.kill(run.pids[0], signal.SIGKILL)
+    status, _ = run.end()
+    assert line == 'error: host 0 has not answered for 5 seconds\n'
+    assert status in (1, 137)  # of host 1, or of host 0, whichever is seen to end first
+
+
 WAITS = """
 from bert_jax.runtime.files import as_path
-guard.watch(lambda: 'step', as_path({folder!r}))
+cause = {cause!r} if hosts.index() == 1 else 'step'
+guard.watch(lambda: cause, as_path({folder!r}))
 def waits_for_ever():
     time.sleep(60)
 for step in range(1, 40):
     time.sleep(0.05)
     guard.should_stop(step)
-    if step == 30 - 10 * hosts.index():
+    if step == 10:
         waits_for_ever()
 """
 
 
-@pytest.mark.parametrize('count', [1, 3])
-def test_a_run_that_hangs_ends_with_the_stacks_of_all_hosts(tmp_path, count):
-    status, errors = Hosts(count, WAITS.format(folder=str(tmp_path))).end()
+@pytest.mark.parametrize('count, cause, words', [
+    pytest.param(1, 'step', ['error: host 0: at step 10 no', 'host 0 in a step after step 10'],
+                 id='alone'),
+    pytest.param(3, 'data', ['error: host 1: at step 10 no', 'host 1 waiting for data after step'],
+                 id='one waits for data'),
+])
+def test_a_run_that_hangs_ends_with_the_stacks_of_all_hosts(tmp_path, count, cause, words):
+    status, errors = Hosts(count, WAITS.format(folder=str(tmp_path), cause=cause)).end()
     assert status == 1
-    last = 30 - 10 * (count - 1)
-    line = f'error: host {count - 1}: at step {last} no step was finished for'
-    assert errors.count(line) == count
+    for word in words:
+        assert errors.count(word) == count, errors
     for host in range(count):
         stacks = (tmp_path / f'stacks-{host}.txt').read_text()
         assert 'in waits_for_ever' in stacks and 'in _watch' in stacks

@@ -2,9 +2,17 @@
 
 import pytest
 
-from bert_jax.data import table
+from bert_jax.corpus import preparing, store_building
+from bert_jax.rows import table
 from tests.tasks.files import put
 from tests.tasks.opened import WORDS
+
+
+@pytest.fixture(autouse=True)
+def _without_tensorflow(monkeypatch):
+    """The same ids (see tests/corpus/test_tokenize_plain.py), without a graph for each task."""
+    for module in (preparing, store_building):
+        monkeypatch.setattr(module, 'has_tensorflow', lambda: False)
 
 
 @pytest.fixture

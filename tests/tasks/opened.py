@@ -3,7 +3,7 @@
 import json
 
 from bert_jax.config import default_config
-from bert_jax.tasks.opening import open_task
+from tests.opening import open_task
 
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']
 TAGGED = """-DOCSTART- -X- -X- O

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_jax.data.pairs import joined
+from bert_jax.rows.pairs import joined
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.choices import (
     ChoiceColumns,
@@ -12,9 +12,9 @@ from bert_jax.tasks.choices import (
     read_swag,
     read_swag_file,
 )
-from bert_jax.tasks.labelled import ScoredModel
-from bert_jax.tasks.opening import open_task
-from bert_jax.text.vocab import Frame
+from bert_jax.tasks.handles import ScoredModel
+from bert_jax.text.frames import berts_frame
+from tests.opening import open_task
 from tests.tasks.files import put
 from tests.tasks.opened import WORDS, config_of, opened
 
@@ -131,7 +131,7 @@ def test_each_choice_is_a_sequence_of_context_and_ending(tmp_path):
         return joined([[10 + len(word) for word in text.split()] for text in texts])
 
     units = choice_units(read_swag_file(put(tmp_path, 'train.csv', CSV)), encode, max_length=20,
-                         frame=Frame(CLS, SEP))
+                         frame=berts_frame(CLS, SEP))
     assert len(units) == 2 and units.labels['labels'].tolist() == [2, 0]
     sequences = units.sequences
     rows = [row.tolist() for row in np.split(sequences.ids, sequences.offsets[1:-1])]

@@ -1,20 +1,16 @@
-"""CoNLL-2003: files, windows that score every word once, and entity scores against seqeval."""
+"""CoNLL-2003: files, and entity scores against seqeval."""
 
-import dataclasses
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.tasks import entities, tagging
-from bert_jax.text.vocab import Frame, Vocab
-from bert_jax.text.wordpiece import WordPieceTokenizer
+from bert_jax.answers import entities
+from bert_jax.tasks import tagging
 from tests.refusals import refused
 from tests.tasks.files import put
 
-UNK, CLS, SEP, FIRST_PIECE = 100, 101, 102, 1000
 CONLL_LABELS = ('O', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC', 'B-ORG', 'I-ORG', 'B-PER', 'I-PER')
 
 IOB1 = """-DOCSTART- -X- O O
@@ -87,95 +83,6 @@ def test_the_original_files_and_their_iob2_edition_are_the_same(shared_data):
     assert len({s.document for s in train.sentences}) == 946
     assert train.labels == CONLL_LABELS
     assert train.sentences == other.sentences
-
-
-def encode(words):
-    """Ids that identify a word and a piece of it; words are written 'NUMBER:NUM_PIECES'."""
-    pairs = [tuple(map(int, word.split(':'))) for word in words]
-    return [
-        [FIRST_PIECE * (word + 1) + piece for piece in range(count)] for word, count in pairs]
-
-
-PIECES_OF_WORDS = st.lists(st.sampled_from([1, 1, 1, 2, 3, 0, 9]), min_size=1, max_size=60)
-
-
-@settings(deadline=None)
-@given(st.lists(PIECES_OF_WORDS, min_size=1, max_size=6), st.integers(3, 70))
-def test_every_word_is_scored_once_in_windows_of_its_own_text(texts, max_length):
-    expected = Pieces.of(texts)
-    sequences, word_T = tagging.word_windows(
-        expected.words, encode, max_length=max_length, frame=Frame(CLS, SEP), stand_in_id=UNK)
-    np.testing.assert_array_equal(sequences.first_lengths, sequences.lengths)
-    np.testing.assert_array_equal(word_T[word_T >= 0], np.arange(len(expected.first)))
-    for begin, end in itertools.pairwise(sequences.offsets):
-        check_window(sequences.ids[begin:end], word_T[begin:end], expected, max_length)
-
-
-@dataclasses.dataclass(frozen=True)
-class Pieces:
-    """Texts for `encode`, and the pieces that their words have.
-
-    Attributes:
-      words: of each text.
-      ids: the pieces of all words.
-      first: of each word, the index of its first piece among `ids`.
-      bounds: where each text begins in `ids`, and the end of the last.
-    """
-
-    words: list[list[str]]
-    ids: list[int]
-    first: np.ndarray
-    bounds: np.ndarray
-
-    @classmethod
-    def of(cls, texts):
-        """Texts whose words have these numbers of pieces; one without any is [UNK]."""
-        words, ids, first, bounds = [], [], [], [0]
-        for counts in texts:
-            numbers = range(len(first), len(first) + len(counts))
-            words.append([f'{word}:{count}' for word, count in zip(numbers, counts, strict=True)])
-            for word, count in zip(numbers, counts, strict=True):
-                first.append(len(ids))
-                ids += [FIRST_PIECE * (word + 1) + i for i in range(count)] or [UNK]
-            bounds.append(len(ids))
-        return cls(words, ids, np.array(first), np.array(bounds))
-
-
-def check_window(ids, words, expected, max_length):
-    """Checks the tokens of a window, and the words that are scored at them (else -1)."""
-    assert len(ids) <= max_length
-    assert ids[0] == CLS and ids[-1] == SEP and words[0] == words[-1] == -1
-    here = np.flatnonzero(words >= 0)
-    assert len(here), 'every window scores a word'
-    (shift,) = set(expected.first[words[here]] - here)
-    low = shift + 1
-    high = shift + len(ids) - 1
-    assert list(ids[1:-1]) == expected.ids[low:high] and low in expected.first
-    text = np.searchsorted(expected.bounds, low, 'right')
-    begin, end = expected.bounds[text - 1:text + 1]
-    assert begin <= low < high <= end, 'a window is of one text'
-    # Context on each side: a quarter of the window, less the loss by rounding and whole words.
-    quarter = (max_length - 2) // 4 - 10
-    scored_at = expected.first[words[here]]
-    assert (scored_at - low >= np.minimum(quarter, scored_at - begin)).all()
-    assert (high - 1 - scored_at >= np.minimum(quarter, end - 1 - scored_at)).all()
-
-
-def test_no_word_of_a_real_file_is_lost(shared_data):
-    sentences = tagging.read_tagged(str(shared_data / 'conll2003' / 'eng.testa.gz')).sentences
-    documents = itertools.groupby(sentences, key=lambda sentence: sentence.document)
-    texts = [[word for sentence in of_document for word in sentence.words]
-             for _, of_document in documents]
-    tokenizer = WordPieceTokenizer(
-        Vocab.from_file(shared_data / 'vocab/bert-base-cased-vocab.txt'), lowercase=False)
-    ids = [tokenizer.encode(word) for text in texts for word in text]
-    sequences, word_T = tagging.word_windows(
-        texts, tokenizer.encode_words, max_length=512, frame=tokenizer.vocab.frame,
-        stand_in_id=tokenizer.vocab.unk_id)
-    assert word_T[word_T >= 0].tolist() == list(range(51362))
-    assert sequences.ids[word_T >= 0].tolist() == [word[0] for word in ids]
-    assert sequences.lengths.max() <= 512
-    assert len(sequences.ids) < 1.35 * sum(map(len, ids))
 
 
 ANY_TAG = st.sampled_from(

@@ -8,9 +8,10 @@ import pytest
 
 from bert_jax.config.command_line import load_config
 from bert_jax.tasks.metrics import METRICS
-from bert_jax.tasks.opening import OPENERS, open_task
+from bert_jax.tasks.opening import TASKS
 from bert_jax.validation import check_used, validate
 from tests.conftest import ROOT
+from tests.opening import open_task
 from tests.tasks.files import put
 
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']
@@ -22,7 +23,7 @@ SHOWN = [code for code in re.findall(
 @pytest.fixture(autouse=True)
 def own_tasks_and_metrics():
     """Removes what the config files add, after the test."""
-    with mock.patch.dict(OPENERS), mock.patch.dict(METRICS):
+    with mock.patch.dict(TASKS), mock.patch.dict(METRICS):
         yield
 
 

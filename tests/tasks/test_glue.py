@@ -7,7 +7,7 @@ import gzip
 import numpy as np
 import pytest
 
-from bert_jax.data.table import check_malformed
+from bert_jax.rows.table import check_malformed
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.glue import GLUE_TASKS, from_tfds, read_glue
 from tests.tasks.files import put

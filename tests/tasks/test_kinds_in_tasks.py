@@ -5,13 +5,15 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from bert_jax.data.pairs import joined
-from bert_jax.tasks.squad_answers import PlacesByPieces, predict_answers
-from bert_jax.tasks.squad_reader import Question, read_squad
-from bert_jax.tasks.squad_windows import squad_windows
-from bert_jax.text import load_tokenizer
+from bert_jax.answers.spans import PlacesByPieces, predict_answers
+from bert_jax.rows.pairs import joined
+from bert_jax.rows.questions import Question
+from bert_jax.rows.squad_reader import read_squad
+from bert_jax.rows.squad_windows import squad_windows
+from bert_jax.text.kinds import load_tokenizer
 from tests.tasks.files import put
 from tests.tasks.opened import opened
+from tests.text.test_library import BACKTRACKING, SLOW, with_split
 from tests.tokenizer_files import ALL_KINDS, KINDS, tokenizer_of, write_tokenizer
 
 TEXTS = ['The cat sat on the mat', 'unwanted talks', 'Ünïcödé naïve café', '東京 12,345 times']
@@ -249,3 +251,16 @@ def test_real_answers_come_back_by_characters_from_other_kinds(
             assert is_exact, question.id
     print(f'{num_exact} of {len(questions)}, {num_on_boundaries} on boundaries')
     assert num_exact >= num_on_boundaries > fewest_on_boundaries * len(questions)
+
+
+def test_rows_that_the_library_panics_at_are_left_out(tmp_path, capsys):
+    path = write_tokenizer('roberta', tmp_path / 'tokenizer')
+    path.write_text(with_split(path.read_text(), BACKTRACKING))
+    rows = [f'"{text}",{i % 2}' for i, text in enumerate(TEXTS)]
+    source = put(tmp_path, 'own.csv', ['text,label', *rows, f'"{SLOW}",0'])
+    task = opened('classification', source, tmp_path, vocab_file=str(path), lowercase=False,
+                  eval_source=True, max_seq_length=MOST_TOKENS)
+    tokenizer = load_tokenizer(path, lowercase=False)
+    assert sequences_of(task.train) == [framed(tokenizer, text) for text in TEXTS]
+    assert len(task.evaluated[0].units) == len(TEXTS)
+    assert '1 of 5 rows have a text that cannot be split' in capsys.readouterr().out

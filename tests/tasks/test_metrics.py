@@ -1,25 +1,36 @@
 """Metrics equal scikit-learn's and SciPy's; a metric that does not suit the head is refused."""
 
+import math
+
 import numpy as np
 import pytest
 
-from bert_jax.heads.classification import Classification
+from bert_jax.heads.classification import Classification, MultiLabel
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.metrics import METRICS, check_metrics, of_each_class
 
 
 @pytest.mark.parametrize('metric, predictions, labels', [
-    ('f1', [0, 0], [0, 0]), ('f1', [0, 0], [1, 1]),
+    ('f1', [0, 0], [0, 0]), ('f1', [0, 0], [1, 1]), ('macro_f1', [0, 0], [1, 1]),
     ('matthews', [1, 1, 1], [1, 0, 1]),  # a model that always predicts the same
     ('matthews', [1, 0, 1], [1, 1, 1]), ('matthews', [1, 1], [1, 1]),
-    *((metric, predictions, [1.0, 2.0, 3.0]) for metric in ('pearson', 'spearman')
-      for predictions in ([2.0, 2.0, 2.0], [np.nan, 1.0, 2.0], [np.inf, 1.0, 2.0])),
 ])
 @pytest.mark.filterwarnings('error')
-def test_undefined_is_zero(metric, predictions, labels):
+def test_what_scikit_learn_gives_as_zero_is_zero(metric, predictions, labels):
     found = METRICS[metric].compute(np.array(predictions), np.array(labels))
     assert found == 0 and type(found) is float
+
+
+@pytest.mark.parametrize('metric', ['pearson', 'spearman'])
+@pytest.mark.parametrize('predictions, labels', [
+    ([2.0, 2.0, 2.0], [1.0, 2.0, 3.0]), ([1.0, 2.0, 3.0], [2.0, 2.0, 2.0]),
+    ([np.nan, 1.0, 2.0], [1.0, 2.0, 3.0]), ([np.inf, 1.0, 2.0], [1.0, 2.0, 3.0]),
+    ([1.0], [1.0]),
+])
+@pytest.mark.filterwarnings('error')
+def test_a_correlation_that_scipy_gives_as_nan_is_nan(metric, predictions, labels):
+    assert math.isnan(METRICS[metric].compute(np.array(predictions), np.array(labels)))
 
 
 def reference(name):
@@ -81,7 +92,7 @@ def test_scores_of_each_class_equal_scikit_learn(head, num_classes):
         for row, score, true in zip(rows, scores.T, (
                 labels if labels.ndim == 2 else labels[:, None] == range(num_classes)).T):
             area = sklearn.roc_auc_score(true, score)
-            assert row[4] == pytest.approx(np.nan_to_num(area))
+            assert row[4] == pytest.approx(area, nan_ok=True)
 
 
 def test_matthews_of_many_examples():
@@ -121,3 +132,19 @@ def test_classification_losses_equal_torch(weights, smoothing):
     losses, _ = Classification(bert, 3, weights, smoothing).losses(
         {'logits': logits[None]}, {'labels': labels[None]})
     np.testing.assert_allclose(losses[0], wanted, rtol=1e-5)
+
+
+@pytest.mark.extras
+def test_losses_of_several_labels_equal_torch():
+    torch = pytest.importorskip('torch')
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(8, 3)).astype(np.float32)
+    labels = rng.integers(0, 2, (8, 3)).astype(np.float32)
+    bert = ModelConfig(vocab_size=8, num_layers=1, hidden_size=8, num_heads=1, intermediate_size=8)
+    for weights in ((), (0.5, 2.0, 1.0)):
+        wanted = torch.nn.functional.binary_cross_entropy_with_logits(
+            torch.tensor(logits), torch.tensor(labels), reduction='none',
+            pos_weight=torch.tensor(weights) if weights else None).mean(-1)
+        losses, _ = MultiLabel(bert, 3, weights).losses(
+            {'logits': logits[None]}, {'labels': labels[None]})
+        np.testing.assert_allclose(losses[0], wanted, rtol=1e-5)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.labelled import ScoredModel
-from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.handles import ScoredModel
+from tests.opening import open_task
 from tests.tasks.files import put
 from tests.tasks.opened import TAGGED, config_of, opened, parquet
 
@@ -76,6 +76,7 @@ def write_squad_of_hub(path, version):
         question=[question['question'] for question in questions], answers=answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version', ['v1', 'v2'])
 def test_squad_is_the_same_by_name_and_from_files(version, tmp_path):
     files = write_squad(tmp_path, version)
@@ -91,6 +92,7 @@ def test_squad_is_the_same_by_name_and_from_files(version, tmp_path):
     assert by_name.results([outputs]) == from_files.results([outputs])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('version', ['v1', 'v2'])
 def test_squad_is_the_same_on_the_hub_and_from_files(version, tmp_path, on_hub):
     write_squad(tmp_path, version)

@@ -14,10 +14,11 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import make_mesh
-from bert_jax.tasks.opening import OPENERS, add_pretraining, open_task
+from bert_jax.tasks.opening import TASKS, add_pretraining
 from bert_jax.tasks.pretrain import step_flops
 from bert_jax.tools.preflight.measure import without_data
 from bert_jax.validation import check_used, complete, validate
+from tests.opening import open_task
 
 PHASE = {
     'steps': 10, 'max_seq_length': 32, 'max_predictions_per_seq': 5, 'batch_size': 8,
@@ -41,7 +42,7 @@ class Twice(Pretraining):
 
 @pytest.fixture(autouse=True)
 def tasks():
-    with mock.patch.dict(OPENERS):
+    with mock.patch.dict(TASKS):
         add_pretraining('twice', Twice)
         yield
 

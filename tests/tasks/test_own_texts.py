@@ -1,16 +1,19 @@
 """Classification and regression of the user's texts: labels, weights, windows, files."""
 
 import csv
+import io
 
 import numpy as np
 import pytest
 
-from bert_jax.data import table
+from bert_jax.config import data_config_of
+from bert_jax.rows import table
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks import texts
-from bert_jax.tasks.labelled import ScoredModel
-from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.handles import ScoredModel
+from bert_jax.tasks.labels import nearest_label, warn_of_rare
 from bert_jax.tasks.own_texts import class_weights
+from tests.opening import open_task
 from tests.tasks.files import put
 from tests.tasks.opened import WORDS, config_of, opened, parquet
 
@@ -93,8 +96,10 @@ def test_a_label_that_occurs_only_in_evaluation_counts_as_a_wrong_prediction(tmp
         '1,john,(not in training),bad,0.5,0.5,0\n')
     assert files['dev_classes.csv'] == (
         'label,count,precision,recall,f1,roc_auc,predicted bad,predicted good,predicted so so\n'
-        'bad,0,0,0,0,0,0,0,0\ngood,1,1,1,1,1,0,1,0\nso so,0,0,0,0,0,0,0,0\n')
-    assert 'awful occur only in evaluation' in capsys.readouterr().out
+        'bad,0,0,0,0,,0,0,0\ngood,1,1,1,1,1,0,1,0\nso so,0,0,0,0,,0,0,0\n')
+    said = capsys.readouterr().out
+    assert 'awful occur only in evaluation' in said
+    assert 'the label bad, so so: its ROC-AUC is undefined, and empty in dev_classes.csv' in said
 
 
 def test_texts_in_tables_for_people_are_no_formulas_and_move_no_cursor(tmp_path):
@@ -144,7 +149,9 @@ def test_long_texts_are_scored_by_their_windows(tmp_path):
     source = put(tmp_path, 'own.csv', ['text,label', 'john,good', ' '.join(WORDS) + ',bad'])
     task = opened('classification', source, tmp_path, own={'windows': 'max'}, eval_source=True,
                   max_seq_length=8)
-    assert task.inference == {'windows': 'max', 'max_seq_length': 8, 'num_texts': 1}
+    assert task.inference == {
+        'windows': 'max', 'max_seq_length': 8, 'num_texts': 1, 'token_types': 'template',
+        'truncation': 'google'}
     assert len(task.train) == 2
     (dev,) = task.evaluated
     assert len(dev.units) == 4  # one of the first text, three of the second: 6 of its 10 words each
@@ -178,8 +185,8 @@ def two_rows(tmp_path, fields):
     ('classification', {'sentence': 'the leader', 'sentiment': 'a'}),
     ('classification', {'Text': 'the leader', 'Label': 'a'}),
     ('regression', {'review': 'the leader', 'rating': 1}),
-    ('tagging', {'tokens': ['the'], 'ner_tags': ['B-X']}),
-    ('tagging', {'words': ['the'], 'tags': ['B-X'], 'id': 3}),
+    ('tagging', {'sentence': ['the'], 'ner_tags': ['B-X']}),
+    ('tagging', {'words': ['the'], 'labels': ['B-X'], 'id': 3}),
 ])
 def test_columns_with_usual_names_are_read_and_said(task, fields, tmp_path, capsys):
     source = two_rows(tmp_path, fields)
@@ -193,7 +200,7 @@ def test_columns_with_usual_names_are_read_and_said(task, fields, tmp_path, caps
 
 
 @pytest.mark.parametrize(('task', 'fields', 'read', 'lacking'), [
-    ('tagging', {'tokens': ['the'], 'ner_tags': ['B-X'], 'pos_tags': ['D']}, 'tokens', 'label'),
+    ('tagging', {'words': ['the'], 'ner_tags': ['B-X'], 'pos_tags': ['D']}, 'words', 'tags'),
     ('classification', {'sentence': 'the leader', 'body': 'john', 'label': 'a'}, '', 'text'),
     ('classification', {'sentence': 'the leader', 'kind': 'a'}, 'sentence', 'label'),
 ])
@@ -214,3 +221,130 @@ def test_no_cell_of_a_csv_is_a_formula_of_a_spreadsheet():
     assert texts._table(['=cmd', 'b'], rows) == (
         "'=cmd,b\n'=1+1,-0.5,'@SUM(A1),'-x,a=b,0.5\n")
     assert texts.predictions_table('', ['=7'], ['=cmd']) == 'index\tprediction\n=7\t=cmd\n'
+
+
+def test_characters_that_long_words_lose_are_said(tmp_path, capsys):
+    """1 piece of 46, and 62 % of the characters."""
+    words = ['the leader was born in antwerp'] * 7
+    rows = [' '.join([*words, 'x' * 300]) + f',{i % 2}' for i in range(4)]
+    opened('classification', put(tmp_path, 'own.csv', ['text,label', *rows]), tmp_path,
+           max_seq_length=64, eval_source=True)
+    assert '63.2 % of its characters are in words that are one [UNK] each' in (
+        capsys.readouterr().out)
+
+
+def test_a_column_that_somebody_names_is_read_or_refused(tmp_path):
+    """It never stands for another, even where its name is a usual one."""
+    source = put(tmp_path, 'own.csv', ['text,label', 'the,1', 'john,2'])
+    other = put(tmp_path, 'other.csv', ['sentence,sentiment', 'the,1', 'john,2'])
+    for task in ('classification', 'regression'):
+        for path, fields, message in (
+            (source, {'text': 'sentence'}, "no column 'sentence'.*it has: text, label"),
+            (source, {'text': 'texts'}, "no column 'texts'.*did you mean 'text'"),
+            (source, {'label': 'category'}, "no column 'category'.*it has: text, label"),
+            (other, {'text': 'text'}, "no column 'text'"),
+            (other, {'label': 'label'}, "no column 'label'"),
+        ):
+            with pytest.raises(InputError, match=message):
+                opened(task, path, tmp_path, eval_source=True, **fields)
+
+
+def test_a_run_of_an_older_version_has_the_columns_that_nobody_named():
+    """They were recorded as if somebody had."""
+    config = data_config_of({'task': 'tagging', 'data.text': 'tokens', 'data.label': 'upos'})
+    assert (config.data.text, config.data.label) == (None, 'upos')
+    assert data_config_of({'task': 'classification', 'data.text': 'text'}).data.text is None
+
+
+def test_labels_that_are_perhaps_misspelt_or_too_few_are_warned_of(capsys):
+    warn_of_rare({'positive': 20, 'postive': 1, 'neutral': 3, 'negative': 21})
+    assert capsys.readouterr().out == (
+        "warning: 'postive' (1 row) is close to 'positive' (20 rows), and is trained as another "
+        'label: if it is misspelt, correct it\n'
+        'warning: labels with fewer than 5 rows to train on: postive 1, neutral 3\n')
+    warn_of_rare({'a': 5, 'b': 5})
+    assert not capsys.readouterr().out
+    warn_of_rare({f'label {i}': 1 for i in range(5000)} | {'label': 9})
+    said = capsys.readouterr().out
+    assert 'and 4,990 further' in said and len(said) < 4000
+
+
+@pytest.mark.parametrize('name, others', [
+    ('2', ['1', '10']), ('yep', ['yes']), ('Good', ['good']), ('sports', ['politics'])])
+def test_short_labels_numbers_and_other_words_are_not_misspelt(name, others):
+    assert not nearest_label(name, others)
+
+
+def test_a_label_of_evaluation_alone_has_the_near_one(tmp_path, capsys):
+    source = put(tmp_path, 'own.csv', ['text,label', 'the,positive', 'john,negative'])
+    dev = put(tmp_path, 'dev.csv', ['text,label', 'the,postive', 'john,negative'])
+    opened('classification', source, tmp_path, eval_source=dev)
+    assert 'postive (near positive) occur only in evaluation' in capsys.readouterr().out
+
+
+def test_labels_that_share_nothing_are_refused_with_what_helps(tmp_path):
+    source = put(tmp_path, 'own.csv', ['text,label', 'the,yes', 'john,no'])
+    dev = put(tmp_path, 'dev.csv', ['text,label', 'the,wahr', 'john,falsch'])
+    with pytest.raises(InputError, match='the training file no, yes: .*write the labels of both f'):
+        opened('classification', source, tmp_path, eval_source=dev)
+    config = config_of('classification', dev, tmp_path, eval_source=True)
+    with pytest.raises(InputError, match='the model no, yes: .*--labels_by_position'):
+        open_task(config, ScoredModel(('no', 'yes')))
+
+
+def test_that_most_texts_are_cut_is_a_warning(tmp_path, capsys):
+    source = put(tmp_path, 'own.csv', [
+        'text,label', *(f'{" ".join(WORDS)},{label}' for label in 'ab')])
+    opened('classification', source, tmp_path, eval_source=True, max_seq_length=8)
+    assert 'warning: all 2 texts are cut at config.data.max_seq_length=8' in capsys.readouterr().out
+    opened('classification', source, tmp_path, eval_source=True)
+    assert 'warning: all' not in capsys.readouterr().out
+
+
+def test_an_evaluation_says_once_that_all_predictions_are_alike(tmp_path, capsys):
+    """The files of its predictions, which are written later, say nothing."""
+    task = opened('classification', put(tmp_path, 'own.csv', CSV), tmp_path, eval_source=True)
+    capsys.readouterr()
+    outputs = [{'logits': np.tile(np.float32([0, 1, 0]), (60, 1))}]
+    metrics, _ = task.evaluation(outputs)
+    assert metrics['accuracy'] == pytest.approx(1 / 3)
+    assert capsys.readouterr().out == "warning: all predictions are 'good'\n"
+    task.results(outputs)
+    assert not capsys.readouterr().out
+
+
+def test_a_correlation_with_a_constant_is_undefined_and_not_recorded(tmp_path, capsys):
+    source = put(tmp_path, 'own.csv', ['text,label', 'the,1', 'john,2', 'was,4'])
+    task = opened('regression', source, tmp_path, eval_source=True)
+    assert task.majority_baseline == {'spearman': 0.0, 'pearson': 0.0}
+    metrics, _ = task.evaluation([{'logits': np.ones((3, 1), np.float32)}])
+    assert metrics.keys() == {'loss'}
+    assert 'note: pearson, spearman: undefined' in capsys.readouterr().out
+
+
+def test_class_weights_of_several_labels(tmp_path):
+    rows = [{'text': word, 'label': label} for word, label in zip(
+        WORDS, [['a'], ['a', 'b'], ['a'], [], ['c'], ['c'], [], []])]
+    source = put(tmp_path, 'own.jsonl', rows)
+
+    def weights(given):
+        task = opened('classification', source, tmp_path, eval_source=True,
+                      own={'class_weights': given, 'multi_label': True})
+        return task.arguments.get('class_weights')
+
+    assert weights('b=2.5') == (1.0, 2.5, 1.0)
+    assert weights('balanced') == pytest.approx((5 / 3, 7.0, 3.0))
+    with pytest.raises(InputError, match='label_smoothing=0.1 is for one label'):
+        opened('classification', source, tmp_path, eval_source=True,
+               own={'label_smoothing': 0.1, 'multi_label': True})
+
+
+def test_what_the_table_of_examples_does_to_texts(tmp_path):
+    """As docs/own_data.md says."""
+    content = 'text,label\n"the\r\nleader",a\n"=1+1",b\n"the\tleader",a\n"the leader",b\n'
+    dev = put(tmp_path, 'dev.csv', content)
+    (dev,) = opened('classification', dev, tmp_path, eval_source=True).evaluated
+    _, files = dev.results({'logits': np.zeros((4, 2), np.float32)})
+    rows = list(csv.reader(io.StringIO(files['dev_examples.csv'], newline='')))
+    assert [row[1] for row in rows[1:4]] == ['the\nleader', "'=1+1", 'the\tleader']
+    assert '\r' not in files['dev_examples.csv']

@@ -11,18 +11,18 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from bert_jax.data.packed_examples import PackedExamples
-from bert_jax.data.packing import Plan, Units, packed_batch, plan_steps
-from bert_jax.data.pairs import Sequences
+from bert_jax.answers.engine import Engine
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.tokens import QuestionAnswering, Tagging
-from bert_jax.inference.engine import Engine
 from bert_jax.model.layers import ModelConfig
+from bert_jax.rows.packed_examples import PackedExamples
+from bert_jax.rows.packing import Plan, Units, packed_batch, plan_steps
+from bert_jax.rows.pairs import Sequences
 from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
-from bert_jax.train.step import TrainState, abstract_state
+from bert_jax.step.step import TrainState, abstract_state
 from tests.configs import module_of
-from tests.data.stores import make_examples, random_store
+from tests.rows.stores import make_examples, random_store
 from tests.tiny_models import fixed_step, random_like
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def units_of(kind):
     choices = {'choice': 4, 'pair': 2}.get(kind, 1)
     lengths = rng.integers(4, 30, 24 * choices)
     total, ends = int(lengths.sum()), rng.integers(0, lengths)
-    sequences = Sequences(
+    sequences = Sequences.of_segments(
         rng.integers(0, 100, total).astype(np.int32), np.concatenate([[0], np.cumsum(lengths)]),
         np.maximum(lengths // 2, 1),
     )
@@ -68,6 +68,9 @@ def units_of(kind):
             'token_labels': rng.integers(0, 3, total).astype(np.int32),
             'token_weights': rng.integers(0, 2, total).astype(np.float32),
         })
+    if kind == 'pair':
+        return Units(sequences, choices, labels={
+            'text_ids': rng.integers(0, 20, (24, 2)).astype(np.int32)})  # many are equal
     return Units(sequences, choices, labels={'labels': labels})
 
 
@@ -164,18 +167,24 @@ def test_a_step_with_dropout_is_the_same_on_eight_devices_and_on_one(kind, parts
     jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=2e-5, atol=1e-6), *results)
 
 
-def test_examples_are_compared_with_all_others_of_the_batch_and_no_empty_places():
+def test_examples_are_compared_with_all_others_that_differ_and_no_empty_places():
     task, units, params = TASKS['pair'], units_of('pair'), params_of('pair')
     batch = packed(units)
     assert (batch['unit_weights'] == 0).any()
     loss, sums = jax.jit(lambda: task.loss(params, batch, task.totals(batch), None))()
     x = np.asarray(Engine(one_device(), token_cost=lambda row_length: 1.0).outputs(
         task.outputs, params, units)['logits'], np.float64)
+    first, second = units.labels['text_ids'].T
+    is_equal = first[:, None] == np.stack([first, second])[:, None]
+    is_right = np.eye(len(units), dtype=bool)
+    is_rival = ~(is_equal.any(axis=0) | (second[:, None] == second)) | is_right
+    assert 0 < np.mean(~is_rival) < 0.5
     expected = []
     for share in SENTENCE_VECTORS.SHARES:
         part = x[..., : x.shape[-1] // share]
         part = part / np.linalg.norm(part, axis=-1, keepdims=True)
         scores = part[:, 0] @ part[:, 1].T / SENTENCE_VECTORS.TEMPERATURE
-        expected.append(np.log(np.exp(scores).sum(axis=1)) - np.diag(scores))
+        sums_of_rivals = np.where(is_rival, np.exp(scores), 0.0).sum(axis=1)
+        expected.append(np.log(sums_of_rivals) - np.diag(scores))
     np.testing.assert_allclose(loss, np.mean(expected), rtol=1e-4)
     assert sums['units'] == len(units) == len(expected[0])

@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.config import default_config
 from bert_jax.config.phases import batches_of
-from bert_jax.data.examples import SyntheticExamples
+from bert_jax.rows.examples import SyntheticExamples
 from bert_jax.tasks.pretrain import PhaseRun, PretrainTask
 from bert_jax.validation import complete
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device

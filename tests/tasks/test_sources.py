@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.labelled import ScoredModel
-from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.handles import ScoredModel
 from bert_jax.tasks.sources import held_out
+from tests.opening import open_task
 from tests.tasks.files import put
 from tests.tasks.opened import WORDS, config_of, opened
 
@@ -72,6 +72,34 @@ def test_questions_of_your_own_are_held_out_by_their_paragraphs(tmp_path, capsys
     assert f'{len(dev.units)} questions to score, on {len(dev.units) // 2} paragraphs' in said
     again = open_task(config, ScoredModel())
     assert again.train is None and again.evaluated[0].units.digest() == dev.units.digest()
+
+
+_SQUAD = [{'id': str(i), 'question': f'who was {word}', 'context': f'{word} was john',
+           'answers': {'text': ['john'], 'answer_start': [len(f'{word} was ')]}}
+          for i, word in enumerate(WORDS[:8])]
+_CHOICES = [{'startphrase': word, 'choices': ['the', 'was', 'in', 'who'], 'answer': 0}
+            for word in WORDS[:8]]
+_OWN_CHOICES = {'text': 'startphrase', 'choices': 'choices', 'label': 'answer'}
+
+
+@pytest.mark.parametrize(('task', 'rows', 'data'), [
+    ('classification', [{'text': word, 'label': 'ab'[i % 2]} for i, word in enumerate(WORDS)], {}),
+    ('regression', [{'text': word, 'label': i} for i, word in enumerate(WORDS)], {}),
+    ('cola', [{'sentence': word, 'label': i % 2} for i, word in enumerate(WORDS)], {}),
+    ('tagging', [{'tokens': [word, 'was'], 'tags': ['X', 'Y']} for word in WORDS],
+     {'text': 'tokens', 'label': 'tags'}),
+    ('conll', [{'tokens': [word, 'was'], 'ner_tags': ['B-PER', 'O']} for word in WORDS], {}),
+    ('squad_v1', _SQUAD, {}), ('swag', _CHOICES, {}), ('multiple_choice', _CHOICES, _OWN_CHOICES),
+])
+def test_scored_rows_that_are_trained_on_are_counted(task, rows, data, tmp_path, capsys):
+    source = put(tmp_path, 'train.jsonl', rows[:6])
+    dev = put(tmp_path, 'dev.jsonl', rows[4:8])
+    opened(task, source, tmp_path, eval_source=dev, **data)
+    warning = f'warning: 2 of the 4 examples of config.data.eval_source={dev} are in {source} too'
+    assert warning in capsys.readouterr().out
+    open_task(config_of(task, source, tmp_path, eval_source=dev, **data), ScoredModel())
+    opened(task, source, tmp_path, eval_source=put(tmp_path, 'new.jsonl', rows[6:8]), **data)
+    assert 'trained on' not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(('text', 'data', 'said'), [

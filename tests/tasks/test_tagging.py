@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.labelled import ScoredModel
-from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.handles import ScoredModel
 from bert_jax.tasks.tagging import read_tagged
+from tests.opening import open_task
 from tests.tasks.files import put
 from tests.tasks.opened import WORDS, config_of, opened, parquet
 

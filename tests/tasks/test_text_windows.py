@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from bert_jax.data.pairs import joined, make_sequences, text_windows
 from bert_jax.heads import HEADS
-from bert_jax.text.vocab import Frame
+from bert_jax.rows.pairs import joined, make_sequences, text_windows
+from bert_jax.text.frames import berts_frame
 
 CLS, SEP = 2, 3
-LIMITS = {'max_length': 12, 'frame': Frame(CLS, SEP)}
+LIMITS = {'max_length': 12, 'frame': berts_frame(CLS, SEP)}
 
 
 def texts(num, longest, seed):

@@ -9,13 +9,15 @@ import random
 import numpy as np
 import pytest
 
-from bert_jax.data import tokenize_plain
-from bert_jax.text import load_tokenizer, read_switches, write_switches
+from bert_jax.corpus import tokenize_plain
+from bert_jax.corpus.extending import add_words
+from bert_jax.foreign.tokenizer_files import fast_tokenizer
 from bert_jax.text.added import AddedToken
-from bert_jax.text.extending import add_words
-from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, unused_row, write_vocab
+from bert_jax.text.kinds import load_tokenizer
+from bert_jax.text.switches import read_switches, write_switches
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, unused_row
+from bert_jax.text.vocab_files import write_vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
-from bert_jax.weights.tokenizer_files import fast_tokenizer
 from tests.refusals import refused
 
 CHARACTERS = 'abcdefgnortwkyABCEX19é'
@@ -57,10 +59,11 @@ def test_ids_are_those_of_the_library(number, lowercase):
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids, repr(text)
 
 
-@pytest.mark.parametrize('switches', [
-    ORIGINAL, Switches(strip_accents=False), Switches(tokenize_chinese_chars=False),
-    Switches(do_basic_tokenize=False), Switches(never_split=('New',))])
-@pytest.mark.parametrize('lowercase', [True, False])
+@pytest.mark.slow
+@pytest.mark.parametrize(('lowercase', 'switches'), [
+    (True, ORIGINAL), (False, ORIGINAL), (True, Switches(strip_accents=False)),
+    (False, Switches(tokenize_chinese_chars=False)), (True, Switches(do_basic_tokenize=False)),
+    (False, Switches(never_split=('New',)))])
 def test_the_faster_paths_give_the_ids_of_the_reference(lowercase, switches):
     tokenizer = tokenizer_with(lowercase, ALL_FLAGS[::5], switches)
     lines = [text.replace('\n', '') for text in texts(400, 7)]
@@ -69,7 +72,7 @@ def test_the_faster_paths_give_the_ids_of_the_reference(lowercase, switches):
     assert wanted_ids.max() >= len(VOCAB), 'some are added tokens'
     paths = [tokenize_plain]
     with contextlib.suppress(ModuleNotFoundError):  # TensorFlow is an extra
-        from bert_jax.data import tokenize
+        from bert_jax.corpus import tokenize
         paths.append(tokenize)
     for path in paths:
         ids, counts = path.make_encode(tokenizer)(lines)

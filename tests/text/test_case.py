@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from bert_jax.config import default_config
-from bert_jax.text import check_known, find_lowercase, load_tokenizer
-from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from bert_jax.text.coverage import check_known
+from bert_jax.text.kinds import find_lowercase, load_tokenizer
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.vocab_files import write_vocab
 from bert_jax.validation import complete
 from tests.refusals import refused
 
@@ -114,6 +116,23 @@ def test_words_that_the_vocabulary_lacks_are_said(tmp_path, capsys):
     assert capsys.readouterr().out.startswith(
         'warning: T: 33.3 % of its pieces are [UNK] in V, and are lost: take a vocabulary or a '
         'model of its')
+
+
+@pytest.mark.parametrize('length, is_unknown', [(201, True), (1000, True), (200, False)])
+def test_characters_of_long_words_are_counted(length, is_unknown, tmp_path, capsys):
+    """A word of more than 200 letters is one [UNK]: 1 piece of 31, and most of the characters."""
+    write_vocab(tmp_path / 'v.txt', [*UNCASED, '.', 'x', '##x'])
+    tokenizer = load_tokenizer(tmp_path / 'v.txt', lowercase=True)
+    lines = ['us and ' * 15 + 'x' * length] * 4
+    ids = np.concatenate([tokenizer.encode(line) for line in lines])
+    check_known(ids, tokenizer, 'T', 'V', iter(lines))
+    out = capsys.readouterr().out
+    if not is_unknown:
+        assert out == ''
+    else:
+        share = round(100 * length / (15 * len('usand') + length), 1)
+        assert out.startswith(f'warning: T: {share} % of its characters are in words that are one '
+                              f'[UNK] each in V, of up to {length:,} characters')
 
 
 def test_a_text_of_unknown_pieces_is_refused(tmp_path):

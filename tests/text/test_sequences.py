@@ -7,10 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from bert_jax.text import load_tokenizer
+from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.kmers import KmerTokenizer, kmer_tokens
 from bert_jax.text.letters import ALL_LETTERS, LetterTokenizer, letter_tokens, sequence_vocab
-from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.vocab_files import write_vocab
 from tests.refusals import refused
 
 SPECIALS = list(SPECIAL_TOKENS)

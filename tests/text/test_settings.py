@@ -4,13 +4,16 @@ import json
 
 import pytest
 
+from bert_jax.foreign.tokenizer_files import fast_tokenizer
 from bert_jax.text.settings import read_settings, tell_not_applied
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
-from bert_jax.weights.tokenizer_files import fast_tokenizer
 
 PLAIN = fast_tokenizer(WordPieceTokenizer(Vocab.from_tokens([*SPECIAL_TOKENS, 'a'])))
 CONFIG, FAST = 'tokenizer_config.json', 'tokenizer.json'
+
+
+A = {'Sequence': {'id': 'A', 'type_id': 0}}
 
 
 def changed(part, **fields):
@@ -21,15 +24,17 @@ def changed(part, **fields):
     (FAST, PLAIN, []),
     (CONFIG, {'do_lower_case': True, 'cls_token': {'content': '[CLS]', 'lstrip': True},
               'model_max_length': 512, 'padding_side': 'right', 'unknown': None}, []),
-    (CONFIG, {'truncation_side': 'left', 'split_special_tokens': True, 'mask_token': '<mask>'},
-     ["truncation_side='left'", 'split_special_tokens=True', "mask_token='<mask>'"]),
-    (CONFIG, {'model_input_names': ['input_ids', 'attention_mask']}, ["model_input_names=['input"]),
+    (CONFIG, {'padding_side': 'left', 'split_special_tokens': True, 'mask_token': '<mask>'},
+     ["padding_side='left'", "mask_token='<mask>'"]),
+    # These are applied.
+    (CONFIG, {'truncation_side': 'left', 'model_input_names': ['input_ids', 'attention_mask']}, []),
     (CONFIG, {'word_tokenizer_type': 'mecab'}, ["word_tokenizer_type='mecab'"]),
-    (FAST, changed('normalizer', clean_text=False), ['normalizer.clean_text=False']),
-    (FAST, changed('model', unk_token='<unk>'), ["model.unk_token='<unk>'"]),
-    (FAST, PLAIN | {'pre_tokenizer': {'type': 'Whitespace'}}, []),  # the library applies it
-    (FAST, changed('post_processor', single=[{'Sequence': {'id': 'A', 'type_id': 0}}]),
-     ["post_processor.single='A'"]),
+    # What BERT's tokenizer here does not have, the library applies.
+    (FAST, changed('normalizer', clean_text=False), []),
+    (FAST, changed('model', unk_token='<unk>'), []),
+    (FAST, PLAIN | {'pre_tokenizer': {'type': 'Whitespace'}}, []),
+    (FAST, changed('post_processor', single=[A]), []),
+    (FAST, changed('model', max_input_chars_per_word=20), []),
 ])
 def test_each_setting_that_is_not_applied_is_one_line(file, content, said, tmp_path, capsys):
     (tmp_path / file).write_text(json.dumps(content))
@@ -39,3 +44,21 @@ def test_each_setting_that_is_not_applied_is_one_line(file, content, said, tmp_p
     for line, setting in zip(lines, said, strict=True):
         assert line.startswith(f'note: {tmp_path / file}: {setting}')
         assert line.endswith('is not applied')
+
+
+@pytest.mark.parametrize(('content', 'said'), [
+    (changed('model', max_input_chars_per_word=100), ''),
+    (changed('normalizer', clean_text=False), 'normalizer.clean_text=False'),
+    (changed('model', max_input_chars_per_word=20), 'model.max_input_chars_per_word=20'),
+    (changed('post_processor', single=[A]), "post_processor.single='A:0'"),
+    (changed('post_processor', pair=[A]), "post_processor.pair='A:0'"),
+    (PLAIN | {'post_processor': {'type': 'RobertaProcessing'}}, "post_processor.type='Roberta"),
+])
+def test_the_class_bert_tokenizer_makes_its_own_parts(content, said, tmp_path, capsys):
+    """So transformers does not read those of the tokenizer.json, and each is noted."""
+    (tmp_path / CONFIG).write_text('{"tokenizer_class": "BertTokenizer"}')
+    (tmp_path / FAST).write_text(json.dumps(content))
+    settings = read_settings(tmp_path)
+    assert settings.is_berts
+    tell_not_applied(settings, tmp_path)
+    assert f'note: {tmp_path / FAST}: {said}' in capsys.readouterr().err or not said

@@ -5,7 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, write_vocab
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
+from bert_jax.text.vocab_files import read_vocab, write_vocab
 from tests.refusals import refused
 
 
@@ -20,7 +21,7 @@ def test_ids_follow_lines(tmp_path):
     lines += ['\u00a0', 'a\u3000', 'a', '##a', '##', 'b']
     for content in ('\n'.join(lines), '\n'.join([*lines, '']), '\r\n'.join([*lines, ''])):
         path.write_bytes(content.encode())
-        vocab = Vocab.from_file(path)
+        vocab = read_vocab(path)
         assert len(vocab) == 11 and special_ids(vocab) == (3, 0, 1, 2, 4)
         assert vocab.index['a'] == 7 and vocab.index['b'] == 10
         assert '##a' in vocab.index and 'c' not in vocab.index
@@ -31,7 +32,7 @@ def test_ids_follow_lines(tmp_path):
 def test_write_then_read(tmp_path):
     tokens = [*SPECIAL_TOKENS, 'é', '##\u2028x']
     write_vocab(tmp_path / 'new.txt', tokens)
-    vocab = Vocab.from_file(tmp_path / 'new.txt')
+    vocab = read_vocab(tmp_path / 'new.txt')
     for same in (vocab, pickle.loads(pickle.dumps(vocab))):
         assert same.tokens == tuple(tokens) and special_ids(same) == (0, 1, 2, 3, 4)
         assert same.index['é'] == 5 and same.fingerprint == Vocab.from_tokens(tokens).fingerprint
@@ -50,16 +51,16 @@ def test_bad_files_are_named(tmp_path, data, words):
     if data is not None:
         path.write_bytes(data)
     with refused(path, *words):
-        Vocab.from_file(path)
+        read_vocab(path)
     with refused('directory'):
-        Vocab.from_file(tmp_path)
+        read_vocab(tmp_path)
 
 
 def test_repeated_and_empty_lines_keep_their_ids_and_the_later_one_wins(tmp_path, capsys):
     path = tmp_path / 'vocab.txt'
     path.write_bytes(SPECIAL_LINES + b'a\n\nb\n\na\nc\n')
     for _ in range(2):
-        vocab = Vocab.from_file(path)
+        vocab = read_vocab(path)
     assert vocab.tokens[5:] == ('a', '', 'b', '', 'a', 'c') and vocab.repeated == (5, 6)
     assert [vocab.index[token] for token in 'abc'] == [9, 7, 10]
     assert len(set(vocab.distinct_tokens)) == len(vocab)

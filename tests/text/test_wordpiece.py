@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.runtime.errors import InputError
-from bert_jax.text import load_tokenizer
-from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab, write_vocab
+from bert_jax.text.kinds import load_tokenizer
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
+from bert_jax.text.vocab_files import write_vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens
 
 TINY = Vocab.from_tokens([*SPECIAL_TOKENS, 'un', '##aff', '##able', 'aff', 'a', '##a', 'want', '!'])

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from bert_jax.run.description import describe_run
 from bert_jax.tools.report.__main__ import main
-from bert_jax.train.checks import is_checked, steps_since_check
-from bert_jax.weights.run_directory import describe_run
+from bert_jax.watch.step_fingerprints import is_checked, steps_since_check
 
 STEPS = [step for step in range(1, 31) if is_checked(step)]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.conftest import run_python
+from tests.conftest import run_python, xla_flags
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,8 @@ def values_of(figures, name):
 
 def test_step_benchmark_without_tensorflow(tmp_path):
     path = tmp_path / 'figures.json'
-    process = run_python('-c', PROGRAM, *TINY, '--seed=3', f'--json={path}')
+    process = run_python('-c', PROGRAM, *TINY, '--seed=3', f'--json={path}',
+                         XLA_FLAGS=xla_flags(2))
     assert process.returncode == 0, process.stderr
     whole = json.loads(path.read_text())
     assert {'hardware', 'versions', 'date'} <= set(whole)

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from bert_jax.corpus.source import Document
+from bert_jax.corpus.sources import shares_of
 from bert_jax.tools import look
 from tests.conftest import ROOT
 from tests.small_hindi import article, write_dump
@@ -57,6 +59,26 @@ def test_it_says_where_only_beginnings_of_files_were_read(capsys, monkeypatch, t
     monkeypatch.setattr(look, '_SAMPLE_BYTES', 1000)
     assert ': 0.0 MB of text, 21 documents' in said_of(
         tmp_path, capsys, both, '--vocab_sizes=50')[0]
+
+
+@pytest.mark.parametrize(('sizes', 'weights', 'power', 'times'), [
+    ((10, 30), (1, 1), 0.0, (3, 1)),
+    ((10, 30), (1, 1), 1.0, (1, 1)),
+    ((20, 20), (5, 1), 0.0, (5, 1)),
+    ((20, 20), (5, 2), 0.0, (2.5, 1)),
+])
+def test_a_mixture_is_looked_at_in_its_shares(sizes, weights, power, times):
+    samples = [[Document(b'%d%04d' % (source, number), False) for number in range(size)]
+               for source, size in enumerate(sizes)]
+    found = look._times(samples, shares_of([5 * size for size in sizes], weights, power))
+    assert found == pytest.approx(times)
+    measured, trained = [], []
+    for documents, each in zip(samples, found, strict=True):
+        look._divide(documents, each, measured, trained)
+    assert not set(measured) & set(trained)
+    for source, size in enumerate(sizes):
+        taken = sum(text.startswith(str(source)) for text in measured + trained)
+        assert taken == pytest.approx(times[source] * size)
 
 
 def test_a_single_document_is_too_little(capsys, tmp_path):

@@ -8,7 +8,8 @@ import pytest
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.stopping import Guard
-from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.vocab_files import write_vocab
 from bert_jax.tools.paper.__main__ import main
 from bert_jax.tools.sweep import training as sweep_training
 from tests.conftest import run_python, xla_flags
@@ -222,7 +223,7 @@ def test_a_chain_of_real_runs(tmp_path):
     write_cola(tmp_path / 'glue', train=32, dev=16)
     settings_of_all = [
         f'data.dir={tmp_path}/cache', 'train.batch_size=8', 'train.steps=4', 'train.eval_every=0',
-        'train.save_every=0']
+        'train.save_every=0', 'model.hidden_dropout=0', 'model.attention_dropout=0']
     pretrain = [
         *settings_of_all, f'data.source={tmp_path}/text.txt',
         f'data.vocab_file={tmp_path}/vocab.txt', 'data.held_out=0.2', 'train.eval_batch_size=8',

@@ -10,21 +10,23 @@ from types import SimpleNamespace
 import jax
 import pytest
 from jax.experimental import topologies
+from ml_collections import ConfigDict
 
 from bert_jax.config import default_config
 from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
-from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.vocab_files import write_vocab
 from bert_jax.tools.preflight import __main__ as preflight
-from bert_jax.tools.preflight import measure, report
+from bert_jax.tools.preflight import hours, measure, report
 from bert_jax.tools.preflight.links import Network
 from bert_jax.tools.preflight.topology import open_topology
-from bert_jax.train.memory import Memory, device_bytes
+from bert_jax.train.compiling import Memory, device_bytes
 from tests.conftest import ROOT, run_python
 from tests.tiny_runs import TINY
 
 SMALL = [
-    f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", *TINY[1:], '--config.model.num_layers=1',
+    f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", *TINY[1:],
     '--config.model.hidden_dropout=0', '--config.model.attention_dropout=0',  # compiles faster
 ]
 
@@ -109,13 +111,38 @@ def test_advice_agrees_with_a_compiled_program():
     each of four chips has 63.8 % of the peak."""
     record = json.loads((ROOT / 'tests' / 'fixtures' / 'preflight_base.json').read_text())
     line, advice = report.verdict(record).splitlines()
-    assert line.startswith("v5e:4x4: fits, 2.26 GB of a chip's 16.91; 3.4 to 4.2 hours, 67 chip-")
+    assert line == (
+        "v5e:4x4: fits, 2.26 GB of a chip's 16.91; about 3.8 hours, 61 chip-hours: steps 3.4 at "
+        '59% of the peak to 4.2 at 47%; published runs reach 28% to 65%')
     match = re.search(
         r'(?P<rows>\d+) rows a chip fit, for about (?P<share>\d+)% of the peak: (?P<chips>\d+) of',
         advice)
     assert int(match['rows']) == 64
     assert int(match['chips']) == 4
     assert int(match['share']) == pytest.approx(63.8, abs=4)
+
+
+def test_the_hours_of_a_run_are_the_middle_of_its_steps_and_what_else_it_does():
+    record = json.loads((ROOT / 'tests' / 'fixtures' / 'preflight_base.json').read_text())
+    phases = record['phases']
+    config = ConfigDict({'train': {
+        'save_every': 1000, 'save_minutes': 0.0, 'eval_every': '10%', 'max_eval_examples': 8192}})
+    num_steps = sum(phase['steps'] for phase in phases)
+    program = SimpleNamespace(
+        config=config, num_steps=num_steps, task=SimpleNamespace(num_examples=None))
+    others = hours.other_hours(program, phases)
+    last = phases[-1]
+    forward = last['step_seconds'] / last['batch_size'] / 3
+    assert others['evaluations'] == pytest.approx(11 * 8192 * forward / 3600)
+    saves = num_steps // 1000 + 1
+    state = phases[0]['bytes']['parameters'] + phases[0]['bytes']['optimizer']
+    assert others['saves'] == pytest.approx(saves * (1 + state / 1e9) / 3600)
+    ends = hours.step_hours(phases)
+    assert ends.least < ends.most
+    total = hours.total_hours(phases, others)
+    assert total == pytest.approx((ends.least + ends.most) / 2 + sum(others.values()))
+    line, _ = report.verdict(record | {'other_hours': others}).splitlines()
+    assert f'{sum(others.values()):,.1f} for start, compiling, saves, evaluations; pub' in line
 
 
 def test_bytes_and_rows_are_a_device_s_where_a_chip_has_two():
@@ -205,13 +232,13 @@ def test_the_tpus_compiler_compiles_the_run_s_steps(tmp_path):
 def test_a_libtpu_older_than_jax_s_is_refused(monkeypatch, installed, wanted, is_refused):
     """libtpu 0.0.17 with jax 0.7.2, as on Kaggle, ends the process by SIGSEGV."""
     monkeypatch.setattr(importlib.util, 'find_spec', lambda name: name)
-    versions = {'libtpu': installed, 'jax': '0.7.2'}
+    versions = {'libtpu': installed, 'jax': '0.7.2', 'bert_jax': '0.2.0'}
     monkeypatch.setattr(importlib.metadata, 'version', versions.__getitem__)
     monkeypatch.setattr(importlib.metadata, 'requires', lambda name: ['numpy>=1', wanted])
     opened = SimpleNamespace(devices=['a device'])
     monkeypatch.setattr(topologies, 'get_topology_desc', lambda **options: opened)
     if is_refused:
-        with pytest.raises(InputError, match=f'libtpu {installed} is too old .* jax 0.7.2: pip'):
+        with pytest.raises(InputError, match=f'libtpu {installed} is too old .* jax 0.7.2: .*pip'):
             open_topology('v5e:2x4')
     else:
         assert open_topology('v5e:2x4') == ['a device']

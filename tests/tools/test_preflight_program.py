@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from bert_jax.model.attention_tiles import named_with_grid
+from bert_jax.kernels.attention_tiles import named_with_grid
 from bert_jax.runtime.chips import find_chip
 from bert_jax.tools.preflight.cycles import scheduled_cycles
 from bert_jax.tools.preflight.hlo import CompiledText, scope_of

@@ -7,7 +7,7 @@ import pytest
 from bert_jax.runtime.errors import InputError
 from bert_jax.tools.preflight.saved import CompiledPhase, Programs
 from bert_jax.tools.preflight.schedules import Schedule
-from bert_jax.train.memory import Memory
+from bert_jax.train.compiling import Memory
 
 RUN = {'max_seq_length': 128, 'batch_size': 256}
 PHASE = CompiledPhase(

@@ -2,16 +2,16 @@
 
 import re
 import subprocess
-import sys
 
 import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.data import sharing
+from bert_jax.corpus import sharing
 from bert_jax.tools import prepare
 from tests.conftest import ROOT
-from tests.data.test_store import _random_texts
+from tests.corpus.test_store_building import _random_texts
+from tests.programs import python
 
 TINY = f'--config={ROOT}/configs/tiny_pretrain.py'
 
@@ -40,16 +40,16 @@ def test_another_machine_finds_what_was_prepared(tmp_path, bucket, capsys, monke
 def test_commands_at_the_same_time_make_one_store(tmp_path):
     (tmp_path / 'a.txt').write_text('\n\n'.join(_random_texts(200)))
     command = [
-        sys.executable, '-m', 'bert_jax.tools.prepare', TINY,
+        *python(), '-m', 'bert_jax.tools.prepare', TINY,
         f'--config.data.source={tmp_path}/a.txt', '--config.data.vocab_size=200',
         f'--config.data.dir={tmp_path}/data']
     running = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=300)[0] for process in running]
+    said = [process.communicate(timeout=900)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0]
     lines = [re.findall('.*/stores/.*', text) for text in said]
     assert lines[0] == lines[1]
     assert re.search(
-        r'200 documents \(0 duplicates left out\), [\d,]+ sentences and 1 blocks, ', lines[0][0])
+        r'200 documents \(0 duplicates left out\), [\d,]+ sentences and 1 block, ', lines[0][0])
     assert '% of the tokens are [UNK]\n' in said[0]
     assert len(list((tmp_path / 'data' / 'stores').iterdir())) == 1

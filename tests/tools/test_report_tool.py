@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from bert_jax.run.description import describe_run, read_config
+from bert_jax.run.model import write_run
 from bert_jax.tools.report.__main__ import main
 from bert_jax.tools.report.comparison import compare, incomparable, intervals
 from bert_jax.tools.report.examples import Examples
 from bert_jax.tools.report.groups import grouped
 from bert_jax.tools.report.page import page
 from bert_jax.tools.report.runs import RunRecords
-from bert_jax.train.gates import MEANINGS
-from bert_jax.weights.run_directory import describe_run, read_config, write_run
+from bert_jax.watch.alarms import MEANINGS
 from tests.conftest import ROOT
 from tests.predict import tiny
 

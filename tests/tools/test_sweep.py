@@ -15,21 +15,23 @@ import numpy as np
 import pytest
 
 from bert_jax import run_setup
-from bert_jax.runtime import lease
+from bert_jax.run.model import read_run
+from bert_jax.runtime import folder_lock
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
-from bert_jax.runtime.lease import Claim
+from bert_jax.runtime.folder_lock import Claim
 from bert_jax.runtime.stopping import Guard
-from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.vocab_files import write_vocab
 from bert_jax.tools.sweep import __main__ as sweep_command
 from bert_jax.tools.sweep import training
-from bert_jax.tools.sweep.directory import Sweep
+from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import grid_members, member_config, read_sweep
 from bert_jax.tools.sweep.report import markdown_table, report
 from bert_jax.train import experiment
-from bert_jax.train.report import Report
-from bert_jax.weights.run_directory import read_run
+from bert_jax.watch.metrics_log import Report
 from tests.conftest import ROOT, wait_until, xla_flags
+from tests.shared_steps import shared_steps
 from tests.tiny_runs import TINY, WORDS, one_device, write_cola
 
 pytestmark = pytest.mark.slow
@@ -123,7 +125,7 @@ def overrides(tmp_path_factory):
     write_vocab(folder / 'vocab.txt', [*SPECIAL_TOKENS, *WORDS])
     settings = [
         'init_checkpoint=', 'model.name=tiny', 'model.num_layers=1', 'model.hidden_size=16',
-        'model.num_heads=2', 'model.intermediate_size=32',
+        'model.num_heads=2', 'model.intermediate_size=32', 'model.attention_dropout=0',
         f'data.source={folder}', f'data.vocab_file={folder}/vocab.txt', f'data.dir={folder}/cache',
         'data.packing=False', 'data.max_seq_length=16', 'train.batch_size=8', 'train.steps=4',
         'train.eval_every=2', 'train.save_every=0', 'train.log_every=1',
@@ -238,7 +240,7 @@ def test_what_a_killed_process_left_to_be_done_is_done(finished_sweep):
     """It was killed after the result of its run, and before the link."""
     path = Path(finished_sweep.path)
     claim = finished_sweep.run(MEMBERS[0]) / '.claim-1'
-    claim.write_text(json.dumps(lease.new_claim() | {'pid': 2**22 + 1}))
+    claim.write_text(json.dumps(folder_lock.new_claim() | {'pid': 2**22 + 1}))
     (path / 'winner').unlink()
     assert report(finished_sweep) == 0
     assert (path / 'winner').is_symlink()
@@ -264,11 +266,12 @@ def test_a_member_claimed_by_another_process_is_left_to_it_until_release(tmp_pat
     run.mkdir(parents=True)
     other = Claim(run)
     assert other.attempt()
-    finished, ours = work(tmp_path, overrides)
-    assert finished
-    assert ours.unfinished() == [MEMBERS[1]]
-    other.release()
-    finished, ours = work(tmp_path, overrides)
+    with shared_steps():
+        finished, ours = work(tmp_path, overrides)
+        assert finished
+        assert ours.unfinished() == [MEMBERS[1]]
+        other.release()
+        finished, ours = work(tmp_path, overrides)
     assert finished
     assert not ours.unfinished()
 
@@ -372,6 +375,7 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_is_started_again(tmp_path, 
 
 def test_a_signal_stops_all_processes_of_a_sweep(tmp_path):
     process = launch(tmp_path, 'configs/tiny_pretrain.py', *TINY[1:], '--config.task=synthetic',
+                     '--config.model.hidden_dropout=0', '--config.model.attention_dropout=0',
                      '--config.train.steps=1000000', '--config.train.log_every=1')
     runs = [tmp_path / 'runs' / f'optimizer.learning_rate={rate}' for rate in ('1e-3', '1e-2')]
     wait_until(lambda: all((run / 'metrics.jsonl').exists() for run in runs))

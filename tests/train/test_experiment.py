@@ -6,13 +6,13 @@ import jax
 import pytest
 
 from bert_jax.config import default_config
+from bert_jax.foreign import load_weights
+from bert_jax.run.model import read_description, write_run
 from bert_jax.run_setup import open_mesh
-from bert_jax.tasks.opening import open_task
-from bert_jax.train import experiment
+from bert_jax.train import describing
 from bert_jax.train.program import build_program
 from bert_jax.validation import complete
-from bert_jax.weights import load_weights
-from bert_jax.weights.run_directory import read_description, write_run
+from tests.opening import open_task
 from tests.predict import tiny
 
 
@@ -36,7 +36,7 @@ def described(init_checkpoint, weights):
         'train.batch_size': 8, 'train.eval_batch_size': 8, 'data.max_seq_length': 16})
     config = complete(config, weights)
     mesh = open_mesh(config, jax.devices()[:1])
-    return experiment.describe(build_program(config, mesh, open_task(config), weights))
+    return describing.describe(build_program(config, mesh, open_task(config), weights))
 
 
 def test_a_run_records_the_save_whose_parameters_it_loaded(start):

@@ -8,21 +8,26 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from toy import Toy, batch, mesh, sgd_step
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import Diverged, Stopped
-from bert_jax.train.gates import Alarm
-from bert_jax.train.goodput import Goodput
-from bert_jax.train.profile import Profile
-from bert_jax.train.report import Report
-from bert_jax.train.step import make_init
-from bert_jax.train.task import Phase
-from bert_jax.train.trainer import Intervals, Trainer
+from bert_jax.runtime.errors import Diverged, InputError, Stopped
+from bert_jax.runtime.pauses import interruptible, pause
+from bert_jax.step.step import evaluate, make_init
+from bert_jax.train.outputs import RunOutputs
+from bert_jax.train.phase import Phase
+from bert_jax.train.trainer import Control, Intervals, Trainer
+from bert_jax.train.watchers import Watchers
+from bert_jax.watch.alarms import Alarm
+from bert_jax.watch.goodput import Goodput
+from bert_jax.watch.metrics_log import Report
+from bert_jax.watch.profile import Profile
+from bert_jax.watch.slowest import SlowestHosts
+from tests.train.toy import Toy, batch, mesh, sgd_step
 
 MESH = mesh()
 FLOPS_PER_SEQUENCE = 600.0
 ONLY_AT_THE_END = Intervals()
+EVALUATION_BATCHES = 2
 
 
 class EventReport(Report):
@@ -94,7 +99,9 @@ def toy():
 
 def run_of(
     toy, intervals=ONLY_AT_THE_END, phases=(10,), *, state=None, stop_at=None,
-    bad_batch=None, score=None, goodput=None, profile=None, events=None, report=None, **options,
+    bad_batch=None, score=None, goodput=None, profile=None, events=None, report=None,
+    should_stop=None, should_leave=lambda is_over: False, ask_lock=lambda: None, best=None,
+    verify=None, verify_every=0, reference=None, **options,
 ):
     """Trains over phases of these numbers of steps.
 
@@ -108,10 +115,14 @@ def run_of(
       score: of every evaluation; default: measured.
       goodput, profile, report: default: without files.
       events: list that receives (kind, step).
+      should_stop, should_leave, ask_lock: of its control; default: a stop at `stop_at`.
+      best: keeps the best parameters.
+      verify, verify_every, reference: of the watchers.
       options: of the trainer.
     """
     events = [] if events is None else events
     report = report or EventReport(events)
+    goodput = goodput or Goodput('', False, 0, time.time())
     run = Run(events, report, EventCheckpoints(events), asked=[], evaluated=[])
 
     def phase(number, start, end):
@@ -126,6 +137,8 @@ def run_of(
                 yield jax.device_put(rows)
 
         def evaluate(params):
+            for _ in range(EVALUATION_BATCHES):
+                pause()
             run.evaluated.append(number)
             measured = float(np.square(params['dense']['kernel']).sum())
             return {'mse': measured if score is None else score}
@@ -138,9 +151,14 @@ def run_of(
         state=jax.device_put(toy.fresh if state is None else state),
         phases=[phase(i, sum(phases[:i]), sum(phases[: i + 1])) for i in range(len(phases))],
         train_steps=[toy.train_step] * len(phases),
-        intervals=intervals, checkpoints=run.checkpoints, report=report,
-        goodput=goodput or Goodput('', False, 0, time.time()),
-        profile=profile or Profile(None, ''), should_stop=lambda step: step == stop_at, **options)
+        intervals=intervals,
+        outputs=RunOutputs(run.checkpoints, best, report, goodput),
+        watchers=Watchers(
+            report, goodput, profile or Profile(None, ''), SlowestHosts(None, goodput),
+            reference=reference, verify=verify, verify_every=verify_every),
+        control=Control(
+            should_stop or (lambda step: step == stop_at), should_leave, ask_lock),
+        **options)
     try:
         run.metrics = trainer.run()
         run.state = trainer.state
@@ -198,9 +216,9 @@ def test_intervals_do_not_change_the_result_by_a_bit(toy):
 
 def test_a_run_saves_as_time_passes_and_goes_on_from_there_with_the_same_bits(toy):
     whole = run_of(toy)
-    every_step_is_late = run_of(toy, Intervals(log=3), save_seconds=1e-9, bad_batch=7)
+    every_step_is_late = run_of(toy, Intervals(log=3, save_seconds=1e-9), bad_batch=7)
     assert every_step_is_late.steps('save') == [1, 2, 3, 4, 5, 6, 7]
-    assert run_of(toy, save_seconds=3600.0).steps('save') == [10]
+    assert run_of(toy, Intervals(save_seconds=3600.0)).steps('save') == [10]
     resumed = run_of(toy, state=every_step_is_late.checkpoints.saved[5])
     assert_same(resumed.state, whole.state)
     assert resumed.metrics == whole.metrics
@@ -331,6 +349,95 @@ def test_stopping_saves_and_a_second_run_goes_on_to_the_same_end(toy, at):
     assert_same(second.state, whole.state)
     assert second.metrics == whole.metrics
     assert second.steps('log')[0] > at
+
+
+class Polls:
+    """Asks a run to stop at its poll of a number; then it notes what happens until the run ends."""
+
+    def __init__(self, events, stop_at=None):
+        self.events = events
+        self.stop_at = stop_at
+        self.number = 0
+        self.afterwards = None
+
+    def __call__(self, step):
+        assert self.afterwards is None, 'it asks again'
+        self.number += 1
+        if self.number != self.stop_at:
+            return False
+        self.afterwards = len(self.events)
+        return True
+
+
+def polled_run(toy, stop_at=None, **options):
+    """A run of phases of 1 and 2 steps with evaluations, saves and checks; and its polls."""
+    events = []
+    polls = Polls(events, stop_at)
+
+    def verify(state, batch):
+        pause()
+        events.append(('verify', int(state.step) + 1))
+        pause()
+
+    due = Intervals(log=1, evaluate=2, save=1)
+    return run_of(
+        toy, due, (1, 2), events=events, should_stop=polls, verify=verify,
+        verify_every=3, **options), polls
+
+
+def measured(records):
+    """What records say, but for times, in their order."""
+    timed = ('time/', 'train/step_seconds', 'train/data_wait', 'train/goodput', 'per_second', 'mfu')
+    return [{name: value for name, value in record.items()
+             if not any(part in name for part in timed)} for record in records]
+
+
+def test_a_run_that_is_stopped_at_any_poll_saves_at_once_and_ends_with_the_same_records(toy):
+    """Polls are after steps, and between the batches of evaluations and of checks of devices."""
+    whole, polls = polled_run(toy)
+    num_polls = 3 + 2 * (EVALUATION_BATCHES + 1) + 2
+    assert polls.number == num_polls
+    for stop_at in range(1, num_polls + 1):
+        first, polls = polled_run(toy, stop_at)
+        assert isinstance(first.error, Stopped)
+        done = first.events[polls.afterwards:]
+        assert [kind for kind, _ in done if kind != 'log'] == ['save']
+        assert len({step for _, step in done}) == 1
+        step = first.steps('save')[-1]
+        report = EventReport([])
+        report.records = [*first.report.records]
+        second, _ = polled_run(toy, state=first.checkpoints.saved[step], report=report)
+        assert_same(second.state, whole.state)
+        assert second.metrics == whole.metrics
+        assert measured(report.records) == measured(whole.report.records), f'poll {stop_at}'
+
+
+def test_a_run_that_was_taken_over_writes_nothing(toy):
+    def ask():
+        raise InputError('taken')
+
+    with pytest.raises(InputError, match='taken'):
+        run_of(toy, Intervals(save=2), ask_lock=ask)
+    offered = []
+    best = types.SimpleNamespace(offer=lambda *kept: offered.append(kept), step=lambda: 0)
+    events = []
+    with pytest.raises(InputError, match='taken'):
+        run_of(toy, Intervals(evaluate=2), ask_lock=ask, best=best, events=events)
+    assert not offered and ('save', 2) not in events
+
+
+def test_an_evaluation_ends_between_the_batches_where_it_is_interrupted(toy):
+    batches = [jax.device_put(batch(number)) for number in range(8)]
+    computed = []
+
+    def eval_step(params, rows):
+        computed.append(rows)
+        return {'squares': rows['y'].sum(), 'rows': rows['weights'].sum()}
+
+    with pytest.raises(Stopped), interruptible(lambda: len(computed) == 2):
+        evaluate(toy.head, eval_step, {}, batches)
+    assert len(computed) == 2
+    assert evaluate(toy.head, eval_step, {}, batches)  # elsewhere nothing asks
 
 
 def test_a_run_ends_when_evaluations_do_not_get_better(toy):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from bert_jax.config import ConfigDict
+from bert_jax.foreign import load_weights
 from bert_jax.run_setup import open_run
 from bert_jax.runtime.errors import Stopped
 from bert_jax.train.experiment import train_run
-from bert_jax.weights import load_weights
 from tests.configs import load
 from tests.tiny_runs import documents, one_device, saved
 

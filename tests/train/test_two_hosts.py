@@ -22,17 +22,19 @@ import tensorstore
 from flax.traverse_util import flatten_dict
 
 from bert_jax import sharding
+from bert_jax.config.bert_config import BertConfig
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
-from bert_jax.runtime import hosts
+from bert_jax.run.checkpoint import Checkpoints
+from bert_jax.run.resume_checks import check_shared
+from bert_jax.runtime import connecting, hosts, shared_folders
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import make_mesh
-from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.step import abstract_state
-from bert_jax.train.workdirs import check_shared
-from bert_jax.weights.formats import Weights, from_tree
+from bert_jax.step.step import abstract_state
+from bert_jax.weights.parameters import Weights, from_tree
 from bert_jax.weights.warm_start import warm_start
 from tests.conftest import ROOT, xla_flags
+from tests.programs import python
 from tests.train.toy import Toy, mesh
 
 pytestmark = pytest.mark.slow
@@ -129,10 +131,11 @@ def start_from_published(mesh):
     )
     fresh = placed(abstract_state(Pretraining(config), ADAM, mesh).params)
     published = jax.tree.map(lambda x: numbers(x) + 1, fresh)
+    model = {field.name: getattr(config, field.name) for field in dataclasses.fields(BertConfig)}
     params = from_tree(published, 300)
     params[POSITIONS] = params[POSITIONS][:40]
     weights = Weights(
-        params=params, model=vars(config), head='pretraining', labels=(), vocab_file=None,
+        params=params, model=model, head='pretraining', labels=(), vocab_file=None,
         lowercase=True, unused=(), source='these')
     started = flatten_dict(
         warm_start(weights, fresh, config, head='pretraining', labels=(), vocab_file=None),
@@ -161,10 +164,10 @@ class Run:
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp('run')
-    process = [sys.executable, '-m', 'tests.train.test_two_hosts', folder]
+    process = [*python(), '-m', 'tests.train.test_two_hosts', folder]
     ended = subprocess.run(
         [ROOT / 'launch' / 'local_hosts.sh', '2', *process],
-        cwd=ROOT, text=True, capture_output=True, timeout=120,
+        cwd=ROOT, text=True, capture_output=True, timeout=600,
         env=os.environ | {'XLA_FLAGS': xla_flags(4)})
     assert ended.returncode == 0, ended.stderr[-3000:]
     lines = ended.stdout.splitlines() + ended.stderr.splitlines()
@@ -212,12 +215,13 @@ def test_published_parameters_fill_the_shards_of_each_host(run):
 def main(folder):
     """Prints what one of the two processes finds."""
     sharding.LEAST_SPLIT = 1
-    hosts.connect()
+    connecting.connect()
     own = folder / f'host{hosts.index()}'
     own.mkdir()
     check_shared(folder)
+    shared_folders._PATIENCE_SECONDS = 1.0
     with pytest.raises(InputError) as fault:
-        check_shared(own, seconds=1.0)
+        check_shared(own)
     found = {
         'own': str(fault.value),
         'warm': start_from_published(make_mesh(*MESHES['fsdp'])),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bert_jax.model.dropout import CLASSIFIER, dropout
+from bert_jax.kernels.dropout import CLASSIFIER, dropout
 from bert_jax.model.layers import parameter
 from bert_jax.sharding import make_mesh
 from tests.tiny_models import fixed_step
@@ -20,7 +20,7 @@ class Toy:
 
     width: int = 16
     shown: ClassVar = {'mse': 'mse'}
-    compares: ClassVar = False
+    loss_spans_batch: ClassVar = False
 
     def init(self, rng):
         kernel = parameter(jax.random.normal, 'embed', 'mlp')(rng, (8, self.width))

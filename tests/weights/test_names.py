@@ -9,26 +9,28 @@ import jax
 import numpy as np
 import pytest
 from flax import linen as nn
-from run_model import RECORDED, assert_same_params
 
 from bert_jax.config import default_config, model_fields
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
+from bert_jax.foreign import load_weights
+from bert_jax.foreign.families import family_to_write
+from bert_jax.foreign.families.bert import BERT
+from bert_jax.foreign.tf1 import config_to_write
 from bert_jax.heads import part_of
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.replaced_tokens import DISCRIMINATOR, ReplacedTokens
 from bert_jax.heads.tensors import Tensor
 from bert_jax.model.layers import ModelConfig
+from bert_jax.run.description import describe_run
+from bert_jax.run.model import read_description, write_run
+from bert_jax.run.resume_checks import check_resumable
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.train.workdirs import check_resumable
 from bert_jax.validation import complete
-from bert_jax.weights import formats, load_weights
-from bert_jax.weights.families import family_to_write
-from bert_jax.weights.families.bert import BERT
-from bert_jax.weights.formats import sizes_of, tensors, to_tree
-from bert_jax.weights.run_directory import describe_run, read_description, write_run
-from bert_jax.weights.tf1 import config_to_write
+from bert_jax.weights import parameters
+from bert_jax.weights.parameters import sizes_of, tensors, to_tree
 from bert_jax.weights.warm_start import place
+from tests.foreign.run_model import RECORDED, assert_same_params
 from tests.refusals import refused
 
 # No two sizes are the same, so that a swap of dims shows.
@@ -61,7 +63,7 @@ def test_every_array_comes_back_from_files(params, form_of):
         part_of(tensor.name) for tensor in held}
     assert lacking <= {DISCRIMINATOR}
     params = {tensor.name: params[tensor.name] for tensor in held}
-    files = formats.from_params(form_of, params, MODEL)
+    files = parameters.from_params(form_of, params, MODEL)
     assert all(x.flags.c_contiguous for x in files.values())
     num_files = 0
     back = {}
@@ -81,7 +83,7 @@ def test_the_tree_is_the_one_of_the_model(params):
     for padded in (tree['bert']['embeddings']['word_embeddings'],
                    tree['cls']['predictions']['output_bias']):
         assert len(padded) == 256 and not padded[130:].any()
-    assert_same_params(params, formats.from_tree(tree, 130))
+    assert_same_params(params, parameters.from_tree(tree, 130))
     del tree['classifier'], tree['cls']['squad']
     discriminator = tree.pop('discriminator_predictions')
     assert jax.tree.map(np.shape, tree) == shapes_of(Pretraining(config))
@@ -111,7 +113,7 @@ def another(option):
 SPELLINGS = {
     'huggingface': BERT.spellings,
     'tf1': {option.name: option.tf1 for option in OPTIONS if option.tf1 is not None},
-    'bert_jax': formats.IN_RUN,
+    'bert_jax': parameters.IN_RUN,
 }
 
 
@@ -120,8 +122,9 @@ SPELLINGS = {
 def test_a_field_comes_back_from_every_format(format, name):
     option = next(option for option in OPTIONS if option.name == name)
     model = SIZES | {name: another(option)}
-    said = formats.spelled(model, SPELLINGS[format])
-    back = formats.read_model(json.loads(json.dumps(said)), SPELLINGS[format], Path('config.json'))
+    said = parameters.spelled(model, SPELLINGS[format])
+    back = parameters.read_model(
+        json.loads(json.dumps(said)), SPELLINGS[format], Path('config.json'))
     assert back == model
 
 

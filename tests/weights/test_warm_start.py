@@ -4,13 +4,16 @@ import dataclasses
 
 import numpy as np
 import pytest
-from run_model import RECORDED
 
+from bert_jax.foreign import load_weights
+from bert_jax.foreign.families import FAMILIES, shared_layers
 from bert_jax.runtime.errors import InputError
-from bert_jax.text.vocab import SPECIAL_TOKENS, write_vocab
-from bert_jax.weights import load_weights
-from bert_jax.weights.formats import Weights
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.vocab_files import write_vocab
+from bert_jax.weights.parameters import Weights
 from bert_jax.weights.warm_start import extended, place
+from tests.foreign.run_model import RECORDED
+from tests.foreign.test_family_files import random_weights
 
 POSITIONS = 'bert/embeddings/position_embeddings'
 WORDS = 'bert/embeddings/word_embeddings'
@@ -131,6 +134,42 @@ def test_another_encoder_is_refused(change, words):
     weights = load_weights(RECORDED / 'base')
     with pytest.raises(InputError, match=words):
         place(weights, shapes_of(weights, change))
+
+
+@pytest.mark.parametrize('name, there, here, shared', [
+    ('ModernBERT', 'ForMaskedLM', 'ForSequenceClassification', True),
+    ('ModernBERT', 'ForMaskedLM', 'ForTokenClassification', True),
+    ('ModernBERT', 'ForTokenClassification', 'ForMaskedLM', True),
+    ('ModernBERT', 'ForMultipleChoice', 'ForQuestionAnswering', True),
+    ('BERT', 'ForPreTraining', 'ForSequenceClassification', True),
+    ('BERT', 'ForMaskedLM', 'ForSequenceClassification', False),
+    ('RoBERTa', 'Model', 'ForMultipleChoice', True),
+    ('RoBERTa', 'Model', 'ForSequenceClassification', False),
+    ('RoBERTa', 'ForSequenceClassification', 'ForMultipleChoice', False),
+    ('DistilBERT', 'ForMultipleChoice', 'ForSequenceClassification', True),
+    ('DistilBERT', 'ForMaskedLM', 'ForSequenceClassification', False),
+    ('ELECTRA', 'ForSequenceClassification', 'ForMultipleChoice', False),
+], ids=str)
+def test_layers_that_have_one_name_in_transformers_are_shared(name, there, here, shared):
+    """Those between the encoder and a head's last layer; see test_families.py for the proof."""
+    family = next(family for family in FAMILIES if family.name == name)
+    first, second = (family.architecture(family.model_types[family.model_type] + kind)
+                     for kind in (there, here))
+    weights = dataclasses.replace(
+        random_weights(family, first, first.heads[0]), shared_layers=shared_layers)
+    target = random_weights(family, second, second.heads[0])
+    found = place(weights, shapes_of(target), head=target.head, labels=target.labels)
+    before = ('bert/pooler/', 'cls/predictions/transform/')
+    fresh = [x for x in found.fresh if x.startswith(before)]
+    assert bool(fresh) != shared
+    if name == 'ModernBERT' and 'ForMaskedLM' in (there, here):
+        of_pooler = 'bert/pooler/dense/kernel'
+        of_masked_lm = 'cls/predictions/transform/dense/kernel'
+        if here == 'ForMaskedLM':
+            of_pooler, of_masked_lm = of_masked_lm, of_pooler
+        assert found.params[of_pooler] is weights.params[of_masked_lm]
+        assert of_masked_lm not in found.unused
+        assert 'transformers has one layer for both' in ''.join(found.notes)
 
 
 OUTPUT_BIAS = 'cls/predictions/output_bias'

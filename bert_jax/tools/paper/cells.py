@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.run.description import read_run_fields
+from bert_jax.run.layout import is_described
+from bert_jax.run.ranking import loss_of
 from bert_jax.runtime.files import Path
 from bert_jax.tools.paper.plan import Part, Plan
 from bert_jax.tools.paper.tables import COLUMNS, Column, Row
 from bert_jax.tools.sweep.members import Settings
 from bert_jax.tools.sweep.report import summary
-from bert_jax.train.workdirs import read_run_fields
 
 Cell = dict[str, Any]
 
@@ -36,6 +38,7 @@ class ScoredRun:
     Attributes:
       settings: its settings in the grid, without the seed.
       first_metric: the task's first metric, which chooses the settings.
+      loss: its evaluation's, which chooses between settings with the same metric.
       score: the column's metric.
       seed: of its pre-training, or without one, of its fine-tuning.
       path: its run directory.
@@ -43,6 +46,7 @@ class ScoredRun:
 
     settings: Settings
     first_metric: float
+    loss: float
     score: float
     seed: int
     path: Path
@@ -94,6 +98,7 @@ def _scored_runs(row: Row, column: Column, parts: Sequence[Part]) -> list[Scored
             runs.append(ScoredRun(
                 settings=member.without('seed'),
                 first_metric=first_metric,
+                loss=loss_of(result, result['metric']),
                 score=score,
                 seed=seed,
                 path=part.sweep.run(member)))
@@ -108,10 +113,9 @@ def _last_value(result: Mapping[str, Any], metric: str) -> float | None:
     """
     last = metric.replace('eval/', 'last/')
     standard = metric.replace('eval/', 'eval/standard_')
-    for name in (last, standard, metric):
-        if name in result:
-            return result[name]
-    return None
+    if any(name.startswith('last/') for name in result):
+        return result.get(last)  # missing where it is undefined
+    return result.get(standard, result.get(metric))
 
 
 def _scale(column: Column) -> int:
@@ -127,7 +131,7 @@ def _guessing(column: Column, runs: Iterable[ScoredRun]) -> Cell:
     """`guessing` of a cell, from the first run that has written its config."""
     metric = column.metric.removeprefix('eval/')
     for run in runs:
-        if (run.path / 'config.json').exists():
+        if is_described(run.path):
             score = read_run_fields(run.path).get(f'guessing.{metric}')
             if score is not None:
                 score *= _scale(column)
@@ -142,11 +146,13 @@ def _runs_with_best_settings(runs: Iterable[ScoredRun]) -> list[ScoredRun]:
         groups.setdefault(run.settings, []).append(run)
     most = max(map(len, groups.values()))
     competing = [group for group in groups.values() if len(group) == most]
-    return max(competing, key=_mean_first_metric)
+    return max(competing, key=_mean_rank)
 
 
-def _mean_first_metric(runs: Iterable[ScoredRun]) -> float:
-    return statistics.fmean([run.first_metric for run in runs])
+def _mean_rank(runs: Sequence[ScoredRun]) -> tuple[float, float]:
+    """The mean of the first metric; and of the loss, less of which is better."""
+    metric = statistics.fmean([run.first_metric for run in runs])
+    return metric, -statistics.fmean([run.loss for run in runs])
 
 
 def _means_by_seed(cell: Cell) -> dict[int, float]:

@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 from bert_jax.config import ConfigDict, model_sizes
-from bert_jax.config.fields import FIELDS, field_of, flat_fields, pretraining_kind
-from bert_jax.runtime.files import Path, digest
+from bert_jax.config.fields import FIELDS, LABELLED, field_of, flat_fields, pretraining_kind
+from bert_jax.runtime.files import Path
+from bert_jax.runtime.hashing import digest
 from bert_jax.validation import complete
 
 # Fields that tell no parts apart, besides places and logging: the runs of a part have their own
@@ -28,6 +29,8 @@ _ADDED_LATER = {
     'data.near_duplicates': 0.0,
     'data.decontaminate': '',
     'data.remove_contaminated': False,
+    'data.truncation': '',
+    'data.token_types': '',
     'model.embedding_size': 0,
     'model.positions': 'table',
     'model.first_position': 0,
@@ -87,6 +90,9 @@ def _with_old_defaults(resolved: ConfigDict, values: dict[str, Any]) -> dict[str
     task = resolved.task
     if _all_phases_say_num_predictions(resolved) or not pretraining_kind(task):
         values[_NUM_PREDICTIONS] = values[_NUM_PREDICTIONS] or _EARLIER_NUM_PREDICTIONS
+    for name in ('data.text', 'data.label'):
+        if values[name] is None:
+            values[name], *_ = FIELDS[name].formerly
     if not pretraining_kind(task):  # no task of the tables holds rows out of its training set
         values['data.held_out'] = FIELDS['data.held_out'].default
     return values
@@ -107,5 +113,5 @@ def _is_hashed(name: str, value: Any, task: str) -> bool:
     if name not in _ADDED_LATER:
         return True
     readers = FIELDS[name].read_by
-    is_read = not readers or task in readers
+    is_read = not readers or task in readers or (readers == LABELLED and not pretraining_kind(task))
     return is_read and value not in (None, _ADDED_LATER[name])

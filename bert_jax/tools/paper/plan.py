@@ -11,16 +11,16 @@ from typing import Any
 from bert_jax.config import ConfigDict, model_sizes
 from bert_jax.config.command_line import config_file
 from bert_jax.config.phases import phases
+from bert_jax.corpus.trainers import name_in_run
+from bert_jax.foreign import load_weights
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.tasks.opening import open_task
-from bert_jax.text.trainers import name_in_run
 from bert_jax.tools.paper.part_names import part_name
 from bert_jax.tools.paper.tables import COLUMNS, TASKS, Row, Table
 from bert_jax.tools.preflight.measure import without_data
-from bert_jax.tools.sweep.directory import Sweep
+from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import Member, grid_members, member_config
-from bert_jax.weights import load_weights
 
 _RATE = 'optimizer.learning_rate='
 # At the small scales, the learning rates of every task that has a grid. 3e-4 is the highest rate
@@ -269,7 +269,8 @@ class Plan:
         if row.share != 1:
             return None
         try:
-            task: Any = open_task(without_data(self.pretraining(row.pretraining).resolved))
+            task: Any = open_task(
+                without_data(self.pretraining(row.pretraining).resolved), None)
             return float(task.run_flops())
         except InputError:  # its vocabulary is missing, or its steps depend on the data
             return None

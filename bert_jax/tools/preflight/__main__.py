@@ -47,7 +47,7 @@ from bert_jax.tools.preflight.measure import Record, measure, without_data
 from bert_jax.tools.preflight.report import tables, verdict
 from bert_jax.tools.preflight.saved import Programs
 from bert_jax.tools.preflight.schedules import write_schedules
-from bert_jax.tools.preflight.topology import open_topology
+from bert_jax.tools.preflight.topology import known_topologies, open_topology
 from bert_jax.validation import validate
 
 _HOW_FAR_OFF_CHIPS = (
@@ -69,6 +69,8 @@ def main(argv: Sequence[str]) -> None:
     with error_boundary(), temporary_folder() as folder:
         write_schedules(folder)
         config, file = parse_command(argv, __doc__ or '', options)
+        if not options.topology:
+            raise InputError(f'--topology is missing: name {known_topologies()}')
         if options.json:
             check_new_file(options.json, '--json', unless='topology')
         validate(config)

@@ -7,11 +7,11 @@ import re
 from typing import Any
 
 from bert_jax.runtime.chips import Chip, find_chip
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, install
 from bert_jax.runtime.packages import quiet_stderr
 from bert_jax.tools.preflight.links import Groups, Orders
 
-_MOST_CARDS = 8  # of a host whose cards all reach each other by NVLink
+MOST_CARDS = 8  # of a host whose cards all reach each other by NVLink
 
 # The plugin tunes products by running them and chooses between Triton and cuBLAS; without a card it
 # can do neither.
@@ -140,10 +140,10 @@ def open_cards(name: str) -> list[Any]:
 def _parse(name: str) -> tuple[str, int]:
     """(Kind of card, number of cards) of a topology's name."""
     kind, _, count = name.partition(':')
-    if not re.fullmatch(r'\d', count) or not 1 <= int(count) <= _MOST_CARDS:
+    if not re.fullmatch(r'\d', count) or not 1 <= int(count) <= MOST_CARDS:
         raise InputError(
-            f'--topology={name!r}: write how many cards of one host, 1 to {_MOST_CARDS}, such as '
-            f'{kind}:1 or {kind}:{_MOST_CARDS}')
+            f'--topology={name!r}: write how many cards of one host, 1 to {MOST_CARDS}, such as '
+            f'{kind}:1 or {kind}:{MOST_CARDS}')
     return kind, int(count)
 
 
@@ -152,8 +152,7 @@ def _check_plugin(name: str) -> None:
         if _is_installed(plugin):
             return
     raise InputError(
-        f"--topology={name!r} needs jax's CUDA plugin (no GPU and no driver): pip install "
-        "'.[cuda]', or 'jax[cuda13]' of your jax's version")
+        f"--topology={name!r} needs jax's CUDA plugin (no GPU and no driver): {install('cuda')}")
 
 
 def _is_installed(module: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bert_jax.model.attention_tiles import grid_in_name
+from bert_jax.kernels.attention_tiles import grid_in_name
 from bert_jax.tools.preflight.schedules import Schedule
 
 # The compiler writes 2^63 - 1 where it has no estimate.

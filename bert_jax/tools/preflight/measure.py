@@ -8,15 +8,16 @@ import jax
 
 from bert_jax.config import ConfigDict
 from bert_jax.config.fields import pretraining_kind
+from bert_jax.corpus.extending import extend
+from bert_jax.corpus.trainers import Wanted, size_to_train
+from bert_jax.foreign import load_weights
 from bert_jax.runtime.chips import Chip, find_chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 from bert_jax.sharding import Mesh
 from bert_jax.tasks.opening import open_task
 from bert_jax.tasks.pretrain import step_flops
-from bert_jax.text import load_tokenizer
-from bert_jax.text.extending import extend
-from bert_jax.text.trainers import Wanted, size_to_train
+from bert_jax.text.kinds import load_tokenizer
 from bert_jax.tools.preflight.cards import (
     COMPILER_OPTIONS,
     Switch,
@@ -26,15 +27,15 @@ from bert_jax.tools.preflight.cards import (
 )
 from bert_jax.tools.preflight.cycles import step_cycles
 from bert_jax.tools.preflight.hlo import CompiledText
+from bert_jax.tools.preflight.hours import other_hours, step_hours, total_hours
 from bert_jax.tools.preflight.kernels import step_time
 from bert_jax.tools.preflight.links import Network, open_network
 from bert_jax.tools.preflight.messages import collectives, find_messages, waiting_seconds
 from bert_jax.tools.preflight.saved import CompiledPhase, Programs
 from bert_jax.tools.preflight.schedules import Schedule, read_schedules
-from bert_jax.train.memory import Memory, compile_step, device_bytes
-from bert_jax.train.program import Program, build_program, phase_calls
+from bert_jax.train.compiling import Memory, compile_step, device_bytes
+from bert_jax.train.program import Program, build_program, steps_with_shapes
 from bert_jax.validation import complete
-from bert_jax.weights import load_weights
 
 Record = dict[str, Any]
 
@@ -95,7 +96,7 @@ def measure(
     Raises:
       InputError: a phase cannot be read from `programs`.
     """
-    program = build_program(config, mesh, open_task(config))
+    program = build_program(config, mesh, open_task(config, None))
     chip = find_chip(mesh.devices.flat[0].device_kind)
     network: Network | Switch
     if is_card(chip.name):
@@ -111,14 +112,17 @@ def measure(
         compiled = measurer.compiled(phase, number)
         phases.append(measurer.record(phase, number, compiled))
     hours = chip_hours = None
+    times: Record = {}
     if all('hours' in phase for phase in phases):
-        hours = sum(phase['hours'] for phase in phases)
+        others = other_hours(program, phases)
+        hours = total_hours(phases, others)
         chip_hours = hours * num_chips
+        times = {'step_hours': step_hours(phases)._asdict(), 'other_hours': others}
     return {
         'chips': num_chips, 'devices': mesh.size, 'chip': chip.name, 'mesh': dict(mesh.shape),
         'versions': compiled.versions, 'date': compiled.date,
         'phases': phases, 'fits': all(phase['fits'] for phase in phases),
-        'hours': hours, 'chip_hours': chip_hours,
+        'hours': hours, 'chip_hours': chip_hours, **times,
     }
 
 
@@ -185,7 +189,7 @@ class _PhaseMeasurer:
         started = time.monotonic()
         results = {}
         schedules = {}
-        for step_name, (step, arguments) in phase_calls(self.program, number).items():
+        for step_name, (step, arguments) in steps_with_shapes(self.program, number).items():
             say(f'compiling {step_name} of {_name(phase, number)} for '
                 f'{num_devices // self.chip.num_devices} x {self.chip.name} ...')
             results[step_name] = self._compile_step(step, arguments)

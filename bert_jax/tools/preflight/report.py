@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from bert_jax.tools.preflight.hours import PUBLISHED_SHARES, step_hours, total_hours
+
 Record = dict[str, Any]
 
 _MOST_OF_A_CARD = 0.92  # the share of a GPU's memory that jax can be told to take
@@ -46,27 +48,31 @@ def _what_it_takes(record: Record) -> str:
     phases = record['phases']
     limit = phases[0]['bytes_limit']
     needed = max(_needed(phase) for phase in phases)
-    scheduled_hours = sum(_scheduled_seconds(phase) for phase in phases) / 3600
-    least_hours = min(scheduled_hours, record['hours'])
-    hours = f"{least_hours:,.1f} to {record['hours']:,.1f}"
-    if record['devices'] == 1 and _is_of_cards(record):  # no message that could be waited for
-        hours = f"about {record['hours']:,.1f}"
+    others = record.get('other_hours', {})
+    hours = total_hours(phases, others)
     chip = 'card' if _is_of_cards(record) else 'chip'
     text = (
-        f"fits, {_gb(needed)} GB of a {_unit(record)}'s {_gb(limit)}; {hours} hours, "
-        f"{record['chip_hours']:,.0f} {chip}-hours")
+        f"fits, {_gb(needed)} GB of a {_unit(record)}'s {_gb(limit)}; about {hours:,.1f} hours, "
+        f"{hours * record['chips']:,.0f} {chip}-hours")
     if 'dollars' in record:
         text += f", ${record['dollars']:,.0f}"
-    shares = ', '.join(f"{phase['mfu']:.0%}" for phase in phases)
-    return f'{text}; {shares} of the peak'
+    text += f': {_steps_in_words(record)}'
+    if others:
+        text += f"; {sum(others.values()):,.1f} for {', '.join(others)}"
+    if not _is_of_cards(record):
+        least, most = PUBLISHED_SHARES
+        text += f'; published runs reach {least:.0%} to {most:.0%}'
+    return text
 
 
-def _scheduled_seconds(phase: Record) -> float:
-    """Seconds of a phase whose messages overlap computation, by schedules where there are any."""
-    seconds = phase['seconds']
-    computing = seconds.get('scheduled', seconds['compute'])
-    result: float = phase['steps'] * (computing + seconds['waiting'])
-    return result
+def _steps_in_words(record: Record) -> str:
+    """The hours of the steps, each end with its share of the peak."""
+    steps = step_hours(record['phases'])
+    if record['devices'] == 1 and _is_of_cards(record):  # no message that could be waited for
+        return f'steps {steps.most:,.1f} at {steps.share_at_most:.0%} of the peak'
+    return (
+        f'steps {steps.least:,.1f} at {steps.share_at_least:.0%} of the peak to {steps.most:,.1f} '
+        f'at {steps.share_at_most:.0%}')
 
 
 def _kernels_line(phase: Record) -> str:

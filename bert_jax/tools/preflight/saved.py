@@ -16,7 +16,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, open_stream, write_whole
 from bert_jax.runtime.provenance import versions
 from bert_jax.tools.preflight.schedules import Schedule
-from bert_jax.train.memory import Memory
+from bert_jax.train.compiling import Memory
 
 
 @dataclasses.dataclass(frozen=True)

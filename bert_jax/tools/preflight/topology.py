@@ -5,9 +5,9 @@ import importlib.util
 import re
 from typing import Any, NamedTuple
 
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, install
 from bert_jax.runtime.packages import quiet_stderr
-from bert_jax.tools.preflight.cards import CARDS, is_card, open_cards
+from bert_jax.tools.preflight.cards import CARDS, MOST_CARDS, is_card, open_cards
 
 
 class SliceLimits(NamedTuple):
@@ -30,6 +30,15 @@ _MEGACORE = ('v4', 'v5p')  # chips with two cores, which are one device in jax
 def num_cores(chip: str) -> int:
     """The cores that share the work of a device."""
     return 2 if chip in _MEGACORE else 1
+
+
+def known_topologies() -> str:
+    """What a slice or host can be, in words."""
+    slices = []
+    for chip, limits in _LIMITS.items():
+        slices.append(f"{chip}:{'x'.join('4' * limits.num_dims)}")
+    return (f"slices of TPUs, counted in chips ({', '.join(slices)}, ...), or the GPUs of a host, "
+            f"1 to {MOST_CARDS} ({', '.join(f'{card}:{MOST_CARDS}' for card in CARDS)})")
 
 
 def open_topology(name: str) -> list[Any]:
@@ -65,7 +74,7 @@ def _check_libtpu() -> None:
     which Kaggle's image has, does not know.
     """
     if importlib.util.find_spec('libtpu') is None:
-        raise InputError("libtpu is not installed: pip install '.[tpu]', or the libtpu of your jax")
+        raise InputError(f"libtpu is not installed: {install('tpu')}")
     try:
         installed = importlib.metadata.version('libtpu')
     except importlib.metadata.PackageNotFoundError:  # installed under another name
@@ -76,7 +85,7 @@ def _check_libtpu() -> None:
             jax_version = importlib.metadata.version('jax')
             raise InputError(
                 f'libtpu {installed} is too old to compile for a topology with jax {jax_version}: '
-                f"pip install 'libtpu=={match[1]}.*'")
+                f"{install('tpu')}")
 
 
 def _numbers(version: str) -> list[int]:

@@ -38,7 +38,7 @@ from bert_jax.tools.report.examples import WORD, make_examples
 from bert_jax.tools.report.groups import grouped
 from bert_jax.tools.report.page import page
 from bert_jax.tools.report.runs import RunRecords
-from bert_jax.train.reference import read_reference
+from bert_jax.watch.reference import read_reference
 
 _TEXT = 'The old town lies on the river, and the king lived in the castle for many years.'
 _MOST_WORDS = 30  # attention over more is illegible, and a large model would make a large page

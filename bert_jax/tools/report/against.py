@@ -4,18 +4,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from bert_jax.run.changes import compare
+from bert_jax.run.layout import RECORDS
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.provenance import hardware, versions
 from bert_jax.tools.report.runs import RunRecords
-from bert_jax.train.checks import BATCH, LOSS, NUM_STEPS, is_whole
-from bert_jax.train.reference import (
+from bert_jax.watch.reference import (
     CHECKED,
     Comparison,
     Departure,
     Reference,
     compared_fields,
 )
-from bert_jax.train.workdirs import compare
+from bert_jax.watch.step_fingerprints import BATCH, LOSS, NUM_STEPS, is_whole
 
 
 def checked_steps(run: RunRecords) -> dict[int, Mapping[str, float]]:
@@ -30,7 +31,7 @@ def checked_steps(run: RunRecords) -> dict[int, Mapping[str, float]]:
             continue
         for name in (*CHECKED, NUM_STEPS):
             if name not in record:
-                raise InputError(f"{run.folder / 'metrics.jsonl'}: the record of step "
+                raise InputError(f"{run.folder / RECORDS}: the record of step "
                                  f"{record['step']} has {BATCH}, but no {name}: remove its line")
         result[record['step']] = record
     if not result:

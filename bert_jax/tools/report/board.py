@@ -12,16 +12,16 @@ from typing import Any
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.heads import HEADS
 from bert_jax.model.layers import ModelConfig
+from bert_jax.run.model import read_description
 from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import as_path
-from bert_jax.runtime.schema import NUMBER, TEXT, MapOf, read_fields
+from bert_jax.runtime.files import as_path, read_fields
+from bert_jax.runtime.schema import NUMBER, TEXT, MapOf
+from bert_jax.step.step import num_unpadded
 from bert_jax.tools.report.groups import Group, grouped, is_setting
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.tools.sweep.report import markdown_table
-from bert_jax.train.report import count
-from bert_jax.train.step import num_unpadded
-from bert_jax.weights.run_directory import read_description
+from bert_jax.watch.metrics_log import count
 
 # In which the fine-tunings of several pre-trainings with the same settings may differ; the board
 # takes the last evaluation, however many there were.

@@ -10,7 +10,8 @@ import numpy as np
 
 from bert_jax.model.encoder import Bert
 from bert_jax.predict import load
-from bert_jax.predict.commands import Model
+from bert_jax.predict.model import Model
+from bert_jax.rows.pairs import joined, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout
 from bert_jax.text.tokenizer import name_of
@@ -90,14 +91,14 @@ def mask_each_word(model: Model, text: str) -> list[MaskedWord]:
 
 def attention(model: Model, text: str) -> tuple[list[str], np.ndarray]:
     """The tokens of a text, and attention probabilities [layers, heads, n (queries), n (keys)]."""
-    frame = model.vocab.frame
-    room = model.max_length - frame.num_special(pair=False)
-    ids = [frame.cls_id, *model.encode(text)[:room], frame.sep_id]
+    sequences = make_sequences(
+        joined([model.encode(text)]), None, max_length=model.max_length, frame=model.frame)
+    ids = sequences.ids.tolist()
     config = dataclasses.replace(model.config, attention='xla', layout=Layout())
-    row = np.array([ids], np.int32)
-    ones = np.ones((1, len(ids)), np.int32)
+    row = sequences.ids[None]
+    types = sequences.types[None].astype(np.int32)
     _, kept = Bert(config, pooled=False).apply(
-        {'params': model.params['bert']}, row, ones, 0 * ones, mutable=['intermediates'])
+        {'params': model.params['bert']}, row, np.ones_like(row), types, mutable=['intermediates'])
     layers = kept['intermediates']['encoder']
     probabilities: list[np.ndarray] = []
     for i in range(config.num_layers):

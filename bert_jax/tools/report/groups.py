@@ -11,7 +11,7 @@ from typing import Any
 from bert_jax.config.fields import CHANGES_RESULT, field_of
 from bert_jax.config.phases import PHASE_OPTIONS
 from bert_jax.tools.report.runs import Point, RunRecords
-from bert_jax.train.report import count
+from bert_jax.watch.metrics_log import count
 
 # Digests, and what the row `phases` shows.
 _NOT_SHOWN = (

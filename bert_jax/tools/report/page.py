@@ -16,15 +16,16 @@ from bert_jax.tools.report.comparison import Comparison, compare, incomparable_g
 from bert_jax.tools.report.examples import Examples, MaskedWord
 from bert_jax.tools.report.groups import Group, mean_with_deviation
 from bert_jax.tools.report.runs import RunRecords
-from bert_jax.train.gates import MEANINGS
-from bert_jax.train.report import count
+from bert_jax.watch.alarms import MEANINGS
+from bert_jax.watch.metrics_log import count
 
 _AXES = ('steps', 'tokens', 'FLOPs')
 # As in page.css and page.js.
 _NUM_COLOURS = 8
 _DASHES = ('', '7 3', '2 3', '9 3 2 3')
 _NOT_DRAWN = ('mlm_perplexity', 'standard_mlm_perplexity', 'lm_perplexity',  # follow from others
-              'nsp_majority', 'sequences_per_second', 'step_seconds', 'step_seconds_deviation')
+              'nsp_majority', 'sequences_per_second', 'step_seconds', 'step_seconds_deviation',
+              'save_seconds', 'data_wait_host', 'step_seconds_host', 'save_seconds_host')
 _ABOUT_CURVES = (
     'Thin lines: training; thick ones with dots: held out; of several seeds their mean, shaded '
     'from the lowest to the highest. Where a vertical line stands, rows of that length begin. '

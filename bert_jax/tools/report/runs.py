@@ -12,14 +12,16 @@ import numpy as np
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.heads import HEADS
 from bert_jax.heads.tokens import Tagging
-from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig
+from bert_jax.run.description import read_run_fields
+from bert_jax.run.layout import RECORDS, best_of
+from bert_jax.run.model import read_description
+from bert_jax.run.ranking import rank
 from bert_jax.runtime.files import Path
-from bert_jax.runtime.lease import holder
+from bert_jax.runtime.folder_lock import holder
+from bert_jax.step.optimizers import update_flops
 from bert_jax.tasks.pretrain import step_flops
-from bert_jax.train.report import duration, read_records
-from bert_jax.train.workdirs import read_run_fields
-from bert_jax.weights.run_directory import read_description, saved_steps
+from bert_jax.watch.metrics_log import duration, read_records
 
 
 class Work(NamedTuple):
@@ -71,7 +73,7 @@ class RunRecords:
         """
         self.name = name
         self.folder = folder
-        self.records = [_finite(record) for record in read_records(folder / 'metrics.jsonl')]
+        self.records = [_finite(record) for record in read_records(folder / RECORDS)]
         self.fields: dict[str, Any] = read_run_fields(folder)
         self.evaluations = list(filter(_is_evaluation, self.records))
         self.metric = str(self.fields.get('metric', ''))
@@ -87,16 +89,18 @@ class RunRecords:
             self.missing.append('no evaluation so far: no results')
 
     def _has_best_weights(self) -> bool:
-        if not self.evaluations or not saved_steps(self.folder / 'best'):
+        if not self.evaluations or not best_of(self.folder):
             return False
-        return all(f'eval/{self.metric}' in record for record in self.evaluations)
+        # An evaluation lacks the metric where it was undefined.
+        return any(f'eval/{self.metric}' in record for record in self.evaluations)
 
     def _chosen_scores(self) -> dict[str, float]:
         if not self.evaluations:
             return {}
         chosen = self.evaluations[-1]
         if self.keeps_best:
-            chosen = max(self.evaluations, key=lambda record: record[f'eval/{self.metric}'])
+            chosen = max(
+                self.evaluations, key=lambda record: rank(record, f'eval/{self.metric}'))
         return {name.removeprefix('eval/'): value for name, value in chosen.items()}
 
     def _describe_state(self, step: int) -> str:
@@ -175,8 +179,7 @@ class RunRecords:
         optimizer = self.fields.get('optimizer.name', '') if is_pretraining else ''
         recorded = self.fields.get('step_flops')
         if recorded:  # older runs lack it
-            of_optimizer = muon_flops(model) if optimizer == 'muon' else 0.0
-            return recorded[number] + of_optimizer
+            return recorded[number] + update_flops(optimizer, model)
         if is_pretraining and self.head:
             return step_flops(HEADS[self.head](model), phase, optimizer)
         head = self.head or Tagging.name  # rows are packed

@@ -1,1 +1,1 @@
-"""Runs a grid of settings, each as a run of its own, and picks the best on the dev set."""
+"""Runs points of a grid or a search, each as a run, and picks the best on the dev set."""

@@ -7,7 +7,7 @@ import os
 import runpy
 import urllib.parse
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import parse_command
@@ -18,7 +18,7 @@ from bert_jax.runtime.schema import TEXT, ListOf, check_fields
 from bert_jax.validation import check_used, validate
 
 Settings = tuple[tuple[str, str], ...]
-_MOST_RUNS = 10_000  # each has a folder, and is looked at whenever another ends
+MOST_RUNS = 10_000  # each has a folder, and is looked at whenever another ends
 _UNQUOTED = ' :+@'  # characters that are harmless in a file name
 
 
@@ -35,6 +35,17 @@ class Member(NamedTuple):
             quoted = urllib.parse.quote(value, safe=_UNQUOTED)
             parts.append(f'{field}={quoted}')
         return ','.join(parts)
+
+    @classmethod
+    def of_folder(cls, name: str) -> Self | None:
+        """The member whose folder has a name; None if none has."""
+        settings = []
+        for part in name.split(','):
+            field, equals, quoted = part.partition('=')
+            if not equals:
+                return None
+            settings.append((field, urllib.parse.unquote(quoted)))
+        return cls(tuple(settings))
 
     def without(self, *fields: str) -> Settings:
         """Its settings without those of these fields."""
@@ -53,8 +64,8 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
         twice; or there is nothing to vary, or too much.
     """
     entries = list(grid)
-    if restarts > _MOST_RUNS:
-        raise InputError(f'--restarts={restarts} is above {_MOST_RUNS:,}: name fewer')
+    if restarts > MOST_RUNS:
+        raise InputError(f'--restarts={restarts} is above {MOST_RUNS:,}: name fewer')
     if restarts:
         entries.append('seed=' + ','.join(map(str, range(restarts))))
     axes: dict[str, list[str]] = {}
@@ -73,8 +84,8 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
             'nothing varies: give --grid FIELD=VALUE,VALUE, --restarts=N, or as --config a file '
             'of configs/sweeps, which has the grid of a paper')
     num_runs = math.prod(len(values) for values in axes.values())
-    if num_runs > _MOST_RUNS:
-        raise InputError(f'the grid has {num_runs:,} runs, more than {_MOST_RUNS:,}: divide it '
+    if num_runs > MOST_RUNS:
+        raise InputError(f'the grid has {num_runs:,} runs, more than {MOST_RUNS:,}: divide it '
                          'into several sweeps')
     combinations = itertools.product(*axes.values())
     return [Member(tuple(zip(axes, values, strict=True))) for values in combinations]
@@ -112,21 +123,43 @@ def _field_of(entry: str) -> str:
     return entry.partition('=')[0]
 
 
-def member_config(config: str, overrides: Sequence[str], member: Member) -> ConfigDict:
+def member_config(
+    config: str, overrides: Sequence[str], member: Member, flag: str = '--grid'
+) -> ConfigDict:
     """A member's config.
 
     Args:
       config: file, as on the command line.
       overrides: '--config.FIELD=VALUE' for all members.
       member: the member; its settings take precedence.
+      flag: which gave the settings, for messages.
 
     Raises:
       InputError: there is no such file or field, or a value is invalid.
     """
-    settings = [f'--config.{field}={value}' for field, value in member.settings]
+    try:
+        return _config_with(config, overrides, member.settings)
+    except InputError as error:
+        _config_with(config, overrides, ())  # raises what is not the grid's fault
+        raise InputError(_as_of_flag(str(error), member.settings, flag)) from None
+
+
+def _config_with(config: str, overrides: Sequence[str], settings: Settings) -> ConfigDict:
+    """The config with some settings; raises InputError if it cannot work."""
+    flags = [f'--config.{field}={value}' for field, value in settings]
     result, _ = parse_command(
-        ['sweep', f'--config={config}', '--config.train.keep_checkpoints=1', *overrides, *settings],
+        ['sweep', f'--config={config}', '--config.train.keep_checkpoints=1', *overrides, *flags],
         '')
     validate(result)
     check_used(result)
     return result
+
+
+def _as_of_flag(message: str, settings: Settings, flag: str) -> str:
+    """The message about a setting as one about the flag where it was written."""
+    for field, value in settings:
+        if f'config.{field}' in message:
+            said = message.replace(f'--config.{field}', field).replace(f'config.{field}', field)
+            return f'{flag} {field}={value}: {said}'
+    shown = ' '.join(f'{field}={value}' for field, value in settings)
+    return f'{flag} {shown}: {message}'

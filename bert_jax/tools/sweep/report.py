@@ -1,14 +1,18 @@
 """The table of a sweep: its scores by settings, the best run, and what failed."""
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import show, visible
-from bert_jax.tools.sweep.directory import Sweep, score_of
+from bert_jax.runtime.errors import counted, show, visible
+from bert_jax.tools.sweep.folder import Sweep, rank_of, score_of, shown_score
 from bert_jax.tools.sweep.members import Member, Settings
+from bert_jax.tools.sweep.search import Axis, Range
+
+_EDGE = 0.05  # share of a range at each end
 
 
 def report(sweep: Sweep) -> int:
@@ -25,6 +29,7 @@ def report(sweep: Sweep) -> int:
     winner, best = next(iter(results.items()))
     files.write_whole(sweep.path / 'results.json', json.dumps({
         'metric': best['metric'], 'winner': winner.name, 'best': score_of(best),
+        'tied': [member.name for member in _tied(results)],
         'groups': groups,
         'runs': {member.name: results.get(member) for member in sweep.members},
     }, indent=1))
@@ -33,14 +38,99 @@ def report(sweep: Sweep) -> int:
 
 def _groups(sweep: Sweep, results: Mapping[Member, dict[str, Any]]) -> list[dict[str, Any]]:
     """The scores of finished members that differ only in their seed, summarized."""
-    scores: dict[Settings, list[float]] = {}
+    scores: dict[Settings, list[float | None]] = {}
     for member in sweep.members:
         if member in results:
             group = scores.setdefault(member.without('seed'), [])
             group.append(score_of(results[member]))
-    return [
-        {'settings': dict(settings), **summary(values), 'best': max(values)}
-        for settings, values in scores.items()]
+    groups = [_summarized(settings, values) for settings, values in scores.items()]
+    if sweep.search is not None:
+        groups.sort(key=_mean, reverse=True)
+    return groups
+
+
+def _mean(group: Mapping[str, Any]) -> float:
+    """The mean of a group; an undefined one is below all others."""
+    mean: float | None = group['mean']
+    return -math.inf if mean is None else mean
+
+
+def _edge_lines(
+    sweep: Sweep, groups: Sequence[dict[str, Any]], winner: Member
+) -> list[str]:
+    """For each field whose best value is an outermost one, that values beyond may be better."""
+    highest = max(map(_mean, groups))
+    best_groups = [group for group in groups if _mean(group) == highest]
+    best = best_groups[0]
+    for group in best_groups:  # of equal ones that of the best run, which the loss decides
+        if group['settings'] == dict(winner.without('seed')):
+            best = group
+    lines = []
+    for field, text in best['settings'].items():
+        tried = [dict(member.settings)[field] for member in sweep.members]
+        axis = None
+        of = 'grid'
+        if sweep.search is not None:
+            axis = sweep.search.space[field]
+            of = 'search'
+        direction = _edge(text, tried, axis)
+        if direction:
+            lines.append(f'the best is at the edge of the {of}: {field} {text} is the '
+                         f'{direction}est, try {direction}er ones')
+    return lines
+
+
+def _edge(text: str, tried: Sequence[str], axis: Axis | None) -> str:
+    """'high' or 'low' if a value is at that end of those that were tried; '' if at none.
+
+    Args:
+      text: the value.
+      tried: all values of the grid.
+      axis: what values were drawn from, instead.
+    """
+    if isinstance(axis, Range):
+        place = axis.place(float(text))
+        if place >= 1 - _EDGE:
+            return 'high'
+        return 'low' if place <= _EDGE else ''
+    try:
+        value = float(text)
+        numbers = {float(other) for other in (tried if axis is None else axis.values)}
+    except ValueError:
+        return ''
+    if len(numbers) < 2:
+        return ''
+    if value == max(numbers):
+        return 'high'
+    return 'low' if value == min(numbers) else ''
+
+
+def _summarized(settings: Settings, values: Sequence[float | None]) -> dict[str, Any]:
+    """The summary of a group; of scores that are undefined in part, without them."""
+    defined = [value for value in values if value is not None]
+    numbers: dict[str, Any] = {'mean': None, 'deviation': None, 'best': None}
+    if defined:
+        numbers = {**summary(defined), 'best': max(defined)}
+    return {'settings': dict(settings), **numbers, 'runs': len(values)}
+
+
+def _tied(results: Mapping[Member, dict[str, Any]]) -> list[Member]:
+    """The members, best first, whose metric is that of the best; none if it is alone."""
+    best = next(iter(results.values()))
+    tied = [member for member, result in results.items() if score_of(result) == score_of(best)]
+    return tied if len(tied) > 1 else []
+
+
+def _tie_line(results: Mapping[Member, dict[str, Any]]) -> str:
+    """What decides between the best members; '' if the metric alone does."""
+    tied = _tied(results)
+    if not tied:
+        return ''
+    first, second = (rank_of(results[member]) for member in tied[:2])
+    decides = f'the lowest loss decides, {-first[1]:.4g}'
+    if first == second:
+        decides = 'the first of those with the lowest loss is taken'
+    return f'{len(tied)} runs have this {next(iter(results.values()))["metric"]}: {decides}'
 
 
 def _table(
@@ -57,16 +147,21 @@ def _table(
     metric = best['metric']
     heading = ['settings', 'runs', f'mean {metric}', 'deviation', 'best']
     lines = markdown_table(heading, [_group_cells(group) for group in groups])
-    lines.append(f'\nbest: {winner.name} ({metric} {score_of(best):.4f})')
+    lines.append(f'\nbest: {winner.name} ({metric} {shown_score(best)})')
+    tie = _tie_line(results)
+    if tie:
+        lines.append(tie)
+    lines += _edge_lines(sweep, groups, winner)
     hours = sum(map(sweep.seconds, results)) / 3600
     hosts = {result.get('host', '') for result in results.values()} - {''}
     lines.append(
-        f"{len(results)} runs, {hours:.2f} hours of a process in all, on "
+        f"{counted(len(results), 'run')}, {hours:.2f} hours of a process in all, on "
         f"{', '.join(sorted(hosts))}")
     deleted = len(results) - sweep.keep
     if deleted > 0:
         kept = '; '.join(member.name for member in list(results)[: sweep.keep])
-        lines.append(f'the checkpoints of {deleted} runs are deleted; kept: {kept}')
+        lines.append(f"the checkpoints of {counted(deleted, 'run')} are deleted; "
+                     f'kept: {kept}')
     failed = [member.name for member in sweep.members if member not in results]
     if failed:
         lines.append(f"failed: {', '.join(sorted(failed))}")

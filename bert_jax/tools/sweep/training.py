@@ -7,16 +7,16 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO, Any
 
 from bert_jax.config import ConfigDict
 from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError, Stopped, show, tell
-from bert_jax.runtime.lease import Claim
+from bert_jax.runtime.folder_lock import Claim
 from bert_jax.runtime.process import is_full_disk
-from bert_jax.tools.sweep.directory import Sweep, score_of
+from bert_jax.tools.sweep.folder import Sweep, shown_score
 from bert_jax.tools.sweep.members import Member, Settings, member_config
 from bert_jax.tools.workers import ShouldStop
 
@@ -27,17 +27,18 @@ WAIT_SECONDS = 5.0  # between checks of runs that other processes have claimed
 
 def work_until_done(sweep: Sweep, should_stop: ShouldStop) -> bool:
     """Works until every run has ended, also those of other processes; False: stopped before."""
-    while work(sweep, should_stop):
-        if not sweep.unfinished():
+    worker = _Worker(sweep, should_stop)
+    while worker.work():
+        if worker.study.is_over():
             return True
         time.sleep(WAIT_SECONDS)  # a run whose process dies meanwhile is taken over
     return False
 
 
 def work(sweep: Sweep, should_stop: ShouldStop) -> bool:
-    """Trains the members that no other process has, one after another; False: a stop was requested.
+    """Trains the runs that no other process has, one after another; False: a stop was requested.
 
-    Members with the same compiled step share weights and data.
+    Runs with the same compiled step share weights and data.
 
     Args:
       sweep: opened.
@@ -46,67 +47,118 @@ def work(sweep: Sweep, should_stop: ShouldStop) -> bool:
     Raises:
       InputError: the config cannot work.
     """
-    worker = _Worker(sweep, should_stop)
-    while not should_stop(0):
-        member = worker.train_next()
-        if member is None:
-            return True
-        worker.print_progress(member)
-    return False
+    return _Worker(sweep, should_stop).work()
 
 
 class _Worker:
-    """Trains members of a sweep in this process, and keeps the program of the last one."""
+    """Trains runs of a sweep in this process, and keeps the program of the last one.
+
+    Attributes:
+      study: of the sweep.
+    """
 
     def __init__(self, sweep: Sweep, should_stop: ShouldStop):
+        from bert_jax.tools.sweep.study import SweepStudy
+
         self.sweep = sweep
         self.should_stop = should_stop
+        self.study = SweepStudy(sweep)
         self._program: Any = None
         self._program_settings: Settings | None = None  # of the members that `_program` suits
         self._started = time.monotonic()
-        self._unfinished_before = len(sweep.unfinished())
+        self._left_before = sweep.num_left()
 
-    def train_next(self) -> Member | None:
-        """Trains a member that no other process has, and returns it; None: there is none."""
-        waiting = sorted(self.sweep.unfinished(), key=self._needs_another_program)
-        for member in waiting:
-            claim = self.sweep.claim(member)
-            if claim is None:
-                continue
-            log_path = self.sweep.run(member) / 'log.txt'
-            try:
-                with _open_log(log_path, claim) as log, contextlib.redirect_stdout(log):
-                    if self._needs_another_program(member):
-                        self._open_program(member, waiting)
-                    self._train(member, claim)
-            finally:
-                claim.release()
-            return member
+    def work(self) -> bool:
+        """Trains the runs that no other process has; False: a stop was requested."""
+        while not self.should_stop(0):
+            member = self._train_next()
+            self.study.settle()
+            if member is None:
+                return True
+            self.print_progress(member)
+        return False
+
+    def _train_next(self) -> Member | None:
+        """Trains a run that no other process has, and returns it; None: there is none.
+
+        First those of points that are begun, which other processes may have left; but those for
+        which the program must be opened anew come after the points that nobody has begun.
+        """
+        later = []
+        for member in self.study.begun():
+            if self._program is not None and self._needs_another_program(member):
+                later.append(member)
+            elif self._train_if_free(member):
+                return member
+        while True:
+            point = self.study.ask()
+            if point is None:
+                break
+            for member in self.sweep.runs_of(point):
+                if self._train_if_free(member):
+                    return member
+            self.study.settle()  # its runs are finished already
+        for member in later:
+            if self._train_if_free(member):
+                return member
         return None
+
+    def _train_if_free(self, member: Member) -> bool:
+        """Trains a run, unless it has ended or another process has it; whether it did."""
+        if self.sweep.has_ended(member):
+            return False
+        claim = self.sweep.claim(member)
+        if claim is None:
+            return False
+        log_path = self.sweep.run(member) / 'log.txt'
+        try:
+            with _open_log(log_path, claim) as log, contextlib.redirect_stdout(log):
+                if self._is_possible(member):
+                    if self._needs_another_program(member):
+                        self._open_program(member)
+                    self._train(member, claim)
+        finally:
+            claim.release()
+        return True
+
+    def _is_possible(self, member: Member) -> bool:
+        """Whether a run's settings agree; if not, it has failed. Those of a grid are checked."""
+        if self.sweep.search is None:
+            return True
+        try:
+            self._config(member)
+        except InputError as error:
+            self._record_failure(member, error)
+            return False
+        return True
 
     def print_progress(self, member: Member) -> None:
         """Prints the score of a member, if it has finished, and when all will have."""
         result = self.sweep.result(member)
         if result is None:
             return
-        show(f"{member.name}: {result['metric']} {score_of(result):.4f}")
-        left = len(self.sweep.unfinished())
-        done = self._unfinished_before - left
+        show(f"{member.name}: {result['metric']} {shown_score(result)}")
+        left = self.sweep.num_left()
+        done = self._left_before - left
         if left and done > 0:
             seconds = (time.monotonic() - self._started) / done * left
-            show(f'  {done}/{self._unfinished_before} runs, eta {seconds / 60:.0f} min')
+            show(f'  {done}/{self._left_before} runs, eta {seconds / 60:.0f} min')
 
     def _needs_another_program(self, member: Member) -> bool:
         return member.without(*_STEP_ARGUMENTS) != self._program_settings
 
-    def _open_program(self, member: Member, waiting: Sequence[Member]) -> None:
-        """Opens the program of a member and of all others that are waiting for the same."""
+    def _open_program(self, member: Member) -> None:
+        """Opens the program of a run and of all others that are waiting for the same."""
         from bert_jax.run_setup import open_run
 
         self._program = None  # frees its memory
         self._program_settings = member.without(*_STEP_ARGUMENTS)
-        alike = [
-            self.sweep.run(other) for other in waiting if not self._needs_another_program(other)]
+        alike = [self.sweep.run(member)]
+        for other in self.sweep.unfinished():
+            if not self._needs_another_program(other):
+                alike.append(self.sweep.run(other))
+        if self.sweep.search is not None:
+            alike.append(self.sweep.path / 'runs' / 'next')  # one that is not drawn yet
         self._program = open_run(self._config(member), alike)
 
     def _config(self, member: Member) -> ConfigDict:
@@ -136,7 +188,9 @@ class _Worker:
             return self.should_stop(step)
 
         try:
-            result = train_run(program, self.sweep.run(member), should_stop, began=time.time())
+            result = train_run(
+                program, self.sweep.run(member), should_stop, ask_lock=claim.ask,
+                began=time.time())
         except InputError as error:
             if not claim.lost:
                 raise

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from bert_jax.config.command_line import parse_command
+from bert_jax.foreign import load_weights
 from bert_jax.runtime.files import as_path
-from bert_jax.tasks.opening import open_task
-from bert_jax.text import load_tokenizer
+from bert_jax.text.kinds import load_tokenizer
 from bert_jax.validation import complete
-from bert_jax.weights import load_weights
 from tests.abuse.classes.case import Case, copy, in_words
 from tests.abuse.commands import Answer, arguments
 from tests.abuse.fuzz import cut, flip, overwrite
+from tests.opening import open_task
 
 _HUB = Path('home/hub/models--org--name')
 # What prints a digest of what it reads in a folder, and what damages the cache and says how.
@@ -127,7 +127,7 @@ def _rows(folder: Path) -> None:
 
 def _records(folder: Path) -> None:
     """Prints a digest of Google's records, whose index is kept."""
-    from bert_jax.data.records import RecordFiles
+    from bert_jax.corpus.records import RecordFiles
 
     records = RecordFiles.open(f'{folder}/examples.tfrecord', folder / 'cache')
     batch = records.read(np.arange(len(records)))
@@ -193,7 +193,7 @@ def make(folder: Path) -> None:
     """Makes `examples.tfrecord`."""
     import tensorflow as tf
 
-    from tests.data.test_records import make_example
+    from tests.corpus.test_records import make_example
 
     rng = np.random.default_rng(0)
     with tf.io.TFRecordWriter(str(folder / 'examples.tfrecord')) as writer:

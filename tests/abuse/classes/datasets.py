@@ -10,13 +10,13 @@ from typing import Any
 
 from bert_jax.config.command_line import parse_command
 from bert_jax.predict.inputs import Parts, SingleText, open_source
-from bert_jax.tasks.labelled import ScoredModel
-from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.handles import ScoredModel
 from bert_jax.validation import check_used, complete, validate
 from tests.abuse.classes.case import NASTY, Case, write
 from tests.abuse.classes.foreign import spoil
 from tests.abuse.classes.tables import WORDS, make_mistake
 from tests.conftest import ROOT
+from tests.opening import open_task
 
 _VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1.5, float('nan'), 10**30, '', ' ', 'x', 'a\x00b', '\ud800', [], {}, ['a'],

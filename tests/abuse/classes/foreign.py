@@ -16,23 +16,24 @@ from unittest import mock
 from safetensors.numpy import load_file, save_file
 
 from bert_jax.config import default_config
-from bert_jax.predict.loaded import read_model
-from bert_jax.runtime import lease
+from bert_jax.foreign import load_weights
+from bert_jax.foreign.huggingface import write_huggingface
+from bert_jax.loading import read_model
+from bert_jax.run.description import describe_run
+from bert_jax.run.model import write_run
+from bert_jax.run.result_folder import free_folder, open_result_folder, write_result
+from bert_jax.run.resume_checks import check_resumable
+from bert_jax.runtime import folder_lock
 from bert_jax.runtime.files import as_path
-from bert_jax.runtime.result_folder import free_folder, open_result_folder, write_result
 from bert_jax.tools.report.board import board
 from bert_jax.tools.report.examples import Examples
 from bert_jax.tools.report.groups import grouped
 from bert_jax.tools.report.page import page
 from bert_jax.tools.report.runs import RunRecords
-from bert_jax.tools.sweep.directory import Sweep
+from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import Member
-from bert_jax.train.goodput import Goodput
-from bert_jax.train.report import Report
-from bert_jax.train.workdirs import check_resumable
-from bert_jax.weights import load_weights
-from bert_jax.weights.huggingface import write_huggingface
-from bert_jax.weights.run_directory import describe_run, write_run
+from bert_jax.watch.goodput import Goodput
+from bert_jax.watch.metrics_log import Report
 from tests.abuse.classes.case import Case
 from tests.conftest import ROOT
 
@@ -69,7 +70,7 @@ def _resume(folder: Path) -> None:
     check_resumable(workdir, _run_fields(), None, comparable=False)
     report = Report(workdir, True, 4)
     report.write(5, {'train/loss': 1.0})
-    with mock.patch('bert_jax.train.report.curves', return_value=None):
+    with mock.patch('bert_jax.watch.metrics_log.curves', return_value=None):
         report.draw()
     report.close()
     Goodput(workdir, True, 4, 10.0).line()
@@ -101,9 +102,9 @@ def _evaluate(folder: Path) -> None:
 
 
 def _claim(folder: Path) -> None:
-    content = lease.read_claim(as_path(folder / 'run' / '.claim-7'))
-    lease.is_at_work(content)
-    lease.holder(folder / 'run')
+    content = folder_lock.read_claim(as_path(folder / 'run' / '.claim-7'))
+    folder_lock.is_at_work(content)
+    folder_lock.holder(folder / 'run')
 
 
 READERS = (

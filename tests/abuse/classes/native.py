@@ -12,8 +12,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from bert_jax.foreign import load_weights
 from bert_jax.runtime.files import as_path
-from bert_jax.weights import load_weights
 from tests.abuse.classes.case import Case, copy, in_words, write
 from tests.abuse.classes.foreign import spoil_file
 from tests.abuse.commands import open_command

@@ -11,8 +11,8 @@ from bert_jax.tools.report.examples import Examples
 from bert_jax.tools.report.groups import grouped
 from bert_jax.tools.report.page import page
 from bert_jax.tools.report.runs import RunRecords
-from bert_jax.train.goodput import Goodput
-from bert_jax.train.report import Report
+from bert_jax.watch.goodput import Goodput
+from bert_jax.watch.metrics_log import Report
 from tests.abuse.classes.case import NASTY, Case, copy, in_words
 
 _NUMBERS = (

@@ -9,10 +9,10 @@ from typing import Any
 from unittest import mock
 
 from bert_jax.config.fields import FIELDS
-from bert_jax.runtime import lease
-from bert_jax.runtime.claims import Claims
+from bert_jax.corpus.claims import Claims
+from bert_jax.runtime import folder_lock
 from bert_jax.runtime.files import as_path
-from bert_jax.tools.sweep.directory import Sweep
+from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import grid_members, member_config, read_sweep
 from bert_jax.tools.sweep.report import report
 from tests.abuse.classes.case import NASTY, WORDS_OF_FLAGS, Case, write
@@ -26,7 +26,7 @@ _CONFIG = f'{ROOT}/configs/tiny_pretrain.py'
 
 def _claim(rng: random.Random) -> Any:
     """What a claim may hold: that of a process that is or was here, or of another machine."""
-    content: Any = lease.new_claim() | rng.choice((
+    content: Any = folder_lock.new_claim() | rng.choice((
         {}, {'machine': 'x'}, {'pid': 1}, {'pid': 2**22 - 1}, {'started': 'x'},
         {'host': '\x1b[31m'}))
     for _ in range(rng.choice((0, 0, 1, 2))):
@@ -62,9 +62,9 @@ def _of_lease(rng: random.Random, folder: Path) -> tuple[str, Callable[[], objec
     done = _spoil_place(rng, folder / 'new' / f'.claim-{number}', _claim(rng))
 
     def act() -> None:
-        with mock.patch.object(lease, 'SECONDS', 1.0):
-            print(lease.holder(folder / 'new'))
-            with lease.claimed(folder / 'new', 'run') as claim:
+        with mock.patch.object(folder_lock, 'SECONDS', 1.0):
+            print(folder_lock.holder(folder / 'new'))
+            with folder_lock.claimed(folder / 'new', 'run') as claim:
                 print('taken', claim.lost)
 
     return done, act
@@ -74,7 +74,7 @@ def _of_claims(rng: random.Random, folder: Path) -> tuple[str, Callable[[], obje
     done = _spoil_place(rng, folder / 'new' / rng.choice(('a.claim', 'b.claim')), _claim(rng))
 
     def act() -> None:
-        with mock.patch.object(lease, 'SECONDS', 1.0):
+        with mock.patch.object(folder_lock, 'SECONDS', 1.0):
             claims = Claims(folder / 'new')
             print(claims.worker)
             for name in ('a', 'b'):

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from bert_jax.config.command_line import parse_command
 from bert_jax.predict.inputs import SingleText, open_source
 from bert_jax.runtime import process
-from bert_jax.tasks.labelled import ScoredModel
-from bert_jax.tasks.opening import open_task
+from bert_jax.tasks.handles import ScoredModel
 from bert_jax.validation import check_used, complete, validate
 from tests.abuse.classes.case import Case
 from tests.abuse.fuzz import cut, flip, overwrite
 from tests.conftest import ROOT
+from tests.opening import open_task
 
 WORDS = ['the', 'leader', 'was', 'john', 'smith', 'born', 'in', 'antwerp', 'who', 'when']
 _TEXTS = ('a text, with a comma', 'say "so"', "don't", '', ' ', 'x' * 400, 'naïve café', '你好',

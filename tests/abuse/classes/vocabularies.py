@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bert_jax.text import find_lowercase, load_tokenizer
+from bert_jax.text.kinds import find_lowercase, load_tokenizer
 from tests.abuse.classes.case import NASTY, Case, copy, in_words, write
 from tests.abuse.classes.foreign import spoil_file
 from tests.abuse.fuzz import cut, flip, overwrite

@@ -1,0 +1,1 @@
+"""Text -> finished token stores and vocabularies. `preparing.prepare` is its door."""

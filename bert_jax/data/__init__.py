@@ -1,1 +1,0 @@
-"""From text and tables to the batch of a step."""

@@ -1,0 +1,112 @@
+"""Other people's models: Hugging Face folders and its families, Flax, TF1 <-> weights.
+
+`load_weights` also reads run directories, so that a name means the same wherever weights are named.
+Nothing of the model, the rows or the training loop imports this folder: who opens the doors
+(`main`, `convert`, the library) calls it and hands on the `Weights`.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+
+from bert_jax.foreign.families import shared_layers
+from bert_jax.foreign.huggingface import read_huggingface
+from bert_jax.foreign.tf1 import read_tf1
+from bert_jax.run.layout import is_step
+from bert_jax.run.model import read_run
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, children, unpacked
+from bert_jax.runtime.hub import model_folder
+from bert_jax.weights.parameters import Weights
+
+_LOOKS = (
+    'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
+    'model.safetensors (or flax_model.msgpack), a TF1 checkpoint bert_model.ckpt.index, '
+    'bert_model.ckpt.data-* and bert_config.json (name the folder, or the prefix '
+    'FOLDER/bert_model.ckpt)')
+
+
+def load_weights(
+    named: str | os.PathLike[str], *, any_head: bool = False, own_head: bool = False
+) -> Weights:
+    """The model at a path, local or in a bucket.
+
+    Args:
+      named: a run directory of this project, or one of its `checkpoints/STEP`; a Hugging Face
+        folder or `hf:ORG/NAME[@REVISION]` of the hub; a TF1 checkpoint's prefix, or a folder that
+        holds `bert_model.ckpt.index`; or a .zip of such a folder.
+      any_head: whether to accept heads that no other run or format can have, for use of the model
+        as it is (`formats.check_head`).
+      own_head: whether a run's parameters are read that only its config file's own head knows.
+        `Weights.head` is then the name of that head, which need not be in `heads.HEADS`. Otherwise
+        such a run is read as the head of that name in `HEADS`, or else as its encoder alone.
+
+    Raises:
+      InputError: there is no model at the path, or something is wrong with it.
+    """
+    weights = _read(named, any_head=any_head, own_head=own_head)
+    return dataclasses.replace(weights, shared_layers=shared_layers)
+
+
+def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> Weights:
+    """The model at a path; see `load_weights`."""
+    path = as_path(model_folder(named))
+    if path.suffix.lower() == '.zip' and path.exists() and not path.is_dir():
+        path = unpacked(path)
+    names = [child.name for child in children(path)]
+    if is_step(path) or 'checkpoints' in names:
+        return read_run(path, any_head=any_head, own_head=own_head)
+    if _is_huggingface(names):
+        return read_huggingface(path)
+    prefix = _tf1_prefix(path, names)
+    if prefix is not None:
+        return read_tf1(prefix)
+    if path.exists():
+        raise InputError(f'{path} holds no model: {_LOOKS}')
+    raise InputError(f'{path} does not exist: {_LOOKS}{_on_hub(os.fspath(named))}')
+
+
+def _is_huggingface(names: Sequence[str]) -> bool:
+    """Whether a folder with these files is a Hugging Face folder."""
+    if any('.safetensors' in name for name in names):
+        return True
+    if 'bert_model.ckpt.index' in names:
+        return False
+    return 'config.json' in names or any(name.endswith(('.bin', '.msgpack')) for name in names)
+
+
+def _tf1_prefix(path: Path, names: Sequence[str]) -> Path | None:
+    """The prefix of a TF1 checkpoint's files; None if there is none.
+
+    Args:
+      path: the prefix, one of the files, or their folder.
+      names: of the files in `path`, if it is a folder.
+
+    Raises:
+      InputError: the folder holds checkpoints of other names.
+    """
+    if 'bert_model.ckpt.index' in names:
+        path = path / 'bert_model.ckpt'
+    else:
+        others = [name for name in names if name.endswith('.index')]
+        if others:
+            example = path / others[0].removesuffix('.index')
+            raise InputError(f'{path} holds TF1 checkpoints, none of them bert_model.ckpt: name '
+                             f'one by its prefix, such as {example}')
+    if path.is_dir():
+        return None
+    prefix = path.with_name(re.sub(r'\.(index|meta|data-[0-9]+-of-[0-9]+)$', '', path.name))
+    parts = (f'{prefix.name}.index', f'{prefix.name}.data-')
+    if any(child.name.startswith(parts) for child in children(prefix.parent)):
+        return prefix
+    return None
+
+
+def _on_hub(named: str) -> str:
+    """How to name a model of the hub, if a name that is no path has the form of one; else ''."""
+    hub = re.fullmatch(r'([\w.-]+/)?[\w.-]+', named)
+    if hub is None:
+        return ''
+    organisation = '' if hub[1] else 'ORG/'
+    return f'; of the Hugging Face hub: hf:{organisation}{named}'

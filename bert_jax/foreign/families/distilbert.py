@@ -1,0 +1,56 @@
+"""DistilBERT (Sanh et al., 2019): no segments, and a classifier of its own."""
+
+from bert_jax.config.bert_config import Spelling
+from bert_jax.foreign.families.bert import GELU
+from bert_jax.foreign.families.family import Architecture, Family
+
+_LAYER = 'distilbert.transformer.layer.{i}'
+_CLASSIFIER = {'classifier': 'classifier'}
+_POOLER = {'bert/pooler/dense': 'pre_classifier'}
+
+DISTILBERT = Family(
+    name='DistilBERT',
+    model_types={'distilbert': 'DistilBert'},
+    prefix='distilbert.',
+    modules={
+        'bert/embeddings/word_embeddings': 'distilbert.embeddings.word_embeddings.weight',
+        'bert/embeddings/position_embeddings': 'distilbert.embeddings.position_embeddings.weight',
+        'bert/embeddings/LayerNorm': 'distilbert.embeddings.LayerNorm',
+        'bert/encoder/layer_{i}/attention/self/qkv': (
+            f'{_LAYER}.attention.q_lin', f'{_LAYER}.attention.k_lin', f'{_LAYER}.attention.v_lin'),
+        'bert/encoder/layer_{i}/attention/output/dense': f'{_LAYER}.attention.out_lin',
+        'bert/encoder/layer_{i}/attention/output/LayerNorm': f'{_LAYER}.sa_layer_norm',
+        'bert/encoder/layer_{i}/intermediate/dense': f'{_LAYER}.ffn.lin1',
+        'bert/encoder/layer_{i}/output/dense': f'{_LAYER}.ffn.lin2',
+        'bert/encoder/layer_{i}/output/LayerNorm': f'{_LAYER}.output_layer_norm',
+    },
+    architectures=(
+        Architecture('ForMaskedLM', ('pretraining',), {
+            'cls/predictions/transform/dense': 'vocab_transform',
+            'cls/predictions/transform/LayerNorm': 'vocab_layer_norm',
+            'cls/predictions/output_bias': 'vocab_projector.bias'}),
+        Architecture(
+            'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
+            _POOLER | _CLASSIFIER),
+        Architecture('ForMultipleChoice', ('multiple_choice',), _POOLER | _CLASSIFIER),
+        Architecture('ForTokenClassification', ('token_classification',), _CLASSIFIER),
+        Architecture('ForQuestionAnswering', ('question_answering',), {'cls/squad': 'qa_outputs'}),
+        Architecture('Model', ('',), {}),
+    ),
+    tied={'vocab_projector.weight': 'bert/embeddings/word_embeddings'},
+    spellings={
+        'vocab_size': Spelling('vocab_size'),
+        'num_layers': Spelling('n_layers'),
+        'hidden_size': Spelling('dim'),
+        'num_heads': Spelling('n_heads'),
+        'intermediate_size': Spelling('hidden_dim'),
+        'max_position_embeddings': Spelling('max_position_embeddings'),
+        'hidden_act': Spelling('activation', GELU),
+        'initializer_range': Spelling('initializer_range'),
+        'hidden_dropout': Spelling('dropout'),
+        'attention_dropout': Spelling('attention_dropout'),
+        'classifier_dropout': Spelling('seq_classif_dropout'),
+    },
+    options={'type_vocab_size': 0, 'pooler_act': 'relu'},
+    defaults={'activation': 'gelu', 'seq_classif_dropout': 0.2},
+)

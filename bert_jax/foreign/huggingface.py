@@ -1,0 +1,650 @@
+"""Hugging Face folders: `config.json`, tensors, tokenizer, model card."""
+
+import contextlib
+import os
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import yaml
+
+from bert_jax.config.bert_config import OPTIONS, BertConfig
+from bert_jax.config.choices import LONGEST_FIRST, TEMPLATE, ZEROS
+from bert_jax.foreign.families import FAMILIES, class_of, family_of, family_to_write
+from bert_jax.foreign.families.family import Architecture, Family
+from bert_jax.foreign.flax_files import FLAX, read_flax
+from bert_jax.foreign.safetensors_files import (
+    INDEX,
+    SINGLE,
+    open_tensors,
+    write_tensors,
+)
+from bert_jax.foreign.sentence_files import write_sentence_files
+from bert_jax.foreign.tokenizer_files import (
+    check_tokenizer_class,
+    gives_types,
+    is_own_kind,
+    read_tokenizer,
+    tokenizer_settings,
+    write_tokenizer,
+)
+from bert_jax.heads import HEADS, part_of
+from bert_jax.heads.tensors import POOLER
+from bert_jax.runtime.errors import InputError, tell_once, visible
+from bert_jax.runtime.files import Path, as_path, exists, read_fields
+from bert_jax.runtime.new_folder import new_folder, write_json
+from bert_jax.runtime.schema import NUMBER, TEXT, TRUTH, AnyOf, ListOf, MapOf
+from bert_jax.text.kinds import load_tokenizer
+from bert_jax.text.settings import SETTINGS_FILE
+from bert_jax.text.vocab import Vocab
+from bert_jax.text.vocab_files import read_file
+from bert_jax.weights import parameters
+from bert_jax.weights.inference_settings import INFERENCE, framing_of, read_inference
+from bert_jax.weights.parameters import StoredTensors, Weights
+
+_FENCE = '---'  # around the front matter of a model card
+_OF_THE_CARD = ('library_name:', 'tags:')  # the front matter that every card has
+# What config.json says beside the options of its family.
+_SCHEMA: Mapping[str, Any] = {
+    'architectures': ListOf(TEXT),
+    'problem_type': TEXT,
+    'id2label': MapOf(AnyOf((TEXT, NUMBER, TRUTH))),
+    'tokenizer_class': TEXT,
+}
+_OF_ADAPTER: Mapping[str, Any] = {'base_model_name_or_path': TEXT}
+_REMEDY = 'mend it, or download the file again'
+# What training programs put around a model, and so before the names of its tensors.
+_WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
+
+
+
+class _Tensor(Protocol):
+    """A tensor in a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dims; nothing is read."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    @property
+    def name(self) -> str:
+        """Its name there."""
+
+    def read(self) -> np.ndarray:
+        """The array as stored."""
+
+
+class Card(NamedTuple):
+    """What people add to a model card.
+
+    Attributes:
+      front_matter: lines of YAML for its head, each with its line end.
+      text: Markdown below the table of the model's options.
+    """
+
+    front_matter: str = ''
+    text: str = ('Training data, scores, intended use and license are not known here: add them '
+                 'before others use it.')
+
+
+NO_CARD = Card()
+
+
+def read_huggingface(named: str | os.PathLike[str]) -> Weights:
+    """Reads a folder written by `save_pretrained` or downloaded: any of `FAMILIES`, of any head.
+
+    Raises:
+      InputError: something is missing, damaged or contradictory, or the model is of no family.
+    """
+    folder = as_path(named)
+    config_file = folder / 'config.json'
+    _check_no_adapter(folder)
+    if not exists(config_file):
+        raise InputError(f'{config_file} is missing: a Hugging Face folder holds config.json and '
+                         f'{SINGLE} or {FLAX}')
+    config = read_fields(config_file, _SCHEMA, _REMEDY)
+    family = family_of(config, config_file)
+    model = family.model_of(config, config_file)
+    check_tokenizer_class(folder, config, config_file)
+    class_name = _class_named(config)
+    architecture = family.architecture(class_name)
+    params, unused = _read_params(folder, config, model, config_file, family, architecture)
+    head = _find_head(config, architecture, params, config_file)
+    labels = _labels_in(config, head, config_file)
+    vocab_file, lowercase = read_tokenizer(folder, model['vocab_size'])
+    if vocab_file is not None and model.get('first_position'):
+        _check_positions(load_tokenizer(vocab_file, lowercase).vocab, model, config_file)
+    settings = read_inference(config.get(INFERENCE), f'{config_file}: {INFERENCE}')
+    framing: dict[str, str] = {}
+    if vocab_file is not None:
+        framing = _framing_in(folder, config, vocab_file, model['type_vocab_size'])
+    source = f'Hugging Face folder {folder}'
+    if class_name:
+        source += f' ({class_name})'
+    return Weights(
+        params=params,
+        model=model,
+        head=head,
+        labels=parameters.read_labels(labels, head, params, config_file),
+        vocab_file=vocab_file,
+        lowercase=lowercase,
+        unused=unused,
+        source=source,
+        inference=_length_limit(folder, model) | framing | settings)
+
+
+def _framing_in(
+    folder: Path, config: Mapping[str, Any], vocab_file: Path, num_types: int
+) -> dict[str, str]:
+    """How transformers makes sequences; in a folder that this project wrote, as old runs did.
+
+    Args:
+      folder: of a model.
+      config: the content of its config.json.
+      vocab_file: of its tokenizer.
+      num_types: the types of tokens that the model has.
+    """
+    if config.get(INFERENCE) or is_own_kind(vocab_file):
+        return {}
+    fields = tokenizer_settings(folder)
+    if gives_types(fields, config):
+        return {'truncation': LONGEST_FIRST, 'token_types': TEMPLATE}
+    if num_types > 1 and 'model_input_names' not in fields:
+        _tell_of_types(folder, vocab_file)
+    return {'truncation': LONGEST_FIRST, 'token_types': ZEROS}
+
+
+def _tell_of_types(folder: Path, vocab_file: Path) -> None:
+    """Notes that a model gets none of the types that its tokenizer has, if it has any."""
+    if load_tokenizer(vocab_file, lowercase=True).vocab.frame.num_types > 1:
+        tell_once(f'note: {folder / SETTINGS_FILE} has no model_input_names: the tokens of both '
+                  'texts of a pair have type 0, as in transformers 5; for those that the tokenizer '
+                  'gives them, add "model_input_names": ["input_ids", "token_type_ids", '
+                  '"attention_mask"]')
+
+
+def _class_named(config: Mapping[str, Any]) -> str:
+    """The class of transformers that a config names; '' where it names none."""
+    names = config.get('architectures') or ['']
+    return str(names[0])
+
+
+def _read_params(
+    folder: Path,
+    config: Mapping[str, Any],
+    model: Mapping[str, Any],
+    config_file: Path,
+    family: Family,
+    architecture: Architecture | None,
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """(`Weights.params`, `Weights.unused`).
+
+    Raises:
+      InputError: tensors are missing or damaged, or contradict the config or each other.
+    """
+    with contextlib.ExitStack() as stack:
+        where, by_file_name = _open_tensors(folder, stack)
+        by_name = _whole_names(by_file_name, family)
+        _check_family(by_file_name, by_name, family, where, config_file)
+        of_class = architecture or family.architecture_of(by_name)
+        family.check_class(config, of_class, config_file)
+        by_name = _with_copies(by_name, family, of_class, model)
+        by_name |= _zeros(by_name, family, of_class, model, config, config_file)
+        stored = StoredTensors(
+            form_of=lambda tensor: family.form_in_any(tensor, of_class),
+            shapes={name: tensor.shape for name, tensor in by_name.items()},
+            read=lambda name: by_name[name].read(),
+            where=where,
+            config_file=config_file)
+        params, unused = parameters.take_params(stored, model)
+        copies = {
+            name for name in set(unused) & set(family.tied)
+            if np.array_equal(by_name[name].read(), params[family.tied[name]])}
+        others = set(unused) & set(family.tied) - copies
+        if others and of_class.has('cls/predictions'):
+            name = min(others)
+            raise InputError(f'{by_name[name].path}: {name} is not equal to {family.tied[name]}: '
+                             'an output layer that is not tied to the embeddings cannot be read')
+    return params, tuple(name for name in unused if name not in copies)
+
+
+def _open_tensors(
+    folder: Path, stack: contextlib.ExitStack
+) -> tuple[Path, Mapping[str, _Tensor]]:
+    """(The file or index, for messages; its tensors by name); files are closed with the stack.
+
+    Flax's file is read where it is the only one.
+
+    Raises:
+      InputError: weights are missing, damaged or pickled.
+    """
+    flax_file = folder / FLAX
+    has_others = exists(folder / SINGLE) or exists(folder / INDEX)
+    if not has_others and exists(flax_file):
+        return flax_file, read_flax(flax_file)
+    return open_tensors(folder, stack)
+
+
+def _check_family(
+    file_names: Collection[str],
+    names: Collection[str],
+    family: Family,
+    where: object,
+    config_file: Path,
+) -> None:
+    """Raises InputError if the tensors are of another family than the config says.
+
+    Args:
+      file_names: of the tensors in the files.
+      names: of the same, as in the family's tables.
+      family: that the config says.
+      where: the files, for messages.
+      config_file: the path of config.json.
+    """
+    if family.first_tensor in names:
+        return
+    for other in FAMILIES:
+        if other.first_tensor in file_names:
+            raise InputError(
+                f'{config_file} is of {family.name} by its model_type, and {where} is of '
+                f'{other.name} ({other.first_tensor}): put the config.json there that belongs to '
+                f'it, with model_type {other.model_type!r}')
+
+
+def _find_head(
+    config: Mapping[str, Any],
+    architecture: Architecture | None,
+    params: Mapping[str, np.ndarray],
+    config_file: Path,
+) -> str:
+    """`Weights.head`, by the architecture, the parameters and the problem type.
+
+    Raises:
+      InputError: they contradict each other.
+    """
+    named = ''
+    pools = False
+    if architecture is not None:
+        named = architecture.heads[0]
+        pools = POOLER in architecture.parts
+    class_name = _class_named(config) or 'nothing'
+    head = parameters.find_head(params, named, f'{config_file}: architectures says {class_name}')
+    # Masked LM, which files of pre-training may hold alone, does without the pooler.
+    needs_pooler = pools and named not in ('', 'pretraining')
+    if needs_pooler and 'bert/pooler/dense/kernel' not in params:
+        raise InputError(f'{config_file}: architectures says {class_name}, which has a dense layer '
+                         'in front of its last one, and there is none')
+    if head not in ('classification', 'regression'):
+        return head  # no other class reads a problem type
+    problem = config.get('problem_type')
+    if head == 'classification' and problem == HEADS['regression'].problem_type:
+        num_labels = len(params['classifier/bias'])
+        raise InputError(f"{config_file}: problem_type is 'regression' with {num_labels} outputs: "
+                         'one is what can be read')
+    if problem == HEADS['multi_label'].problem_type:
+        return 'multi_label'
+    return head
+
+
+def _labels_in(config: Mapping[str, Any], head: str, config_file: Path) -> list[str]:
+    """The labels that a config names, by id.
+
+    Raises:
+      InputError: their ids are not 0, 1, ...
+    """
+    if not HEADS[head].labelled:
+        return []
+    by_id = config.get('id2label') or {}
+    try:
+        return [str(by_id[str(i)]) for i in range(len(by_id))]
+    except (KeyError, TypeError):
+        raise InputError(f'{config_file}: id2label does not map 0, 1, ... to labels') from None
+
+
+def _length_limit(folder: Path, model: Mapping[str, Any]) -> dict[str, int]:
+    """`max_seq_length`, if the tokenizer cuts texts before the model's positions end."""
+    limit = tokenizer_settings(folder).get('model_max_length')
+    if isinstance(limit, int) and 2 < limit < BertConfig(**model).max_length:
+        return {'max_seq_length': limit}
+    return {}
+
+
+def _check_no_adapter(folder: Path) -> None:
+    """Raises InputError for the weights of an adapter without those of its model.
+
+    An adapter beside the weights of a model is noted, as it is not applied.
+    """
+    adapter = folder / 'adapter_config.json'
+    if not exists(adapter):
+        return
+    if exists(folder / SINGLE) or exists(folder / INDEX):
+        tell_once(f'note: {adapter} is not applied: the weights are read without the adapter')
+        return
+    settings = read_fields(adapter, _OF_ADAPTER, _REMEDY)
+    base = settings.get('base_model_name_or_path') or 'a model that it does not name'
+    raise InputError(f'{folder} holds only an adapter of {base} (adapter_config.json): add it to '
+                     'its model with peft (merge_and_unload), and save that with '
+                     'save_pretrained(FOLDER)')
+
+
+def _whole_names(
+    by_file_name: Mapping[str, _Tensor], family: Family
+) -> dict[str, _Tensor]:
+    """Tensors by the names in the family's tables.
+
+    Models without a head lack its `prefix`, and old ones have gamma and beta. Buffers that are not
+    parameters (`position_ids`) are left out, and so is what a program that trained the model put
+    before the names.
+
+    Raises:
+      InputError: two tensors have the same name then.
+    """
+    unwrapped = _unwrapped(by_file_name)
+    is_base = not any(name.startswith(family.prefix) for name in unwrapped)
+    by_name: dict[str, _Tensor] = {}
+    for name, tensor in unwrapped.items():
+        if name.endswith('.position_ids'):
+            continue
+        name = re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)
+        name = re.sub(r'LayerNorm\.beta$', 'LayerNorm.bias', name)
+        if is_base and name.startswith(family.beginnings):
+            name = family.prefix + name
+        if name in by_name:
+            raise InputError(f'{tensor.path} has both {by_name[name].name} and {tensor.name}, two '
+                             'names of one parameter: save the one that is meant')
+        by_name[name] = tensor
+    return by_name
+
+
+def _with_copies(
+    by_name: Mapping[str, _Tensor],
+    family: Family,
+    architecture: Architecture,
+    model: Mapping[str, Any],
+) -> dict[str, _Tensor]:
+    """The tensors, with parameters of which there is only a copy in the files."""
+    names = dict(by_name)
+    for tensor in parameters.tensors(model):
+        for copy, parameter in family.tied.items():
+            if parameter == tensor.name and copy in by_name:
+                form = family.form_in_any(tensor, architecture)
+                assert form is not None, parameter
+                names.setdefault(form.names[0], by_name[copy])
+    return names
+
+
+class _Zeros(NamedTuple):
+    """A bias that the files lack, because a field of config.json says that there is none."""
+
+    shape: tuple[int, ...]
+    path: Path
+    name: str
+
+    def read(self) -> np.ndarray:
+        """Zeros, with which the model computes the same."""
+        return np.zeros(self.shape, np.float32)
+
+
+def _zeros(
+    by_name: Mapping[str, _Tensor],
+    family: Family,
+    architecture: Architecture,
+    model: Mapping[str, Any],
+    config: Mapping[str, Any],
+    config_file: Path,
+) -> dict[str, _Tensor]:
+    """Zeros for the biases that a model has here, and by its config.json does not have there."""
+    sizes = parameters.sizes_of(model)
+    forms = {
+        tensor: family.form_in_any(tensor, architecture) for tensor in parameters.tensors(model)}
+    present = {
+        part_of(tensor.name) for tensor, form in forms.items()
+        if form and any(name in by_name for name in form.names)}
+    zeros: dict[str, _Tensor] = {}
+    for field, modules in family.without_bias(config).items():
+        num_before = len(zeros)
+        for tensor, form in forms.items():
+            if form is None or part_of(tensor.name) not in present:
+                continue
+            for name in form.names:
+                if name.endswith(tuple(f'{module}.bias' for module in modules)):
+                    shape = tensor.shape_in(form, sizes)
+                    zeros[name] = _Zeros(shape, config_file, name)
+        if len(zeros) > num_before:
+            tell_once(f'note: {config_file}: {field}=False: these biases are zeros here, which '
+                      'training changes')
+    return zeros
+
+
+def _unwrapped(by_file_name: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
+    """Tensors by name without what training programs put before it.
+
+    Raises:
+      InputError: two tensors have the same name then.
+    """
+    tensors: dict[str, _Tensor] = {}
+    for file_name, tensor in by_file_name.items():
+        wrapper = _WRAPPED.match(file_name)
+        name = file_name[wrapper.end():] if wrapper else file_name
+        if name in tensors:
+            raise InputError(f'{tensor.path} has both {tensors[name].name} and {file_name}: two '
+                             'models are in it; save the one that is meant')
+        tensors[name] = tensor
+    return tensors
+
+
+def write_huggingface(
+    folder: str | os.PathLike[str], weights: Weights, card: Card = NO_CARD
+) -> list[str]:
+    """Writes a folder that `from_pretrained` of the head's class loads, tokenizer included.
+
+    Args:
+      folder: to write; or hf:ORG/NAME.
+      weights: the model.
+      card: what its model card says beside the model's options.
+
+    Returns:
+      Notes for the user, a line each.
+
+    Raises:
+      InputError: it cannot be written, holds something already, or the weights lack a part of
+        their head.
+    """
+    family = family_to_write(weights)
+    architecture = class_of(family, weights.head, weights.params)
+    if architecture is None:
+        raise InputError(f'{weights.source} has {HEADS[weights.head].title()}, which no class of '
+                         f'{family.name} models has: use --to bert_jax')
+    class_name = family.class_name(architecture)
+    notes = _missing_parts(weights, architecture, class_name)
+    config = _config_to_write(weights, family, class_name)
+    for option in family.lost_options(weights.model):
+        notes.append(f'{option.name}={weights.model[option.name]!r} has no field in the '
+                     f'config.json of {family.name}: training there goes on with another value')
+    notes += _left_out_parts(weights, architecture, class_name)
+    kept = (None, *architecture.parts)
+    params = {name: x for name, x in weights.params.items() if part_of(name) in kept}
+    tensors = parameters.from_params(
+        lambda tensor: family.form_of(tensor, architecture), params, weights.model)
+    if not weights.head:  # the encoder's class has no prefix
+        tensors = {name.removeprefix(family.prefix): x for name, x in tensors.items()}
+    with new_folder(as_path(folder)) as beside:
+        write_tensors(beside, tensors)
+        write_json(beside / 'config.json', config)
+        model_card = _model_card(weights, class_name, card)
+        (beside / 'README.md').write_text(model_card, encoding='utf-8')
+        notes += write_tokenizer(beside, weights, config)
+        if weights.inference.get('pool'):
+            write_sentence_files(beside, weights)
+            notes.append('sentence-transformers pools and scales as the run did (modules.json)')
+    return notes
+
+
+def _missing_parts(weights: Weights, architecture: Architecture, class_name: str) -> list[str]:
+    """A note if a model without head has no pooler.
+
+    Raises:
+      InputError: the weights lack another part.
+    """
+    for part in architecture.parts:
+        if weights.has(part.prefix):
+            continue
+        if not weights.head:
+            return ['there is no pooler: load it with add_pooling_layer=False']
+        missing = part.prefix.rstrip('/')
+        raise InputError(f'{weights.source} has no {missing}, which {class_name} needs')
+    return []
+
+
+def _left_out_parts(weights: Weights, architecture: Architecture, class_name: str) -> list[str]:
+    """A note if the weights have parts that the class has no place for."""
+    written = architecture.parts
+    present = {part_of(name) for name in weights.params}
+    left_out = sorted(part.prefix.rstrip('/') for part in present if part and part not in written)
+    if not left_out:
+        return []
+    return [f"left out: {', '.join(left_out)} ({class_name} has none)"]
+
+
+def _config_to_write(weights: Weights, family: Family, class_name: str) -> dict[str, Any]:
+    """The contents of config.json.
+
+    Raises:
+      InputError: the vocabulary has [PAD] at an id from which the family counts other positions.
+    """
+    head = HEADS[weights.head]
+    token_ids = _token_ids(weights, family)
+    fields = family.config_of(weights.model)
+    pad_id = token_ids['pad_token_id']
+    if weights.vocab_file is not None and fields.get('pad_token_id', pad_id) != pad_id:
+        raise InputError(
+            f"{weights.source} has first_position={weights.model['first_position']} and [PAD] with "
+            f'id {pad_id} in {weights.vocab_file}: {family.name} models count positions from the '
+            'id of [PAD] plus 1, so that others would read it as another model; use --to bert_jax')
+    config = {
+        'architectures': [class_name],
+        'model_type': family.model_type,
+        'dtype': 'float32',
+        **token_ids,
+        **fields,
+    }
+    if head.problem_type or head.labelled:
+        labels = weights.labels or ('LABEL_0',)
+        config['id2label'] = {str(i): label for i, label in enumerate(labels)}
+        config['label2id'] = {label: i for i, label in enumerate(labels)}
+    if head.problem_type:
+        config['problem_type'] = head.problem_type
+    # Without any, it would be taken for a folder that transformers has written.
+    config[INFERENCE] = dict(weights.inference) or framing_of({})
+    return config
+
+
+def _check_positions(vocab: Vocab, model: Mapping[str, Any], config_file: Path) -> None:
+    """Raises InputError if positions are not counted for tokens that texts have.
+
+    The families that count positions from the id of [PAD] plus 1 give all tokens with that id one
+    position.
+    """
+    pad_id = model['first_position'] - 1
+    for role, token_id in (('CLS', vocab.cls_id), ('SEP', vocab.sep_id), ('UNK', vocab.unk_id)):
+        if token_id == pad_id:
+            raise InputError(
+                f'{config_file}: pad_token_id={pad_id} is the id of [{role}], so that these tokens '
+                'of a text would have the position of padding: take the pad_token_id and the '
+                'tokenizer with which the model was trained')
+
+
+def _token_ids(weights: Weights, family: Family) -> dict[str, int | None]:
+    """The fields with the ids of special tokens; without a vocabulary, [PAD] is 0."""
+    if weights.vocab_file is None:
+        return {**dict.fromkeys(family.token_ids), 'pad_token_id': 0}
+    vocab = load_tokenizer(weights.vocab_file, weights.lowercase).vocab
+    ids: dict[str, int | None] = {'pad_token_id': vocab.pad_id}
+    for field, name in family.token_ids.items():
+        ids[field] = getattr(vocab, name)
+    return ids
+
+
+def read_card(path: str | os.PathLike[str]) -> Card:
+    """What a Markdown file, which may begin with front matter, adds to a model card.
+
+    Raises:
+      InputError: it cannot be read, its front matter does not end, or says what the card says.
+    """
+    content = read_file(path, 'part of a model card', '--card')
+    try:
+        text = content.decode('utf-8-sig').strip()
+    except UnicodeDecodeError as error:
+        raise InputError(f'{path} is not UTF-8 (byte {error.start}): convert it with iconv -t '
+                         'UTF-8, or check --card') from None
+    lines = text.splitlines()
+    fences = [number for number, line in enumerate(lines) if line.rstrip() == _FENCE]
+    if not fences or fences[0] > 0:
+        return Card(text=text)
+    if len(fences) == 1:
+        raise InputError(f'{path}: its front matter, which begins in line 1, has no second '
+                         f'line {_FENCE}: add it')
+    end = fences[1]
+    for number, line in enumerate(lines[1:end], 2):
+        if line.startswith(_OF_THE_CARD):
+            raise InputError(f'{path}, line {number}: {line!r:.60} is what the card says itself: '
+                             'leave it out')
+    front_matter = ''.join(f'{line}\n' for line in lines[1:end])
+    _check_front_matter(front_matter, path)
+    return Card(front_matter, '\n'.join(lines[end + 1:]).strip())
+
+
+def _check_front_matter(text: str, path: object) -> None:
+    """Raises InputError unless a text is YAML of fields and values, as model hubs read it."""
+    try:
+        # Below another line, as in the card: at the very start, YAML skips a mark of UTF-8.
+        fields = yaml.safe_load(f'{_FENCE}\n{text}')
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        why = ' '.join(str(error).split())
+        raise InputError(f'{path}: its front matter is no YAML ({why:.200}): correct it') from None
+    if not isinstance(fields, dict | None):
+        raise InputError(f'{path}: its front matter has no fields such as `license: mit`: correct '
+                         'it')
+
+
+def _vocabulary_row(vocab_file: Path, lowercase: bool) -> str:
+    """What a model card says of a tokenizer."""
+    tokenizer = load_tokenizer(vocab_file, lowercase)
+    if tokenizer.lowercase is None:
+        return tokenizer.algorithm
+    case = 'lower-cased' if tokenizer.lowercase else 'cased'
+    return f'{tokenizer.algorithm}, {case} text'
+
+
+def _model_card(weights: Weights, class_name: str, own: Card) -> str:
+    """The model card in Markdown, with the front matter that model hubs read."""
+    num_parameters = sum(x.size for x in weights.params.values())
+    rows = {'parameters': f'{num_parameters:,}'}
+    for option in OPTIONS:
+        value = weights.model[option.name]
+        # The others are news only where the model is not the paper's BERT.
+        if option.tf1 or value != option.default:
+            rows[option.name] = str(value)
+    if weights.labels:
+        rows['labels'] = ', '.join(weights.labels)
+    if weights.vocab_file is not None:
+        rows['vocabulary'] = _vocabulary_row(weights.vocab_file, weights.lowercase)
+    rows |= {name: str(value) for name, value in weights.inference.items()}
+    card = (as_path(__file__).parent / 'model_card.md').read_text(encoding='utf-8')
+    return card.format(
+        title=HEADS[weights.head].title(),
+        source=_in_markdown(re.sub(r'\S*/(.*/)?', '', weights.source)),  # without local paths
+        architecture=class_name,
+        table='\n'.join(f'| {name} | {_in_markdown(value)} |' for name, value in rows.items()),
+        front_matter=own.front_matter,
+        text=own.text)
+
+
+def _in_markdown(text: str) -> str:
+    """A text as it stands in a line or cell of Markdown, with nothing in it that is markup."""
+    one_line = visible(' '.join(text.split()))
+    return re.sub(r'[\\`*<>\[\]|&]', lambda found: f'&#{ord(found[0])};', one_line)

@@ -1,0 +1,179 @@
+"""A model's tensors in safetensors: one file, or shards with an index."""
+
+import contextlib
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_dtypes  # noqa: F401  (with it, numpy knows bfloat16)
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from bert_jax.runtime.checksum import checksum
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, children, exists, local_copy, read_fields
+from bert_jax.runtime.new_folder import write_json
+from bert_jax.runtime.schema import INSIDE, MapOf
+
+SINGLE = 'model.safetensors'
+INDEX = 'model.safetensors.index.json'
+SHARD_BYTES = 5_000_000_000  # the long-standing default of transformers' `save_pretrained`
+_CHECKSUM = 'bert_jax.checksum '  # and a tensor's name: a metadata key in files that we write
+# Other files of weights, by the end of their names, as messages call them.
+class _OtherWeights(NamedTuple):
+    """A kind of weights file that is not read.
+
+    Attributes:
+      title: of the kind.
+      loading: how transformers loads it.
+    """
+
+    title: str
+    loading: str
+
+
+_PICKLE = _OtherWeights('a pickle ({}), which can run code', 'transformers')
+_OTHER_WEIGHTS = {
+    '.bin': _PICKLE,
+    '.pt': _PICKLE,
+    '.pth': _PICKLE,
+    '.msgpack': _OtherWeights('a Flax model in parts ({})', 'transformers 4, from_flax=True'),
+    '.h5': _OtherWeights('a TF2 model ({})', 'transformers 4, from_tf=True'),
+}
+
+
+class FileTensor(NamedTuple):
+    """A tensor in an open safetensors file."""
+
+    file: Any
+    path: Path
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in the file's header; nothing is read."""
+        return tuple(self.file.get_slice(self.name).get_shape())
+
+    def read(self) -> np.ndarray:
+        """The array as stored.
+
+        Raises:
+          InputError: it is not float32, float16 or bfloat16, or does not match its checksum.
+        """
+        dtype = self.file.get_slice(self.name).get_dtype()
+        if dtype not in ('F32', 'F16', 'BF16'):
+            raise InputError(f'{self.path}: {self.name} is of type {dtype}: save it as float32')
+        array: np.ndarray = self.file.get_tensor(self.name)
+        metadata = self.file.metadata() or {}
+        if metadata.get(_CHECKSUM + self.name) not in (None, str(checksum(array))):
+            raise InputError(
+                f'{self.path} is damaged ({self.name} is not what was written): copy it again')
+        return array
+
+
+def open_tensors(
+    folder: Path, stack: contextlib.ExitStack
+) -> tuple[Path, dict[str, FileTensor]]:
+    """(The file or index, for messages; its tensors by name); files are closed with the stack.
+
+    Raises:
+      InputError: weights are missing, damaged or pickled.
+    """
+    single = folder / SINGLE
+    index = folder / INDEX
+    if not exists(single) and exists(index):
+        return index, _open_shards(index, stack)
+    if not exists(single):
+        _check_no_other_weights(folder)
+    return single, _open_file(single, stack)
+
+
+def _open_shards(index: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
+    """The tensors in the files that an index names."""
+    content = read_fields(index, {'weight_map': MapOf(INSIDE)}, 'download it again')
+    weight_map = content.get('weight_map')
+    if not weight_map or None in weight_map.values():
+        raise InputError(f'{index} has no weight_map of file names: download it again')
+    tensors: dict[str, FileTensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        tensors |= _open_file(index.parent / shard, stack)
+    for name, shard in weight_map.items():
+        if name not in tensors:
+            raise InputError(f'{index.parent / shard} has no tensor {name}, {index.name} names it: '
+                             'download both again')
+    return tensors
+
+
+def _check_no_other_weights(folder: Path) -> None:
+    """Raises InputError if a folder has weights in another kind of file."""
+    for child in children(folder):
+        for suffix, (title, loading) in _OTHER_WEIGHTS.items():
+            if child.name.endswith(suffix):
+                raise InputError(
+                    f'{folder} holds its weights as {title.format(suffix)}: load it with the class '
+                    f'that its config.json names in architectures ({loading}) and save it anew '
+                    'with save_pretrained(FOLDER)')
+
+
+def _open_file(path: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
+    """The tensors in a file, by name."""
+    if not exists(path):
+        raise InputError(f'{path} is missing, which holds weights: download it too')
+    try:
+        file = stack.enter_context(safe_open(local_copy(path), framework='numpy'))
+    except (SafetensorError, OSError) as error:
+        why = ' '.join(str(error).split())
+        raise InputError(f'{path} is not a complete safetensors file ({why}): download or copy '
+                         'it again') from None
+    return {name: FileTensor(file, path, name) for name in file.keys()}  # noqa: SIM118
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes `model.safetensors`; above `SHARD_BYTES`, shards of at most that size and an index."""
+    shards = _shards(tensors)
+    if len(shards) == 1:
+        _write_file(folder / SINGLE, shards[0])
+        return
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        name = f'model-{number:05}-of-{len(shards):05}.safetensors'
+        _write_file(folder / name, shard)
+        weight_map |= dict.fromkeys(shard, name)
+    total_size = sum(array.nbytes for array in tensors.values())
+    write_json(folder / INDEX, {
+        'metadata': {'total_size': total_size},
+        'weight_map': weight_map,
+    })
+
+
+def _shards(tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """The tensors in parts of at most `SHARD_BYTES`; a larger tensor is a part by itself."""
+    shards: list[dict[str, np.ndarray]] = [{}]
+    num_bytes = 0
+    for name, array in tensors.items():
+        if shards[-1] and num_bytes + array.nbytes > SHARD_BYTES:
+            shards.append({})
+            num_bytes = 0
+        shards[-1][name] = array
+        num_bytes += array.nbytes
+    return shards
+
+
+def _write_file(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes a file with the same bytes each time; the library writes metadata in any order."""
+    metadata = {'format': 'pt'}
+    header: dict[str, Any] = {'__metadata__': metadata}
+    start = 0
+    for name, array in tensors.items():
+        assert array.dtype == np.float32, name
+        metadata[_CHECKSUM + name] = str(checksum(array))
+        end = start + array.nbytes
+        header[name] = {'dtype': 'F32', 'shape': array.shape, 'data_offsets': [start, end]}
+        start = end
+    encoded = json.dumps(header, separators=(',', ':')).encode()
+    encoded += b' ' * (-len(encoded) % 8)
+    with path.open('wb') as file:
+        file.write(struct.pack('<Q', len(encoded)) + encoded)
+        for array in tensors.values():
+            file.write(np.ascontiguousarray(array, '<f4').data)

@@ -1,0 +1,499 @@
+"""Sequences packed into rows, so that little work is spent on padding.
+
+A *unit* is what must stay together in a row: a sequence, a pre-training pair, the choices of a
+question. A plan depends on lengths only; batches are then filled in by index. Packing changes no
+score: each sequence attends only to itself and has its own positions. (Krell et al., 2021, pack
+for pre-training; here fine-tuning and evaluation do too.)
+
+    n: units, G: groups, U: units in a group (a training step), R: rows, S: row length, K: units in
+    a row, T: tokens of all units
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from bert_jax.rows.pairs import Sequences, ranges
+
+MAX_SHAPES = 4
+_SHAPE_GAIN = 0.02  # a further shape is worth compiling if it saves this share of the work
+_MAX_COUNTS = 200  # row counts to choose shapes from; the search is quadratic in them
+_SAMPLED_STEPS = 256  # steps by which the row length is chosen
+_ROWS_ADDED = 8  # empty rows that `pack` adds at a time
+_NO_ROOM = np.iinfo(np.int64).max
+
+
+class Limit(NamedTuple):
+    """A resource of rows besides their length.
+
+    Attributes:
+      demands: [G, U] integers, what each unit takes of it.
+      capacity: of a row; at least the demand of any single unit.
+    """
+
+    demands: np.ndarray
+    capacity: int
+
+
+def pack(lengths_GxU: np.ndarray, row_length: int, limits: Sequence[Limit] = ()) -> np.ndarray:
+    """Assigns the units of each group to rows (int32 [G, U]) by best fit, longest first.
+
+    Groups are packed separately, in one vectorised pass.
+
+    Args:
+      lengths_GxU: tokens of each unit, at most `row_length`; 0: no unit (its row is -1).
+      row_length: capacity of a row in tokens.
+      limits: further resources.
+    """
+    demands = np.stack([lengths_GxU, *(limit.demands for limit in limits)])
+    capacities = np.array([row_length, *(limit.capacity for limit in limits)])
+    groups = np.arange(len(lengths_GxU))
+    empty_shape = (len(demands), len(groups), _ROWS_ADDED)
+    empty = np.broadcast_to(capacities[:, None, None], empty_shape)
+    free = empty.copy()  # room left in each row [resources, G, rows]
+    rows = np.full(lengths_GxU.shape, -1, np.int32)
+    for unit in np.argsort(-lengths_GxU, axis=1, kind='stable').T:
+        demand = demands[:, groups, unit]
+        best, fits = _best_rows(free, demand)
+        while not fits.all():
+            free = np.concatenate([free, empty], axis=2)
+            best, fits = _best_rows(free, demand)
+        real = demand[0] > 0
+        rows[groups[real], unit[real]] = best[real]
+        free[:, groups[real], best[real]] -= demand[:, real]
+    return rows
+
+
+def _best_rows(free: np.ndarray, demand: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The row of each group that is fullest among those with room, and whether there is one.
+
+    Best fit uses empty rows last, so that rows are numbered without gaps.
+
+    Args:
+      free: [resources, G, rows], what is left in each row.
+      demand: [resources, G] of one unit of each group.
+    """
+    fits = np.all(free >= demand[:, :, None], axis=0)
+    best = np.where(fits, free[0], _NO_ROOM).argmin(axis=1)
+    return best, fits[np.arange(len(best)), best]
+
+
+def pack_whole(lengths_n: np.ndarray, row_length: int) -> np.ndarray:
+    """Assigns units to rows (int32 [n]), exactly as `pack` does when they form one group.
+
+    Units of equal length are placed together: the open rows, fullest first, each take as many as
+    they hold, which is where best fit would put them one by one. So the number of passes is the
+    number of distinct lengths, however large the set.
+
+    Args:
+      lengths_n: tokens of each unit, from 1 to `row_length`, in any order.
+      row_length: capacity of a row in tokens.
+    """
+    longest_first = np.argsort(-lengths_n, kind='stable')
+    lengths, counts = np.unique(lengths_n, return_counts=True)
+    rows = np.empty(len(lengths_n), np.int32)
+    open_rows = _OpenRows(row_length, most=len(lengths_n))
+    num_placed = 0
+    for length, count in zip(lengths[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        units = longest_first[num_placed : num_placed + count]
+        rows[units] = open_rows.place(length, count)
+        num_placed += count
+    return rows
+
+
+class _OpenRows:
+    """Rows that are being filled, and the room that is left in each."""
+
+    def __init__(self, row_length: int, most: int):
+        self._row_length = row_length
+        self._free = np.empty(most, np.int64)
+        self._num_open = 0
+
+    def place(self, length: int, count: int) -> np.ndarray:
+        """The rows [count] of so many units of this length; opens those that are needed."""
+        fitting = np.flatnonzero(self._free[: self._num_open] >= length)
+        fitting = fitting[np.argsort(self._free[fitting], kind='stable')]  # fullest first
+        capacity = self._free[fitting] // length
+        capacity_before = np.cumsum(capacity) - capacity
+        taken = np.clip(count - capacity_before, 0, capacity)
+        self._free[fitting] -= taken * length
+        opened = self._open(length, count - int(taken.sum()))
+        return np.concatenate([np.repeat(fitting, taken), opened])
+
+    def _open(self, length: int, count: int) -> np.ndarray:
+        """Puts units into new rows, as many into each as it holds; their rows [count]."""
+        number = np.arange(count) // (self._row_length // length)  # of the new row
+        used = np.bincount(number)
+        end = self._num_open + len(used)
+        self._free[self._num_open : end] = self._row_length - used * length
+        opened = self._num_open + number
+        self._num_open = end
+        return opened
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """Tokenized examples of a task.
+
+    Attributes:
+      sequences: the sequences of all units, `choices` consecutive ones per unit.
+      choices: sequences per unit (4 for SWAG, else 1).
+      labels: arrays [n, ...], one entry per unit; batches add `unit_index` and `unit_weights`.
+      positions: arrays [n] of token positions within the unit, which become positions in the row.
+      tokens: arrays [T, ...], one entry per token of `sequences`.
+    """
+
+    sequences: Sequences
+    choices: int = 1
+    labels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    positions: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    tokens: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.sequences) // self.choices
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[n] int64: tokens of each unit."""
+        return np.diff(self.sequences.offsets[:: self.choices])
+
+    def contents(self) -> list[bytes]:
+        """The tokens of each unit, as bytes: units are the same where these are equal."""
+        ends = self.sequences.offsets[self.choices :: self.choices]
+        ids = np.split(self.sequences.ids.astype(np.int32), ends[:-1])
+        return [ids_of_unit.tobytes() for ids_of_unit in ids]
+
+    def digest(self) -> str:
+        """16 hexadecimal digits that change with the content."""
+        sequences = {
+            'ids': self.sequences.ids,
+            'offsets': self.sequences.offsets,
+            'first': self.sequences.first_lengths,
+        }
+        digest = hashlib.blake2b(digest_size=8)
+        for arrays in (sequences, self.labels, self.positions, self.tokens):
+            for name, array in sorted(arrays.items()):
+                digest.update(f'{name} {array.dtype} {array.shape}'.encode())
+                digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The row of every unit, for every step.
+
+    Attributes:
+      units: [steps, U] int64, the units of each step; -1: none.
+      rows: [steps, U] int32, the row of each of them; -1: none.
+      row_length: S.
+      num_rows: [steps] int64, R of each step; at most MAX_SHAPES different values.
+      units_a_row: K.
+      tokens: real tokens of all steps.
+    """
+
+    units: np.ndarray
+    rows: np.ndarray
+    row_length: int
+    num_rows: np.ndarray
+    units_a_row: int
+    tokens: int
+
+    @property
+    def padding(self) -> float:
+        """Share of the processed tokens that is padding."""
+        return 1.0 - self.tokens / float(self.num_rows.sum() * self.row_length)
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(R, S) of all compiled programs."""
+        return [(int(rows), self.row_length) for rows in np.unique(self.num_rows)]
+
+
+def plan_steps(
+    lengths_n: np.ndarray, units: np.ndarray, *, row_lengths: Sequence[int], shards: int,
+    token_cost: Callable[[int], float],
+) -> Plan:
+    """Packs each step separately, with the row length that costs least.
+
+    Args:
+      lengths_n: tokens of each unit.
+      units: [steps, U] int64, the units of each step; -1 is none.
+      row_lengths: to choose from; those below the longest unit are raised to its length.
+      shards: the number of rows in a step is a multiple of it.
+      token_cost: from a row length S to the work on one token (FLOPs of the model, say).
+    """
+    lengths = np.where(units >= 0, lengths_n[units], 0)
+    sample = lengths[:_SAMPLED_STEPS]
+    longest = int(lengths.max())
+
+    def sample_cost(row_length: int) -> float:
+        num_rows = _num_rows(pack(sample, row_length), shards)
+        return float(num_rows.sum()) * row_length * token_cost(row_length)
+
+    allowed = sorted({max(row_length, longest) for row_length in row_lengths})
+    row_length = min(allowed, key=sample_cost)
+    rows = pack(lengths, row_length)
+    return Plan(
+        units=units,
+        rows=rows,
+        row_length=row_length,
+        num_rows=_num_rows(rows, shards),
+        units_a_row=_most_units_in_a_row(rows),
+        tokens=int(lengths.sum()))
+
+
+def _num_rows(rows: np.ndarray, shards: int) -> np.ndarray:
+    """[steps] int64: rows of each step, a multiple of `shards`, in at most MAX_SHAPES values."""
+    num_filled = rows.max(axis=1).astype(np.int64) + 1
+    rows_of_a_shard = -(-num_filled // shards)
+    return shards * _round_up_to_few_values(np.maximum(rows_of_a_shard, 1))
+
+
+def _most_units_in_a_row(rows: np.ndarray) -> int:
+    """The number of units in the fullest row of all steps, from the units' rows [steps, U]."""
+    step = np.arange(len(rows))[:, None]
+    row_of_all = step * (int(rows.max()) + 1) + rows
+    _, counts = np.unique(row_of_all[rows >= 0], return_counts=True)
+    return int(counts.max())
+
+
+def _round_up_to_few_values(needed: np.ndarray) -> np.ndarray:
+    """Rounds `needed` up to a few of its values: at most MAX_SHAPES, each worth its compilation."""
+    if len(np.unique(needed)) > _MAX_COUNTS:
+        spacing = -(-int(needed.max()) // _MAX_COUNTS)
+        needed = -(-needed // spacing) * spacing
+    values, counts = np.unique(needed, return_counts=True)
+    kept = _values_to_keep(values.tolist(), counts.tolist())
+    return np.array(kept)[np.searchsorted(kept, needed)]
+
+
+class _Rounding(NamedTuple):
+    """How the row counts of some steps are rounded up.
+
+    Attributes:
+      total: rows of these steps, after rounding.
+      kept: the values that they are rounded to, ascending.
+    """
+
+    total: int
+    kept: tuple[int, ...]
+
+    def extended(self, value: int, num_steps: int) -> Self:
+        """With further steps, which are rounded to a larger value."""
+        return type(self)(self.total + value * num_steps, (*self.kept, value))
+
+
+def _values_to_keep(values: list[int], counts: list[int]) -> tuple[int, ...]:
+    """Chooses the row counts of a plan, by dynamic programming over the values.
+
+    Args:
+      values: row counts that steps need, ascending.
+      counts: the number of steps that need each of them.
+    """
+    steps_up_to = np.cumsum(counts).tolist()  # steps that need at most each of the values
+
+    def best_with_one_more(roundings: list[_Rounding], i: int) -> _Rounding:
+        """The best rounding of the steps up to value i with one more value than `roundings`."""
+        options = [roundings[i]]
+        for j in range(i):
+            num_steps = steps_up_to[i] - steps_up_to[j]
+            options.append(roundings[j].extended(values[i], num_steps))
+        return min(options, key=lambda rounding: rounding.total)
+
+    # For each value, the best rounding of the steps that need at most that many rows. Each round
+    # of the loop allows one more shape.
+    roundings = [
+        _Rounding(value * num_steps, (value,))
+        for value, num_steps in zip(values, steps_up_to, strict=True)]
+    best = roundings[-1]
+    for _ in range(1, MAX_SHAPES):
+        roundings = [best_with_one_more(roundings, i) for i in range(len(values))]
+        if roundings[-1].total > best.total * (1 - _SHAPE_GAIN):
+            break
+        best = roundings[-1]
+    return best.kept
+
+
+def plan_once(
+    lengths_n: np.ndarray, rows_n: np.ndarray, *, row_length: int, rows_a_step: int,
+    units_a_row: int,
+) -> Plan:
+    """Every unit once, in steps of `rows_a_step` rows, so that there is one shape.
+
+    Args:
+      lengths_n: tokens of each unit.
+      rows_n: their rows, numbered from 0 without gaps (`pack_whole`).
+      row_length: S.
+      rows_a_step: R; rows at the end of the last step may be empty.
+      units_a_row: K, at least the number of units in the fullest row.
+    """
+    by_row = np.argsort(rows_n, kind='stable')
+    step, row = np.divmod(rows_n[by_row].astype(np.int64), rows_a_step)
+    units_a_step = np.bincount(step)
+    column = sum_before(step, np.ones_like(step))
+    shape = (len(units_a_step), int(units_a_step.max()))
+    units = np.full(shape, -1, np.int64)
+    units[step, column] = by_row
+    rows = np.full(shape, -1, np.int32)
+    rows[step, column] = row
+    return Plan(
+        units=units,
+        rows=rows,
+        row_length=row_length,
+        num_rows=np.full(len(units_a_step), rows_a_step),
+        units_a_row=units_a_row,
+        tokens=int(lengths_n.sum()))
+
+
+def sum_before(keys: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """For each entry, the sum of the sizes of earlier entries with the same key.
+
+    Args:
+      keys: [n] integers, ascending.
+      sizes: [n] integers.
+    """
+    total = np.cumsum(sizes) - sizes
+    return total - total[np.searchsorted(keys, keys)]
+
+
+class _Placement(NamedTuple):
+    """Where the units of some rows of a step are: u units, in the order of rows, of t tokens.
+
+    Attributes:
+      unit: [u] index of each unit.
+      row: [u] its row, an index into the wanted rows.
+      index_in_row: [u] its number among the units of its row, from 0.
+      start_column: [u] column of its first token.
+      source_token: [t] index of each token among the tokens of all units.
+      target_token: [t] index of its place in the wanted rows, one row after another.
+    """
+
+    unit: np.ndarray
+    row: np.ndarray
+    index_in_row: np.ndarray
+    start_column: np.ndarray
+    source_token: np.ndarray
+    target_token: np.ndarray
+
+
+def _place(units: Units, plan: Plan, step: int, local: np.ndarray) -> _Placement:
+    """Places the units of a step's rows `local`; in a row, units are in ascending order."""
+    is_here = np.isin(plan.rows[step], local)
+    unit = plan.units[step][is_here]
+    row = np.searchsorted(local, plan.rows[step][is_here])
+    order = np.lexsort((unit, row))
+    unit = unit[order]
+    row = row[order]
+
+    begin = units.sequences.offsets[unit * units.choices]
+    lengths = units.sequences.offsets[(unit + 1) * units.choices] - begin
+    start_column = sum_before(row, lengths)
+    return _Placement(
+        unit=unit,
+        row=row,
+        index_in_row=sum_before(row, np.ones_like(row)),
+        start_column=start_column,
+        source_token=ranges(begin, lengths),
+        target_token=ranges(row * plan.row_length + start_column, lengths))
+
+
+def packed_batch(units: Units, plan: Plan, step: int, local: np.ndarray) -> dict[str, np.ndarray]:
+    """This host's rows of a step; `model.encoder.Bert` explains `sequence_ids` and the like.
+
+    Args:
+      units: what `plan` was made for.
+      plan: where units go.
+      step: row of the plan.
+      local: which of the step's `num_rows[step]` rows are wanted, ascending.
+
+    Returns:
+      Features of tokens [len(local), S, ...] and of units [len(local), K, ...]; `cls_positions` is
+      [len(local), K * choices].
+    """
+    num_rows = len(local)
+    placement = _place(units, plan, step, local)
+    batch = {}
+    for name, values in _token_features(units, placement).items():
+        places = np.zeros((num_rows * plan.row_length, *values.shape[1:]), values.dtype)
+        places[placement.target_token] = values
+        batch[name] = places.reshape(num_rows, plan.row_length, *values.shape[1:])
+    for name, values in _unit_features(units, placement).items():
+        rows = np.zeros((num_rows, plan.units_a_row, *values.shape[1:]), values.dtype)
+        rows[placement.row, placement.index_in_row] = values
+        batch[name] = rows
+    num_sequences = plan.units_a_row * units.choices
+    batch['cls_positions'] = batch['cls_positions'].reshape(num_rows, num_sequences)
+    return batch
+
+
+def _token_features(units: Units, placement: _Placement) -> dict[str, np.ndarray]:
+    """Features of the placed tokens [t, ...]."""
+    sequences = units.sequences
+    sequence = _sequences_of(units, placement.unit)
+    begin = sequences.offsets[sequence].reshape(-1)
+    counts = sequences.offsets[sequence + 1].reshape(-1) - begin
+    number_in_row = placement.index_in_row[:, None] * units.choices + np.arange(units.choices) + 1
+    position = placement.source_token - np.repeat(begin, counts)
+    features = {
+        'input_ids': sequences.ids[placement.source_token],
+        'sequence_ids': np.repeat(number_in_row.reshape(-1), counts).astype(np.int32),
+        'segment_ids': sequences.types[placement.source_token].astype(np.int32),
+        'position_ids': position.astype(np.int32),
+    }
+    for name, values in units.tokens.items():
+        features[name] = values[placement.source_token]
+    return features
+
+
+def _unit_features(units: Units, placement: _Placement) -> dict[str, np.ndarray]:
+    """Features of the placed units [u, ...]; `cls_positions` is [u, choices]."""
+    begin = units.sequences.offsets[_sequences_of(units, placement.unit)]
+    column_in_unit = begin - begin[:, :1]
+    cls_positions = placement.start_column[:, None] + column_in_unit
+    features = {
+        'cls_positions': cls_positions.astype(np.int32),
+        'unit_index': placement.unit.astype(np.int32),
+        'unit_weights': np.ones(len(placement.unit), np.float32),
+    }
+    for name, values in units.labels.items():
+        features[name] = values[placement.unit]
+    for name, positions in units.positions.items():
+        positions_in_row = positions[placement.unit] + placement.start_column
+        features[name] = positions_in_row.astype(np.int32)
+    return features
+
+
+def _sequences_of(units: Units, unit: np.ndarray) -> np.ndarray:
+    """[u, choices]: the indices of the sequences of units [u]."""
+    return unit[:, None] * units.choices + np.arange(units.choices)
+
+
+def unpack(
+    units: Units, plan: Plan, step: int, outputs: Mapping[str, np.ndarray],
+    collected: dict[str, np.ndarray],
+) -> None:
+    """Puts a step's outputs back into the order of `units`.
+
+    Args:
+      units, plan, step: those that the batch was made of.
+      outputs: arrays of all rows of the step, per token [R, S, ...] or per unit [R, K, ...].
+      collected: receives them as arrays [T, ...] or [n, ...].
+    """
+    placement = _place(units, plan, step, np.arange(plan.num_rows[step]))
+    for name, output in outputs.items():
+        # K = S would need a row full of one-token units, which [CLS] and [SEP] rule out.
+        if output.shape[1] == plan.row_length:
+            places = output.reshape(-1, *output.shape[2:])
+            values = places[placement.target_token]
+            index = placement.source_token
+            size = len(units.sequences.ids)
+        else:
+            values = output[placement.row, placement.index_in_row]
+            index = placement.unit
+            size = len(units)
+        if name not in collected:
+            collected[name] = np.zeros((size, *values.shape[1:]), values.dtype)
+        collected[name][index] = values

@@ -1,0 +1,282 @@
+"""A lease on a folder: one process at a time writes there, on one machine or many.
+
+A claim is a small file in the folder, `.claim-NUMBER`; the highest number counts. It is created
+exclusively, which disks and buckets both support, so only one of two simultaneous starts gets it.
+Its holder rewrites it every few seconds. A killed process leaves its claim behind, and the next
+process creates the next number once that claim is dead:
+
+- at once, if its process ran on this machine and has ended;
+- after `SECONDS` without a change by the waiting process's clock; clocks of other machines and file
+  times are not used.
+
+So a preempted run continues elsewhere after at most `SECONDS`, and a run that stopped in an orderly
+way, and so deleted its claim, at once.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bert_jax.runtime.errors import InputError, tell
+from bert_jax.runtime.files import (
+    Path,
+    as_path,
+    children,
+    read_fields,
+    read_system,
+    write_new,
+    write_whole,
+)
+from bert_jax.runtime.schema import TEXT, count
+
+SECONDS = 30.0  # a claim that has not changed for this long is dead
+BEAT_SECONDS = 5.0  # between two changes by the holder
+_LOOK_SECONDS = 0.2  # between two looks of a process that waits
+_CLAIM = {
+    'token': TEXT, 'host': TEXT, 'pid': count(2**31), 'machine': TEXT, 'started': TEXT,
+    'beat': count(2**63, least=0)}
+
+
+class TakenOver(InputError):
+    """Another process has the folder now, and this one must not write there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """Another process's claim as it was read, and since when it has been the same."""
+
+    content: Mapping[str, Any]
+    since: float
+
+
+class Claim:
+    """A claim on a folder; this process has the folder once `attempt` returns True.
+
+    Attributes:
+      holder: the process that has the folder, as the last failed attempt saw it.
+      known_alive: whether that process is known to be at work.
+      lost: whether another process has taken the folder from this one.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        """`folder` must exist, unless it is in a bucket."""
+        self._folder = as_path(folder)
+        self._content = new_claim()
+        self._number = 0  # of our claim
+        self._seen: _Seen | None = None
+        self._ended = threading.Event()
+        self.lost = False
+        self.holder = ''
+        self.known_alive = False
+
+    def attempt(self) -> bool:
+        """Tries once to take the folder, without waiting; whether this process now has it.
+
+        Raises:
+          OSError: the folder cannot be written.
+        """
+        numbers = claims_in(self._folder)
+        last = max(numbers, default=0)
+        if last and not self._is_dead(last):
+            return False
+        if not self._create(last + 1):
+            return False  # another was quicker
+        if last and self._is_alive_again(last):
+            self._path(last + 1).unlink(missing_ok=True)
+            return False
+        for number in numbers:
+            self._path(number).unlink(missing_ok=True)
+        self._number = last + 1
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+        return True
+
+    def check(self) -> None:
+        """Checks that this process still has the folder, as far as it knows.
+
+        Raises:
+          TakenOver: another process has taken it, because this one's claim went stale.
+        """
+        if self.lost:
+            raise TakenOver(
+                f'{self._folder} was taken by another process, as this one had not been heard of '
+                f'for {SECONDS:.0f} s (was it suspended?): this one stops here')
+
+    def ask(self) -> None:
+        """Looks into the folder whether this process still has it.
+
+        A process that was suspended knows nothing of that when it goes on: it asks before it writes
+        what could harm the one that has the folder now.
+
+        Raises:
+          TakenOver: another process has taken it.
+          OSError: the folder cannot be read.
+        """
+        if self._number and max(claims_in(self._folder), default=0) != self._number:
+            self.lost = True
+        self.check()
+
+    def release(self) -> None:
+        """Gives the folder back, if this process has it."""
+        self._ended.set()
+        if self._number and not self.lost:
+            self._thread.join(BEAT_SECONDS)  # a beat in progress would write the claim again
+            with contextlib.suppress(OSError):
+                self._path(self._number).unlink(missing_ok=True)
+        self._number = 0
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f'.claim-{number}'
+
+    def _create(self, number: int) -> bool:
+        """Creates our claim; False if another process has created the one of this number."""
+        path = self._path(number)
+        if write_new(path, json.dumps(self._content)):
+            return True
+        # If the token is ours, only the reply was lost.
+        return read_claim(path).get('token') == self._content['token']
+
+    def _is_dead(self, number: int) -> bool:
+        """Whether the holder of a claim is known to be gone; also sets what is known of it."""
+        seen = self._look(number)
+        content = seen.content
+        pid = content.get('pid', '?')
+        self.holder = f"process {pid} on {content.get('host', 'another machine')}"
+        is_alive = is_at_work(content)
+        if is_alive is not None:
+            self.known_alive = is_alive
+            return not is_alive
+        return time.monotonic() - seen.since > SECONDS
+
+    def _look(self, number: int) -> _Seen:
+        """Reads another's claim; its holder is alive if it has changed since the last look."""
+        content = read_claim(self._path(number))
+        before = self._seen
+        if before is not None and content == before.content:
+            return before
+        self.known_alive = before is not None and (
+            content.get('token') == before.content.get('token'))
+        self._seen = _Seen(content, since=time.monotonic())
+        return self._seen
+
+    def _is_alive_again(self, number: int) -> bool:
+        """Whether a claim that seemed dead has changed since."""
+        assert self._seen is not None
+        content = read_claim(self._path(number))
+        return bool(content) and content != self._seen.content
+
+    def _beat(self) -> None:
+        """Rewrites our claim from time to time, until it is released or lost."""
+        while not self._ended.wait(BEAT_SECONDS):
+            self._content['beat'] += 1
+            with contextlib.suppress(Exception):  # of many libraries; the next beat tries again
+                if max(claims_in(self._folder), default=0) != self._number:
+                    self.lost = True
+                    return
+                write_whole(self._path(self._number), json.dumps(self._content))
+
+
+@contextlib.contextmanager
+def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
+    """Holds the claim on a folder; waits while the present claim may be a dead process's.
+
+    Args:
+      folder: must exist.
+      what: what the folder holds, for messages.
+
+    Raises:
+      InputError: another process is at work in it.
+    """
+    claim = Claim(folder)
+    has_reported = False
+    while not claim.attempt():
+        if claim.known_alive:
+            raise InputError(
+                f'{folder}: {claim.holder} is at work on this {what}: wait until it has ended, '
+                'or give another --workdir')
+        if claim.holder and not has_reported:
+            has_reported = True
+            tell(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at work '
+                 f'on this {what}')
+        time.sleep(_LOOK_SECONDS)
+    try:
+        yield claim
+    finally:
+        claim.release()
+
+
+def claims_in(folder: str | os.PathLike[str]) -> list[int]:
+    """The numbers of all claims in a folder, also those of processes that were killed."""
+    numbers = []
+    for path in children(folder):
+        match = re.fullmatch(r'\.claim-(\d+)', path.name)
+        if match:
+            numbers.append(int(match[1]))
+    return numbers
+
+
+def holder(folder: str | os.PathLike[str]) -> str:
+    """The process that may be writing in a folder, or ''.
+
+    This looks once, without waiting, so it still names a process that was killed on another
+    machine.
+    """
+    claim = Claim(folder)
+    last = max(claims_in(folder), default=0)
+    if not last or claim._is_dead(last):
+        return ''
+    return claim.holder
+
+
+def new_claim() -> dict[str, Any]:
+    """The content of a claim by this process, unlike that of any other claim."""
+    return {
+        'token': secrets.token_hex(8),
+        'host': platform.node(),
+        'pid': os.getpid(),
+        'machine': _machine(),
+        'started': _started(os.getpid()),
+        'beat': 0,
+    }
+
+
+def is_at_work(claim: Mapping[str, Any]) -> bool | None:
+    """Whether the process of a claim runs; None if that was not on this machine."""
+    machine = _machine()
+    if not machine or claim.get('machine') != machine:
+        return None
+    started = _started(claim.get('pid'))
+    return started is not None and started == claim.get('started')
+
+
+def read_claim(path: Path) -> dict[str, Any]:
+    """The content of a claim; {} if it is gone, just being made, or not one of ours."""
+    with contextlib.suppress(InputError):
+        content: dict[str, Any] = read_fields(path, _CLAIM, '')
+        return content
+    return {}
+
+
+def _machine() -> str | None:
+    """Identifies this boot of the machine and PID namespace, in which process ids are unique."""
+    boot = read_system('/proc/sys/kernel/random/boot_id')
+    if not boot:
+        return None
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _started(pid: Any) -> str | None:
+    """The start time of a process of this machine; None if no process has the number."""
+    after_name = read_system(f'/proc/{pid}/stat').rpartition(')')[2]
+    fields = after_name.split()
+    if not fields or fields[0] == 'Z':  # a zombie has ended
+        return None
+    return fields[19]

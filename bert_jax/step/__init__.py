@@ -1,0 +1,1 @@
+"""One step of training: the state, gradients, optimizers and their schedules."""

@@ -1,0 +1,191 @@
+"""What the classes of transformers make themselves, whatever a tokenizer.json says.
+
+In transformers 5 a class of a model's own takes the vocabulary of the tokenizer.json and builds the
+rest: RobertaTokenizer, XLMRobertaTokenizer, CamembertTokenizer, and BertTokenizer (`settings`). The
+general classes take the file as it is.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.config.choices import LONGEST_FIRST
+from bert_jax.runtime.errors import tell_once
+from bert_jax.text.frames import Frame, berts_frame
+from bert_jax.text.growth import steps_of
+
+_GENERAL = ('PreTrainedTokenizer', 'TokenizersBackend')
+# Their algorithm, as a tokenizer.json calls it.
+_BYTE_LEVEL = ('RobertaTokenizer', 'BartTokenizer', 'LongformerTokenizer')
+_SENTENCE_PIECE = ('XLMRobertaTokenizer', 'CamembertTokenizer')
+_ALGORITHMS: Mapping[str, str] = {
+    **dict.fromkeys(_BYTE_LEVEL, 'BPE'),
+    **dict.fromkeys((*_SENTENCE_PIECE, 'AlbertTokenizer', 'XLNetTokenizer'), 'Unigram'),
+    **dict.fromkeys(('BertTokenizer', 'DistilBertTokenizer', 'ElectraTokenizer',
+                     'MobileBertTokenizer', 'MPNetTokenizer'), 'WordPiece'),
+}
+_MARK = '\u2581'
+
+
+def class_named(fields: Mapping[str, Any]) -> str:
+    """The class that a tokenizer_config.json names; '' for none."""
+    return str(fields.get('tokenizer_class') or '').removesuffix('Fast')
+
+
+def follow_class(parts: dict[str, Any], fields: Mapping[str, Any], source: str) -> bool:
+    """Puts into the parts of a tokenizer.json what the class beside it makes itself.
+
+    What differs is noted.
+
+    Args:
+      parts: of the tokenizer.json, which are changed.
+      fields: of the tokenizer_config.json.
+      source: for messages.
+
+    Returns:
+      Whether something changed.
+    """
+    kind = class_named(fields)
+    algorithm = parts['model'].get('type', 'WordPiece')
+    wanted = _ALGORITHMS.get(kind, algorithm)
+    if wanted != algorithm:
+        tell_once(f'note: {source} is a tokenizer of {algorithm}, while tokenizer_class={kind!r} '
+                  f'beside it is one of {wanted}: the tokenizer.json is followed')
+        return False
+    made: dict[str, Any] = {}
+    if kind in _BYTE_LEVEL:
+        made = _byte_level(fields)
+    elif kind in _SENTENCE_PIECE:
+        made = _sentence_piece(parts, fields)
+    elif kind not in _GENERAL:
+        made = _with_prefix_space(parts, fields)
+    changed = [name for name, part in made.items() if not _says_same(parts.get(name), part)]
+    for name in changed:
+        parts[name] = made[name]
+    if changed and kind:
+        tell_once(f'note: {source}: tokenizer_class={kind!r} beside it makes another '
+                  f"{', '.join(changed)}, which is taken, as in transformers 5")
+    _tell_not_followed(kind, parts, fields, source)
+    return bool(changed)
+
+
+def _tell_not_followed(
+    kind: str, parts: Mapping[str, Any], fields: Mapping[str, Any], source: str
+) -> None:
+    """Notes what stands beside a tokenizer.json and changes nothing here."""
+    if kind in _GENERAL and _contradicts_space(parts, fields):
+        tell_once(f"note: {source}: add_prefix_space={fields['add_prefix_space']} beside it is not "
+                  f'applied, as in transformers 5 for tokenizer_class={kind!r}')
+    for name in ('add_bos_token', 'add_eos_token'):
+        if name in fields and kind not in _ALGORITHMS:
+            tell_once(f'note: {source}: {name}={fields[name]!r:.60} beside it is not applied: the '
+                      'post_processor says what stands around texts')
+
+
+def frame_of_class(
+    frame: Frame | None, fields: Mapping[str, Any], index: Mapping[str, int], source: str
+) -> Frame | None:
+    """The frame of a tokenizer, which some classes make themselves; one that differs is noted.
+
+    Args:
+      frame: that of the tokenizer.json, if it has one.
+      fields: of the tokenizer_config.json.
+      index: the ids of tokens.
+      source: for messages.
+    """
+    kind = class_named(fields)
+    names = ('cls_token', 'sep_token') if kind in _BYTE_LEVEL else ('bos_token', 'eos_token')
+    ends = [token_in(fields.get(name)) for name in names]
+    cls_id, sep_id = (index.get(end or usual) for end, usual in zip(ends, ('<s>', '</s>')))
+    if kind not in (*_BYTE_LEVEL, *_SENTENCE_PIECE) or cls_id is None or sep_id is None:
+        return frame
+    robertas = berts_frame(cls_id, sep_id, 2).without_types()
+    if frame is None:
+        return dataclasses.replace(robertas, truncation=LONGEST_FIRST)
+    made = dataclasses.replace(frame, single=robertas.single, pair=robertas.pair)
+    if made != frame:
+        tell_once(f'note: {source}: tokenizer_class={kind!r} beside it puts other special tokens '
+                  'or types around texts, which are taken, as in transformers 5')
+    return made
+
+
+def token_in(entry: Any) -> str:
+    """The token of an entry of a tokenizer_config.json, which may have flags; '' for none."""
+    if isinstance(entry, Mapping):
+        entry = entry.get('content')
+    return entry if isinstance(entry, str) else ''
+
+
+def _byte_level(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What RobertaTokenizer makes."""
+    adds = fields.get('add_prefix_space') is True
+    return {
+        'normalizer': None,
+        'pre_tokenizer': {
+            'type': 'ByteLevel', 'add_prefix_space': adds, 'trim_offsets': True,
+            'use_regex': True}}
+
+
+def _sentence_piece(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What XLMRobertaTokenizer makes: of the normalizer it keeps a precompiled one."""
+    steps = steps_of(parts.get('normalizer'))
+    precompiled = [step for step in steps if step.get('type') == 'Precompiled']
+    scheme = 'never' if fields.get('add_prefix_space') is False else 'always'
+    metaspace = {
+        'type': 'Metaspace', 'replacement': _MARK, 'prepend_scheme': scheme, 'split': True}
+    return {
+        'normalizer': precompiled[0] if precompiled else None,
+        'pre_tokenizer': {
+            'type': 'Sequence', 'pretokenizers': [{'type': 'WhitespaceSplit'}, metaspace]}}
+
+
+def _with_prefix_space(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The pre-tokenizer with the `add_prefix_space` beside it, where no class is known."""
+    adds = fields.get('add_prefix_space')
+    if not _contradicts_space(parts, fields):
+        return {}
+    return {'pre_tokenizer': _with_space(parts.get('pre_tokenizer'), adds)}
+
+
+def _with_space(stage: Any, adds: Any) -> Any:
+    """A pre-tokenizer in which byte-level steps put a space before each text, or do not."""
+    if not isinstance(stage, dict):
+        return stage
+    if 'pretokenizers' in stage:
+        return {**stage, 'pretokenizers': [_with_space(x, adds) for x in stage['pretokenizers']]}
+    if stage.get('type') == 'ByteLevel':
+        return {**stage, 'add_prefix_space': adds}
+    return stage
+
+
+def _contradicts_space(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """Whether `add_prefix_space` beside a tokenizer.json is not what byte-level BPE has there."""
+    adds = fields.get('add_prefix_space')
+    if not isinstance(adds, bool):
+        return False
+    steps = steps_of(parts.get('pre_tokenizer'))
+    return any(step.get('type') == 'ByteLevel' and step['add_prefix_space'] != adds
+               for step in steps)
+
+
+def _says_same(part: Any, other: Any) -> bool:
+    """Whether two parts of a tokenizer.json do the same, but for what concerns offsets only."""
+    return _plain(part) == _plain(other)
+
+
+def _plain(stage: Any) -> list[dict[str, Any]]:
+    """The steps of a part, without what concerns offsets, and older spellings as of today."""
+    found = []
+    for step in steps_of(stage):
+        step = {name: value for name, value in step.items() if name != 'trim_offsets'}
+        if step.get('type') == 'ByteLevel':
+            step.setdefault('use_regex', True)
+        if step.get('type') == 'Metaspace' and 'prepend_scheme' not in step:
+            adds = step.get('add_prefix_space', True)
+            step['prepend_scheme'] = 'always' if adds else 'never'
+        if step.get('type') == 'Metaspace':
+            step.pop('add_prefix_space', None)
+            step.pop('str_rep', None)
+            step.setdefault('split', True)
+        found.append(step)
+    return found

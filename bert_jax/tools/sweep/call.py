@@ -1,0 +1,83 @@
+"""A search as a function, for notebooks."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+
+from bert_jax.config.command_line import config_file
+from bert_jax.runtime.accelerators import check_accelerators
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path, check_is_path
+from bert_jax.runtime.same_code import check_same_code
+from bert_jax.tools.sweep import training
+from bert_jax.tools.sweep.folder import Sweep
+from bert_jax.tools.sweep.members import member_config
+from bert_jax.tools.sweep.report import report
+from bert_jax.tools.sweep.search import SAMPLERS, read_search
+from bert_jax.tools.sweep.study import SweepStudy
+
+
+def sweep(
+    config: str, search: Mapping[str, str | Sequence[Any]], workdir: str | os.PathLike[str],
+    changes: Mapping[str, Any] | None = None, *, trials: int = 20, sampler: str = 'tpe',
+    restarts: int = 0, keep: int | None = 1,
+) -> optuna.Study:
+    """Trains points of a search, as `python -m bert_jax.tools.sweep --search` does.
+
+    Called again, it goes on where it was interrupted. The checkpoints of runs that are beaten are
+    deleted.
+
+    Args:
+      config: as for `--config`: a file or the name of one, with its argument, such as 'glue:rte'.
+      search: for each field a range, 'LOW..HIGH' or 'LOW..HIGH:log', or a list of values.
+      workdir: the folder of the sweep.
+      changes: values of fields for all runs, such as {'data.source': 'train.csv'}.
+      trials: number of points.
+      sampler: 'tpe', 'random' or 'qmc'.
+      restarts: number of seeds of each point, whose value is their mean; 0: the config's seed.
+      keep: number of best runs that keep their checkpoints; None: all.
+
+    Returns:
+      The study. A trial's `params` are the fields' values (those of a list as text), its
+      `user_attrs['runs']` the names of its folders in `WORKDIR/runs`.
+
+    Raises:
+      InputError: bad configuration, search or data, or `workdir` holds another sweep.
+    """
+    if not isinstance(config, str) or not isinstance(search, Mapping):
+        raise InputError("sweep needs the name of a config and a search, such as "
+                         "{'optimizer.learning_rate': '1e-5..1e-4:log'}")
+    if sampler not in SAMPLERS:
+        raise InputError(f"sampler={sampler!r:.60} must be one of {', '.join(SAMPLERS)}")
+    if min(trials, restarts + 1, 1 if keep is None else keep + 1) < 1:
+        raise InputError(f'trials={trials} must be above 0, restarts={restarts} and keep={keep} '
+                         'not below')
+    check_is_path('workdir', workdir)
+    found = read_search(
+        [_entry(field, values) for field, values in search.items()], trials, sampler, restarts)
+    file = config_file(config)
+    overrides = [f'--config.{field}={value}' for field, value in (changes or {}).items()]
+    for member in found.examples():
+        member_config(file, overrides, member, 'search')
+    check_accelerators()
+    check_same_code()
+    kept = sys.maxsize if keep is None else keep
+    ours = Sweep(as_path(workdir), file, overrides, (), kept, found)
+    ours.open(file, overrides)
+    training.work_until_done(ours, lambda step: False)
+    report(ours)
+    return SweepStudy(ours).optuna
+
+
+def _entry(field: str, values: str | Sequence[Any]) -> str:
+    """A field of a search as --search has it."""
+    if isinstance(values, str):
+        return f'{field}={values}'
+    texts = [str(value) for value in values]
+    for text in texts:
+        if ',' in text:
+            raise InputError(f'search: {field} has the value {text!r:.60}: none may have a comma')
+    return f'{field}={",".join(texts)}'

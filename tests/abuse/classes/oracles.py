@@ -1,0 +1,412 @@
+"""Files of other programs: what is read here is what those programs read, or a line says it is not.
+
+The other classes judge how a command ends. These compare ids with transformers' tokenizers, labels
+with Python's csv and json and with pyarrow, and outputs of models with transformers' own.
+"""
+
+import csv
+import dataclasses
+import importlib.util
+import io
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.rows.table import read_table
+from tests.abuse.classes.case import Case, write
+from tests.abuse.commands import Answer
+from tests.tokenizer_files import LIBRARY_KINDS, write_tokenizer
+
+_DIFFERS = 'DIFFERS: '  # begins what an act prints if it finds a difference
+_WORDS = (
+    'the', 'cat', 'sat', 'on', 'Ünïcödé', 'café', 'e-mail:', 'talking', '12,345', '東京と京都',
+    'हिन्दी', '서울', 'Москва', '“quoted”', '…', '[MASK]', '<mask>', '</s>', 'ﬁﬂ', '½', '😀', 'NEW',
+    'new', '\u200b', "didn't", '  ', '\t', 'İ', 'ß', 'Σ', 'x' * 30)
+_NAMES = {
+    '[': {'cls_token': '[CLS]', 'sep_token': '[SEP]', 'pad_token': '[PAD]', 'mask_token': '[MASK]',
+          'unk_token': '[UNK]'},
+    '<': {'cls_token': '<s>', 'sep_token': '</s>', 'pad_token': '<pad>', 'mask_token': '<mask>',
+          'unk_token': '<unk>'},
+}
+_LENGTHS = (8, 9, 12)
+
+
+def is_possible() -> bool:
+    """Whether the programs to compare with are installed."""
+    return all(importlib.util.find_spec(name) for name in ('transformers', 'torch'))
+
+
+def check_said(answer: Answer) -> str:
+    """Harm if an act found a difference and no note or warning was printed."""
+    lines = (answer.out + answer.err).splitlines()
+    is_said = any(line.startswith(('note:', 'warning:')) for line in lines)
+    for line in lines:
+        if line.startswith(_DIFFERS) and not is_said:
+            return line[:300]
+    return ''
+
+
+def _transformers() -> Any:
+    """The library, without messages of its own."""
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def _tell(what: str, here: object, there: object) -> None:
+    print(f'{_DIFFERS}{what}: {here!r:.160} here, {there!r:.160} there')
+
+
+# Ids ------------------------------------------------------------------------------------------
+
+
+def _set_dropout(rng: random.Random, parts: dict[str, Any], settings: dict[str, Any]) -> None:
+    if parts['model']['type'] == 'BPE':
+        parts['model']['dropout'] = 0.4
+
+
+def _set_template(rng: random.Random, parts: dict[str, Any], settings: dict[str, Any]) -> None:
+    cls, sep = settings['cls_token'], settings['sep_token']
+    tokens = {token['content']: token['id'] for token in parts['added_tokens']}
+    pairs = ('C A S B S', 'C A S S B S', 'C A B S', 'A S B S', 'C A S B1 S1', 'C A S1 B1 S1')
+    special = [{'id': name, 'ids': [tokens[name]], 'tokens': [name]} for name in (cls, sep)]
+
+    def items(pattern: str) -> list[dict[str, Any]]:
+        found = []
+        for item in pattern.split():
+            type_id = int(item[1:] or 0)
+            if item[0] in 'AB':
+                found.append({'Sequence': {'id': item[0], 'type_id': type_id}})
+            else:
+                found.append({'SpecialToken': {
+                    'id': cls if item[0] == 'C' else sep, 'type_id': type_id}})
+        return found
+
+    parts['post_processor'] = {
+        'type': 'TemplateProcessing', 'single': items(rng.choice(('C A S', 'A S', 'C A'))),
+        'pair': items(rng.choice(pairs)), 'special_tokens': {x['id']: x for x in special}}
+
+
+def _set_most_letters(rng: random.Random, parts: dict[str, Any], settings: dict[str, Any]) -> None:
+    if parts['model']['type'] == 'WordPiece':
+        parts['model']['max_input_chars_per_word'] = rng.choice((5, 20, 100))
+
+
+def _set_normalizer(rng: random.Random, parts: dict[str, Any], settings: dict[str, Any]) -> None:
+    parts['normalizer'] = rng.choice((
+        None, {'type': 'Lowercase'}, {'type': 'NFC'}, {'type': 'NFKD'}, {'type': 'StripAccents'},
+        {'type': 'Strip', 'strip_left': True, 'strip_right': True},
+        {'type': 'Replace', 'pattern': {'String': 'a'}, 'content': 'b'},
+        {'type': 'BertNormalizer', 'clean_text': True, 'handle_chinese_chars': True,
+         'strip_accents': None, 'lowercase': True}))
+
+
+def _set_limits(rng: random.Random, parts: dict[str, Any], settings: dict[str, Any]) -> None:
+    parts['truncation'] = {
+        'direction': rng.choice(('Left', 'Right')), 'max_length': 7, 'strategy': 'LongestFirst',
+        'stride': 0}
+
+
+def _add_token(rng: random.Random, parts: dict[str, Any], settings: dict[str, Any]) -> None:
+    highest = max(token['id'] for token in parts['added_tokens'])
+    vocab = parts['model']['vocab']
+    parts['added_tokens'].append({
+        'id': max(highest, len(vocab) - 1) + 1, 'content': 'NEW', 'single_word': False,
+        'lstrip': rng.random() < 0.5, 'rstrip': rng.random() < 0.5,
+        'normalized': rng.random() < 0.5, 'special': rng.random() < 0.5})
+
+
+def _set_setting(rng: random.Random, parts: dict[str, Any], settings: dict[str, Any]) -> None:
+    name, value = rng.choice((
+        ('truncation_side', 'left'), ('padding_side', 'left'), ('add_prefix_space', True),
+        ('add_prefix_space', False), ('do_lower_case', True), ('do_lower_case', False),
+        ('model_input_names', ['input_ids', 'attention_mask']), ('model_max_length', 9),
+        ('clean_up_tokenization_spaces', True), ('strip_accents', True),
+        ('split_special_tokens', True),
+        ('tokenizer_class', 'BertTokenizer'), ('tokenizer_class', 'RobertaTokenizer'),
+        ('tokenizer_class', 'XLMRobertaTokenizer'), ('tokenizer_class', 'DebertaV2Tokenizer')))
+    settings[name] = value
+
+
+_CHANGES = (_set_dropout, _set_template, _set_most_letters, _set_normalizer, _set_limits,
+            _add_token, _set_setting, _set_setting)
+
+
+def _berts(folder: Path) -> None:
+    """A tokenizer.json of BERT's WordPiece."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    from tests.tokenizers_of_kinds import TEXTS
+
+    library = Tokenizer(models.WordPiece(unk_token='[UNK]'))
+    library.normalizer = normalizers.BertNormalizer()
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.train_from_iterator(TEXTS, trainers.WordPieceTrainer(
+        vocab_size=400, special_tokens=['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'],
+        show_progress=False))
+    library.post_processor = processors.TemplateProcessing(
+        single='[CLS] $A [SEP]', pair='[CLS] $A [SEP] $B:1 [SEP]:1',
+        special_tokens=[('[CLS]', 2), ('[SEP]', 3)])
+    library.save(str(folder / 'tokenizer.json'))
+
+
+def draw_ids(rng: random.Random, folder: Path, things: Path) -> Case:
+    """A folder with a tokenizer.json, and up to two settings that are not the usual ones."""
+    place = folder / 'tokenizer'
+    place.mkdir()
+    kind = rng.choice(('bert', 'bert', *LIBRARY_KINDS))
+    if kind == 'bert':
+        _berts(place)
+    else:
+        write_tokenizer(kind, place)
+    parts = json.loads((place / 'tokenizer.json').read_text())
+    begin = '<' if any(token['content'] == '<s>' for token in parts['added_tokens']) else '['
+    settings: dict[str, Any] = {
+        **_NAMES[begin], 'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': 64}
+    changes = rng.sample(_CHANGES, rng.choice((0, 1, 1, 2)))
+    for change in changes:
+        change(rng, parts, settings)
+    write(place / 'tokenizer.json', parts)
+    write(place / 'tokenizer_config.json', settings)
+    write(place / 'config.json', {'model_type': 'bert'})
+    words = _WORDS
+    if kind == 'bert':  # as in the original, special tokens in texts are text
+        words = [word for word in _WORDS if word[0] not in '[<']
+    texts = [' '.join(rng.choices(words, k=rng.randint(1, 9))) for _ in range(12)]
+    done = ', '.join(change.__name__.strip('_') for change in changes)
+    return Case(done=f'{kind} {done} {settings!r:.300}', act=lambda: _compare_ids(place, texts),
+                check=check_said)
+
+
+def _compare_ids(folder: Path, texts: Sequence[str]) -> None:
+    """Compares ids and types of texts and pairs with those of transformers."""
+    from bert_jax.api.tokenizer import Tokenizer
+    from bert_jax.foreign.huggingface import _framing_in
+    from bert_jax.foreign.tokenizer_files import read_tokenizer
+    from bert_jax.runtime.files import as_path
+    from bert_jax.text.kinds import load_tokenizer
+    from bert_jax.weights.inference_settings import frame_of
+
+    try:
+        theirs = _transformers().AutoTokenizer.from_pretrained(str(folder))
+    except BaseException as error:  # the library panics
+        print(f'transformers refuses it: {error!r:.100}')
+        return
+    size = max(theirs.get_vocab().values()) + 1
+    vocab_file, lowercase = read_tokenizer(as_path(folder), size)
+    assert vocab_file is not None
+    framing = _framing_in(as_path(folder), {'model_type': 'bert'}, vocab_file, num_types=2)
+    pieces = load_tokenizer(vocab_file, lowercase)
+    ours = Tokenizer(pieces, 512, frame_of(pieces.vocab, framing, 2, str(folder)))
+    pairs = list(zip(texts, texts[1:], strict=False))
+    for example in (*texts, *pairs):
+        arguments = example if isinstance(example, tuple) else (example,)
+        for length in (None, *_LENGTHS):
+            options: dict[str, Any] = {}
+            if length is not None:
+                options = {'truncation': 'longest_first', 'max_length': length}
+            there = theirs(*arguments, **options)
+            there.setdefault('token_type_ids', [0] * len(there['input_ids']))
+            here = ours([example], max_length=length)
+            kept = here['attention_mask'][0].astype(bool)
+            for name in ('input_ids', 'token_type_ids'):
+                found = here[name][0][kept].tolist()
+                if found != there[name]:
+                    _tell(f'{name} of {example!r:.60} at {length}', found, there[name])
+                    return
+
+
+# Labels ---------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """A table as its own reader reads it.
+
+    Attributes:
+      path: its file.
+      rows: text and label of each.
+    """
+
+    path: Path
+    rows: list[tuple[str, Any]]
+
+
+def _write_csv(rng: random.Random, path: Path, rows: Sequence[tuple[str, Any]]) -> _Table:
+    out = io.StringIO()
+    options: dict[str, Any] = {
+        'quoting': rng.choice((csv.QUOTE_ALL, csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC)),
+        'lineterminator': rng.choice(('\n', '\r\n'))}
+    writer = csv.writer(out, **options)
+    writer.writerow(['text', 'label'])
+    writer.writerows(rows)
+    path.write_bytes(out.getvalue().encode(rng.choice(('utf-8', 'utf-8-sig'))))
+    with path.open(encoding='utf-8-sig', newline='') as file:
+        read = [(row['text'], row['label']) for row in csv.DictReader(file)]
+    return _Table(path, read)
+
+
+def _write_jsonl(rng: random.Random, path: Path, rows: Sequence[tuple[str, Any]]) -> _Table:
+    is_ascii = rng.random() < 0.5
+    lines = [json.dumps({'text': text, 'label': label}, ensure_ascii=is_ascii)
+             for text, label in rows]
+    path.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+    read = []
+    for line in path.read_text(encoding='utf-8').split('\n')[:-1]:
+        values = json.loads(line)
+        read.append((values['text'], values['label']))
+    return _Table(path, read)
+
+
+def _write_parquet(rng: random.Random, path: Path, rows: Sequence[tuple[str, Any]]) -> _Table:
+    import pyarrow
+    from pyarrow import parquet
+
+    labels = pyarrow.array([label for _, label in rows])
+    if rng.random() < 0.5:
+        labels = labels.dictionary_encode()
+    table = pyarrow.table({'text': [text for text, _ in rows], 'label': labels})
+    parquet.write_table(table, path, row_group_size=rng.choice((2, 1000)))
+    read = parquet.read_table(path).to_pylist()
+    return _Table(path, [(row['text'], row['label']) for row in read])
+
+
+_WRITERS: tuple[tuple[str, Callable[..., _Table]], ...] = (
+    ('csv', _write_csv), ('jsonl', _write_jsonl), ('parquet', _write_parquet))
+_CELLS = ('a text', 'a, b', 'say "so"', "don't", 'two\nlines', 'tab\there', '你好', 'naïve', '=1+1',
+          '#', '\\', 'end\\', 'NULL', 'NaN', '  spaces  ', '\u2028', '\x85', 'a;b', '1.50')
+_LABELS: tuple[tuple[Any, ...], ...] = (
+    ('yes', 'no'), (0, 1), (True, False), ('a b', 'c,d'), ('0', '1'), ('"x"', 'y'), (3, -7),
+    ('Ja', 'ja'), ('é', 'e\u0301'))
+
+
+def draw_labels(rng: random.Random, folder: Path, things: Path) -> Case:
+    """A whole table that another program has written."""
+    labels = rng.choice(_LABELS)
+    rows = [(rng.choice(_CELLS), rng.choice(labels)) for _ in range(rng.randint(2, 30))]
+    form, writer = rng.choice(_WRITERS)
+    table = writer(rng, folder / f'table.{form}', rows)
+    return Case(done=f'{form} {labels!r}', act=lambda: _compare_rows(table), check=check_said)
+
+
+def _compare_rows(table: _Table) -> None:
+    """Compares texts and labels with those of the table's own reader."""
+    found = read_table(str(table.path), ['text', 'label'], parse=tuple).values
+    if len(found) != len(table.rows):
+        _tell('number of rows', len(found), len(table.rows))
+        return
+    for here, there in zip(found, table.rows, strict=True):
+        text, label = there
+        spellings = {str(label), json.dumps(label, ensure_ascii=False)}
+        if here[0] != text or str(here[1]) not in spellings:
+            _tell('row', here, there)
+            return
+
+
+# Weights --------------------------------------------------------------------------------------
+
+
+def _in_another_dtype(rng: random.Random, tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    import torch
+
+    dtype = rng.choice((torch.float16, torch.bfloat16, torch.float64))
+    for name in tensors:
+        tensors[name] = tensors[name].to(dtype)
+
+
+def _named_as_once(rng: random.Random, tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    for name in list(tensors):
+        if 'LayerNorm.weight' in name:
+            tensors[name.replace('weight', 'gamma')] = tensors.pop(name)
+        elif 'LayerNorm.bias' in name:
+            tensors[name.replace('bias', 'beta')] = tensors.pop(name)
+
+
+def _with_a_neighbour(rng: random.Random, tensors: dict[str, Any], config: dict[str, Any]) -> None:
+    name = rng.choice(sorted(tensors))
+    tensors[f'{name}_ema'] = tensors[name] * 2
+
+
+def _with_another_field(
+    rng: random.Random, tensors: dict[str, Any], config: dict[str, Any]
+) -> None:
+    name, value = rng.choice((
+        ('problem_type', 'multi_label_classification'), ('problem_type', 'regression'),
+        ('classifier_dropout', 0.5), ('hidden_dropout_prob', 0.9), ('torch_dtype', 'bfloat16'),
+        ('dtype', 'float16'), ('summary_type', 'mean'), ('is_decoder', True),
+        ('position_embedding_type', 'relative_key'), ('tie_word_embeddings', False),
+        ('layer_norm_eps', 1e-3), ('norm_eps', 1e-3), ('hidden_act', 'relu'),
+        ('hidden_activation', 'relu'), ('chunk_size_feed_forward', 4), ('use_cache', False),
+        ('output_hidden_states', True), ('return_dict', False), ('pruned_heads', {'0': [0]}),
+        ('classifier_pooling', 'mean'), ('local_attention', 4), ('embedding_size', 99)))
+    config[name] = value
+
+
+_MODEL_CHANGES = (_in_another_dtype, _named_as_once, _with_a_neighbour, _with_another_field,
+                  _with_another_field)
+
+
+def draw_weights(rng: random.Random, folder: Path, things: Path) -> Case:
+    """A model of transformers, and up to two things about it that are not the usual ones."""
+    from safetensors.torch import load_file, save_file
+
+    from tests.foreign.family_models import every_model, random_model
+
+    _transformers()
+    variant, kind = rng.choice(every_model())
+    model = random_model(variant, kind, seed=rng.randrange(1000))
+    place = folder / 'model'
+    model.save_pretrained(place)
+    tensors = load_file(place / 'model.safetensors')
+    config = json.loads((place / 'config.json').read_text())
+    changes = rng.sample(_MODEL_CHANGES, rng.choice((0, 1, 1, 2)))
+    for change in changes:
+        change(rng, tensors, config)
+    save_file(tensors, place / 'model.safetensors', {'format': 'pt'})
+    write(place / 'config.json', config)
+    done = ', '.join(change.__name__.strip('_') for change in changes)
+    return Case(done=f'{variant} {kind}: {done}', act=lambda: _compare_outputs(place, type(model)),
+                check=check_said)
+
+
+def _compare_outputs(folder: Path, of_class: Any) -> None:
+    """Compares the outputs of a model with those of its class in transformers."""
+    import torch
+
+    import bert_jax
+    from tests.foreign.family_models import random_inputs
+
+    ours = bert_jax.from_pretrained(str(folder))
+    try:
+        theirs = of_class.from_pretrained(str(folder), dtype=torch.float32).eval()
+    except Exception as error:
+        print(f'transformers refuses it: {error!r:.100}')
+        return
+    inputs = random_inputs(theirs, 16)
+    if 'token_type_ids' not in of_class.forward.__code__.co_varnames:
+        del inputs['token_type_ids']
+    with torch.no_grad():
+        there = theirs(**{name: torch.tensor(x) for name, x in inputs.items()}, return_dict=True)
+    here = jax.jit(ours.module.apply)({'params': ours.params}, **inputs)
+    for name, x in there.items():
+        if name in ('loss', 'hidden_states', 'attentions') or getattr(here, name, None) is None:
+            continue
+        found = np.asarray(getattr(here, name), np.float32)
+        expected = x.numpy()
+        if found.shape != expected.shape:
+            _tell(f'shape of {name}', found.shape, expected.shape)
+            return
+        mask = inputs['attention_mask'].astype(bool)
+        if expected.shape[:2] == mask.shape:
+            found, expected = found[mask], expected[mask]
+        worst = float(np.abs(found - expected).max())
+        if worst > 1e-3 * max(1.0, float(np.abs(expected).max())):
+            _tell(f'{name}, worst difference', worst, 0.0)
+            return

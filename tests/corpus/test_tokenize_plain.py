@@ -1,0 +1,180 @@
+"""Text without TensorFlow: sentences, ids, stores and losses are those with it."""
+
+import json
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax.corpus import tokenize_plain as plain
+from bert_jax.corpus.source import TextBatch
+from bert_jax.text.huggingface import HuggingFaceTokenizer
+from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
+from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
+from tests import tokenizers_of_kinds as kinds
+from tests.conftest import ROOT, run_python
+
+LETTERS = [chr(c) for c in range(33, 0x250)] + list('…µﬁßςσΣΑαёй中国ア가각힣\u1112\u0301\u0323ก')
+VOCAB = Vocab.from_tokens([*SPECIAL_TOKENS, *dict.fromkeys(
+    piece for letter in LETTERS if letter.strip() for piece in (letter, f'##{letter}'))])
+HARD = [
+    '[MASK] x [CLS]', 'İstanbul ΑΣ ας', 'ﬁ … µ ß', 'a' * 199, 'b' * 201, 'é' * 150, '中文 x', '',
+    'a\u0301\u0323b', 'tab\tnul\x00 bell\x07', '😀 emoji', 'ะก็', 'x\u00ady',
+    'a\u2028b c\u00a0d']
+
+
+@pytest.mark.parametrize('switches', [
+    Switches(), Switches(strip_accents=False), Switches(tokenize_chinese_chars=False),
+    Switches(do_basic_tokenize=False), Switches(never_split=('x',))])
+@pytest.mark.parametrize('lowercase', [True, False])
+def test_ids_are_the_reference_s(lowercase, switches):
+    tokenizer = WordPieceTokenizer(VOCAB, lowercase, switches)
+    ids, counts = plain.make_encode(tokenizer)(HARD)
+    expected = [tokenizer.encode(text) for text in HARD]
+    assert ids.tolist() == sum(expected, [])
+    assert counts.tolist() == list(map(len, expected))
+
+
+ENCODE = {low: plain.make_encode(WordPieceTokenizer(VOCAB, low)) for low in (True, False)}
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.sampled_from(LETTERS + [' ', '\t', '\n'])) | st.text()), st.booleans())
+def test_any_text_has_the_reference_s_ids(texts, lowercase):
+    tokenizer = WordPieceTokenizer(VOCAB, lowercase)
+    texts = [text.encode('utf-8', 'ignore').decode() for text in texts]
+    ids, counts = ENCODE[lowercase](texts)
+    expected = [tokenizer.encode(text) for text in texts]
+    assert ids.tolist() == sum(expected, [])
+    assert counts.tolist() == list(map(len, expected))
+
+
+def test_without_the_fast_tokenizer_the_reference_is_used(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tokenizers', None)
+    tokenizer = WordPieceTokenizer(VOCAB, True)
+    assert plain.make_encode(tokenizer)(['a b'])[0].tolist() == tokenizer.encode('a b')
+
+
+@pytest.mark.slow
+def test_sentences_are_those_of_the_graph():
+    pytest.importorskip('tensorflow_text')
+    import tensorflow as tf
+
+    from bert_jax.corpus.tokenize import split_sentences
+
+    every = list(map(chr, range(0x110000)))
+    categories = np.array([unicodedata.category(char) for char in every])
+    changes = categories[1:] != categories[:-1]
+    is_edge = np.pad(changes, (1, 0)) | np.pad(changes, (0, 1))
+    codes = np.arange(0x110000)
+    # Ideographs and syllables: the ends of each run of a category, and some amid it.
+    chosen = (codes < 0x3400) | (codes % 31 == 0) | is_edge
+    assigned = np.array(every)[chosen & ~np.isin(categories, ['Cs', 'Cn', 'Co'])]
+    # Python's Unicode may be newer than RE2's.
+    known_to_re2 = tf.strings.regex_full_match(
+        assigned, r'[\p{L}\p{M}\p{N}\p{P}\p{S}\p{Z}\p{C}]').numpy()
+    chars = assigned[known_to_re2].tolist()
+    assert len(chars) > 15_000
+    texts = [f'ab. {char}cd!” “x” {char}.{char}? 3\v\n y' for char in chars]
+    texts += [f'Ab {char}! {char}?{char} ก {char} ก . {char}' for char in chars if char < '\uac00']
+    expected = split_sentences(tf.constant(texts)).to_list()
+    wrong = []
+    for text, sentences in zip(texts, expected, strict=True):
+        if [sentence.encode() for sentence in plain.split_sentences(text)] != sentences:
+            wrong.append(text)
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['wordpiece', *kinds.KINDS])
+def test_batches_are_those_of_the_graph(kind):
+    pytest.importorskip('tensorflow_text')
+    from bert_jax.corpus import tokenize
+
+    text = (ROOT / 'tests' / 'fixtures' / 'wikitext.txt').read_bytes()
+    documents = [text, 'Ein Satz. Noch einer! ﬁ'.encode(), b'bad \xff bytes. Yes.', b'']
+    tokenizer = WordPieceTokenizer(VOCAB, True)
+    if kind != 'wordpiece':
+        tokenizer = HuggingFaceTokenizer(kinds.KINDS[kind]().to_str())
+    for split in (True, False):
+        batches = [TextBatch(documents, split, note=7), TextBatch([text], split, note=8)]
+        found = list(plain.tokenize_batches(iter(batches), tokenizer, 2))
+        expected = list(tokenize.tokenize_batches(iter(batches), tokenizer, 2))
+        assert [batch.note for batch in found] == [7, 8]
+        for ours, theirs in zip(found, expected, strict=True):
+            for name in ('ids', 'num_tokens', 'num_lines'):
+                assert getattr(ours, name).dtype == getattr(theirs, name).dtype
+                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+@pytest.mark.parametrize('kind', kinds.KINDS)
+def test_sentences_have_the_ids_of_their_document(kind):
+    """Those of byte-level BPE behind the first with the space before them."""
+    tokenizer = HuggingFaceTokenizer(kinds.KINDS[kind]().to_str())
+    documents = ['The cat sat. The dog was 5! It walked', 'The mat. A cat']
+    batch = TextBatch([text.encode() for text in documents], split=True, note=0)
+    (found,) = plain.tokenize_batches(iter([batch]), tokenizer, 1)
+    assert found.num_lines.tolist() == [3, 2]
+    assert found.ids.tolist() == sum(map(tokenizer.encode, documents), [])
+    encode = plain.make_encode(tokenizer)
+    ids, counts = encode(documents)
+    assert ids.tolist() == found.ids.tolist() and counts.sum() == len(ids)
+
+
+RUN = """
+import runpy, sys
+if sys.argv.pop(1) == 'hidden':
+    sys.modules['tensorflow'] = sys.modules['tensorflow_text'] = None
+runpy.run_module('bert_jax.main', run_name='__main__')
+"""
+TINY = ('--config.model.num_layers=1', '--config.model.hidden_size=16',
+        '--config.model.num_heads=2', '--config.model.intermediate_size=16',
+        '--config.train.steps=3', '--config.train.log_every=1', '--config.train.batch_size=8')
+
+
+def run(folder, which, *arguments):
+    """Trains in a process with or without TensorFlow: the losses and accuracies of all steps."""
+    workdir = folder / which
+    ended = run_python(
+        '-c', RUN, which, *arguments, *TINY, f'--workdir={workdir}',
+        f'--config.data.dir={workdir}-data')
+    assert ended.returncode == 0, ended.stderr
+    records = []
+    for line in (workdir / 'metrics.jsonl').read_text().splitlines():
+        record = {}
+        for name, value in json.loads(line).items():
+            if name == 'step' or 'loss' in name or 'accuracy' in name:
+                record[name] = value
+        records.append(record)
+    return records
+
+
+def check_same_losses(folder, loss, *arguments):
+    """Asserts that runs log the same losses, among them `loss`, with TensorFlow and without."""
+    hidden = run(folder, 'hidden', *arguments)
+    assert hidden == run(folder, 'there', *arguments)
+    assert any(loss in record for record in hidden)
+
+
+@pytest.mark.slow
+def test_runs_have_the_losses_that_they_have_with_tensorflow(tmp_path):
+    pytest.importorskip('tensorflow_text')
+    check_same_losses(
+        tmp_path, 'train/mlm_loss',
+        '--config=configs/tiny_pretrain.py', '--config.train.eval_batch_size=8',
+        '--config.data.source=' + str(ROOT / 'tests' / 'fixtures' / 'wikitext.txt'),
+        '--config.data.vocab_size=300', '--config.data.held_out=0.2',
+        '--config.train.max_eval_examples=8')
+    rows = ['text,label\n']
+    for number in range(99):
+        rows += [f'good film number {number},good\n', f'bad film number {number},bad\n']
+    (tmp_path / 'rows.csv').write_text(''.join(rows))
+    fine = tmp_path / 'fine'
+    fine.mkdir()
+    check_same_losses(
+        fine, 'train/loss',
+        '--config=configs/classification.py', f'--config.data.source={tmp_path}/rows.csv',
+        f'--config.init_checkpoint={tmp_path}/hidden')

@@ -1,0 +1,229 @@
+"""The attention kernels for TPUs, interpreted, against plain attention.
+
+Dropout's masks are bit-identical.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from bert_jax.kernels import attention_blocks, attention_tpu
+from bert_jax.kernels import dropout as drop
+from bert_jax.kernels.attention_kernel import kernel_attention
+from bert_jax.kernels.attention_tiles import Settings
+from bert_jax.sharding import make_mesh
+from tests.tiny_models import jit
+
+pytestmark = pytest.mark.slow
+
+LAYER = 3
+
+
+def kernel(
+    qkv, *args, rate, window=0, rotary_base=0.0, mesh=None, on_gpu=False, has_large_vmem=True
+):
+    settings = Settings(
+        qkv.shape[-1], rate, window // 2, rotary_base, on_gpu, has_large_vmem, interpret=True)
+    return kernel_attention(qkv, *args, settings=settings, mesh=mesh)
+
+
+def turned(x, base):
+    """Rotary positions as products of complex numbers."""
+    half = x.shape[-1] // 2
+    angles = np.arange(x.shape[1])[:, None, None] * float(base) ** (-np.arange(half) / half)
+    points = jax.lax.complex(x[..., :half], x[..., half:]) * np.exp(1j * angles).astype('complex64')
+    return jnp.concatenate([points.real, points.imag], axis=-1)
+
+
+def plain(qkv, bias, segments, rows, layer, *, rate, window=0, rotary_base=0.0):
+    """Attention as XLA does it; scores and probabilities in float32."""
+    qkv = qkv + bias.astype(qkv.dtype)
+    q, k, v = (qkv[:, :, i].astype(jnp.float32) for i in range(3))
+    if rotary_base:
+        q, k = turned(q, rotary_base), turned(k, rotary_base)
+    scores = jnp.einsum('bqnd,bknd->bnqk', q, k) / np.sqrt(q.shape[-1])
+    seen = segments[:, None, :, None] == segments[:, None, None, :]
+    if window:
+        place = np.arange(q.shape[1])
+        seen &= abs(place[:, None] - place) <= window // 2
+    probs = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    probs = drop.dropout(probs, rate, rows, drop.ATTENTION_PROBS, layer)
+    return jnp.einsum('bnqk,bknd->bqnd', probs, v).astype(qkv.dtype)
+
+
+def inputs(batch, length, heads, dtype=jnp.float32, packed=False, seed=0, dim=64):
+    rng = np.random.default_rng(seed)
+    qkv = jnp.asarray(2 * rng.standard_normal((batch, length, 3, heads, dim)), dtype)
+    bias = jnp.asarray(rng.standard_normal((3, heads, dim)), jnp.float32)
+    d_out = jnp.asarray(rng.standard_normal((batch, length, heads, dim)), dtype)
+    place = np.arange(length)
+    if packed == 'short':  # up to three tokens each: numbers of several base-16 digits
+        segments = np.broadcast_to(1 + place // 3, (batch, length))
+    elif packed:  # sequences 1, 2, 3 of different lengths, then padding
+        ends = np.sort(rng.integers(1, length, (batch, 3)), axis=1)
+        segments = (place[None, :, None] < ends[:, None]).sum(axis=2)
+        segments = np.where(segments, 4 - segments, 0)
+    else:
+        segments = place < rng.integers(length // 2, length, (batch, 1))
+    rows = drop.dropout_rows(1, 2, jnp.arange(5, 5 + batch))
+    return qkv, bias, jnp.asarray(segments, jnp.int32), rows, d_out
+
+
+@functools.partial(jit, static_argnums=(0, 6))
+def with_gradient(attend, qkv, bias, segments, rows, d_out, rate):
+    out, vjp = jax.vjp(lambda x, b: attend(x, b, segments, rows, LAYER, rate=rate), qkv, bias)
+    return out, *vjp(d_out)
+
+
+def assert_equal_to_plain(args, d_out, rate, tolerance=1e-5, has_large_vmem=True, **options):
+    attend = functools.partial(kernel, has_large_vmem=has_large_vmem, **options)
+    found = with_gradient(attend, *args, d_out, rate)
+    expected = with_gradient(functools.partial(plain, **options), *args, d_out, rate)
+    for a, b in zip(found, expected, strict=True):
+        assert np.abs(a - b).max() < tolerance * np.abs(b).max()
+
+
+@pytest.mark.parametrize('dtype, batch, length, heads, packed, rate, scale', [
+    ('float32', 1, 384, 2, 'short', 0.0, 1),
+    ('float32', 1, 128, 2, False, 0.1, 0),  # equal scores, so any wrong bit of the mask shows
+    ('float32', 1, 128, 2, False, 0.1, 30),  # scores in the thousands overflow nothing
+    ('float32', 16, 77, 4, True, 0.3, 1),  # two rows in a grid step
+    ('float32', 1, 512, 4, True, 0.1, 1),
+    ('bfloat16', 1, 128, 2, True, 0.1, 1)])
+def test_values_and_gradients_are_those_of_plain_attention(
+    dtype, batch, length, heads, packed, rate, scale
+):
+    qkv, *args, d_out = inputs(batch, length, heads, dtype, packed)
+    qkv = qkv.at[:, :, :2].multiply(scale)
+    found = with_gradient(kernel, qkv, *args, d_out, rate)
+    assert [x.dtype for x in found] == [dtype, dtype, 'float32']
+    expected = with_gradient(plain, *(x.astype('float32') for x in (qkv, args[0])), *args[1:],
+                             d_out.astype('float32'), rate)
+    # Rounding errors, as of bfloat16, are relative to the scores, which reach 20 or thousands.
+    tolerance = 0.02 if dtype == 'bfloat16' or scale > 1 else 1e-5
+    for a, b in zip(found, expected, strict=True):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        assert np.abs(a - b).max() < tolerance * np.abs(b).max()
+
+
+def test_small_vmem_takes_fewer_heads_at_once_and_changes_nothing():
+    """A grid step has one of two tiles of heads, and the kernel copies its gradients itself."""
+    *args, d_out = inputs(1, 1024, 4, packed='short')
+    assert_equal_to_plain(args, d_out, 0.1, has_large_vmem=False)
+
+
+@pytest.mark.parametrize('batch, length, tiles, dim, grid', [
+    (32, 1024, 3, 64, (32, 3)),  # with four rows, of which the backward kernel keeps the output
+    (256, 512, 1, 32, (64, 1))])  # with eight rows
+def test_grid_steps_that_would_not_fit_into_vmem(batch, length, tiles, dim, grid):
+    """The TPU compiler refused them."""
+    qkv = jax.ShapeDtypeStruct((batch, length, 3 * 128 * tiles), jnp.bfloat16)
+    settings = Settings(dim, 0.1)
+    assert attention_tpu._Grid(qkv, settings, is_backward=True).shape == grid
+
+
+@pytest.mark.parametrize('data, tensor, inside', [(4, 2, False), (2, 2, True)])
+def test_rows_and_heads_split_over_devices_change_nothing(data, tensor, inside):
+    """Also inside a shard_map over the batch axes, as in the train step."""
+    *args, d_out = inputs(4, 128, 4, packed=True)
+    mesh = make_mesh(data, 1, tensor, jax.devices()[: data * tensor])
+    split = functools.partial(kernel, mesh=mesh)
+    if inside:
+        def of_own_rows(*args):
+            out, d_qkv, d_bias = with_gradient.__wrapped__(split, *args, 0.2)
+            return out, d_qkv, jax.lax.psum(d_bias, ('data', 'fsdp'))
+
+        rows, whole = P(('data', 'fsdp')), P()
+        found = jax.jit(jax.shard_map(
+            of_own_rows, mesh=mesh, in_specs=(rows, whole, rows, rows, rows),
+            out_specs=(rows, rows, whole), axis_names={'data', 'fsdp'}, check_vma=False,
+        ))(*args, d_out)
+    else:
+        found = with_gradient(split, *args, d_out, 0.2)
+    expected = with_gradient(plain, *args, d_out, 0.2)
+    for a, b in zip(found, expected, strict=True):
+        assert np.abs(a - b).max() < 1e-5 * np.abs(b).max()
+
+
+@pytest.mark.parametrize('dim, heads', [(32, 8), (64, 2), (128, 1)])
+@pytest.mark.parametrize('length', [100, 256])
+def test_heads_of_other_sizes_and_rotary_positions(dim, heads, length):
+    *args, d_out = inputs(1, length, heads, packed=True, dim=dim)
+    assert_equal_to_plain(args, d_out, 0.1, rotary_base=160_000.0)
+
+
+@pytest.mark.parametrize('dim, heads, length, window, rate, scale', [
+    (64, 2, 128, 2, 0.1, 1),
+    (64, 4, 256, 64, 0.0, 1),
+    (64, 2, 300, 128, 0.1, 0),  # equal scores, so any wrong bit of the mask shows
+    (64, 4, 500, 129, 0.1, 30),  # scores in the thousands: the maximum is subtracted
+    (32, 8, 257, 100, 0.2, 1),
+    (128, 1, 600, 300, 0.1, 1),
+    (64, 2, 300, 599, 0.1, 1),  # everything but the ends of the row
+    (64, 2, 128, 1000, 0.1, 1)])  # more than the row
+def test_windows(monkeypatch, dim, heads, length, window, rate, scale):
+    """In rows of several chunks."""
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 256)
+    qkv, *args, d_out = inputs(2, length, heads, packed=length > 300, dim=dim)
+    args = qkv.at[:, :, :2].multiply(scale), *args
+    tolerance = 0.02 if scale > 1 else 1e-5
+    assert_equal_to_plain(args, d_out, rate, tolerance, window=window, rotary_base=10_000.0)
+
+
+@pytest.mark.parametrize('dim, heads, rate, packed, scale', [
+    (64, 2, 0.1, True, 0),
+    (64, 4, 0.0, 'short', 1),  # chunks that share no sequence
+    (64, 2, 0.1, False, 30),
+    (32, 4, 0.3, True, 1),
+    (128, 1, 0.1, True, 1)])
+def test_rows_of_several_chunks(monkeypatch, dim, heads, rate, packed, scale):
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 384)
+    qkv, *args, d_out = inputs(2, 1030, heads, packed=packed, dim=dim)
+    args = qkv.at[:, :, :2].multiply(scale), *args
+    tolerance = 0.02 if scale > 1 else 1e-5
+    assert_equal_to_plain(args, d_out, rate, tolerance, rotary_base=160_000.0)
+
+
+def test_chunks_without_a_common_sequence_are_skipped(monkeypatch):
+    """Not even NaN there changes anything."""
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 384)
+    length, half = 1152, 384
+    qkv, bias, _, rows, d_out = inputs(1, length, 2)
+    place = np.arange(length)
+    segments = jnp.asarray(1 + (place >= half) + (place >= 2 * half) - 3 * (place > 1000))[None]
+    with_nan = qkv.at[:, half : 2 * half].set(np.nan)
+    found = with_gradient(kernel, with_nan, bias, segments, rows, d_out, 0.1)[:2]
+    expected = with_gradient(kernel, qkv, bias, segments, rows, d_out, 0.1)[:2]
+    for a, b in zip(found, expected, strict=True):
+        assert np.isnan(a[:, half : 2 * half]).all()
+        np.testing.assert_array_equal(a[:, :half], b[:, :half])
+        np.testing.assert_array_equal(a[:, 2 * half :], b[:, 2 * half :])
+
+
+@pytest.mark.parametrize('length, window', [(1024, 128), (2100, 0), (2304, 128)])
+def test_long_rows(length, window):
+    *args, d_out = inputs(1, length, 2, packed=True)
+    assert_equal_to_plain(args, d_out, 0.1, window=window, rotary_base=160_000.0)
+
+
+def test_chunks_in_small_vmem_change_nothing(monkeypatch):
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK_IN_SMALL_VMEM', 384)
+    *args, d_out = inputs(1, 1100, 2, packed=True)
+    for window in (0, 64):
+        assert_equal_to_plain(args, d_out, 0.1, window=window, has_large_vmem=False)
+
+
+@pytest.mark.parametrize('length, window', [(300, 64), (1030, 0)])
+def test_chunks_in_bfloat16(monkeypatch, length, window):
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 384)
+    qkv, *args, d_out = inputs(1, length, 2, 'bfloat16', packed=True)
+    attend = functools.partial(kernel, window=window, rotary_base=10_000.0)
+    found = with_gradient(attend, qkv, *args, d_out, 0.1)
+    attend = functools.partial(plain, window=window, rotary_base=10_000.0)
+    expected = with_gradient(attend, qkv.astype('float32'), *args, d_out.astype('float32'), 0.1)
+    for a, b in zip(found, expected, strict=True):
+        assert np.abs(np.asarray(a, np.float32) - b).max() < 0.02 * np.abs(b).max()

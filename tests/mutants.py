@@ -1,0 +1,349 @@
+"""Small mistakes put into the package, one at a time: the share that the tests notice.
+
+    python -m tests.mutants list --output=mutants.json [--count=120] [--seed=0]
+    python -m tests.mutants cover --output=lines.json [PYTEST ARGUMENTS]
+    python -m tests.mutants run mutants.json lines.json --output=killed.json [--quick]
+
+`list` draws mutants of the folders in `SPINE`: by file in proportion to its lines, in functions,
+one changed operator, constant or condition each. `cover` runs the tests once, in this process, and
+writes which lines each enters (it needs Python 3.12, whose `sys.monitoring` costs little). `run`
+takes each mutant in turn: it changes the file, runs the tests that enter its line, those first that
+enter the fewest lines, until one fails, and puts the file back. So it needs a checkout of its own.
+With --quick only the tests count that `./launch/test.sh --quick` runs.
+
+A mutant is found again by its function and the text of its line: a list made before a change
+can be run after it, and what is not found any more is counted apart.
+"""
+
+import argparse
+import ast
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+SPINE = ('config', 'data', 'heads', 'inference', 'model', 'predict', 'runtime', 'tasks', 'text',
+         'train')
+MOST_TESTS = 60  # of a mutant; those that enter fewer lines first
+MOST_SECONDS = 240  # of a mutant
+# Both directions of each are mistakes that people make.
+_COMPARISONS = {
+    ast.Lt: '<=', ast.LtE: '<', ast.Gt: '>=', ast.GtE: '>', ast.Eq: '!=', ast.NotEq: '==',
+    ast.Is: 'is not', ast.IsNot: 'is', ast.In: 'not in', ast.NotIn: 'in',
+}
+_PATH = re.compile('folder|path|dir|file|parent|name|place|copies', re.IGNORECASE)  # FOLDER / NAME
+_ARITHMETIC = {
+    ast.Add: '-', ast.Sub: '+', ast.Mult: '/', ast.Div: '*', ast.FloorDiv: '*', ast.Mod: '+',
+    ast.BitAnd: '|', ast.BitOr: '&', ast.LShift: '>>', ast.RShift: '<<',
+}
+
+
+class Mutant(NamedTuple):
+    """One mistake.
+
+    Attributes:
+      file: from the repository's root.
+      function: with the classes and functions around it, joined by dots.
+      line: the line's text, without white space at its ends.
+      column: of the expression, counted from the line's first character that is no space.
+      before, after: the text of the expression, on one line.
+    """
+
+    file: str
+    function: str
+    line: str
+    column: int
+    before: str
+    after: str
+
+
+def _functions(tree: ast.AST, prefix: str = '') -> Iterator[tuple[str, ast.AST]]:
+    """Each function of a module with its full name; one within another is the outer's, too."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = f'{prefix}{node.name}'
+            if isinstance(node, ast.FunctionDef):
+                yield name, node
+            yield from _functions(node, f'{name}.')
+        else:
+            yield from _functions(node, prefix)
+
+
+def _changed(node: ast.AST, text: str) -> str | None:
+    """The expression with a mistake in it; None if none is known."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        operator = _COMPARISONS[type(node.ops[0])]
+        return f'{ast.unparse(node.left)} {operator} {ast.unparse(node.comparators[0])}'
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        if isinstance(node.op, ast.Div) and _PATH.search(text):
+            return None
+        if isinstance(node.left, ast.JoinedStr) or isinstance(node.right, ast.JoinedStr):
+            return None
+        operator = _ARITHMETIC[type(node.op)]
+        return f'({ast.unparse(node.left)}) {operator} ({ast.unparse(node.right)})'
+    if isinstance(node, ast.BoolOp):
+        operator = ' or ' if isinstance(node.op, ast.And) else ' and '
+        return '(' + operator.join(f'({ast.unparse(value)})' for value in node.values) + ')'
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return f'bool({ast.unparse(node.operand)})'
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, bool):
+            return str(not node.value)
+        if isinstance(node.value, int):
+            return str(node.value + 1)
+    return None
+
+
+def _is_of_a_message(node: ast.AST) -> bool:
+    """Whether a statement only raises or asserts: mistakes there change words, or nothing."""
+    return isinstance(node, ast.Raise | ast.Assert)
+
+
+def _expressions(node: ast.AST) -> Iterator[ast.expr]:
+    """Expressions that run when a function does; no annotations, defaults or inner functions."""
+    parts = node.body if isinstance(node, ast.FunctionDef) else list(ast.iter_child_nodes(node))
+    for part in parts:
+        if isinstance(part, ast.FunctionDef | ast.ClassDef) or _is_of_a_message(part):
+            continue
+        if isinstance(part, ast.AnnAssign):
+            if part.value is not None:
+                yield from _with_inner(part.value)
+            continue
+        if isinstance(part, ast.expr):
+            yield from _with_inner(part)
+        else:
+            yield from _expressions(part)
+
+
+def _with_inner(expression: ast.expr) -> Iterator[ast.expr]:
+    """An expression and those in it, without the texts of f-strings."""
+    if isinstance(expression, ast.JoinedStr):
+        return
+    yield expression
+    for part in ast.walk(expression):
+        if isinstance(part, ast.JoinedStr):
+            return
+        if isinstance(part, ast.expr) and part is not expression:
+            yield part
+
+
+def mutants_of(file: str) -> list[Mutant]:
+    """All mutants of a file, in the order of its lines."""
+    source = (ROOT / file).read_text(encoding='utf-8')
+    lines = source.splitlines()
+    found = {}
+    for name, function in _functions(ast.parse(source)):
+        for node in _expressions(function):
+            line = lines[node.lineno - 1]
+            # Columns are bytes: lines with other characters than ASCII are left out.
+            if node.lineno != node.end_lineno or not line.isascii():
+                continue
+            before = line[node.col_offset : node.end_col_offset]
+            after = _changed(node, before)
+            if after is not None and '\n' not in after:
+                column = node.col_offset - (len(line) - len(line.lstrip()))
+                mutant = Mutant(file, name, line.strip(), column, before, after)
+                found[mutant] = node.lineno
+    return sorted(found, key=lambda mutant: (found[mutant], mutant.column, mutant.after))
+
+
+def draw(count: int, seed: int) -> list[Mutant]:
+    """Mutants of the spine, by file in proportion to its lines."""
+    rng = random.Random(seed)
+    files = []
+    weights = []
+    for folder in SPINE:
+        for path in sorted((ROOT / 'bert_jax' / folder).rglob('*.py')):
+            file = path.relative_to(ROOT).as_posix()
+            if mutants_of(file):
+                files.append(file)
+                weights.append(len(path.read_text(encoding='utf-8').splitlines()))
+    drawn: dict[Mutant, None] = {}
+    while len(drawn) < count:
+        file = rng.choices(files, weights)[0]
+        drawn[rng.choice(mutants_of(file))] = None
+    return sorted(drawn)
+
+
+def place_of(mutant: Mutant) -> tuple[int, int] | None:
+    """The line's number, from 1, and the column of a mutant's expression; None if it is gone."""
+    path = ROOT / mutant.file
+    if not path.exists():
+        return None
+    source = path.read_text(encoding='utf-8')
+    lines = source.splitlines()
+    for name, function in _functions(ast.parse(source)):
+        if name != mutant.function:
+            continue
+        assert isinstance(function, ast.FunctionDef)
+        for number in range(function.lineno, (function.end_lineno or 0) + 1):
+            line = lines[number - 1]
+            begin = len(line) - len(line.lstrip()) + mutant.column
+            if line.strip() == mutant.line and line[begin:].startswith(mutant.before):
+                return number, begin
+    return None
+
+
+class _Lines:
+    """A pytest plugin: the lines of the spine that each test enters.
+
+    Attributes:
+      entered: tests by 'FILE:LINE'.
+    """
+
+    TOOL = 3  # a number that no debugger, coverage tool or profiler reserves
+
+    def __init__(self):
+        """Begins to listen."""
+        self.entered: dict[str, list[str]] = defaultdict(list)
+        self._test = ''
+        self._folders = tuple(str(ROOT / 'bert_jax' / folder) + os.sep for folder in SPINE)
+        monitoring = sys.monitoring
+        monitoring.use_tool_id(self.TOOL, 'mutants')
+        monitoring.register_callback(self.TOOL, monitoring.events.LINE, self._on_line)
+        monitoring.set_events(self.TOOL, monitoring.events.LINE)
+
+    def _on_line(self, code: Any, line: int) -> Any:
+        if self._test and code.co_filename.startswith(self._folders):
+            file = os.path.relpath(code.co_filename, ROOT)
+            self.entered[f'{file}:{line}'].append(self._test)
+        return sys.monitoring.DISABLE  # until the next test
+
+    def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+        """A test begins, with its fixtures."""
+        self._test = nodeid
+        sys.monitoring.restart_events()
+
+
+def cover(output: Path, arguments: list[str]) -> int:
+    """Runs the tests in this process and writes the tests of each line; pytest's exit status."""
+    import pytest
+
+    lines = _Lines()
+    status = int(pytest.main(['-p', 'no:xdist', '-p', 'no:cacheprovider', *arguments], [lines]))
+    tests = sorted({test for of_line in lines.entered.values() for test in of_line})
+    number = {test: i for i, test in enumerate(tests)}
+    entered = {
+        line: sorted({number[test] for test in of_line})
+        for line, of_line in sorted(lines.entered.items())}
+    output.write_text(json.dumps({'tests': tests, 'lines': entered}))
+    return status
+
+
+def tests_of(place: str, covered: dict[str, Any], allowed: set[str] | None) -> list[str]:
+    """The tests that enter a line, those that enter the fewest lines first."""
+    sizes: dict[int, int] = defaultdict(int)
+    for numbers in covered['lines'].values():
+        for number in numbers:
+            sizes[number] += 1
+    numbers = sorted(covered['lines'].get(place, ()), key=lambda number: (sizes[number], number))
+    tests = [covered['tests'][number] for number in numbers]
+    if allowed is not None:
+        tests = [test for test in tests if test in allowed]
+    return tests[:MOST_TESTS]
+
+
+def _run_tests(tests: list[str]) -> str:
+    """'killed', 'survived' or 'killed by time'."""
+    command = [sys.executable, '-m', 'pytest', '-x', '-q', '-p', 'no:cacheprovider', '-p',
+               'no:xdist', '--no-header', '--tb=no', *tests]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, start_new_session=True,
+        env=os.environ | {'PYTHONDONTWRITEBYTECODE': '1'})
+    try:
+        status = process.wait(MOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return 'killed by time'
+    return 'survived' if status == 0 else 'killed'
+
+
+def _quick_tests() -> set[str]:
+    """The tests of the quick part."""
+    command = [sys.executable, '-m', 'pytest', '--collect-only', '-q', '-o', 'addopts=',
+               '-m', 'not slow and not extras']
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {line for line in process.stdout.splitlines() if '::' in line}
+
+
+def run(mutants: list[Mutant], covered: dict[str, Any], output: Path, quick: bool) -> None:
+    """Runs the tests of each mutant; writes what became of it, after each."""
+    allowed = _quick_tests() if quick else None
+    ended: list[dict[str, Any]] = []
+    for i, mutant in enumerate(mutants):
+        started = time.monotonic()
+        place = place_of(mutant)
+        tests = []
+        if place is None:
+            result = 'gone'
+        else:
+            tests = tests_of(f'{mutant.file}:{place[0]}', covered, allowed)
+            result = _with_mistake(mutant, place, tests) if tests else 'no test'
+        ended.append({**mutant._asdict(), 'result': result, 'tests': len(tests)})
+        output.write_text(json.dumps(ended, indent=1) + '\n')
+        print(f'{i + 1} of {len(mutants)}: {result}, {len(tests)} tests, '
+              f'{time.monotonic() - started:.0f} s: {mutant.file} {mutant.function}: '
+              f'{mutant.before} -> {mutant.after}', flush=True)
+    counts: dict[str, int] = defaultdict(int)
+    for entry in ended:
+        counts[entry['result']] += 1
+    print(dict(counts))
+
+
+def _with_mistake(mutant: Mutant, place: tuple[int, int], tests: list[str]) -> str:
+    """What the tests say while the file has the mistake."""
+    path = ROOT / mutant.file
+    right = path.read_bytes()
+    lines = right.decode('utf-8').splitlines(keepends=True)
+    line = lines[place[0] - 1]
+    end = place[1] + len(mutant.before)
+    lines[place[0] - 1] = line[: place[1]] + mutant.after + line[end:]
+    try:
+        path.write_text(''.join(lines), encoding='utf-8')
+        return _run_tests(tests)
+    finally:
+        path.write_bytes(right)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest='command', required=True)
+    for name in ('list', 'cover', 'run'):
+        command = commands.add_parser(name)
+        command.add_argument('--output', type=Path, required=True)
+        if name == 'list':
+            command.add_argument('--count', type=int, default=120)
+            command.add_argument('--seed', type=int, default=0)
+        if name == 'run':
+            command.add_argument('mutants', type=Path)
+            command.add_argument('lines', type=Path)
+            command.add_argument('--quick', action='store_true')
+    options, others = parser.parse_known_args()
+    if options.command == 'cover':
+        return cover(options.output, others)
+    if others:
+        parser.error(f'unknown arguments: {" ".join(others)}')
+    if options.command == 'list':
+        drawn = draw(options.count, options.seed)
+        rows = [json.dumps(mutant._asdict()) for mutant in drawn]
+        options.output.write_text('[\n' + ',\n'.join(rows) + '\n]\n')
+        return 0
+    mutants = [Mutant(**entry) for entry in json.loads(options.mutants.read_text())]
+    run(mutants, json.loads(options.lines.read_text()), options.output, options.quick)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,1 @@
+from tests.train.conftest import split_everything  # noqa: F401

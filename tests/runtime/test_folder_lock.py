@@ -1,0 +1,125 @@
+"""Claims on folders: of simultaneous attempts one succeeds, and a dead holder's claim expires."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bert_jax.runtime import folder_lock
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.folder_lock import Claim, claimed
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Claims beat every 0.05 seconds, and are dead after half a second without a beat."""
+    monkeypatch.setattr(folder_lock, 'SECONDS', 0.5)
+    monkeypatch.setattr(folder_lock, 'BEAT_SECONDS', 0.05)
+
+
+def elsewhere(monkeypatch, name='another'):
+    """From here on, this process makes claims as if on another machine."""
+    monkeypatch.setattr(folder_lock, '_machine', lambda: name)
+
+
+@pytest.mark.parametrize('repetition', range(8))
+def test_of_simultaneous_attempts_exactly_one_succeeds(folder, repetition):
+    claims = [Claim(folder) for _ in range(6)]
+    barrier = threading.Barrier(len(claims))
+
+    def attempt(claim):
+        barrier.wait()
+        return claim.attempt()
+
+    with ThreadPoolExecutor(len(claims)) as pool:
+        assert sum(pool.map(attempt, claims)) == 1
+    for claim in claims:
+        claim.release()
+    assert Claim(folder).attempt(), 'given back, it is free'
+
+
+def test_a_holder_at_work_is_named_at_once(folder):
+    with claimed(folder, 'run'):
+        before = time.monotonic()
+        says = f'process {os.getpid()} on .* is at work on this run'
+        with pytest.raises(InputError, match=says), claimed(folder, 'run'):
+            pass
+        assert time.monotonic() - before < folder_lock.SECONDS / 2
+    with claimed(folder, 'run'):
+        pass
+
+
+def test_a_live_holder_on_another_machine_is_known_by_its_beat(folder, monkeypatch):
+    monkeypatch.setattr(folder_lock, 'BEAT_SECONDS', 0.05)
+    with claimed(folder, 'run'):
+        elsewhere(monkeypatch)
+        with pytest.raises(InputError, match='is at work'), claimed(folder, 'run'):
+            pass
+
+
+def test_the_claim_of_a_dead_machine_expires(folder, quick, monkeypatch, capsys):
+    monkeypatch.setattr(folder_lock, 'BEAT_SECONDS', 1e6)  # as if its process had been killed
+    assert Claim(folder).attempt()
+    elsewhere(monkeypatch)
+    before = time.monotonic()
+    with claimed(folder, 'run'):
+        assert 0.5 <= time.monotonic() - before < 20
+    assert 'waiting up to' in capsys.readouterr().err
+
+
+def test_a_process_suspended_for_too_long_learns_that_it_lost_the_claim(folder, quick, monkeypatch):
+    suspended = Claim(folder)
+    beat = Claim._beat
+    with monkeypatch.context() as patch:
+        patch.setattr(Claim, '_beat', lambda self: None)
+        assert suspended.attempt()
+    elsewhere(monkeypatch)
+    with claimed(folder, 'run'):
+        pass  # another process takes it, finishes and releases it
+    beat(suspended)
+    with pytest.raises(InputError, match='taken by another process'):
+        suspended.check()
+    with claimed(folder, 'run'):
+        suspended.release()
+        assert not Claim(folder).attempt(), 'the new holder keeps it'
+
+
+def test_a_claim_is_held_even_if_the_reply_to_it_is_lost(bucket, bucket_server):
+    bucket_server.lost.append('POST .*/upload/')
+    with claimed(bucket, 'run') as claim:
+        assert not bucket_server.lost
+        claim.check()
+        assert not Claim(bucket).attempt()
+
+
+def _hold(folder, ready):
+    assert Claim(folder).attempt()
+    ready.set()
+    time.sleep(60)
+
+
+def test_the_claim_of_a_killed_process_of_this_machine_is_dead_at_once(tmp_path):
+    context = multiprocessing.get_context('fork')
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(str(tmp_path), ready))
+    process.start()
+    assert ready.wait(30)
+    assert not Claim(tmp_path).attempt()
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    before = time.monotonic()
+    with claimed(tmp_path, 'run'):
+        assert time.monotonic() - before < folder_lock.SECONDS / 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('content', ['', '{', '[]', '{"pid": "x"}', '\0', json.dumps({'pid': -1})])
+def test_a_malformed_claim_expires_too(tmp_path, quick, content):
+    (tmp_path / '.claim-7').write_text(content)
+    with claimed(tmp_path, 'run'):
+        assert [path.name for path in tmp_path.iterdir()] == ['.claim-8']

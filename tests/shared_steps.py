@@ -1,0 +1,65 @@
+"""Runs and evaluations of this process that compute the same share their steps.
+
+Each would trace and compile its own, which takes seconds, though nothing else does in a tiny run.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from bert_jax import scoring
+from bert_jax.step import step
+from bert_jax.train import program
+
+_MADE: dict[Any, Any] = {}
+
+
+def _made(key: Any, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What was made with this key."""
+    if key not in _MADE:
+        _MADE[key] = make(*args, **options)
+    return _MADE[key]
+
+
+@contextlib.contextmanager
+def shared_steps() -> Iterator[None]:
+    """Makes each kind of step, and of initial state, once for all that it depends on."""
+    optimizer_maker = program._optimizer_maker
+    make_train_step = step.make_train_step
+    make_eval_step = step.make_eval_step
+    make_init = step.make_init
+
+    def shared_optimizer_maker(config: Any, *args: Any) -> Any:
+        key = ('optimizer', str(config.optimizer), *map(str, args))
+        return _made(key, _optimizers_once, optimizer_maker(config, *args))
+
+    def shared_train_step(head: Any, optimizer_of: Any, abstract: Any, mesh: Any, **options: Any):
+        key = ('train', head, optimizer_of, str(abstract), mesh, str(options))
+        return _made(key, make_train_step, head, optimizer_of, abstract, mesh, **options)
+
+    def shared_eval_step(head: Any, mesh: Any) -> Any:
+        return _made(('evaluation', head, mesh), make_eval_step, head, mesh)
+
+    def shared_init(head: Any, optimizer: Any, mesh: Any) -> Any:
+        return _made(('init', head, optimizer, mesh), make_init, head, optimizer, mesh)
+
+    def shared_weights(head: Any, optimizer: Any, mesh: Any) -> Any:
+        return _made(('weights', head, mesh), make_init, head, optimizer, mesh)
+
+    with (mock.patch.object(program, '_optimizer_maker', shared_optimizer_maker),
+          mock.patch.object(step, 'make_train_step', shared_train_step),
+          mock.patch.object(step, 'make_eval_step', shared_eval_step),
+          mock.patch.object(step, 'make_init', shared_init),
+          mock.patch.object(scoring, 'make_init', shared_weights)):
+        yield
+
+
+def _optimizers_once(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The function, which makes the optimizer of given learning rates once."""
+    def made(rates: Any) -> Any:
+        if isinstance(rates, list):
+            return _made((make, *rates), make, rates)
+        return make(rates)  # traced
+
+    return made

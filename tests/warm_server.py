@@ -1,0 +1,214 @@
+"""The process whose forks are the programs of tests/warm_python.py.
+
+    python tests/warm_server.py ADDRESS
+
+It has imported what programs import of other packages, and neither computed nor opened a device.
+Of bert_jax it has imported nothing. It ends when its standard input does.
+"""
+
+import array
+import contextlib
+import dataclasses
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import types
+from typing import Any
+
+_IMPORTED = (
+    'absl.logging', 'ml_collections', 'numpy', 'jax', 'jax.numpy', 'flax.linen', 'optax',
+    'orbax.checkpoint', 'tensorboardX', 'matplotlib.figure', 'matplotlib.backends.backend_agg',
+    'tensorflow_text', 'tokenizers', 'pyarrow.parquet', 'httpx',
+)
+# Variables that are read when Python or a package is imported; but those of hosts are read later.
+_READ_EARLY = ('PYTHON', 'JAX', 'TF_', 'LD_', 'GLIBC', 'OMP_', 'OPENBLAS', 'MKL_', 'MPL')
+_READ_LATE = (
+    'JAX_COORDINATOR', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'TF_NUM_', 'PYTHONPATH')
+
+
+@dataclasses.dataclass
+class _Program:
+    """What a client asks for."""
+
+    arguments: list[str]
+    folder: str
+    environment: dict[str, str]
+    streams: list[int]  # the numbers of those that are open
+    ignored: list[int]  # signals
+    files: list[int]  # the streams' file descriptors in this process
+
+
+def _warm_up() -> None:
+    """Imports packages, as `bert_jax.runtime.packages` does: without Keras and banners."""
+    banner = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    sys.modules['keras'] = None  # type: ignore[assignment]
+    for name in _IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    del sys.modules['keras']
+    os.dup2(banner, 2)
+    os.close(banner)
+    os.close(nowhere)
+
+
+def _settings(environment: dict[str, str]) -> dict[str, str]:
+    """The variables that a fork must have in common with this process."""
+    found = {}
+    for name, value in environment.items():
+        if name.startswith(_READ_EARLY) and not name.startswith(_READ_LATE):
+            found[name] = value
+    return found
+
+
+def _receive(connection: socket.socket) -> _Program:
+    size, ancillary, _, _ = connection.recvmsg(4, socket.CMSG_SPACE(3 * 4))
+    files = array.array('i')
+    for _, _, data in ancillary:
+        files.frombytes(data)
+    left = int.from_bytes(size, 'big')
+    content = connection.recv(left, socket.MSG_WAITALL)
+    return _Program(**json.loads(content), files=list(files))
+
+
+class _Server:
+    """Forks for each client, and tells it how its fork ended."""
+
+    def __init__(self, address: str):
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(address)
+        self._listener.listen(64)
+        self._ended, writing = socket.socketpair()  # becomes readable when a fork has ended
+        for end in (self._ended, writing):
+            end.setblocking(False)
+        self._writing = writing
+        self._clients: dict[int, socket.socket] = {}  # by process id of their forks
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> _Program | None:
+        """Serves; returns the program in the fork that is to run it, or None at the end."""
+        signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        settings = _settings(dict(os.environ))
+        for file in (self._listener, self._ended, sys.stdin):
+            self._selector.register(file, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is sys.stdin:
+                    return None
+                if key.fileobj is self._ended:
+                    self._ended.recv(4096)
+                elif key.fileobj is self._listener:
+                    program = self._fork(settings)
+                    if program:
+                        return program
+                else:
+                    self._end_fork_of(key.fileobj)
+            self._tell_clients()
+
+    def _fork(self, settings: dict[str, str]) -> _Program | None:
+        """Forks for the next client, if it has these settings; returns in the fork."""
+        connection, _ = self._listener.accept()
+        program = _receive(connection)
+        if _settings(program.environment) == settings:
+            child = os.fork()
+            if not child:
+                self._leave(connection)
+                return program
+            self._clients[child] = connection
+            self._selector.register(connection, selectors.EVENT_READ, child)
+            with contextlib.suppress(OSError):
+                connection.sendall(child.to_bytes(4, 'big'))
+        else:
+            connection.close()
+        for file in program.files:
+            os.close(file)
+        return None
+
+    def _leave(self, connection: socket.socket) -> None:
+        """Closes in a fork what is the server's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        for end in (self._listener, self._ended, self._writing, connection,
+                    *self._clients.values()):
+            end.close()
+
+    def _end_fork_of(self, connection: Any) -> None:
+        """Kills the fork of a client that was killed."""
+        child = self._selector.unregister(connection).data
+        if child in self._clients:
+            os.kill(child, signal.SIGKILL)
+
+    def _tell_clients(self) -> None:
+        """Tells clients how their forks ended."""
+        while self._clients:
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if not child:
+                return
+            connection = self._clients.pop(child)
+            with contextlib.suppress(KeyError):  # its client was killed
+                self._selector.unregister(connection)
+            with contextlib.suppress(OSError):
+                connection.sendall(status.to_bytes(4, 'big'))
+            connection.close()
+
+
+def _become(program: _Program) -> None:
+    """Makes this fork the process that a client asks for."""
+    os.setsid()
+    for number in range(3):
+        os.close(number)
+    for number, file in zip(program.streams, program.files, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    for number, name, mode in ((0, 'stdin', 'r'), (1, 'stdout', 'w'), (2, 'stderr', 'w')):
+        stream = None
+        if number in program.streams:
+            errors = 'backslashreplace' if name == 'stderr' else getattr(sys, name).errors
+            stream = open(  # noqa: SIM115
+                number, mode, encoding=getattr(sys, name).encoding, errors=errors, closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f'__{name}__', stream)
+    for signal_number in program.ignored:
+        signal.signal(signal_number, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(program.environment)
+    os.chdir(program.folder)
+
+
+def _run(arguments: list[str]) -> None:
+    """What Python does with `-m MODULE` or `-c CODE` and the arguments behind it."""
+    kind, what = arguments[:2]
+    sys.orig_argv = [sys.executable, *arguments]
+    sys.argv = [kind, *arguments[2:]]
+    sys.modules['__main__'] = types.ModuleType('__main__')
+    places = os.environ.get('PYTHONPATH', '').split(os.pathsep)
+    sys.path[1:1] = [place for place in places if place and place not in sys.path]
+    if kind == '-m':
+        sys.path[0] = os.getcwd()
+        runpy._run_module_as_main(what)  # type: ignore[attr-defined]
+    else:
+        assert kind == '-c', arguments
+        sys.path[0] = ''
+        exec(compile(what, '<string>', 'exec'), sys.modules['__main__'].__dict__)
+
+
+if __name__ == '__main__':
+    gc.disable()
+    _warm_up()
+    gc.freeze()
+    gc.enable()
+    server = _Server(sys.argv[1])
+    asked = server.run()
+    if asked:
+        del server
+        _become(asked)
+        _run(asked.arguments)
