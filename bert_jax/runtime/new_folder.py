@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import re
+import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +24,8 @@ from bert_jax.runtime.hub import publish
 from bert_jax.runtime.process import DISK_IS_FULL
 
 _ASKED_FIRST = ('config.json', 'bert_config.json')
+_REMOVALS = 30  # tries to remove a folder
+_REMOVAL_PAUSE = 0.1  # seconds between them
 
 
 @contextlib.contextmanager
@@ -71,7 +75,21 @@ def folder_beside(target: Path) -> Iterator[Path]:
     try:
         yield beside
     finally:
-        beside.rmtree(missing_ok=True)
+        _remove(beside)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder to which threads may still write, and never raises.
+
+    Where a save of orbax fails, as its disk is full, its other threads go on for a moment: a folder
+    that was just emptied holds a file again. The error to be told is that of the save. What is left
+    after all tries, `remove_leftovers` takes one day.
+    """
+    for _ in range(_REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.lexists(folder):
+            return
+        time.sleep(_REMOVAL_PAUSE)
 
 
 def _upload_files(folder: Path, target: Path) -> None:
