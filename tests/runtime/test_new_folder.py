@@ -19,7 +19,8 @@ def test_a_folder_that_a_thread_still_writes_to_goes_and_the_first_error_is_told
         remove(path, **kwargs)
 
     monkeypatch.setattr(os, 'rmdir', remove_after_a_write)
-    with pytest.raises(OSError, match='No space left'), new_folder(as_path(tmp_path / 'x')) as beside:
+    with (pytest.raises(OSError, match='No space left'),
+          new_folder(as_path(tmp_path / 'x')) as beside):
         (beside / 'file').write_text('x')
         raise OSError(errno.ENOSPC, 'No space left on device')
     assert not late
