@@ -57,42 +57,48 @@ _LEAST_BLOCK = 16
 
 
 class _Blocks(NamedTuple):
-    """How a kernel divides its work.
+    """How a kernel divides its work, and how Triton compiles a program of it.
 
     Attributes:
       own: tokens of a program.
       visited: tokens that it visits at a time; it divides `own`.
+      num_warps: of a program.
+      num_stages: blocks that are read ahead, and the one that is used.
     """
 
     own: int
     visited: int
+    num_warps: int = 4
+    num_stages: int = 2
 
 
-# Of a program. Blocks are as large as its registers hold without spilling on an H100.
-_NUM_WARPS = 8
-_NUM_STAGES = 2  # blocks that are read ahead, and the one that is used
-_MOST_OWN = 128
-_MOST_VISITED = 64
+# The fastest that were tried on an H200 (docs/log/speed.md). A larger block is read less often, but
+# the registers of eight warps leave room for fewer programs beside each other.
+_BLOCK = 64
+_WHOLE_ROW = 128  # the longest row whose backward pass is one block, of eight warps
 
 
 def _forward_blocks(length: int) -> _Blocks:
-    return _Blocks(min(length, _MOST_OWN), min(length, _MOST_VISITED))
+    block = min(length, _BLOCK)
+    return _Blocks(block, block)
 
 
 def _backward_blocks(length: int, head_dim: int) -> _Blocks:
     """A whole row if its scores and those of its gradients fit."""
-    if head_dim == 128:  # sums of gradients take twice the registers
-        return _Blocks(min(length, _MOST_VISITED), min(length, _MOST_VISITED))
-    if length <= _MOST_OWN:
+    if length <= _BLOCK:
         return _Blocks(length, length)
-    return _Blocks(_MOST_OWN, _MOST_VISITED)
+    if head_dim == 128:  # sums of gradients take twice the registers
+        return _Blocks(_BLOCK, _BLOCK)
+    if length <= _WHOLE_ROW:
+        return _Blocks(length, length, num_warps=8)
+    return _Blocks(_BLOCK, _BLOCK, num_stages=3)
 
 
 def padded_length(length: int) -> int:
-    """Tokens of rows of whole blocks: a power of two, or a multiple of the largest block."""
-    if length <= _MOST_OWN:
+    """Tokens of rows of whole blocks: a power of two, or a multiple of the block."""
+    if length <= _WHOLE_ROW:
         return max(_LEAST_BLOCK, 1 << (length - 1).bit_length())
-    return length + -length % _MOST_OWN
+    return length + -length % _BLOCK
 
 
 def attention_on_gpu(
@@ -266,11 +272,12 @@ class _Grid:
             ranges=pl.BlockSpec((None, None, 2), lambda i, head, row: (row, i, 0)))
 
 
-def _compiler_params() -> Any:
+def _compiler_params(blocks: _Blocks) -> Any:
     # Not at the top: it may be absent in a later jax, where everything else works without it.
     from jax.experimental.pallas import triton
 
-    return triton.CompilerParams(num_warps=_NUM_WARPS, num_stages=_NUM_STAGES)
+    return triton.CompilerParams(
+        num_warps=blocks.num_warps, num_stages=blocks.num_stages)
 
 
 def _forward(  # type: ignore[no-untyped-def]
@@ -292,7 +299,7 @@ def _forward(  # type: ignore[no-untyped-def]
             jax.ShapeDtypeStruct((batch, length, num_heads, head_dim), qkv.dtype),
             jax.ShapeDtypeStruct((batch, num_heads, length), jnp.float32),
         ],
-        compiler_params=_compiler_params(),
+        compiler_params=_compiler_params(blocks),
         interpret=settings.interpret,
     )(_Inputs(qkv, qkv, qkv, marks_BxMxS, lines_BxNxS, ranges_BxGx2))
     has_one_block = _backward_blocks(length, head_dim).own == length
@@ -327,7 +334,7 @@ def _backward(settings, residuals, d_context_BxSxNxD):  # type: ignore[no-untype
             jax.ShapeDtypeStruct(qkv.shape, qkv.dtype),
             jax.ShapeDtypeStruct((batch, grid.shape[0], 3, num_heads, head_dim), jnp.float32),
         ],
-        compiler_params=_compiler_params(),
+        compiler_params=_compiler_params(blocks),
         interpret=settings.interpret,
     )(
         _Inputs(qkv, qkv, qkv, marks, lines, ranges_BxGx2),

@@ -21,8 +21,8 @@ on_gpu = functools.partial(kernel, on_gpu=True)
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(attention_gpu, '_MOST_OWN', 32)
-    monkeypatch.setattr(attention_gpu, '_MOST_VISITED', 16)
+    monkeypatch.setattr(attention_gpu, '_WHOLE_ROW', 32)
+    monkeypatch.setattr(attention_gpu, '_BLOCK', 16)
 
 
 def assert_equal_to_plain(qkv, args, d_out, rate, tolerance, **options):
