@@ -23,13 +23,15 @@ class Hub(http.server.BaseHTTPRequestHandler):
     """Serves `repositories`: by name (data sets' begin with `datasets/`), their files by path.
 
     ORG/gated is gated. Of a file called cut.parquet, only the first half is sent; of those in
-    `cut_once`, the first half when they are first asked for. `asked` has the ranges of answers.
+    `cut_once`, the first half when they are first asked for. While it is `down`, it answers 503.
+    `asked` has the ranges of answers.
     """
 
     protocol_version = 'HTTP/1.1'
     repositories: dict[str, dict[str, bytes]] = {}
     cut_once: set[str] = set()
     asked: list[tuple[str, str | None]] = []
+    down = False
 
     def log_message(self, *_):
         pass
@@ -62,7 +64,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
         path = urllib.parse.unquote(self.path.partition('?')[0])
         name, what, revision, file = GET_PATH.fullmatch(path).groups()
         files = self.repositories.get(name, {})
-        if name == 'ORG/gated':
+        if Hub.down:
+            self._answer(503)
+        elif name == 'ORG/gated':
             self._answer(403, X_Error_Code='GatedRepo')
         elif not files:
             self._answer(404, X_Error_Code='RepoNotFound')

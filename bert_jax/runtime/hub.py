@@ -6,7 +6,6 @@ Cache, token and offline switch are those of `huggingface_hub` (HF_HOME, HF_TOKE
 import contextlib
 import dataclasses
 import difflib
-import fnmatch
 import glob
 import hashlib
 import os
@@ -94,7 +93,8 @@ def parquet_files(named: str) -> list[str]:
         patterns = [f'{path}.parquet', f'{path}-*.parquet', f'{path}/*.parquet']
     with _hub(repository) as hub:
         folder = _download(hub, repository, patterns)
-        files = _parquet_files_in(folder, patterns)
+        there = glob.glob('**/*.parquet', root_dir=folder, recursive=True)
+        files = sorted(hub.utils.filter_repo_objects(there, allow_patterns=patterns))
         if not files:
             there = hub.HfApi().list_repo_files(name, revision=revision, repo_type='dataset')
             raise _not_a_split(repository, 'no Parquet file has', there)
@@ -104,16 +104,6 @@ def parquet_files(named: str) -> list[str]:
             raise _not_a_split(repository, 'several splits have', files)
         _check_all_parts(repository, files)
     return [os.path.join(folder, file) for file in files]
-
-
-def _parquet_files_in(folder: str, patterns: Sequence[str]) -> list[str]:
-    """The Parquet files in a folder that fit one of the patterns, relative to it and sorted."""
-    files = glob.glob('**/*.parquet', root_dir=folder, recursive=True)
-    return sorted(file for file in files if _fits(file, patterns))
-
-
-def _fits(file: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns)
 
 
 def _split(file: str) -> str:
@@ -153,26 +143,20 @@ def _check_all_parts(repository: _Repository, files: Sequence[str]) -> None:
 def _download(hub: Any, repository: _Repository, patterns: Sequence[str]) -> str:
     """Downloads the files that fit the patterns, unless the cache has them; returns their folder.
 
-    Where the hub cannot be reached, the cache must have all of them. A file that was cut off is
-    continued, and each is compared with the hub's SHA-256.
+    Where the hub cannot be reached, the cache must have all of them.
 
     Raises:
       InputError: the disk of the cache has too little space, or a pipe is in it.
       Unavailable: a file differs from the hub's.
     """
+    cache = hub.constants.HF_HUB_CACHE
     folder = f"{repository.kind}s--{repository.name.replace('/', '--')}"
-    check_ends(os.path.join(
-        hub.constants.HF_HUB_CACHE, folder, 'refs', repository.revision or 'main'))
+    check_ends(os.path.join(cache, folder, 'refs', repository.revision or 'main'))
+    hub.utils.disable_progress_bars()  # ours are lines, which a log can hold
     commit, missing = _files_to_download(hub, repository, patterns)
     if missing:
-        _check_space(hub.constants.HF_HUB_CACHE, repository, missing)
-        progress = _Progress(repository, missing)
-        for file in missing:
-            path = hub.hf_hub_download(
-                repository.name, file.rfilename, repo_type=repository.kind, revision=commit,
-                library_name='bert_jax')
-            _check_content(path, file, repository)
-            progress.add(file)
+        _check_space(cache, repository, missing)
+        _download_one_by_one(hub, repository, commit, missing)
     return str(hub.snapshot_download(
         repository.name, repo_type=repository.kind, revision=repository.revision,
         allow_patterns=patterns, library_name='bert_jax'))
@@ -181,23 +165,21 @@ def _download(hub: Any, repository: _Repository, patterns: Sequence[str]) -> str
 def _files_to_download(
     hub: Any, repository: _Repository, patterns: Sequence[str]
 ) -> tuple[str, list[Any]]:
-    """(commit, files that the cache lacks); no files where the hub cannot be reached."""
-    hub.utils.disable_progress_bars()  # ours are lines, which a log can hold
+    """(commit, files that the cache lacks); no files where the hub does not list them."""
     try:
         info = hub.HfApi().repo_info(
             repository.name, repo_type=repository.kind, revision=repository.revision,
             files_metadata=True)
-    except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError):
-        raise
-    except Exception:  # its HTTP client's, which depends on the version
+    except Exception:  # `snapshot_download` then finds all in the cache, or says what is wrong
         return '', []
     if not any(_OTHER_WEIGHTS.fullmatch(file.rfilename) for file in info.siblings):
         patterns = [*patterns, _FLAX_FILE]
     missing = []
-    for file in info.siblings:
+    for file in hub.utils.filter_repo_objects(
+            info.siblings, allow_patterns=patterns, key=lambda file: file.rfilename):
         cached = hub.try_to_load_from_cache(
             repository.name, file.rfilename, repo_type=repository.kind, revision=info.sha)
-        if _fits(file.rfilename, patterns) and not isinstance(cached, str):
+        if not isinstance(cached, str):
             missing.append(file)
     return info.sha, missing
 
@@ -209,6 +191,8 @@ def _num_bytes(files: Iterable[Any]) -> int:
 
 def _check_space(cache: str, repository: _Repository, files: Sequence[Any]) -> None:
     """Says what is downloaded, and checks that the disk of the cache has the space for it.
+
+    huggingface_hub only warns of a full disk, and file by file.
 
     Raises:
       InputError: it has not.
@@ -224,29 +208,33 @@ def _check_space(cache: str, repository: _Repository, files: Sequence[Any]) -> N
             f'has {_size(free)}: free some, or set HF_HOME to a folder on another disk')
 
 
-class _Progress:
-    """Reports a download now and then, in lines that a log can hold."""
+def _download_one_by_one(
+    hub: Any, repository: _Repository, commit: str, files: Sequence[Any]
+) -> None:
+    """Downloads files into the cache, and reports now and then.
 
-    def __init__(self, repository: _Repository, files: Sequence[Any]):
-        self._named = repository.named
-        self._num_files = len(files)
-        self._num_bytes = _num_bytes(files)
-        self._files_done = 0
-        self._bytes_done = 0
-        self._begun = time.monotonic()
-        self._reported = self._begun
+    One by one, so that each is compared before the next arrives: if the program is stopped, the
+    cache has at most one file that was not, and what is in the cache is not looked at again.
 
-    def add(self, file: Any) -> None:
-        """Counts a file that is there now."""
-        self._files_done += 1
-        self._bytes_done += file.size or 0
+    Raises:
+      Unavailable: a file differs from the hub's.
+    """
+    num_bytes = _num_bytes(files)
+    bytes_done = 0
+    begun = reported = time.monotonic()
+    for i, file in enumerate(files, 1):
+        path = hub.hf_hub_download(
+            repository.name, file.rfilename, repo_type=repository.kind, revision=commit,
+            library_name='bert_jax')
+        _check_content(path, file, repository)
+        bytes_done += file.size or 0
         now = time.monotonic()
-        if now - self._reported > _REPORT_SECONDS or self._files_done == self._num_files:
-            self._reported = now
-            rate = self._bytes_done / max(now - self._begun, 1e-3)
-            minutes_left = (self._num_bytes - self._bytes_done) / max(rate, 1) / 60
-            tell(f'{self._named}: {self._files_done} of {self._num_files}, '
-                 f'{_size(self._bytes_done)}, {_size(rate)}/s, {minutes_left:.1f} min left')
+        if now - reported > _REPORT_SECONDS or i == len(files):
+            reported = now
+            rate = bytes_done / max(now - begun, 1e-3)
+            minutes_left = (num_bytes - bytes_done) / max(rate, 1) / 60
+            tell(f'{repository.named}: {i} of {len(files)}, {_size(bytes_done)}, {_size(rate)}/s, '
+                 f'{minutes_left:.1f} min left')
 
 
 def _size(num_bytes: float) -> str:
@@ -258,6 +246,8 @@ def _size(num_bytes: float) -> str:
 def _check_content(path: str, file: Any, repository: _Repository) -> None:
     """Compares a downloaded file with the hub's SHA-256, if that is known, and deletes a wrong one.
 
+    huggingface_hub compares only the size.
+
     Raises:
       Unavailable: it differs.
     """
@@ -267,7 +257,8 @@ def _check_content(path: str, file: Any, repository: _Repository) -> None:
         digest = hashlib.file_digest(content, 'sha256').hexdigest()
     if digest != file.lfs.sha256:
         os.unlink(os.path.realpath(path))
-        os.unlink(path)
+        if os.path.islink(path):  # to the content; HF_HUB_DISABLE_SYMLINKS makes a copy
+            os.unlink(path)
         raise Unavailable(
             f'{repository.named}: {file.rfilename} arrived damaged and was deleted: the same '
             'command downloads it again')

@@ -1,16 +1,18 @@
 """Models and data sets by name, from a stand-in for the Hugging Face hub on loopback."""
 
+import contextlib
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
 from bert_jax.foreign import load_weights
-from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.hub import _explained, _Repository
+from bert_jax.runtime.errors import InputError, Unavailable
+from bert_jax.runtime.hub import _check_all_parts, _check_content, _explained, _Repository
 from tests.foreign.run_model import RECORDED, assert_same
 from tests.programs import run_program
 from tests.stand_in_hub import COMMIT, Hub, serving
@@ -82,6 +84,17 @@ def test_a_name_gives_the_files_that_it_names_and_again_from_the_cache(hub):
     # Nothing is read of a data set that is not wholly in the cache.
     assert 'InputError: hf:datasets/ORG/glue/sst2: it is not in the cache, or not all' in ask(
         hub, 'hf:datasets/ORG/glue/sst2', HF_HUB_OFFLINE='1')[0]
+
+
+@pytest.mark.slow
+def test_a_hub_that_is_down_or_unreachable_leaves_what_the_cache_has(hub, monkeypatch):
+    names = ['hf:ORG/bert', 'hf:datasets/ORG/glue/mrpc/test']
+    before = ask(hub, *names)
+    monkeypatch.setattr(Hub, 'down', True)
+    for environment in ({}, {'HF_ENDPOINT': 'http://127.0.0.1:9'}):
+        *cached, other = ask(hub, *names, 'hf:ORG/other', **environment)
+        assert cached == before
+        assert other.startswith('InputError: hf:ORG/other: it is not in the cache, or not all of')
 
 
 FAULTS = {
@@ -214,6 +227,32 @@ try:""", 1)
     assert files[name] == right
     (units, *_), said = wikipedia()
     assert units == 2 and 'downloading 1 file,' in said[0]
+
+
+@pytest.mark.parametrize('kept_as', ['a link to the content', 'a copy'])
+def test_of_a_damaged_file_nothing_is_left(kept_as, tmp_path):
+    path = content = tmp_path / 'model.safetensors'
+    if kept_as == 'a link to the content':
+        content = tmp_path / 'content'
+        path.symlink_to(content)
+    content.write_bytes(b'damaged')
+    file = SimpleNamespace(rfilename=path.name, lfs=SimpleNamespace(sha256='0' * 64))
+    with pytest.raises(Unavailable, match='model.safetensors arrived damaged and was deleted'):
+        _check_content(path, file, _Repository(named='hf:ORG/x', name='ORG/x'))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize('files, fault', [
+    pytest.param(['x-00000-of-00002.parquet', 'x-00001-of-00002.parquet'], '', id='all'),
+    pytest.param(['x-00001-of-00002.parquet'], 'hf:x: the cache has 1 of its 2 files, and ',
+                 id='one of two'),
+    pytest.param(['x/0000.parquet'], '', id='no number'),
+])
+def test_a_split_of_which_parts_are_missing_is_refused(files, fault):
+    repository = _Repository(named='hf:x', name='x', kind='dataset')
+    expected = pytest.raises(InputError, match=fault) if fault else contextlib.nullcontext()
+    with expected:
+        _check_all_parts(repository, files)
 
 
 def convert(hub, source, target, **environment):
