@@ -13,8 +13,11 @@ from types import ModuleType
 # By their folder then and now; OLD=NEW where a module has another name, too.
 _MOVED = {
     ('data', 'rows'): (
-        'blocks chunks examples masking packed_examples packing pairs planned_pairs pretrain '
-        'recipe stateless store store_statistics stored_text table windows'),
+        'blocks chunks=pairs examples masking packed_examples packing pairs=sequences '
+        'planned_pairs=pairs pretrain=text_rows recipe=pairs stateless store store_statistics '
+        'stored_text=text_rows table windows'),
+    ('rows', 'rows'): (
+        'chunks=pairs planned_pairs=pairs pretrain=text_rows recipe=pairs stored_text=text_rows'),
     ('data', 'corpus'): (
         'code_points contamination corpus=sources digests document_blocks document_facts fasta '
         'near_duplicates python_docs records sentences sharing source store_building '

@@ -39,7 +39,7 @@ from bert_jax.config.fields import (
 )
 from bert_jax.config.mixtures import weighted_sources
 from bert_jax.config.phases import PHASE_FIELDS, check_skip_steps, phases
-from bert_jax.rows.recipe import RowOptions
+from bert_jax.rows.pairs import RowOptions
 from bert_jax.rows.store import PREPARED, open_finished
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest

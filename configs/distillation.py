@@ -44,7 +44,7 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import Dense, ModelConfig
 from bert_jax.rows.packing import Units
-from bert_jax.rows.pairs import make_sequences
+from bert_jax.rows.sequences import make_sequences
 from bert_jax.tasks.glue import open_glue, read_glue
 from bert_jax.tasks.labelled import EvalSet, LabelledTask, open_tokenization
 from bert_jax.tasks.opening import TASKS, add_pretraining

@@ -40,7 +40,7 @@ from bert_jax.heads import base
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Units
-from bert_jax.rows.pairs import make_sequences
+from bert_jax.rows.sequences import make_sequences
 from bert_jax.tasks.glue import read_glue
 from bert_jax.tasks.labelled import EvalSet, LabelledTask, open_tokenization, warn_of_cut
 from bert_jax.tasks.metrics import METRICS

@@ -15,6 +15,28 @@ def test_a_module_that_has_moved_is_found_by_its_old_name(old):
     assert importlib.import_module(old) is importlib.import_module(new_names()[old])
 
 
+@pytest.mark.parametrize(('old', 'new'), [
+    ('bert_jax.rows.pairs.make_sequences', 'bert_jax.rows.sequences.make_sequences'),
+    ('bert_jax.rows.chunks.split_sentences', 'bert_jax.rows.pairs.cut_long_sentences'),
+    ('bert_jax.rows.recipe.Counts', 'bert_jax.rows.pairs.RowStatistics'),
+    ('bert_jax.rows.pretrain.PretrainExamples', 'bert_jax.rows.text_rows.WholeTextRows'),
+    ('bert_jax.data.pairs.Sequences', 'bert_jax.rows.sequences.Sequences'),
+])
+def test_a_name_that_has_moved_is_found_where_it_was(old, new):
+    accept_old_names()
+    assert named(old) is named(new)
+
+
+def test_a_name_that_no_module_has_is_none_of_the_old_one():
+    with pytest.raises(ImportError):
+        from bert_jax.rows.pairs import no_such_name  # noqa: F401
+
+
+def named(name):
+    module, _, attribute = name.rpartition('.')
+    return getattr(importlib.import_module(module), attribute)
+
+
 def test_a_task_is_added_by_the_old_name_of_their_list():
     assert opening.OPENERS is opening.TASKS
 

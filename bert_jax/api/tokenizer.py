@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.rows.packing import Units, pack_whole, packed_batch, plan_once
-from bert_jax.rows.pairs import Sequences, make_sequences
+from bert_jax.rows.sequences import Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.frames import Frame
 from bert_jax.text.tokenizer import Tokenizer as Pieces

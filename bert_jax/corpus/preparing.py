@@ -13,8 +13,8 @@ from bert_jax.corpus.document_facts import document_facts
 from bert_jax.corpus.sources import TextSpec, sample_texts
 from bert_jax.corpus.store_parts import DocumentFilter
 from bert_jax.corpus.trainers import Wanted
-from bert_jax.rows.pairs import Encode
 from bert_jax.rows.prepared import Prepared
+from bert_jax.rows.sequences import Encode
 from bert_jax.rows.store import TokenStore
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError

@@ -38,7 +38,7 @@ from bert_jax.corpus.code_points import (
 from bert_jax.corpus.sentences import RARE_REPLACEMENT, Classes, sentence_patterns
 from bert_jax.corpus.source import TextBatch, TokenBatch
 from bert_jax.corpus.unsplittable import LeavingOut
-from bert_jax.rows.pairs import Encode
+from bert_jax.rows.sequences import Encode
 from bert_jax.runtime.packages import without
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.tokenizer import Tokenizer, Tokens, joined
@@ -409,7 +409,7 @@ def tokenize_batches(
 
 
 def make_encode(tokenizer: Tokenizer) -> Encode:
-    """A function that tokenizes many texts at once (see `rows.pairs.Encode`)."""
+    """A function that tokenizes many texts at once (see `rows.sequences.Encode`)."""
     in_graph = _in_graph(tokenizer)
     if in_graph is None:
         return tokenizer.encode_joined

@@ -25,7 +25,7 @@ from bert_jax.corpus.code_points import PROBE_VOCAB, probes, runs, safe_codepoin
 from bert_jax.corpus.sentences import RARE_REPLACEMENT, Classes, Patterns, sentence_patterns
 from bert_jax.corpus.source import TextBatch, TokenBatch
 from bert_jax.corpus.unsplittable import LeavingOut
-from bert_jax.rows.pairs import Encode
+from bert_jax.rows.sequences import Encode
 from bert_jax.text.library import library_errors
 from bert_jax.text.tokenizer import Tokenizer, Tokens, joined
 from bert_jax.text.vocab import UNK, Vocab
@@ -124,7 +124,7 @@ def _huggingface_tokenizer(vocab: Vocab, lowercase: bool, switches: Switches) ->
 
 
 def make_encode(tokenizer: Tokenizer) -> Encode:
-    """A function that tokenizes many texts at once (see `rows.pairs.Encode`)."""
+    """A function that tokenizes many texts at once (see `rows.sequences.Encode`)."""
     if isinstance(tokenizer, WordPieceTokenizer) and _library_knows(tokenizer.switches):
         return _fast_encode(tokenizer)
     return tokenizer.encode_joined

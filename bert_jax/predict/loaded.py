@@ -16,7 +16,7 @@ from bert_jax.heads.base import Head
 from bert_jax.model.attention_check import config_on_chip
 from bert_jax.model.flops import token_flops
 from bert_jax.predict.sentences import Sentences
-from bert_jax.rows.pairs import joined
+from bert_jax.rows.sequences import joined
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.forks import check_no_fork
@@ -214,5 +214,5 @@ class LoadedModel(TextReader):
         return ids
 
     def encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of many texts, in the form of `rows.pairs.Encode`."""
+        """The ids of many texts, in the form of `rows.sequences.Encode`."""
         return joined([self.tokenizer.encode(text) for text in texts])

@@ -12,7 +12,7 @@ from bert_jax.answers.engine import Outputs, bound
 from bert_jax.predict.loaded import LoadedModel, whole_number
 from bert_jax.predict.stream import Result, TextJob, num_tokens, parts_of
 from bert_jax.rows.packing import Units
-from bert_jax.rows.pairs import joined, make_sequences
+from bert_jax.rows.sequences import joined, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.tokenizer import Place, Tokenizer, name_of
 

@@ -16,7 +16,7 @@ from bert_jax.predict.loaded import LoadedModel, true_or_false
 from bert_jax.predict.sentences import ACTIVATIONS
 from bert_jax.predict.stream import Notes, Result, TextJob, parts_of, shown
 from bert_jax.rows.packing import Units
-from bert_jax.rows.pairs import Sequences, TextWindows, joined, kept_lengths, text_windows
+from bert_jax.rows.sequences import Sequences, TextWindows, joined, kept_lengths, text_windows
 from bert_jax.runtime.errors import InputError
 
 

@@ -15,7 +15,7 @@ from bert_jax.config.choices import POOLS
 from bert_jax.predict.loaded import LoadedModel, one_of, true_or_false
 from bert_jax.predict.stream import Result
 from bert_jax.predict.texts import Tokenized, WindowedJob
-from bert_jax.rows.pairs import TextWindows
+from bert_jax.rows.sequences import TextWindows
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.tokenizer import name_of
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from bert_jax.rows.examples import BatchSpec, Examples, Feature, empty_rows, grouped, pretrain_spec
 from bert_jax.rows.packing import Limit, Plan, Units, pack, packed_batch, sum_before
-from bert_jax.rows.pairs import Sequences, ranges
+from bert_jax.rows.sequences import Sequences, ranges
 from bert_jax.runtime.errors import InputError
 
 _GROUP = 1024  # pairs packed together; larger groups take longer

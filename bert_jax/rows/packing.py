@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from bert_jax.rows.pairs import Sequences, ranges
+from bert_jax.rows.sequences import Sequences, ranges
 
 MAX_SHAPES = 4
 _SHAPE_GAIN = 0.02  # a further shape is worth compiling if it saves this share of the work

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.rows.pairs import Encode
+from bert_jax.rows.sequences import Encode
 from bert_jax.rows.store import TokenStore
 from bert_jax.runtime.files import Path
 from bert_jax.text.tokenizer import Tokenizer

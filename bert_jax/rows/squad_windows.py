@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.rows.pairs import Encode, Sequences, make_sequences, ranges
 from bert_jax.rows.questions import WHITESPACE, WORD, Question, answer_fault
+from bert_jax.rows.sequences import Encode, Sequences, make_sequences, ranges
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.frames import Frame
 from bert_jax.text.tokenizer import Encoding, Place

@@ -21,9 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.rows.examples import Examples, grouped, pretrain_spec, rows_by_key
-from bert_jax.rows.planned_pairs import PairText, PlannedPairs
-from bert_jax.rows.pretrain import planned_epoch
-from bert_jax.rows.recipe import RowOptions, RowStatistics
+from bert_jax.rows.pairs import PairText, PlannedPairs, RowOptions, RowStatistics
 from bert_jax.rows.stateless import Purpose, hash64, permute
 from bert_jax.rows.store import TokenStore, held_out_limit
 from bert_jax.runtime.errors import InputError, counted
@@ -137,7 +135,7 @@ class _Drawn(NamedTuple):
 class WindowedExamples:
     """The rows of a text in windows, in one phase; row ids are by lane (see `Lanes`).
 
-    Like `rows.pretrain.WholeTextRows`, but for the order of rows, and for random next sentences,
+    Like `rows.text_rows.WholeTextRows`, but for the order of rows, and for random next sentences,
     which come from the same window.
 
     Attributes:
@@ -150,7 +148,7 @@ class WindowedExamples:
     num_frozen = 0  # evaluation rows come from the held-out documents, which are one window
 
     def __init__(
-        self, store: TokenStore, held_out: float, recipe: RowOptions, vocab: Vocab, seed: int, *,
+        self, store: TokenStore, held_out: float, options: RowOptions, vocab: Vocab, seed: int, *,
         shuffle_blocks: int, lanes: int, name: str = 'the corpus',
     ):
         """Counts the pairs of a sample of blocks; no window is opened yet.
@@ -158,7 +156,7 @@ class WindowedExamples:
         Args:
           store: the text.
           held_out: share of the documents not to use.
-          recipe: how rows are made.
+          options: how rows are made.
           vocab: that the text was tokenized with.
           seed: of all draws.
           shuffle_blocks: blocks of the windows of all lanes together, at most.
@@ -168,10 +166,10 @@ class WindowedExamples:
         Raises:
           InputError: too few documents, or a block cannot be read.
         """
-        self.spec = pretrain_spec(recipe.max_seq_length, recipe.max_predictions_per_seq)
+        self.spec = pretrain_spec(options.max_seq_length, options.max_predictions_per_seq)
         self._store = store
         self._held_out = held_out
-        self._recipe = recipe
+        self._options = options
         self._vocab = vocab
         self._seed = seed
         self.lanes = lanes
@@ -179,7 +177,7 @@ class WindowedExamples:
         windows_a_lane = math.ceil(len(store.index) / shuffle_blocks)
         self.num_windows = windows_a_lane * lanes
         self._windows_a_lane = windows_a_lane
-        self._expected_pairs = _expected_pairs(store.index, recipe.max_tokens)
+        self._expected_pairs = _expected_pairs(store.index, options.max_tokens)
         self._layouts: dict[int, _Layout] = {}
         count = min(_SAMPLED_BLOCKS, len(store.index))
         sample = np.linspace(0, len(store.index) - 1, count).astype(np.int64)
@@ -200,7 +198,7 @@ class WindowedExamples:
     ) -> dict[str, np.ndarray]:
         """The rows of these ids [n]; for `width` see `WholeTextRows.rows`."""
         assert not frozen
-        columns = width or self._recipe.max_seq_length
+        columns = width or self._options.max_seq_length
         drawn = self._drawn(row_ids)
 
         def make(number: int, here: np.ndarray) -> dict[str, np.ndarray]:
@@ -271,7 +269,7 @@ class WindowedExamples:
         place = (place + shift) % self._rows_a_lane
         number = np.empty(len(place), np.int64)
         for epoch_here, rows in grouped(epoch):
-            bounds = self._layout(planned_epoch(epoch_here, self._recipe)).row_bounds
+            bounds = self._layout(self._options.planned_epoch(epoch_here)).row_bounds
             for lane_here, index in grouped(lane[rows]):
                 here = rows[index]
                 number[here] = np.searchsorted(bounds[lane_here], place[here], 'right') - 1
@@ -305,7 +303,7 @@ class WindowedExamples:
 
     def _planned_key(self, key: _Key) -> _Key:
         """The first window with the same chunks, pairs and masks."""
-        return key._replace(epoch=planned_epoch(key.epoch, self._recipe))
+        return key._replace(epoch=self._options.planned_epoch(key.epoch))
 
     def _open_window(self, key: _Key) -> PlannedPairs:
         """Reads the blocks of a window and plans its pairs."""
@@ -325,7 +323,7 @@ class WindowedExamples:
             documents = documents[hashes >= held_out_limit(self._held_out)]
         name = f"a window of {counted(len(blocks), 'block')} of {self._name}"
         try:
-            text = PairText(window, documents, self._recipe, self._vocab, seed, name)
+            text = PairText(window, documents, self._options, self._vocab, seed, name)
         except InputError as error:
             raise InputError(f'{error}; or shuffle more blocks at once, '
                              '--config.data.shuffle_blocks') from None

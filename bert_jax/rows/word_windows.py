@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.rows.pairs import Sequences, joined, make_sequences, ranges, tile
+from bert_jax.rows.sequences import Sequences, joined, make_sequences, ranges, tile
 from bert_jax.text.frames import Frame
 
 

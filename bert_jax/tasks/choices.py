@@ -20,7 +20,7 @@ from bert_jax.answers.engine import Outputs
 from bert_jax.heads.classification import MultipleChoice
 from bert_jax.rows import table
 from bert_jax.rows.packing import Units
-from bert_jax.rows.pairs import Encode, make_sequences
+from bert_jax.rows.sequences import Encode, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
 from bert_jax.runtime.hub import split_of

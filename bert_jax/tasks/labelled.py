@@ -22,7 +22,7 @@ from bert_jax.heads.base import Head
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Plan, Units, packed_batch, plan_steps
-from bert_jax.rows.pairs import Encode, Sequences
+from bert_jax.rows.sequences import Encode, Sequences
 from bert_jax.rows.stateless import hash64, permute
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.files import Path, write_whole

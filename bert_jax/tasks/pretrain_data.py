@@ -12,12 +12,11 @@ from bert_jax.config import model_fields, options_of
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.config.mixtures import WeightedSource, weighted_sources
 from bert_jax.rows.examples import Examples, Mixture, RecordExamples, SyntheticExamples
+from bert_jax.rows.pairs import RowOptions, row_warnings
 from bert_jax.rows.prepared import Prepared
-from bert_jax.rows.pretrain import WholeTextRows
-from bert_jax.rows.recipe import RowOptions, row_warnings
 from bert_jax.rows.store import TokenStore
 from bert_jax.rows.store_statistics import frequency_loss
-from bert_jax.rows.stored_text import Split, StoredText
+from bert_jax.rows.text_rows import Split, StoredText, WholeTextRows
 from bert_jax.rows.windows import Lanes, WindowedExamples, num_lanes
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
@@ -213,7 +212,7 @@ class TextData:
         Raises:
           InputError: records that do not fit the phase, or too few documents.
         """
-        recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
+        options = self._options(max_seq_length, max_predictions_per_seq, **masking)
         first_seed = self._config.seed + _PHASE_SEED_STRIDE * phase
         all_sources = self._sources_of_phase(source)
         lanes = self._num_lanes(all_sources, batch_size)
@@ -225,9 +224,9 @@ class TextData:
                 continue
             weights.append(weight)
             if name in self._records:
-                parts.append(self._record_examples(name, recipe, seed))
+                parts.append(self._record_examples(name, options, seed))
             else:
-                texts[name] = self.texts[name].training(recipe, seed, lanes)
+                texts[name] = self.texts[name].training(options, seed, lanes)
                 parts.append(texts[name])
         mixed = _mixed(parts, weights, first_seed, lanes)
         hosts.say(
@@ -236,7 +235,7 @@ class TextData:
             _say_repeats([name for name, weight in all_sources if weight], mixed)
         if hosts.first():
             for name, examples in texts.items():
-                self._say_counts(name, examples, recipe)
+                self._say_counts(name, examples, options)
         if lanes > 1:
             return Lanes(mixed, batch_size, lanes)
         return mixed
@@ -263,28 +262,28 @@ class TextData:
             sources.append(WeightedSource(name, weight))
         return sources
 
-    def _record_examples(self, name: str, recipe: RowOptions, seed: int) -> RecordExamples:
+    def _record_examples(self, name: str, options: RowOptions, seed: int) -> RecordExamples:
         """The records of a source as training rows.
 
         Raises:
           InputError: they have another length than the phase.
         """
         records = self._records[name]
-        if records.max_seq_length != recipe.max_seq_length:
+        if records.max_seq_length != options.max_seq_length:
             raise InputError(
                 f'{name} has records of {records.max_seq_length} tokens, the phase has '
-                f'max_seq_length={recipe.max_seq_length}: set that to {records.max_seq_length}')
-        return RecordExamples(records, seed, recipe.max_predictions_per_seq, name=name)
+                f'max_seq_length={options.max_seq_length}: set that to {records.max_seq_length}')
+        return RecordExamples(records, seed, options.max_predictions_per_seq, name=name)
 
     def _say_counts(
-        self, name: str, examples: WholeTextRows | WindowedExamples, recipe: RowOptions
+        self, name: str, examples: WholeTextRows | WindowedExamples, options: RowOptions
     ) -> None:
         """Says what is in the rows of a source, and warns of what is lost."""
         counts = examples.counts()
         said: list[str] = []
         if isinstance(examples, WindowedExamples):
             said.append(examples.summary())
-        if recipe.next_sentence:
+        if options.next_sentence:
             said.append(f'{counts.random_next:.1%} of the pairs have a random next sentence')
         said.append(f'{counts.used:.1%} of the tokens are in the rows of an epoch')
         if self._config.model.causal:  # no masks
@@ -292,7 +291,7 @@ class TextData:
         else:
             said.append(f'{counts.masked:.1%} of a row is masked')
         hosts.say(f"{name}: {', '.join(said)}")
-        for line in row_warnings(counts, recipe, name):
+        for line in row_warnings(counts, options, name):
             hosts.say(f'warning: {line}')
 
     def check_held_out(self) -> None:
@@ -325,14 +324,14 @@ class TextData:
         names = self._text_names()
         if eval_source:
             names = [eval_source]
-        recipe = self._recipe(max_seq_length, max_predictions_per_seq, **masking)
+        options = self._options(max_seq_length, max_predictions_per_seq, **masking)
         parts: list[Examples] = []
         for name in names:
             text = self.texts[name]
             if eval_source:
-                parts.append(text.evaluated(recipe, _EVAL_SEED))
+                parts.append(text.evaluated(options, _EVAL_SEED))
             else:
-                parts.append(text.held_out(recipe, _EVAL_SEED))
+                parts.append(text.held_out(options, _EVAL_SEED))
         return _mixed(parts, [1.0] * len(parts), _EVAL_SEED)
 
     def _held_out_records(self, name: str) -> RecordExamples:
@@ -345,7 +344,7 @@ class TextData:
                 f'(config.model.max_position_embeddings={model.max_position_embeddings})')
         return RecordExamples(records, _EVAL_SEED)
 
-    def _recipe(
+    def _options(
         self, max_seq_length: int, max_predictions_per_seq: int, **masking: Any
     ) -> RowOptions:
         """How rows are made: as the config says, except for what is given here."""

@@ -21,7 +21,7 @@ from bert_jax.heads import HEADS
 from bert_jax.heads.classification import Classification
 from bert_jax.rows import table
 from bert_jax.rows.packing import Units
-from bert_jax.rows.pairs import TextWindows, text_windows
+from bert_jax.rows.sequences import TextWindows, text_windows
 from bert_jax.runtime.errors import InputError, visible
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks.labelled import (

@@ -10,7 +10,7 @@ from bert_jax.answers.engine import Engine
 from bert_jax.model.encoder import Pooler
 from bert_jax.predict.model import Model
 from bert_jax.rows.packing import Units
-from bert_jax.rows.pairs import Sequences
+from bert_jax.rows.sequences import Sequences
 from bert_jax.sharding import make_mesh
 from tests.predict import tiny
 

@@ -10,8 +10,8 @@ import pytest
 from bert_jax.corpus.fasta import DOCUMENT_LETTERS, LINE_LETTERS
 from bert_jax.corpus.sources import open_source
 from bert_jax.corpus.store_building import build_store
-from bert_jax.rows.pretrain import WholeTextRows
-from bert_jax.rows.recipe import RowOptions
+from bert_jax.rows.pairs import RowOptions
+from bert_jax.rows.text_rows import WholeTextRows
 from bert_jax.text.kmers import KmerTokenizer, kmer_tokens
 from bert_jax.text.letters import LetterTokenizer, letter_tokens, sequence_vocab
 from tests.corpus.store_worker import work_without_tensorflow
@@ -86,10 +86,10 @@ def test_rows_hold_runs_of_the_text_that_fill_them(genome, tmp_path, name, maski
     training, held_out = text.split_held_out(0.2, 2, 'genome')
     assert len(training) + len(held_out) == 9
     tokenizer = TOKENIZERS[name]
-    recipe = RowOptions(
+    options = RowOptions(
         max_seq_length=64, max_predictions_per_seq=10, short_seq_prob=0.0, next_sentence=False,
         masking=masking)
-    examples = WholeTextRows(text, training, recipe, tokenizer.vocab, seed=0)
+    examples = WholeTextRows(text, training, options, tokenizer.vocab, seed=0)
     batch = examples.rows(np.arange(300))
     assert (batch['masked_lm_weights'].sum(axis=1) > 0).all()
     lengths = batch['sequence_ids'].sum(axis=1)

@@ -15,7 +15,7 @@ from bert_jax.foreign.huggingface import write_huggingface
 from bert_jax.heads import HEADS
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Units
-from bert_jax.rows.pairs import Sequences
+from bert_jax.rows.sequences import Sequences
 from bert_jax.step.optimizers import OptimizerOptions, make_optimizer
 from bert_jax.step.schedules import ScheduleSegment, make_schedule
 from bert_jax.step.step import TrainState, parameters_of

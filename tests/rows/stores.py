@@ -10,8 +10,8 @@ import hashlib
 import numpy as np
 
 from bert_jax.rows.examples import Feature
-from bert_jax.rows.pretrain import WholeTextRows
-from bert_jax.rows.recipe import RowOptions
+from bert_jax.rows.pairs import RowOptions
+from bert_jax.rows.text_rows import WholeTextRows
 from bert_jax.text.vocab import Vocab
 
 CLS, SEP, MASK, FIRST = 1, 2, 3, 4
@@ -52,13 +52,13 @@ def vocab(size, cls_id=CLS, sep_id=SEP, mask_id=MASK):
     return Vocab((), 0, 0, cls_id, sep_id, mask_id, np.zeros(size, bool))
 
 
-def make_examples(store, documents=None, seed=3, **recipe):
-    recipe = {'max_seq_length': 64, **recipe}
-    recipe.setdefault('max_predictions_per_seq', min(10, recipe['max_seq_length'] - 2))
+def make_examples(store, documents=None, seed=3, **options):
+    options = {'max_seq_length': 64, **options}
+    options.setdefault('max_predictions_per_seq', min(10, options['max_seq_length'] - 2))
     if documents is None:
         documents = np.arange(len(store.document_offsets) - 1)
     return WholeTextRows(
-        store, documents, RowOptions(**recipe), vocab(len(store.tokens) + FIRST), seed)
+        store, documents, RowOptions(**options), vocab(len(store.tokens) + FIRST), seed)
 
 
 def truncated(a, b, room):

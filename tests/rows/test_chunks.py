@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from bert_jax.rows import chunks
-from bert_jax.rows.chunks import Documents, cut_long_sentences
+from bert_jax.rows import pairs as pairs_lib
+from bert_jax.rows.pairs import Documents, cut_long_sentences
 from tests.rows import stores
 
 ROOM = 32  # tokens; parts have an eighth
@@ -18,7 +18,7 @@ ROOM = 32  # tokens; parts have an eighth
 ])
 @pytest.mark.parametrize('block', [1, 3, 1 << 22])
 def test_long_sentences_are_split_into_short_parts(monkeypatch, documents, parts, block):
-    monkeypatch.setattr(chunks, '_BLOCK', block)
+    monkeypatch.setattr(pairs_lib, '_BLOCK', block)
     store = stores.make_store([*documents, [77, 77]])
     used = np.arange(len(documents))  # the last document is not used
     first = store.document_offsets[used]

@@ -8,7 +8,7 @@ import tokenizers
 from tokenizers import processors
 
 from bert_jax.config.choices import GOOGLE, LONGEST_FIRST, TEMPLATE, ZEROS
-from bert_jax.rows.pairs import joined, kept_lengths, make_sequences
+from bert_jax.rows.sequences import joined, kept_lengths, make_sequences
 from bert_jax.text.huggingface import HuggingFaceTokenizer
 from tests import tokenizers_of_kinds as kinds
 from tests.refusals import refused

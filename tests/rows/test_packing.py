@@ -12,7 +12,7 @@ from bert_jax.config.phases import prediction_slots
 from bert_jax.rows import packing
 from bert_jax.rows.examples import Mixture, SyntheticExamples
 from bert_jax.rows.packed_examples import PackedExamples
-from bert_jax.rows.pairs import Sequences, joined, make_sequences
+from bert_jax.rows.sequences import Sequences, joined, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.frames import berts_frame
 from tests.rows.stores import assert_same, check_batch, make_examples, random_store, truncated

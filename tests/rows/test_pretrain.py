@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bert_jax.rows import chunks
-from bert_jax.rows.pretrain import WholeTextRows
-from bert_jax.rows.recipe import RowOptions
+from bert_jax.rows import pairs as pairs_lib
+from bert_jax.rows.pairs import RowOptions
+from bert_jax.rows.text_rows import WholeTextRows
 from tests.refusals import refused
 from tests.rows import stores
 
@@ -200,14 +200,14 @@ def test_without_next_sentence(corpus):
     assert batch['sequence_ids'].sum(axis=1).max() == WIDTH
 
 
-@pytest.mark.parametrize(('documents', 'recipe', 'words'), [
+@pytest.mark.parametrize(('documents', 'options', 'words'), [
     ([[3, 4]], {}, ['1 document', 'blank lines', 'config.data.next_sentence=False']),
     ([[3, 4], [5]], {'min_sentences': 2}, ['1 document', 'at least 2 sentence']),
     ([[3], [4]], {'min_sentences': 2, 'next_sentence': False}, ['0 document', 'more text']),
 ])
-def test_too_few_documents(documents, recipe, words):
+def test_too_few_documents(documents, options, words):
     with refused(*words):
-        stores.make_examples(stores.make_store(documents), **recipe)
+        stores.make_examples(stores.make_store(documents), **options)
 
 
 def _original_instances(documents, width, rng):
@@ -297,7 +297,7 @@ def test_as_many_positions_are_masked_as_in_the_original(their_pairs, our_batche
     assert num_masked / num_rows == pytest.approx(np.mean(wanted), rel=0.02)
 
 
-@pytest.mark.parametrize(('documents', 'recipe', 'random_next', 'used'), [
+@pytest.mark.parametrize(('documents', 'options', 'random_next', 'used'), [
     pytest.param([[1] * 400] * 30, {}, 0.5, 1.0, id='short sentences'),
     pytest.param([[20]] * 300, {}, 1.0, 1.0, id='one sentence a document: no neighbours'),
     pytest.param([[20]] * 300, {'next_sentence': False}, 0.0, 1.0, id='without pairs'),
@@ -307,8 +307,8 @@ def test_as_many_positions_are_masked_as_in_the_original(their_pairs, our_batche
         id='long sentences not split: 30 of 1,000 tokens'),
     pytest.param([[1] * 400] * 30, {'random_next_prob': 0.1}, 0.1, 1.0, id='another rate'),
 ])
-def test_counts_of_a_plan(documents, recipe, random_next, used):
-    counts = stores.make_examples(stores.make_store(documents), **recipe).counts()
+def test_counts_of_a_plan(documents, options, random_next, used):
+    counts = stores.make_examples(stores.make_store(documents), **options).counts()
     assert counts.random_next == pytest.approx(random_next, abs=0.1)
     assert counts.used == pytest.approx(used, abs=0.02)
     assert counts.masked == counts.wanted == pytest.approx(0.15, abs=0.02)
@@ -336,15 +336,15 @@ def test_counts_are_those_of_the_rows_of_the_first_epoch(corpus):
     pytest.param(
         {'MIN_BATCH_DOCUMENTS': 11, 'MAX_REST_SENTENCES': 300, '_BLOCK': 5}, id='both'),
 ])
-@pytest.mark.parametrize(('recipe', 'digest'), [
+@pytest.mark.parametrize(('options', 'digest'), [
     ({}, 'bff0bc295e46dc4a'),
     ({'num_maskings': 2, 'min_sentences': 3}, 'f52beabfbdfb1d02'),
     ({'next_sentence': False, 'max_seq_length': 512}, 'f685377875822039'),
 ])
-def test_rows_are_as_recorded_however_planned(monkeypatch, cutting, recipe, digest):
+def test_rows_are_as_recorded_however_planned(monkeypatch, cutting, options, digest):
     """A run that resumes with a later version must get the rows that it began with."""
     for name, value in cutting.items():
-        monkeypatch.setattr(chunks, name, value)
+        monkeypatch.setattr(pairs_lib, name, value)
     rng = np.random.default_rng(0)  # documents of one to a few hundred short sentences
     num_sentences = np.maximum(1, rng.lognormal(2.5, 1.5, 90)).astype(int)
     num_tokens = rng.integers(1, 30, num_sentences.sum())
@@ -355,7 +355,7 @@ def test_rows_are_as_recorded_however_planned(monkeypatch, cutting, recipe, dige
     examples = WholeTextRows(
         store,
         np.flatnonzero(np.arange(90) % 3),  # every third document is not used
-        RowOptions(**{'max_seq_length': 64, 'max_predictions_per_seq': 10, **recipe}),
+        RowOptions(**{'max_seq_length': 64, 'max_predictions_per_seq': 10, **options}),
         stores.vocab(5000, cls_id=101, sep_id=102, mask_id=103),
         seed=3)
     batch = examples.rows(np.arange(2 * examples.num_examples + 9))
@@ -368,9 +368,9 @@ def test_rows_are_framed_by_the_vocabulary(next_sentence):
     """Two separators between A and B and a padding id that is not 0, as in RoBERTa."""
     store = stores.random_store(30)
     plain = stores.vocab(len(store.tokens) + stores.FIRST)
-    recipe = RowOptions(max_seq_length=64, max_predictions_per_seq=10, next_sentence=next_sentence)
+    options = RowOptions(max_seq_length=64, max_predictions_per_seq=10, next_sentence=next_sentence)
     vocab = dataclasses.replace(plain, num_separators=2, pad_id=3, mask_id=0)
-    examples = WholeTextRows(store, np.arange(30), recipe, vocab, seed=3)
+    examples = WholeTextRows(store, np.arange(30), options, vocab, seed=3)
     lengths, _ = examples.sizes(np.arange(50))
     batch = examples.rows(np.arange(50))
     for row, length in enumerate(lengths):

@@ -13,9 +13,9 @@ from bert_jax.rows import packed_examples
 from bert_jax.rows.blocks import Block
 from bert_jax.rows.examples import Mixture
 from bert_jax.rows.packed_examples import PackedExamples
-from bert_jax.rows.recipe import RowOptions
+from bert_jax.rows.pairs import RowOptions
 from bert_jax.rows.store import TokenStore, held_out_limit
-from bert_jax.rows.stored_text import Split, StoredText
+from bert_jax.rows.text_rows import Split, StoredText
 from bert_jax.rows.windows import Lanes, WindowedExamples, num_lanes
 from tests.refusals import refused
 from tests.rows.block_stores import write_store
@@ -35,7 +35,7 @@ NUM_BLOCKS = 60
 BATCH = 48
 SHUFFLE = 24  # blocks
 LANES = 6
-RECIPE = RowOptions(max_seq_length=64, max_predictions_per_seq=10)
+OPTIONS = RowOptions(max_seq_length=64, max_predictions_per_seq=10)
 
 
 def _blocks(seed, num_blocks=NUM_BLOCKS):
@@ -58,9 +58,9 @@ def store(tmp_path_factory):
     return write_store(folder, _blocks(0), 1 << 20, left_out=range(40, 55))
 
 
-def _windowed(store, seed=3, recipe=RECIPE, held_out=0.0, lanes=LANES):
+def _windowed(store, seed=3, options=OPTIONS, held_out=0.0, lanes=LANES):
     return WindowedExamples(
-        store, held_out, recipe, vocab(store.manifest['vocab_size']), seed,
+        store, held_out, options, vocab(store.manifest['vocab_size']), seed,
         shuffle_blocks=SHUFFLE, lanes=lanes)
 
 
@@ -178,7 +178,7 @@ def test_held_out_documents_are_in_no_row(store):
 
 def test_epochs_and_seeds_differ_and_maskings_repeat(store):
     ten = RowOptions(max_seq_length=64, max_predictions_per_seq=10, num_maskings=2)
-    examples = _windowed(store, recipe=ten)
+    examples = _windowed(store, options=ten)
     size = examples.num_examples
 
     def rows_of(epoch, examples=examples):
@@ -188,7 +188,7 @@ def test_epochs_and_seeds_differ_and_maskings_repeat(store):
 
     assert len(rows_of(0) & rows_of(1)) < 0.01 * size
     assert len(rows_of(0) & rows_of(2)) > 0.75 * size  # but for rows that are left out or repeated
-    other = _windowed(store, recipe=ten, seed=4)
+    other = _windowed(store, options=ten, seed=4)
     assert len(rows_of(0) & rows_of(0, other)) < 0.01 * size
     same_rows = np.arange(100)
     assert digest(examples.rows(same_rows)) != digest(examples.rows(2 * size + same_rows))
@@ -225,7 +225,7 @@ def test_a_text_in_one_window_is_shuffled_as_a_whole(store):
     expected = make_examples(
         window, documents, seed=7, max_seq_length=64, max_predictions_per_seq=10)
     row_ids = np.arange(0, 3 * expected.num_examples, 17)
-    assert_same(whole.training(RECIPE, 7, lanes=1).rows(row_ids), expected.rows(row_ids))
+    assert_same(whole.training(OPTIONS, 7, lanes=1).rows(row_ids), expected.rows(row_ids))
 
 
 def test_a_damaged_block_is_refused_when_it_is_read(tmp_path):
@@ -286,6 +286,6 @@ def test_a_window_of_too_few_documents_says_what_to_raise(tmp_path):
         for block in _blocks(2, 12)]
     store = write_store(tmp_path / 'c', one_document, 1 << 20)
     examples = WindowedExamples(
-        store, 0.0, RECIPE, vocab(1 << 20), 0, shuffle_blocks=1, lanes=1)
+        store, 0.0, OPTIONS, vocab(1 << 20), 0, shuffle_blocks=1, lanes=1)
     with refused('1 block of', 'config.data.shuffle_blocks'):
         examples.rows(np.arange(5))

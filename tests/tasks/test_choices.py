@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_jax.rows.pairs import joined
+from bert_jax.rows.sequences import joined
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.choices import (
     ChoiceColumns,

@@ -6,8 +6,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from bert_jax.answers.spans import PlacesByPieces, predict_answers
-from bert_jax.rows.pairs import joined
 from bert_jax.rows.questions import Question
+from bert_jax.rows.sequences import joined
 from bert_jax.rows.squad_reader import read_squad
 from bert_jax.rows.squad_windows import squad_windows
 from bert_jax.text.kinds import load_tokenizer

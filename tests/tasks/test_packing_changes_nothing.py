@@ -18,7 +18,7 @@ from bert_jax.heads.tokens import QuestionAnswering, Tagging
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packed_examples import PackedExamples
 from bert_jax.rows.packing import Plan, Units, packed_batch, plan_steps
-from bert_jax.rows.pairs import Sequences
+from bert_jax.rows.sequences import Sequences
 from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.step.step import TrainState, abstract_state
 from tests.configs import module_of

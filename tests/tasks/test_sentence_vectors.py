@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from bert_jax.rows.pairs import Sequences
+from bert_jax.rows.sequences import Sequences
 from tests.configs import module_of
 
 RECIPE = module_of('sentence_vectors')

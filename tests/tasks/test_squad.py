@@ -16,8 +16,8 @@ from bert_jax.answers.spans import (
     max_context,
     predict_answers,
 )
-from bert_jax.rows.pairs import joined
 from bert_jax.rows.questions import Question
+from bert_jax.rows.sequences import joined
 from bert_jax.rows.squad_reader import read_squad
 from bert_jax.rows.squad_windows import squad_windows
 from bert_jax.rows.table import find_file

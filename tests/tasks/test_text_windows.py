@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bert_jax.heads import HEADS
-from bert_jax.rows.pairs import joined, make_sequences, text_windows
+from bert_jax.rows.sequences import joined, make_sequences, text_windows
 from bert_jax.text.frames import berts_frame
 
 CLS, SEP = 2, 3

@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.model.encoder import Bert
 from bert_jax.predict import load
 from bert_jax.predict.model import Model
-from bert_jax.rows.pairs import joined, make_sequences
+from bert_jax.rows.sequences import joined, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout
 from bert_jax.text.tokenizer import name_of
