@@ -33,7 +33,7 @@ from bert_jax.train.phase import Phase
 from bert_jax.train.trainer import Control, Intervals, Trainer
 from bert_jax.train.watchers import Watchers
 from bert_jax.watch.goodput import Goodput
-from bert_jax.watch.metrics_log import Report
+from bert_jax.watch.metrics_log import MetricsLog
 from bert_jax.watch.profile import Profile
 from bert_jax.watch.slowest import SlowestHosts
 from tests.train.toy import Toy, batch, mesh, sgd_step
@@ -69,7 +69,7 @@ def trainer_in(folder: Path, guard: Guard, toy: Any) -> Trainer:
         0, 10**6, 8, lambda first: (jax.device_put(batch(first + i)) for i in itertools.count()),
         evaluate, 1.0, 'toy')
     goodput = Goodput(folder, True, 0, time.time())
-    report = Report(folder, True, 0)
+    report = MetricsLog(folder, True, 0)
     return Trainer(
         head=Toy(), state=jax.device_put(state), phases=[phase], train_steps=[train_step],
         intervals=Intervals(log=5, evaluate=10, save=4),

@@ -6,7 +6,7 @@ after `folder_lock.SECONDS` without a change by this worker's clock.
 
 Two workers can come to hold one piece, if one of them was suspended. So claims are for work of
 which the results are the same, whoever does it: they save time, and nothing depends on them. Where
-only one process may write, take a `lease`.
+only one process may write, take a `folder_lock`.
 """
 
 import contextlib

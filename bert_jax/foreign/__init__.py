@@ -37,7 +37,7 @@ def load_weights(
         folder or `hf:ORG/NAME[@REVISION]` of the hub; a TF1 checkpoint's prefix, or a folder that
         holds `bert_model.ckpt.index`; or a .zip of such a folder.
       any_head: whether to accept heads that no other run or format can have, for use of the model
-        as it is (`formats.check_head`).
+        as it is (`parameters.check_head`).
       own_head: whether a run's parameters are read that only its config file's own head knows.
         `Weights.head` is then the name of that head, which need not be in `heads.HEADS`. Otherwise
         such a run is read as the head of that name in `HEADS`, or else as its encoder alone.

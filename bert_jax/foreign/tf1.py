@@ -183,7 +183,7 @@ def config_to_write(weights: parameters.Weights) -> tuple[dict[str, Any], list[s
         spelling = _SPELLINGS.get(option.name)
         if value == option.default and (spelling is None or spelling.ours):
             continue
-        if spelling is None or not parameters.can_say(spelling, value):
+        if spelling is None or not parameters.is_expressible(spelling, value):
             raise InputError(f'{weights.source} has {option.name}={value!r}, which a '
                              f'bert_config.json cannot hold: it would be read as '
                              f'{option.default!r}; use --to bert_jax')

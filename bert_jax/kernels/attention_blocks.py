@@ -38,20 +38,20 @@ from bert_jax.kernels.attention_tiles import (
     SUBLANES,
     VALUE,
     Settings,
-    alone,
     attention_of_passes,
     column,
     dims_of,
     dot,
     gradient_scale,
     joined,
-    kept,
-    means,
+    kept_probabilities,
     named_with_grid,
+    only_head,
     overlap,
     rotation,
     scaled_with_bias,
     sequence_ranges,
+    softmax_means,
     spare_lines,
     sum_of_lines,
     turned_back,
@@ -547,7 +547,7 @@ class _ForwardStep:
         """Probabilities after dropout, not yet scaled by 1 / (1 - rate)."""
         if not self._settings.rate:
             return probs_KxQ
-        kept_KxQ = kept(line_1xQ, self._scratch.key_places[keys], self._settings.rate)
+        kept_KxQ = kept_probabilities(line_1xQ, self._scratch.key_places[keys], self._settings.rate)
         return jnp.where(kept_KxQ, probs_KxQ, 0.0)
 
     def _line(self, unit: _Unit) -> tuple[Any, ...]:
@@ -896,7 +896,7 @@ class _BackwardStep:
                 self._inputs.keys[0, :, unit.lanes].T,
                 d_context_ExL.T)
             context_ExL = _tokens(self._inputs.context, unit.tile)
-            self._means_8xE[unit.tile] = means(
+            self._means_8xE[unit.tile] = softmax_means(
                 d_context_ExL, context_ExL, head_dim, self._settings.rate)
         first_key = self._step.own_start + unit.keys.start
         first_query = self._step.visited_start + unit.queries.start
@@ -909,7 +909,7 @@ class _BackwardStep:
             self._scratch.spare_queries[_part(first_query, unit.queries)],
             unit.head, head_dim)
         d_context = _tokens(self._inputs.d_context, unit.tile, unit.queries)
-        return keys, queries, alone(d_context, unit.head, head_dim)
+        return keys, queries, only_head(d_context, unit.head, head_dim)
 
     def _products(
         self, unit: _Unit, operands: tuple[jax.Array, jax.Array, jax.Array]
@@ -937,7 +937,7 @@ class _BackwardStep:
         if self._settings.rate:
             first_key = self._step.own_start + unit.keys.start
             places = self._scratch.key_places[_part(first_key, unit.keys)]
-            kept_KxQ = kept(self._inputs.lines[line], places, self._settings.rate)
+            kept_KxQ = kept_probabilities(self._inputs.lines[line], places, self._settings.rate)
             dropped_KxQ = jnp.where(kept_KxQ, probs_KxQ, 0.0)
         mean_1xQ = self._means_8xE[unit.tile][unit.head : unit.head + 1, unit.queries]
         self._scratch.buffer[0, slot] = dropped_KxQ.astype(dtype)

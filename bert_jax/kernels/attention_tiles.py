@@ -169,15 +169,15 @@ def joined_lines(
     return jnp.concatenate(parts)
 
 
-def alone(tile_SxL: jax.Array, head: int, head_dim: int) -> jax.Array:
+def only_head(tile_SxL: jax.Array, head: int, head_dim: int) -> jax.Array:
     """`tile` with zeros in the lanes of other heads: [S, L]."""
     if head_dim == LANES:
         return tile_SxL
     return joined(tile_SxL, jnp.zeros_like(tile_SxL), head, head_dim)
 
 
-def alone_lines(tile_LxS: jax.Array, head: int, head_dim: int) -> jax.Array:
-    """As `alone`, of a transposed array: [L, S]."""
+def only_head_lines(tile_LxS: jax.Array, head: int, head_dim: int) -> jax.Array:
+    """As `only_head`, of a transposed array: [L, S]."""
     if head_dim == LANES:
         return tile_LxS
     return joined_lines(tile_LxS, jnp.zeros_like(tile_LxS), head, head_dim)
@@ -206,7 +206,7 @@ def spare_lines(segments_1xS: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Arr
     return jnp.concatenate(queries * 2).astype(dtype), jnp.concatenate(keys * 2).astype(dtype)
 
 
-def kept(line_1xQ: jax.Array, key_places_KxL: jax.Array, rate: float) -> jax.Array:
+def kept_probabilities(line_1xQ: jax.Array, key_places_KxL: jax.Array, rate: float) -> jax.Array:
     """Which probabilities dropout keeps: bool [K, Q].
 
     Args:
@@ -219,7 +219,7 @@ def kept(line_1xQ: jax.Array, key_places_KxL: jax.Array, rate: float) -> jax.Arr
     return drop.kept(line_1xQ + column_KxQ, rate)
 
 
-def means(
+def softmax_means(
     d_context_SxL: jax.Array, context_SxL: jax.Array, head_dim: int, rate: float
 ) -> jax.Array:
     """What the gradient of softmax subtracts, for each query of a tile: [8, S], a line a head.

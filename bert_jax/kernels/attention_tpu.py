@@ -57,7 +57,6 @@ from bert_jax.kernels.attention_tiles import (
     SUBLANES,
     VALUE,
     Settings,
-    alone_lines,
     attention_of_passes,
     column,
     dims_of,
@@ -65,12 +64,13 @@ from bert_jax.kernels.attention_tiles import (
     gradient_scale,
     joined,
     joined_lines,
-    kept,
-    means,
+    kept_probabilities,
     named_with_grid,
+    only_head_lines,
     overlap,
     rotation,
     scaled_with_bias,
+    softmax_means,
     spare_lines,
     sum_of_lines,
     turned_back,
@@ -527,7 +527,7 @@ class _ForwardStep:
         """Probabilities after dropout, not yet scaled by 1 / (1 - rate)."""
         if not self._rate:
             return probs_KxQ
-        kept_KxQ = kept(
+        kept_KxQ = kept_probabilities(
             self._inputs.lines[unit.line], self._scratch.key_places[unit.row], self._rate)
         return jnp.where(kept_KxQ, probs_KxQ, 0.0)
 
@@ -691,7 +691,7 @@ class _BackwardStep:
             self._transposed[tile] = (queries_SxL.T, keys_SxL.T, d_context_SxL.T)
             if self._length > LANES:
                 context_SxL = self._inputs.context[unit.row, :, unit.lanes]
-                self._means_8xS[tile] = means(
+                self._means_8xS[tile] = softmax_means(
                     d_context_SxL, context_SxL, self._head_dim, self._rate)
         keys = joined(
             keys_SxL, self._scratch.spare_keys[unit.row], unit.head, self._head_dim)
@@ -701,7 +701,7 @@ class _BackwardStep:
             self._scratch.spare_queries[unit.row, :, unit.queries],
             unit.head,
             self._head_dim)
-        d_context = alone_lines(d_context_LxS[:, unit.queries], unit.head, self._head_dim)
+        d_context = only_head_lines(d_context_LxS[:, unit.queries], unit.head, self._head_dim)
         return keys, queries, d_context
 
     def _products(
@@ -723,7 +723,7 @@ class _BackwardStep:
         probs_KxQ = jnp.exp2(scores_KxQ - self._inputs.log_sums[unit.line])
         dropped_KxQ = probs_KxQ
         if self._rate:
-            kept_KxQ = kept(
+            kept_KxQ = kept_probabilities(
                 self._inputs.lines[unit.line], self._scratch.key_places[unit.row], self._rate)
             dropped_KxQ = jnp.where(kept_KxQ, probs_KxQ, 0.0)
         d_probs_KxQ = dropped_KxQ * d_dropped_KxQ

@@ -1,1 +1,1 @@
-"""What every process needs: files, hosts, stopping, leases, errors and checksums."""
+"""What every process needs: files, hosts, stopping, folder locks, errors and checksums."""

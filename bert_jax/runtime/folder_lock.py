@@ -1,4 +1,4 @@
-"""A lease on a folder: one process at a time writes there, on one machine or many.
+"""The lock of a folder: one process at a time writes there, on one machine or many.
 
 A claim is a small file in the folder, `.claim-NUMBER`; the highest number counts. It is created
 exclusively, which disks and buckets both support, so only one of two simultaneous starts gets it.

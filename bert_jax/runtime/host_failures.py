@@ -33,7 +33,7 @@ class Failure:
 
 
 @dataclasses.dataclass
-class Report:
+class HostState:
     """What a host says of itself; at first, that of a host which has not said anything.
 
     Attributes:
@@ -119,7 +119,7 @@ class Judge:
         self._verdict = Verdict()
         self._heartbeats: dict[int, _Heartbeat] = {}  # by host
 
-    def judge(self, reports: Mapping[int, Report], now: float, folder: object = None) -> Verdict:
+    def judge(self, reports: Mapping[int, HostState], now: float, folder: object = None) -> Verdict:
         """The verdict from the newest reports of all hosts.
 
         Args:
@@ -140,7 +140,7 @@ class Judge:
         self._verdict = verdict
         return verdict
 
-    def _hear(self, reports: Mapping[int, Report], now: float) -> None:
+    def _hear(self, reports: Mapping[int, HostState], now: float) -> None:
         """Remembers when each heartbeat was first seen."""
         for host, report in reports.items():
             known = self._heartbeats.get(host)
@@ -148,7 +148,7 @@ class Judge:
                 self._heartbeats[host] = _Heartbeat(report.beat, seen=now)
 
     def _find_failure(
-        self, verdict: Verdict, reports: Mapping[int, Report], now: float
+        self, verdict: Verdict, reports: Mapping[int, HostState], now: float
     ) -> Verdict:
         """The verdict with the first host that reports a failure or is silent for too long."""
         for host, report in reports.items():
@@ -162,7 +162,7 @@ class Judge:
         return verdict
 
 
-def _find_hang(verdict: Verdict, reports: Mapping[int, Report], folder: object) -> Verdict:
+def _find_hang(verdict: Verdict, reports: Mapping[int, HostState], folder: object) -> Verdict:
     """The verdict with the host that does something else than the others, if none goes on."""
     still = min(report.still_seconds for report in reports.values())
     usual = max(report.usual_seconds for report in reports.values())
@@ -179,7 +179,7 @@ def _find_hang(verdict: Verdict, reports: Mapping[int, Report], folder: object) 
     return dataclasses.replace(verdict, hangs=True, failed_host=blamed, failure=failure)
 
 
-def _blamed(reports: Mapping[int, Report]) -> int | None:
+def _blamed(reports: Mapping[int, HostState]) -> int | None:
     """The host for which the others wait; None if that cannot be told.
 
     Most hosts wait for it in the same way, mostly in a step, and it does something else; where all
@@ -191,7 +191,7 @@ def _blamed(reports: Mapping[int, Report]) -> int | None:
     return behind[0] if len(behind) == 1 else None
 
 
-def _by_cause(reports: Mapping[int, Report]) -> dict[str, list[int]]:
+def _by_cause(reports: Mapping[int, HostState]) -> dict[str, list[int]]:
     """The hosts that are in each cause, the rarest first; of equally rare ones, a step last."""
     hosts_at: dict[str, list[int]] = {}
     for host, report in reports.items():
@@ -200,7 +200,7 @@ def _by_cause(reports: Mapping[int, Report]) -> dict[str, list[int]]:
     return {cause: hosts_at[cause] for cause in rarest_first}
 
 
-def _doings(reports: Mapping[int, Report]) -> str:
+def _doings(reports: Mapping[int, HostState]) -> str:
     """What all hosts are doing: 'host 1 waiting for data after step 7, hosts 0, 2 ...'."""
     doings = []
     for cause, numbers in _by_cause(reports).items():
@@ -210,7 +210,7 @@ def _doings(reports: Mapping[int, Report]) -> str:
     return ', '.join(doings)
 
 
-def _common_stop(reports: Mapping[int, Report]) -> int | None:
+def _common_stop(reports: Mapping[int, HostState]) -> int | None:
     """The first poll at which every host can stop; None while one has not said so."""
     polls = [report.earliest_stop for report in reports.values()]
     decided = [poll for poll in polls if poll is not None]

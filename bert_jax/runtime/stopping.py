@@ -30,8 +30,8 @@ from bert_jax.runtime.files import Path, remove_temporary_folders, write_whole
 from bert_jax.runtime.host_failures import (
     SILENCE_SECONDS,
     Failure,
+    HostState,
     Judge,
-    Report,
     StepTimes,
     Verdict,
 )
@@ -54,7 +54,7 @@ class Guard:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # of the verdict
-        self._own = Report()
+        self._own = HostState()
         self._polls = 0  # by the main thread
         self._is_waiting = False  # the main thread, since its last poll
         self._verdict = Verdict()
@@ -65,7 +65,7 @@ class Guard:
         self._fault: Callable[[], Exception | None] = lambda: None
         self._fault_seen = math.inf  # when
         self._seconds: Callable[[], dict[str, float]] = dict
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, HostState] = {}
         self._folder: Path | None = None  # for stacks
         self._turn = _TURN_SECONDS
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -104,7 +104,7 @@ class Guard:
         self._fault = fault
         self._seconds = seconds
 
-    def reports(self) -> dict[int, Report]:
+    def reports(self) -> dict[int, HostState]:
         """What each host said of itself last; {} on other hosts than the first."""
         return self._reports
 
@@ -264,10 +264,10 @@ class Guard:
         if not hosts.first():
             posted = client.key_value_dir_get(_VERDICT_KEY)
             return Verdict.from_json(posted[0][1]) if posted else self._verdict
-        reports = {host: Report() for host in range(hosts.count())}
+        reports = {host: HostState() for host in range(hosts.count())}
         for key, text in client.key_value_dir_get(_REPORTS_KEY):
             host = int(key.rpartition('/')[2])
-            reports[host] = Report.from_json(text)
+            reports[host] = HostState.from_json(text)
         self._reports = reports
         verdict = self._judge.judge(reports, time.monotonic(), self._folder)
         client.key_value_set(f'{_VERDICT_KEY}0', verdict.to_json(), allow_overwrite=True)

@@ -184,7 +184,7 @@ class LabelledTask:
     majority_baseline: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     keeps_best = True
-    make_gates = None  # a run is short and soon has scores, so no early warnings are needed
+    make_alarms = None  # a run is short and soon has scores, so no early warnings are needed
 
     def __post_init__(self) -> None:
         tokenizer = self.tokenization.tokenizer

@@ -1,4 +1,4 @@
-"""Pre-training as a task: its phases, their evaluation, its gates and its FLOPs.
+"""Pre-training as a task: its phases, their evaluation, its alarms and its FLOPs.
 
 What is learned is the head's matter: `Pretraining`, or one of a config file's own
 (`tasks.opening.add_pretraining`), which says its metric, its loss by chance and its FLOPs.
@@ -43,7 +43,7 @@ from bert_jax.step.step import EvalStep, evaluate
 from bert_jax.tasks.handles import ScoredModel, given, prepared_text
 from bert_jax.tasks.pretrain_data import SyntheticData, TextData
 from bert_jax.train.phase import Phase
-from bert_jax.watch.alarms import Gates
+from bert_jax.watch.alarms import Alarms
 
 _ENOUGH_SLOTS = 0.95  # of the masked share: google-research/bert has 76 for 512, which is 0.99
 
@@ -182,9 +182,9 @@ class PretrainTask:
                 where = f'config.phases[{number}]'
             hosts.say(f'warning: {where}.{line}')
 
-    def make_gates(
+    def make_alarms(
         self, head: Head, phases: Sequence[dict[str, Any]], *, fresh: bool, settled: int
-    ) -> Gates:
+    ) -> Alarms:
         first_steps: list[int] = []  # after each phase
         masked_from = 0
         end = 0
@@ -198,7 +198,7 @@ class PretrainTask:
         if fresh:
             chance = _of_phase(head, phases[0]).loss_of_chance()
             repeated = self.data.repeated_share()
-        return Gates(
+        return Alarms(
             chance=chance, by_frequency=next(iter(self.majority_baseline.values()), None),
             settled=settled, phases=first_steps, masked_from=masked_from, repeated=repeated)
 

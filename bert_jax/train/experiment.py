@@ -30,17 +30,17 @@ from bert_jax.train.phase import Phase
 from bert_jax.train.program import PhaseSteps, Program, mean_of, step_inputs
 from bert_jax.train.trainer import Control, Intervals, Trainer
 from bert_jax.train.watchers import Watchers
-from bert_jax.watch.alarms import Gates
+from bert_jax.watch.alarms import Alarms
 from bert_jax.watch.goodput import Goodput
 from bert_jax.watch.loggers import logger_names
-from bert_jax.watch.metrics_log import Report, count
+from bert_jax.watch.metrics_log import MetricsLog, count
 from bert_jax.watch.profile import Profile
 from bert_jax.watch.reference import Comparison, compared_fields, read_reference
 from bert_jax.watch.slowest import SlowestHosts
 from bert_jax.watch.verify import make_verify
 from bert_jax.weights.warm_start import warm_start
 
-# The plateau gate arms after a quarter of training, but within these numbers of steps.
+# A plateau is looked for after a quarter of training, but within these numbers of steps.
 _LEAST_STEPS_TO_PLATEAU = 1_000
 _MOST_STEPS_TO_PLATEAU = 20_000
 
@@ -209,7 +209,7 @@ def _open_outputs(
     Raises:
       InputError: earlier records or the best parameters cannot be read.
     """
-    report = Report(workdir, hosts.first(), start)
+    report = MetricsLog(workdir, hosts.first(), start)
     report.guessing = program.task.majority_baseline
     report.phases = program.phase_ends
     loggers = logger_names(program.config.train.loggers)
@@ -233,7 +233,7 @@ def _watchers(
         goodput=outputs.goodput,
         profile=Profile(traced_steps(program), workdir),
         slowest=SlowestHosts(None if guard is None else guard.reports, outputs.goodput),
-        gates=_gates(program, start),
+        alarms=_alarms(program, start),
         reference=_comparison(program, description),
         verify=make_verify(
             program.head, program.mesh, seed=program.config.seed,
@@ -258,14 +258,14 @@ def _announce(
         f"{counted(program.num_steps, 'step')}")
 
 
-def _gates(program: Program, start: int) -> Gates | None:
+def _alarms(program: Program, start: int) -> Alarms | None:
     """The early warnings of a run that starts at a step, if its task has any."""
-    if program.task.make_gates is None:
+    if program.task.make_alarms is None:
         return None
     plateau = min(program.num_steps // 4, _MOST_STEPS_TO_PLATEAU)
     settled = max(plateau, _LEAST_STEPS_TO_PLATEAU, _steps_of(program, 'optimizer.warmup'))
     fresh = start == 0 and not program.config.init_checkpoint
-    return program.task.make_gates(program.head, program.phases, fresh=fresh, settled=settled)
+    return program.task.make_alarms(program.head, program.phases, fresh=fresh, settled=settled)
 
 
 def _comparison(program: Program, description: dict[str, Any]) -> Comparison | None:

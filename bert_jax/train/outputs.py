@@ -6,7 +6,7 @@ from bert_jax.run.checkpoint import Best, Checkpoints
 from bert_jax.runtime.errors import SaveFailed
 from bert_jax.runtime.hosts import say
 from bert_jax.watch.goodput import Goodput
-from bert_jax.watch.metrics_log import Report
+from bert_jax.watch.metrics_log import MetricsLog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RunOutputs:
 
     checkpoints: Checkpoints
     best: Best | None
-    report: Report
+    report: MetricsLog
     goodput: Goodput
 
     def fault(self) -> SaveFailed | None:

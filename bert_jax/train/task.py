@@ -9,7 +9,7 @@ from bert_jax.runtime.files import Path
 from bert_jax.sharding import Mesh
 from bert_jax.step.step import EvalStep
 from bert_jax.train.phase import Phase
-from bert_jax.watch.alarms import Gates
+from bert_jax.watch.alarms import Alarms
 
 
 class Task(Protocol):
@@ -81,7 +81,7 @@ class Task(Protocol):
         """
 
     @property
-    def make_gates(self) -> Callable[..., Gates] | None:
+    def make_alarms(self) -> Callable[..., Alarms] | None:
         """Makes early warnings from (head, phases, fresh=, settled=).
 
         None for a run that is short and soon has scores.

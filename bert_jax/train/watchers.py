@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.step.step import Batch, TrainState
-from bert_jax.watch.alarms import Gates
+from bert_jax.watch.alarms import Alarms
 from bert_jax.watch.goodput import Goodput
-from bert_jax.watch.metrics_log import Report
+from bert_jax.watch.metrics_log import MetricsLog
 from bert_jax.watch.profile import Profile
 from bert_jax.watch.reference import Comparison
 from bert_jax.watch.slowest import SlowestHosts
@@ -23,17 +23,17 @@ class Watchers:
       goodput: accounts for their time.
       profile: traces some steps.
       slowest: compares the hosts.
-      gates: check every step's metrics.
+      alarms: check every step's metrics.
       reference: compares the checked steps with those of a reference.
       verify: compares what the devices compute for a batch; see `verify.make_verify`.
       verify_every: so many steps; 0: never.
     """
 
-    report: Report
+    report: MetricsLog
     goodput: Goodput
     profile: Profile
     slowest: SlowestHosts
-    gates: Gates | None = None
+    alarms: Alarms | None = None
     reference: Comparison | None = None
     verify: Callable[[TrainState, Batch], Any] | None = None
     verify_every: int = 0
@@ -97,13 +97,13 @@ class Watchers:
           steps: the metrics of each.
           metrics: what is logged.
         """
-        if self.gates is not None:
-            self.report.warn(self.gates.trained(step, steps, metrics))
+        if self.alarms is not None:
+            self.report.warn(self.alarms.trained(step, steps, metrics))
 
     def after_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
         """Looks at the scores of held-out rows after a step."""
-        if self.gates is not None:
-            self.report.warn(self.gates.measured('eval', step, scores))
+        if self.alarms is not None:
+            self.report.warn(self.alarms.measured('eval', step, scores))
 
     def close(self) -> None:
         """Ends a trace, and compares the hosts a last time."""

@@ -1,4 +1,4 @@
-"""Gates: early warnings about pre-training runs that go wrong.
+"""Early warnings about pre-training runs that go wrong.
 
 They check metrics that the loop fetches anyway, and do not stop the run: a warning is a line on
 standard error and a record `gate/NAME` in metrics.jsonl with the metric's value.
@@ -35,7 +35,7 @@ _REPEATED = 0.2  # share of the sentences
 
 
 class Alarm(NamedTuple):
-    """A warning of a gate.
+    """A warning about a run.
 
     Attributes:
       name: one of `MEANINGS`.
@@ -50,24 +50,25 @@ class Alarm(NamedTuple):
     line: str
 
 
-class Gates:
-    """All gates of a pre-training run."""
+class Alarms:
+    """All that may be wrong with a pre-training run, each checked by a method."""
 
     def __init__(
         self, *, chance: float | None = None, by_frequency: float | None = None, settled: int = 0,
         repeated: float = 0.0, phases: Sequence[int] = (), masked_from: int = 0,
     ):
-        """Arms the gates.
+        """Takes what the checks compare with.
 
         Args:
           chance: loss of uniform guessing at the first step; None if the parameters are not fresh
             or the first step is done.
           by_frequency: language-model loss of guessing by frequency, if known.
-          settled: the step at which the plateau gate arms.
+          settled: the step from which a plateau is looked for.
           repeated: share of the sentences that occur more than once.
           phases: first steps of the later phases; spikes are measured within a phase.
           masked_from: the step at which the last `causal` phase ends, or 0. Masked words are new to
-            the model then, so the plateau gate arms `settled` steps later.
+            the model then, so a plateau is looked for
+            `settled` steps later.
         """
         self._chance = chance
         self._fresh = chance is not None

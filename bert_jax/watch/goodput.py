@@ -64,7 +64,7 @@ class Goodput:
           start_step: where training starts; steps beyond it were lost.
           began: start of this process, by `clock`.
           clock: returns seconds.
-          folder: where to write (`Report.folder`); default: workdir.
+          folder: where to write (`MetricsLog.folder`); default: workdir.
         """
         self.clock = clock
         self.cause = 'start'

@@ -106,7 +106,7 @@ class _Sent(NamedTuple):
     size: int
 
 
-class Report:
+class MetricsLog:
     """The records of a run: `metrics.jsonl`, loggers and `curves.png`.
 
     If the run directory is in a bucket, a thread uploads the files of a local folder at intervals:
@@ -222,7 +222,7 @@ class Report:
         return False
 
     def warn(self, alarms: Sequence[Alarm]) -> None:
-        """Writes the gates' warnings as records and prints them on standard error."""
+        """Writes warnings as records and prints them on standard error."""
         for alarm in alarms:
             self.write(alarm.step, {f'gate/{alarm.name}': alarm.value})
             if self._active:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from bert_jax.runtime import hosts
-from bert_jax.runtime.host_failures import Report
+from bert_jax.runtime.host_failures import HostState
 from bert_jax.watch.goodput import Goodput
 
 # Causes of `Goodput` in which the others of a host that takes longer wait for it, in a step.
@@ -52,7 +52,7 @@ class SlowestHosts:
         steps as theirs.
     """
 
-    def __init__(self, reports: Callable[[], Mapping[int, Report]] | None, goodput: Goodput):
+    def __init__(self, reports: Callable[[], Mapping[int, HostState]] | None, goodput: Goodput):
         """Compares reports; None where there is one host.
 
         Args:
@@ -61,7 +61,8 @@ class SlowestHosts:
         """
         self._reports = reports
         self.goodput = goodput
-        self._compared: dict[int, Report] = {}  # up to which the times of other hosts are compared
+        # By host, the state up to which its times are compared.
+        self._compared: dict[int, HostState] = {}
         self._spent: dict[int, Spent] = {}  # by other hosts, when last compared
         self._own: dict[str, float] = {}
 

@@ -220,12 +220,12 @@ def spelled(model: Mapping[str, Any], spellings: Mapping[str, Spelling]) -> dict
     """
     config: dict[str, Any] = {}
     for name, spelling in spellings.items():
-        if can_say(spelling, model[name]):
+        if is_expressible(spelling, model[name]):
             config[spelling.key] = _word_for(model[name], spelling)
     return config
 
 
-def can_say(spelling: Spelling | None, value: Any) -> bool:
+def is_expressible(spelling: Spelling | None, value: Any) -> bool:
     """Whether a format with this spelling of an option can hold a value of it."""
     if spelling is None:
         return False

@@ -22,7 +22,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from bert_jax.watch.metrics_log import Report
+from bert_jax.watch.metrics_log import MetricsLog
 from tests.abuse.commands import Answer, contents, make, open_command
 from tests.abuse.outcome import Outcome
 from tests.tiny_runs import saved
@@ -203,7 +203,7 @@ def fuzz(
         assert answer.status == 0, answer.err
         return _result(answer, folder / target.made)
 
-    with mock.patch.object(Report, 'draw'):
+    with mock.patch.object(MetricsLog, 'draw'):
         for number in numbers:
             rng = random.Random(f'{seed} {number}')
             group = names[number % len(names)]

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from bert_jax.runtime.host_failures import Failure, Judge, Report, StepTimes, Verdict
+from bert_jax.runtime.host_failures import Failure, HostState, Judge, StepTimes, Verdict
 
-TRAINING = Report(beat=1, step=7)
-COMPILING = Report(beat=1, step=None)
+TRAINING = HostState(beat=1, step=7)
+COMPILING = HostState(beat=1, step=None)
 
 
 def beating(report, now):
@@ -22,7 +22,7 @@ def test_nothing_is_decided_while_all_hosts_train():
 @pytest.mark.parametrize('report, limit', [
     pytest.param(TRAINING, 30, id='training'),
     pytest.param(COMPILING, 300, id='compiling before its first step, it is given more time'),
-    pytest.param(Report(), 300, id='it never said anything'),
+    pytest.param(HostState(), 300, id='it never said anything'),
 ])
 def test_a_silent_host_counts_as_dead_after_a_while(report, limit):
     judge = Judge()
@@ -71,8 +71,8 @@ def test_hosts_stop_at_the_first_poll_that_all_can_stop_at():
     pytest.param(50.0, 1000.0, id='slow steps: the time of 20'),
 ])
 def test_a_run_hangs_if_no_host_finishes_a_step(usual, limit):
-    ahead = Report(beat=1, step=8, still_seconds=limit, usual_seconds=usual)
-    behind = Report(beat=1, step=7, still_seconds=limit + 100, usual_seconds=0.1)
+    ahead = HostState(beat=1, step=8, still_seconds=limit, usual_seconds=usual)
+    behind = HostState(beat=1, step=7, still_seconds=limit + 100, usual_seconds=0.1)
     assert Judge().judge({0: ahead, 1: behind}, now=0.0).failure is None
     ahead.still_seconds += 1
     verdict = Judge().judge({0: ahead, 1: behind}, now=0.0, folder='runs/x')
@@ -108,7 +108,7 @@ STEP, DATA, SAVE = 'step', 'data', 'save'
 ])
 def test_a_hang_names_the_host_that_the_others_wait_for(steps, causes, blamed, doings):
     reports = {
-        host: Report(beat=1, step=step, still_seconds=601, usual_seconds=1.0, cause=cause)
+        host: HostState(beat=1, step=step, still_seconds=601, usual_seconds=1.0, cause=cause)
         for host, (step, cause) in enumerate(zip(steps, causes))}
     verdict = Judge().judge(reports, now=0.0)
     assert verdict.hangs and verdict.failed_host == blamed
@@ -127,8 +127,8 @@ def test_the_usual_time_of_steps_is_their_median():
 
 
 @pytest.mark.parametrize('written', [
-    Report(),
-    Report(beat=3, step=7, was_signalled=True, earliest_stop=8, still_seconds=0.5, cause='data',
+    HostState(),
+    HostState(beat=3, step=7, was_signalled=True, earliest_stop=8, still_seconds=0.5, cause='data',
            failure=Failure('the disk is full', status=2)),
     Verdict(),
     Verdict(failed_host=1, failure=Failure('x', status=1), hangs=True, must_stop=True, stop_poll=9),

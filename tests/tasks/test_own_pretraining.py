@@ -93,8 +93,8 @@ def test_metric_chance_and_flops_are_those_of_the_head():
     assert phases[0].flops_per_sequence == 2 * phases[1].flops_per_sequence
 
     def alarms(loss):
-        gates = of_head.make_gates(head, [PHASE], fresh=True, settled=3)
-        return [alarm.name for alarm in gates.trained(1, [{'loss': loss, 'grad_norm': 1.0}], {})]
+        alarms = of_head.make_alarms(head, [PHASE], fresh=True, settled=3)
+        return [alarm.name for alarm in alarms.trained(1, [{'loss': loss, 'grad_norm': 1.0}], {})]
 
     chance = math.log(100) + math.log(2)
     assert alarms(2 * chance) == []
@@ -110,8 +110,8 @@ def test_a_head_that_says_nothing_about_chance_is_not_compared_with_it():
         vocab_size=100, num_layers=2, hidden_size=32, num_heads=2, intermediate_size=64)
     head = Head(config)
     task = open_task(complete(config_of('synthetic')))
-    gates = task.make_gates(head, [PHASE], fresh=True, settled=3)
-    assert gates.trained(1, [{'loss': 100.0, 'grad_norm': 1.0}], {}) == []
+    alarms = task.make_alarms(head, [PHASE], fresh=True, settled=3)
+    assert alarms.trained(1, [{'loss': 100.0, 'grad_norm': 1.0}], {}) == []
     assert head.flops(32, 5) == 32 * head.token_flops(32)
 
 

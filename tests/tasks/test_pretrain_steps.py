@@ -1,4 +1,4 @@
-"""Pre-training: the rows of each step, and what its gates read from the text."""
+"""Pre-training: the rows of each step, and what its alarms read from the text."""
 
 import math
 
@@ -130,7 +130,7 @@ def test_a_phase_with_too_few_slots_warns_before_the_run(changed, words, capsys)
     (True, 0.4, []), (True, 0.6, ['first_loss']), (False, 0.6, [])])
 def test_a_first_loss_worse_than_guessing_warns_if_all_is_fresh(fresh, above, names, causal):
     task, phases = open_task(), [PHASES[0] | {'causal': causal}, PHASES[1]]
-    gates = task.make_gates(task.make_head(CONFIG), phases, fresh=fresh, settled=3)
+    alarms = task.make_alarms(task.make_head(CONFIG), phases, fresh=fresh, settled=3)
     loss = math.log(CONFIG.vocab_size) + (0 if causal else math.log(2)) + above
-    alarms = gates.trained(1, [{'loss': loss, 'grad_norm': 1.0}], {})
+    alarms = alarms.trained(1, [{'loss': loss, 'grad_norm': 1.0}], {})
     assert [alarm.name for alarm in alarms] == names

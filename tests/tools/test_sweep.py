@@ -29,7 +29,7 @@ from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import grid_members, member_config, read_sweep
 from bert_jax.tools.sweep.report import markdown_table, report
 from bert_jax.train import experiment
-from bert_jax.watch.metrics_log import Report
+from bert_jax.watch.metrics_log import MetricsLog
 from tests.conftest import ROOT, wait_until, xla_flags
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import TINY, WORDS, one_device, write_cola
@@ -136,7 +136,7 @@ def overrides(tmp_path_factory):
 @pytest.fixture(autouse=True, scope='module')
 def no_curves():
     """Drawing takes longer than these runs."""
-    with mock.patch.object(Report, 'draw'):
+    with mock.patch.object(MetricsLog, 'draw'):
         yield
 
 

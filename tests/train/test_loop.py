@@ -19,7 +19,7 @@ from bert_jax.train.trainer import Control, Intervals, Trainer
 from bert_jax.train.watchers import Watchers
 from bert_jax.watch.alarms import Alarm
 from bert_jax.watch.goodput import Goodput
-from bert_jax.watch.metrics_log import Report
+from bert_jax.watch.metrics_log import MetricsLog
 from bert_jax.watch.profile import Profile
 from bert_jax.watch.slowest import SlowestHosts
 from tests.train.toy import Toy, batch, mesh, sgd_step
@@ -30,7 +30,7 @@ ONLY_AT_THE_END = Intervals()
 EVALUATION_BATCHES = 2
 
 
-class EventReport(Report):
+class EventLog(MetricsLog):
     """A report without files that notes when it is written to."""
 
     def __init__(self, events):
@@ -77,7 +77,7 @@ class Run:
     """What a run of the loop did: see `run_of`."""
 
     events: list[tuple[str, int]]  # (kind, step), in order
-    report: EventReport
+    report: EventLog
     checkpoints: EventCheckpoints
     asked: list[tuple[int, int]]  # (phase, first step) of the batches that were asked for
     evaluated: list[int]  # phases whose rows were evaluated
@@ -121,7 +121,7 @@ def run_of(
       options: of the trainer.
     """
     events = [] if events is None else events
-    report = report or EventReport(events)
+    report = report or EventLog(events)
     goodput = goodput or Goodput('', False, 0, time.time())
     run = Run(events, report, EventCheckpoints(events), asked=[], evaluated=[])
 
@@ -404,7 +404,7 @@ def test_a_run_that_is_stopped_at_any_poll_saves_at_once_and_ends_with_the_same_
         assert [kind for kind, _ in done if kind != 'log'] == ['save']
         assert len({step for _, step in done}) == 1
         step = first.steps('save')[-1]
-        report = EventReport([])
+        report = EventLog([])
         report.records = [*first.report.records]
         second, _ = polled_run(toy, state=first.checkpoints.saved[step], report=report)
         assert_same(second.state, whole.state)

@@ -1,4 +1,4 @@
-"""The gates: each warns about its fault in a run, and none warns about a good run."""
+"""The alarms: each warns about its fault in a run, and none warns about a good run."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bert_jax.watch.alarms import MEANINGS, Gates
+from bert_jax.watch.alarms import MEANINGS, Alarms
 
 VOCAB_SIZE = 8000
 BY_FREQUENCY = 7.0  # loss of guessing by frequency
@@ -69,15 +69,15 @@ def alarms_of(measured, *, chance=CHANCE, **options):
 
     Args:
       measured: metrics by step.
-      chance, options: of `Gates`.
+      chance, options: of `Alarms`.
     """
-    gates = Gates(chance=chance, by_frequency=BY_FREQUENCY, settled=200, **options)
+    watch = Alarms(chance=chance, by_frequency=BY_FREQUENCY, settled=200, **options)
     alarms = []
     for end in range(LOG_EVERY, 1000 + 1, LOG_EVERY):
         steps = [measured(step) for step in range(end - LOG_EVERY + 1, end + 1)]
-        alarms += gates.trained(end, steps, mean_metrics(steps))
+        alarms += watch.trained(end, steps, mean_metrics(steps))
         if end % EVAL_EVERY == 0:
-            alarms += gates.measured('eval', end, measured(end))
+            alarms += watch.measured('eval', end, measured(end))
     return names_and_steps(alarms)
 
 
@@ -138,11 +138,11 @@ def test_a_lasting_fault_is_reported_again_only_after_it_has_ended():
 
 
 def test_held_out_rows_without_a_leak_do_not_end_the_leak_of_training_rows():
-    gates = Gates()
+    watch = Alarms()
     alarms = []
     for step in range(100, 500, 100):
-        alarms += gates.trained(step, [], {'mlm_accuracy': 0.99})
-        alarms += gates.measured('eval', step, {'mlm_accuracy': 0.1})
+        alarms += watch.trained(step, [], {'mlm_accuracy': 0.99})
+        alarms += watch.measured('eval', step, {'mlm_accuracy': 0.1})
     assert names_and_steps(alarms) == [('leak', 100)]
 
 
@@ -155,12 +155,12 @@ def spiky_steps():
 
 
 def test_only_the_worst_spike_of_a_log_line_is_reported():
-    (alarm,) = Gates().trained(40, spiky_steps(), {})
+    (alarm,) = Alarms().trained(40, spiky_steps(), {})
     assert alarm.name == 'gradient_spike'
     assert alarm.step == 31
     assert alarm.value == 9.0
 
 
 def test_a_spike_says_how_to_skip_it():
-    (alarm,) = Gates().trained(40, spiky_steps(), {})
+    (alarm,) = Alarms().trained(40, spiky_steps(), {})
     assert 'config.train.skip_steps=(31,)' in alarm.line

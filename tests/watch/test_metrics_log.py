@@ -18,7 +18,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.watch import loggers
 from bert_jax.watch import metrics_log as report_module
 from bert_jax.watch.goodput import Goodput
-from bert_jax.watch.metrics_log import Report
+from bert_jax.watch.metrics_log import MetricsLog
 from tests.conftest import wait_until
 
 
@@ -49,7 +49,7 @@ def write_records(workdir, steps, tail=''):
 ])
 def test_records_are_cut_back_to_the_step_resumed_from(tmp_path, tail, start, kept):
     write_records(tmp_path, steps=(1, 2, 3, 4), tail=tail)
-    report = Report(tmp_path, True, start)
+    report = MetricsLog(tmp_path, True, start)
     assert steps_in(tmp_path) == kept
     report.write(start + 1, {'train/loss': 0.25})
     assert read(tmp_path)[-1] == {'step': start + 1, 'train/loss': 0.25}  # at once
@@ -60,7 +60,7 @@ def test_records_are_cut_back_to_the_step_resumed_from(tmp_path, tail, start, ke
 
 
 def test_other_processes_write_and_say_nothing(tmp_path, capsys):
-    report = Report(tmp_path, False, 0)
+    report = MetricsLog(tmp_path, False, 0)
     goodput = Goodput(tmp_path, False, 0, 0.0)
     report.write(1, {'train/loss': 1.0})
     report.draw()
@@ -77,7 +77,7 @@ def test_a_bucket_gets_the_records_in_batches(bucket, bucket_server):
     def num_uploads():
         return sum(request.startswith(upload) for request in bucket_server.requests)
 
-    report = Report(workdir, True, 0)
+    report = MetricsLog(workdir, True, 0)
     report.open_loggers(['tensorboard'], {})
     before = num_uploads()
     for step in range(1, 101):
@@ -93,7 +93,7 @@ def test_a_bucket_gets_the_records_in_batches(bucket, bucket_server):
 
 def test_a_bucket_gets_records_events_and_curves(bucket):
     workdir = files.as_path(bucket) / 'run'
-    report = Report(workdir, True, 0)
+    report = MetricsLog(workdir, True, 0)
     report.open_loggers(['tensorboard'], {})
     report.write(100, {'train/mlm_loss': 1.0})
     report.write(101, {'eval/mlm_loss': 1.0})
@@ -107,7 +107,7 @@ def test_a_bucket_gets_records_events_and_curves(bucket):
 
 def test_curves_are_not_drawn_before_their_time(bucket):
     workdir = files.as_path(bucket) / 'run'
-    report = Report(workdir, True, 0)
+    report = MetricsLog(workdir, True, 0)
     report.write(101, {'eval/mlm_loss': 1.0})
     report.draw(least_age=60.0)
     assert not (report.folder / 'curves.png').exists(), 'the run is not a minute old'
@@ -116,11 +116,11 @@ def test_curves_are_not_drawn_before_their_time(bucket):
 
 def test_records_in_a_bucket_are_cut_back_to_the_step_resumed_from(bucket):
     workdir = files.as_path(bucket) / 'run'
-    first = Report(workdir, True, 0)
+    first = MetricsLog(workdir, True, 0)
     for step in range(1, 102):
         first.write(step, {'train/mlm_loss': 1.0})
     first.close()
-    again = Report(workdir, True, 50)
+    again = MetricsLog(workdir, True, 50)
     assert steps_in(workdir) == list(range(1, 51))
     again.write(51, {'train/mlm_loss': 1.0})
     again.close()
@@ -129,7 +129,7 @@ def test_records_in_a_bucket_are_cut_back_to_the_step_resumed_from(bucket):
 
 def test_a_bucket_gets_of_records_and_events_only_what_is_new(bucket, bucket_server):
     workdir = files.as_path(bucket) / 'run'
-    report = Report(workdir, True, 0)
+    report = MetricsLog(workdir, True, 0)
     report.open_loggers(['tensorboard'], {})
     for step in range(1, 501):
         report.write(step, {'train/mlm_loss': 1.0})
@@ -181,7 +181,7 @@ def test_a_kill_while_records_are_uploaded_loses_and_doubles_none(
     bucket, monkeypatch, fatal_request, is_after
 ):
     workdir = files.as_path(bucket) / 'run'
-    killed = Report(workdir, True, 0)
+    killed = MetricsLog(workdir, True, 0)
     for step in (1, 2):
         killed.write(step, {'train/mlm_loss': 1.0})
     killed.flush()
@@ -196,7 +196,7 @@ def test_a_kill_while_records_are_uploaded_loses_and_doubles_none(
     assert done == REQUESTS[:REQUESTS.index(fatal_request) + is_after]
     assert steps_in(workdir) == ([1, 2, 3] if 'join' in done else [1, 2])
 
-    resumed = Report(workdir, True, 2)
+    resumed = MetricsLog(workdir, True, 2)
     assert steps_in(workdir) == [1, 2]
     for step in (3, 4):
         resumed.write(step, {'train/mlm_loss': 1.0})
@@ -213,7 +213,7 @@ def test_a_kill_while_records_are_uploaded_loses_and_doubles_none(
 ])
 def test_records_that_cannot_be_appended_come_whole(bucket, bucket_server, monkeypatch, fault):
     workdir = files.as_path(bucket) / 'run'
-    report = Report(workdir, True, 0)
+    report = MetricsLog(workdir, True, 0)
     report.write(1, {'train/mlm_loss': 1.0})
     report.flush()
     monkeypatch.setattr(bucket_server, 'faults', fault)
@@ -227,7 +227,7 @@ def test_records_that_cannot_be_appended_come_whole(bucket, bucket_server, monke
 
 def test_a_record_that_is_written_in_part_is_uploaded_when_it_is_whole(bucket):
     workdir = files.as_path(bucket) / 'run'
-    report = Report(workdir, True, 0)
+    report = MetricsLog(workdir, True, 0)
     report.write(1, {'train/mlm_loss': 1.0})
     local = report.folder / 'metrics.jsonl'
     whole = os.stat(local).st_size
@@ -245,7 +245,7 @@ def test_a_record_that_is_written_in_part_is_uploaded_when_it_is_whole(bucket):
 class RefusedReport:
     """A report with a record of step 1, which the bucket of its run has not taken."""
 
-    report: Report
+    report: MetricsLog
     workdir: Any
     warning: str
 
@@ -254,7 +254,7 @@ class RefusedReport:
 def refused(bucket, bucket_server, monkeypatch, capsys):
     monkeypatch.setattr(report_module, '_LAST_UPLOADS_SECONDS', 0.0)
     workdir = files.as_path(bucket) / 'run'
-    report = Report(workdir, True, 0)
+    report = MetricsLog(workdir, True, 0)
     goodput = Goodput(workdir, True, 0, 0.0, folder=report.folder)
     monkeypatch.setattr(bucket_server, 'faults', {'/o': 403})
     report.write(1, {'train/mlm_loss': 1.0})
@@ -289,7 +289,7 @@ def test_records_that_a_bucket_refuses_stay_on_the_machine(refused, capsys):
 
 def test_a_file_that_grows_while_it_is_uploaded_arrives(bucket):
     workdir = files.as_path(bucket) / 'run'
-    report = Report(workdir, True, 0)
+    report = MetricsLog(workdir, True, 0)
     events = report.folder / 'events.big'
     events.write_bytes(bytes(6 << 20))
     file_system = buckets.file_system()
@@ -322,7 +322,7 @@ def full_disk(file, bytes_left):
 
 
 def test_a_full_disk_loses_no_record(tmp_path, capsys):
-    report = Report(tmp_path, True, 0)
+    report = MetricsLog(tmp_path, True, 0)
     report.write(1, {'train/loss': 1.0})
     with full_disk(tmp_path / 'metrics.jsonl', bytes_left=10):
         report.write(2, {'train/loss': 2.0})
@@ -384,7 +384,7 @@ def test_cloud_monitoring_gets_goodput_and_step_time_of_the_host(tmp_path, monit
 def test_a_logger_that_fails_is_a_warning(tmp_path, monitoring, monkeypatch, capsys):
     monkeypatch.setattr(loggers, '_MONITORING_SECONDS', 0.0)
     monitoring.response.status_code = 503
-    report = Report(tmp_path, True, 0)
+    report = MetricsLog(tmp_path, True, 0)
     report.open_loggers(['cloud_monitoring'], {})
     for step in (1, 2, 3):
         write_until_received(report, step, monitoring.received)
@@ -491,14 +491,14 @@ def test_no_value_of_a_record_ends_a_run_that_draws_it(tmp_path, value, others):
     values = [*others, value]
     lines = [f'{{"step": {i}, "eval/loss": {x}}}\n' for i, x in enumerate(values, 1)]
     (tmp_path / 'metrics.jsonl').write_text(''.join(lines))
-    report = Report(tmp_path, True, len(values))
+    report = MetricsLog(tmp_path, True, len(values))
     report.draw()
     report.close()
     assert (tmp_path / 'curves.png').exists() == bool(others)
 
 
 def test_a_picture_that_cannot_be_drawn_is_a_warning(tmp_path, monkeypatch, capsys):
-    report = Report(tmp_path, True, 0)
+    report = MetricsLog(tmp_path, True, 0)
     report.write(1, {'eval/loss': 1.0})
     monkeypatch.setattr(report_module, 'curves', mock.Mock(side_effect=ValueError('no axis')))
     report.draw()

@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 
-from bert_jax.runtime.host_failures import Report
+from bert_jax.runtime.host_failures import HostState
 from bert_jax.train.step_log import log_line
 from bert_jax.watch.goodput import Goodput
 from bert_jax.watch.slowest import SlowestHosts
@@ -31,7 +31,7 @@ class Hosts:
     def report(self, host, at_step, **seconds):
         """A report of another host: its step, and its seconds since it started."""
         beat = self.reports[host].beat + 1 if host in self.reports else 0
-        self.reports = {**self.reports, host: Report(beat=beat, step=at_step, seconds=seconds)}
+        self.reports = {**self.reports, host: HostState(beat=beat, step=at_step, seconds=seconds)}
 
 
 @pytest.fixture

@@ -267,7 +267,7 @@ class Family:
         for option in OPTIONS:
             value = model[option.name]
             spelling = self.spellings.get(option.name)
-            said = spelling is None or parameters.can_say(spelling, value)
+            said = spelling is None or parameters.is_expressible(spelling, value)
             if back[option.name] != value or not said:
                 lost.append(option)
         return lost

@@ -33,7 +33,7 @@ from bert_jax.tools.report.runs import RunRecords
 from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import Member
 from bert_jax.watch.goodput import Goodput
-from bert_jax.watch.metrics_log import Report
+from bert_jax.watch.metrics_log import MetricsLog
 from tests.abuse.classes.case import Case
 from tests.conftest import ROOT
 
@@ -68,7 +68,7 @@ def _resume(folder: Path) -> None:
     """What a run does with the files in its folder before it goes on."""
     workdir = as_path(folder / 'run')
     check_resumable(workdir, _run_fields(), None, comparable=False)
-    report = Report(workdir, True, 4)
+    report = MetricsLog(workdir, True, 4)
     report.write(5, {'train/loss': 1.0})
     with mock.patch('bert_jax.watch.metrics_log.curves', return_value=None):
         report.draw()

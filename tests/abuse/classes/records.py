@@ -12,7 +12,7 @@ from bert_jax.tools.report.groups import grouped
 from bert_jax.tools.report.page import page
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.watch.goodput import Goodput
-from bert_jax.watch.metrics_log import Report
+from bert_jax.watch.metrics_log import MetricsLog
 from tests.abuse.classes.case import NASTY, Case, copy, in_words
 
 _NUMBERS = (
@@ -78,7 +78,7 @@ def _spoil_place(rng: random.Random, folder: Path) -> str:
 
 
 def _resume(folder: Path) -> None:
-    report = Report(as_path(folder), True, 4)
+    report = MetricsLog(as_path(folder), True, 4)
     report.write(5, {'train/loss': 1.0, 'eval/mlm_accuracy': 0.5})
     report.draw()
     report.close()
