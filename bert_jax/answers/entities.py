@@ -140,9 +140,12 @@ class _EntityCounts:
 
     def add(self, predicted: Sequence[EntitySpan], gold: Sequence[EntitySpan]) -> None:
         """Counts the entities of one more sentence."""
-        self.found.update(span.type for span in predicted)
-        self.wanted.update(span.type for span in gold)
-        self.right.update(span.type for span in set(predicted) & set(gold))
+        for span in predicted:
+            self.found[span.type] += 1
+        for span in gold:
+            self.wanted[span.type] += 1
+        for span in set(predicted) & set(gold):
+            self.right[span.type] += 1
 
     @property
     def types(self) -> list[str]:
@@ -200,6 +203,8 @@ def _rewritten(tags: Sequence[str], label_of: Mapping[str, str], is_iob1: bool) 
     last_end: dict[str, int] = {}  # where the last entity of each type ends
     for span in entity_spans(tags):
         follows_its_type = last_end.get(span.type) == span.begin
+        # Letters that may begin an entity, the preferred one first. In IOB1 that is I, and B only
+        # where an entity of the same type ends just before.
         first = 'BI'
         if is_iob1 and not follows_its_type:
             first = 'IB'
@@ -221,9 +226,12 @@ def _first_label(letters: str, entity_type: str, label_of: Mapping[str, str]) ->
 def _letters(num_words: int, first: str) -> list[str]:
     """For each word of an entity, the letters that may mark it, the preferred one first.
 
+    B begins an entity, I is inside it, E ends it, and S is an entity of a single word. Not every
+    scheme has E and S: a model without them marks such words as if more followed.
+
     Args:
       num_words: of the entity.
-      first: letters of the first word, where it is not the only one.
+      first: letters that may mark the first word, if the scheme has no S or more words follow.
     """
     if num_words == 1:
         return ['S' + first]

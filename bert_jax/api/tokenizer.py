@@ -138,8 +138,13 @@ class Tokenizer:
 
     def _sequences(self, texts: Sequence[Any], max_length: int) -> Sequences:
         """The tokens of all texts, in their order, cut to `max_length`."""
-        single = [i for i, text in enumerate(texts) if isinstance(text, str)]
-        pairs = [i for i, text in enumerate(texts) if not isinstance(text, str)]
+        single = []
+        pairs = []
+        for i, text in enumerate(texts):
+            if isinstance(text, str):
+                single.append(i)
+            else:
+                pairs.append(i)
         _check_texts(texts, pairs)
         firsts = [texts[i] for i in single]
         made = [(single, self._framed(firsts, None, max_length))]

@@ -351,7 +351,7 @@ FIELDS: Mapping[str, Field] = {
 # What a run's config.json holds beside the config: entries, and sections with entries.
 RECORDED: Mapping[str, Field] = {
     'vocabulary': Field(None, 'elsewhere', 'data', silent=True),  # its digest
-    # Digests and counts of what is trained on and scored.
+    # Digests and counts of the data that are trained on and scored.
     'identity': Field(None, 'elsewhere', 'data'),
     'identity.vocabulary': Field(None, 'elsewhere', 'data', silent=True),  # the file is compared
     # The step of init_checkpoint, where that is a run, and a checksum of that save.

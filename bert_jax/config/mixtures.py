@@ -1,4 +1,4 @@
-"""`data.source`, and that of a phase: one source, or several with weights."""
+"""The field `data.source`, of a run or a phase: one source, or several with weights."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ class WeightedSource(NamedTuple):
 
 
 def weighted_sources(source: Any, field: str = 'data.source') -> list[WeightedSource]:
-    """`data.source`, or that of a phase, with the weight of each source.
+    """The sources that `data.source` names, of a run or a phase, each with its weight.
 
     Args:
       source: one source, or a list of sources and (source, weight).

@@ -399,19 +399,23 @@ def _zeros(
 ) -> dict[str, _Tensor]:
     """Zeros for the biases that a model has here, and by its config.json does not have there."""
     sizes = parameters.sizes_of(model)
-    forms = {
-        tensor: family.form_in_any(tensor, architecture) for tensor in parameters.tensors(model)}
-    present = {
-        part_of(tensor.name) for tensor, form in forms.items()
-        if form and any(name in by_name for name in form.names)}
+    forms = {}
+    present = set()  # parts of the model
+    for tensor in parameters.tensors(model):
+        form = family.form_in_any(tensor, architecture)
+        if form is not None:
+            forms[tensor] = form
+            if not by_name.keys().isdisjoint(form.names):
+                present.add(part_of(tensor.name))
     zeros: dict[str, _Tensor] = {}
     for field, modules in family.without_bias(config).items():
+        biases = tuple(f'{module}.bias' for module in modules)
         num_before = len(zeros)
         for tensor, form in forms.items():
-            if form is None or part_of(tensor.name) not in present:
+            if part_of(tensor.name) not in present:
                 continue
             for name in form.names:
-                if name.endswith(tuple(f'{module}.bias' for module in modules)):
+                if name.endswith(biases):
                     shape = tensor.shape_in(form, sizes)
                     zeros[name] = _Zeros(shape, config_file, name)
         if len(zeros) > num_before:

@@ -76,9 +76,11 @@ def _compare_ids(ids: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> str:
     if pieces is None:
         return ''
     all_ids = pieces | _ids_of_added(tokenizer)
-    others = [token for token, number in ids.items() if all_ids.get(token) != number]
-    others += [token for token in pieces if token not in ids]
-    others = [token for token in others if token and not is_unused(token)]
+    others = []
+    for token in {**ids, **pieces}:
+        counts = token and not is_unused(token)
+        if counts and ids.get(token) != all_ids.get(token):
+            others.append(token)
     if not others:
         return ''
     token = others[0]

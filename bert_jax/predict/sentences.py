@@ -25,8 +25,8 @@ ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 _CONFIG = 'config_sentence_transformers.json'
-_AGAIN = 'mend it, or copy the file again'
-# What is read of these files may be, and of a cross-encoder's config.json.
+_MEND = 'mend it, or copy the file again'
+# The types of the fields that are read, of these files and of a cross-encoder's config.json.
 _MODULES = ListOf({'type': TEXT, 'path': INSIDE})
 _ENCODER = {'max_seq_length': count(2**24, least=3), 'do_lower_case': TRUTH}
 _MODEL = {
@@ -45,9 +45,11 @@ _OF_MODEL: Mapping[str, Any] = {
 _OF_POOLING: Mapping[str, Any] = {
     'include_prompt': ANY, 'word_embedding_dimension': ANY, 'embedding_dimension': ANY,
     'pooling_mode': ANY}
-_MODES = 'pooling_mode_'
-_NAME_POOL = f"name pool, one of {', '.join(POOLS)}"  # the remedy if a folder's is not supported
-# Modules that leave vectors as they are when nothing is trained, and that of the encoder.
+_MODE_PREFIX = 'pooling_mode_'  # of fields, one for each way of pooling, that are true or false
+# The remedy if a folder pools in a way that is not supported.
+_HOW_TO_NAME_POOL = f"name pool, one of {', '.join(POOLS)}"
+# Modules that need no computation of their own: they are the encoder's, or change vectors only in
+# training.
 _NO_CHANGE = ('', 'Transformer', 'Dropout')
 
 
@@ -88,7 +90,7 @@ class Sentences(NamedTuple):
                 normalize = True
             elif name not in _NO_CHANGE:
                 raise InputError(f'{folder}: a module {name} behind the encoder cannot be '
-                                 f'computed: {_NAME_POOL}, and normalize, to go without it')
+                                 f'computed: {_HOW_TO_NAME_POOL}, and normalize, to go without it')
         return pool, normalize
 
     def pools_prompt(self) -> bool:
@@ -97,7 +99,7 @@ class Sentences(NamedTuple):
             file = folder / 'config.json'
             if name != 'Pooling' or not exists(file):
                 continue
-            if read_fields(file, _PROMPT_POOLING, _AGAIN).get('include_prompt') is False:
+            if read_fields(file, _PROMPT_POOLING, _MEND).get('include_prompt') is False:
                 return False
         return True
 
@@ -126,20 +128,20 @@ def _read_pool(folder: Path) -> str:
       InputError: in another way.
     """
     file = folder / 'config.json'
-    config = read_fields(file, _POOLING, f'{_AGAIN}, or {_NAME_POOL}')
+    config = read_fields(file, _POOLING, f'{_MEND}, or {_HOW_TO_NAME_POOL}')
     modes = []  # those that are on
     others = {}
     for name, value in config.items():
-        if not name.startswith(_MODES):
+        if not name.startswith(_MODE_PREFIX):
             others[name] = value
         elif value is True:
-            modes.append(name.removeprefix(_MODES))
+            modes.append(name.removeprefix(_MODE_PREFIX))
     # Newer versions have `pooling_mode` instead.
     pool = str(config.get('pooling_mode') or ' and '.join(modes))
     pool = pool.removesuffix('_tokens').removesuffix('_token')
     if pool not in POOLS:
         raise InputError(f"{folder} pools by {pool or 'nothing'}, which cannot be "
-                         f'computed: {_NAME_POOL}')
+                         f'computed: {_HOW_TO_NAME_POOL}')
     _note_not_applied(file, others, _OF_POOLING)
     return pool
 
@@ -150,7 +152,7 @@ def _named_activation(folder: Path) -> str:
     for file in (folder / 'config.json', folder / _CONFIG):
         if not exists(file):
             continue
-        fields = read_fields(file, _MODEL, _AGAIN)
+        fields = read_fields(file, _MODEL, _MEND)
         section = fields.get('sentence_transformers') or {}
         names.append(section.get('activation_fn'))
         names.append(fields.get('sbert_ce_default_activation_function'))
@@ -169,7 +171,7 @@ def read_sentences(folder: Path) -> Sentences:
         return Sentences(folder)
     encoder = folder
     modules: list[tuple[str, Path]] = []
-    for module in read_fields(file, _MODULES, _AGAIN):
+    for module in read_fields(file, _MODULES, _MEND):
         kind = module.get('type') or ''
         path = folder / (module.get('path') or '')
         if not modules:
@@ -190,7 +192,7 @@ def _read_encoder(folder: Path) -> tuple[int | None, bool]:
     file = _encoder_file(folder)
     if file is None:
         return None, False
-    config = read_fields(file, _ENCODER, _AGAIN)
+    config = read_fields(file, _ENCODER, _MEND)
     _note_not_applied(file, config, _OF_ENCODER)
     return config.get('max_seq_length'), bool(config.get('do_lower_case'))
 
@@ -207,7 +209,7 @@ def _read_prompt(file: Path) -> str:
     """The default prompt; the others are noted, since they stand before texts of one kind only."""
     if not exists(file):
         return ''
-    config = read_fields(file, _MODEL, _AGAIN)
+    config = read_fields(file, _MODEL, _MEND)
     _note_not_applied(file, config, _OF_MODEL)
     prompts = config.get('prompts') or {}
     default = config.get('default_prompt_name')

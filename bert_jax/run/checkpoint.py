@@ -237,7 +237,10 @@ def _check_same(saved: Shapes, wanted: Shapes, where: Any) -> None:
         return str(list(shapes[name])) if name in shapes else 'missing'
 
     # Parameters first: their names tell users more than the moments' names.
-    for name in sorted(saved.keys() | wanted.keys(), key=lambda name: (name[:6] != 'params', name)):
+    def rank(name: str) -> tuple[bool, str]:
+        return not name.startswith('params'), name
+
+    for name in sorted(saved.keys() | wanted.keys(), key=rank):
         if saved.get(name) != wanted.get(name):
             kind = OtherOptimizer if name.startswith('opt_state') else InputError
             raise kind(
@@ -483,7 +486,7 @@ class Checkpoints:
         """
         self._saves.wait()
         if step in self._manager.all_steps():
-            self._move_aside({step: ''}, 'diverged')
+            self._move_aside({step: ''}, 'diverged')  # '': it can be read
         latest = self.latest_step()
         if latest is None:
             return 'there is no good checkpoint'

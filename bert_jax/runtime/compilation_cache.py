@@ -69,8 +69,8 @@ def keep_compiled(
 def _remove_unreadable(folder: files.Path) -> None:
     """Removes programs that jax cannot read, when it says so and before it compiles them again.
 
-    Jax does not write whole or not at all, and never over what is there: with half a program in the
-    folder, every later start would compile it.
+    A process that is killed while jax writes a program leaves half of it, and jax never replaces a
+    file: while the half stays in the folder, every later start would compile the program anew.
 
     Args:
       folder: with jax's cache.

@@ -51,7 +51,7 @@ class TakenOver(InputError):
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """Another process's claim as it was read, and since when it has been the same."""
+    """Another process's claim as it was read last, and since when it has not changed."""
 
     content: Mapping[str, Any]
     since: float

@@ -34,7 +34,7 @@ class Failure:
 
 @dataclasses.dataclass
 class HostState:
-    """What a host says of itself; at first, that of a host which has not said anything.
+    """What a host says of itself. The defaults stand for a host that has not said anything yet.
 
     Attributes:
       beat: its heartbeat, which is higher in every report.
@@ -212,9 +212,12 @@ def _doings(reports: Mapping[int, HostState]) -> str:
 
 def _common_stop(reports: Mapping[int, HostState]) -> int | None:
     """The first poll at which every host can stop; None while one has not said so."""
-    polls = [report.earliest_stop for report in reports.values()]
-    decided = [poll for poll in polls if poll is not None]
-    return max(decided) if len(decided) == len(polls) else None
+    latest = 0
+    for report in reports.values():
+        if report.earliest_stop is None:
+            return None
+        latest = max(latest, report.earliest_stop)
+    return latest
 
 
 class StepTimes:

@@ -129,8 +129,9 @@ class Guard:
     def should_stop(self, step: int) -> bool:
         """Whether to save and stop here; the same on all hosts.
 
-        Call it after every step, and between the batches of what is long between two steps: on all
-        hosts equally often, as they agree on the number of the call at which they stop.
+        Call it after every step, and between the batches of work that takes long between two steps,
+        such as an evaluation. All hosts have to call it equally often: they agree on the number of
+        the call at which they stop.
 
         Args:
           step: the last step that was finished.

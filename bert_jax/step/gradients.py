@@ -96,8 +96,11 @@ def _splits(sharding: NamedSharding) -> list[tuple[str, int]]:
 
 def _axes_by_dim(splits: list[tuple[str, int]]) -> list[tuple[int, tuple[str, ...]]]:
     """Pairs (dim, axes in a row that split it), in the order of the splits."""
-    return [(dim, tuple(axis for axis, _ in group))
-            for dim, group in itertools.groupby(splits, key=lambda split: split[1])]
+    axes_by_dim = []
+    for dim, group in itertools.groupby(splits, key=lambda split: split[1]):
+        axes = tuple(axis for axis, _ in group)
+        axes_by_dim.append((dim, axes))
+    return axes_by_dim
 
 
 def _rounded(x: jax.Array, message_dtype: str) -> jax.Array:

@@ -4,6 +4,7 @@ How an optimizer treats a parameter depends on its declaration (`model.layers.Pa
 """
 
 import ast
+import collections
 import dataclasses
 import functools
 import inspect
@@ -199,12 +200,16 @@ def _orthogonal_updates(
     """
     is_tall = [x.shape[1] > x.shape[2] for x in kernels]
     wide = _transposed_where(is_tall, kernels)
-    for shape in sorted({x.shape[1:] for x in wide}):
-        alike = [i for i, x in enumerate(wide) if x.shape[1:] == shape]
-        x, constrain = distribute(jnp.concatenate([wide[i] for i in alike]), mesh)
+    places_of_shape: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)
+    for i, matrices in enumerate(wide):
+        places_of_shape[matrices.shape[1:]].append(i)
+    for shape in sorted(places_of_shape):
+        places = places_of_shape[shape]
+        alike = [wide[i] for i in places]
+        x, constrain = distribute(jnp.concatenate(alike), mesh)
         x = constrain(0.2 * max(shape) ** 0.5 * _orthogonalized(x, eps))
-        ends = np.cumsum([len(wide[i]) for i in alike])
-        for i, part in zip(alike, jnp.split(x, ends)):
+        ends = np.cumsum(list(map(len, alike)))  # behind the last is what `distribute` added
+        for i, part in zip(places, jnp.split(x, ends)):
             wide[i] = part
     return _transposed_where(is_tall, wide)
 

@@ -106,10 +106,10 @@ def _is_one_file(source: str) -> bool:
 
 def _names_of_split(split: str) -> list[str]:
     """What the file of train or dev may be called."""
+    stems = ['val', 'dev']
     if split == 'train':
-        return [f'train{ending}' for ending in _FORMATS]
-    names = [f'val{ending}' for ending in _FORMATS]
-    return names + [f'dev{ending}' for ending in _FORMATS]
+        stems = ['train']
+    return [f'{stem}{ending}' for stem in stems for ending in _FORMATS]
 
 
 def _only_table(folder: str) -> str:
@@ -170,17 +170,20 @@ def read_choices(
 
 def _without_empty(path: str, rows: table.Rows) -> table.Rows:
     """The rows with all their texts and a label; the number of the others is said."""
-    kept: list[int] = []
+    kept = table.Rows([], [], [])
     num_empty = 0
-    for i, question in enumerate(rows.values):
+    num_unlabelled = 0
+    for row_id, line, question in zip(rows.ids, rows.lines, rows.values, strict=True):
         if not all(map(has_words, [question.context, *question.choices])):
             num_empty += 1
-        elif question.label:
-            kept.append(i)
-    num_unlabelled = len(rows.values) - len(kept) - num_empty
+        elif not question.label:
+            num_unlabelled += 1
+        else:
+            kept.ids.append(row_id)
+            kept.lines.append(line)
+            kept.values.append(question)
     say_left_out(path, len(rows.values), num_empty, num_unlabelled)
-    return table.Rows(
-        [rows.ids[i] for i in kept], [rows.lines[i] for i in kept], [rows.values[i] for i in kept])
+    return kept
 
 
 class _Question(NamedTuple):

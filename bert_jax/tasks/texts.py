@@ -8,6 +8,7 @@ GLUE, the tasks on the user's texts and tasks like them are `text_task` over `re
 import csv
 import dataclasses
 import io
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -556,8 +557,8 @@ def predictions_table(id_column: str, ids: Sequence[str], values: Iterable[str])
 def _table(header: Sequence[str], rows: Iterable[Sequence[Any]], delimiter: str = ',') -> str:
     content = io.StringIO()
     writer = csv.writer(content, delimiter=delimiter, lineterminator='\n')
-    writer.writerow([_shown(name, delimiter) for name in header])
-    writer.writerows([_shown(value, delimiter) for value in row] for row in rows)
+    for row in itertools.chain([header], rows):
+        writer.writerow([_shown(value, delimiter) for value in row])
     return content.getvalue()
 
 

@@ -596,8 +596,9 @@ class _Marks:
 
 def _marks_of(parts: Mapping[str, Any]) -> _Marks:
     """The marks of a tokenizer.json."""
-    stages = [parts.get('normalizer'), parts.get('pre_tokenizer'), parts.get('decoder')]
-    steps = [step for stage in stages for step in steps_of(stage)]
+    steps = []
+    for stage in ('normalizer', 'pre_tokenizer', 'decoder'):
+        steps += steps_of(parts.get(stage))
     types = [step.get('type') for step in steps]
     if 'ByteLevel' in types:
         return _Marks(is_byte_level=True)

@@ -147,7 +147,7 @@ def _part(tokenizer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _first_of(entry: Any) -> Any:
-    """The first item of a list; None of what is no list."""
+    """The first item of a list; None if it is empty, or no list."""
     return entry[0] if isinstance(entry, list) and entry else None
 
 

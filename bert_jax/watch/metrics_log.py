@@ -192,9 +192,12 @@ class MetricsLog:
 
     def evaluations(self, after: int) -> list[int]:
         """The recorded steps of evaluations after a step."""
-        later = [record for record in self.records if record['step'] > after]
-        return [record['step'] for record in later
-                if any(name.startswith('eval/') for name in record)]
+        steps = []
+        for record in self.records:
+            is_evaluation = any(name.startswith('eval/') for name in record)
+            if is_evaluation and record['step'] > after:
+                steps.append(record['step'])
+        return steps
 
     def flush(self) -> bool:
         """Uploads all records and waits until that is done; returns False if it failed."""

@@ -238,7 +238,7 @@ def _matters(field: str, name: str) -> bool:
 
 
 def _told(change: Change) -> str:
-    """A setting that differs; of a digest, only what it is of."""
+    """How a warning shows a setting that differs; of a digest, only its name."""
     if change.name == _VOCABULARY:
         return 'another vocabulary (compare data.vocab_file)'
     if change.name.startswith('identity.'):

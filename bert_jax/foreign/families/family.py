@@ -267,8 +267,8 @@ class Family:
         for option in OPTIONS:
             value = model[option.name]
             spelling = self.spellings.get(option.name)
-            said = spelling is None or parameters.is_expressible(spelling, value)
-            if back[option.name] != value or not said:
+            can_be_said = spelling is None or parameters.is_expressible(spelling, value)
+            if back[option.name] != value or not can_be_said:
                 lost.append(option)
         return lost
 

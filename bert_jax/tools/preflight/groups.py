@@ -56,7 +56,7 @@ def _devices(dims: str, order: str | None) -> np.ndarray:
 
 
 def _rows(devices: np.ndarray) -> Groups:
-    return tuple(tuple(int(device) for device in row) for row in devices)
+    return tuple(map(tuple, devices.tolist()))
 
 
 def _groups_along(match: re.Match[str]) -> Groups:
@@ -70,5 +70,6 @@ def _groups_along(match: re.Match[str]) -> Groups:
     names = list(sizes)
     along = [names.index(name) for name, _ in _AXIS.findall(match['axes'])]
     others = [number for number in range(len(names)) if number not in along]
-    group_size = math.prod(shape[number] for number in along)
-    return _rows(devices.transpose(others + along).reshape(-1, group_size))
+    grouped = devices.transpose(others + along)
+    group_size = math.prod(grouped.shape[len(others):])
+    return _rows(grouped.reshape(-1, group_size))

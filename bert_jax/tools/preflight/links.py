@@ -24,6 +24,7 @@ none by its name.
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -255,12 +256,15 @@ class Network:
         """The ways of each color of a message; each axis first in one color if `orders` is ()."""
         if len(paths) > 1 and orders and orders[0] == (Leg(0, num_chips),):
             # A link carries what it would of a group on one axis, but each chip has two of them.
-            slowest = min(min(path.rate, self.bandwidth) for path in paths)
+            slowest = min(self.bandwidth, *(path.rate for path in paths))
             return [[_Path(-1, num_chips, rate=2 * slowest, links=num_chips // 2)]]
         if orders:
             path_of = _match(orders, paths)
             if path_of:
-                return [[path_of[leg] for leg in order] for order in orders]
+                colors = []
+                for order in orders:
+                    colors.append([path_of[leg] for leg in order])
+                return colors
         return [[*paths[first:], *paths[:first]] for first in range(len(paths))]
 
 
@@ -271,7 +275,7 @@ def _match(orders: Orders, paths: Sequence[_Path]) -> dict[Leg, _Path]:
     """
     left = list(paths)
     result: dict[Leg, _Path] = {}
-    for leg in sorted({leg for order in orders for leg in order}):
+    for leg in sorted(set(itertools.chain(*orders))):
         fitting = [path for path in left if path.size == leg.size]
         if not fitting:
             return {}

@@ -171,10 +171,9 @@ class _PhaseMeasurer:
         """
         if self.programs is None:
             return self._compile(phase, number)
-        mesh_shape = self.program.mesh.shape.values()
-        shapes = '-'.join(
-            'x'.join(str(size) for size in shape) for shape in (self.network.shape, mesh_shape))
-        file_name = f'{self.chip.name}-{shapes}-phase{number + 1}'
+        of_chips = 'x'.join(map(str, self.network.shape))
+        of_mesh = 'x'.join(map(str, self.program.mesh.shape.values()))
+        file_name = f'{self.chip.name}-{of_chips}-{of_mesh}-phase{number + 1}'
         run = {
             'max_seq_length': phase['max_seq_length'], 'batch_size': phase['batch_size'],
             'bytes_of_state': device_bytes(self.program.state)}

@@ -94,10 +94,12 @@ def _loss(
     said = f'loss {checked[step][LOSS]:.4f} at step {step:,}, reference {band}'
     if comparison.has_same_rows:
         index = reference.seeds.index(comparison.seed)
-        differences = [abs(checked[step][LOSS] - reference.at(step, LOSS)[index])
-                       for step in whole]
+        largest = 0.0  # difference
+        for each in whole:
+            difference = abs(checked[each][LOSS] - reference.at(each, LOSS)[index])
+            largest = max(largest, difference)
         said += (f'; its seed {comparison.seed}: {reference.at(step, LOSS)[index]:.4f}, all losses '
-                 f'within {max(differences):.2g}')
+                 f'within {largest:.2g}')
     return said
 
 
@@ -110,8 +112,12 @@ def reference_of(runs: Sequence[RunRecords]) -> str:
       InputError: they differ in something else, are fewer than two, or resumed between checked
         steps.
     """
-    fields = [compared_fields(run.fields) for run in runs]
-    seeds = [of_run.pop('seed', None) for of_run in fields]
+    fields = []
+    seeds = []
+    for run in runs:
+        of_run = compared_fields(run.fields)
+        seeds.append(of_run.pop('seed', None))
+        fields.append(of_run)
     if len(set(seeds)) < 2 or len(set(seeds)) < len(seeds):
         raise InputError(f'the runs have the seeds {_listed(seeds)}: a reference needs two or '
                          'more runs, each with another seed')
@@ -120,8 +126,9 @@ def reference_of(runs: Sequence[RunRecords]) -> str:
         if changes:
             raise InputError(f'{run.folder} and {runs[0].folder} differ in {_listed(changes)}: '
                              'runs of a reference differ in their seed alone')
-    checked = [checked_steps(run) for run in runs]
-    steps = [step for step in checked[0] if all(step in records for records in checked)]
+    checked = list(map(checked_steps, runs))
+    common = set(checked[0]).intersection(*checked)
+    steps = [step for step in checked[0] if step in common]
     for run, records in zip(runs, checked, strict=True):
         for step in steps:
             if not is_whole(step, records[step]):
@@ -133,7 +140,9 @@ def reference_of(runs: Sequence[RunRecords]) -> str:
         'fields': fields[0], 'seeds': seeds, 'steps': steps,
     }
     for name in CHECKED:
-        content[name] = [[records[step][name] for step in steps] for records in checked]
+        content[name] = []  # a list for each run
+        for records in checked:
+            content[name].append([records[step][name] for step in steps])
     return json.dumps(content, indent=1) + '\n'
 
 
