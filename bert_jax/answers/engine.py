@@ -16,11 +16,10 @@ import concurrent.futures
 import dataclasses
 import datetime
 import functools
-import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ from bert_jax.heads.pretraining import Predictions, Pretraining
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig
-from bert_jax.rows.packing import Plan, Units, pack_whole, packed_batch, plan_once, unpack
+from bert_jax.rows.packing import Plan, Planner, Shape, Units, packed_batch, unpack
 from bert_jax.runtime import hosts
 from bert_jax.runtime.arriving import Pause
 from bert_jax.runtime.pauses import calling, pause
@@ -47,32 +46,9 @@ Function = Callable[[Params, Batch], dict[str, jax.Array]]
 # The most tokens of a step per device: more are no faster, and leave the caches of a CPU.
 _CPU_TOKENS = 1 << 11
 _ACCELERATOR_TOKENS = 1 << 13
-_ROW_STEP = 64  # row lengths are multiples of it
-_SHARED_ROWS = (256, 512)  # lengths of rows that several units share
-# A new shape is compiled if the compiled ones cost more than this factor of its own cost plus this
-# share of a full step's.
-_NEW_SHAPE = 1.05
-_NEW_SHAPE_STEPS = 0.5
-_STEP_COST = 1 / 16  # fixed cost of any step, as a share of a full one
 
 Chunk = TypeVar('Chunk')
 Made = TypeVar('Made')
-
-
-class Shape(NamedTuple):
-    """The shape of a compiled program: R, S and K."""
-
-    rows: int
-    row_length: int
-    units_a_row: int
-
-
-class _Packing(NamedTuple):
-    """A way to compute a set of units: what its steps cost, their shape, and units' rows [n]."""
-
-    cost: float
-    shape: Shape
-    rows_n: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,13 +132,12 @@ class Engine:
           max_steps: steps of a set that are computed; the outputs of the rest are 0. None: all.
         """
         self._mesh = mesh
-        self._token_cost = token_cost
         self._max_steps = max_steps
         layout = Layout(mesh)
-        self._shards = layout.batch_shards
+        self._planner = Planner(layout.batch_shards, token_cost)
         # The most tokens of a step, padding included; but each device gets at least one row.
         self._device_tokens = _CPU_TOKENS if layout.on_cpu else _ACCELERATOR_TOKENS
-        self.tokens_a_step = self._device_tokens * self._shards
+        self.tokens_a_step = self._device_tokens * layout.batch_shards
         self._used: dict[Function, set[Shape]] = collections.defaultdict(set)
         # Every process needs all outputs; a single one just fetches them from its devices.
         whole = NamedSharding(mesh, PartitionSpec()) if jax.process_count() > 1 else None
@@ -254,58 +229,10 @@ class Engine:
 
     def _plan(self, function: Function, units: Units) -> Plan:
         """Packs units, into a compiled shape unless a new one is clearly better."""
-        lengths = units.lengths
-        compiled = frozenset(self._used[function])
-        packings: list[_Packing] = []
-        for row_length in _row_lengths(lengths, compiled):
-            packings += self._packings(lengths, row_length, compiled)
-        best = min(packings, key=lambda packing: (packing.cost, packing.shape))
-        self._used[function].add(best.shape)
-        plan = plan_once(
-            lengths, best.rows_n, row_length=best.shape.row_length, rows_a_step=best.shape.rows,
-            units_a_row=best.shape.units_a_row)
+        used = self._used[function]
+        plan = self._planner.once(units.lengths, self._device_tokens, frozenset(used))
+        used.update(plan.shapes)
         return dataclasses.replace(plan, units=plan.units[: self._max_steps])
-
-    def _packings(
-        self, lengths: np.ndarray, row_length: int, compiled: Collection[Shape]
-    ) -> list[_Packing]:
-        """The ways to compute units in rows of one length: in compiled shapes and in a new one."""
-        rows_n = pack_whole(lengths, row_length)
-        num_rows = int(rows_n.max()) + 1
-        units_a_row = int(np.bincount(rows_n).max())
-        shapes = {
-            shape for shape in compiled
-            if shape.row_length == row_length and shape.units_a_row >= units_a_row}
-        shapes.add(Shape(self._rows_a_step(num_rows, row_length), row_length,
-                         1 << (units_a_row - 1).bit_length()))
-        return [
-            _Packing(self._cost(shape, num_rows, shape in compiled), shape, rows_n)
-            for shape in sorted(shapes)]
-
-    def _rows_a_step(self, num_rows: int, row_length: int) -> int:
-        """Rows of a step: spread evenly over the fewest steps, and a multiple of the shards."""
-        most = max(1, self._device_tokens // row_length) * self._shards
-        num_steps = math.ceil(num_rows / most)
-        return math.ceil(num_rows / (num_steps * self._shards)) * self._shards
-
-    def _cost(self, shape: Shape, num_rows: int, is_compiled: bool) -> float:
-        """The cost of computing `num_rows` rows in a shape, in units of `token_cost`."""
-        full_step = self.tokens_a_step * self._token_cost(_SHARED_ROWS[0])
-        work = shape.rows * shape.row_length * self._token_cost(shape.row_length)
-        num_steps = math.ceil(num_rows / shape.rows)
-        cost = num_steps * (work + _STEP_COST * full_step)
-        return cost if is_compiled else cost * _NEW_SHAPE + _NEW_SHAPE_STEPS * full_step
-
-
-def _row_lengths(lengths: np.ndarray, compiled: Iterable[Shape]) -> list[int]:
-    """Row lengths to choose from: that of the longest unit, shared ones, and compiled ones."""
-    if lengths.sum() <= _ROW_STEP:
-        return [_ROW_STEP]
-    longest = int(lengths.max())
-    known = {*_SHARED_ROWS, *(shape.row_length for shape in compiled)}
-    fitting = {row_length for row_length in known if row_length >= longest}
-    fitting.add(math.ceil(longest / _ROW_STEP) * _ROW_STEP)
-    return sorted(fitting)
 
 
 # Binds a function's first arguments; equal arguments give the same object.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.rows.packing import Units, pack_whole, packed_batch, plan_once
+from bert_jax.rows.packing import Plan, Shape, Units, pack, packed_batch
 from bert_jax.rows.sequences import Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.frames import Frame
@@ -108,12 +108,11 @@ class Tokenizer:
                              'rows of them, tokenizer(texts)')
         sequences = self._sequences(texts, length)
         units = Units(sequences)
-        row_n = pack_whole(units.lengths, length)
-        num_rows = int(row_n.max()) + 1
-        plan = plan_once(
-            units.lengths, row_n, row_length=length, rows_a_step=num_rows,
-            units_a_row=int(np.bincount(row_n).max()))
-        batch = packed_batch(units, plan, 0, np.arange(num_rows))
+        (row_n,) = pack(units.lengths[None], length)
+        units_of_rows = np.bincount(row_n)
+        shape = Shape(len(units_of_rows), length, int(units_of_rows.max()))
+        plan = Plan.of_rows(units.lengths, row_n, shape)
+        batch = packed_batch(units, plan, 0, np.arange(shape.rows))
         rows, numbers = np.nonzero(batch.pop('unit_weights'))
         text = batch.pop('unit_index')[rows, numbers]
         order = np.argsort(text)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.rows.examples import BatchSpec, Examples, Feature, empty_rows, grouped, pretrain_spec
-from bert_jax.rows.packing import Limit, Plan, Units, pack, packed_batch, sum_before
+from bert_jax.rows.packing import Limit, Plan, Shape, Units, pack, packed_batch, sum_before
 from bert_jax.rows.sequences import Sequences, ranges
 from bert_jax.runtime.errors import InputError
 
@@ -240,13 +240,8 @@ class PackedExamples:
         self, pairs: _Pairs, row_of_pair: np.ndarray, num_rows: int
     ) -> dict[str, np.ndarray]:
         """Rows [num_rows, ...] of these pairs."""
-        plan = Plan(
-            units=np.arange(len(pairs.units))[None],
-            rows=row_of_pair[None],
-            row_length=self._row_length,
-            num_rows=np.array([num_rows]),
-            units_a_row=self._pairs_a_row,
-            tokens=len(pairs.units.sequences.ids))
+        shape = Shape(num_rows, self._row_length, self._pairs_a_row)
+        plan = Plan.of_rows(pairs.units.lengths, row_of_pair, shape)
         batch = packed_batch(pairs.units, plan, 0, np.arange(num_rows))
         unit_index = batch.pop('unit_index')
         batch['example_weights'] = batch.pop('unit_weights')

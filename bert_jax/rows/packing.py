@@ -1,9 +1,10 @@
 """Sequences packed into rows, so that little work is spent on padding.
 
 A *unit* is what must stay together in a row: a sequence, a pre-training pair, the choices of a
-question. A plan depends on lengths only; batches are then filled in by index. Packing changes no
-score: each sequence attends only to itself and has its own positions. (Krell et al., 2021, pack
-for pre-training; here fine-tuning and evaluation do too.)
+question. `pack` finds the rows of units, for all that packs; a `Planner` chooses the shapes of the
+steps of a task, or of a set that is predicted. Both see lengths only; batches are then filled in
+by index. Packing changes no score: each sequence attends only to itself and has its own positions.
+(Krell et al., 2021, pack for pre-training; here fine-tuning and evaluation do too.)
 
     n: units, G: groups, U: units in a group (a training step), R: rows, S: row length, K: units in
     a row, T: tokens of all units
@@ -11,7 +12,8 @@ for pre-training; here fine-tuning and evaluation do too.)
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -24,6 +26,14 @@ _MAX_COUNTS = 200  # row counts to choose shapes from; the search is quadratic i
 _SAMPLED_STEPS = 256  # steps by which the row length is chosen
 _ROWS_ADDED = 8  # empty rows that `pack` adds at a time
 _NO_ROOM = np.iinfo(np.int64).max
+# Of sets that are computed once:
+_ROW_STEP = 64  # row lengths are multiples of it
+_SHARED_ROWS = (256, 512)  # lengths of rows that several units share
+# A new shape is compiled if the compiled ones cost more than this factor of its own cost plus this
+# share of a full step's.
+_NEW_SHAPE = 1.05
+_NEW_SHAPE_STEPS = 0.5
+_STEP_COST = 1 / 16  # fixed cost of any step, as a share of a full one
 
 
 class Limit(NamedTuple):
@@ -41,13 +51,16 @@ class Limit(NamedTuple):
 def pack(lengths_GxU: np.ndarray, row_length: int, limits: Sequence[Limit] = ()) -> np.ndarray:
     """Assigns the units of each group to rows (int32 [G, U]) by best fit, longest first.
 
-    Groups are packed separately, in one vectorised pass.
+    Groups are packed separately, in one vectorised pass over their units; a single group, which may
+    be a whole set, in one over the lengths of its units, to the same rows.
 
     Args:
       lengths_GxU: tokens of each unit, at most `row_length`; 0: no unit (its row is -1).
       row_length: capacity of a row in tokens.
       limits: further resources.
     """
+    if len(lengths_GxU) == 1 and not limits:
+        return _pack_group(lengths_GxU[0], row_length)[None]
     demands = np.stack([lengths_GxU, *(limit.demands for limit in limits)])
     capacities = np.array([row_length, *(limit.capacity for limit in limits)])
     groups = np.arange(len(lengths_GxU))
@@ -81,20 +94,16 @@ def _best_rows(free: np.ndarray, demand: np.ndarray) -> tuple[np.ndarray, np.nda
     return best, fits[np.arange(len(best)), best]
 
 
-def pack_whole(lengths_n: np.ndarray, row_length: int) -> np.ndarray:
-    """Assigns units to rows (int32 [n]), exactly as `pack` does when they form one group.
+def _pack_group(lengths_n: np.ndarray, row_length: int) -> np.ndarray:
+    """`pack` of one group without limits: int32 [n].
 
     Units of equal length are placed together: the open rows, fullest first, each take as many as
     they hold, which is where best fit would put them one by one. So the number of passes is the
     number of distinct lengths, however large the set.
-
-    Args:
-      lengths_n: tokens of each unit, from 1 to `row_length`, in any order.
-      row_length: capacity of a row in tokens.
     """
     longest_first = np.argsort(-lengths_n, kind='stable')
-    lengths, counts = np.unique(lengths_n, return_counts=True)
-    rows = np.empty(len(lengths_n), np.int32)
+    lengths, counts = np.unique(lengths_n[lengths_n > 0], return_counts=True)
+    rows = np.full(len(lengths_n), -1, np.int32)
     open_rows = _OpenRows(row_length, most=len(lengths_n))
     num_placed = 0
     for length, count in zip(lengths[::-1].tolist(), counts[::-1].tolist(), strict=True):
@@ -181,6 +190,14 @@ class Units:
         return digest.hexdigest()
 
 
+class Shape(NamedTuple):
+    """The shape of a compiled program: R, S and K."""
+
+    rows: int
+    row_length: int
+    units_a_row: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """The row of every unit, for every step.
@@ -201,48 +218,163 @@ class Plan:
     units_a_row: int
     tokens: int
 
+    @classmethod
+    def row_each(cls, lengths_n: np.ndarray, units: np.ndarray) -> Self:
+        """Every unit in a row of its own, as long as the longest.
+
+        Args:
+          lengths_n: tokens of each unit.
+          units: [steps, U] int64, the units of each step.
+        """
+        num_steps, units_a_step = units.shape
+        rows = np.broadcast_to(np.arange(units_a_step, dtype=np.int32), units.shape)
+        return cls(
+            units, rows, row_length=int(lengths_n.max()),
+            num_rows=np.full(num_steps, units_a_step), units_a_row=1,
+            tokens=int(lengths_n[units].sum()))
+
+    @classmethod
+    def of_rows(cls, lengths_n: np.ndarray, rows_n: np.ndarray, shape: Shape) -> Self:
+        """Every unit once, in steps of one shape.
+
+        Args:
+          lengths_n: tokens of each unit.
+          rows_n: their rows, from 0; those of the first step first.
+          shape: of all steps; rows of a step may stay empty.
+        """
+        by_row = np.argsort(rows_n, kind='stable')
+        step, row = np.divmod(rows_n[by_row].astype(np.int64), shape.rows)
+        units_a_step = np.bincount(step, minlength=1)  # a host's share of the rows may have none
+        column = sum_before(step, np.ones_like(step))
+        size = (len(units_a_step), int(units_a_step.max()))
+        units = np.full(size, -1, np.int64)
+        units[step, column] = by_row
+        rows = np.full(size, -1, np.int32)
+        rows[step, column] = row
+        return cls(
+            units, rows, row_length=shape.row_length,
+            num_rows=np.full(len(units_a_step), shape.rows), units_a_row=shape.units_a_row,
+            tokens=int(lengths_n.sum()))
+
     @property
     def padding(self) -> float:
         """Share of the processed tokens that is padding."""
         return 1.0 - self.tokens / float(self.num_rows.sum() * self.row_length)
 
     @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """(R, S) of all compiled programs."""
-        return [(int(rows), self.row_length) for rows in np.unique(self.num_rows)]
+    def shapes(self) -> list[Shape]:
+        """Those of all compiled programs."""
+        return [
+            Shape(rows, self.row_length, self.units_a_row)
+            for rows in np.unique(self.num_rows).tolist()]
 
 
-def plan_steps(
-    lengths_n: np.ndarray, units: np.ndarray, *, row_lengths: Sequence[int], shards: int,
-    token_cost: Callable[[int], float],
-) -> Plan:
-    """Packs each step separately, with the row length that costs least.
+class _Packing(NamedTuple):
+    """A way to compute a set of units: what its steps cost, their shape, and units' rows [n]."""
 
-    Args:
-      lengths_n: tokens of each unit.
-      units: [steps, U] int64, the units of each step; -1 is none.
-      row_lengths: to choose from; those below the longest unit are raised to its length.
+    cost: float
+    shape: Shape
+    rows_n: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Planner:
+    """Packs units into steps of the shapes that cost least.
+
+    Attributes:
       shards: the number of rows in a step is a multiple of it.
       token_cost: from a row length S to the work on one token (FLOPs of the model, say).
     """
-    lengths = np.where(units >= 0, lengths_n[units], 0)
-    sample = lengths[:_SAMPLED_STEPS]
-    longest = int(lengths.max())
 
-    def sample_cost(row_length: int) -> float:
-        num_rows = _num_rows(pack(sample, row_length), shards)
-        return float(num_rows.sum()) * row_length * token_cost(row_length)
+    shards: int
+    token_cost: Callable[[int], float]
 
-    allowed = sorted({max(row_length, longest) for row_length in row_lengths})
-    row_length = min(allowed, key=sample_cost)
-    rows = pack(lengths, row_length)
-    return Plan(
-        units=units,
-        rows=rows,
-        row_length=row_length,
-        num_rows=_num_rows(rows, shards),
-        units_a_row=_most_units_in_a_row(rows),
-        tokens=int(lengths.sum()))
+    def steps(
+        self, lengths_n: np.ndarray, units: np.ndarray, row_lengths: Iterable[int]
+    ) -> Plan:
+        """Steps of given units, each packed separately, all in rows of one length.
+
+        Args:
+          lengths_n: tokens of each unit.
+          units: [steps, U] int64, the units of each step; -1 is none.
+          row_lengths: to choose from; those below the longest unit are raised to its length.
+        """
+        lengths = np.where(units >= 0, lengths_n[units], 0)
+        sample = lengths[:_SAMPLED_STEPS]
+        longest = int(lengths.max())
+
+        def sample_cost(row_length: int) -> float:
+            num_rows = _num_rows(pack(sample, row_length), self.shards)
+            return float(num_rows.sum()) * row_length * self.token_cost(row_length)
+
+        allowed = sorted({max(row_length, longest) for row_length in row_lengths})
+        row_length = min(allowed, key=sample_cost)
+        rows = pack(lengths, row_length)
+        return Plan(
+            units=units,
+            rows=rows,
+            row_length=row_length,
+            num_rows=_num_rows(rows, self.shards),
+            units_a_row=_most_units_in_a_row(rows),
+            tokens=int(lengths.sum()))
+
+    def once(
+        self, lengths_n: np.ndarray, shard_tokens: int, compiled: Collection[Shape]
+    ) -> Plan:
+        """All units, in steps of one shape: a compiled one, unless a new one is clearly better.
+
+        Args:
+          lengths_n: tokens of each unit.
+          shard_tokens: the most tokens of a step's rows in a shard, if that is a row or more.
+          compiled: shapes that cost no compilation.
+        """
+        packings: list[_Packing] = []
+        for row_length in _row_lengths(lengths_n, compiled):
+            packings += self._packings(lengths_n, row_length, shard_tokens, compiled)
+        best = min(packings, key=lambda packing: (packing.cost, packing.shape))
+        return Plan.of_rows(lengths_n, best.rows_n, best.shape)
+
+    def _packings(
+        self, lengths_n: np.ndarray, row_length: int, shard_tokens: int,
+        compiled: Collection[Shape],
+    ) -> list[_Packing]:
+        """The ways to compute units in rows of one length: in compiled shapes and in a new one."""
+        (rows_n,) = pack(lengths_n[None], row_length)
+        num_rows = int(rows_n.max()) + 1
+        units_a_row = int(np.bincount(rows_n).max())
+        shapes = {
+            shape for shape in compiled
+            if shape.row_length == row_length and shape.units_a_row >= units_a_row}
+        shapes.add(Shape(
+            self._rows_a_step(num_rows, row_length, shard_tokens), row_length,
+            1 << (units_a_row - 1).bit_length()))
+        full_step = shard_tokens * self.shards * self.token_cost(_SHARED_ROWS[0])
+        packings: list[_Packing] = []
+        for shape in sorted(shapes):
+            work = shape.rows * shape.row_length * self.token_cost(shape.row_length)
+            num_steps = math.ceil(num_rows / shape.rows)
+            cost = num_steps * (work + _STEP_COST * full_step)
+            if shape not in compiled:
+                cost = cost * _NEW_SHAPE + _NEW_SHAPE_STEPS * full_step
+            packings.append(_Packing(cost, shape, rows_n))
+        return packings
+
+    def _rows_a_step(self, num_rows: int, row_length: int, shard_tokens: int) -> int:
+        """Rows of a step: spread evenly over the fewest steps, and a multiple of the shards."""
+        most = max(1, shard_tokens // row_length) * self.shards
+        num_steps = math.ceil(num_rows / most)
+        return math.ceil(num_rows / (num_steps * self.shards)) * self.shards
+
+
+def _row_lengths(lengths_n: np.ndarray, compiled: Iterable[Shape]) -> list[int]:
+    """Row lengths to choose from: that of the longest unit, shared ones, and compiled ones."""
+    if lengths_n.sum() <= _ROW_STEP:
+        return [_ROW_STEP]
+    longest = int(lengths_n.max())
+    known = {*_SHARED_ROWS, *(shape.row_length for shape in compiled)}
+    fitting = {row_length for row_length in known if row_length >= longest}
+    fitting.add(math.ceil(longest / _ROW_STEP) * _ROW_STEP)
+    return sorted(fitting)
 
 
 def _num_rows(rows: np.ndarray, shards: int) -> np.ndarray:
@@ -315,37 +447,6 @@ def _values_to_keep(values: list[int], counts: list[int]) -> tuple[int, ...]:
             break
         best = roundings[-1]
     return best.kept
-
-
-def plan_once(
-    lengths_n: np.ndarray, rows_n: np.ndarray, *, row_length: int, rows_a_step: int,
-    units_a_row: int,
-) -> Plan:
-    """Every unit once, in steps of `rows_a_step` rows, so that there is one shape.
-
-    Args:
-      lengths_n: tokens of each unit.
-      rows_n: their rows, numbered from 0 without gaps (`pack_whole`).
-      row_length: S.
-      rows_a_step: R; rows at the end of the last step may be empty.
-      units_a_row: K, at least the number of units in the fullest row.
-    """
-    by_row = np.argsort(rows_n, kind='stable')
-    step, row = np.divmod(rows_n[by_row].astype(np.int64), rows_a_step)
-    units_a_step = np.bincount(step)
-    column = sum_before(step, np.ones_like(step))
-    shape = (len(units_a_step), int(units_a_step.max()))
-    units = np.full(shape, -1, np.int64)
-    units[step, column] = by_row
-    rows = np.full(shape, -1, np.int32)
-    rows[step, column] = row
-    return Plan(
-        units=units,
-        rows=rows,
-        row_length=row_length,
-        num_rows=np.full(len(units_a_step), rows_a_step),
-        units_a_row=units_a_row,
-        tokens=int(lengths_n.sum()))
 
 
 def sum_before(keys: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from bert_jax.heads import HEADS
 from bert_jax.heads.base import Head
 from bert_jax.model.flops import token_flops
 from bert_jax.model.layers import ModelConfig
-from bert_jax.rows.packing import Plan, Units, packed_batch, plan_steps
+from bert_jax.rows.packing import Plan, Planner, Units, packed_batch
 from bert_jax.rows.sequences import Encode, Sequences
 from bert_jax.rows.stateless import hash64, permute
 from bert_jax.runtime.checksum import not_finite
@@ -301,16 +301,12 @@ class LabelledTask:
         steps = phase['steps']
         batch_size = phase['batch_size']
         order = self._order(steps * batch_size).reshape(steps, batch_size)
-        if self.config.data.packing:
-            return plan_steps(
-                lengths, order, row_lengths=_ROW_LENGTHS,
-                shards=Layout(mesh).batch_shards * self.config.train.accumulation_steps,
-                token_cost=functools.partial(token_flops, model_config))
-        return Plan(
-            units=order,
-            rows=np.broadcast_to(np.arange(batch_size, dtype=np.int32), order.shape),
-            row_length=int(lengths.max()), num_rows=np.full(steps, batch_size), units_a_row=1,
-            tokens=int(lengths[order].sum()))
+        if not self.config.data.packing:
+            return Plan.row_each(lengths, order)
+        planner = Planner(
+            shards=Layout(mesh).batch_shards * self.config.train.accumulation_steps,
+            token_cost=functools.partial(token_flops, model_config))
+        return planner.steps(lengths, order, _ROW_LENGTHS)
 
     def _order(self, num: int) -> np.ndarray:
         """[num] int64: the training examples of a run, in the order of its steps."""
@@ -365,7 +361,7 @@ class LabelledTask:
 
 
 def _say_plan(plan: Plan, num_examples: int) -> None:
-    counts = [str(num_rows) for num_rows, _ in plan.shapes]
+    counts = [str(shape.rows) for shape in plan.shapes]
     rows = ', '.join(counts)
     say(f'{num_examples:,} training examples; rows of {plan.row_length} in {len(plan.shapes)} '
         f'shapes ({rows} rows); {100 * plan.padding:.1f} % padding')

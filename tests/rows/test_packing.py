@@ -38,16 +38,17 @@ def made_units(lengths, choices=1):
 
 
 def steps_of(lengths, units, row_lengths=(64, 128), shards=1, token_cost=lambda row_length: 1.0):
-    return packing.plan_steps(
-        lengths, units, row_lengths=row_lengths, shards=shards, token_cost=token_cost)
+    return packing.Planner(shards, token_cost).steps(lengths, units, row_lengths)
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 64), min_size=1, max_size=80))
-def test_pack_whole_packs_a_set_as_pack_packs_one_group(lengths):
-    rows = packing.pack_whole(np.array(lengths), 64)
-    np.testing.assert_array_equal(rows, packing.pack(np.array([lengths]), 64)[0])
-    assert set(rows) == set(range(rows.max() + 1))
+@given(st.lists(st.integers(0, 64), min_size=1, max_size=80).filter(any))
+def test_a_set_is_packed_as_one_group_among_others(lengths):
+    (rows,) = packing.pack(np.array([lengths]), 64)
+    for of_group in packing.pack(np.array([lengths, lengths]), 64):
+        np.testing.assert_array_equal(rows, of_group)
+    assert set(rows[rows >= 0]) == set(range(rows.max() + 1))
+    assert ((rows < 0) == (np.array(lengths) == 0)).all()
 
 
 def check_batches(units, plan, steps):
@@ -112,10 +113,9 @@ def test_batches_hold_exactly_their_units(lengths, choices, shards):
 
 def planned_once(units, rows_a_step, more=0):
     """A plan of one pass; a row has places for `more` units than the fullest holds."""
-    rows = packing.pack_whole(units.lengths, 128)
-    return rows, packing.plan_once(
-        units.lengths, rows, row_length=128, rows_a_step=rows_a_step,
-        units_a_row=int(np.bincount(rows).max()) + more)
+    (rows,) = packing.pack(units.lengths[None], 128)
+    shape = packing.Shape(rows_a_step, 128, int(np.bincount(rows).max()) + more)
+    return rows, shape, packing.Plan.of_rows(units.lengths, rows, shape)
 
 
 _passes = given(
@@ -130,8 +130,8 @@ _passes = given(
 @_passes
 def test_one_pass_holds_every_unit_once(lengths, rows_a_step, more, choices):
     units = made_units(np.repeat(lengths, choices), choices)
-    rows, plan = planned_once(units, rows_a_step, more)
-    assert plan.shapes == [(rows_a_step, 128)]
+    rows, shape, plan = planned_once(units, rows_a_step, more)
+    assert plan.shapes == [shape]
     assert len(plan.units) == -(-len(set(rows)) // rows_a_step)
     assert check_batches(units, plan, range(len(plan.units))) == list(range(len(units)))
 
@@ -140,7 +140,7 @@ def test_one_pass_holds_every_unit_once(lengths, rows_a_step, more, choices):
 @_passes
 def test_outputs_come_back_in_the_order_of_the_units(lengths, rows_a_step, more, choices):
     units = made_units(np.repeat(lengths, choices), choices)
-    _, plan = planned_once(units, rows_a_step, more)
+    _, _, plan = planned_once(units, rows_a_step, more)
     collected = {}
     for step in range(len(plan.units)):
         batch = packing.packed_batch(units, plan, step, np.arange(rows_a_step))
@@ -160,7 +160,8 @@ def test_padding_stays_low_over_four_shapes(mean, deviation):
         token_cost=lambda row_length: 24 * 384 + 4 * row_length)
     assert len(plan.shapes) <= 4
     assert plan.padding < 0.12
-    assert lengths.sum() > 0.98 * 256 * (packing.pack_whole(lengths, 256).max() + 1)  # as one group
+    as_one_group = packing.pack(lengths[None], 256)
+    assert lengths.sum() > 0.98 * 256 * (as_one_group.max() + 1)
 
 
 BATCH = 48

@@ -17,7 +17,7 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.tokens import QuestionAnswering, Tagging
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packed_examples import PackedExamples
-from bert_jax.rows.packing import Plan, Units, packed_batch, plan_steps
+from bert_jax.rows.packing import Plan, Planner, Units, packed_batch
 from bert_jax.rows.sequences import Sequences
 from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.step.step import TrainState, abstract_state
@@ -83,16 +83,13 @@ def whole_batch(units, plan):
 
 
 def packed(units, row_length=256, shards=1):
-    return whole_batch(units, plan_steps(
-        units.lengths, np.arange(len(units))[None], row_lengths=(row_length,), shards=shards,
-        token_cost=lambda s: 1.0))
+    planner = Planner(shards, token_cost=lambda s: 1.0)
+    return whole_batch(
+        units, planner.steps(units.lengths, np.arange(len(units))[None], [row_length]))
 
 
 def one_a_row(units):
-    n, longest = len(units), int(units.lengths.max())
-    return whole_batch(units, Plan(
-        np.arange(n)[None], np.arange(n, dtype=np.int32)[None], longest, np.array([n]), 1,
-        int(units.lengths.sum())))
+    return whole_batch(units, Plan.row_each(units.lengths, np.arange(len(units))[None]))
 
 
 @functools.cache
