@@ -25,6 +25,7 @@ Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +35,7 @@ from absl import flags
 from bert_jax.config.command_line import parse_command
 from bert_jax.run.result_folder import free_folder
 from bert_jax.runtime.errors import InputError, show
-from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.files import Path, as_path, children
 from bert_jax.runtime.process import error_boundary
 
 
@@ -99,6 +100,8 @@ def main(argv: list[str]) -> None:
         scores = evaluate(
             config, models, as_path(workdir), labels_by_position=own_flags.labels_by_position)
         show(f'predictions: {workdir}')
+        if any(path.name.endswith('_examples.csv') for path in children(workdir)):
+            show(f'what is wrong: python -m bert_jax.tools.look {shlex.quote(workdir)} --errors')
         show('result ' + json.dumps(scores))
 
 

@@ -34,7 +34,7 @@ _NUMBER = re.compile(r'-?(0|[1-9][0-9]*)(\.[0-9]*)?')
 _MOST_DIGITS = 18  # of the index of a label
 _NO_LABELS: dict[type, str] = {
     list: 'a list', tuple: 'a list', dict: 'an object', bytes: 'bytes', bytearray: 'bytes'}
-_LONGEST_CELL = 1 << 30  # the csv module's own limit is 131,072 characters
+LONGEST_CELL = 1 << 30  # the csv module's own limit is 131,072 characters
 # What pyarrow raises for a value that Python does not have, such as the year 10000, a nanosecond,
 # an unknown time zone, or bytes that are no UTF-8.
 _NO_PYTHON_VALUE = (ValueError, ArithmeticError, LookupError, TypeError, ImportError)
@@ -286,7 +286,7 @@ def _header(line: str, separator: str) -> list[str]:
 
 def _csv_rows(path: str, numbered: Iterator[Line], separator: str) -> Iterator[Row]:
     """All cells of each row; quoted cells may span several lines."""
-    csv.field_size_limit(_LONGEST_CELL)
+    csv.field_size_limit(LONGEST_CELL)
     texts = (line.text + '\n' for line in numbered)
     reader = csv.reader(texts, strict=True, delimiter=separator)
     first_line = 1

@@ -18,9 +18,20 @@ the others. A config.data.vocab_file is a row too, to compare with.
 Of a large text, the first 50 MB are read, an equal share of each file: so duplicates that are far
 apart are not seen here. bert_jax.tools.prepare counts all.
 
+What a model got wrong:
+
+    python -m bert_jax.tools.look RUN --errors
+    python -m bert_jax.tools.look RUN --errors --by=COLUMN --most=50 --json
+
+Of a finished run on labelled texts, or of the folder of an evaluation, it reads the tables
+SPLIT_examples.csv and prints the rows with the least probability of their label, which labels are
+taken for which, rows with nearly equal texts and different labels, and the share of wrong rows by
+length, by set, and by a column of the file that was scored. Of numbers, wrong is the distance.
+
 Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
 
+import json
 import math
 import os
 import sys
@@ -29,7 +40,7 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from bert_jax.config import ConfigDict
-from bert_jax.config.command_line import parse_command
+from bert_jax.config.command_line import Parser, at_least, parse_command
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.corpus.fertility import Fit, fit_of
 from bert_jax.corpus.source import Document
@@ -45,6 +56,7 @@ from bert_jax.text.settings import VOCABULARY_FILE
 from bert_jax.text.switches import write_switches
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import Switches
+from bert_jax.tools import wrong_rows
 
 _MOST_DIGITS = 8  # of the size of a vocabulary
 _SAMPLE_BYTES = 50_000_000
@@ -52,11 +64,16 @@ _MEASURED = 10  # every tenth document is split, the others are trained on
 _FEW = 0.001  # shares of letters below it are not worth a word
 _HEADER = ('pieces', 'pieces a word', 'words in one piece', 'characters a piece', '[UNK]',
            'pieces that occur')
+_LONGEST_CELL = 100  # characters of a text in a table
+_MOST_CONFUSIONS = 10
 
 
 def main(argv: Sequence[str]) -> None:
     """Runs the command (see the top of this file)."""
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # leaves an accelerator of this machine free
+    if '--errors' in argv:
+        _look_at_errors(argv[1:])
+        return
     options = flags.FlagValues()
     flags.DEFINE_list(
         'vocab_sizes', ['8000', '16000', '32000'], 'Sizes of vocabularies.', flag_values=options)
@@ -219,6 +236,87 @@ def _row(pieces: str, fit: Fit) -> str:
         pieces, f'{fit.pieces_a_word:.2f}', f'{fit.whole_words:.1%}',
         f'{fit.characters_a_piece:.2f}', f'{fit.unknown:.2%}', f'{fit.used:.0%}']
     return '| ' + ' | '.join(cells) + ' |'
+
+
+def _look_at_errors(arguments: Sequence[str]) -> None:
+    """Prints what a model got wrong.
+
+    Args:
+      arguments: of the command line, with --errors.
+    """
+    parser = Parser('python -m bert_jax.tools.look', __doc__)
+    parser.add_argument('folder', metavar='RUN', help='a run, or the folder of an evaluation')
+    parser.add_argument('--errors', action='store_true', help='what a model got wrong')
+    parser.add_argument('--by', metavar='COLUMN', default='',
+                        help='a further column of the file that was scored')
+    parser.add_argument('--most', type=at_least(1), default=20, help='rows that are printed')
+    parser.add_argument('--json', action='store_true', help='prints one JSON object')
+    options = parser.parse_args(arguments)
+    with error_boundary():
+        folder = as_path(options.folder)
+        rows = wrong_rows.scored_rows(folder)
+        columns: list[wrong_rows.Group] = []
+        if options.by:
+            columns = wrong_rows.by_column(rows, folder, options.by)
+        if options.json:
+            show(json.dumps(wrong_rows.report(rows, options.most, columns), ensure_ascii=False))
+            return
+        _show_errors(rows, options.most)
+        _show_groups('characters', wrong_rows.by_length(rows))
+        sets = wrong_rows.by_set(rows)
+        if len(sets) > 1:
+            _show_groups('set', sets)
+        if columns:
+            _show_groups(options.by, columns[: options.most])
+
+
+def _show_errors(rows: Sequence[wrong_rows.ScoredRow], most: int) -> None:
+    """Prints the wrongest rows, the confusions and the contradictions, as far as there are any."""
+    if rows[0].has_number:
+        how_wrong = 'distance'
+        show(f"{counted(len(rows), 'row')}; those whose numbers are missed by most:")
+    else:
+        how_wrong = 'probability'
+        num_wrong = sum(row.is_wrong for row in rows)
+        show(f'{num_wrong:,} of {counted(len(rows), "row")} wrong ({num_wrong / len(rows):.1%}); '
+             'those whose label has the least probability:')
+    cells = []
+    for row in wrong_rows.wrongest(rows)[:most]:
+        record = row.record()
+        cells.append([row.id, row.label, f'{record[how_wrong]:.3g}', row.prediction, _text(row)])
+    _show_table(['row', 'label', how_wrong, 'prediction', 'text'], cells)
+    confusions = wrong_rows.confusions(rows)[:_MOST_CONFUSIONS]
+    if confusions:
+        show('what is taken for what:')
+        _show_table(['label', 'prediction', 'rows'], confusions)
+    pairs = wrong_rows.contradictions(rows)
+    if pairs:
+        show(f"{counted(len(pairs), 'pair')} of nearly equal texts with different labels, of which "
+             'one may be a mistake:')
+        members = [row for pair in pairs[:most] for row in pair]
+        _show_table(['row', 'label', 'text'], [[row.id, row.label, _text(row)] for row in members])
+
+
+def _show_groups(name: str, groups: Sequence[wrong_rows.Group]) -> None:
+    """Prints how wrong groups of rows are."""
+    _show_table([name, 'rows', 'wrong'], [[x.name, x.rows, f'{x.wrong:.3g}'] for x in groups])
+
+
+def _text(row: wrong_rows.ScoredRow) -> str:
+    """The texts of a row on one line, shortened."""
+    text = ' '.join(' | '.join(row.texts).split())
+    return text if len(text) <= _LONGEST_CELL else f'{text[:_LONGEST_CELL]}...'
+
+
+def _show_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints a table whose columns stand below each other, if it has rows."""
+    if not rows:
+        return
+    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        show('  ' + '  '.join(padded).rstrip())
 
 
 if __name__ == '__main__':
