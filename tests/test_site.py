@@ -118,6 +118,40 @@ def test_a_message_in_troubleshooting_is_one_of_the_code():
             assert words.strip() in code, message
 
 
+ENDS = ('Diverged', 'FaultyChip', 'SaveFailed', 'Stopped', 'Unavailable')  # but for bad input
+
+
+def fixed_words(node: ast.expr) -> list[str]:
+    """The parts of a message that are the same whatever it tells of."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return [part.value for part in parts if isinstance(part, ast.Constant)]
+
+
+def messages_that_end_a_command() -> list[list[str]]:
+    """The fixed words of each: those of the table of errors, and those that exceptions bring."""
+    found = []
+    for path in (ROOT / 'bert_jax').rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            if node.func.id in ENDS and node.args:
+                found.append(fixed_words(node.args[0]))
+            if node.func.id == 'ErrorRule':
+                (line,) = [word.value.value for word in node.keywords if word.arg == 'line']
+                found.append(re.split(r'\{\w+\}', line))
+    return [words for words in found if ''.join(words).strip()]
+
+
+def test_a_message_that_ends_a_command_is_in_troubleshooting():
+    page = (DOCS / 'troubleshooting.md').read_text(encoding='utf-8')
+    messages = messages_that_end_a_command()
+    assert len(messages) > 20
+    quoted = re.findall(r'^> (.+)$', page, flags=re.MULTILINE)
+    said = {words.strip(' :().') for message in quoted for words in message.split('…')} - {''}
+    for words in messages:
+        assert any(part in ''.join(words) for part in said if len(part) > 12 or part in words), words
+
+
 def test_every_field_has_a_row_with_its_role():
     rows = {}
     for line in content(DOCS / 'reference/fields.md').splitlines():
