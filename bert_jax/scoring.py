@@ -390,7 +390,7 @@ def _training_contents(config: ConfigDict, weights: Weights) -> list[bytes]:
 
 
 def _take_vocabulary_of_run(config: ConfigDict) -> None:
-    """Leaves the vocabulary to the run's weights, beside which it is."""
+    """Empties the fields of the vocabulary, so that the one beside the run's weights is used."""
     config.data.vocab_file = ''
     config.data.add_tokens = ''
 
@@ -421,7 +421,7 @@ def config_of_run(path: Path) -> ConfigDict:
 
 
 def _check_task_known(path: Path, fields: RunFields) -> None:
-    """Raises InputError if a run's task or head is that of a config file, which is not named."""
+    """Raises InputError if a run's task or head comes from a config file that is not named here."""
     file = own_file_of(fields)
     is_known = fields['task'] in TASKS and fields.get('head', '') in HEADS
     if file and not is_known:

@@ -39,7 +39,7 @@ def entity_tags(tags: Iterable[str]) -> dict[str, str]:
 
 
 def _spelled(tags: Iterable[str], spelling: re.Pattern[str]) -> dict[str, str]:
-    """What those of the tags mean that are spelled so."""
+    """The meaning of each tag that has this spelling; other tags are left out."""
     marks: dict[str, str] = {}
     for tag in tags:
         match = spelling.fullmatch(tag)

@@ -133,7 +133,7 @@ class PlacesByWords:
 
 
 def _characters(windows: SquadWindows, span: Span) -> Place:
-    """From the place of a span's first token to that of its last."""
+    """The characters of a span: where its first token begins, and where its last one ends."""
     shift = windows.part_starts[span.window] - windows.sequences.first_lengths[span.window]
     places = windows.paragraphs.places
     begin, _ = places[shift + span.start].tolist()

@@ -387,14 +387,14 @@ def _initialised(
 
 
 def _warn_of_fresh(placement: Placement, weights: Weights) -> None:
-    """Says which parameters are not those of the weights."""
+    """Warns of parameters that start at random, because the weights have none that fit."""
     _, *lines = placement.report(weights)
     fresh = '; '.join(line for line in lines if 'fresh' in line)
     warnings.warn(f'{weights.source}: {fresh}: train the model before you use it', stacklevel=4)
 
 
 def _whole_mesh(mesh: Mesh) -> Mesh:
-    """The mesh with all of `MESH_AXES`; those that it lacks have one device.
+    """The mesh with all of `MESH_AXES`; an axis that it lacks is added, with one device.
 
     Raises:
       InputError: it has an axis of another name or type.

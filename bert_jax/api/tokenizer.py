@@ -216,7 +216,7 @@ def _num_choices(texts: Sequence[Any]) -> int:
 
 
 def _check_texts(texts: Sequence[Any], pairs: Sequence[int]) -> None:
-    """Raises InputError for what should be a pair and is none."""
+    """Raises InputError for an item that is neither a string nor a pair of strings."""
     for i in pairs:
         pair = texts[i]
         is_pair = isinstance(pair, tuple) and len(pair) == 2

@@ -311,7 +311,7 @@ def _call_get_config(code: types.CodeType, path: str, arguments: Sequence[str]) 
 
 
 def _check_fields(config: Any) -> None:
-    """Refuses what is not a config with the fields of its task."""
+    """Refuses a result of get_config() that is no config, or has other fields than its task."""
     given = flat_fields(config) if isinstance(config, config_lib.ConfigDict) else {}
     wanted = flat_fields(config_lib.default_config(given.get('task', 'pretrain')))
     others = sorted(wanted.keys() ^ given.keys())

@@ -117,7 +117,7 @@ _TAGGING = {
 
 
 def _model_field(option: Option) -> Field:
-    """The field of a model option; a checkpoint determines those that do not only train."""
+    """The field of a model option; unless it affects training only, a checkpoint determines it."""
     default = option.default if option.effect == 'trains' else None
     read_by = LABELLED if option.name == 'bilstm' else ()
     return Field(default, option.allowed, 'model', read_by)

@@ -314,7 +314,7 @@ def _length_limit(folder: Path, model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _check_no_adapter(folder: Path) -> None:
-    """Raises InputError for the weights of an adapter without those of its model.
+    """Raises InputError if a folder has the weights of an adapter, but not of the model under it.
 
     An adapter beside the weights of a model is noted, as it is not applied.
     """
@@ -385,7 +385,7 @@ class _Zeros(NamedTuple):
     name: str
 
     def read(self) -> np.ndarray:
-        """Zeros, with which the model computes the same."""
+        """Zeros: adding them changes nothing, so the model computes what it did without a bias."""
         return np.zeros(self.shape, np.float32)
 
 

@@ -161,7 +161,7 @@ def _shards(tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
 
 
 def _write_file(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes a file with the same bytes each time; the library writes metadata in any order."""
+    """Writes a file that has the same bytes each time; the library's order of metadata varies."""
     metadata = {'format': 'pt'}
     header: dict[str, Any] = {'__metadata__': metadata}
     start = 0

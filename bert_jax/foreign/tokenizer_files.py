@@ -162,7 +162,7 @@ def _check_special(fields: Mapping[str, Any], source: Path) -> None:
 
 
 def _tell_of_lost_tokens(vocab_file: Path, settings: Settings) -> None:
-    """Notes added tokens where the kind of the tokenizer has none."""
+    """Notes that added tokens are lost, because the tokenizer is of a kind that cannot have any."""
     tokenizer = load_tokenizer(vocab_file, lowercase=True)
     if isinstance(tokenizer, SentencePieceTokenizer):
         added = ', '.join(token.content for token in settings.added_tokens[:5])
@@ -242,8 +242,8 @@ def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
     """Writes a vocabulary into this project's cache, named by a digest; returns its path.
 
     This is for folders without a vocab.txt, which transformers 5 does not write. If there are
-    switches, the file is called vocab.txt and has them beside it. What is there already is compared
-    with what would be written, so that nobody's change to the cache counts.
+    switches, the file is called vocab.txt and has them beside it. A file that the cache has already
+    is compared with the one that would be written, and replaced if somebody has changed it.
     """
     content = '\n'.join(tokens)
     if switches != ORIGINAL:
@@ -272,7 +272,7 @@ def _keep_all(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def _keep(path: Path, content: str) -> None:
-    """Writes a file into the cache, unless it is there with this very content."""
+    """Writes a file into the cache, unless a file with exactly this content is there already."""
     data = content.encode()
     if path.exists():
         with contextlib.suppress(InputError):  # it is a named pipe

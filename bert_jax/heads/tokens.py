@@ -67,10 +67,10 @@ class BertForTokens(nn.Module):
     ) -> jax.Array:
         """See the class; `encoded` is as for `base.encode`."""
         x_BxSxH = base.encode(self.bert, self.bilstm, batch, rows_Bx2, encoded)
+        if self.span and not self.config.pools_tokens:
+            return self.cls.squad.logits(x_BxSxH)  # without dropout, as in run_squad.py
         if self.config.pools_tokens:
             x_BxSxH = self.bert.pooler(x_BxSxH, rows_Bx2)
-        elif self.span:
-            return self.cls.squad.logits(x_BxSxH)
         x_BxSxH = drop.dropout(
             x_BxSxH, self.config.classifier_dropout, rows_Bx2, drop.CLASSIFIER)
         last = self.cls.squad if self.span else self.classifier

@@ -104,7 +104,7 @@ class Limits(NamedTuple):
 
 
 def limits(has_large_vmem: bool) -> Limits:
-    """Those of a chip with 16 MiB of VMEM or of one with more."""
+    """The limits of a chip with 16 MiB of VMEM, or with more (`has_large_vmem`)."""
     return Limits(8192, 2048) if has_large_vmem else Limits(2048, 512)
 
 
@@ -612,7 +612,7 @@ class _ForwardStep:
         self.finish()
 
     def _visit_margins(self, tile: jax.Array, _: None) -> None:
-        """Visits what is in VMEM."""
+        """Visits a chunk and its margins, whose keys and values are in VMEM already."""
         keys_ExL = _tokens(self._inputs.keys, tile)
         values_ExL = _tokens(self._inputs.values, tile)
         self._visit_safely(tile, keys_ExL, values_ExL, self._step.visited_start)
@@ -1013,7 +1013,7 @@ class _Output:
             lax.fori_loop(0, sums.shape[2] // LANES, block, None)
 
     def _carry(self) -> None:
-        """Begins with the sums of those queries that the chunk before visited behind itself."""
+        """Begins with the sums of the queries that the chunk before visited behind its own end."""
         grid = self._step.grid
         sums = self._gradients.queries
         shared = 2 * grid.margin

@@ -44,7 +44,7 @@ def _attention_flops(config: ModelConfig, layer: int, row_length: int) -> float:
 
 
 def _before_layers_flops(config: ModelConfig) -> float:
-    """FLOPs of the projection of one token's embeddings, if there is one."""
+    """FLOPs of projecting one token's embeddings to the layers' width; 0 without projection."""
     columns = config.num_embedding_columns
     if columns == config.hidden_size:
         return 0.0

@@ -31,7 +31,7 @@ def takes_blocks(config: ModelConfig, length: int) -> bool:
 
 
 def _margin(config: ModelConfig) -> int:
-    """Places on each side of a block that it sees; a block has twice as many."""
+    """How many places a block sees on each of its sides. The block itself has twice as many."""
     return max(config.local_attention // 2, _LEAST_MARGIN)
 
 

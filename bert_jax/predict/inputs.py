@@ -54,7 +54,7 @@ class Form(abc.ABC):
         return [line]
 
     def num_texts(self, columns: Sequence[str]) -> int:
-        """How many texts belong together in the place of an unreadable one; 0: it is not known."""
+        """How many texts belong where one cannot be read, such as 2 for a pair; 0: not known."""
         return len(columns)
 
 
@@ -224,7 +224,7 @@ class Arguments(Source):
         self._texts = texts
 
     def rows(self, form: Form) -> Iterator[Row]:
-        """Rows of as many arguments as the form takes."""
+        """The arguments in rows, each with as many texts as belong together."""
         texts = self._texts
         size = form.num_arguments or len(texts)
         if len(texts) % size:
@@ -266,7 +266,7 @@ class Lines(Source):
                              'later: leave it out')
 
     def _live_file(self) -> LiveFile | None:
-        """Standard input, if more of it may come later than the first; else None."""
+        """Standard input, if it is a pipe or terminal, whose lines come one by one; else None."""
         if self._file is not None:
             return None
         try:

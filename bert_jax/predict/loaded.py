@@ -127,7 +127,7 @@ class LoadedModel(TextReader):
                         'processes its path, and load it there')
 
     def __copy__(self) -> Self:
-        """A model with the same weights, which nothing changes, and a `note` of its own."""
+        """A model that shares the weights, which nothing changes, and has a `note` of its own."""
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied

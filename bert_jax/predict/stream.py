@@ -146,7 +146,7 @@ def shown(text: Any, num_texts: int = 0) -> Result:
 
 
 def _shown_parts(text: Any) -> list[str]:
-    """The texts of one item; what is no text, as Python writes it; none for an exception."""
+    """The texts of one item; other values are written as Python does, and exceptions left out."""
     if isinstance(text, Exception):
         return []
     if isinstance(text, str):
@@ -355,7 +355,7 @@ def _results(
 
 
 def _reason(error: Exception) -> str:
-    """Why a text cannot be read; what is not meant for users begins with its type."""
+    """Why a text cannot be read; of an exception that is not for users, its type comes first."""
     if isinstance(error, InputError):
         return str(error)
     return f'{type(error).__name__}: {error}'

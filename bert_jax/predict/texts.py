@@ -97,7 +97,7 @@ def text_units(
 def _windows(
     model: LoadedModel, texts: list[Tokenized], num_parts: int, how: str
 ) -> list[_Window]:
-    """The windows of those of the texts that have 1 or 2 parts."""
+    """The windows of the single texts (`num_parts` 1) or of the pairs (2) among the texts."""
     index = [i for i, text in enumerate(texts) if len(text.ids) == num_parts]
     if not index:
         return []
@@ -189,7 +189,7 @@ class Classify(WindowedJob):
         self.keys = tuple(described)
 
     def check_form(self, texts: list[str]) -> None:
-        """Raises InputError if the model was trained on pairs, and it is none, or the reverse."""
+        """Raises InputError for a single text if the model was trained on pairs, or the reverse."""
         if self.num_texts == 2 and len(texts) == 1:
             raise InputError(
                 'it is a single text, and the model was trained on pairs: give a second text (with '

@@ -43,7 +43,7 @@ def is_described(folder: Path) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run with checkpoints."""
+    """Whether a folder is a run folder, with checkpoints."""
     return (folder / CHECKPOINTS).exists()
 
 
@@ -73,7 +73,7 @@ def is_step(path: Path) -> bool:
 
 
 def run_of(path: Path) -> Path:
-    """The run folder that a path names: itself, or that of a `RUN/checkpoints/STEP`."""
+    """The run folder that a path names: the path itself, or RUN of `RUN/checkpoints/STEP`."""
     return path.parent.parent if is_step(path) else path
 
 

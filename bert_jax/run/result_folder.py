@@ -35,7 +35,7 @@ _REMEDY = 'remove it'
 
 
 def free_folder(named: str, identity: Mapping[str, Any]) -> str:
-    """The first of NAME, NAME-2, NAME-3, ... that holds no evaluation, or one of the same.
+    """The first of NAME, NAME-2, NAME-3, ... that is free, or has an evaluation of the same.
 
     Args:
       named: NAME.

@@ -115,14 +115,14 @@ class _ObjectReader(io.RawIOBase):
         return len(content)
 
     def close(self) -> None:
-        """Ends what is being read ahead."""
+        """Ends the requests that read ahead."""
         self._ranges.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         super().close()
 
     def _known_size(self) -> int:
-        """The size of the object, for which something must have been read of it."""
+        """The size of the object, which the first answer tells: some of it must have been read."""
         if self._size is None:
             self._range(0)
         return self._size or 0

@@ -44,7 +44,7 @@ class SaveFailed(RuntimeError):
 
 
 class Diverged(RuntimeError):
-    """A loss, parameter or metric is not finite: exit status 3, as it would be so again.
+    """A loss, parameter or metric is not finite. Exit status 3: the same command would fail again.
 
     Attributes:
       step: the step whose parameters are bad.

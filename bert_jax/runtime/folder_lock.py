@@ -145,7 +145,7 @@ class Claim:
         return read_claim(path).get('token') == self._content['token']
 
     def _is_dead(self, number: int) -> bool:
-        """Whether the holder of a claim is known to be gone; also sets what is known of it."""
+        """Whether the holder of a claim is known to be gone. Also updates `known_alive`."""
         seen = self._look(number)
         content = seen.content
         pid = content.get('pid', '?')

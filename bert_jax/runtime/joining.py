@@ -57,11 +57,11 @@ class Waiting:
         self.limit = limit
 
     def is_over(self, grace: float = 0.0) -> bool:
-        """Whether the limit has passed, and so many more seconds."""
+        """Whether the limit has passed, and `grace` seconds more."""
         return time.monotonic() - self._began > self.limit + grace
 
     def line(self, what: str) -> str:
-        """A line that is due, about what is waited for; '' where none is."""
+        """A line about the hosts that are waited for, if it is time for one; else ''."""
         now = time.monotonic()
         if now < self._next_line:
             return ''
@@ -275,7 +275,7 @@ class _Reception:
                 self._greet(guest, message.get('host'))
 
     def _forget(self, guest: _Messages) -> None:
-        """Takes note that one is gone; it may come again."""
+        """Takes note that a host is gone; it may come again."""
         self._selector.unregister(guest.connection)
         guest.connection.close()
         self._here = {host: other for host, other in self._here.items() if other is not guest}
@@ -303,7 +303,7 @@ class _Reception:
         guest.send(welcome=True)
 
     def _tell_who_is_missing(self) -> None:
-        """Prints it if it is time for that.
+        """Prints which hosts are missing, if it is time for another line.
 
         Raises:
           Unavailable: it is too late.

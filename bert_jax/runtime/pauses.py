@@ -37,7 +37,7 @@ _asked: contextvars.ContextVar[_Asked | None] = contextvars.ContextVar('asked', 
 
 
 class Interrupted(Stopped):
-    """A run leaves what is long between two steps, because it has to stop."""
+    """A run has to stop, and so leaves work that takes long between two steps."""
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def _rounded(x: jax.Array, message_dtype: str) -> jax.Array:
 
 
 def _gather(x: jax.Array, sharding: NamedSharding, message_dtype: str) -> jax.Array:
-    """The whole parameter, from shards of the batch axes, as it is in messages.
+    """The whole parameter in the dtype of messages, gathered from the shards of the batch axes.
 
     Axes that split one dim are gathered at once, so that TPUs use the links of all of them. Pieces
     that are far from whole tiles are gathered over one axis after the other, and in a dim of their

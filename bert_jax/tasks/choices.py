@@ -169,7 +169,7 @@ def read_choices(
 
 
 def _without_empty(path: str, rows: table.Rows) -> table.Rows:
-    """The rows with all their texts and a label; the number of the others is said."""
+    """The rows that have all their texts and a label. Says how many rows are left out."""
     kept = table.Rows([], [], [])
     num_empty = 0
     num_unlabelled = 0

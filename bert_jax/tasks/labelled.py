@@ -336,7 +336,7 @@ class LabelledTask:
         return [functools.partial(outputs_of, units=eval_set.units) for eval_set in self.sets]
 
     def evaluation(self, outputs: Sequence[Outputs]) -> Results:
-        """The `results` without metrics that are undefined; what is odd about them is said."""
+        """The `results` without undefined metrics. Says what is odd about them."""
         metrics, files = self.results(outputs)
         for eval_set, result in zip(self.sets, outputs):
             for line in eval_set.remarks(result):

@@ -246,7 +246,7 @@ def label_names(config: ConfigDict, path: str, column: str) -> list[str]:
 
 
 def as_known(there: Collection[str], known: Collection[str]) -> dict[str, str]:
-    """{a label: the known one that it is, too}, for those that are spelled in another way; said.
+    """{label: the known label that it means}, for labels in another spelling; says which they are.
 
     These differ only in case, or they are the same number, as 1 and 1.0 are. A known label stays
     itself, and so does one that two known labels differ from only in case. If none is known yet,
@@ -278,7 +278,7 @@ def _say_one(are: str, found: Mapping[str, str]) -> None:
 
 
 def _same_numbers(there: Collection[str], known: Collection[str]) -> dict[str, str]:
-    """{a label: the known one that is the same number}; it is said."""
+    """{label: the known label that is the same number}; says which they are."""
     known_of_number: dict[str, str] = {}
     for name in sorted(known):
         known_of_number.setdefault(table.plain_number(name), name)

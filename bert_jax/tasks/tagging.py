@@ -247,7 +247,7 @@ class TaggerLabels:
 
     @classmethod
     def of(cls, scored: ScoredModel | None, examples: Tagged) -> TaggerLabels:
-        """Those of the model that is scored, if it has any, else those of examples."""
+        """The labels of the model that is scored, if it has any, else the tags of examples."""
         names = examples.labels
         if scored and scored.labels:
             names = scored.labels

@@ -40,7 +40,7 @@ class Frame:
     cuts_start: bool = False
 
     def template(self, *, pair: bool) -> Template:
-        """That of one text, or of two."""
+        """The template of a sequence of one text, or of two."""
         return self.pair if pair else self.single
 
     def num_special(self, *, pair: bool) -> int:

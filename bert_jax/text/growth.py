@@ -72,7 +72,7 @@ class Growth:
         return re.split('|'.join(map(re.escape, self._added)), text)
 
     def _length(self, text: str, most: int) -> int:
-        """The characters of a text when it is normalized; more than `most` if a step makes so."""
+        """How many characters a text has once normalized; above `most` if a step makes so many."""
         for step in self._steps:
             length = step.length_of(text)
             if length > most:
@@ -110,7 +110,7 @@ class _Step:
         return self._step.normalize(text)
 
     def length_of(self, text: str) -> int:
-        """The characters of the text after the step; it is not made where they may be many."""
+        """How many characters a text has after the step, which is not done if they may be many."""
         if self._prepends:
             return len(text) + self._content_length
         if self._removing is None:  # the others give a character 18 at most

@@ -144,7 +144,7 @@ class HuggingFaceTokenizer:
                     'one tokenizer together')
 
     def _add_special(self, names: Mapping[str, str]) -> None:
-        """Makes tokens that are found in texts of those that the files beside it name."""
+        """Lets the special tokens that the files beside tokenizer.json name be found in texts."""
         added = self._library.get_added_tokens_decoder().values()
         known = {token.content for token in added}
         for name in names.values():
@@ -360,7 +360,7 @@ class HuggingFaceTokenizer:
         return Encoding(split.ids, split.places)
 
     def split(self, text: str) -> Split:
-        """The pieces of a text with what the pre-tokenizer made of it."""
+        """The pieces of a text, each with the text that the pre-tokenizer gave it."""
         encoding = self._encoding(text)
         places: list[Place] = []
         for piece_id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):

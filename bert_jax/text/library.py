@@ -67,14 +67,14 @@ class _Messages:
                 self._restore()
 
     def drop(self) -> None:
-        """Drops what is held back."""
+        """Drops the lines of standard error that are held back."""
         with self._lock:
             if self._held != _NONE:
                 os.truncate(self._held, 0)
                 os.lseek(self._held, 0, os.SEEK_SET)
 
     def _restore(self) -> None:
-        """Lets standard error go on, with what was held back."""
+        """Lets standard error go on, with the lines that were held back."""
         if self._real != _NONE:
             os.dup2(self._real, 2)
             os.close(self._real)

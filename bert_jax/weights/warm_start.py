@@ -223,7 +223,7 @@ def place(
 
 
 def _shared_notes(shared: Mapping[str, str]) -> list[str]:
-    """A note of each part whose layers are those of another."""
+    """A note for each part that starts with the layers of another part."""
     notes: dict[str, None] = {}
     for name, other in shared.items():
         here = part_of(name)
@@ -378,7 +378,7 @@ def extended(weights: Weights, vocab_file: Path) -> tuple[Weights, list[str]]:
 def _with_new_rows(
     array: np.ndarray, num_rows: int, pieces: Mapping[int, Sequence[int]]
 ) -> np.ndarray:
-    """The array with `num_rows` rows, of which each in `pieces` is the mean of these old rows."""
+    """The array with `num_rows` rows; a row in `pieces` is the mean of the old rows it lists."""
     rows = with_rows(array, num_rows)
     for i, ids in pieces.items():
         rows[i] = array[ids].mean(0)

@@ -10,7 +10,7 @@ from bert_jax.tools.preflight.cycles import scheduled_cycles
 from bert_jax.tools.preflight.hlo import CompiledText, scope_of
 from bert_jax.tools.preflight.links import Network
 from bert_jax.tools.preflight.messages import collectives, find_messages, waiting_seconds
-from bert_jax.tools.preflight.schedules import Schedule, read_schedules
+from bert_jax.tools.preflight.schedules import Schedule, take_schedules
 from tests.conftest import ROOT
 
 # A step as the TPU compiler prints it, cut down to what is read.
@@ -184,7 +184,7 @@ def test_bundles_of_a_schedule_are_counted_by_loop_depth(tmp_path):
 """)
     (tmp_path / '17-part.1-00-final_hlo-static-per-bundle-utilization.txt').write_text(
         '== CAPACTIY:\nMXU, VALU, VLOAD:FILL\n2 4 3\n== UTILIZATION:\n1 3 1\n2 0 0\n')
-    schedules = read_schedules(str(tmp_path))
+    schedules = take_schedules(str(tmp_path))
     assert schedules == {'part.1': Schedule((3, 3, 0), 'MXU')}  # MXU is fullest: 3 of its 4 places
     assert not any(tmp_path.iterdir())
 

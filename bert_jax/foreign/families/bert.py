@@ -72,7 +72,7 @@ def layers_of_bert(prefix: str) -> Names:
 
 
 def classifier_dropout(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """The rate before the classifier, which is that of the layers where none is stated."""
+    """The dropout rate before the classifier; if none is stated, the rate of the layers."""
     rate = config.get('classifier_dropout', config['hidden_dropout_prob'])
     return {'classifier_dropout': rate}
 

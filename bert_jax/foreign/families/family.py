@@ -38,7 +38,7 @@ def _fits(config: Mapping[str, Any]) -> Misfit | None:
 
 
 def only_with(**allowed: Sequence[Any]) -> Callable[[Mapping[str, Any]], Misfit | None]:
-    """For a class that reads fields of its own: the values of them that our head has, too.
+    """For a class that reads fields of its own: the values with which our head computes the same.
 
     The first is that of a config.json without the field.
     """

@@ -124,7 +124,7 @@ def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _masked_lm_misfit(config: Mapping[str, Any]) -> Misfit | None:
-    """Its head has an activation of its own; ours has that of the layers."""
+    """ModernBERT's head has an activation of its own; our head has the activation of the layers."""
     act = config['hidden_activation']
     head_act = config['classifier_activation']
     if _HEAD_ACTS.get(head_act) == GELU[act]:

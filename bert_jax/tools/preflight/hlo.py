@@ -185,7 +185,7 @@ class CompiledText:
         return math.prod(bounds)
 
     def schedules(self, by_name: dict[str, Schedule]) -> dict[str, Schedule]:
-        """`by_name` (from `read_schedules`) with schedules for instructions equal to those in it.
+        """`by_name` (from `take_schedules`) with schedules for instructions equal to those in it.
 
         The compiler writes the schedule of only one of several equal instructions.
         """

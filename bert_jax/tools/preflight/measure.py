@@ -32,7 +32,7 @@ from bert_jax.tools.preflight.kernels import step_time
 from bert_jax.tools.preflight.links import Network, open_network
 from bert_jax.tools.preflight.messages import collectives, find_messages, waiting_seconds
 from bert_jax.tools.preflight.saved import CompiledPhase, Programs
-from bert_jax.tools.preflight.schedules import Schedule, read_schedules
+from bert_jax.tools.preflight.schedules import Schedule, take_schedules
 from bert_jax.train.compiling import Memory, compile_step, device_bytes
 from bert_jax.train.program import Program, build_program, steps_with_shapes
 from bert_jax.validation import complete
@@ -192,7 +192,7 @@ class _PhaseMeasurer:
             say(f'compiling {step_name} of {_name(phase, number)} for '
                 f'{num_devices // self.chip.num_devices} x {self.chip.name} ...')
             results[step_name] = self._compile_step(step, arguments)
-            schedules[step_name] = read_schedules(self.folder)
+            schedules[step_name] = take_schedules(self.folder)
             say(f'  done, {time.monotonic() - started:.0f} s')
         train, train_memory = results['train']
         _, evaluation_memory = results['evaluation']

@@ -28,14 +28,14 @@ class Schedule(NamedTuple):
 
 
 def write_schedules(folder: str) -> None:
-    """Makes libtpu, unless it is loaded already, write to `folder` what `read_schedules` reads."""
+    """Makes libtpu, unless it is loaded already, write to `folder` what `take_schedules` reads."""
     stages = f'final_{_BUNDLES}|final_{_UTILIZATION}'
     os.environ['LIBTPU_INIT_ARGS'] = (
         f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={folder} "
         f'--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=({stages})')
 
 
-def read_schedules(folder: str) -> dict[str, Schedule]:
+def take_schedules(folder: str) -> dict[str, Schedule]:
     """Schedules of what was compiled since the last call, by instruction; deletes the files."""
     bundles: dict[str, tuple[int, int, int]] = {}
     units: dict[str, str] = {}

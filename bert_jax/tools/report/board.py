@@ -198,7 +198,7 @@ def _num_params(run: RunRecords, model: ModelConfig) -> int:
 
 
 def _chip_hours(run: RunRecords, flops: float, share_of_peak: float) -> str:
-    """Hours of a v5e chip as preflight counted them, else about those that the FLOPs take."""
+    """Hours of a v5e chip: those that preflight counted, or an estimate from the FLOPs."""
     counted = run.folder / 'preflight.json'
     if counted.exists():
         hours = read_fields(counted, {'chip_hours': NUMBER}, 'delete it').get('chip_hours')
