@@ -48,7 +48,7 @@ WITHOUT_CONFIG_OBJECT = [
 TENSORFLOW_FILES = [
     'corpus/records.py',
     'corpus/tfds_source.py',
-    'corpus/tokenize.py',
+    'corpus/tokenize_tensorflow.py',
     'foreign/tf1.py', 'foreign/tf1_index.py',
     'predict/export.py',
     'rows/tfds.py',

@@ -1,6 +1,5 @@
 """From a config to its text, opened: the vocabulary, token stores, records."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,9 +11,9 @@ from bert_jax.corpus import sharing
 from bert_jax.corpus.document_facts import document_facts
 from bert_jax.corpus.sources import TextSpec, sample_texts
 from bert_jax.corpus.store_parts import DocumentFilter
+from bert_jax.corpus.tokenize import make_encode
 from bert_jax.corpus.trainers import Wanted
 from bert_jax.rows.prepared import Prepared
-from bert_jax.rows.sequences import Encode
 from bert_jax.rows.store import TokenStore
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError
@@ -22,7 +21,6 @@ from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
 from bert_jax.text.coverage import check_known
 from bert_jax.text.kinds import load_tokenizer
-from bert_jax.text.tokenizer import Tokenizer
 
 _CHECKED_TOKENS = 1_000_000  # of a store, for pieces that are unknown
 _CHECKED_BYTES = 1 << 18  # of text, for characters of unknown words
@@ -53,24 +51,7 @@ def prepare(config: ConfigDict) -> Prepared | None:
         as_path(data.vocab_file), data.add_tokens, data.lowercase,
         sharing.Places.choose(data.dir, data.local_dir), data.strip_accents)
     tokenizer = load_tokenizer(path, data.lowercase)
-    return Prepared(path, tokenizer, _encode_of(tokenizer))
-
-
-def _encode_of(tokenizer: Tokenizer) -> Encode:
-    """Tokenizes many texts: by TF-Text where that is installed, else by `tokenizers`.
-
-    Either is loaded for the first texts.
-    """
-    @functools.cache
-    def loaded() -> Encode:
-        if has_tensorflow():
-            with loading_tensorflow('fine-tuning'):
-                from bert_jax.corpus.tokenize import make_encode
-        else:
-            from bert_jax.corpus.tokenize_plain import make_encode
-        return make_encode(tokenizer)
-
-    return lambda texts: loaded()(texts)
+    return Prepared(path, tokenizer, make_encode(tokenizer, 'fine-tuning'))
 
 
 class _Pretraining:
@@ -123,8 +104,8 @@ class _Pretraining:
         for name, spec in self._specs.items():
             if spec.kind.holds != 'records':
                 stores[name] = self._store(spec, facts if name in trained_on else ())
-        return Prepared(
-            self._vocab_path, self._tokenizer, _encode_of(self._tokenizer), stores, records)
+        encode = make_encode(self._tokenizer, 'fine-tuning')
+        return Prepared(self._vocab_path, self._tokenizer, encode, stores, records)
 
     def _vocabulary(self) -> Path:
         """The vocabulary that the config names, or one of the texts, with the added tokens."""

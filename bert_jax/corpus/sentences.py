@@ -1,8 +1,9 @@
 """Where sentences end, in all scripts: rules for the two engines that split text.
 
 A "sentence" of BERT is any span of text, so the rules look only at the marks and at the characters
-beside them; no list of abbreviations is needed. `bert_jax.corpus.tokenize` applies them with RE2,
-`bert_jax.corpus.tokenize_plain` with Python's `re`. After each step the found ends are newlines.
+beside them; no list of abbreviations is needed. `bert_jax.corpus.tokenize_tensorflow` applies them
+with RE2, `bert_jax.corpus.tokenize_plain` with Python's `re`. After each step the found ends are
+newlines.
 """
 
 import re

@@ -24,7 +24,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -49,6 +49,7 @@ from bert_jax.corpus.store_parts import (
     write_notes,
 )
 from bert_jax.corpus.text_batches import text_batches
+from bert_jax.corpus.tokenize import tokenize_batches
 from bert_jax.rows.blocks import Block, bounds_of, smallest_token_dtype
 from bert_jax.rows.store import (
     FORMAT_VERSION,
@@ -59,7 +60,6 @@ from bert_jax.rows.store import (
 )
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, counted, tell
-from bert_jax.runtime.packages import has_tensorflow, loading_tensorflow
 from bert_jax.text.kinds import find_vocabulary, keep_tokenizer, load_tokenizer
 
 # Raise it when `split_sentences` changes: stores built by older rules are not reused.
@@ -356,9 +356,9 @@ class _Worker:
         number, start, is_whole = self._resumed(share)
         if is_whole:
             return
-        tokenize_batches = _load_tokenize_batches(build.source.spec)
         texts = text_batches(build.source, range(start.unit, share.last), start.done)
-        batches = _Batches(tokenize_batches(texts, build.tokenizer, build.num_threads))
+        batches = _Batches(tokenize_batches(
+            texts, build.tokenizer, build.num_threads, purpose=build.source.spec))
         while not is_whole:
             start, is_whole = self._build_part(share, number, batches)
             number += 1
@@ -576,14 +576,3 @@ def _document_hashes(tokens: np.ndarray, bounds: np.ndarray) -> np.ndarray:
         if end > start:
             hashes.append(hashlib.blake2b(tokens[start:end].data, digest_size=8).digest())
     return np.frombuffer(b''.join(hashes), '<u8')
-
-
-def _load_tokenize_batches(spec: str) -> Callable[..., Iterator[TokenBatch]]:
-    """`tokenize_batches` in TensorFlow, where it is installed, else that which needs none."""
-    if not has_tensorflow():
-        from bert_jax.corpus.tokenize_plain import tokenize_batches as without_tensorflow
-
-        return without_tensorflow
-    with loading_tensorflow(spec):  # nothing else in this process needs it
-        from bert_jax.corpus.tokenize import tokenize_batches
-    return tokenize_batches

@@ -3,7 +3,7 @@
 Lines that hold no added token and only code points on which Hugging Face's `tokenizers` and the
 reference in `bert_jax.text` agree go through the former, all others (and all lines, where the
 package is not installed) through the latter. Sentences are split by the rules of
-`bert_jax.corpus.tokenize`.
+`bert_jax.corpus.tokenize_tensorflow`.
 
 Shapes: n lines, N tokens in all lines together.
 """
@@ -63,7 +63,7 @@ def _class_of(chosen: np.ndarray) -> str:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Splits a document into sentences, as `bert_jax.corpus.tokenize.split_sentences` does."""
+    """Splits a document into sentences, as `tokenize_tensorflow.split_sentences` does."""
     ends = _patterns()
     marked = text
     if ends.anywhere_signs.search(text):
@@ -194,7 +194,7 @@ def tokenize_batches(
 ) -> Iterator[TokenBatch]:
     """Splits documents into lines and tokenizes them, in parallel and in order.
 
-    Arguments and results are those of `bert_jax.corpus.tokenize.tokenize_batches`.
+    Arguments and results are those of `bert_jax.corpus.tokenize_tensorflow.tokenize_batches`.
     """
     leaving_out = LeavingOut(tokenizer)
     encode = make_encode(tokenizer)

@@ -77,10 +77,10 @@ if oracles.is_possible():  # they compare with programs of the extra [parity]
 _SECONDS = 60.0
 _ADDRESSES = 16 << 30  # bytes that a case may map, so that it takes no other process's memory
 # Also imported before the first fork: what reads text and pictures takes ten seconds to load.
-_IMPORTED = ('tensorflow', 'tensorflow_text', 'bert_jax.corpus.tokenize', 'bert_jax.corpus.records',
-             'bert_jax.predict.model', 'bert_jax.predict.answers', 'bert_jax.predict.tags',
-             'bert_jax.foreign.tf1', 'matplotlib.pyplot', 'pandas', 'pyarrow', 'huggingface_hub',
-             'torch', 'transformers')
+_IMPORTED = ('tensorflow', 'tensorflow_text', 'bert_jax.corpus.tokenize_tensorflow',
+             'bert_jax.corpus.records', 'bert_jax.predict.model', 'bert_jax.predict.answers',
+             'bert_jax.predict.tags', 'bert_jax.foreign.tf1', 'matplotlib.pyplot', 'pandas',
+             'pyarrow', 'huggingface_hub', 'torch', 'transformers')
 _PLACE = Path('here', 'in')  # a case's working directory; what is named '..' is in its folder too
 
 

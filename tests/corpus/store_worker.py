@@ -8,7 +8,7 @@ Parts are small, and each batch takes SECONDS, so that there are many moments at
 import sys
 import time
 
-from bert_jax.corpus import store_building, store_parts, text_batches
+from bert_jax.corpus import store_building, store_parts, text_batches, tokenize
 from bert_jax.corpus.sources import open_source
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -31,7 +31,7 @@ def build(text, folder, seconds=0.0, report_seconds=10.0):
         return documents_of(*arguments)
 
     store_building.documents_of = slowly
-    store_building.has_tensorflow = lambda: False  # starts quicker
+    tokenize.has_tensorflow = lambda: False  # starts quicker
     text_batches._BATCH_DOCUMENTS = 5
     store_building._SHARE_BYTES = 4000
     store_building._PART_BYTES = 1000
@@ -43,7 +43,7 @@ def build(text, folder, seconds=0.0, report_seconds=10.0):
 
 def work_without_tensorflow(job):
     """What a process of a pool does; the same ids, without the seconds of importing TensorFlow."""
-    store_building.has_tensorflow = lambda: False
+    tokenize.has_tensorflow = lambda: False
     store_building._work(job)
 
 

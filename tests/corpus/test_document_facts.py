@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bert_jax.corpus import near_duplicates, store_building, store_parts
+from bert_jax.corpus import near_duplicates, store_building, store_parts, tokenize
 from bert_jax.corpus.document_facts import document_facts
 from bert_jax.corpus.sources import open_source
 from bert_jax.corpus.store_parts import Notes
@@ -42,7 +42,7 @@ def _texts():
 @pytest.fixture(autouse=True)
 def _without_tensorflow(monkeypatch):
     """Starts quicker, and gives the same ids."""
-    monkeypatch.setattr(store_building, 'has_tensorflow', lambda: False)
+    monkeypatch.setattr(tokenize, 'has_tensorflow', lambda: False)
 
 
 @pytest.fixture(name='evaluation_file')

@@ -42,7 +42,7 @@ def split_in_graph(text):
     pytest.importorskip('tensorflow_text')
     import tensorflow as tf
 
-    from bert_jax.corpus.tokenize import split_sentences
+    from bert_jax.corpus.tokenize_tensorflow import split_sentences
 
     return [sentence.decode() for sentence in split_sentences(tf.constant([text])).to_list()[0]]
 

@@ -11,7 +11,7 @@ from concurrent import futures
 
 import pytest
 
-from bert_jax.corpus import sharing, store_building
+from bert_jax.corpus import sharing, store_building, tokenize
 from bert_jax.corpus.sharing import (
     Mixing,
     Places,
@@ -36,7 +36,7 @@ from tests.rows.stores import change_last_byte
 @pytest.fixture(autouse=True)
 def _without_tensorflow(monkeypatch):
     """Starts quicker, and gives the same ids."""
-    monkeypatch.setattr(store_building, 'has_tensorflow', lambda: False)
+    monkeypatch.setattr(tokenize, 'has_tensorflow', lambda: False)
     monkeypatch.setattr(store_building, '_LOOK_SECONDS', 0.05)
 
 

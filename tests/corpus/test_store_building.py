@@ -11,7 +11,7 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from bert_jax.corpus import store_building, store_finishing, store_parts, text_batches
+from bert_jax.corpus import store_building, store_finishing, store_parts, text_batches, tokenize
 from bert_jax.corpus.source import Document, Source, Unit
 from bert_jax.corpus.sources import open_source
 from bert_jax.rows.store import TokenStore, file_sizes
@@ -129,7 +129,7 @@ def content(folder):
 @pytest.fixture(autouse=True)
 def _without_tensorflow(monkeypatch):
     """Starts quicker, and gives the same ids (see test_tokenize_plain)."""
-    monkeypatch.setattr(store_building, 'has_tensorflow', lambda: False)
+    monkeypatch.setattr(tokenize, 'has_tensorflow', lambda: False)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ pytest.importorskip('tensorflow_text')
 
 import tensorflow as tf
 
-from bert_jax.corpus import tokenize
-from bert_jax.corpus.tokenize import FastTokenizer, safe_codepoints, split_sentences
+from bert_jax.corpus import tokenize_tensorflow
+from bert_jax.corpus.tokenize_tensorflow import FastTokenizer, safe_codepoints, split_sentences
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.sentencepiece import SentencePieceTokenizer
@@ -42,8 +42,8 @@ def _graph(tokenizer):
 def test_tokenizers_that_make_the_same_ids_share_what_is_traced():
     """Making and tracing it takes longer than opening a small task."""
     first, again = (WordPieceTokenizer(VOCAB) for _ in range(2))
-    assert tokenize._in_graph(again) is tokenize._in_graph(first)
-    assert tokenize._in_graph(TINY[False]) is not tokenize._in_graph(first)
+    assert tokenize_tensorflow._in_graph(again) is tokenize_tensorflow._in_graph(first)
+    assert tokenize_tensorflow._in_graph(TINY[False]) is not tokenize_tensorflow._in_graph(first)
 
 
 def assert_same(lines, tokenizer):
@@ -114,8 +114,8 @@ def test_equals_reference_on_edge_cases(lowercase):
 @pytest.mark.parametrize('group_bytes', [1, 10, 60])
 def test_lines_are_tokenized_in_groups_as_they_are_together(group_bytes, monkeypatch):
     lines = ['', 'ß', 'the ' * 30, '', 'a' * 201, '', 'é' * 101, 'Ends.', '']
-    monkeypatch.setattr(tokenize, '_MAX_BYTES_AT_ONCE', 50)
-    monkeypatch.setattr(tokenize, '_GROUP_BYTES', group_bytes)
+    monkeypatch.setattr(tokenize_tensorflow, '_MAX_BYTES_AT_ONCE', 50)
+    monkeypatch.setattr(tokenize_tensorflow, '_GROUP_BYTES', group_bytes)
     fast = FastTokenizer(TINY[True])
     sizes = []
     at_once = fast._at_once

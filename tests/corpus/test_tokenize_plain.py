@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert_jax.corpus import tokenize
 from bert_jax.corpus import tokenize_plain as plain
 from bert_jax.corpus.source import TextBatch
 from bert_jax.text.huggingface import HuggingFaceTokenizer
@@ -63,7 +64,7 @@ def test_sentences_are_those_of_the_graph():
     pytest.importorskip('tensorflow_text')
     import tensorflow as tf
 
-    from bert_jax.corpus.tokenize import split_sentences
+    from bert_jax.corpus.tokenize_tensorflow import split_sentences
 
     every = list(map(chr, range(0x110000)))
     categories = np.array([unicodedata.category(char) for char in every])
@@ -92,7 +93,7 @@ def test_sentences_are_those_of_the_graph():
 @pytest.mark.parametrize('kind', ['wordpiece', *kinds.KINDS])
 def test_batches_are_those_of_the_graph(kind):
     pytest.importorskip('tensorflow_text')
-    from bert_jax.corpus import tokenize
+    from bert_jax.corpus import tokenize_tensorflow
 
     text = (ROOT / 'tests' / 'fixtures' / 'wikitext.txt').read_bytes()
     documents = [text, 'Ein Satz. Noch einer! ﬁ'.encode(), b'bad \xff bytes. Yes.', b'']
@@ -102,12 +103,26 @@ def test_batches_are_those_of_the_graph(kind):
     for split in (True, False):
         batches = [TextBatch(documents, split, note=7), TextBatch([text], split, note=8)]
         found = list(plain.tokenize_batches(iter(batches), tokenizer, 2))
-        expected = list(tokenize.tokenize_batches(iter(batches), tokenizer, 2))
+        expected = list(tokenize_tensorflow.tokenize_batches(iter(batches), tokenizer, 2))
         assert [batch.note for batch in found] == [7, 8]
         for ours, theirs in zip(found, expected, strict=True):
             for name in ('ids', 'num_tokens', 'num_lines'):
                 assert getattr(ours, name).dtype == getattr(theirs, name).dtype
                 np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+@pytest.mark.parametrize('tensorflow', [False, True])
+def test_the_door_gives_the_ids_of_the_reference_whatever_is_installed(monkeypatch, tensorflow):
+    if tensorflow:
+        pytest.importorskip('tensorflow_text')
+    monkeypatch.setattr(tokenize, 'has_tensorflow', lambda: tensorflow)
+    tokenizer = WordPieceTokenizer(VOCAB, True)
+    ids, counts = tokenizer.encode_joined(HARD)
+    for ours, theirs in zip(tokenize.make_encode(tokenizer, 'a test')(HARD), (ids, counts)):
+        np.testing.assert_array_equal(ours, theirs)
+    batch = TextBatch(['\n'.join(HARD).encode()], split=False, note=0)
+    (found,) = tokenize.tokenize_batches(iter([batch]), tokenizer, 1, 'a test')
+    assert found.ids.tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize('kind', kinds.KINDS)

@@ -11,7 +11,7 @@ pytest.importorskip('tensorflow_text')
 import tensorflow as tf
 
 from bert_jax.config import default_config
-from bert_jax.corpus import store_building, store_parts
+from bert_jax.corpus import store_parts, tokenize
 from bert_jax.rows.examples import pretrain_spec
 from bert_jax.rows.masking import MaskingRates
 from bert_jax.tasks import pretrain
@@ -58,7 +58,7 @@ def _write_records(path, values):
 def _plain_text():
     """Text without TensorFlow: the same ids, without a graph for each tokenizer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_building, 'has_tensorflow', lambda: False)
+        patch.setattr(tokenize, 'has_tensorflow', lambda: False)
         yield
 
 

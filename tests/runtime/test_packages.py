@@ -71,7 +71,7 @@ from bert_jax.runtime.packages import loading_tensorflow
 with loading_tensorflow('reading'):
     import tensorflow as tf
     import bert_jax.corpus.records
-    import bert_jax.corpus.tokenize
+    import bert_jax.corpus.tokenize_tensorflow
 """, 'tf.keras.layers.Dense'),
 ])
 def test_a_run_does_not_load_what_it_does_not_use(tmp_path, package, code, after):

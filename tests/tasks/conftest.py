@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.corpus import preparing, store_building
+from bert_jax.corpus import preparing, tokenize
 from bert_jax.rows import table
 from tests.tasks.files import put
 from tests.tasks.opened import WORDS
@@ -11,7 +11,7 @@ from tests.tasks.opened import WORDS
 @pytest.fixture(autouse=True)
 def _without_tensorflow(monkeypatch):
     """The same ids (see tests/corpus/test_tokenize_plain.py), without a graph for each task."""
-    for module in (preparing, store_building):
+    for module in (preparing, tokenize):
         monkeypatch.setattr(module, 'has_tensorflow', lambda: False)
 
 

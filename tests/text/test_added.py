@@ -72,8 +72,8 @@ def test_the_faster_paths_give_the_ids_of_the_reference(lowercase, switches):
     assert wanted_ids.max() >= len(VOCAB), 'some are added tokens'
     paths = [tokenize_plain]
     with contextlib.suppress(ModuleNotFoundError):  # TensorFlow is an extra
-        from bert_jax.corpus import tokenize
-        paths.append(tokenize)
+        from bert_jax.corpus import tokenize_tensorflow
+        paths.append(tokenize_tensorflow)
     for path in paths:
         ids, counts = path.make_encode(tokenizer)(lines)
         np.testing.assert_array_equal(counts, [len(ids_of_line) for ids_of_line in wanted])

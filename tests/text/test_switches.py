@@ -97,7 +97,7 @@ def small_vocab(vocab_file):
 @pytest.mark.parametrize(('lowercase', 'switches'), COMBINATIONS[::5] + COMBINATIONS[1::7])
 def test_the_graph_gives_the_ids_of_the_reference(lowercase, switches, lines, small_vocab):
     pytest.importorskip('tensorflow_text')
-    from bert_jax.corpus.tokenize import make_encode
+    from bert_jax.corpus.tokenize_tensorflow import make_encode
 
     tokenizer = WordPieceTokenizer(small_vocab, lowercase, switches)
     ids, counts = make_encode(tokenizer)(lines)
