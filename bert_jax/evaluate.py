@@ -69,10 +69,6 @@ def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return models, options
 
 
-def _names_config(options: Sequence[str]) -> bool:
-    return any(option.split('=')[0] in ('--config', '-config') for option in options)
-
-
 def main(argv: list[str]) -> None:
     """Runs the command (see the top of this file)."""
     own_flags: Any = flags.FlagValues()
@@ -88,7 +84,8 @@ def main(argv: list[str]) -> None:
             raise InputError('name a run or a model: python -m bert_jax.evaluate RUN '
                              '--config.data.eval_source=FILE')
         config = None
-        if models and not _names_config(options):
+        names_config = any(option.split('=')[0] in ('--config', '-config') for option in options)
+        if models and not names_config:
             from bert_jax.scoring import config_of_run
 
             config = config_of_run(as_path(models[0]))

@@ -416,18 +416,14 @@ def _open_source(args: argparse.Namespace) -> tuple[Source, str | None]:
     if table_format and not columns:
         columns = _columns_of_run(args)
     if args.command == 'answer' and table_format and not columns:
-        if _is_squad_file(args.input) and args.wait is None:
+        # It has SQuAD's layout, or a question in each row.
+        if table_format == 'json' and not has_rows(args.input) and args.wait is None:
             return inputs.SquadFile(args.input), args.id or 'id'
         columns = ['question', 'context']
     source = inputs.open_source(args.texts, args.input, columns, args.wait)
     if args.id:
         next(source.ids(args.id), None)  # fails now if there is no such column
     return source, args.id
-
-
-def _is_squad_file(file: str) -> bool:
-    """Whether a file has SQuAD's layout, and not a question a row."""
-    return format_of(file) == 'json' and not has_rows(file)
 
 
 def _named_columns(args: argparse.Namespace) -> list[str]:

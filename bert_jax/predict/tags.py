@@ -54,9 +54,12 @@ class Tag(TextJob[Words, WordWindows]):
             words = parts_of(text)
             pieces = self.model.tokenizer.encode_words(words)
             return Words(' '.join(words), _places(words), pieces)
-        found = self._split(text)
-        places = [(word.begin, word.end) for word in found]
-        return Words(text, places, [word.ids for word in found])
+        places = []
+        pieces = []
+        for word in self._split(text):
+            places.append((word.begin, word.end))
+            pieces.append(word.ids)
+        return Words(text, places, pieces)
 
     def batch(self, texts: list[Words]) -> tuple[WordWindows, Units]:
         """Windows in which each word is labelled once."""

@@ -84,14 +84,13 @@ def text_units(
     """
     windows = _windows(model, texts, 1, how) + _windows(model, texts, 2, how)
     windows.sort(key=lambda window: window.text)
-    ids = [window.ids for window in windows]
+    of_text, ids, types, first_lengths = zip(*windows, strict=True)
     sequences = Sequences(
         ids=np.concatenate(ids),
         offsets=np.cumsum([0, *map(len, ids)]),
-        first_lengths=np.array([window.first_length for window in windows]),
-        types=np.concatenate([window.types for window in windows]))
-    of_text = np.array([window.text for window in windows])
-    return TextWindows(sequences, of_text, how), Units(sequences)
+        first_lengths=np.array(first_lengths),
+        types=np.concatenate(types))
+    return TextWindows(sequences, np.array(of_text), how), Units(sequences)
 
 
 def _windows(

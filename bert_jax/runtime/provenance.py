@@ -50,7 +50,9 @@ def made_by() -> dict[str, Any]:
     its files, the versions of what computes, and the running command.
     """
     return {
-        'commit': _commit(), 'code': _code(), 'versions': versions(),
+        'commit': _commit(),
+        'code': digest(json.dumps(package_files()).encode()),
+        'versions': versions(),
         'command': shlex.join(_command()),
     }
 
@@ -86,11 +88,6 @@ def package_files() -> dict[str, str]:
     return {
         path.relative_to(_PACKAGE.parent).as_posix(): digest(path.read_bytes())
         for path in sorted(_PACKAGE.rglob('*.py'))}
-
-
-def _code() -> str:
-    """One digest of all files of this package."""
-    return digest(json.dumps(package_files()).encode())
 
 
 def own_files() -> dict[str, str]:

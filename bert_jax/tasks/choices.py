@@ -157,15 +157,18 @@ def read_choices(
     questions: list[_Question] = rows.values
     labels = {question.label for question in questions}
     id_of = _label_ids(columns.choices, parser.num_choices, labels)
+    contexts = []
+    choices = []
+    label_ids = []
     for line, question in zip(rows.lines, questions, strict=True):
         if question.label not in id_of:
             raise InputError(f"{path}, line {line}: unknown label '{question.label:.60}'; known "
                              f"are {', '.join(id_of)}: correct the cell")
-    contexts = [question.context for question in questions]
-    choices = zip(*[question.choices for question in questions], strict=True)
-    label_ids = [id_of[question.label] for question in questions]
+        contexts.append(question.context)
+        choices.append(question.choices)
+        label_ids.append(id_of[question.label])
     return TextExamples(
-        [contexts, *choices], np.array(label_ids, np.int32), rows.ids, path)
+        [contexts, *zip(*choices, strict=True)], np.array(label_ids, np.int32), rows.ids, path)
 
 
 def _without_empty(path: str, rows: table.Rows) -> table.Rows:

@@ -92,7 +92,9 @@ def open_squad(config: ConfigDict, scored: ScoredModel | None = None) -> Labelle
         if config.data.eval_source:
             warn_of_trained_on(config, _wholes(train), _wholes(dev))
         _say_questions(train, version, 'train on')
-        train_units = _training_units(_windows(config, tokenization, train, training=True))
+        trained = _windows(config, tokenization, train, training=True)
+        train_units = Units(trained.sequences, positions={
+            'start_positions': trained.start_positions, 'end_positions': trained.end_positions})
     return LabelledTask(
         config, tokenization, train=train_units,
         evaluated=(EvalSet('', Units(windows.sequences), scored_set.results),),
@@ -248,11 +250,6 @@ def _tokenizer_of_original(
     if _is_own_file(config, training):
         return None
     return wordpiece_of(tokenizer)
-
-
-def _training_units(windows: SquadWindows) -> Units:
-    return Units(windows.sequences, positions={
-        'start_positions': windows.start_positions, 'end_positions': windows.end_positions})
 
 
 def _is_own_file(config: ConfigDict, training: bool) -> bool:

@@ -90,8 +90,13 @@ def v2_scores(
     for key, raw_scores in raw.items():
         final[key] = _with_threshold(raw_scores, answers, odds, threshold)
 
-    answered = [name for name in texts if answers[name]]
-    unanswered = [name for name in texts if not answers[name]]
+    answered = []
+    unanswered = []
+    for name in texts:
+        if answers[name]:
+            answered.append(name)
+        else:
+            unanswered.append(name)
     overall = _group_scores('', list(texts), final)
     scores = {'exact_match': overall.pop('exact'), **overall}
     scores |= _group_scores('HasAns_', answered, final)

@@ -59,9 +59,11 @@ def follow_class(parts: dict[str, Any], fields: Mapping[str, Any], source: str) 
         made = _sentence_piece(parts, fields)
     elif kind not in _GENERAL:
         made = _with_prefix_space(parts, fields)
-    changed = [name for name, part in made.items() if not _says_same(parts.get(name), part)]
-    for name in changed:
-        parts[name] = made[name]
+    changed = []
+    for name, part in made.items():
+        if _plain(parts.get(name)) != _plain(part):
+            changed.append(name)
+            parts[name] = part
     if changed and kind:
         tell_once(f'note: {source}: tokenizer_class={kind!r} beside it makes another '
                   f"{', '.join(changed)}, which is taken, as in transformers 5")
@@ -166,11 +168,6 @@ def _contradicts_space(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> b
     steps = steps_of(parts.get('pre_tokenizer'))
     return any(step.get('type') == 'ByteLevel' and step['add_prefix_space'] != adds
                for step in steps)
-
-
-def _says_same(part: Any, other: Any) -> bool:
-    """Whether two parts of a tokenizer.json do the same, but for what concerns offsets only."""
-    return _plain(part) == _plain(other)
 
 
 def _plain(stage: Any) -> list[dict[str, Any]]:

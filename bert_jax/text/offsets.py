@@ -50,8 +50,9 @@ def _read_off(normalized: NormalizedWord, lengths: Sequence[int | None]) -> list
     sources: list[int] = []  # by character of the tokens: the character of the word it is from
     for i, form in enumerate(normalized.forms):
         sources += [i] * len(form)
-    token_ends = list(itertools.accumulate(len(token) for token in normalized.tokens))
-    if sum(len(token) for token in normalized.tokens) != len(sources):
+    token_lengths = list(map(len, normalized.tokens))
+    token_ends = list(itertools.accumulate(token_lengths))
+    if sum(token_lengths) != len(sources):
         return []
     found: list[Place] = []
     at = 0

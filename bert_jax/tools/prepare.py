@@ -64,7 +64,9 @@ def main(argv: Sequence[str]) -> None:
                 show(f'{source}: {counts[unknown_id] / max(counts.sum(), 1):.2%} of the tokens are '
                      '[UNK]')
             for file in store.manifest.get('contamination', ()):
-                show(f'{source}: {_found_of(file)}')
+                show(f"{source}: {file['name']}: {file['num_found']:,} of "
+                     f"{counted(file['num_texts'], 'text')} found, in "
+                     f"{counted(file['num_documents'], 'document')}")
         if not prepared.stores:
             show('all sources are records, which every host reads as they are')
 
@@ -77,12 +79,6 @@ def _described(manifest: Mapping[str, Any]) -> str:
         f"{counted(manifest['num_sentences'], 'sentence')} and "
         f"{counted(manifest['num_blocks'], 'block')}, {sum(sizes.values()) / 1e6:,.1f} MB in "
         f"{counted(len(sizes), 'file')}")
-
-
-def _found_of(file: Mapping[str, Any]) -> str:
-    """How much of an evaluation file is in a training text."""
-    return (f"{file['name']}: {file['num_found']:,} of {counted(file['num_texts'], 'text')} "
-            f"found, in {counted(file['num_documents'], 'document')}")
 
 
 if __name__ == '__main__':

@@ -96,11 +96,6 @@ def value_in(config: Mapping[str, Any], key: str, allowed: Allowed, where: Path)
     return value
 
 
-def _without_none(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of config.json that have a value."""
-    return {key: value for key, value in config.items() if value is not None}
-
-
 def _no_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """For a family whose `spellings` say all."""
     return {}
@@ -221,7 +216,11 @@ class Family:
 
     def _stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of config.json, with the values in transformers of those that are absent."""
-        return {**self.defaults, **_without_none(config)}
+        stated = dict(self.defaults)
+        for key, value in config.items():
+            if value is not None:
+                stated[key] = value
+        return stated
 
     def model_of(self, config: Mapping[str, Any], where: Path) -> dict[str, Any]:
         """`Weights.model` from the content of config.json.

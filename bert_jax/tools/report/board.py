@@ -170,7 +170,9 @@ def _recipe(
     """
     run = group.runs[0]
     model = ModelConfig(**read_description(run.folder).model)
-    num_params = run.fields.get('parameters') or _num_params(run, model)
+    num_params = run.fields.get('parameters')
+    if not num_params:  # older runs do not say it
+        num_params = num_unpadded(HEADS[run.head](model))
     _, flops = run.work_at(run.fields['train.steps'])
     command = str(run.fields.get('made.command', ''))
     shown_command = ''
@@ -190,11 +192,6 @@ def _recipe(
         str(len(group.runs)),
         str(run.fields.get('made.commit', '')),
         shown_command])
-
-
-def _num_params(run: RunRecords, model: ModelConfig) -> int:
-    """Number of parameters of a run that does not say it, as older ones do not."""
-    return num_unpadded(HEADS[run.head](model))
 
 
 def _chip_hours(run: RunRecords, flops: float, share_of_peak: float) -> str:

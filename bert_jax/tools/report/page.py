@@ -320,16 +320,12 @@ def _curves(groups: Sequence[Group], curves: Sequence[Mapping[str, Any]]) -> str
 
 def _charts(curves: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The charts, each with a metric's training and held-out points."""
-    charts = []
-    for name in dict.fromkeys(map(_without_split, itertools.chain(*curves))):
-        if name not in _NOT_DRAWN:
-            charts.append({'title': name.replace('_', ' '), 'series': _series(curves, name)})
-    return charts
-
-
-def _without_split(name: str) -> str:
-    """The metric of `train/METRIC` or `eval/METRIC`."""
-    return name.partition('/')[2]
+    charts: dict[str, dict[str, Any]] = {}  # by metric
+    for key in itertools.chain(*curves):
+        _, _, name = key.partition('/')  # of train/METRIC or eval/METRIC
+        if name not in charts and name not in _NOT_DRAWN:
+            charts[name] = {'title': name.replace('_', ' '), 'series': _series(curves, name)}
+    return list(charts.values())
 
 
 def _series(curves: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:

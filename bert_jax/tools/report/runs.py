@@ -73,9 +73,14 @@ class RunRecords:
         """
         self.name = name
         self.folder = folder
-        self.records = [_finite(record) for record in read_records(folder / RECORDS)]
+        self.records: list[dict[str, Any]] = []  # without values that are not finite
+        self.evaluations: list[dict[str, Any]] = []  # those of the records that have scores
+        for record in read_records(folder / RECORDS):
+            finite = {name: value for name, value in record.items() if math.isfinite(value)}
+            self.records.append(finite)
+            if any(name.startswith('eval/') for name in finite):
+                self.evaluations.append(finite)
         self.fields: dict[str, Any] = read_run_fields(folder)
-        self.evaluations = list(filter(_is_evaluation, self.records))
         self.metric = str(self.fields.get('metric', ''))
         self.head = str(self.fields.get('head') or '')
         self.keeps_best = self._has_best_weights()
@@ -188,14 +193,6 @@ class RunRecords:
         rows = phase['batch_size']
         length = phase['max_seq_length']
         return rows * length * share * trained.token_flops(length)
-
-
-def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if math.isfinite(value)}
-
-
-def _is_evaluation(record: Mapping[str, Any]) -> bool:
-    return any(name.startswith('eval/') for name in record)
 
 
 def _total_seconds(records: Sequence[Mapping[str, Any]]) -> float:
