@@ -77,7 +77,19 @@ def test_the_six_lines_of_the_readme(tiny, capsys):
     assert after > before
 
 
-def test_the_example_of_the_reference(capsys):
+def test_the_reference_lists_what_is_public():
     page = (ROOT / 'docs' / 'reference' / 'python.md').read_text()
-    exec(re.search(r'```python\n(.*?)```', page, re.DOTALL)[1], {'__name__': 'reference'})
-    assert 'enormous' in capsys.readouterr().out
+    for name in bert_jax.__all__:
+        assert f'::: bert_jax.{name}\n' in page
+        assert re.search(rf'bert_jax\.{name}[( )]', page), name
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_reference(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / 'docs' / 'reference' / 'python.md').read_text()
+    names = {'__name__': 'reference'}
+    for program in re.findall(r'```python\n(.*?)```', page, re.DOTALL):
+        exec(program, names)
+    said = capsys.readouterr().out
+    assert 'enormous' in said and "{'optimizer.learning_rate': " in said
