@@ -31,8 +31,11 @@
 #     --queue=QUEUE                   the queue of Kueue that starts the run's pods, all at once
 #     --service-account=NAME          Kubernetes account that may use the bucket (default)
 #     --project=PROJECT               default: gcloud's own setting
-#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead; with
-#                                     --tool=prepare the hosts divide the text among them
+#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
+#     --tool=prepare --pods=N [--cpus=C]
+#                                     prepare a text in place of a run, without --topology: N pods of
+#                                     C CPUs (16), on nodes without TPUs, divide it among them, and
+#                                     one more makes the store (JobSet 0.8 or later)
 #     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
 #     --dry-run                       print the commands without running them
 #
@@ -46,7 +49,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 . "$root/launch/common.sh"
 
 cluster='' location='' project='' topology='' slices=1 spot='' image='' restarts=100
-service_account=default queue='' shared_disk='' dry_run='' tool='' zone='' asked_commit=''
+pods='' cpus=16 service_account=default queue='' shared_disk='' dry_run='' tool='' zone='' asked_commit=''
 
 verb=${1:-}
 case $verb in
@@ -66,6 +69,8 @@ while [ $# -gt 0 ]; do
     --slices=*) slices=${1#*=} ;;
     --image=*) image=${1#*=} ;;
     --restarts=*) restarts=${1#*=} ;;
+    --pods=*) pods=${1#*=} ;;
+    --cpus=*) cpus=${1#*=} ;;
     --queue=*) queue=${1#*=} ;;
     --service-account=*) service_account=${1#*=} ;;
     --zone=*) zone=${1#*=} ;;
@@ -166,14 +171,14 @@ values = {"flags": json.dumps(words[end + 1:])}
 for word in words[:end]:
     name, _, value = word.partition("=")
     is_text = name not in ("slices", "hosts", "chips", "all_chips", "restarts", "labels",
-                            "grace")
+                            "grace", "cpus")
     values[name] = json.dumps(value) if is_text else value  # YAML would read 123 as a number
 print(re.sub("{{(.*?)}}", lambda found: values[found[1]], open(path).read()), end="")
 ' "$root/launch/$template" "name=$name" "slices=$slices" "hosts=$hosts" "chips=$chips" \
     "accelerator=$accelerator" "topology=$shape" "image=$image" "restarts=$restarts" \
     "service_account=$service_account" "module=bert_jax.${tool:+tools.}${tool:-main}" \
     "labels=$labels" "join_seconds=$join_seconds" "all_chips=$((slices * hosts * chips))" \
-    "grace=$grace" -- "$@"
+    "grace=$grace" "cpus=$cpus" -- "$@"
 }
 
 # Applies a filled-in template, or prints the command. Arguments: as of `render`.
@@ -188,12 +193,27 @@ apply() {
 }
 
 start() {
-  need image "$image" && read_topology "$topology"
+  need image "$image"
+  if [ "$tool" = prepare ]; then
+    prepare "$@"
+    return
+  fi
+  read_topology "$topology"
   if [ -z "$queue" ] && ((slices > 1)); then
     say "note: slices that have come wait for the others up to 7 days, and cost that long:" \
       "--queue=QUEUE starts them together (docs/pods.md)"
   fi
   apply gke_jobset.yaml "$@"
+}
+
+# Arguments: flags of tools.prepare.
+prepare() {
+  [ -z "$topology" ] || fail "--tool=prepare needs no TPUs: give --pods=N in place of --topology"
+  need pods "$pods"
+  [[ $pods =~ ^[1-9][0-9]{0,4}$ ]] || fail "--pods=$pods: give a number from 1"
+  [[ $cpus =~ ^[1-9][0-9]*$ ]] || fail "--cpus=$cpus: give a number from 1"
+  hosts=$pods chips=0 accelerator='' shape=''
+  apply gke_prepare.yaml "$@"
 }
 
 # The image has the files of a commit, with its id, not those of the folder.

@@ -20,8 +20,7 @@
 #     --topology=GENERATION:SHAPE     as preflight takes it: v5p:2x2x4, v6e:4x4, tpu7x:4x4x4
 #     --spot                          cheaper, and may be taken away at any time
 #     --flex-start=DURATION           wait for capacity, and have it at most so long: 12h, up to 7d
-#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead; with
-#                                     --tool=prepare the hosts divide the text among them
+#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
 #     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
 #     --commit=COMMIT                 whose files the hosts get: the last one, or that which a relaunched
 #                                     run began with, unless given

@@ -13,9 +13,9 @@
 #     launch/slurm.sh delete NAME                 cancels the run at once
 #
 # --gpus counts the GPUs of a node; --partition=..., --time=..., --account=... and the like are
-# passed to sbatch unchanged. --tool=sweep runs bert_jax.tools.sweep instead, --tool=prepare
-# bert_jax.tools.prepare, whose nodes divide the text; --dry-run, before the --, prints the commands
-# without running them. One task per node drives all its GPUs. Ten minutes
+# passed to sbatch unchanged. --tool=sweep runs bert_jax.tools.sweep instead; --tool=prepare, which
+# needs no --gpus, bert_jax.tools.prepare: the nodes divide the text, and when all are done, the first
+# makes the store. --dry-run, before the --, prints the commands without running them. One task per node drives all its GPUs. Ten minutes
 # before the time limit the run is told to save. Exit status 143 (it saved) queues it again; 0 (done),
 # 2 (bad input), 3 (it diverged) and anything else (a fault) end it.
 
@@ -26,6 +26,13 @@
 #SBATCH --signal=TERM@600
 set -euo pipefail
 
+# Ends the job with a status, by which it may be queued again.
+end() {
+  echo "$(date '+%F %T') ended with status $1"
+  [ "$1" != 143 ] || [ -e "$stopped" ] || scontrol requeue "$SLURM_JOB_ID"
+  exit "$1"
+}
+
 if [ "${1:-}" = job ]; then # run by sbatch, in the folder from which sbatch was called
   shift
   export BERT_JAX_PLATFORM=cuda
@@ -35,15 +42,20 @@ if [ "${1:-}" = job ]; then # run by sbatch, in the folder from which sbatch was
   . launch/venv.sh
   status=0 module=bert_jax.main
   case ${1:-} in --tool=*) module=bert_jax.tools.${1#*=} && shift ;; esac
+  if [ "$module" = bert_jax.tools.prepare ]; then
+    # shellcheck disable=SC2016
+    srun --kill-on-bad-exit=0 bash -c '
+      exec python -m "$@" "--share=$SLURM_PROCID/$SLURM_NTASKS"' bash "$module" "$@" || status=$?
+    [ "$status" != 0 ] || python -m "$module" "$@" --finish || status=$?
+    end "$status"
+  fi
   # Under SLURM jax uses one GPU per task unless it is given a list. srun must not kill the other
   # hosts when one fails: they end by themselves, with its status.
   # shellcheck disable=SC2016
   srun --kill-on-bad-exit=0 bash -c '
     export JAX_LOCAL_DEVICE_IDS=$(seq -s, 0 $((SLURM_GPUS_ON_NODE - 1)))
     exec python -m "$@"' bash "$module" "$@" || status=$?
-  echo "$(date '+%F %T') ended with status $status"
-  [ "$status" != 143 ] || [ -e "$stopped" ] || scontrol requeue "$SLURM_JOB_ID"
-  exit "$status"
+  end "$status"
 fi
 
 cd "$(dirname "$0")/.."
@@ -83,13 +95,15 @@ done
 case $verb in
   run)
     [ -n "$nodes" ] || fail "--nodes is missing, such as --nodes=2"
-    [ -n "$gpus" ] || fail "--gpus is missing: how many a node has, such as --gpus=8"
+    [ -n "$gpus" ] || [ "$tool" = prepare ] ||
+      fail "--gpus is missing: how many a node has, such as --gpus=8"
     [[ $nodes =~ ^[1-9][0-9]*$ ]] || fail "--nodes=$nodes: give a number from 1"
-    [[ $gpus =~ ^[1-9][0-9]*$ ]] || fail "--gpus=$gpus: give the number of GPUs of a node"
+    [[ $gpus =~ ^[1-9][0-9]*$ ]] || [[ $tool:$gpus =~ ^prepare:0?$ ]] || fail "--gpus=$gpus: give the number of GPUs of a node"
     check_tool "$tool"
     shared_disk=1 check_workdir "$@"
     run rm -f "slurm-$name.stopped"
-    run sbatch "--nodes=$nodes" "--gpus-per-node=$gpus" "${options[@]}" launch/slurm.sh job \
+    ((${gpus:-0} == 0)) || options=("--gpus-per-node=$gpus" "${options[@]}")
+    run sbatch "--nodes=$nodes" "${options[@]}" launch/slurm.sh job \
       ${tool:+"--tool=$tool"} "$@"
     ;;
   follow) run tail -n 100 -F "slurm-$name.log" ;;

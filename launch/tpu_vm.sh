@@ -24,8 +24,7 @@
 #     --spot                          cheaper, and may be taken away at any time
 #     --slices=N                      N slices of that type in one run
 #     --valid-until=DURATION          how long to wait in the queue before giving up, such as 6h
-#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead; with
-#                                     --tool=prepare the hosts divide the text among them
+#     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
 #     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
 #     --commit=COMMIT                 whose files the hosts get: the last one, or that which a relaunched
 #                                     run began with, unless given

@@ -11,17 +11,24 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+_given: Any = None  # in a worker
+
 
 @contextlib.contextmanager
-def process_pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
+def process_pool(num_processes: int, for_workers: Any = None) -> Iterator[ProcessPoolExecutor]:
     """Worker processes that end with the block, and with this process however it ends.
 
     They load only what their tasks need. Tasks that still run when the block ends are abandoned. If
     a worker dies, waiting for a result raises `BrokenProcessPool`.
+
+    Args:
+      num_processes: of the pool.
+      for_workers: what `given` returns in them. It may have arrays of `multiprocessing`.
     """
     before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(
-        num_processes, multiprocessing.get_context('spawn'), initializer=_begin)
+        num_processes, multiprocessing.get_context('spawn'), initializer=_begin,
+        initargs=(for_workers,))
     with _without_main():
         started = set(multiprocessing.active_children()) - before
         while len(started) < num_processes:
@@ -46,8 +53,15 @@ def _without_main() -> Iterator[None]:
         sys.modules['__main__'] = command
 
 
-def _begin() -> None:
+def given() -> Any:
+    """What the pool that this process works for has for its workers."""
+    return _given
+
+
+def _begin(for_workers: Any) -> None:
     """Sets up a worker: it ignores Ctrl-C and ends with its parent."""
+    global _given
+    _given = for_workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process through its parent
     parent: Any = multiprocessing.parent_process()
 

@@ -10,6 +10,7 @@ from bert_jax.config.mixtures import WeightedSource, weighted_sources
 from bert_jax.corpus import sharing
 from bert_jax.corpus.document_facts import document_facts
 from bert_jax.corpus.sources import TextSpec, sample_texts
+from bert_jax.corpus.store_building import Build, open_build
 from bert_jax.corpus.store_parts import DocumentFilter
 from bert_jax.corpus.tokenize import make_encode
 from bert_jax.corpus.trainers import Wanted
@@ -54,6 +55,21 @@ def prepare(config: ConfigDict) -> Prepared | None:
     return Prepared(path, tokenizer, make_encode(tokenizer, 'fine-tuning'))
 
 
+def open_builds(config: ConfigDict) -> list[Build]:
+    """What is to be built for a pre-training config: each text's store, begun or finished.
+
+    For those who divide the work themselves. The vocabulary is made or found first; when all stores
+    are finished, `prepare` opens them.
+
+    Args:
+      config: completed (`validation.complete`).
+
+    Raises:
+      InputError: a source, the vocabulary or a folder cannot be used.
+    """
+    return _Pretraining(config).builds()
+
+
 class _Pretraining:
     """The sources of a config of pre-training."""
 
@@ -86,26 +102,50 @@ class _Pretraining:
         Raises:
           InputError: one cannot be used.
         """
-        data = self._config.data
         record_files: Any = None
         if self._record_names or has_tensorflow():
             record_files = _record_files()
+        self._open_vocabulary()
+        records: dict[str, Any] = {}
+        for name in self._record_names:
+            records[name] = record_files.open(self._specs[name].rest, self._places.local)
+        stores: dict[str, TokenStore] = {}
+        for name, facts in self._facts().items():
+            stores[name] = self._store(self._specs[name], facts)
+        encode = make_encode(self._tokenizer, 'fine-tuning')
+        return Prepared(self._vocab_path, self._tokenizer, encode, stores, records)
+
+    def builds(self) -> list[Build]:
+        """What is to be built of each text.
+
+        Raises:
+          InputError: one cannot be used.
+        """
+        self._open_vocabulary()
+        facts = self._facts()
+        found: list[Build] = []
+        for name in self._holding('text'):
+            found.append(open_build(
+                self._specs[name].source, self._tokenizer, self._places.shared,
+                vocab_file=self._vocab_path, facts=facts[name]))
+        return found
+
+    def _open_vocabulary(self) -> None:
+        """Opens the texts and the folders, and then the vocabulary."""
+        data = self._config.data
         sharing.open_texts([self._specs[name] for name in self._holding('text')])
         self._places = sharing.Places.choose(data.dir, data.local_dir)
         self._vocab_path = self._vocabulary()
         self._tokenizer = load_tokenizer(self._vocab_path, data.lowercase)
-        records: dict[str, Any] = {}
-        for name in self._record_names:
-            records[name] = record_files.open(self._specs[name].rest, self._places.local)
+
+    def _facts(self) -> dict[str, Sequence[DocumentFilter]]:
+        """By which documents are left out, for each source that has or becomes a store."""
+        data = self._config.data
         facts = document_facts(
             data.near_duplicates, data.decontaminate, data.remove_contaminated, self._tokenizer)
         trained_on = {source.name for source in self._sources}
-        stores: dict[str, TokenStore] = {}
-        for name, spec in self._specs.items():
-            if spec.kind.holds != 'records':
-                stores[name] = self._store(spec, facts if name in trained_on else ())
-        encode = make_encode(self._tokenizer, 'fine-tuning')
-        return Prepared(self._vocab_path, self._tokenizer, encode, stores, records)
+        return {name: facts if name in trained_on else ()
+                for name, spec in self._specs.items() if spec.kind.holds != 'records'}
 
     def _vocabulary(self) -> Path:
         """The vocabulary that the config names, or one of the texts, with the added tokens."""

@@ -36,6 +36,7 @@ _THREADS = 16
 _BLOCK_BYTES = 8 << 20
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
+_STEPS = ('token store begun', 'shares made', 'token store built')  # at which hosts meet
 _SAMPLE_FOR_MARKS_BYTES = 8_000_000
 _NETWORK_DISKS = re.compile('nfs|cifs|lustre|gpfs|beegfs|ceph|fuse|afs|9p')
 # A network disk may show another host's new file late, if this host looked for it before.
@@ -125,14 +126,15 @@ def share_store(
 ) -> TokenStore:
     """The token store of a text in `data.dir`, built if needed. All hosts call it.
 
-    Every host that has the same text as the first one helps to build it, one process of a machine.
+    Hosts that have the same text as the first one build it, one process of a machine: share i
+    belongs to builder i modulo their number. Then the first host does the last step.
 
     Args:
       text: need be here on the first host only.
-      tokenizer: see `store_building.build_store`.
+      tokenizer: see `store_building.open_build`.
       places: the folders.
       vocab_file: of the tokenizer; '': the store keeps no copy of it.
-      facts: see `store_building.build_store`.
+      facts: see `store_building.open_build`.
 
     Raises:
       InputError: building fails, the store is damaged, `data.dir` is not shared, or another host
@@ -146,11 +148,8 @@ def share_store(
             files.remove_leftovers(place)  # of workers that were killed
     if not hosts.share('finished store', lambda: 'yes' if store.is_finished(folder) else ''):
         _check_shared(places)
-        if _may_build(text, tokenizer, name, facts):
-            store_building.build_store(
-                text.source, tokenizer, places.shared, hosts.first(), vocab_file=vocab_file,
-                facts=facts)
-        hosts.barrier('token store built')
+        _build(text, tokenizer, places, vocab_file, facts, _place_among_builders(
+            text, tokenizer, name, facts))
     elif hosts.first() and not files.in_bucket(folder):
         with contextlib.suppress(OSError):  # of a folder that may only be read
             store_building.tidy(folder)
@@ -171,10 +170,39 @@ def _check_shared(places: Places) -> None:
             'folder that all hosts share')
 
 
-def _may_build(
+def _build(
+    text: TextSpec, tokenizer: Any, places: Places, vocab_file: str | os.PathLike[str],
+    facts: Sequence[DocumentFilter], which: store_building.Slice | None,
+) -> None:
+    """Builds a store on all hosts.
+
+    Args:
+      text, tokenizer, places, vocab_file, facts: see `share_store`.
+      which: shares this host builds; None: it waits.
+    """
+    if which is None:
+        for step in _STEPS:
+            hosts.barrier(step)
+        return
+    build = store_building.open_build(
+        text.source, tokenizer, places.shared, hosts.first(), vocab_file, facts)
+    alone: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if hosts.first():  # for all hosts of the run
+        alone = store_building.alone_at_work(build)
+    begun, made, built = _STEPS
+    with alone:
+        hosts.barrier(begun)
+        store_building.make_shares(build, which)
+        hosts.barrier(made)
+        if hosts.first():
+            store_building.finish(build)
+    hosts.barrier(built)
+
+
+def _place_among_builders(
     text: TextSpec, tokenizer: Any, name: str, facts: Sequence[DocumentFilter]
-) -> bool:
-    """Whether this host helps to build a store: it has the text, and no other of its machine does.
+) -> store_building.Slice | None:
+    """Which shares this host builds: it has the text, and no other of its machine does.
 
     Args:
       text, tokenizer, facts: see `share_store`.
@@ -184,7 +212,7 @@ def _may_build(
       InputError: a host has a different text than the first one.
     """
     if hosts.count() == 1:
-        return True
+        return store_building.WHOLE
     source = text.source_if_here()
     theirs = hosts.share('outline of the text', lambda: text.source.outline)
     ours = theirs if source is None else source.outline
@@ -192,9 +220,12 @@ def _may_build(
     is_same = source is not None and (
         hosts.first() or _fingerprint_if_here(source, tokenizer, facts) == name)
     machines = hosts.exchange('builders', _machine() if is_same else '')
-    if not is_same:
-        return False
-    return machines.index(_machine()) == hosts.index()
+    builders = [
+        host for host, machine in enumerate(machines)
+        if machine and machines.index(machine) == host]
+    if hosts.index() not in builders:
+        return None
+    return store_building.Slice(builders.index(hosts.index()), len(builders))
 
 
 def _fingerprint_if_here(

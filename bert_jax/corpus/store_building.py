@@ -1,16 +1,17 @@
-"""How token stores are built, by any number of workers on any number of machines.
+"""How token stores are built, share by share.
 
 A source is divided into shares, of which each is read by one worker and gives one or more parts
 (see `store_parts`), written straight to the store's folder, on a disk or in a bucket:
 
     part-SSSSS-PPP.blocks, part-SSSSS-PPP.npz    a part, finished once it has its .npz
     part-SSSSS.done                              share S has all of its parts
-    part-SSSSS.claim, finish.claim               a worker is at it (see `corpus.claims`)
 
-All workers do the same: take a share that nobody works on, until there is none, and then the last
-step (see `store_finishing`). A worker that is killed loses the part that it was writing. Shares and
-parts follow from the source alone, so two workers that make the same part write the same bytes,
-and the store is the same, byte for byte, whoever built it.
+When all shares are done, the last step (see `store_finishing`) makes them a store. A worker that is
+killed loses the part that it was writing. Shares and parts follow from the source alone, so two
+workers that make the same part write the same bytes, and the store is the same, byte for byte,
+whoever built it. So nothing depends on who builds what: the processes of a pool take one share
+after the other, hosts of a run and machines with a `Slice` have theirs by number, and one that does
+a share again does no harm. Only to save time, a plain build takes the folder's lease first.
 
 One process can read, check and hash about as much text as eight cores can tokenize. With more
 cores, several processes of a machine are workers.
@@ -18,22 +19,23 @@ cores, several processes of a machine are workers.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
+import multiprocessing
 import os
 import pickle
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.corpus import claims
-from bert_jax.corpus.claims import Claims
+from bert_jax.corpus import pool
+from bert_jax.corpus.build_progress import Progress, Read, UnitsRead
 from bert_jax.corpus.digests import name_of
-from bert_jax.corpus.pool import process_pool
 from bert_jax.corpus.source import Source, TokenBatch, Unit
 from bert_jax.corpus.store_finishing import VOCABULARY, Origin, finish_store
 from bert_jax.corpus.store_parts import (
@@ -58,7 +60,7 @@ from bert_jax.rows.store import (
     documents_in_words,
     is_finished,
 )
-from bert_jax.runtime import files
+from bert_jax.runtime import files, folder_lock
 from bert_jax.runtime.errors import InputError, counted, tell
 from bert_jax.text.kinds import find_vocabulary, keep_tokenizer, load_tokenizer
 
@@ -69,13 +71,9 @@ _MIN_BYTES_A_PROCESS = 1 << 30  # a process takes seconds to start
 # Of text in a share, at least. Before each, TensorFlow takes the time of about 10 MB.
 _SHARE_BYTES = 512 << 20
 _PART_BYTES = 256 << 20  # of text in a part, about
-_REPORT_SECONDS = 10.0
-_LEAST_SECONDS_OF_A_RATE = 3.0
-_LISTING_SECONDS = 60.0  # between two listings of what other workers have done
-_LOOK_SECONDS = 1.0  # between two looks at shares that others work on
-_MOST_LOOKED_AT = 8  # of these shares, so that waiting workers do not crowd a bucket
+_POLL_SECONDS = 1.0  # between two looks at what the processes of a pool have read
 _DONE_ENDING = '.done'
-_FINISH = 'finish'  # the name of the last step
+_CLAIM_ENDING = '.claim'  # of files by which older versions divided the work
 
 
 def store_fingerprint(
@@ -87,6 +85,73 @@ def store_fingerprint(
         FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint, *rules])
 
 
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """A store that is being built.
+
+    Attributes:
+      folder: of the store.
+      fingerprint: its name.
+      source, tokenizer, facts: see `open_build`.
+      shares: of the source.
+      progress: whether to report on standard error.
+      started: of `time.monotonic`.
+    """
+
+    folder: files.Path
+    fingerprint: str
+    source: Source
+    tokenizer: Any
+    facts: tuple[DocumentFilter, ...]
+    shares: tuple['Share', ...]
+    progress: bool
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """Which shares one of several machines builds: those with its number, modulo `count`."""
+
+    number: int = 0
+    count: int = 1
+
+    def has(self, share: 'Share') -> bool:
+        """Whether a share is among them."""
+        return share.number % self.count == self.number
+
+
+WHOLE = Slice()
+
+
+def open_build(
+    source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str], progress: bool = True,
+    vocab_file: str | os.PathLike[str] = '', facts: Sequence[DocumentFilter] = (),
+) -> Build:
+    """Makes the folder of a source's store, unless it is there, and says what is to be built.
+
+    Args:
+      source: where the text comes from.
+      tokenizer: has `vocab` (with a length), `lowercase` and `fingerprint`.
+      cache_dir: stores are in its folder `stores`; on a disk or in a bucket.
+      progress: whether to report on standard error.
+      vocab_file: of the tokenizer, of which the store keeps a copy; '': none.
+      facts: by which documents are left out, besides exact duplicates.
+
+    Raises:
+      InputError: unreadable text.
+    """
+    fingerprint = store_fingerprint(source, tokenizer, facts)
+    folder = files.as_path(cache_dir) / 'stores' / fingerprint
+    if not is_finished(folder):
+        with disk_faults(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            if vocab_file:
+                _keep_vocabulary(folder, vocab_file, tokenizer)
+    return Build(
+        folder=folder, fingerprint=fingerprint, source=source, tokenizer=tokenizer,
+        facts=tuple(facts), shares=tuple(shares_of(source.units)), progress=progress)
+
+
 def build_store(
     source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str], progress: bool = True,
     num_processes: int = 0, vocab_file: str | os.PathLike[str] = '',
@@ -94,39 +159,39 @@ def build_store(
 ) -> TokenStore:
     """The token store of a source: opened if it is complete, else built, or its build resumed.
 
-    Any number of processes may call it at the same time, on any number of machines that share
-    `cache_dir`: they divide the work, and each returns when the store is complete.
+    A process that finds another one at work on it waits for that.
 
     Args:
-      source: where the text comes from.
-      tokenizer: has `vocab` (with a length), `lowercase` and `fingerprint`.
-      cache_dir: stores are in its folder `stores`; on a disk or in a bucket.
-      progress: whether to report on standard error.
-      num_processes: of this machine that tokenize; 0: as many as are useful.
-      vocab_file: of the tokenizer, of which the store keeps a copy; '': none.
-      facts: by which documents are left out, besides exact duplicates.
+      source, tokenizer, cache_dir, progress, vocab_file, facts: see `open_build`.
+      num_processes: see `make_shares`.
 
     Raises:
-      InputError: unreadable text, no text at all, a damaged store, a full disk.
+      InputError: unreadable text, no text at all, a damaged store.
+      OSError: a full disk.
     """
-    fingerprint = store_fingerprint(source, tokenizer, facts)
-    folder = files.as_path(cache_dir) / 'stores' / fingerprint
-    if is_finished(folder):
-        return TokenStore.open(folder)
-    started = time.monotonic()
-    with disk_faults(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if vocab_file:
-            _keep_vocabulary(folder, vocab_file, tokenizer)
-        build = _Build(
-            folder=folder, fingerprint=fingerprint, source=source, tokenizer=tokenizer,
-            facts=tuple(facts), shares=tuple(shares_of(source.units)), num_threads=1,
-            progress=progress)
-        _run_workers(build, num_processes)
-    store = TokenStore.open(folder)
-    if progress:
-        tell(_summary(store.manifest, time.monotonic() - started))
-    return store
+    build = open_build(source, tokenizer, cache_dir, progress, vocab_file, facts)
+    if not is_finished(build.folder):
+        with alone_at_work(build):
+            make_shares(build, num_processes=num_processes)
+            finish(build)
+    return TokenStore.open(build.folder)
+
+
+@contextlib.contextmanager
+def alone_at_work(build: Build) -> Iterator[None]:
+    """Keeps others from building the same store; waits for one that does.
+
+    It says who builds another store in the same `cache_dir`.
+    """
+    for other in files.children(build.folder.parent):
+        if other.name != build.fingerprint and other.is_dir() and not is_finished(other):
+            holder = folder_lock.holder(other)
+            if holder:
+                tell(f'note: {holder} prepares another text, or this one with other settings, in '
+                     f'{other}')
+    with disk_faults(build.folder), folder_lock.claimed(
+            build.folder, 'token store', waits=True):
+        yield
 
 
 def _summary(manifest: Mapping[str, Any], seconds: float) -> str:
@@ -166,7 +231,7 @@ def _keeps(kept: files.Path, tokenizer: Any) -> bool:
 
 
 class Share(NamedTuple):
-    """What is read by one worker.
+    """What one worker reads at a time.
 
     Attributes:
       number: of the share.
@@ -183,7 +248,7 @@ class Share(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its claim, and of the file that says that it is done."""
+        """The name of the file that says that it is done, without an ending."""
         return f'part-{self.number:05}'
 
 
@@ -205,167 +270,141 @@ def shares_of(units: Sequence[Unit]) -> Iterator[Share]:
             number += 1
 
 
-@dataclasses.dataclass(frozen=True)
-class _Build:
-    """What all workers of a store are told.
+def make_shares(build: Build, which: Slice = WHOLE, num_processes: int = 0) -> None:
+    """Makes the parts that shares lack.
 
-    Attributes:
-      folder: of the store.
-      fingerprint: its name.
-      source, tokenizer, facts: see `build_store`.
-      shares: of the source.
-      num_threads: of each worker.
-      progress: whether to report on standard error.
+    Args:
+      build: of a store.
+      which: the shares.
+      num_processes: of this machine that tokenize; 0: as many as are useful.
+
+    Raises:
+      InputError: unreadable text.
     """
+    if is_finished(build.folder):
+        return
+    with disk_faults(build.folder):
+        undone = [share for share in _undone(build) if which.has(share)]
+        if not undone:
+            return
+        num_bytes = sum(share.num_bytes for share in undone)
+        progress = Progress(len(undone), num_bytes, build.progress)
+        try:
+            _make(build, undone, progress, num_processes)
+        except FileNotFoundError:
+            # While this process was suspended, others did its work and removed what it wrote.
+            if not is_finished(build.folder):
+                raise
 
-    folder: files.Path
-    fingerprint: str
-    source: Source
-    tokenizer: Any
-    facts: tuple[DocumentFilter, ...]
-    shares: tuple[Share, ...]
-    num_threads: int
-    progress: bool
+
+def _undone(build: Build) -> list[Share]:
+    """The shares that are not done."""
+    names = files.sizes(build.folder)
+    return [share for share in build.shares if f'{share.name}{_DONE_ENDING}' not in names]
 
 
-def _run_workers(build: _Build, num_processes: int) -> None:
-    """Works on a store in so many processes until it is finished; 0: as many as are useful."""
+def _make(
+    build: Build, shares: Sequence[Share], progress: Progress, num_processes: int
+) -> None:
+    """Builds some shares, in so many processes; 0: as many as are useful."""
     cores = os.cpu_count() or 1
     if sys.platform == 'linux':
         cores = len(os.sched_getaffinity(0))
     if build.source.takes_all_cores:
         num_processes = 1
     elif not num_processes:
-        num_processes = _useful_processes(build, cores)
-    build = dataclasses.replace(build, num_threads=-(-cores // num_processes))
+        num_processes = _useful_processes(shares, cores)
+    num_threads = -(-cores // num_processes)
     if num_processes == 1:
-        _Worker(build).run()
+        maker = ShareMaker(build, num_threads)
+        for share in shares:
+            maker.make(share, progress.add)
+            progress.add_done()
         return
-    with process_pool(num_processes) as pool:
-        tasks = []
-        for number in range(num_processes):
-            job = dataclasses.replace(build, progress=build.progress and number == 0)
-            tasks.append(pool.submit(_work, pickle.dumps(job)))
-        # One that fails is heard of while the others are still at work.
-        done, _ = futures.wait(tasks, return_when=futures.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
+    # Pickled here, so that a failure to load it is raised by a task.
+    job = pickle.dumps((build, num_threads))
+    numbers = multiprocessing.get_context('spawn').Array('q', list(Read()))
+    with pool.process_pool(num_processes, (job, numbers)) as processes:
+        tasks = {processes.submit(_work, share.number) for share in shares}
+        while tasks:
+            done, tasks = futures.wait(
+                tasks, _POLL_SECONDS, return_when=futures.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+                progress.add_done()
+            progress.set(Read(*numbers[:]))
 
 
-def _useful_processes(build: _Build, cores: int) -> int:
-    """How many processes can share the work of tokenizing a source."""
-    num_bytes = sum(share.num_bytes for share in build.shares)
-    most = min(cores // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(build.shares))
+def _useful_processes(shares: Sequence[Share], cores: int) -> int:
+    """How many processes can share the work of tokenizing."""
+    num_bytes = sum(share.num_bytes for share in shares)
+    most = min(cores // _CORES_A_PROCESS, num_bytes // _MIN_BYTES_A_PROCESS, len(shares))
     return max(1, most)
 
 
-def _work(job: bytes) -> None:
-    """Is a worker, in a process of the pool.
+def _work(number: int) -> None:
+    """Builds a share, in a process of the pool."""
+    maker = _maker()
+    _, numbers = pool.given()
 
-    Args:
-      job: a `_Build`, pickled, so that a failure to load it is raised by this function.
-    """
-    build: _Build = pickle.loads(job)
+    def note(read: Read) -> None:
+        with numbers.get_lock():
+            numbers[:] = Read(*numbers[:]).plus(read)
+
+    maker.make(maker.build.shares[number], note)
+
+
+@functools.cache
+def _maker() -> 'ShareMaker':
+    """The one of a process of the pool."""
+    job, _ = pool.given()
+    build, num_threads = pickle.loads(job)
     # Otherwise TensorFlow would start threads for all cores in every process.
     os.environ['CUDA_VISIBLE_DEVICES'] = ''
-    os.environ['TF_NUM_INTRAOP_THREADS'] = str(build.num_threads)
-    os.environ['TF_NUM_INTEROP_THREADS'] = str(build.num_threads + 2)
-    _Worker(build).run()
+    os.environ['TF_NUM_INTRAOP_THREADS'] = str(num_threads)
+    os.environ['TF_NUM_INTEROP_THREADS'] = str(num_threads + 2)
+    return ShareMaker(build, num_threads)
 
 
-class _Worker:
-    """One of the processes that build a store."""
+class ShareMaker:
+    """Makes the parts of shares, one share at a time.
 
-    def __init__(self, build: _Build):
-        self._build = build
-        self._claims = Claims(build.folder)
-        self._progress = _Progress(build)
-        token_dtype = smallest_token_dtype(len(build.tokenizer.vocab))
-        self._token_dtype = token_dtype
+    Attributes:
+      build: of the store.
+    """
+
+    def __init__(self, build: Build, num_threads: int):
+        self.build = build
+        self._num_threads = num_threads
+        self._token_dtype = smallest_token_dtype(len(build.tokenizer.vocab))
         self._limits = Limits.of(sum(share.num_bytes for share in build.shares))
 
-    def run(self) -> None:
-        """Works until the store is finished."""
-        try:
-            self._build_shares()
-            self._see_it_finished()
-        except FileNotFoundError:
-            # While this process was suspended, others did its work and removed what it wrote.
-            if not is_finished(self._build.folder):
-                raise
-
-    def _see_it_finished(self) -> None:
-        """Finishes the store, or waits until another worker has."""
-        while not is_finished(self._build.folder):
-            with self._claims.held(_FINISH) as is_ours:
-                if is_ours and not is_finished(self._build.folder):
-                    self._finish()
-                    return
-            time.sleep(_LOOK_SECONDS)
-
-    def _build_shares(self) -> None:
-        """Works until all shares are done."""
-        waiting = self._in_own_order(self._progress.undone())
-        num_looked_at = len(waiting)
-        while waiting:
-            waiting = self._take_shares(waiting, num_looked_at)
-            num_looked_at = _MOST_LOOKED_AT
-            if waiting:
-                self._progress.report()
-                time.sleep(_LOOK_SECONDS)
-
-    def _in_own_order(self, shares: Sequence[Share]) -> list[Share]:
-        """Shares from a place on that follows from the worker's name, so that few workers meet."""
-        begin = int(self._claims.worker, 16) % max(len(shares), 1)
-        return [*shares[begin:], *shares[:begin]]
-
-    def _take_shares(self, waiting: Sequence[Share], num_looked_at: int) -> list[Share]:
-        """Builds those of some shares that are free; returns those that others work on.
+    def make(self, share: Share, note: Callable[[Read], None] = lambda read: None) -> None:
+        """Makes the parts that a share lacks, and notes that it is done.
 
         Args:
-          waiting: the shares.
-          num_looked_at: of them, at most so many that others work on are looked at.
+          share: of the build.
+          note: gets what is read.
+
+        Raises:
+          InputError: unreadable text.
         """
-        others: list[Share] = []
-        for place, share in enumerate(waiting):
-            if len(others) == num_looked_at:
-                return [*waiting[place:], *others]  # so that all are looked at in turn
-            if self._is_done(share):
-                self._progress.add_done(share)
-                continue
-            with self._claims.held(share.name) as is_ours:
-                if not is_ours:
-                    others.append(share)
-                elif is_finished(self._build.folder):  # which removes what says that it is done
-                    return []
-                elif not self._is_done(share):
-                    self._build_share(share)
-                    files.write_whole(self._done_path(share), b'')
-                    self._progress.add_done(share)
-        return others
-
-    def _done_path(self, share: Share) -> files.Path:
-        return self._build.folder / f'{share.name}{_DONE_ENDING}'
-
-    def _is_done(self, share: Share) -> bool:
-        return files.exists(self._done_path(share))
-
-    def _build_share(self, share: Share) -> None:
-        """Makes the parts that a share lacks."""
-        build = self._build
+        build = self.build
         number, start, is_whole = self._resumed(share)
-        if is_whole:
-            return
-        texts = text_batches(build.source, range(start.unit, share.last), start.done)
-        batches = _Batches(tokenize_batches(
-            texts, build.tokenizer, build.num_threads, purpose=build.source.spec))
-        while not is_whole:
-            start, is_whole = self._build_part(share, number, batches)
-            number += 1
+        read = UnitsRead(build.source.units, share.first, start.unit, note)
+        if not is_whole:
+            texts = text_batches(build.source, range(start.unit, share.last), start.done)
+            batches = _Batches(tokenize_batches(
+                texts, build.tokenizer, self._num_threads, purpose=build.source.spec))
+            while not is_whole:
+                is_whole = self._make_part(share, number, batches, read)
+                number += 1
+        files.write_whole(build.folder / f'{share.name}{_DONE_ENDING}', b'')
+        read.end(share.last)
 
     def _resumed(self, share: Share) -> tuple[int, Start, bool]:
         """(Number of the first part that a share lacks, where it begins, whether it lacks none)."""
-        folder = self._build.folder
+        folder = self.build.folder
         number = 0
         while files.exists(notes_path(folder, part_name(share.number, number))):
             number += 1
@@ -375,14 +414,14 @@ class _Worker:
         start, is_last = Notes(files.local_copy(path), path).following()
         return number, start, is_last
 
-    def _build_part(
-        self, share: Share, number: int, batches: '_Batches'
-    ) -> tuple[Start, bool]:
-        """Makes a part; returns where the next begins, and whether this is the last of its share.
+    def _make_part(
+        self, share: Share, number: int, batches: '_Batches', read: UnitsRead
+    ) -> bool:
+        """Makes a part; returns whether it is the last of its share.
 
         A part ends with the first batch that makes it large enough.
         """
-        build = self._build
+        build = self.build
         name = part_name(share.number, number)
         start = Start(share.last, 0)
         with files.open_whole(blocks_path(build.folder, name)) as file:
@@ -395,7 +434,7 @@ class _Worker:
                 place = batch.note
                 part.add(documents_of(batch, self._token_dtype), place.num_bytes)
                 start = Start(place.unit, place.done)
-                self._progress.add_text(place.num_bytes)
+                read.add(place.unit, place.num_bytes)
                 is_full = (
                     part.text_bytes >= share.part_bytes or part.file_bytes >= PART_FILE_BYTES)
             is_last = batches.following is None
@@ -403,132 +442,73 @@ class _Worker:
                 start = Start(share.last, 0)
             notes = part.finish(start, is_last)
         write_notes(notes_path(build.folder, name), notes)
-        return start, is_last
+        return is_last
 
-    def _finish(self) -> None:
-        """Makes the parts a store."""
-        build = self._build
-        source = build.source
-        if store_fingerprint(source, build.tokenizer, build.facts) != build.fingerprint:
-            if is_finished(build.folder):  # by another worker, while this one was suspended
-                return
-            _remove(build.folder, ('.npz', '.blocks', _DONE_ENDING))
-            changed = f"data source '{source.spec}'"
-            if build.facts:
-                changed += ', or a file of config.data.decontaminate,'
-            raise InputError(
-                f'{changed} changed while it was read: start again when its files are complete')
-        origin = Origin(
-            fingerprint=build.fingerprint,
-            source=source.spec,
-            source_fingerprint=source.fingerprint(),
-            tokenizer_fingerprint=build.tokenizer.fingerprint,
-            vocab_size=len(build.tokenizer.vocab),
-            lowercase=build.tokenizer.lowercase)
+
+def finish(build: Build) -> None:
+    """Makes the parts a store, when all shares are done.
+
+    Raises:
+      InputError: a share is not done, a part is damaged, the text changed, or there is none.
+    """
+    if is_finished(build.folder):
+        return
+    with disk_faults(build.folder):
         try:
-            finish_store(build.folder, origin, len(build.shares), build.facts)
-        except InputError:
-            _remove(build.folder, (_DONE_ENDING,))  # so that the next start looks at the parts
-            raise
-        tidy(build.folder)
+            _finish(build)
+        except FileNotFoundError:  # as in `make_shares`
+            if not is_finished(build.folder):
+                raise
+    if build.progress:
+        manifest = TokenStore.open(build.folder).manifest
+        tell(_summary(manifest, time.monotonic() - build.started))
+
+
+def _finish(build: Build) -> None:
+    undone = _undone(build)
+    if undone and not is_finished(build.folder):
+        shown = ', '.join(str(share.number) for share in undone[:10])
+        more = ', ...' if len(undone) > 10 else ''
+        raise InputError(
+            f"{build.folder}: {len(undone):,} of {counted(len(build.shares), 'share')} are not "
+            f'done (number {shown}{more}): start those --share=I/N again of which I is such a '
+            'number modulo N, or the command without --share and --finish, which makes them here')
+    source = build.source
+    if store_fingerprint(source, build.tokenizer, build.facts) != build.fingerprint:
+        if is_finished(build.folder):  # by another process, while this one was suspended
+            return
+        _remove(build.folder, ('.npz', '.blocks', _DONE_ENDING))
+        changed = f"data source '{source.spec}'"
+        if build.facts:
+            changed += ', or a file of config.data.decontaminate,'
+        raise InputError(
+            f'{changed} changed while it was read: start again when its files are complete')
+    origin = Origin(
+        fingerprint=build.fingerprint,
+        source=source.spec,
+        source_fingerprint=source.fingerprint(),
+        tokenizer_fingerprint=build.tokenizer.fingerprint,
+        vocab_size=len(build.tokenizer.vocab),
+        lowercase=build.tokenizer.lowercase)
+    try:
+        finish_store(build.folder, origin, len(build.shares), build.facts)
+    except InputError:
+        _remove(build.folder, (_DONE_ENDING,))  # so that the next start looks at the parts
+        raise
+    tidy(build.folder)
 
 
 def tidy(folder: files.Path) -> None:
     """Removes what only building needs from a finished store; a killed worker may have left it."""
-    _remove(folder, (claims.ENDING, _DONE_ENDING, '.tmp'))
+    _remove(folder, (_CLAIM_ENDING, _DONE_ENDING, '.tmp'))
 
 
 def _remove(folder: files.Path, endings: tuple[str, ...]) -> None:
-    """Removes the files of a folder with these endings. Other workers may do so too."""
+    """Removes the files of a folder with these endings. Other processes may do so too."""
     for path in files.children(folder):
         if path.name.endswith(endings):
-            with contextlib.suppress(OSError):  # a claim may be that of a worker which ends too
+            with contextlib.suppress(OSError):  # another may be quicker
                 path.unlink(missing_ok=True)
-
-
-class _Reading(NamedTuple):
-    """How far a build was at some time.
-
-    Attributes:
-      time: of `time.monotonic`.
-      own_bytes: of text that this worker had read.
-      done_bytes: of text that all workers had done, as far as this one knows.
-    """
-
-    time: float
-    own_bytes: int
-    done_bytes: float
-
-
-class _Progress:
-    """What a worker knows of the whole build, and reports from time to time."""
-
-    def __init__(self, build: _Build):
-        self._build = build
-        self._done_shares: set[int] = set()  # numbers of shares
-        self._text_bytes = 0  # that this worker has read
-        self._reported = self._listed = self._started = time.monotonic()
-        self._bytes_at_start = 0.0
-        # The first text comes after seconds of loading and compiling.
-        self._first_text: _Reading | None = None
-
-    def undone(self) -> list[Share]:
-        """The shares that are not done, from a listing."""
-        self._list()
-        self._bytes_at_start = self._done_bytes()
-        return [share for share in self._build.shares if share.number not in self._done_shares]
-
-    def _list(self) -> None:
-        names = files.sizes(self._build.folder)
-        for share in self._build.shares:
-            if f'{share.name}{_DONE_ENDING}' in names:
-                self._done_shares.add(share.number)
-        self._listed = time.monotonic()
-
-    def _done_bytes(self) -> float:
-        """Bytes of text of all shares that are done."""
-        return sum(self._build.shares[number].num_bytes for number in self._done_shares)
-
-    def add_done(self, share: Share) -> None:
-        """Notes that a share is done."""
-        self._done_shares.add(share.number)
-
-    def add_text(self, num_bytes: int) -> None:
-        """Notes that this worker has tokenized so many more bytes of text."""
-        self._text_bytes += num_bytes
-        if self._first_text is None:
-            self._first_text = _Reading(time.monotonic(), self._text_bytes, self._done())
-        self.report()
-
-    def report(self) -> None:
-        """Says how far the store is, if that was not said lately."""
-        now = time.monotonic()
-        if not self._build.progress or now - self._reported < _REPORT_SECONDS:
-            return
-        if now - self._listed > _LISTING_SECONDS:
-            self._list()
-        self._reported = now
-        tell(self._line(now))
-
-    def _done(self) -> float:
-        """Bytes of text that all workers have done; of shares under way, only this worker's."""
-        return max(self._done_bytes(), self._bytes_at_start + self._text_bytes)
-
-    def _line(self, now: float) -> str:
-        total = sum(share.num_bytes for share in self._build.shares)
-        done = self._done()
-        parts = [
-            f'token store: {len(self._done_shares):,} of '
-            f"{counted(len(self._build.shares), 'share')} done",
-            f'{min(done / max(total, 1), 0.99):.0%}']
-        first = self._first_text
-        if first is not None and now - first.time > _LEAST_SECONDS_OF_A_RATE:
-            seconds = now - first.time
-            own_rate = (self._text_bytes - first.own_bytes) / seconds
-            rate = max(done - first.done_bytes, 1.0) / seconds
-            minutes = max(total - done, 0.0) / rate / 60
-            parts += [f'{own_rate / 1e6:.1f} MB/s in this process', f'{minutes:.1f} min left']
-        return ', '.join(parts)
 
 
 class _Batches:

@@ -185,23 +185,30 @@ class Claim:
 
 
 @contextlib.contextmanager
-def claimed(folder: str | os.PathLike[str], what: str) -> Iterator[Claim]:
+def claimed(
+    folder: str | os.PathLike[str], what: str, waits: bool = False
+) -> Iterator[Claim]:
     """Holds the claim on a folder; waits while the present claim may be a dead process's.
 
     Args:
       folder: must exist.
       what: what the folder holds, for messages.
+      waits: whether it waits for another process that is at work in it, too.
 
     Raises:
-      InputError: another process is at work in it.
+      InputError: another process is at work in it, and it does not wait.
     """
     claim = Claim(folder)
-    has_reported = False
+    has_reported = has_told = False
     while not claim.attempt():
-        if claim.known_alive:
+        if claim.known_alive and not waits:
             raise InputError(
                 f'{folder}: {claim.holder} is at work on this {what}: wait until it has ended, '
                 'or give another --workdir')
+        if claim.known_alive and not has_told:
+            has_told = has_reported = True
+            tell(f'{claim.holder} is at work on this {what} ({folder}): waiting until it has '
+                 'ended')
         if claim.holder and not has_reported:
             has_reported = True
             tell(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at work '

@@ -10,11 +10,18 @@ hosts share (for a run on this machine only, any folder). The run's config still
 and its first host lists it to find the store: keep it in a bucket too, or on a disk of that host;
 or name the store itself, config.data.source=store:PATH with the path that this command prints.
 
-The same command on several machines, which share the text and config.data.dir, divides the work
-(launch/tpu_vm.sh, instance_group.sh, slurm.sh and gke.sh: run ... --tool=prepare; or any other way
-to start it), and each ends when all is done. Machines may come and go: one that is killed loses the
-part that it was making, and the same command resumes. A vocabulary is trained by each that finds
-none, all the same.
+The same command resumes what was stopped or killed, which loses the part that it was making. Where
+another process is at work on the same store, it says so and waits.
+
+Several machines that share the text and config.data.dir divide the work by its shares, the pieces
+of which a store is made:
+
+    --share=I/N    makes every N-th share, from number I on; start it for I = 0 to N-1, at the same
+                   time or not, and again where one failed
+    --finish       when all are made, makes the stores of them, and says which are missing
+
+(launch/slurm.sh and gke.sh do both: run ... --tool=prepare.) Without --finish the plain command
+makes what is missing, too. A vocabulary is trained by each that finds none, all the same.
 
 It says what each store holds, what share of its tokens is [UNK], and how many documents are left
 out: duplicates always, and with config.data.near_duplicates and config.data.remove_contaminated
@@ -25,9 +32,12 @@ Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from absl import flags
 
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
@@ -42,18 +52,30 @@ def main(argv: Sequence[str]) -> None:
     """Runs the command (see the top of this file)."""
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # leaves an accelerator of this machine free
     with error_boundary(stopped='stopped; the same command resumes'):
-        config, _ = parse_command(argv, __doc__ or '')
+        values = _flags()
+        config, _ = parse_command(argv, __doc__ or '', values)
         if pretraining_kind(config.task) != 'pretrain':
             raise InputError(f'config.task={config.task!r} reads its data at every start and has '
                              'nothing to prepare: only pre-training on text has')
         # Imported here, because they import jax, which then reads JAX_PLATFORMS.
-        from bert_jax.corpus.preparing import prepare
+        from bert_jax.corpus import store_building
+        from bert_jax.corpus.preparing import open_builds, prepare
         from bert_jax.foreign import load_weights
         from bert_jax.validation import validate
 
         validate(config)
         published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
-        prepared = prepare(complete(config, published))
+        config = complete(config, published)
+        if values.share:
+            which = _slice(values.share, values.finish)
+            for build in open_builds(config):
+                store_building.make_shares(build, which)
+            show(f'share={values.share}: done; when all are, --finish makes the stores')
+            return
+        if values.finish:
+            for build in open_builds(config):
+                store_building.finish(build)
+        prepared = prepare(config)
         assert prepared is not None
         for source, store in prepared.stores.items():
             path = as_path(config.data.dir) / 'stores' / store.fingerprint
@@ -69,6 +91,33 @@ def main(argv: Sequence[str]) -> None:
                      f"{counted(file['num_documents'], 'document')}")
         if not prepared.stores:
             show('all sources are records, which every host reads as they are')
+
+
+def _flags() -> flags.FlagValues:
+    """The command's own flags, which are not yet parsed."""
+    result = flags.FlagValues()
+    flags.DEFINE_string(
+        'share', '', 'I/N: make only every N-th share, from number I on.', flag_values=result)
+    flags.DEFINE_boolean(
+        'finish', False, 'Make no shares, only the stores of them.', flag_values=result)
+    return result
+
+
+def _slice(share: str, finish: bool) -> Any:
+    """The shares that --share=I/N names.
+
+    Raises:
+      InputError: it is none, or --finish is given, too.
+    """
+    from bert_jax.corpus.store_building import Slice
+
+    if finish:
+        raise InputError(f'--share={share} --finish: give --finish alone, when all are done')
+    found = re.fullmatch(r'(\d{1,6})/(\d{1,6})', share, re.ASCII)
+    if not found or int(found[1]) >= int(found[2]):
+        raise InputError(f'--share={share}: give I/N, of which I is from 0 to N-1, as in '
+                         '--share=0/16')
+    return Slice(int(found[1]), int(found[2]))
 
 
 def _described(manifest: Mapping[str, Any]) -> str:

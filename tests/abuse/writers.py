@@ -56,7 +56,6 @@ def _in_small_parts() -> None:
     text_batches._BATCH_DOCUMENTS = 5
     store_building._SHARE_BYTES = 4000
     store_building._PART_BYTES = 1000
-    store_building._LOOK_SECONDS = 0.1
     store_parts.BLOCK_TOKENS = 200
 
 

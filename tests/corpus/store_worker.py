@@ -8,7 +8,13 @@ Parts are small, and each batch takes SECONDS, so that there are many moments at
 import sys
 import time
 
-from bert_jax.corpus import store_building, store_parts, text_batches, tokenize
+from bert_jax.corpus import (
+    build_progress,
+    store_building,
+    store_parts,
+    text_batches,
+    tokenize,
+)
 from bert_jax.corpus.sources import open_source
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
@@ -35,16 +41,15 @@ def build(text, folder, seconds=0.0, report_seconds=10.0):
     text_batches._BATCH_DOCUMENTS = 5
     store_building._SHARE_BYTES = 4000
     store_building._PART_BYTES = 1000
-    store_building._LOOK_SECONDS = 0.1
-    store_building._REPORT_SECONDS = report_seconds
+    build_progress._REPORT_SECONDS = report_seconds
     store_parts.BLOCK_TOKENS = 200
     return store_building.build_store(open_source(text), tokenizer(), folder)
 
 
-def work_without_tensorflow(job):
+def work_without_tensorflow(number):
     """What a process of a pool does; the same ids, without the seconds of importing TensorFlow."""
     tokenize.has_tensorflow = lambda: False
-    store_building._work(job)
+    store_building._work(number)
 
 
 if __name__ == '__main__':

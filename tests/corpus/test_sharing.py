@@ -37,7 +37,6 @@ from tests.rows.stores import change_last_byte
 def _without_tensorflow(monkeypatch):
     """Starts quicker, and gives the same ids."""
     monkeypatch.setattr(tokenize, 'has_tensorflow', lambda: False)
-    monkeypatch.setattr(store_building, '_LOOK_SECONDS', 0.05)
 
 
 @pytest.fixture(scope='module')
@@ -137,13 +136,13 @@ def test_processes_on_one_machine_have_one_store(tmp_path, text, run_hosts, coun
 def builders(monkeypatch):
     """The hosts that build a store, in order."""
     found = []
-    build_store = store_building.build_store
+    make_shares = store_building.make_shares
 
-    def build(*arguments, **options):
+    def make(*arguments):
         found.append(hosts.index())
-        return build_store(*arguments, **options)
+        make_shares(*arguments)
 
-    monkeypatch.setattr(store_building, 'build_store', build)
+    monkeypatch.setattr(store_building, 'make_shares', make)
     return found
 
 

@@ -3,9 +3,9 @@
 import functools
 import json
 import os
+import re
 import threading
 import time
-import types
 from concurrent import futures
 
 import numpy as np
@@ -65,39 +65,6 @@ def _random_texts(num_documents, seed=0):
     return documents
 
 
-@pytest.mark.parametrize(('seconds', 'own', 'by_others', 'expected'), [
-    (2, 4, 0, None),  # too little is known
-    (10, 20, 0, 39.0),  # of 100 MB, one was done before the first measure, and 2 MB/s since
-    (10, 20, 30, 24.0),
-])
-def test_the_time_left_is_told_by_what_was_done_since_the_first_text(
-    tmp_path, monkeypatch, seconds, own, by_others, expected
-):
-    shares = [
-        store_building.Share(number, number, number + 1, 10_000_000, 1) for number in range(10)]
-    build = types.SimpleNamespace(shares=shares, folder=tmp_path, progress=True)
-    now = 0.0
-    monkeypatch.setattr(store_building.time, 'monotonic', lambda: now)
-    lines = []
-    monkeypatch.setattr(store_building, 'tell', lines.append)
-    progress = store_building._Progress(build)
-    progress.undone()
-    now = 9.0  # TensorFlow is loaded
-    progress.add_text(1_000_000)
-    assert not lines
-    for share in shares[:by_others // 10]:
-        progress.add_done(share)
-    now += seconds
-    progress.add_text(own * 1_000_000)
-    [line] = lines
-    if expected is None:
-        assert 'left' not in line
-        return
-    minutes = float(line.rpartition(' min left')[0].rpartition(' ')[2])
-    assert 60 * minutes == pytest.approx(expected, abs=3.1)
-    assert '2.0 MB/s in this process' in line
-
-
 def build(source, folder, tokenizer=TOKENIZER, progress=False, **options):
     """The store of a source, or of documents in memory."""
     source = _source(source) if isinstance(source, list) else source
@@ -138,7 +105,6 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(text_batches, '_BATCH_DOCUMENTS', 4)
     monkeypatch.setattr(store_building, '_SHARE_BYTES', 1)
     monkeypatch.setattr(store_building, '_PART_BYTES', 1)
-    monkeypatch.setattr(store_building, '_LOOK_SECONDS', 0.05)
     monkeypatch.setattr(store_parts, 'BLOCK_TOKENS', 20)
 
 
@@ -270,13 +236,19 @@ def _append_junk(folder):
 
 def _leave_claims(folder):
     """As a killed process of this machine does."""
+    claim = folder_lock.new_claim() | {'pid': 2**22 + 1}
+    (folder / '.claim-3').write_text(json.dumps(claim))
+
+
+def _leave_old_claims(folder):
+    """As a killed process of an older version did, by which processes divided the work."""
     for piece in ('part-00000', 'part-00001', 'finish'):
         claim = folder_lock.new_claim() | {'pid': 2**22 + 1}
         (folder / f'{piece}.claim').write_text(json.dumps(claim))
 
 
 def _leave_a_broken_claim(folder):
-    (folder / 'part-00001.claim').write_text('')
+    (folder / '.claim-1').write_text('')
 
 
 def _leave_nothing_more(folder):
@@ -287,6 +259,7 @@ def _leave_nothing_more(folder):
 @pytest.mark.parametrize('leave', [
     pytest.param(_append_junk, id='junk'),
     pytest.param(_leave_claims, id='claims'),
+    pytest.param(_leave_old_claims, id='claims of an older version'),
     pytest.param(_leave_a_broken_claim, id='a broken claim'),
     pytest.param(_leave_nothing_more, id='nothing more'),
 ])
@@ -434,15 +407,14 @@ def test_a_source_that_changes_during_the_build_is_refused(tmp_path):
     assert not list(tmp_path.glob('stores/*/part-*'))
 
 
-def test_a_worker_waits_for_another_and_takes_over_when_it_is_silent(
-        tmp_path, monkeypatch, small_parts):
+def test_a_build_waits_for_another_and_takes_over_when_it_is_silent(
+        tmp_path, monkeypatch, small_parts, capsys):
     monkeypatch.setattr(folder_lock, 'SECONDS', 1.0)
     source = _source(_random_texts(8))
-    name = store_building.store_fingerprint(source, TOKENIZER)
-    folder = tmp_path / 'stores' / name
+    folder = tmp_path / 'stores' / store_building.store_fingerprint(source, TOKENIZER)
     folder.mkdir(parents=True)
-    claim = folder / 'part-00000.claim'
-    content_of_claim = folder_lock.new_claim() | {'machine': 'another'}
+    claim = folder / '.claim-1'
+    content_of_claim = folder_lock.new_claim() | {'machine': 'another', 'host': 'far'}
     beats = threading.Event()
     claim.write_text(json.dumps(content_of_claim))
 
@@ -462,6 +434,38 @@ def test_a_worker_waits_for_another_and_takes_over_when_it_is_silent(
         silent_since = time.monotonic()
         assert len(whole(building.result()).documents) == 8
         assert time.monotonic() - silent_since >= 0.8
+    assert re.search(r'process \d+ on far is at work on this token store', capsys.readouterr().err)
+
+
+def test_another_build_in_the_same_folder_is_told(tmp_path, capsys):
+    other = tmp_path / 'stores' / 'another'
+    other.mkdir(parents=True)
+    with folder_lock.claimed(other, 'token store'):
+        build(TEXTS, tmp_path)
+    assert f'prepares another text, or this one with other settings, in {other}' in (
+        capsys.readouterr().err)
+    build(['a'], tmp_path, _tokenizer('abc'))
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize('count', [1, 2, 3])
+def test_slices_that_are_made_apart_give_the_same_bytes(tmp_path, small_parts, count):
+    texts = _random_texts(40)
+    expected = content(build(texts, tmp_path / 'alone').path)
+    opened = store_building.open_build(_source(texts), TOKENIZER, tmp_path / 'apart', False)
+    assert len(opened.shares) == 2
+    for number in reversed(range(count)):
+        if number < len(opened.shares):
+            lacking = [share for share in (0, 1) if share % count <= number]
+            with refused('are not done', f'number {", ".join(map(str, lacking))})'):
+                store_building.finish(opened)
+        store_building.make_shares(opened, store_building.Slice(number, count))
+    store_building.finish(opened)
+    assert content(opened.folder) == expected
+    # One that comes later finds nothing to do.
+    store_building.make_shares(opened, store_building.Slice(0, count))
+    store_building.finish(opened)
+    assert content(opened.folder) == expected
 
 
 def _hashes_by_brute_force(hashes):
@@ -528,7 +532,9 @@ def counted(monkeypatch):
     return calls
 
 
-def test_the_work_of_a_build_is_proportional_to_its_parts(tmp_path, small_parts, counted):
+def test_the_work_of_a_build_is_proportional_to_its_parts(
+        tmp_path, monkeypatch, small_parts, counted):
+    monkeypatch.setattr(folder_lock, 'BEAT_SECONDS', 1000.0)  # each is an fsync
     needed = []
     for num_parts in (10, 100):
         counted.update(fsync=0, scandir=0)

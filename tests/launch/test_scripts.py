@@ -315,6 +315,28 @@ def jobset(standins):
     return apply
 
 
+def test_gke_divides_a_text_among_pods_and_makes_the_store_when_all_are_done(standins):
+    _gke(standins, 'run', 'text', '--image=host/bert:1', '--tool=prepare', '--pods=64',
+         '--cpus=30', '--', '--config=x')
+    spec = yaml.safe_load((standins / 'applied').read_text())['spec']
+    shares, finish = spec['replicatedJobs']
+    assert finish['dependsOn'] == [{'name': shares['name'], 'status': 'Complete'}]
+    commands = []
+    for job in (shares, finish):
+        pod = job['template']['spec']['template']['spec']
+        container, = pod['containers']
+        assert container['args'] == ['--config=x'] and 'nodeSelector' not in pod
+        assert container['resources']['requests'] == {'cpu': 30}
+        commands.append(container['command'])
+    command = ['python', '-m', 'bert_jax.tools.prepare']
+    assert commands == [[*command, '--share=$(JOB_COMPLETION_INDEX)/64'], [*command, '--finish']]
+    divided = shares['template']['spec']
+    assert (divided['completionMode'], divided['completions']) == ('Indexed', 64)
+    # Bad input in one share does not end the others.
+    assert [rule['action'] for rule in divided['podFailurePolicy']['rules']] == [
+        'FailIndex', 'Ignore']
+
+
 @tpu_slices
 def test_gke_runs_a_pod_on_every_host_of_each_slice(jobset, tpu):
     applied = jobset(tpu.topology)
@@ -419,7 +441,10 @@ def _check_refused(standins, script, arguments, message):
     ('gke.sh', ['create', 'bert', '--topology=v4:2x2x1'], '--cluster is missing'),
     ('gke.sh', ['run', '0x10', *GKE[2:], *FLAGS], 'NAME=0x10 is none that Kubernetes takes'),
     ('gke.sh', [*GKE, '--service-account=a\nb: c', *FLAGS], 'names without white space'),
+    ('gke.sh', [*GKE, '--tool=prepare', '--topology=v5e:4x4', *FLAGS], '--pods=N in place of'),
+    ('gke.sh', [*GKE, '--tool=prepare', *FLAGS], '--pods is missing'),
     ('slurm.sh', [*SLURM, '--gpus=eight', *FLAGS], '--gpus=eight'),
+    ('slurm.sh', [*SLURM, '--gpus=0', *FLAGS], '--gpus=0'),
     ('slurm.sh', [*SLURM, *FLAGS[1:]], 'of the run come after --'),
     ('slurm.sh', [*SLURM[:2], '--gpus=8', *FLAGS], '--nodes is missing'),
     ('slurm.sh', [*SLURM, '--', '--config=x'], '--workdir is missing'),
@@ -432,6 +457,7 @@ def _check_refused(standins, script, arguments, message):
     ('tpu_vm.sh', ['create', 'bert', '--config=x'], '--config=x is not an option'),
     ('tpu_vm.sh', ['install', 'bert', *FLAGS], 'install takes no flags'),
     ('tpu_vm.sh', ['run', 'bert', '--tool=x', *FLAGS], '--tool=x'),
+    ('tpu_vm.sh', ['run', 'bert', '--tool=prepare', *FLAGS], 'machines without TPUs'),
     ('tpu_vm.sh', ['run', 'bert', '--', '--workdir', '/tmp/x'], '--workdir=/tmp/x: the hosts sha'),
     ('instance_group.sh', ['create', 'b', '--zone=z', '--project=p'], '--topology is missing'),
     ('instance_group.sh', ['stop', 'bert', '--project=p'], '--zone is missing'),
@@ -454,7 +480,8 @@ def test_a_wrong_call_is_refused_in_one_line(standins, script, arguments, messag
     ('gke.sh', ['delete', 'b', '--cluster=c', '--location=l']),
     ('slurm.sh', [*SLURM, '--partition=p', *FLAGS]),
     ('slurm.sh', [*SLURM, '--tool=prepare', '--', '--config=x']),  # which has no --workdir
-    ('gke.sh', [*GKE, '--topology=v5e:4x4', '--tool=prepare', '--', '--config=x']),
+    ('slurm.sh', [*SLURM[:3], '--tool=prepare', '--', '--config=x']),  # and needs no GPUs
+    ('gke.sh', [*GKE, '--pods=16', '--tool=prepare', '--', '--config=x']),
     ('slurm.sh', ['status', 'b']),
     ('slurm.sh', ['stop', 'b']),
     ('slurm.sh', ['delete', 'b']),
@@ -533,7 +560,7 @@ class Job:
         process = _run(
             [ROOT / 'launch' / 'slurm.sh', 'job', *arguments, *FLAGS[1:]],
             path=self.standins / 'bin', cwd=self.standins, SLURM_JOB_ID='7',
-            SLURM_GPUS_ON_NODE='4', SLURM_JOB_NAME='b')
+            SLURM_GPUS_ON_NODE='4', SLURM_JOB_NAME='b', SLURM_PROCID='3', SLURM_NTASKS='16')
         assert process.returncode == status
 
     @property
@@ -557,11 +584,19 @@ SRUN = 'srun --kill-on-bad-exit=0'
 
 
 @pytest.mark.parametrize('options, module', [
-    ([], 'bert_jax.main'), (['--tool=sweep'], 'bert_jax.tools.sweep'),
-    (['--tool=prepare'], 'bert_jax.tools.prepare')])
+    ([], 'bert_jax.main'), (['--tool=sweep'], 'bert_jax.tools.sweep')])
 def test_a_job_of_slurm_starts_one_task_per_node_which_has_all_its_gpus(job, options, module):
     job.run(0, *options)
     assert job.arguments == ['0,1,2,3', '-m', module, *FLAGS[1:]]
+
+
+@pytest.mark.parametrize('status', [0, 2])
+def test_a_job_of_slurm_that_prepares_makes_a_share_a_node_and_then_the_store(job, status):
+    job.run(status, '--tool=prepare')
+    command = ['-m', 'bert_jax.tools.prepare', *FLAGS[1:]]
+    finish = [] if status else ['', *command, '--finish']  # once, outside of srun
+    assert job.arguments == ['', *command, '--share=3/16', *finish]
+    assert _calls(job.standins) == [SRUN]
 
 
 @pytest.mark.parametrize('status', [0, 1, 2, 3])

@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip('tensorflow_text')
 
-from bert_jax.corpus import sharing
+from bert_jax.corpus import sharing, store_building
 from bert_jax.tools import prepare
 from tests.conftest import ROOT
-from tests.corpus.test_store_building import _random_texts
+from tests.corpus.test_store_building import _random_texts, content
 from tests.programs import python
 
 TINY = f'--config={ROOT}/configs/tiny_pretrain.py'
@@ -35,6 +35,40 @@ def test_another_machine_finds_what_was_prepared(tmp_path, bucket, capsys, monke
     again = capsys.readouterr()
     assert re.findall(r'(gs://\S+/stores/\w+)\n', again.out) == stores
     assert 'copied' in again.err and 'sentences' not in again.err
+
+
+def test_shares_and_the_last_step_give_the_bytes_of_one_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(store_building, '_SHARE_BYTES', 1)
+    for number in range(5):
+        (tmp_path / f'{number}.txt').write_text('\n\n'.join(_random_texts(20, number)))
+    command = ['prepare', TINY, f'--config.data.source={tmp_path}/?.txt',
+               f'--config.data.eval_source={tmp_path}/4.txt', '--config.data.vocab_size=200']
+    apart = [*command, f'--config.data.dir={tmp_path}/apart']
+    with pytest.raises(SystemExit) as ended:
+        prepare.main([*apart, '--finish'])
+    assert ended.value.code == 2
+    assert '5 of 5 shares are not done (number 0, 1, 2, 3, 4)' in capsys.readouterr().err
+    for number in (2, 0, 1):
+        prepare.main([*apart, f'--share={number}/3'])
+    assert 'share=1/3: done' in capsys.readouterr().out
+    assert not list((tmp_path / 'apart').glob('stores/*/manifest.json'))
+    prepare.main([*apart, '--finish'])
+    prepare.main([*command, f'--config.data.dir={tmp_path}/alone'])
+    contents = []
+    for folder in ('apart', 'alone'):
+        stores = sorted((tmp_path / folder / 'stores').iterdir())
+        assert len(stores) == 2
+        contents.append([(store.name, content(store)) for store in stores])
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize('flags', [
+    ['--share=3/3'], ['--share=1'], ['--share=0/2', '--finish']], ids=str)
+def test_a_share_that_is_none_is_refused(tmp_path, capsys, flags):
+    with pytest.raises(SystemExit) as ended:
+        prepare.main(['prepare', TINY, f'--config.data.dir={tmp_path}', *flags])
+    assert ended.value.code == 2
+    assert flags[0] in capsys.readouterr().err
 
 
 def test_commands_at_the_same_time_make_one_store(tmp_path):

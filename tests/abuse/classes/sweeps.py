@@ -9,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 from bert_jax.config.fields import FIELDS
-from bert_jax.corpus.claims import Claims
 from bert_jax.runtime import folder_lock
 from bert_jax.runtime.files import as_path
 from bert_jax.tools.sweep.folder import Sweep
@@ -66,20 +65,6 @@ def _of_lease(rng: random.Random, folder: Path) -> tuple[str, Callable[[], objec
             print(folder_lock.holder(folder / 'new'))
             with folder_lock.claimed(folder / 'new', 'run') as claim:
                 print('taken', claim.lost)
-
-    return done, act
-
-
-def _of_claims(rng: random.Random, folder: Path) -> tuple[str, Callable[[], object]]:
-    done = _spoil_place(rng, folder / 'new' / rng.choice(('a.claim', 'b.claim')), _claim(rng))
-
-    def act() -> None:
-        with mock.patch.object(folder_lock, 'SECONDS', 1.0):
-            claims = Claims(folder / 'new')
-            print(claims.worker)
-            for name in ('a', 'b'):
-                with claims.held(name) as is_mine:
-                    print(name, is_mine)
 
     return done, act
 
@@ -152,5 +137,5 @@ def _of_grid(rng: random.Random, folder: Path) -> tuple[str, Callable[[], object
 def draw(rng: random.Random, folder: Path, things: Path) -> Case:
     """A claim, a folder of results or a grid that is odd."""
     (folder / 'new').mkdir()
-    done, act = rng.choice((_of_lease, _of_claims, _of_folder, _of_grid, _of_grid))(rng, folder)
+    done, act = rng.choice((_of_lease, _of_lease, _of_folder, _of_grid, _of_grid))(rng, folder)
     return Case(done=done, act=act)
