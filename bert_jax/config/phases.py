@@ -94,9 +94,10 @@ def phases(config: ConfigDict, num_examples: int | None = None) -> list[dict[str
     """
     filled = _fill_in(config)
     total = _num_steps(config.train.steps, 'train.steps', filled[0], num_examples, None)
-    stated = [
-        _num_steps(phase['steps'], f'phases[{i}].steps', phase, num_examples, total)
-        for i, phase in enumerate(filled)]
+    stated = []
+    for i, phase in enumerate(filled):
+        field = f'phases[{i}].steps'
+        stated.append(_num_steps(phase['steps'], field, phase, num_examples, total))
     counts = _complete_counts(stated, total, are_phases=bool(config.phases))
     for i, phase in enumerate(filled):
         _check_schedule(phase, i)

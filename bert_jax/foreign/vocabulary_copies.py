@@ -123,11 +123,14 @@ def _compare_model(path: Path, tokenizer: Mapping[str, Any]) -> str:
         return f'{path.name} is damaged'
     if pieces is None:
         return ''
-    ids = range(processor.GetPieceSize())
-    theirs = [processor.IdToPiece(i) for i in ids
-              if not (processor.IsControl(i) or processor.IsUnknown(i) or processor.IsUnused(i))]
     known = pieces | _ids_of_added(tokenizer)
-    missing = [piece for piece in theirs if piece.strip() not in known]
+    missing = []
+    for i in range(processor.GetPieceSize()):
+        if processor.IsControl(i) or processor.IsUnknown(i) or processor.IsUnused(i):
+            continue
+        piece = processor.IdToPiece(i)
+        if piece.strip() not in known:
+            missing.append(piece)
     if not missing:
         return ''
     return f'{len(missing):,} pieces are in {path.name} alone, such as {missing[0]!r:.40}'

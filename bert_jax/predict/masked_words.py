@@ -124,9 +124,9 @@ class FillMask(_MaskedWords):
         ids = outputs['ids'].tolist()
         of_masks = zip(probabilities, ids, strict=True)
         for text, _ in texts:
-            predictions: list[Any] = [
-                self._predictions(text, mask.span(), *next(of_masks))
-                for mask in self._written_mask.finditer(text)]
+            predictions: list[Any] = []
+            for mask in self._written_mask.finditer(text):
+                predictions.append(self._predictions(text, mask.span(), *next(of_masks)))
             if len(predictions) == 1:
                 (predictions,) = predictions
             yield {'text': text, 'predictions': predictions}
@@ -136,10 +136,15 @@ class FillMask(_MaskedWords):
     ) -> list[Result]:
         """The tokens for the [MASK] at a place of a text."""
         tokenizer = self.model.tokenizer
-        return [
-            {'token': name_of(tokenizer, token), 'id': token, 'probability': probability,
-             'sequence': _with_token(text, mask, tokenizer, token)}
-            for probability, token in zip(probabilities, ids, strict=True)]
+        predictions: list[Result] = []
+        for probability, token in zip(probabilities, ids, strict=True):
+            predictions.append({
+                'token': name_of(tokenizer, token),
+                'id': token,
+                'probability': probability,
+                'sequence': _with_token(text, mask, tokenizer, token),
+            })
+        return predictions
 
 
 class Score(_MaskedWords):

@@ -102,8 +102,9 @@ def _features(
     """The hidden states [n, layers, H] of a text's n tokens, token by token."""
     features = []
     for token, states in zip(tokens, _six_decimals(values), strict=True):
-        of_layers = [
-            {'index': layer, 'values': state} for layer, state in zip(layers, states, strict=True)]
+        of_layers = []
+        for layer, state in zip(layers, states, strict=True):
+            of_layers.append({'index': layer, 'values': state})
         features.append({'token': token, 'layers': of_layers})
     return features
 

@@ -216,8 +216,10 @@ def _read_prompt(file: Path) -> str:
     if default is not None and default not in prompts:
         raise InputError(f'{file}: default_prompt_name={default!r} is not among its prompts '
                          f"({', '.join(prompts)}): name one of them, or null for none")
-    others = [
-        f'{name}={prompt!r:.60}' for name, prompt in prompts.items() if prompt and name != default]
+    others = []
+    for name, prompt in prompts.items():
+        if prompt and name != default:
+            others.append(f'{name}={prompt!r:.60}')
     if others:
         verb = 'is' if len(others) == 1 else 'are'
         tell_once(f"note: {file}: of its prompts {', '.join(others)} {verb} not applied: write it "

@@ -78,17 +78,23 @@ class Tag(TextJob[Words, WordWindows]):
         bounds = np.cumsum([len(text.pieces) for text in texts])[:-1]
         for text, of_text in zip(texts, np.split(logits, bounds), strict=True):
             tags = self._tags(text, softmax(of_text))
-            entities = [
-                _entity(text.text, label, tags[begin:end])
-                for label, begin, end in self._spans(tags)]
+            entities = []
+            for label, begin, end in self._spans(tags):
+                entities.append(_entity(text.text, label, tags[begin:end]))
             yield {'text': text.text, 'tags': tags, 'entities': entities}
 
     def _tags(self, text: Words, probabilities: np.ndarray) -> list[Result]:
         """The likeliest label of each word, from probabilities [words, labels]."""
-        return [
-            {'word': text.text[begin:end], 'label': self._labels[int(row.argmax())],
-             'probability': float(row.max()), 'start': begin, 'end': end}
-            for (begin, end), row in zip(text.places, probabilities, strict=True)]
+        tags: list[Result] = []
+        for (begin, end), row in zip(text.places, probabilities, strict=True):
+            tags.append({
+                'word': text.text[begin:end],
+                'label': self._labels[int(row.argmax())],
+                'probability': float(row.max()),
+                'start': begin,
+                'end': end,
+            })
+        return tags
 
     def _spans(self, tags: list[Result]) -> list[EntitySpan]:
         """The words of each entity."""

@@ -230,10 +230,12 @@ class Choose(TextJob[list[Tokenized], TextWindows]):
         if len(parts) < 3:
             raise InputError('it has no choices: a beginning and two or more ends of it expected')
         beginning, *endings = parts
-        return [
-            tokenize(self.model, [beginning, ending], number, notes=self.notes,
-                     encode=self.model.encode)
-            for ending in endings]
+        pairs = []
+        for ending in endings:
+            pairs.append(tokenize(
+                self.model, [beginning, ending], number, notes=self.notes,
+                encode=self.model.encode))
+        return pairs
 
     def batch(self, texts: list[list[Tokenized]]) -> tuple[TextWindows, Units]:
         """The pairs of all texts."""

@@ -221,16 +221,20 @@ class _Resumption:
     def _skip_only_later_steps(self, change: Change) -> None:
         """Steps that are done cannot be skipped."""
         skipped_before = change.before or ()
-        late = [step for step in change.now
-                if step not in skipped_before and step <= self._newest_step]
+        late = []
+        still_ahead = []  # or skipped already
+        for step in change.now:
+            if step not in skipped_before and step <= self._newest_step:
+                late.append(step)
+            else:
+                still_ahead.append(step)
         if late:
             steps = ', '.join(map(str, late))
             hosts.say(
                 f'warning: {change.name}: the newest checkpoint is past {steps}, which stays as '
                 'it was: to train on other rows there, move the checkpoints from there on out '
                 f'of {self._workdir / CHECKPOINTS}')
-            self._resolved['train']['skip_steps'] = [
-                step for step in change.now if step not in late]
+            self._resolved['train']['skip_steps'] = still_ahead
         elif change.is_recorded:
             self._report(change)
 

@@ -77,21 +77,24 @@ def manual_axes(mesh: Mesh) -> set[str]:
 
 def _batch_axes(sharding: NamedSharding) -> list[tuple[str, ...]]:
     """The batch axes that split each dim of a parameter."""
+    splitting = [axis for axis in BATCH_AXES if sharding.mesh.shape.get(axis, 1) > 1]
     result = []
     for axes in sharding.spec:
         if isinstance(axes, str):
             axes = (axes,)
-        result.append(tuple(
-            axis for axis in axes or ()
-            if axis in BATCH_AXES and sharding.mesh.shape[axis] > 1))
+        result.append(tuple(axis for axis in axes or () if axis in splitting))
     return result
 
 
 def _splits(sharding: NamedSharding) -> list[tuple[str, int]]:
     """Pairs (mesh axis, dim), in the order in which the dims of a parameter are split."""
     axes_of_dims = _batch_axes(sharding)
-    return [(axis, dim) for axis in UPDATE_AXES
-            for dim, axes in enumerate(axes_of_dims) if axis in axes]
+    splits = []
+    for axis in UPDATE_AXES:
+        for dim, axes in enumerate(axes_of_dims):
+            if axis in axes:
+                splits.append((axis, dim))
+    return splits
 
 
 def _axes_by_dim(splits: list[tuple[str, int]]) -> list[tuple[int, tuple[str, ...]]]:

@@ -69,8 +69,10 @@ def _panels(part: Any, names: Sequence[str], num_rows: int, height: float) -> li
     num_columns = -(-len(names) // num_rows)
     # Margins by hand: `layout='constrained'` takes as long as all the rest.
     part.subplots_adjust(0.05, 0.35 / height, 0.98, 1 - 0.3 / height, 0.05 * num_columns, 0.3)
-    return [(name, part.add_subplot(num_rows, num_columns, place))
-            for place, name in enumerate(names, 1)]
+    panels = []
+    for place, name in enumerate(names, 1):
+        panels.append((name, part.add_subplot(num_rows, num_columns, place)))
+    return panels
 
 
 def _series(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Points]]:

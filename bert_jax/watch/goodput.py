@@ -196,11 +196,12 @@ class Goodput:
     def line(self) -> str:
         """A summary in one line."""
         total = sum(self.now().values())
-        shares = {cause: self._share(cause) for cause in _CAUSES}
-        others = ', '.join(
-            f'{cause} {share:.1%}{self._shown_host(cause)}'
-            for cause, share in shares.items() if share >= 0.0005)
-        line = f"goodput {self._share('step'):.1%} of {duration(total)} ({others})"
+        others = []
+        for cause in _CAUSES:
+            share = self._share(cause)
+            if share >= 0.0005:  # 0.1% when rounded
+                others.append(f'{cause} {share:.1%}{self._shown_host(cause)}')
+        line = f"goodput {self._share('step'):.1%} of {duration(total)} ({', '.join(others)})"
         if self._seconds_away >= 1:
             line += f'; {duration(self._seconds_away)} not running'
         return line

@@ -122,8 +122,10 @@ def cloud_monitoring(run: LoggedRun) -> Logger:
     def write(step: int, metrics: Mapping[str, float]) -> None:
         nonlocal sent, request
         del step
-        chosen = {name: metrics[f'train/{name}'] for name in _MONITORED
-                  if f'train/{name}' in metrics}
+        chosen = {}
+        for name in _MONITORED:
+            if f'train/{name}' in metrics:
+                chosen[name] = metrics[f'train/{name}']
         if chosen and request.done() and time.monotonic() - sent >= _MONITORING_SECONDS:
             sent = time.monotonic()
             last = request

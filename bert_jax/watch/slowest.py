@@ -99,12 +99,16 @@ class SlowestHosts:
         spent = {}
         for host, report in self._reports().items():
             before = self._compared.get(host)
-            if host != hosts.index() and (before is None or report.beat != before.beat):
-                self._compared[host] = report
-                if before is not None:
-                    seconds = {cause: until - before.seconds.get(cause, 0.0)
-                               for cause, until in report.seconds.items()}
-                    spent[host] = Spent(seconds, (report.step or 0) - (before.step or 0))
+            has_news = before is None or report.beat != before.beat
+            if host == hosts.index() or not has_news:
+                continue
+            self._compared[host] = report
+            if before is None:
+                continue
+            seconds = {}
+            for cause, until in report.seconds.items():
+                seconds[cause] = until - before.seconds.get(cause, 0.0)
+            spent[host] = Spent(seconds, (report.step or 0) - (before.step or 0))
         return spent
 
     def _count_waiting(self, spent: Mapping[int, Spent]) -> None:

@@ -246,9 +246,11 @@ def _resized(table: np.ndarray, num_rows: int, first: int) -> np.ndarray:
 
 def _different_options(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """Notes on options by which the same parameters compute something else."""
-    return [
-        f'{name} is {there[name]} there and {here[name]} here'
-        for name in _COMPUTING_OPTIONS if here[name] != there[name]]
+    notes = []
+    for name in _COMPUTING_OPTIONS:
+        if here[name] != there[name]:
+            notes.append(f'{name} is {there[name]} there and {here[name]} here')
+    return notes
 
 
 def _check_no_more_layers(

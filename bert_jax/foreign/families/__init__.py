@@ -43,21 +43,23 @@ def family_of(config: Mapping[str, Any], where: Path) -> Family:
 def family_to_write(weights: Weights) -> Family:
     """The first family whose config.json can hold a model's options.
 
-    Those that only say how it is trained may be lost.
+    Options that only say how it is trained may be lost.
 
     Raises:
       InputError: there is none.
     """
     lost: dict[str, list[str]] = {}
     for family in FAMILIES:
-        lost[family.name] = [
-            f'{option.name}={weights.model[option.name]!r}'
-            for option in family.lost_options(weights.model) if option.effect != 'trains']
+        settings = []
+        for option in family.lost_options(weights.model):
+            if option.effect != 'trains':
+                settings.append(f'{option.name}={weights.model[option.name]!r}')
         misfit = _misfit(weights, family)
-        if misfit and not lost[family.name]:
-            lost[family.name].append(f'{misfit.setting} with {HEADS[weights.head].title()}')
-        if not lost[family.name]:
+        if misfit and not settings:
+            settings.append(f'{misfit.setting} with {HEADS[weights.head].title()}')
+        if not settings:
             return family
+        lost[family.name] = settings
     least = min(len(settings) for settings in lost.values())
     nearest: dict[str, list[str]] = {}
     for family_name, settings in lost.items():

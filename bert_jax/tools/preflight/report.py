@@ -82,9 +82,9 @@ def _kernels_line(phase: Record) -> str:
         seconds[scope['scope']] = seconds.get(scope['scope'], 0.0) + scope['seconds']
     if phase['collective_bytes']:
         seconds['messages'] = phase['seconds']['collectives']
-    parts = [
-        f'{part} {1e3 * seconds[part]:,.1f}'
-        for part in sorted(seconds, key=lambda part: -seconds[part])]
+    parts = []
+    for part in sorted(seconds, key=lambda part: -seconds[part]):
+        parts.append(f'{part} {1e3 * seconds[part]:,.1f}')
     return (
         f"{phase['kernels']:,} kernels and {phase['bytes_moved'] / 1e9:,.1f} GB a step, "
         f"{1e3 * phase['step_seconds']:,.1f} ms: {', '.join(parts)}; at most about "

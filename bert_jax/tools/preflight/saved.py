@@ -78,10 +78,8 @@ class Programs:
         try:
             stored = json.loads(content)
             found = stored.pop('run')
-            schedules = stored['schedules'].items()
-            stored['schedules'] = {
-                instruction: Schedule(tuple(bundles), unit)
-                for instruction, (bundles, unit) in schedules}
+            for instruction, (bundles, unit) in stored['schedules'].items():
+                stored['schedules'][instruction] = Schedule(tuple(bundles), unit)
             for memory in ('train_memory', 'evaluation_memory'):
                 stored[memory] = Memory(*stored[memory])
             compiled = CompiledPhase(**stored)

@@ -49,9 +49,11 @@ def take_schedules(folder: str) -> dict[str, Schedule]:
                     units[match['instruction']] = _fullest_unit(file)
         if entry.is_file():
             os.remove(entry.path)
-    return {
-        instruction: Schedule(counts, units.get(instruction, ''))
-        for instruction, counts in bundles.items() if any(counts)}
+    schedules = {}
+    for instruction, counts in bundles.items():
+        if any(counts):
+            schedules[instruction] = Schedule(counts, units.get(instruction, ''))
+    return schedules
 
 
 def _count_bundles(lines: Iterable[str]) -> tuple[int, int, int]:
