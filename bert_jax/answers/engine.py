@@ -16,7 +16,6 @@ import concurrent.futures
 import dataclasses
 import datetime
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
@@ -35,6 +34,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Plan, Planner, Shape, Units, packed_batch, unpack
 from bert_jax.runtime import hosts
 from bert_jax.runtime.arriving import Pause
+from bert_jax.runtime.pace import Pace
 from bert_jax.runtime.pauses import calling, pause
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
 
@@ -80,23 +80,6 @@ class _Step(Generic[Made]):
     number: int = 0
     is_last: bool = True
     outputs: Any = None
-
-
-class _Progress:
-    """Prints how much of a set is predicted, every ten seconds."""
-
-    def __init__(self) -> None:
-        self._started = self._printed = time.monotonic()
-
-    def report(self, share: float) -> None:
-        """Takes the share of the set that is finished."""
-        now = time.monotonic()
-        if now - self._printed <= 10:
-            return
-        self._printed = now
-        seconds_left = (now - self._started) * (1 / share - 1)
-        eta = datetime.timedelta(seconds=round(seconds_left))
-        hosts.say(f'predicting: {share:.0%}  eta {eta}')
 
 
 def _one_behind(items: Iterable[Made | Pause]) -> Iterator[Made | Pause]:
@@ -148,8 +131,14 @@ class Engine:
 
         Prints the progress every ten seconds.
         """
-        sets = self.stream(
-            function, params, [units], lambda x: (None, x), report=_Progress().report)
+        pace = Pace(every=10)
+
+        def report(share: float) -> None:
+            if pace.is_due():
+                eta = datetime.timedelta(seconds=round(pace.seconds_left(share, 1 - share)))
+                hosts.say(f'predicting: {share:.0%}  eta {eta}')
+
+        sets = self.stream(function, params, [units], lambda x: (None, x), report=report)
         ((_, outputs),) = sets
         return outputs
 

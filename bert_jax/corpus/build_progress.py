@@ -4,12 +4,12 @@ Sizes of units are estimates where files are compressed. So what is left is told
 that have been read: how much text they held, compared with their estimates.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 from bert_jax.corpus.source import Unit
 from bert_jax.runtime.errors import counted, tell
+from bert_jax.runtime.pace import Pace
 
 _REPORT_SECONDS = 10.0
 _LEAST_SECONDS_OF_A_RATE = 3.0
@@ -91,9 +91,7 @@ class Progress:
         self._reports = reports
         self._num_done = 0
         self._read = Read()
-        self._reported = time.monotonic()
-        # The first text comes after seconds of loading and compiling.
-        self._first_at = 0.0
+        self._pace = Pace(_REPORT_SECONDS)
         self._first_text = 0
 
     def add_done(self) -> None:
@@ -107,25 +105,23 @@ class Progress:
     def set(self, read: Read) -> None:
         """Notes what has been read until now."""
         self._read = read
-        now = time.monotonic()
         if read.text and not self._first_text:
-            self._first_at = now
+            # The first text comes after seconds of loading and compiling.
+            self._pace.measure_from_now()
             self._first_text = read.text
-        if self._reports and now - self._reported >= _REPORT_SECONDS:
-            self._reported = now
-            tell(self._line(now))
+        if self._reports and self._pace.is_due():
+            tell(self._line())
 
-    def _line(self, now: float) -> str:
+    def _line(self) -> str:
         parts = [f"token store: {self._num_done:,} of {counted(self._num_shares, 'share')} done"]
         left = self._left()
         if left is not None:
             parts.append(f'{self._read.text / max(self._read.text + left, 1.0):.0%}')
-        seconds = now - self._first_at
-        if self._first_text and seconds > _LEAST_SECONDS_OF_A_RATE:
-            rate = max(self._read.text - self._first_text, 1) / seconds
-            parts.append(f'{rate / 1e6:.1f} MB/s')
+        if self._first_text and self._pace.seconds > _LEAST_SECONDS_OF_A_RATE:
+            done = max(self._read.text - self._first_text, 1)
+            parts.append(f'{done / self._pace.seconds / 1e6:.1f} MB/s')
             if left is not None:
-                parts.append(f'{left / rate / 60:.1f} min left')
+                parts.append(f'{self._pace.seconds_left(done, left) / 60:.1f} min left')
         return ', '.join(parts)
 
     def _left(self) -> float | None:

@@ -335,7 +335,7 @@ def train_batches(
             batches[name] = values.reshape(*row_ids.shape, *values.shape[1:])
         return batches
 
-    return _ahead(make, range(first_step, end, steps_a_call), examples.spec)
+    return _prefetched(make, range(first_step, end, steps_a_call), examples.spec)
 
 
 def eval_batches(
@@ -355,10 +355,10 @@ def eval_batches(
                 batch[name][: len(real)] = values
         return {name: values[None] for name, values in batch.items()}
 
-    return _ahead(make, range(0, num_examples, batch_size), examples.spec)
+    return _prefetched(make, range(0, num_examples, batch_size), examples.spec)
 
 
-def _ahead(
+def _prefetched(
     make: Callable[[int], dict[str, np.ndarray]], calls: range, spec: BatchSpec
 ) -> Iterator[dict[str, np.ndarray]]:
     """The batches of all calls, in order, made by tf.data before they are asked for.
@@ -368,14 +368,14 @@ def _ahead(
     """
     tf = sys.modules.get('tensorflow')
     if tf is None:
-        return _ahead_by_threads(make, calls)
-    return _ahead_by_tensorflow(tf, make, calls, spec)
+        return _prefetched_by_threads(make, calls)
+    return _prefetched_by_tensorflow(tf, make, calls, spec)
 
 
-def _ahead_by_tensorflow(
+def _prefetched_by_tensorflow(
     tf: Any, make: Callable[[int], dict[str, np.ndarray]], calls: range, spec: BatchSpec
 ) -> Iterator[dict[str, np.ndarray]]:
-    """`_ahead` with tf.data; `tf` is the module."""
+    """`_prefetched` with tf.data; `tf` is the module."""
     faults: list[Exception] = []  # TensorFlow would pass on only their text
 
     def features(call: np.ndarray) -> list[np.ndarray]:
@@ -418,7 +418,7 @@ def _ahead_by_tensorflow(
     return batches()
 
 
-def _ahead_by_threads(
+def _prefetched_by_threads(
     make: Callable[[int], dict[str, np.ndarray]], calls: range
 ) -> Iterator[dict[str, np.ndarray]]:
     """The batches of all calls, in order, made by two threads while earlier ones are used."""

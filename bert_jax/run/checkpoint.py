@@ -144,11 +144,12 @@ def _broadcast(x: jax.Array | None, like: jax.ShapeDtypeStruct) -> jax.Array:
             slices.append(shards.pop(device)[None])
         else:
             slices.append(jax.device_put(zeros, device))
-    return jax.jit(_sum_of_bits, out_shardings=like.sharding)(
+    return jax.jit(_filled_slice, out_shardings=like.sharding)(
         jax.make_array_from_single_device_arrays(shape, sharding, slices))
 
 
-def _sum_of_bits(x: jax.Array) -> jax.Array:
+def _filled_slice(x: jax.Array) -> jax.Array:
+    """The slice x[i] in which not all is 0, bit for bit."""
     bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f'uint{8 * x.dtype.itemsize}'))
     return jax.lax.bitcast_convert_type(jnp.sum(bits, axis=0, dtype=bits.dtype), x.dtype)
 

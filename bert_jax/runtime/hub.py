@@ -11,12 +11,12 @@ import hashlib
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bert_jax.runtime.errors import InputError, Unavailable, first_line, needing, tell
 from bert_jax.runtime.files import check_ends
+from bert_jax.runtime.pace import Pace
 
 _MODEL_FILES = ['*.json', '*.safetensors', '*.txt', '*.model']  # no pickle
 _FLAX_FILE = 'flax_model.msgpack'  # only where the model has no .safetensors
@@ -221,18 +221,16 @@ def _download_one_by_one(
     """
     num_bytes = _num_bytes(files)
     bytes_done = 0
-    begun = reported = time.monotonic()
+    pace = Pace(_REPORT_SECONDS)
     for i, file in enumerate(files, 1):
         path = hub.hf_hub_download(
             repository.name, file.rfilename, repo_type=repository.kind, revision=commit,
             library_name='bert_jax')
         _check_content(path, file, repository)
         bytes_done += file.size or 0
-        now = time.monotonic()
-        if now - reported > _REPORT_SECONDS or i == len(files):
-            reported = now
-            rate = bytes_done / max(now - begun, 1e-3)
-            minutes_left = (num_bytes - bytes_done) / max(rate, 1) / 60
+        if pace.is_due() or i == len(files):
+            rate = bytes_done / max(pace.seconds, 1e-3)
+            minutes_left = pace.seconds_left(max(bytes_done, 1), num_bytes - bytes_done) / 60
             tell(f'{repository.named}: {i} of {len(files)}, {_size(bytes_done)}, {_size(rate)}/s, '
                  f'{minutes_left:.1f} min left')
 

@@ -8,12 +8,34 @@ example, or numbers [n]. A metric is NaN where scikit-learn or SciPy gives NaN: 
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.runtime.errors import InputError
+
+
+def most_frequent(labels: Sequence[Any] | np.ndarray) -> Any:
+    """The most frequent of some labels [n]; of several, the first in their order."""
+    values, counts = np.unique(labels, return_counts=True)
+    return values[counts.argmax()]
+
+
+def scores_of_one_answer(
+    answer: Any, labels: np.ndarray, compute_metrics: Callable[..., Mapping[str, float]]
+) -> dict[str, float]:
+    """Metrics by name if every prediction is one answer, which knows nothing of the example.
+
+    A metric that is undefined for this, as the correlation with a constant is, counts as 0.
+
+    Args:
+      answer: a label, or a number.
+      labels: [n] or [n, L].
+      compute_metrics: from predictions and labels to metrics by name.
+    """
+    scores = compute_metrics(np.full(labels.shape, answer), labels)
+    return {name: 0.0 if math.isnan(value) else value for name, value in scores.items()}
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:

@@ -44,7 +44,7 @@ from bert_jax.tasks.labelled import (
     open_tokenization,
 )
 from bert_jax.tasks.labels import check_labels_known, label_names, warn_of_rare
-from bert_jax.tasks.metrics import accuracy, macro_f1
+from bert_jax.tasks.metrics import accuracy, macro_f1, most_frequent, scores_of_one_answer
 from bert_jax.tasks.sources import own_files, split_file, tfds_records, warn_of_trained_on
 
 # File names in the original distribution, then in its IOB2 editions.
@@ -320,8 +320,9 @@ def _majority_baseline(
     """The metric if all words get one tag: O for entities, else the most frequent one."""
     if metric == 'f1':
         return {'f1': 0.0}
-    ((most_frequent, _),) = Counter(train_tags).most_common(1)
-    return {'accuracy': dev_tags.count(most_frequent) / len(dev_tags)}
+    return scores_of_one_answer(
+        most_frequent(train_tags), np.array(dev_tags),
+        lambda tags, truth: {'accuracy': accuracy(tags, truth)})
 
 
 @dataclasses.dataclass(frozen=True)

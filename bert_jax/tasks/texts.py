@@ -34,7 +34,7 @@ from bert_jax.tasks.labelled import (
     warn_of_cut,
 )
 from bert_jax.tasks.labels import LabelParser, NumericLabels
-from bert_jax.tasks.metrics import METRICS, of_each_class
+from bert_jax.tasks.metrics import METRICS, most_frequent, of_each_class, scores_of_one_answer
 from bert_jax.text.library import Unsplittable
 from bert_jax.text.wordpiece import has_words
 
@@ -395,16 +395,12 @@ def _majority_baseline(
     """Metrics of the main set if all examples get one answer; empty if nothing is trained.
 
     The answer is the most frequent label; of any number of labels, none; for numbers, any constant.
-    A correlation with that is undefined; it is 0 for what knows nothing of the labels.
     """
     truth = main.labels
     if train is None or train.labels is None or truth is None:
         return {}
-    answer = np.zeros_like(truth)
-    if head.name == 'classification':
-        answer[:] = np.bincount(train.labels).argmax()
-    scores = head.compute_metrics(answer, truth)
-    return {name: 0.0 if math.isnan(value) else value for name, value in scores.items()}
+    answer = most_frequent(train.labels) if head.name == 'classification' else 0
+    return scores_of_one_answer(answer, truth, head.compute_metrics)
 
 
 def label_counts(labels: np.ndarray, num_names: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.kernels.dropout import dropout_rows
 from bert_jax.model.trainable import Batch, Params, Sums, Trainable
+from bert_jax.runtime.checksum import checksum_on_device
 from bert_jax.runtime.errors import FaultyChip
 from bert_jax.runtime.pauses import calling, pause
 from bert_jax.sharding import BATCH_AXES, Layout
@@ -41,7 +42,8 @@ def make_verify(
         batch, rows_Bx2 = own
         grads, loss, _ = gradient_of_rows(
             head, params, batch, rows_Bx2, totals, accumulation_steps, Layout(mesh))
-        return jnp.stack([_sum_of_bits(x) for x in jax.tree.leaves((grads, loss))]).sum()[None]
+        sums = [checksum_on_device(x) for x in jax.tree.leaves((grads, loss))]
+        return jnp.stack(sums).sum()[None]
 
     def checksums(state: TrainState, batch: Batch, moved_by: jax.Array) -> jax.Array:
         batch_size = next(iter(batch.values())).shape[0]
@@ -70,10 +72,6 @@ def make_verify(
         return np.stack([ours, neighbours])
 
     return compare
-
-
-def _sum_of_bits(x: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32).sum()
 
 
 def _suspects(differing: np.ndarray, mesh: Mesh) -> str:

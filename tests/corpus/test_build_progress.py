@@ -5,6 +5,7 @@ import pytest
 from bert_jax.corpus import build_progress
 from bert_jax.corpus.build_progress import Progress, Read, UnitsRead
 from bert_jax.corpus.source import Unit
+from bert_jax.runtime import pace
 
 MB = 1_000_000
 
@@ -21,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(build_progress, 'time', clock)
+    monkeypatch.setattr(pace, 'time', clock)
     return clock
 
 
