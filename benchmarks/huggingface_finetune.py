@@ -78,9 +78,8 @@ class OurTrainer:
         assert task.num_examples
         self.program = build_program(config, mesh, task)
         self.inputs = step_inputs(self.program)
-        self.phase = task.phase(
-            self.program.head, self.program.steps[0].evaluation, self.program.phases, 0, mesh)
-        self.steps = args.steps or task.num_examples // self.phase.batch_size
+        self.rows = task.rows(self.program.head, self.program.phases, 0, mesh)
+        self.steps = args.steps or task.num_examples // config.train.batch_size
         state = self.program.init(config.seed)
         params = warm_start(
             published, state.params, self.program.head.config, head=task.head,
@@ -93,7 +92,7 @@ class OurTrainer:
         import jax
 
         batches = {}
-        for batch in itertools.islice(self.phase.batches(0), self.steps):
+        for batch in itertools.islice(self.rows.batches(0), self.steps):
             batches[batch['input_ids'].shape] = batch
         for batch in batches.values():
             self.state, _ = self.program.steps[0].train(self.state, self.inputs, batch)
@@ -105,7 +104,7 @@ class OurTrainer:
 
         metrics = []
         started = time.perf_counter()
-        batches = self.phase.batches(0)
+        batches = self.rows.batches(0)
         processed = 0
         for _ in range(self.steps):
             batch = next(batches)

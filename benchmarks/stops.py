@@ -15,6 +15,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,9 +28,9 @@ from bert_jax.run.checkpoint import Best, Checkpoints
 from bert_jax.runtime.errors import Stopped
 from bert_jax.runtime.pauses import pause
 from bert_jax.runtime.stopping import Guard
-from bert_jax.step.step import make_init
+from bert_jax.step.step import StepInputs, make_init
 from bert_jax.train.outputs import RunOutputs
-from bert_jax.train.phase import Phase
+from bert_jax.train.phase import Phase, PhaseSteps
 from bert_jax.train.trainer import Control, Intervals, Trainer
 from bert_jax.train.watchers import Watchers
 from bert_jax.watch.goodput import Goodput
@@ -43,21 +44,36 @@ BATCH_SECONDS = 0.1  # of an evaluation
 SAVE_SECONDS = 1.0  # that files of a save take
 
 
-def trainer_in(folder: Path, guard: Guard, toy: Any) -> Trainer:
-    """A trainer of an endless run with evaluations, checks and saves."""
-    step, state = toy
-    scores = itertools.count(1)
+class SlowRows:
+    """Endless rows of the toy, whose evaluations take their time and are better each time."""
 
-    def train_step(state: Any, rows: Any) -> Any:
-        time.sleep(STEP_SECONDS)
-        return step(state, rows)
+    name = 'toy'
+    flops_per_sequence = 1.0
 
-    def evaluate(params: Any) -> dict[str, float]:
-        del params
+    def __init__(self) -> None:
+        self._scores = itertools.count(1)
+
+    def batches(self, first_step: int) -> Iterator[Any]:
+        """The batches from a step on."""
+        return (jax.device_put(batch(first_step + i)) for i in itertools.count())
+
+    def scores(self, steps: Any, params: Any) -> dict[str, float]:
+        """The number of the evaluation."""
+        del steps, params
         for _ in range(50):
             pause()
             time.sleep(BATCH_SECONDS)
-        return {'score': float(next(scores))}
+        return {'score': float(next(self._scores))}
+
+
+def trainer_in(folder: Path, guard: Guard, toy: Any) -> Trainer:
+    """A trainer of an endless run with evaluations, checks and saves."""
+    step, state = toy
+
+    def train_step(state: Any, inputs: Any, rows: Any) -> Any:
+        del inputs
+        time.sleep(STEP_SECONDS)
+        return step(state, rows)
 
     def verify(state: Any, rows: Any) -> None:
         del state, rows
@@ -65,13 +81,13 @@ def trainer_in(folder: Path, guard: Guard, toy: Any) -> Trainer:
             time.sleep(STEP_SECONDS)
             pause()
 
-    phase = Phase(
-        0, 10**6, 8, lambda first: (jax.device_put(batch(first + i)) for i in itertools.count()),
-        evaluate, 1.0, 'toy')
+    head: Any = Toy()
+    no_evaluation: Any = None
+    phase = Phase(0, 10**6, 8, SlowRows(), PhaseSteps(head, train_step, no_evaluation))
     goodput = Goodput(folder, True, 0, time.time())
     report = MetricsLog(folder, True, 0)
     return Trainer(
-        head=Toy(), state=jax.device_put(state), phases=[phase], train_steps=[train_step],
+        state=jax.device_put(state), inputs=StepInputs(0, None), phases=[phase],
         intervals=Intervals(log=5, evaluate=10, save=4),
         outputs=RunOutputs(
             Checkpoints(folder / 'checkpoints', 1), Best(folder / 'best', 'score'), report,

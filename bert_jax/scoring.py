@@ -189,7 +189,7 @@ class _Scorer:
         params = warm_start(
             weights, fresh, encoder, head=task.head, labels=task.labels,
             vocab_file=task.vocab_path, whole=True)
-        return [predict(params) for predict in task.predictors(head, self.mesh)]
+        return task.outputs(task.sets, head, self.mesh, params)
 
     def _with_labels_of_task(self, weights: Weights) -> Weights:
         """The weights, their labels spelt as the task spells them.

@@ -96,10 +96,8 @@ def test_the_train_step_of_a_phase_is_called_with_what_training_will_pass(
     program, second_phase_steps
 ):
     _, (_, _, batch) = second_phase_steps['train']
-    phase = program.task.phase(
-        program.head, program.steps[1].evaluation, program.phases, 1, program.mesh)
-    rows = next(phase.batches(0))
-    for name, x in rows.items():
+    rows = program.task.rows(program.head, program.phases, 1, program.mesh)
+    for name, x in next(rows.batches(0)).items():
         assert x.shape == batch[name].shape
         assert x.dtype == batch[name].dtype
         assert x.sharding.is_equivalent_to(batch[name].sharding, x.ndim)

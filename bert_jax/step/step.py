@@ -40,15 +40,15 @@ class TrainState:
     opt_state: Any
 
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
-EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
-
-
 class StepInputs(NamedTuple):
     """Arguments of the train step that may differ between runs that share one compiled step."""
 
     seed: Any  # of dropout, uint32
     learning_rates: Any  # [segments of the schedule] float32
+
+
+TrainStep = Callable[[TrainState, StepInputs, Batch], tuple[TrainState, dict[str, jax.Array]]]
+EvalStep = Callable[[Params, Batch], dict[str, jax.Array]]
 
 
 @functools.lru_cache(maxsize=8)  # tracing all layers takes seconds
@@ -136,7 +136,7 @@ def make_train_step(
     accumulation_steps: int = 1,
     message_dtype: str = 'float32',
     async_sums: bool = False,
-) -> Callable[[TrainState, StepInputs, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+) -> TrainStep:
     """The jitted (state, inputs, batch) -> (state, metrics); the state is donated.
 
     Metrics: the head's sums, `loss`, `grad_norm` (before clipping), `learning_rate`.

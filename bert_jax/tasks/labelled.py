@@ -4,6 +4,8 @@ Every example is tokenized once at the start. A step holds exactly `batch_size` 
 into as few rows as they need; the planner picks the row length and at most four row counts.
 """
 
+from __future__ import annotations
+
 import copy
 import dataclasses
 import functools
@@ -28,12 +30,11 @@ from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
 from bert_jax.sharding import Layout, Mesh, batch_sharding, local_rows, to_global
-from bert_jax.step.step import EvalStep
 from bert_jax.tasks.handles import prepared_text
 from bert_jax.text.coverage import check_known
 from bert_jax.text.frames import Frame
 from bert_jax.text.tokenizer import Tokenizer, Tokens
-from bert_jax.train.phase import Phase
+from bert_jax.train.phase import PhaseSteps
 from bert_jax.weights.inference_settings import frame_of
 
 Results = tuple[dict[str, float], dict[str, str]]  # metrics, contents of files, by name
@@ -253,46 +254,18 @@ class LabelledTask:
                 (num_rows, *array.shape[1:]), array.dtype, sharding=batch_sharding(mesh))
         return {'train': shapes}
 
-    def phase(
-        self, head: Head, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
-        mesh: Mesh,
-    ) -> Phase:
-        """The one phase of a run."""
-        (phase,) = phases  # `eval_step` is unused: metrics need the predictions of a whole set
+    def rows(
+        self, head: Head, phases: Sequence[dict[str, Any]], number: int, mesh: Mesh
+    ) -> PlannedRows:
+        """What is trained on and evaluated in the one phase of a run."""
+        (phase,) = phases
         assert self.train is not None
-        steps = phase['steps']
-        batch_size = phase['batch_size']
         plan = self._plan(head.config, phase, mesh)
         _say_plan(plan, len(self.train))
         flops = plan.tokens * head.token_flops(plan.row_length)
-        return Phase(
-            start=0, end=steps, batch_size=batch_size,
-            batches=functools.partial(self._batches, plan, mesh),
-            evaluate=functools.partial(self._evaluate, self.predictors(head, mesh)),
-            flops_per_sequence=flops / (steps * batch_size),
-            name=f'{self.config.task}, batch {batch_size}')
-
-    def _batches(self, plan: Plan, mesh: Mesh, first_step: int) -> Iterator[Any]:
-        """The global batches of a plan, from a step to the last one."""
-        assert self.train is not None
-        for step in range(first_step, len(plan.num_rows)):
-            num_rows = int(plan.num_rows[step])
-            local = local_rows(mesh, num_rows)
-            batch = packed_batch(self.train, plan, step, local)
-            yield to_global(mesh, batch, num_rows, local)
-
-    def _evaluate(
-        self, predictors: Sequence[Callable[[Any], Outputs]], params: Any
-    ) -> dict[str, float]:
-        """Metrics of the sets that are scored in training; a NaN by name if an output has one."""
-        of_evaluated = predictors[: len(self.evaluated)]
-        outputs = [predict(params) for predict in of_evaluated]
-        for eval_set, result in zip(self.evaluated, outputs, strict=True):
-            name = not_finite(result)
-            if name:  # argmax would choose a label from NaN, too
-                return {f'{eval_set.name}{name}': math.nan}
-        metrics, _ = self.evaluation(outputs)
-        return metrics
+        return PlannedRows(
+            self, mesh, self.train, plan,
+            flops_per_sequence=flops / (phase['steps'] * phase['batch_size']))
 
     def _plan(self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> Plan:
         """Plans all steps: epochs, each shuffled anew, in steps of `batch_size` units."""
@@ -322,18 +295,19 @@ class LabelledTask:
         self, head: Head, mesh: Mesh, params: Any, metrics: Mapping[str, float], workdir: Path
     ) -> dict[str, Any]:
         """Writes the predictions of all sets; returns the metrics that go into `inference`."""
-        outputs = [predict(params) for predict in self.predictors(head, mesh)]
+        outputs = self.outputs(self.sets, head, mesh, params)
         _, files = self.results(outputs)
         if jax.process_index() == 0:
             for name, content in files.items():
                 write_whole(workdir / name, content)
         return {name: metrics[name] for name in self.tuned_metrics if name in metrics}
 
-    def predictors(self, head: Head, mesh: Mesh) -> list[Callable[[Any], Outputs]]:
-        """For each of `sets`, a function from parameters to outputs."""
+    def outputs(
+        self, sets: Sequence[EvalSet], head: Head, mesh: Mesh, params: Any
+    ) -> list[Outputs]:
+        """What the head computes for the examples of each of these sets."""
         engine = self._engine(mesh, head.config)
-        outputs_of = functools.partial(engine.outputs, head.outputs)
-        return [functools.partial(outputs_of, units=eval_set.units) for eval_set in self.sets]
+        return [engine.outputs(head.outputs, params, eval_set.units) for eval_set in sets]
 
     def evaluation(self, outputs: Sequence[Outputs]) -> Results:
         """The `results` without undefined metrics. Says what is odd about them."""
@@ -358,6 +332,52 @@ class LabelledTask:
                 metrics[eval_set.name + name] = value
             files |= written
         return metrics, files
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlannedRows:
+    """What is trained on and evaluated in a run: a kind of `train.phase.Rows`.
+
+    Attributes:
+      task: of the run.
+      mesh: the devices.
+      units: what is trained on.
+      plan: their place in the rows of each step.
+      flops_per_sequence: training FLOPs of an example, on average.
+    """
+
+    task: LabelledTask
+    mesh: Mesh
+    units: Units
+    plan: Plan
+    flops_per_sequence: float
+
+    @property
+    def name(self) -> str:
+        """For messages: the task and the batch."""
+        return f'{self.task.config.task}, batch {self.task.config.train.batch_size}'
+
+    def batches(self, first_step: int) -> Iterator[Any]:
+        """The global batches of the plan, from a step to the last one."""
+        for step in range(first_step, len(self.plan.num_rows)):
+            num_rows = int(self.plan.num_rows[step])
+            local = local_rows(self.mesh, num_rows)
+            batch = packed_batch(self.units, self.plan, step, local)
+            yield to_global(self.mesh, batch, num_rows, local)
+
+    def scores(self, steps: PhaseSteps, params: Any) -> dict[str, float]:
+        """Metrics of the sets that are scored in training; a NaN by name if an output has one.
+
+        They need the outputs of whole sets, for which a sum over batches is not enough.
+        """
+        scored = self.task.evaluated
+        outputs = self.task.outputs(scored, steps.head, self.mesh, params)
+        for eval_set, result in zip(scored, outputs, strict=True):
+            name = not_finite(result)
+            if name:  # argmax would choose a label from NaN, too
+                return {f'{eval_set.name}{name}': math.nan}
+        metrics, _ = self.task.evaluation(outputs)
+        return metrics
 
 
 def _say_plan(plan: Plan, num_examples: int) -> None:

@@ -39,10 +39,10 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.sharding import Mesh, batch_sharding, local_rows, to_global
 from bert_jax.step.optimizers import update_flops
-from bert_jax.step.step import EvalStep, evaluate
+from bert_jax.step.step import evaluate
 from bert_jax.tasks.handles import ScoredModel, given, prepared_text
 from bert_jax.tasks.pretrain_data import SyntheticData, TextData
-from bert_jax.train.phase import Phase
+from bert_jax.train.phase import PhaseSteps
 from bert_jax.watch.alarms import Alarms
 
 _ENOUGH_SLOTS = 0.95  # of the masked share: google-research/bert has 76 for 512, which is 0.99
@@ -152,22 +152,18 @@ class PretrainTask:
             'train': _shapes(_marked(trained, phase), num_rows, mesh),
             'evaluation': _shapes(plain, self._config.train.eval_batch_size, mesh)}
 
-    def phase(
-        self, head: Head, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
-        mesh: Mesh,
-    ) -> Phase:
-        run = PhaseRun(self, self._config, head, eval_step, phases, number, mesh)
-        self._warn_of_slots(phases[number], number)
-        if run.phase['packed_rows']:
-            _ = run.examples  # refuses too few rows before the run's first step
+    def rows(
+        self, head: Head, phases: Sequence[dict[str, Any]], number: int, mesh: Mesh
+    ) -> PhaseRows:
+        phase = phases[number]
+        flops = step_flops(head, phase) / phase['batch_size']
+        rows = PhaseRows(self, self._config, phases, number, mesh, flops)
+        self._warn_of_slots(phase, number)
+        if phase['packed_rows']:
+            _ = rows.examples  # refuses too few rows before the run's first step
             if number:
-                run.release()  # until the phase begins
-        start = sum(phase['steps'] for phase in phases[:number])
-        return Phase(
-            start=start, end=start + run.phase['steps'], batch_size=run.phase['batch_size'],
-            batches=run.batches, evaluate=run.evaluate,
-            flops_per_sequence=step_flops(head, run.phase) / run.phase['batch_size'],
-            name=run.name)
+                rows.release()  # until the phase begins
+        return rows
 
     def _warn_of_slots(self, phase: Mapping[str, Any], number: int) -> None:
         """Warns if a phase has too few slots for its masked positions."""
@@ -269,24 +265,24 @@ def _standard_masking(config: ConfigDict) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(eq=False)
-class PhaseRun:
-    """The batches and the evaluation of one phase.
+class PhaseRows:
+    """What is trained on and evaluated in one phase: a kind of `train.phase.Rows`.
 
     Rows are planned on first use, so that no epochs are planned for a phase that is over.
 
     Attributes:
       task: whose rows they are.
       config: of the run.
-      head, eval_step, phases, number, mesh: as for `train.task.Task.phase`.
+      phases, number, mesh: as for `train.task.Task.rows`.
+      flops_per_sequence: of a step, divided by the phase's `batch_size`.
     """
 
     task: PretrainTask
     config: ConfigDict
-    head: Head
-    eval_step: EvalStep
     phases: Sequence[dict[str, Any]]
     number: int
     mesh: Mesh
+    flops_per_sequence: float
 
     def __post_init__(self) -> None:
         self.phase = self.phases[self.number]
@@ -356,11 +352,12 @@ class PhaseRun:
                 yield to_global(self.mesh, _marked(batch, self.phase), self._num_rows, local)
         self.release()
 
-    def evaluate(self, params: Any) -> dict[str, float]:
+    def scores(self, steps: PhaseSteps, params: Any) -> dict[str, float]:
         """Metrics of held-out rows; those with BERT's masking begin with `standard_`."""
-        result = self._scores(params, self._held_out)
+        result = self._scores_of(self._held_out, steps, params)
         if self.task.standard_masking:
-            for name, value in self._scores(params, self._held_out_standard).items():
+            of_standard = self._scores_of(self._held_out_standard, steps, params)
+            for name, value in of_standard.items():
                 if name.startswith('mlm_'):
                     result[f'standard_{name}'] = value
         return result
@@ -372,7 +369,7 @@ class PhaseRun:
             return rows.num_frozen
         return min(rows.num_frozen, most)
 
-    def _scores(self, params: Any, rows: Examples) -> dict[str, float]:
+    def _scores_of(self, rows: Examples, steps: PhaseSteps, params: Any) -> dict[str, float]:
         train = self.config.train
         local = local_rows(self.mesh, train.eval_batch_size)
         batches = eval_batches(
@@ -380,7 +377,7 @@ class PhaseRun:
             num_examples=self._num_scored(rows))
         on_devices = (
             to_global(self.mesh, batch, train.eval_batch_size, local) for batch in batches)
-        return evaluate(self.head, self.eval_step, params, on_devices)
+        return evaluate(steps.head, steps.evaluation, params, on_devices)
 
 
 def too_few_slots(max_seq_length: int, max_predictions_per_seq: int, masked_lm_prob: float) -> str:

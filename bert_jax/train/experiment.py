@@ -1,8 +1,9 @@
 """A run from its program to its result: restores or initialises the state, trains, and writes."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,12 +23,12 @@ from bert_jax.runtime.pauses import Interrupted, interruptible
 from bert_jax.runtime.process import STARTED
 from bert_jax.runtime.stopping import Guard
 from bert_jax.step import optimizers
-from bert_jax.step.step import TrainState, TrainStep, num_unpadded
+from bert_jax.step.step import TrainState, num_unpadded
 from bert_jax.train.compiling import StepCompiler
 from bert_jax.train.describing import check_start, describe, traced_steps
 from bert_jax.train.outputs import RunOutputs
 from bert_jax.train.phase import Phase
-from bert_jax.train.program import PhaseSteps, Program, mean_of, step_inputs
+from bert_jax.train.program import Program, make_phases, mean_of, step_inputs
 from bert_jax.train.trainer import Control, Intervals, Trainer
 from bert_jax.train.watchers import Watchers
 from bert_jax.watch.alarms import Alarms
@@ -72,36 +73,45 @@ def train_run(
     description = describe(program)
     init_weights = program.init_weights
     program = dataclasses.replace(program, init_weights=None)
-    check_start(program, workdir, description)
+    checkpoints = _open(program, workdir, description)
+    # The steps are compiled while the state is restored or initialised, which takes as long.
+    with contextlib.closing(StepCompiler(program, checkpoints.latest_step() or 0)) as compiler:
+        state = _restore_or_init(program, checkpoints, init_weights, workdir)
+        init_weights = None  # frees its memory, unless the caller keeps it for the next run
+        outputs = _open_outputs(program, description, workdir, checkpoints, int(state.step), began)
+        if guard is not None:
+            guard.watch(
+                lambda: outputs.goodput.cause, workdir, outputs.fault,
+                outputs.goodput.of_this_process)
+        with outputs.goodput.during('compile'):
+            compiler.wait_for_first_phase()
+        phases = make_phases(program)
+        _announce(program, state, phases, description, workdir)
+        compiler.compile_other_phases()
 
-    checkpoints = Checkpoints(
+        watchers = _watchers(program, description, workdir, outputs, int(state.step), guard)
+        with _closing(outputs, watchers):
+            control = _control(compiler, should_stop, ask_lock, guard)
+            trainer = _make_trainer(program, state, phases, outputs, watchers, control)
+            scores = trainer.run()
+            return _finish(trainer, scores, program, description, workdir)
+
+
+def _open(
+    program: Program, workdir: files.Path, description: dict[str, Any]
+) -> Checkpoints:
+    """Opens the checkpoints of a run that can start or resume in its directory."""
+    check_start(program, workdir, description)
+    return Checkpoints(
         workdir / CHECKPOINTS, program.config.train.keep_checkpoints,
         _steps_of(program, 'train.save_every'))
-    # Compiles while the state is restored or initialised, which takes about as long.
-    compiler = StepCompiler(program, checkpoints.latest_step() or 0)
-    state = _restore_or_init(program, checkpoints, init_weights, workdir)
-    init_weights = None  # frees its memory, unless the caller keeps it for the next run
-    outputs = _open_outputs(program, description, workdir, checkpoints, int(state.step), began)
-    if guard is not None:
-        guard.watch(
-            lambda: outputs.goodput.cause, workdir, outputs.fault,
-            outputs.goodput.of_this_process)
-    with outputs.goodput.during('compile'):
-        compiler.wait_for_first_phase()
-    phases = _phases(program)
-    _announce(program, state, phases, description, workdir)
-    compiler.compile_other_phases()
 
-    watchers = _watchers(program, description, workdir, outputs, int(state.step), guard)
+
+@contextlib.contextmanager
+def _closing(outputs: RunOutputs, watchers: Watchers) -> Iterator[None]:
+    """Finishes what the run writes and who watches it, however the `with` block ends."""
     try:
-        control = _control(compiler, should_stop, ask_lock, guard)
-        trainer = _make_trainer(program, state, phases, outputs, watchers, control)
-        metrics = trainer.run()
-        if outputs.best is None:
-            result = {'step': trainer.step, **_prefixed('eval', metrics)}
-        else:
-            with interruptible(lambda: should_stop(trainer.step), control.should_leave):
-                result = _finish_best(program, outputs.best, metrics, description, workdir)
+        yield
     except Interrupted:
         _close(outputs, watchers)
         raise Stopped('stopped after the last step; the state is saved, and started again the run '
@@ -116,10 +126,7 @@ def train_run(
     except BaseException:
         _close(outputs, watchers)
         raise
-    finally:
-        compiler.close()
     _close(outputs, watchers)
-    return result
 
 
 def _close(outputs: RunOutputs, watchers: Watchers) -> None:
@@ -249,7 +256,8 @@ def _announce(
     # For whoever shows the results; another value is no other run.
     description['guessing'] = dict(program.task.majority_baseline)
     description['parameters'] = num_unpadded(program.head)
-    description['step_flops'] = [phase.flops_per_sequence * phase.batch_size for phase in phases]
+    description['step_flops'] = [
+        phase.rows.flops_per_sequence * phase.batch_size for phase in phases]
     if hosts.first():
         describe_run(workdir, description, program.task.vocab_path, program.own_file)
     hosts.agree('the step to start from', {'step': int(state.step)})
@@ -282,17 +290,11 @@ def _make_trainer(
 ) -> Trainer:
     """The trainer of a run that starts from a state."""
     train = program.config.train
-    inputs = step_inputs(program)
-
-    def train_step_of(steps: PhaseSteps) -> TrainStep:
-        return lambda state, batch: steps.train(state, inputs, batch)
-
     chip = find_chip(jax.devices()[0].device_kind)
     return Trainer(
-        head=program.head,
         state=state,
+        inputs=step_inputs(program),
         phases=phases,
-        train_steps=[train_step_of(steps) for steps in program.steps],
         intervals=Intervals(
             log=_steps_of(program, 'train.log_every'),
             evaluate=_steps_of(program, 'train.eval_every'),
@@ -305,12 +307,17 @@ def _make_trainer(
         peak_flops=chip.peak_flops * jax.device_count())
 
 
-def _phases(program: Program) -> list[Phase]:
-    """The phases of a run, with their batches."""
-    return [
-        program.task.phase(
-            steps.head, steps.evaluation, program.phases, number, program.mesh)
-        for number, steps in enumerate(program.steps)]
+def _finish(
+    trainer: Trainer, scores: dict[str, float], program: Program, description: dict[str, Any],
+    workdir: files.Path,
+) -> dict[str, float]:
+    """The result of a trained run, from the scores of its last evaluation."""
+    best = trainer.outputs.best
+    if best is None:
+        return {'step': trainer.step, **_prefixed('eval', scores)}
+    control = trainer.control
+    with interruptible(lambda: control.should_stop(trainer.step), control.should_leave):
+        return _finish_best(program, best, scores, description, workdir)
 
 
 def _finish_best(

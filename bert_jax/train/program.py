@@ -30,22 +30,8 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, Mesh, check_vocabulary
 from bert_jax.step import optimizers, step
 from bert_jax.step.schedules import Schedule, ScheduleSegment, make_schedule
+from bert_jax.train.phase import Phase, PhaseSteps
 from bert_jax.train.task import Task
-
-
-@dataclasses.dataclass(frozen=True)
-class PhaseSteps:
-    """The steps of a phase. Phases whose models have the same options share them.
-
-    Attributes:
-      head: the program's, with the options that the phase states for its model.
-      train: takes the state, the numbers from `step_inputs`, and a batch.
-      evaluation: takes parameters and a batch.
-    """
-
-    head: Head
-    train: Callable[..., Any]
-    evaluation: step.EvalStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +163,17 @@ def mean_of(
         average, 'optimizer.average', num_examples=num_examples, total=num_steps,
         batch_size=phases[0]['batch_size'])
     return min(averaged, num_steps), num_steps
+
+
+def make_phases(program: Program) -> list[Phase]:
+    """The phases of a run, with their rows."""
+    starts = [0, *program.phase_ends]
+    result: list[Phase] = []
+    for number, steps in enumerate(program.steps):
+        rows = program.task.rows(steps.head, program.phases, number, program.mesh)
+        batch_size = program.phases[number]['batch_size']
+        result.append(Phase(starts[number], starts[number + 1], batch_size, rows, steps))
+    return result
 
 
 def step_inputs(program: Program) -> step.StepInputs:

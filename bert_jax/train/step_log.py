@@ -14,17 +14,16 @@ PER_STEP_METRICS = ('loss', 'grad_norm', 'learning_rate')  # the others are sums
 
 
 def log_metrics(
-    head: Trainable, steps: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, float]],
-    phase: Phase, peak_flops: float,
+    phase: Phase, steps: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, float]],
+    peak_flops: float,
 ) -> dict[str, float]:
     """Mean metrics of the steps of a log line, and their speed.
 
     Args:
-      head: makes metrics of sums.
+      phase: of the steps; its head makes metrics of sums.
       steps: metrics of each step.
       times: seconds by cause at the last log line (or after a run's first step, which compiles),
         after each step since, and now.
-      phase: of the steps.
       peak_flops: of all devices together; 0: unknown.
     """
     sums = {}
@@ -33,7 +32,7 @@ def log_metrics(
             sums[name] = float(sum(np.float64(step[name]) for step in steps))
     metrics = {
         'loss': float(np.mean([step['loss'] for step in steps])),
-        **head.score(sums),
+        **phase.steps.head.score(sums),
         'grad_norm': float(np.mean([step['grad_norm'] for step in steps])),
         'learning_rate': float(steps[-1]['learning_rate']),
     }
@@ -60,7 +59,7 @@ def _speed(
         'step_seconds_deviation': float(np.std(each[2:])) if len(each) > 2 else 0.0,
     }
     if peak_flops:
-        speed['mfu'] = sequences * phase.flops_per_sequence / peak_flops
+        speed['mfu'] = sequences * phase.rows.flops_per_sequence / peak_flops
     return speed
 
 

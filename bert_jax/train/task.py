@@ -7,8 +7,7 @@ from bert_jax.heads.base import Head
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.files import Path
 from bert_jax.sharding import Mesh
-from bert_jax.step.step import EvalStep
-from bert_jax.train.phase import Phase
+from bert_jax.train.phase import Rows
 from bert_jax.watch.alarms import Alarms
 
 
@@ -66,15 +65,13 @@ class Task(Protocol):
           mesh: the devices that share a batch.
         """
 
-    def phase(
-        self, head: Head, eval_step: EvalStep, phases: Sequence[dict[str, Any]], number: int,
-        mesh: Mesh,
-    ) -> Phase:
-        """The batches and the evaluation of a phase.
+    def rows(
+        self, head: Head, phases: Sequence[dict[str, Any]], number: int, mesh: Mesh
+    ) -> Rows:
+        """What is trained on and evaluated in a phase.
 
         Args:
-          head: from `make_head`.
-          eval_step: sums metrics of a batch.
+          head: from `make_head`, with the phase's options.
           phases: of the run.
           number: of the phase, from 0.
           mesh: the devices.

@@ -10,12 +10,11 @@ from typing import NoReturn
 import jax
 import numpy as np
 
-from bert_jax.model.trainable import Trainable
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import Diverged, Stopped
 from bert_jax.runtime.hosts import say
 from bert_jax.runtime.pauses import Interrupted, interruptible, pause
-from bert_jax.step.step import Batch, TrainState, TrainStep
+from bert_jax.step.step import Batch, StepInputs, TrainState
 from bert_jax.train.outputs import RunOutputs
 from bert_jax.train.phase import Phase
 from bert_jax.train.step_log import log_line, log_metrics
@@ -69,10 +68,9 @@ class Trainer:
     the run that resumes from it begins with that evaluation.
 
     Attributes:
-      head: makes metrics of sums.
       state: fresh or restored; after `run`, that of the last step.
+      inputs: of every train step, on the devices.
       phases: in order, contiguous from step 0.
-      train_steps: of each phase; takes the state, which is donated, and a batch.
       intervals: when to log, evaluate and save.
       outputs: receive the state, the best parameters, metrics and the use of time.
       watchers: look at the run.
@@ -82,10 +80,9 @@ class Trainer:
       step: the number of steps done.
     """
 
-    head: Trainable
     state: TrainState
+    inputs: StepInputs
     phases: Sequence[Phase]
-    train_steps: Sequence[TrainStep]
     intervals: Intervals
     outputs: RunOutputs
     watchers: Watchers
@@ -130,9 +127,9 @@ class Trainer:
         try:
             with interruptible(self._has_to_stop, self._has_to_leave):
                 self._finish_evaluation()
-                for phase, train_step in zip(self.phases, self.train_steps, strict=True):
+                for phase in self.phases:
                     if self.step < phase.end and not self._is_exhausted():
-                        self._train_phase(phase, train_step)
+                        self._train_phase(phase)
                 if not self._scores:  # no step was left to train
                     self.evaluate(self.phases[-1])
         except Interrupted:
@@ -163,16 +160,16 @@ class Trainer:
         """The phase of the last step."""
         return next(phase for phase in self.phases if self.step <= phase.end)
 
-    def _train_phase(self, phase: Phase, train_step: TrainStep) -> None:
+    def _train_phase(self, phase: Phase) -> None:
         """Trains to the end of a phase, or until the run is exhausted."""
         if self.step == phase.start:
-            say(f'phase {phase.name}: steps {phase.start:,} to {phase.end:,}')
+            say(f'phase {phase.rows.name}: steps {phase.start:,} to {phase.end:,}')
         self.outputs.goodput.enter('start' if self.step == self._start else 'data')
-        batches = phase.batches(self.step - phase.start)
+        batches = phase.rows.batches(self.step - phase.start)
         cause = 'compile'  # the first step compiles
         for batch in itertools.islice(batches, phase.end - self.step):
             self.watchers.before_step(self.step + 1, self.state, batch, self._in_flight)
-            self._do_step(train_step, batch, cause)
+            self._do_step(phase, batch, cause)
             cause = 'step'
             goes_on = self._do_what_is_due(phase)
             if not goes_on:
@@ -180,13 +177,13 @@ class Trainer:
             self.outputs.goodput.enter('data')
         self.outputs.goodput.enter('step')
 
-    def _do_step(self, train_step: TrainStep, batch: Batch, cause: str) -> None:
+    def _do_step(self, phase: Phase, batch: Batch, cause: str) -> None:
         """Dispatches a step; its time counts for `cause`."""
         number = self.step + 1
         self.outputs.goodput.enter(cause)
         with (jax.profiler.StepTraceAnnotation('train', step_num=number),
               jax.transfer_guard('disallow')):
-            self.state, metrics = train_step(self.state, batch)
+            self.state, metrics = phase.steps.train(self.state, self.inputs, batch)
         self.outputs.goodput.enter('step')
         self.step = number
         self._in_flight.append(metrics)
@@ -294,11 +291,11 @@ class Trainer:
         """Writes the record and the line of the steps since the last one."""
         self._fetch_metrics()
         times = [*self._times, self.outputs.goodput.now()]
-        metrics = log_metrics(self.head, self._fetched, times, phase, self.peak_flops)
+        metrics = log_metrics(phase, self._fetched, times, self.peak_flops)
         metrics |= self.watchers.slowest_since_log(len(self._fetched))
         record = {f'train/{name}': value for name, value in metrics.items()}
         self.outputs.report.write(self.step, record | self.outputs.goodput.metrics())
-        line = log_line(self.head, metrics, self._last_step - self.step)
+        line = log_line(phase.steps.head, metrics, self._last_step - self.step)
         say(f'step {self.step:>7,}/{self._last_step:,}  {line}')
         self.watchers.after_log(self.step, self._fetched, metrics)
         self._fetched.clear()
@@ -307,7 +304,7 @@ class Trainer:
     def evaluate(self, phase: Phase) -> None:
         """Evaluates the parameters, and keeps them if they are the best."""
         with self.outputs.goodput.during('evaluation'):
-            scores = phase.evaluate(self.state.params)
+            scores = phase.rows.scores(phase.steps, self.state.params)
             pause()
             for name, value in scores.items():
                 if not math.isfinite(value):

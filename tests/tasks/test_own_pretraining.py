@@ -88,9 +88,8 @@ def test_metric_chance_and_flops_are_those_of_the_head():
     assert isinstance(head, Twice)
     assert step_flops(head, PHASE) == 2 * step_flops(bert, PHASE)
     assert of_head.run_flops() == 2 * of_bert.run_flops()
-    phases = [of_head.phase(head, None, [PHASE], 0, mesh_of_one()),
-              of_bert.phase(bert, None, [PHASE], 0, mesh_of_one())]
-    assert phases[0].flops_per_sequence == 2 * phases[1].flops_per_sequence
+    flops = of_bert.rows(bert, [PHASE], 0, mesh_of_one()).flops_per_sequence
+    assert of_head.rows(head, [PHASE], 0, mesh_of_one()).flops_per_sequence == 2 * flops
 
     def alarms(loss):
         alarms = of_head.make_alarms(head, [PHASE], fresh=True, settled=3)

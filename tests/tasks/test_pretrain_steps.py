@@ -8,7 +8,8 @@ import pytest
 from bert_jax.config import default_config
 from bert_jax.config.phases import batches_of
 from bert_jax.rows.examples import SyntheticExamples
-from bert_jax.tasks.pretrain import PhaseRun, PretrainTask
+from bert_jax.tasks.pretrain import PhaseRows, PretrainTask
+from bert_jax.train.phase import PhaseSteps
 from bert_jax.validation import complete
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device
 
@@ -64,8 +65,8 @@ def open_task(phases=(), **fields):
 
 def rows(task, number, first_step=0):
     """input_ids of each step of a phase, from `first_step` on."""
-    phase = task.phase(task.make_head(CONFIG), None, PHASES, number, one_device())
-    return [np.asarray(batch['input_ids']) for batch in phase.batches(first_step)]
+    of_phase = task.rows(task.make_head(CONFIG), PHASES, number, one_device())
+    return [np.asarray(batch['input_ids']) for batch in of_phase.batches(first_step)]
 
 
 def test_a_skipped_step_has_other_rows_and_all_others_keep_theirs():
@@ -104,8 +105,8 @@ def test_an_evaluation_scores_a_bounded_number_of_rows(
     rows_of_text = SyntheticExamples(CONFIG.vocab_size, 8, 1, num_examples=held_out)
     monkeypatch.setattr(task.data, 'held_out', lambda *_, **__: rows_of_text)
     counted = CountedRows()
-    run = PhaseRun(task, task._config, counted, counted, PHASES, 0, one_device())
-    assert run.evaluate({}) == {'rows': scored}
+    rows = PhaseRows(task, task._config, PHASES, 0, one_device(), 0.0)
+    assert rows.scores(PhaseSteps(counted, None, counted), {}) == {'rows': scored}
     is_said = f'evaluated on {scored:,} of {held_out:,} held-out rows' in capsys.readouterr().out
     assert is_said == (scored < held_out)
 
@@ -120,7 +121,7 @@ def test_a_phase_with_too_few_slots_warns_before_the_run(changed, words, capsys)
     task = open_task(phases)
     task.data.masks_by_rate = True  # as text is
     for number in (0, 1):
-        task.phase(task.make_head(CONFIG), None, phases, number, one_device())
+        task.rows(task.make_head(CONFIG), phases, number, one_device())
     said = capsys.readouterr().out
     assert bool(said) == bool(words) and all(word in said for word in words)
 

@@ -12,9 +12,9 @@ import pytest
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import Diverged, InputError, Stopped
 from bert_jax.runtime.pauses import interruptible, pause
-from bert_jax.step.step import evaluate, make_init
+from bert_jax.step.step import StepInputs, evaluate, make_init
 from bert_jax.train.outputs import RunOutputs
-from bert_jax.train.phase import Phase
+from bert_jax.train.phase import Phase, PhaseSteps
 from bert_jax.train.trainer import Control, Intervals, Trainer
 from bert_jax.train.watchers import Watchers
 from bert_jax.watch.alarms import Alarm
@@ -94,7 +94,50 @@ def toy():
     """The toy task with its train step and the state to start from, made once."""
     optimizer, step = sgd_step(MESH)
     fresh = jax.device_get(make_init(Toy(), optimizer, MESH)(0))
-    return types.SimpleNamespace(head=Toy(), train_step=step, fresh=fresh)
+    steps = PhaseSteps(Toy(), lambda state, inputs, batch: step(state, batch), None)
+    return types.SimpleNamespace(head=Toy(), steps=steps, fresh=fresh)
+
+
+@dataclasses.dataclass
+class ToyRows:
+    """The rows of a phase, which note for the run that they are asked for.
+
+    Attributes:
+      run: receives the notes.
+      number: of the phase.
+      start, num_steps: of the phase in the run.
+      size: of its batches.
+      bad_batch: index of a batch that has a NaN, or None.
+      score: of every evaluation; None: measured.
+    """
+
+    run: Run
+    number: int
+    start: int
+    num_steps: int
+    size: int
+    bad_batch: int | None
+    score: float | None
+    flops_per_sequence = FLOPS_PER_SEQUENCE
+
+    @property
+    def name(self):
+        return f'phase {self.number}'
+
+    def batches(self, first_step):
+        self.run.asked.append((self.number, first_step))
+        for step in range(first_step, self.num_steps):
+            rows = batch(self.start + step, self.size)
+            if self.start + step == self.bad_batch:
+                rows['y'][0, 0] = np.nan
+            yield jax.device_put(rows)
+
+    def scores(self, steps, params):
+        for _ in range(EVALUATION_BATCHES):
+            pause()
+        self.run.evaluated.append(self.number)
+        measured = float(np.square(params['dense']['kernel']).sum())
+        return {'mse': measured if self.score is None else self.score}
 
 
 def run_of(
@@ -125,32 +168,16 @@ def run_of(
     goodput = goodput or Goodput('', False, 0, time.time())
     run = Run(events, report, EventCheckpoints(events), asked=[], evaluated=[])
 
-    def phase(number, start, end):
+    def phase(number):
+        start = sum(phases[:number])
         size = 8 * (number + 1)
-
-        def batches(first):
-            run.asked.append((number, first))
-            for index in range(start + first, end):
-                rows = batch(index, size)
-                if index == bad_batch:
-                    rows['y'][0, 0] = np.nan
-                yield jax.device_put(rows)
-
-        def evaluate(params):
-            for _ in range(EVALUATION_BATCHES):
-                pause()
-            run.evaluated.append(number)
-            measured = float(np.square(params['dense']['kernel']).sum())
-            return {'mse': measured if score is None else score}
-
-        return Phase(
-            start, end, size, batches, evaluate, FLOPS_PER_SEQUENCE, name=f'phase {number}')
+        rows = ToyRows(run, number, start, phases[number], size, bad_batch, score)
+        return Phase(start, start + phases[number], size, rows, toy.steps)
 
     trainer = Trainer(
-        head=toy.head,
         state=jax.device_put(toy.fresh if state is None else state),
-        phases=[phase(i, sum(phases[:i]), sum(phases[: i + 1])) for i in range(len(phases))],
-        train_steps=[toy.train_step] * len(phases),
+        inputs=StepInputs(0, None),
+        phases=[phase(number) for number in range(len(phases))],
         intervals=intervals,
         outputs=RunOutputs(run.checkpoints, best, report, goodput),
         watchers=Watchers(

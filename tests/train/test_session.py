@@ -76,13 +76,13 @@ def test_hosts_that_do_not_come_are_named_while_the_others_wait_and_in_the_end(t
 # Trains a tiny run, for whose data host 1 waits.
 STARVES = """
 from bert_jax import main
-from bert_jax.tasks.pretrain import PhaseRun
-batches = PhaseRun.batches
+from bert_jax.tasks.pretrain import PhaseRows
+batches = PhaseRows.batches
 def late(self, first_step):
     for batch in batches(self, first_step):
         time.sleep(0.3 if hosts.index() == 1 else 0)
         yield batch
-PhaseRun.batches = late
+PhaseRows.batches = late
 main.main(['main', *sys.argv[1:]])
 """
 
