@@ -1,13 +1,13 @@
 """What only makes sense of several sections of a config together.
 
-`complete` fills in what the weights to start from determine. `validate` checks each field by its
-row, has the code that reads a section check it, and then checks the rules between sections;
-`check_used` refuses settings that the task ignores.
+`complete` fills in what the weights to start from determine. `validate` has each field checked by
+its row (`config.checking`), and by the code that reads it (`READERS`), and checks the rules between
+sections; `check_used` refuses settings that the task ignores.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -21,13 +21,9 @@ from bert_jax.config import (
     options_of,
 )
 from bert_jax.config.bert_config import BertConfig, Option
-from bert_jax.config.choices import GOOGLE, LEAST_SIMILAR, MOST_SIMILAR, TEMPLATE
-from bert_jax.config.durations import (
-    ANY_NUMBER,
-    check_decay_from,
-    check_duration,
-    parse_trace,
-)
+from bert_jax.config.checking import check_values
+from bert_jax.config.choices import GOOGLE, TEMPLATE
+from bert_jax.config.durations import ANY_NUMBER
 from bert_jax.config.fields import (
     FIELDS,
     LABELLED,
@@ -37,26 +33,31 @@ from bert_jax.config.fields import (
     pretraining_kind,
     section_of,
 )
+from bert_jax.config.filtering import FilterOptions
 from bert_jax.config.mixtures import weighted_sources
-from bert_jax.config.phases import PHASE_FIELDS, check_skip_steps, phases
+from bert_jax.config.phases import phases
 from bert_jax.rows.pairs import RowOptions
 from bert_jax.rows.store import PREPARED, open_finished
 from bert_jax.runtime import hosts
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.files import as_path, check_scheme
-from bert_jax.runtime.schema import Allowed, why_not_allowed
 from bert_jax.sharding import check_mesh, check_vocabulary
 from bert_jax.step.optimizers import OptimizerOptions
 from bert_jax.tasks.opening import SHIPPED, TASKS
 from bert_jax.text.kinds import find_lowercase, load_tokenizer
 from bert_jax.watch.loggers import logger_names
-from bert_jax.watch.reference import read_reference
+from bert_jax.watch.reference import reference_of
 from bert_jax.weights.inference_settings import framing_of
 from bert_jax.weights.parameters import Weights
 
 _SHORTEST_LENGTH = 8  # of rows
-# Options that refuse values of their section which do not go together.
-READERS: Mapping[str, Callable[..., Any]] = {'data': RowOptions, 'optimizer': OptimizerOptions}
+# Who reads a section (see `config.options_of`), and refuses values that cannot be or do not go
+# together.
+READERS: Mapping[str, Sequence[Callable[..., Any]]] = {
+    'data': (RowOptions, FilterOptions),
+    'optimizer': (OptimizerOptions,),
+    'train': (logger_names, reference_of),
+}
 # They may differ from the checkpoint: the position table can be cut or repeated, and fine-tuning
 # can add a BiLSTM, or the pooler's layers to heads on tokens.
 _RESIZED = ('max_position_embeddings', 'bilstm', 'pools_tokens')
@@ -244,18 +245,12 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     _check_task(config)
     if not config.init_checkpoint:
         config = complete(config)
-    _check_values(config)
+    check_values(config)
     if not pretraining_kind(config.task):  # held-out text may be a source with a prefix
         check_scheme(config.data.eval_source or '', 'config.data.eval_source=')
-    parse_trace(config.train.profile, 'train.profile')
-    logger_names(config.train.loggers)
-    if config.train.reference:
-        read_reference(config.train.reference)
-    check_skip_steps(config.train.skip_steps)
-    for section, reader in READERS.items():
-        options_of(reader, config[section])
-    check_decay_from('optimizer.decay_from', config.optimizer.decay_from)
-    _check_left_out(config.data)
+    for section, readers in READERS.items():
+        for reader in readers:
+            options_of(reader, config[section])
     if _is_model_known(config):
         _check_sizes(config, num_devices)
 
@@ -275,48 +270,6 @@ def _check_task(config: ConfigDict) -> None:
         raise InputError(
             f'config.task={task!r} needs a config file that starts from default_config({task!r}), '
             f'with its section config.{section}')
-
-
-def _check_values(config: ConfigDict) -> None:
-    """Checks each field, also of the phases, against its row."""
-    for path, value in flat_fields(config).items():
-        if value is not None:  # else `init_checkpoint` determines it
-            _check_value(path, value, FIELDS[path].allowed)
-    for i, phase in enumerate(config.phases):
-        for name, value in phase.items():
-            if value is not None or name == 'steps':
-                _check_value(f'phases[{i}].{name}', value, FIELDS[PHASE_FIELDS[name]].allowed)
-        if phase.get('decay_from') is not None:
-            check_decay_from(f'phases[{i}].decay_from', phase['decay_from'])
-
-
-def _check_value(path: str, value: Any, allowed: Allowed | str) -> None:
-    """Checks a value against its field's `allowed`."""
-    if not isinstance(allowed, str):
-        why = why_not_allowed(value, allowed)
-        if why:
-            raise InputError(f'config.{path}={value!r} {why}')
-    elif allowed == 'duration':
-        check_duration(path, value)
-    elif allowed != 'elsewhere':
-        if not isinstance(value, str) or '\0' in value:
-            raise InputError(f'config.{path}={value!r} must be a text')
-        if allowed == 'path':
-            check_scheme(value, f'config.{path}=')
-
-
-def _check_left_out(data: ConfigDict) -> None:
-    """Checks what says which documents are left out of a training text."""
-    if 0 < data.near_duplicates < LEAST_SIMILAR:
-        raise InputError(
-            f'config.data.near_duplicates={data.near_duplicates} must be 0, or from '
-            f'{LEAST_SIMILAR} to {MOST_SIMILAR}: less similar documents are no duplicates')
-    for name in data.decontaminate.split(','):
-        check_scheme(name.strip(), 'config.data.decontaminate=')
-    if data.remove_contaminated and not data.decontaminate:
-        raise InputError(
-            'config.data.remove_contaminated=True has no effect without evaluation files: name '
-            'them with config.data.decontaminate')
 
 
 def _is_model_known(config: ConfigDict) -> bool:

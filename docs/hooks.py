@@ -38,6 +38,9 @@ _KINDS = {
     'text': 'text',
     'path': 'a path',
     'duration': "steps, or `'10%'`, `'3 epochs'`, `'100000 examples'`",
+    'decay': '`start`, `peak`, or when, as a duration',
+    'trace': 'steps, such as `100..110`',
+    'steps': 'steps, such as `(1234,)`',
     'elsewhere': 'checked where it is read',
 }
 # Defaults of the model's options where no checkpoint decides them; sizes have none.

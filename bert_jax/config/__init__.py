@@ -123,8 +123,9 @@ def options_of(
     """The options of the code that reads a section.
 
     Args:
-      reader: a dataclass whose fields have the names of the section's; it may lack some of them.
-      section: such as `config.optimizer`; it may lack fields of the dataclass.
+      reader: a dataclass whose fields have the names of the section's, or a function of such; it
+        may lack some of them.
+      section: such as `config.optimizer`; it may lack fields of the reader.
       **stated: values instead of the section's.
 
     Raises:

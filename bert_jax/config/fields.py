@@ -11,6 +11,7 @@ from bert_jax.config.choices import (
     DECAYS,
     FEATURES,
     MASKINGS,
+    MOST_SIMILAR,
     TOKEN_TYPES,
     TRUNCATIONS,
     WINDOWS,
@@ -54,8 +55,8 @@ class Field(NamedTuple):
 
     Attributes:
       default: None: `init_checkpoint`, or what is read, determines it.
-      allowed: a range, a tuple of values, or the kind of check; 'elsewhere': the code that reads
-        the field checks it.
+      allowed: a range, a tuple of values, or a kind that `checking` knows; 'elsewhere': the code
+        that reads the field checks it.
       role: what another value means for a run.
       read_by: names of tasks; empty: all tasks read it.
       downstream: the default in all tasks but pre-training; None: it is the same there.
@@ -68,7 +69,7 @@ class Field(NamedTuple):
     """
 
     default: Any
-    allowed: Allowed | Literal['text', 'path', 'duration', 'elsewhere']
+    allowed: Allowed | Literal['text', 'path', 'duration', 'decay', 'trace', 'steps', 'elsewhere']
     role: Role
     read_by: tuple[str, ...] = ()
     downstream: Any = None
@@ -99,7 +100,7 @@ class Field(NamedTuple):
 
 
 _SHARE = Range(0, 1)
-_SIMILARITY = Range(0, 0.95)
+_SIMILARITY = Range(0, MOST_SIMILAR)
 _SWITCH = (False, True)
 
 _TEXTS = {
@@ -267,9 +268,9 @@ FIELDS: Mapping[str, Field] = {
     'train.keep_checkpoints': Field(2, count(10**6), 'logging'),
     'train.log_every': Field(100, 'duration', 'logging'),
     # Steps that train on rows other than those planned, which no other step of that length uses.
-    'train.skip_steps': Field((), 'elsewhere', 'data', PRETRAINING),
+    'train.skip_steps': Field((), 'steps', 'data', PRETRAINING),
     # '100..110': a trace of these steps, for TensorBoard; '100..110@0,3': on these hosts.
-    'train.profile': Field('', 'elsewhere', 'logging'),
+    'train.profile': Field('', 'trace', 'logging'),
     # Beside metrics.jsonl, comma-separated: tensorboard, wandb, cloud_monitoring (on every host).
     'train.loggers': Field('tensorboard', 'elsewhere', 'logging'),
     # What the run is compared with while it trains: the name of a recipe that has a reference, or a
@@ -291,7 +292,7 @@ FIELDS: Mapping[str, Field] = {
     # Where the decay begins. start: at the first step, as if without warm-up (as in the original) |
     # peak: after the warm-up | '90%': there, after a constant rate (warmup-stable-decay) | '100%':
     # never.
-    'optimizer.decay_from': Field('start', 'elsewhere', 'training'),
+    'optimizer.decay_from': Field('start', 'decay', 'training'),
     # N: the run ends with the mean of the weights after each of the last N steps; 0: no mean.
     'optimizer.average': Field(0, 'duration', 'training'),
     # The last layer's rate is multiplied by this, that of the layer before by its square, ...

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from bert_jax.config.filtering import FilterOptions
 from bert_jax.corpus import near_duplicates
 from bert_jax.corpus.contamination import Evaluated, Found, fingerprint_of
 from bert_jax.corpus.near_duplicates import Signatures, signatures
@@ -32,22 +33,19 @@ _FILES = 'contamination_files'
 _RUNS = 'contamination_runs'
 
 
-def document_facts(
-    threshold: float, evaluation_files: str, is_removing: bool, tokenizer: Tokenizer
-) -> list[DocumentFilter]:
-    """What a config asks for.
+def document_facts(options: FilterOptions, tokenizer: Tokenizer) -> list[DocumentFilter]:
+    """The filters of a text.
 
     Args:
-      threshold: `data.near_duplicates`; 0.0: nothing about them.
-      evaluation_files: `data.decontaminate`; '': nothing about them.
-      is_removing: `data.remove_contaminated`.
+      options: which documents are left out.
       tokenizer: of the text.
     """
     facts: list[DocumentFilter] = []
-    if threshold:
-        facts.append(NearDuplicates(threshold))
-    if evaluation_files:
-        facts.append(Contamination(evaluation_files, is_removing, tokenizer))
+    if options.near_duplicates:
+        facts.append(NearDuplicates(options.near_duplicates))
+    if options.decontaminate:
+        facts.append(Contamination(
+            options.decontaminate, options.remove_contaminated, tokenizer))
     return facts
 
 

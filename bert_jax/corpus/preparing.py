@@ -5,7 +5,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from bert_jax.config import options_of
 from bert_jax.config.fields import FIELDS, pretraining_kind
+from bert_jax.config.filtering import FilterOptions
 from bert_jax.config.mixtures import WeightedSource, weighted_sources
 from bert_jax.corpus import sharing
 from bert_jax.corpus.document_facts import document_facts
@@ -140,9 +142,8 @@ class _Pretraining:
 
     def _facts(self) -> dict[str, Sequence[DocumentFilter]]:
         """By which documents are left out, for each source that has or becomes a store."""
-        data = self._config.data
-        facts = document_facts(
-            data.near_duplicates, data.decontaminate, data.remove_contaminated, self._tokenizer)
+        options = options_of(FilterOptions, self._config.data)
+        facts = document_facts(options, self._tokenizer)
         trained_on = {source.name for source in self._sources}
         return {name: facts if name in trained_on else ()
                 for name, spec in self._specs.items() if spec.kind.holds != 'records'}

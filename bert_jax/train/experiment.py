@@ -36,7 +36,7 @@ from bert_jax.watch.goodput import Goodput
 from bert_jax.watch.loggers import logger_names
 from bert_jax.watch.metrics_log import MetricsLog, count
 from bert_jax.watch.profile import Profile
-from bert_jax.watch.reference import Comparison, compared_fields, read_reference
+from bert_jax.watch.reference import Comparison, compared_fields, reference_of
 from bert_jax.watch.slowest import SlowestHosts
 from bert_jax.watch.verify import make_verify
 from bert_jax.weights.warm_start import warm_start
@@ -278,10 +278,10 @@ def _alarms(program: Program, start: int) -> Alarms | None:
 
 def _comparison(program: Program, description: dict[str, Any]) -> Comparison | None:
     """The comparison with `train.reference`, if the run has one."""
-    named = program.config.train.reference
-    if not named:
+    reference = reference_of(program.config.train.reference)
+    if reference is None:
         return None
-    return Comparison(read_reference(named), compared_fields(flat_fields(description)))
+    return Comparison(reference, compared_fields(flat_fields(description)))
 
 
 def _make_trainer(

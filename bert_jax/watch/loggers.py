@@ -167,13 +167,13 @@ LOGGERS: Mapping[str, LoggerKind] = {
 }
 
 
-def logger_names(text: str) -> list[str]:
+def logger_names(loggers: str) -> list[str]:
     """The names in `train.loggers`, which are comma-separated and may be empty.
 
     Raises:
       InputError: there is no such logger.
     """
-    names = text.split(',')
+    names = loggers.split(',')
     for name in names:
         why = why_not_allowed(name, (*LOGGERS, ''))
         if why:

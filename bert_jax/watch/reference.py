@@ -273,6 +273,15 @@ def find_reference(named: str) -> Path:
     return folder / f'{named}{_ENDING}'
 
 
+def reference_of(reference: str) -> Reference | None:
+    """What `train.reference` names; None if it is empty.
+
+    Raises:
+      InputError: as of `read_reference`.
+    """
+    return read_reference(reference) if reference else None
+
+
 def read_reference(named: str) -> Reference:
     """The reference of this name or path.
 

@@ -30,7 +30,7 @@ def reader(monkeypatch):
             if self.least_rate and self.name == 'lion':
                 raise InputError('config.optimizer.least_rate is not for lion')
 
-    monkeypatch.setitem(validation.READERS, 'optimizer', Options)
+    monkeypatch.setitem(validation.READERS, 'optimizer', (Options,))
     return Options
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from bert_jax.config.filtering import FilterOptions
 from bert_jax.corpus import near_duplicates, store_building, store_parts, tokenize
 from bert_jax.corpus.document_facts import document_facts
 from bert_jax.corpus.sources import open_source
@@ -54,7 +55,7 @@ def _evaluation_file(tmp_path):
 
 @pytest.fixture(name='all_facts')
 def _all_facts(evaluation_file):
-    return document_facts(0.8, evaluation_file, True, TOKENIZER)
+    return document_facts(FilterOptions(0.8, evaluation_file, True), TOKENIZER)
 
 
 def _left_out(store):
@@ -72,8 +73,8 @@ def _left_out(store):
 @pytest.mark.usefixtures('small_parts')
 def test_which_documents_are_left_out(
         tmp_path, evaluation_file, threshold, is_looking, is_removing, expected):
-    facts = document_facts(
-        threshold, evaluation_file if is_looking else '', is_removing, TOKENIZER)
+    options = FilterOptions(threshold, evaluation_file if is_looking else '', is_removing)
+    facts = document_facts(options, TOKENIZER)
     store = build(_texts(), tmp_path, TOKENIZER, facts=facts)
     manifest = store.manifest
     assert len(manifest['parts']) > 5
@@ -87,7 +88,7 @@ def test_which_documents_are_left_out(
 
 
 def test_documents_are_counted_for_one_reason_only(tmp_path, evaluation_file):
-    facts = document_facts(0.8, evaluation_file, True, TOKENIZER)
+    facts = document_facts(FilterOptions(0.8, evaluation_file, True), TOKENIZER)
     long = ' '.join([_document(0), EVALUATION_TEXTS[0]])
     store = build([long, long, f'{long} ak', 'ak'], tmp_path, TOKENIZER, facts=facts)
     counts = [store.manifest[f'num_{reason}'] for reason in (
@@ -130,7 +131,7 @@ def test_a_killed_build_resumes(tmp_path, kill_at, evaluation_file, all_facts, p
     kill_at(part)
     with pytest.raises(KeyError):
         build(_texts(), tmp_path, TOKENIZER, facts=all_facts)
-    again = document_facts(0.8, evaluation_file, True, TOKENIZER)
+    again = document_facts(FilterOptions(0.8, evaluation_file, True), TOKENIZER)
     assert content(build(_texts(), tmp_path, TOKENIZER, facts=again).path) == expected
 
 
@@ -139,7 +140,7 @@ def test_a_finished_store_is_opened_without_reading_the_evaluation_files(
         tmp_path, monkeypatch, evaluation_file, all_facts):
     store = build(_texts(), tmp_path, TOKENIZER, facts=all_facts)
     monkeypatch.delattr('bert_jax.corpus.contamination.Evaluated.open')
-    again = document_facts(0.8, evaluation_file, True, TOKENIZER)
+    again = document_facts(FilterOptions(0.8, evaluation_file, True), TOKENIZER)
     assert build(_texts(), tmp_path, TOKENIZER, facts=again).path == store.path
 
 
@@ -151,7 +152,7 @@ def test_a_share_without_text_has_notes_too(tmp_path, monkeypatch, all_facts):
 
 
 def _fingerprint(*fields):
-    facts = document_facts(*fields, TOKENIZER)
+    facts = document_facts(FilterOptions(*fields), TOKENIZER)
     source = open_source(__file__)
     return store_building.store_fingerprint(source, TOKENIZER, facts)
 
