@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.completion import complete
 from bert_jax.config import default_config
 from bert_jax.config.command_line import Parser
 from bert_jax.corpus.preparing import prepare
@@ -33,7 +34,6 @@ from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.pretrain_data import TextData
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.tools.bench import Result, figure, report
-from bert_jax.validation import complete
 
 _WARM_UP_BATCHES = 64
 

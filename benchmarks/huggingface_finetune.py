@@ -58,13 +58,13 @@ class OurTrainer:
     def __init__(self, args: argparse.Namespace):
         import jax
 
+        from bert_jax.completion import complete
         from bert_jax.config.command_line import load_config
         from bert_jax.corpus.preparing import prepare
         from bert_jax.foreign import load_weights
         from bert_jax.run_setup import open_mesh
         from bert_jax.tasks.opening import open_task
         from bert_jax.train.program import build_program, step_inputs
-        from bert_jax.validation import complete
         from bert_jax.weights.warm_start import warm_start
 
         config = load_config(f'{ROOT}/configs/glue.py:{args.task}')

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from bert_jax.completion import complete
 from bert_jax.corpus.preparing import prepare
 from bert_jax.foreign import load_weights
 from bert_jax.run.layout import checkpoints_of
@@ -17,7 +18,7 @@ from bert_jax.runtime.hosts import say
 from bert_jax.sharding import Mesh, make_mesh, mesh_sizes
 from bert_jax.tasks.opening import open_task, own_file
 from bert_jax.train.program import Program, build_program
-from bert_jax.validation import complete, validate
+from bert_jax.validation import validate
 
 
 def open_run(config: ConfigDict, workdirs: Sequence[files.Path]) -> Program:

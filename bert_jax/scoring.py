@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from bert_jax.completion import complete
 from bert_jax.config import data_config_of
 from bert_jax.config.fields import FIELDS, PRETRAINING, field_of, flat_fields, pretraining_kind
 from bert_jax.corpus.preparing import prepare
@@ -31,7 +32,6 @@ from bert_jax.tasks.labels import as_known
 from bert_jax.tasks.opening import TASKS, open_task, own_file
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.train.program import model_config
-from bert_jax.validation import complete
 from bert_jax.weights.parameters import Weights
 from bert_jax.weights.warm_start import warm_start
 

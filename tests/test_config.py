@@ -8,6 +8,7 @@ import functools
 
 import pytest
 
+from bert_jax.completion import complete
 from bert_jax.config.fields import flat_fields
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import InputError
@@ -15,7 +16,7 @@ from bert_jax.tasks.pretrain import too_few_slots
 from bert_jax.tools.preflight.measure import without_data
 from bert_jax.train import describing
 from bert_jax.train.program import schedule_segments
-from bert_jax.validation import complete, validate
+from bert_jax.validation import validate
 from tests.configs import changed, load
 from tests.conftest import ROOT, check_golden
 from tests.opening import open_task

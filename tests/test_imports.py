@@ -34,6 +34,7 @@ SPINE = [
     'answers',
     'predict',
     'tasks',
+    'completion',
     'validation',
 ]
 # They hang at the doors (a finished store, a run folder, a model's weights), and import the spine.

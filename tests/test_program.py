@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from bert_jax.completion import complete
 from bert_jax.config import default_config
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.model import attention as attention_module
@@ -21,7 +22,6 @@ from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
 from bert_jax.train import compiling
 from bert_jax.train import program as program_lib
-from bert_jax.validation import complete
 from tests.opening import open_task
 
 

@@ -4,11 +4,12 @@ import math
 
 import pytest
 
+from bert_jax.completion import complete
 from bert_jax.config import default_config
 from bert_jax.config.fields import FIELDS, SECTIONS
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.schema import Range
-from bert_jax.validation import check_vocabulary, complete, validate
+from bert_jax.validation import check_vocabulary, validate
 from tests.configs import changed
 from tests.refusals import refused
 

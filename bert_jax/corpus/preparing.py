@@ -36,7 +36,7 @@ def prepare(config: ConfigDict) -> Prepared | None:
     made once. All hosts call it. The config stays as it is.
 
     Args:
-      config: completed (`validation.complete`).
+      config: completed (`completion.complete`).
 
     Returns:
       None for a task that reads no text, and for a downstream task without a vocabulary.
@@ -64,7 +64,7 @@ def open_builds(config: ConfigDict) -> list[Build]:
     are finished, `prepare` opens them.
 
     Args:
-      config: completed (`validation.complete`).
+      config: completed (`completion.complete`).
 
     Raises:
       InputError: a source, the vocabulary or a folder cannot be used.

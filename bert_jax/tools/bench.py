@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from bert_jax.completion import complete
 from bert_jax.config import ConfigDict, default_config
 from bert_jax.config.command_line import Parser, at_least
 from bert_jax.model.flops import train_flops
@@ -43,7 +44,6 @@ from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tools.kernel_times import kernel_table, trace_kernels
 from bert_jax.tools.preflight.report import grid
 from bert_jax.train.program import Program, build_program, step_inputs
-from bert_jax.validation import complete
 
 Result = dict[str, Any]
 _NUM_BATCHES = 4  # different batches, put on the device beforehand and used in turn

@@ -84,8 +84,9 @@ def main(argv: Sequence[str]) -> None:
             raise InputError(f'config.task={config.task!r} trains no vocabulary: name a config of '
                              'pre-training')
         # Imported here, because they import jax, which then reads JAX_PLATFORMS.
+        from bert_jax.completion import complete
         from bert_jax.config.mixtures import weighted_sources
-        from bert_jax.validation import complete, validate
+        from bert_jax.validation import validate
 
         validate(config)
         if config.init_checkpoint:

@@ -39,13 +39,13 @@ from typing import Any
 
 from absl import flags
 
+from bert_jax.completion import complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.rows.store import documents_in_words, file_sizes
 from bert_jax.runtime.errors import InputError, counted, show
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.process import error_boundary
-from bert_jax.validation import complete
 
 
 def main(argv: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from bert_jax.completion import complete
 from bert_jax.config import default_config
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.foreign import load_weights, tf1
@@ -22,7 +23,6 @@ from bert_jax.text.switches import read_switches, switches_of
 from bert_jax.text.vocab import Vocab
 from bert_jax.text.vocab_files import read_vocab
 from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
-from bert_jax.validation import complete
 from bert_jax.weights.parameters import Weights, sizes_of, tensors
 from tests.foreign.run_model import RECORDED, assert_same, assert_same_params
 from tests.refusals import refused

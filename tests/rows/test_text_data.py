@@ -10,6 +10,7 @@ pytest.importorskip('tensorflow_text')
 
 import tensorflow as tf
 
+from bert_jax.completion import complete
 from bert_jax.config import default_config
 from bert_jax.corpus import store_parts, tokenize
 from bert_jax.rows.examples import pretrain_spec
@@ -19,7 +20,6 @@ from bert_jax.tasks.pretrain_data import SyntheticData
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.letters import letter_tokens
 from bert_jax.text.switches import read_switches
-from bert_jax.validation import complete
 from tests.corpus.test_records import make_example
 from tests.opening import text_data
 from tests.refusals import refused

@@ -7,6 +7,7 @@ from unittest import mock
 import jax
 import pytest
 
+from bert_jax.completion import complete
 from bert_jax.config import default_config
 from bert_jax.config.fields import field_of, pretraining_kind
 from bert_jax.heads.base import Head
@@ -17,7 +18,7 @@ from bert_jax.sharding import make_mesh
 from bert_jax.tasks.opening import TASKS, add_pretraining
 from bert_jax.tasks.pretrain import step_flops
 from bert_jax.tools.preflight.measure import without_data
-from bert_jax.validation import check_used, complete, validate
+from bert_jax.validation import check_used, validate
 from tests.opening import open_task
 
 PHASE = {

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from bert_jax.completion import complete
 from bert_jax.config import default_config
 from bert_jax.config.phases import batches_of
 from bert_jax.rows.examples import SyntheticExamples
 from bert_jax.tasks.pretrain import PhaseRows, PretrainTask
 from bert_jax.train.phase import PhaseSteps
-from bert_jax.validation import complete
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device
 
 PHASES = [{'steps': steps, 'batch_size': 4, 'max_seq_length': 16, 'max_predictions_per_seq': 3,

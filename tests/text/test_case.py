@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from bert_jax.completion import complete
 from bert_jax.config import default_config
 from bert_jax.text.coverage import check_known
 from bert_jax.text.kinds import find_lowercase, load_tokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
-from bert_jax.validation import complete
 from tests.refusals import refused
 
 CASED = (*SPECIAL_TOKENS, 'US', 'us', 'Turkey', 'turkey', 'and', '##s')

@@ -5,13 +5,13 @@ import shutil
 import jax
 import pytest
 
+from bert_jax.completion import complete
 from bert_jax.config import default_config
 from bert_jax.foreign import load_weights
 from bert_jax.run.model import read_description, write_run
 from bert_jax.run_setup import open_mesh
 from bert_jax.train import describing
 from bert_jax.train.program import build_program
-from bert_jax.validation import complete
 from tests.opening import open_task
 from tests.predict import tiny
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import jax
 import pytest
 
+from bert_jax.completion import complete
 from bert_jax.config.fields import flat_fields
 from bert_jax.config.phases import phases
 from bert_jax.runtime.errors import Stopped
 from bert_jax.tools.report.against import against
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.train.describing import resolve
-from bert_jax.validation import complete
 from bert_jax.watch.reference import Comparison, compared_fields, read_reference
 from tests.configs import load
 from tests.conftest import ROOT

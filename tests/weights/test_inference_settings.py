@@ -7,12 +7,12 @@ import shutil
 
 import pytest
 
+from bert_jax.completion import complete
 from bert_jax.config import finetuning_config
 from bert_jax.foreign import load_weights
 from bert_jax.run.model import write_run
 from bert_jax.text.frames import Frame, Special, Text
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
-from bert_jax.validation import complete
 from bert_jax.weights.inference_settings import INFERENCE, frame_of, read_inference
 from tests.foreign.run_model import RECORDED
 from tests.refusals import refused

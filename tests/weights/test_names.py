@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from bert_jax.completion import complete
 from bert_jax.config import default_config, model_fields
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS, BertConfig
 from bert_jax.foreign import load_weights
@@ -26,7 +27,6 @@ from bert_jax.run.model import read_description, write_run
 from bert_jax.run.resume_checks import check_resumable
 from bert_jax.runtime.checksum import check_digest
 from bert_jax.runtime.errors import InputError
-from bert_jax.validation import complete
 from bert_jax.weights import parameters
 from bert_jax.weights.parameters import sizes_of, tensors, to_tree
 from bert_jax.weights.warm_start import place

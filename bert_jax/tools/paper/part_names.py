@@ -6,11 +6,11 @@ Tables share parts by these names, and a new version of this program finds the p
 import json
 from typing import Any
 
+from bert_jax.completion import complete
 from bert_jax.config import ConfigDict, model_sizes
 from bert_jax.config.fields import FIELDS, LABELLED, field_of, flat_fields, pretraining_kind
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.hashing import digest
-from bert_jax.validation import complete
 
 # Fields that tell no parts apart, besides places and logging: the runs of a part have their own
 # seeds, sizes stand for the model's name, a table takes the last evaluation, and any mesh will do.

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from bert_jax.completion import complete
 from bert_jax.config import ConfigDict
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.corpus.extending import extend
@@ -35,7 +36,6 @@ from bert_jax.tools.preflight.saved import CompiledPhase, Programs
 from bert_jax.tools.preflight.schedules import Schedule, take_schedules
 from bert_jax.train.compiling import Memory, compile_step, device_bytes
 from bert_jax.train.program import Program, build_program, steps_with_shapes
-from bert_jax.validation import complete
 
 Record = dict[str, Any]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.completion import complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.foreign import load_weights
 from bert_jax.runtime.files import as_path
 from bert_jax.text.kinds import load_tokenizer
-from bert_jax.validation import complete
 from tests.abuse.classes.case import Case, copy, in_words
 from tests.abuse.commands import Answer, arguments
 from tests.abuse.fuzz import cut, flip, overwrite

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.completion import complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.predict.inputs import Parts, SingleText, open_source
 from bert_jax.tasks.handles import ScoredModel
-from bert_jax.validation import check_used, complete, validate
+from bert_jax.validation import check_used, validate
 from tests.abuse.classes.case import NASTY, Case, write
 from tests.abuse.classes.foreign import spoil
 from tests.abuse.classes.tables import WORDS, make_mistake

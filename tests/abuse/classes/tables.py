@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bert_jax.completion import complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.predict.inputs import SingleText, open_source
 from bert_jax.runtime import process
 from bert_jax.tasks.handles import ScoredModel
-from bert_jax.validation import check_used, complete, validate
+from bert_jax.validation import check_used, validate
 from tests.abuse.classes.case import Case
 from tests.abuse.fuzz import cut, flip, overwrite
 from tests.conftest import ROOT
