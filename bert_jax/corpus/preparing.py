@@ -10,6 +10,7 @@ from bert_jax.config.fields import FIELDS, pretraining_kind
 from bert_jax.config.filtering import FilterOptions
 from bert_jax.config.mixtures import WeightedSource, weighted_sources
 from bert_jax.corpus import sharing
+from bert_jax.corpus.bad_files import readable
 from bert_jax.corpus.document_facts import document_facts
 from bert_jax.corpus.sources import TextSpec, sample_texts
 from bert_jax.corpus.store_building import Build, open_build
@@ -129,7 +130,8 @@ class _Pretraining:
         for name in self._holding('text'):
             found.append(open_build(
                 self._specs[name].source, self._tokenizer, self._places.shared,
-                vocab_file=self._vocab_path, facts=facts[name]))
+                vocab_file=self._vocab_path, facts=facts[name],
+                max_bad_files=self._config.data.max_bad_files))
         return found
 
     def _open_vocabulary(self) -> None:
@@ -162,7 +164,8 @@ class _Pretraining:
         else:
             wanted = Wanted(data.tokenizer, data.vocab_size, data.lowercase, strip_accents)
             mixing = sharing.Mixing([source.weight for source in self._sources], data.mix_power)
-            path = sharing.share_vocabulary(specs, wanted, self._places, mixing)
+            path = sharing.share_vocabulary(
+                specs, wanted, self._places, mixing, skips_bad_files=data.max_bad_files > 0)
             if load_tokenizer(path, data.lowercase).lowercase is None:
                 strip_accents = None  # its own rules have it already
         return sharing.share_tokenizer(
@@ -181,12 +184,13 @@ class _Pretraining:
             store = sharing.open_prepared(spec.rest, self._tokenizer)
         else:
             store = sharing.share_store(
-                spec, self._tokenizer, self._places, self._vocab_path, facts)
+                spec, self._tokenizer, self._places, self._vocab_path, facts,
+                data.max_bad_files)
         if len(store.index) <= data.shuffle_blocks:
             store = sharing.local_store(store, self._places)
         sample: Iterable[str] = ()
         if not is_prepared and hosts.first():
-            sample = sample_texts(spec.source, _CHECKED_BYTES)
+            sample = sample_texts(readable(spec.source), _CHECKED_BYTES)
         check_known(
             store.first_tokens(_CHECKED_TOKENS), self._tokenizer, spec.name, self._vocab_path,
             sample)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
 
 from bert_jax.corpus import store_building
+from bert_jax.corpus.bad_files import readable
 from bert_jax.corpus.digests import name_of
 from bert_jax.corpus.extending import extend
 from bert_jax.corpus.source import Source
@@ -36,7 +37,6 @@ _THREADS = 16
 _BLOCK_BYTES = 8 << 20
 _VOCABULARY_SAMPLE_BYTES = 200_000_000
 _VOCABULARY_VERSION = 1
-_STEPS = ('token store begun', 'shares made', 'token store built')  # at which hosts meet
 _SAMPLE_FOR_MARKS_BYTES = 8_000_000
 _NETWORK_DISKS = re.compile('nfs|cifs|lustre|gpfs|beegfs|ceph|fuse|afs|9p')
 # A network disk may show another host's new file late, if this host looked for it before.
@@ -122,7 +122,7 @@ def open_texts(texts: Sequence[TextSpec]) -> None:
 
 def share_store(
     text: TextSpec, tokenizer: Any, places: Places, vocab_file: str | os.PathLike[str] = '',
-    facts: Sequence[DocumentFilter] = (),
+    facts: Sequence[DocumentFilter] = (), max_bad_files: int = 0,
 ) -> TokenStore:
     """The token store of a text in `data.dir`, built if needed. All hosts call it.
 
@@ -135,10 +135,11 @@ def share_store(
       places: the folders.
       vocab_file: of the tokenizer; '': the store keeps no copy of it.
       facts: see `store_building.open_build`.
+      max_bad_files: so many files of the text may be set aside because they cannot be read.
 
     Raises:
-      InputError: building fails, the store is damaged, `data.dir` is not shared, or another host
-        has a different text.
+      InputError: building fails, the store is damaged, or lacks more of the text than may be,
+        `data.dir` is not shared, or another host has a different text.
     """
     name = hosts.share(
         'token store', lambda: store_building.store_fingerprint(text.source, tokenizer, facts))
@@ -148,8 +149,13 @@ def share_store(
             files.remove_leftovers(place)  # of workers that were killed
     if not hosts.share('finished store', lambda: 'yes' if store.is_finished(folder) else ''):
         _check_shared(places)
-        _build(text, tokenizer, places, vocab_file, facts, _place_among_builders(
-            text, tokenizer, name, facts))
+        which = _place_among_builders(text, tokenizer, name, facts)
+        build: store_building.Build | None = None
+        if which is not None:
+            build = store_building.open_build(
+                text.source, tokenizer, places.shared, hosts.first(), vocab_file, facts,
+                max_bad_files)
+        _build(build, which or store_building.WHOLE)
     elif hosts.first() and not files.in_bucket(folder):
         with contextlib.suppress(OSError):  # of a folder that may only be read
             store_building.tidy(folder)
@@ -157,7 +163,14 @@ def share_store(
         _check_shared(places)
     if not hosts.first():
         _wait_for(folder / MANIFEST, places)
-    return TokenStore.open(folder)
+    made = TokenStore.open(folder)
+    num_bad = len(made.manifest.get('bad_files', ()))
+    if num_bad > max_bad_files:
+        raise InputError(
+            f'{folder} was made without what could not be read of {num_bad:,} files, such as '
+            f"{next(iter(made.manifest['bad_files']))}: set config.data.max_bad_files={num_bad}, "
+            'or repair them or leave them out')
+    return made
 
 
 def _check_shared(places: Places) -> None:
@@ -170,33 +183,24 @@ def _check_shared(places: Places) -> None:
             'folder that all hosts share')
 
 
-def _build(
-    text: TextSpec, tokenizer: Any, places: Places, vocab_file: str | os.PathLike[str],
-    facts: Sequence[DocumentFilter], which: store_building.Slice | None,
-) -> None:
-    """Builds a store on all hosts.
+def _build(build: store_building.Build | None, which: store_building.Slice) -> None:
+    """Builds a store. All hosts call it; one without a build waits for the others.
 
     Args:
-      text, tokenizer, places, vocab_file, facts: see `share_store`.
-      which: shares this host builds; None: it waits.
+      build: of the store, if this host helps.
+      which: the shares that it builds.
     """
-    if which is None:
-        for step in _STEPS:
-            hosts.barrier(step)
-        return
-    build = store_building.open_build(
-        text.source, tokenizer, places.shared, hosts.first(), vocab_file, facts)
     alone: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if hosts.first():  # for all hosts of the run
+    if build is not None and hosts.first():  # for all hosts of the run
         alone = store_building.alone_at_work(build)
-    begun, made, built = _STEPS
     with alone:
-        hosts.barrier(begun)
-        store_building.make_shares(build, which)
-        hosts.barrier(made)
-        if hosts.first():
+        hosts.barrier('token store begun')
+        if build is not None:
+            store_building.make_shares(build, which)
+        hosts.barrier('shares made')
+        if build is not None and hosts.first():
             store_building.finish(build)
-    hosts.barrier(built)
+    hosts.barrier('token store built')
 
 
 def _place_among_builders(
@@ -363,7 +367,8 @@ def _size(path: Path) -> int | None:
 
 
 def share_vocabulary(
-    texts: Sequence[TextSpec], wanted: Wanted, places: Places, mixing: Mixing = _ALONE
+    texts: Sequence[TextSpec], wanted: Wanted, places: Places, mixing: Mixing = _ALONE,
+    skips_bad_files: bool = False,
 ) -> Path:
     """A vocabulary trained on the texts, on this host's disk. All hosts call it.
 
@@ -377,6 +382,7 @@ def share_vocabulary(
         does.
       places: the folders.
       mixing: of the texts, if there are several.
+      skips_bad_files: whether files that cannot be read are left out.
 
     Raises:
       InputError: a text cannot be read, a stored vocabulary is damaged, or there is no such kind.
@@ -388,6 +394,8 @@ def share_vocabulary(
         name = name_of(_settings_of(sources, wanted, mixing))
         content = _stored_vocabulary(places.shared, name, trainer.ending)
         if content is None:
+            if skips_bad_files:
+                sources = [readable(source) for source in sources]
             content = _trained_vocabulary(sources, wanted, trainer, mixing)
             _keep(places.shared, f'{_named(name, content)}{trainer.ending}', content)
         return json.dumps([name, content])

@@ -5,6 +5,7 @@ A source is divided into shares, of which each is read by one worker and gives o
 
     part-SSSSS-PPP.blocks, part-SSSSS-PPP.npz    a part, finished once it has its .npz
     part-SSSSS.done                              share S has all of its parts
+    part-SSSSS.bad                               files of it that cannot be read (see `bad_files`)
 
 When all shares are done, the last step (see `store_finishing`) makes them a store. A worker that is
 killed loses the part that it was writing. Shares and parts follow from the source alone, so two
@@ -33,7 +34,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.corpus import pool
+from bert_jax.corpus import bad_files, pool
+from bert_jax.corpus.bad_files import readable
 from bert_jax.corpus.build_progress import Progress, Read, UnitsRead
 from bert_jax.corpus.digests import name_of
 from bert_jax.corpus.source import Source, TokenBatch, Unit
@@ -94,6 +96,7 @@ class Build:
       fingerprint: its name.
       source, tokenizer, facts: see `open_build`.
       shares: of the source.
+      max_bad_files: see `open_build`.
       progress: whether to report on standard error.
       started: of `time.monotonic`.
     """
@@ -104,6 +107,7 @@ class Build:
     tokenizer: Any
     facts: tuple[DocumentFilter, ...]
     shares: tuple['Share', ...]
+    max_bad_files: int
     progress: bool
     started: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -126,6 +130,7 @@ WHOLE = Slice()
 def open_build(
     source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str], progress: bool = True,
     vocab_file: str | os.PathLike[str] = '', facts: Sequence[DocumentFilter] = (),
+    max_bad_files: int = 0,
 ) -> Build:
     """Makes the folder of a source's store, unless it is there, and says what is to be built.
 
@@ -136,9 +141,10 @@ def open_build(
       progress: whether to report on standard error.
       vocab_file: of the tokenizer, of which the store keeps a copy; '': none.
       facts: by which documents are left out, besides exact duplicates.
+      max_bad_files: of files that cannot be read, so many are set aside, and named in the manifest.
 
     Raises:
-      InputError: unreadable text.
+      InputError: there is no text, or its content cannot be told.
     """
     fingerprint = store_fingerprint(source, tokenizer, facts)
     folder = files.as_path(cache_dir) / 'stores' / fingerprint
@@ -149,27 +155,29 @@ def open_build(
                 _keep_vocabulary(folder, vocab_file, tokenizer)
     return Build(
         folder=folder, fingerprint=fingerprint, source=source, tokenizer=tokenizer,
-        facts=tuple(facts), shares=tuple(shares_of(source.units)), progress=progress)
+        facts=tuple(facts), shares=tuple(shares_of(source.units)),
+        max_bad_files=max_bad_files, progress=progress)
 
 
 def build_store(
     source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str], progress: bool = True,
     num_processes: int = 0, vocab_file: str | os.PathLike[str] = '',
-    facts: Sequence[DocumentFilter] = (),
+    facts: Sequence[DocumentFilter] = (), max_bad_files: int = 0,
 ) -> TokenStore:
     """The token store of a source: opened if it is complete, else built, or its build resumed.
 
     A process that finds another one at work on it waits for that.
 
     Args:
-      source, tokenizer, cache_dir, progress, vocab_file, facts: see `open_build`.
+      source, tokenizer, cache_dir, progress, vocab_file, facts, max_bad_files: see `open_build`.
       num_processes: see `make_shares`.
 
     Raises:
       InputError: unreadable text, no text at all, a damaged store.
       OSError: a full disk.
     """
-    build = open_build(source, tokenizer, cache_dir, progress, vocab_file, facts)
+    build = open_build(
+        source, tokenizer, cache_dir, progress, vocab_file, facts, max_bad_files)
     if not is_finished(build.folder):
         with alone_at_work(build):
             make_shares(build, num_processes=num_processes)
@@ -277,9 +285,6 @@ def make_shares(build: Build, which: Slice = WHOLE, num_processes: int = 0) -> N
       build: of a store.
       which: the shares.
       num_processes: of this machine that tokenize; 0: as many as are useful.
-
-    Raises:
-      InputError: unreadable text.
     """
     if is_finished(build.folder):
         return
@@ -382,18 +387,19 @@ class ShareMaker:
     def make(self, share: Share, note: Callable[[Read], None] = lambda read: None) -> None:
         """Makes the parts that a share lacks, and notes that it is done.
 
+        Files that cannot be read are noted.
+
         Args:
           share: of the build.
           note: gets what is read.
-
-        Raises:
-          InputError: unreadable text.
         """
         build = self.build
         number, start, is_whole = self._resumed(share)
         read = UnitsRead(build.source.units, share.first, start.unit, note)
         if not is_whole:
-            texts = text_batches(build.source, range(start.unit, share.last), start.done)
+            bad = bad_files.BadFiles(build.folder / f'{share.name}{bad_files.ENDING}')
+            texts = text_batches(
+                readable(build.source, bad.note), range(start.unit, share.last), start.done)
             batches = _Batches(tokenize_batches(
                 texts, build.tokenizer, self._num_threads, purpose=build.source.spec))
             while not is_whole:
@@ -449,7 +455,8 @@ def finish(build: Build) -> None:
     """Makes the parts a store, when all shares are done.
 
     Raises:
-      InputError: a share is not done, a part is damaged, the text changed, or there is none.
+      InputError: a share is not done, a part is damaged, more files cannot be read than may be,
+        the text changed, or there is none.
     """
     if is_finished(build.folder):
         return
@@ -477,12 +484,13 @@ def _finish(build: Build) -> None:
     if store_fingerprint(source, build.tokenizer, build.facts) != build.fingerprint:
         if is_finished(build.folder):  # by another process, while this one was suspended
             return
-        _remove(build.folder, ('.npz', '.blocks', _DONE_ENDING))
+        _remove(build.folder, ('.npz', '.blocks', _DONE_ENDING, bad_files.ENDING))
         changed = f"data source '{source.spec}'"
         if build.facts:
             changed += ', or a file of config.data.decontaminate,'
         raise InputError(
             f'{changed} changed while it was read: start again when its files are complete')
+    bad = _bad_files(build)
     origin = Origin(
         fingerprint=build.fingerprint,
         source=source.spec,
@@ -491,11 +499,35 @@ def _finish(build: Build) -> None:
         vocab_size=len(build.tokenizer.vocab),
         lowercase=build.tokenizer.lowercase)
     try:
-        finish_store(build.folder, origin, len(build.shares), build.facts)
+        finish_store(build.folder, origin, len(build.shares), build.facts, bad)
     except InputError:
         _remove(build.folder, (_DONE_ENDING,))  # so that the next start looks at the parts
         raise
     tidy(build.folder)
+
+
+def _bad_files(build: Build) -> dict[str, str]:
+    """What is wrong with the files of a text that are set aside, by their names.
+
+    Raises:
+      InputError: they are more than may be. Their shares are begun anew then, because a disk or
+        credentials may have been the cause.
+    """
+    names = files.sizes(build.folder)
+    found: dict[str, str] = {}
+    shares: list[Share] = []
+    for share in build.shares:
+        name = f'{share.name}{bad_files.ENDING}'
+        if name in names:
+            shares.append(share)
+            found |= bad_files.read_bad_files(build.folder / name)
+    if len(found) > build.max_bad_files:
+        for share in shares:
+            for name in names:
+                if name.startswith((f'{share.name}-', f'{share.name}.')):
+                    (build.folder / name).unlink(missing_ok=True)
+        raise bad_files.refusal(build.source.spec, found)
+    return found
 
 
 def tidy(folder: files.Path) -> None:

@@ -7,7 +7,7 @@ hashes. A text of 1e12 tokens, in 16,000 parts, has about 1e9 documents.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -193,7 +193,8 @@ class Origin:
 
 
 def finish_store(
-    folder: files.Path, origin: Origin, num_shares: int, facts: Sequence[DocumentFilter] = ()
+    folder: files.Path, origin: Origin, num_shares: int, facts: Sequence[DocumentFilter] = (),
+    bad_files: Mapping[str, str] | None = None,
 ) -> None:
     """Writes what a store lacks when all of its parts are there, and last the manifest.
 
@@ -201,7 +202,8 @@ def finish_store(
       folder: of the store.
       origin: for the manifest.
       num_shares: of the source.
-      facts: see `store_building.build_store`.
+      facts: see `store_building.open_build`.
+      bad_files: what is wrong with files that were set aside, by their names; for the manifest.
 
     Raises:
       InputError: a part is damaged, or there is no text.
@@ -242,6 +244,7 @@ def finish_store(
         **left_out.counts,
         'text_bytes': text_bytes,
         'repeated_share': sentences.repeated_share(),
+        **({'bad_files': bad_files} if bad_files else {}),
         'parts': dict(zip(parts.names, parts.sizes, strict=True)),
         'files': {name: store.described_file(content) for name, content in contents.items()},
     }

@@ -23,6 +23,9 @@ of which a store is made:
 (launch/slurm.sh and gke.sh do both: run ... --tool=prepare.) Without --finish the plain command
 makes what is missing, too. A vocabulary is trained by each that finds none, all the same.
 
+Files that cannot be read are named when all others are done, all of them in one error; with
+config.data.max_bad_files=N up to so many are set aside, which the store's manifest names.
+
 It says what each store holds, what share of its tokens is [UNK], and how many documents are left
 out: duplicates always, and with config.data.near_duplicates and config.data.remove_contaminated
 those too; and for each file of config.data.decontaminate, how many of its texts are in the training
@@ -85,6 +88,8 @@ def main(argv: Sequence[str]) -> None:
                 counts = store.token_counts()
                 show(f'{source}: {counts[unknown_id] / max(counts.sum(), 1):.2%} of the tokens are '
                      '[UNK]')
+            for file, fault in store.manifest.get('bad_files', {}).items():
+                show(f'{source}: set aside: {file}: {fault}')
             for file in store.manifest.get('contamination', ()):
                 show(f"{source}: {file['name']}: {file['num_found']:,} of "
                      f"{counted(file['num_texts'], 'text')} found, in "
