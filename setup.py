@@ -93,6 +93,9 @@ setup(
         'cuda': ['jax[cuda13]'],
         # predict export --to onnx; later ones than 0.13 refuse today's orbax-checkpoint.
         'onnx': ['jax2onnx>=0.13,<0.14', 'onnxruntime>=1.24'],
+        # tools.prepare ... -- --runner=...: in an environment of its own (requirements-beam.txt), as it
+        # asks for an older protobuf and pyarrow than the rest of the packages come with today.
+        'beam': ['apache-beam>=2.77,<3'],
         'wikidump': ['mwparserfromhell>=0.7.2'],  # the source `wikidump:`
         # What is published: python -m build, and twine check --strict.
         'package': ['build>=1.2', 'twine>=6.1'],

@@ -260,6 +260,8 @@ def test_a_command_of_a_page_has_these_flags_and_fields(command):
     flags = flags_of(command.module)
     settings = []
     for word in command.arguments:
+        if word == '--':  # the rest is another program's
+            break
         if word.startswith('--config.') or word.startswith('--config='):
             settings.append(word)
         elif word.startswith('--'):

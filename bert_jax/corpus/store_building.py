@@ -289,20 +289,20 @@ def make_shares(build: Build, which: Slice = WHOLE, num_processes: int = 0) -> N
     if is_finished(build.folder):
         return
     with disk_faults(build.folder):
-        undone = [share for share in _undone(build) if which.has(share)]
-        if not undone:
+        shares = [share for share in undone(build) if which.has(share)]
+        if not shares:
             return
-        num_bytes = sum(share.num_bytes for share in undone)
-        progress = Progress(len(undone), num_bytes, build.progress)
+        num_bytes = sum(share.num_bytes for share in shares)
+        progress = Progress(len(shares), num_bytes, build.progress)
         try:
-            _make(build, undone, progress, num_processes)
+            _make(build, shares, progress, num_processes)
         except FileNotFoundError:
             # While this process was suspended, others did its work and removed what it wrote.
             if not is_finished(build.folder):
                 raise
 
 
-def _undone(build: Build) -> list[Share]:
+def undone(build: Build) -> list[Share]:
     """The shares that are not done."""
     names = files.sizes(build.folder)
     return [share for share in build.shares if f'{share.name}{_DONE_ENDING}' not in names]
@@ -472,12 +472,12 @@ def finish(build: Build) -> None:
 
 
 def _finish(build: Build) -> None:
-    undone = _undone(build)
-    if undone and not is_finished(build.folder):
-        shown = ', '.join(str(share.number) for share in undone[:10])
-        more = ', ...' if len(undone) > 10 else ''
+    missing = undone(build)
+    if missing and not is_finished(build.folder):
+        shown = ', '.join(str(share.number) for share in missing[:10])
+        more = ', ...' if len(missing) > 10 else ''
         raise InputError(
-            f"{build.folder}: {len(undone):,} of {counted(len(build.shares), 'share')} are not "
+            f"{build.folder}: {len(missing):,} of {counted(len(build.shares), 'share')} are not "
             f'done (number {shown}{more}): start those --share=I/N again of which I is such a '
             'number modulo N, or the command without --share and --finish, which makes them here')
     source = build.source

@@ -23,6 +23,12 @@ of which a store is made:
 (launch/slurm.sh and gke.sh do both: run ... --tool=prepare.) Without --finish the plain command
 makes what is missing, too. A vocabulary is trained by each that finds none, all the same.
 
+Or an engine divides the work: what stands behind -- goes to Apache Beam's PipelineOptions, as in
+
+    python -m bert_jax.tools.prepare --config=... -- --runner=DataflowRunner --project=...
+
+(docs/large_corpora.md). The vocabulary is made here, and the engine's workers make the stores.
+
 Files that cannot be read are named when all others are done, all of them in one error; with
 config.data.max_bad_files=N up to so many are set aside, which the store's manifest names.
 
@@ -46,7 +52,7 @@ from bert_jax.completion import complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.rows.store import documents_in_words, file_sizes
-from bert_jax.runtime.errors import InputError, counted, show
+from bert_jax.runtime.errors import InputError, counted, needing, show
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.process import error_boundary
 
@@ -54,6 +60,7 @@ from bert_jax.runtime.process import error_boundary
 def main(argv: Sequence[str]) -> None:
     """Runs the command (see the top of this file)."""
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # leaves an accelerator of this machine free
+    argv, options = _split_off_options(argv)
     with error_boundary(stopped='stopped; the same command resumes'):
         values = _flags()
         config, _ = parse_command(argv, __doc__ or '', values)
@@ -69,6 +76,9 @@ def main(argv: Sequence[str]) -> None:
         validate(config)
         published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
         config = complete(config, published)
+        if options and (values.share or values.finish):
+            raise InputError('an engine divides the shares and finishes the store: leave out '
+                             '--share and --finish, or what stands behind --')
         if values.share:
             which = _slice(values.share, values.finish)
             for build in open_builds(config):
@@ -78,6 +88,12 @@ def main(argv: Sequence[str]) -> None:
         if values.finish:
             for build in open_builds(config):
                 store_building.finish(build)
+        if options:
+            with needing('what stands behind --, an engine,', extra='beam'):
+                from bert_jax.corpus import beam_shares
+
+            for build in open_builds(config):
+                beam_shares.run(build, options)
         prepared = prepare(config)
         assert prepared is not None
         for source, store in prepared.stores.items():
@@ -96,6 +112,15 @@ def main(argv: Sequence[str]) -> None:
                      f"{counted(file['num_documents'], 'document')}")
         if not prepared.stores:
             show('all sources are records, which every host reads as they are')
+
+
+def _split_off_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(The command's arguments, those of Beam behind `--`)."""
+    arguments = list(argv)
+    if '--' not in arguments:
+        return arguments, []
+    place = arguments.index('--')
+    return arguments[:place], arguments[place + 1:]
 
 
 def _flags() -> flags.FlagValues:

@@ -62,13 +62,17 @@ def test_shares_and_the_last_step_give_the_bytes_of_one_command(tmp_path, capsys
     assert contents[0] == contents[1]
 
 
-@pytest.mark.parametrize('flags', [
-    ['--share=3/3'], ['--share=1'], ['--share=0/2', '--finish']], ids=str)
-def test_a_share_that_is_none_is_refused(tmp_path, capsys, flags):
+@pytest.mark.parametrize(('flags', 'said'), [
+    (['--share=3/3'], '--share=3/3: give I/N'),
+    (['--share=1'], '--share=1: give I/N'),
+    (['--share=0/2', '--finish'], 'give --finish alone'),
+    (['--finish', '--', '--runner=DirectRunner'], 'leave out --share and --finish'),
+])
+def test_a_wrong_way_to_divide_the_work_is_refused(tmp_path, capsys, flags, said):
     with pytest.raises(SystemExit) as ended:
         prepare.main(['prepare', TINY, f'--config.data.dir={tmp_path}', *flags])
     assert ended.value.code == 2
-    assert flags[0] in capsys.readouterr().err
+    assert said in capsys.readouterr().err
 
 
 def test_commands_at_the_same_time_make_one_store(tmp_path):
