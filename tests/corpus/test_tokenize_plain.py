@@ -16,7 +16,8 @@ from bert_jax.text.huggingface import HuggingFaceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
 from tests import tokenizers_of_kinds as kinds
-from tests.conftest import ROOT, run_python
+from tests.conftest import ROOT, run_python, xla_flags
+from tests.programs import run_program
 
 LETTERS = [chr(c) for c in range(33, 0x250)] + list('…µﬁßςσΣΑαёй中国ア가각힣\u1112\u0301\u0323ก')
 VOCAB = Vocab.from_tokens([*SPECIAL_TOKENS, *dict.fromkeys(
@@ -153,9 +154,10 @@ TINY = ('--config.model.num_layers=1', '--config.model.hidden_size=16',
 def run(folder, which, *arguments):
     """Trains in a process with or without TensorFlow: the losses and accuracies of all steps."""
     workdir = folder / which
-    ended = run_python(
+    start = run_python if which == 'hidden' else run_program
+    ended = start(
         '-c', RUN, which, *arguments, *TINY, f'--workdir={workdir}',
-        f'--config.data.dir={workdir}-data')
+        f'--config.data.dir={workdir}-data', XLA_FLAGS=xla_flags(1))
     assert ended.returncode == 0, ended.stderr
     records = []
     for line in (workdir / 'metrics.jsonl').read_text().splitlines():

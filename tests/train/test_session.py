@@ -5,11 +5,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from tests.conftest import ROOT, xla_flags
+from tests.programs import python
 from tests.tiny_runs import TINY
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def run_hosts(count, folder, body='pass', **environment):
 def run_program(count, program, *arguments, **environment):
     """(exit status, standard output, standard error) of hosts that run a program."""
     process = subprocess.run(
-        [ROOT / 'launch' / 'local_hosts.sh', str(count), sys.executable, '-c', program, *arguments],
+        [ROOT / 'launch' / 'local_hosts.sh', str(count), *python(), '-c', program, *arguments],
         text=True, capture_output=True, timeout=400, cwd=ROOT,
         env=os.environ | {
             'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': xla_flags(1), 'LOCAL_HOSTS_GRACE': '20',
