@@ -36,7 +36,8 @@ def run(build: Build, options: Sequence[str]) -> None:
       options: of Beam's `PipelineOptions`, such as '--runner=DataflowRunner'.
 
     Raises:
-      InputError: the source is on this machine only, or shares failed, each of which is named.
+      InputError: the options are none, the source is on this machine only, or shares failed, each
+        of which is named.
     """
     if is_finished(build.folder):
         return
@@ -47,7 +48,11 @@ def run(build: Build, options: Sequence[str]) -> None:
     faults.unlink(missing_ok=True)
     job = pickle.dumps(build)
     numbers = [share.number for share in undone(build)]
-    with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
+    try:
+        unbegun = beam.Pipeline(options=PipelineOptions(list(options)))
+    except ValueError as error:
+        raise InputError(f"{' '.join(options)}: {error}") from None
+    with unbegun as pipeline:
         _ = (
             pipeline
             | beam.Create([*numbers, None])  # None: so that there is something where all are done

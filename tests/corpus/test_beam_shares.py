@@ -93,3 +93,8 @@ def test_bad_files_are_named_by_a_pipeline_too(tmp_path, text):
     build = _opened(text, tmp_path, max_bad_files=1)
     beam_shares.run(build, ['--runner=DirectRunner'])
     assert (build.folder / 'manifest.json').exists()
+
+
+def test_a_runner_that_is_none_is_refused(tmp_path, text):
+    with refused('--runner=Nobody', 'Unexpected pipeline runner'):
+        beam_shares.run(_opened(text, tmp_path), ['--runner=Nobody'])
