@@ -16,6 +16,8 @@
     curves.png, events.out.*  For people.
     sweep_result.json    Of a run of a sweep: its scores. A sweep deletes checkpoints/ and best/ of
                          the runs that others are better than.
+    sweep_pruned.json    Of a run that a sweep with --prune has ended early: why. Its checkpoints
+                         are deleted.
 
 A stop leaves all of these as of one step. A kill loses the steps since the last checkpoint.
 """
@@ -33,6 +35,7 @@ RECORDS = 'metrics.jsonl'
 GOODPUT = 'goodput.json'
 CURVES = 'curves.png'
 SWEEP_RESULT = 'sweep_result.json'
+SWEEP_PRUNED = 'sweep_pruned.json'
 STATE = 'default'  # in a checkpoint: orbax's name of the saved tree
 COMMITTED = 'commit_success.txt'
 

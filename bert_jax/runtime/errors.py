@@ -59,6 +59,10 @@ class FaultyChip(Diverged):
     """A chip computes wrongly: exit status 1, as another machine would not."""
 
 
+class Pruned(RuntimeError):
+    """A run of a sweep is behind the others and ends before its last step; the message says how."""
+
+
 class Stopped(BaseException):
     """The run stopped on SIGTERM or Ctrl-C, with its state saved.
 

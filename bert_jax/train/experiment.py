@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,6 +50,7 @@ def train_run(
     program: Program, workdir: files.Path, should_stop: Callable[[int], bool], *,
     ask_lock: Callable[[], None] = lambda: None, began: float = STARTED,
     guard: Guard | None = None,
+    on_evaluation: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> dict[str, float]:
     """Trains a run from its start or its newest checkpoint, and evaluates it.
 
@@ -60,6 +61,8 @@ def train_run(
       ask_lock: raises TakenOver if another process has taken the run directory over.
       began: start of the run, in seconds since the epoch.
       guard: ends a run that hangs, and knows what the hosts report.
+      on_evaluation: is told the step and the scores of each evaluation; raises Pruned to end the
+        run.
 
     Returns:
       The final held-out metrics as `eval/...`, with `step`. If the run keeps its best evaluation:
@@ -68,7 +71,7 @@ def train_run(
     Raises:
       InputError: bad configuration or data; TakenOver: another process goes on with the run.
       SaveFailed: a checkpoint cannot be written.
-      Diverged, Stopped: see `Trainer.run`.
+      Diverged, Stopped: see `Trainer.run`. Pruned: by `on_evaluation`.
     """
     description = describe(program)
     init_weights = program.init_weights
@@ -90,6 +93,7 @@ def train_run(
         compiler.compile_other_phases()
 
         watchers = _watchers(program, description, workdir, outputs, int(state.step), guard)
+        watchers.on_evaluation = on_evaluation
         with _closing(outputs, watchers):
             control = _control(compiler, should_stop, ask_lock, guard)
             trainer = _make_trainer(program, state, phases, outputs, watchers, control)

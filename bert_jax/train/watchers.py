@@ -27,6 +27,8 @@ class Watchers:
       reference: compares the checked steps with those of a reference.
       verify: compares what the devices compute for a batch; see `verify.make_verify`.
       verify_every: so many steps; 0: never.
+      on_evaluation: is told the step and the scores of each evaluation; raises Pruned to end the
+        run.
     """
 
     report: MetricsLog
@@ -37,6 +39,7 @@ class Watchers:
     reference: Comparison | None = None
     verify: Callable[[TrainState, Batch], Any] | None = None
     verify_every: int = 0
+    on_evaluation: Callable[[int, Mapping[str, float]], None] | None = None
 
     def __post_init__(self) -> None:
         self._checks = StepChecks()
@@ -101,9 +104,15 @@ class Watchers:
             self.report.warn(self.alarms.trained(step, steps, metrics))
 
     def after_evaluation(self, step: int, scores: Mapping[str, float]) -> None:
-        """Looks at the scores of held-out rows after a step."""
+        """Looks at the scores of held-out rows after a step.
+
+        Raises:
+          Pruned: the run is not worth going on with.
+        """
         if self.alarms is not None:
             self.report.warn(self.alarms.measured('eval', step, scores))
+        if self.on_evaluation is not None:
+            self.on_evaluation(step, scores)
 
     def close(self) -> None:
         """Ends a trace, and compares the hosts a last time."""

@@ -28,6 +28,7 @@ from bert_jax.tools.sweep import training
 from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import grid_members, member_config, read_sweep
 from bert_jax.tools.sweep.report import markdown_table, report
+from bert_jax.tools.sweep.study import SweepStudy
 from bert_jax.train import experiment
 from bert_jax.watch.metrics_log import MetricsLog
 from tests.conftest import ROOT, wait_until, xla_flags
@@ -308,6 +309,32 @@ def test_a_full_disk_ends_a_sweep_at_its_first_run_in_one_line(tmp_path, overrid
         f'error: the disk of {tmp_path}/sweep is full (No space left on device): free some space '
         'and start again\n')
     assert not list(tmp_path.rglob('sweep_failed.json'))
+
+
+def test_a_pruned_run_ends_at_its_evaluation_and_is_trained_whole_without_pruning(
+    tmp_path, overrides, own, capsys
+):
+    pruned, other = MEMBERS[1:3]
+
+    def why_pruned(self, member, metric, scores):
+        return 'it is behind' if (member, len(scores)) == (pruned, 1) else ''
+
+    with shared_steps():
+        with mock.patch.object(SweepStudy, 'why_pruned', why_pruned):
+            ours = Sweep(as_path(tmp_path), CONFIG, overrides, [pruned, other], prune='median')
+            ours.open(CONFIG, overrides)
+            with one_device():
+                assert training.work(ours, lambda step: False)
+        run = ours.run(pruned)
+        assert losses(run)[-1][0] == 2
+        assert 'pruned: step 2: it is behind' in (run / 'log.txt').read_text()
+        assert not (run / 'checkpoints').exists() and not (run / 'best').exists()
+        assert report(ours) == 0
+        shown = capsys.readouterr().out
+        assert f'{pruned.name}: step 2: it is behind' in shown
+        assert f'pruned: {pruned.name}' in shown
+        work(tmp_path, overrides, [pruned, other])
+    assert losses(run) == losses(own[pruned][1])
 
 
 @pytest.mark.parametrize('bad, message', [

@@ -2,16 +2,19 @@
 
 import json
 
+import matplotlib
 import optuna
 import pytest
 
 import bert_jax
+from bert_jax.config.command_line import config_file, load_config
 from bert_jax.runtime import folder_lock
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.tools.sweep import training
 from bert_jax.tools.sweep.folder import Sweep
-from bert_jax.tools.sweep.members import Member, grid_members
+from bert_jax.tools.sweep.members import Member, grid_members, member_config
+from bert_jax.tools.sweep.plots import draw_plots, plots_in
 from bert_jax.tools.sweep.report import report
 from bert_jax.tools.sweep.search import Choices, Range, read_search
 from bert_jax.tools.sweep.study import SweepStudy, _JournalOfFiles
@@ -194,7 +197,31 @@ def test_a_folder_that_cannot_append_has_a_file_for_each_entry(tmp_path):
         study.enqueue_trial({'x': 1.0})
     asked = [study.ask({'x': optuna.distributions.FloatDistribution(0, 2)}) for study in studies]
     assert [trial.number for trial in asked] == [0, 1]
+    late = optuna.load_study(study_name='a', storage=optuna.storages.JournalStorage(
+        _JournalOfFiles(as_path(tmp_path) / 'journal')))
+    assert late.get_trials() == studies[0].get_trials() == studies[1].get_trials()
     assert sweep.members == []
+
+
+def test_two_sweeps_share_a_database_and_each_has_its_own_study(tmp_path):
+    url = f'sqlite:///{tmp_path}/study.db'
+    sweeps = [pruning_sweep(tmp_path / name, '', trials=3) for name in ('a', 'b')]
+    for sweep in sweeps:
+        sweep.storage = url
+        first, second = SweepStudy(sweep), SweepStudy(sweep)  # two processes
+        assert len({first.ask(), second.ask()}) == 2
+        for member in first.begun():
+            evaluate(sweep, member, [0.1, 0.2])
+            finish(sweep, member)
+        assert len(finish_all(sweep, second)) == 1
+        assert first.is_over()
+        assert [trial.value for trial in first.optuna.trials[:2]] == [0.5, 0.5]
+        assert first.optuna.trials[0].intermediate_values == {1: 0.1, 2: 0.2}
+    assert len(optuna.get_all_study_names(url)) == 2
+    (tmp_path / 'study.db').unlink()
+    anew = SweepStudy(sweeps[0])
+    assert finish_all(sweeps[0], anew) == []
+    assert states(anew) == ['COMPLETE'] * 3
 
 
 def test_a_range_has_numbers_as_they_are_written():
@@ -265,6 +292,48 @@ def test_the_function_returns_the_study(tmp_path, monkeypatch, capsys):
     (run,) = study.best_trial.user_attrs['runs']
     assert (tmp_path / 'sweep' / 'winner').resolve().name == run
     assert f'best: {run}' in capsys.readouterr().out
+    table = (tmp_path / 'sweep' / 'table.md').read_text()
+    for name in ('history', 'slice'):
+        assert f'](plots/{name}.png)' in table
+        png = (tmp_path / 'sweep' / 'plots' / f'{name}.png').read_bytes()
+        assert png.startswith(b'\x89PNG')
+
+
+def test_plots_are_of_what_the_study_can_show(tmp_path):
+    sweep = pruning_sweep(tmp_path, 'median', trials=5)
+    study = SweepStudy(sweep)
+    draw_plots(study.optuna, sweep.path, 'eval/accuracy')
+    assert plots_in(sweep.path) == {}
+    for number in range(5):
+        for member in sweep.runs_of(study.ask()):
+            evaluate(sweep, member, [0.1, 0.1 * number])
+            finish(sweep, member, score=0.1 * number)
+        study.settle()
+    style = dict(matplotlib.rcParams)
+    draw_plots(study.optuna, sweep.path, 'eval/accuracy')
+    assert dict(matplotlib.rcParams) == style
+    names = [path.name for path in plots_in(sweep.path).values()]
+    assert names == ['history.png', 'importances.png', 'slice.png', 'evaluations.png']
+
+
+def test_the_function_takes_a_config(tmp_path, monkeypatch):
+    def work(sweep, should_stop):
+        for member in sweep.search.examples():
+            configs.append(member_config(sweep.config, sweep.overrides, member))
+        return bool(finish_all(sweep, SweepStudy(sweep)))
+
+    configs = []
+    monkeypatch.setattr(training, 'work_until_done', work)
+    config = load_config(config_file('classification'))
+    config.data.source = 'train.csv'
+    search = {'optimizer.learning_rate': '1e-5..1e-4'}
+    bert_jax.sweep(config, search, tmp_path / 'sweep', trials=1)
+    assert [found.optimizer.learning_rate for found in configs] == [1e-5, 1e-4]
+    assert configs[0].data.source == 'train.csv'
+    assert config.optimizer.learning_rate not in (1e-5, 1e-4), 'it stays as it is'
+    config.data.source = 'other.csv'
+    with pytest.raises(InputError, match='holds a sweep of --config=object '):
+        bert_jax.sweep(config, search, tmp_path / 'sweep', trials=1)
 
 
 @pytest.mark.parametrize('search, options, message', [
@@ -272,6 +341,10 @@ def test_the_function_returns_the_study(tmp_path, monkeypatch, capsys):
     ({'train.batch_size': [0, 8]}, {}, 'search train.batch_size=0'),
     ({'train.batch_size': [8, 16]}, {'sampler': 'grid'}, 'must be one of tpe, random, qmc'),
     ({'train.batch_size': [8, 16]}, {'trials': 0}, 'trials=0 must be above 0'),
+    ({'train.batch_size': [8, 16]}, {'storage': 'x'}, "--storage='x' is not the URL"),
+    ({'train.batch_size': [8, 16]}, {'prune': 'asha'}, 'one of median, hyperband, wilcoxon'),
+    ({'train.batch_size': [8, 16]}, {'prune': 'hyperband', 'restarts': 2}, 'take --prune=median'),
+    ({'train.eval_every': [0, 8]}, {'prune': 'median'}, 'config.train.eval_every is 0'),
 ])
 def test_the_function_refuses_what_cannot_be_searched(search, options, message, tmp_path):
     with pytest.raises(InputError, match=message):
@@ -287,3 +360,114 @@ def test_of_points_with_one_score_the_edge_is_that_of_the_best_run(tmp_path, cap
         sweep.finish(member, 'eval/accuracy', {'eval/accuracy': 0.5, 'eval/loss': loss})
     assert report(sweep) == 0
     assert 'at the edge' not in capsys.readouterr().out
+
+
+def evaluate(sweep, member, scores):
+    """Writes the records of a run's evaluations."""
+    run = sweep.run(member)
+    run.mkdir(exist_ok=True)
+    records = [{'step': 10 * place, 'eval/accuracy': score}
+               for place, score in enumerate(scores, 1)]
+    (run / 'metrics.jsonl').write_text(''.join(json.dumps(record) + '\n' for record in records))
+
+
+def pruning_sweep(path, prune, restarts=0, trials=8):
+    search = read_search(SEARCH, trials, 'random', restarts)
+    return opened(Sweep(as_path(path), 'glue.py:cola', [], (), search=search, prune=prune))
+
+
+def finish_three(sweep, study):
+    """Trains three points, all of whose evaluations are good."""
+    for _ in range(3):
+        for member in sweep.runs_of(study.ask()):
+            assert first_pruned(sweep, study, member, [0.6, 0.7, 0.8, 0.85, 0.9]) == (0, '')
+            finish(sweep, member, score=0.9)
+        study.settle()
+
+
+def first_pruned(sweep, study, member, scores):
+    """(Number of the evaluations after which a run is pruned, why); (0, '') if it is not."""
+    for place in range(1, len(scores) + 1):
+        evaluate(sweep, member, scores[:place])
+        why = study.why_pruned(member, 'eval/accuracy', scores[:place])
+        if why:
+            return place, why
+    return 0, ''
+
+
+@pytest.mark.parametrize('prune, scores, place', [
+    ('median', [0.7, 0.65, 0.5], 3),  # the best so far is compared
+    ('median', [0.5, 0.7, 0.8], 1),
+    ('median', [0.6, 0.7, 0.9], 0),
+    ('median', [None, 0.6], 2),
+    ('hyperband', [0.1, 0.1, 0.1, 0.1], 1),
+    ('hyperband', [0.7, 0.8, 0.9, 0.9], 0),
+    ('wilcoxon', [0.5, 0.6, 0.7, 0.75], 4),  # it needs four to be sure
+    ('wilcoxon', [0.5, 0.8, 0.9, 0.9], 0),
+    ('', [0.1, 0.1, 0.1, 0.1], 0),
+])
+def test_a_run_that_is_behind_is_pruned(prune, scores, place, tmp_path):
+    sweep = pruning_sweep(tmp_path, prune)
+    study = SweepStudy(sweep)
+    finish_three(sweep, study)
+    (member,) = sweep.runs_of(study.ask())
+    at, why = first_pruned(sweep, study, member, scores)
+    if prune == 'hyperband' and place:  # its brackets differ in where they begin to prune
+        at = min(at, place)
+    assert at == place
+    assert (f'pruned by --prune={prune}' in why) == bool(place)
+
+
+def test_pruning_looks_at_the_mean_of_the_seeds(tmp_path):
+    sweep = pruning_sweep(tmp_path, 'median', restarts=2)
+    study = SweepStudy(sweep)
+    finish_three(sweep, study)
+    first, second = sweep.runs_of(study.ask())
+    assert first_pruned(sweep, study, first, [0.8, 0.9, 0.9]) == (0, '')
+    place, why = first_pruned(sweep, study, second, [0.5, 0.3, 0.3])
+    assert place == 2  # the first mean, 0.65, is above the median, 0.6
+    assert why == ('evaluation 2 gives eval/accuracy 0.6000 (the mean of 2 seeds), where the best '
+                   'point had 0.7000: pruned by --prune=median')
+
+
+def test_a_pruned_point_is_over_also_for_its_other_seeds_and_the_next_process(tmp_path, capsys):
+    sweep = pruning_sweep(tmp_path, 'median', restarts=2, trials=4)
+    study = SweepStudy(sweep)
+    finish_three(sweep, study)
+    first, second = sweep.runs_of(study.ask())
+    evaluate(sweep, first, [0.1])
+    (sweep.run(first) / 'checkpoints' / '10').mkdir(parents=True)
+    why = study.why_pruned(first, 'eval/accuracy', [0.1])
+    sweep.end_early(first, 'eval/accuracy', why)
+    study.settle()
+    assert states(study) == ['COMPLETE'] * 3 + ['PRUNED']
+    assert study.optuna.trials[3].value == 0.1
+    assert sweep.has_ended(second)
+    assert not (sweep.run(first) / 'checkpoints').exists()
+    again = pruning_sweep(tmp_path, 'median', restarts=2, trials=4)
+    assert SweepStudy(again).is_over()
+    assert report(again) == 0
+    assert f'pruned: {first.name}, {second.name}' in capsys.readouterr().out
+    assert json.loads((tmp_path / 'results.json').read_text())['pruned'][first.name] == why
+    unpruned = pruning_sweep(tmp_path, '', restarts=2, trials=4)
+    assert set(finish_all(unpruned, SweepStudy(unpruned))) == {first, second}
+
+
+def test_a_study_that_is_made_anew_has_the_evaluations_and_what_was_pruned(tmp_path):
+    sweep = pruning_sweep(tmp_path, 'median', trials=4)
+    study = SweepStudy(sweep)
+    finish_three(sweep, study)
+    (member,) = sweep.runs_of(study.ask())
+    evaluate(sweep, member, [0.1])
+    sweep.end_early(member, 'eval/accuracy', 'because')
+    study.settle()
+    before = study.optuna.trials
+    (tmp_path / 'study.journal').unlink()
+    anew = SweepStudy(sweep)
+    assert finish_all(sweep, anew) == []
+
+    def known(trials):
+        return sorted((trial.state.name, *trial.intermediate_values.values(), trial.value)
+                      for trial in trials)
+
+    assert known(anew.optuna.trials) == known(before)

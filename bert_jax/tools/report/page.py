@@ -1,10 +1,12 @@
 """The HTML page that compares groups of runs; its curves and attention are drawn by page.js."""
 
+import base64
 import dataclasses
 import html
 import itertools
 import json
 import math
+import os
 import statistics
 import string
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +18,7 @@ from bert_jax.tools.report.comparison import Comparison, compare, incomparable_g
 from bert_jax.tools.report.examples import Examples, MaskedWord
 from bert_jax.tools.report.groups import Group, mean_with_deviation
 from bert_jax.tools.report.runs import RunRecords
+from bert_jax.tools.sweep.plots import plots_in
 from bert_jax.watch.alarms import MEANINGS
 from bert_jax.watch.metrics_log import count
 
@@ -84,6 +87,7 @@ def page(groups: Sequence[Group], examples: Sequence[Examples], text: str) -> st
         Section('gates', 'Warnings', _gates(groups)),
         Section('results', 'Results', _results(groups, examples)),
         Section('curves', 'Curves', _curves(groups, curves)),
+        Section('sweep', 'The sweep', _sweep(groups)),
         Section('masked', 'Masked words', _masked_words(groups, examples)),
         Section('attention', 'Attention', _attention(examples, text)),
         Section('runs', 'Runs', _runs(groups)),
@@ -337,6 +341,21 @@ def _series(curves: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, An
             if points is not None:
                 result.append({'run': number, 'held_out': split == 'eval', 'points': points})
     return result
+
+
+def _sweep(groups: Sequence[Group]) -> str:
+    """The plots of the sweep whose runs these are; '' if they are of none, or of several."""
+    runs = [as_path(os.path.abspath(run.folder)) for group in groups for run in group.runs]
+    folders = {run.parent.parent for run in runs}
+    sweep = folders.pop()
+    if folders or not (sweep / 'sweep.json').exists():
+        return ''
+    figures = []
+    for title, path in plots_in(sweep).items():
+        image = base64.b64encode(path.read_bytes()).decode('ascii')
+        figures.append(f'<figure><img src="data:image/png;base64,{image}" alt="{escape(title)}">'
+                       f'<figcaption class="note">{escape(title)}</figcaption></figure>')
+    return '\n'.join(figures)
 
 
 def _masked_words(groups: Sequence[Group], examples: Sequence[Examples]) -> str:

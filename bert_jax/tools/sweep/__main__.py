@@ -11,20 +11,23 @@
 The files in configs/sweeps name the paper's grids; --grid replaces their values of a field.
 --search draws --trials points from ranges and values instead, with Optuna's sampler TPE,
 --sampler=random or --sampler=qmc (Sobol's sequence). --restarts=N adds the seeds 0 to N-1, the
-paper's remedy for small data sets. Every --config.FIELD=VALUE applies to all runs. The same command
-resumes a sweep: finished runs are kept, an interrupted one resumes from its checkpoint.
+paper's remedy for small data sets. --prune=median, hyperband or wilcoxon ends runs early whose
+evaluations are behind those of the other points. Every --config.FIELD=VALUE applies to all runs.
+The same command resumes a sweep: finished runs are kept, an interrupted one resumes from its
+checkpoint.
 
 A process trains runs that differ only in seed and learning rate one after another; for these it
 reads weights and data and compiles the step only once. --chips=1 starts a process for every chip of
 this machine (--chips=2 for every two, ...). Any number of processes and machines may run the same
 command on one folder, such as the hosts of a slice: each run is claimed by one process, and taken
 over by another if that one dies. The points are those of an Optuna study, whose journal
-(study.journal) is in the folder too; if it is lost, it is made anew from the runs.
+(study.journal) is in the folder too, or with --storage=URL in a database; if it is lost, it is made
+anew from the runs.
 
-The directory receives table.md, results.json, every run with its log, and `winner`, a link to the
-best one (in a bucket, a file with its name). The checkpoints of the other runs are deleted once
-they are beaten; --keep=K keeps those of the K best, for example for an ensemble, --keep=all those
-of all runs.
+The directory receives table.md, results.json, Optuna's plots of the points (plots/), every run with
+its log, and `winner`, a link to the best one (in a bucket, a file with its name). The checkpoints
+of the other runs are deleted once they are beaten; --keep=K keeps those of the K best, for example
+for an ensemble, --keep=all those of all runs.
 """
 
 import argparse
@@ -38,6 +41,7 @@ from bert_jax.runtime.errors import InputError, show
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import Member, grid_members, member_config, read_sweep
+from bert_jax.tools.sweep.pruning import PRUNERS, check_can_prune
 from bert_jax.tools.sweep.report import report
 from bert_jax.tools.sweep.search import SAMPLERS, Search, read_search
 from bert_jax.tools.sweep.training import work_until_done
@@ -62,12 +66,17 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
                         help='of --search: what draws the points (tpe)')
     parser.add_argument('--trials', type=at_least(1), default=20,
                         help='of --search: number of points (20)')
+    parser.add_argument('--prune', choices=PRUNERS, default='',
+                        help='end runs early whose evaluations are behind (none)')
     parser.add_argument('--restarts', type=at_least(0), default=0,
                         help='runs all with seeds 0 to N-1')
     parser.add_argument('--chips', type=at_least(0), default=0,
                         help='chips of a process, one for each such group (default: one has all)')
     parser.add_argument('--keep', type=number_or_all, default=1, metavar='K|all',
                         help='keep the checkpoints of the K best runs (1)')
+    parser.add_argument('--storage', default='', metavar='URL',
+                        help='a database for the study, such as sqlite:///FILE (a journal in the '
+                             'sweep directory)')
     parser.add_argument('--worker', type=int, help=argparse.SUPPRESS)  # number of a process
     return parser.parse_known_args(argv)
 
@@ -87,6 +96,20 @@ def _points(
         raise InputError('--grid beside --search: a search draws from values too, '
                          f'--search {options.grid[0]}')
     return (), read_search(entries, options.trials, options.sampler, options.restarts)
+
+
+def _open(sweep: Sweep) -> None:
+    """Opens the folder, and the database if the study is in one."""
+    if not sweep.storage:
+        show(f'sweep directory: {sweep.path}')
+        sweep.open(str(sweep.config), sweep.overrides)
+        return
+    from bert_jax.tools.sweep.database import check_url, open_database, shown_url
+
+    check_url(sweep.storage)
+    show(f'sweep directory: {sweep.path}, study in {shown_url(sweep.storage)}')
+    sweep.open(str(sweep.config), sweep.overrides)
+    open_database(sweep.storage)  # its tables are there before several workers look for them
 
 
 def _announce(sweep: Sweep) -> None:
@@ -111,19 +134,23 @@ def main(argv: Sequence[str]) -> int:
         members, search = _points(options, grid)
         # Reports one that cannot work before any is run.
         for member in members if search is None else search.examples():
-            member_config(config, overrides, member, '--grid' if search is None else '--search')
+            flag = '--grid' if search is None else '--search'
+            check_can_prune(
+                options.prune, member_config(config, overrides, member, flag), options.restarts)
         workdir = options.workdir or f'runs/sweep-{run_name(config)}'
-        sweep = Sweep(files.as_path(workdir), config, overrides, members, options.keep, search)
+        sweep = Sweep(files.as_path(workdir), config, overrides, members, options.keep, search,
+                      options.prune, options.storage)
         if not is_worker:
-            show(f'sweep directory: {workdir}')
-            sweep.open(config, overrides)
+            _open(sweep)
             _announce(sweep)
         status = run_workers(
             'bert_jax.tools.sweep', argv, options.worker, options.chips,
             functools.partial(work_until_done, sweep))
         if status or is_worker:
             return status
-        return report(sweep)
+        from bert_jax.tools.sweep.study import SweepStudy
+
+        return report(sweep, SweepStudy(sweep).optuna)
 
 
 if __name__ == '__main__':

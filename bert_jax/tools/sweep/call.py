@@ -7,23 +7,27 @@ from typing import Any
 
 import optuna
 
+from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import config_file
 from bert_jax.runtime.accelerators import check_accelerators
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, check_is_path
 from bert_jax.runtime.same_code import check_same_code
 from bert_jax.tools.sweep import training
+from bert_jax.tools.sweep.database import check_url
 from bert_jax.tools.sweep.folder import Sweep
-from bert_jax.tools.sweep.members import member_config
+from bert_jax.tools.sweep.members import config_name, member_config
+from bert_jax.tools.sweep.pruning import PRUNERS, check_can_prune
 from bert_jax.tools.sweep.report import report
 from bert_jax.tools.sweep.search import SAMPLERS, read_search
 from bert_jax.tools.sweep.study import SweepStudy
 
 
 def sweep(
-    config: str, search: Mapping[str, str | Sequence[Any]], workdir: str | os.PathLike[str],
-    changes: Mapping[str, Any] | None = None, *, trials: int = 20, sampler: str = 'tpe',
-    restarts: int = 0, keep: int | None = 1,
+    config: str | ConfigDict, search: Mapping[str, str | Sequence[Any]],
+    workdir: str | os.PathLike[str], changes: Mapping[str, Any] | None = None, *,
+    trials: int = 20, sampler: str = 'tpe', prune: str | None = None, restarts: int = 0,
+    keep: int | None = 1, storage: str | None = None,
 ) -> optuna.Study:
     """Trains points of a search, as `python -m bert_jax.tools.sweep --search` does.
 
@@ -31,14 +35,19 @@ def sweep(
     deleted.
 
     Args:
-      config: as for `--config`: a file or the name of one, with its argument, such as 'glue:rte'.
+      config: as for `--config`: a file or the name of one, with its argument, such as 'glue:rte';
+        or an object from `bert_jax.config`, which stays as it is.
       search: for each field a range, 'LOW..HIGH' or 'LOW..HIGH:log', or a list of values.
       workdir: the folder of the sweep.
       changes: values of fields for all runs, such as {'data.source': 'train.csv'}.
       trials: number of points.
       sampler: 'tpe', 'random' or 'qmc'.
+      prune: 'median', 'hyperband' or 'wilcoxon' ends runs early whose evaluations are behind those
+        of the other points.
       restarts: number of seeds of each point, whose value is their mean; 0: the config's seed.
       keep: number of best runs that keep their checkpoints; None: all.
+      storage: URL of a database for the study, such as 'sqlite:///study.db'; None: a journal in
+        `workdir`.
 
     Returns:
       The study. A trial's `params` are the fields' values (those of a list as text), its
@@ -47,29 +56,34 @@ def sweep(
     Raises:
       InputError: bad configuration, search or data, or `workdir` holds another sweep.
     """
-    if not isinstance(config, str) or not isinstance(search, Mapping):
-        raise InputError("sweep needs the name of a config and a search, such as "
+    if not isinstance(config, (str, ConfigDict)) or not isinstance(search, Mapping):
+        raise InputError("sweep needs a config or the name of one, and a search, such as "
                          "{'optimizer.learning_rate': '1e-5..1e-4:log'}")
     if sampler not in SAMPLERS:
         raise InputError(f"sampler={sampler!r:.60} must be one of {', '.join(SAMPLERS)}")
+    if prune is not None and prune not in PRUNERS:
+        raise InputError(f"prune={prune!r:.60} must be one of {', '.join(PRUNERS)}, or None")
     if min(trials, restarts + 1, 1 if keep is None else keep + 1) < 1:
         raise InputError(f'trials={trials} must be above 0, restarts={restarts} and keep={keep} '
                          'not below')
     check_is_path('workdir', workdir)
     found = read_search(
         [_entry(field, values) for field, values in search.items()], trials, sampler, restarts)
-    file = config_file(config)
+    file = config_file(config) if isinstance(config, str) else config
     overrides = [f'--config.{field}={value}' for field, value in (changes or {}).items()]
     for member in found.examples():
-        member_config(file, overrides, member, 'search')
+        check_can_prune(prune or '', member_config(file, overrides, member, 'search'), restarts)
     check_accelerators()
     check_same_code()
     kept = sys.maxsize if keep is None else keep
-    ours = Sweep(as_path(workdir), file, overrides, (), kept, found)
-    ours.open(file, overrides)
+    if storage is not None:
+        check_url(storage)
+    ours = Sweep(as_path(workdir), file, overrides, (), kept, found, prune or '', storage or '')
+    ours.open(config_name(file), overrides)
     training.work_until_done(ours, lambda step: False)
-    report(ours)
-    return SweepStudy(ours).optuna
+    study = SweepStudy(ours).optuna
+    report(ours, study)
+    return study
 
 
 def _entry(field: str, values: str | Sequence[Any]) -> str:

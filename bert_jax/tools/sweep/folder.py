@@ -10,11 +10,21 @@ import json
 import math
 import os
 import platform
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bert_jax.run.layout import BEST, CHECKPOINTS, GOODPUT, RECORDS, SWEEP_RESULT, is_described
+from bert_jax.config import ConfigDict
+from bert_jax.run.layout import (
+    BEST,
+    CHECKPOINTS,
+    GOODPUT,
+    RECORDS,
+    SWEEP_PRUNED,
+    SWEEP_RESULT,
+    is_described,
+)
 from bert_jax.run.ranking import Rank, loss_of, rank
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
@@ -28,6 +38,7 @@ from bert_jax.watch.metrics_log import read_records
 
 _SWEEP = {'config': TEXT, 'settings': ListOf(TEXT)}
 _FAILED = {'time': NUMBER}
+_PRUNED = {'metric': TEXT, 'why': TEXT}
 
 
 @dataclasses.dataclass(eq=False)
@@ -36,19 +47,23 @@ class Sweep:
 
     Attributes:
       path: of the folder.
-      config: file, as on the command line.
+      config: file, as on the command line, or a config.
       overrides: '--config.FIELD=VALUE' for all members.
       grid: all runs of a grid, in their order; empty with a `search`.
       keep: number of best runs whose checkpoints are kept.
       search: what points are drawn from; None: the grid has them all.
+      prune: which of PRUNERS ends runs early; '': none.
+      storage: URL of the database that has the study; '': a journal in the folder.
     """
 
     path: files.Path
-    config: str
+    config: str | ConfigDict
     overrides: Sequence[str]
     grid: Sequence[Member]
     keep: int = 1
     search: Search | None = None
+    prune: str = ''
+    storage: str = ''
     _begun: float = dataclasses.field(default_factory=time.time)
     # Claims on members that another process has; repeated attempts notice when that one is dead.
     _claims: dict[Member, Claim] = dataclasses.field(default_factory=dict)
@@ -112,6 +127,17 @@ class Sweep:
             files.write_whole(path, json.dumps(ours) + '\n')
         (self.path / 'runs').mkdir(exist_ok=True)
 
+    def token(self) -> str:
+        """What tells this sweep from others whose studies are in the same database.
+
+        It is made when it is first asked for, while this process has the folder to itself.
+        """
+        path = self.path / 'study.json'
+        if not path.exists():
+            files.write_whole(path, json.dumps({'token': secrets.token_hex(4)}))
+        remedy = 'delete it, and the study is made anew from the runs'
+        return str(read_fields(path, {'token': TEXT}, remedy)['token'])
+
     def _has_begun(self) -> bool:
         """Whether any run has begun."""
         for run in files.children(self.path / 'runs'):
@@ -143,13 +169,38 @@ class Sweep:
         time_of_failure = read_fields(path, _FAILED, 'delete it').get('time') or 0.0
         return bool(time_of_failure >= self._begun)
 
+    def pruned(self, member: Member) -> dict[str, Any] | None:
+        """Why a member was ended early, with `metric` and `why`; None if it was not.
+
+        Without --prune it is trained to its end.
+        """
+        path = self.run(member) / SWEEP_PRUNED
+        if not self.prune or not path.exists() or self.result(member) is not None:
+            return None
+        return dict(read_fields(path, _PRUNED, 'delete it, and the run is run again'))
+
+    def evaluations(self, member: Member, metric: str) -> dict[int, float | None]:
+        """The recorded evaluations of a member by their step; None: the metric is undefined.
+
+        Args:
+          member: the member.
+          metric: as in its records, 'eval/...'.
+        """
+        found = {}
+        for record in read_records(self.run(member) / RECORDS):
+            if any(name.startswith('eval/') for name in record):
+                found[int(record['step'])] = record.get(metric)
+        return found
+
     def unfinished(self) -> list[Member]:
-        """Members that are neither finished nor failed, even if another process runs them."""
+        """Members that have not ended, even if another process runs them."""
         return [member for member in self.members if not self.has_ended(member)]
 
     def has_ended(self, member: Member) -> bool:
-        """Whether a member is finished, or has failed since this process began."""
-        return self.result(member) is not None or self.failed(member)
+        """Whether a member is finished or pruned, or has failed since this process began."""
+        if self.result(member) is not None or self.failed(member):
+            return True
+        return self.pruned(member) is not None
 
     def num_left(self) -> int:
         """The number of runs that have not ended."""
@@ -179,6 +230,19 @@ class Sweep:
         """Records that a member failed."""
         record = {'time': time.time()}
         files.write_whole(self.run(member) / 'sweep_failed.json', json.dumps(record))
+
+    def end_early(self, member: Member, metric: str, why: str) -> None:
+        """Records that the point of a member was pruned, and deletes the member's checkpoints.
+
+        The other runs of the point are not begun; a process that trains one ends it when it looks.
+        """
+        record = json.dumps({'metric': metric, 'why': why})
+        others = [other for other in self.runs_of(member.without('seed')) if other != member]
+        for run in map(self.run, [*others, member]):
+            run.mkdir(parents=True, exist_ok=True)
+            files.write_whole(run / SWEEP_PRUNED, record)
+        if self.keep < self.num_runs:
+            self._delete_checkpoints(member)
 
     def results(self) -> dict[Member, dict[str, Any]]:
         """The results of the finished members, best first; of equal metrics the lowest loss."""
@@ -213,6 +277,10 @@ class Sweep:
                 self.claim(member)  # takes it and gives it back, if its holder is known to be dead
         if finished:
             self.keep_the_best()
+        for member in self.members:
+            is_busy = bool(claims_in(self.run(member)))
+            if self.keep < self.num_runs and not is_busy and self.pruned(member) is not None:
+                self._delete_checkpoints(member)
 
     def keep_the_best(self) -> None:
         """Links the best run as `winner`, and deletes checkpoints that are not to be kept."""
@@ -224,9 +292,12 @@ class Sweep:
             os.symlink(f'runs/{ranking[0].name}', link)
             os.replace(link, self.path / 'winner')  # replaces the link, not its target
         for member in ranking[self.keep :]:
-            for name in (CHECKPOINTS, BEST):
-                with contextlib.suppress(OSError):  # another process may delete it at the same time
-                    (self.run(member) / name).rmtree(missing_ok=True)
+            self._delete_checkpoints(member)
+
+    def _delete_checkpoints(self, member: Member) -> None:
+        for name in (CHECKPOINTS, BEST):
+            with contextlib.suppress(OSError):  # another process may delete it at the same time
+                (self.run(member) / name).rmtree(missing_ok=True)
 
 
 def _described(sweep: Mapping[str, Any]) -> str:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Self
 
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import parse_command
-from bert_jax.config.fields import FIELDS
+from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.config.suggestions import suggest_field
 from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.hashing import digest
 from bert_jax.runtime.schema import TEXT, ListOf, check_fields
 from bert_jax.validation import check_used, validate
 
@@ -123,13 +124,20 @@ def _field_of(entry: str) -> str:
     return entry.partition('=')[0]
 
 
+def config_name(config: str | ConfigDict) -> str:
+    """What tells a config from others: its file, or a digest of an object's fields."""
+    if isinstance(config, str):
+        return config
+    return f'object {digest(repr(sorted(flat_fields(config).items())).encode())[:12]}'
+
+
 def member_config(
-    config: str, overrides: Sequence[str], member: Member, flag: str = '--grid'
+    config: str | ConfigDict, overrides: Sequence[str], member: Member, flag: str = '--grid'
 ) -> ConfigDict:
     """A member's config.
 
     Args:
-      config: file, as on the command line.
+      config: file, as on the command line, or a config, which stays as it is.
       overrides: '--config.FIELD=VALUE' for all members.
       member: the member; its settings take precedence.
       flag: which gave the settings, for messages.
@@ -144,12 +152,20 @@ def member_config(
         raise InputError(_as_of_flag(str(error), member.settings, flag)) from None
 
 
-def _config_with(config: str, overrides: Sequence[str], settings: Settings) -> ConfigDict:
+def _config_with(
+    config: str | ConfigDict, overrides: Sequence[str], settings: Settings
+) -> ConfigDict:
     """The config with some settings; raises InputError if it cannot work."""
     flags = [f'--config.{field}={value}' for field, value in settings]
+    given = None
+    named = []
+    if isinstance(config, str):
+        named.append(f'--config={config}')
+    else:
+        given = ConfigDict(config.copy_and_resolve_references()).lock()
     result, _ = parse_command(
-        ['sweep', f'--config={config}', '--config.train.keep_checkpoints=1', *overrides, *flags],
-        '')
+        ['sweep', *named, '--config.train.keep_checkpoints=1', *overrides, *flags], '',
+        config=given)
     validate(result)
     check_used(result)
     return result

@@ -4,19 +4,23 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import counted, show, visible
 from bert_jax.tools.sweep.folder import Sweep, rank_of, score_of, shown_score
 from bert_jax.tools.sweep.members import Member, Settings
+from bert_jax.tools.sweep.plots import draw_plots, plots_in
 from bert_jax.tools.sweep.search import Axis, Range
+
+if TYPE_CHECKING:
+    import optuna
 
 _EDGE = 0.05  # share of a range at each end
 
 
-def report(sweep: Sweep) -> int:
-    """Prints and writes the table; returns the exit status of the sweep."""
+def report(sweep: Sweep, study: 'optuna.Study | None' = None) -> int:
+    """Prints and writes the table, with plots of the study; returns the exit status."""
     results = sweep.results()
     if not results:
         show('error: no run ended well; see their log.txt')
@@ -25,15 +29,36 @@ def report(sweep: Sweep) -> int:
     groups = _groups(sweep, results)
     text = _table(sweep, results, groups)
     show(text)
-    files.write_whole(sweep.path / 'table.md', text)
     winner, best = next(iter(results.items()))
+    if study is not None:
+        draw_plots(study, sweep.path, best['metric'])
+    for title, path in plots_in(sweep.path).items():
+        text += f'\n{title}:\n\n![{title}]({path.parent.name}/{path.name})\n'
+    files.write_whole(sweep.path / 'table.md', text)
     files.write_whole(sweep.path / 'results.json', json.dumps({
         'metric': best['metric'], 'winner': winner.name, 'best': score_of(best),
         'tied': [member.name for member in _tied(results)],
         'groups': groups,
+        'pruned': _pruned(sweep),
         'runs': {member.name: results.get(member) for member in sweep.members},
     }, indent=1))
-    return 1 if len(results) < len(sweep.members) else 0
+    return 1 if _failed(sweep, results) else 0
+
+
+def _pruned(sweep: Sweep) -> dict[str, str]:
+    """Why runs were ended early, by their names."""
+    found = {}
+    for member in sweep.members:
+        pruned = sweep.pruned(member)
+        if pruned is not None:
+            found[member.name] = pruned['why']
+    return found
+
+
+def _failed(sweep: Sweep, results: Mapping[Member, dict[str, Any]]) -> list[str]:
+    """The names of the runs that have neither finished nor been pruned."""
+    return [member.name for member in sweep.members
+            if member not in results and sweep.pruned(member) is None]
 
 
 def _groups(sweep: Sweep, results: Mapping[Member, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,7 +187,10 @@ def _table(
         kept = '; '.join(member.name for member in list(results)[: sweep.keep])
         lines.append(f"the checkpoints of {counted(deleted, 'run')} are deleted; "
                      f'kept: {kept}')
-    failed = [member.name for member in sweep.members if member not in results]
+    pruned = _pruned(sweep)
+    if pruned:
+        lines.append(f"pruned: {', '.join(sorted(pruned))}")
+    failed = _failed(sweep, results)
     if failed:
         lines.append(f"failed: {', '.join(sorted(failed))}")
     return '\n'.join(lines) + '\n'

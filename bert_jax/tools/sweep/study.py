@@ -2,7 +2,8 @@
 
 A trial is a point: a setting of the fields, with a run for each of its seeds. All points are
 enqueued at the beginning: those of a grid with their values, those of a search without, as they are
-drawn when their turn comes. The value of a trial is the mean of its runs.
+drawn when their turn comes. The value of a trial is the mean of its runs, and its intermediate
+values are the means of their evaluations, the first, the second, ... (`pruning.py`).
 
 The run folders are what counts. A point whose runs are finished is answered by them, and a study
 that is lost is made anew from them. Which process trains a run is decided by the lock of its folder
@@ -13,13 +14,15 @@ Points are drawn while this process has the folder of the sweep to itself.
 """
 
 import contextlib
+import itertools
 import json
 import math
 import secrets
 import statistics
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import optuna
@@ -39,11 +42,14 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.folder_lock import Claim
 from bert_jax.runtime.hashing import digest
+from bert_jax.tools.sweep.database import open_database
 from bert_jax.tools.sweep.folder import Sweep, score_of
 from bert_jax.tools.sweep.members import Member, Settings
+from bert_jax.tools.sweep.pruning import is_behind, make_pruner, means_by_place
 from bert_jax.tools.sweep.search import Axis, Choices, Range, Search
 
 JOURNAL = 'study.journal'
+_READERS = 16  # requests to a bucket at a time
 _LOOK_SECONDS = 0.05  # between two looks at the lock of the folder
 _STARTUP_TRIALS = 10  # which TPE draws at random; of a short search a third
 _WAITING = TrialState.WAITING
@@ -63,18 +69,21 @@ class SweepStudy:
         """Opens the study of an opened sweep, and enqueues the points that it does not have.
 
         Raises:
-          InputError: the journal cannot be read.
+          InputError: the journal or the database cannot be read.
         """
         self._sweep = sweep
         self._space = _space_of(sweep)
         self._distributions = {
             field: _distribution(axis) for field, axis in self._space.items()}
+        num_points = sweep.num_runs if sweep.search is None else sweep.search.trials
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with self._alone():
             try:
+                self._storage = _open_storage(sweep)
                 self.optuna = optuna.create_study(
-                    storage=_open_storage(sweep), study_name=self._name(),
-                    sampler=RandomSampler(), direction='maximize', load_if_exists=True)
+                    storage=self._storage, study_name=self._name(), sampler=RandomSampler(),
+                    pruner=make_pruner(sweep.prune, num_points), direction='maximize',
+                    load_if_exists=True)
             except (ValueError, KeyError, AssertionError) as error:
                 raise InputError(
                     f'{sweep.path / JOURNAL} cannot be read ({error!r:.100}): delete it, and the '
@@ -105,24 +114,85 @@ class SweepStudy:
             if self._is_drawn(trial):
                 self._tell_if_ended(trial.number, self._runs_of(trial))
 
-    def _tell_if_ended(self, number: int, members: Iterable[Member]) -> None:
-        scores = []
+    def _tell_if_ended(self, number: int, members: Sequence[Member]) -> None:
+        results = []
+        pruned: dict[str, Any] = {}
         has_failed = False
         for member in members:
             result = self._sweep.result(member)
+            pruned = self._sweep.pruned(member) or pruned
             if result is not None:
-                scores.append(score_of(result))
+                results.append(result)
             elif self._sweep.failed(member):
                 has_failed = True
-            else:
+            elif not pruned:
                 return
+        scores = [score_of(result) for result in results]
         defined = [score for score in scores if score is not None and math.isfinite(score)]
         # Another process may have told it meanwhile.
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-            if has_failed or not defined:
+            for ended in [*results, pruned][:1]:
+                self._report_evaluations(number, members, ended.get('metric', ''))
+            if pruned:
+                self.optuna.tell(number, state=TrialState.PRUNED, skip_if_finished=True)
+            elif has_failed or not defined:
                 self.optuna.tell(number, state=TrialState.FAIL, skip_if_finished=True)
             else:
                 self.optuna.tell(number, statistics.fmean(defined), skip_if_finished=True)
+
+    def _report_evaluations(self, number: int, members: Iterable[Member], metric: str) -> None:
+        """Tells the study of a trial's evaluations that it does not have."""
+        runs = [list(self._sweep.evaluations(member, metric).values()) for member in members]
+        known = self._trial(number).intermediate_values
+        for place, value in means_by_place(runs).items():
+            if known.get(place) != value:
+                self._storage.set_trial_intermediate_value(self._trial_id(number), place, value)
+
+    def why_pruned(
+        self, member: Member, metric: str, scores: Sequence[float | None]
+    ) -> str:
+        """Why a run that is being trained is to end early; '' if it is not.
+
+        Args:
+          member: the run.
+          metric: that is compared, 'eval/...'.
+          scores: its evaluations, of which the last has just come.
+        """
+        trial = self._running(member)
+        if trial is None:
+            return ''
+        others = [other for other in self._runs_of(trial) if other != member]
+        runs = [list(self._sweep.evaluations(other, metric).values()) for other in others]
+        values = means_by_place([scores, *runs])
+        place = len(scores)
+        if place not in values:
+            return ''
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+            self._storage.set_trial_intermediate_value(
+                self._trial_id(trial.number), place, values[place])
+        so_far = {at: value for at, value in values.items() if at <= place}
+        if not is_behind(self.optuna, trial, so_far):
+            return ''
+        num_seeds = 1 + sum(len(run) >= place for run in runs)
+        of_seeds = f' (the mean of {num_seeds} seeds)' if num_seeds > 1 else ''
+        best = self.optuna.best_trial.intermediate_values.get(place)
+        of_best = '' if best is None else f', where the best point had {best:.4f}'
+        return (f'evaluation {place} gives {metric} {values[place]:.4f}{of_seeds}{of_best}: '
+                f'pruned by --prune={self._sweep.prune}')
+
+    def _running(self, member: Member) -> FrozenTrial | None:
+        """The trial that a run is trained for; None if another process has told its end."""
+        for trial in self._trials(_RUNNING):
+            if self._is_drawn(trial) and member in self._runs_of(trial):
+                return trial
+        return None
+
+    def _trial(self, number: int) -> FrozenTrial:
+        return self._storage.get_trial(self._trial_id(number))
+
+    def _trial_id(self, number: int) -> int:
+        study = self._storage.get_study_id_from_name(self.optuna.study_name)
+        return self._storage.get_trial_id_from_study_id_trial_number(study, number)
 
     def begun(self) -> list[Member]:
         """The runs of points that have been asked for and that have not ended."""
@@ -153,9 +223,10 @@ class SweepStudy:
         return self._sweep.runs_of(self._settings(trial.params))
 
     def _name(self) -> str:
-        """The name of the study: points of another space are another study in the same journal."""
+        """The name of the study: points of another space are another study in the same storage."""
         space = {field: axis._asdict() for field, axis in self._space.items()}
-        return f'sweep-{digest(json.dumps(space).encode())[:12]}'
+        name = f'sweep-{digest(json.dumps(space).encode())[:12]}'
+        return f'{name}-{self._sweep.token()}' if self._sweep.storage else name
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -294,7 +365,14 @@ class _Rounding(BaseSampler):
 
 
 def _open_storage(sweep: Sweep) -> BaseStorage:
-    """The journal of a sweep: a file, or in a bucket, which cannot append, a folder of files."""
+    """The database of a sweep, or its journal.
+
+    The journal is a file, or in a bucket, which cannot append, a folder of files. So the hosts of a
+    slice share a study through the bucket that their runs are in: no host serves it to the others,
+    and none is missed.
+    """
+    if sweep.storage:
+        return open_database(sweep.storage)
     if files.in_bucket(sweep.path):
         return JournalStorage(_JournalOfFiles(sweep.path / JOURNAL))
     return JournalStorage(JournalFileBackend(str(sweep.path / JOURNAL)))
@@ -326,6 +404,13 @@ class _JournalOfFiles(BaseJournalBackend):
 
     def _read_new(self) -> None:
         """Reads the entries that were added since the last time; they have no gaps."""
+        if not self._entries:  # perhaps thousands: not one after another
+            names = {path.name for path in files.children(self._folder)}
+            numbers = itertools.takewhile(
+                lambda number: self._path(number).name in names, itertools.count())
+            with ThreadPoolExecutor(_READERS) as readers:
+                contents = readers.map(files.read_bytes, map(self._path, numbers))
+                self._entries = list(map(json.loads, contents))
         while self._path(len(self._entries)).exists():
             content = files.read_bytes(self._path(len(self._entries)))
             self._entries.append(json.loads(content))

@@ -7,18 +7,19 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from bert_jax.config import ConfigDict
 from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import Diverged, InputError, Stopped, show, tell
+from bert_jax.runtime.errors import Diverged, InputError, Pruned, Stopped, show, tell
 from bert_jax.runtime.folder_lock import Claim
 from bert_jax.runtime.process import is_full_disk
 from bert_jax.tools.sweep.folder import Sweep, shown_score
 from bert_jax.tools.sweep.members import Member, Settings, member_config
 from bert_jax.tools.workers import ShouldStop
+from bert_jax.watch.metrics_log import only_warning
 
 # Fields in which members that share a compiled step may differ, as they are its arguments.
 _STEP_ARGUMENTS = tuple(path for path, field in FIELDS.items() if field.step_argument)
@@ -26,12 +27,20 @@ WAIT_SECONDS = 5.0  # between checks of runs that other processes have claimed
 
 
 def work_until_done(sweep: Sweep, should_stop: ShouldStop) -> bool:
-    """Works until every run has ended, also those of other processes; False: stopped before."""
-    worker = _Worker(sweep, should_stop)
-    while worker.work():
-        if worker.study.is_over():
-            return True
-        time.sleep(WAIT_SECONDS)  # a run whose process dies meanwhile is taken over
+    """Works until every run has ended, also those of other processes; False: stopped before.
+
+    Raises:
+      InputError: the config cannot work, or the study cannot be read.
+      Unavailable: its database does not answer any more.
+    """
+    from bert_jax.tools.sweep.database import needing_database
+
+    with needing_database(sweep.storage):
+        worker = _Worker(sweep, should_stop)
+        while worker.work():
+            if worker.study.is_over():
+                return True
+            time.sleep(WAIT_SECONDS)  # a run whose process dies meanwhile is taken over
     return False
 
 
@@ -133,11 +142,15 @@ class _Worker:
         return True
 
     def print_progress(self, member: Member) -> None:
-        """Prints the score of a member, if it has finished, and when all will have."""
+        """Prints the score of a member that has finished, or why not, and when all will have."""
         result = self.sweep.result(member)
-        if result is None:
+        pruned = self.sweep.pruned(member)
+        if result is not None:
+            show(f"{member.name}: {result['metric']} {shown_score(result)}")
+        elif pruned is not None:
+            show(f"{member.name}: {pruned['why']}")
+        else:
             return
-        show(f"{member.name}: {result['metric']} {shown_score(result)}")
         left = self.sweep.num_left()
         done = self._left_before - left
         if left and done > 0:
@@ -190,13 +203,16 @@ class _Worker:
         try:
             result = train_run(
                 program, self.sweep.run(member), should_stop, ask_lock=claim.ask,
-                began=time.time())
+                began=time.time(), on_evaluation=self._pruning(member, program))
         except InputError as error:
             if not claim.lost:
                 raise
             print(error)  # the process that took the run over goes on with it
         except Stopped as stopped:
             print(stopped)
+        except Pruned as pruned:
+            print(f'pruned: {pruned}')
+            self.sweep.end_early(member, f'eval/{program.task.metric}', str(pruned))
         except Exception as error:
             if is_full_disk(error):
                 raise  # every other run would fail like it
@@ -206,6 +222,31 @@ class _Worker:
         else:
             print(f'result {json.dumps(result)}')
             self.sweep.finish(member, f'eval/{program.task.metric}', result)
+
+    def _pruning(
+        self, member: Member, program: Any
+    ) -> Callable[[int, Mapping[str, float]], None] | None:
+        """What looks at the evaluations of a run, and raises Pruned; None without --prune."""
+        if not self.sweep.prune:
+            return None
+        metric = f'eval/{program.task.metric}'
+        scores = self.sweep.evaluations(member, metric)  # of an earlier process
+
+        def on_evaluation(step: int, evaluation: Mapping[str, float]) -> None:
+            scores[step] = evaluation.get(program.task.metric)
+            if step >= program.num_steps:
+                return  # nothing is left to be saved
+            of_point = self.sweep.pruned(member)
+            if of_point is not None:
+                raise Pruned(of_point['why'])
+            so_far = [scores[at] for at in sorted(scores) if at <= step]
+            why = ''
+            with only_warning(f'the study of {self.sweep.path}'):
+                why = self.study.why_pruned(member, metric, so_far)
+            if why:
+                raise Pruned(f'step {step:,}: {why}')
+
+        return on_evaluation
 
     def _record_failure(self, member: Member, error: Exception) -> None:
         line = ' '.join(f'{type(error).__name__}: {error}'.split())[:300]
