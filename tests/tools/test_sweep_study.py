@@ -1,6 +1,9 @@
 """The study of a sweep, without training: points are drawn once, and folders answer them."""
 
 import json
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import matplotlib
 import optuna
@@ -11,13 +14,16 @@ from bert_jax.config.command_line import config_file, load_config
 from bert_jax.runtime import folder_lock
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
+from bert_jax.tools.report import page
 from bert_jax.tools.sweep import training
+from bert_jax.tools.sweep.database import open_database
 from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import Member, grid_members, member_config
 from bert_jax.tools.sweep.plots import draw_plots, plots_in
 from bert_jax.tools.sweep.report import report
 from bert_jax.tools.sweep.search import Choices, Range, read_search
 from bert_jax.tools.sweep.study import SweepStudy, _JournalOfFiles
+from tests.conftest import ROOT, wait_until
 
 GRID = ['optimizer.learning_rate=1e-3,1e-2', 'train.batch_size=8,16']
 SEARCH = ['train.batch_size=8,16', 'optimizer.learning_rate=1e-4..1e-2:log']
@@ -108,6 +114,57 @@ def test_a_trial_whose_process_is_gone_is_left_to_the_next(tmp_path):
     assert claim is not None
     claim.release()
     assert len(study.optuna.trials) == 4, 'it is still the same trial'
+
+
+WORKER = """
+import os, sys, time
+from unittest import mock
+from bert_jax.runtime.files import as_path
+from bert_jax.tools.sweep import training
+from bert_jax.tools.sweep.folder import Sweep
+from bert_jax.tools.sweep.members import grid_members
+
+def train(self, member, claim):
+    log = open(self.sweep.run(member) / 'trained.txt', 'a', buffering=1)
+    log.write(f'{os.getpid()} begins\\n')
+    time.sleep(3600 if sys.argv[1] == 'hangs' else 0.2)
+    log.write(f'{os.getpid()} ends\\n')
+    self.sweep.finish(member, 'eval/accuracy', {'eval/accuracy': 0.5})
+
+sweep = Sweep(as_path(sys.argv[2]), 'glue.py:cola', [], grid_members(sys.argv[3:], 2))
+with (mock.patch.multiple(training, WAIT_SECONDS=0.1),
+      mock.patch.multiple(training._Worker, _train=train, _open_program=lambda *_: None)):
+    training.work_until_done(sweep, lambda step: False)
+"""
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_is_killed_and_every_run_is_finished_once(tmp_path):
+    sweep = grid_sweep(tmp_path)
+
+    def start(kind):
+        command = [sys.executable, '-c', WORKER, kind, str(tmp_path), *GRID]
+        return subprocess.Popen(command, cwd=ROOT)
+
+    def trained(pid, what):
+        logs = {path.parent.name: path.read_text().splitlines()
+                for path in tmp_path.glob('runs/*/trained.txt')}
+        return [name for name, lines in logs.items() for line in lines if line == f'{pid} {what}']
+
+    killed = start('hangs')
+    wait_until(lambda: trained(killed.pid, 'begins'))
+    other = start('ends')
+    wait_until(lambda: trained(other.pid, 'ends'))
+    killed.kill()
+    killed.wait()
+    assert other.wait(timeout=240) == 0
+    (lost,) = trained(killed.pid, 'begins')
+    begun = [*trained(killed.pid, 'begins'), *trained(other.pid, 'begins')]
+    ended = [*trained(killed.pid, 'ends'), *trained(other.pid, 'ends')]
+    names = {member.name for member in sweep.grid}
+    assert len(ended) == 8 and set(ended) == names, 'all are finished, none twice'
+    assert sorted(begun) == sorted([*names, lost]), 'only what was lost was begun again'
+    assert states(SweepStudy(sweep)) == ['COMPLETE'] * 4
 
 
 def test_what_a_process_was_drawing_when_it_died_is_enqueued_again(tmp_path):
@@ -224,6 +281,20 @@ def test_two_sweeps_share_a_database_and_each_has_its_own_study(tmp_path):
     assert states(anew) == ['COMPLETE'] * 3
 
 
+@pytest.mark.parametrize('url, message', [
+    ('sqlite:///{folder}/none/a.db', 'unable to open database file'),
+    ('sqlite:///{folder}/text.db', 'file is not a database'),
+    ('sqlite:///{folder}/\0', 'cannot be opened'),
+    ('mysql+pymysql://me:secret@host/db', r'me:\*\*\*@host/db needs pymysql, which is not'),
+    ('nosuch://me:secret@host/db', "--storage='nosuch'... is not the URL of a database"),
+])
+def test_a_database_that_cannot_be_opened_is_refused(url, message, tmp_path):
+    (tmp_path / 'text.db').write_text('no database\n' * 100)
+    with pytest.raises(InputError, match=message) as refused:
+        open_database(url.format(folder=tmp_path))
+    assert 'secret' not in str(refused.value)
+
+
 def test_a_range_has_numbers_as_they_are_written():
     search = read_search(
         ['model.num_layers=2..6', 'model.hidden_dropout=0..1', 'train.steps=2 epochs,3 epochs',
@@ -314,6 +385,10 @@ def test_plots_are_of_what_the_study_can_show(tmp_path):
     assert dict(matplotlib.rcParams) == style
     names = [path.name for path in plots_in(sweep.path).values()]
     assert names == ['history.png', 'importances.png', 'slice.png', 'evaluations.png']
+    runs = [SimpleNamespace(folder=sweep.run(member)) for member in sweep.members]
+    shown = page._sweep([SimpleNamespace(runs=runs[:2]), SimpleNamespace(runs=runs[2:])])
+    assert shown.count('<img src="data:image/png;base64,') == 4
+    assert page._sweep([SimpleNamespace(runs=[*runs, SimpleNamespace(folder=tmp_path)])]) == ''
 
 
 def test_the_function_takes_a_config(tmp_path, monkeypatch):
@@ -341,7 +416,7 @@ def test_the_function_takes_a_config(tmp_path, monkeypatch):
     ({'train.batch_size': [0, 8]}, {}, 'search train.batch_size=0'),
     ({'train.batch_size': [8, 16]}, {'sampler': 'grid'}, 'must be one of tpe, random, qmc'),
     ({'train.batch_size': [8, 16]}, {'trials': 0}, 'trials=0 must be above 0'),
-    ({'train.batch_size': [8, 16]}, {'storage': 'x'}, "--storage='x' is not the URL"),
+    ({'train.batch_size': [8, 16]}, {'storage': 'x'}, "--storage='x'... is not the URL"),
     ({'train.batch_size': [8, 16]}, {'prune': 'asha'}, 'one of median, hyperband, wilcoxon'),
     ({'train.batch_size': [8, 16]}, {'prune': 'hyperband', 'restarts': 2}, 'take --prune=median'),
     ({'train.eval_every': [0, 8]}, {'prune': 'median'}, 'config.train.eval_every is 0'),

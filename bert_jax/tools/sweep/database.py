@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from optuna.exceptions import StorageInternalError
-from optuna.storages import RDBStorage
 from sqlalchemy import exc, make_url
 
 from bert_jax.runtime.errors import InputError, Unavailable, first_line
+
+if TYPE_CHECKING:  # a wrong URL is refused without
+    from optuna.storages import RDBStorage
 
 _SQLITE_SECONDS = 60  # to wait for other processes that write
 
@@ -22,7 +24,8 @@ def check_url(url: str) -> None:
         parts = make_url(url)
         parts.get_dialect()
     except (exc.ArgumentError, ValueError):
-        raise InputError(f'--storage={url!r:.200} is not the URL of a database: write '
+        kind = url.partition(':')[0]  # what follows may have a password
+        raise InputError(f'--storage={kind!r:.60}... is not the URL of a database: write '
                          'sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME') from None
     in_memory = parts.database in (None, '', ':memory:')
     if parts.get_backend_name() == 'sqlite' and in_memory:
@@ -30,7 +33,7 @@ def check_url(url: str) -> None:
                          'a file, sqlite:///FILE')
 
 
-def open_database(url: str) -> RDBStorage:
+def open_database(url: str) -> 'RDBStorage':
     """The storage in a database, which gets Optuna's tables if it has none.
 
     Optuna's heartbeats need its own loop. A trial whose process is gone is known by the lock of its
@@ -39,6 +42,9 @@ def open_database(url: str) -> RDBStorage:
     Raises:
       InputError: the database cannot be opened, or its driver is not installed.
     """
+    from optuna.exceptions import StorageInternalError
+    from optuna.storages import RDBStorage
+
     check_url(url)
     shown = shown_url(url)
     engine = {}
@@ -66,6 +72,8 @@ def needing_database(url: str) -> Iterator[None]:
     Raises:
       Unavailable: the database does not answer any more.
     """
+    from optuna.exceptions import StorageInternalError
+
     try:
         yield
     except (exc.SQLAlchemyError, StorageInternalError) as error:
