@@ -15,9 +15,10 @@
 # --gpus counts the GPUs of a node; --partition=..., --time=..., --account=... and the like are
 # passed to sbatch unchanged. --tool=sweep runs bert_jax.tools.sweep instead; --tool=prepare, which
 # needs no --gpus, bert_jax.tools.prepare: the nodes divide the text, and when all are done, the first
-# makes the store. --dry-run, before the --, prints the commands without running them. One task per node drives all its GPUs. Ten minutes
-# before the time limit the run is told to save. Exit status 143 (it saved) queues it again; 0 (done),
-# 2 (bad input), 3 (it diverged) and anything else (a fault) end it.
+# makes the store. --dry-run, before the --, prints the commands without running them. One task per
+# node drives all its GPUs. Ten minutes before the time limit the run is told to save. Exit status
+# 143 (it saved) queues it again; 0 (done), 2 (bad input), 3 (it diverged) and anything else (a fault)
+# end it.
 
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -45,8 +46,10 @@ if [ "${1:-}" = job ]; then # run by sbatch, in the folder from which sbatch was
   if [ "$module" = bert_jax.tools.prepare ]; then
     # shellcheck disable=SC2016
     srun --kill-on-bad-exit=0 bash -c '
-      exec python -m "$@" "--share=$SLURM_PROCID/$SLURM_NTASKS"' bash "$module" "$@" || status=$?
-    [ "$status" != 0 ] || python -m "$module" "$@" --finish || status=$?
+      exec python -m "$1" "--share=$SLURM_PROCID/$SLURM_NTASKS" "${@:2}"' bash "$module" "$@" || status=$?
+    [ ! -e "$stopped" ] || end 143
+    # By srun, because the signals of --signal and of scancel reach its steps only.
+    [ "$status" != 0 ] || srun --nodes=1 --ntasks=1 python -m "$module" --finish "$@" || status=$?
     end "$status"
   fi
   # Under SLURM jax uses one GPU per task unless it is given a list. srun must not kill the other

@@ -2,10 +2,12 @@
 
 import importlib
 
+import numpy as np
 import pytest
 
 from bert_jax.heads.base import Head
 from bert_jax.moved import accept_old_names, new_names
+from bert_jax.rows import pairs
 from bert_jax.tasks import opening
 
 
@@ -25,6 +27,21 @@ def test_a_module_that_has_moved_is_found_by_its_old_name(old):
 def test_a_name_that_has_moved_is_found_where_it_was(old, new):
     accept_old_names()
     assert named(old) is named(new)
+
+
+def test_functions_that_became_methods_are_called_as_before():
+    accept_old_names()
+    pretrain = importlib.import_module('bert_jax.rows.pretrain')
+    packing = importlib.import_module('bert_jax.rows.packing')
+    assert pretrain.planned_epoch(12, pairs.RowOptions(num_maskings=10)) == 2
+    lengths = np.array([3, 5, 2, 4])
+    rows = packing.pack_whole(lengths, 8)
+    assert rows.tolist() == [0, 0, 1, 1]
+    plan = packing.plan_once(lengths, rows, row_length=8, rows_a_step=2, units_a_row=2)
+    assert (plan.tokens, plan.shapes) == (14, [packing.Shape(2, 8, 2)])
+    plan = packing.plan_steps(
+        lengths, np.arange(4)[None], row_lengths=[8], shards=1, token_cost=lambda length: 1.0)
+    assert plan.rows.tolist() == [[0, 0, 1, 1]]
 
 
 def test_a_name_that_no_module_has_is_none_of_the_old_one():

@@ -58,6 +58,7 @@ def test_a_field_takes_its_default_and_nothing_out_of_its_range(path):
     ({'optimizer.decay_from': 'end'}, "config.optimizer.decay_from='end' is not a duration"),
     ({'optimizer.warmup': '1 epoch'}, 'config.optimizer.warmup'),
     ({'optimizer.name': 'lion', 'optimizer.b1': 0.5}, 'config.optimizer.b1=0.5 has no effect'),
+    ({'train.skip_steps': None}, 'config.train.skip_steps=None must be a tuple of different'),
     ({'train.skip_steps': (3, 3)}, 'config.train.skip_steps=(3, 3) must be a tuple of different'),
     ({'data.mask_rate': 0.95}, 'config.data.mask_rate=0.95 and config.data.random_rate=0.1 add up'),
     ({'data.near_duplicates': 0.99}, 'config.data.near_duplicates=0.99 must be a number from 0 to'),

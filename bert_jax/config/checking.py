@@ -11,6 +11,8 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_scheme
 from bert_jax.runtime.schema import Allowed, why_not_allowed
 
+_NEVER_NONE = ('steps', 'decay')  # no weights determine fields of these kinds
+
 
 def check_values(config: ConfigDict) -> None:
     """Checks that each field has a value which its row allows, whatever the others have.
@@ -19,8 +21,9 @@ def check_values(config: ConfigDict) -> None:
       InputError: one has not.
     """
     for path, value in flat_fields(config).items():
-        if value is not None:  # else `init_checkpoint` determines it
-            _check_value(path, value, FIELDS[path].allowed)
+        allowed = FIELDS[path].allowed
+        if value is not None or allowed in _NEVER_NONE:  # else `init_checkpoint` determines it
+            _check_value(path, value, allowed)
     for i, phase in enumerate(config.phases):
         for name, value in phase.items():
             if value is not None or name == 'steps':

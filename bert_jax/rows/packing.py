@@ -598,3 +598,28 @@ def unpack(
         if name not in collected:
             collected[name] = np.zeros((size, *values.shape[1:]), values.dtype)
         collected[name][index] = values
+
+
+# Old names, for config files of users (docs/stability.md).
+
+
+def pack_whole(lengths_n: np.ndarray, row_length: int) -> np.ndarray:
+    """`pack` of one group: rows [n] int32."""
+    (rows_n,) = pack(lengths_n[None], row_length)
+    return rows_n
+
+
+def plan_steps(
+    lengths_n: np.ndarray, units: np.ndarray, *, row_lengths: Sequence[int], shards: int,
+    token_cost: Callable[[int], float],
+) -> Plan:
+    """`Planner.steps`."""
+    return Planner(shards, token_cost).steps(lengths_n, units, row_lengths)
+
+
+def plan_once(
+    lengths_n: np.ndarray, rows_n: np.ndarray, *, row_length: int, rows_a_step: int,
+    units_a_row: int,
+) -> Plan:
+    """`Plan.of_rows`."""
+    return Plan.of_rows(lengths_n, rows_n, Shape(rows_a_step, row_length, units_a_row))

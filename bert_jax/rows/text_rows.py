@@ -246,3 +246,8 @@ class StoredText:
 
 # Old names, for config files of users (docs/stability.md).
 PretrainExamples = WholeTextRows
+
+
+def planned_epoch(epoch: int, recipe: RowOptions) -> int:
+    """`RowOptions.planned_epoch`."""
+    return recipe.planned_epoch(epoch)

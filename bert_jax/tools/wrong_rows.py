@@ -86,7 +86,7 @@ def scored_rows(folder: Path) -> list[ScoredRow]:
     return rows
 
 
-def _rows_of(path: Path) -> Iterator[ScoredRow]:
+def _rows_of(path: Path) -> list[ScoredRow]:
     """The rows of a table of examples, judged."""
     csv.field_size_limit(table.LONGEST_CELL)
     try:
@@ -102,7 +102,7 @@ def _rows_of(path: Path) -> Iterator[ScoredRow]:
             rows.append(ScoredRow(
                 path.name.removesuffix(_ENDING), _as_read(row_id), tuple(texts), label, prediction,
                 probabilities))
-        return map(_judge_of(rows), rows)
+        return list(map(_judge_of(rows), rows))
     except (ValueError, csv.Error) as error:
         raise InputError(f'{path} is not as bert_jax wrote it ({error}): evaluate again') from None
 

@@ -67,8 +67,7 @@ class Alarms:
           repeated: share of the sentences that occur more than once.
           phases: first steps of the later phases; spikes are measured within a phase.
           masked_from: the step at which the last `causal` phase ends, or 0. Masked words are new to
-            the model then, so a plateau is looked for
-            `settled` steps later.
+            the model then, so a plateau is looked for `settled` steps later.
         """
         self._chance = chance
         self._fresh = chance is not None

@@ -23,6 +23,7 @@ from bert_jax.corpus.sharing import (
     vocabulary_of,
 )
 from bert_jax.corpus.sources import SOURCES, SourceKind, TextSpec
+from bert_jax.corpus.store_building import Slice
 from bert_jax.corpus.trainers import Wanted
 from bert_jax.corpus.wordpiece_training import train_wordpiece
 from bert_jax.runtime import files, hosts, shared_folders
@@ -134,13 +135,13 @@ def test_processes_on_one_machine_have_one_store(tmp_path, text, run_hosts, coun
 
 @pytest.fixture
 def builders(monkeypatch):
-    """The hosts that build a store, in order."""
+    """Which shares each of the hosts that build a store makes, in the order in which they begin."""
     found = []
     make_shares = store_building.make_shares
 
-    def make(*arguments):
-        found.append(hosts.index())
-        make_shares(*arguments)
+    def make(build, which=store_building.WHOLE, *arguments):
+        found.append((hosts.index(), which))
+        make_shares(build, which, *arguments)
 
     monkeypatch.setattr(store_building, 'make_shares', make)
     return found
@@ -152,7 +153,7 @@ def test_hosts_with_the_text_build_one_store_together(
     builders.clear()
     monkeypatch.setattr(store_building, '_SHARE_BYTES', 1)
     stores = run_hosts(3, lambda i: _open(text, folder / 'shared', tmp_path / f'local-{i}'))
-    assert sorted(builders) == [0, 1, 2]
+    assert sorted(builders) == [(host, Slice(host, 3)) for host in range(3)]
     published = folder / 'shared' / 'stores' / stores[0].fingerprint
     assert [store.path for store in stores] == [published] * 3
     together = content(stores[0].path)
@@ -169,7 +170,8 @@ def test_who_builds(tmp_path, text, run_hosts, monkeypatch, builders, machines):
         TextSpec, 'source_if_here',
         lambda self: None if hosts.index() == 1 else source_if_here(self))
     stores = run_hosts(3, lambda i: _open(text, tmp_path / 'shared', tmp_path / str(i)), machines)
-    assert sorted(builders) == ([0, 2] if machines else [0])
+    expected = [(0, Slice(0, 2)), (2, Slice(1, 2))] if machines else [(0, Slice(0, 1))]
+    assert sorted(builders) == expected
     assert len(stores[1].index) == 1
 
 
@@ -265,7 +267,7 @@ def test_hosts_compare_their_text(
     with refused(message) if differs else contextlib.nullcontext():
         stores = run_hosts(2, start)
         assert stores[0].num_tokens == stores[1].num_tokens
-    assert sorted(builders) == who_builds
+    assert sorted(host for host, _ in builders) == who_builds
 
 
 def test_only_the_first_host_opens_its_text_at_once(run_hosts, monkeypatch):

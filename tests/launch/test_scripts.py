@@ -573,7 +573,8 @@ class Job:
 def job(standins):
     _write(standins / 'bin' / 'srun', f"""
         printf '%s\\n' "srun $1" >> {standins}/calls
-        shift && exec "$@"
+        while [[ $1 == --* ]]; do shift; done
+        exec "$@"
         """)
     (standins / 'launch').mkdir()
     (standins / 'launch' / 'venv.sh').write_text('')
@@ -593,10 +594,11 @@ def test_a_job_of_slurm_starts_one_task_per_node_which_has_all_its_gpus(job, opt
 @pytest.mark.parametrize('status', [0, 2])
 def test_a_job_of_slurm_that_prepares_makes_a_share_a_node_and_then_the_store(job, status):
     job.run(status, '--tool=prepare')
-    command = ['-m', 'bert_jax.tools.prepare', *FLAGS[1:]]
-    finish = [] if status else ['', *command, '--finish']  # once, outside of srun
-    assert job.arguments == ['', *command, '--share=3/16', *finish]
-    assert _calls(job.standins) == [SRUN]
+    command = ['', '-m', 'bert_jax.tools.prepare']
+    finish = [] if status else [*command, '--finish', *FLAGS[1:]]
+    assert job.arguments == [*command, '--share=3/16', *FLAGS[1:], *finish]
+    # The last step by srun too: signals reach nothing else.
+    assert _calls(job.standins) == [SRUN] + ([] if status else ['srun --nodes=1'])
 
 
 @pytest.mark.parametrize('status', [0, 1, 2, 3])

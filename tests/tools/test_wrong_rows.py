@@ -173,6 +173,9 @@ def test_a_column_that_cannot_be_matched_is_refused(source, says, tmp_path, caps
     ('index,text,label,prediction,probability of a\n0,x,a\n', 'is not as bert_jax wrote it'),
     ('index,text,label,prediction,probability of a\n0,x,a,a,much\n', "'much'"),
     ('index,text,label,prediction\n0,"x,a,1\n', 'unexpected end of data'),
+    ('index,text,label,prediction\n0,x,good,1\n', "'good'"),
+    ('index,text,label,prediction,"probability of a, b",probability of c\n0,x,c,c,1,1\n',
+     'is not as bert_jax wrote it'),
 ])
 def test_a_folder_without_scored_rows_or_with_damaged_ones_is_refused(
         content, says, tmp_path, capsys):
