@@ -27,6 +27,7 @@ _COMPUTING = ('bert-jax', 'jax', 'jaxlib', 'libtpu', 'flax', 'optax')
 _OF_PYTHON = ('__main__', 'sitecustomize', 'usercustomize')
 _INSTALLED = {'site-packages', 'dist-packages'}  # folders of packages
 _SHOWN_DIGITS = 12  # of a digest
+_PASSWORD = re.compile('(://[^:/@]*):[^@]*@')  # of a URL, such as that of a sweep's database
 
 
 def versions() -> dict[str, str]:
@@ -47,7 +48,7 @@ def made_by() -> dict[str, Any]:
     """What config.json says of the program.
 
     These are the commit of this package ('' outside its repository and its archives), a digest of
-    its files, the versions of what computes, and the running command.
+    its files, the versions of what computes, and the running command, without passwords of URLs.
     """
     return {
         'commit': _commit(),
@@ -134,11 +135,13 @@ def _archived_commit() -> str:
 
 
 def _command() -> list[str]:
-    """The words of the running command; modules run by `python -m` are written that way."""
+    """The words of the running command, with `***` for passwords of URLs.
+
+    Modules run by `python -m` are written that way.
+    """
     module = getattr(sys.modules['__main__'].__spec__, 'name', '')
-    if module:
-        return ['python', '-m', module, *sys.argv[1:]]
-    return sys.argv
+    words = [_PASSWORD.sub(r'\1:***@', word) for word in sys.argv]
+    return ['python', '-m', module, *words[1:]] if module else words
 
 
 def processor() -> str:

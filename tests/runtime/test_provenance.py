@@ -1,7 +1,8 @@
-"""Which commit a program is of."""
+"""Which commit a program is of, and what is recorded of its command."""
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -43,3 +44,17 @@ def test_a_copy_of_the_files_names_none(repository, tmp_path, monkeypatch):
     assert provenance._commit() == ''
     (copy / 'commit.txt').unlink()
     assert provenance._commit() == ''
+
+
+@pytest.mark.parametrize('words, recorded', [
+    (['--storage=postgresql://me:se/cr:et@host/db', '--trials=3'],
+     '--storage=postgresql://me:***@host/db --trials=3'),
+    (['--storage', 'mysql+pymysql://me:secret@host:33/db'], 'mysql+pymysql://me:***@host:33/db'),
+    (['--storage=postgresql://me@host/db'], '--storage=postgresql://me@host/db'),
+    (['hf:a/b@main', 'http://host:80/x'], 'hf:a/b@main http://host:80/x'),
+])
+def test_the_recorded_command_has_no_password(words, recorded, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['sweep', *words])
+    command = provenance.made_by()['command']
+    assert recorded in command.replace("'", '')
+    assert 'secret' not in command

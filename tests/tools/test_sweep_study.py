@@ -8,13 +8,15 @@ from types import SimpleNamespace
 import matplotlib
 import optuna
 import pytest
+from sqlalchemy import exc
 
 import bert_jax
 from bert_jax.config.command_line import config_file, load_config
 from bert_jax.runtime import folder_lock
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, Unavailable
 from bert_jax.runtime.files import as_path
 from bert_jax.tools.report import page
+from bert_jax.tools.sweep import __main__ as sweep_command
 from bert_jax.tools.sweep import training
 from bert_jax.tools.sweep.database import open_database
 from bert_jax.tools.sweep.folder import Sweep
@@ -293,6 +295,72 @@ def test_a_database_that_cannot_be_opened_is_refused(url, message, tmp_path):
     with pytest.raises(InputError, match=message) as refused:
         open_database(url.format(folder=tmp_path))
     assert 'secret' not in str(refused.value)
+
+
+@pytest.fixture
+def database_down(monkeypatch):
+    """The URL of a database whose server does not answer, as there are no drivers here."""
+    def refuse(*args, **kwargs):
+        raise exc.OperationalError('', None, ConnectionError('connection refused'))
+
+    monkeypatch.setattr(optuna.storages, 'RDBStorage', refuse)
+    return 'postgresql://me:secret@host/db'
+
+
+def test_a_study_whose_database_is_down_is_unavailable(tmp_path, database_down):
+    sweep = search_sweep(tmp_path)
+    sweep.storage = database_down
+    with pytest.raises(Unavailable, match=r'=postgresql://me:\*\*\*@host/db does not answer'):
+        SweepStudy(sweep)
+
+
+def test_a_study_whose_database_cannot_be_opened_is_no_damaged_journal(tmp_path):
+    sweep = search_sweep(tmp_path / 'sweep')
+    sweep.storage = f'sqlite:///{tmp_path}/none/a.db'
+    with pytest.raises(InputError, match='^--storage=sqlite:///.* cannot be opened: '):
+        SweepStudy(sweep)
+
+
+def test_a_damaged_study_in_a_database_is_said_to_be_there(tmp_path, monkeypatch):
+    def fail(**kwargs):
+        raise KeyError('x')
+
+    sweep = search_sweep(tmp_path)
+    sweep.storage = f'sqlite:///{tmp_path}/a.db'
+    monkeypatch.setattr(optuna, 'create_study', fail)
+    with pytest.raises(InputError, match=r'^the study sweep-\S+ in sqlite:///.* cannot be read'):
+        SweepStudy(sweep)
+
+
+@pytest.mark.parametrize('way', ['command', 'function'])
+def test_a_database_that_is_down_at_the_end_costs_the_plots_alone(
+    way, tmp_path, database_down, monkeypatch, capsys
+):
+    def work(sweep, *args):
+        for member in sweep.search.examples():
+            finish(sweep, member)
+        return True
+
+    folder = tmp_path / 'sweep'
+    if way == 'function':
+        monkeypatch.setattr(training, 'work_until_done', work)
+        with pytest.raises(Unavailable, match='does not answer'):
+            bert_jax.sweep('classification', {'train.batch_size': [8, 16]}, folder,
+                           {'data.source': 'train.csv'}, trials=2, storage=database_down)
+    else:
+        monkeypatch.setattr(
+            sweep_command, '_open', lambda sweep: sweep.open(str(sweep.config), sweep.overrides))
+        monkeypatch.setattr(
+            sweep_command, 'run_workers', lambda *args: 0 if work(args[-1].args[0]) else 1)
+        with pytest.raises(SystemExit) as ended:
+            sweep_command.main([
+                '--config=classification', '--config.data.source=train.csv', '--trials=2',
+                '--search=train.batch_size=8,16', f'--workdir={folder}',
+                f'--storage={database_down}'])
+        assert ended.value.code == 1
+        assert '@host/db does not answer: ' in capsys.readouterr().err
+    assert 'train.batch_size 8' in (folder / 'table.md').read_text()
+    assert json.loads((folder / 'results.json').read_text())['groups']
 
 
 def test_a_range_has_numbers_as_they_are_written():

@@ -42,7 +42,7 @@ from bert_jax.runtime.process import error_boundary
 from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import Member, grid_members, member_config, read_sweep
 from bert_jax.tools.sweep.pruning import PRUNERS, check_can_prune
-from bert_jax.tools.sweep.report import report
+from bert_jax.tools.sweep.report import add_plots, report
 from bert_jax.tools.sweep.search import SAMPLERS, Search, read_search
 from bert_jax.tools.sweep.training import work_until_done
 from bert_jax.tools.workers import run_workers
@@ -125,6 +125,15 @@ def _announce(sweep: Sweep) -> None:
              'the others are deleted (--keep=K or --keep=all keeps more)')
 
 
+def _add_plots(sweep: Sweep) -> None:
+    """Adds the plots of its study to the report."""
+    from bert_jax.tools.sweep.database import needing_database
+    from bert_jax.tools.sweep.study import SweepStudy
+
+    with needing_database(sweep.storage):
+        add_plots(sweep, SweepStudy(sweep).optuna)
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command (see the top of this file) and returns its exit status."""
     options, overrides = _parse(argv)
@@ -148,9 +157,9 @@ def main(argv: Sequence[str]) -> int:
             functools.partial(work_until_done, sweep))
         if status or is_worker:
             return status
-        from bert_jax.tools.sweep.study import SweepStudy
-
-        return report(sweep, SweepStudy(sweep).optuna)
+        status = report(sweep)
+        _add_plots(sweep)
+        return status
 
 
 if __name__ == '__main__':

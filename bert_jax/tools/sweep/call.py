@@ -14,11 +14,11 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path, check_is_path
 from bert_jax.runtime.same_code import check_same_code
 from bert_jax.tools.sweep import training
-from bert_jax.tools.sweep.database import check_url
+from bert_jax.tools.sweep.database import check_url, needing_database
 from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import config_name, member_config
 from bert_jax.tools.sweep.pruning import PRUNERS, check_can_prune
-from bert_jax.tools.sweep.report import report
+from bert_jax.tools.sweep.report import add_plots, report
 from bert_jax.tools.sweep.search import SAMPLERS, read_search
 from bert_jax.tools.sweep.study import SweepStudy
 
@@ -55,6 +55,7 @@ def sweep(
 
     Raises:
       InputError: bad configuration, search or data, or `workdir` holds another sweep.
+      Unavailable: the database does not answer.
     """
     if not isinstance(config, (str, ConfigDict)) or not isinstance(search, Mapping):
         raise InputError("sweep needs a config or the name of one, and a search, such as "
@@ -81,8 +82,10 @@ def sweep(
     ours = Sweep(as_path(workdir), file, overrides, (), kept, found, prune or '', storage or '')
     ours.open(config_name(file), overrides)
     training.work_until_done(ours, lambda step: False)
-    study = SweepStudy(ours).optuna
-    report(ours, study)
+    report(ours)
+    with needing_database(ours.storage):
+        study = SweepStudy(ours).optuna
+        add_plots(ours, study)
     return study
 
 

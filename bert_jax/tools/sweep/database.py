@@ -41,6 +41,7 @@ def open_database(url: str) -> 'RDBStorage':
 
     Raises:
       InputError: the database cannot be opened, or its driver is not installed.
+      Unavailable: its server does not answer, or lets nobody in.
     """
     from optuna.exceptions import StorageInternalError
     from optuna.storages import RDBStorage
@@ -48,7 +49,8 @@ def open_database(url: str) -> 'RDBStorage':
     check_url(url)
     shown = shown_url(url)
     engine = {}
-    if make_url(url).get_backend_name() == 'sqlite':
+    has_server = make_url(url).get_backend_name() != 'sqlite'
+    if not has_server:
         engine = {'connect_args': {'timeout': _SQLITE_SECONDS}}
     try:
         return RDBStorage(url, engine_kwargs=engine)
@@ -57,6 +59,8 @@ def open_database(url: str) -> 'RDBStorage':
         raise InputError(f'--storage={shown} needs {driver}, which is not installed: '
                          f'python -m pip install {driver}') from None
     except (exc.SQLAlchemyError, StorageInternalError, ValueError, KeyError, RuntimeError) as error:
+        if has_server and isinstance(error, exc.OperationalError):
+            raise _unavailable(shown, error) from None
         raise InputError(f'--storage={shown} cannot be opened: {first_line(error)}') from None
 
 
@@ -77,5 +81,9 @@ def needing_database(url: str) -> Iterator[None]:
     try:
         yield
     except (exc.SQLAlchemyError, StorageInternalError) as error:
-        raise Unavailable(f'--storage={shown_url(url)} does not answer: {first_line(error)}; the '
-                          'same command goes on') from error
+        raise _unavailable(shown_url(url), error) from error
+
+
+def _unavailable(shown: str, error: Exception) -> Unavailable:
+    return Unavailable(f'--storage={shown} does not answer: {first_line(error)}; the same command '
+                       'goes on')

@@ -16,11 +16,12 @@ from bert_jax.tools.sweep.search import Axis, Range
 if TYPE_CHECKING:
     import optuna
 
+_TABLE = 'table.md'
 _EDGE = 0.05  # share of a range at each end
 
 
-def report(sweep: Sweep, study: 'optuna.Study | None' = None) -> int:
-    """Prints and writes the table, with plots of the study; returns the exit status."""
+def report(sweep: Sweep) -> int:
+    """Prints and writes the table; returns the exit status. It needs the run folders alone."""
     results = sweep.results()
     if not results:
         show('error: no run ended well; see their log.txt')
@@ -30,11 +31,7 @@ def report(sweep: Sweep, study: 'optuna.Study | None' = None) -> int:
     text = _table(sweep, results, groups)
     show(text)
     winner, best = next(iter(results.items()))
-    if study is not None:
-        draw_plots(study, sweep.path, best['metric'])
-    for title, path in plots_in(sweep.path).items():
-        text += f'\n{title}:\n\n![{title}]({path.parent.name}/{path.name})\n'
-    files.write_whole(sweep.path / 'table.md', text)
+    files.write_whole(sweep.path / _TABLE, text)
     files.write_whole(sweep.path / 'results.json', json.dumps({
         'metric': best['metric'], 'winner': winner.name, 'best': score_of(best),
         'tied': [member.name for member in _tied(results)],
@@ -43,6 +40,19 @@ def report(sweep: Sweep, study: 'optuna.Study | None' = None) -> int:
         'runs': {member.name: results.get(member) for member in sweep.members},
     }, indent=1))
     return 1 if _failed(sweep, results) else 0
+
+
+def add_plots(sweep: Sweep, study: 'optuna.Study') -> None:
+    """Draws the plots of the study, and shows them below the table that `report` has written."""
+    results = sweep.results()
+    if not results:
+        return
+    best = next(iter(results.values()))
+    draw_plots(study, sweep.path, best['metric'])
+    text = (sweep.path / _TABLE).read_text(encoding='utf-8')
+    for title, path in plots_in(sweep.path).items():
+        text += f'\n{title}:\n\n![{title}]({path.parent.name}/{path.name})\n'
+    files.write_whole(sweep.path / _TABLE, text)
 
 
 def _pruned(sweep: Sweep) -> dict[str, str]:

@@ -42,7 +42,7 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.folder_lock import Claim
 from bert_jax.runtime.hashing import digest
-from bert_jax.tools.sweep.database import open_database
+from bert_jax.tools.sweep.database import open_database, shown_url
 from bert_jax.tools.sweep.folder import Sweep, score_of
 from bert_jax.tools.sweep.members import Member, Settings
 from bert_jax.tools.sweep.pruning import is_behind, make_pruner, means_by_place
@@ -70,6 +70,7 @@ class SweepStudy:
 
         Raises:
           InputError: the journal or the database cannot be read.
+          Unavailable: the database does not answer.
         """
         self._sweep = sweep
         self._space = _space_of(sweep)
@@ -78,16 +79,22 @@ class SweepStudy:
         num_points = sweep.num_runs if sweep.search is None else sweep.search.trials
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with self._alone():
+            name = self._name()
             try:
                 self._storage = _open_storage(sweep)
                 self.optuna = optuna.create_study(
-                    storage=self._storage, study_name=self._name(), sampler=RandomSampler(),
+                    storage=self._storage, study_name=name, sampler=RandomSampler(),
                     pruner=make_pruner(sweep.prune, num_points), direction='maximize',
                     load_if_exists=True)
+            except InputError:
+                raise  # of the database, which says what to do
             except (ValueError, KeyError, AssertionError) as error:
+                damaged = str(sweep.path / JOURNAL)
+                if sweep.storage:
+                    damaged = f'the study {name} in {shown_url(sweep.storage)}'
                 raise InputError(
-                    f'{sweep.path / JOURNAL} cannot be read ({error!r:.100}): delete it, and the '
-                    'study is made anew from the runs') from None
+                    f'{damaged} cannot be read ({error!r:.100}): delete it, and the study is made '
+                    'anew from the runs') from None
             self._enqueue_half_drawn()
             self._enqueue_missing()
 
