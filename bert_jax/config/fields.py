@@ -203,7 +203,7 @@ FIELDS: Mapping[str, Field] = {
     # Sentences longer than half a row count as several when rows are made, so that all their words
     # are in some row. False: as in the original, which shows only the middle of them.
     'data.split_long_sentences': Field(True, _SWITCH, 'data', PRETRAINING),
-    # So many files of the text may be unreadable: what stands before the bad place of one is used,
+    # So many files of the text may be damaged: what stands before the bad place of one is used,
     # and the store's manifest names it. More are an error that names them all.
     'data.max_bad_files': Field(0, count(10**9, least=0), 'place', ('pretrain',)),
     # Documents that are so similar to an earlier one are left out, by MinHash on runs of five

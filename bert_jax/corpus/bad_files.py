@@ -3,7 +3,7 @@
     part-SSSSS.bad    those of share S: a JSON object, what is wrong by the name of the file
 
 What stands before the bad place of a file is used. So the parts of a share, and its bad files,
-follow from the text alone.
+follow from the text alone: a disk, a network or an installation that fails ends the build instead.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from bert_jax.corpus.source import Document, Source, Unit
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError, tell
+from bert_jax.runtime.errors import DamagedFile, InputError, tell
 
 ENDING = '.bad'
 
@@ -33,13 +33,24 @@ class BadFiles:
             if name not in self._found:
                 tell(f'warning: {fault}')
             self._found[name] = fault
-            files.write_whole(self._path, json.dumps(self._found))
+            self._write()
+
+    def keep(self) -> None:
+        """Writes them all again, which another process may have written over since."""
+        with self._lock:
+            if self._found:
+                self._write()
+
+    def _write(self) -> None:
+        """Adds to what another process, which makes the same share, may have noted."""
+        self._found |= read_bad_files(self._path)
+        files.write_whole(self._path, json.dumps(self._found, sort_keys=True))
 
 
 def readable(
     source: Source, note: Callable[[str, str], None] = lambda name, fault: None
 ) -> Source:
-    """A source of which a unit ends where it cannot be read.
+    """A source of which a unit ends where its file is damaged.
 
     Args:
       source: the text.
@@ -48,7 +59,7 @@ def readable(
     def documents(unit: Unit) -> Iterator[Document]:
         try:
             yield from source.read(unit)
-        except InputError as error:
+        except DamagedFile as error:
             note(unit.name, str(error))
 
     return dataclasses.replace(source, read=documents)
@@ -56,9 +67,10 @@ def readable(
 
 def read_bad_files(path: files.Path) -> dict[str, str]:
     """What is wrong with the bad files of a share, by their names."""
-    if not files.exists(path):
+    try:
+        found: dict[str, str] = json.loads(files.read_bytes(path))
+    except FileNotFoundError:
         return {}
-    found: dict[str, str] = json.loads(files.read_bytes(path))
     return found
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from bert_jax.corpus.source import Document
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import DamagedFile
 from bert_jax.runtime.files import read_blocks
 
 ENDINGS = ('.fa', '.fas', '.fasta', '.fna', '.ffn', '.frn', '.faa')
@@ -43,7 +43,7 @@ def read_fasta(path: str) -> Iterator[Document]:
     """The documents of a file, which may be compressed (.gz, .bz2).
 
     Raises:
-      InputError: it cannot be read, is no FASTA file, or has a record without a sequence.
+      DamagedFile: it is damaged or no FASTA file, or has a record without a sequence.
     """
     reader = _Reader(path)
     blocks = read_blocks(path, _BLOCK_BYTES)
@@ -89,7 +89,7 @@ class _Reader:
         if self._header is not None:
             self._begin_record(self._header)
         if self._record is None:
-            raise InputError(f'{self._path} is empty')
+            raise DamagedFile(f'{self._path} is empty')
         yield from self._end_record()
 
     def _read_header(self, header: bytes, block: bytes, at: int) -> int:
@@ -98,8 +98,8 @@ class _Reader:
         if not end:
             self._header = header + block[at:]
             if len(self._header) > _MAX_HEADER_BYTES:
-                raise InputError(f'{self._path}, line {self._line}: the header is longer than '
-                                 f'{_MAX_HEADER_BYTES >> 20} MiB; is this FASTA?')
+                raise DamagedFile(f'{self._path}, line {self._line}: the header is longer than '
+                                  f'{_MAX_HEADER_BYTES >> 20} MiB; is this FASTA?')
             return len(block)
         self._begin_record(header + block[at:end])
         return end
@@ -117,8 +117,8 @@ class _Reader:
             return
         if record.is_empty:
             name = _shown(record.header)
-            raise InputError(f'{self._path}, line {record.line}: the record {name} has no '
-                             'sequence: remove it, or copy the file again if it is cut short')
+            raise DamagedFile(f'{self._path}, line {record.line}: the record {name} has no '
+                              'sequence: remove it, or copy the file again if it is cut short')
         yield from record.documents(is_whole=True)
 
     def _read_sequence(self, text: bytes) -> Iterator[bytes]:
@@ -126,9 +126,9 @@ class _Reader:
         wrong = text.translate(None, _SEQUENCE_CHARS)
         if self._record is None:
             if text.strip():
-                raise InputError(self._no_header(text))
+                raise DamagedFile(self._no_header(text))
         elif wrong:
-            raise InputError(self._no_letter(text, wrong[:1]))
+            raise DamagedFile(self._no_letter(text, wrong[:1]))
         else:
             self._record.add(text.translate(None, _WHITE_SPACE).upper())
             yield from self._record.documents(is_whole=False)

@@ -39,7 +39,7 @@ class Source:
     Attributes:
       spec: the user's name for it.
       units: its units, in order.
-      read: gives the documents of a unit, always the same in the same order; raises an InputError
+      read: gives the documents of a unit, always the same in the same order; raises a DamagedFile
         that names the file and the place of unreadable content.
       fingerprint: gives a digest of the content, independent of its path.
       outline: a summary, made without reading the text, which hosts compare.

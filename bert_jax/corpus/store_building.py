@@ -5,7 +5,7 @@ A source is divided into shares, of which each is read by one worker and gives o
 
     part-SSSSS-PPP.blocks, part-SSSSS-PPP.npz    a part, finished once it has its .npz
     part-SSSSS.done                              share S has all of its parts
-    part-SSSSS.bad                               files of it that cannot be read (see `bad_files`)
+    part-SSSSS.bad                               files of it that are damaged (see `bad_files`)
 
 When all shares are done, the last step (see `store_finishing`) makes them a store. A worker that is
 killed loses the part that it was writing. Shares and parts follow from the source alone, so two
@@ -75,6 +75,7 @@ _SHARE_BYTES = 512 << 20
 _PART_BYTES = 256 << 20  # of text in a part, about
 _POLL_SECONDS = 1.0  # between two looks at what the processes of a pool have read
 _DONE_ENDING = '.done'
+FAULTS = 'faults.json'  # what the last pipeline failed at (see `beam_shares`)
 _CLAIM_ENDING = '.claim'  # of files by which older versions divided the work
 
 
@@ -405,6 +406,7 @@ class ShareMaker:
             while not is_whole:
                 is_whole = self._make_part(share, number, batches, read)
                 number += 1
+            bad.keep()
         files.write_whole(build.folder / f'{share.name}{_DONE_ENDING}', b'')
         read.end(share.last)
 
@@ -491,6 +493,13 @@ def _finish(build: Build) -> None:
         raise InputError(
             f'{changed} changed while it was read: start again when its files are complete')
     bad = _bad_files(build)
+    if is_finished(build.folder):  # by another process, which then has removed what names them
+        return
+    if len(bad) > build.max_bad_files:
+        _begin_anew(build)
+        if is_finished(build.folder):
+            return
+        raise bad_files.refusal(source.spec, bad)
     origin = Origin(
         fingerprint=build.fingerprint,
         source=source.spec,
@@ -507,32 +516,29 @@ def _finish(build: Build) -> None:
 
 
 def _bad_files(build: Build) -> dict[str, str]:
-    """What is wrong with the files of a text that are set aside, by their names.
-
-    Raises:
-      InputError: they are more than may be. Their shares are begun anew then, because a disk or
-        credentials may have been the cause.
-    """
+    """What is wrong with the damaged files of a text, by their names."""
     names = files.sizes(build.folder)
     found: dict[str, str] = {}
-    shares: list[Share] = []
     for share in build.shares:
         name = f'{share.name}{bad_files.ENDING}'
         if name in names:
-            shares.append(share)
             found |= bad_files.read_bad_files(build.folder / name)
-    if len(found) > build.max_bad_files:
-        for share in shares:
+    return found
+
+
+def _begin_anew(build: Build) -> None:
+    """Removes the shares that have damaged files, which a disk or a cache may have damaged."""
+    names = files.sizes(build.folder)
+    for share in build.shares:
+        if f'{share.name}{bad_files.ENDING}' in names:
             for name in names:
                 if name.startswith((f'{share.name}-', f'{share.name}.')):
                     (build.folder / name).unlink(missing_ok=True)
-        raise bad_files.refusal(build.source.spec, found)
-    return found
 
 
 def tidy(folder: files.Path) -> None:
     """Removes what only building needs from a finished store; a killed worker may have left it."""
-    _remove(folder, (_CLAIM_ENDING, _DONE_ENDING, '.tmp'))
+    _remove(folder, (_CLAIM_ENDING, _DONE_ENDING, bad_files.ENDING, FAULTS, '.tmp'))
 
 
 def _remove(folder: files.Path, endings: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from bert_jax.corpus import fasta, wikidump
 from bert_jax.corpus.source import Document, Unit
 from bert_jax.rows import table
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import DamagedFile
 from bert_jax.runtime.files import LONGEST_LINE, read_blocks
 
 _BLOCK_BYTES = 1 << 20
@@ -115,7 +115,8 @@ def read_documents(format_name: str, column: str, unit: Unit) -> Iterator[Docume
       unit: names the file and the range.
 
     Raises:
-      InputError: it cannot be read in this format.
+      DamagedFile: its content cannot be read in this format.
+      InputError: it cannot be read, or has no such column.
     """
     path = unit.name
     blocks = _line_blocks(path)
@@ -141,7 +142,7 @@ def _first_cut(path: str, place: int) -> int:
     If no blank line begins in 16 MiB, it is the first line. All places are in bytes of the file.
 
     Raises:
-      InputError: there is a line of more than `LONGEST_LINE`.
+      DamagedFile: there is a line of more than `LONGEST_LINE`.
     """
     if not place:
         return 0
@@ -152,7 +153,7 @@ def _first_cut(path: str, place: int) -> int:
         text += block
         first_line = text.find(b'\n') + 1
         if not first_line and len(text) > LONGEST_LINE:
-            raise InputError(_too_long(path, before))
+            raise DamagedFile(_too_long(path, before))
         blank = _BLANK_LINE.search(text, searched)
         if blank:
             return before + blank.start() + 1
@@ -204,7 +205,7 @@ def _line_blocks(path: str, begin: int = 0, end: int | None = None) -> Iterator[
         if raw and not last_line:
             rest += raw
             if len(rest) > LONGEST_LINE:
-                raise InputError(_too_long(path, offset))
+                raise DamagedFile(_too_long(path, offset))
             continue
         block = rest + raw[:last_line]
         rest = raw[last_line:]
@@ -215,7 +216,7 @@ def _line_blocks(path: str, begin: int = 0, end: int | None = None) -> Iterator[
         yield text.replace(b'\r\n', b'\n')
         offset += len(block)
     if offset == 0:
-        raise InputError(f'{path} is empty')
+        raise DamagedFile(f'{path} is empty')
 
 
 def _too_long(path: str, offset: int) -> str:
@@ -232,8 +233,8 @@ def _check_text(path: str, block: bytes, offset: int) -> None:
         except UnicodeDecodeError as error:
             bad = error.start
     if bad >= 0:
-        raise InputError(f'{path} is not text in UTF-8: byte {offset + bad} is '
-                         f'0x{block[bad]:02x}; convert it (iconv -t UTF-8), or leave it out')
+        raise DamagedFile(f'{path} is not text in UTF-8: byte {offset + bad} is '
+                          f'0x{block[bad]:02x}; convert it (iconv -t UTF-8), or leave it out')
 
 
 _BLANK = re.compile(rb'\n[ \t]*\n\s*')
@@ -306,28 +307,31 @@ def _check_doc(path: str, document: bytes, offset: int, is_ended: bool) -> None:
     shown = text.partition(b'\n')[0][:80].decode(errors='replace')
     if not text.startswith(b'<doc '):
         at = offset + len(document) - len(text)
-        raise InputError(f"{path}: text outside of <doc> at byte {at}: '{shown}'; name "
-                         'the format with text: if this is not WikiExtractor output')
+        raise DamagedFile(f"{path}: text outside of <doc> at byte {at}: '{shown}'; name "
+                          'the format with text: if this is not WikiExtractor output')
     if not is_ended or b'\n<doc ' in text:
-        raise InputError(f"{path}: '{shown}' has no </doc>; is the file cut short?")
+        raise DamagedFile(f"{path}: '{shown}' has no </doc>; is the file cut short?")
 
 
 def _rows(read: Callable[..., Iterator[table.Row]], file: TextFile) -> Iterator[Document]:
     """One document per row, or several if it is too long: the column, one paragraph per line."""
     column = file.column
-    for row in read(file.path, [column]):
+    rows = read(file.path, [column])
+    for row in rows:
         cell = row.cells[0] if row.cells else None
         fault = row.fault
         if not fault and not isinstance(cell, str | None):
             fault = f'{column} is no text'
         if fault:
-            raise InputError(f'{file.path}, line {row.line}: {fault}: correct the row; '
-                             'config.data.text names the column')
+            # Where no row has the column, which only the reader knows, it is not the file's fault.
+            _ = next((other for other in rows if other.cells), None)
+            raise DamagedFile(f'{file.path}, line {row.line}: {fault}: correct the row; '
+                              'config.data.text names the column')
         text = normalise((cell or '').encode('utf-8', 'ignore'))
         for piece in _pieces(text):
             if len(piece) > LONGEST_LINE:
-                raise InputError(f'{file.path}, line {row.line}: a line of {column} is longer than '
-                                 f'{LONGEST_LINE >> 20} MiB; is this text?')
+                raise DamagedFile(f'{file.path}, line {row.line}: a line of {column} is longer '
+                                  f'than {LONGEST_LINE >> 20} MiB; is this text?')
             yield from _documents([piece], True)
 
 

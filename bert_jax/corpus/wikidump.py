@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 from bert_jax.corpus.pool import process_pool
 from bert_jax.corpus.wikitext import clean
 from bert_jax.runtime import files
-from bert_jax.runtime.errors import InputError, first_line, tell
+from bert_jax.runtime.errors import DamagedFile, first_line, tell
 
 VERSION = 1  # part of the fingerprint: raise it when the cleaning rules change
 _CPU_SECONDS = 60  # processor time that a page may take
@@ -56,12 +56,12 @@ def parse(xml: bytes, path: str, line: int) -> Parsed:
     A page that takes more than `_CPU_SECONDS` ends the process (by SIGPROF).
 
     Raises:
-      InputError: it is not well-formed XML; names the line, given that pages begin at `line`.
+      DamagedFile: it is not well-formed XML; names the line, given that pages begin at `line`.
     """
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
-        raise InputError(
+        raise DamagedFile(
             f'{path}, line {line + error.position[0] - 1}: not the XML of a MediaWiki dump '
             f"({str(error).partition(':')[0]}); copy the file again") from None
     hidden = _hidden_prefixes(root)
@@ -132,7 +132,7 @@ def read_articles(path: str, num_processes: int = 0) -> Iterator[str]:
       num_processes: that parse pages; 0: as many as there are processors.
 
     Raises:
-      InputError: it is not a dump, is cut short, or is not well-formed XML.
+      DamagedFile: it is not a dump, is cut short, or is not well-formed XML.
     """
     num_processes = num_processes or os.cpu_count() or 1
     left_out: list[str] = []
@@ -227,11 +227,11 @@ def _parts(path: str) -> Iterator[_Part]:
             yield _Part(line, header + pages + _DUMP_END)
             line += pages.count(b'\n')
         elif len(text) > _MAX_PAGE_BYTES:
-            raise InputError(f'{path}, line {line}: no </page> for {_MAX_PAGE_BYTES >> 20} MiB; is '
-                             'this a MediaWiki dump?')
+            raise DamagedFile(f'{path}, line {line}: no </page> for {_MAX_PAGE_BYTES >> 20} MiB; '
+                              'is this a MediaWiki dump?')
     if not text.rstrip().endswith(_DUMP_END):
         line += text.rstrip().count(b'\n')
-        raise InputError(f'{path} is cut short: no </mediawiki> after line {line}; copy it again')
+        raise DamagedFile(f'{path} is cut short: no </mediawiki> after line {line}; copy it again')
     yield _Part(line, header + text)
 
 
@@ -244,7 +244,7 @@ def _read_header(path: str, blocks: Iterator[bytes]) -> tuple[bytes, bytes]:
             break
     if b'<mediawiki' not in text:
         begins = text[:60].decode(errors='replace').partition('\n')[0]
-        raise InputError(f"{path} is not a MediaWiki dump: it begins with '{begins}', and "
-                         '<mediawiki is wanted; name text files without wikidump:')
+        raise DamagedFile(f"{path} is not a MediaWiki dump: it begins with '{begins}', and "
+                          '<mediawiki is wanted; name text files without wikidump:')
     begin = max(text.find(_PAGE_BEGIN), 0)
     return text[:begin], text[begin:]

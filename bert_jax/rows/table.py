@@ -21,8 +21,22 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from bert_jax.runtime.errors import InputError, first_line, needing, tell, tell_once
-from bert_jax.runtime.files import LONGEST_LINE, as_path, children, open_stream, read_lines
+from bert_jax.runtime.errors import (
+    DamagedFile,
+    InputError,
+    first_line,
+    needing,
+    tell,
+    tell_once,
+)
+from bert_jax.runtime.files import (
+    LONGEST_LINE,
+    as_path,
+    children,
+    is_damage,
+    open_stream,
+    read_lines,
+)
 from bert_jax.runtime.hub import parquet_files
 from bert_jax.runtime.schema import TEXT, ListOf, fault_in
 
@@ -297,11 +311,11 @@ def _csv_rows(path: str, numbered: Iterator[Line], separator: str) -> Iterator[R
             first_line = reader.line_num + 1
     except csv.Error as error:
         if 'new-line' in str(error):
-            raise InputError(
+            raise DamagedFile(
                 f'{path}, line {first_line} holds a lone CR (0x0D), which ends no line here: '
                 'remove it or put its cell into quotes; if CR ends the lines, convert the file '
                 "(tr '\\r' '\\n')") from None
-        raise InputError(
+        raise DamagedFile(
             f'{path}, line {first_line} is not CSV ({error}): correct the line; perhaps '
             'a quote in it is not closed') from None
 
@@ -353,8 +367,8 @@ def _list_values(path: str, texts: Iterator[Line]) -> Iterator[_Object]:
     try:
         values = _parsed(whole)
     except (ValueError, RecursionError) as error:
-        raise InputError(f'{path} begins with [ and is no list of JSON objects: not JSON '
-                         f'({error})') from None
+        raise DamagedFile(f'{path} begins with [ and is no list of JSON objects: not JSON '
+                          f'({error})') from None
     for number, value in enumerate(values, 1):
         yield _Object(number, value, '')
 
@@ -473,22 +487,26 @@ def class_names(path: str, column: str) -> list[str]:
 
 @contextlib.contextmanager
 def _parquet(path: str) -> Iterator[Any]:
-    """An open Parquet file; errors in reading it become an InputError."""
+    """An open Parquet file; errors in reading it become an InputError, or its DamagedFile."""
     with needing(f'{path}: Parquet'):
         from pyarrow import ArrowException, parquet
     with open_stream(path) as file:
         try:
             yield parquet.ParquetFile(file)
         except (ArrowException, OSError) as error:
-            raise InputError(f'{path} cannot be read as Parquet ({first_line(error)}); copy it '
-                             'again') from None
+            if isinstance(error, OSError) and not is_damage(error):
+                raise  # of the disk: `open_stream` has its message
+            kind = InputError if isinstance(error, MemoryError) else DamagedFile
+            raise kind(f'{path} cannot be read as Parquet ({first_line(error)}); copy it '
+                       'again') from None
 
 
 def lines(path: str) -> Iterator[Line]:
     """The lines of a file, without byte order mark. Only line feeds end lines.
 
     Raises:
-      InputError: the file cannot be read, is not UTF-8 text, or has a line that is too long.
+      DamagedFile: the file is not UTF-8 text, or has a line that is too long.
+      InputError: it cannot be read.
     """
     longest = _LONGEST_JSON if format_of(path) == 'json' else LONGEST_LINE
     number = 0
@@ -498,15 +516,15 @@ def lines(path: str) -> Iterator[Line]:
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                     if b'\r' in line.rstrip(b'\r\n'):
-                        raise InputError(
+                        raise DamagedFile(
                             f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
                 if b'\0' in line:
-                    raise InputError(
+                    raise DamagedFile(
                         f'{path}, line {number} holds a NUL byte: it is no text file, or UTF-16: '
                         'convert it (iconv -f UTF-16 -t UTF-8)')
                 yield Line(number, line.rstrip(b'\r\n').decode())
     except UnicodeDecodeError as error:
-        raise InputError(
+        raise DamagedFile(
             f'{path}, line {number} is not UTF-8: byte {error.start} is '
             f'0x{error.object[error.start]:02x}; convert the file (iconv -t UTF-8)'
         ) from None

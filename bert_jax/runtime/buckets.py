@@ -6,6 +6,7 @@ os.environ.setdefault('FSSPEC_GCS_USE_LISTINGS_CACHE', 'false')
 os.environ.setdefault('GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT', 'false')
 
 import contextlib
+import errno
 import functools
 import io
 import logging
@@ -176,20 +177,27 @@ class _ObjectReader(io.RawIOBase):
         except FileNotFoundError:
             if self._size is None:
                 raise
-            raise OSError('it was replaced or deleted while it was read') from None
+            raise _fault('it was replaced or deleted while it was read') from None
         except Exception as error:  # gcsfs' own
             if _http_status(error) == 416 and self._size is None:  # there is nothing behind `begin`
                 if begin == 0:
                     self._size = 0
                 return b''
+            if isinstance(error, OSError) and error.errno is None:
+                raise _fault(str(error) or type(error).__name__) from error
             raise
         if self._size is None:
             _, _, size = headers.get('Content-Range', '').rpartition('/')
             self._size = int(size) if size else begin + len(content)
             self._generation = headers.get('x-goog-generation', '')
         if len(content) != min(end, self._size) - begin:
-            raise OSError(f'{len(content)} bytes came of those from byte {begin} on')
+            raise _fault(f'{len(content)} bytes came of those from byte {begin} on')
         return content
+
+
+def _fault(what: str) -> OSError:
+    """An error of a bucket, which its number tells from one of damaged content (`is_damage`)."""
+    return OSError(errno.EIO, what)
 
 
 def read_range(url: str, offset: int, num_bytes: int) -> bytes:

@@ -23,6 +23,14 @@ class InputError(ValueError):
         super().__init__(' '.join(str(message).splitlines()))
 
 
+class DamagedFile(InputError):
+    """What a file holds cannot be read; of a text of many files, the others can be used.
+
+    Faults of a disk, a network, the installation or the configuration are none: they would take
+    every file, and pass.
+    """
+
+
 class Unreadable(InputError):
     """One text of many cannot be read; it takes the place of the text, and the others are used.
 

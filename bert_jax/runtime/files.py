@@ -26,7 +26,7 @@ from typing import IO, Any, NamedTuple
 from etils.epath import Path
 
 from bert_jax.runtime import buckets
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import DamagedFile, InputError
 from bert_jax.runtime.hashing import digest
 from bert_jax.runtime.schema import ListOf, check_fields
 
@@ -260,7 +260,7 @@ _DECOMPRESSORS: Mapping[str, Callable[[Any], Any]] = {'.gz': gzip.open, '.bz2': 
 
 
 def _check_readable(path: str | os.PathLike[str], file: Any) -> None:
-    """Raises InputError if an open file begins like one of a format that nothing here reads."""
+    """Raises DamagedFile if an open file begins like one of a format that nothing here reads."""
     if hasattr(file, 'peek'):  # also where nothing can be read twice, such as a pipe
         head = file.peek(10)[:10]
     else:
@@ -268,7 +268,7 @@ def _check_readable(path: str | os.PathLike[str], file: Any) -> None:
         file.seek(0)
     for foreign in _FOREIGN_FORMATS:
         if re.match(foreign.start, head):
-            raise InputError(f'{path} is {foreign.what}: {foreign.remedy}')
+            raise DamagedFile(f'{path} is {foreign.what}: {foreign.remedy}')
 
 
 def _open(path: str | os.PathLike[str]) -> IO[bytes]:
@@ -326,7 +326,8 @@ def open_stream(path: str | os.PathLike[str], begin: int = 0) -> Iterator[Any]:
       begin: where to begin, in bytes of the content.
 
     Raises:
-      InputError: it cannot be read, is damaged or cut short, or compressed in another way.
+      DamagedFile: it is damaged or cut short, or compressed in another way.
+      InputError: it cannot be read.
     """
     suffix = os.path.splitext(path)[1].lower()
     decompress = _DECOMPRESSORS.get(suffix, contextlib.nullcontext)
@@ -337,12 +338,24 @@ def open_stream(path: str | os.PathLike[str], begin: int = 0) -> Iterator[Any]:
             else:
                 _check_readable(path, content)
             yield content
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f'{path} is cut short or damaged ({error}); copy it again') from error
-    except OSError as error:
+    except (EOFError, zlib.error, OSError) as error:
+        if is_damage(error):
+            raise DamagedFile(f'{path} is cut short or damaged ({error}); copy it again') from error
         remedy = near_file(path) or 'check the path, or copy it again'
         raise InputError(
-            f'{path} cannot be read ({error.strerror or error}): {remedy}') from error
+            f"{path} cannot be read ({getattr(error, 'strerror', '') or error}): {remedy}"
+        ) from error
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an error is one of content, and not of the disk or the bucket that it comes from.
+
+    bz2 and pyarrow raise an OSError for both; that of a system, or of `buckets`, has a number or is
+    of a subclass.
+    """
+    if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error):
+        return True
+    return type(error) is OSError and error.errno is None
 
 
 def near_file(missing: str | os.PathLike[str]) -> str:
@@ -378,14 +391,14 @@ def read_lines(file: IO[bytes], name: object, longest: int) -> Iterator[bytes]:
       longest: bytes of a line that are not too many.
 
     Raises:
-      InputError: a line is longer.
+      DamagedFile: a line is longer.
     """
     number = 0
     while line := file.readline(longest + 1):
         number += 1
         if len(line) > longest:
-            raise InputError(f'{name}, line {number} is longer than {longest >> 20:,} MiB: is '
-                             'this text? Break it up, or leave it out')
+            raise DamagedFile(f'{name}, line {number} is longer than {longest >> 20:,} MiB: is '
+                              'this text? Break it up, or leave it out')
         yield line
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.corpus.sources import open_source
 from bert_jax.runtime import buckets, files
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import DamagedFile, InputError
 
 RANGE = 1000
 
@@ -105,8 +105,10 @@ def test_an_object_that_changes_while_it_is_read_is_refused(bucket, bucket_serve
     blocks = files.read_blocks(path, RANGE)
     next(blocks)
     change(bucket_server, path)
-    with pytest.raises(InputError, match=f'^{path} cannot be read .it was replaced or deleted'):
+    with pytest.raises(
+            InputError, match=f'^{path} cannot be read .it was replaced or deleted') as error:
         list(blocks)
+    assert not isinstance(error.value, DamagedFile)
 
 
 def test_an_answer_that_is_cut_short_is_refused(bucket, monkeypatch):
@@ -118,8 +120,9 @@ def test_an_answer_that_is_cut_short_is_refused(bucket, monkeypatch):
         return headers, content[:-1]
 
     monkeypatch.setattr(buckets.file_system(), 'call', cut)
-    with pytest.raises(InputError, match=f'^{path} cannot be read .*copy it again'):
+    with pytest.raises(InputError, match=f'^{path} cannot be read .*copy it again') as error:
         list(files.read_blocks(path, RANGE))
+    assert not isinstance(error.value, DamagedFile)
 
 
 def test_no_such_object(bucket):
