@@ -23,6 +23,7 @@ from bert_jax.run.layout import (
     COMMITTED,
     DESCRIPTION,
     STATE,
+    SWEEP_PRUNED,
     SWEEP_RESULT,
     check_path,
     run_of,
@@ -193,6 +194,8 @@ def _why_no_step(workdir: Path) -> str:
     if (workdir / SWEEP_RESULT).exists():
         return ('its sweep deleted them, as other runs are better: the best is WORKDIR/winner, and '
                 '--keep=all keeps those of all')
+    if (workdir / SWEEP_PRUNED).exists():
+        return f'its sweep ended it early; see {SWEEP_PRUNED}'
     return 'checkpoints/ holds none'
 
 

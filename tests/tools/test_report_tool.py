@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 from scipy import stats
 
 from bert_jax.run.description import describe_run, read_config
-from bert_jax.run.model import write_run
+from bert_jax.run.model import read_run, write_run
+from bert_jax.runtime.errors import InputError
 from bert_jax.tools.report.__main__ import main
 from bert_jax.tools.report.comparison import compare, incomparable, intervals
 from bert_jax.tools.report.examples import Examples
@@ -198,6 +200,33 @@ def test_the_page_has_examples_of_the_runs_with_weights(written_page):
     assert tokens[0] == '[CLS]' and tokens[-2:] == ['.', '[SEP]']
     assert written_page.html.count('<span class="guess') > 10
     assert 'class="guess true"' in written_page.html
+
+
+def test_a_run_that_was_pruned_before_it_began_is_left_out(runs, tmp_path, capsys):
+    never = tmp_path / 'never'
+    never.mkdir()
+    (never / 'sweep_pruned.json').write_text('{}')
+    assert main([str(runs / 'bare'), str(never), f'--output={tmp_path}/a.html']) == 0
+    shown = capsys.readouterr()
+    assert f'{never}: its sweep pruned it before it began; left out' in shown.err
+    assert 'never' not in shown.out
+    with pytest.raises(SystemExit) as ended:
+        main([str(never), f'--output={tmp_path}/b.html'])
+    assert ended.value.code == 2
+    assert 'none of the runs has begun' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('files, why', [
+    ((), 'checkpoints/ holds none'),
+    (('sweep_pruned.json',), 'its sweep ended it early; see sweep_pruned.json'),
+    (('sweep_pruned.json', 'sweep_result.json'), 'its sweep deleted them'),
+])
+def test_a_run_without_checkpoints_says_why(files, why, runs, tmp_path):
+    run = shutil.copytree(runs / 'bare', tmp_path / 'run')
+    for name in files:
+        (run / name).write_text('{}')
+    with pytest.raises(InputError, match=why):
+        read_run(run)
 
 
 def test_the_work_so_far(runs):

@@ -1,8 +1,11 @@
-"""The study of a sweep in a bucket, where nothing can be appended."""
+"""A sweep in a bucket: its study, where nothing can be appended, and its plots in the report."""
+
+from types import SimpleNamespace
 
 import pytest
 
 from bert_jax.runtime.files import as_path
+from bert_jax.tools.report import page
 from bert_jax.tools.sweep.folder import Sweep
 from bert_jax.tools.sweep.members import grid_members
 from bert_jax.tools.sweep.study import SweepStudy
@@ -21,3 +24,12 @@ def test_two_processes_share_a_study_in_a_bucket(bucket):
         sweep.finish(member, 'eval/accuracy', {'eval/accuracy': 0.5})
     assert second.is_over()
     assert [trial.value for trial in first.optuna.trials] == [0.5, 0.5]
+
+
+@pytest.mark.slow
+def test_the_report_has_the_plots_of_a_sweep_in_a_bucket(bucket):
+    path = as_path(f'{bucket}/sweep')
+    (path / 'sweep.json').write_text('{}')
+    (path / 'plots' / 'history.png').write_bytes(b'png')
+    run = SimpleNamespace(folder=path / 'runs' / 'a')
+    assert page._sweep([SimpleNamespace(runs=[run])]).count('<img src="data:image/png') == 1

@@ -108,8 +108,7 @@ def test_a_trial_whose_process_is_gone_is_left_to_the_next(tmp_path):
     point = SweepStudy(sweep).ask()
     (run,) = sweep.runs_of(point)
     (sweep.run(run)).mkdir()
-    dead = folder_lock.new_claim() | {'pid': 2**22 + 1}
-    (sweep.run(run) / '.claim-1').write_text(json.dumps(dead))
+    dead_claim(sweep.run(run))
     study = SweepStudy(sweep)
     assert study.begun() == [run]
     claim = sweep.claim(run)
@@ -594,6 +593,43 @@ def test_a_pruned_point_is_over_also_for_its_other_seeds_and_the_next_process(tm
     assert json.loads((tmp_path / 'results.json').read_text())['pruned'][first.name] == why
     unpruned = pruning_sweep(tmp_path, '', restarts=2, trials=4)
     assert set(finish_all(unpruned, SweepStudy(unpruned))) == {first, second}
+
+
+def dead_claim(run):
+    """Writes the claim of a process that has ended."""
+    dead = folder_lock.new_claim() | {'pid': 2**22 + 1}
+    (run / '.claim-1').write_text(json.dumps(dead))
+
+
+def test_what_a_process_that_died_on_a_pruned_run_has_left_is_deleted(tmp_path):
+    sweep = pruning_sweep(tmp_path, 'median', restarts=2, trials=4)
+    first, second = sweep.search.runs_of(sweep.search.examples()[0].settings)
+    sweep.end_early(first, 'eval/accuracy', 'because')
+    (sweep.run(second) / 'checkpoints' / '10').mkdir(parents=True)
+    dead_claim(sweep.run(second))
+    sweep.settle()
+    assert [path.name for path in sweep.run(second).iterdir()] == ['sweep_pruned.json']
+
+
+def test_a_run_that_was_pruned_meanwhile_is_not_claimed(tmp_path):
+    sweep = pruning_sweep(tmp_path, 'median')
+    (member, *_) = sweep.search.examples()
+    sweep.end_early(member, 'eval/accuracy', 'because')
+    assert sweep.claim(member) is None
+    assert folder_lock.claims_in(sweep.run(member)) == []
+    sweep.prune = ''
+    claim = sweep.claim(member)
+    assert claim is not None
+    claim.release()
+
+
+def test_hyperband_is_refused_for_seeds_of_a_grid(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        sweep_command.main([
+            '--config=classification', '--config.data.source=train.csv', '--prune=hyperband',
+            '--grid=train.batch_size=8,16', '--grid=seed=0,1,2', f'--workdir={tmp_path}/sweep'])
+    assert ended.value.code == 2
+    assert 'a point has 3 seeds here: take --prune=median' in capsys.readouterr().err
 
 
 def test_a_study_that_is_made_anew_has_the_evaluations_and_what_was_pruned(tmp_path):

@@ -28,8 +28,9 @@ import sys
 from collections.abc import Sequence
 
 from bert_jax.config.command_line import Parser
-from bert_jax.runtime.errors import InputError, visible
-from bert_jax.runtime.files import as_path, check_new_file, write_whole
+from bert_jax.run.layout import SWEEP_PRUNED, is_described
+from bert_jax.runtime.errors import InputError, tell, visible
+from bert_jax.runtime.files import Path, as_path, check_new_file, write_whole
 from bert_jax.runtime.process import error_boundary
 from bert_jax.text.vocab import MASK
 from bert_jax.tools.report.against import against, reference_of
@@ -71,20 +72,30 @@ def _check_text(text: str) -> None:
 def _read_runs(folders: Sequence[str]) -> list[RunRecords]:
     """The runs in these directories, named by their paths below the folder that has them all.
 
+    Those that a sweep pruned before they began are left out.
+
     Raises:
-      InputError: a directory is named twice, is no run directory, or is damaged.
+      InputError: a directory is named twice, is no run directory, or is damaged; or none has begun.
     """
-    paths: list[str] = []
+    named: dict[str, str] = {}  # by absolute path
     for folder in folders:
         path = os.path.abspath(folder)
-        if path in paths:
+        if path in named:
             raise InputError(f'{folder} is named twice: name each run once')
-        paths.append(path)
-    above = os.path.commonpath(list(map(os.path.dirname, paths)))
-    runs = []
-    for folder, path in zip(folders, paths, strict=True):
-        runs.append(RunRecords(as_path(folder), os.path.relpath(path, above)))
-    return runs
+        if _never_began(as_path(folder)):
+            tell(f'{folder}: its sweep pruned it before it began; left out')
+        else:
+            named[path] = folder
+    if not named:
+        raise InputError(f'none of the runs has begun: name one beside {folders[0]}')
+    above = os.path.commonpath(list(map(os.path.dirname, named)))
+    return [RunRecords(as_path(folder), os.path.relpath(path, above))
+            for path, folder in named.items()]
+
+
+def _never_began(folder: Path) -> bool:
+    """Whether a run is that of a seed whose point was pruned before its turn came."""
+    return (folder / SWEEP_PRUNED).exists() and not is_described(folder)
 
 
 def _page_of(runs: Sequence[RunRecords], text: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bert_jax.runtime.errors import visible
-from bert_jax.runtime.files import as_path
+from bert_jax.runtime.files import Path, as_path, in_bucket
 from bert_jax.tools.report.comparison import Comparison, compare, incomparable_groups, is_loss
 from bert_jax.tools.report.examples import Examples, MaskedWord
 from bert_jax.tools.report.groups import Group, mean_with_deviation
@@ -345,8 +345,7 @@ def _series(curves: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, An
 
 def _sweep(groups: Sequence[Group]) -> str:
     """The plots of the sweep whose runs these are; '' if they are of none, or of several."""
-    runs = [as_path(os.path.abspath(run.folder)) for group in groups for run in group.runs]
-    folders = {run.parent.parent for run in runs}
+    folders = {_absolute(run.folder).parent.parent for group in groups for run in group.runs}
     sweep = folders.pop()
     if folders or not (sweep / 'sweep.json').exists():
         return ''
@@ -356,6 +355,10 @@ def _sweep(groups: Sequence[Group]) -> str:
         figures.append(f'<figure><img src="data:image/png;base64,{image}" alt="{escape(title)}">'
                        f'<figcaption class="note">{escape(title)}</figcaption></figure>')
     return '\n'.join(figures)
+
+
+def _absolute(folder: Path) -> Path:
+    return folder if in_bucket(folder) else as_path(os.path.abspath(folder))
 
 
 def _masked_words(groups: Sequence[Group], examples: Sequence[Examples]) -> str:

@@ -40,7 +40,13 @@ from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, show
 from bert_jax.runtime.process import error_boundary
 from bert_jax.tools.sweep.folder import Sweep
-from bert_jax.tools.sweep.members import Member, grid_members, member_config, read_sweep
+from bert_jax.tools.sweep.members import (
+    Member,
+    grid_members,
+    member_config,
+    most_seeds,
+    read_sweep,
+)
 from bert_jax.tools.sweep.pruning import PRUNERS, check_can_prune
 from bert_jax.tools.sweep.report import add_plots, report
 from bert_jax.tools.sweep.search import SAMPLERS, Search, read_search
@@ -142,10 +148,12 @@ def main(argv: Sequence[str]) -> int:
         config, grid = read_sweep(config_file(options.config), [*options.grid, *options.search])
         members, search = _points(options, grid)
         # Reports one that cannot work before any is run.
-        for member in members if search is None else search.examples():
+        examples = members if search is None else search.examples()
+        num_seeds = most_seeds(examples) if search is None else search.restarts
+        for member in examples:
             flag = '--grid' if search is None else '--search'
             check_can_prune(
-                options.prune, member_config(config, overrides, member, flag), options.restarts)
+                options.prune, member_config(config, overrides, member, flag), num_seeds)
         workdir = options.workdir or f'runs/sweep-{run_name(config)}'
         sweep = Sweep(files.as_path(workdir), config, overrides, members, options.keep, search,
                       options.prune, options.storage)

@@ -207,15 +207,18 @@ class Sweep:
         return self.num_runs - sum(map(self.has_ended, self.members))
 
     def claim(self, member: Member) -> Claim | None:
-        """A claim on an unfinished member, to be released by the caller; None if it is not free."""
+        """A claim on a member that is neither finished nor pruned, to be released by the caller.
+
+        None if it is not free.
+        """
         self.run(member).mkdir(parents=True, exist_ok=True)
         claim = self._claims.setdefault(member, Claim(self.run(member)))
         if not claim.attempt():
             return None
         del self._claims[member]
-        if self.result(member) is None:
+        if self.result(member) is None and self.pruned(member) is None:
             return claim
-        claim.release()  # another has just finished it
+        claim.release()  # another has just finished or pruned it
         return None
 
     def finish(self, member: Member, metric: str, result: dict[str, float]) -> None:
@@ -272,14 +275,15 @@ class Sweep:
         Its claim on the run goes, the best run is linked and the others' checkpoints are deleted.
         """
         finished = self.results()
-        for member in finished:
+        pruned = [member for member in self.members if self.pruned(member) is not None]
+        for member in [*finished, *pruned]:
             if claims_in(self.run(member)):
                 self.claim(member)  # takes it and gives it back, if its holder is known to be dead
         if finished:
             self.keep_the_best()
-        for member in self.members:
+        for member in pruned:
             is_busy = bool(claims_in(self.run(member)))
-            if self.keep < self.num_runs and not is_busy and self.pruned(member) is not None:
+            if self.keep < self.num_runs and not is_busy:
                 self._delete_checkpoints(member)
 
     def keep_the_best(self) -> None:

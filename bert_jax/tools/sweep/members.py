@@ -1,5 +1,6 @@
 """The runs of a sweep: all combinations of a grid's values, each with its config."""
 
+import collections
 import contextlib
 import itertools
 import math
@@ -90,6 +91,11 @@ def grid_members(grid: Sequence[str], restarts: int) -> list[Member]:
                          'into several sweeps')
     combinations = itertools.product(*axes.values())
     return [Member(tuple(zip(axes, values, strict=True))) for values in combinations]
+
+
+def most_seeds(members: Sequence[Member]) -> int:
+    """The largest number of members that differ in their seed alone."""
+    return max(collections.Counter(member.without('seed') for member in members).values())
 
 
 def read_sweep(named: str, grid: Sequence[str] = ()) -> tuple[str, list[str]]:

@@ -24,18 +24,23 @@ PRUNERS = ('median', 'hyperband', 'wilcoxon')
 _STARTUP_TRIALS = 5  # whose median is the first to be compared with; of a short sweep a third
 
 
-def check_can_prune(prune: str, config: ConfigDict, restarts: int) -> None:
+def check_can_prune(prune: str, config: ConfigDict, num_seeds: int) -> None:
     """Refuses what cannot be pruned; '' always can.
+
+    Args:
+      prune: one of PRUNERS, or ''.
+      config: of a run.
+      num_seeds: the largest number of runs that a point has.
 
     Raises:
       InputError: the runs are evaluated at their end only, or Hyperband is to decide about means.
     """
     if not prune:
         return
-    if prune == 'hyperband' and restarts > 1:
+    if prune == 'hyperband' and num_seeds > 1:
         # It remembers what it has decided about the first seed.
-        raise InputError(f'--prune=hyperband decides once about a point, and --restarts={restarts} '
-                         'gives it several seeds: take --prune=median or --prune=wilcoxon')
+        raise InputError(f'--prune=hyperband decides once about a point, and a point has '
+                         f'{num_seeds} seeds here: take --prune=median or --prune=wilcoxon')
     every = parse_duration(
         config.train.eval_every, 'train.eval_every', batch_size=1, num_examples=ANY_NUMBER,
         total=ANY_NUMBER)
