@@ -7,6 +7,7 @@ package and what it reads the text with, and see the text and the store's folder
 There is one sink, because a runner may build the graph of the last transform only.
 """
 
+import dataclasses
 import json
 import pickle
 import time
@@ -17,14 +18,13 @@ from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from bert_jax.corpus.build_progress import Read
-from bert_jax.corpus.store_building import Build, ShareMaker, finish, undone
+from bert_jax.corpus.store_building import FAULTS, Build, ShareMaker, finish, undone
 from bert_jax.rows.store import is_finished
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, counted
 
 _ATTEMPTS = 3  # at a share, by the same worker: runners differ in what they do themselves
 _PAUSE_SECONDS = 10.0
-_FAULTS = 'faults.json'  # in the store's folder: what the last pipeline failed at
 _MOST_NAMED = 10
 
 
@@ -36,17 +36,37 @@ def run(build: Build, options: Sequence[str]) -> None:
       options: of Beam's `PipelineOptions`, such as '--runner=DataflowRunner'.
 
     Raises:
-      InputError: the options are none, the source is on this machine only, or shares failed, each
-        of which is named.
+      InputError: the options are none, the runner is not installed, the source is on this machine
+        only, shares failed, each of which is named, or the pipeline did not end with the store.
     """
     if is_finished(build.folder):
         return
     if build.source.takes_all_cores:
         raise InputError(f"data source '{build.source.spec}' is read by all processors of one "
                          'machine: leave out what stands behind --')
-    faults = build.folder / _FAULTS
+    faults = build.folder / FAULTS
     faults.unlink(missing_ok=True)
-    job = pickle.dumps(build)
+    try:
+        _run_pipeline(build, options)
+    except ImportError as error:
+        raise InputError(
+            f"{' '.join(options)}: {error}: install what the runner needs, 'apache-beam[gcp]' for "
+            "Dataflow, 'apache-beam[dask]' for Dask") from error
+    if files.exists(faults):
+        failed = json.loads(files.read_bytes(faults))
+        faults.unlink(missing_ok=True)
+        raise InputError(_named(failed))
+    if not is_finished(build.folder):
+        raise InputError(
+            f'{build.folder}: the pipeline ended without the store, or goes on behind this command '
+            '(--no_wait_until_finish): see what the engine says; when its job has ended, the same '
+            'command makes what is missing')
+
+
+def _run_pipeline(build: Build, options: Sequence[str]) -> None:
+    """Runs the pipeline of a store, as far as its options wait for it."""
+    # Only this machine knows when its command began, so workers do not say how long it took.
+    job = pickle.dumps(dataclasses.replace(build, progress=False))
     numbers = [share.number for share in undone(build)]
     try:
         unbegun = beam.Pipeline(options=PipelineOptions(list(options)))
@@ -60,10 +80,6 @@ def run(build: Build, options: Sequence[str]) -> None:
             | beam.ParDo(_MakeShare(job))
             | beam.CombineGlobally(beam.combiners.ToListCombineFn())
             | beam.Map(_finish, job))
-    if files.exists(faults):
-        failed = json.loads(files.read_bytes(faults))
-        faults.unlink(missing_ok=True)
-        raise InputError(_named(failed))
 
 
 class _MakeShare(beam.DoFn):
@@ -109,7 +125,7 @@ def _finish(made: Iterable[tuple[int, str]], job: bytes) -> None:
         except InputError as error:  # starting the sink again would not help
             faults[''] = str(error)
     if faults:
-        files.write_whole(build.folder / _FAULTS, json.dumps(faults))
+        files.write_whole(build.folder / FAULTS, json.dumps(faults))
 
 
 def _named(faults: dict[str, str]) -> str:

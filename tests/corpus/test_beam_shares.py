@@ -1,5 +1,8 @@
 """A store that a pipeline of Apache Beam makes has the bytes of one that this machine makes."""
 
+import dataclasses
+import sys
+
 import pytest
 
 from bert_jax.corpus import store_building, tokenize
@@ -93,6 +96,27 @@ def test_bad_files_are_named_by_a_pipeline_too(tmp_path, text):
     build = _opened(text, tmp_path, max_bad_files=1)
     beam_shares.run(build, ['--runner=DirectRunner'])
     assert (build.folder / 'manifest.json').exists()
+
+
+@pytest.mark.parametrize('options', [[], ['--no_wait_until_finish']])
+def test_a_pipeline_that_ends_without_the_store_is_an_error(tmp_path, text, monkeypatch, options):
+    monkeypatch.setattr(beam_shares, '_finish', lambda made, job: None)  # as of a cancelled job
+    build = _opened(text, tmp_path)
+    with refused(build.folder, 'the pipeline ended without the store', 'the same command'):
+        beam_shares.run(build, ['--runner=DirectRunner', *options])
+
+
+def test_workers_do_not_say_how_long_the_command_took(tmp_path, text, capfd):
+    build = dataclasses.replace(_opened(text, tmp_path), progress=True)
+    beam_shares.run(build, ['--runner=DirectRunner'])
+    assert (build.folder / 'manifest.json').exists()
+    assert 'token store:' not in capfd.readouterr().err
+
+
+def test_what_a_runner_needs_is_named(tmp_path, text, monkeypatch):
+    monkeypatch.setitem(sys.modules, 'apache_beam.runners.dataflow.dataflow_runner', None)
+    with refused('--runner=DataflowRunner', "install what the runner needs, 'apache-beam[gcp]'"):
+        beam_shares.run(_opened(text, tmp_path), ['--runner=DataflowRunner'])
 
 
 def test_a_runner_that_is_none_is_refused(tmp_path, text):
