@@ -263,8 +263,8 @@ class Chunker:
     Follows google-research/bert's create_pretraining_data: chunks are consecutive sentences of
     about `max_seq_length` tokens (for a share `short_seq_prob` of the documents, a random shorter
     length). Each chunk is split at a random sentence into A and B. At the rate `random_next_prob`,
-    and if the chunk is one sentence, B is text from another document (the unused sentences then
-    begin the next chunk).
+    and always where a chunk is one sentence, B is text from another document (the unused sentences
+    then begin the next chunk).
     """
 
     def __init__(self, documents: Documents, options: RowOptions, seed: int):
