@@ -33,6 +33,7 @@ _SECTIONS = {
     'conll': 'conll',
     'tagging': 'tagging',
     'squad': 'squad',
+    'retrieval': 'retrieval',
 }
 _KINDS = {
     'text': 'text',

@@ -23,8 +23,9 @@ PRETRAINING = ('pretrain', 'synthetic')
 LABELLED = ('downstream tasks',)
 _TEXT_TASKS = ('classification', 'regression')
 _WITH_ID = (*_TEXT_TASKS, 'multiple_choice')
-_OWN_FILES = (*_WITH_ID, 'tagging')
-SECTIONS = ('classification', 'regression', 'conll', 'tagging', 'squad')  # of some tasks only
+_OWN_FILES = (*_WITH_ID, 'tagging', 'retrieval')
+SECTIONS = (  # of some tasks only
+    'classification', 'regression', 'conll', 'tagging', 'squad', 'retrieval')
 
 # What another value of a field means for a run:
 #   model     another run: of another task or another model
@@ -232,16 +233,17 @@ FIELDS: Mapping[str, Field] = {
     # that a table has instead; for pre-training on tables, `text`. A column that is named is read.
     'data.text': Field(
         None, 'text', 'data', ('pretrain', *_OWN_FILES), formerly=('text', 'tokens')),
-    'data.text_pair': Field('', 'text', 'data', _TEXT_TASKS),
+    'data.text_pair': Field('', 'text', 'data', (*_TEXT_TASKS, 'retrieval')),
     # With several labels per example: one column, or columns of 0 and 1, one for each label,
     # comma-separated. Empty: `label` (for tags `tags`), or the one column of a usual name.
     'data.label': Field(None, 'text', 'data', _OWN_FILES, formerly=('label', 'tags')),
     # Names of labels that are numbers from 0: comma-separated, or a file with one name a line.
     # Empty: those that a Parquet file of Hugging Face's datasets holds.
     'data.label_names': Field('', 'text', 'data', ('classification', 'tagging')),
-    'data.choices': Field('', 'text', 'data', ('multiple_choice',)),  # columns, comma-separated
+    # Columns, comma-separated: of the choices, or of hard negatives.
+    'data.choices': Field('', 'text', 'data', ('multiple_choice', 'retrieval')),
     # Names rows in predictions; empty: counted from 0.
-    'data.id': Field('', 'text', 'data', _WITH_ID),
+    'data.id': Field('', 'text', 'data', (*_WITH_ID, 'retrieval')),
     # Examples share rows; scores stay the same.
     'data.packing': Field(True, _SWITCH, 'result', LABELLED),
     # Share of the rows that may be malformed, and are left out; more is an error.
@@ -350,6 +352,30 @@ FIELDS: Mapping[str, Field] = {
     # Pieces from one window of a text to the next.
     'squad.doc_stride': Field(128, count(2**16), 'data'),
     'squad.max_query_length': Field(64, count(2**16), 'data'),  # pieces of a question
+    # What stands before each query, and before each document and hard negative; the model's folder
+    # has them as prompts, `query` and `document`.
+    'retrieval.query_prompt': Field('', 'text', 'data'),
+    'retrieval.document_prompt': Field('', 'text', 'data'),  # see retrieval.query_prompt
+    # Comma-separated; the first picks the best evaluation. ndcg_at_K, mrr_at_K, recall_at_K and
+    # accuracy_at_K with any K, or for pairs with scores spearman and pearson; empty: the usual.
+    'retrieval.metrics': Field('', 'elsewhere', 'data'),
+    # Tables of what is ranked when the run is scored, of the queries, and of the judgements, with
+    # BEIR's columns: _id, title and text; _id and text; query-id, corpus-id and score. Empty: the
+    # held-out documents are ranked for the held-out queries.
+    'retrieval.corpus': Field('', 'path', 'data'),
+    'retrieval.queries': Field('', 'path', 'data'),  # see retrieval.corpus
+    'retrieval.qrels': Field('', 'path', 'data'),  # see retrieval.corpus
+    'retrieval.pool': Field('mean', ('mean', 'cls'), 'data'),  # how vectors are made
+    # Numbers of columns, or shares of them below 1, to which vectors can be cut; they are trained
+    # to work alone (Matryoshka). The whole vectors always are.
+    'retrieval.dims': Field('', 'elsewhere', 'training'),
+    'retrieval.temperature': Field(0.05, Range(0, 1000, without=(0,)), 'training'),  # of cosines
+    'retrieval.learn_temperature': Field(False, _SWITCH, 'training'),  # it starts from that
+    # Whether documents have to find their queries, too.
+    'retrieval.symmetric': Field(False, _SWITCH, 'training'),
+    # Of pairs with scores: those with this or more are trained on as queries with documents; 0:
+    # the cosines of all pairs are to have the order of the scores.
+    'retrieval.least_score': Field(0.0, Range(-1e9, 1e9), 'training'),
 }
 
 # What a run's config.json holds beside the config: entries, and sections with entries.

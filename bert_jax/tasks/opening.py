@@ -21,6 +21,7 @@ from bert_jax.tasks.glue import GLUE_TASKS, open_glue
 from bert_jax.tasks.handles import ScoredModel, given
 from bert_jax.tasks.own_texts import open_classification, open_regression
 from bert_jax.tasks.pretrain import PretrainTask
+from bert_jax.tasks.retrieval import open_retrieval, open_stsb
 from bert_jax.tasks.squad import open_squad
 from bert_jax.tasks.tagging import open_conll, open_tagging
 from bert_jax.train.task import Task
@@ -40,6 +41,8 @@ TASKS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'squad_v2': open_squad,
     'conll': open_conll,
     'swag': open_swag,
+    'retrieval': open_retrieval,
+    'retrieval_stsb': open_stsb,
     **dict.fromkeys(_TRAINED_GLUE_TASKS, open_glue),
 }
 OPENERS = TASKS  # its old name, by which config files of users add theirs

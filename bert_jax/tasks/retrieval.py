@@ -1,0 +1,411 @@
+"""Retrieval: queries with their documents, or pairs with scores, and rankings of a corpus.
+
+A table has a query and its document in each row (`data.text`, `data.text_pair`), and perhaps hard
+negatives (`data.choices`); or, with `data.label`, two texts and a score of how alike they are.
+
+Queries and documents are scored by the ranking of a corpus: of `retrieval.corpus` for
+`retrieval.queries` by the judgements in `retrieval.qrels`, which are tables with the columns of
+BEIR (Thakur et al., 2021); or of the documents and hard negatives that are held out. Pairs with
+scores are scored by the correlation of their cosines.
+
+    n: queries, M: documents, H: columns, T: texts a row
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from bert_jax.answers.engine import Outputs
+from bert_jax.heads.retrieval import Retrieval, ScoredPairs
+from bert_jax.rows import table
+from bert_jax.rows.packing import Units
+from bert_jax.rows.sequences import make_sequences
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import as_path
+from bert_jax.runtime.hosts import say
+from bert_jax.tasks.glue import read_glue
+from bert_jax.tasks.handles import ScoredModel
+from bert_jax.tasks.labelled import (
+    EvalSet,
+    LabelledTask,
+    Results,
+    Tokenization,
+    open_tokenization,
+    warn_of_cut,
+)
+from bert_jax.tasks.labels import NumericLabels
+from bert_jax.tasks.metrics import METRICS
+from bert_jax.tasks.ranking import Nearest, check_names, depth, mean_metrics, nearest
+from bert_jax.tasks.sources import own_files
+from bert_jax.tasks.texts import TextColumns, TextExamples, read_texts
+
+QUERY, DOCUMENT = 'query', 'document'  # names of prompts, as sentence-transformers has them
+# Names of columns that are read where nobody names one.
+_USUAL_QUERIES = ('text', 'query', 'question', 'anchor', 'sentence1')
+_USUAL_DOCUMENTS = (
+    'text_pair', 'positive', 'answer', 'document', 'passage', 'sentence2')
+_USUAL_IDS = ('_id', 'id')
+_USUAL_QUERY_IDS = ('query-id', 'query_id', 'qid')
+_USUAL_DOCUMENT_IDS = ('corpus-id', 'corpus_id', 'document_id', 'docid')
+
+
+def open_retrieval(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
+    """Vectors of the user's own texts."""
+    task = _Opened(config)
+    if config.data.label:
+        train, dev = own_files(
+            config, scored, task.read_scored, TextExamples.wholes, wholes=TextExamples.wholes)
+        return task.of_scored_pairs(train, dev)
+    judged = _judged_tables(config)
+    if judged is not None:
+        train = None if scored else task.read(_source(config))
+        return task.of_rankings(train, judged)
+    train, dev = own_files(
+        config, scored, task.read, lambda examples: examples.texts[0], wholes=TextExamples.wholes)
+    return task.of_rankings(train, _judged_rows(dev))
+
+
+def open_stsb(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
+    """Vectors of the pairs of STS-B, from the files of GLUE."""
+    data = config.data
+    read = functools.partial(read_glue, 'stsb', max_malformed=data.max_malformed)
+    train = None if scored else read(data.source, 'train')
+    dev = read(str(as_path(data.eval_source)) if data.eval_source else data.source, 'dev')
+    assert dev is not None
+    return _Opened(config).of_scored_pairs(train, dev)
+
+
+def _source(config: ConfigDict) -> str:
+    """`data.source`, to train on all of it."""
+    if config.data.eval_source:
+        raise InputError(
+            f'config.data.eval_source={config.data.eval_source} holds pairs to score, and '
+            'config.retrieval.corpus, queries and qrels say what is scored: leave out either')
+    return str(as_path(config.data.source))
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """Queries, the corpus that is ranked for them, and which documents are relevant.
+
+    Attributes:
+      queries, documents: their texts.
+      query_ids, document_ids: their names.
+      relevant: for each query the gains of judged documents, by the document's index.
+      leaves_out_equal: whether a document that is equal to a query and not relevant is no answer.
+    """
+
+    queries: Sequence[str]
+    documents: Sequence[str]
+    query_ids: Sequence[str]
+    document_ids: Sequence[str]
+    relevant: Sequence[Mapping[int, float]]
+    leaves_out_equal: bool = False
+
+
+class _Opened:
+    """Makes tasks of what a config names."""
+
+    def __init__(self, config: ConfigDict):
+        self._config = config
+        self._section = config.retrieval
+        self._tokenization = open_tokenization(config)
+        self._prompts = {QUERY: self._section.query_prompt, DOCUMENT: self._section.document_prompt}
+
+    def read(self, path: str, label: str = '') -> TextExamples:
+        """The queries, documents and hard negatives of a file, or its pairs with scores."""
+        data = self._config.data
+        columns = [
+            table.column_or_usual(path, data.text, _USUAL_QUERIES, 'config.data.text'),
+            table.column_or_usual(
+                path, data.text_pair or None, _USUAL_DOCUMENTS, 'config.data.text_pair')]
+        columns += filter(None, map(str.strip, data.choices.split(',')))
+        return read_texts(
+            path, TextColumns(columns, label=label, id=data.id, needs_ids=True),
+            NumericLabels() if label else None, max_malformed=data.max_malformed,
+            keep_empty=False)
+
+    def read_scored(self, path: str) -> TextExamples:
+        """The pairs of a file, with their scores."""
+        if self._config.data.choices:
+            raise InputError(f'config.data.choices={self._config.data.choices!r} are for queries '
+                             'without scores: leave it out, or config.data.label')
+        return self.read(path, self._config.data.label)
+
+    def of_rankings(self, train: TextExamples | None, judged: Judged) -> LabelledTask:
+        """The task that is scored by rankings."""
+        names = [name.strip() for name in self._section.metrics.split(',') if name.strip()]
+        names = names or ['ndcg_at_10', 'mrr_at_10', 'recall_at_100', 'accuracy_at_1']
+        check_names(names, 'config.retrieval.metrics')
+        say(f'scored: {len(judged.documents):,} documents are ranked for '
+            f'{len(judged.queries):,} queries')
+        queries = self._prompted(judged.queries, QUERY)
+        documents = self._prompted(judged.documents, DOCUMENT)
+        units = Units(self._sequences([*queries, *documents]))
+        results = functools.partial(_ranking_results, judged, names, self._columns())
+        return self._task(
+            train, EvalSet('', units, results), names[0], Retrieval,
+            num_texts=len(train.texts) if train else 2)
+
+    def of_scored_pairs(self, train: TextExamples | None, dev: TextExamples) -> LabelledTask:
+        """The task that is scored by correlations."""
+        least = self._section.least_score
+        trained_as: type[Retrieval] = ScoredPairs
+        if least:
+            trained_as = Retrieval
+            if train is not None:
+                train = train.take(np.flatnonzero(train.labels >= least))
+                if not len(train):
+                    raise InputError(f'config.retrieval.least_score={least}: no pair of '
+                                     f'{train.source} has such a score')
+        names = [name.strip() for name in self._section.metrics.split(',') if name.strip()]
+        names = names or ['spearman', 'pearson']
+        for name in names:
+            if name not in ('spearman', 'pearson'):
+                raise InputError(f'config.retrieval.metrics={name!r}: pairs with scores are scored '
+                                 'by spearman and pearson')
+        units = Units(self._sequences([
+            *self._prompted(dev.texts[0], QUERY), *self._prompted(dev.texts[1], DOCUMENT)]))
+        results = functools.partial(_correlations, dev.labels, names, self._columns())
+        return self._task(train, EvalSet('', units, results), names[0], trained_as, num_texts=2)
+
+    def _task(
+        self, train: TextExamples | None, scored: EvalSet, metric: str,
+        trained_as: type[Retrieval], num_texts: int,
+    ) -> LabelledTask:
+        section = self._section
+        units = None if train is None else self._train_units(train)
+        warn_of_cut((units or scored.units).sequences, self._config.data.max_seq_length)
+        arguments = {
+            'num_texts': num_texts, 'columns': self._columns(),
+            'temperature': section.temperature, 'learn_temperature': section.learn_temperature,
+            'symmetric': section.symmetric, 'pool': section.pool}
+        inference: dict[str, Any] = {'pool': section.pool, 'normalize': True}
+        if any(self._prompts.values()):
+            inference['prompts'] = self._prompts
+        return LabelledTask(
+            self._config, self._tokenization, train=units, evaluated=(scored,), metric=metric,
+            head='', trained_as=trained_as, arguments=arguments, inference=inference)
+
+    def _prompted(self, texts: Sequence[str], name: str) -> list[str]:
+        prompt = self._prompts[name]
+        return [prompt + text for text in texts]
+
+    def _sequences(self, texts: Sequence[str]) -> Any:
+        tokenization = self._tokenization
+        return make_sequences(
+            tokenization.encode(texts), None, max_length=self._config.data.max_seq_length,
+            frame=tokenization.frame)
+
+    def _train_units(self, examples: TextExamples) -> Units:
+        """The texts of each row as a unit."""
+        queries, *others = examples.texts
+        columns = [self._prompted(queries, QUERY)]
+        columns += [self._prompted(column, DOCUMENT) for column in others]
+        sequences = self._sequences(list(itertools.chain.from_iterable(zip(*columns, strict=True))))
+        labels = {'text_ids': text_ids(examples.texts, self._tokenization)}
+        if examples.labels is not None:
+            labels['labels'] = examples.labels
+        return Units(sequences, choices=len(columns), labels=labels)
+
+    def _columns(self) -> tuple[int, ...]:
+        """How many columns of the vectors are trained and scored: all, then `retrieval.dims`.
+
+        Raises:
+          InputError: one is no number of columns that the model has.
+        """
+        size = self._config.model.hidden_size
+        columns = [size]
+        for text in filter(None, map(str.strip, self._section.dims.split(','))):
+            try:
+                number = float(text)
+            except ValueError:
+                number = 0
+            num = int(number * size if number < 1 else number)
+            if not 0 < num <= size:
+                raise InputError(f'config.retrieval.dims={text!r}: a number of columns up to '
+                                 f'{size}, or a share of them below 1, is needed')
+            columns.append(num)
+        return tuple(dict.fromkeys(columns))
+
+
+def text_ids(columns: Sequence[Sequence[str]], tokenization: Tokenization) -> np.ndarray:
+    """Numbers [n, T] of texts, equal where all their tokens are: no model tells these apart.
+
+    Args:
+      columns: T columns of n texts, without prompts.
+      tokenization: of the model.
+    """
+    of_text: dict[str, int] = {}
+    texts = list(itertools.chain.from_iterable(columns))
+    distinct = list(dict.fromkeys(texts))
+    ids, counts = tokenization.encode(distinct)
+    of_tokens: dict[bytes, int] = {}
+    tokens = np.split(np.asarray(ids, np.int32), np.cumsum(counts)[:-1])
+    for text, of_this in zip(distinct, tokens, strict=True):
+        of_text[text] = of_tokens.setdefault(of_this.tobytes(), len(of_tokens))
+    numbers = np.array([of_text[text] for text in texts], np.int32)
+    return np.ascontiguousarray(numbers.reshape(len(columns), -1).T)
+
+
+def _judged_rows(examples: TextExamples) -> Judged:
+    """Held-out rows: the documents of equal queries are relevant, all texts but queries ranked."""
+    queries = list(dict.fromkeys(examples.texts[0]))
+    documents = list(dict.fromkeys(itertools.chain.from_iterable(examples.texts[1:])))
+    query_of = {text: i for i, text in enumerate(queries)}
+    document_of = {text: i for i, text in enumerate(documents)}
+    relevant: list[dict[int, float]] = [{} for _ in queries]
+    for query, document in zip(*examples.texts[:2], strict=True):
+        relevant[query_of[query]][document_of[document]] = 1
+    return Judged(
+        queries, documents, [f'q{i}' for i in range(len(queries))],
+        [f'd{i}' for i in range(len(documents))], relevant, leaves_out_equal=True)
+
+
+def _judged_tables(config: ConfigDict) -> Judged | None:
+    """The corpus, queries and judgements that the config names; None if it names none.
+
+    Raises:
+      InputError: it names some of the three, one cannot be read, or no query has a judgement.
+    """
+    section = config.retrieval
+    paths = {name: section[name] for name in ('corpus', 'queries', 'qrels')}
+    if not any(paths.values()):
+        return None
+    for name, path in paths.items():
+        if not path:
+            raise InputError(f"config.retrieval.{name}='': corpus, queries and qrels belong "
+                             'together: name all three, or none')
+    read = functools.partial(_texts_by_id, max_malformed=config.data.max_malformed)
+    documents = read(str(as_path(section.corpus)))
+    queries = read(str(as_path(section.queries)))
+    qrels = str(as_path(section.qrels))
+    document_of = {name: i for i, name in enumerate(documents)}
+    relevant: dict[str, dict[int, float]] = {}
+    num_unknown = 0
+    for query, document, gain in _judgements(qrels, config.data.max_malformed):
+        if query not in queries or document not in document_of:
+            num_unknown += 1
+            continue
+        relevant.setdefault(query, {})[document_of[document]] = gain
+    if num_unknown:
+        say(f'{qrels}: {num_unknown:,} judgements are of queries or documents that are not there; '
+            'left out')
+    if not relevant:
+        raise InputError(f'{qrels} judges no query of {section.queries} with a document of '
+                         f'{section.corpus}: do their ids belong together?')
+    return Judged(
+        [queries[name] for name in relevant], list(documents.values()), list(relevant),
+        list(documents), list(relevant.values()))
+
+
+def _texts_by_id(path: str, max_malformed: float) -> dict[str, str]:
+    """The texts of a table of BEIR, each after its title, by id."""
+    id_column = table.column_or_usual(path, None, _USUAL_IDS, 'the ids')
+    rows = table.read_table(
+        path, ['text', 'title'], _titled, id_column=id_column, max_malformed=max_malformed,
+        optional=['title'])
+    return dict(zip(rows.ids, rows.values, strict=True))
+
+
+def _titled(cells: list[Any]) -> str:
+    """A text, after its title if it has one."""
+    text, title = cells
+    (text,) = table.texts_of([text])
+    return f'{title} {text}'.strip() if isinstance(title, str) else text
+
+
+def _judgements(path: str, max_malformed: float) -> list[tuple[str, str, float]]:
+    """(Query, document, gain) of each row of a table of judgements."""
+    columns = [
+        table.column_or_usual(path, None, _USUAL_QUERY_IDS, 'the ids of queries'),
+        table.column_or_usual(path, None, _USUAL_DOCUMENT_IDS, 'the ids of documents'),
+        'score']
+    scores = NumericLabels()
+
+    def parse(cells: list[Any]) -> tuple[str, str, float]:
+        query, document, gain = cells
+        return table.label_of(query), table.label_of(document), scores.parse(gain)
+
+    return table.read_table(path, columns, parse, max_malformed=max_malformed).values
+
+
+def cut_and_scaled(vectors: np.ndarray, num_columns: int) -> np.ndarray:
+    """The first columns of vectors [..., H], with length 1."""
+    vectors = vectors[..., :num_columns]
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+def _of_each_cut(
+    columns: Sequence[int], outputs: Outputs, compute: Callable[[np.ndarray], Mapping[str, float]]
+) -> dict[str, float]:
+    """Metrics of the whole vectors, and of those that are cut, such as `spearman_64`."""
+    metrics: dict[str, float] = {}
+    for i, num_columns in enumerate(columns):
+        ending = f'_{num_columns}' if i else ''
+        for name, value in compute(cut_and_scaled(outputs['logits'], num_columns)).items():
+            metrics[name + ending] = value
+    return metrics
+
+
+def _correlations(
+    scores: np.ndarray, names: Sequence[str], columns: Sequence[int], outputs: Outputs
+) -> Results:
+    """Correlations of cosines with scores."""
+    def compute(vectors: np.ndarray) -> dict[str, float]:
+        first, second = np.split(vectors, 2)
+        cosines = np.einsum('nH,nH->n', first, second)
+        return {name: METRICS[name].compute(cosines, scores) for name in names}
+
+    return _of_each_cut(columns, outputs, compute), {}
+
+
+def _ranking_results(
+    judged: Judged, names: Sequence[str], columns: Sequence[int], outputs: Outputs
+) -> Results:
+    """The metrics of rankings, and the content of a file with those of the whole vectors."""
+    last_first = np.argsort(np.argsort(np.array(judged.document_ids)))  # as trec_eval breaks ties
+    left_out = _equal_documents(judged) if judged.leaves_out_equal else None
+    rankings: list[Nearest] = []
+
+    def compute(vectors: np.ndarray) -> dict[str, float]:
+        queries, documents = np.split(vectors, [len(judged.queries)])
+        ranking = nearest(
+            queries, documents, depth(names), last_first=last_first, left_out=left_out)
+        rankings.append(ranking)
+        return mean_metrics(names, ranking.documents, judged.relevant)
+
+    metrics = _of_each_cut(columns, outputs, compute)
+    return metrics, {'dev_rankings.trec': _trec_lines(judged, rankings[0])}
+
+
+def _equal_documents(judged: Judged) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from queries to which documents are equal to them and not relevant."""
+    document_of = {text: i for i, text in enumerate(judged.documents)}
+
+    def left_out(queries: np.ndarray) -> np.ndarray:
+        is_equal = np.zeros((len(queries), len(judged.documents)), bool)
+        for row, query in enumerate(queries):
+            document = document_of.get(judged.queries[query])
+            if document is not None and document not in judged.relevant[query]:
+                is_equal[row, document] = True
+        return is_equal
+
+    return left_out
+
+
+def _trec_lines(judged: Judged, ranking: Nearest) -> str:
+    """The ranking as trec_eval reads it: query, Q0, document, rank, score, and a name."""
+    lines = []
+    for query, documents, scores in zip(
+        judged.query_ids, ranking.documents.tolist(), ranking.scores.tolist(), strict=True):
+        for rank, (document, score) in enumerate(zip(documents, scores, strict=True), 1):
+            if document >= 0:
+                name = judged.document_ids[document]
+                lines.append(f'{query} Q0 {name} {rank} {score:.9g} bert_jax\n')
+    return ''.join(lines)

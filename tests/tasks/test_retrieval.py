@@ -1,0 +1,263 @@
+"""The losses of retrieval and the rankings of the held-out rows, where texts recur.
+
+Expected values are loops over texts, in which a rival that is equal to a text or its partner is
+left out, as sentence-transformers' batches without duplicates have none.
+"""
+
+import dataclasses
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from bert_jax.heads import retrieval as heads
+from bert_jax.model.layers import ModelConfig
+from bert_jax.tasks import retrieval
+from bert_jax.tasks.labelled import Tokenization
+from bert_jax.tasks.ranking import check_names, mean_metrics, nearest
+from bert_jax.tasks.texts import TextExamples
+from tests.refusals import refused
+
+CONFIG = ModelConfig(vocab_size=100, num_layers=1, hidden_size=8, num_heads=2, intermediate_size=16)
+PAIRS = heads.Retrieval(CONFIG)
+
+ROWS = {
+    'partners recur': [('q1', 'yes'), ('q2', 'no'), ('q3', 'yes'), ('q4', 'no'), ('q5', 'yes')],
+    'a text has two partners': [('q1', 'a'), ('q1', 'b'), ('q2', 'c')],
+    'pairs in both orders': [('a', 'b'), ('b', 'a'), ('c', 'd')],
+    'a text is its own partner': [('a', 'a'), ('b', 'c'), ('a', 'd')],
+    'a hard negative is the partner of another': [('q1', 'a', 'b'), ('q2', 'b', 'c')],
+    'a hard negative is the partner': [('q1', 'a', 'a'), ('q2', 'b', 'q2'), ('q3', 'c', 'd')],
+    'nothing recurs': [('a', 'b', 'c'), ('d', 'e', 'f'), ('g', 'h', 'i')],
+}
+
+
+def ids_of(rows):
+    texts = sorted({text for row in rows for text in row})
+    return np.array([[texts.index(text) for text in row] for row in rows], np.int32)
+
+
+def vectors_of(rows, seed=0):
+    """Vectors [n, T, 8] of length 1, equal for equal texts."""
+    ids = ids_of(rows)
+    table = np.random.default_rng(seed).normal(size=(ids.max() + 1, 8))
+    table /= np.linalg.norm(table, axis=1, keepdims=True)
+    return table[ids].astype(np.float32)
+
+
+def right_answers(rows, number):
+    """The partners of all texts that are equal to that of a row."""
+    return {row[1] for row in rows if row[0] == rows[number][0]}
+
+
+def expected_loss(rows, vectors, number):
+    """Cross-entropy of a row's partner among the rivals that are neither right nor the text."""
+    scores = [vectors[number, 0] @ vectors[number, 1]]
+    for other, row in enumerate(rows):
+        for column, text in enumerate(row[1:], 1):
+            is_partner_of_equal = column == 1 and row[0] == rows[number][0]
+            if text not in rows[number][:2] and not is_partner_of_equal:
+                scores.append(vectors[number, 0] @ vectors[other, column])
+    scores = np.array(scores, np.float64) / 0.05
+    return scipy.special.logsumexp(scores) - scores[0]
+
+
+def padded(array):
+    """An array of all rows of a batch with six places, of which the last are empty."""
+    return np.pad(array, [(0, 6 - len(array)), *[(0, 0)] * (array.ndim - 1)])
+
+
+def batch_of(rows):
+    weights = padded(np.ones(len(rows), np.float32))
+    return {'text_ids': padded(ids_of(rows)), 'unit_weights': weights}
+
+
+def outputs_of(vectors):
+    return {'logits': padded(vectors).reshape(-1, vectors.shape[-1])}
+
+
+def head_of(rows, **fields):
+    return dataclasses.replace(PAIRS, num_texts=len(rows[0]), **fields)
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_equal_texts_are_no_rivals_in_the_loss(name):
+    rows = ROWS[name]
+    vectors = vectors_of(rows)
+    losses, _ = jax.jit(head_of(rows).losses)(outputs_of(vectors), batch_of(rows))
+    expected = [expected_loss(rows, vectors, number) for number in range(len(rows))]
+    np.testing.assert_allclose(losses[: len(rows)], expected, rtol=1e-4, atol=1e-5)
+    assert np.isfinite(losses).all()
+
+
+def test_a_symmetric_loss_is_half_that_of_the_documents():
+    rows = ROWS['partners recur']
+    vectors = vectors_of(rows)
+    losses, _ = head_of(rows, symmetric=True).losses(outputs_of(vectors), batch_of(rows))
+    turned = [row[::-1] for row in rows]
+    expected = [
+        (expected_loss(rows, vectors, i) + expected_loss(turned, vectors[:, ::-1], i)) / 2
+        for i in range(len(rows))]
+    np.testing.assert_allclose(losses[: len(rows)], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_is_the_mean_over_cut_vectors():
+    rows = ROWS['nothing recurs']
+    vectors = vectors_of(rows)
+    losses, _ = head_of(rows, columns=(8, 3)).losses(outputs_of(vectors), batch_of(rows))
+    cut = retrieval.cut_and_scaled(vectors, 3)
+    expected = [
+        (expected_loss(rows, vectors, i) + expected_loss(rows, cut, i)) / 2
+        for i in range(len(rows))]
+    np.testing.assert_allclose(losses[: len(rows)], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_learned_temperature_has_a_gradient():
+    rows = ROWS['partners recur']
+    head = head_of(rows, learn_temperature=True)
+
+    def loss(log_scale, head=head):
+        outputs = outputs_of(vectors_of(rows))
+        outputs['log_scale'] = jnp.full(len(outputs['logits']), log_scale)
+        losses, _ = head.losses(outputs, batch_of(rows))
+        return jnp.sum(losses * batch_of(rows)['unit_weights'])
+
+    at = float(-np.log(0.05))
+    fixed = loss(at, dataclasses.replace(head, learn_temperature=False))
+    assert float(loss(at)) == pytest.approx(float(fixed))
+    step = 1e-2
+    slope = float(loss(at + step) - loss(at - step)) / (2 * step)
+    assert float(jax.grad(loss)(at)) == pytest.approx(slope, rel=1e-2)
+    params = jax.eval_shape(head.init, jax.random.key(0))
+    assert set(params) == {'bert', 'log_scale'}
+
+
+def test_scores_are_computed_a_block_at_a_time_with_the_same_gradient():
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(50, 2, 8)).astype(np.float32)
+    batch = {'text_ids': rng.integers(0, 40, (50, 2)), 'unit_weights': np.ones(50, np.float32)}
+
+    def loss(vectors):
+        return jnp.sum(PAIRS.losses({'logits': vectors.reshape(-1, 8)}, batch)[0])
+
+    whole = jax.value_and_grad(loss)(vectors)
+    with mock.patch.object(heads, '_QUERIES_AT_ONCE', 16):
+        blocks = jax.jit(jax.value_and_grad(loss))(vectors)
+    jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5, atol=1e-5), whole, blocks)
+
+
+def test_cosines_are_to_have_the_order_of_the_scores():
+    """CoSENT, against a loop over pairs."""
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(5, 2, 8)).astype(np.float32)
+    scores = np.array([1, 0, 3, 3, 2], np.float32)
+    head = heads.ScoredPairs(CONFIG, temperature=0.1)
+    losses, _ = head.losses(outputs_of(vectors), {
+        'labels': padded(scores), 'unit_weights': padded(np.ones(5, np.float32))})
+    unit = retrieval.cut_and_scaled(vectors, 8)
+    cosines = (unit[:, 0] * unit[:, 1]).sum(-1)
+    wrong = [np.exp((cosines[i] - cosines[j]) / 0.1)
+             for i in range(5) for j in range(5) if scores[i] < scores[j]]
+    np.testing.assert_allclose(losses, np.log(1 + sum(wrong)), rtol=1e-5)
+
+
+def results_of(rows, vectors, names):
+    """Metrics and files of rows whose texts have these vectors [n, T, H]."""
+    columns = list(map(list, zip(*rows, strict=True)))
+    judged = retrieval._judged_rows(TextExamples(columns, None, list(map(str, columns[0])), 'x'))
+    vector_of = {text: vectors[n, t] for n, row in enumerate(rows) for t, text in enumerate(row)}
+    outputs = np.stack([vector_of[text] for text in [*judged.queries, *judged.documents]])
+    return retrieval._ranking_results(judged, names, (8,), {'logits': outputs})
+
+
+@pytest.mark.parametrize('name', ROWS)
+def test_any_right_answer_is_found(name):
+    rows = ROWS[name]
+    candidates = {text for row in rows for text in row[1:]}
+    for seed in range(5):
+        vectors = vectors_of(rows, seed)
+        vector_of = {
+            text: vectors[n, t] for n, row in enumerate(rows) for t, text in enumerate(row)}
+        found = {}
+        for number, row in enumerate(rows):
+            right = right_answers(rows, number)
+            scores = {}
+            for text in (candidates - {row[0]}) | right:
+                scores[text] = vector_of[text] @ vectors[number, 0]
+            found[row[0]] = max(scores, key=scores.__getitem__) in right
+        metrics, _ = results_of(rows, vectors, ['accuracy_at_1'])
+        assert metrics['accuracy_at_1'] == pytest.approx(np.mean(list(found.values())))
+
+
+def test_metrics_of_a_ranking_by_hand():
+    documents = np.array([[4, 2, 0], [1, 3, -1]])
+    relevant = [{2: 2, 7: 1, 4: 0}, {5: 1}]
+    names = ['ndcg_at_3', 'mrr_at_3', 'recall_at_2', 'accuracy_at_1', 'accuracy_at_3']
+    found = mean_metrics(names, documents, relevant)
+    best = 2 + 1 / np.log2(3)
+    expected = [2 / np.log2(3) / best / 2, 0.25, 0.25, 0.0, 0.5]
+    assert list(found.values()) == pytest.approx(expected)
+
+
+def test_equal_scores_are_in_a_stated_order():
+    vectors = np.eye(2, dtype=np.float32)[[0, 0, 1, 0]]
+    found = nearest(vectors[:1], vectors, 3, last_first=np.array([2, 0, 3, 1]))
+    assert found.documents.tolist() == [[0, 3, 1]]
+    assert nearest(vectors[:1], vectors, 9).documents.tolist() == [[0, 1, 3, 2]]
+    left_out = nearest(vectors[:1], vectors, 4, left_out=lambda some: np.ones((1, 4), bool))
+    assert (left_out.documents == -1).all()
+
+
+@pytest.mark.parametrize('name', ['ndcg', 'ndcg_at_0', 'accuracy', 'precision_at_1', ''])
+def test_an_unknown_metric_is_refused(name):
+    with refused('config.retrieval.metrics', 'ndcg_at_10'):
+        check_names([name], 'config.retrieval.metrics')
+
+
+@pytest.mark.extras
+def test_metrics_are_those_of_pytrec_eval():
+    """Of graded judgements, queries without relevant documents, and scores that are often equal."""
+    pytrec_eval = pytest.importorskip('pytrec_eval')
+    rng = np.random.default_rng(2)
+    vectors = np.round(rng.normal(size=(90, 3))).astype(np.float32)
+    vectors[:30, 2] = 0
+    names = [f'd{i}' for i in range(60)]
+    relevant = [
+        {int(i): float(rng.integers(-1, 4)) for i in rng.choice(60, size=rng.integers(1, 30))}
+        for _ in range(30)]
+    last_first = np.argsort(np.argsort(np.array(names)))
+    ranking = nearest(vectors[:30], vectors[30:], 60, last_first=last_first)
+    wanted = {'ndcg_at_10': 'ndcg_cut_10', 'ndcg_at_3': 'ndcg_cut_3', 'recall_at_20': 'recall_20',
+              'accuracy_at_5': 'success_5'}
+    qrels = {f'q{n}': {names[i]: int(gain) for i, gain in of_query.items()}
+             for n, of_query in enumerate(relevant)}
+    scores = vectors[:30] @ vectors[30:].T
+    run = {f'q{n}': dict(zip(names, map(float, row), strict=True)) for n, row in enumerate(scores)}
+    evaluator = pytrec_eval.RelevanceEvaluator(
+        qrels, {'ndcg_cut.3,10', 'recall.20', 'success.5', 'recip_rank'})
+    theirs = evaluator.evaluate(run)
+    assert len(theirs) == 30
+    ours = mean_metrics([*wanted, 'mrr_at_10'], ranking.documents, relevant)
+    for name, their_name in wanted.items():
+        expected = np.mean([of_query[their_name] for of_query in theirs.values()])
+        assert ours[name] == pytest.approx(expected, abs=1e-6), name
+    first_ten = {
+        f'q{n}': {names[i]: run[f'q{n}'][names[i]] for i in row[:10]}
+        for n, row in enumerate(ranking.documents)}
+    expected = [of_query['recip_rank'] for of_query in evaluator.evaluate(first_ten).values()]
+    assert ours['mrr_at_10'] == pytest.approx(np.mean(expected), abs=1e-6)
+
+
+def test_texts_of_the_same_tokens_are_equal():
+    def encode(texts):
+        words = [text.lower().split() for text in texts]
+        return (np.array([hash(word) % 1000 for of_text in words for word in of_text]),
+                np.array(list(map(len, words))))
+
+    tokenization = Tokenization(None, None, encode, None)
+    ids = retrieval.text_ids([['a b', 'c'], ['A b', 'a b c']], tokenization)
+    assert ids[0, 0] == ids[0, 1]
+    assert len(np.unique(ids)) == 3
