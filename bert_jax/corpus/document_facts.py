@@ -1,9 +1,10 @@
-"""By which documents of a text are left out: near-duplicates, and those with evaluation texts.
+"""By which documents of a text are left out: duplicates, and those with evaluation texts.
 
-Each connects functions on arrays (`near_duplicates`, `contamination`) to the parts of a store: what
-these find in the documents of a part is kept in its notes, and what they conclude from all parts
-goes into the manifest. In a manifest, beside `num_duplicates`:
+Each connects functions on arrays (`exact_duplicates`, `near_duplicates`, `contamination`) to the
+parts of a store: what these find in the documents of a part is kept in its notes, and what they
+conclude from all parts goes into the manifest:
 
+    num_duplicates          documents left out that are equal to an earlier one
     num_near_duplicates     documents left out as such
     num_contaminated        documents that hold evaluation texts, of those not left out before
     leaves_out_contaminated whether these are left out
@@ -13,14 +14,15 @@ goes into the manifest. In a manifest, beside `num_duplicates`:
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.config.filtering import FilterOptions
-from bert_jax.corpus import near_duplicates
+from bert_jax.corpus import exact_duplicates, near_duplicates
 from bert_jax.corpus.contamination import Evaluated, Found, fingerprint_of
 from bert_jax.corpus.near_duplicates import Signatures, signatures
-from bert_jax.corpus.store_parts import DocumentFilter, LeftOut, Notes
+from bert_jax.corpus.store_parts import DocumentFilter, KeyedRows, Notes, num_documents_of
 from bert_jax.text.tokenizer import Tokenizer
 
 # Names of notes.
@@ -50,6 +52,49 @@ def document_facts(options: FilterOptions, tokenizer: Tokenizer) -> list[Documen
 
 
 @dataclasses.dataclass(frozen=True)
+class ExactDuplicates:
+    """Leaves out documents that are equal to an earlier one, in every store."""
+
+    @property
+    def leaves_out(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def comparison(self) -> '_EqualDocuments':
+        """With all earlier documents."""
+        return _EqualDocuments()
+
+    def found(self, notes: Notes, is_repeat: np.ndarray) -> tuple[np.ndarray, None]:
+        """Those that the comparison found."""
+        return is_repeat, None
+
+    def counts(self, num_found: int, noted: Sequence[None]) -> dict[str, Any]:
+        """How many."""
+        return {'num_duplicates': num_found}
+
+
+class _EqualDocuments:
+    """Finds documents with an equal hash, which is their key."""
+
+    def repeats(self, notes: Sequence[Notes]) -> np.ndarray:
+        """See `store_parts.Comparison`."""
+        num_documents = sum(num_documents_of(part.read('index')) for part in notes)
+        return exact_duplicates.repeated(
+            lambda: (part.read('document_hashes') for part in notes), num_documents)
+
+    def rows(self, notes: Notes) -> KeyedRows:
+        """See `store_parts.Comparison`."""
+        hashes = notes.read('document_hashes')
+        return KeyedRows(
+            hashes, np.arange(len(hashes), dtype=np.uint32), np.zeros((len(hashes), 0), np.uint64))
+
+    def repeats_in(self, rows: KeyedRows) -> np.ndarray:
+        """See `store_parts.Comparison`."""
+        return exact_duplicates.later_ones(rows.keys)
+
+
+@dataclasses.dataclass(frozen=True)
 class NearDuplicates:
     """Leaves out documents that are similar to an earlier one.
 
@@ -70,18 +115,48 @@ class NearDuplicates:
         """Begins the notes of a part."""
         return _PartSignatures(self.threshold)
 
-    def decide(self, notes: Sequence[Notes], left_out: LeftOut) -> LeftOut:
-        """Adds the documents that are similar to an earlier one, which may be left out itself."""
+    @property
+    def leaves_out(self) -> bool:
+        """Always: there is no other use of them."""
+        return True
+
+    @property
+    def comparison(self) -> '_SimilarDocuments':
+        """With all earlier documents, which may be left out themselves."""
+        return _SimilarDocuments(self.threshold)
+
+    def found(self, notes: Notes, is_repeat: np.ndarray) -> tuple[np.ndarray, None]:
+        """Those that the comparison found."""
+        return is_repeat, None
+
+    def counts(self, num_found: int, noted: Sequence[None]) -> dict[str, Any]:
+        """How many, exact duplicates not among them."""
+        return {'num_near_duplicates': num_found}
+
+
+class _SimilarDocuments(NamedTuple):
+    """Finds documents with an equal key whose sketches are similar."""
+
+    threshold: float
+
+    def repeats(self, notes: Sequence[Notes]) -> np.ndarray:
+        """See `store_parts.Comparison`."""
         def read(part: int, rows: slice) -> tuple[np.ndarray, np.ndarray]:
             return notes[part].read_rows(_KEYS, rows), notes[part].read_rows(_KEY_DOCUMENTS, rows)
 
-        is_similar = near_duplicates.near_duplicates(
+        return near_duplicates.near_duplicates(
             [part.read(_BOUNDS) for part in notes], read,
             np.concatenate([part.read(_SKETCHES) for part in notes]), self.threshold)
-        num_added = int((is_similar & ~left_out.is_left_out).sum())
-        return LeftOut(
-            left_out.is_left_out | is_similar,
-            {**left_out.counts, 'num_near_duplicates': num_added})
+
+    def rows(self, notes: Notes) -> KeyedRows:
+        """See `store_parts.Comparison`."""
+        documents = notes.read(_KEY_DOCUMENTS)
+        return KeyedRows(notes.read(_KEYS), documents, notes.read(_SKETCHES)[documents])
+
+    def repeats_in(self, rows: KeyedRows) -> np.ndarray:
+        """See `store_parts.Comparison`."""
+        return np.unique(near_duplicates.similar_to_earlier(
+            rows.keys, np.arange(len(rows.keys)), rows.sketches, self.threshold))
 
 
 class _PartSignatures:
@@ -135,26 +210,29 @@ class Contamination:
         """Begins the notes of a part."""
         return _PartFound(self._evaluated)
 
-    def decide(self, notes: Sequence[Notes], left_out: LeftOut) -> LeftOut:
-        """Counts, and adds the documents with evaluation texts if they are to be left out."""
-        found: list[Found] = []
-        is_contaminated = np.zeros(len(left_out.is_left_out), bool)
-        first_document = 0
-        for part in notes:
-            of_part = Found(part.read(_DOCUMENTS), part.read(_FILES), part.read(_RUNS))
-            is_contaminated[first_document + of_part.documents] = True
-            found.append(of_part)
-            first_document += len(part.read('document_hashes'))
-        evaluated_files = self._evaluated.counts(found)
-        counts = {
-            **left_out.counts,
-            'num_contaminated': int((is_contaminated & ~left_out.is_left_out).sum()),
+    @property
+    def leaves_out(self) -> bool:
+        """Whether they are left out, or counted only."""
+        return self.is_removing
+
+    @property
+    def comparison(self) -> None:
+        """None: a document is compared with the evaluation files alone."""
+
+    def found(self, notes: Notes, is_repeat: np.ndarray) -> tuple[np.ndarray, Found]:
+        """Those that hold texts of the files, and which."""
+        of_part = Found(notes.read(_DOCUMENTS), notes.read(_FILES), notes.read(_RUNS))
+        is_contaminated = np.zeros(len(notes.read('document_hashes')), bool)
+        is_contaminated[of_part.documents] = True
+        return is_contaminated, of_part
+
+    def counts(self, num_found: int, noted: Sequence[Found]) -> dict[str, Any]:
+        """How many documents, and of each file how much is in the text."""
+        return {
+            'num_contaminated': num_found,
             'leaves_out_contaminated': self.is_removing,
-            'contamination': [file._asdict() for file in evaluated_files],
+            'contamination': [file._asdict() for file in self._evaluated.counts(noted)],
         }
-        if not self.is_removing:
-            return LeftOut(left_out.is_left_out, counts)
-        return LeftOut(left_out.is_left_out | is_contaminated, counts)
 
 
 class _PartFound:

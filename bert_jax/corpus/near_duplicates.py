@@ -250,10 +250,27 @@ def near_duplicates(
             part_keys, part_documents = read(number, slice(part[first], part[last]))
             keys.append(part_keys)
             documents.append(part_documents + first_documents[number])
-        for later, earlier in _pairs(np.concatenate(keys), np.concatenate(documents)):
-            similar = _are_similar(sketches[later], sketches[earlier], threshold)
-            left_out[later[similar]] = True
+        left_out[similar_to_earlier(
+            np.concatenate(keys), np.concatenate(documents), sketches, threshold)] = True
     return left_out
+
+
+def similar_to_earlier(
+    keys: np.ndarray, documents: np.ndarray, sketches: np.ndarray, threshold: float
+) -> np.ndarray:
+    """Documents that are similar to an earlier one with the same key, int; some repeatedly.
+
+    Args:
+      keys: uint64 [n], all with each of their values.
+      documents: int [n], with these keys; in the order of the text where keys are equal.
+      sketches: uint64 [D, SKETCH_WORDS].
+      threshold: that of the signatures.
+    """
+    found: list[np.ndarray] = []
+    for later, earlier in _pairs(keys, documents):
+        similar = _are_similar(sketches[later], sketches[earlier], threshold)
+        found.append(later[similar])
+    return np.concatenate(found)
 
 
 def _passes(num_keys: np.ndarray, keys_at_once: int) -> Iterator[tuple[int, int]]:

@@ -39,7 +39,7 @@ from bert_jax.corpus.bad_files import readable
 from bert_jax.corpus.build_progress import Progress, Read, UnitsRead
 from bert_jax.corpus.digests import name_of
 from bert_jax.corpus.source import Source, TokenBatch, Unit
-from bert_jax.corpus.store_finishing import VOCABULARY, Origin, finish_store
+from bert_jax.corpus.store_finishing import VOCABULARY, Origin, Summaries, finish_store
 from bert_jax.corpus.store_parts import (
     PART_FILE_BYTES,
     DocumentFilter,
@@ -385,7 +385,9 @@ class ShareMaker:
         self._token_dtype = smallest_token_dtype(len(build.tokenizer.vocab))
         self._limits = Limits.of(sum(share.num_bytes for share in build.shares))
 
-    def make(self, share: Share, note: Callable[[Read], None] = lambda read: None) -> None:
+    def make(
+        self, share: Share, note: Callable[[Read], None] = lambda read: None
+    ) -> list[str]:
         """Makes the parts that a share lacks, and notes that it is done.
 
         Files that cannot be read are noted.
@@ -393,6 +395,9 @@ class ShareMaker:
         Args:
           share: of the build.
           note: gets what is read.
+
+        Returns:
+          The names of all parts of the share.
         """
         build = self.build
         number, start, is_whole = self._resumed(share)
@@ -409,6 +414,7 @@ class ShareMaker:
             bad.keep()
         files.write_whole(build.folder / f'{share.name}{_DONE_ENDING}', b'')
         read.end(share.last)
+        return [part_name(share.number, made) for made in range(number)]
 
     def _resumed(self, share: Share) -> tuple[int, Start, bool]:
         """(Number of the first part that a share lacks, where it begins, whether it lacks none)."""
@@ -453,8 +459,12 @@ class ShareMaker:
         return is_last
 
 
-def finish(build: Build) -> None:
+def finish(build: Build, summaries: Summaries | None = None) -> None:
     """Makes the parts a store, when all shares are done.
+
+    Args:
+      build: of the store.
+      summaries: of its parts, if others have made them.
 
     Raises:
       InputError: a share is not done, a part is damaged, more files cannot be read than may be,
@@ -464,7 +474,7 @@ def finish(build: Build) -> None:
         return
     with disk_faults(build.folder):
         try:
-            _finish(build)
+            _finish(build, summaries)
         except FileNotFoundError:  # as in `make_shares`
             if not is_finished(build.folder):
                 raise
@@ -473,7 +483,7 @@ def finish(build: Build) -> None:
         tell(_summary(manifest, time.monotonic() - build.started))
 
 
-def _finish(build: Build) -> None:
+def _finish(build: Build, summaries: Summaries | None) -> None:
     missing = undone(build)
     if missing and not is_finished(build.folder):
         shown = ', '.join(str(share.number) for share in missing[:10])
@@ -508,7 +518,7 @@ def _finish(build: Build) -> None:
         vocab_size=len(build.tokenizer.vocab),
         lowercase=build.tokenizer.lowercase)
     try:
-        finish_store(build.folder, origin, len(build.shares), build.facts, bad)
+        finish_store(build.folder, origin, len(build.shares), build.facts, bad, summaries)
     except InputError:
         _remove(build.folder, (_DONE_ENDING,))  # so that the next start looks at the parts
         raise

@@ -1,175 +1,216 @@
 """The last step of a token store: its index, and what depends on all documents.
 
 It reads what was noted of the parts, not the text, and may be repeated: the files that it writes
-follow from the parts alone. Of D documents it keeps a byte each in memory, and `_HASHES_AT_ONCE`
-hashes. A text of 1e12 tokens, in 16,000 parts, has about 1e9 documents.
+follow from the parts alone. First all documents are compared with each other; then each part has a
+summary, which knows the documents that are left out; then all summaries are joined, in whatever
+order, and written. One process does it all, with a byte of each document in memory and as much as a
+comparison takes; or those of an engine compare and summarize (see `beam_shares`), and one joins. A
+text of 1e12 tokens, in 16,000 parts, has about 1e9 documents.
 """
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.corpus.document_facts import ExactDuplicates
 from bert_jax.corpus.store_parts import (
+    Decider,
     DocumentFilter,
-    LeftOut,
     LowestDocuments,
     Notes,
     blocks_path,
     notes_path,
+    num_documents_of,
     numbers_of,
     part_names,
 )
 from bert_jax.rows import store
-from bert_jax.rows.blocks import smallest_token_dtype
+from bert_jax.rows.blocks import Block, smallest_token_dtype
 from bert_jax.rows.store_statistics import SentenceSample
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError
 
 VOCABULARY = 'vocabulary'  # the folder of the tokenizer's files
-_HASHES_AT_ONCE = 1 << 26  # of documents: sorting them takes 2 GB
 _THREADS = 16
 
 
-class Parts:
-    """The finished parts of a store.
+def deciders_of(facts: Sequence[DocumentFilter]) -> list[Decider]:
+    """What decides which documents are left out, one after the other."""
+    return [ExactDuplicates(), *facts]
+
+
+class PartSummary(NamedTuple):
+    """What a store keeps of a part of which is known which documents are left out.
 
     Attributes:
-      names: of the parts, in the order of the text.
-      sizes: bytes of their blocks.
-      notes: of the parts.
-      indices: of their blocks, of `blocks.INDEX_DTYPE`.
-      first_document: int64 [parts + 1], the number of each part's first document, and of all.
+      blocks: their index, of `blocks.INDEX_DTYPE`.
+      is_last: whether it is the last of its share.
+      totals: int64 [2], sentences and bytes of text.
+      token_counts: int64 [vocab_size].
+      left_out: a bit for each document, as bytes.
+      num_found, noted: by each decider, as its `counts` takes them.
+      sentences: (hashes, documents, limit) of a sample, from documents that are used.
+      held_out: (documents, their numbers, the limit of hashes), of those that are used.
     """
 
-    def __init__(self, folder: files.Path, num_shares: int, copies: str):
-        """Opens the notes.
-
-        Args:
-          folder: of the store.
-          num_shares: of the source.
-          copies: a folder on a disk for the notes, if the store is in a bucket.
-
-        Raises:
-          InputError: a part is missing or damaged.
-        """
-        found = files.sizes(folder)
-        self.names = part_names(found)
-        with ThreadPoolExecutor(_THREADS) as pool:
-            self.notes = list(pool.map(
-                lambda name: Notes.open(notes_path(folder, name), copies), self.names))
-        # Not in threads: Python 3.11's parser, which reads the headers of NumPy's files, may fail
-        # there (CPython's issue 106905).
-        self.indices = [notes.read('index') for notes in self.notes]
-        self._check_whole(folder, num_shares)
-        self.sizes: list[int] = []
-        for name, index in zip(self.names, self.indices, strict=True):
-            path = blocks_path(folder, name)
-            size = int(index['num_bytes'].sum(dtype=np.int64))
-            if found.get(path.name) != size:
-                raise InputError(f'{path} is missing or has another size than its part: delete '
-                                 f'{notes_path(folder, name)} and it is built again')
-            self.sizes.append(size)
-        num_documents = [int(index['num_documents'].sum(dtype=np.int64)) for index in self.indices]
-        self.first_document = np.concatenate([[0], np.cumsum(num_documents, dtype=np.int64)])
-
-    def _check_whole(self, folder: files.Path, num_shares: int) -> None:
-        """Raises an InputError unless each share has all of its parts."""
-        expected = (0, 0)
-        for name, notes in zip(self.names, self.notes, strict=True):
-            share, number = numbers_of(name)
-            if (share, number) != expected:
-                break
-            _, is_last = notes.following()
-            expected = (share + 1, 0) if is_last else (share, number + 1)
-        if expected != (num_shares, 0):
-            raise InputError(f'{folder} lacks a part of share {expected[0]}, which was there: '
-                             'start again and it is built')
-
-    @property
-    def num_documents(self) -> int:
-        """Documents of all parts."""
-        return int(self.first_document[-1])
-
-    def documents(self, part: int) -> slice:
-        """The numbers of a part's documents."""
-        return slice(int(self.first_document[part]), int(self.first_document[part + 1]))
+    blocks: np.ndarray
+    is_last: bool
+    totals: np.ndarray
+    token_counts: np.ndarray
+    left_out: np.ndarray
+    num_found: list[int]
+    noted: list[Any]
+    sentences: tuple[np.ndarray, np.ndarray, np.uint64]
+    held_out: tuple[Block, np.ndarray, np.uint64]
 
 
-def left_out_documents(parts: Parts, facts: Sequence[DocumentFilter]) -> LeftOut:
-    """Decides from what was noted of all documents which are not to be used.
-
-    These are all but the first of exact duplicates, and those that the facts add, one after the
-    other.
-    """
-    left_out = _exact_duplicates(parts)
-    for fact in facts:
-        left_out = fact.decide(parts.notes, left_out)
-    return left_out
-
-
-def _exact_duplicates(parts: Parts) -> LeftOut:
-    """All documents but the first with the same hash."""
-    def hashes() -> Iterator[np.ndarray]:
-        for notes in parts.notes:
-            yield notes.read('document_hashes')
-
-    if parts.num_documents <= _HASHES_AT_ONCE:
-        in_memory = list(hashes())
-        is_duplicate = repeated(lambda: in_memory, parts.num_documents)
-    else:
-        is_duplicate = repeated(hashes, parts.num_documents)
-    return LeftOut(is_duplicate, {'num_duplicates': int(is_duplicate.sum())})
-
-
-def repeated(hashes: Callable[[], Iterable[np.ndarray]], num_hashes: int) -> np.ndarray:
-    """Which of some hashes occur earlier among them, bool [num_hashes].
-
-    They are read once for each pass; a pass takes those with some leading bits.
+def summarized(
+    notes: Notes, deciders: Sequence[Decider], repeats: Sequence[np.ndarray]
+) -> PartSummary:
+    """The summary of a part.
 
     Args:
-      hashes: gives them, as uint64 arrays one after the other; called for each pass.
-      num_hashes: of all arrays together.
+      notes: of the part.
+      deciders: see `deciders_of`.
+      repeats: for each of these, what its comparison found in the part: bool [D].
+
+    Raises:
+      InputError: the notes are damaged.
     """
-    bits = 0
-    while num_hashes >> bits > _HASHES_AT_ONCE:
-        bits += 1
-    is_repeated = np.zeros(num_hashes, bool)
-    for leading in range(1 << bits):
-        chosen: list[np.ndarray] = []
-        places: list[np.ndarray] = []
-        begin = 0
-        for values in hashes():
-            if bits:
-                place = np.flatnonzero(values >> np.uint64(64 - bits) == leading)
-                chosen.append(values[place])
-                places.append(place + begin)
-            else:
-                chosen.append(values)
-            begin += len(values)
-        found = _later_ones(np.concatenate([*chosen, np.zeros(0, np.uint64)]))
-        if bits:
-            found = np.concatenate(places)[found]
-        is_repeated[found] = True
-    return is_repeated
+    index = notes.read('index')
+    is_left_out = np.zeros(num_documents_of(index), bool)
+    num_found: list[int] = []
+    noted: list[Any] = []
+    for decider, is_repeat in zip(deciders, repeats, strict=True):
+        is_found, note = decider.found(notes, is_repeat)
+        num_found.append(int((is_found & ~is_left_out).sum()))
+        noted.append(note)
+        if decider.leaves_out:
+            is_left_out |= is_found
+    hashes = notes.read('sentence_hashes')
+    documents = notes.read('sentence_documents')
+    is_used = ~is_left_out[documents]
+    block, numbers, limit = notes.held_out()
+    is_taken = ~is_left_out[numbers]
+    _, is_last = notes.following()
+    return PartSummary(
+        blocks=index,
+        is_last=is_last,
+        totals=notes.read('totals'),
+        token_counts=notes.read('token_counts'),
+        left_out=np.packbits(is_left_out),
+        num_found=num_found,
+        noted=noted,
+        sentences=(
+            hashes[is_used], documents[is_used], np.uint64(notes.read('sentence_limit'))),
+        held_out=(block.chosen(is_taken), numbers[is_taken], limit))
 
 
-def _later_ones(hashes: np.ndarray) -> np.ndarray:
-    """The places of hashes that occur at an earlier place too, int64."""
-    order = np.argsort(hashes)
-    ordered = hashes[order]
-    is_equal = ordered[1:] == ordered[:-1]  # to the one before
-    in_run = np.zeros(len(order), bool)
-    in_run[1:] = is_equal
-    in_run[:-1] |= is_equal
-    places = order[in_run]
-    of_places = ordered[in_run]
-    by_place = np.lexsort((places, of_places))
-    places = places[by_place]
-    of_places = of_places[by_place]
-    return places[1:][of_places[1:] == of_places[:-1]]
+class Summaries:
+    """The summaries of parts, to be joined in any order.
+
+    Those of all parts of a text take about as much memory as its index: samples of its parts are
+    the smaller the more text there is, and the counts of tokens are added up.
+
+    Attributes:
+      parts: by name; without `token_counts`.
+      token_counts: int64 [vocab_size], of all of them.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[str, PartSummary] = {}
+        self.token_counts = np.zeros(0, np.int64)
+
+    def add(self, name: str, part: PartSummary) -> None:
+        """Adds a part."""
+        self.parts[name] = part._replace(token_counts=np.zeros(0, np.int64))
+        self._count(part.token_counts)
+
+    def join(self, others: 'Summaries') -> None:
+        """Adds other parts."""
+        self.parts |= others.parts
+        self._count(others.token_counts)
+
+    def _count(self, token_counts: np.ndarray) -> None:
+        if not len(self.token_counts):
+            self.token_counts = token_counts.copy()
+        elif len(token_counts):
+            self.token_counts += token_counts
+
+
+def _summaries(
+    folder: files.Path, num_shares: int, facts: Sequence[DocumentFilter]
+) -> Summaries:
+    """The summaries of all parts in a folder, made by this process.
+
+    Raises:
+      InputError: a part is missing or damaged.
+    """
+    deciders = deciders_of(facts)
+    found = Summaries()
+    with files.temporary_folder() as copies:
+        names = part_names(files.sizes(folder))
+        with ThreadPoolExecutor(_THREADS) as pool:
+            notes = list(pool.map(
+                lambda name: Notes.open(notes_path(folder, name), copies), names))
+        # Not in threads: Python 3.11's parser, which reads the headers of NumPy's files, may fail
+        # there (CPython's issue 106905).
+        indices = {name: of_part.read('index') for name, of_part in zip(names, notes, strict=True)}
+        _check_whole(names, [of_part.following()[1] for of_part in notes], folder, num_shares)
+        _check_sizes(indices, folder)
+        ends = np.cumsum([num_documents_of(index) for index in indices.values()])
+        repeats: list[list[np.ndarray]] = []
+        for decider in deciders:
+            is_repeat = np.zeros(ends[-1] if names else 0, bool)
+            if decider.comparison is not None:
+                is_repeat = decider.comparison.repeats(notes)
+            repeats.append(np.split(is_repeat, ends[:-1]))
+        for name, of_part, *is_repeat_in in zip(names, notes, *repeats, strict=True):
+            found.add(name, summarized(of_part, deciders, is_repeat_in))
+    return found
+
+
+def _check_whole(
+    names: Sequence[str], are_last: Sequence[bool], folder: files.Path, num_shares: int
+) -> None:
+    """Raises an InputError unless each share has all of its parts.
+
+    Args:
+      names: of the parts that are there, in the order of the text.
+      are_last: whether each is the last of its share.
+      folder: of the store.
+      num_shares: of the source.
+    """
+    expected = (0, 0)
+    for name, is_last in zip(names, are_last, strict=True):
+        share, number = numbers_of(name)
+        if (share, number) != expected:
+            break
+        expected = (share + 1, 0) if is_last else (share, number + 1)
+    if expected != (num_shares, 0):
+        raise InputError(f'{folder} lacks a part of share {expected[0]}, which was there: '
+                         'start again and it is built')
+
+
+def _check_sizes(indices: Mapping[str, np.ndarray], folder: files.Path) -> dict[str, int]:
+    """The bytes of the parts' blocks.
+
+    Raises:
+      InputError: a file has others than its index says, or is missing.
+    """
+    found = files.sizes(folder)
+    sizes: dict[str, int] = {}
+    for name, index in indices.items():
+        path = blocks_path(folder, name)
+        sizes[name] = int(index['num_bytes'].sum(dtype=np.int64))
+        if found.get(path.name) != sizes[name]:
+            raise InputError(f'{path} is missing or has another size than its part: delete '
+                             f'{notes_path(folder, name)} and it is built again')
+    return sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +235,7 @@ class Origin:
 
 def finish_store(
     folder: files.Path, origin: Origin, num_shares: int, facts: Sequence[DocumentFilter] = (),
-    bad_files: Mapping[str, str] | None = None,
+    bad_files: Mapping[str, str] | None = None, summaries: Summaries | None = None,
 ) -> None:
     """Writes what a store lacks when all of its parts are there, and last the manifest.
 
@@ -204,32 +245,37 @@ def finish_store(
       num_shares: of the source.
       facts: see `store_building.open_build`.
       bad_files: what is wrong with files that were set aside, by their names; for the manifest.
+      summaries: of all parts; None: they are made here.
 
     Raises:
       InputError: a part is damaged, or there is no text.
     """
-    with files.temporary_folder() as copies:
-        parts = Parts(folder, num_shares, copies)
-        if not parts.num_documents:
-            raise InputError(f"data source '{origin.source}' holds no text")
-        left_out = left_out_documents(parts, facts)
-        contents = {
-            store.INDEX: _index(parts).tobytes(),
-            store.LEFT_OUT: np.packbits(left_out.is_left_out, bitorder='little').tobytes(),
-        }
-        totals = np.zeros(2, np.int64)
-        token_counts = np.zeros(origin.vocab_size, np.int64)
-        sentences = SentenceSample()
-        held_out = LowestDocuments(smallest_token_dtype(origin.vocab_size).itemsize)
-        for part, notes in enumerate(parts.notes):
-            is_used = ~left_out.is_left_out[parts.documents(part)]
-            totals += notes.read('totals')
-            token_counts += notes.read('token_counts')
-            _add_sentences(sentences, notes, is_used)
-            _add_held_out(held_out, notes, is_used)
+    if summaries is None:
+        summaries = _summaries(folder, num_shares, facts)
+    names = sorted(summaries.parts, key=numbers_of)
+    parts = [summaries.parts[name] for name in names]
+    _check_whole(names, [part.is_last for part in parts], folder, num_shares)
+    sizes = _check_sizes({name: summaries.parts[name].blocks for name in names}, folder)
+    num_documents = [num_documents_of(part.blocks) for part in parts]
+    if not sum(num_documents):
+        raise InputError(f"data source '{origin.source}' holds no text")
+    is_left_out = np.concatenate([
+        np.unpackbits(part.left_out, count=num)
+        for part, num in zip(parts, num_documents, strict=True)])
+    contents = {
+        store.INDEX: _index(parts).tobytes(),
+        store.LEFT_OUT: np.packbits(is_left_out, bitorder='little').tobytes(),
+    }
+    totals = np.zeros(2, np.int64)
+    sentences = SentenceSample()
+    held_out = LowestDocuments(smallest_token_dtype(origin.vocab_size).itemsize)
+    for part in parts:
+        totals += part.totals
+        sentences.add_hashes(*part.sentences)
+        held_out.add(*part.held_out)
     block, _ = held_out.documents()
     contents[store.HELD_OUT] = block.to_bytes()
-    contents[store.TOKEN_COUNTS] = token_counts.astype('<i8').tobytes()
+    contents[store.TOKEN_COUNTS] = summaries.token_counts.astype('<i8').tobytes()
     for name, content in contents.items():
         files.write_whole(folder / name, content)
     contents |= _vocabulary_files(folder)
@@ -237,41 +283,35 @@ def finish_store(
     manifest = {
         'format_version': store.FORMAT_VERSION,
         **dataclasses.asdict(origin),
-        'num_blocks': sum(map(len, parts.indices)),
-        'num_tokens': int(token_counts.sum()),
+        'num_blocks': sum(len(part.blocks) for part in parts),
+        'num_tokens': int(summaries.token_counts.sum()),
         'num_sentences': num_sentences,
-        'num_documents': parts.num_documents,
-        **left_out.counts,
+        'num_documents': sum(num_documents),
+        **_counts(parts, deciders_of(facts)),
         'text_bytes': text_bytes,
         'repeated_share': sentences.repeated_share(),
         **({'bad_files': bad_files} if bad_files else {}),
-        'parts': dict(zip(parts.names, parts.sizes, strict=True)),
+        'parts': sizes,
         'files': {name: store.described_file(content) for name, content in contents.items()},
     }
     files.write_whole(folder / store.MANIFEST, json.dumps(manifest, indent=1))
 
 
-def _index(parts: Parts) -> np.ndarray:
+def _index(parts: Iterable[PartSummary]) -> np.ndarray:
     """The index of all blocks, with the numbers of their parts."""
-    for number, index in enumerate(parts.indices):
+    indices = [part.blocks.copy() for part in parts]
+    for number, index in enumerate(indices):
         index['part'] = number
-    return np.concatenate(parts.indices)
+    return np.concatenate(indices)
 
 
-def _add_sentences(sentences: SentenceSample, notes: Notes, is_used: np.ndarray) -> None:
-    """Adds a part's sampled sentences of the documents that are used, bool [D of the part]."""
-    hashes = notes.read('sentence_hashes')
-    documents = notes.read('sentence_documents')
-    in_used = is_used[documents]
-    limit = np.uint64(notes.read('sentence_limit'))
-    sentences.add_hashes(hashes[in_used], documents[in_used], limit)
-
-
-def _add_held_out(held_out: LowestDocuments, notes: Notes, is_used: np.ndarray) -> None:
-    """Adds a part's candidates for the held-out documents, as far as they are used."""
-    block, numbers, limit = notes.held_out()
-    used = is_used[numbers]
-    held_out.add(block.chosen(used), numbers[used], limit)
+def _counts(parts: Sequence[PartSummary], deciders: Sequence[Decider]) -> dict[str, Any]:
+    """What the deciders say in the manifest."""
+    counts: dict[str, Any] = {}
+    for number, decider in enumerate(deciders):
+        num_found = sum(part.num_found[number] for part in parts)
+        counts |= decider.counts(num_found, [part.noted[number] for part in parts])
+    return counts
 
 
 def _vocabulary_files(folder: files.Path) -> dict[str, bytes]:

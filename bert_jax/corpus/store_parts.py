@@ -14,9 +14,8 @@ them, as NumPy arrays:
     held_out, held_out_numbers, held_out_limit
                                   of `LowestDocuments`, as the bytes of a block
 
-and what `DocumentFilter` note. They stay in the finished store: of a
-store with a damaged index only the last step has to be repeated, and several workers may do that at
-the same time.
+and what `DocumentFilter` note. They stay in the finished store: of a store with a damaged index
+only the last step has to be repeated, and several workers may do that at the same time.
 
 Equal text gives equal bytes.
 """
@@ -62,19 +61,93 @@ class PartFacts(Protocol):
         """Arrays for the notes of the part, by names that no others have."""
 
 
-class LeftOut(NamedTuple):
-    """Documents that are not to be used.
+class KeyedRows(NamedTuple):
+    """Documents of a part, or of several, by keys that any documents of a text may share.
 
     Attributes:
-      is_left_out: bool [D], of all documents of a text.
-      counts: for the manifest: how many for which reason, and what else is known of them.
+      keys: uint64 [n].
+      documents: uint32 [n], counted from the first of their part.
+      sketches: uint64 [n, W], by which documents with an equal key are compared; W may be 0.
     """
 
-    is_left_out: np.ndarray
-    counts: dict[str, Any]
+    keys: np.ndarray
+    documents: np.ndarray
+    sketches: np.ndarray
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """The rows of parts, one part after the other."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def by_leading_bits(self, num_bits: int) -> Iterator[tuple[int, Self]]:
+        """(The first `num_bits` bits of keys, the rows with them in their order)."""
+        if not num_bits:
+            yield 0, self
+            return
+        leading = (self.keys >> np.uint64(64 - num_bits)).astype(np.int64)
+        order = np.argsort(leading, kind='stable')
+        values, starts = np.unique(leading[order], return_index=True)
+        for value, rows in zip(values.tolist(), np.split(order, starts[1:]), strict=True):
+            yield value, type(self)(self.keys[rows], self.documents[rows], self.sketches[rows])
 
 
-class DocumentFilter(Protocol):
+class Comparison(Protocol):
+    """Finds the documents that repeat an earlier one of the text, in whatever part, by their keys.
+
+    Only documents with an equal key are compared. So one process can look at all parts, or several
+    at the rows of some keys each, with the same result.
+    """
+
+    def repeats(self, notes: 'Sequence[Notes]') -> np.ndarray:
+        """Which documents of all parts repeat an earlier one: bool [D].
+
+        Args:
+          notes: of the parts, in the order of the text.
+        """
+
+    def rows(self, notes: 'Notes') -> KeyedRows:
+        """The rows of a part; in the order of the documents where keys are equal."""
+
+    def repeats_in(self, rows: KeyedRows) -> np.ndarray:
+        """The numbers of the rows whose documents repeat an earlier one.
+
+        Args:
+          rows: of all parts, one part after the other, with some keys.
+        """
+
+
+class Decider(Protocol):
+    """Decides of the documents of a part whether they are left out.
+
+    Attributes:
+      leaves_out: whether those found are left out, or only counted.
+      comparison: with documents of other parts, if it needs one.
+    """
+
+    @property
+    def leaves_out(self) -> bool: ...
+
+    @property
+    def comparison(self) -> Comparison | None: ...
+
+    def found(self, notes: 'Notes', is_repeat: np.ndarray) -> tuple[np.ndarray, Any]:
+        """Which documents of a part are found, bool [D], and what else `counts` needs of it.
+
+        Args:
+          notes: of the part.
+          is_repeat: bool [D], what the comparison found; nothing without one.
+        """
+
+    def counts(self, num_found: int, noted: Sequence[Any]) -> dict[str, Any]:
+        """For the manifest.
+
+        Args:
+          num_found: how many were found that are not left out for an earlier reason.
+          noted: by `found`, of all parts in the order of the text.
+        """
+
+
+class DocumentFilter(Decider, Protocol):
     """What to note of documents, to decide when all are noted which are left out.
 
     It can be pickled.
@@ -87,13 +160,10 @@ class DocumentFilter(Protocol):
     def of_part(self) -> PartFacts:
         """Begins the notes of a part."""
 
-    def decide(self, notes: 'Sequence[Notes]', left_out: LeftOut) -> LeftOut:
-        """Adds the documents that are left out for this reason.
 
-        Args:
-          notes: of all parts, in the order of the text.
-          left_out: for other reasons; these documents are not counted again.
-        """
+def num_documents_of(index: np.ndarray) -> int:
+    """The number of documents in blocks with this index."""
+    return int(index['num_documents'].sum(dtype=np.int64))
 
 
 class Start(NamedTuple):

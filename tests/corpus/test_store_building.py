@@ -11,7 +11,13 @@ from concurrent import futures
 import numpy as np
 import pytest
 
-from bert_jax.corpus import store_building, store_finishing, store_parts, text_batches, tokenize
+from bert_jax.corpus import (
+    exact_duplicates,
+    store_building,
+    store_parts,
+    text_batches,
+    tokenize,
+)
 from bert_jax.corpus.source import Document, Source, Unit
 from bert_jax.corpus.sources import open_source
 from bert_jax.rows.store import TokenStore, file_sizes
@@ -482,9 +488,9 @@ def _hashes_by_brute_force(hashes):
 def test_of_repeated_hashes_all_but_the_first_are_found(monkeypatch, at_once, num_different):
     rng = np.random.default_rng(0)
     hashes = rng.integers(0, 2**64, num_different, np.uint64)[rng.integers(0, num_different, 200)]
-    monkeypatch.setattr(store_finishing, '_HASHES_AT_ONCE', at_once)
+    monkeypatch.setattr(exact_duplicates, '_HASHES_AT_ONCE', at_once)
     arrays = np.split(hashes, [0, 3, 3, 100, 199])
-    found = store_finishing.repeated(lambda: iter(arrays), len(hashes))
+    found = exact_duplicates.repeated(lambda: iter(arrays), len(hashes))
     assert found.tolist() == _hashes_by_brute_force(hashes)
 
 
@@ -492,7 +498,7 @@ def test_of_repeated_hashes_all_but_the_first_are_found(monkeypatch, at_once, nu
 def test_the_number_of_passes_over_the_hashes_does_not_matter(
         tmp_path, monkeypatch, small_parts, at_once):
     texts = _random_texts(12)
-    monkeypatch.setattr(store_finishing, '_HASHES_AT_ONCE', at_once)
+    monkeypatch.setattr(exact_duplicates, '_HASHES_AT_ONCE', at_once)
     store = build(texts + texts[::-1], tmp_path)
     assert whole(store).documents.tolist() == list(range(12))
     assert store.manifest['num_duplicates'] == 12
