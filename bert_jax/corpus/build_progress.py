@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 from bert_jax.corpus.source import Unit
 from bert_jax.runtime.errors import counted, tell
+from bert_jax.runtime.joining import elapsed
 from bert_jax.runtime.pace import Pace
 
 _REPORT_SECONDS = 10.0
@@ -23,12 +24,14 @@ class Read(NamedTuple):
       text_of_units: of units that were read to their end.
       estimate_of_units: of these units, what was estimated before.
       skipped: the estimates of units that an earlier start has read.
+      shares_taken: from earlier stores, which have them; a number.
     """
 
     text: int = 0
     text_of_units: int = 0
     estimate_of_units: int = 0
     skipped: int = 0
+    shares_taken: int = 0
 
     def plus(self, more: 'Read') -> Self:
         """Both together."""
@@ -98,6 +101,13 @@ class Progress:
         """Notes that one more share is done."""
         self._num_done += 1
 
+    def tell_taken(self) -> None:
+        """Says how many shares other stores had, if there are any."""
+        if self._reports and self._read.shares_taken:
+            tell(f'token store: {self._read.shares_taken:,} of '
+                 f"{counted(self._num_shares, 'share')} taken from earlier stores in the same "
+                 'place, which have the same files')
+
     def add(self, more: Read) -> None:
         """Notes that more was read."""
         self.set(self._read.plus(more))
@@ -121,7 +131,7 @@ class Progress:
             done = max(self._read.text - self._first_text, 1)
             parts.append(f'{done / self._pace.seconds / 1e6:.1f} MB/s')
             if left is not None:
-                parts.append(f'{self._pace.seconds_left(done, left) / 60:.1f} min left')
+                parts.append(f'{elapsed(self._pace.seconds_left(done, left))} left')
         return ', '.join(parts)
 
     def _left(self) -> float | None:

@@ -142,7 +142,8 @@ def share_store(
         `data.dir` is not shared, or another host has a different text.
     """
     name = hosts.share(
-        'token store', lambda: store_building.store_fingerprint(text.source, tokenizer, facts))
+        'token store',
+        lambda: store_building.choose_name(text.source, tokenizer, places.shared, facts))
     folder = places.shared / 'stores' / name
     if hosts.first():
         for place in (folder, folder / VOCABULARY):
@@ -154,7 +155,7 @@ def share_store(
         if which is not None:
             build = store_building.open_build(
                 text.source, tokenizer, places.shared, hosts.first(), vocab_file, facts,
-                max_bad_files)
+                max_bad_files, name)
         _build(build, which or store_building.WHOLE)
     elif hosts.first() and not files.in_bucket(folder):
         with contextlib.suppress(OSError):  # of a folder that may only be read
@@ -222,7 +223,7 @@ def _place_among_builders(
     ours = theirs if source is None else source.outline
     hosts.agree('the text', {text.name: ours})
     is_same = source is not None and (
-        hosts.first() or _fingerprint_if_here(source, tokenizer, facts) == name)
+        hosts.first() or name in _names_if_here(source, tokenizer, facts))
     machines = hosts.exchange('builders', _machine() if is_same else '')
     builders = [
         host for host, machine in enumerate(machines)
@@ -232,13 +233,14 @@ def _place_among_builders(
     return store_building.Slice(builders.index(hosts.index()), len(builders))
 
 
-def _fingerprint_if_here(
+def _names_if_here(
     source: Source, tokenizer: Any, facts: Sequence[DocumentFilter]
-) -> str:
-    """The name of a store; '' if this host cannot read the text or a file of the facts."""
+) -> list[str]:
+    """What a store may be called; nothing where the text or a file of the facts cannot be read."""
     with contextlib.suppress(InputError, OSError):
-        return store_building.store_fingerprint(source, tokenizer, facts)
-    return ''
+        return [store_building.store_fingerprint(source, tokenizer, facts, by_content)
+                for by_content in (False, True)]
+    return []
 
 
 def _machine() -> str:

@@ -42,6 +42,8 @@ class Source:
       read: gives the documents of a unit, always the same in the same order; raises a DamagedFile
         that names the file and the place of unreadable content.
       fingerprint: gives a digest of the content, independent of its path.
+      contents: gives for each unit what changes with the content of its file or the way to read it;
+        nothing where only the whole is known.
       outline: a summary, made without reading the text, which hosts compare.
       takes_all_cores: whether reading a unit keeps all cores busy, with processes of its own.
     """
@@ -52,6 +54,7 @@ class Source:
     fingerprint: Callable[[], str]
     outline: str = ''
     takes_all_cores: bool = False
+    contents: Callable[[], Sequence[str]] = tuple
 
 
 class TextBatch(NamedTuple):

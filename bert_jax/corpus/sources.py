@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import itertools
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -182,11 +183,14 @@ def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
             raise InputError(f"data source '{spec}': {file.path} is empty; leave it out")
     sizes = [file.size for file in found]
     name_in_digest = known.name_in_digest or format_name
+    units = [_units_of(file, format_name) for file in found]
+    contents = _Contents(name_in_digest, column, found, [len(of_file) for of_file in units])
     return Source(
         spec,
-        [unit for file in found for unit in _units_of(file, format_name)],
+        list(itertools.chain.from_iterable(units)),
         read=functools.partial(read_documents, format_name, column),
-        fingerprint=functools.partial(_digest_of_files, name_in_digest, column, found),
+        fingerprint=contents.fingerprint,
+        contents=contents.of_units,
         outline=f'{len(sizes)} files of {sum(sizes):,} bytes, {name_of([name_in_digest, sizes])}',
         takes_all_cores=known.takes_all_cores)
 
@@ -255,23 +259,58 @@ def _wikipedia(spec: TextSpec) -> Source:
         f'where {prepared} is prepared')
 
 
-def _digest_of_files(name_in_digest: str, column: str, found: Sequence[Found]) -> str:
-    paths = [file.path for file in found]
-    # A file's ending may determine how it is read; its folder does not matter.
-    endings = [''.join(PurePath(path).suffixes) for path in paths]
-    if in_bucket(paths[0]):
-        contents = [object_digest(file) for file in found]
-    else:
-        contents = digests(paths)
-    identity = [name_in_digest, *zip(endings, contents, strict=True)]
-    # Older stores, built from the column 'text', must keep their digests: the column is added only
-    # where it has another name, and for CSV and TSV, which older stores read as plain text.
-    if column != 'text' or any(ending.startswith(('.csv', '.tsv')) for ending in endings):
-        identity.append(column)
-    # Likewise, older stores read these files as text.
-    if not name_in_digest:
-        identity += newly_told(paths)
-    return name_of(identity)
+class _Contents:
+    """What files hold, by digests."""
+
+    def __init__(
+        self, name_in_digest: str, column: str, found: Sequence[Found], num_units: Sequence[int]
+    ):
+        """Reads nothing yet.
+
+        Args:
+          name_in_digest: of the format that the user names; '' for none.
+          column: the column of a table that holds the text.
+          found: the files.
+          num_units: of each file.
+        """
+        self._name_in_digest = name_in_digest
+        self._column = column
+        self._found = found
+        self._num_units = num_units
+        self._digests: list[str] = []  # as they were told last
+        self._paths = [file.path for file in found]
+        # A file's ending may determine how it is read; its folder does not matter.
+        self._endings = [''.join(PurePath(path).suffixes) for path in self._paths]
+
+    def fingerprint(self) -> str:
+        """Of all files together, as they are now."""
+        if in_bucket(self._paths[0]):
+            self._digests = [object_digest(file) for file in self._found]
+        else:
+            self._digests = digests(self._paths)
+        identity = [self._name_in_digest, *zip(self._endings, self._digests, strict=True)]
+        # Older stores, built from the column 'text', must keep their digests: the column is added
+        # only where it has another name, and for CSV and TSV, which older stores read as text.
+        if self._column != 'text' or any(
+                ending.startswith(('.csv', '.tsv')) for ending in self._endings):
+            identity.append(self._column)
+        # Likewise, older stores read these files as text.
+        if not self._name_in_digest:
+            identity += newly_told(self._paths)
+        return name_of(identity)
+
+    def of_units(self) -> tuple[str, ...]:
+        """Of each unit, that of its file when the fingerprint was told."""
+        if not self._digests:
+            self.fingerprint()
+        files = zip(self._paths, self._endings, self._digests, self._num_units, strict=True)
+        found: list[str] = []
+        for path, ending, digest, num_units in files:
+            identity = [self._name_in_digest, self._column, ending, digest]
+            if not self._name_in_digest:
+                identity += newly_told([path])
+            found += num_units * [name_of(identity)]
+        return tuple(found)
 
 
 def _python_docs(spec: TextSpec) -> Source:

@@ -12,7 +12,8 @@ killed loses the part that it was writing. Shares and parts follow from the sour
 workers that make the same part write the same bytes, and the store is the same, byte for byte,
 whoever built it. So nothing depends on who builds what: the processes of a pool take one share
 after the other, hosts of a run and machines with a `Slice` have theirs by number, and one that does
-a share again does no harm. Only to save time, a plain build takes the folder's lease first.
+a share again does no harm. Only to save time, who builds claims the store or its slice first, and a
+share that another store in the same place has already is taken from there (see `earlier_shares`).
 
 One process can read, check and hash about as much text as eight cores can tokenize. With more
 cores, several processes of a machine are workers.
@@ -28,16 +29,17 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.corpus import bad_files, pool
+from bert_jax.corpus import bad_files, earlier_shares, pool
 from bert_jax.corpus.bad_files import readable
 from bert_jax.corpus.build_progress import Progress, Read, UnitsRead
 from bert_jax.corpus.digests import name_of
+from bert_jax.corpus.earlier_shares import EarlierPart, EarlierShare
 from bert_jax.corpus.source import Source, TokenBatch, Unit
 from bert_jax.corpus.store_finishing import VOCABULARY, Origin, Summaries, finish_store
 from bert_jax.corpus.store_parts import (
@@ -73,17 +75,28 @@ _MIN_BYTES_A_PROCESS = 1 << 30  # a process takes seconds to start
 # Of text in a share, at least. Before each, TensorFlow takes the time of about 10 MB.
 _SHARE_BYTES = 512 << 20
 _PART_BYTES = 256 << 20  # of text in a part, about
+_LARGE_UNIT_BYTES = 4 << 30  # of text in a file; a process takes some ten minutes
 _POLL_SECONDS = 1.0  # between two looks at what the processes of a pool have read
-_DONE_ENDING = '.done'
+DONE_ENDING = '.done'
 FAULTS = 'faults.json'  # what the last pipeline failed at (see `beam_shares`)
 _CLAIM_ENDING = '.claim'  # of files by which older versions divided the work
+# What a process is at work on, for messages.
+_STORE = 'token store'
+_PIECE = 'token store, {},'
 
 
 def store_fingerprint(
-    source: Source, tokenizer: Any, facts: Sequence[DocumentFilter] = ()
+    source: Source, tokenizer: Any, facts: Sequence[DocumentFilter] = (), by_content: bool = False
 ) -> str:
-    """The name of a source's store; it changes with the content, the vocabulary and the rules."""
+    """The name of a source's store; it changes with the content, the vocabulary and the rules.
+
+    Args:
+      source, tokenizer, facts: see `open_build`.
+      by_content: whether the shares are other ones than those by size (see `shares_of`).
+    """
     rules = [fact.fingerprint for fact in facts]
+    if by_content:
+        rules.append('shares by content')
     return name_of([
         FORMAT_VERSION, _SPLITTER_VERSION, source.fingerprint(), tokenizer.fingerprint, *rules])
 
@@ -97,6 +110,8 @@ class Build:
       fingerprint: its name.
       source, tokenizer, facts: see `open_build`.
       shares: of the source.
+      contents: of its units, as they were when the build was opened; nothing if they are unknown.
+      by_content: whether these are other shares than those by size (see `shares_of`).
       max_bad_files: see `open_build`.
       progress: whether to report on standard error.
       started: of `time.monotonic`.
@@ -108,9 +123,22 @@ class Build:
     tokenizer: Any
     facts: tuple[DocumentFilter, ...]
     shares: tuple['Share', ...]
+    contents: tuple[str, ...]
+    by_content: bool
     max_bad_files: int
     progress: bool
     started: float = dataclasses.field(default_factory=time.monotonic)
+
+    def key_of(self, share: 'Share') -> str:
+        """Changes with whatever the blocks of a share depend on; '' if that is unknown."""
+        if not self.contents:
+            return ''
+        units = []
+        for place in range(share.first, share.last):
+            unit = self.source.units[place]
+            units.append((self.contents[place], unit.begin, unit.end))
+        return name_of([
+            FORMAT_VERSION, _SPLITTER_VERSION, self.tokenizer.fingerprint, share.part_bytes, units])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +159,7 @@ WHOLE = Slice()
 def open_build(
     source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str], progress: bool = True,
     vocab_file: str | os.PathLike[str] = '', facts: Sequence[DocumentFilter] = (),
-    max_bad_files: int = 0,
+    max_bad_files: int = 0, name: str = '',
 ) -> Build:
     """Makes the folder of a source's store, unless it is there, and says what is to be built.
 
@@ -143,11 +171,16 @@ def open_build(
       vocab_file: of the tokenizer, of which the store keeps a copy; '': none.
       facts: by which documents are left out, besides exact duplicates.
       max_bad_files: of files that cannot be read, so many are set aside, and named in the manifest.
+      name: of the store, if it was chosen (`choose_name`).
 
     Raises:
       InputError: there is no text, or its content cannot be told.
     """
-    fingerprint = store_fingerprint(source, tokenizer, facts)
+    by_size = store_fingerprint(source, tokenizer, facts)
+    fingerprint = name or choose_name(source, tokenizer, cache_dir, facts)
+    by_content = fingerprint != by_size
+    contents = tuple(source.contents())
+    shares = shares_of(source.units, contents if by_content else ())
     folder = files.as_path(cache_dir) / 'stores' / fingerprint
     if not is_finished(folder):
         with disk_faults(folder):
@@ -156,8 +189,29 @@ def open_build(
                 _keep_vocabulary(folder, vocab_file, tokenizer)
     return Build(
         folder=folder, fingerprint=fingerprint, source=source, tokenizer=tokenizer,
-        facts=tuple(facts), shares=tuple(shares_of(source.units)),
+        facts=tuple(facts), shares=tuple(shares), contents=contents, by_content=by_content,
         max_bad_files=max_bad_files, progress=progress)
+
+
+def choose_name(
+    source: Source, tokenizer: Any, cache_dir: str | os.PathLike[str],
+    facts: Sequence[DocumentFilter] = (),
+) -> str:
+    """The name of a source's store in a folder.
+
+    Older versions divided a source by size alone. A store that they have finished or begun there
+    stays, and so do the names of all whose shares are the same by content.
+
+    Args:
+      source, tokenizer, cache_dir, facts: see `open_build`.
+    """
+    by_size = store_fingerprint(source, tokenizer, facts)
+    contents = source.contents()
+    if list(shares_of(source.units, contents)) == list(shares_of(source.units)):
+        return by_size
+    if files.sizes(files.as_path(cache_dir) / 'stores' / by_size):
+        return by_size
+    return store_fingerprint(source, tokenizer, facts, by_content=True)
 
 
 def build_store(
@@ -192,15 +246,44 @@ def alone_at_work(build: Build) -> Iterator[None]:
 
     It says who builds another store in the same `cache_dir`.
     """
+    _tell_of_others(build)
+    with disk_faults(build.folder), folder_lock.claimed(build.folder, _STORE, waits=True):
+        for piece in folder_lock.pieces_in(build.folder):
+            folder_lock.wait_for_holder(build.folder, _PIECE.format(piece), piece)
+        yield
+
+
+@contextlib.contextmanager
+def at_work_on(build: Build, which: Slice) -> Iterator[None]:
+    """Keeps others from making the same shares; waits for one that does, or that makes all.
+
+    It says who builds another store in the same `cache_dir`.
+    """
+    _tell_of_others(build)
+    piece = f'share-{which.number}-of-{which.count}'
+    with disk_faults(build.folder):
+        folder_lock.wait_for_holder(build.folder, _STORE)
+        with folder_lock.claimed(build.folder, _PIECE.format(piece), waits=True, piece=piece):
+            yield
+
+
+def _tell_of_others(build: Build) -> None:
+    """Says who builds other stores in the same place."""
     for other in files.children(build.folder.parent):
         if other.name != build.fingerprint and other.is_dir() and not is_finished(other):
-            holder = folder_lock.holder(other)
+            holder = who_builds(other)
             if holder:
                 tell(f'note: {holder} prepares another text, or this one with other settings, in '
                      f'{other}')
-    with disk_faults(build.folder), folder_lock.claimed(
-            build.folder, 'token store', waits=True):
-        yield
+
+
+def who_builds(folder: files.Path) -> str:
+    """The process that may be at work on an unfinished store, or ''; of several, one."""
+    for piece in ['', *folder_lock.pieces_in(folder)]:
+        holder = folder_lock.holder(folder, piece)
+        if holder:
+            return holder
+    return ''
 
 
 def _summary(manifest: Mapping[str, Any], seconds: float) -> str:
@@ -261,22 +344,40 @@ class Share(NamedTuple):
         return f'part-{self.number:05}'
 
 
-def shares_of(units: Sequence[Unit]) -> Iterator[Share]:
-    """Divides the units of a source: each share has `_SHARE_BYTES` of text or more.
+def shares_of(units: Sequence[Unit], contents: Sequence[str] = ()) -> Iterator[Share]:
+    """Divides the units of a source into shares of some `_SHARE_BYTES` of text.
+
+    By their contents: which units end a share depends on each alone, so that another file changes
+    only the shares that it is in. By size, where the contents are unknown: a share has so many
+    bytes or more.
 
     The parts of a share are of about equal size.
+
+    Args:
+      units: of the source.
+      contents: of the units, see `Source`.
     """
     first = 0
     num_bytes = 0
     number = 0
     for last, unit in enumerate(units, 1):
         num_bytes += unit.num_bytes
-        if num_bytes >= _SHARE_BYTES or last == len(units):
+        if contents:
+            is_end = _ends_a_share(unit, contents[last - 1])
+        else:
+            is_end = num_bytes >= _SHARE_BYTES
+        if is_end or last == len(units):
             num_parts = max(num_bytes // _PART_BYTES, 1)
             yield Share(number, first, last, num_bytes, max(num_bytes // num_parts, _PART_BYTES))
             first = last
             num_bytes = 0
             number += 1
+
+
+def _ends_a_share(unit: Unit, content: str) -> bool:
+    """Whether a unit ends a share by its content: as likely as its bytes are of `_SHARE_BYTES`."""
+    digest = hashlib.blake2b(f'{content} {unit.begin}'.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, 'little') * _SHARE_BYTES < unit.num_bytes << 64
 
 
 def make_shares(build: Build, which: Slice = WHOLE, num_processes: int = 0) -> None:
@@ -295,18 +396,33 @@ def make_shares(build: Build, which: Slice = WHOLE, num_processes: int = 0) -> N
             return
         num_bytes = sum(share.num_bytes for share in shares)
         progress = Progress(len(shares), num_bytes, build.progress)
+        if build.progress:
+            _tell_of_large_units(build.source.units)
         try:
             _make(build, shares, progress, num_processes)
+            progress.tell_taken()
         except FileNotFoundError:
             # While this process was suspended, others did its work and removed what it wrote.
             if not is_finished(build.folder):
                 raise
 
 
+def _tell_of_large_units(units: Sequence[Unit]) -> None:
+    """Says which file is too large for one process and cannot be read by several."""
+    large = [unit for unit in units if unit.num_bytes > _LARGE_UNIT_BYTES and unit.end is None]
+    if large:
+        largest = max(large, key=lambda unit: unit.num_bytes)
+        others = f' (and {counted(len(large) - 1, "other")})' if len(large) > 1 else ''
+        size = f'{largest.num_bytes / 1e9:,.1f} GB'
+        tell(f'note: {largest.name}{others}, of about {size} of text, is read by one process from '
+             'start to end, while others may have nothing to do: cut it into files of some hundred '
+             'MB, or decompress it if it is plain text, which is read in ranges')
+
+
 def undone(build: Build) -> list[Share]:
     """The shares that are not done."""
     names = files.sizes(build.folder)
-    return [share for share in build.shares if f'{share.name}{_DONE_ENDING}' not in names]
+    return [share for share in build.shares if f'{share.name}{DONE_ENDING}' not in names]
 
 
 def _make(
@@ -384,6 +500,9 @@ class ShareMaker:
         self._num_threads = num_threads
         self._token_dtype = smallest_token_dtype(len(build.tokenizer.vocab))
         self._limits = Limits.of(sum(share.num_bytes for share in build.shares))
+        self._earlier: Mapping[str, Sequence[EarlierShare]] = {}
+        if build.contents:
+            self._earlier = earlier_shares.read_lists(build.folder)
 
     def make(
         self, share: Share, note: Callable[[Read], None] = lambda read: None
@@ -400,6 +519,8 @@ class ShareMaker:
           The names of all parts of the share.
         """
         build = self.build
+        if self._take(share):
+            note(Read(shares_taken=1))
         number, start, is_whole = self._resumed(share)
         read = UnitsRead(build.source.units, share.first, start.unit, note)
         if not is_whole:
@@ -412,9 +533,61 @@ class ShareMaker:
                 is_whole = self._make_part(share, number, batches, read)
                 number += 1
             bad.keep()
-        files.write_whole(build.folder / f'{share.name}{_DONE_ENDING}', b'')
+        files.write_whole(build.folder / f'{share.name}{DONE_ENDING}', b'')
         read.end(share.last)
         return [part_name(share.number, made) for made in range(number)]
+
+    def _take(self, share: Share) -> bool:
+        """Takes the parts of a share from another store; False if none has them, sound."""
+        for earlier in self._earlier.get(self.build.key_of(share), ()):
+            try:
+                self._take_from(earlier, share)
+                return True
+            except FileNotFoundError:
+                continue  # the store is gone
+            except InputError as error:
+                tell(f'warning: {error}; here the text is read instead')
+        return False
+
+    def _take_from(self, earlier: EarlierShare, share: Share) -> None:
+        """Takes the parts of an earlier share that this one lacks.
+
+        Raises:
+          InputError: the earlier one is damaged.
+          FileNotFoundError: it is gone.
+        """
+        folder = self.build.folder
+        number = 0
+        is_last = False
+        with files.temporary_folder() as copies:
+            while not is_last:
+                part = earlier_shares.part_of(earlier, number, copies)
+                start, is_last = part.notes.following()
+                start = Start(start.unit - earlier.first_unit + share.first, start.done)
+                name = part_name(share.number, number)
+                if not files.exists(notes_path(folder, name)):
+                    self._take_part(part, name, start, is_last)
+                number += 1
+
+    def _take_part(self, earlier: EarlierPart, name: str, start: Start, is_last: bool) -> None:
+        """Makes a part of the blocks of an earlier one."""
+        with (
+            files.open_whole(blocks_path(self.build.folder, name)) as file,
+            files.open_plain(earlier.blocks) as content
+        ):
+            part = self._begin_part(file)
+            for entry in earlier.notes.read('index'):
+                block = content.read(int(entry['num_bytes']))
+                part.add_whole(Block.from_bytes(block, entry, earlier.blocks))
+            _, part.text_bytes = earlier.notes.read('totals').tolist()
+            notes = part.finish(start, is_last)
+        write_notes(notes_path(self.build.folder, name), notes)
+
+    def _begin_part(self, file: IO[bytes]) -> PartBuilder:
+        """A part whose blocks go to a file."""
+        return PartBuilder(
+            file, self._token_dtype.itemsize, len(self.build.tokenizer.vocab), self._limits,
+            [fact.of_part() for fact in self.build.facts])
 
     def _resumed(self, share: Share) -> tuple[int, Start, bool]:
         """(Number of the first part that a share lacks, where it begins, whether it lacks none)."""
@@ -439,9 +612,7 @@ class ShareMaker:
         name = part_name(share.number, number)
         start = Start(share.last, 0)
         with files.open_whole(blocks_path(build.folder, name)) as file:
-            part = PartBuilder(
-                file, self._token_dtype.itemsize, len(build.tokenizer.vocab), self._limits,
-                [fact.of_part() for fact in build.facts])
+            part = self._begin_part(file)
             is_full = False
             while batches.following is not None and not is_full:
                 batch = batches.take()
@@ -493,21 +664,25 @@ def _finish(build: Build, summaries: Summaries | None) -> None:
             f'done (number {shown}{more}): start those --share=I/N again of which I is such a '
             'number modulo N, or the command without --share and --finish, which makes them here')
     source = build.source
-    if store_fingerprint(source, build.tokenizer, build.facts) != build.fingerprint:
+    now = store_fingerprint(source, build.tokenizer, build.facts, build.by_content)
+    if now != build.fingerprint:
         if is_finished(build.folder):  # by another process, while this one was suspended
             return
-        _remove(build.folder, ('.npz', '.blocks', _DONE_ENDING, bad_files.ENDING))
+        _remove(build.folder, ('.npz', '.blocks', DONE_ENDING, bad_files.ENDING))
         changed = f"data source '{source.spec}'"
         if build.facts:
             changed += ', or a file of config.data.decontaminate,'
         raise InputError(
             f'{changed} changed while it was read: start again when its files are complete')
-    bad = _bad_files(build)
+    of_shares = _bad_files(build)
     if is_finished(build.folder):  # by another process, which then has removed what names them
         return
+    bad: dict[str, str] = {}
+    for of_share in of_shares.values():
+        bad |= of_share
     if len(bad) > build.max_bad_files:
-        _begin_anew(build)
-        if is_finished(build.folder):
+        _keep_list(build, of_shares)
+        if not _begin_anew(build, of_shares):
             return
         raise bad_files.refusal(source.spec, bad)
     origin = Origin(
@@ -520,35 +695,55 @@ def _finish(build: Build, summaries: Summaries | None) -> None:
     try:
         finish_store(build.folder, origin, len(build.shares), build.facts, bad, summaries)
     except InputError:
-        _remove(build.folder, (_DONE_ENDING,))  # so that the next start looks at the parts
+        _remove(build.folder, (DONE_ENDING,))  # so that the next start looks at the parts
         raise
+    _keep_list(build, of_shares)
     tidy(build.folder)
 
 
-def _bad_files(build: Build) -> dict[str, str]:
-    """What is wrong with the damaged files of a text, by their names."""
+def _keep_list(build: Build, without: Collection[Share]) -> None:
+    """Lists the shares for later stores.
+
+    Args:
+      build: of a store that has all shares, of a text that has not changed.
+      without: shares with damaged files, which a disk or a cache may have damaged.
+    """
+    if build.contents:
+        earlier_shares.keep_list(build.folder, {
+            build.key_of(share): (share.number, share.first)
+            for share in build.shares if share not in without})
+
+
+def _bad_files(build: Build) -> dict[Share, dict[str, str]]:
+    """What is wrong with the damaged files of each share that has some, by their names."""
     names = files.sizes(build.folder)
-    found: dict[str, str] = {}
+    found: dict[Share, dict[str, str]] = {}
     for share in build.shares:
         name = f'{share.name}{bad_files.ENDING}'
         if name in names:
-            found |= bad_files.read_bad_files(build.folder / name)
+            found[share] = bad_files.read_bad_files(build.folder / name)
     return found
 
 
-def _begin_anew(build: Build) -> None:
-    """Removes the shares that have damaged files, which a disk or a cache may have damaged."""
-    names = files.sizes(build.folder)
-    for share in build.shares:
-        if f'{share.name}{bad_files.ENDING}' in names:
-            for name in names:
-                if name.startswith((f'{share.name}-', f'{share.name}.')):
-                    (build.folder / name).unlink(missing_ok=True)
+def _begin_anew(build: Build, shares: Collection[Share]) -> bool:
+    """Removes shares, unless another process has finished the store; whether it has not.
+
+    First that they are done: a process that looks from then on does not finish it.
+    """
+    for share in shares:
+        (build.folder / f'{share.name}{DONE_ENDING}').unlink(missing_ok=True)
+    if is_finished(build.folder):
+        return False
+    beginnings = tuple(f'{share.name}{end}' for share in shares for end in '-.')
+    for name in files.sizes(build.folder):
+        if name.startswith(beginnings):
+            (build.folder / name).unlink(missing_ok=True)
+    return True
 
 
 def tidy(folder: files.Path) -> None:
     """Removes what only building needs from a finished store; a killed worker may have left it."""
-    _remove(folder, (_CLAIM_ENDING, _DONE_ENDING, bad_files.ENDING, FAULTS, '.tmp'))
+    _remove(folder, (_CLAIM_ENDING, DONE_ENDING, bad_files.ENDING, FAULTS, '.tmp'))
 
 
 def _remove(folder: files.Path, endings: tuple[str, ...]) -> None:

@@ -294,7 +294,18 @@ def finish_store(
         'parts': sizes,
         'files': {name: store.described_file(content) for name, content in contents.items()},
     }
+    _check_still_there(folder, names)
     files.write_whole(folder / store.MANIFEST, json.dumps(manifest, indent=1))
+
+
+def _check_still_there(folder: files.Path, names: Iterable[str]) -> None:
+    """Raises an InputError if another process has removed a part since it was read."""
+    found = files.sizes(folder)
+    for name in names:
+        for path in (blocks_path(folder, name), notes_path(folder, name)):
+            if path.name not in found:
+                raise InputError(f'{path} was removed by another command for the same text, which '
+                                 'may have fewer bad files: start again and it is built')
 
 
 def _index(parts: Iterable[PartSummary]) -> np.ndarray:

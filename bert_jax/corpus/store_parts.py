@@ -300,6 +300,10 @@ class PartBuilder:
         if len(documents.document_lengths):
             self._keep_open(documents)
 
+    def add_whole(self, block: Block) -> None:
+        """Adds a block that is to stay as it is: each of a part, or none, is added so."""
+        self._write(block)
+
     def _keep_open(self, documents: Block) -> None:
         self._open.append(documents)
         self._num_open_tokens += len(documents.tokens)

@@ -21,6 +21,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import IO, Any, NamedTuple
 
 from etils.epath import Path
@@ -117,26 +118,48 @@ def _children_in_bucket(folder: Path) -> list[Path]:
     return sorted(folder / name[len(prefix):] for name in names if name.startswith(prefix))
 
 
-def sizes(named: str | os.PathLike[str]) -> dict[str, int]:
-    """Bytes of the files of a folder, by name, from one listing; none if there is no such folder.
+class Entry(NamedTuple):
+    """A file of a folder.
+
+    Attributes:
+      name: of the file.
+      size: bytes.
+      changed: when it was written, in seconds since 1970.
+    """
+
+    name: str
+    size: int
+    changed: float
+
+
+def entries(named: str | os.PathLike[str]) -> list[Entry]:
+    """The files of a folder, from one listing; none if there is no such folder.
 
     Temporary files, which vanish, are left out.
     """
     folder = as_path(named)
-    found: dict[str, int] = {}
+    found: list[Entry] = []
     try:
         if in_bucket(folder):
             for info in buckets.file_system().ls(os.fspath(folder), detail=True):
                 if info['type'] == 'file':
-                    found[info['name'].rpartition('/')[2]] = info['size']
+                    name = info['name'].rpartition('/')[2]
+                    changed = datetime.fromisoformat(info['updated']).timestamp()
+                    found.append(Entry(name, info['size'], changed))
         else:
-            with os.scandir(folder) as entries:
-                for entry in entries:
+            with os.scandir(folder) as listed:
+                for entry in listed:
                     if entry.is_file() and not entry.name.endswith('.tmp'):
-                        found[entry.name] = entry.stat().st_size
+                        status = entry.stat()
+                        found.append(Entry(entry.name, status.st_size, status.st_mtime))
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return []
     return found
+
+
+def sizes(named: str | os.PathLike[str]) -> dict[str, int]:
+    """Bytes of the files of a folder, by name; see `entries`."""
+    return {entry.name: entry.size for entry in entries(named)}
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
@@ -280,6 +303,15 @@ def _open(path: str | os.PathLike[str]) -> IO[bytes]:
         name = os.fspath(as_path(name))
     check_ends(name)
     return open(name, 'rb')
+
+
+def open_plain(path: Path) -> IO[bytes]:
+    """A file to read as it is, on a disk or in a bucket.
+
+    Raises:
+      OSError: it is missing or cannot be read; one in a bucket only when it is read.
+    """
+    return _open(path)
 
 
 def check_ends(name: str) -> None:

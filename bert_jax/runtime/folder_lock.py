@@ -2,6 +2,8 @@
 
 A claim is a small file in the folder, `.claim-NUMBER`; the highest number counts. It is created
 exclusively, which disks and buckets both support, so only one of two simultaneous starts gets it.
+(Where processes may work on pieces of a folder, each piece has claims of its own,
+`.PIECE-claim-NUMBER`.)
 Its holder rewrites it every few seconds. A killed process leaves its claim behind, and the next
 process creates the next number once that claim is dead:
 
@@ -22,7 +24,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bert_jax.runtime.errors import InputError, tell
@@ -61,14 +63,21 @@ class Claim:
     """A claim on a folder; this process has the folder once `attempt` returns True.
 
     Attributes:
+      folder: that is claimed.
       holder: the process that has the folder, as the last failed attempt saw it.
       known_alive: whether that process is known to be at work.
       lost: whether another process has taken the folder from this one.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]):
-        """`folder` must exist, unless it is in a bucket."""
-        self._folder = as_path(folder)
+    def __init__(self, folder: str | os.PathLike[str], piece: str = ''):
+        """Takes nothing yet.
+
+        Args:
+          folder: must exist, unless it is in a bucket.
+          piece: of the folder, a word; '': all of it.
+        """
+        self.folder = as_path(folder)
+        self._piece = piece
         self._content = new_claim()
         self._number = 0  # of our claim
         self._seen: _Seen | None = None
@@ -83,7 +92,7 @@ class Claim:
         Raises:
           OSError: the folder cannot be written.
         """
-        numbers = claims_in(self._folder)
+        numbers = self._numbers()
         last = max(numbers, default=0)
         if last and not self._is_dead(last):
             return False
@@ -99,6 +108,11 @@ class Claim:
         self._thread.start()
         return True
 
+    def is_free(self) -> bool:
+        """Whether no other process has the folder, as far as this one knows."""
+        last = max(self._numbers(), default=0)
+        return not last or self._is_dead(last)
+
     def check(self) -> None:
         """Checks that this process still has the folder, as far as it knows.
 
@@ -107,7 +121,7 @@ class Claim:
         """
         if self.lost:
             raise TakenOver(
-                f'{self._folder} was taken by another process, as this one had not been heard of '
+                f'{self.folder} was taken by another process, as this one had not been heard of '
                 f'for {SECONDS:.0f} s (was it suspended?): this one stops here')
 
     def ask(self) -> None:
@@ -120,7 +134,7 @@ class Claim:
           TakenOver: another process has taken it.
           OSError: the folder cannot be read.
         """
-        if self._number and max(claims_in(self._folder), default=0) != self._number:
+        if self._number and max(self._numbers(), default=0) != self._number:
             self.lost = True
         self.check()
 
@@ -133,8 +147,11 @@ class Claim:
                 self._path(self._number).unlink(missing_ok=True)
         self._number = 0
 
+    def _numbers(self) -> list[int]:
+        return claims_in(self.folder, self._piece)
+
     def _path(self, number: int) -> Path:
-        return self._folder / f'.claim-{number}'
+        return self.folder / f'.{_prefix(self._piece)}claim-{number}'
 
     def _create(self, number: int) -> bool:
         """Creates our claim; False if another process has created the one of this number."""
@@ -178,7 +195,7 @@ class Claim:
         while not self._ended.wait(BEAT_SECONDS):
             self._content['beat'] += 1
             with contextlib.suppress(Exception):  # of many libraries; the next beat tries again
-                if max(claims_in(self._folder), default=0) != self._number:
+                if max(self._numbers(), default=0) != self._number:
                     self.lost = True
                     return
                 write_whole(self._path(self._number), json.dumps(self._content))
@@ -186,7 +203,7 @@ class Claim:
 
 @contextlib.contextmanager
 def claimed(
-    folder: str | os.PathLike[str], what: str, waits: bool = False
+    folder: str | os.PathLike[str], what: str, waits: bool = False, piece: str = ''
 ) -> Iterator[Claim]:
     """Holds the claim on a folder; waits while the present claim may be a dead process's.
 
@@ -194,13 +211,36 @@ def claimed(
       folder: must exist.
       what: what the folder holds, for messages.
       waits: whether it waits for another process that is at work in it, too.
+      piece: see `Claim`.
 
     Raises:
       InputError: another process is at work in it, and it does not wait.
     """
-    claim = Claim(folder)
+    claim = Claim(folder, piece)
+    _wait(claim, claim.attempt, what, waits)
+    try:
+        yield claim
+    finally:
+        claim.release()
+
+
+def wait_for_holder(folder: str | os.PathLike[str], what: str, piece: str = '') -> None:
+    """Waits while another process may be at work in a folder, and takes nothing.
+
+    Args:
+      folder: must exist.
+      what: what the folder holds, for messages.
+      piece: see `Claim`.
+    """
+    claim = Claim(folder, piece)
+    _wait(claim, claim.is_free, what, waits=True)
+
+
+def _wait(claim: Claim, is_done: Callable[[], bool], what: str, waits: bool) -> None:
+    """Waits for the holder of a claim, see `claimed`, until `is_done`."""
+    folder = claim.folder
     has_reported = has_told = False
-    while not claim.attempt():
+    while not is_done():
         if claim.known_alive and not waits:
             raise InputError(
                 f'{folder}: {claim.holder} is at work on this {what}: wait until it has ended, '
@@ -214,33 +254,41 @@ def claimed(
             tell(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at work '
                  f'on this {what}')
         time.sleep(_LOOK_SECONDS)
-    try:
-        yield claim
-    finally:
-        claim.release()
 
 
-def claims_in(folder: str | os.PathLike[str]) -> list[int]:
+def _prefix(piece: str) -> str:
+    """What stands before `claim-` in the name of a claim."""
+    return f'{piece}-' if piece else ''
+
+
+def claims_in(folder: str | os.PathLike[str], piece: str = '') -> list[int]:
     """The numbers of all claims in a folder, also those of processes that were killed."""
     numbers = []
     for path in children(folder):
-        match = re.fullmatch(r'\.claim-(\d+)', path.name)
+        match = re.fullmatch(rf'\.{_prefix(piece)}claim-(\d+)', path.name)
         if match:
             numbers.append(int(match[1]))
     return numbers
 
 
-def holder(folder: str | os.PathLike[str]) -> str:
-    """The process that may be writing in a folder, or ''.
+def pieces_in(folder: str | os.PathLike[str]) -> list[str]:
+    """The pieces of a folder on which there are claims, in order."""
+    found: set[str] = set()
+    for path in children(folder):
+        match = re.fullmatch(r'\.(.+)-claim-\d+', path.name)
+        if match:
+            found.add(match[1])
+    return sorted(found)
+
+
+def holder(folder: str | os.PathLike[str], piece: str = '') -> str:
+    """The process that may be writing in a folder, or in a piece of it, or ''.
 
     This looks once, without waiting, so it still names a process that was killed on another
     machine.
     """
-    claim = Claim(folder)
-    last = max(claims_in(folder), default=0)
-    if not last or claim._is_dead(last):
-        return ''
-    return claim.holder
+    claim = Claim(folder, piece)
+    return '' if claim.is_free() else claim.holder
 
 
 def new_claim() -> dict[str, Any]:

@@ -28,6 +28,15 @@ SPLIT_examples.csv and prints the rows with the least probability of their label
 taken for which, rows with nearly equal texts and different labels, and the share of wrong rows by
 length, by set, and by a column of the file that was scored. Of numbers, wrong is the distance.
 
+What is kept in a data.dir:
+
+    python -m bert_jax.tools.look DIR --stores
+    python -m bert_jax.tools.look DIR --stores --remove
+
+It lists the token stores: of finished ones their text, of others how many shares they have, and who
+is at work on them or since when nobody was. What nobody has been at work on for a day, --remove
+removes (the command that began it would go on with it). A finished one is deleted as a folder.
+
 Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
 
@@ -42,6 +51,7 @@ from absl import flags
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import Parser, at_least, parse_command
 from bert_jax.config.fields import pretraining_kind
+from bert_jax.corpus import kept_stores
 from bert_jax.corpus.fertility import Fit, fit_of
 from bert_jax.corpus.source import Document
 from bert_jax.corpus.sources import Sample, TextSpec, open_source, shares_of
@@ -49,7 +59,7 @@ from bert_jax.corpus.text_facts import TextFacts, facts_of
 from bert_jax.corpus.trainers import Wanted, find_trainer
 from bert_jax.corpus.wordpiece_training import counted_runs, stripped_marks_warning
 from bert_jax.runtime.errors import InputError, counted, show
-from bert_jax.runtime.files import as_path, temporary_folder
+from bert_jax.runtime.files import Path, as_path, temporary_folder
 from bert_jax.runtime.process import error_boundary
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.settings import VOCABULARY_FILE
@@ -73,6 +83,9 @@ def main(argv: Sequence[str]) -> None:
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # leaves an accelerator of this machine free
     if '--errors' in argv:
         _look_at_errors(argv[1:])
+        return
+    if '--stores' in argv:
+        _look_at_stores(argv[1:])
         return
     options = flags.FlagValues()
     flags.DEFINE_list(
@@ -269,6 +282,59 @@ def _look_at_errors(arguments: Sequence[str]) -> None:
             _show_groups('set', sets)
         if columns:
             _show_groups(options.by, columns[: options.most])
+
+
+def _look_at_stores(arguments: Sequence[str]) -> None:
+    """Prints what is kept in a data.dir, and removes what is left there, if that is asked for.
+
+    Args:
+      arguments: of the command line, with --stores.
+    """
+    parser = Parser('python -m bert_jax.tools.look', __doc__)
+    parser.add_argument('folder', metavar='DIR', help='a data.dir')
+    parser.add_argument('--stores', action='store_true', help='what is kept there')
+    parser.add_argument('--remove', action='store_true',
+                        help='removes what nobody has been at work on for a day')
+    options = parser.parse_args(arguments)
+    with error_boundary():
+        folder = as_path(options.folder)
+        stores = kept_stores.kept_stores(folder)
+        if not stores:
+            raise InputError(f'{folder} holds no token stores: name a config.data.dir')
+        cells: list[list[str]] = []
+        for store in stores:
+            cells.append([store.path.name, f'{store.num_bytes / 1e6:,.1f}', *_state(store)])
+        _show_table(['store', 'MB', 'state', 'text'], cells)
+        left = [store for store in stores if store.is_left]
+        if options.remove:
+            _remove(folder, left)
+        elif left:
+            num_bytes = sum(store.num_bytes for store in left)
+            show(f"{counted(len(left), 'store')} unfinished, and nobody at work on for a day, "
+                 f'{num_bytes / 1e6:,.1f} MB: the command that began it goes on with it; --remove '
+                 'removes what is left')
+
+
+def _state(store: kept_stores.KeptStore) -> tuple[str, str]:
+    """How far a store is, and its text."""
+    if store.source:
+        return 'finished', store.source
+    done = f"unfinished, {counted(store.num_done, 'share')} done"
+    if store.worker:
+        return f'{done}, {store.worker} is at work', ''
+    return f'{done}, nobody at work for {store.idle_seconds / 3600:,.0f} h', ''
+
+
+def _remove(folder: Path, left: Sequence[kept_stores.KeptStore]) -> None:
+    """Removes stores that are left in a data.dir, and the lists of those that are gone."""
+    for store in left:
+        if kept_stores.remove(store):
+            show(f'removed: {store.path}')
+        else:
+            show(f'kept: {store.path}: another process is at work on it now')
+    for path in kept_stores.lists_of_nothing(folder):
+        path.unlink(missing_ok=True)
+        show(f'removed: {path}')
 
 
 def _show_errors(rows: Sequence[wrong_rows.ScoredRow], most: int) -> None:

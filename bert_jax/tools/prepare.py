@@ -11,7 +11,9 @@ and its first host lists it to find the store: keep it in a bucket too, or on a 
 or name the store itself, config.data.source=store:PATH with the path that this command prints.
 
 The same command resumes what was stopped or killed, which loses the part that it was making. Where
-another process is at work on the same store, it says so and waits.
+another process is at work on the same store, or the same --share of it, it says so and waits. Where
+some files of the text have changed since a store was made in the same place, only the shares that
+these are in are made anew (python -m bert_jax.tools.look DIR --stores lists what is there).
 
 Several machines that share the text and config.data.dir divide the work by its shares, the pieces
 of which a store is made:
@@ -51,7 +53,7 @@ from absl import flags
 from bert_jax.completion import complete
 from bert_jax.config.command_line import parse_command
 from bert_jax.config.fields import pretraining_kind
-from bert_jax.rows.store import documents_in_words, file_sizes
+from bert_jax.rows.store import documents_in_words, file_sizes, is_finished
 from bert_jax.runtime.errors import InputError, counted, needing, show
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.process import error_boundary
@@ -81,19 +83,22 @@ def main(argv: Sequence[str]) -> None:
                              '--share and --finish, or what stands behind --')
         if values.share:
             which = _slice(values.share, values.finish)
-            for build in open_builds(config):
-                store_building.make_shares(build, which)
+            for build in _unfinished(open_builds(config)):
+                with store_building.at_work_on(build, which):
+                    store_building.make_shares(build, which)
             show(f'share={values.share}: done; when all are, --finish makes the stores')
             return
         if values.finish:
-            for build in open_builds(config):
-                store_building.finish(build)
+            for build in _unfinished(open_builds(config)):
+                with store_building.alone_at_work(build):
+                    store_building.finish(build)
         if options:
             with needing('what stands behind --, an engine,', extra='beam'):
                 from bert_jax.corpus import beam_shares
 
-            for build in open_builds(config):
-                beam_shares.run(build, options)
+            for build in _unfinished(open_builds(config)):
+                with store_building.alone_at_work(build):
+                    beam_shares.run(build, options)
         prepared = prepare(config)
         assert prepared is not None
         for source, store in prepared.stores.items():
@@ -148,6 +153,11 @@ def _slice(share: str, finish: bool) -> Any:
         raise InputError(f'--share={share}: give I/N, of which I is from 0 to N-1, as in '
                          '--share=0/16')
     return Slice(int(found[1]), int(found[2]))
+
+
+def _unfinished(builds: Sequence[Any]) -> list[Any]:
+    """Those of which the store is not finished, and so perhaps in a folder that is written."""
+    return [build for build in builds if not is_finished(build.folder)]
 
 
 def _described(manifest: Mapping[str, Any]) -> str:

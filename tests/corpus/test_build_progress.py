@@ -35,12 +35,12 @@ def lines(monkeypatch):
 
 @pytest.mark.parametrize(('more', 'seconds', 'expected'), [
     pytest.param(Read(2 * MB), 2, ['3%'], id='too little is known'),
-    pytest.param(Read(20 * MB), 10, ['21%', '2.0 MB/s', '0.7 min left'], id='within a unit'),
-    pytest.param(Read(20 * MB, 21 * MB, 10 * MB), 10, ['10%', '2.0 MB/s', '1.6 min left'],
+    pytest.param(Read(20 * MB), 10, ['21%', '2.0 MB/s', '40 s left'], id='within a unit'),
+    pytest.param(Read(20 * MB, 21 * MB, 10 * MB), 10, ['10%', '2.0 MB/s', '2 min left'],
                  id='units hold twice what was estimated'),
-    pytest.param(Read(20 * MB, 21 * MB, 42 * MB), 10, ['42%', '2.0 MB/s', '0.2 min left'],
+    pytest.param(Read(20 * MB, 21 * MB, 42 * MB), 10, ['42%', '2.0 MB/s', '14 s left'],
                  id='units hold half of it'),
-    pytest.param(Read(20 * MB, skipped=50 * MB), 10, ['42%', '2.0 MB/s', '0.2 min left'],
+    pytest.param(Read(20 * MB, skipped=50 * MB), 10, ['42%', '2.0 MB/s', '14 s left'],
                  id='half was read before'),
     pytest.param(Read(119 * MB), 10, ['11.9 MB/s'], id='a unit is longer than was estimated'),
 ])

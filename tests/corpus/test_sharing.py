@@ -230,7 +230,7 @@ def test_a_data_dir_that_hosts_do_not_share_is_refused(tmp_path, text, run_hosts
     store = _open(text, tmp_path / 'shared-0', tmp_path / 'local-0')
     with refused('data.dir', 'host 1 does not see', 'gs://'):
         run_hosts(2, start)
-    assert {path.name for path in store.path.parent.parent.iterdir()} == {'stores'}
+    assert {path.name for path in store.path.parent.parent.iterdir()} == {'shares', 'stores'}
 
 
 def test_a_local_folder_in_a_bucket_is_refused(tmp_path):

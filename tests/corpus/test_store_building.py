@@ -1,8 +1,10 @@
 """Token stores that are built: what is in them, and that it does not depend on who built them."""
 
 import functools
+import gzip
 import json
 import os
+import random
 import re
 import threading
 import time
@@ -191,6 +193,20 @@ def test_shares_follow_from_the_units(monkeypatch, sizes, expected):
     shares = list(store_building.shares_of([Unit(str(size), size) for size in sizes]))
     assert [(share.first, share.last, share.part_bytes) for share in shares] == expected
     assert [share.number for share in shares] == list(range(len(expected)))
+
+
+def test_files_that_keep_one_process_at_work_for_long_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(store_building, '_LARGE_UNIT_BYTES', 1000)
+    for name, num_bytes in (('a.gz', 5000), ('b.gz', 90_000), ('c.txt', 900)):
+        pack = gzip.compress if name.endswith('.gz') else bytes
+        rng = random.Random(name)
+        lines = ' '.join(rng.choices(LETTERS, k=num_bytes // 2)).encode()
+        (tmp_path / name).write_bytes(pack(lines))
+    build(open_source(f'{tmp_path}/*'), tmp_path / 'data', progress=True)
+    said = capsys.readouterr().err
+    assert re.search(r'/b\.gz \(and 1 other\), of about 0\.0 GB of text, is read by one', said)
+    build(open_source(f'{tmp_path}/c.txt'), tmp_path / 'data', progress=True)
+    assert 'is read by one' not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('block_tokens', [1, 20, 33, 100_000])
@@ -452,6 +468,56 @@ def test_another_build_in_the_same_folder_is_told(tmp_path, capsys):
         capsys.readouterr().err)
     build(['a'], tmp_path, _tokenizer('abc'))
     assert not capsys.readouterr().err
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A store that is to be built."""
+    return store_building.open_build(_source(TEXTS), TOKENIZER, tmp_path, False)
+
+
+HALF = store_building.Slice(1, 2)
+
+
+@pytest.mark.parametrize(('first', 'second', 'says'), [
+    pytest.param(lambda build: store_building.at_work_on(build, HALF),
+                 lambda build: store_building.at_work_on(build, HALF), 'share-1-of-2', id='same'),
+    pytest.param(store_building.alone_at_work,
+                 lambda build: store_building.at_work_on(build, HALF), 'this token store (',
+                 id='a slice beside the plain command'),
+    pytest.param(lambda build: store_building.at_work_on(build, HALF),
+                 store_building.alone_at_work, 'share-1-of-2',
+                 id='the plain command beside a slice'),
+])
+def test_who_would_make_the_same_shares_says_who_does_and_waits(
+        tmp_path, opened, capsys, first, second, says):
+    events = []
+
+    def come():
+        with second(opened):
+            events.append('second')
+
+    with futures.ThreadPoolExecutor(1) as pool:
+        with first(opened):
+            coming = pool.submit(come)
+            while 'waiting until it has ended' not in (said := capsys.readouterr().err):
+                assert not coming.done()
+                time.sleep(0.05)
+            events.append('first')
+        coming.result(60)
+    assert re.search(rf'process {os.getpid()} on .* is at work on this', said) and says in said
+    assert events == ['first', 'second']
+    assert not [path for path in opened.folder.iterdir() if 'claim' in path.name]
+
+
+def test_other_slices_do_not_wait_and_others_are_told(opened, capsys):
+    with store_building.at_work_on(opened, HALF):
+        with store_building.at_work_on(opened, store_building.Slice(0, 2)):
+            assert not capsys.readouterr().err
+        other = store_building.open_build(
+            _source(TEXTS), _tokenizer('abc'), opened.folder.parent.parent, False)
+        with store_building.alone_at_work(other):
+            assert f'with other settings, in {opened.folder}' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('count', [1, 2, 3])

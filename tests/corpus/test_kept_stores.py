@@ -1,0 +1,93 @@
+"""What is kept in a folder of stores, and what of it is removed when asked for."""
+
+import pytest
+
+from bert_jax.corpus import earlier_shares, kept_stores, store_building, tokenize
+from bert_jax.corpus.kept_stores import kept_stores as stores_in
+from bert_jax.corpus.sources import open_source
+from bert_jax.runtime import files
+from bert_jax.tools import look
+from tests.corpus.test_store_building import _random_texts, _tokenizer, build, content
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch):
+    """Without TensorFlow; each file is a share, and a day is over at once."""
+    monkeypatch.setattr(tokenize, 'has_tensorflow', lambda: False)
+    monkeypatch.setattr(store_building, '_SHARE_BYTES', 1)
+    monkeypatch.setattr(kept_stores, '_DAY_SECONDS', -10.0)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A text of two files."""
+    for number in range(2):
+        (tmp_path / f'{number}.txt').write_text('\n\n'.join(_random_texts(5, number)))
+    return open_source(f'{tmp_path}/?.txt')
+
+
+@pytest.fixture
+def finished(folder, source):
+    """A finished store, which stays."""
+    return build(source, folder)
+
+
+@pytest.fixture
+def begun(folder, source, finished):
+    """A store of the same text with another tokenizer, of which a share is done."""
+    opened = store_building.open_build(source, _tokenizer('abc'), folder, False)
+    store_building.make_shares(opened, store_building.Slice(0, 2))
+    return opened
+
+
+def look_at(folder, *flags):
+    look.main(['look', str(folder), '--stores', *flags])
+
+
+def test_stores_are_listed_and_what_is_left_is_counted(
+        folder, source, finished, begun, capsys, monkeypatch):
+    look_at(folder)
+    said = capsys.readouterr().out
+    [line] = [line for line in said.splitlines() if ' finished ' in line]
+    assert line.split()[0] == finished.path.name and line.endswith(source.spec)
+    assert 'unfinished, 1 share done, nobody at work for 0 h' in said
+    assert '1 store unfinished, and nobody at work on for a day' in said
+    monkeypatch.setattr(kept_stores, '_DAY_SECONDS', 86_400)
+    look_at(folder)
+    assert 'for a day' not in capsys.readouterr().out
+    assert [store.path for store in stores_in(folder)] == sorted([finished.path, begun.folder])
+
+
+def test_what_is_left_is_removed_and_nothing_else(folder, finished, begun, capsys):
+    expected = content(finished.path)
+    lists = folder / earlier_shares.FOLDER
+    files.write_whole(lists / 'gone.json', '{}')
+    look_at(folder, '--remove')
+    said = capsys.readouterr().out
+    assert f'removed: {begun.folder}\n' in said and 'gone.json' in said
+    assert [store.path for store in stores_in(folder)] == [finished.path]
+    assert content(finished.path) == expected
+    assert files.children(lists) == [earlier_shares.list_path(finished.path)]
+    assert [path.name for path in files.children(folder / 'stores')] == [finished.path.name]
+
+
+@pytest.mark.parametrize('at_work', [
+    store_building.alone_at_work,
+    lambda build: store_building.at_work_on(build, store_building.Slice(1, 2))])
+def test_what_a_process_is_at_work_on_stays(folder, begun, capsys, at_work):
+    [left] = [store for store in stores_in(folder) if store.is_left]
+    with at_work(begun):
+        look_at(folder, '--remove')
+        said = capsys.readouterr().out
+        assert 'is at work' in said and 'removed' not in said
+        assert not kept_stores.remove(left)  # it was left, and then a process began
+    store_building.make_shares(begun)
+    store_building.finish(begun)
+    assert not kept_stores.remove(left)
+
+
+def test_a_folder_without_stores_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        look_at(tmp_path)
+    assert ended.value.code == 2
+    assert 'holds no token stores' in capsys.readouterr().err
