@@ -21,6 +21,8 @@
 #     --spot                          cheaper, and may be taken away at any time
 #     --flex-start=DURATION           wait for capacity, and have it at most so long: 12h, up to 7d
 #     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
+#     --tool=prepare                  prepare a text in place of a run: the hosts divide it, and the first
+#                                     makes the store (machines without TPUs are cheaper: docs/pods.md)
 #     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
 #     --commit=COMMIT                 whose files the hosts get: the last one, or that which a relaunched
 #                                     run began with, unless given

@@ -61,6 +61,14 @@ case $verb in
     module=bert_jax.main
     case ${1:-} in --tool=*) module=bert_jax.tools.${1#*=} && shift ;; esac
     echo "$(date '+%F %T') python -m $module $*"
+    if [ "$module" = bert_jax.tools.prepare ]; then # the first host also makes what another lacks
+      place=$(python -c '
+from bert_jax.runtime.joining import find_cluster
+cluster = find_cluster(None, None, 600)
+print(f"{cluster.index}/{cluster.count}" if cluster else "0/1")')
+      python -m "$module" "--share=$place" "$@"
+      [ "${place%/*}" = 0 ] || exit 0
+    fi
     python -m "$module" "$@"
     ;;
   status)

@@ -238,8 +238,6 @@ show_relaunch() {
 
 # Does what the command line asks for.
 run_verb() {
-  [ "${tool:-}" != prepare ] || fail "--tool=prepare: a run that finds its text not prepared does it on" \
-    "all hosts of the slice; before it, machines without TPUs do (docs/pods.md)"
   case $verb in
     run | relaunch) check_workdir "$@" ;;
     *) [ $# = 0 ] || fail "$verb takes no flags of the run: $*" ;;

@@ -25,6 +25,8 @@
 #     --slices=N                      N slices of that type in one run
 #     --valid-until=DURATION          how long to wait in the queue before giving up, such as 6h
 #     --tool=sweep                    run python -m bert_jax.tools.sweep FLAG... instead
+#     --tool=prepare                  prepare a text in place of a run: the hosts divide it, and the first
+#                                     makes the store (machines without TPUs are cheaper: docs/pods.md)
 #     --shared-disk                   the workdir is not a gs:// path, but all hosts mount it
 #     --commit=COMMIT                 whose files the hosts get: the last one, or that which a relaunched
 #                                     run began with, unless given

@@ -457,7 +457,6 @@ def _check_refused(standins, script, arguments, message):
     ('tpu_vm.sh', ['create', 'bert', '--config=x'], '--config=x is not an option'),
     ('tpu_vm.sh', ['install', 'bert', *FLAGS], 'install takes no flags'),
     ('tpu_vm.sh', ['run', 'bert', '--tool=x', *FLAGS], '--tool=x'),
-    ('tpu_vm.sh', ['run', 'bert', '--tool=prepare', *FLAGS], 'machines without TPUs'),
     ('tpu_vm.sh', ['run', 'bert', '--', '--workdir', '/tmp/x'], '--workdir=/tmp/x: the hosts sha'),
     ('instance_group.sh', ['create', 'b', '--zone=z', '--project=p'], '--topology is missing'),
     ('instance_group.sh', ['stop', 'bert', '--project=p'], '--zone is missing'),

@@ -240,3 +240,13 @@ def test_a_tool_is_started_in_place_of_a_run(cloud):
     process = cloud.relaunch('0', options=['--tool=sweep'])
     assert process.returncode == 0, process.stderr
     assert cloud.lines('runs') == ['bert_jax.tools.sweep', RUN]
+
+
+@pytest.mark.parametrize(('place', 'plan', 'status'), [
+    ('0/4', '00', 0), ('3/4', '0', 0), ('0/4', '2', 2), ('0/4', '02', 2)])
+def test_hosts_prepare_a_share_each_and_the_first_then_the_store(cloud, place, plan, status):
+    process = cloud.relaunch(*plan, options=['--tool=prepare'], PLACE=place)
+    assert process.returncode == status, process.stderr
+    commands = [f'--share={place} {RUN}', RUN][:len(plan)]
+    assert cloud.lines('runs') == [
+        line for command in commands for line in ('bert_jax.tools.prepare', command)]
