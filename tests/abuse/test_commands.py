@@ -229,6 +229,8 @@ def test_a_setting_that_does_not_suit_the_task(sandbox, call, says):
     ('look @text --vocab_sizes=8k', '--vocab_sizes=8k'),
     ('look @text --config.data.source={folder}/none.txt', r'none\.txt'),
     ('look @glue', "'cola' trains no vocabulary"),
+    ('look {folder}/run --stores', 'run holds no token stores: name a config.data.dir'),
+    ('look {folder}/cache --stores --delete', 'unrecognized arguments: --delete'),
     ('prepare @glue', "'cola' reads its data at every start"),
     ('preflight @synthetic --topology=v5e', 'v5e:16x16'),
     ('preflight @synthetic --topology=v5e:32x32', 'at most 16'),

@@ -1,8 +1,9 @@
 """The commands that write, each on the things that `make_things` makes.
 
 Not here: `predict` but for the two commands with --output (the others print, and keep compiled
-programs, as 'answers' does), `tools.look` but for its temporary files, and what `--chips` and the
-launchers start, which are processes of these same commands.
+programs, as 'answers' does), `tools.look` but for its temporary files (`--stores --remove`, which
+only removes, neither), and what `--chips` and the launchers start, which are processes of these
+same commands.
 """
 
 import dataclasses
