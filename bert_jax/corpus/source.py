@@ -44,6 +44,7 @@ class Source:
       fingerprint: gives a digest of the content, independent of its path.
       contents: gives for each unit what changes with the content of its file or the way to read it;
         nothing where only the whole is known.
+      look_again: makes both tell the content as it is now; else they may tell that of a listing.
       outline: a summary, made without reading the text, which hosts compare.
       takes_all_cores: whether reading a unit keeps all cores busy, with processes of its own.
     """
@@ -55,6 +56,7 @@ class Source:
     outline: str = ''
     takes_all_cores: bool = False
     contents: Callable[[], Sequence[str]] = tuple
+    look_again: Callable[[], object] = tuple
 
 
 class TextBatch(NamedTuple):

@@ -175,7 +175,7 @@ def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
     if known.package:
         with needing(f"data source '{spec}'", extra=known.extra):
             importlib.import_module(known.package)
-    found = [file for path in parquet_files(pattern) for file in find(path)]
+    found = _found(pattern)
     if not found:
         raise InputError(f"data source '{spec}'{_why_nothing(pattern)}")
     for file in found:
@@ -184,15 +184,21 @@ def _files(spec: str, pattern: str, format_name: str, column: str) -> Source:
     sizes = [file.size for file in found]
     name_in_digest = known.name_in_digest or format_name
     units = [_units_of(file, format_name) for file in found]
-    contents = _Contents(name_in_digest, column, found, [len(of_file) for of_file in units])
+    contents = _Contents(name_in_digest, column, pattern, found, [len(x) for x in units])
     return Source(
         spec,
         list(itertools.chain.from_iterable(units)),
         read=functools.partial(read_documents, format_name, column),
         fingerprint=contents.fingerprint,
         contents=contents.of_units,
+        look_again=contents.look_again,
         outline=f'{len(sizes)} files of {sum(sizes):,} bytes, {name_of([name_in_digest, sizes])}',
         takes_all_cores=known.takes_all_cores)
+
+
+def _found(pattern: str) -> list[Found]:
+    """The files that a pattern names, or those of a data set on the hub."""
+    return [file for path in parquet_files(pattern) for file in find(path)]
 
 
 def _units_of(file: Found, format_name: str) -> list[Unit]:
@@ -263,32 +269,51 @@ class _Contents:
     """What files hold, by digests."""
 
     def __init__(
-        self, name_in_digest: str, column: str, found: Sequence[Found], num_units: Sequence[int]
+        self, name_in_digest: str, column: str, pattern: str, found: Sequence[Found],
+        num_units: Sequence[int],
     ):
         """Reads nothing yet.
 
         Args:
           name_in_digest: of the format that the user names; '' for none.
           column: the column of a table that holds the text.
+          pattern: that names the files.
           found: the files.
           num_units: of each file.
         """
         self._name_in_digest = name_in_digest
         self._column = column
-        self._found = found
+        self._pattern = pattern
         self._num_units = num_units
         self._digests: list[str] = []  # as they were told last
+        self._of_units: tuple[str, ...] = ()  # made of these digests
+        self._set(found)
+
+    def _set(self, found: Sequence[Found]) -> None:
+        self._found = found
         self._paths = [file.path for file in found]
         # A file's ending may determine how it is read; its folder does not matter.
         self._endings = [''.join(PurePath(path).suffixes) for path in self._paths]
 
+    def look_again(self) -> None:
+        """Lists the files again: in a bucket, the listing has their digests.
+
+        What has been added is not of the text. Files of the hub's cache stay as they are.
+        """
+        if not self._pattern.startswith('hf:'):
+            listed = {file.path: file for file in _found(self._pattern)}
+            self._set([listed[path] for path in self._paths if path in listed])
+
     def fingerprint(self) -> str:
-        """Of all files together, as they are now."""
-        if in_bucket(self._paths[0]):
-            self._digests = [object_digest(file) for file in self._found]
+        """Of all files together."""
+        if in_bucket(self._pattern):
+            found = [object_digest(file) for file in self._found]
         else:
-            self._digests = digests(self._paths)
-        identity = [self._name_in_digest, *zip(self._endings, self._digests, strict=True)]
+            found = digests(self._paths)
+        if found != self._digests:
+            self._digests = found
+            self._of_units = ()
+        identity = [self._name_in_digest, *zip(self._endings, found, strict=True)]
         # Older stores, built from the column 'text', must keep their digests: the column is added
         # only where it has another name, and for CSV and TSV, which older stores read as text.
         if self._column != 'text' or any(
@@ -303,6 +328,8 @@ class _Contents:
         """Of each unit, that of its file when the fingerprint was told."""
         if not self._digests:
             self.fingerprint()
+        if self._of_units:
+            return self._of_units
         files = zip(self._paths, self._endings, self._digests, self._num_units, strict=True)
         found: list[str] = []
         for path, ending, digest, num_units in files:
@@ -310,7 +337,8 @@ class _Contents:
             if not self._name_in_digest:
                 identity += newly_told([path])
             found += num_units * [name_of(identity)]
-        return tuple(found)
+        self._of_units = tuple(found)
+        return self._of_units
 
 
 def _python_docs(spec: TextSpec) -> Source:

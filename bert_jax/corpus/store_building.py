@@ -664,6 +664,7 @@ def _finish(build: Build, summaries: Summaries | None) -> None:
             f'done (number {shown}{more}): start those --share=I/N again of which I is such a '
             'number modulo N, or the command without --share and --finish, which makes them here')
     source = build.source
+    source.look_again()
     now = store_fingerprint(source, build.tokenizer, build.facts, build.by_content)
     if now != build.fingerprint:
         if is_finished(build.folder):  # by another process, while this one was suspended

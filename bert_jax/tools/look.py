@@ -58,6 +58,7 @@ from bert_jax.corpus.sources import Sample, TextSpec, open_source, shares_of
 from bert_jax.corpus.text_facts import TextFacts, facts_of
 from bert_jax.corpus.trainers import Wanted, find_trainer
 from bert_jax.corpus.wordpiece_training import counted_runs, stripped_marks_warning
+from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, counted, show
 from bert_jax.runtime.files import Path, as_path, temporary_folder
 from bert_jax.runtime.process import error_boundary
@@ -332,6 +333,7 @@ def _remove(folder: Path, left: Sequence[kept_stores.KeptStore]) -> None:
             show(f'removed: {store.path}')
         else:
             show(f'kept: {store.path}: another process is at work on it now')
+    files.remove_leftovers(folder / 'stores')  # of a removal that was killed
     for path in kept_stores.lists_of_nothing(folder):
         path.unlink(missing_ok=True)
         show(f'removed: {path}')

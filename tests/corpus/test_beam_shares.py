@@ -212,3 +212,22 @@ def test_what_a_runner_needs_is_named(tmp_path, text, monkeypatch):
 def test_a_runner_that_is_none_is_refused(tmp_path, text):
     with refused('--runner=Nobody', 'Unexpected pipeline runner'):
         beam_shares.run(_opened(text, tmp_path), ['--runner=Nobody'])
+
+
+def test_a_pipeline_takes_the_shares_that_an_earlier_store_has(tmp_path, text, monkeypatch):
+    _of_pool(text, tmp_path)
+    changed = tmp_path / '3.txt'
+    changed.write_text(changed.read_text().replace(' ', '  ').upper())
+    expected = _of_pool(text, tmp_path / 'fresh')
+    opened = _opened(text, tmp_path)
+    read = []
+    batches = store_building.text_batches
+
+    def noting(source, indices, done):
+        read.extend(source.units[i].name for i in indices)
+        return batches(source, indices, done)
+
+    monkeypatch.setattr(store_building, 'text_batches', noting)
+    beam_shares.run(opened, IN_THREADS)
+    assert read == [str(changed)]
+    assert content(opened.folder) == expected

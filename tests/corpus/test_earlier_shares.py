@@ -203,13 +203,25 @@ def test_a_share_with_a_file_that_was_set_aside_is_read_again(tmp_path, text, re
     assert list(store.manifest['bad_files']) == [f'{tmp_path}/text/3.txt.gz']
 
 
-def test_of_a_text_that_changed_while_it_was_read_nothing_is_listed(tmp_path, text):
-    opened = store_building.open_build(open_source(text), TOKENIZER, tmp_path, False)
+@pytest.mark.parametrize('change', [
+    rewrite, lambda folder: (folder / 'text' / '3.txt.gz').unlink()])
+def test_of_a_text_that_changed_while_it_was_read_nothing_is_listed(folder, change):
+    text = text_in(folder)
+    opened = store_building.open_build(open_source(text), TOKENIZER, folder, False)
     store_building.make_shares(opened)
-    rewrite(tmp_path)
+    change(folder)
     with refused('changed while it was read'):
         store_building.finish(opened)
     assert not earlier_shares.list_path(opened.folder).exists()
+
+
+def test_a_file_that_is_added_meanwhile_is_not_of_the_text(folder):
+    text = text_in(folder)
+    opened = store_building.open_build(open_source(text), TOKENIZER, folder, False)
+    store_building.make_shares(opened)
+    write(folder / 'text', 8, 8)
+    store_building.finish(opened)
+    assert len(json.loads(earlier_shares.list_path(opened.folder).read_text())) == 8
 
 
 def test_a_build_that_is_killed_while_it_takes_a_share_goes_on(

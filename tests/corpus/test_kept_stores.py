@@ -1,5 +1,7 @@
 """What is kept in a folder of stores, and what of it is removed when asked for."""
 
+import os
+
 import pytest
 
 from bert_jax.corpus import earlier_shares, kept_stores, store_building, tokenize
@@ -84,6 +86,18 @@ def test_what_a_process_is_at_work_on_stays(folder, begun, capsys, at_work):
     store_building.make_shares(begun)
     store_building.finish(begun)
     assert not kept_stores.remove(left)
+
+
+def test_what_a_removal_that_was_killed_has_left_goes_with_the_next(source, tmp_path):
+    finished = build(source, files.as_path(tmp_path))
+    half = finished.path.with_name(f'.another.{16 * "0"}.tmp')
+    half.mkdir()
+    (half / 'part-00000-000.blocks').write_text('')
+    look_at(tmp_path, '--remove')
+    assert half.exists()  # it may be another process's
+    os.utime(half, (0, 0))
+    look_at(tmp_path, '--remove')
+    assert list(half.parent.iterdir()) == [finished.path]
 
 
 def test_a_folder_without_stores_is_refused(tmp_path, capsys):
