@@ -8,9 +8,9 @@ shares that none of these files is in from an older store. What is noted of the 
 anew, because it depends on the whole text and on the filters of documents. So the older store may
 have had other filters, and the new one has the bytes that it would have without it.
 
-A list is written when its store is finished, or ended for files that cannot be read: then its text
-is known to be what its shares were made from. A list or store that is damaged or gone costs time:
-the text is read instead.
+A list is written when its store is finished, or its build ends for a fault that can be told: then
+its text is known to be what its shares were made from. A list or store that is damaged or gone
+costs time: the text is read instead.
 """
 
 import json

@@ -405,6 +405,9 @@ def make_shares(build: Build, which: Slice = WHOLE, num_processes: int = 0) -> N
             # While this process was suspended, others did its work and removed what it wrote.
             if not is_finished(build.folder):
                 raise
+        except (Exception, KeyboardInterrupt):
+            _keep_done(build)
+            raise
 
 
 def _tell_of_large_units(units: Sequence[Unit]) -> None:
@@ -664,9 +667,7 @@ def _finish(build: Build, summaries: Summaries | None) -> None:
             f'done (number {shown}{more}): start those --share=I/N again of which I is such a '
             'number modulo N, or the command without --share and --finish, which makes them here')
     source = build.source
-    source.look_again()
-    now = store_fingerprint(source, build.tokenizer, build.facts, build.by_content)
-    if now != build.fingerprint:
+    if not _is_unchanged(build):
         if is_finished(build.folder):  # by another process, while this one was suspended
             return
         _remove(build.folder, ('.npz', '.blocks', DONE_ENDING, bad_files.ENDING))
@@ -702,12 +703,26 @@ def _finish(build: Build, summaries: Summaries | None) -> None:
     tidy(build.folder)
 
 
+def _keep_done(build: Build) -> None:
+    """Lists the shares that are done, where a build ends for a fault that a user may mend."""
+    with contextlib.suppress(Exception):  # the fault itself is what is told
+        if not is_finished(build.folder) and _is_unchanged(build):
+            _keep_list(build, {*undone(build), *_bad_files(build)})
+
+
+def _is_unchanged(build: Build) -> bool:
+    """Whether the text, and what else the store is named after, are as when it was opened."""
+    build.source.look_again()
+    now = store_fingerprint(build.source, build.tokenizer, build.facts, build.by_content)
+    return now == build.fingerprint
+
+
 def _keep_list(build: Build, without: Collection[Share]) -> None:
     """Lists the shares for later stores.
 
     Args:
-      build: of a store that has all shares, of a text that has not changed.
-      without: shares with damaged files, which a disk or a cache may have damaged.
+      build: of a store, whose text has not changed.
+      without: shares that are not there, or have damaged files, which a disk may have damaged.
     """
     if build.contents:
         earlier_shares.keep_list(build.folder, {

@@ -193,6 +193,20 @@ def test_a_repaired_file_is_made_and_the_others_are_taken(tmp_path, text, read):
     assert content(store.path) == content(build(open_source(text), tmp_path / 'fresh').path)
 
 
+def test_a_file_that_ended_the_build_is_made_and_what_was_done_is_taken(tmp_path, text, read):
+    bad = tmp_path / 'text' / '4a.csv'
+    bad.write_text('words\na b\n')
+    pattern = f'{tmp_path}/text/*'
+    with refused('4a.csv', 'has no column'):
+        build(open_source(pattern), tmp_path)
+    assert read == ['0', '1', '2', '3', '4', '4a']
+    read.clear()
+    bad.write_text('text\na b\n')
+    store = build(open_source(pattern), tmp_path)
+    assert read == ['4a', '5', '6', '7']
+    assert content(store.path) == content(build(open_source(pattern), tmp_path / 'fresh').path)
+
+
 def test_a_share_with_a_file_that_was_set_aside_is_read_again(tmp_path, text, read):
     _cut(tmp_path / 'text' / '3.txt.gz')
     build(open_source(text), tmp_path, max_bad_files=1)
