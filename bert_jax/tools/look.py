@@ -307,9 +307,13 @@ def _look_at_stores(arguments: Sequence[str]) -> None:
             cells.append([store.path.name, f'{store.num_bytes / 1e6:,.1f}', *_state(store)])
         _show_table(['store', 'MB', 'state', 'text'], cells)
         left = [store for store in stores if store.is_left]
+        lists = kept_stores.lists_of_nothing(folder)
         if options.remove:
-            _remove(folder, left)
-        elif left:
+            _remove(folder, left, lists)
+            return
+        for path in lists:
+            show(f'{path} lists the shares of a store that is gone: --remove removes it')
+        if left:
             num_bytes = sum(store.num_bytes for store in left)
             show(f"{counted(len(left), 'store')} unfinished, and nobody at work on for a day, "
                  f'{num_bytes / 1e6:,.1f} MB: the command that began it goes on with it; --remove '
@@ -326,15 +330,17 @@ def _state(store: kept_stores.KeptStore) -> tuple[str, str]:
     return f'{done}, nobody at work for {store.idle_seconds / 3600:,.0f} h', ''
 
 
-def _remove(folder: Path, left: Sequence[kept_stores.KeptStore]) -> None:
-    """Removes stores that are left in a data.dir, and the lists of those that are gone."""
+def _remove(
+    folder: Path, left: Sequence[kept_stores.KeptStore], lists: Sequence[Path]
+) -> None:
+    """Removes from a data.dir stores that are left, and lists of those that are gone."""
     for store in left:
         if kept_stores.remove(store):
             show(f'removed: {store.path}')
         else:
             show(f'kept: {store.path}: another process is at work on it now')
     files.remove_leftovers(folder / 'stores')  # of a removal that was killed
-    for path in kept_stores.lists_of_nothing(folder):
+    for path in lists:
         path.unlink(missing_ok=True)
         show(f'removed: {path}')
 

@@ -64,6 +64,8 @@ def test_what_is_left_is_removed_and_nothing_else(folder, finished, begun, capsy
     expected = content(finished.path)
     lists = folder / earlier_shares.FOLDER
     files.write_whole(lists / 'gone.json', '{}')
+    look_at(folder)
+    assert 'gone.json lists the shares of a store that is gone' in capsys.readouterr().out
     look_at(folder, '--remove')
     said = capsys.readouterr().out
     assert f'removed: {begun.folder}\n' in said and 'gone.json' in said
