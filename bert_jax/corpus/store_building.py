@@ -694,12 +694,12 @@ def _finish(build: Build, summaries: Summaries | None) -> None:
         tokenizer_fingerprint=build.tokenizer.fingerprint,
         vocab_size=len(build.tokenizer.vocab),
         lowercase=build.tokenizer.lowercase)
+    _keep_list(build, of_shares)  # before the manifest, after which nothing is done again
     try:
         finish_store(build.folder, origin, len(build.shares), build.facts, bad, summaries)
     except InputError:
         _remove(build.folder, (DONE_ENDING,))  # so that the next start looks at the parts
         raise
-    _keep_list(build, of_shares)
     tidy(build.folder)
 
 
