@@ -38,12 +38,13 @@ def engine_options(engine: str) -> Iterator[list[str]]:
         yield ['--runner=DirectRunner', '--direct_running_mode=multi_processing',
                f'--direct_num_workers={WORKERS}']
         return
-    from distributed import LocalCluster
+    from distributed import LocalCluster, default_client
 
     with LocalCluster(n_workers=WORKERS, threads_per_worker=1, host='127.0.0.1',
                       dashboard_address=None, silence_logs='CRITICAL') as cluster:
         yield ['--runner=apache_beam.runners.dask.dask_runner.DaskRunner',
                f'--dask_client_address={cluster.scheduler_address}']
+        default_client().close()
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument('--text', required=True)
     parser.add_argument('--vocab_file', required=True)
     parser.add_argument('--share_mb', type=float, default=24)
-    parser.add_argument('--tiny', type=int, default=100)
+    parser.add_argument('--tiny', type=int, default=50)
     parser.add_argument('--repeats', type=int, default=2)
     parser.add_argument('--engine', choices=ENGINES, help=argparse.SUPPRESS)  # of one measurement
     options = parser.parse_args()
@@ -106,6 +107,7 @@ def compare(options: argparse.Namespace, text: str, share_mb: float) -> None:
                 check=True, stdout=subprocess.PIPE, text=True)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             found = json.loads(process.stdout.splitlines()[-1])
+            print(f"{engine}: {found['seconds']:.1f} s", flush=True)
             seconds[engine].append(found['seconds'])
             cpu[engine].append(
                 after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

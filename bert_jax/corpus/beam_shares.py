@@ -144,6 +144,12 @@ def _opened(job: bytes) -> Build:
     return build
 
 
+@functools.lru_cache(1)
+def _maker(job: bytes) -> ShareMaker:
+    """What makes shares, in a worker."""
+    return ShareMaker(_opened(job), num_threads=1)
+
+
 class _Fault(NamedTuple):
     """What a share failed at; it goes to the last step in place of a part."""
 
@@ -168,7 +174,7 @@ def _make(number: int, job: bytes) -> Iterator[Any]:
     """Makes a share; gives the `_Numbers` of its parts, or the `_Fault`."""
     build = _opened(job)
     share = build.shares[number]
-    names = _tried(number, lambda: ShareMaker(build, num_threads=1).make(share))
+    names = _tried(number, lambda: _maker(job).make(share))
     if isinstance(names, _Fault):
         yield names
         return
