@@ -2,10 +2,11 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.config.choices import POOLS
-from bert_jax.foreign import load_weights
+from bert_jax.foreign import load_weights, with_adapter
 from bert_jax.predict.loaded import one_of
 from bert_jax.predict.model import Model
 from bert_jax.predict.sentences import ACTIVATIONS, Sentences, read_sentences
@@ -19,7 +20,7 @@ from bert_jax.weights.vocabulary import check_order, check_vocabulary
 
 def load(
     path: str | os.PathLike[str], vocab_file: str | os.PathLike[str] | None = None,
-    dtype: str | None = None,
+    dtype: str | None = None, adapter: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Loads a model for inference.
 
@@ -33,14 +34,43 @@ def load(
         of the Hugging Face hub, or a TF1 checkpoint.
       vocab_file: the vocabulary, if it is not beside the weights.
       dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else bfloat16.
+      adapter: a folder of peft with an adapter of this model and its head.
 
     Raises:
       InputError: an argument is invalid, there is no model, or something is wrong with it.
     """
-    weights, sentences = read_model(path, vocab_file)
-    model = Model(weights, dtype, sentences=sentences)
+    if adapter is not None:
+        (model,) = load_adapted(path, [adapter], vocab_file, dtype)
+    else:
+        weights, sentences = read_model(path, vocab_file)
+        model = Model(weights, dtype, sentences=sentences)
     keep_programs(in_command=False)
     return model
+
+
+def load_adapted(
+    path: str | os.PathLike[str], adapters: Sequence[str | os.PathLike[str]],
+    vocab_file: str | os.PathLike[str] | None = None, dtype: str | None = None,
+) -> list[Model]:
+    """A model with each of several adapters. They share an engine, and programs if they can.
+
+    Args:
+      path, vocab_file, dtype: as for `load`.
+      adapters: folders of peft.
+
+    Raises:
+      InputError: as for `load`.
+    """
+    base, sentences = read_model(path, vocab_file)
+    models: list[Model] = []
+    for adapter in adapters:
+        check_is_path('adapter', adapter)
+        weights = with_adapter(base, adapter)
+        if models:
+            models.append(models[0].with_weights(weights))
+        else:
+            models.append(Model(weights, dtype, sentences=sentences))
+    return models
 
 
 def keep_programs(in_command: bool) -> None:

@@ -39,7 +39,8 @@ def open_run(config: ConfigDict, workdirs: Sequence[files.Path]) -> Program:
             init_weights = read_description(workdirs[0])
         else:
             say(f'training starts from the weights of {config.init_checkpoint}')
-            init_weights = load_weights(config.init_checkpoint, own_head=True)
+            init_weights = load_weights(
+                config.init_checkpoint, own_head=True, keep_adapter=True)
     config = complete(config, init_weights)
     mesh = open_mesh(config, jax.devices())
     axes = ' x '.join(f'{name} {size}' for name, size in mesh.shape.items())

@@ -21,6 +21,7 @@ from bert_jax.config import (
     model_sizes,
     options_of,
 )
+from bert_jax.config.adapters import AdapterOptions
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.config.checking import check_values
 from bert_jax.config.durations import ANY_NUMBER
@@ -48,6 +49,7 @@ _SHORTEST_LENGTH = 8  # of rows
 # Who reads a section (see `config.options_of`), and refuses values that cannot be or do not go
 # together.
 READERS: Mapping[str, Sequence[Callable[..., Any]]] = {
+    'adapter': (AdapterOptions,),
     'data': (RowOptions, FilterOptions),
     'optimizer': (OptimizerOptions,),
     'train': (logger_names, reference_of),
@@ -102,6 +104,14 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
     for section, readers in READERS.items():
         for reader in readers:
             options_of(reader, config[section])
+    adapter = options_of(AdapterOptions, config.adapter)
+    if adapter.is_on and not config.init_checkpoint:
+        raise InputError(f'config.adapter.kind={adapter.kind!r} leaves the encoder as it is, and '
+                         'there is none: name it with config.init_checkpoint')
+    if adapter.is_on and config.data.add_tokens:
+        raise InputError(f'config.data.add_tokens={config.data.add_tokens} adds words, whose '
+                         f'embeddings config.adapter.kind={adapter.kind!r} does not train: leave '
+                         'one of the two out')
     if _is_model_known(config):
         _check_sizes(config, num_devices)
 

@@ -27,6 +27,7 @@ _SECTIONS = {
     'data': 'data: what it is trained on',
     'train': 'train: steps, evaluation, saving',
     'optimizer': 'optimizer: how it is trained',
+    'adapter': 'adapter: what is trained instead of all of it',
     'mesh': 'mesh: where it is computed',
     'classification': 'classification',
     'regression': 'regression',

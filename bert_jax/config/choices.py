@@ -6,6 +6,9 @@ MASKINGS = ('pieces', 'words', 'ngrams', 'spans')
 # How the learning rate falls (`step.schedules` has the formulas).
 DECAYS = ('polynomial', 'cosine', '1-sqrt', 'inverse_sqrt')
 
+# Kinds of adapters (`config.adapters` says what they are).
+ADAPTERS = ('lora', 'rslora', 'dora', 'bitfit')
+
 # What happens to a text that is too long for the model: 'first' cuts it, as in the paper; the
 # others read it in windows and take the mean (weighted by tokens) or the maximum of their
 # probabilities.

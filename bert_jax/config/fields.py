@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.config.bert_config import BELOW_1, COMPUTATION, OPTIONS, Option
 from bert_jax.config.choices import (
+    ADAPTERS,
     DECAYS,
     FEATURES,
     MASKINGS,
@@ -313,6 +314,19 @@ FIELDS: Mapping[str, Field] = {
     'optimizer.eps': Field(1e-6, _SHARE, 'training'),  # see optimizer.b1
     # Global gradient norm; 0: no clipping.
     'optimizer.clip_norm': Field(1.0, Range(0, 1e9), 'training'),
+
+    # With an adapter, only it and the head are trained; everything else stays as in
+    # init_checkpoint. lora | rslora (scaled by alpha / sqrt(rank)) | dora (the lengths of columns
+    # are parameters, too) | bitfit (biases, without rank).
+    'adapter.kind': Field('lora', ADAPTERS, 'model', LABELLED),
+    # Of the matrices beside those of the layers; 0: no adapter.
+    'adapter.rank': Field(0, count(2**16, least=0), 'model', LABELLED),
+    # They are scaled by alpha / rank.
+    'adapter.alpha': Field(16.0, Range(0, 1e6, without=(0,)), 'model', LABELLED),
+    'adapter.dropout': Field(0.0, BELOW_1, 'training', LABELLED),
+    # Comma-separated: query, key, value, attention_output (attention: these four), intermediate,
+    # output, or all.
+    'adapter.targets': Field('query,value', 'text', 'model', LABELLED),
 
     # The batch, master weights and moments are split over data x fsdp devices. Gradients are summed
     # over fsdp first, so its devices should be neighbours. -1: the remaining devices; if both are

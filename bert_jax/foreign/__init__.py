@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from bert_jax.foreign.families import shared_layers
 from bert_jax.foreign.huggingface import read_huggingface
+from bert_jax.foreign.peft import base_of, is_peft, read_peft
 from bert_jax.foreign.tf1 import read_tf1
 from bert_jax.run.layout import is_step
 from bert_jax.run.model import read_run
@@ -28,24 +29,53 @@ _LOOKS = (
 
 
 def load_weights(
-    named: str | os.PathLike[str], *, any_head: bool = False, own_head: bool = False
+    named: str | os.PathLike[str], *, any_head: bool = False, own_head: bool = False,
+    keep_adapter: bool = False,
 ) -> Weights:
     """The model at a path, local or in a bucket.
 
     Args:
       named: a run directory of this project, or one of its `checkpoints/STEP`; a Hugging Face
-        folder or `hf:ORG/NAME[@REVISION]` of the hub; a TF1 checkpoint's prefix, or a folder that
-        holds `bert_model.ckpt.index`; or a .zip of such a folder.
+        folder or `hf:ORG/NAME[@REVISION]` of the hub; a folder of peft with an adapter; a TF1
+        checkpoint's prefix, or a folder that holds `bert_model.ckpt.index`; or a .zip of such a
+        folder.
       any_head: whether to accept heads that no other run or format can have, for use of the model
         as it is (`parameters.check_head`).
       own_head: whether a run's parameters are read that only its config file's own head knows.
         `Weights.head` is then the name of that head, which need not be in `heads.HEADS`. Otherwise
         such a run is read as the head of that name in `HEADS`, or else as its encoder alone.
+      keep_adapter: whether an adapter stays beside the parameters (`Weights.adapter`). Otherwise it
+        is in them.
 
     Raises:
       InputError: there is no model at the path, or something is wrong with it.
     """
     weights = _read(named, any_head=any_head, own_head=own_head)
+    if not keep_adapter:
+        weights = weights.merged
+    return dataclasses.replace(weights, shared_layers=shared_layers)
+
+
+def with_adapter(
+    base: Weights, folder: str | os.PathLike[str], *, keep_adapter: bool = False
+) -> Weights:
+    """A model with another head and an adapter.
+
+    Args:
+      base: the model that the adapter was trained on.
+      folder: of peft, or `hf:ORG/NAME[@REVISION]` of the hub.
+      keep_adapter: as for `load_weights`.
+
+    Raises:
+      InputError: it holds no adapter, or one that cannot be read or is of another model.
+    """
+    path = as_path(model_folder(folder))
+    if not is_peft([child.name for child in children(path)]):
+        raise InputError(f'{path} is no adapter of peft (adapter_config.json and '
+                         'adapter_model.safetensors): a whole model is named with --model')
+    weights = read_peft(path, base)
+    if not keep_adapter:
+        weights = weights.merged
     return dataclasses.replace(weights, shared_layers=shared_layers)
 
 
@@ -57,6 +87,8 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
     names = [child.name for child in children(path)]
     if is_step(path) or 'checkpoints' in names:
         return read_run(path, any_head=any_head, own_head=own_head)
+    if is_peft(names):
+        return read_peft(path, _base(path))
     if _is_huggingface(names):
         return read_huggingface(path)
     prefix = _tf1_prefix(path, names)
@@ -65,6 +97,15 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
     if path.exists():
         raise InputError(f'{path} holds no model: {_LOOKS}')
     raise InputError(f'{path} does not exist: {_LOOKS}{_on_hub(os.fspath(named))}')
+
+
+def _base(adapter: Path) -> Weights:
+    """The model that the adapter in a folder names; raises InputError if that is an adapter."""
+    named = base_of(adapter)
+    if is_peft([child.name for child in children(as_path(model_folder(named)))]):
+        raise InputError(f'{adapter} is added to {named}, which is an adapter itself: merge that '
+                         'into its model first')
+    return load_weights(named)
 
 
 def _is_huggingface(names: Sequence[str]) -> bool:

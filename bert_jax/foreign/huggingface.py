@@ -52,7 +52,6 @@ _SCHEMA: Mapping[str, Any] = {
     'id2label': MapOf(AnyOf((TEXT, NUMBER, TRUTH))),
     'tokenizer_class': TEXT,
 }
-_OF_ADAPTER: Mapping[str, Any] = {'base_model_name_or_path': TEXT}
 _REMEDY = 'mend it, or download the file again'
 # What training programs put around a model, and so before the names of its tensors.
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
@@ -102,7 +101,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     """
     folder = as_path(named)
     config_file = folder / 'config.json'
-    _check_no_adapter(folder)
+    _note_adapter(folder)
     if not exists(config_file):
         raise InputError(f'{config_file} is missing: a Hugging Face folder holds config.json and '
                          f'{SINGLE} or {FLAX}')
@@ -313,22 +312,11 @@ def _length_limit(folder: Path, model: Mapping[str, Any]) -> dict[str, int]:
     return {}
 
 
-def _check_no_adapter(folder: Path) -> None:
-    """Raises InputError if a folder has the weights of an adapter, but not of the model under it.
-
-    An adapter beside the weights of a model is noted, as it is not applied.
-    """
+def _note_adapter(folder: Path) -> None:
+    """Notes that an adapter beside the weights of a model is not applied."""
     adapter = folder / 'adapter_config.json'
-    if not exists(adapter):
-        return
-    if exists(folder / SINGLE) or exists(folder / INDEX):
+    if exists(adapter):
         tell_once(f'note: {adapter} is not applied: the weights are read without the adapter')
-        return
-    settings = read_fields(adapter, _OF_ADAPTER, _REMEDY)
-    base = settings.get('base_model_name_or_path') or 'a model that it does not name'
-    raise InputError(f'{folder} holds only an adapter of {base} (adapter_config.json): add it to '
-                     'its model with peft (merge_and_unload), and save that with '
-                     'save_pretrained(FOLDER)')
 
 
 def _whole_names(

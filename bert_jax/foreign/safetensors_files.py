@@ -86,7 +86,7 @@ def open_tensors(
         return index, _open_shards(index, stack)
     if not exists(single):
         _check_no_other_weights(folder)
-    return single, _open_file(single, stack)
+    return single, open_file(single, stack)
 
 
 def _open_shards(index: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
@@ -97,7 +97,7 @@ def _open_shards(index: Path, stack: contextlib.ExitStack) -> dict[str, FileTens
         raise InputError(f'{index} has no weight_map of file names: download it again')
     tensors: dict[str, FileTensor] = {}
     for shard in sorted(set(weight_map.values())):
-        tensors |= _open_file(index.parent / shard, stack)
+        tensors |= open_file(index.parent / shard, stack)
     for name, shard in weight_map.items():
         if name not in tensors:
             raise InputError(f'{index.parent / shard} has no tensor {name}, {index.name} names it: '
@@ -116,8 +116,12 @@ def _check_no_other_weights(folder: Path) -> None:
                     'with save_pretrained(FOLDER)')
 
 
-def _open_file(path: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
-    """The tensors in a file, by name."""
+def open_file(path: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
+    """The tensors in a file, by name; it is closed with the stack.
+
+    Raises:
+      InputError: it is missing or damaged.
+    """
     if not exists(path):
         raise InputError(f'{path} is missing, which holds weights: download it too')
     try:
@@ -133,12 +137,12 @@ def write_tensors(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes `model.safetensors`; above `SHARD_BYTES`, shards of at most that size and an index."""
     shards = _shards(tensors)
     if len(shards) == 1:
-        _write_file(folder / SINGLE, shards[0])
+        write_file(folder / SINGLE, shards[0])
         return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         name = f'model-{number:05}-of-{len(shards):05}.safetensors'
-        _write_file(folder / name, shard)
+        write_file(folder / name, shard)
         weight_map |= dict.fromkeys(shard, name)
     total_size = sum(array.nbytes for array in tensors.values())
     write_json(folder / INDEX, {
@@ -160,7 +164,7 @@ def _shards(tensors: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     return shards
 
 
-def _write_file(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write_file(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Writes a file that has the same bytes each time; the library's order of metadata varies."""
     metadata = {'format': 'pt'}
     header: dict[str, Any] = {'__metadata__': metadata}

@@ -36,6 +36,8 @@ _PLACE_MULTIPLIER = 0xA8EC0001
 
 # The sites of dropout in the model, and that of a head's own draws; each has its own masks.
 EMBEDDINGS, ATTENTION_PROBS, ATTENTION_OUTPUT, FFN_OUTPUT, CLASSIFIER, HEAD, POOLER = range(7)
+# Those of the inputs of adapters, by what they stand beside.
+QKV_ADAPTER, ATTENTION_OUTPUT_ADAPTER, INTERMEDIATE_ADAPTER, FFN_OUTPUT_ADAPTER = range(7, 11)
 _UNIFORM_BITS = 23  # a float32 has 24: one is left for the half that keeps draws off 0 and 1
 
 

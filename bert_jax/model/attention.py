@@ -21,7 +21,7 @@ from bert_jax.kernels import dropout as drop
 from bert_jax.kernels.attention_kernel import kernel_attention, why_not
 from bert_jax.kernels.attention_tiles import Settings
 from bert_jax.kernels.rotary import rotated
-from bert_jax.model.layers import Dense, ModelConfig
+from bert_jax.model.layers import Dense, ModelConfig, read_by_adapter
 from bert_jax.model.local_attention import local_attention, takes_blocks
 from bert_jax.runtime.errors import InputError
 
@@ -272,8 +272,10 @@ class SelfAttention(nn.Module):
             out_axes=(None, 'heads', None),
             num_separate=1,
             biased=config.biases,
+            module='attention/self/qkv',
             name='qkv')
-        qkv, bias = project.product_and_bias(x_BxSxH)
+        read = read_by_adapter(config, x_BxSxH, rows_Bx2, drop.QKV_ADAPTER, layer)
+        qkv, bias = project.product_and_bias(x_BxSxH, read=read)
         qkv = config.layout(qkv, 'batch', None, None, 'heads', None)
         keep = None
         if self.is_mutable_collection('intermediates'):

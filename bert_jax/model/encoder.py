@@ -18,7 +18,14 @@ from flax import linen as nn
 
 from bert_jax.kernels import dropout as drop
 from bert_jax.model.attention import SelfAttention, gather_positions
-from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu, parameter
+from bert_jax.model.layers import (
+    Dense,
+    LayerNorm,
+    ModelConfig,
+    gelu,
+    parameter,
+    read_by_adapter,
+)
 
 
 @jax.custom_vjp
@@ -119,12 +126,18 @@ class Residual(nn.Module):
     """Dense to `hidden_size` -> dropout at `site` -> residual connection -> LayerNorm.
 
     With `pre_norm`, the LayerNorm is not here but in front of the block.
+
+    Attributes:
+      module: of the dense layer, as for `Dense`.
+      adapter_site: of dropout before its adapter.
     """
 
     config: ModelConfig
     in_dims: tuple[int, ...]
     in_axes: tuple[str | None, ...]
     site: int
+    module: str
+    adapter_site: int
 
     @nn.compact
     def __call__(
@@ -134,8 +147,9 @@ class Residual(nn.Module):
         config = self.config
         dense = Dense(
             config, self.in_dims, (config.hidden_size,), self.in_axes, ('embed',),
-            biased=config.biases, ends_branch=True, name='dense')
-        y = config.layout(dense(y), 'batch', None, None)
+            biased=config.biases, ends_branch=True, module=self.module, name='dense')
+        read = read_by_adapter(config, y, rows, self.adapter_site, layer, wanted_BxP)
+        y = config.layout(dense(y, read), 'batch', None, None)
         y = drop.dropout(y, config.hidden_dropout, rows, self.site, layer, wanted_BxP)
         if config.pre_norm:
             return x_BxSxH + y
@@ -167,7 +181,7 @@ class Attention(nn.Module):
             x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
         output = Residual(
             config, (config.num_heads, config.head_dim), ('heads', None), drop.ATTENTION_OUTPUT,
-            name='output')
+            'attention/output/dense', drop.ATTENTION_OUTPUT_ADAPTER, name='output')
         return output(context, x_BxSxH, rows, layer, wanted_BxP)
 
 
@@ -181,7 +195,9 @@ class Intermediate(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
+    def __call__(
+        self, x_BxSxH: jax.Array, rows: jax.Array | None, layer: int, wanted_BxP: jax.Array | None
+    ) -> jax.Array:
         config = self.config
         if config.pre_norm:
             x_BxSxH = LayerNorm(config, name='LayerNorm')(x_BxSxH)
@@ -192,8 +208,11 @@ class Intermediate(nn.Module):
             out_axes = (None, *out_axes)
         dense = Dense(
             config, (config.hidden_size,), out_dims, ('embed',), out_axes,
-            num_separate=len(out_dims) - 1, biased=config.biases, name='dense')
-        y = dense(x_BxSxH)
+            num_separate=len(out_dims) - 1, biased=config.biases, module='intermediate/dense',
+            name='dense')
+        read = read_by_adapter(
+            config, x_BxSxH, rows, drop.INTERMEDIATE_ADAPTER, layer, wanted_BxP)
+        y = dense(x_BxSxH, read)
         if config.gated:
             y_BxSxI = self._gelu(y[:, :, 0]) * y[:, :, 1]
         else:
@@ -223,9 +242,11 @@ class Layer(nn.Module):
         config = self.config
         attention = Attention(config, self.is_first, name='attention')
         x_BxSxH = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
-        y_BxSxI = Intermediate(config, name='intermediate')(x_BxSxH)
+        y_BxSxI = Intermediate(config, name='intermediate')(
+            x_BxSxH, rows, layer, wanted_BxP)
         output = Residual(
-            config, (config.intermediate_size,), ('mlp',), drop.FFN_OUTPUT, name='output')
+            config, (config.intermediate_size,), ('mlp',), drop.FFN_OUTPUT, 'output/dense',
+            drop.FFN_OUTPUT_ADAPTER, name='output')
         return output(y_BxSxI, x_BxSxH, rows, layer, wanted_BxP)
 
 

@@ -1,4 +1,4 @@
-"""Dense, LayerNorm and gelu with BERT's initialisation and precision rules.
+"""Dense with its adapter, LayerNorm and gelu with BERT's initialisation and precision rules.
 
     B: batch rows, S: sequence, H: hidden_size
 """
@@ -15,7 +15,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from bert_jax.config.adapters import TARGETS, AdapterOptions
 from bert_jax.config.bert_config import BertConfig
+from bert_jax.kernels import dropout as drop
 from bert_jax.sharding import Layout, padded_vocab_size
 
 
@@ -28,6 +30,7 @@ class ModelConfig(BertConfig):
     attention: str = 'auto'  # see model/attention.py
     failing_attention: tuple[str, ...] = ()  # what 'auto' does not take
     layout: Layout = Layout()
+    adapter: AdapterOptions = AdapterOptions()
 
     @property
     def padded_vocab_size(self) -> int:
@@ -181,6 +184,113 @@ def _gelu_backward(
 gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
+class Adapter(nn.Module):
+    """What is trained beside a kernel in its place (`config.adapters`).
+
+    To the product of `x` with the kernel it adds `x` times `a` [in dims, separate dim, rank] times
+    `b` [rank, separate dim, out dims], scaled. With 'dora', each column of the kernel plus a times
+    b is brought to the length `magnitude` [separate dim, out dims]. The separate dim is that of the
+    matrices that have an adapter; a kernel of one matrix has none. At first b is 0 and the lengths
+    are the kernel's, so that training starts from the model as it is; a is drawn as peft draws it.
+
+    Attributes:
+      adapted: index of each matrix that has an adapter.
+      in_dims, out_dims, in_axes, out_axes, num_separate: of the kernel, as for `Dense`.
+    """
+
+    config: ModelConfig
+    adapted: tuple[int, ...]
+    in_dims: tuple[int, ...]
+    out_dims: tuple[int, ...]
+    in_axes: tuple[str | None, ...]
+    out_axes: tuple[str | None, ...]
+    num_separate: int
+
+    @nn.compact
+    def __call__(self, y: jax.Array, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        """The product [..., out] with the adapter.
+
+        Args:
+          y: the product without it, [..., out] or [..., out dims].
+          x: what is multiplied with the adapter, [..., in].
+          kernel: [in dims, out dims], float32.
+        """
+        options = self.config.adapter
+        num_in = len(self.in_dims)
+        separate = (len(self.adapted),) * self.num_separate
+        columns = (*separate, *self.out_dims[self.num_separate :])
+        declared = functools.partial(parameter, num_separate=self.num_separate)
+        init_a = declared(
+            _uniform_by_inputs(num_in), *self.in_axes, *self.out_axes[: self.num_separate], None,
+            num_in=num_in)
+        init_b = declared(nn.initializers.zeros, None, *self.out_axes, num_in=1)
+        a = self.param('a', init_a, (*self.in_dims, *separate, options.rank))
+        b = self.param('b', init_b, (options.rank, *columns))
+        a_IxMxR = a.reshape(-1, len(self.adapted), options.rank)
+        b_RxMxO = b.reshape(options.rank, len(self.adapted), -1) * options.scale
+        dtype = self.config.dtype
+        low = jnp.tensordot(x.astype(dtype), a_IxMxR.astype(dtype), 1)
+        added = jnp.einsum('...MR,RMO->...MO', low, b_RxMxO.astype(dtype))
+        result = y.reshape(*x.shape[:-1], self._num_matrices, -1)
+        result = result + self._placed(added, 0.0).astype(y.dtype)
+        if options.kind == 'dora':
+            kernel_IxMxO = kernel.reshape(len(a_IxMxR), self._num_matrices, -1)
+            chosen_IxMxO = kernel_IxMxO[:, self.adapted, :]
+
+            def lengths(product_IxMxO: jax.Array) -> jax.Array:
+                return jnp.linalg.norm(chosen_IxMxO + product_IxMxO, axis=0)
+
+            magnitude = self.param(
+                'magnitude',
+                parameter(lambda _, shape: lengths(jnp.zeros(())).reshape(shape), *self.out_axes,
+                          decays=False),
+                columns)
+            product_IxMxO = jnp.einsum('IMR,RMO->IMO', a_IxMxR, b_RxMxO)
+            # Its gradient takes the lengths for constants (section 4.3 of the paper).
+            constant_MxO = lax.stop_gradient(lengths(product_IxMxO))
+            factor_MxO = magnitude.reshape(len(self.adapted), -1) / constant_MxO
+            result = result * self._placed(factor_MxO, 1.0).astype(y.dtype)
+        return result.reshape(y.shape)
+
+    @property
+    def _num_matrices(self) -> int:
+        """The matrices of the kernel."""
+        return math.prod(self.out_dims[: self.num_separate])
+
+    def _placed(self, of_adapted: jax.Array, other: float) -> jax.Array:
+        """An array [..., adapted matrices, out] for all matrices, with `other` for the rest."""
+        parts = [jnp.full_like(of_adapted[..., 0, :], other)] * self._num_matrices
+        for place, matrix in enumerate(self.adapted):
+            parts[matrix] = of_adapted[..., place, :]
+        return jnp.stack(parts, axis=-2)
+
+
+def read_by_adapter(
+    config: ModelConfig, x: jax.Array, rows_Bx2: jax.Array | None, site: int, layer: Any,
+    lines_BxL: jax.Array | None = None,
+) -> jax.Array:
+    """What an adapter reads of `x` [B, S, ...]: with dropout, [B, S, in].
+
+    Args:
+      config: has the rate.
+      x: the input of the dense layer.
+      rows_Bx2, site, layer, lines_BxL: as for `dropout`.
+    """
+    rate = config.adapter.dropout
+    if rate:
+        x = x.reshape(*x.shape[:2], -1)  # so that its lines are positions
+    return drop.dropout(x, rate, rows_Bx2, site, layer, lines_BxL)
+
+
+def _uniform_by_inputs(num_in: int) -> Callable[..., jax.Array]:
+    """Uniform up to 1 / sqrt(inputs): Kaiming's with a = sqrt(5), as peft and PyTorch draw it."""
+    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        bound = 1 / math.sqrt(math.prod(shape[:num_in]))
+        return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
+
+    return init
+
+
 class Dense(nn.Module):
     """`x` [..., in dims] times a kernel [in dims, out dims], plus a bias [out dims].
 
@@ -189,6 +299,7 @@ class Dense(nn.Module):
     Attributes:
       biased: whether there is a bias.
       ends_branch: whether what it computes is added to the residual stream.
+      module: its place in a layer, a key of `config.adapters.TARGETS`; elsewhere it has no adapter.
     """
 
     config: ModelConfig
@@ -199,6 +310,7 @@ class Dense(nn.Module):
     num_separate: int = 0
     biased: bool = True
     ends_branch: bool = False
+    module: str = ''
 
     def setup(self) -> None:
         drawn = self.config.branch_init if self.ends_branch else self.config.kernel_init
@@ -210,17 +322,34 @@ class Dense(nn.Module):
             self.bias = self.param('bias', zeros, self.out_dims)
         else:
             self.bias = None
+        self.adapter = None
+        # Two products of one input, such as a gated layer's, are one target.
+        targets = TARGETS.get(self.module, ())
+        if self.num_separate and len(targets) == 1:
+            targets *= self.out_dims[0]
+        adapted = self.config.adapter.adapted(targets)
+        if adapted:
+            self.adapter = Adapter(
+                self.config, adapted, self.in_dims, self.out_dims, self.in_axes, self.out_axes,
+                self.num_separate)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y, bias = self.product_and_bias(x)
+    def __call__(self, x: jax.Array, read: jax.Array | None = None) -> jax.Array:
+        """The product with the bias; `read` as for `product_and_bias`."""
+        y, bias = self.product_and_bias(x, read=read)
         if bias is None:
             return y
         return y + bias.astype(y.dtype)
 
     def product_and_bias(
-        self, x: jax.Array, out_dtype: Any = None
+        self, x: jax.Array, out_dtype: Any = None, read: jax.Array | None = None
     ) -> tuple[jax.Array, jax.Array | None]:
-        """The product [..., out dims] in `out_dtype` (None: the compute dtype), and the bias."""
+        """The product [..., out dims], and the bias.
+
+        Args:
+          x: [..., in dims].
+          out_dtype: of the product; None: the compute dtype.
+          read: what the adapter, if there is one, reads (`read_by_adapter`); None: `x`.
+        """
         dtype = self.config.dtype
         kernel = self.kernel.astype(dtype)
         num_in = len(self.in_dims)
@@ -241,6 +370,10 @@ class Dense(nn.Module):
             kernel,
             ((contracted_of_x, contracted_of_kernel), ((), ())),
             preferred_element_type=out_dtype)
+        if self.adapter is not None:
+            read = x if read is None else read
+            read = read.reshape(*x.shape[: x.ndim - num_in], -1)
+            y = self.adapter(y, read, self.kernel)
         return y.reshape(*rows, *self.out_dims), self.bias
 
     def logits(self, x: jax.Array) -> jax.Array:

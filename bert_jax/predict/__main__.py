@@ -4,6 +4,7 @@
     python -m bert_jax.predict next-sentence --model DIR "He was tired." "So he went to bed."
     python -m bert_jax.predict score --model DIR --input sentences.txt > scores.jsonl
     python -m bert_jax.predict features --model DIR --pool=mean --output vectors.npz < texts.txt
+    python -m bert_jax.predict classify --model BASE --adapter rte --adapter cola "A fine film."
     python -m bert_jax.predict export --model DIR --output bert.stablehlo
 
 A model is a run directory of bert_jax.main, a Hugging Face folder, or a TF1 checkpoint (its folder
@@ -23,7 +24,7 @@ import argparse
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bert_jax.config.choices import POOLS
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from bert_jax.predict.model import Model
 
 _SOME_FAILED = 3  # the exit status
+_OF_TEXT = ('text', 'first', 'second', 'question', 'choices')  # what results repeat of a text
 
 
 def _fill_mask(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
@@ -227,6 +229,10 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         '--model', required=True, metavar='DIR',
         help='run directory, Hugging Face folder or TF1 checkpoint')
     parser.add_argument(
+        '--adapter', action='append', default=[], metavar='DIR',
+        help='a folder of peft with an adapter of the model and its head; with several, each text '
+        'is read once for each, and its result has "adapters", what each says by its name')
+    parser.add_argument(
         '--dtype', choices=['float32', 'bfloat16'],
         help='of the computation; default: float32 on CPUs, else bfloat16')
     parser.add_argument(
@@ -373,29 +379,68 @@ def main() -> None:
 def _run_export(args: argparse.Namespace) -> int:
     """Runs `export`; returns 0."""
     dtype = args.dtype or ('float32' if args.to == 'onnx' else None)
-    model = _load(args, dtype)
+    model, *others = _load(args, dtype)
+    if others:
+        raise InputError(f'--adapter={args.adapter[1]}: export takes one adapter')
     return outputs.print_results(_export(model, args, None), is_exact=False)
 
 
 def _run_on_texts(args: argparse.Namespace) -> int:
     """Runs any other command; returns the number of texts without a result."""
     source, id_column = _open_source(args)
-    model = _load(args, args.dtype)
-    results = _COMMANDS[args.command].run(model, args, source)
+    model, *others = _load(args, args.dtype)
+    run = _COMMANDS[args.command].run
+    if others:
+        results = _by_adapter(run, [model, *others], args, source)
+    else:
+        results = run(model, args, source)
     if id_column:
         results = _with_ids(results, source.ids(id_column))
     return outputs.print_results(results, is_exact=args.command == 'features')
 
 
-def _load(args: argparse.Namespace, dtype: str | None) -> Model:
-    """The model that the arguments name, checked before anybody waits for standard input."""
-    from bert_jax.loading import keep_programs, load  # here, as `--help` need not wait for JAX
+def _load(args: argparse.Namespace, dtype: str | None) -> list[Model]:
+    """The model, with each adapter, checked before anybody waits for standard input."""
+    # Here, as `--help` need not wait for JAX.
+    from bert_jax.loading import keep_programs, load, load_adapted
 
     keep_programs(in_command=True)
-    model = load(args.model, args.vocab_file, dtype)
-    model.require(args.command)
-    model.note = lambda line: tell(f'note: {line}')
-    return model
+    if args.adapter:
+        models = load_adapted(args.model, args.adapter, args.vocab_file, dtype)
+    else:
+        models = [load(args.model, args.vocab_file, dtype)]
+    for model in models:
+        model.require(args.command)
+        model.note = lambda line: tell(f'note: {line}')
+    return models
+
+
+def _by_adapter(
+    run: Callable[..., Iterator[Any]], models: Sequence[Model], args: argparse.Namespace,
+    source: Source,
+) -> Iterator[Any]:
+    """A result for each text, which holds that of each adapter.
+
+    Raises:
+      InputError: the command makes no such results, or the models take other texts.
+    """
+    if args.command not in ('classify', 'answer', 'tag'):
+        raise InputError(f'--adapter={args.adapter[1]}: {args.command} takes one adapter')
+    takes_choices = {model.weights.head == 'multiple_choice' for model in models}
+    if len(takes_choices) > 1:
+        raise InputError('--adapter: some are for multiple choice, others are not: run them apart')
+    names = [as_path(adapter).name for adapter in args.adapter]
+    if len(set(names)) < len(names):
+        names = list(args.adapter)
+    repeated = inputs.Repeated(source, len(models))
+    for results in zip(*(run(model, args, repeated) for model in models), strict=True):
+        shared = {key: value for key, value in results[0].items() if key in _OF_TEXT}
+        by_name = {}
+        for name, result in zip(names, results, strict=True):
+            by_name[name] = {key: value for key, value in result.items() if key not in shared}
+        errors = [result['error'] for result in results if 'error' in result]
+        failed = {'error': errors[0]} if errors else {}
+        yield {**shared, **failed, 'adapters': by_name}
 
 
 def _with_ids(results: Iterator[Any], ids: Iterator[Any]) -> Iterator[Any]:

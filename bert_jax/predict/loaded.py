@@ -135,6 +135,18 @@ class LoadedModel(TextReader):
     def __deepcopy__(self, memo: Any) -> Self:
         return self.__copy__()
 
+    def with_weights(self, weights: Weights) -> Self:
+        """The same encoder with other parameters, and perhaps another head, on the same engine.
+
+        Heads that are equal compute with the same programs, each in a pass of its own.
+        """
+        devices = list(self._mesh.devices.flat)
+        other = type(self)(weights, self.config.dtype, devices, self.sentences)
+        other.__dict__['_engine'] = self._engine
+        if other.head == self.head:
+            other.__dict__['head'] = self.head  # by which compiled programs are known
+        return other
+
     def pass_on(self, note: str) -> None:
         """Gives a note to `note`; one that it does not take costs no text its result."""
         try:

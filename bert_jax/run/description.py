@@ -31,6 +31,8 @@ _SCHEMA: Mapping[str, Schema] = {
     'data': {
         'lowercase': TRUTH, 'next_sentence': TRUTH, 'text': TEXT, 'text_pair': TEXT,
         'choices': TEXT},
+    'adapter': {
+        'kind': TEXT, 'rank': _COUNT, 'alpha': NUMBER, 'dropout': NUMBER, 'targets': TEXT},
     'train': {'steps': _COUNT},
     'optimizer': {'name': TEXT},
     'phases': ListOf({

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bert_jax.config.adapters import AdapterOptions
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.config.phases import model_options
@@ -26,6 +27,8 @@ from bert_jax.run.layout import (
     SWEEP_PRUNED,
     SWEEP_RESULT,
     check_path,
+    is_described,
+    is_run,
     run_of,
     step_to_read,
 )
@@ -37,6 +40,7 @@ from bert_jax.runtime.new_folder import new_folder
 from bert_jax.sharding import padded_vocab_size
 from bert_jax.text.kinds import find_vocabulary, load_tokenizer
 from bert_jax.weights import parameters
+from bert_jax.weights.adapters import AdapterWeights, adapted_kernels, is_of_adapter
 from bert_jax.weights.inference_settings import framing_of, read_inference
 
 # What the section "model" of a run's config.json may hold: the model, how it is computed, the name
@@ -140,6 +144,7 @@ def read_run(
     if step is None:
         raise InputError(f'{workdir} has no checkpoint to read: {_why_no_step(workdir)}')
     params = _read_params(step, config, described.model['vocab_size'])
+    params, adapter = _split_off_adapter(params, config, described.model, step)
     own: set[str] = set()
     if OWN_CODE in config:
         own = _own_parameters(params, head, described.model)
@@ -155,12 +160,66 @@ def read_run(
         unused=tuple(sorted({f"{name.partition('/')[0]}/..." for name in own})),
         source=_source(described, step),
         inference=_inference(config, config_file),
-        step_dir=step)
+        step_dir=step,
+        adapter=adapter)
     if not own_head:
         return read
     if named_head not in HEADS:
         head = named_head
     return dataclasses.replace(read, params=params, head=head, unused=())
+
+
+def _split_off_adapter(
+    params: Mapping[str, np.ndarray], config: Mapping[str, Any], model: Mapping[str, Any],
+    step: Path,
+) -> tuple[dict[str, np.ndarray], AdapterWeights | None]:
+    """(The parameters of a checkpoint without those of an adapter; `Weights.adapter`).
+
+    Raises:
+      InputError: config.json describes another adapter.
+    """
+    options = _adapter_options(config, step)
+    found = {name: x for name, x in params.items() if is_of_adapter(name)}
+    others = {name: x for name, x in params.items() if name not in found}
+    sizes = parameters.sizes_of(model)
+    wanted: dict[str, tuple[int, ...]] = {}
+    for adapted in adapted_kernels(parameters.tensors(model), options):
+        wanted |= adapted.shapes(options, sizes)
+    for name in sorted(found.keys() | wanted.keys()):
+        if name not in found or found[name].shape != wanted.get(name):
+            raise InputError(f'{step}: {name} is not as the section "adapter" of config.json '
+                             f'says: {REMEDY}')
+    if not options.is_on:
+        return others, None
+    return others, AdapterWeights(options, found, _base(config, options))
+
+
+def _adapter_options(config: Mapping[str, Any], where: Path) -> AdapterOptions:
+    """What the section "adapter" of config.json says; older runs have none."""
+    section = config.get('adapter') or {}
+    known = [field.name for field in dataclasses.fields(AdapterOptions)]
+    for name, value in section.items():
+        if name not in known:
+            raise InputError(f'{where}: adapter.{name}={value!r} is unknown here: read it with the '
+                             'version of bert_jax that wrote it')
+    return AdapterOptions(**section)
+
+
+def _base(config: Mapping[str, Any], options: AdapterOptions) -> str:
+    """What an adapter stands beside: what the run started from or, if it went on there, that one's.
+
+    Args:
+      config: the run's config.json.
+      options: of its adapter.
+    """
+    base = config.get('init_checkpoint') or ''
+    workdir = run_of(as_path(base))
+    if not base or not is_run(workdir) or not is_described(workdir):
+        return base
+    before = read_config(workdir)
+    if not options.has_parameters_of(_adapter_options(before, workdir)):
+        return base
+    return _base(before, options)
 
 
 def _named_head(config: Mapping[str, Any], config_file: Path, any_head: bool) -> str:
@@ -334,7 +393,7 @@ def write_run(workdir: str | os.PathLike[str], weights: parameters.Weights) -> l
     import orbax.checkpoint as ocp
 
     check_path(as_path(workdir))
-    fields = {
+    fields: dict[str, Any] = {
         'vocabulary': None,
         'head': weights.head,
         'labels': list(weights.labels),
@@ -342,9 +401,14 @@ def write_run(workdir: str | os.PathLike[str], weights: parameters.Weights) -> l
         'data': {'lowercase': weights.lowercase},
         'inference': dict(weights.inference),
     }
+    params = weights.params
+    if weights.adapter is not None:
+        fields['adapter'] = vars(weights.adapter.options)
+        fields['init_checkpoint'] = weights.adapter.base
+        params = {**params, **weights.adapter.params}
     with new_folder(as_path(workdir)) as beside:
         describe_run(beside, fields, weights.vocab_file)
-        tree = parameters.to_tree(weights.params, padded_vocab_size(weights.model['vocab_size']))
+        tree = parameters.to_tree(params, padded_vocab_size(weights.model['vocab_size']))
         step = beside / CHECKPOINTS / '0'
         step.mkdir(parents=True)
         # Weights hardly compress, and trying takes time and memory.

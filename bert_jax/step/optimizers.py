@@ -19,6 +19,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from bert_jax.config.adapters import AdapterOptions
 from bert_jax.config.fields import FIELDS
 from bert_jax.model.flops import muon_flops
 from bert_jax.model.layers import ModelConfig, Names, Parameter, layer_of, path_names
@@ -26,6 +27,8 @@ from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.runtime.schema import why_not_allowed
 from bert_jax.sharding import distribute
 from bert_jax.step.schedules import Schedule
+from bert_jax.weights.adapters import is_of_adapter
+from bert_jax.weights.parameters import ENCODER
 
 Parameters = Mapping[Names, Parameter]  # see `model.layers.declared_parameters`
 
@@ -50,6 +53,24 @@ def frozen_parameters(pattern: str, parameters: Parameters) -> set[Names]:
         raise InputError(f"config.optimizer.frozen={pattern!r} is in {which} parameter's name; "
                          f'there are {some}, ...')
     return found
+
+
+def frozen_beside(adapter: AdapterOptions, parameters: Parameters) -> set[Names]:
+    """The parameters of a model that are not trained where an adapter is; without one, none.
+
+    Raises:
+      InputError: the model has no biases, and these are the adapter.
+    """
+    if not adapter.is_on:
+        return set()
+    of_encoder = {names for names in parameters if '/'.join(names).startswith(ENCODER)}
+    trained = {names for names in of_encoder if is_of_adapter('/'.join(names))}
+    if adapter.kind == 'bitfit':
+        trained = {names for names in of_encoder if names[-1] == 'bias'}
+    if not trained:
+        raise InputError("config.adapter.kind='bitfit' trains biases, and this model has none "
+                         '(config.model.biases=False): take another kind, with a rank')
+    return of_encoder - trained
 
 
 class BertAdamState(NamedTuple):

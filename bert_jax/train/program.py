@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from bert_jax import config as config_lib
+from bert_jax.config.adapters import AdapterOptions
 from bert_jax.config.bert_config import COMPUTATION
 from bert_jax.config.durations import parse_duration
 from bert_jax.config.phases import model_options
@@ -119,8 +120,18 @@ def _head_of(phase: dict[str, Any], head: Head) -> Head:
 
 
 def _frozen(config: ConfigDict, task: Task, parameters: optimizers.Parameters) -> set[Names]:
-    """The parameters that are never trained: those of the config, and those of the task."""
+    """The parameters that are never trained: those of the config, and those of the task.
+
+    Raises:
+      InputError: the task freezes what an adapter would change.
+    """
     frozen = optimizers.frozen_parameters(config.optimizer.frozen, parameters)
+    adapter = adapter_of(config)
+    if adapter.is_on and task.frozen:
+        raise InputError(f'config.adapter.kind={adapter.kind!r} with config.task={config.task!r}, '
+                         'which has a head on the features of an encoder that stays as it is: '
+                         'leave the adapter out, or the features')
+    frozen |= optimizers.frozen_beside(adapter, parameters)
     return frozen | optimizers.frozen_parameters(task.frozen, parameters)
 
 
@@ -264,4 +275,10 @@ def model_config(config: ConfigDict, vocab_size: int, mesh: Mesh) -> ModelConfig
     fields = config_lib.model_fields(config, vocab_size)
     if m.dtype == 'auto':
         computation['dtype'] = 'float32' if Layout(mesh).on_cpu else 'bfloat16'
-    return config_on_chip(fields, **computation, layout=Layout(mesh))
+    return config_on_chip(
+        fields, **computation, layout=Layout(mesh), adapter=adapter_of(config))
+
+
+def adapter_of(config: ConfigDict) -> AdapterOptions:
+    """The adapter that a config trains."""
+    return config_lib.options_of(AdapterOptions, config.adapter)

@@ -21,6 +21,8 @@ from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.schema import why_not_allowed
+from bert_jax.weights import adapters
+from bert_jax.weights.adapters import AdapterWeights
 
 # How run directories spell the options: as here.
 IN_RUN: Mapping[str, Spelling] = {option.name: Spelling(option.name) for option in OPTIONS}
@@ -72,6 +74,8 @@ _BILSTM = (
     _without_other_formats('bilstm/recurrent_kernel', (4, 'U'), (2, 'U')),
     _without_other_formats('bilstm/bias', (2, 4, 'U')),
 )
+# Beginnings of the names of all parameters but the pooler's and the heads'.
+ENCODER = ('bert/embeddings/', 'bert/embeddings_project/', 'bert/encoder/', 'bert/LayerNorm/')
 # Arrays with a row for each token of the vocabulary, which the model pads.
 VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias')
 
@@ -276,6 +280,7 @@ class Weights:
       step_dir: the checkpoint of a run that `params` were read from; None: they are of no run.
       shared_layers: what a model with another head starts from, where transformers has one name for
         layers of two heads (`foreign.families.shared_layers`).
+      adapter: what was trained beside `params`, which do not hold it; None: there is nothing.
     """
 
     params: dict[str, np.ndarray]
@@ -289,6 +294,15 @@ class Weights:
     inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     step_dir: Path | None = None
     shared_layers: SharedLayers = _no_shared_layers
+    adapter: AdapterWeights | None = None
+
+    @property
+    def merged(self) -> 'Weights':
+        """The same model without an adapter: it is in the parameters."""
+        if self.adapter is None:
+            return self
+        params = adapters.merged(self.params, self.adapter, tensors(self.model))
+        return dataclasses.replace(self, params=params, adapter=None)
 
     @property
     def num_labels(self) -> int:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from bert_jax.config.adapters import AdapterOptions
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads import part_of
 from bert_jax.model.layers import ModelConfig
@@ -16,7 +17,9 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.vocab import is_unused
+from bert_jax.weights.adapters import first_magnitudes, is_of_adapter
 from bert_jax.weights.parameters import (
+    ENCODER,
     VOCABULARY_ROWS,
     Weights,
     from_tree,
@@ -28,8 +31,6 @@ from bert_jax.weights.vocabulary import check_order
 
 _WORDS = 'bert/embeddings/word_embeddings'
 _POSITIONS = 'bert/embeddings/position_embeddings'
-# Beginnings of the names of all parameters but the pooler's and the heads'.
-_ENCODER = ('bert/embeddings/', 'bert/embeddings_project/', 'bert/encoder/', 'bert/LayerNorm/')
 # Options that change what the same parameters compute.
 _COMPUTING_OPTIONS = tuple(option.name for option in OPTIONS if option.effect == 'computes')
 _MOST_LISTED = 8  # names that a line of the summary lists
@@ -65,6 +66,7 @@ def warm_start(
         `whole`, a parameter would start fresh.
     """
     notes: list[str] = []
+    published, notes_on_adapter = _with_adapter_of(published, model_config.adapter)
     if vocab_file is not None:
         published, notes = extended(published, vocab_file)
     unpadded = jax.eval_shape(lambda tree: from_tree(tree, model_config.vocab_size), params)
@@ -74,9 +76,11 @@ def warm_start(
         published, shapes, head=head, labels=labels, model=vars(model_config), whole=whole)
     if whole:
         _check_whole(placement, published, notes, labels)
-    for line in (*placement.report(published), *notes):
+    for line in (*placement.report(published), *notes_on_adapter, *notes):
         hosts.say(line)
-    tree = to_tree(placement.params, model_config.padded_vocab_size)
+    model = {option.name: getattr(model_config, option.name) for option in OPTIONS}
+    lengths = first_magnitudes(placement.params, model_config.adapter, tensors(model))
+    tree = to_tree(placement.params | lengths, model_config.padded_vocab_size)
     arrays = flatten_dict(tree, sep='/')
 
     def choose(path: Any, fresh: jax.Array) -> jax.Array:
@@ -87,6 +91,22 @@ def warm_start(
         return jax.make_array_from_callback(fresh.shape, fresh.sharding, array.__getitem__)
 
     return jax.tree_util.tree_map_with_path(choose, params)
+
+
+def _with_adapter_of(weights: Weights, target: AdapterOptions) -> tuple[Weights, list[str]]:
+    """(Weights whose adapter, if they have one, is among the parameters or in the kernels; notes).
+
+    Args:
+      weights: to start from.
+      target: the adapter of the target, which goes on with one that is the same but for dropout.
+    """
+    adapter = weights.adapter
+    if adapter is None:
+        return weights, []
+    if adapter.options.has_parameters_of(target):
+        params = {**weights.params, **adapter.params}
+        return dataclasses.replace(weights, params=params, adapter=None), []
+    return weights.merged, [f'note: the adapter of {weights.source} is in the weights now']
 
 
 def _check_whole(
@@ -143,11 +163,14 @@ class Placement(NamedTuple):
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Names of parameters for a message; all of a part of a head are one, `PART/...`."""
+    """Names of parameters for a message; all of a part are one, `PART/...`, or 'the adapter'."""
     distinct: dict[str, None] = {}
     for name in names:
         part = part_of(name)
-        distinct[f'{part.prefix}...' if part else name] = None
+        if is_of_adapter(name):
+            distinct['the adapter'] = None
+        else:
+            distinct[f'{part.prefix}...' if part else name] = None
     listed = ', '.join(list(distinct)[:_MOST_LISTED])
     if len(distinct) > _MOST_LISTED:
         listed += f', and {len(distinct) - _MOST_LISTED} more'
@@ -187,7 +210,8 @@ def place(
     if head != weights.head:
         # A parameter that only a config file's own head knows may mean something else elsewhere.
         listed = {tensor.name for tensor in tensors(weights.model)}
-        source = {name: x for name, x in source.items() if name in listed}
+        source = {
+            name: x for name, x in source.items() if name in listed or is_of_adapter(name)}
     shared = weights.shared_layers(weights, shapes, head)
     for name, other in shared.items():
         if other:
@@ -209,7 +233,7 @@ def place(
             repeats_positions = len(x) < shape[0]
             how = 'they are repeated' if repeats_positions else 'the first of them are taken'
             notes.append(f'position_embeddings: {len(x)} rows there, {shape[0]} here; {how}')
-        elif name.startswith(_ENCODER):
+        elif name.startswith(ENCODER) and not is_of_adapter(name):
             raise InputError(_misfit(name, x, tuple(shape), weights))
     _check_no_more_layers(weights, source, shapes)
     taken = {shared.get(name) or name for name in matched}

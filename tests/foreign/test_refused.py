@@ -213,14 +213,13 @@ HUGGINGFACE = [
     Case('pretraining', config(bert_jax_inference=[1]),
          says=['bert_jax_inference: [1] is no JSON object']),
     Case('base',
-         all_of(
-             lose('config.json'),
-             put('adapter_config.json', '{"base_model_name_or_path": "org/name"}'),
-             move(WEIGHTS, 'adapter_model.safetensors')),
-         says=['holds only an adapter of org/name', 'merge_and_unload']),
+         all_of(put('adapter_config.json', '{}'), move(WEIGHTS, 'adapter_model.safetensors')),
+         says=['adapter_config.json does not name the model that it is added to', '--adapter']),
     Case('base',
-         all_of(put('adapter_config.json', '{}'), move(WEIGHTS, 'adapter_model.bin')),
-         says=['holds only an adapter of a model that it does not name']),
+         all_of(
+             put('adapter_config.json', '{"base_model_name_or_path": []}'),
+             move(WEIGHTS, 'adapter_model.bin')),
+         says=['base_model_name_or_path=[] must be a text']),
 ]
 # What all formats share (sizes, shapes, heads, vocabularies) is tested above.
 RUN = [

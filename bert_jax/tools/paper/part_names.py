@@ -19,6 +19,11 @@ _NOT_HASHED = ('seed', 'model.name', 'train.eval_every', 'mesh.')
 # digest at that value, where `init_checkpoint` determines them, and where the task does not read
 # them, so that the old parts are found.
 _ADDED_LATER = {
+    'adapter.kind': 'lora',
+    'adapter.rank': 0,
+    'adapter.alpha': 16.0,
+    'adapter.dropout': 0.0,
+    'adapter.targets': 'query,value',
     'optimizer.average': 0,
     'optimizer.frozen': '',
     'debug': False,

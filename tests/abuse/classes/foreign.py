@@ -179,7 +179,8 @@ def make(folder: Path) -> None:
     _write(folder / 'shards' / 'model.safetensors.index.json', {
         'metadata': {'total_size': 1}, 'weight_map': dict.fromkeys(tensors, 'a.safetensors')})
     _write(folder / 'adapter' / 'adapter_config.json', {
-        'base_model_name_or_path': 'org/name', 'peft_type': 'LORA'})
+        'base_model_name_or_path': str(folder / 'classifier'), 'peft_type': 'LORA', 'r': 2,
+        'lora_alpha': 4, 'rank_pattern': {'x': 1}})
     (folder / 'adapter' / 'adapter_model.safetensors').write_bytes(b'')
     _make_sentences(folder / 'vectors')
     _make_run(folder / 'run', weights)

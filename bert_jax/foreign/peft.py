@@ -1,0 +1,526 @@
+"""Adapters as peft has them: `adapter_config.json` and `adapter_model.safetensors`, without a base.
+
+A folder that is written here also has `bert_jax.json`, which says what peft's files do not: the
+head, its labels, and how predictions are made.
+
+    I: inputs, M: matrices of a kernel, or those that have an adapter, R: rank, O: outputs
+"""
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.config.adapters import AdapterOptions
+from bert_jax.foreign.families import FAMILIES, class_of, family_to_write
+from bert_jax.foreign.families.family import Architecture, Family
+from bert_jax.foreign.safetensors_files import open_file, write_file
+from bert_jax.heads import HEADS, part_of
+from bert_jax.heads.classification import CLASSIFIER
+from bert_jax.heads.tensors import POOLER
+from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.files import Path, as_path, exists, read_fields
+from bert_jax.runtime.new_folder import new_folder, write_json
+from bert_jax.runtime.schema import NUMBER, TEXT, TRUTH, ListOf, MapOf, Range, count
+from bert_jax.weights import parameters
+from bert_jax.weights.adapters import (
+    AdaptedKernel,
+    AdapterWeights,
+    adapted_kernels,
+    column_lengths,
+)
+from bert_jax.weights.inference_settings import INFERENCE, read_inference
+from bert_jax.weights.parameters import Weights
+
+ADAPTER_CONFIG = 'adapter_config.json'
+_TENSORS = 'adapter_model.safetensors'
+_OURS = 'bert_jax.json'
+_PREFIX = 'base_model.model.'
+_TASK_TYPES = {
+    'classification': 'SEQ_CLS', 'regression': 'SEQ_CLS', 'multi_label': 'SEQ_CLS',
+    'token_classification': 'TOKEN_CLS', 'question_answering': 'QUESTION_ANS',
+    '': 'FEATURE_EXTRACTION'}
+_REMEDY = 'mend it, or download the file again'
+_RANK = count(2**16)
+_SCHEMA: Mapping[str, Any] = {
+    'peft_type': TEXT,
+    'task_type': TEXT,
+    'base_model_name_or_path': TEXT,
+    'revision': TEXT,
+    'r': _RANK,
+    'lora_alpha': Range(0, 1e6, without=(0,)),
+    'lora_dropout': Range(0, 1),
+    'use_rslora': TRUTH,
+    'use_dora': TRUTH,
+    'rank_pattern': MapOf(_RANK),
+    'alpha_pattern': MapOf(NUMBER),
+}
+_OF_OURS: Mapping[str, Any] = {'head': TEXT, 'labels': ListOf(TEXT)}
+# Other fields that change nothing here: how the adapter was chosen, drawn or saved.
+_NOT_READ = (
+    'auto_mapping', 'peft_version', 'inference_mode', 'target_modules', 'exclude_modules',
+    'modules_to_save', 'layers_pattern', 'layers_to_transform', 'megatron_core', 'eva_config',
+    'runtime_config', 'qalora_group_size', 'ensure_weight_tying')
+# With others, what the adapter was trained on is not the base.
+_DRAWN = (True, False, 'gaussian', 'orthogonal', 'eva')
+
+
+class _Place(NamedTuple):
+    """Where the files have the adapters of a kernel.
+
+    Attributes:
+      kernel: with its adapters.
+      modules: of peft: one for each matrix that has an adapter, or one for all of the kernel.
+    """
+
+    kernel: AdaptedKernel
+    modules: tuple[str, ...]
+
+
+def write_peft(folder: Path, weights: Weights) -> list[str]:
+    """Writes a folder that `PeftModel.from_pretrained(base, folder)` loads.
+
+    Args:
+      folder: to write; or hf:ORG/NAME.
+      weights: with an adapter.
+
+    Returns:
+      Notes for the user, a line each.
+
+    Raises:
+      InputError: there is no adapter, or peft has none of its kind.
+    """
+    adapter = weights.adapter
+    if adapter is None:
+        raise InputError(f'{weights.source} has no adapter: --to huggingface writes all of it')
+    if not adapter.options.is_low_rank:
+        raise InputError(f"{weights.source} has an adapter of the kind 'bitfit' (its biases are "
+                         'trained), which peft does not have: --to huggingface writes all of it')
+    family = family_to_write(weights)
+    architecture = class_of(family, weights.head, weights.params)
+    if architecture is None:
+        raise InputError(f'{weights.source} has {HEADS[weights.head].title()}, which no class of '
+                         f'{family.name} models has: use --to bert_jax')
+    tensors: dict[str, np.ndarray] = {}
+    wide: dict[str, int] = {}  # modules that are several matrices, with their number
+    targets: list[str] = []
+    for place in _places(weights, adapter.options, family, architecture):
+        targets += place.modules
+        tensors |= _to_files(place, weights.params, adapter)
+        if len(place.modules) < len(place.kernel.adapted):
+            wide[place.modules[0]] = len(place.kernel.adapted)
+    head = {name: x for name, x in weights.params.items() if part_of(name) in architecture.parts}
+    of_head = parameters.from_params(
+        lambda tensor: family.form_of(tensor, architecture), head, weights.model)
+    tensors |= {_PREFIX + name: x for name, x in of_head.items()}
+    config = _config(weights, adapter, targets, wide)
+    config['modules_to_save'] = sorted({_module_of_head(name, family) for name in of_head})
+    if not weights.head:  # the encoder's class has no prefix
+        prefix = _PREFIX + family.prefix
+        tensors = {name.replace(prefix, _PREFIX, 1): x for name, x in tensors.items()}
+        config['target_modules'] = [name.removeprefix(family.prefix) for name in targets]
+    with new_folder(folder) as beside:
+        write_file(beside / _TENSORS, tensors)
+        write_json(beside / ADAPTER_CONFIG, config)
+        write_json(beside / _OURS, {
+            'head': weights.head, 'labels': list(weights.labels),
+            INFERENCE: dict(weights.inference)})
+    return [f'peft adds it to {adapter.base or "the model that it was trained on"}, as '
+            f'{family.class_name(architecture)} loads it']
+
+
+def _module_of_head(name: str, family: Family) -> str:
+    """The module in the class of a head's tensor: 'bert.pooler' or 'classifier'."""
+    parts = name.split('.')
+    num = 2 if name.startswith(family.prefix) else 1
+    return '.'.join(parts[:num])
+
+
+def _config(
+    weights: Weights, adapter: AdapterWeights, targets: Sequence[str], wide: Mapping[str, int]
+) -> dict[str, Any]:
+    """The fields of adapter_config.json but for those of the head."""
+    options = adapter.options
+    alphas = {}
+    for name, number in wide.items():  # so that the scale is that of one matrix
+        factor = math.sqrt(number) if options.kind == 'rslora' else number
+        alphas[name] = _whole(options.alpha * factor)
+    return {
+        'peft_type': 'LORA',
+        'task_type': _TASK_TYPES.get(weights.head),
+        'base_model_name_or_path': adapter.base.removeprefix('hf:').partition('@')[0],
+        'revision': adapter.base.partition('@')[2] or None if adapter.base[:3] == 'hf:' else None,
+        'inference_mode': True,
+        'r': options.rank,
+        'lora_alpha': _whole(options.alpha),
+        'lora_dropout': options.dropout,
+        'use_rslora': options.kind == 'rslora',
+        'use_dora': options.kind == 'dora',
+        'target_modules': list(targets),
+        'rank_pattern': {name: options.rank * number for name, number in wide.items()},
+        'alpha_pattern': alphas,
+        'bias': 'none',
+        'fan_in_fan_out': False,
+        'init_lora_weights': True,
+    }
+
+
+def _whole(number: float) -> float:
+    """A number, as an int if it is whole, which peft's fields are for."""
+    return int(number) if number == int(number) else number
+
+
+def _places(
+    weights: Weights, options: AdapterOptions, family: Family, architecture: Architecture
+) -> Iterator[_Place]:
+    """Where files of a class have each adapter of a model."""
+    for kernel in adapted_kernels(parameters.tensors(weights.model), options):
+        form = family.form_of(kernel.kernel, architecture)
+        assert form is not None, kernel.name
+        modules = tuple(name.removesuffix('.weight') for name in form.names)
+        if len(modules) > 1:
+            modules = tuple(modules[i] for i in kernel.adapted)
+        yield _Place(kernel, modules)
+
+
+def _to_files(
+    place: _Place, params: Mapping[str, np.ndarray], adapter: AdapterWeights
+) -> dict[str, np.ndarray]:
+    """The tensors of a kernel's adapters.
+
+    Where peft has one for several matrices, its rank is that of all of them together, and its B has
+    zeros where a matrix would read what is of another.
+
+    Args:
+      place: where they are in the files.
+      params: of the model.
+      adapter: of the model.
+    """
+    kernel = place.kernel
+    num = len(kernel.adapted)
+    rank = adapter.options.rank
+    a_IxMxR = adapter.params[f'{kernel.name}/adapter/a'].reshape(-1, num, rank)
+    b_RxMxO = adapter.params[f'{kernel.name}/adapter/b'].reshape(rank, num, -1)
+    magnitude_MxO = None
+    if adapter.options.kind == 'dora':
+        magnitude_MxO = adapter.params[f'{kernel.name}/adapter/magnitude'].reshape(num, -1)
+    files: dict[str, np.ndarray] = {}
+    if len(place.modules) == num:
+        for i, module in enumerate(place.modules):
+            length_O = None if magnitude_MxO is None else magnitude_MxO[i]
+            files |= _module_to_files(module, a_IxMxR[:, i], b_RxMxO[:, i], length_O)
+        return files
+    num_matrices = len(kernel.targets)
+    b_MxRxMxO = np.zeros((num, rank, num_matrices, b_RxMxO.shape[2]), np.float32)
+    for i, matrix in enumerate(kernel.adapted):
+        b_MxRxMxO[i, :, matrix] = b_RxMxO[:, i]
+    length_O = None
+    if magnitude_MxO is not None:
+        whole = params[kernel.kernel.name].reshape(len(a_IxMxR), num_matrices, -1)
+        lengths_MxO = column_lengths(whole)
+        lengths_MxO[list(kernel.adapted)] = magnitude_MxO
+        length_O = lengths_MxO.reshape(-1)
+    return _module_to_files(
+        place.modules[0], a_IxMxR.reshape(len(a_IxMxR), -1), b_MxRxMxO.reshape(num * rank, -1),
+        length_O)
+
+
+def _module_to_files(
+    module: str, a_IxR: np.ndarray, b_RxO: np.ndarray, length_O: np.ndarray | None
+) -> dict[str, np.ndarray]:
+    """The tensors of the adapter of one of peft's modules."""
+    tensors = {'lora_A.weight': a_IxR.T, 'lora_B.weight': b_RxO.T}
+    if length_O is not None:
+        tensors['lora_magnitude_vector'] = length_O
+    return {f'{_PREFIX}{module}.{leaf}': np.ascontiguousarray(x, np.float32)
+            for leaf, x in tensors.items()}
+
+
+def base_of(folder: Path) -> str:
+    """What the adapter in a folder is added to, as `load_weights` takes it.
+
+    Raises:
+      InputError: it does not say.
+    """
+    file = folder / ADAPTER_CONFIG
+    config = read_fields(file, _SCHEMA, _REMEDY)
+    named = config.get('base_model_name_or_path')
+    if not named:
+        raise InputError(f'{file} does not name the model that it is added to: add '
+                         'base_model_name_or_path, or use it with predict --model BASE --adapter')
+    if exists(as_path(named)):
+        return str(named)
+    revision = config.get('revision')
+    return f'hf:{named}' + (f'@{revision}' if revision else '')
+
+
+def is_peft(names: Collection[str]) -> bool:
+    """Whether a folder with these files holds an adapter of peft alone."""
+    has_model = any(name.startswith('model') and 'safetensors' in name for name in names)
+    return ADAPTER_CONFIG in names and not has_model
+
+
+def read_peft(folder: Path, base: Weights) -> Weights:
+    """The model of a folder of peft: `base` with another head, and the adapter beside it.
+
+    Args:
+      folder: written by `save_pretrained` of a `PeftModel`, or by `write_peft`.
+      base: what the adapter is added to.
+
+    Raises:
+      InputError: something is missing, damaged, or of a kind that there is not here, or the adapter
+        is of another model.
+    """
+    file = folder / ADAPTER_CONFIG
+    config = read_fields(file, _SCHEMA, _REMEDY)
+    _check_readable(config, file)
+    base = base.merged
+    ours: dict[str, Any] = {}
+    if exists(folder / _OURS):
+        ours = read_fields(folder / _OURS, _OF_OURS, _REMEDY)
+    head = ours.get('head')
+    if head is None:
+        head = _head_of(config.get('task_type'))
+    parameters.check_head(head, folder / _OURS)
+    with contextlib.ExitStack() as stack:
+        opened = open_file(folder / _TENSORS, stack)
+        arrays = {name.removeprefix(_PREFIX): x.read() for name, x in opened.items()}
+    parameters.check_finite(arrays, folder / _TENSORS)
+    stored = _Stored(arrays, config, file)
+    family = _family_of(arrays, base, folder / _TENSORS)
+    architecture = next((each for each in family.architectures if head in each.heads), None)
+    if architecture is None:
+        raise InputError(f'{folder}: no class of {family.name} models has '
+                         f'{HEADS[head].title()}')
+    if not any(name.startswith(family.prefix) for name in arrays):
+        stored = stored._replace(arrays={
+            family.prefix + name if name.startswith(family.beginnings) else name: x
+            for name, x in arrays.items()})
+    adapter = _read_adapter(stored, base, family, architecture)
+    params = _read_head(stored, base, family, architecture, head)
+    if stored.arrays:
+        raise InputError(f'{folder / _TENSORS}: {min(stored.arrays)} is of nothing that can be '
+                         'read: adapters of the layers can be, and parameters of the head')
+    head = parameters.find_head(params, head, f'{file} is of {HEADS[head].title()}')
+    inference = read_inference(ours.get(INFERENCE), f'{folder / _OURS}: {INFERENCE}')
+    return dataclasses.replace(
+        base, params=params, head=head,
+        labels=parameters.read_labels(ours.get('labels'), head, params, folder / _OURS),
+        source=f'adapter {folder} of {base.source}',
+        inference={**base.inference, **inference}, step_dir=None, unused=(), adapter=adapter)
+
+
+class _Stored(NamedTuple):
+    """The content of a folder.
+
+    Attributes:
+      arrays: by the names in the class; what has been read is removed.
+      config: of adapter_config.json.
+      file: the path of that.
+    """
+
+    arrays: dict[str, np.ndarray]
+    config: Mapping[str, Any]
+    file: Path
+
+    def scale(self, module: str, rank: int) -> float:
+        """The factor of the product of a module's matrices."""
+        alpha = self._of(module, 'alpha_pattern', self.config.get('lora_alpha', 8))
+        return alpha / (math.sqrt(rank) if self.config.get('use_rslora') else rank)
+
+    def rank(self, module: str) -> int:
+        """The rank of a module's matrices."""
+        return int(self._of(module, 'rank_pattern', self.config.get('r', 8)))
+
+    def _of(self, module: str, field: str, default: Any) -> Any:
+        """What a field of patterns says of a module: the ends of names, as regular expressions."""
+        for pattern, value in (self.config.get(field) or {}).items():
+            if re.fullmatch(rf'(.*\.)?({pattern})', module):
+                return value
+        return default
+
+
+def _check_readable(config: Mapping[str, Any], file: Path) -> None:
+    """Raises InputError if a field says that the adapter is more than low-rank products."""
+    kind = config.get('peft_type')
+    if kind != 'LORA':
+        raise InputError(f'{file}: peft_type={kind!r} cannot be read: LORA can')
+    drawn = config.get('init_lora_weights', True)
+    if drawn not in _DRAWN:
+        raise InputError(f'{file}: init_lora_weights={drawn!r} cannot be read: it changed the '
+                         'model that the adapter is added to; save it with '
+                         'path_initial_model_for_weight_conversion')
+    for name, value in config.items():
+        is_known = name in (*_SCHEMA, *_NOT_READ, 'init_lora_weights')
+        if not is_known and value and (name, value) != ('bias', 'none'):
+            raise InputError(f'{file}: {name}={value!r:.100} cannot be read: merge the adapter '
+                             'into its model with peft (merge_and_unload), and save that')
+
+
+def _head_of(task_type: str | None) -> str:
+    """The head of a task type of peft."""
+    heads = [head for head, kind in _TASK_TYPES.items() if kind == task_type]
+    return heads[0] if heads else ''
+
+
+def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
+    """The family whose layers have the names of the modules with adapters.
+
+    Raises:
+      InputError: there is none, or it has no adapter.
+    """
+    modules = {name.partition('.lora_')[0] for name in names if '.lora_' in name}
+    kernels = adapted_kernels(parameters.tensors(base.model), AdapterOptions(rank=1, targets='all'))
+    for family in FAMILIES:
+        known: set[str] = set()
+        for kernel in kernels:
+            form = family.form_of(kernel.kernel, family.architectures[0])
+            if form is not None:
+                known |= {name.removesuffix('.weight') for name in form.names}
+        if modules and modules <= known | {name.removeprefix(family.prefix) for name in known}:
+            return family
+    some = ', '.join(sorted(modules)[:3]) or 'none'
+    raise InputError(f'{where} has adapters of {some}, ...: those that can be read are beside '
+                     f'matrices in the {base.model["num_layers"]} layers of {base.source}')
+
+
+def _read_adapter(
+    stored: _Stored, base: Weights, family: Family, architecture: Architecture
+) -> AdapterWeights:
+    """The adapter of a model.
+
+    If its matrices have several ranks, or scales, it is written here with the largest rank: further
+    columns of a are 0, and what differs in scale is in b.
+
+    Raises:
+      InputError: it is not the same in all layers, or of matrices of another size.
+    """
+    every = adapted_kernels(parameters.tensors(base.model), AdapterOptions(rank=1, targets='all'))
+    named: dict[AdaptedKernel, dict[int, str]] = {}
+    by_layer: dict[int, list[str]] = {}
+    for kernel in every:
+        form = family.form_of(kernel.kernel, architecture)
+        assert form is not None, kernel.name
+        modules = [name.removesuffix('.weight') for name in form.names]
+        if len(modules) == 1:
+            modules *= len(kernel.targets)
+        found = {i: module for i, module in enumerate(modules)
+                 if f'{module}.lora_A.weight' in stored.arrays}
+        named[kernel] = found
+        number = int(kernel.name.split('/')[2].removeprefix('layer_'))
+        by_layer.setdefault(number, []).extend(kernel.targets[i] for i in found)
+    targets = ','.join(dict.fromkeys(by_layer[0]))
+    if any(names != by_layer[0] for names in by_layer.values()):
+        raise InputError(f'{stored.file}: its layers have adapters of other matrices than the '
+                         f'first ({targets or "none"}), which cannot be read: merge it with peft')
+    modules = sorted({module for found in named.values() for module in found.values()})
+    rank = max(stored.rank(module) for module in modules)
+    options = _options(stored, rank, targets)
+    params: dict[str, np.ndarray] = {}
+    sizes = parameters.sizes_of(base.model)
+    for kernel, found in named.items():
+        if found:
+            shapes = kernel._replace(adapted=tuple(found)).shapes(options, sizes)
+            params |= _kernel_from_files(kernel, found, stored, options, shapes)
+    for module in modules:
+        for leaf in ('lora_A.weight', 'lora_B.weight', 'lora_magnitude_vector'):
+            stored.arrays.pop(f'{module}.{leaf}', None)
+    return AdapterWeights(options, params, base.source)
+
+
+def _options(stored: _Stored, rank: int, targets: str) -> AdapterOptions:
+    """The options of an adapter whose largest rank is this."""
+    config = stored.config
+    kind = 'dora' if config.get('use_dora') else 'rslora' if config.get('use_rslora') else 'lora'
+    if config.get('use_dora') and config.get('use_rslora'):
+        raise InputError(f'{stored.file}: use_dora with use_rslora cannot be read: merge the '
+                         'adapter with peft')
+    alpha = float(config.get('lora_alpha', 8))
+    usual = int(config.get('r', 8))
+    if rank != usual:  # so that the scale stays
+        alpha *= math.sqrt(rank / usual) if kind == 'rslora' else rank / usual
+    return AdapterOptions(kind, rank, alpha, float(config.get('lora_dropout') or 0), targets)
+
+
+def _kernel_from_files(
+    kernel: AdaptedKernel, found: Mapping[int, str], stored: _Stored, options: AdapterOptions,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, np.ndarray]:
+    """The parameters of a kernel's adapters, by our names.
+
+    Args:
+      kernel: the kernel.
+      found: the module of each of its matrices that has an adapter.
+      stored: the files.
+      options: of the adapter.
+      shapes: of these parameters, by name.
+    """
+    name_a, name_b, *others = shapes
+    num_inputs = math.prod(shapes[name_a]) // (len(found) * options.rank)
+    num_outputs = math.prod(shapes[name_b]) // (len(found) * options.rank)
+    a_IxMxR = np.zeros((num_inputs, len(found), options.rank), np.float32)
+    b_RxMxO = np.zeros((options.rank, len(found), num_outputs), np.float32)
+    magnitude_MxO = np.zeros((len(found), num_outputs), np.float32)
+    is_shared = len(set(found.values())) < len(found)
+    num_of_module = num_outputs * (len(kernel.targets) if is_shared else 1)
+    for place, (matrix, module) in enumerate(found.items()):
+        rank = stored.rank(module)
+        own = slice(matrix * num_outputs, (matrix + 1) * num_outputs) if is_shared else slice(None)
+        a_RxI = _tensor(stored, f'{module}.lora_A.weight', (rank, num_inputs))
+        b_OxR = _tensor(stored, f'{module}.lora_B.weight', (num_of_module, rank))
+        ratio = np.float32(stored.scale(module, rank) / options.scale)
+        a_IxMxR[:, place, :rank] = a_RxI.T
+        b_RxMxO[:rank, place] = b_OxR[own].T if ratio == 1 else b_OxR[own].T * ratio
+        if others:
+            lengths = _tensor(stored, f'{module}.lora_magnitude_vector', (num_of_module,))
+            magnitude_MxO[place] = lengths[own]
+    arrays = (a_IxMxR, b_RxMxO, magnitude_MxO)
+    return {name: x.reshape(shape) for (name, shape), x in zip(shapes.items(), arrays)}
+
+
+def _tensor(stored: _Stored, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A tensor in float32; raises InputError if it is missing or has another shape."""
+    array = stored.arrays.get(name)
+    if array is None or array.shape != shape:
+        found = 'missing' if array is None else list(array.shape)
+        raise InputError(f'{stored.file.with_name(_TENSORS)}: {name} is {found}, and by '
+                         f'{stored.file.name} and the model it is {list(shape)}: is the adapter of '
+                         'this model?')
+    return array.astype(np.float32)
+
+
+def _read_head(
+    stored: _Stored, base: Weights, family: Family, architecture: Architecture, head: str
+) -> dict[str, np.ndarray]:
+    """The base's parameters with the head of the files; its pooler, if these have none.
+
+    Raises:
+      InputError: a parameter of the head is missing.
+    """
+    params = {name: x for name, x in base.params.items() if part_of(name) in (None, POOLER)}
+    pooler = {name for name in params if part_of(name) is POOLER}
+    if POOLER not in architecture.parts:
+        params = {name: x for name, x in params.items() if name not in pooler}
+    for tensor in parameters.tensors(base.model):
+        if part_of(tensor.name) not in architecture.parts:
+            continue
+        form = family.form_of(tensor, architecture)
+        assert form is not None, tensor.name
+        (name,) = form.names
+        array = stored.arrays.pop(name, None)
+        if array is None:
+            if tensor.name in params:
+                continue
+            raise InputError(f'{stored.file.with_name(_TENSORS)} has no {name}, nor has '
+                             f'{base.source}: its head is not there')
+        num_labels = len(array) if part_of(tensor.name) is CLASSIFIER else 0
+        sizes = parameters.sizes_of(base.model, num_labels)
+        if array.shape != tensor.shape_in(form, sizes):
+            raise InputError(f'{stored.file.with_name(_TENSORS)}: {name} is {list(array.shape)}, '
+                             f'and by the model it is {list(tensor.shape_in(form, sizes))}')
+        params[tensor.name] = tensor.from_files(form, [array], sizes)
+    return params

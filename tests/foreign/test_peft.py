@@ -1,0 +1,178 @@
+"""Adapters of peft, read, computed beside the kernels and in them, and written again.
+
+peft itself is the oracle: its models have random adapters on random models of transformers.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from bert_jax.foreign import load_weights, with_adapter
+from bert_jax.foreign.peft import write_peft
+from bert_jax.heads import HEADS
+from bert_jax.model.layers import ModelConfig
+from bert_jax.run.model import write_run
+from bert_jax.weights.parameters import to_tree
+from tests.foreign.run_model import assert_same, assert_same_params, batch_of, outputs
+from tests.refusals import refused
+
+pytestmark = [pytest.mark.slow, pytest.mark.extras]
+
+torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
+pytest.importorskip('transformers', reason='the extra [parity] is not installed')
+peft = pytest.importorskip('peft', reason='the extra [parity] is not installed')
+from tests.foreign import family_models  # noqa: E402
+
+CASES = {
+    'lora': ('bert', 'ForSequenceClassification', {'target_modules': ['query', 'value']}),
+    'rslora': ('roberta', 'ForTokenClassification', {
+        'target_modules': ['key', 'attention.output.dense'], 'use_rslora': True}),
+    'dora': ('distilbert', 'ForSequenceClassification', {
+        'target_modules': ['q_lin', 'out_lin', 'lin1', 'lin2'], 'use_dora': True}),
+    'fused': ('modernbert', 'ForSequenceClassification', {'target_modules': ['Wqkv', 'Wi']}),
+    'fused dora': ('modernbert', 'ForTokenClassification', {
+        'target_modules': ['Wqkv', 'Wo'], 'use_dora': True}),
+    'questions': ('electra small', 'ForQuestionAnswering', {
+        'target_modules': ['intermediate.dense', 'query'], 'task_type': 'QUESTION_ANS'}),
+    'ranks': ('bert', 'ForSequenceClassification', {
+        'target_modules': ['query', 'value'], 'rank_pattern': {'value': 5},
+        'alpha_pattern': {'value': 3}}),
+}
+TASK_TYPES = {'ForSequenceClassification': 'SEQ_CLS', 'ForTokenClassification': 'TOKEN_CLS'}
+
+
+def adapted(base, kind, fields):
+    """A model of peft, whose adapter and head are drawn at random."""
+    chosen = {'r': 3, 'lora_alpha': 6, 'task_type': TASK_TYPES.get(kind), **fields}
+    model = peft.get_peft_model(base, peft.LoraConfig(**chosen)).eval()
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if 'lora_magnitude' in name:
+                x.mul_(0.5 + torch.rand_like(x))
+            elif x.requires_grad:
+                x.normal_(std=0.3)
+    return model
+
+
+def theirs(model, inputs):
+    # The class inside: that of peft for questions (0.21) does not hand on token_type_ids.
+    return logits_in(family_models.outputs_of(model.get_base_model(), inputs))
+
+
+def logits_in(found):
+    if 'start_logits' in found:
+        return np.stack([found['start_logits'], found['end_logits']], -1)
+    return np.asarray(found['logits'])
+
+
+def ours(weights, inputs):
+    return logits_in(outputs(weights, inputs))
+
+
+def beside(weights, inputs):
+    """What the model with the adapter beside its kernels computes."""
+    config = ModelConfig(**weights.model, adapter=weights.adapter.options)
+    params = to_tree({**weights.params, **weights.adapter.params}, config.padded_vocab_size)
+    head = HEADS[weights.head].of_model(config, weights.num_labels, {})
+    rows = [inputs[name].astype(np.int32) for name in
+            ('input_ids', 'attention_mask', 'token_type_ids')]
+    logits = logits_in(head.outputs(params, batch_of(rows)))
+    return logits[:, 0] if weights.head == 'classification' else logits
+
+
+def assert_close(found, expected, mask):
+    if found.shape[:2] == mask.shape:
+        found, expected = found[mask], expected[mask]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_an_adapter_there_and_back(case, tmp_path):
+    variant, kind, fields = CASES[case]
+    base = family_models.random_model(variant, kind)
+    base.save_pretrained(tmp_path / 'base')
+    inputs = family_models.random_inputs(base, 16)
+    mask = inputs['attention_mask'] == 1
+    model = adapted(base, kind, fields)
+    expected = theirs(model, inputs)
+    model.save_pretrained(tmp_path / 'theirs')
+
+    start = load_weights(tmp_path / 'base')
+    weights = with_adapter(start, tmp_path / 'theirs', keep_adapter=True)
+    assert_close(beside(weights, inputs), expected, mask)
+    assert_close(ours(weights.merged, inputs), expected, mask)
+    without = dataclasses.replace(weights, adapter=None)
+    assert np.abs(ours(without, inputs) - expected).max() > 1e-3
+
+    write_peft(tmp_path / 'ours', weights)
+    fresh = family_models.random_model(variant, kind)  # the same numbers
+    back = peft.PeftModel.from_pretrained(fresh, tmp_path / 'ours').eval()
+    assert_close(theirs(back, inputs), expected, mask)
+    again = with_adapter(start, tmp_path / 'ours', keep_adapter=True)
+    assert_same_params(again.params, weights.params)
+    if case.startswith(('fused', 'ranks')):  # whose rank is another here
+        assert_close(ours(again.merged, inputs), expected, mask)
+    else:
+        assert again.adapter.options == weights.adapter.options
+        assert_same_params(again.adapter.params, weights.adapter.params)
+
+
+def test_a_folder_names_its_base_and_a_run_keeps_the_adapter(tmp_path):
+    base = family_models.random_model('bert', 'ForSequenceClassification')
+    base.save_pretrained(tmp_path / 'base')
+    base.name_or_path = str(tmp_path / 'base')
+    model = adapted(base, 'ForSequenceClassification', {'target_modules': ['query']})
+    model.save_pretrained(tmp_path / 'adapter')
+    weights = load_weights(tmp_path / 'adapter', keep_adapter=True)
+    write_run(tmp_path / 'run', weights)
+    run = load_weights(tmp_path / 'run', keep_adapter=True)
+    assert run.adapter.options == weights.adapter.options
+    assert_same_params(run.adapter.params, weights.adapter.params)
+    assert_same(load_weights(tmp_path / 'run'), load_weights(tmp_path / 'adapter'))
+
+    file = tmp_path / 'adapter' / 'adapter_config.json'
+    of_itself = {'base_model_name_or_path': str(tmp_path / 'adapter')}
+    file.write_text(json.dumps(json.loads(file.read_text()) | of_itself))
+    with refused('which is an adapter itself'):
+        load_weights(tmp_path / 'adapter')
+
+
+@pytest.mark.parametrize(('fields', 'message'), [
+    ({'peft_type': 'IA3'}, "peft_type='IA3' cannot be read: LORA can"),
+    ({'bias': 'all'}, "bias='all' cannot be read"),
+    ({'init_lora_weights': 'pissa'}, "init_lora_weights='pissa' cannot be read"),
+    ({'lora_bias': True}, 'lora_bias=True cannot be read'),
+    ({'r': 4}, 'lora_A.weight is [3, 24], and by adapter_config.json'),
+    ({'lora_alpha': 'x'}, "lora_alpha='x' must be a number"),
+])
+def test_what_cannot_be_read_is_refused(adapter_folder, tmp_path, fields, message):
+    base, folder = adapter_folder
+    copy = tmp_path / 'copy'
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    config = json.loads((copy / 'adapter_config.json').read_text())
+    (copy / 'adapter_config.json').write_text(json.dumps(config | fields))
+    with refused(message):
+        with_adapter(base, copy)
+
+
+def test_an_adapter_of_another_model_is_refused(adapter_folder):
+    base, folder = adapter_folder
+    other = dataclasses.replace(base, model=base.model | {'hidden_size': 48})
+    with refused('is the adapter of this model?'):
+        with_adapter(other, folder)
+    with refused('is no adapter of peft'):
+        with_adapter(base, folder.parent / 'base')
+
+
+@pytest.fixture(scope='module')
+def adapter_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('adapter')
+    base = family_models.random_model('bert', 'ForSequenceClassification')
+    base.save_pretrained(folder / 'base')
+    model = adapted(base, 'ForSequenceClassification', {'target_modules': ['query']})
+    model.save_pretrained(folder / 'adapter')
+    return load_weights(folder / 'base'), folder / 'adapter'

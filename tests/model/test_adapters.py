@@ -1,0 +1,178 @@
+"""Adapters: where they begin, and that a model with one computes what its merged kernels do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.traverse_util import flatten_dict
+
+from bert_jax.config.adapters import AdapterOptions
+from bert_jax.config.bert_config import OPTIONS
+from bert_jax.heads.classification import Classification
+from bert_jax.kernels.dropout import dropout_rows
+from bert_jax.model.layers import ModelConfig
+from bert_jax.runtime.errors import InputError
+from bert_jax.sharding import Layout, make_mesh
+from bert_jax.step.optimizers import OptimizerOptions, frozen_beside, make_optimizer
+from bert_jax.step.step import abstract_state, make_init, parameters_of
+from bert_jax.weights import adapters, parameters
+from tests.refusals import refused
+from tests.tiny_models import assert_close, fixed_step, jit, random_like
+
+SIZES = {'vocab_size': 90, 'num_layers': 2, 'hidden_size': 16, 'num_heads': 2,
+         'intermediate_size': 24, 'max_position_embeddings': 26}
+MODERN = {'pre_norm': True, 'gated': True, 'biases': False, 'positions': 'rotary',
+          'type_vocab_size': 0, 'pooler_norm': True}
+LOW_RANK = ['lora', 'rslora', 'dora']
+
+
+NONE = AdapterOptions()
+
+
+def head_with(options=NONE, **changes):
+    return Classification(ModelConfig(**SIZES | changes, adapter=options), 3)
+
+
+def model_of(config):
+    return {option.name: getattr(config, option.name) for option in OPTIONS}
+
+
+def batch_of(rows):
+    rng = np.random.default_rng(1)
+    numbers = np.repeat([1, 2, 0], [6, 8, 2])
+
+    def every(row):
+        return np.tile(np.asarray(row, np.int32), (rows, 1))
+
+    return {
+        'input_ids': rng.integers(1, 90, (rows, 16)).astype(np.int32),
+        'sequence_ids': every(numbers), 'segment_ids': every(numbers == 2),
+        'position_ids': every([*range(6), *range(8), 0, 0]), 'cls_positions': every([0, 6]),
+        'labels': rng.integers(0, 3, (rows, 2)).astype(np.int32),
+        'unit_weights': np.ones((rows, 2), np.float32)}
+
+
+def random_params(head, scale=0.5):
+    return random_like(jax.eval_shape(head.init, jax.random.key(0)), scale=scale)
+
+
+@pytest.mark.parametrize('kind', LOW_RANK)
+def test_training_starts_from_the_model_as_it_is(kind):
+    """And the parameters of the model are drawn as without an adapter."""
+    without = head_with()
+    head = head_with(AdapterOptions(kind, 4, targets='all'))
+    params, expected = (jit(x.init)(jax.random.key(3)) for x in (head, without))
+    params, expected = (jax.tree.map(lambda x: x.value, tree, is_leaf=lambda x: hasattr(x, 'names'))
+                        for tree in (params, expected))
+    flat = flatten_dict(params, sep='/')
+    assert_close({name: x for name, x in flat.items() if not adapters.is_of_adapter(name)},
+                 flatten_dict(expected, sep='/'), rtol=0, atol=1e-8)
+    a = np.abs(flat['bert/encoder/layer_1/attention/output/dense/adapter/a'])
+    assert a.shape == (2, 8, 4) and 0.15 < a.max() <= 1 / np.sqrt(16)
+    batch = batch_of(2)
+    assert_close(head.outputs(params, batch), without.outputs(expected, batch), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize('model', [{}, MODERN], ids=['BERT', 'ModernBERT'])
+@pytest.mark.parametrize(('kind', 'targets'), [
+    ('lora', 'query,value'), ('rslora', 'key, intermediate'), ('dora', 'value,output'),
+    ('dora', 'all'), ('lora', 'attention,intermediate')])
+def test_merged_kernels_compute_what_adapters_do(kind, targets, model):
+    options = AdapterOptions(kind, 3, alpha=5.0, dropout=0.5, targets=targets)
+    head = head_with(options, **model)
+    tree = random_params(head, 0.3)
+    params = parameters.from_tree(jax.device_get(tree), 90)
+    of_adapter = {name: x for name, x in params.items() if adapters.is_of_adapter(name)}
+    base = {name: x for name, x in params.items() if name not in of_adapter}
+    weights = parameters.Weights(
+        base, model_of(head.config), 'classification', (), None, True, (), 'x',
+        adapter=adapters.AdapterWeights(options, of_adapter))
+    merged = parameters.to_tree(weights.merged.params, head.config.padded_vocab_size)
+    batch = batch_of(2)
+    expected = head.outputs(tree, batch)
+    assert_close(head_with(**model).outputs(merged, batch), expected, rtol=0, atol=1e-5)
+    unmerged = parameters.to_tree(base, head.config.padded_vocab_size)
+    others = head_with(**model).outputs(unmerged, batch)['logits']
+    assert np.abs(others - expected['logits']).max() > 0.01
+
+
+def test_dropout_is_on_what_the_adapter_reads_alone():
+    """Without other dropout, the rows differ only if the adapter adds something."""
+    still = {'hidden_dropout': 0.0, 'attention_dropout': 0.0, 'classifier_dropout': 0.0}
+    options = AdapterOptions(rank=3, dropout=0.5, targets='all')
+    head = head_with(options, **still)
+    params = random_params(head)
+    batch = batch_of(2)
+    keys = dropout_rows(0, 1, jnp.arange(2))
+    drawn = head.outputs(params, batch, keys)['logits']
+    assert np.abs(drawn - head.outputs(params, batch)['logits']).max() > 0.01
+    nothing = jax.tree_util.tree_map_with_path(
+        lambda path, x: x * 0 if path[-1].key == 'b' else x, params)
+    assert_close(head.outputs(nothing, batch, keys), head.outputs(nothing, batch), rtol=0, atol=0)
+
+
+def trained(head, mesh, steps=3, parts=1):
+    """The state after some steps, and the names of what is frozen."""
+    head = dataclasses.replace(
+        head, config=dataclasses.replace(head.config, layout=Layout(mesh)))
+    declared = parameters_of(head)
+    frozen = frozen_beside(head.config.adapter, declared)
+    schedule = optax.constant_schedule(0.01)
+    optimizer = make_optimizer(OptimizerOptions(), schedule, declared, frozen=frozen, mesh=mesh)
+    step = fixed_step(
+        head, optimizer, schedule, mesh, clip_norm=1.0, frozen=frozen, accumulation_steps=parts)
+    state = make_init(head, optimizer, mesh)(0)
+    start = flatten_dict(jax.device_get(state.params), sep='/')
+    for _ in range(steps):
+        state, metrics = step(state, batch_of(8))
+    shapes = abstract_state(head, optimizer, mesh)
+    moments = sum(x.size for x in jax.tree.leaves(shapes.opt_state) if x.ndim)
+    end = flatten_dict(jax.device_get(state.params), sep='/')
+    return start, end, moments, float(metrics['loss'])
+
+
+@pytest.mark.parametrize(('options', 'changes'), [
+    (AdapterOptions(rank=2, dropout=0.3), {}),
+    (AdapterOptions('dora', 2, targets='all'), MODERN),
+    (AdapterOptions('bitfit'), {'dtype': 'bfloat16'}),
+], ids=['lora', 'dora', 'bitfit'])
+def test_only_the_adapter_and_the_head_are_trained_and_have_moments(options, changes):
+    one = make_mesh(1, 1, 1, jax.devices()[:1])
+    start, end, moments, _ = trained(head_with(options, **changes), one)
+    changed = {name for name in end if (start[name] != end[name]).any()}
+    leaf = '/bias' if options.kind == 'bitfit' else '/adapter/'
+    may = {name for name in end if name.startswith(('bert/pooler', 'classifier')) or leaf in name}
+    # The bias of keys cancels in the softmax, and one word's type is that of all.
+    assert changed <= may and may - changed <= {name for name in may if 'bert/pooler' in name}
+    assert moments == 2 * sum(end[name].size for name in may)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['lora', 'dora'])
+def test_a_mesh_and_parts_of_a_batch_change_nothing(kind):
+    head = head_with(AdapterOptions(kind, 4, dropout=0.3, targets='all'))
+    one = trained(head, make_mesh(1, 1, 1, jax.devices()[:1]))
+    many = trained(head, make_mesh(2, 2, 2), parts=2)
+    assert_close(many[1], one[1], rtol=0, atol=3e-5)
+    assert many[3] == pytest.approx(one[3], abs=1e-5)
+
+
+@pytest.mark.parametrize(('fields', 'message'), [
+    ({'rank': 4, 'targets': 'query,valeu'}, "did you mean 'value'"),
+    ({'kind': 'dora'}, "config.adapter.kind='dora' has no effect without config.adapter.rank"),
+    ({'alpha': 3.0}, 'config.adapter.alpha=3.0 has no effect'),
+    ({'kind': 'bitfit', 'rank': 4}, 'config.adapter.rank=4 has no effect'),
+    ({'kind': 'bitfit', 'dropout': 0.1}, 'config.adapter.dropout=0.1 has no effect'),
+])
+def test_options_without_effect_are_refused(fields, message):
+    with refused(message):
+        AdapterOptions(**fields)
+
+
+def test_a_model_without_biases_has_no_bitfit():
+    head = head_with(AdapterOptions('bitfit'), **MODERN)
+    with pytest.raises(InputError, match='this model has none'):
+        frozen_beside(head.config.adapter, parameters_of(head))
