@@ -43,6 +43,7 @@ from bert_jax.corpus.earlier_shares import EarlierPart, EarlierShare
 from bert_jax.corpus.source import Source, TokenBatch, Unit
 from bert_jax.corpus.store_finishing import VOCABULARY, Origin, Summaries, finish_store
 from bert_jax.corpus.store_parts import (
+    NOTES_ENDING,
     PART_FILE_BYTES,
     DocumentFilter,
     Limits,
@@ -58,6 +59,7 @@ from bert_jax.corpus.text_batches import text_batches
 from bert_jax.corpus.tokenize import tokenize_batches
 from bert_jax.rows.blocks import Block, bounds_of, smallest_token_dtype
 from bert_jax.rows.store import (
+    BLOCKS_ENDING,
     FORMAT_VERSION,
     TokenStore,
     disk_faults,
@@ -670,7 +672,8 @@ def _finish(build: Build, summaries: Summaries | None) -> None:
     if not _is_unchanged(build):
         if is_finished(build.folder):  # by another process, while this one was suspended
             return
-        _remove(build.folder, ('.npz', '.blocks', DONE_ENDING, bad_files.ENDING))
+        endings = (NOTES_ENDING, BLOCKS_ENDING, DONE_ENDING, bad_files.ENDING)
+        _remove(build.folder, lambda name: name.endswith(endings))
         changed = f"data source '{source.spec}'"
         if build.facts:
             changed += ', or a file of config.data.decontaminate,'
@@ -698,7 +701,8 @@ def _finish(build: Build, summaries: Summaries | None) -> None:
     try:
         finish_store(build.folder, origin, len(build.shares), build.facts, bad, summaries)
     except InputError:
-        _remove(build.folder, (DONE_ENDING,))  # so that the next start looks at the parts
+        # So that the next start looks at the parts.
+        _remove(build.folder, lambda name: name.endswith(DONE_ENDING))
         raise
     tidy(build.folder)
 
@@ -759,13 +763,14 @@ def _begin_anew(build: Build, shares: Collection[Share]) -> bool:
 
 def tidy(folder: files.Path) -> None:
     """Removes what only building needs from a finished store; a killed worker may have left it."""
-    _remove(folder, (_CLAIM_ENDING, DONE_ENDING, bad_files.ENDING, FAULTS, '.tmp'))
+    endings = (_CLAIM_ENDING, DONE_ENDING, bad_files.ENDING, FAULTS, '.tmp')
+    _remove(folder, lambda name: name.endswith(endings) or folder_lock.is_claim(name))
 
 
-def _remove(folder: files.Path, endings: tuple[str, ...]) -> None:
-    """Removes the files of a folder with these endings. Other processes may do so too."""
+def _remove(folder: files.Path, is_removed: Callable[[str], bool]) -> None:
+    """Removes files of a folder by their names. Other processes may do so too."""
     for path in files.children(folder):
-        if path.name.endswith(endings):
+        if is_removed(path.name):
             with contextlib.suppress(OSError):  # another may be quicker
                 path.unlink(missing_ok=True)
 

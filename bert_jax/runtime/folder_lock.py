@@ -281,6 +281,11 @@ def pieces_in(folder: str | os.PathLike[str]) -> list[str]:
     return sorted(found)
 
 
+def is_claim(name: str) -> bool:
+    """Whether a file of this name is a claim, on its folder or a piece of it."""
+    return re.fullmatch(r'\.(.+-)?claim-\d+', name) is not None
+
+
 def holder(folder: str | os.PathLike[str], piece: str = '') -> str:
     """The process that may be writing in a folder, or in a piece of it, or ''.
 

@@ -219,6 +219,15 @@ def test_nothing_is_built_or_copied_a_second_time(
     assert not builders
 
 
+def test_what_a_killed_builder_has_left_in_a_finished_store_is_removed(tmp_path, text):
+    store = _open(text, tmp_path, tmp_path)
+    expected = content(store.path)
+    for name in ('.claim-1', '.share-1-of-2-claim-3', 'part-00000.done', 'part-00000.claim'):
+        (store.path / name).write_text('')
+    _open(text, tmp_path, tmp_path)
+    assert content(store.path) == expected
+
+
 def test_a_data_dir_that_hosts_do_not_share_is_refused(tmp_path, text, run_hosts, monkeypatch):
     def start(i):
         return _open(text, tmp_path / f'shared-{i}', tmp_path / f'local-{i}')
