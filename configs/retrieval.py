@@ -4,6 +4,7 @@
         --config.data.source=pairs.csv --config.data.text=question --config.data.text_pair=answer \\
         --config.data.choices=wrong_answer --workdir=runs/search
     python -m bert_jax.predict features --model runs/search --prompt=query "How do I cook rice?"
+    python -m bert_jax.tools.mine --help                   # hard negatives by the run's own vectors
     python -m bert_jax.convert runs/search search_hf --to huggingface
 
 A table has a query and its document in each row, and perhaps hard negatives: texts that look like

@@ -5,7 +5,7 @@
         --config.data.choices=wrong_answer --workdir=runs/vectors
     python -m bert_jax.main --config=configs/sentence_vectors.py:stsb --config.data.source=glue \\
         --config.init_checkpoint=DIR --workdir=runs/vectors
-    python -m bert_jax.predict features --model runs/vectors "A man eats."
+    python -m bert_jax.predict features --model runs/vectors --pool=mean --normalize "A man eats."
     python -m bert_jax.convert runs/vectors vectors_hf --to huggingface
 
 The metric is how often a text is nearest to its partner among those held out. `:stsb` trains on

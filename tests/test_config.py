@@ -30,6 +30,7 @@ NAMES = [
     'modern_pretrain:mini',
     'dna_pretrain:letters',
     'glue:stsb',
+    'retrieval:stsb',
     'squad:v2',
     'conll:documents',
     'conll:features',

@@ -10,13 +10,13 @@ from bert_jax.weights.parameters import Weights
 
 
 def write_sentence_files(folder: Path, weights: Weights) -> None:
-    """Writes the modules that pool, and scale vectors to length 1, as the run was trained.
+    """Writes the modules that pool, and scale vectors to length 1, and the prompts, as of the run.
 
     `predict.sentences` reads them.
 
     Args:
       folder: of the model; its encoder's files are in it.
-      weights: their `inference` has `pool`, one of POOLS, and perhaps `normalize`.
+      weights: their `inference` has `pool`, one of POOLS, and perhaps `normalize` and `prompts`.
     """
     modules = ['Transformer', 'Pooling']
     if weights.inference.get('normalize'):
@@ -39,4 +39,5 @@ def write_sentence_files(folder: Path, weights: Weights) -> None:
     write_json(folder / 'sentence_bert_config.json', {
         'max_seq_length': min(max_length, model.max_length), 'do_lower_case': False})
     write_json(folder / 'config_sentence_transformers.json', {
-        'prompts': {}, 'default_prompt_name': None, 'similarity_fn_name': 'cosine'})
+        'prompts': weights.inference.get('prompts') or {}, 'default_prompt_name': None,
+        'similarity_fn_name': 'cosine'})

@@ -11,6 +11,7 @@ from bert_jax.heads.base import Head
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.replaced_tokens import ReplacedTokens
+from bert_jax.heads.retrieval import LOG_SCALE
 from bert_jax.heads.tensors import POOLER, Part
 from bert_jax.heads.tokens import FeatureTagging, QuestionAnswering, Tagging
 
@@ -27,6 +28,8 @@ _CLASSES: tuple[type[Any], ...] = (
     FeatureTagging,
 )
 HEADS: Mapping[str, type[Any]] = {head.name: head for head in _CLASSES}
+# Names of parameters of losses, which no use of a trained model needs.
+ONLY_TRAINED = frozenset({LOG_SCALE})
 
 
 def _distinct_parts() -> tuple[Part, ...]:

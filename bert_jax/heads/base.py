@@ -6,7 +6,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 import jax
@@ -245,10 +245,15 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
 ELSEWHERE = -1e30  # score of entries that a softmax leaves out
 
 
+def _manual_batch_axes() -> tuple[str, ...]:
+    """The axes of the batch over which this code runs on each device by itself."""
+    manual_axes = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(axis for axis in BATCH_AXES if axis in manual_axes)
+
+
 def _global_examples(tree: Any) -> tuple[Any, int]:
     """Gathers a device's arrays [R, K, ...] to [N, ...] of the global batch; with device count."""
-    manual_axes = jax.sharding.get_abstract_mesh().manual_axes
-    axes = tuple(axis for axis in BATCH_AXES if axis in manual_axes)
+    axes = _manual_batch_axes()
 
     def gather(x: jax.Array) -> jax.Array:
         x = x.reshape(-1, *x.shape[2:])
@@ -258,6 +263,29 @@ def _global_examples(tree: Any) -> tuple[Any, int]:
 
     num_devices = jax.lax.axis_size(axes) if axes else 1
     return jax.tree.map(gather, tree), num_devices
+
+
+def of_own_examples(function: Callable[[Any], Any], arrays: Any) -> Any:
+    """`function` of arrays [N, ...] of the global batch, of which a device computes its own share.
+
+    For `losses` with `loss_spans_batch`, where all devices have the whole batch.
+
+    Args:
+      function: from a tree of arrays [Q, ...], of some of the examples, to one of arrays [Q, ...].
+      arrays: a tree.
+    """
+    axes = _manual_batch_axes()
+    if not axes:
+        return function(arrays)
+    num_devices = jax.lax.axis_size(axes)
+    number = jax.lax.axis_index(axes)
+
+    def share(x: jax.Array) -> jax.Array:
+        num_own = len(x) // num_devices
+        return jax.lax.dynamic_slice_in_dim(x, number * num_own, num_own)
+
+    results = function(jax.tree.map(share, arrays))
+    return jax.tree.map(lambda x: jax.lax.all_gather(x, axes, tiled=True), results)
 
 
 def among_examples(scores_NxM: jax.Array, batch: Batch) -> jax.Array:

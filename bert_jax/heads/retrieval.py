@@ -12,6 +12,7 @@ Kusupati et al., 2022). What they train is an encoder without a head.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from bert_jax.heads import base
 from bert_jax.model.encoder import Bert
 from bert_jax.model.layers import ModelConfig, parameter
 
+LOG_SCALE = 'log_scale'  # a parameter and an output
 _QUERIES_AT_ONCE = 1024  # whose scores for all candidates are in memory
 
 
@@ -51,8 +53,8 @@ class TextVectors(nn.Module):
         outputs = {'logits': vectors}
         if self.learn_temperature:
             initial = nn.initializers.constant(-math.log(self.temperature))
-            log_scale: Any = self.param('log_scale', parameter(initial), ())
-            outputs['log_scale'] = jnp.broadcast_to(log_scale, vectors.shape[:2])
+            log_scale: Any = self.param(LOG_SCALE, parameter(initial), ())
+            outputs[LOG_SCALE] = jnp.broadcast_to(log_scale, vectors.shape[:2])
         return outputs
 
 
@@ -120,7 +122,7 @@ class Retrieval(base.Head):
         num_units = outputs['logits'].size // (self.num_texts * outputs['logits'].shape[-1])
         if not self.learn_temperature:
             return jnp.full(num_units, 1.0 / self.temperature)
-        return jnp.exp(outputs['log_scale'].reshape(num_units, self.num_texts)[:, 0])
+        return jnp.exp(outputs[LOG_SCALE].reshape(num_units, self.num_texts)[:, 0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,19 +136,14 @@ class ScoredPairs(Retrieval):
     shown: ClassVar[Mapping[str, str]] = {}
 
     def losses(self, outputs: base.Outputs, batch: base.Batch) -> base.Losses:
-        scores_N = batch['labels']
-        is_there_N = batch['unit_weights'] > 0
-        is_lower_NxN = scores_N[:, None] < scores_N
-        is_pair_NxN = is_lower_NxN & is_there_N[:, None] & is_there_N
         scale_N = self._scales(outputs)
         losses = []
         for vectors_NxTxH in self._vectors(outputs):
             cosines_N = scale_N * jnp.sum(vectors_NxTxH[:, 0] * vectors_NxTxH[:, 1], axis=-1)
-            excess_NxN = jnp.where(
-                is_pair_NxN, cosines_N[:, None] - cosines_N, base.ELSEWHERE)
-            losses.append(jax.nn.logsumexp(jnp.append(excess_NxN.reshape(-1), 0.0)))
+            excess_N = _excess_over_higher(cosines_N, batch['labels'], batch['unit_weights'])
+            losses.append(jax.nn.logsumexp(jnp.append(excess_N, 0.0)))
         # Its mean over the units of the batch is the loss.
-        return jnp.full(scores_N.shape, jnp.mean(jnp.stack(losses))), None
+        return jnp.full(scale_N.shape, jnp.mean(jnp.stack(losses))), None
 
     def score(self, sums: Mapping[str, float]) -> dict[str, float]:
         return {}
@@ -183,7 +180,23 @@ def _found_document(
         # A unit's document has its number: documents are before hard negatives.
         return base.cross_entropy(scores_QxCxN.reshape(len(number_Q), -1), number_Q)
 
-    return _in_blocks(of_some, (vectors_NxTxH[:, 0], scale_N, ids_NxT, numbers_N))
+    return base.of_own_examples(
+        functools.partial(_in_blocks, of_some),
+        (vectors_NxTxH[:, 0], scale_N, ids_NxT, numbers_N))
+
+
+def _excess_over_higher(
+    cosines_N: jax.Array, scores_N: jax.Array, weights_N: jax.Array
+) -> jax.Array:
+    """[N]: log of the sum of exp(cosine - another's) over all pairs with a higher score."""
+    def of_some(some: Any) -> jax.Array:
+        cosines_Q, scores_Q, weights_Q = some
+        is_higher_QxN = (scores_Q[:, None] < scores_N) & (weights_Q[:, None] * weights_N > 0)
+        excess_QxN = jnp.where(is_higher_QxN, cosines_Q[:, None] - cosines_N, base.ELSEWHERE)
+        return jax.nn.logsumexp(excess_QxN, axis=1)
+
+    return base.of_own_examples(
+        functools.partial(_in_blocks, of_some), (cosines_N, scores_N, weights_N))
 
 
 def _in_blocks(function: Callable[[Any], Any], arrays: Any) -> Any:

@@ -129,18 +129,19 @@ def _features(model: Model, args: argparse.Namespace, source: Source) -> Iterato
     the model is cut (with --pool, see --windows).
     Writes what extract_features.py of google-research/bert does: {"linex_index",
     "features": [{"token", "layers": [{"index", "values"}]}]}, six decimals, [CLS] and
-    [SEP] included; with --pool {"linex_index", "vector"}.
+    [SEP] included; with --pool or --prompt {"linex_index", "vector"}.
     With --output FILE.npz it writes float32 arrays instead: `values` [tokens of all texts,
     layers, hidden], `tokens` (their strings), `offsets` [texts + 1] (text i is
-    values[offsets[i]:offsets[i + 1]]) and `layers`; with --pool `vectors` [texts, hidden].
+    values[offsets[i]:offsets[i + 1]]) and `layers`; for vectors `vectors` [texts, hidden].
     """
     layers = args.layers
     texts = source.texts(inputs.Parts(' ||| '))
     hidden_size = model.config.hidden_size
-    if args.pool:
+    if args.pool or args.prompt:
         if len(layers) != 1:
             raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
-        vectors = model.iter_vectors(texts, args.pool, layers[0], args.normalize, args.windows)
+        vectors = model.iter_vectors(
+            texts, args.pool, layers[0], args.normalize, args.windows, args.prompt)
         if args.output is not None:
             return outputs.write_vectors(args.output, vectors, hidden_size)
         return outputs.vector_lines(vectors)
@@ -311,6 +312,10 @@ def _add_features_flags(parser: argparse.ArgumentParser) -> None:
         'them, or the hidden state of [CLS]')
     parser.add_argument(
         '--normalize', action='store_true', default=None, help='brings vectors to length 1')
+    parser.add_argument(
+        '--prompt', metavar='NAME',
+        help="one vector a text, after the model's prompt of this name, such as query or document; "
+        'pooled as the model says')
     _add_windows_flag(parser)
     parser.add_argument('--output', metavar='FILE.npz', help='see above')
 

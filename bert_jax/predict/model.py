@@ -167,10 +167,10 @@ class Model(LoadedModel):
 
     def iter_vectors(
         self, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
-        normalize: bool | None = None, windows: str | None = None,
+        normalize: bool | None = None, windows: str | None = None, prompt: str | None = None,
     ) -> Iterator[np.ndarray]:
         """A vector [H] float32 for each text, NaN if it cannot be read; see `vectors`."""
-        return stream(self, texts, Vectors(self, pool, layer, normalize, windows))
+        return stream(self, texts, Vectors(self, pool, layer, normalize, windows, prompt))
 
     fill_mask = _listed(iter_fill_mask)
     next_sentence = _listed(iter_next_sentence)
@@ -182,7 +182,7 @@ class Model(LoadedModel):
 
     def vectors(
         self, texts: Iterable[Text], pool: str | None = None, layer: int = -1,
-        normalize: bool | None = None, windows: str | None = None,
+        normalize: bool | None = None, windows: str | None = None, prompt: str | None = None,
     ) -> np.ndarray:
         """One vector per text: [texts, H] float32; NaN for a text that cannot be read.
 
@@ -194,8 +194,10 @@ class Model(LoadedModel):
           layer: as in `features`.
           normalize: whether vectors are scaled to length 1; default: as in that file, else not.
           windows: as in `classify`.
+          prompt: name of the model's prompt that stands before each text, such as 'query' or
+            'document'; default: the one that its folder names as the default, else none.
         """
-        vectors = list(self.iter_vectors(texts, pool, layer, normalize, windows))
+        vectors = list(self.iter_vectors(texts, pool, layer, normalize, windows, prompt))
         if not vectors:
             return np.zeros((0, self.config.hidden_size), np.float32)
         return np.stack(vectors)

@@ -6,7 +6,7 @@ Every setting in these files is read here, known to change no vector, or named a
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy.special import expit
@@ -25,6 +25,7 @@ ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 _CONFIG = 'config_sentence_transformers.json'
+_USUAL_PROMPTS = ('query', 'document')  # that every model has, perhaps empty
 _MEND = 'mend it, or copy the file again'
 # The types of the fields that are read, of these files and of a cross-encoder's config.json.
 _MODULES = ListOf({'type': TEXT, 'path': INSIDE})
@@ -61,6 +62,7 @@ class Sentences(NamedTuple):
       modules: names and folders of the modules, encoder first.
       max_length: the most tokens of a sequence; None: not said.
       prompt: stands before every text.
+      prompts: by name, those that can stand before it (`with_prompt`).
       lowercase: whether a text is lower-cased before it goes to the tokenizer.
       pool, normalize: how vectors are made where no module says it.
     """
@@ -72,6 +74,33 @@ class Sentences(NamedTuple):
     lowercase: bool = False
     pool: str = 'mean'
     normalize: bool = False
+    prompts: Mapping[str, str] = {}
+
+    def with_prompt(self, name: str | None) -> Self:
+        """With the prompt of this name before every text; None: with the default one.
+
+        As sentence-transformers has it, a model without prompts of these names has empty ones for
+        `query` and `document`.
+
+        Raises:
+          InputError: there is no such prompt.
+        """
+        if name is None:
+            self._note_prompts()
+            return self
+        known = dict.fromkeys(_USUAL_PROMPTS, '') | dict(self.prompts)
+        if not isinstance(name, str) or name not in known:
+            raise InputError(f"prompt={name!r:.60} is unknown: the model has {', '.join(known)}")
+        return self._replace(prompt=known[name])
+
+    def _note_prompts(self) -> None:
+        """Notes the prompts that are not applied."""
+        others = [f'{name}={prompt!r:.60}' for name, prompt in self.prompts.items()
+                  if prompt and prompt != self.prompt]
+        if others:
+            verb = 'is' if len(others) == 1 else 'are'
+            tell_once(f"note: {self.encoder}: of its prompts {', '.join(others)} {verb} not "
+                      'applied: name the one that the texts are for (--prompt=NAME, prompt=NAME)')
 
     def pooling(self) -> tuple[str, bool]:
         """(pool, normalize), of the modules if there are any.
@@ -183,8 +212,8 @@ def read_sentences(folder: Path) -> Sentences:
                       'read as that of sentence-transformers')
         modules.append((kind.rpartition('.')[2], path))
     max_length, lowercase = _read_encoder(encoder)
-    prompt = _read_prompt(folder / _CONFIG)
-    return Sentences(encoder, tuple(modules), max_length, prompt, lowercase)
+    prompts, prompt = _read_prompts(folder / _CONFIG)
+    return Sentences(encoder, tuple(modules), max_length, prompt, lowercase, prompts=prompts)
 
 
 def _read_encoder(folder: Path) -> tuple[int | None, bool]:
@@ -205,26 +234,18 @@ def _encoder_file(folder: Path) -> Path | None:
     return None
 
 
-def _read_prompt(file: Path) -> str:
-    """The default prompt; the others are noted, since they stand before texts of one kind only."""
+def _read_prompts(file: Path) -> tuple[dict[str, str], str]:
+    """(Prompts by name; the default one, or '')."""
     if not exists(file):
-        return ''
+        return {}, ''
     config = read_fields(file, _MODEL, _MEND)
     _note_not_applied(file, config, _OF_MODEL)
-    prompts = config.get('prompts') or {}
+    prompts = {name: prompt or '' for name, prompt in (config.get('prompts') or {}).items()}
     default = config.get('default_prompt_name')
     if default is not None and default not in prompts:
         raise InputError(f'{file}: default_prompt_name={default!r} is not among its prompts '
                          f"({', '.join(prompts)}): name one of them, or null for none")
-    others = []
-    for name, prompt in prompts.items():
-        if prompt and name != default:
-            others.append(f'{name}={prompt!r:.60}')
-    if others:
-        verb = 'is' if len(others) == 1 else 'are'
-        tell_once(f"note: {file}: of its prompts {', '.join(others)} {verb} not applied: write it "
-                  'before the texts that it is for')
-    return prompts.get(default) or ''
+    return prompts, prompts.get(default, '')
 
 
 def _note_not_applied(file: Path, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:

@@ -55,12 +55,14 @@ class Vectors(WindowedJob):
     accepts_empty = True
 
     def __init__(
-        self, model: LoadedModel, pool: Any, layer: Any, normalize: bool | None, windows: Any
+        self, model: LoadedModel, pool: Any, layer: Any, normalize: bool | None, windows: Any,
+        prompt: Any,
     ):
         """See `Model.vectors`."""
         self.how = model.windows(windows)
+        self._sentences = model.sentences.with_prompt(prompt)
         if pool is None or normalize is None:
-            pool_of_model, normalize_of_model = model.sentences.pooling()
+            pool_of_model, normalize_of_model = self._sentences.pooling()
             if pool is None:
                 pool = pool_of_model
             if normalize is None:
@@ -78,7 +80,7 @@ class Vectors(WindowedJob):
         Raises:
           InputError: a prompt is left out, and texts are read in windows.
         """
-        sentences = model.sentences
+        sentences = self._sentences
         if not sentences.prompt or sentences.pools_prompt():
             return 0
         (prompt,) = sentences.prepared([''])
@@ -90,7 +92,7 @@ class Vectors(WindowedJob):
 
     def prepare(self, texts: Sequence[str]) -> Sequence[str]:
         """Adds the model's prompt."""
-        return self.model.sentences.prepared(texts)
+        return self._sentences.prepared(texts)
 
     def results(
         self, texts: list[Tokenized], windows: TextWindows, outputs: Outputs

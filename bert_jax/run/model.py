@@ -14,7 +14,7 @@ from bert_jax.config.adapters import AdapterOptions
 from bert_jax.config.bert_config import COMPUTATION, OPTIONS
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.config.phases import model_options
-from bert_jax.heads import HEADS, part_of
+from bert_jax.heads import HEADS, ONLY_TRAINED, part_of
 from bert_jax.heads.pretraining import SEQ_RELATIONSHIP
 from bert_jax.heads.tensors import POOLER, Tensor
 from bert_jax.run.description import OWN_CODE, REMEDY, describe_run, read_config
@@ -145,9 +145,9 @@ def read_run(
         raise InputError(f'{workdir} has no checkpoint to read: {_why_no_step(workdir)}')
     params = _read_params(step, config, described.model['vocab_size'])
     params, adapter = _split_off_adapter(params, config, described.model, step)
-    own: set[str] = set()
+    own = {name for name in params if name in ONLY_TRAINED}
     if OWN_CODE in config:
-        own = _own_parameters(params, head, described.model)
+        own |= _own_parameters(params, head, described.model)
     known = {name: x for name, x in params.items() if name not in own}
     _check_params(known, head, described.model, step, config_file)
     if not HEADS[head].stays_in_run:

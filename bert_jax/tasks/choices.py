@@ -273,7 +273,7 @@ def open_swag(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
         train = _read_swag_split(config, 'train')
         if config.data.eval_source:
             warn_of_trained_on(config, train.wholes(), dev.wholes())
-    return _task(config, train, dev)
+    return choice_task(config, train, dev)
 
 
 def _read_swag_split(config: ConfigDict, split: str) -> TextExamples:
@@ -303,10 +303,21 @@ def open_choices(config: ConfigDict, scored: ScoredModel | None = None) -> Label
 
     train, dev = own_files(
         config, scored, read, lambda examples: examples.texts[0], wholes=TextExamples.wholes)
-    return _task(config, train, dev)
+    return choice_task(config, train, dev)
 
 
-def _task(config: ConfigDict, train: TextExamples | None, dev: TextExamples) -> LabelledTask:
+def choice_task(
+    config: ConfigDict, train: TextExamples | None, dev: TextExamples
+) -> LabelledTask:
+    """A task on questions with choices, scored by accuracy.
+
+    Args:
+      config: of the run.
+      train, dev: to train on, or None, and to score.
+
+    Raises:
+      InputError: their questions have other numbers of choices.
+    """
     num_choices = len(dev.texts) - 1
     if train is not None and len(train.texts) - 1 != num_choices:
         raise InputError(f'{dev.source} has {num_choices} choices a question, {train.source} '

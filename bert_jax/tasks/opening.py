@@ -23,6 +23,7 @@ from bert_jax.tasks.own_texts import open_classification, open_regression
 from bert_jax.tasks.pretrain import PretrainTask
 from bert_jax.tasks.retrieval import open_retrieval, open_stsb
 from bert_jax.tasks.squad import open_squad
+from bert_jax.tasks.superglue import TASK_NAMES, open_superglue
 from bert_jax.tasks.tagging import open_conll, open_tagging
 from bert_jax.train.task import Task
 
@@ -44,6 +45,7 @@ TASKS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'retrieval': open_retrieval,
     'retrieval_stsb': open_stsb,
     **dict.fromkeys(_TRAINED_GLUE_TASKS, open_glue),
+    **dict.fromkeys(TASK_NAMES, open_superglue),
 }
 OPENERS = TASKS  # its old name, by which config files of users add theirs
 SHIPPED = frozenset(TASKS)  # before a config file adds its own

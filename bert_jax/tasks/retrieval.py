@@ -21,10 +21,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from bert_jax.answers.engine import Outputs
+from bert_jax.config import model_sizes
 from bert_jax.heads.retrieval import Retrieval, ScoredPairs
 from bert_jax.rows import table
 from bert_jax.rows.packing import Units
-from bert_jax.rows.sequences import make_sequences
+from bert_jax.rows.sequences import Encode, Sequences, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
@@ -34,7 +35,6 @@ from bert_jax.tasks.labelled import (
     EvalSet,
     LabelledTask,
     Results,
-    Tokenization,
     open_tokenization,
     warn_of_cut,
 )
@@ -196,7 +196,7 @@ class _Opened:
         prompt = self._prompts[name]
         return [prompt + text for text in texts]
 
-    def _sequences(self, texts: Sequence[str]) -> Any:
+    def _sequences(self, texts: Sequence[str]) -> Sequences:
         tokenization = self._tokenization
         return make_sequences(
             tokenization.encode(texts), None, max_length=self._config.data.max_seq_length,
@@ -208,7 +208,7 @@ class _Opened:
         columns = [self._prompted(queries, QUERY)]
         columns += [self._prompted(column, DOCUMENT) for column in others]
         sequences = self._sequences(list(itertools.chain.from_iterable(zip(*columns, strict=True))))
-        labels = {'text_ids': text_ids(examples.texts, self._tokenization)}
+        labels = {'text_ids': text_ids(examples.texts, self._tokenization.encode)}
         if examples.labels is not None:
             labels['labels'] = examples.labels
         return Units(sequences, choices=len(columns), labels=labels)
@@ -219,7 +219,7 @@ class _Opened:
         Raises:
           InputError: one is no number of columns that the model has.
         """
-        size = self._config.model.hidden_size
+        size = model_sizes(self._config)['hidden_size']
         columns = [size]
         for text in filter(None, map(str.strip, self._section.dims.split(','))):
             try:
@@ -234,17 +234,17 @@ class _Opened:
         return tuple(dict.fromkeys(columns))
 
 
-def text_ids(columns: Sequence[Sequence[str]], tokenization: Tokenization) -> np.ndarray:
+def text_ids(columns: Sequence[Sequence[str]], encode: Encode) -> np.ndarray:
     """Numbers [n, T] of texts, equal where all their tokens are: no model tells these apart.
 
     Args:
       columns: T columns of n texts, without prompts.
-      tokenization: of the model.
+      encode: tokenizes many texts.
     """
     of_text: dict[str, int] = {}
     texts = list(itertools.chain.from_iterable(columns))
     distinct = list(dict.fromkeys(texts))
-    ids, counts = tokenization.encode(distinct)
+    ids, counts = encode(distinct)
     of_tokens: dict[bytes, int] = {}
     tokens = np.split(np.asarray(ids, np.int32), np.cumsum(counts)[:-1])
     for text, of_this in zip(distinct, tokens, strict=True):
@@ -308,12 +308,12 @@ def _texts_by_id(path: str, max_malformed: float) -> dict[str, str]:
     """The texts of a table of BEIR, each after its title, by id."""
     id_column = table.column_or_usual(path, None, _USUAL_IDS, 'the ids')
     rows = table.read_table(
-        path, ['text', 'title'], _titled, id_column=id_column, max_malformed=max_malformed,
+        path, ['text', 'title'], titled, id_column=id_column, max_malformed=max_malformed,
         optional=['title'])
     return dict(zip(rows.ids, rows.values, strict=True))
 
 
-def _titled(cells: list[Any]) -> str:
+def titled(cells: list[Any]) -> str:
     """A text, after its title if it has one."""
     text, title = cells
     (text,) = table.texts_of([text])

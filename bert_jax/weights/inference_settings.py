@@ -13,7 +13,7 @@ from bert_jax.config.choices import (
     WINDOWS,
 )
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.schema import TEXT, TRUTH, Allowed, Range, check_fields, count
+from bert_jax.runtime.schema import TEXT, TRUTH, Allowed, MapOf, Range, check_fields, count
 from bert_jax.text.frames import Frame
 from bert_jax.text.vocab import Vocab
 
@@ -21,7 +21,7 @@ from bert_jax.text.vocab import Vocab
 INFERENCE = 'bert_jax_inference'
 # What each setting may be. A model with others, of a newer version or of a config file's own task,
 # is read, and they are kept.
-_SCHEMA: Mapping[str, Allowed] = {
+_SCHEMA: Mapping[str, Allowed | MapOf] = {
     'max_seq_length': count(2**16, least=3),  # [CLS], a piece, [SEP]
     'doc_stride': count(2**16),
     'max_query_length': count(2**16),
@@ -33,6 +33,7 @@ _SCHEMA: Mapping[str, Allowed] = {
     'features': ('', *FEATURES),
     'pool': ('', *POOLS),
     'normalize': TRUTH,
+    'prompts': MapOf(TEXT),
     'activation': TEXT,
 }
 

@@ -251,6 +251,12 @@ def test_a_setting_that_does_not_suit_the_task(sandbox, call, says):
     ('paper 7 --data=there', 'there/conll2003 does not exist'),
     ('report {folder}/run {folder}/run --output={folder}/new.html', 'run is named twice'),
     ('report {folder}/run --output={folder}/new.html --text="the [MASK] cat"', r'text.*\[MASK'),
+    ('paper superglue --model a --model a', 'names a model twice'),
+    ('mine --model {folder}/run --input {folder}/none.csv --output {folder}/new.csv', 'jsonl'),
+    ('mine --model {folder}/run --input {folder}/none.csv --output {folder}/new.jsonl',
+     'none.csv'),
+    ('mine --model {folder}/run --input x.csv --output {folder}/new.jsonl --negatives=0',
+     '--negatives: 0 is less than 1'),
     ('glue_submission {folder}/new.zip', 'name the directories of runs'),
     ('glue_submission {folder}/new.zip {folder}/none', 'no folder .*none'),
 ])

@@ -62,6 +62,24 @@ def test_the_default_prompt_stands_before_each_text(folder, files, pooling, text
     np.testing.assert_allclose(pair, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_prompt_is_named(folder, capsys):
+    model = load(folder(**{MODEL: PROMPTS | {'default_prompt_name': None}}))
+    expected = mean_of(model, 'q. a b')
+    for name, text in (('query', 'a b'), ('document', 'q. a b')):
+        (found,) = model.vectors([text], prompt=name)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert 'prompt' not in capsys.readouterr().err
+    model.vectors(['a b'])
+    assert "of its prompts query='q. ' is not applied" in capsys.readouterr().err
+    with refused("prompt='passage'", 'query, document'):
+        model.vectors(['a b'], prompt='passage')
+
+
+def test_a_model_without_prompts_has_empty_ones(folder):
+    model = load(folder())
+    np.testing.assert_array_equal(model.vectors(['a'], prompt='query'), model.vectors(['a']))
+
+
 def test_a_prompt_that_is_not_pooled_is_not_read_in_windows(folder):
     model = load(folder(pooling={'include_prompt': False}, **{MODEL: PROMPTS}))
     with refused("windows='mean'", "'q. '"):
@@ -83,7 +101,6 @@ def test_texts_are_lower_cased_where_the_folder_says_so(folder):
     (ENCODER, {'transformer_task': 'fill-mask'}, ["transformer_task='fill-mask'"]),
     (MODEL, {'__version__': {'pytorch': '2'}, 'similarity_fn_name': 'dot', 'truncate_dim': 4},
      ['truncate_dim=4']),
-    (MODEL, PROMPTS | {'default_prompt_name': None}, ["of its prompts query='q. '"]),
     ('1_Pooling/config.json', {'pooling_mode': 'mean', 'embedding_dimension': 8, 'other': 3},
      ['other=3']),
 ])

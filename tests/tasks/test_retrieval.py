@@ -16,7 +16,6 @@ import scipy.special
 from bert_jax.heads import retrieval as heads
 from bert_jax.model.layers import ModelConfig
 from bert_jax.tasks import retrieval
-from bert_jax.tasks.labelled import Tokenization
 from bert_jax.tasks.ranking import check_names, mean_metrics, nearest
 from bert_jax.tasks.texts import TextExamples
 from tests.refusals import refused
@@ -257,7 +256,6 @@ def test_texts_of_the_same_tokens_are_equal():
         return (np.array([hash(word) % 1000 for of_text in words for word in of_text]),
                 np.array(list(map(len, words))))
 
-    tokenization = Tokenization(None, None, encode, None)
-    ids = retrieval.text_ids([['a b', 'c'], ['A b', 'a b c']], tokenization)
+    ids = retrieval.text_ids([['a b', 'c'], ['A b', 'a b c']], encode)
     assert ids[0, 0] == ids[0, 1]
     assert len(np.unique(ids)) == 3

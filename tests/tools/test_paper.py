@@ -126,6 +126,47 @@ def test_the_record_of_a_table(tmp_path, quick):
     assert record['runs'] == {'finished': NUM_RUNS, 'all': NUM_RUNS}
 
 
+def test_models_are_the_rows_of_a_table(tmp_path, quick):
+    """Each over a grid of three rates and three seeds, on data of the hub; the second is worse."""
+    command = ['superglue', '--model', 'one', '--model', 'two', f'--workdir={tmp_path}',
+               '--columns=superglue_cb,superglue_cb_f1']
+    train = quick.train
+
+    def train_two_worse(sweep, member):
+        config = ' '.join(sweep.overrides)
+        assert 'data.source' not in config
+        train(sweep, member)
+        score = 0.9 if 'init_checkpoint=one' in config else 0.5
+        score += 0.01 * int(member.name[-1])
+        finish(
+            sweep, member, metric='eval/accuracy', eval_accuracy=score, eval_macro_f1=score)
+
+    quick.train = train_two_worse
+    assert main(command) == 0
+    assert len(quick.trained) == 2 * 3 * 3
+    record = json.loads((tmp_path / 'table_superglue.json').read_text())
+    assert record['rows'] == ['one', 'two']
+    cell = record['cells']['superglue_cb']['one']
+    assert cell['values'] == pytest.approx([90, 91, 92])
+    assert cell['interval'] == pytest.approx([91 - 2.484, 91 + 2.484], abs=1e-3)  # t of 2: 4.303
+    value, low, high = record['differences']['superglue_cb']['two']
+    assert (value, high < 0) == (pytest.approx(-40), True)
+    assert '91.00 ± 1.00 n=3 (95 %: 88.52 to 93.48)' in (
+        tmp_path / 'table_superglue.md').read_text()
+    assert main(command) == 0
+    quick.check_no_run_was_trained_twice()
+
+
+@pytest.mark.parametrize(('line', 'words'), [
+    ('5 --model one --columns=ppl', 'compares pre-trainings'),
+    ('superglue --model one --model one', 'twice'),
+])
+def test_tables_that_models_cannot_be_rows_of(line, words, quick, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        main(line.split())
+    assert words in capsys.readouterr().err
+
+
 def test_another_table_reuses_parts(tmp_path, quick):
     assert main(command_for('5', tmp_path, 'mrpc,ppl')) == 0
     assert main(command_for('8', tmp_path, 'mrpc,ppl')) == 0

@@ -5,15 +5,21 @@
         --weights 24/1024/16=bert-large-uncased
     python -m bert_jax.tools.paper 8 --scale=tiny --list
     python -m bert_jax.tools.paper mine --rows=mine.py:one,mine.py:two --data=DATA --seeds=3
+    python -m bert_jax.tools.paper superglue --model DIR --model DIR --restarts=5
 
 TABLE is 1 (GLUE), 2 and 3 (SQuAD 1.1 and 2.0), 4 (SWAG), 5 to 8, c1 (figure 5, appendix C.1); or,
-not in the paper, efficient (recipes with half the FLOPs) or loo (one of five ingredients left out).
+not in the paper, efficient (recipes with half the FLOPs), loo (one of five ingredients left out)
+or superglue (five of its tasks).
 DATA is the folder that holds glue/, squad/, swag/ and conll2003/, laid out as the files in configs/
 describe. Pre-training is configs/ablations.py:NAME. At the tiny scale, the model and the text are
 small enough for two cores, as are efficient and loo at the larger scales between and mini.
 
 --rows=FILE:NAME,FILE:NAME makes a table of your own: each row is a pre-training config, taken as it
 is (ablations.py:base,tiny is one), and is compared with the first; TABLE then names its files.
+
+--model DIR, once or more, makes models the rows of a table of fine-tuning, such as 1 (GLUE), 2, 3
+or superglue: each is fine-tuned on every column's task over the grid, with --restarts seeds, and
+compared with the first. The data come from the Hugging Face hub unless --data names a folder.
 
 --pretrain FIELD=VALUE sets a field of every pre-training, --finetune [TASK:]FIELD=VALUE a field of
 every fine-tuning, or only of one task's:
@@ -39,6 +45,7 @@ Exit status: 0 the table is complete, 1 a part failed, 2 bad input, 143 stopped.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -51,7 +58,7 @@ from bert_jax.runtime.process import error_boundary
 from bert_jax.tasks.glue import GLUE_TASKS
 from bert_jax.tools.paper.plan import SMALL_SCALE_RATES, Part, Plan, split_setting
 from bert_jax.tools.paper.running import PartRunner
-from bert_jax.tools.paper.tables import COLUMNS, TABLES, TASKS, Table, own_table
+from bert_jax.tools.paper.tables import COLUMNS, TABLES, TASKS, Row, Table, own_table
 from bert_jax.tools.paper.writing import table_path, write_table
 from bert_jax.tools.workers import run_workers
 
@@ -62,8 +69,11 @@ def _parser() -> Parser:
                         help=f"one of {', '.join(TABLES)}; with --rows a name for your own")
     parser.add_argument('--rows', default='', metavar='FILE:NAME,FILE:NAME',
                         help='configs of pre-training, the rows of your own table')
-    parser.add_argument('--scale', choices=(*SMALL_SCALE_RATES, 'paper'), default='tiny')
-    parser.add_argument('--data', default='.', help='folder of glue/, squad/, swag/, conll2003/')
+    parser.add_argument('--model', action='append', default=[], metavar='DIR',
+                        help='weights to fine-tune, a row of the table; may be repeated')
+    parser.add_argument('--scale', choices=(*SMALL_SCALE_RATES, 'paper'),
+                        help='default: tiny; with --model paper')
+    parser.add_argument('--data', help='folder of glue/, superglue/, squad/, swag/, conll2003/')
     parser.add_argument('--workdir', help='default: runs/paper-SCALE')
     parser.add_argument('--pretrain', action='append', default=[], metavar='FIELD=VALUE')
     parser.add_argument('--finetune', action='append', default=[], metavar='[TASK:]FIELD=VALUE')
@@ -90,20 +100,29 @@ def _plan(options: argparse.Namespace) -> Plan:
     _check_form('--pretrain', options.pretrain)
     _check_form('--finetune', options.finetune)
     _check_form('--weights', options.weights)
+    table = _table(options.table, options.rows)
+    scale = options.scale or 'tiny'
+    weights = dict(text.split('=', 1) for text in options.weights)
+    if options.model:
+        table = _of_models(table, options.model)
+        scale = options.scale or 'paper'
+        weights |= {model: model for model in options.model}
     default_seeds = 1
     default_restarts = 0  # those of the table
-    if options.scale != 'paper':
+    if scale != 'paper':
         default_seeds = 2
         default_restarts = 1
-    weights = [text.split('=', 1) for text in options.weights]
+    data = ''  # that of each task's config
+    if options.data or not options.model:
+        data = str(as_path(options.data or '.'))
     plan = Plan(
-        table=_table(options.table, options.rows),
-        scale=options.scale,
-        root=as_path(options.workdir or f'runs/paper-{options.scale}'),
-        data=str(as_path(options.data)),
+        table=table,
+        scale=scale,
+        root=as_path(options.workdir or f'runs/paper-{scale}'),
+        data=data,
         pretrain=options.pretrain,
         finetune=options.finetune,
-        weights=dict(weights),
+        weights=weights,
         seeds=options.seeds or default_seeds,
         restarts=options.restarts or default_restarts,
         only=list(filter(None, options.columns.split(','))))
@@ -127,6 +146,19 @@ def _table(name: str, rows: str) -> Table:
     return TABLES[name]
 
 
+def _of_models(table: Table, models: Sequence[str]) -> Table:
+    """The table with a row for each of these weights.
+
+    Raises:
+      InputError: its rows are given, or a model is named twice.
+    """
+    if table.own:
+        raise InputError('--rows names pre-trainings, and --model weights: give one of the two')
+    if len(set(models)) < len(models):
+        raise InputError('--model names a model twice')
+    return dataclasses.replace(table, rows=[Row(model, model) for model in models], of_models=True)
+
+
 def _check_names(plan: Plan) -> None:
     """Raises an InputError if a plan names a column, task, row or config that there is not."""
     tasks: list[str] = []
@@ -139,6 +171,11 @@ def _check_names(plan: Plan) -> None:
     _check_known('--columns', plan.only, COLUMNS)
     _check_known('--finetune', tasks, TASKS)
     _check_known(weights, plan.weights, pretrainings)
+    if plan.table.of_models:
+        for column in plan.columns:
+            if not COLUMNS[column].task:
+                raise InputError(f'the column {column} compares pre-trainings, and --model names '
+                                 'weights: leave it out of --columns')
     if plan.table.own:
         for name in pretrainings:
             task = load_config(config_file(name)).task
@@ -171,10 +208,10 @@ def _check_data(plan: Plan, parts: Iterable[Part], num_left: Mapping[str, int]) 
     for part in parts:
         task = part.resolved.task
         source = str(part.resolved.data.source)
-        folder = as_path(part.resolved.data.source)  # refuses a path that cannot be
-        is_in_folder = source.startswith(f'{plan.data}/')
+        is_in_folder = bool(plan.data) and source.startswith(f'{plan.data}/')
         if pretraining_kind(task) or not is_in_folder or not num_left[part.title]:
             continue
+        folder = as_path(source)
         if task in GLUE_TASKS:
             folder /= GLUE_TASKS[task].folder
         if not folder.exists():

@@ -9,6 +9,7 @@ With finished runs also:
   `values`: the figure of each run; `seeds`: the seed of each run's pre-training, or without
     pre-training, of its fine-tuning.
   `settings`: those that were chosen.
+  `interval`: in a table of the user's models, of the mean at 95 %.
 """
 
 import dataclasses
@@ -66,7 +67,8 @@ def make_cell(plan: Plan, row: Row, column: str) -> Cell | None:
         'paper': row.figures.get(column),
         'dev': row.dev.get(column),
         'parts': [part.name for part in parts]}
-    runs = _scored_runs(row, COLUMNS[column], parts)
+    has_seeds_of_finetuning = row.scratch or plan.table.of_models
+    runs = _scored_runs(COLUMNS[column], parts, has_seeds_of_finetuning)
     if not runs:
         return cell
     cell |= _guessing(COLUMNS[column], runs)
@@ -77,11 +79,31 @@ def make_cell(plan: Plan, row: Row, column: str) -> Cell | None:
     cell['values'] = values
     cell['seeds'] = [run.seed for run in chosen]
     cell['settings'] = dict(chosen[0].settings)
+    if plan.table.of_models and len(values) > 1:
+        cell['interval'] = _interval(values)
     return cell
 
 
-def _scored_runs(row: Row, column: Column, parts: Sequence[Part]) -> list[ScoredRun]:
-    """The finished runs that have a column's metric and the task's first one."""
+def _interval(values: Sequence[float]) -> list[float]:
+    """The ends of the 95 % interval of the mean of some seeds (Student's t)."""
+    from scipy import stats
+
+    num = len(values)
+    mean = statistics.fmean(values)
+    half = float(stats.t.ppf(0.975, num - 1)) * statistics.stdev(values) / num ** 0.5
+    return [mean - half, mean + half]
+
+
+def _scored_runs(
+    column: Column, parts: Sequence[Part], has_seeds_of_finetuning: bool
+) -> list[ScoredRun]:
+    """The finished runs that have a column's metric and the task's first one.
+
+    Args:
+      column: of the table.
+      parts: whose runs they are.
+      has_seeds_of_finetuning: whether there is no pre-training here whose seeds count.
+    """
     runs = []
     for number, part in enumerate(parts):
         for member in part.sweep.members:
@@ -93,7 +115,7 @@ def _scored_runs(row: Row, column: Column, parts: Sequence[Part]) -> list[Scored
             if first_metric is None or score is None:
                 continue
             seed = number  # a fine-tuning has a part for each seed of its pre-training
-            if row.scratch or not column.task:
+            if has_seeds_of_finetuning or not column.task:
                 seed = int(dict(member.settings)['seed'])
             runs.append(ScoredRun(
                 settings=member.without('seed'),

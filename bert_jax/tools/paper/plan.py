@@ -184,8 +184,10 @@ class Plan:
 
     def finetuning(self, row: Row, task: str, seed: int) -> Part:
         """The fine-tuning of a row on one of TASKS, from its pre-training with the given seed."""
-        pretraining = self.pretraining(row.pretraining)
-        start = PretrainingRun(pretraining, pretraining.sweep.members[seed])
+        start: PretrainingRun | None = None
+        if row.scratch or row.pretraining not in self.weights:
+            pretraining = self.pretraining(row.pretraining)
+            start = PretrainingRun(pretraining, pretraining.sweep.members[seed])
         rates: list[str] = []
         others: list[str] = []
         for setting in self._settings_for(task):
@@ -200,7 +202,7 @@ class Plan:
             title=f'{task} from {row.title}, seed {seed}',
             config=TASKS[task].config,
             settings=[
-                f'data.source={self.data}/{TASKS[task].folder}',
+                *self._data_settings(task),
                 *self._start_settings(row, start),
                 *of_scale,
                 *row.finetuning,
@@ -211,16 +213,23 @@ class Plan:
             return part
         return dataclasses.replace(part, start=start)
 
-    def _start_settings(self, row: Row, start: PretrainingRun) -> list[str]:
+    def _data_settings(self, task: str) -> list[str]:
+        if not self.data:
+            return []
+        return [f'data.source={self.data}/{TASKS[task].folder}']
+
+    def _start_settings(self, row: Row, start: PretrainingRun | None) -> list[str]:
         """The settings that say which parameters the fine-tuning of a row starts from."""
         given = self.weights.get(row.pretraining)
+        if start is None:
+            if row.share == 1:
+                return [f'init_checkpoint={given}']
+            raise InputError(
+                f'--weights {row.pretraining}=...: the row {row.title!r} needs its pre-training')
         if row.scratch:
             return _random_parameters(start, given)
         if row.share == 1:
-            return [f'init_checkpoint={given or start.path}']
-        if given:
-            raise InputError(
-                f'--weights {row.pretraining}=...: the row {row.title!r} needs its pre-training')
+            return [f'init_checkpoint={start.path}']
         steps = sum(phase['steps'] for phase in phases(start.part.resolved))
         return [f'init_checkpoint={start.path}/checkpoints/{round(steps * row.share)}']
 

@@ -97,7 +97,7 @@ def make_record(plan: Plan, failed: Mapping[str, str], whole: bool) -> Record:
         table_differences = _differences(cells, rows[0].title)
     num_runs = sum(len(part.sweep.members) for part in parts)
     source = 'Devlin et al. (2018), arXiv 1810.04805v2'
-    if table.own:
+    if table.own or table.of_models:
         source = ''
     return Record(
         table=table.name,

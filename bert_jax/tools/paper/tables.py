@@ -82,6 +82,7 @@ class Table:
       mean: whether it also has the mean of its downstream columns.
       note: a paragraph below the table.
       own: whether its rows are configs that the user names, not the paper's.
+      of_models: whether its rows are weights that the user names.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Table:
     mean: bool = False
     note: str = ''
     own: bool = False
+    of_models: bool = False
 
 
 def _read_definitions() -> dict[str, Any]:

@@ -41,7 +41,7 @@ def write_table(plan: Plan, failed: Mapping[str, str], whole: bool) -> tuple[str
 def table_path(plan: Plan) -> str:
     """The path of a table's files, without their suffix."""
     name = plan.table.name
-    if plan.table.own:
+    if plan.table.own or plan.table.of_models:
         kind = 'table_'
     elif name.isdigit():
         kind = 'table'
@@ -103,6 +103,9 @@ def _cell_text(cell: Cell | None) -> str:
     score = f'{cell["mean"]:.2f}'
     if cell['deviation'] is not None:
         score += f' ± {cell["deviation"]:.2f}'
+    if 'interval' in cell:
+        low, high = cell['interval']
+        published += f' (95 %: {low:.2f} to {high:.2f})'
     return f'{score} n={cell["runs"]}{published}'
 
 

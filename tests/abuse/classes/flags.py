@@ -26,11 +26,13 @@ _COMMANDS = {
     'bench': ('--model', '--batch_size', '--json', '--repeats', '--steps', '--seq',
               '--predictions'),
     'glue_submission': ('--fill-missing', '--x', '-o'),
+    'mine': ('--model', '--input', '--text', '--corpus', '--negatives', '--top-k', '--margin'),
     'paper': ('--scale', '--rows', '--columns', '--seeds', '--pretrain', '--finetune', '--weights',
               '--data'),
     'prepare': ('--config', '--config.data.source', '--workdir'),
 }
-_OF_TASKS = ('classification.', 'regression.', 'squad.', 'conll.', 'tagging.')  # sections
+_OF_TASKS = (  # sections
+    'classification.', 'regression.', 'squad.', 'conll.', 'tagging.', 'retrieval.')
 # Values of a field's own type, if not its own.
 _LIKELY = {
     bool: ('True', 'False'),

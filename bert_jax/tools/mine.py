@@ -1,0 +1,176 @@
+"""Finds hard negatives: documents that a model takes for the answer to a query, and that are none.
+
+    python -m bert_jax.tools.mine --model runs/search --input pairs.csv --text question \\
+        --text-pair answer --negatives 3 --output mined.jsonl
+    python -m bert_jax.main --config=configs/retrieval.py --config.data.source=mined.jsonl \\
+        --config.data.text=question --config.data.text_pair=answer \\
+        --config.data.choices=negative_1,negative_2,negative_3 --workdir=runs/better
+
+The candidates are the documents of all rows, and the texts (after their titles) of --corpus, a
+table. Of the --top-k nearest to a query by the cosines of the model's vectors, with its prompts,
+those are left out that have the tokens of a document of an equal query, or of the query itself; and
+those whose cosine is above that of the row's own document minus the margin, since many of them are
+answers that nobody has marked. The nearest of the others are the row's negatives. A row with too
+few is left out, and counted.
+
+Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bert_jax.config.command_line import Parser, at_least
+from bert_jax.rows import table
+from bert_jax.runtime.errors import InputError, show, tell
+from bert_jax.runtime.files import as_path, check_new_file, open_whole
+from bert_jax.runtime.pace import Pace
+from bert_jax.runtime.process import error_boundary
+
+if TYPE_CHECKING:
+    from bert_jax.predict.model import Model
+
+
+def _parser() -> Parser:
+    parser = Parser('python -m bert_jax.tools.mine', __doc__)
+    parser.add_argument('--model', required=True, metavar='DIR', help='whose vectors are compared')
+    parser.add_argument('--input', required=True, metavar='FILE', help='of queries and documents')
+    parser.add_argument('--text', default='text', metavar='COLUMN', help='of the queries (text)')
+    parser.add_argument(
+        '--text-pair', default='text_pair', metavar='COLUMN', help='of the documents (text_pair)')
+    parser.add_argument('--corpus', default='', metavar='FILE', help='of further candidates')
+    parser.add_argument('--output', required=True, metavar='FILE.jsonl')
+    parser.add_argument(
+        '--negatives', type=at_least(1), default=1, metavar='N', help='of a row (1)')
+    parser.add_argument(
+        '--top-k', type=at_least(1), default=50, metavar='K',
+        help='candidates that are looked at (50)')
+    parser.add_argument(
+        '--margin', type=float, default=0.05, metavar='X',
+        help="by which a negative's cosine is below that of the row's document (0.05)")
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the command (see the top of this file)."""
+    args = _parser().parse_args(argv)
+    with error_boundary(writing=args.output):
+        if not args.output.endswith('.jsonl'):
+            raise InputError(f'--output={args.output} must end in .jsonl')
+        check_new_file(args.output, '--output')
+        pairs = _read_columns(args.input, [args.text, args.text_pair])
+        further = _read_corpus(args.corpus) if args.corpus else []
+        from bert_jax.loading import keep_programs, load  # here, as `--help` need not wait for JAX
+
+        keep_programs(in_command=True)
+        rows = mined(
+            load(args.model), pairs, further, num=args.negatives, top_k=args.top_k,
+            margin=args.margin)
+        if not rows:
+            raise InputError(
+                f'{args.input}: no row has {args.negatives} negatives among the {args.top_k} '
+                f'nearest candidates with --margin={args.margin:g}: raise --top-k, or lower either')
+        names = [args.text, args.text_pair]
+        names += [f'negative_{i}' for i in range(1, args.negatives + 1)]
+        with open_whole(as_path(args.output)) as file:
+            for row in rows:
+                line = json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False)
+                file.write(f'{line}\n'.encode())
+        show(f'{len(rows):,} of {len(pairs):,} rows have {args.negatives} negatives each: '
+             f'{args.output}')
+
+
+def _read_columns(path: str, columns: Sequence[str]) -> list[list[str]]:
+    """The texts in some columns of a table."""
+    return table.read_table(str(as_path(path)), columns, table.texts_of).values
+
+
+def _read_corpus(path: str) -> list[str]:
+    """The texts of a table, each after its title if it has one."""
+    from bert_jax.tasks.retrieval import titled
+
+    return table.read_table(
+        str(as_path(path)), ['text', 'title'], titled, optional=['title']).values
+
+
+def mined(
+    model: Model, pairs: Sequence[Sequence[str]], further: Sequence[str], *, num: int, top_k: int,
+    margin: float,
+) -> list[list[str]]:
+    """Rows of a query, its document, and hard negatives; without those that have too few.
+
+    Args:
+      model: makes the vectors.
+      pairs: queries with their documents.
+      further: candidates beside the documents.
+      num: negatives of a row.
+      top_k: how many of the nearest candidates that may be negatives are looked at.
+      margin: by which a negative's cosine is below that of the document.
+    """
+    from bert_jax.tasks.ranking import nearest
+    from bert_jax.tasks.retrieval import DOCUMENT, QUERY, text_ids
+
+    queries = list(dict.fromkeys(query for query, _ in pairs))
+    candidates = list(dict.fromkeys(
+        itertools.chain((document for _, document in pairs), further)))
+    vectors_of_queries = _vectors(model, queries, QUERY)
+    vectors_of_candidates = _vectors(model, candidates, DOCUMENT)
+    ids = text_ids([[*queries, *candidates]], model.encode_all)[:, 0]
+    query_ids, candidate_ids = np.split(ids, [len(queries)])
+    id_of_query = dict(zip(queries, query_ids.tolist(), strict=True))
+    id_of_candidate = dict(zip(candidates, candidate_ids.tolist(), strict=True))
+    true: dict[int, set[int]] = defaultdict(set)  # ids of texts that are no negatives of a query
+    for query, document in pairs:
+        true[id_of_query[query]] |= {id_of_query[query], id_of_candidate[document]}
+    found = nearest(
+        vectors_of_queries, vectors_of_candidates, top_k,
+        left_out=_left_out(query_ids, candidate_ids, true))
+    number_of_query = {query: i for i, query in enumerate(queries)}
+    number_of_candidate = {text: i for i, text in enumerate(candidates)}
+    rows: list[list[str]] = []
+    for query, document in pairs:
+        number = number_of_query[query]
+        own = vectors_of_queries[number] @ vectors_of_candidates[number_of_candidate[document]]
+        is_far = found.scores[number] <= own - margin
+        negatives = found.documents[number][is_far & (found.documents[number] >= 0)][:num]
+        if len(negatives) == num:
+            rows.append([query, document, *(candidates[i] for i in negatives)])
+    return rows
+
+
+def _vectors(model: Model, texts: Sequence[str], prompt: str) -> np.ndarray:
+    """Vectors [n, H] of length 1; says how far it is."""
+    pace = Pace(every=10)
+    vectors: list[np.ndarray] = []
+    for vector in model.iter_vectors(texts, normalize=True, prompt=prompt):
+        if np.isnan(vector).any():
+            raise InputError(f'{texts[len(vectors)]!r:.60} has no vector: leave it out')
+        vectors.append(vector)
+        if pace.is_due():
+            left = pace.seconds_left(len(vectors), len(texts) - len(vectors))
+            tell(f'{len(vectors):,} of {len(texts):,} {prompt} vectors, {left:.0f} s left')
+    return np.stack(vectors)
+
+
+def _left_out(
+    query_ids: np.ndarray, candidate_ids: np.ndarray, true: dict[int, set[int]]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from indices of queries to which candidates are no negatives of them, [Q, M]."""
+    def left_out(some: np.ndarray) -> np.ndarray:
+        of_queries: list[Any] = []
+        for query_id in query_ids[some].tolist():
+            of_queries.append(np.isin(candidate_ids, list(true[query_id])))
+        return np.stack(of_queries)
+
+    return left_out
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])
