@@ -1,7 +1,7 @@
 """Runs and evaluations in the tests' own process, on one of its devices.
 
 The command line has its own tests, and short runs spend most of their time on starting a program,
-or on compiling for eight devices.
+or on compiling for eight devices. Runs that compute the same share their steps.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from bert_jax.train import experiment
 from bert_jax.validation import validate
 from bert_jax.watch import metrics_log
 from tests.conftest import ROOT
+from tests.shared_steps import shared_steps
 from tests.tiny_runs import one_device
 
 
@@ -44,7 +45,7 @@ def run(config, *args, workdir, stop_at=None, devices=one_device):
     said = io.StringIO()
     no_curves = mock.patch.object(metrics_log, 'curves', lambda *_: None)
     with (mock.patch.dict(TASKS), contextlib.redirect_stdout(said),
-          contextlib.redirect_stderr(said), devices(), no_curves):
+          contextlib.redirect_stderr(said), devices(), no_curves, shared_steps()):
         config, _ = parse_command(['run', f'--config={ROOT / "configs" / config}', *args], '')
         validate(config)
         program = run_setup.open_run(config, [as_path(workdir)])
@@ -55,7 +56,8 @@ def run(config, *args, workdir, stop_at=None, devices=one_device):
 def evaluate(*args, workdir):
     """Runs bert_jax.evaluate in this process."""
     said = io.StringIO()
-    with mock.patch.dict(TASKS), contextlib.redirect_stdout(said), one_device():
+    with (mock.patch.dict(TASKS), contextlib.redirect_stdout(said), one_device(),
+          shared_steps()):
         for name in set(TASKS) - SHIPPED:  # of config files that this process has loaded
             del TASKS[name]
         evaluate_main(['evaluate', *map(str, args), f'--workdir={workdir}'])

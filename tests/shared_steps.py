@@ -4,11 +4,15 @@ Each would trace and compile its own, which takes seconds, though nothing else d
 """
 
 import contextlib
+import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 from bert_jax import scoring
+from bert_jax.answers.engine import Engine
+from bert_jax.config import command_line
 from bert_jax.step import step
 from bert_jax.train import program
 
@@ -24,11 +28,21 @@ def _made(key: Any, make: Callable[..., Any], *args: Any, **options: Any) -> Any
 
 @contextlib.contextmanager
 def shared_steps() -> Iterator[None]:
-    """Makes each kind of step, and of initial state, once for all that it depends on."""
+    """Makes each kind of step, initial state and output once for all that it depends on.
+
+    Config files are run once, too: a head that one defines is the same class in all runs.
+    """
     optimizer_maker = program._optimizer_maker
     make_train_step = step.make_train_step
     make_eval_step = step.make_eval_step
     make_init = step.make_init
+    module_of = command_line._module
+    open_engine = Engine.__init__
+
+    def shared_module(code: types.CodeType, path: str) -> Any:
+        module = _made(('config file', path, code), module_of, code, path)
+        sys.modules[module.__name__] = module
+        return module
 
     def shared_optimizer_maker(config: Any, *args: Any) -> Any:
         key = ('optimizer', str(config.optimizer), *map(str, args))
@@ -47,11 +61,24 @@ def shared_steps() -> Iterator[None]:
     def shared_weights(head: Any, optimizer: Any, mesh: Any) -> Any:
         return _made(('weights', head, mesh), make_init, head, optimizer, mesh)
 
+    def shared_engine(engine: Engine, *args: Any, **options: Any) -> None:
+        open_engine(engine, *args, **options)
+        compiled = engine._compiled
+
+        def shared_function(function: Any) -> Any:
+            head = getattr(function, '__self__', None)  # a method is another object each time
+            key = ('outputs', head, getattr(function, '__func__', function))
+            return _made(key, compiled, function)
+
+        engine._compiled = shared_function
+
     with (mock.patch.object(program, '_optimizer_maker', shared_optimizer_maker),
           mock.patch.object(step, 'make_train_step', shared_train_step),
           mock.patch.object(step, 'make_eval_step', shared_eval_step),
           mock.patch.object(step, 'make_init', shared_init),
-          mock.patch.object(scoring, 'make_init', shared_weights)):
+          mock.patch.object(scoring, 'make_init', shared_weights),
+          mock.patch.object(command_line, '_module', shared_module),
+          mock.patch.object(Engine, '__init__', shared_engine)):
         yield
 
 

@@ -296,7 +296,16 @@ def _configs_near(path: str) -> list[str]:
 
 
 def _call_get_config(code: types.CodeType, path: str, arguments: Sequence[str]) -> Any:
-    """Runs the code of a config file, and calls its get_config()."""
+    """The result of get_config() of a config file."""
+    module = _module(code, path)
+    if not callable(getattr(module, 'get_config', None)):
+        raise InputError(
+            'it defines no function get_config(): take a file of configs/ as an example')
+    return module.get_config(*arguments)
+
+
+def _module(code: types.CodeType, path: str) -> Any:
+    """Runs the code of a config file; the module that it makes."""
     # A name of its own for each file, by which its classes lead to it (`tasks.opening.own_file`).
     file = os.path.abspath(path)
     of_file = hashlib.blake2b(file.encode(), digest_size=4).hexdigest()
@@ -304,10 +313,7 @@ def _call_get_config(code: types.CodeType, path: str, arguments: Sequence[str]) 
     module.__file__ = file
     sys.modules[module.__name__] = module  # where dataclasses look for the names in annotations
     exec(code, vars(module))
-    if not callable(getattr(module, 'get_config', None)):
-        raise InputError(
-            'it defines no function get_config(): take a file of configs/ as an example')
-    return module.get_config(*arguments)
+    return module
 
 
 def _check_fields(config: Any) -> None:

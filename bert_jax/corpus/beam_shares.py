@@ -15,6 +15,7 @@ There is one sink, because a runner may build the graph of the last transform on
 made of integers, of which all processes have the same hash.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -47,7 +48,7 @@ _ATTEMPTS = 3  # at a share, by the same worker: runners differ in what they do 
 _PAUSE_SECONDS = 10.0
 _MOST_NAMED = 10
 # Of text, whose documents are compared by one worker at a time, in some hundred MB of memory.
-_COMPARED_BYTES = 1 << 30
+_COMPARED_BYTES = 2 << 30
 _PASSED_ON = -1  # in place of the number of a comparison
 _T = TypeVar('_T')
 _Numbers = tuple[int, int]  # of a part: its share's, and its own there (see `numbers_of`)
@@ -72,12 +73,7 @@ def run(build: Build, options: Sequence[str]) -> None:
                          'machine: leave out what stands behind --')
     faults = build.folder / FAULTS
     faults.unlink(missing_ok=True)
-    try:
-        _run_pipeline(build, options)
-    except ImportError as error:
-        raise InputError(
-            f"{' '.join(options)}: {error}: install what the runner needs, 'apache-beam[gcp]' for "
-            "Dataflow, 'apache-beam[dask]' for Dask") from error
+    _run_pipeline(build, options)
     if files.exists(faults):
         failed = json.loads(files.read_bytes(faults))
         faults.unlink(missing_ok=True)
@@ -93,11 +89,7 @@ def _run_pipeline(build: Build, options: Sequence[str]) -> None:
     """Runs the pipeline of a store, as far as its options wait for it."""
     # Only this machine knows when its command began, so workers do not say how long it took.
     job = pickle.dumps(dataclasses.replace(build, progress=False))
-    try:
-        unbegun = beam.Pipeline(options=PipelineOptions([*_for_dask(options), *options]))
-    except ValueError as error:
-        raise InputError(f"{' '.join(options)}: {error}") from None
-    with unbegun as pipeline:
+    with pipeline_of(options) as pipeline:
         _ = (
             pipeline
             | beam.Create([share.number for share in build.shares])  # even if made: all compared
@@ -113,6 +105,30 @@ def _run_pipeline(build: Build, options: Sequence[str]) -> None:
             | 'finish' >> beam.Map(_finish, job))
 
 
+@contextlib.contextmanager
+def pipeline_of(options: Sequence[str]) -> Iterator[beam.Pipeline]:
+    """A pipeline, which runs when the block ends.
+
+    Args:
+      options: see `run`.
+
+    Raises:
+      InputError: the options are none, or the runner is not installed.
+    """
+    said = ' '.join(options)
+    try:
+        try:
+            unbegun = beam.Pipeline(options=PipelineOptions([*_for_dask(options), *options]))
+        except ValueError as error:
+            raise InputError(f'{said}: {error}') from None
+        with unbegun as pipeline:
+            yield pipeline
+    except ImportError as error:
+        raise InputError(
+            f"{said}: {error}: install what the runner needs, 'apache-beam[gcp]' for Dataflow, "
+            "'apache-beam[dask]' for Dask") from error
+
+
 def _for_dask(options: Sequence[str]) -> list[str]:
     """What Dask's runner does not choose well: one worker would get 128 shares, a partition."""
     said = ' '.join(options)
@@ -126,6 +142,12 @@ def _opened(job: bytes) -> Build:
     """The build, in a worker."""
     build: Build = pickle.loads(job)
     return build
+
+
+@functools.lru_cache(1)
+def _maker(job: bytes) -> ShareMaker:
+    """What makes shares, in a worker."""
+    return ShareMaker(_opened(job), num_threads=1)
 
 
 class _Fault(NamedTuple):
@@ -152,7 +174,7 @@ def _make(number: int, job: bytes) -> Iterator[Any]:
     """Makes a share; gives the `_Numbers` of its parts, or the `_Fault`."""
     build = _opened(job)
     share = build.shares[number]
-    names = _tried(number, lambda: ShareMaker(build, num_threads=1).make(share))
+    names = _tried(number, lambda: _maker(job).make(share))
     if isinstance(names, _Fault):
         yield names
         return

@@ -70,11 +70,18 @@ def train_unigram(
     Characters that make up less than 0.05 % of the text are [UNK]. SentencePiece learns the pieces
     with one thread: the trainer of `tokenizers` gives others each time.
     """
+    return train_unigram_on_runs(counted_runs(texts), vocab_size, lowercase, strip_accents)
+
+
+def train_unigram_on_runs(
+    runs: Mapping[str, int], vocab_size: int, lowercase: bool, strip_accents: bool | None = None
+) -> str:
+    """Trains a Unigram vocabulary on the `counted_runs` of texts; see `train_unigram`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     normalizer = _normalizer(lowercase, strip_accents)
     counts: collections.Counter[str] = collections.Counter()
-    for run, count in counted_runs(texts).items():
+    for run, count in runs.items():
         for word in _WHITE_SPACE.split(normalizer.normalize_str(run)):
             if 0 < len(word) <= _MAX_WORD_CHARS:
                 counts[word] += count

@@ -58,7 +58,9 @@ def prepare(config: ConfigDict) -> Prepared | None:
     return Prepared(path, tokenizer, make_encode(tokenizer, 'fine-tuning'))
 
 
-def open_builds(config: ConfigDict) -> list[Build]:
+def open_builds(
+    config: ConfigDict, count_runs: sharing.CountRuns | None = None
+) -> list[Build]:
     """What is to be built for a pre-training config: each text's store, begun or finished.
 
     For those who divide the work themselves. The vocabulary is made or found first; when all stores
@@ -66,24 +68,30 @@ def open_builds(config: ConfigDict) -> list[Build]:
 
     Args:
       config: completed (`completion.complete`).
+      count_runs: who counts words for a vocabulary; None: this process.
 
     Raises:
       InputError: a source, the vocabulary or a folder cannot be used.
     """
-    return _Pretraining(config).builds()
+    return _Pretraining(config, count_runs).builds()
 
 
 class _Pretraining:
     """The sources of a config of pre-training."""
 
-    def __init__(self, config: ConfigDict):
+    def __init__(self, config: ConfigDict, count_runs: sharing.CountRuns | None = None):
         """Names the sources.
+
+        Args:
+          config: of the run.
+          count_runs: see `open_builds`.
 
         Raises:
           InputError: they are invalid, or do not fit the vocabulary.
         """
         data = config.data
         self._config = config
+        self._count_runs = count_runs
         self._sources = weighted_sources(data.source)
         _check_phases(config, self._sources)
         names = [source.name for source in self._sources]
@@ -165,7 +173,8 @@ class _Pretraining:
             wanted = Wanted(data.tokenizer, data.vocab_size, data.lowercase, strip_accents)
             mixing = sharing.Mixing([source.weight for source in self._sources], data.mix_power)
             path = sharing.share_vocabulary(
-                specs, wanted, self._places, mixing, skips_bad_files=data.max_bad_files > 0)
+                specs, wanted, self._places, mixing, skips_bad_files=data.max_bad_files > 0,
+                count_runs=self._count_runs)
             if load_tokenizer(path, data.lowercase).lowercase is None:
                 strip_accents = None  # its own rules have it already
         return sharing.share_tokenizer(

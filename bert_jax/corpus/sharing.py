@@ -2,14 +2,16 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 import os
 import platform
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
 
@@ -17,8 +19,8 @@ from bert_jax.corpus import store_building
 from bert_jax.corpus.bad_files import readable
 from bert_jax.corpus.digests import name_of
 from bert_jax.corpus.extending import extend
-from bert_jax.corpus.source import Source
-from bert_jax.corpus.sources import Sample, TextSpec, sample_texts, shares_of
+from bert_jax.corpus.source import Document, Source
+from bert_jax.corpus.sources import Sample, TextSpec, shares_of
 from bert_jax.corpus.store_finishing import VOCABULARY
 from bert_jax.corpus.store_parts import DocumentFilter
 from bert_jax.corpus.trainers import Trainer, Wanted, find_trainer
@@ -56,6 +58,24 @@ class Mixing(NamedTuple):
 
 
 _ALONE = Mixing()
+
+
+class Head(NamedTuple):
+    """Documents from the start of a unit.
+
+    Attributes:
+      source, unit: their numbers.
+      num_documents: of the unit.
+    """
+
+    source: int
+    unit: int
+    num_documents: int
+
+
+# Counts the runs of texts (see `wordpiece_training.counted_runs`) from the sources, `data.dir` and
+# the places of the texts; None if it cannot.
+CountRuns = Callable[[Sequence[Source], Path, Sequence[Head]], Mapping[str, int] | None]
 
 
 class Places(NamedTuple):
@@ -370,7 +390,7 @@ def _size(path: Path) -> int | None:
 
 def share_vocabulary(
     texts: Sequence[TextSpec], wanted: Wanted, places: Places, mixing: Mixing = _ALONE,
-    skips_bad_files: bool = False,
+    skips_bad_files: bool = False, count_runs: CountRuns | None = None,
 ) -> Path:
     """A vocabulary trained on the texts, on this host's disk. All hosts call it.
 
@@ -385,6 +405,7 @@ def share_vocabulary(
       places: the folders.
       mixing: of the texts, if there are several.
       skips_bad_files: whether files that cannot be read are left out.
+      count_runs: who counts the words of the sample; None: this process.
 
     Raises:
       InputError: a text cannot be read, a stored vocabulary is damaged, or there is no such kind.
@@ -396,9 +417,12 @@ def share_vocabulary(
         name = name_of(_settings_of(sources, wanted, mixing))
         content = _stored_vocabulary(places.shared, name, trainer.ending)
         if content is None:
+            count = None
+            if count_runs is not None:
+                count = functools.partial(count_runs, sources, places.shared)
             if skips_bad_files:
                 sources = [readable(source) for source in sources]
-            content = _trained_vocabulary(sources, wanted, trainer, mixing)
+            content = _trained_vocabulary(sources, wanted, trainer, mixing, count)
             _keep(places.shared, f'{_named(name, content)}{trainer.ending}', content)
         return json.dumps([name, content])
 
@@ -441,7 +465,8 @@ def _stored_vocabulary(folder: Path, name: str, ending: str) -> str | None:
 
 
 def _trained_vocabulary(
-    sources: Sequence[Source], wanted: Wanted, trainer: Trainer, mixing: Mixing
+    sources: Sequence[Source], wanted: Wanted, trainer: Trainer, mixing: Mixing,
+    count: Callable[[Sequence[Head]], Mapping[str, int] | None] | None,
 ) -> str:
     """The content of a vocabulary trained on the sources; see `share_vocabulary`."""
     if not trainer.reads_text:
@@ -452,6 +477,10 @@ def _trained_vocabulary(
         warning = stripped_marks_warning(mixed.texts(_SAMPLE_FOR_MARKS_BYTES))
         if warning:
             hosts.say(warning)
+    if count is not None and trainer.train_on_runs is not None:
+        runs = count(mixed.heads(_VOCABULARY_SAMPLE_BYTES))
+        if runs is not None:
+            return trainer.train_on_runs(runs, wanted)
     return trainer.train(mixed.texts(_VOCABULARY_SAMPLE_BYTES), wanted)
 
 
@@ -492,13 +521,28 @@ class _MixedText:
         A source that is smaller than its share is read again from its start, as in the rows of a
         mixture.
         """
-        if len(self.sources) == 1:
-            yield from sample_texts(self.sources[0], max_bytes)
-            return
-        needed = [size / share for size, share in zip(self.sizes, self.shares, strict=True)]
-        num_bytes = min(max_bytes, max(needed))
-        for source, share in zip(self.sources, self.shares, strict=True):
-            yield from _repeated(source, round(num_bytes * share))
+        for _, document in self._documents(max_bytes):
+            yield document.text.decode()
+
+    def heads(self, max_bytes: int) -> list[Head]:
+        """Where the same text stands, for others to read."""
+        found: list[Head] = []
+        by_place = itertools.groupby(self._documents(max_bytes), key=lambda found: found[0])
+        for (source, _, unit), documents in by_place:
+            found.append(Head(source, unit, sum(1 for _ in documents)))
+        return found
+
+    def _documents(self, max_bytes: int) -> Iterator[tuple[tuple[int, int, int], Document]]:
+        """((Number of the source, how often it was begun again, its unit), document)."""
+        num_bytes = [max_bytes]
+        if len(self.sources) > 1:
+            needed = [size / share for size, share in zip(self.sizes, self.shares, strict=True)]
+            total = min(max_bytes, max(needed))
+            num_bytes = [round(total * share) for share in self.shares]
+        for number, (source, left) in enumerate(zip(self.sources, num_bytes, strict=True)):
+            is_once = len(self.sources) == 1
+            for begun, unit, document in _repeated(source, left, is_once):
+                yield (number, begun, unit), document
 
 
 def _size_of(source: Source, max_bytes: int) -> int:
@@ -507,16 +551,23 @@ def _size_of(source: Source, max_bytes: int) -> int:
     return sample.whole_size(sum(len(document.text) for document in sample))
 
 
-def _repeated(source: Source, num_bytes: int) -> Iterator[str]:
-    """A sample of so many bytes; a source that has fewer is begun again."""
+def _repeated(
+    source: Source, num_bytes: int, is_once: bool
+) -> Iterator[tuple[int, int, Document]]:
+    """(How often it was begun again, unit, document) of a sample of so many bytes.
+
+    A source that has fewer is begun again, unless it is to be read once.
+    """
     left = num_bytes
+    begun = 0
     while left > 0:
         before = left
-        for document in Sample(source, left):
+        for unit, document in Sample(source, left).with_units():
             left -= len(document.text)
-            yield document.text.decode()
-        if left == before:  # it has no text at all
+            yield begun, unit, document
+        if is_once or left == before:  # it has no text at all
             return
+        begun += 1
 
 
 def share_tokenizer(

@@ -125,6 +125,11 @@ class Sample:
         self._max_bytes = max_bytes
 
     def __iter__(self) -> Iterator[Document]:
+        for _, document in self.with_units():
+            yield document
+
+    def with_units(self) -> Iterator[tuple[int, Document]]:
+        """(The number of its unit, a document), in order."""
         left = self._max_bytes
         all_units = self._source.units
         units = read_ahead(self._source, all_units, head_bytes=left // len(all_units))
@@ -134,13 +139,12 @@ class Sample:
                 if share <= 0:
                     self.is_cut = True
                     break
-                yield document
+                yield number, document
                 share -= len(document.text)
                 left -= len(document.text)
             if left <= 0:
                 self.is_cut = self.is_cut or number + 1 < len(all_units)
                 return
-
 
     def whole_size(self, num_bytes: int) -> int:
         """Bytes of text in the source, of which so many were in the sample; estimated if it is cut.

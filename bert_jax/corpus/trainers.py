@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from bert_jax.corpus.bpe_and_unigram import train_bpe, train_unigram
-from bert_jax.corpus.wordpiece_training import train_wordpiece
+from bert_jax.corpus.bpe_and_unigram import train_bpe, train_unigram, train_unigram_on_runs
+from bert_jax.corpus.wordpiece_training import train_wordpiece, train_wordpiece_on_runs
 from bert_jax.runtime.errors import InputError, nearest
 from bert_jax.text import kmers, letters
 from bert_jax.text.kinds import kind_of
@@ -38,12 +38,14 @@ class Trainer(NamedTuple):
     Attributes:
       ending: of the file's name.
       train: gives the content of the file from texts.
+      train_on_runs: gives it from their `wordpiece_training.counted_runs`; None: it needs texts.
       reads_text: whether it looks at the texts.
       strips_accents: whether it strips accents of lower-cased text unless it is told not to.
     """
 
     ending: str
     train: Callable[[Iterable[str], Wanted], str]
+    train_on_runs: Callable[[Mapping[str, int], Wanted], str] | None = None
     reads_text: bool = True
     strips_accents: bool = False
 
@@ -53,12 +55,21 @@ def _wordpiece(texts: Iterable[str], wanted: Wanted) -> str:
     return _lines(train_wordpiece(texts, wanted.vocab_size, wanted.lowercase, switches))
 
 
+def _wordpiece_on_runs(runs: Mapping[str, int], wanted: Wanted) -> str:
+    switches = Switches(wanted.strip_accents)
+    return _lines(train_wordpiece_on_runs(runs, wanted.vocab_size, wanted.lowercase, switches))
+
+
 def _bpe(texts: Iterable[str], wanted: Wanted) -> str:
     return train_bpe(texts, wanted.vocab_size, wanted.lowercase, wanted.strip_accents)
 
 
 def _unigram(texts: Iterable[str], wanted: Wanted) -> str:
     return train_unigram(texts, wanted.vocab_size, wanted.lowercase, wanted.strip_accents)
+
+
+def _unigram_on_runs(runs: Mapping[str, int], wanted: Wanted) -> str:
+    return train_unigram_on_runs(runs, wanted.vocab_size, wanted.lowercase, wanted.strip_accents)
 
 
 def _letters(texts: Iterable[str], wanted: Wanted) -> str:
@@ -76,9 +87,9 @@ def _lines(tokens: Iterable[str]) -> str:
 
 
 TRAINERS: Mapping[str, Trainer] = {
-    'wordpiece': Trainer('.txt', _wordpiece, strips_accents=True),
+    'wordpiece': Trainer('.txt', _wordpiece, _wordpiece_on_runs, strips_accents=True),
     'bpe': Trainer('.json', _bpe),
-    'unigram': Trainer('.json', _unigram),
+    'unigram': Trainer('.json', _unigram, _unigram_on_runs),
     'letters': Trainer(letters.ENDING, _letters, reads_text=False),
     'kmer': Trainer(kmers.ENDING, _kmers, reads_text=False),
 }

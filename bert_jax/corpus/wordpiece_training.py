@@ -26,7 +26,8 @@ from bert_jax.text import wordpiece
 from bert_jax.text.vocab import CONTINUATION, SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer, basic_tokens
 
-_MAX_COUNTED_WORDS = 4_000_000  # about 0.5 GB
+MAX_COUNTED_WORDS = 4_000_000  # about 0.5 GB
+
 _MAX_TRAINED_WORDS = 1_000_000
 _MAX_PIECE_CHARS = 32
 _CHARACTER_COVERAGE = 0.9999
@@ -71,13 +72,17 @@ def train_wordpiece(
     Raises:
       InputError: there is no text, or `vocab_size` is too small for any character.
     """
-    unused = [f'[unused{i}]' for i in range(min(_MAX_UNUSED, vocab_size // 20))]
-    tokens = [SPECIAL_TOKENS[0], *unused, *SPECIAL_TOKENS[1:]]
-    if vocab_size < len(tokens) + 2:
-        raise InputError(
-            f'vocab_size={vocab_size} leaves no room for characters beside the special '
-            f'tokens: take at least {len(tokens) + 2}, better thousands')
-    counts = count_basic_tokens(texts, lowercase, switches)
+    _first_tokens(vocab_size)  # before the text is read
+    return train_wordpiece_on_runs(counted_runs(texts), vocab_size, lowercase, switches)
+
+
+def train_wordpiece_on_runs(
+    runs: Mapping[str, int], vocab_size: int, lowercase: bool, switches: Switches = ORIGINAL
+) -> list[str]:
+    """Trains a BERT vocabulary on the `counted_runs` of texts; see `train_wordpiece`."""
+    tokens = _first_tokens(vocab_size)
+    split = functools.partial(basic_tokens, lowercase=lowercase, switches=switches)
+    counts = _count_parts(runs, split)
     if not counts:
         raise InputError('the training text holds no words; check data.source')
 
@@ -90,6 +95,21 @@ def train_wordpiece(
         pieces = _learn_pieces(words, int(room * _SURPLUS))
     tokens += _prune(pieces, room, characters, words, lowercase)
     tokens += rare_characters[: vocab_size - len(tokens)]
+    return tokens
+
+
+def _first_tokens(vocab_size: int) -> list[str]:
+    """The tokens of a vocabulary that stand in front, whatever the text.
+
+    Raises:
+      InputError: there is no room for others.
+    """
+    unused = [f'[unused{i}]' for i in range(min(_MAX_UNUSED, vocab_size // 20))]
+    tokens = [SPECIAL_TOKENS[0], *unused, *SPECIAL_TOKENS[1:]]
+    if vocab_size < len(tokens) + 2:
+        raise InputError(
+            f'vocab_size={vocab_size} leaves no room for characters beside the special '
+            f'tokens: take at least {len(tokens) + 2}, better thousands')
     return tokens
 
 
@@ -126,14 +146,14 @@ def count_basic_tokens(
 def counted_runs(texts: Iterable[str]) -> collections.Counter[str]:
     """The number of occurrences of each run of characters between white space.
 
-    At most `_MAX_COUNTED_WORDS` are kept: when there are more, those seen least go, with a
+    At most `MAX_COUNTED_WORDS` are kept: when there are more, those seen least go, with a
     threshold that rises until half the room is free.
     """
     runs: collections.Counter[str] = collections.Counter()
     for text in texts:
         runs.update(wordpiece.raw_words(text))
-        if len(runs) > _MAX_COUNTED_WORDS:
-            runs = _forget_rare(runs, _MAX_COUNTED_WORDS // 2)
+        if len(runs) > MAX_COUNTED_WORDS:
+            runs = _forget_rare(runs, MAX_COUNTED_WORDS // 2)
     return runs
 
 

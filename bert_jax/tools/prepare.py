@@ -29,7 +29,8 @@ Or an engine divides the work: what stands behind -- goes to Apache Beam's Pipel
 
     python -m bert_jax.tools.prepare --config=... -- --runner=DataflowRunner --project=...
 
-(docs/large_corpora.md). The vocabulary is made here, and the engine's workers make the stores.
+(docs/large_corpora.md). Its workers count the words of a vocabulary, which is made here, and make
+the stores.
 
 Files that cannot be read are named when all others are done, all of them in one error; with
 config.data.max_bad_files=N up to so many are set aside, which the store's manifest names.
@@ -42,6 +43,7 @@ text (docs/large_corpora.md).
 Exit status: 0 done, 2 bad flags, configuration or text, 130 after Ctrl-C.
 """
 
+import functools
 import os
 import re
 import sys
@@ -94,9 +96,10 @@ def main(argv: Sequence[str]) -> None:
                     store_building.finish(build)
         if options:
             with needing('what stands behind --, an engine,', extra='beam'):
-                from bert_jax.corpus import beam_shares
+                from bert_jax.corpus import beam_shares, beam_words
 
-            for build in _unfinished(open_builds(config)):
+            count_runs = functools.partial(beam_words.counted_runs, options=options)
+            for build in _unfinished(open_builds(config, count_runs)):
                 with store_building.alone_at_work(build):
                     beam_shares.run(build, options)
         prepared = prepare(config)

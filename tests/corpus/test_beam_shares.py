@@ -10,9 +10,17 @@ from pathlib import Path
 import pytest
 
 from bert_jax.config.filtering import FilterOptions
-from bert_jax.corpus import store_building, store_parts, text_batches, tokenize
+from bert_jax.corpus import (
+    sharing,
+    store_building,
+    store_parts,
+    text_batches,
+    tokenize,
+    wordpiece_training,
+)
 from bert_jax.corpus.document_facts import document_facts
-from bert_jax.corpus.sources import open_source
+from bert_jax.corpus.sources import TextSpec, open_source
+from bert_jax.corpus.trainers import Wanted
 from bert_jax.rows.store import TokenStore
 from bert_jax.runtime import files
 from tests.corpus.test_document_facts import EVALUATION_TEXTS, TOKENIZER, _texts
@@ -20,7 +28,7 @@ from tests.corpus.test_store_building import content
 from tests.refusals import refused
 
 pytest.importorskip('apache_beam', reason='needs the extra [beam]')
-from bert_jax.corpus import beam_shares
+from bert_jax.corpus import beam_shares, beam_words
 
 pytestmark = [pytest.mark.extras, pytest.mark.slow]
 IN_THREADS = ['--runner=DirectRunner', '--direct_num_workers=1']
@@ -93,6 +101,36 @@ def test_parts_and_workers_that_compare_change_nothing(tmp_path, monkeypatch, co
     beam_shares.run(build, IN_THREADS)
     assert content(build.folder) == expected
     assert len(store_parts.part_names(expected)) > 12
+
+
+@pytest.mark.parametrize(('kind', 'most_words'), [
+    ('wordpiece', 10**6), ('unigram', 10**6),
+    ('wordpiece', 50),  # more words than are kept: which are forgotten depends on their order
+])
+def test_words_that_a_pipeline_counts_give_the_same_vocabulary(
+        tmp_path, monkeypatch, kind, most_words):
+    for module in (wordpiece_training, beam_words):
+        monkeypatch.setattr(module, 'MAX_COUNTED_WORDS', most_words)
+    monkeypatch.setattr(sharing, '_VOCABULARY_SAMPLE_BYTES', 6000)  # of files of about 1500
+    _write_text(tmp_path)
+    texts = [TextSpec(f'{tmp_path}/{names}.txt') for names in ('[0-3]', '4')]
+    mixing = sharing.Mixing((1.0, 3.0))  # so that the second is read again
+    counted = []
+
+    def count(*arguments):
+        counted.append(beam_words.counted_runs(*arguments, options=IN_THREADS))
+        return counted[-1]
+
+    def vocabulary(folder, count_runs):
+        folder.mkdir()
+        places = sharing.Places(files.as_path(folder), files.as_path(folder))
+        return sharing.share_vocabulary(
+            texts, Wanted(kind, 300, True), places, mixing, count_runs=count_runs).read_text()
+
+    expected = vocabulary(tmp_path / 'alone', None)
+    assert vocabulary(tmp_path / 'beam', count) == expected
+    assert [runs is not None for runs in counted] == [most_words > 50]
+    assert len(list((tmp_path / 'beam').iterdir())) == 1
 
 
 def _read_or_die(read, dead, unit):

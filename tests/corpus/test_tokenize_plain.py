@@ -16,8 +16,8 @@ from bert_jax.text.huggingface import HuggingFaceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
 from tests import tokenizers_of_kinds as kinds
-from tests.conftest import ROOT, run_python, xla_flags
-from tests.programs import run_program
+from tests.conftest import ROOT
+from tests.in_process import run
 
 LETTERS = [chr(c) for c in range(33, 0x250)] + list('…µﬁßςσΣΑαёй中国ア가각힣\u1112\u0301\u0323ก')
 VOCAB = Vocab.from_tokens([*SPECIAL_TOKENS, *dict.fromkeys(
@@ -140,25 +140,19 @@ def test_sentences_have_the_ids_of_their_document(kind):
     assert ids.tolist() == found.ids.tolist() and counts.sum() == len(ids)
 
 
-RUN = """
-import runpy, sys
-if sys.argv.pop(1) == 'hidden':
-    sys.modules['tensorflow'] = sys.modules['tensorflow_text'] = None
-runpy.run_module('bert_jax.main', run_name='__main__')
-"""
 TINY = ('--config.model.num_layers=1', '--config.model.hidden_size=16',
         '--config.model.num_heads=2', '--config.model.intermediate_size=16',
         '--config.train.steps=3', '--config.train.log_every=1', '--config.train.batch_size=8')
 
 
-def run(folder, which, *arguments):
-    """Trains in a process with or without TensorFlow: the losses and accuracies of all steps."""
+def losses(folder, which, config, *arguments):
+    """The losses and accuracies of all steps of a run with TensorFlow, or with it `hidden`."""
     workdir = folder / which
-    start = run_python if which == 'hidden' else run_program
-    ended = start(
-        '-c', RUN, which, *arguments, *TINY, f'--workdir={workdir}',
-        f'--config.data.dir={workdir}-data', XLA_FLAGS=xla_flags(1))
-    assert ended.returncode == 0, ended.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        if which == 'hidden':
+            for package in ('tensorflow', 'tensorflow_text'):
+                patch.setitem(sys.modules, package, None)  # importing it fails
+        run(config, *arguments, *TINY, f'--config.data.dir={workdir}-data', workdir=workdir)
     records = []
     for line in (workdir / 'metrics.jsonl').read_text().splitlines():
         record = {}
@@ -171,8 +165,8 @@ def run(folder, which, *arguments):
 
 def check_same_losses(folder, loss, *arguments):
     """Asserts that runs log the same losses, among them `loss`, with TensorFlow and without."""
-    hidden = run(folder, 'hidden', *arguments)
-    assert hidden == run(folder, 'there', *arguments)
+    hidden = losses(folder, 'hidden', *arguments)
+    assert hidden == losses(folder, 'there', *arguments)
     assert any(loss in record for record in hidden)
 
 
@@ -181,7 +175,7 @@ def test_runs_have_the_losses_that_they_have_with_tensorflow(tmp_path):
     pytest.importorskip('tensorflow_text')
     check_same_losses(
         tmp_path, 'train/mlm_loss',
-        '--config=configs/tiny_pretrain.py', '--config.train.eval_batch_size=8',
+        'tiny_pretrain.py', '--config.train.eval_batch_size=8',
         '--config.data.source=' + str(ROOT / 'tests' / 'fixtures' / 'wikitext.txt'),
         '--config.data.vocab_size=300', '--config.data.held_out=0.2',
         '--config.train.max_eval_examples=8')
@@ -193,5 +187,5 @@ def test_runs_have_the_losses_that_they_have_with_tensorflow(tmp_path):
     fine.mkdir()
     check_same_losses(
         fine, 'train/loss',
-        '--config=configs/classification.py', f'--config.data.source={tmp_path}/rows.csv',
+        'classification.py', f'--config.data.source={tmp_path}/rows.csv',
         f'--config.init_checkpoint={tmp_path}/hidden')

@@ -89,7 +89,7 @@ def test_bad_input(texts, size):
 
 
 def test_memory_is_bounded_and_frequent_words_survive(monkeypatch):
-    monkeypatch.setattr(wordpiece_training, '_MAX_COUNTED_WORDS', 100)
+    monkeypatch.setattr(wordpiece_training, 'MAX_COUNTED_WORDS', 100)
     texts = [f'often word{i} seldom{i % 7}' for i in range(1000)]
     counts = wordpiece_training.count_basic_tokens(texts, lowercase=True)
     assert counts['often'] == 1000 and len(counts) <= 110
