@@ -169,3 +169,22 @@ def test_peft_has_no_bitfit(tuned, tmp_path):
         weights, adapter=AdapterWeights(AdapterOptions('bitfit'), {}, 'x'))
     with refused('which peft does not have'):
         write_peft(tmp_path / 'new', biases)
+
+
+def test_bitfit_changes_biases_alone_and_needs_no_merging(tuned, tmp_path):
+    workdir = tmp_path / 'run'
+    fine_tune(tuned.glue, tuned.start, '--config.adapter.kind=bitfit', '--config.train.steps=2',
+              workdir=workdir)
+    convert.main([str(workdir), str(tmp_path / 'hf'), '--to', 'huggingface'])
+    before, after = load_weights(tuned.start).params, load_weights(tmp_path / 'hf').params
+    changed = {name for name, x in before.items()
+               if name.startswith('bert/e') and (after[name] != x).any()}
+    assert changed and all(name.endswith('/bias') for name in changed)
+
+
+def test_an_adapter_of_an_adapter_s_run_stands_beside_the_first_model(tuned, tmp_path):
+    fine_tune(tuned.glue, tuned.workdir, *DORA, '--config.train.steps=1', workdir=tmp_path)
+    assert load_weights(tmp_path, keep_adapter=True).adapter.base == str(tuned.start)
+    with refused('whose embeddings'):
+        fine_tune(tuned.glue, tuned.start, *DORA, '--config.data.add_tokens=words.txt',
+                  workdir=tmp_path / 'other')
