@@ -262,7 +262,7 @@ def _cells(path: str, columns: Sequence[str] | None) -> Iterator[Row]:
                       'shows')
     all_lines = itertools.chain(leading, numbered)
     if separator == usual == '\t':
-        return (Row(number, text.split('\t')) for number, text in all_lines if text)
+        return _tsv_rows(path, all_lines)
     return _csv_rows(path, all_lines, separator)
 
 
@@ -296,6 +296,33 @@ def _header(line: str, separator: str) -> list[str]:
         return [name.strip() for name in next(csv.reader([line], delimiter=separator), [])]
     except csv.Error:  # the cell goes on in the next line
         return [line]
+
+
+def _tsv_rows(path: str, numbered: Iterator[Line]) -> Iterator[Row]:
+    """All cells of each row; quotes are characters, and a note says so where they look like more.
+
+    Of the programs that quote, most do so only where a cell holds a TAB, a line feed or a quote.
+    The first two give rows with other numbers of cells. So the third is what would not be noticed.
+    """
+    is_told = False
+    for number, text in numbered:
+        if not text:
+            continue
+        cells = text.split('\t')
+        if not is_told and '""' in text and any(map(_is_quoted, cells)):
+            is_told = True
+            tell_once(
+                f'note: {path}, line {number}: a cell stands in quotes and has doubled ones, which '
+                'are read as they stand, because .tsv has no quoting: if a program has written '
+                'them, give the file the ending .csv, which may have TABs between its cells')
+        yield Row(number, cells)
+
+
+def _is_quoted(cell: str) -> bool:
+    """Whether a cell looks like one that a program put into quotes, because it holds some."""
+    inner = cell[1:-1]
+    is_in_quotes = len(cell) > 2 and cell[0] == cell[-1] == '"'
+    return is_in_quotes and '"' in inner and '"' not in inner.replace('""', '')
 
 
 def _csv_rows(path: str, numbered: Iterator[Line], separator: str) -> Iterator[Row]:

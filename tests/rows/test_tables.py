@@ -2,6 +2,7 @@
 
 import bz2
 import codecs
+import csv
 import dataclasses
 import gzip
 import json
@@ -231,6 +232,27 @@ def test_a_row_that_cannot_be_used_is_left_out_and_reported(
     assert good == TEXTS
     assert isinstance(bad, InputError)
     assert message in str(bad)
+
+
+@pytest.mark.parametrize(('cell', 'is_told'), [
+    ('"say ""so"""', True),
+    ('""""', True),
+    ('"a text"', False),  # some texts are quotations
+    ('"a" and "b"', False),
+    ('""', False),
+    ('12"" wide', False),
+])
+def test_quotes_in_tsv_that_look_like_a_program_s_are_told_once(tmp_path, capsys, cell, is_told):
+    path = tmp_path / 'a.tsv'
+    path.write_text(f'text\tlabel\nx\ta\n{cell}\tb\n{cell}\tb\n')
+    assert table.read_table(str(path), ['text'], tuple).values == [('x',), (cell,), (cell,)]
+    said = capsys.readouterr().err
+    assert said.count('line 3: a cell stands in quotes') == said.count('\n') == is_told
+    # The remedy.
+    path = path.rename(tmp_path / 'a.csv')
+    text = next(csv.reader([cell], delimiter='\t'))[0]
+    if is_told:
+        assert table.read_table(str(path), ['text'], tuple).values == [('x',), (text,), (text,)]
 
 
 @pytest.mark.parametrize('name', ['an unclosed quote', 'a header alone'])
