@@ -1,25 +1,36 @@
 """Compiles the train steps in cycles.json again and compares what they take.
 
-    pip install '.[tpu,cuda]'; python benchmarks/cycles.py [--only=NAME,...] [--update]
+    pip install '.[tpu,cuda]'
+    python -m benchmarks.cycles [--only=NAME,...] [--estimates] [--update]
 
-Needs no TPU and no GPU: tools.preflight compiles them, which takes minutes for each program. Of
-TPUs it compares cycles per sequence, by the compiler's estimates and by its schedules; of GPUs, of
-which the compiler tells no cycles, the bytes that a step's kernels move and the number of kernels.
-A program whose compiler is not installed is left out, and the line says what to install.
+Needs no TPU and no GPU: it compiles as tools.preflight does, as many programs at a time as there
+are cores, each in minutes of a core and 2 GB. Of TPUs it compares cycles per sequence, by the
+compiler's estimates and by its schedules; of GPUs, of which the compiler tells no cycles, the bytes
+that a step's kernels move and the number of kernels. A program whose compiler is not installed is
+left out, and the line says what to install.
+
+With --estimates no schedules are written, which is most of the work for TPUs. Then kernels in
+Pallas, of which there are no estimates, count with the time that their bytes take: what they
+compute is compared without --estimates.
 
 A figure is too much if it is more than 2 % above what is stored, or more than 2 % above the best
 that was ever stored without a reason in cycles.json, which the line repeats. So a program cannot
-grow by small steps. Exit status: 0 if something was compared and nothing is too much, 1 otherwise.
+grow by small steps. Exit status: 1 if something is too much, a program of --only is left out or
+nothing was compared, 0 otherwise.
 
 --update stores the new figures, with date and versions, and keeps the best; for what is more than
 2 % above the best it takes --reason='WHY', and stores nothing of that program without one.
 """
 
 import argparse
+import concurrent.futures
+import datetime
 import json
-import subprocess
+import multiprocessing
+import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +39,8 @@ MOST = 1.02  # times what is stored, and times the best
 PREDICTION_SLOTS = {128: 20, 512: 80}  # by length
 # What is compared, by its name in preflight's record: what a line says of it, and its unit there.
 FIGURES = {
+    'cycles_without_schedules_per_sequence': (
+        'thousand cycles a sequence, estimated, kernels by their bytes', 1e3),
     'cycles_per_sequence': ('thousand cycles a sequence, estimated', 1e3),
     'scheduled_cycles_per_sequence': ('thousand cycles a sequence, scheduled', 1e3),
     'bytes_moved': ('GB a step', 1e9),
@@ -59,34 +72,56 @@ def name_of(program: dict[str, Any]) -> str:
     return f"{program['model']}-{program['length']}-{program['topology']}"
 
 
-def measure(program: dict[str, Any]) -> dict[str, Any] | None:
-    """The record of tools.preflight.
+def measure(program: dict[str, Any], with_schedules: bool) -> dict[str, Any] | None:
+    """What a program's train step takes, as tools.preflight says; compiles it in this process.
 
-    None if the compiler is not installed, or refuses; preflight has said why.
+    None if the compiler is not installed, or refuses, which is printed.
     """
+    from bert_jax.config.command_line import load_config
+    from bert_jax.run_setup import open_mesh
+    from bert_jax.runtime.errors import InputError
+    from bert_jax.runtime.provenance import versions
+    from bert_jax.tools.preflight.measure import measure_train_step, without_data
+    from bert_jax.tools.preflight.schedules import write_schedules
+    from bert_jax.tools.preflight.topology import open_topology
+    from bert_jax.validation import validate
+
     length = program['length']
-    phase = {
+    config = load_config(f"configs/{program['model']}_pretrain.py")
+    config.phases = ({
         'steps': 10, 'max_seq_length': length, 'batch_size': program['chips'] * program['rows'],
-        'max_predictions_per_seq': PREDICTION_SLOTS[length]}
+        'max_predictions_per_seq': PREDICTION_SLOTS[length]},)
+    validate(config)
+    config = without_data(config)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / 'preflight.json'
-        command = [
-            sys.executable, '-m', 'bert_jax.tools.preflight',
-            f"--config=configs/{program['model']}_pretrain.py", f"--topology={program['topology']}",
-            f'--config.phases={(phase,)!r}', f'--json={path}',
-        ]
-        process = subprocess.run(command)
-        if process.returncode == 2:
+        if with_schedules:
+            write_schedules(folder)
+        else:
+            folder = ''
+        try:
+            mesh = open_mesh(config, open_topology(program['topology']))
+            figures = measure_train_step(config, mesh, folder)
+        except InputError as error:
+            print(f'{name_of(program)}: {error}', flush=True)
             return None
-        process.check_returncode()
-        result: dict[str, Any] = json.loads(path.read_text())
-        return result
+    return figures | {'date': datetime.date.today().isoformat(), 'versions': versions()}
+
+
+def measure_all(
+    programs: list[dict[str, Any]], with_schedules: bool
+) -> Iterator[dict[str, Any] | None]:
+    """`measure` of each, in a process of its own, in their order."""
+    os.environ |= {'JAX_PLATFORMS': 'cpu', 'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',
+                   'TPU_SKIP_MDS_QUERY': '1'}
+    with concurrent.futures.ProcessPoolExecutor(
+        os.cpu_count(), multiprocessing.get_context('spawn'), max_tasks_per_child=1
+    ) as pool:
+        yield from pool.map(measure, programs, [with_schedules] * len(programs))
 
 
 def figures_of(record: dict[str, Any]) -> dict[str, float]:
     """The figures of a record that are compared, by name."""
-    phase = record['phases'][0]
-    return {name: round(phase[name]) for name in FIGURES if phase.get(name) is not None}
+    return {name: round(record[name]) for name in FIGURES if name in record}
 
 
 def compare(program: dict[str, Any], measured: dict[str, float]) -> Comparison:
@@ -115,41 +150,44 @@ def compare(program: dict[str, Any], measured: dict[str, float]) -> Comparison:
 def updated(
     program: dict[str, Any], measured: dict[str, float], record: dict[str, Any], reason: str
 ) -> dict[str, Any]:
-    """The program with new figures; the best stays, unless they are better."""
-    date = record['date']
-    best = {name: {'value': now, 'date': date} for name, now in measured.items()}
-    for name, before in program['best'].items():
-        if name in best and before['value'] <= best[name]['value']:
-            best[name] = before
-    reasons = {}
+    """The program with new figures; the best stays, unless they are better.
+
+    What was not measured, for want of schedules, stays as it is.
+    """
+    best = dict(program['best'])
+    for name, now in measured.items():
+        if name not in best or now < best[name]['value']:
+            best[name] = {'value': now, 'date': record['date']}
+    reasons = {name: why for name, why in program['reasons'].items() if name not in measured}
     for name in compare(program, measured).above_best:
         reasons[name] = reason or program['reasons'][name]
     return program | {
-        'figures': measured, 'best': best, 'reasons': reasons, 'date': date,
-        'versions': record['versions']}
+        'figures': program['figures'] | measured, 'best': best, 'reasons': reasons,
+        'date': record['date'], 'versions': record['versions']}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--only', help='names of programs, joined by commas', default='')
+    parser.add_argument('--estimates', action='store_true')
     parser.add_argument('--update', action='store_true')
     parser.add_argument('--reason', help='why a program is slower than the best', default='')
     options = parser.parse_args()
-    programs = json.loads(STORED.read_text())['programs']
-    names = [name_of(program) for program in programs]
-    only = options.only.split(',') if options.only else names
-    unknown = set(only) - set(names)
+    stored = json.loads(STORED.read_text())['programs']
+    programs = {name_of(program): program for program in stored}
+    only = options.only.split(',') if options.only else list(programs)
+    unknown = set(only) - set(programs)
     if unknown:
-        parser.error(f"--only={unknown.pop()}: choose from {', '.join(names)}")
+        parser.error(f"--only={unknown.pop()}: choose from {', '.join(programs)}")
     all_good = True
     num_compared = 0
-    for i, program in enumerate(programs):
-        if name_of(program) not in only:
-            continue
-        record = measure(program)
+    records = measure_all([programs[name] for name in only], not options.estimates)
+    for name, record in zip(only, records, strict=True):
+        program = programs[name]
         if record is None:
-            print(f'{name_of(program)}: left out', flush=True)
+            print(f'{name}: left out', flush=True)
+            all_good = all_good and not options.only
             continue
         measured = figures_of(record)
         comparison = compare(program, measured)
@@ -158,15 +196,15 @@ def main() -> int:
         if options.update:
             needs_reason = set(comparison.above_best) - set(program['reasons'])
             if needs_reason and not options.reason:
-                print(f"{name_of(program)}: not stored: say with --reason why its "
+                print(f"{name}: not stored: say with --reason why its "
                       f"{', '.join(sorted(needs_reason))} may be above the best", flush=True)
                 all_good = False
                 continue
-            programs[i] = updated(program, measured, record, options.reason)
+            programs[name] = updated(program, measured, record, options.reason)
         else:
             all_good = all_good and comparison.is_good(program)
     if options.update:
-        rows = [json.dumps(program) for program in programs]
+        rows = [json.dumps(program) for program in programs.values()]
         STORED.write_text('{"programs": [\n ' + ',\n '.join(rows) + '\n]}\n')
     return 0 if num_compared and all_good else 1
 

@@ -215,6 +215,12 @@ def test_steps_that_grow_little_by_little_need_a_reason():
     better = cycles.updated(after, {name: 990}, record, '')
     assert better['best'] == {name: {'value': 990, 'date': '2026-03-04'}}
     assert better['reasons'] == {}
+    # Without schedules, another figure is measured: the rest stays.
+    estimated = 'cycles_without_schedules_per_sequence'
+    beside = cycles.updated(after, {estimated: 700}, record, '')
+    assert beside['figures'] == {name: 1030, estimated: 700}
+    assert beside['best'] == best | {estimated: {'value': 700, 'date': '2026-03-04'}}
+    assert beside['reasons'] == {name: 'exact sums'}
 
 
 def test_what_is_stored_of_a_step_is_near_the_best_or_has_a_reason():
@@ -223,6 +229,32 @@ def test_what_is_stored_of_a_step_is_near_the_best_or_has_a_reason():
     for program in json.loads(cycles.STORED.read_text())['programs']:
         comparison = cycles.compare(program, program['figures'])
         assert comparison.is_good(program), comparison.lines
+
+
+@pytest.mark.parametrize(('grown', 'is_installed', 'only', 'status'), [
+    (1.0, True, '', 0),
+    (1.03, True, '', 1),
+    (1.0, False, '', 0),  # others are compared
+    (1.0, False, '--only=base-128-v5e:2x2,base-128-v4:2x2x1', 1),
+])
+def test_the_check_of_cycles_fails_on_what_is_slower_or_was_not_compared(
+    monkeypatch, capsys, grown, is_installed, only, status
+):
+    import cycles
+
+    def measured(programs, with_schedules):
+        assert with_schedules
+        for program in programs:
+            is_v5e = program['topology'] == 'v5e:2x2'
+            record = {name: (grown if is_v5e else 1) * x for name, x in program['figures'].items()}
+            yield None if is_v5e and not is_installed else record
+
+    monkeypatch.setattr(cycles, 'measure_all', measured)
+    monkeypatch.setattr('sys.argv', ['cycles', *only.split()])
+    assert cycles.main() == status
+    printed = capsys.readouterr().out
+    assert ('base-128-v5e:2x2: left out' in printed) != is_installed
+    assert ('base-128-v5e:2x2, 64 rows a chip: 734.7 thousand' in printed) == (grown > 1)
 
 
 def test_chains_of_letters_count_and_know_both_sides():

@@ -1,11 +1,13 @@
 """Preflight's reader of compiled programs, on one in the TPU compiler's form."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from bert_jax.kernels.attention_tiles import named_with_grid
 from bert_jax.runtime.chips import find_chip
+from bert_jax.tools.preflight import measure
 from bert_jax.tools.preflight.cycles import scheduled_cycles
 from bert_jax.tools.preflight.hlo import CompiledText, scope_of
 from bert_jax.tools.preflight.links import Network
@@ -29,6 +31,26 @@ def program():
 def instruction(program, name):
     (found,) = [entry for entry in program.instructions if entry.name == name]
     return found
+
+
+@pytest.mark.parametrize('folder', ['', 'schedules'])
+def test_of_a_train_step_alone_kernels_count_by_their_bytes_without_schedules(monkeypatch, folder):
+    step = SimpleNamespace(as_text=lambda: TPU)
+    phase = {'max_seq_length': 8, 'batch_size': 8}
+
+    def time_record(phase, text, schedules, flops):
+        assert text.instructions
+        return {'cycles_per_sequence': 100 + sum(schedules.values()), 'hours': 1}
+
+    measurer = SimpleNamespace(
+        program=SimpleNamespace(phases=[phase], head=None), chip=find_chip('TPU v5 lite'),
+        compile_step=lambda number, name: (step, None), time_record=time_record)
+    monkeypatch.setattr(measure, '_measurer', lambda *arguments: measurer)
+    monkeypatch.setattr(measure, 'step_flops', lambda *arguments: 1.0)
+    monkeypatch.setattr(measure, 'take_schedules', lambda folder: {'kernel': 7})
+    record = measure.measure_train_step(None, None, folder)
+    with_schedules = {'cycles_per_sequence': 107, 'hours': 1} if folder else {}
+    assert record == {'cycles_without_schedules_per_sequence': 100} | with_schedules
 
 
 def test_everything_counts_as_often_as_it_runs(program):

@@ -96,17 +96,10 @@ def measure(
     Raises:
       InputError: a phase cannot be read from `programs`.
     """
-    program = build_program(config, mesh, open_task(config, None))
-    chip = find_chip(mesh.devices.flat[0].device_kind)
-    network: Network | Switch
-    if is_card(chip.name):
-        network = open_switch(chip.name, mesh.size)
-        limit = memory_limit(chip)
-    else:
-        network = open_network(chip.name, list(mesh.devices.flat))
-        limit = chip.memory_bytes
+    measurer = _measurer(config, mesh, folder, programs)
+    program = measurer.program
+    chip = measurer.chip
     num_chips = mesh.size // chip.num_devices
-    measurer = _PhaseMeasurer(program, chip, network, limit, folder, programs)
     phases = []
     for number, phase in enumerate(program.phases):
         compiled = measurer.compiled(phase, number)
@@ -124,6 +117,52 @@ def measure(
         'phases': phases, 'fits': all(phase['fits'] for phase in phases),
         'hours': hours, 'chip_hours': chip_hours, **times,
     }
+
+
+def measure_train_step(config: ConfigDict, mesh: Mesh, folder: str = '') -> Record:
+    """Figures of a phase's record, of its train step alone: nothing else is compiled.
+
+    On TPUs it has `cycles_without_schedules_per_sequence` too, for which kernels in Pallas, of
+    which the compiler makes no estimate, take the time that their bytes do.
+
+    Args:
+      config: from `without_data`; its first phase counts.
+      mesh: of devices that may be a topology's.
+      folder: where the compiler writes schedules (`write_schedules`), which takes most of its time;
+        '': nowhere. Of TPUs there is no other figure of cycles then.
+
+    Raises:
+      InputError: the step does not fit.
+    """
+    measurer = _measurer(config, mesh, folder, None)
+    phase = measurer.program.phases[0]
+    train = measurer.compile_step(0, 'train')[0]
+    if train is None:
+        raise InputError(f'{_name(phase, 0)} does not fit {mesh.size} x {measurer.chip.name}')
+    text = CompiledText(train.as_text())
+    flops = step_flops(measurer.program.head, phase) / phase['batch_size']
+    if is_card(measurer.chip.name):
+        return measurer.card_time_record(phase, text, flops)
+    estimated = measurer.time_record(phase, text, {}, flops)['cycles_per_sequence']
+    record = {'cycles_without_schedules_per_sequence': estimated}
+    if folder:
+        record |= measurer.time_record(phase, text, take_schedules(folder), flops)
+    return record
+
+
+def _measurer(
+    config: ConfigDict, mesh: Mesh, folder: str, programs: Programs | None
+) -> '_PhaseMeasurer':
+    program = build_program(config, mesh, open_task(config, None))
+    chip = find_chip(mesh.devices.flat[0].device_kind)
+    network: Network | Switch
+    if is_card(chip.name):
+        network = open_switch(chip.name, mesh.size)
+        limit = memory_limit(chip)
+    else:
+        network = open_network(chip.name, list(mesh.devices.flat))
+        limit = chip.memory_bytes
+    return _PhaseMeasurer(program, chip, network, limit, folder, programs)
 
 
 @dataclasses.dataclass
@@ -158,10 +197,10 @@ class _PhaseMeasurer:
             return record
         text = CompiledText(compiled.text)
         if is_card(self.chip.name):
-            return record | self._card_time_record(phase, text, flops)
+            return record | self.card_time_record(phase, text, flops)
         if not compiled.schedules:
             say('  the compiler wrote no schedules: all cycles are its estimates')
-        return record | self._time_record(phase, text, compiled.schedules, flops)
+        return record | self.time_record(phase, text, compiled.schedules, flops)
 
     def compiled(self, phase: Record, number: int) -> CompiledPhase:
         """The compiled steps of a phase, whose number counts from 0.
@@ -170,7 +209,7 @@ class _PhaseMeasurer:
           InputError: they are to be read from files, and cannot be.
         """
         if self.programs is None:
-            return self._compile(phase, number)
+            return self._compile(number)
         of_chips = 'x'.join(map(str, self.network.shape))
         of_mesh = 'x'.join(map(str, self.program.mesh.shape.values()))
         file_name = f'{self.chip.name}-{of_chips}-{of_mesh}-phase{number + 1}'
@@ -179,40 +218,41 @@ class _PhaseMeasurer:
             'bytes_of_state': device_bytes(self.program.state)}
         if self.programs.reads:
             return self.programs.read(file_name, run)
-        result = self._compile(phase, number)
+        result = self._compile(number)
         self.programs.write(file_name, run, result)
         return result
 
-    def _compile(self, phase: Record, number: int) -> CompiledPhase:
-        num_devices = self.program.mesh.size
-        started = time.monotonic()
-        results = {}
-        schedules = {}
-        for step_name, (step, arguments) in steps_with_shapes(self.program, number).items():
-            say(f'compiling {step_name} of {_name(phase, number)} for '
-                f'{num_devices // self.chip.num_devices} x {self.chip.name} ...')
-            results[step_name] = self._compile_step(step, arguments)
-            schedules[step_name] = take_schedules(self.folder)
-            say(f'  done, {time.monotonic() - started:.0f} s')
-        train, train_memory = results['train']
-        _, evaluation_memory = results['evaluation']
+    def _compile(self, number: int) -> CompiledPhase:
+        train, train_memory = self.compile_step(number, 'train')
+        schedules = take_schedules(self.folder)
+        _, evaluation_memory = self.compile_step(number, 'evaluation')
+        take_schedules(self.folder)  # they are not used, and their files are large
         text = '' if train is None else train.as_text()
         return CompiledPhase(
-            text, train_memory, evaluation_memory,
-            self._schedules.setdefault(text, schedules['train']))
+            text, train_memory, evaluation_memory, self._schedules.setdefault(text, schedules))
 
-    def _compile_step(
-        self, step: Any, arguments: tuple[Any, ...]
-    ) -> tuple[Any | None, Memory]:
-        """A step, compiled for these chips, and the memory that it needs."""
-        if not is_card(self.chip.name):
-            return compile_step(step, *arguments)
-        # Kernels in Pallas are written for the card that the mesh names: there is none to ask.
-        with jax.sharding.use_abstract_mesh(self.program.mesh.abstract_mesh):
-            return compile_step(step, *arguments, compiler_options=COMPILER_OPTIONS)
+    def compile_step(self, number: int, step_name: str) -> tuple[Any | None, Memory]:
+        """A phase's step, compiled for these chips, and the memory that it needs.
+
+        Args:
+          number: of the phase, from 0.
+          step_name: train or evaluation.
+        """
+        step, arguments = steps_with_shapes(self.program, number)[step_name]
+        say(f'compiling {step_name} of {_name(self.program.phases[number], number)} for '
+            f'{self.program.mesh.size // self.chip.num_devices} x {self.chip.name} ...')
+        started = time.monotonic()
+        if is_card(self.chip.name):
+            # Kernels in Pallas are written for the card that the mesh names: there is none to ask.
+            with jax.sharding.use_abstract_mesh(self.program.mesh.abstract_mesh):
+                result = compile_step(step, *arguments, compiler_options=COMPILER_OPTIONS)
+        else:
+            result = compile_step(step, *arguments)
+        say(f'  done, {time.monotonic() - started:.0f} s')
+        return result
 
     def _memory_record(self, phase: Record, compiled: CompiledPhase, flops: float) -> Record:
-        """What memory a phase needs; blanks for what `_time_record` gives.
+        """What memory a phase needs; blanks for what `time_record` gives.
 
         Args:
           phase: of the run.
@@ -253,7 +293,7 @@ class _PhaseMeasurer:
             record['floor_cycles_per_sequence'] = flops / self.chip.cycle_flops
         return record
 
-    def _time_record(
+    def time_record(
         self, phase: Record, text: CompiledText, schedules: dict[str, Schedule], flops: float
     ) -> Record:
         """Cycles, messages and time of a compiled train step.
@@ -286,7 +326,7 @@ class _PhaseMeasurer:
             'collective_bytes': sum(entry['bytes'] for entry in by_kind), 'seconds': seconds,
         } | self._speed_record(phase, seconds['compute'] + seconds['collectives'], flops)
 
-    def _card_time_record(self, phase: Record, text: CompiledText, flops: float) -> Record:
+    def card_time_record(self, phase: Record, text: CompiledText, flops: float) -> Record:
         """Kernels, messages and time of a train step that is compiled for GPUs.
 
         Args:
