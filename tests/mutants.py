@@ -2,14 +2,15 @@
 
     python -m tests.mutants list --output=mutants.json [--count=120] [--seed=0]
     python -m tests.mutants cover --output=lines.json [PYTEST ARGUMENTS]
-    python -m tests.mutants run mutants.json lines.json --output=killed.json [--quick]
+    python -m tests.mutants run mutants.json lines.json --output=killed.json
 
-`list` draws mutants of the folders in `SPINE`: by file in proportion to its lines, in functions,
-one changed operator, constant or condition each. `cover` runs the tests once, in this process, and
-writes which lines each enters (it needs Python 3.12, whose `sys.monitoring` costs little). `run`
-takes each mutant in turn: it changes the file, runs the tests that enter its line, those first that
-enter the fewest lines, until one fails, and puts the file back. So it needs a checkout of its own.
-With --quick only the tests count that `./launch/test.sh --quick` runs.
+`list` draws mutants of the spine: by file in proportion to its lines, in functions, one changed
+operator, constant or condition each. `cover` runs the tests once, in this process, and writes which
+lines each enters (it needs Python 3.12, whose `sys.monitoring` costs little; with `--quick`, only
+the tests of the quick part). `run` takes each mutant in turn: it changes the file, runs the tests
+that enter its line until one fails, and puts the file back. So it needs a checkout of its own. The
+tests of the quick part come first, then those that enter the fewest lines, and the result says
+which of the two noticed.
 
 A mutant is found again by its function and the text of its line: a list made before a change
 can be run after it, and what is not found any more is counted apart.
@@ -17,6 +18,7 @@ can be run after it, and what is not found any more is counted apart.
 
 import argparse
 import ast
+import importlib
 import json
 import os
 import random
@@ -30,11 +32,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-SPINE = ('config', 'data', 'heads', 'inference', 'model', 'predict', 'runtime', 'tasks', 'text',
-         'train')
-MOST_TESTS = 60  # of a mutant; those that enter fewer lines first
-MOST_SECONDS = 240  # of a mutant
+import pytest
+
+from tests.test_imports import ROOT, SPINE
+
+MOST_TESTS = 60  # of a mutant, of the quick part and of the rest; those with fewer lines first
+MOST_SECONDS = 240  # of a mutant, likewise
 # Both directions of each are mistakes that people make.
 _COMPARISONS = {
     ast.Lt: '<=', ast.LtE: '<', ast.Gt: '>=', ast.GtE: '>', ast.Eq: '!=', ast.NotEq: '==',
@@ -157,12 +160,13 @@ def mutants_of(file: str) -> list[Mutant]:
 
 
 def draw(count: int, seed: int) -> list[Mutant]:
-    """Mutants of the spine, by file in proportion to its lines."""
+    """Mutants of the spine, by file in proportion to its lines; the first few are such, too."""
     rng = random.Random(seed)
     files = []
     weights = []
-    for folder in SPINE:
-        for path in sorted((ROOT / 'bert_jax' / folder).rglob('*.py')):
+    for name in SPINE:
+        folder = ROOT / 'bert_jax' / name
+        for path in sorted(folder.rglob('*.py')) or [folder.with_suffix('.py')]:
             file = path.relative_to(ROOT).as_posix()
             if mutants_of(file):
                 files.append(file)
@@ -171,7 +175,7 @@ def draw(count: int, seed: int) -> list[Mutant]:
     while len(drawn) < count:
         file = rng.choices(files, weights)[0]
         drawn[rng.choice(mutants_of(file))] = None
-    return sorted(drawn)
+    return list(drawn)
 
 
 def place_of(mutant: Mutant) -> tuple[int, int] | None:
@@ -206,17 +210,23 @@ class _Lines:
         """Begins to listen."""
         self.entered: dict[str, list[str]] = defaultdict(list)
         self._test = ''
-        self._folders = tuple(str(ROOT / 'bert_jax' / folder) + os.sep for folder in SPINE)
+        places = [str(ROOT / 'bert_jax' / name) for name in SPINE]
+        self._files = tuple(place + end for place in places for end in (os.sep, '.py'))
         monitoring = sys.monitoring
         monitoring.use_tool_id(self.TOOL, 'mutants')
         monitoring.register_callback(self.TOOL, monitoring.events.LINE, self._on_line)
         monitoring.set_events(self.TOOL, monitoring.events.LINE)
 
     def _on_line(self, code: Any, line: int) -> Any:
-        if self._test and code.co_filename.startswith(self._folders):
+        if self._test and code.co_filename.startswith(self._files):
             file = os.path.relpath(code.co_filename, ROOT)
             self.entered[f'{file}:{line}'].append(self._test)
         return sys.monitoring.DISABLE  # until the next test
+
+    def stop(self) -> None:
+        """Stops to listen."""
+        sys.monitoring.set_events(self.TOOL, sys.monitoring.events.NO_EVENTS)
+        sys.monitoring.free_tool_id(self.TOOL)
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
         """A test begins, with its fixtures."""
@@ -226,10 +236,9 @@ class _Lines:
 
 def cover(output: Path, arguments: list[str]) -> int:
     """Runs the tests in this process and writes the tests of each line; pytest's exit status."""
-    import pytest
-
     lines = _Lines()
     status = int(pytest.main(['-p', 'no:xdist', '-p', 'no:cacheprovider', *arguments], [lines]))
+    lines.stop()
     tests = sorted({test for of_line in lines.entered.values() for test in of_line})
     number = {test: i for i, test in enumerate(tests)}
     entered = {
@@ -239,61 +248,97 @@ def cover(output: Path, arguments: list[str]) -> int:
     return status
 
 
-def tests_of(place: str, covered: dict[str, Any], allowed: set[str] | None) -> list[str]:
-    """The tests that enter a line, those that enter the fewest lines first."""
+class Tests(NamedTuple):
+    """Tests that enter a line: those of the quick part, and the rest."""
+
+    quick: list[str]
+    rest: list[str]
+
+
+def tests_of(place: str, covered: dict[str, Any], quick: set[str], known: set[str]) -> Tests:
+    """The tests that enter a line, those that enter the fewest lines first.
+
+    Args:
+      place: FILE:LINE.
+      covered: what `cover` wrote.
+      quick: the tests of the quick part.
+      known: all tests; others are not there any more.
+    """
     sizes: dict[int, int] = defaultdict(int)
     for numbers in covered['lines'].values():
         for number in numbers:
             sizes[number] += 1
     numbers = sorted(covered['lines'].get(place, ()), key=lambda number: (sizes[number], number))
     tests = [covered['tests'][number] for number in numbers]
-    if allowed is not None:
-        tests = [test for test in tests if test in allowed]
-    return tests[:MOST_TESTS]
+    of_quick = [test for test in tests if test in quick]
+    others = [test for test in tests if test in known and test not in quick]
+    return Tests(of_quick[:MOST_TESTS], others[:MOST_TESTS])
 
 
-def _run_tests(tests: list[str]) -> str:
-    """'killed', 'survived' or 'killed by time'."""
-    command = [sys.executable, '-m', 'pytest', '-x', '-q', '-p', 'no:cacheprovider', '-p',
-               'no:xdist', '--no-header', '--tb=no', *tests]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL, start_new_session=True,
-        env=os.environ | {'PYTHONDONTWRITEBYTECODE': '1'})
-    try:
-        status = process.wait(MOST_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return 'killed by time'
-    return 'survived' if status == 0 else 'killed'
+def _notice(tests: list[str]) -> bool:
+    """Whether one of the tests fails, or they take too long; they run in a fork of this process.
+
+    It has imported the packages that tests do, which would take most of the time.
+    """
+    if not tests:
+        return False
+    child = os.fork()
+    if not child:
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        for name in list(sys.modules):
+            if name.partition('.')[0] in ('bert_jax', 'tests'):
+                del sys.modules[name]  # imported again, with the mistake
+        options = ['-x', '-q', '-p', 'no:cacheprovider', '-p', 'no:xdist', '--tb=no']
+        os._exit(int(pytest.main([*options, *tests])))
+    end = time.monotonic() + MOST_SECONDS
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status != 0
+        time.sleep(0.1)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
 
 
-def _quick_tests() -> set[str]:
-    """The tests of the quick part."""
-    command = [sys.executable, '-m', 'pytest', '--collect-only', '-q', '-o', 'addopts=',
-               '-m', 'not slow and not extras']
+def _load_packages() -> None:
+    """Imports what most tests do, without the package; no device is opened."""
+    sys.dont_write_bytecode = True
+    importlib.import_module('tests.conftest')  # sets the environment that jax reads
+    for name in ('jax', 'flax.linen', 'optax', 'orbax.checkpoint', 'tokenizers', 'safetensors'):
+        importlib.import_module(name)
+
+
+def _collected(*options: str) -> set[str]:
+    """The names of the tests that pytest finds."""
+    command = [sys.executable, '-m', 'pytest', '--collect-only', '-q', '-o', 'addopts=', *options]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return {line for line in process.stdout.splitlines() if '::' in line}
 
 
-def run(mutants: list[Mutant], covered: dict[str, Any], output: Path, quick: bool) -> None:
+def run(mutants: list[Mutant], covered: dict[str, Any], output: Path) -> None:
     """Runs the tests of each mutant; writes what became of it, after each."""
-    allowed = _quick_tests() if quick else None
+    quick = _collected('--quick')
+    known = _collected()
+    _load_packages()
     ended: list[dict[str, Any]] = []
     for i, mutant in enumerate(mutants):
         started = time.monotonic()
         place = place_of(mutant)
-        tests = []
+        tests = Tests([], [])
         if place is None:
             result = 'gone'
         else:
-            tests = tests_of(f'{mutant.file}:{place[0]}', covered, allowed)
-            result = _with_mistake(mutant, place, tests) if tests else 'no test'
-        ended.append({**mutant._asdict(), 'result': result, 'tests': len(tests)})
+            tests = tests_of(f'{mutant.file}:{place[0]}', covered, quick, known)
+            result = _with_mistake(mutant, place, tests)
+        ended.append({**mutant._asdict(), 'result': result, 'quick_tests': len(tests.quick),
+                      'other_tests': len(tests.rest)})
         output.write_text(json.dumps(ended, indent=1) + '\n')
-        print(f'{i + 1} of {len(mutants)}: {result}, {len(tests)} tests, '
-              f'{time.monotonic() - started:.0f} s: {mutant.file} {mutant.function}: '
+        print(f'{i + 1} of {len(mutants)}: {result}, {len(tests.quick)} and {len(tests.rest)} '
+              f'tests, {time.monotonic() - started:.0f} s: {mutant.file} {mutant.function}: '
               f'{mutant.before} -> {mutant.after}', flush=True)
     counts: dict[str, int] = defaultdict(int)
     for entry in ended:
@@ -301,7 +346,7 @@ def run(mutants: list[Mutant], covered: dict[str, Any], output: Path, quick: boo
     print(dict(counts))
 
 
-def _with_mistake(mutant: Mutant, place: tuple[int, int], tests: list[str]) -> str:
+def _with_mistake(mutant: Mutant, place: tuple[int, int], tests: Tests) -> str:
     """What the tests say while the file has the mistake."""
     path = ROOT / mutant.file
     right = path.read_bytes()
@@ -311,9 +356,13 @@ def _with_mistake(mutant: Mutant, place: tuple[int, int], tests: list[str]) -> s
     lines[place[0] - 1] = line[: place[1]] + mutant.after + line[end:]
     try:
         path.write_text(''.join(lines), encoding='utf-8')
-        return _run_tests(tests)
+        if _notice(tests.quick):
+            return 'killed by the quick part'
+        if _notice(tests.rest):
+            return 'killed by the rest'
     finally:
         path.write_bytes(right)
+    return 'survived' if tests.quick or tests.rest else 'no test'
 
 
 def main() -> int:
@@ -329,7 +378,6 @@ def main() -> int:
         if name == 'run':
             command.add_argument('mutants', type=Path)
             command.add_argument('lines', type=Path)
-            command.add_argument('--quick', action='store_true')
     options, others = parser.parse_known_args()
     if options.command == 'cover':
         return cover(options.output, others)
@@ -341,7 +389,7 @@ def main() -> int:
         options.output.write_text('[\n' + ',\n'.join(rows) + '\n]\n')
         return 0
     mutants = [Mutant(**entry) for entry in json.loads(options.mutants.read_text())]
-    run(mutants, json.loads(options.lines.read_text()), options.output, options.quick)
+    run(mutants, json.loads(options.lines.read_text()), options.output)
     return 0
 
 
