@@ -145,6 +145,10 @@ def _config(
 ) -> dict[str, Any]:
     """The fields of adapter_config.json but for those of the head."""
     options = adapter.options
+    base, revision = adapter.base, None
+    if base.startswith('hf:'):
+        base, _, named = base.removeprefix('hf:').partition('@')
+        revision = named or None
     alphas = {}
     for name, number in wide.items():  # so that the scale is that of one matrix
         factor = math.sqrt(number) if options.kind == 'rslora' else number
@@ -152,8 +156,8 @@ def _config(
     return {
         'peft_type': 'LORA',
         'task_type': _TASK_TYPES.get(weights.head),
-        'base_model_name_or_path': adapter.base.removeprefix('hf:').partition('@')[0],
-        'revision': adapter.base.partition('@')[2] or None if adapter.base[:3] == 'hf:' else None,
+        'base_model_name_or_path': base,
+        'revision': revision,
         'inference_mode': True,
         'r': options.rank,
         'lora_alpha': _whole(options.alpha),
@@ -247,12 +251,17 @@ def base_of(folder: Path) -> str:
       InputError: it does not say.
     """
     file = folder / ADAPTER_CONFIG
-    config = read_fields(file, _SCHEMA, _REMEDY)
-    named = config.get('base_model_name_or_path')
+    named = _base_in(read_fields(file, _SCHEMA, _REMEDY))
     if not named:
         raise InputError(f'{file} does not name the model that it is added to: add '
                          'base_model_name_or_path, or use it with predict --model BASE --adapter')
-    if exists(as_path(named)):
+    return named
+
+
+def _base_in(config: Mapping[str, Any]) -> str:
+    """The base that adapter_config.json names: a path, or hf:ORG/NAME[@REVISION]; '' for none."""
+    named = config.get('base_model_name_or_path') or ''
+    if not named or exists(as_path(named)):
         return str(named)
     revision = config.get('revision')
     return f'hf:{named}' + (f'@{revision}' if revision else '')
@@ -429,7 +438,7 @@ def _read_adapter(
     for module in modules:
         for leaf in ('lora_A.weight', 'lora_B.weight', 'lora_magnitude_vector'):
             stored.arrays.pop(f'{module}.{leaf}', None)
-    return AdapterWeights(options, params, base.source)
+    return AdapterWeights(options, params, _base_in(stored.config))
 
 
 def _options(stored: _Stored, rank: int, targets: str) -> AdapterOptions:

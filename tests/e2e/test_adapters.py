@@ -11,7 +11,7 @@ import pytest
 from bert_jax import convert
 from bert_jax.config.adapters import AdapterOptions
 from bert_jax.foreign import load_weights
-from bert_jax.foreign.peft import write_peft
+from bert_jax.foreign.peft import base_of, write_peft
 from bert_jax.loading import load
 from bert_jax.predict.__main__ import main as predict
 from bert_jax.run.model import write_run
@@ -188,3 +188,12 @@ def test_an_adapter_of_an_adapter_s_run_stands_beside_the_first_model(tuned, tmp
     with refused('whose embeddings'):
         fine_tune(tuned.glue, tuned.start, *DORA, '--config.data.add_tokens=words.txt',
                   workdir=tmp_path / 'other')
+
+
+def test_a_base_of_the_hub_is_named_as_peft_does(tuned, tmp_path):
+    weights = load_weights(tuned.workdir, keep_adapter=True)
+    of_hub = dataclasses.replace(weights.adapter, base='hf:org/name@v1')
+    write_peft(tmp_path / 'new', dataclasses.replace(weights, adapter=of_hub))
+    config = json.loads((tmp_path / 'new' / 'adapter_config.json').read_text())
+    assert (config['base_model_name_or_path'], config['revision']) == ('org/name', 'v1')
+    assert base_of(tmp_path / 'new') == 'hf:org/name@v1'

@@ -129,6 +129,10 @@ def test_a_folder_names_its_base_and_a_run_keeps_the_adapter(tmp_path):
     write_run(tmp_path / 'run', weights)
     run = load_weights(tmp_path / 'run', keep_adapter=True)
     assert run.adapter.options == weights.adapter.options
+    assert run.adapter.base == str(tmp_path / 'base')
+    write_peft(tmp_path / 'again', run)
+    config = json.loads((tmp_path / 'again' / 'adapter_config.json').read_text())
+    assert config['base_model_name_or_path'] == str(tmp_path / 'base')
     assert_same_params(run.adapter.params, weights.adapter.params)
     assert_same(load_weights(tmp_path / 'run'), load_weights(tmp_path / 'adapter'))
 
