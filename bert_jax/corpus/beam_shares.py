@@ -49,6 +49,7 @@ _PAUSE_SECONDS = 10.0
 _MOST_NAMED = 10
 # Of text, whose documents are compared by one worker at a time, in some hundred MB of memory.
 _COMPARED_BYTES = 2 << 30
+_DASK_PARTITIONS = 256  # a thousand, grouped by key three times, are 220,000 tasks
 _PASSED_ON = -1  # in place of the number of a comparison
 _T = TypeVar('_T')
 _Numbers = tuple[int, int]  # of a part: its share's, and its own there (see `numbers_of`)
@@ -89,7 +90,7 @@ def _run_pipeline(build: Build, options: Sequence[str]) -> None:
     """Runs the pipeline of a store, as far as its options wait for it."""
     # Only this machine knows when its command began, so workers do not say how long it took.
     job = pickle.dumps(dataclasses.replace(build, progress=False))
-    with pipeline_of(options) as pipeline:
+    with pipeline_of(options, len(build.shares)) as pipeline:
         _ = (
             pipeline
             | beam.Create([share.number for share in build.shares])  # even if made: all compared
@@ -106,11 +107,12 @@ def _run_pipeline(build: Build, options: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def pipeline_of(options: Sequence[str]) -> Iterator[beam.Pipeline]:
+def pipeline_of(options: Sequence[str], num_pieces: int) -> Iterator[beam.Pipeline]:
     """A pipeline, which runs when the block ends.
 
     Args:
       options: see `run`.
+      num_pieces: into which its work is cut.
 
     Raises:
       InputError: the options are none, or the runner is not installed.
@@ -118,7 +120,8 @@ def pipeline_of(options: Sequence[str]) -> Iterator[beam.Pipeline]:
     said = ' '.join(options)
     try:
         try:
-            unbegun = beam.Pipeline(options=PipelineOptions([*_for_dask(options), *options]))
+            unbegun = beam.Pipeline(
+                options=PipelineOptions([*_for_dask(said, num_pieces), *options]))
         except ValueError as error:
             raise InputError(f'{said}: {error}') from None
         with unbegun as pipeline:
@@ -129,11 +132,10 @@ def pipeline_of(options: Sequence[str]) -> Iterator[beam.Pipeline]:
             "'apache-beam[dask]' for Dask") from error
 
 
-def _for_dask(options: Sequence[str]) -> list[str]:
+def _for_dask(options: str, num_pieces: int) -> list[str]:
     """What Dask's runner does not choose well: one worker would get 128 shares, a partition."""
-    said = ' '.join(options)
-    if 'DaskRunner' in said and '--dask_npartitions' not in said:
-        return ['--dask_partition_size=1']
+    if 'DaskRunner' in options and '--dask_npartitions' not in options:
+        return [f'--dask_partition_size={-(-num_pieces // _DASK_PARTITIONS)}']
     return []
 
 

@@ -46,7 +46,7 @@ def counted_runs(
         return None
     path = folder / f'words-{uuid.uuid4().hex}.json'
     job = pickle.dumps(sources)
-    with pipeline_of(options) as pipeline:
+    with pipeline_of(options, len(heads)) as pipeline:
         _ = (
             pipeline
             | beam.Create([tuple(head) for head in heads])
