@@ -31,6 +31,7 @@ NAMES = [
     'dna_pretrain:letters',
     'glue:stsb',
     'retrieval:stsb',
+    'retrieval:tiny',
     'squad:v2',
     'conll:documents',
     'conll:features',
