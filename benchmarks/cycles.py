@@ -4,7 +4,7 @@
     python -m benchmarks.cycles [--only=NAME,...] [--estimates] [--update]
 
 Needs no TPU and no GPU: it compiles as tools.preflight does, as many programs at a time as there
-are cores, each in minutes of a core and 2 GB. Of TPUs it compares cycles per sequence, by the
+are cores, each in minutes of a core and 4 GB. Of TPUs it compares cycles per sequence, by the
 compiler's estimates and by its schedules; of GPUs, of which the compiler tells no cycles, the bytes
 that a step's kernels move and the number of kernels. A program whose compiler is not installed is
 left out, and the line says what to install.
