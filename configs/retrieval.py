@@ -14,8 +14,8 @@ its documents, or another corpus is (retrieval.corpus, queries and qrels); the b
 with the highest nDCG. With `--config.data.label=score`, rows are two texts and how alike they are;
 with `:stsb` they are those of STS-B, from data.source=glue, the folder of GLUE.
 
-`:tiny` starts from runs/quickstart, with a short text, a high rate and eight epochs: a minute on two
-cores for the thousand pairs of docs/retrieval.md.
+`:tiny` starts from runs/quickstart, with short texts, a high rate and eight epochs: a minute on
+two cores for the thousand pairs of docs/retrieval.md.
 
 `--config.train.accumulation_steps=32 --config.train.batch_size=4096` computes the step in 32 parts,
 with the loss and the gradient of the whole batch.

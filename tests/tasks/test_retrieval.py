@@ -163,6 +163,46 @@ def test_cosines_are_to_have_the_order_of_the_scores():
     np.testing.assert_allclose(losses, np.log(1 + sum(wrong)), rtol=1e-5)
 
 
+@pytest.mark.extras
+@pytest.mark.parametrize(('name', 'options', 'head'), [
+    ('MultipleNegativesRankingLoss', {}, PAIRS),
+    ('MultipleNegativesRankingLoss', {}, dataclasses.replace(PAIRS, num_texts=3)),
+    ('MultipleNegativesRankingLoss',
+     {'directions': ('query_to_doc', 'doc_to_query'), 'partition_mode': 'per_direction'},
+     dataclasses.replace(PAIRS, symmetric=True)),
+    ('CoSENTLoss', {}, heads.ScoredPairs(CONFIG)),
+])
+def test_losses_and_gradients_are_those_of_sentence_transformers(name, options, head):
+    torch = pytest.importorskip('torch')
+    losses = pytest.importorskip('sentence_transformers.sentence_transformer.losses')
+
+    class Given(torch.nn.Module):
+        """Stands in for a model: its features are the vectors."""
+
+        def forward(self, features):
+            return {'sentence_embedding': features['vectors']}
+
+    rng = np.random.default_rng(4)
+    num_texts = head.num_texts
+    vectors = rng.normal(size=(12, num_texts, 8)).astype(np.float32)
+    scores = rng.random(12).astype(np.float32)
+    columns = [torch.tensor(vectors[:, i], requires_grad=True) for i in range(num_texts)]
+    theirs = getattr(losses, name)(Given(), scale=20.0, **options)(
+        [{'vectors': column} for column in columns], torch.tensor(scores))
+    theirs.backward()
+
+    def ours(vectors):
+        found, _ = head.losses({'logits': vectors.reshape(-1, 8)}, {
+            'text_ids': np.arange(12 * num_texts).reshape(12, num_texts), 'labels': scores,
+            'unit_weights': np.ones(12, np.float32)})
+        return jnp.mean(found)
+
+    loss, gradient = jax.value_and_grad(ours)(vectors)
+    np.testing.assert_allclose(loss, theirs.detach().numpy(), rtol=1e-5)
+    expected = np.stack([column.grad.numpy() for column in columns], axis=1)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
 def results_of(rows, vectors, names):
     """Metrics and files of rows whose texts have these vectors [n, T, H]."""
     columns = list(map(list, zip(*rows, strict=True)))
