@@ -73,6 +73,13 @@ def inputs(batch, length, heads, dtype=jnp.float32, packed=False, seed=0, dim=64
     return qkv, bias, jnp.asarray(segments, jnp.int32), rows, d_out
 
 
+def cut_into_chunks(monkeypatch, most):
+    """Has rows of more tokens than this computed in chunks of at most so many."""
+    monkeypatch.setattr(attention_tpu, '_LONGEST_ROW', most)
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', most)
+    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK_IN_SMALL_VMEM', most)
+
+
 @functools.partial(jit, static_argnums=(0, 6))
 def with_gradient(attend, qkv, bias, segments, rows, d_out, rate):
     out, vjp = jax.vjp(lambda x, b: attend(x, b, segments, rows, LAYER, rate=rate), qkv, bias)
@@ -110,9 +117,11 @@ def test_values_and_gradients_are_those_of_plain_attention(
         assert np.abs(a - b).max() < tolerance * np.abs(b).max()
 
 
-def test_small_vmem_takes_fewer_heads_at_once_and_changes_nothing():
+def test_small_vmem_takes_fewer_heads_at_once_and_changes_nothing(monkeypatch):
     """A grid step has one of two tiles of heads, and the kernel copies its gradients itself."""
-    *args, d_out = inputs(1, 1024, 4, packed='short')
+    monkeypatch.setattr(attention_tpu, '_LONGEST_ROW_OF_TWO_TILES', 128)
+    monkeypatch.setattr(attention_tpu, '_MOST_OUTPUT_IN_VMEM', 0)
+    *args, d_out = inputs(1, 256, 4, packed='short')
     assert_equal_to_plain(args, d_out, 0.1, has_large_vmem=False)
 
 
@@ -167,8 +176,9 @@ def test_heads_of_other_sizes_and_rotary_positions(dim, heads, length):
     (64, 2, 128, 1000, 0.1, 1)])  # more than the row
 def test_windows(monkeypatch, dim, heads, length, window, rate, scale):
     """In rows of several chunks."""
-    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 256)
-    qkv, *args, d_out = inputs(2, length, heads, packed=length > 300, dim=dim)
+    cut_into_chunks(monkeypatch, 256)
+    is_long = length > 300
+    qkv, *args, d_out = inputs(1 + is_long, length, heads, packed=is_long, dim=dim)
     args = qkv.at[:, :, :2].multiply(scale), *args
     tolerance = 0.02 if scale > 1 else 1e-5
     assert_equal_to_plain(args, d_out, rate, tolerance, window=window, rotary_base=10_000.0)
@@ -181,8 +191,9 @@ def test_windows(monkeypatch, dim, heads, length, window, rate, scale):
     (32, 4, 0.3, True, 1),
     (128, 1, 0.1, True, 1)])
 def test_rows_of_several_chunks(monkeypatch, dim, heads, rate, packed, scale):
-    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 384)
-    qkv, *args, d_out = inputs(2, 1030, heads, packed=packed, dim=dim)
+    cut_into_chunks(monkeypatch, 256)
+    monkeypatch.setattr(attention_blocks, '_MOST_QUERIES', 128)
+    qkv, *args, d_out = inputs(2, 650, heads, packed=packed, dim=dim)
     args = qkv.at[:, :, :2].multiply(scale), *args
     tolerance = 0.02 if scale > 1 else 1e-5
     assert_equal_to_plain(args, d_out, rate, tolerance, rotary_base=160_000.0)
@@ -190,36 +201,37 @@ def test_rows_of_several_chunks(monkeypatch, dim, heads, rate, packed, scale):
 
 def test_chunks_without_a_common_sequence_are_skipped(monkeypatch):
     """Not even NaN there changes anything."""
-    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 384)
-    length, half = 1152, 384
+    cut_into_chunks(monkeypatch, 128)
+    length, chunk = 384, 128
     qkv, bias, _, rows, d_out = inputs(1, length, 2)
     place = np.arange(length)
-    segments = jnp.asarray(1 + (place >= half) + (place >= 2 * half) - 3 * (place > 1000))[None]
-    with_nan = qkv.at[:, half : 2 * half].set(np.nan)
+    segments = jnp.asarray(1 + place // chunk - 3 * (place > 350))[None]
+    with_nan = qkv.at[:, chunk : 2 * chunk].set(np.nan)
     found = with_gradient(kernel, with_nan, bias, segments, rows, d_out, 0.1)[:2]
     expected = with_gradient(kernel, qkv, bias, segments, rows, d_out, 0.1)[:2]
     for a, b in zip(found, expected, strict=True):
-        assert np.isnan(a[:, half : 2 * half]).all()
-        np.testing.assert_array_equal(a[:, :half], b[:, :half])
-        np.testing.assert_array_equal(a[:, 2 * half :], b[:, 2 * half :])
+        assert np.isnan(a[:, chunk : 2 * chunk]).all()
+        np.testing.assert_array_equal(a[:, :chunk], b[:, :chunk])
+        np.testing.assert_array_equal(a[:, 2 * chunk :], b[:, 2 * chunk :])
 
 
-@pytest.mark.parametrize('length, window', [(1024, 128), (2100, 0), (2304, 128)])
-def test_long_rows(length, window):
-    *args, d_out = inputs(1, length, 2, packed=True)
+@pytest.mark.parametrize('window', [0, 128])
+def test_long_rows(window):
+    """In chunks as they are by default."""
+    *args, d_out = inputs(1, 1100, 2, packed=True)
     assert_equal_to_plain(args, d_out, 0.1, window=window, rotary_base=160_000.0)
 
 
 def test_chunks_in_small_vmem_change_nothing(monkeypatch):
-    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK_IN_SMALL_VMEM', 384)
-    *args, d_out = inputs(1, 1100, 2, packed=True)
+    cut_into_chunks(monkeypatch, 256)
+    *args, d_out = inputs(1, 600, 2, packed=True)
     for window in (0, 64):
         assert_equal_to_plain(args, d_out, 0.1, window=window, has_large_vmem=False)
 
 
-@pytest.mark.parametrize('length, window', [(300, 64), (1030, 0)])
+@pytest.mark.parametrize('length, window', [(300, 64), (600, 0)])
 def test_chunks_in_bfloat16(monkeypatch, length, window):
-    monkeypatch.setattr(attention_blocks, '_MOST_OF_CHUNK', 384)
+    cut_into_chunks(monkeypatch, 256)
     qkv, *args, d_out = inputs(1, length, 2, 'bfloat16', packed=True)
     attend = functools.partial(kernel, window=window, rotary_base=10_000.0)
     found = with_gradient(attend, qkv, *args, d_out, 0.1)

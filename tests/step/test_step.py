@@ -72,7 +72,7 @@ class BertRun:
 def small_bert(mesh, options):
     return Pretraining(dataclasses.replace(ModelConfig(
         vocab_size=300,
-        num_layers=2,
+        num_layers=1,
         hidden_size=32,
         num_heads=4,
         intermediate_size=64,
@@ -150,7 +150,8 @@ def test_any_mesh_and_any_number_of_parts_train_alike_with_dropout_on(alone, oth
 def test_a_model_with_the_options_of_modernbert_and_electra_trains_alike_on_any_mesh():
     options = {
         'pre_norm': True, 'gated': True, 'biases': False, 'positions': 'rotary',
-        'type_vocab_size': 0, 'local_attention': 6, 'global_every': 2, 'embedding_size': 16,
+        'type_vocab_size': 0, 'num_layers': 2, 'local_attention': 6, 'global_every': 2,
+        'embedding_size': 16,
         'pooler_norm': True, 'pooler_dropout': 0.1}
     alone, split = (run_bert(axes, 1, **options) for axes in ((1, 1, 1), (2, 2, 2)))
     assert_close(split.metrics, alone.metrics, rtol=2e-5)

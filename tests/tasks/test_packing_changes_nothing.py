@@ -28,7 +28,7 @@ from tests.tiny_models import fixed_step, random_like
 pytestmark = pytest.mark.slow
 
 CONFIG = ModelConfig(
-    vocab_size=100, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
+    vocab_size=100, num_layers=1, hidden_size=32, num_heads=4, intermediate_size=64,
     max_position_embeddings=64, initializer_range=0.2,
 )
 

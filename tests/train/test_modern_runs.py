@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -14,7 +15,9 @@ from bert_jax.foreign import load_weights
 from bert_jax.run_setup import open_run
 from bert_jax.runtime.errors import Stopped
 from bert_jax.train.experiment import train_run
+from bert_jax.watch import metrics_log
 from tests.configs import load
+from tests.shared_steps import shared_steps
 from tests.tiny_runs import documents, one_device, saved
 
 pytestmark = pytest.mark.slow
@@ -45,6 +48,7 @@ def tiny_config(folder, **of_long_phase):
     config = load('modern_pretrain:tiny')
     short, long = config.phases[1], config.phases[-1]
     config.update_from_flattened_dict({
+        'model.num_layers': 2,  # of which the first attends to all tokens
         'model.hidden_size': 32, 'model.num_heads': 2, 'model.intermediate_size': 48,
         'model.initializer_range': 0.3,  # so that attention, and with it the base, matters
         'data.source': f'{folder}/text.txt', 'data.dir': f'{folder}/cache',
@@ -59,7 +63,8 @@ def tiny_config(folder, **of_long_phase):
 def run(config, workdir, stop_at=None):
     """Trains on all devices that jax shows; the result."""
     workdir.mkdir(exist_ok=True)
-    return train_run(open_run(config, [workdir]), workdir, lambda step: step == stop_at)
+    with shared_steps(), mock.patch.object(metrics_log, 'curves', lambda *_: None):
+        return train_run(open_run(config, [workdir]), workdir, lambda step: step == stop_at)
 
 
 @pytest.fixture(scope='module')
