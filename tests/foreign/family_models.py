@@ -42,6 +42,9 @@ VARIANTS = {
         'classifier_activation': 'gelu_python'}),
     'modernbert of version 4': ('ModernBert', {
         'local_attention': 8, 'global_rope_theta': 5000.0, 'local_rope_theta': 900.0}),
+    'jina': ('JinaEmbeddingsV3', {
+        'type_vocab_size': 2,
+        'rope_parameters': {'rope_type': 'default', 'rope_theta': 700.0}}),
 }
 CLASSES = (
     'Model', 'ForMaskedLM', 'ForSequenceClassification', 'ForMultipleChoice',
@@ -52,11 +55,23 @@ MORE_CLASSES = {
     'electra': ('ForPreTraining',),
     'electra small': ('ForPreTraining',),
 }
+# Those of CLASSES that transformers lacks for these beginnings of names.
+LACKING = {
+    'JinaEmbeddingsV3': ('ForMultipleChoice',),
+}
+
+
+def classes_of(variant):
+    """The classes of a variant."""
+    begin, _ = VARIANTS[variant]
+    return (
+        *(kind for kind in CLASSES if kind not in LACKING.get(begin, ())),
+        *MORE_CLASSES.get(variant, ()))
 
 
 def every_model():
     """(Variant, class) of all models."""
-    return [(name, kind) for name in VARIANTS for kind in (*CLASSES, *MORE_CLASSES.get(name, ()))]
+    return [(name, kind) for name in VARIANTS for kind in classes_of(name)]
 
 
 def random_model(variant, kind, seed=0, scale=0.2, **fields):

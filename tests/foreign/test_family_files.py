@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from bert_jax.config.bert_config import OPTIONS, BertConfig
 from bert_jax.foreign import load_weights
 from bert_jax.foreign.families import FAMILIES, family_to_write
+from bert_jax.foreign.families.modernbert import MODERNBERT
 from bert_jax.foreign.huggingface import write_huggingface
 from bert_jax.foreign.tf1 import config_to_write
 from bert_jax.heads import HEADS, part_of
@@ -43,6 +44,8 @@ MODELS = {
         'pooler_act': 'gelu_erf', 'embedding_size': 7, 'pooler_dropout': 0.1},
     'ModernBERT': SIZES | MODERN | {
         'local_attention': 8, 'rotary_base': 160_000.0, 'pooling': 'mean'},
+    'jina-embeddings-v3': SIZES | {
+        'positions': 'rotary', 'rotary_base': 700.0, 'pooler_dropout': 0.1, 'num_heads': 2},
 }
 CASES = [
     (family, architecture, head)
@@ -251,6 +254,11 @@ REFUSED = [
     ('ModernBERT', {'global_rope_theta': 0, 'rope_parameters': None}, ['global_rope_theta=0']),
     ('ModernBERT', {'num_attention_heads': 4}, ["positions='rotary'", '3']),
     ('ModernBERT', {'classifier_pooling': 'max'}, ["classifier_pooling='max'"]),
+    ('jina-embeddings-v3', {'rope_parameters': {'rope_type': 'linear'}}, ['linear', 'default']),
+    ('jina-embeddings-v3', {'rope_parameters': {'partial_rotary_factor': 0.5}}, ['factor=0.5']),
+    ('jina-embeddings-v3', {'rope_parameters': ['default']}, ["['default']"]),
+    ('jina-embeddings-v3', {'rope_scaling': {'type': 'ntk'}}, ['rope_scaling', 'ntk']),
+    ('jina-embeddings-v3', {'model_type': 'modernbert'}, ['is of ModernBERT', 'is of jina']),
     ('ModernBERT', {'architectures': ['ModernBertForQuestionAnswering']}, ['no tensor of such']),
 ]
 
@@ -348,7 +356,7 @@ def test_positions_that_others_would_count_otherwise_are_refused(tmp_path):
 
 def test_a_classifier_without_its_dense_layer_is_refused(tmp_path):
     """A tagger of ModernBERT has one, and nothing in its config says so."""
-    family = FAMILIES[-1]
+    family = MODERNBERT
     architecture = family.architecture('ModernBertForTokenClassification')
     weights = random_weights(family, architecture, 'token_classification')
     write_huggingface(tmp_path / 'hf', weights)
@@ -362,7 +370,7 @@ def test_a_classifier_without_its_dense_layer_is_refused(tmp_path):
 @pytest.mark.parametrize('version', [4, 5])
 def test_which_layers_are_global_by_either_version(every, version, folders, tmp_path):
     """transformers 4 has a number, transformers 5 a list; a file may have both."""
-    family = FAMILIES[-1]
+    family = MODERNBERT
     kinds = ['sliding_attention' if i % every else 'full_attention' for i in range(5)]
     config = json.loads((folders / 'ModernBERT' / 'config.json').read_text())
     config |= {'num_hidden_layers': 5, 'layer_types': kinds, 'global_attn_every_n_layers': every}
@@ -374,7 +382,7 @@ def test_which_layers_are_global_by_either_version(every, version, folders, tmp_
 
 
 def test_rotary_bases_by_either_version(folders, tmp_path):
-    family = FAMILIES[-1]
+    family = MODERNBERT
     config = json.loads((folders / 'ModernBERT' / 'config.json').read_text())
     new = {'full_attention': {'rope_theta': 7.0, 'rope_type': 'default'}}
     old = {'global_rope_theta': 5.0, 'local_rope_theta': 3.0}

@@ -10,6 +10,7 @@ from bert_jax.foreign.families.bert import BERT
 from bert_jax.foreign.families.distilbert import DISTILBERT
 from bert_jax.foreign.families.electra import ELECTRA
 from bert_jax.foreign.families.family import Architecture, Family, Misfit
+from bert_jax.foreign.families.jina import JINA
 from bert_jax.foreign.families.modernbert import MODERNBERT
 from bert_jax.foreign.families.roberta import ROBERTA
 from bert_jax.heads import HEADS, part_of
@@ -18,7 +19,7 @@ from bert_jax.runtime.files import Path
 from bert_jax.weights.parameters import Weights, tensors
 
 # A model that several can hold is written as the first of them.
-FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ELECTRA, MODERNBERT)
+FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ELECTRA, MODERNBERT, JINA)
 # Beginnings of the names of the layers between an encoder and a head's last layer.
 _BEFORE_LAST_LAYER = ('bert/pooler/', 'cls/predictions/transform/')
 

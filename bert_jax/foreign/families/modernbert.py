@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.config.bert_config import BASE, DEPTH, SIZE, Spelling
+from bert_jax.config.bert_config import DEPTH, SIZE, Spelling
 from bert_jax.foreign.families.bert import GELU
 from bert_jax.foreign.families.family import (
     Architecture,
@@ -12,6 +12,7 @@ from bert_jax.foreign.families.family import (
     only_with,
     value_in,
 )
+from bert_jax.foreign.families.rotary_fields import base_of
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 
@@ -90,17 +91,10 @@ def _rotary_base(
       InputError: the positions are scaled.
     """
     parameters = config.get('rope_parameters', {})
-    if not isinstance(parameters, dict) or not isinstance(parameters.get(kind, {}), dict):
+    if not isinstance(parameters, dict):
         raise InputError(f'{where}: rope_parameters={parameters!r} does not have an object for '
                          'each kind of layers: download it again')
-    of_kind = parameters.get(kind, {})
-    rope_type = of_kind.get('rope_type', 'default')
-    if rope_type != 'default':
-        raise InputError(f'{where}: rope_type={rope_type!r} cannot be read: only models with '
-                         "'default' can")
-    if 'rope_theta' in of_kind:
-        return float(value_in(of_kind, 'rope_theta', BASE, where))
-    return float(value_in(config, old_field, BASE, where))
+    return base_of(parameters.get(kind, {}), config, where, old_field=old_field)
 
 
 def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""jina-embeddings-v3 (Sturua et al., 2024): XLM-R with rotary positions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.foreign.families.bert import DEFAULTS, EXACT_GELU, SPELLINGS, classifier_dropout
+from bert_jax.foreign.families.family import Architecture, Family, only_with
+from bert_jax.foreign.families.rotary_fields import base_in, fields_of_base
+from bert_jax.runtime.files import Path
+
+_LAYER = 'roberta.encoder.layers.{i}'
+
+
+def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """The rotary base, and the rates of dropout."""
+    options = classifier_dropout(config, where)
+    options['pooler_dropout'] = options['classifier_dropout']
+    options['rotary_base'] = base_in(config, where)
+    return options
+
+
+def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary base."""
+    return fields_of_base(model['rotary_base'])
+
+
+JINA = Family(
+    name='jina-embeddings-v3',
+    model_types={'jina_embeddings_v3': 'JinaEmbeddingsV3'},
+    prefix='roberta.',
+    modules={
+        'bert/embeddings/word_embeddings': 'roberta.embeddings.word_embeddings.weight',
+        'bert/embeddings/token_type_embeddings': 'roberta.embeddings.token_type_embeddings.weight',
+        'bert/embeddings/LayerNorm': 'roberta.emb_ln',
+        'bert/encoder/layer_{i}/attention/self/qkv': f'{_LAYER}.mixer.Wqkv',
+        'bert/encoder/layer_{i}/attention/output/dense': f'{_LAYER}.mixer.out_proj',
+        'bert/encoder/layer_{i}/attention/output/LayerNorm': f'{_LAYER}.norm1',
+        'bert/encoder/layer_{i}/intermediate/dense': f'{_LAYER}.mlp.fc1',
+        'bert/encoder/layer_{i}/output/dense': f'{_LAYER}.mlp.fc2',
+        'bert/encoder/layer_{i}/output/LayerNorm': f'{_LAYER}.norm2',
+    },
+    architectures=(
+        Architecture('ForMaskedLM', ('pretraining',), {
+            'cls/predictions/transform/dense': 'lm_head.dense',
+            'cls/predictions/transform/LayerNorm': 'lm_head.layer_norm',
+            'cls/predictions/output_bias': 'lm_head.bias'},
+            misfit=only_with(hidden_act=EXACT_GELU)),  # in its head, whatever the layers have
+        Architecture(
+            'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
+            {'bert/pooler/dense': 'classifier.dense', 'classifier': 'classifier.out_proj'}),
+        Architecture(
+            'ForTokenClassification', ('token_classification',), {'classifier': 'classifier'}),
+        Architecture('ForQuestionAnswering', ('question_answering',), {'cls/squad': 'qa_outputs'}),
+        Architecture('Model', ('',), {'bert/pooler/dense': 'roberta.pooler.dense'}),
+    ),
+    tied={
+        'lm_head.decoder.weight': 'bert/embeddings/word_embeddings',
+        'lm_head.decoder.bias': 'cls/predictions/output_bias',
+    },
+    spellings=SPELLINGS,
+    options={'positions': 'rotary'},
+    only={'is_decoder': False, 'add_cross_attention': False, 'rope_scaling': None},
+    defaults={
+        **DEFAULTS,
+        'type_vocab_size': 1,
+        'layer_norm_eps': 1e-5,
+        'max_position_embeddings': 8194,
+        'rope_theta': 20_000.0,
+    },
+    token_ids={'bos_token_id': 'cls_id', 'eos_token_id': 'sep_id'},
+    options_of=_options_of,
+    fields_of=_fields_of,
+)
