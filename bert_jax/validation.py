@@ -179,7 +179,7 @@ def _check_sizes(config: ConfigDict, num_devices: int | None) -> None:
         batches.append(_Batch('train.eval_batch_size', config.train.eval_batch_size, 1))
     axes = config.mesh
     check_mesh(axes.data, axes.fsdp, axes.tensor, num_devices)
-    _check_split_of_model(sizes, axes.tensor)
+    _check_split_of_model(sizes | {'num_kv_heads': model.num_kv_heads}, axes.tensor)
     num_groups = max(1, num_devices // axes.tensor)
     for batch in batches:
         _check_splits(batch, num_groups)
@@ -194,10 +194,10 @@ def _check_model(config: ConfigDict, model: BertConfig) -> None:
         raise InputError(
             f'config.model.type_vocab_size={model.type_vocab_size} has no segment type for the '
             f'second text of a pair: set config.data.next_sentence=False{of_scratch}')
-    if is_of_pairs and model.pooling == 'mean':
+    if is_of_pairs and model.pooling != 'cls':
         raise InputError(
-            "config.model.pooling='mean' is for downstream tasks, and next sentences are predicted "
-            "from [CLS]: set config.data.next_sentence=False, or 'cls'")
+            f'config.model.pooling={model.pooling!r} is for downstream tasks, and next sentences '
+            "are predicted from [CLS]: set config.data.next_sentence=False, or 'cls'")
     why = model.contradiction()
     if why:
         raise InputError(f'config.model.{why}')
@@ -260,7 +260,7 @@ def _check_batch(batch: _Batch, num_sequences: int, section: str) -> None:
 
 def _check_split_of_model(sizes: Mapping[str, int], tensor: int) -> None:
     """Checks that the tensor axis of the mesh splits the model evenly."""
-    for name in ('num_heads', 'intermediate_size'):
+    for name in ('num_heads', 'num_kv_heads', 'intermediate_size'):
         if sizes[name] % tensor:
             raise InputError(
                 f'config.mesh.tensor={tensor} does not divide config.model.{name}={sizes[name]}')

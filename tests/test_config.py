@@ -28,6 +28,8 @@ NAMES = [
     'modern_pretrain:large',
     'modern_pretrain:tiny',
     'modern_pretrain:mini',
+    'modern_pretrain:eurobert',
+    'modern_pretrain:eurobert-tiny',
     'dna_pretrain:letters',
     'glue:stsb',
     'retrieval:stsb',

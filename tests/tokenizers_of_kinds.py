@@ -72,6 +72,20 @@ def split_by_regex(vocab_size: int = 400) -> Tokenizer:
     return library
 
 
+def llama3(vocab_size: int = 400) -> Tokenizer:
+    """As EuroBERT's: words by a pattern, ids before merges, ends that are Llama 3's."""
+    library = split_by_regex(vocab_size)
+    begin, end = '<|begin_of_text|>', '<|end_of_text|>'
+    library.model.ignore_merges = True
+    library.normalizer = None
+    library.add_special_tokens([begin, end, '<|mask|>'])
+    frame = processors.TemplateProcessing(
+        single=f'{begin}:0 $A:0 {end}:0', pair=f'{begin}:0 $A:0 {end}:0 $B:1 {end}:1',
+        special_tokens=[(token, library.token_to_id(token)) for token in (begin, end)])
+    library.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), frame])
+    return library
+
+
 def xlmr(vocab_size: int = 300) -> Tokenizer:
     """Unigram as XLM-R's: white space, then marks of words; two separators in a pair."""
     library = Tokenizer(models.Unigram())
@@ -113,6 +127,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     'roberta': roberta,
     'modernbert': modernbert,
     'split_by_regex': split_by_regex,
+    'llama3': llama3,
     'xlmr': xlmr,
     'camembert': camembert,
     'accented_wordpiece': accented_wordpiece,

@@ -236,9 +236,10 @@ def _encode(config: ModelConfig, params: Params, batch: Batch, **wanted: Any) ->
 
 def predicted_tokens(config: ModelConfig, params: Params, x_RxKxH: jax.Array) -> jax.Array:
     """Masked-LM logits [R, K, V] from hidden states [R, K, H]."""
-    output: Any = Predictions(config).apply({'params': params['cls']['predictions']}, x_RxKxH)
-    table = params['bert']['embeddings']['word_embeddings'].astype(config.dtype)
-    return masked_lm_logits((output[0], table, output[1]))
+    predictions = Predictions(config).bind({'params': params['cls']['predictions']})
+    hidden, bias = predictions(x_RxKxH)
+    table = predictions.output_table(params['bert']['embeddings']['word_embeddings'])
+    return masked_lm_logits((hidden, table.astype(config.dtype), bias))
 
 
 def _masked_lm(config: ModelConfig, params: Params, batch: Batch) -> jax.Array:

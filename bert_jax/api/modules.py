@@ -115,7 +115,8 @@ class EncoderForPretraining(nn.Module):
         if 'masked_lm_positions' in batch:
             x_BxSxH = gather_positions(x_BxSxH, batch['masked_lm_positions'])
         hidden_BxSxE, bias_V = self.cls.predictions(x_BxSxH)
-        table_VxE = self.config.layout(self.bert.embeddings.word_embeddings, 'vocab', None)
+        table_VxE = self.cls.predictions.output_table(self.bert.embeddings.word_embeddings)
+        table_VxE = self.config.layout(table_VxE, 'vocab', None)
         logits_BxSxV = masked_lm_logits((hidden_BxSxE, table_VxE, bias_V))
         return logits_BxSxV[..., : self.config.vocab_size]  # without padding rows
 
@@ -306,7 +307,7 @@ class BertModule(nn.Module):
         params = self.variables['params']['bert']
         if self.head in _PRETRAINED:
             config = dataclasses.replace(config, pooling='cls')
-        encoder = Bert(config, pooled='pooler' in params, parent=None)
+        encoder = Bert(config, pooled='pooler' in params or not config.pooler, parent=None)
         kept: Any = ['intermediates'] if output_attentions else False
         found: Any = encoder.apply(
             {'params': params}, *inputs_of(batch, rows_Bx2), batch['cls_positions'], mutable=kept)

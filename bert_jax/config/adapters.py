@@ -10,11 +10,13 @@ from bert_jax.runtime.errors import InputError, nearest
 # The matrices of a layer that adapters may stand beside, by the module that holds them.
 TARGETS: Mapping[str, tuple[str, ...]] = {
     'attention/self/qkv': ('query', 'key', 'value'),
+    'attention/self/query': ('query',),  # of a model with num_kv_heads, as the next
+    'attention/self/key_value': ('key', 'value'),
     'attention/output/dense': ('attention_output',),
     'intermediate/dense': ('intermediate',),
     'output/dense': ('output',),
 }
-_EACH = tuple(target for targets in TARGETS.values() for target in targets)
+_EACH = tuple(dict.fromkeys(target for targets in TARGETS.values() for target in targets))
 _GROUPS = {'attention': _EACH[:4], 'all': _EACH}
 _NAMES = (*_EACH, *_GROUPS)
 

@@ -99,22 +99,30 @@ class BertConfig:
     num_heads: int = _size('num_attention_heads')
     intermediate_size: int = _size('intermediate_size')
     max_position_embeddings: int = _size('max_position_embeddings', 512)
+    # Of keys and values, each for a group of equally many heads of queries (Ainslie et al., 2023);
+    # 0: as many as num_heads.
+    num_kv_heads: int = _option('shape', SIZE_OR_NONE, 0)
     # Of segments. 1: every token has that row, also in the second text of a pair; 0: no table.
     type_vocab_size: int = _option(
         'shape', SIZE_OR_NONE, 2, Spelling('type_vocab_size', allowed=SIZE))
     # Columns of the embedding tables, whose sum is then projected to hidden_size (ELECTRA-Small);
     # 0: hidden_size, without a projection.
     embedding_size: int = _option('shape', SIZE_OR_NONE, 0)
+    # Whether there is a LayerNorm behind the sum of the embeddings.
+    embedding_norm: bool = _option('shape', (True, False), True)
     # table: a row is added for each position. rotary: queries and keys are turned by their place
     # in the row (Su et al., 2021), and max_position_embeddings only limits the length.
     positions: str = _option('shape', ('table', 'rotary'), 'table')
     # Row of the position table for a sequence's first token. Those before it are never used
     # (RoBERTa: 2).
     first_position: int = _option('computes', SIZE_OR_NONE, 0)
+    # T5's relative positions besides (MPNet): each head adds numbers for the distances of tokens to
+    # their scores, in all layers the same.
+    relative_positions: bool = _option('shape', (False, True), False)
     # gelu_tanh: the approximation of google-research/bert; gelu_erf: exact, as Hugging Face's
-    # `gelu`.
+    # `gelu`; silu: x times its sigmoid.
     hidden_act: str = _option(
-        'computes', ('gelu_tanh', 'gelu_erf'), 'gelu_tanh',
+        'computes', ('gelu_tanh', 'gelu_erf', 'silu'), 'gelu_tanh',
         Spelling('gelu_form', {'tanh': 'gelu_tanh', 'erf': 'gelu_erf'}, ours=True))
     # Left-to-right: a token attends to itself and those before it, the paper's ablation (5.1).
     causal: bool = _option('computes', (False, True), False)
@@ -122,29 +130,45 @@ class BertConfig:
     # of hidden_size for each direction.
     bilstm: bool = _option('shape', (False, True), False)
     # LayerNorm before attention and before the feed-forward block, and once behind the last layer,
-    # instead of after each residual connection. Layer 0 has none before attention: the embeddings
+    # instead of after each residual connection. Layer 0 has none before attention if the embeddings
     # have their own.
     pre_norm: bool = _option('shape', (False, True), False)
-    # GeGLU (Shazeer, 2020): gelu of one half of the intermediate layer, times the other.
+    # rms: every LayerNorm is an RMSNorm (Zhang and Sennrich, 2019), which subtracts no mean and has
+    # no bias.
+    norm: str = _option('shape', ('layer', 'rms'), 'layer')
+    # GLU (Shazeer, 2020): hidden_act of one half of the intermediate layer, times the other.
     gated: bool = _option('shape', (False, True), False)
     # Whether Dense and LayerNorm have biases. Output layers of heads always do.
     biases: bool = _option('shape', (True, False), True)
+    # With biases, which products of the layers have them: all, all but that to intermediate_size
+    # (GTE), or none (NomicBERT, EuroBERT).
+    layer_biases: str = _option('shape', ('all', 'not_intermediate', 'none'), 'all')
     # Tokens of the window that local layers attend to, half on each side; 0: all layers are global.
-    # The layers 0, global_every, 2 * global_every, ... are global.
+    # The layers first_global, first_global + global_every, ... are global.
     local_attention: int = _option('computes', SIZE_OR_NONE, 0)
     global_every: int = _option('computes', DEPTH, 3)  # see local_attention
+    first_global: int = _option('computes', SIZE_OR_NONE, 0)  # see local_attention
     # Of rotary positions, in global and in local layers: the wavelengths go from 2 pi to 2 pi times
     # this.
     rotary_base: float = _option('computes', BASE, 10_000.0)
     local_rotary_base: float = _option('computes', BASE, 10_000.0)  # see rotary_base
+    # Whether heads on sequences read the pooler, a dense layer; else they read what it would.
+    pooler: bool = _option('shape', (True, False), True)
     # The vector that the pooler reads: that of [CLS], or the mean over all tokens of the sequence.
-    pooling: str = _option('computes', ('cls', 'mean'), 'cls')
+    # late: the pooler reads every token, and the mean is of what it makes of them (EuroBERT).
+    pooling: str = _option('computes', ('cls', 'mean', 'late'), 'cls')
     # Of the pooler's dense layer.
     pooler_act: str = _option('computes', ('tanh', 'gelu_tanh', 'gelu_erf', 'relu'), 'tanh')
     # A LayerNorm behind it.
     pooler_norm: bool = _option('shape', (False, True), False)
     # Heads on tokens (tagging, answer spans) read the pooler's layers, applied to every token.
     pools_tokens: bool = _option('shape', (False, True), False)
+    # What predicts masked words. bert: a dense layer, hidden_act, LayerNorm, and the embeddings of
+    # words with a bias. linear: an output layer of its own, without a bias (EuroBERT). two_layers:
+    # the same behind two dense layers without biases, each with gelu_tanh (UltraBERT).
+    masked_lm_head: str = _option('shape', ('bert', 'linear', 'two_layers'), 'bert')
+    # Columns between these two; 0: hidden_size.
+    masked_lm_size: int = _option('shape', SIZE_OR_NONE, 0)
     layer_norm_eps: float = _option(
         'computes', SMALL, 1e-12, Spelling('layer_norm_eps', ours=True))
     # Truncated normal, cut at two standard deviations.
@@ -165,6 +189,26 @@ class BertConfig:
         return self.hidden_size // self.num_heads
 
     @property
+    def num_masked_lm_columns(self) -> int:
+        """The size between the dense layers of `masked_lm_head='two_layers'`."""
+        return self.masked_lm_size or self.hidden_size
+
+    @property
+    def grouped_heads(self) -> int:
+        """How many heads of queries have a head of keys and values in common."""
+        return self.num_heads // (self.num_kv_heads or self.num_heads)
+
+    @property
+    def has_layer_biases(self) -> bool:
+        """Whether the products of a layer have biases, but for that to `intermediate_size`."""
+        return self.biases and self.layer_biases != 'none'
+
+    @property
+    def has_intermediate_biases(self) -> bool:
+        """Whether the product to `intermediate_size` has."""
+        return self.biases and self.layer_biases == 'all'
+
+    @property
     def max_length(self) -> int:
         """The most tokens of a sequence, [CLS] and [SEP] included."""
         return self.max_position_embeddings - self.first_position
@@ -183,7 +227,7 @@ class BertConfig:
         """
         if not self.local_attention:
             return self
-        if layer % self.global_every == 0:
+        if (layer - self.first_global) % self.global_every == 0:
             return dataclasses.replace(self, local_attention=0)
         return dataclasses.replace(self, rotary_base=self.local_rotary_base)
 
@@ -201,6 +245,22 @@ class BertConfig:
         if self.positions == 'rotary' and self.first_position:
             return (f"first_position={self.first_position} is a row of a table, and "
                     "positions='rotary' has none: take 0")
+        kv_heads = self.num_kv_heads
+        if kv_heads == self.num_heads or (kv_heads and self.num_heads % kv_heads):
+            return (f'num_kv_heads={kv_heads}: take a smaller number that divides '
+                    f'num_heads={self.num_heads}, or 0 for as many')
+        if self.masked_lm_head != 'bert' and self.num_embedding_columns != self.hidden_size:
+            return (f'masked_lm_head={self.masked_lm_head!r} predicts from hidden_size='
+                    f'{self.hidden_size}, and embedding_size={self.embedding_size} is another: '
+                    "take 0, or 'bert'")
+        if self.masked_lm_size and self.masked_lm_head != 'two_layers':
+            return (f'masked_lm_size={self.masked_lm_size} is of masked_lm_head='
+                    f"'two_layers': take 0")
+        if not self.pooler and (self.pooler_norm or self.pools_tokens):
+            return 'pooler=False leaves out what has pooler_norm and pools_tokens: set them False'
+        if not self.biases and self.layer_biases != 'all':
+            return (f'layer_biases={self.layer_biases!r} is of a model with biases, and '
+                    "biases=False has none: take 'all'")
         return ''
 
 

@@ -112,7 +112,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     class_name = _class_named(config)
     architecture = family.architecture(class_name)
     params, unused = _read_params(folder, config, model, config_file, family, architecture)
-    head = _find_head(config, architecture, params, config_file)
+    head = _find_head(config, architecture, params, model, config_file)
     labels = _labels_in(config, head, config_file)
     vocab_file, lowercase = read_tokenizer(folder, model['vocab_size'])
     if vocab_file is not None and model.get('first_position'):
@@ -258,6 +258,7 @@ def _find_head(
     config: Mapping[str, Any],
     architecture: Architecture | None,
     params: Mapping[str, np.ndarray],
+    model: Mapping[str, Any],
     config_file: Path,
 ) -> str:
     """`Weights.head`, by the architecture, the parameters and the problem type.
@@ -271,7 +272,8 @@ def _find_head(
         named = architecture.heads[0]
         pools = POOLER in architecture.parts
     class_name = _class_named(config) or 'nothing'
-    head = parameters.find_head(params, named, f'{config_file}: architectures says {class_name}')
+    head = parameters.find_head(
+        params, model, named, f'{config_file}: architectures says {class_name}')
     # Masked LM, which files of pre-training may hold alone, does without the pooler.
     needs_pooler = pools and named not in ('', 'pretraining')
     if needs_pooler and 'bert/pooler/dense/kernel' not in params:
@@ -551,9 +553,12 @@ def _check_positions(vocab: Vocab, model: Mapping[str, Any], config_file: Path) 
 
 
 def _token_ids(weights: Weights, family: Family) -> dict[str, int | None]:
-    """The fields with the ids of special tokens; without a vocabulary, [PAD] is 0."""
+    """The fields with the ids of special tokens; without a vocabulary, [PAD] and [MASK] are 0."""
     if weights.vocab_file is None:
-        return {**dict.fromkeys(family.token_ids), 'pad_token_id': 0}
+        unknown = dict.fromkeys(family.token_ids) | {'pad_token_id': 0}
+        if 'mask_token_id' in unknown:  # transformers takes no null there
+            unknown['mask_token_id'] = 0
+        return unknown
     vocab = load_tokenizer(weights.vocab_file, weights.lowercase).vocab
     ids: dict[str, int | None] = {'pad_token_id': vocab.pad_id}
     for field, name in family.token_ids.items():

@@ -105,6 +105,10 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
     if architecture is None:
         raise InputError(f'{weights.source} has {HEADS[weights.head].title()}, which no class of '
                          f'{family.name} models has: use --to bert_jax')
+    if family.renames_modules:
+        raise InputError(f'{weights.source} has an adapter of a {family.name} model, whose modules '
+                         'transformers names otherwise in memory, where peft adds it, than in '
+                         'files: --to huggingface writes all of it')
     tensors: dict[str, np.ndarray] = {}
     wide: dict[str, int] = {}  # modules that are several matrices, with their number
     targets: list[str] = []
@@ -314,7 +318,7 @@ def read_peft(folder: Path, base: Weights) -> Weights:
     if stored.arrays:
         raise InputError(f'{folder / _TENSORS}: {min(stored.arrays)} is of nothing that can be '
                          'read: adapters of the layers can be, and parameters of the head')
-    head = parameters.find_head(params, head, f'{file} is of {HEADS[head].title()}')
+    head = parameters.find_head(params, base.model, head, f'{file} is of {HEADS[head].title()}')
     inference = read_inference(ours.get(INFERENCE), f'{folder / _OURS}: {INFERENCE}')
     return dataclasses.replace(
         base, params=params, head=head,

@@ -59,7 +59,7 @@ def read_tf1(named: str | os.PathLike[str]) -> parameters.Weights:
     model = parameters.read_model(config, _SPELLINGS, config_file)
     params, unused = parameters.take_params(_open_checkpoint(prefix, config_file), model)
     hint = parameters.check_head(config.get('head', ''), config_file)
-    head = parameters.find_head(params, hint, f'{config_file} says head {hint!r}')
+    head = parameters.find_head(params, model, hint, f'{config_file} says head {hint!r}')
     vocab_file, lowercase = check_vocabulary(
         find_vocabulary(config_file.parent), config.get('do_lower_case'), model['vocab_size'])
     return parameters.Weights(

@@ -1,7 +1,7 @@
 """Heads on a sequence's vector: classification, regression, multiple labels, multiple choice.
 
 All are a dense layer on the pooled vector (paper sections 4.1 and 4.4, figure 4), which is that of
-[CLS], or with `pooling='mean'` of all tokens. In the ablations of section 5.1, a `causal` encoder
+[CLS], or with another `pooling` of all tokens. In the ablations of section 5.1, a `causal` encoder
 pools the last token, which alone attends to all others, and with `bilstm` the final states of both
 directions of the BiLSTM are pooled.
 
@@ -74,7 +74,7 @@ class BertForSequenceClassification(nn.Module):
         """The pooled vector [B, K, H] of each sequence."""
         first_BxK = batch['cls_positions']
         last_BxK = last_tokens(batch['sequence_ids'], first_BxK.shape[1])
-        if self.bilstm is None and self.config.pooling == 'mean':
+        if self.bilstm is None and self.config.pooling != 'cls':
             outputs = self.bert(*base.inputs_of(batch, rows_Bx2), first_BxK)
             return outputs['pooled_output']
         if self.bilstm is None:
@@ -122,7 +122,7 @@ class Classification(Head):
         return BertForSequenceClassification(self.config, self.num_outputs)
 
     def token_flops(self, row_length: int) -> float:
-        if self.config.bilstm or self.config.pooling == 'mean':
+        if self.config.bilstm or self.config.pooling != 'cls':
             return super().token_flops(row_length)
         # At most tokens, the last layer only projects to queries, keys and values (see `Bert`).
         others = token_flops(self.config, row_length, self.config.num_layers - 1)

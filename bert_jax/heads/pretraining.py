@@ -6,7 +6,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
@@ -16,10 +16,10 @@ from flax import linen as nn
 from bert_jax.heads import base
 from bert_jax.heads.base import Batch, Head, Keys, Params, Sums
 from bert_jax.heads.masked_lm_loss import MaskedLmSums, masked_lm_loss, mlm_chunks
-from bert_jax.heads.tensors import Part, Tensor, dense, layer_norm, output_layer
+from bert_jax.heads.tensors import Part, Tensor, dense, layer_norm, output_layer, table
 from bert_jax.model.encoder import Bert
 from bert_jax.model.flops import train_flops
-from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, gelu, parameter
+from bert_jax.model.layers import Dense, LayerNorm, ModelConfig, activation, gelu, parameter
 
 PADDING_LOGIT = -1e30
 # Most bytes of masked-LM logits that a device computes at once; fewer on CPUs, to fit the cache.
@@ -29,33 +29,81 @@ CHUNK_BYTES_ON_CPU = 16 << 20
 PREDICTIONS = Part('cls/predictions/', (
     *dense('cls/predictions/transform/dense', ('H',), ('E',)),
     *layer_norm('cls/predictions/transform/LayerNorm', 'E'),
-    Tensor('cls/predictions/output_bias', 'cls/predictions/output_bias', out_dims=('V',))))
+    Tensor('cls/predictions/output_bias', 'cls/predictions/output_bias', out_dims=('V',)),
+    table('cls/predictions/output_embeddings', 'V'),
+    *dense('cls/predictions/transform/first', ('H',), ('M',)),
+    *dense('cls/predictions/transform/second', ('M',), ('H',))))
 SEQ_RELATIONSHIP = Part(
     'cls/seq_relationship/',
     output_layer('cls/seq_relationship', 2, tf1='cls/seq_relationship/'))
 
 
 class Predictions(nn.Module):
-    """The masked-LM head up to its output layer, which is tied to the word embeddings.
+    """The masked-LM head up to its output layer (`masked_lm_head`).
 
-    Returns (hidden [B, P, E] in the compute dtype, bias [V] float32).
+    Returns (hidden [B, P, E] in the compute dtype, bias [V] float32). The output layer's kernel is
+    `output_table`.
     """
 
     config: ModelConfig
 
-    @nn.compact
+    def setup(self) -> None:
+        config = self.config
+        num_rows = config.padded_vocab_size
+        if config.masked_lm_head == 'bert':
+            init = parameter(nn.initializers.zeros, 'vocab', decays=False)
+            self.output_bias = self.param('output_bias', init, (num_rows,))
+        else:
+            init = parameter(_drawn_words(config), 'vocab', 'embed')
+            self.output_embeddings = self.param(
+                'output_embeddings', init, (num_rows, config.hidden_size))
+        before: Any = {'bert': Transform, 'two_layers': TwoLayers}.get(config.masked_lm_head)
+        if before is not None:
+            self.transform = before(config)
+
     def __call__(self, x_BxPxH: jax.Array) -> tuple[jax.Array, jax.Array]:
         num_rows = self.config.padded_vocab_size
-        init = parameter(nn.initializers.zeros, 'vocab', decays=False)
-        bias_V = self.param('output_bias', init, (num_rows,))
         # Padding rows are never predicted and get no gradient.
         padding_V = jnp.arange(num_rows) >= self.config.vocab_size
-        hidden = Transform(self.config, name='transform')(x_BxPxH)
-        return hidden, jnp.where(padding_V, PADDING_LOGIT, bias_V)
+        hidden = x_BxPxH
+        if self.config.masked_lm_head != 'linear':
+            hidden = self.transform(x_BxPxH)
+        if self.config.masked_lm_head != 'bert':
+            return hidden, jnp.where(padding_V, PADDING_LOGIT, jnp.zeros(num_rows))
+        return hidden, jnp.where(padding_V, PADDING_LOGIT, self.output_bias)
+
+    def output_table(self, words_VxE: jax.Array) -> jax.Array:
+        """The kernel [V, E] of the output layer: the word embeddings, if it has not its own."""
+        return words_VxE if self.config.masked_lm_head == 'bert' else self.output_embeddings
+
+
+def _drawn_words(config: ModelConfig) -> Callable[..., jax.Array]:
+    """The initializer of an output layer, with zeros in the padding rows."""
+    def init(key: jax.Array, shape: tuple[int, int]) -> jax.Array:
+        is_word_Vx1 = jnp.arange(shape[0])[:, None] < config.vocab_size
+        return jnp.where(is_word_Vx1, config.kernel_init(key, shape), 0.0)
+
+    return init
+
+
+class TwoLayers(nn.Module):
+    """Two dense layers without biases, each with gelu, before the output layer."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x_BxPxH: jax.Array) -> jax.Array:
+        config = self.config
+        hidden, columns = config.hidden_size, config.num_masked_lm_columns
+        for name, size_in, size_out in (('first', hidden, columns), ('second', columns, hidden)):
+            project = Dense(
+                config, (size_in,), (size_out,), ('embed',), (None,), biased=False, name=name)
+            x_BxPxH = gelu(project(x_BxPxH), 'gelu_tanh')
+        return x_BxPxH
 
 
 class Transform(nn.Module):
-    """Dense -> gelu -> LayerNorm before the output layer, to the size of a word's embedding."""
+    """Dense -> `hidden_act` -> LayerNorm before the output layer, to a word embedding's size."""
 
     config: ModelConfig
 
@@ -65,7 +113,7 @@ class Transform(nn.Module):
         project = Dense(
             config, (config.hidden_size,), (config.num_embedding_columns,), ('embed',), (None,),
             biased=config.biases, name='dense')
-        y_BxPxE = gelu(project(x_BxPxH), config.hidden_act)
+        y_BxPxE = activation(project(x_BxPxH), config.hidden_act)
         return LayerNorm(config, name='LayerNorm')(y_BxPxE)
 
 
@@ -105,7 +153,8 @@ class BertForPreTraining(nn.Module):
         else:
             outputs, masked_BxPxH = self._encode_where_needed(batch, rows_Bx2)
         hidden_BxPxE, bias_V = self.cls.predictions(masked_BxPxH)
-        table_VxE = self.config.layout(self.bert.embeddings.word_embeddings, 'vocab', None)
+        table_VxE = self.cls.predictions.output_table(self.bert.embeddings.word_embeddings)
+        table_VxE = self.config.layout(table_VxE, 'vocab', None)
         return outputs | {
             'mlm_output': (hidden_BxPxE, table_VxE, bias_V),
             'nsp_logits': self.cls.seq_relationship.logits(outputs['pooled_output']),

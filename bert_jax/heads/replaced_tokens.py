@@ -15,7 +15,7 @@ from bert_jax.heads import base
 from bert_jax.heads.base import Batch, Head, Keys, Losses, Outputs, Params
 from bert_jax.heads.tensors import Part, dense
 from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import Dense, ModelConfig, gelu
+from bert_jax.model.layers import Dense, ModelConfig, activation
 
 DISCRIMINATOR = Part('discriminator_predictions/', (
     *dense('discriminator_predictions/dense', ('H',), ('H',)),
@@ -33,7 +33,7 @@ class DiscriminatorPredictions(nn.Module):
         self.dense_prediction = Dense(self.config, (hidden,), (1,), ('embed',), (None,))
 
     def __call__(self, x_BxSxH: jax.Array) -> jax.Array:
-        y_BxSxH = gelu(self.dense(x_BxSxH), self.config.hidden_act)
+        y_BxSxH = activation(self.dense(x_BxSxH), self.config.hidden_act)
         return self.dense_prediction.logits(y_BxSxH)[..., 0]
 
 

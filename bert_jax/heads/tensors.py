@@ -1,11 +1,12 @@
 """A model's parameters in file formats: their names, shapes and arrays.
 
 Kernels are [in, out] here and in TF1, [out, in] in PyTorch's files and in TF1's `output_weights`.
-In files, several in dims or out dims are one dim. Query, key and value are fused here; in files
-they are one tensor or three.
+In files, several in dims or out dims are one dim. Query, key and value are fused here, and so are
+the two products of a gated layer; in files they are one tensor or several.
 
     V: vocabulary, P: positions, T: segment types, E: columns of the tables, H: hidden_size,
-    I: intermediate_size, N: heads, D: head_dim, U: half of hidden_size, L: labels
+    I: intermediate_size, N: heads, G: heads of keys and values, D: head_dim, U: half of
+    hidden_size, L: labels, M: between the layers of a masked-LM head with two
 """
 
 import dataclasses
@@ -22,14 +23,16 @@ class Form(NamedTuple):
     """How the files of a format hold a parameter.
 
     Attributes:
-      names: of the tensors: three where query, key and value are apart.
+      names: of the tensors: several where what is fused here is apart.
       is_transposed: whether they are [out, in].
       is_flat: whether several in dims or out dims are one dim there.
+      is_swapped: whether what is fused here is one tensor there in the opposite order.
     """
 
     names: tuple[str, ...]
     is_transposed: bool = False
     is_flat: bool = True
+    is_swapped: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,14 +44,15 @@ class Tensor:
       tf1: in files of google-research/bert; `{part}` stands for query, key and value.
       out_dims: of a kernel; of a table, those of a row; all dims of a vector.
       in_dims: of a kernel; of a table, the one that counts rows; () of a vector.
-      fused_qkv: whether a dim between in dims and out dims is that of query, key and value.
+      num_fused: size of a dim between in dims and out dims: 3 of query, key and value, 2 of the
+        products of a gated layer (the activated one first); 0: there is none.
     """
 
     name: str
     tf1: str
     out_dims: tuple[Dim, ...]
     in_dims: tuple[Dim, ...] = ()
-    fused_qkv: bool = False
+    num_fused: int = 0
 
     def in_run(self) -> Form:
         """Its form in run directories: as it is here."""
@@ -63,7 +67,7 @@ class Tensor:
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Its shape here; `sizes` of dims by letter (`weights.parameters.sizes_of`)."""
-        fused = [3] if self.fused_qkv else []
+        fused = [self.num_fused] if self.num_fused else []
         return (*_sizes(self.in_dims, sizes), *fused, *_sizes(self.out_dims, sizes))
 
     def shape_in(self, form: Form, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -71,8 +75,8 @@ class Tensor:
         if not form.is_flat:
             return self.shape(sizes)
         num_out = math.prod(_sizes(self.out_dims, sizes))
-        if self.fused_qkv and len(form.names) == 1:
-            num_out *= 3
+        if self.num_fused and len(form.names) == 1:
+            num_out *= self.num_fused
         if not self.in_dims:
             return (num_out,)
         shape = (math.prod(_sizes(self.in_dims, sizes)), num_out)
@@ -85,7 +89,10 @@ class Tensor:
         if form.is_transposed:
             arrays = [array.T for array in arrays]
         if len(arrays) == 1:
-            return np.ascontiguousarray(arrays[0].reshape(self.shape(sizes)), np.float32)
+            array = arrays[0].reshape(self.shape(sizes))
+            if form.is_swapped:
+                array = np.flip(array, axis=len(self.in_dims))
+            return np.ascontiguousarray(array, np.float32)
         shape = _sizes(self.in_dims, sizes) + _sizes(self.out_dims, sizes)
         parts = [array.reshape(shape) for array in arrays]
         return np.stack(parts, axis=len(self.in_dims), dtype=np.float32)
@@ -93,7 +100,9 @@ class Tensor:
     def to_files(self, form: Form, array: np.ndarray) -> list[np.ndarray]:
         """The inverse of `from_files`; the arrays are contiguous."""
         parts: Sequence[np.ndarray] = [array]
-        if len(form.names) > 1:
+        if form.is_swapped:
+            parts = [np.flip(array, axis=len(self.in_dims))]
+        elif len(form.names) > 1:
             parts = list(np.moveaxis(array, len(self.in_dims), 0))
         files = []
         for part in parts:
@@ -113,16 +122,13 @@ def _sizes(dims: Sequence[Dim], sizes: Mapping[str, int]) -> list[int]:
 
 
 def dense(
-    name: str, in_dims: tuple[Dim, ...], out_dims: tuple[Dim, ...], *, fused_qkv: bool = False
+    name: str, in_dims: tuple[Dim, ...], out_dims: tuple[Dim, ...], *, num_fused: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Kernel and bias of a `Dense`."""
-    in_files = name
-    if fused_qkv:
-        folder, _, leaf = name.rpartition('/')
-        assert leaf == 'qkv', name
-        in_files = f'{folder}/{{part}}'
-    kernel = Tensor(f'{name}/kernel', f'{in_files}/kernel', out_dims, in_dims, fused_qkv)
-    bias = Tensor(f'{name}/bias', f'{in_files}/bias', out_dims, fused_qkv=fused_qkv)
+    folder, _, leaf = name.rpartition('/')
+    in_files = f'{folder}/{{part}}' if leaf == 'qkv' else name
+    kernel = Tensor(f'{name}/kernel', f'{in_files}/kernel', out_dims, in_dims, num_fused)
+    bias = Tensor(f'{name}/bias', f'{in_files}/bias', out_dims, num_fused=num_fused)
     return kernel, bias
 
 

@@ -23,6 +23,7 @@ from bert_jax.kernels.attention_tiles import Settings
 from bert_jax.kernels.rotary import rotated
 from bert_jax.model.layers import Dense, ModelConfig, read_by_adapter
 from bert_jax.model.local_attention import local_attention, takes_blocks
+from bert_jax.model.relative import rows_of
 from bert_jax.runtime.errors import InputError
 
 # Added to the scores of masked keys, as in google-research/bert. exp(-10000) is 0 in every
@@ -38,6 +39,7 @@ def attend(
     qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array | None, segments_BxS: jax.Array,
     rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
     wanted_BxP: jax.Array | None = None, keep: Callable[[jax.Array], Any] | None = None,
+    relative_NxSxS: jax.Array | None = None,
 ) -> jax.Array:
     """Context vectors [B, S, N, D], or [B, P, N, D]: softmax(q k / sqrt(D)) v, with dropout.
 
@@ -54,6 +56,8 @@ def attend(
         kernel, so the plain implementation computes them.
       keep: receives the probabilities [B, N, Q, K] float32, before dropout. Only the plain
         implementation stores them, so it is used.
+      relative_NxSxS: what is added to the scores (`relative_positions`); the plain implementation
+        alone does so.
     """
     drops = rows_Bx2 is not None and config.attention_dropout > 0
     name = choose(config, qkv_BxSx3xNxD.shape[1], drops)
@@ -79,7 +83,7 @@ def attend(
             masked_score=_MASKED_SCORE)
     plain = functools.partial(
         _plain, keys_and_values=(k_BxKxNxD, v_BxKxNxD), segments_BxS=segments_BxS,
-        rows_Bx2=rows_Bx2, layer=layer, config=config)
+        rows_Bx2=rows_Bx2, layer=layer, config=config, relative_NxSxS=relative_NxSxS)
     if wanted_BxP is None and keep is None and _is_long(qkv_BxSx3xNxD.shape[1]):
         return _in_blocks_of_queries(plain, q_BxQxNxD)
     if wanted_BxP is not None:
@@ -101,7 +105,7 @@ def _plain(
     q_BxQxNxD: jax.Array, wanted_BxP: jax.Array | None, *,
     keys_and_values: tuple[jax.Array, jax.Array], segments_BxS: jax.Array,
     rows_Bx2: jax.Array | None, layer: jax.Array | int, config: ModelConfig,
-    keep: Callable[[jax.Array], Any] | None = None,
+    relative_NxSxS: jax.Array | None = None, keep: Callable[[jax.Array], Any] | None = None,
 ) -> jax.Array:
     """Context vectors [B, Q, N, D] in plain operations, which XLA fuses.
 
@@ -109,11 +113,14 @@ def _plain(
     """
     k_BxKxNxD, v_BxKxNxD = keys_and_values
     seen_BxQxK = _seen(segments_BxS, wanted_BxP, config)
-    mask_Bx1xQxK = jnp.where(seen_BxQxK, 0.0, _MASKED_SCORE)[:, None]
+    added_BxNxQxK = jnp.where(seen_BxQxK, 0.0, _MASKED_SCORE)[:, None]  # the same for all heads
+    if relative_NxSxS is not None:
+        added_BxNxQxK += (
+            relative_NxSxS if wanted_BxP is None else rows_of(relative_NxSxS, wanted_BxP))
     scores_BxNxQxK = jnp.einsum(
         'BQND,BKND->BNQK', q_BxQxNxD, k_BxKxNxD, preferred_element_type=jnp.float32)
     probs_BxNxQxK = jax.nn.softmax(
-        scores_BxNxQxK * (1.0 / math.sqrt(config.head_dim)) + mask_Bx1xQxK, axis=-1)
+        scores_BxNxQxK * (1.0 / math.sqrt(config.head_dim)) + added_BxNxQxK, axis=-1)
     if keep is not None:
         keep(probs_BxNxQxK)
     probs_BxNxQxK = drop.dropout(
@@ -220,6 +227,8 @@ def why_unsupported(name: str, config: ModelConfig, length: int, drops: bool) ->
         return f'it is for {needed}, and this is a {platform}'
     if config.causal:
         return 'it has no left-to-right attention'
+    if config.relative_positions:
+        return 'it adds no relative positions to scores'
     if config.dtype != 'bfloat16':
         return f'it is for bfloat16, and this is {config.dtype}'
     if name == 'cudnn':
@@ -253,6 +262,9 @@ def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
 class SelfAttention(nn.Module):
     """Context vectors [B, S, N, D] of hidden states [B, S, H]; [B, P, N, D] with `wanted_BxP`.
 
+    With `num_kv_heads`, keys and values are projected to so many heads and repeated, so that every
+    implementation of `attend` takes them: this saves parameters and their products, no attention.
+
     If flax's collection `intermediates` is mutable, it receives `probabilities` [B, N, Q, K].
     """
 
@@ -262,24 +274,53 @@ class SelfAttention(nn.Module):
     def __call__(
         self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
         layer: jax.Array | int, wanted_BxP: jax.Array | None = None,
+        relative_NxSxS: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
-        project = Dense(
-            config,
-            in_dims=(config.hidden_size,),
-            out_dims=(3, config.num_heads, config.head_dim),
-            in_axes=('embed',),
-            out_axes=(None, 'heads', None),
-            num_separate=1,
-            biased=config.biases,
-            module='attention/self/qkv',
-            name='qkv')
         read = read_by_adapter(config, x_BxSxH, rows_Bx2, drop.QKV_ADAPTER, layer)
-        qkv, bias = project.product_and_bias(x_BxSxH, read=read)
+        if config.num_kv_heads:
+            qkv, bias = self._of_groups(x_BxSxH, read)
+        else:
+            project = self._projection('qkv', (3, config.num_heads, config.head_dim))
+            qkv, bias = project.product_and_bias(x_BxSxH, read=read)
         qkv = config.layout(qkv, 'batch', None, None, 'heads', None)
         keep = None
         if self.is_mutable_collection('intermediates'):
             keep = functools.partial(self.sow, 'intermediates', 'probabilities')
         return attend(
             qkv, bias, segments_BxS, rows_Bx2, layer,
-            config=config, wanted_BxP=wanted_BxP, keep=keep)
+            config=config, wanted_BxP=wanted_BxP, keep=keep, relative_NxSxS=relative_NxSxS)
+
+    def _projection(self, name: str, out_dims: tuple[int, ...]) -> Dense:
+        """A product to heads [..., N, D], several of which may be fused."""
+        config = self.config
+        num_separate = len(out_dims) - 2
+        return Dense(
+            config,
+            in_dims=(config.hidden_size,),
+            out_dims=out_dims,
+            in_axes=('embed',),
+            out_axes=(*[None] * num_separate, 'heads', None),
+            num_separate=num_separate,
+            biased=config.has_layer_biases,
+            module=f'attention/self/{name}',
+            name=name)
+
+    def _of_groups(
+        self, x_BxSxH: jax.Array, read: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Queries, keys and values [B, S, 3, N, D], and their bias, of `num_kv_heads`.
+
+        `read` is what adapters read.
+        """
+        config = self.config
+        query = self._projection('query', (config.num_heads, config.head_dim))
+        key_value = self._projection('key_value', (2, config.num_kv_heads, config.head_dim))
+        q_BxSxNxD, q_bias = query.product_and_bias(x_BxSxH, read=read)
+        kv_BxSx2xGxD, kv_bias = key_value.product_and_bias(x_BxSxH, read=read)
+        kv_BxSx2xNxD = jnp.repeat(kv_BxSx2xGxD, config.grouped_heads, axis=3)
+        qkv_BxSx3xNxD = jnp.concatenate([q_BxSxNxD[:, :, None], kv_BxSx2xNxD], axis=2)
+        if q_bias is None or kv_bias is None:
+            return qkv_BxSx3xNxD, None
+        bias_2xNxD = jnp.repeat(kv_bias, config.grouped_heads, axis=1)
+        return qkv_BxSx3xNxD, jnp.concatenate([q_bias[None], bias_2xNxD])

@@ -22,10 +22,12 @@ from bert_jax.model.layers import (
     Dense,
     LayerNorm,
     ModelConfig,
+    activation,
     gelu,
     parameter,
     read_by_adapter,
 )
+from bert_jax.model.relative import NUM_BUCKETS, relative_scores
 
 
 @jax.custom_vjp
@@ -59,6 +61,7 @@ class Embeddings(nn.Module):
     """Sum [B, S, E] of word, position and segment embeddings -> LayerNorm -> dropout.
 
     With rotary positions there are no position embeddings, and without segment types none of those.
+    The LayerNorm is there with `embedding_norm`.
     """
 
     config: ModelConfig
@@ -75,7 +78,8 @@ class Embeddings(nn.Module):
         if config.type_vocab_size:
             self.token_type_embeddings = self._table(
                 'token_type_embeddings', config.type_vocab_size)
-        self.layer_norm = LayerNorm(config, name='LayerNorm')
+        if config.embedding_norm:
+            self.layer_norm = LayerNorm(config, name='LayerNorm')
 
     def _table(
         self, name: str, num_rows: int, *, axis: str | None = None, num_padding: int = 0
@@ -97,7 +101,11 @@ class Embeddings(nn.Module):
             others.append(self._of_types(segment_ids_BxS))
         if self.config.positions == 'table':
             others.append(self._of_positions(input_ids_BxS.shape[1], position_ids_BxS))
-        x_BxSxE = self.layer_norm(sum(others, start=words_BxSxE))
+        x_BxSxE = sum(others, start=words_BxSxE)
+        if self.config.embedding_norm:
+            x_BxSxE = self.layer_norm(x_BxSxE)
+        else:
+            x_BxSxE = x_BxSxE.astype(self.config.dtype)
         x_BxSxE = drop.dropout(
             x_BxSxE, self.config.hidden_dropout, rows_Bx2, drop.EMBEDDINGS)
         return self.config.layout(x_BxSxE, 'batch', None, None)
@@ -147,7 +155,7 @@ class Residual(nn.Module):
         config = self.config
         dense = Dense(
             config, self.in_dims, (config.hidden_size,), self.in_axes, ('embed',),
-            biased=config.biases, ends_branch=True, module=self.module, name='dense')
+            biased=config.has_layer_biases, ends_branch=True, module=self.module, name='dense')
         read = read_by_adapter(config, y, rows, self.adapter_site, layer, wanted_BxP)
         y = config.layout(dense(y, read), 'batch', None, None)
         y = drop.dropout(y, config.hidden_dropout, rows, self.site, layer, wanted_BxP)
@@ -160,7 +168,8 @@ class Attention(nn.Module):
     """Self-attention and its output block; with `pre_norm`, after a LayerNorm.
 
     Attributes:
-      is_first: whether its input is that of the embeddings' LayerNorm, so that there is no other.
+      is_first: whether its input is that of the embeddings' LayerNorm, if there is one, so that
+        there is no other.
     """
 
     config: ModelConfig
@@ -169,14 +178,14 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(
         self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None, layer: int,
-        wanted_BxP: jax.Array | None = None,
+        wanted_BxP: jax.Array | None = None, relative_NxSxS: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
         y_BxSxH = x_BxSxH
-        if config.pre_norm and not self.is_first:
+        if config.pre_norm and not (self.is_first and config.embedding_norm):
             y_BxSxH = LayerNorm(config, name='LayerNorm')(x_BxSxH)
         attention = SelfAttention(config, name='self')
-        context = attention(y_BxSxH, segments_BxS, rows, layer, wanted_BxP)
+        context = attention(y_BxSxH, segments_BxS, rows, layer, wanted_BxP, relative_NxSxS)
         if wanted_BxP is not None:
             x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
         output = Residual(
@@ -186,10 +195,10 @@ class Attention(nn.Module):
 
 
 class Intermediate(nn.Module):
-    """Dense to `intermediate_size`, then gelu; with `pre_norm`, after a LayerNorm.
+    """Dense to `intermediate_size`, then `hidden_act`; with `pre_norm`, after a LayerNorm.
 
-    If the layer is `gated`, there are two such products of its input, and gelu of the first is
-    multiplied by the second.
+    If the layer is `gated`, there are two such products of its input, and `hidden_act` of the first
+    is multiplied by the second.
     """
 
     config: ModelConfig
@@ -208,19 +217,19 @@ class Intermediate(nn.Module):
             out_axes = (None, *out_axes)
         dense = Dense(
             config, (config.hidden_size,), out_dims, ('embed',), out_axes,
-            num_separate=len(out_dims) - 1, biased=config.biases, module='intermediate/dense',
-            name='dense')
+            num_separate=len(out_dims) - 1, biased=config.has_intermediate_biases,
+            module='intermediate/dense', name='dense')
         read = read_by_adapter(
             config, x_BxSxH, rows, drop.INTERMEDIATE_ADAPTER, layer, wanted_BxP)
         y = dense(x_BxSxH, read)
         if config.gated:
-            y_BxSxI = self._gelu(y[:, :, 0]) * y[:, :, 1]
+            y_BxSxI = self._act(y[:, :, 0]) * y[:, :, 1]
         else:
-            y_BxSxI = self._gelu(y)
+            y_BxSxI = self._act(y)
         return config.layout(y_BxSxI, 'batch', None, 'mlp')
 
-    def _gelu(self, y_BxSxI: jax.Array) -> jax.Array:
-        return gelu(y_BxSxI, self.config.hidden_act, self.config.layout.kept_of_gelu)
+    def _act(self, y_BxSxI: jax.Array) -> jax.Array:
+        return activation(y_BxSxI, self.config.hidden_act, self.config.layout.kept_of_gelu)
 
 
 class Layer(nn.Module):
@@ -237,11 +246,11 @@ class Layer(nn.Module):
     @nn.compact
     def __call__(
         self, x_BxSxH: jax.Array, layer: int, segments_BxS: jax.Array, rows: jax.Array | None,
-        wanted_BxP: jax.Array | None = None,
+        wanted_BxP: jax.Array | None = None, relative_NxSxS: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
         attention = Attention(config, self.is_first, name='attention')
-        x_BxSxH = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP)
+        x_BxSxH = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP, relative_NxSxS)
         y_BxSxI = Intermediate(config, name='intermediate')(
             x_BxSxH, rows, layer, wanted_BxP)
         output = Residual(
@@ -265,7 +274,7 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(
         self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None,
-        wanted_BxP: jax.Array | None = None,
+        wanted_BxP: jax.Array | None = None, relative_NxSxS: jax.Array | None = None,
     ) -> tuple[jax.Array, ...]:
         layer_class: Any = Layer
         if self.config.remat != 'none':
@@ -277,7 +286,7 @@ class Encoder(nn.Module):
             config = self.config.of_layer(i)
             layer = layer_class(config, is_first=i == 0, name=f'layer_{i}')
             wanted = wanted_BxP if i == last else None
-            x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows, wanted)
+            x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows, wanted, relative_NxSxS)
             outputs.append(x_BxSxH)
         return tuple(outputs)
 
@@ -293,8 +302,8 @@ _POOLER_ACTS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType({
 class Pooler(nn.Module):
     """Dropout, a dense layer, `pooler_act` and, with `pooler_norm`, a LayerNorm on [..., H].
 
-    BERT's is tanh of a dense layer, without dropout, on the outputs at [CLS]; `pooling` says
-    whether it reads these.
+    With `pooler=False`, the dropout alone. BERT's is tanh of a dense layer, without dropout, on the
+    outputs at [CLS]; `pooling` says whether it reads these.
     """
 
     config: ModelConfig
@@ -304,6 +313,8 @@ class Pooler(nn.Module):
         config = self.config
         hidden = config.hidden_size
         x = drop.dropout(x, config.pooler_dropout, rows, drop.POOLER)
+        if not config.pooler:
+            return x
         dense = Dense(
             config, (hidden,), (hidden,), ('embed',), (None,), biased=config.biases, name='dense')
         y = _POOLER_ACTS[config.pooler_act](dense(x))
@@ -334,10 +345,10 @@ class Bert(nn.Module):
     Args:
       pooled: whether the model has a pooler (Hugging Face's token and span models have none).
 
-    Returns a dict: `sequence_output` [B, S, H], `pooled_output` [B, H] (of the first token, or with
-    `pooling='mean'` of the mean; None without pooler), `embedding_output` [B, S, H], which the
-    first layer reads, and `layers`, a tuple of each layer's [B, S, H]; with `pre_norm`, the last is
-    that of the LayerNorm behind the layers.
+    Returns a dict: `sequence_output` [B, S, H], `pooled_output` [B, H] (of the first token; with
+    `pooling='mean'` of the mean, with 'late' the mean of those of all tokens; None without pooler),
+    `embedding_output` [B, S, H], which the first layer reads, and `layers`, a tuple of each layer's
+    [B, S, H]; with `pre_norm`, the last is that of the LayerNorm behind the layers.
     """
 
     config: ModelConfig
@@ -351,6 +362,10 @@ class Bert(nn.Module):
                 config, (config.num_embedding_columns,), (config.hidden_size,), ('embed',), (None,),
                 biased=config.biases)
         self.encoder = Encoder(config)
+        if config.relative_positions:
+            init = parameter(config.kernel_init, None, 'heads')
+            self.relative_positions = self.param(
+                'relative_positions', init, (NUM_BUCKETS, config.num_heads))
         if config.pre_norm:
             self.layer_norm = LayerNorm(config, name='LayerNorm')
         if self.pooled:
@@ -375,20 +390,28 @@ class Bert(nn.Module):
         embedded = self.embeddings(input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
         if self.config.num_embedding_columns != self.config.hidden_size:
             embedded = self.embeddings_project(embedded)
-        layers = self.encoder(embedded, sequence_ids_BxS, rows_Bx2, wanted_BxP)
+        relative_NxSxS = None
+        if self.config.relative_positions:
+            relative_NxSxS = relative_scores(self.relative_positions, input_ids_BxS.shape[1])
+        layers = self.encoder(embedded, sequence_ids_BxS, rows_Bx2, wanted_BxP, relative_NxSxS)
         if self.config.pre_norm:
             layers = (*layers[:-1], self.layer_norm(layers[-1]))
         x_BxSxH = layers[-1]
         pooled = None
         if self.pooled:
-            if self.config.pooling == 'mean':
+            if self.config.pooling != 'cls':
                 assert wanted_BxP is None, 'means are over all positions'
+            if self.config.pooling == 'mean':
                 read = self._means(x_BxSxH, sequence_ids_BxS, cls_positions_BxK)
+            elif self.config.pooling == 'late':
+                read = x_BxSxH
             elif cls_positions_BxK is not None:
                 read = gather_positions(x_BxSxH, cls_positions_BxK)
             else:
                 read = x_BxSxH[:, 0]
             pooled = self.pooler(read, rows_Bx2)
+            if self.config.pooling == 'late':
+                pooled = self._means(pooled, sequence_ids_BxS, cls_positions_BxK)
         return {
             'sequence_output': x_BxSxH,
             'pooled_output': pooled,

@@ -72,7 +72,8 @@ def token_flops(config: ModelConfig, row_length: int, num_layers: int | None = N
 
 def projection_flops(config: ModelConfig) -> float:
     """FLOPs of a layer's projection to queries, keys and values, for one token."""
-    return 6.0 * config.hidden_size**2
+    num_heads = config.num_heads + 2 * (config.num_kv_heads or config.num_heads)
+    return 2.0 * config.hidden_size * num_heads * config.head_dim
 
 
 def bilstm_flops(inputs: int, units: int) -> float:

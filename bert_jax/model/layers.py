@@ -184,6 +184,13 @@ def _gelu_backward(
 gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
+def activation(x: jax.Array, form: str, kept: str = 'derivative') -> jax.Array:
+    """`hidden_act` of an array: `gelu`, whose arguments these are, or silu, in float32."""
+    if form == 'silu':
+        return jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype)
+    return gelu(x, form, kept)
+
+
 class Adapter(nn.Module):
     """What is trained beside a kernel in its place (`config.adapters`).
 
@@ -390,7 +397,7 @@ class Dense(nn.Module):
 class LayerNorm(nn.Module):
     """Normalises the last dim; statistics in float32, result in the compute dtype.
 
-    It has a bias if the model has `biases`.
+    It has a bias if the model has `biases`. With `norm='rms'` it is an RMSNorm, which has none.
     """
 
     config: ModelConfig
@@ -400,9 +407,13 @@ class LayerNorm(nn.Module):
         shape = (x.shape[-1],)
         scale = self.param('scale', parameter(nn.initializers.ones, None, decays=False), shape)
         bias = None
-        if self.config.biases:
+        if self.config.biases and self.config.norm == 'layer':
             bias = self.param('bias', parameter(nn.initializers.zeros, None, decays=False), shape)
         x = x.astype(jnp.float32)
+        if self.config.norm == 'rms':
+            mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+            y = x * lax.rsqrt(mean_square + self.config.layer_norm_eps)
+            return (y * scale).astype(self.config.dtype)
         # One-pass variance: E[x^2] - E[x]^2, fused with the computation of x. The two-pass form
         # reads x again, and its gradient twice. Float32 is precise enough, because the means are
         # small compared with the standard deviations.

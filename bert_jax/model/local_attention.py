@@ -25,7 +25,9 @@ _OUTSIDE = -1  # the segment of places before and behind a row
 
 def takes_blocks(config: ModelConfig, length: int) -> bool:
     """Whether blocks are less work than all scores of a row. Not if the length is symbolic."""
-    if not config.local_attention or config.causal or not isinstance(length, int):
+    if config.causal or config.relative_positions:
+        return False
+    if not config.local_attention or not isinstance(length, int):
         return False
     return length >= _LEAST_GAIN * 4 * _margin(config)
 

@@ -299,23 +299,25 @@ def _forward(model: LoadedModel) -> Any:
     config = dataclasses.replace(model.config, attention='xla', layout=Layout())
     # {}: only taggers on features of a frozen encoder need inference settings; none is exported.
     head = HEADS[model.weights.head].of_model(config, model.weights.num_labels, {})
+    # Without parameters, a pooler hands on what the head reads.
+    pooled = model.weights.has('bert/pooler') or (head.needs_pooler and not config.pooler)
 
     def forward(flat, input_ids, input_mask, segment_ids, positions=None):  # type: ignore[no-untyped-def]
         params = to_tree(flat, None)
         # Position ids are looked up: not every format can express the first s rows of a table.
         position_ids = jax.lax.broadcasted_iota(jnp.int32, input_ids.shape, 1)
-        out: Any = Bert(config, pooled=model.weights.has('bert/pooler')).apply(
+        out: Any = Bert(config, pooled=pooled).apply(
             {'params': params['bert']}, input_ids, input_mask, segment_ids, None, position_ids)
         x = out['sequence_output']
-        pooled = out['pooled_output']
+        pooled_BxH = out['pooled_output']
 
         outputs = {'sequence_output': x.astype(jnp.float32)}
-        if pooled is not None:
-            outputs['pooled_output'] = pooled.astype(jnp.float32)
+        if pooled_BxH is not None:
+            outputs['pooled_output'] = pooled_BxH.astype(jnp.float32)
         if positions is not None:
             at = jnp.take_along_axis(x, positions[..., None], axis=1)
             logits = predicted_tokens(config, params, at)
             outputs['masked_lm_logits'] = logits[..., : config.vocab_size]
-        return outputs | head.outputs_from_hidden(params, x, pooled)
+        return outputs | head.outputs_from_hidden(params, x, pooled_BxH)
 
     return forward

@@ -151,7 +151,8 @@ def read_run(
     known = {name: x for name, x in params.items() if name not in own}
     _check_params(known, head, described.model, step, config_file)
     if not HEADS[head].stays_in_run:
-        head = parameters.find_head(known, head, f'{config_file} says head {head!r}')
+        head = parameters.find_head(
+            known, described.model, head, f'{config_file} says head {head!r}')
     read = dataclasses.replace(
         described,
         params=known,

@@ -35,8 +35,10 @@ from bert_jax.text.vocab import Vocab, unused_row
 WORD_START = '\u2581'  # "lower one eighth block" stands for the space before a word
 # By role: its names in tokenizer_config.json, and what tokenizers call the token.
 _ROLES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    'cls': (('cls_token', 'bos_token'), ('[CLS]', '<s>', '<cls>', '<|startoftext|>')),
-    'sep': (('sep_token', 'eos_token'), ('[SEP]', '</s>', '<sep>', '<eos>', '<|endoftext|>')),
+    'cls': (('cls_token', 'bos_token'), (
+        '[CLS]', '<s>', '<cls>', '<|startoftext|>', '<|begin_of_text|>')),
+    'sep': (('sep_token', 'eos_token'), (
+        '[SEP]', '</s>', '<sep>', '<eos>', '<|endoftext|>', '<|end_of_text|>')),
     'pad': (('pad_token',), ('[PAD]', '<pad>', '<|padding|>')),
     'mask': (('mask_token',), ('[MASK]', '<mask>', '<|mask|>')),
     'unk': (('unk_token',), ('[UNK]', '<unk>')),

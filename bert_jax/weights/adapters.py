@@ -79,8 +79,8 @@ def adapted_kernels(every: list[Tensor], options: AdapterOptions) -> list[Adapte
     for tensor in every:
         module = _MODULE.fullmatch(tensor.name)
         targets = TARGETS.get(module[1], ()) if module else ()
-        if isinstance(tensor.out_dims[0], int):  # several products of one input
-            targets *= tensor.out_dims[0]
+        if tensor.num_fused and len(targets) == 1:  # several products of one input
+            targets *= tensor.num_fused
         adapted = options.adapted(targets)
         if adapted:
             name = tensor.name.removesuffix('/kernel')

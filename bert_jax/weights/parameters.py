@@ -7,6 +7,7 @@ that the model takes, with a padded vocabulary. The letters of dims are those of
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from bert_jax.config.bert_config import OPTIONS, BertConfig, Option, Spelling
 from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.classification import CLASSIFIER
 from bert_jax.heads.tensors import POOLER, Dim, Form, Part, Tensor, dense, layer_norm, table
+from bert_jax.model.relative import NUM_BUCKETS
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
@@ -35,7 +37,8 @@ def _embeddings(config: BertConfig) -> list[Tensor]:
         every.append(table('bert/embeddings/position_embeddings', 'P'))
     if config.type_vocab_size:
         every.append(table('bert/embeddings/token_type_embeddings', 'T'))
-    every += layer_norm('bert/embeddings/LayerNorm', 'E')
+    if config.embedding_norm:
+        every += layer_norm('bert/embeddings/LayerNorm', 'E')
     if config.num_embedding_columns != config.hidden_size:
         every += dense('bert/embeddings_project', ('E',), ('H',))
     return every
@@ -47,13 +50,18 @@ def _layer(i: int, config: BertConfig) -> list[Tensor]:
     norms = ['attention/output/LayerNorm', 'output/LayerNorm']
     if config.pre_norm:
         norms = ['attention/LayerNorm', 'intermediate/LayerNorm']
-        if i == 0:
+        if i == 0 and config.embedding_norm:
             norms = ['intermediate/LayerNorm']
-    out_dims: tuple[Dim, ...] = (2, 'I') if config.gated else ('I',)
-    every = [
-        *dense(f'{name}/attention/self/qkv', ('H',), ('N', 'D'), fused_qkv=True),
+    if config.num_kv_heads:
+        every = [
+            *dense(f'{name}/attention/self/query', ('H',), ('N', 'D')),
+            *dense(f'{name}/attention/self/key_value', ('H',), ('G', 'D'), num_fused=2)]
+    else:
+        every = [*dense(f'{name}/attention/self/qkv', ('H',), ('N', 'D'), num_fused=3)]
+    every += [
         *dense(f'{name}/attention/output/dense', ('N', 'D'), ('H',)),
-        *dense(f'{name}/intermediate/dense', ('H',), out_dims),
+        *dense(
+            f'{name}/intermediate/dense', ('H',), ('I',), num_fused=2 if config.gated else 0),
         *dense(f'{name}/output/dense', ('I',), ('H',)),
     ]
     for norm in norms:
@@ -68,6 +76,9 @@ def _without_other_formats(
     return Tensor(name, name, out_dims, in_dims)
 
 
+# Of a model with `relative_positions`.
+_RELATIVE_POSITIONS = Tensor(
+    'bert/relative_positions', 'bert/relative_positions', out_dims=('N',), in_dims=(NUM_BUCKETS,))
 # Parameters of a model with `bilstm`: 2 directions and 4 gates.
 _BILSTM = (
     _without_other_formats('bilstm/kernel', (2, 4, 'U'), ('H',)),
@@ -77,13 +88,17 @@ _BILSTM = (
 # Beginnings of the names of all parameters but the pooler's and the heads'.
 ENCODER = ('bert/embeddings/', 'bert/embeddings_project/', 'bert/encoder/', 'bert/LayerNorm/')
 # Arrays with a row for each token of the vocabulary, which the model pads.
-VOCABULARY_ROWS = ('bert/embeddings/word_embeddings', 'cls/predictions/output_bias')
+VOCABULARY_ROWS = (
+    'bert/embeddings/word_embeddings', 'cls/predictions/output_bias',
+    'cls/predictions/output_embeddings')
 
 
 def tensors(model: Mapping[str, Any]) -> list[Tensor]:
     """All parameters that a model can have, with any head; `model` as in `Weights`."""
     config = BertConfig(**model)
     every = _embeddings(config)
+    if config.relative_positions:
+        every.append(_RELATIVE_POSITIONS)
     for i in range(config.num_layers):
         every += _layer(i, config)
     if config.pre_norm:
@@ -95,11 +110,30 @@ def tensors(model: Mapping[str, Any]) -> list[Tensor]:
     return [tensor for tensor in every if not _is_left_out(tensor.name, config)]
 
 
+_OF_TWO_LAYERS = ('cls/predictions/transform/first/', 'cls/predictions/transform/second/')
+
+
 def _is_left_out(name: str, config: BertConfig) -> bool:
     """Whether a model lacks a parameter of a module that it has, or of a part."""
+    if name.startswith('bert/pooler/') and not config.pooler:
+        return True
     if name.startswith('bert/pooler/LayerNorm/') and not config.pooler_norm:
         return True
-    if config.biases or not name.endswith('/bias'):
+    if name.startswith('cls/predictions/'):
+        if name.startswith(_OF_TWO_LAYERS):
+            return config.masked_lm_head != 'two_layers' or name.endswith('/bias')
+        is_own = name == 'cls/predictions/output_embeddings'
+        if is_own == (config.masked_lm_head == 'bert'):
+            return True
+    if not name.endswith('/bias'):
+        return False
+    if name.endswith('LayerNorm/bias') and config.norm == 'rms':
+        return True
+    if re.fullmatch(r'bert/encoder/layer_\d+/intermediate/dense/bias', name):
+        return not config.has_intermediate_biases
+    if re.fullmatch(r'bert/encoder/layer_\d+/.*/(qkv|query|key_value|dense)/bias', name):
+        return not config.has_layer_biases
+    if config.biases:
         return False
     # Output layers of heads always have theirs.
     return name.startswith(('bert/', 'cls/predictions/transform/'))
@@ -107,17 +141,20 @@ def _is_left_out(name: str, config: BertConfig) -> bool:
 
 def sizes_of(model: Mapping[str, Any], num_labels: int = 0) -> dict[str, int]:
     """The size of each dim, by letter, from the fields of `Weights.model`."""
+    config = BertConfig(**model)
     return {
         'V': model['vocab_size'],
         'P': model['max_position_embeddings'],
         'T': model['type_vocab_size'],
-        'E': BertConfig(**model).num_embedding_columns,
+        'E': config.num_embedding_columns,
         'H': model['hidden_size'],
         'I': model['intermediate_size'],
         'N': model['num_heads'],
+        'G': config.num_kv_heads,
         'D': model['hidden_size'] // model['num_heads'],
         'U': model['hidden_size'] // 2,
         'L': num_labels,
+        'M': config.num_masked_lm_columns,
     }
 
 
@@ -470,11 +507,14 @@ def _check_shape(stored: StoredTensors, form: Form, expected: tuple[int, ...]) -
                              f'{_put_config_beside(stored)}')
 
 
-def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
+def find_head(
+    params: Mapping[str, Any], model: Mapping[str, Any], hint: str, named_by: str
+) -> str:
     """Finds `Weights.head` from the parameters and the config.
 
     Args:
       params: by our names.
+      model: `Weights.model`.
       hint: the head that the config names, or ''.
       named_by: the file and what it names, for messages.
 
@@ -485,6 +525,8 @@ def find_head(params: Mapping[str, Any], hint: str, named_by: str) -> str:
     if hint and not present & set(HEADS[hint].parts):
         raise InputError(f'{named_by}, but there is no tensor of such a head: the config '
                          'contradicts the weights')
+    if not model['pooler']:
+        present.add(POOLER)
     head = hint or _head_of_parts(present)
     if head == 'classification' and len(params['classifier/bias']) == 1:
         head = 'regression'

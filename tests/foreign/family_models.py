@@ -45,6 +45,23 @@ VARIANTS = {
     'jina': ('JinaEmbeddingsV3', {
         'type_vocab_size': 2,
         'rope_parameters': {'rope_type': 'default', 'rope_theta': 700.0}}),
+    'nomic': ('NomicBert', {}),
+    'nomic of gelu': ('NomicBert', {'hidden_act': 'gelu_pytorch_tanh', 'type_vocab_size': 1}),
+    'gte': ('Gte', {}),
+    'gte without segments': ('Gte', {'type_vocab_size': 0, 'layer_norm_eps': 1e-6}),
+    'eurobert': ('EuroBert', {}),
+    'eurobert of groups': ('EuroBert', {
+        'num_attention_heads': 6, 'num_key_value_heads': 2, 'classifier_pooling': 'mean'}),
+    'eurobert of the first token': ('EuroBert', {
+        'num_key_value_heads': 1, 'hidden_size': 30, 'classifier_pooling': 'bos',
+        'rope_parameters': {'rope_type': 'default', 'rope_theta': 250_000.0}}),
+    'mpnet': ('MPNet', {'pad_token_id': 1, 'max_position_embeddings': POSITIONS + 2}),
+    'ultrabert': ('Ultrabert', {'sliding_window': 3, 'prediction_head_size': 24}),
+    'ultrabert of means': ('Ultrabert', {
+        'num_attention_heads': 6, 'num_key_value_heads': 3, 'classifier_pooling': 'mean',
+        'prediction_head_size': 10, 'sliding_window': 4, 'rms_norm_eps': 1e-5,
+        'layer_types': [
+            'full_attention', 'sliding_attention', 'full_attention', 'sliding_attention']}),
 }
 CLASSES = (
     'Model', 'ForMaskedLM', 'ForSequenceClassification', 'ForMultipleChoice',
@@ -58,6 +75,10 @@ MORE_CLASSES = {
 # Those of CLASSES that transformers lacks for these beginnings of names.
 LACKING = {
     'JinaEmbeddingsV3': ('ForMultipleChoice',),
+    'NomicBert': ('ForMultipleChoice', 'ForQuestionAnswering'),
+    'Gte': ('ForMultipleChoice', 'ForQuestionAnswering'),
+    'EuroBert': ('ForMultipleChoice', 'ForQuestionAnswering'),
+    'Ultrabert': ('ForMultipleChoice',),
 }
 
 
@@ -81,7 +102,11 @@ def random_model(variant, kind, seed=0, scale=0.2, **fields):
     given = {**SIZES, 'pad_token_id': 0, 'classifier_dropout': 0.25, **of_variant, **fields}
     if begin == 'DistilBert':
         del given['classifier_dropout'], given['intermediate_size']
-    if begin == 'ModernBert':
+    if begin in ('EuroBert', 'MPNet'):
+        del given['classifier_dropout']
+    if begin == 'EuroBert':
+        given |= {'mask_token_id': 3}
+    if begin in ('ModernBert', 'EuroBert'):
         given |= dict.fromkeys(
             ('bos_token_id', 'eos_token_id', 'cls_token_id', 'sep_token_id'), 2)
     if kind in ('ForSequenceClassification', 'ForTokenClassification'):
@@ -126,8 +151,10 @@ def no_dropout(variant):
     names = ('hidden_dropout_prob', 'attention_probs_dropout_prob', 'classifier_dropout')
     if begin == 'DistilBert':
         names = ('dropout', 'attention_dropout', 'seq_classif_dropout')
-    if begin == 'ModernBert':
+    if begin in ('ModernBert', 'Ultrabert'):
         names = ('classifier_dropout',)
+    if begin == 'EuroBert':
+        names = ()
     return dict.fromkeys(names, 0.0)
 
 

@@ -96,9 +96,9 @@ def pretraining_outputs(config, params, rows):
 
     if 'seq_relationship' not in params['cls']:
         outputs = jax.jit(Bert(config, pooled=False).apply)({'params': params['bert']}, *rows)
-        hidden, bias = Predictions(config).apply(
-            {'params': params['cls']['predictions']}, outputs['sequence_output'])
-        table = params['bert']['embeddings']['word_embeddings']
+        predictions = Predictions(config).bind({'params': params['cls']['predictions']})
+        hidden, bias = predictions(outputs['sequence_output'])
+        table = predictions.output_table(params['bert']['embeddings']['word_embeddings'])
         return {'logits': logits_of((hidden, table, bias))}
     input_ids = rows[0]
     everywhere = jnp.broadcast_to(jnp.arange(input_ids.shape[1]), input_ids.shape)

@@ -35,7 +35,7 @@ LENGTHS = (16, 41)
 # these models lack, and the others change only how the model is trained or called there.
 NOT_KEPT = {
     'transformers_version', 'bos_token_id', 'eos_token_id', 'cls_token_id', 'sep_token_id',
-    'pad_token_id', 'qa_dropout', '_name_or_path',
+    'mask_token_id', 'pad_token_id', 'qa_dropout', '_name_or_path',
 }
 # XLM-R and CamemBERT are written as what they are, RoBERTa.
 RENAMED = {'XLMRoberta': 'Roberta', 'Camembert': 'Roberta'}
@@ -205,7 +205,8 @@ def test_outputs_with_a_field_of_another_class(variant, kind, fields, tmp_path):
 
 
 @pytest.mark.parametrize('variant', [
-    'bert', 'roberta', 'distilbert', 'electra', 'modernbert', 'jina'])
+    'bert', 'roberta', 'distilbert', 'electra', 'modernbert', 'jina', 'nomic', 'gte', 'eurobert',
+    'ultrabert', 'mpnet'])
 @pytest.mark.parametrize('there', ['Model', 'ForMaskedLM', 'ForSequenceClassification'])
 def test_a_start_takes_the_layers_that_from_pretrained_takes(variant, there, tmp_path):
     """Those before the last layer, for each class as the target."""
@@ -247,6 +248,12 @@ TUNED = [
     ('modernbert', 'ForTokenClassification'),
     ('modernbert of means', 'ForSequenceClassification'),
     ('jina', 'ForSequenceClassification'),
+    ('nomic', 'ForTokenClassification'),
+    ('gte', 'ForSequenceClassification'),
+    ('eurobert of groups', 'ForSequenceClassification'),
+    ('eurobert', 'ForSequenceClassification'),
+    ('ultrabert', 'ForSequenceClassification'),
+    ('mpnet', 'ForSequenceClassification'),
 ]
 
 

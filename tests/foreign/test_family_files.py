@@ -14,6 +14,8 @@ from bert_jax.config.bert_config import OPTIONS, BertConfig
 from bert_jax.foreign import load_weights
 from bert_jax.foreign.families import FAMILIES, family_to_write
 from bert_jax.foreign.families.modernbert import MODERNBERT
+from bert_jax.foreign.families.nomic_bert import NOMIC_BERT
+from bert_jax.foreign.families.ultrabert import ULTRABERT
 from bert_jax.foreign.huggingface import write_huggingface
 from bert_jax.foreign.tf1 import config_to_write
 from bert_jax.heads import HEADS, part_of
@@ -33,6 +35,10 @@ SIZES = {
 MODERN = {
     'type_vocab_size': 0, 'positions': 'rotary', 'pre_norm': True, 'gated': True, 'biases': False,
     'pooler_act': 'gelu_erf', 'pooler_norm': True, 'pools_tokens': True}
+LLAMA = {
+    'type_vocab_size': 0, 'embedding_norm': False, 'positions': 'rotary', 'pre_norm': True,
+    'norm': 'rms', 'gated': True, 'layer_biases': 'none', 'hidden_act': 'silu',
+    'masked_lm_head': 'linear', 'hidden_dropout': 0.0, 'classifier_dropout': 0.0}
 # A model of each family, by the options that are not those of the paper's BERT.
 MODELS = {
     'BERT': SIZES,
@@ -45,7 +51,19 @@ MODELS = {
     'ModernBERT': SIZES | MODERN | {
         'local_attention': 8, 'rotary_base': 160_000.0, 'pooling': 'mean'},
     'jina-embeddings-v3': SIZES | {
-        'positions': 'rotary', 'rotary_base': 700.0, 'pooler_dropout': 0.1, 'num_heads': 2},
+        'positions': 'rotary', 'rotary_base': 700.0, 'pooler_dropout': 0.1},
+    'NomicBERT': SIZES | {
+        'positions': 'rotary', 'gated': True, 'layer_biases': 'none', 'hidden_act': 'silu'},
+    'GTE': SIZES | {
+        'positions': 'rotary', 'gated': True, 'layer_biases': 'not_intermediate',
+        'rotary_base': 700.0, 'type_vocab_size': 0},
+    'EuroBERT': SIZES | LLAMA | {'pooler_act': 'gelu_erf', 'pooling': 'late', 'num_kv_heads': 1},
+    'MPNet': SIZES | {
+        'type_vocab_size': 0, 'first_position': 2, 'relative_positions': True,
+        'pooler_dropout': 0.1},
+    'UltraBERT': SIZES | LLAMA | {
+        'pooler': False, 'masked_lm_head': 'two_layers', 'masked_lm_size': 14,
+        'local_attention': 8, 'first_global': 2, 'rotary_base': 900.0},
 }
 CASES = [
     (family, architecture, head)
@@ -70,9 +88,12 @@ def random_weights(family, architecture, head):
     labels = ()
     if head in ('classification', 'multi_label', 'token_classification'):
         labels = tuple('edcba')
+    vocab_file = RECORDED / 'base' / 'vocab.txt'
+    if family.name == 'MPNet':  # the first position is behind the id of padding, which is not 0
+        vocab_file = None
     return Weights(
-        params=params, model=model, head=head, labels=labels, vocab_file=RECORDED / 'base' /
-        'vocab.txt', lowercase=True, unused=(), source='a model')
+        params=params, model=model, head=head, labels=labels, vocab_file=vocab_file,
+        lowercase=True, unused=(), source='a model')
 
 
 @pytest.mark.parametrize(
@@ -124,7 +145,7 @@ def test_the_head_is_found_without_the_name_of_a_class(case, tmp_path):
     config_file.write_text(json.dumps(config))
     again = load_weights(tmp_path / 'hf')
     alike = {head, 'regression' if head == 'multiple_choice' else head}
-    if head == 'token_classification' and family.name == 'ModernBERT':
+    if head == 'token_classification' and family.name in ('ModernBERT', 'UltraBERT'):
         alike = {'classification'}
     assert again.head in alike
     assert_same_params(again.params, made.params)
@@ -164,7 +185,10 @@ def changed(name, **options):
 @pytest.mark.parametrize('name, options, says', [
     ('BERT', {'causal': True}, 'causal=True'),
     ('BERT', {'type_vocab_size': 0}, 'BERT, RoBERTa: type_vocab_size=0'),
-    ('BERT', {'positions': 'rotary'}, "BERT, RoBERTa: positions='rotary'"),
+    ('jina-embeddings-v3', {'type_vocab_size': 0}, 'type_vocab_size=0'),
+    ('NomicBERT', {'type_vocab_size': 0}, 'type_vocab_size=0; '),
+    ('GTE', {'biases': False, 'layer_biases': 'all'}, 'biases=False'),
+    ('EuroBERT', {'norm': 'layer'}, "norm='layer'"),
     ('RoBERTa', {'layer_norm_eps': 1e-5, 'causal': True}, 'causal=True'),
     ('DistilBERT', {'layer_norm_eps': 1e-5}, 'layer_norm_eps=1e-05'),
     ('ELECTRA', {'embedding_size': 7, 'pooler_act': 'tanh'}, "pooler_act='tanh'"),
@@ -178,6 +202,7 @@ def test_options_of_no_family_are_refused_by_name(name, options, says):
 @pytest.mark.parametrize('name, options, says', [
     ('RoBERTa', {'hidden_act': 'gelu_tanh'}, "hidden_act='gelu_pytorch_tanh' with a pre"),
     ('ELECTRA', {'hidden_act': 'gelu_tanh'}, "hidden_act='gelu_pytorch_tanh' with a pre"),
+    ('GTE', {'hidden_act': 'silu'}, "hidden_act='silu' with a pre"),
     ('ModernBERT', {'pooler_act': 'gelu_tanh'}, "classifier_activation='gelu_pytorch_tanh'"),
 ])
 def test_what_only_one_class_cannot_hold_is_refused_for_its_head_alone(name, options, says):
@@ -210,6 +235,7 @@ def test_how_a_model_is_trained_may_be_lost_with_a_note(name, options, note, tmp
     ('DistilBERT', 'type_vocab_size=0'),
     ('ELECTRA', 'embedding_size=7'),
     ('ModernBERT', 'type_vocab_size=0'),
+    ('NomicBERT', "positions='rotary'"),
 ])
 def test_tf1_is_refused_what_it_cannot_hold(name, says):
     with refused(f'a model has {says}', 'bert_config.json', '--to bert_jax'):
@@ -259,6 +285,25 @@ REFUSED = [
     ('jina-embeddings-v3', {'rope_parameters': ['default']}, ["['default']"]),
     ('jina-embeddings-v3', {'rope_scaling': {'type': 'ntk'}}, ['rope_scaling', 'ntk']),
     ('jina-embeddings-v3', {'model_type': 'modernbert'}, ['is of ModernBERT', 'is of jina']),
+    ('NomicBERT', {'head_dim': 5}, ['head_dim=5', 'num_attention_heads=3']),
+    ('NomicBERT', {'rotary_scaling_factor': 2}, ['rotary_scaling_factor=2', 'NomicBERT']),
+    ('NomicBERT', {'qkv_proj_bias': True}, ['qkv_proj_bias=True']),
+    ('NomicBERT', {'hidden_act': 'relu'}, ["hidden_act='relu'", 'silu']),
+    ('GTE', {'hidden_act': 'silu'}, ["hidden_act='silu'", 'GteForMaskedLM']),
+    ('GTE', {'model_type': 'new'}, ["model_type='new'", 'nomic_bert, gte']),
+    ('EuroBERT', {'tie_word_embeddings': True}, ['tie_word_embeddings=True', 'EuroBERT']),
+    ('EuroBERT', {'attention_bias': True}, ['attention_bias=True']),
+    ('EuroBERT', {'num_key_value_heads': 2}, ['num_kv_heads=2', 'num_heads=3']),
+    ('EuroBERT', {'num_key_value_heads': '1'}, ["num_key_value_heads='1'"]),
+    ('EuroBERT', {'head_dim': 8}, ['head_dim=8']),
+    ('EuroBERT', {'classifier_pooling': 'last'}, ["classifier_pooling='last'", 'late']),
+    ('EuroBERT', {'rope_parameters': {'rope_type': 'llama3'}}, ['llama3']),
+    ('MPNet', {'relative_attention_num_buckets': 16}, ['relative_attention_num_buckets=16']),
+    ('UltraBERT', {'layer_types': ['full_attention']}, ['layer_types', 'each layer']),
+    ('UltraBERT', {'layer_types': None, 'attention_windows': [3, 4]}, ['attention_windows=[3, 4]']),
+    ('UltraBERT', {'prediction_head_size': 0}, ['prediction_head_size=0']),
+    ('UltraBERT', {'classifier_pooling': 'late'}, ["classifier_pooling='late'"]),
+    ('UltraBERT', {'rope_parameters': None, 'rope_theta': 5}, ['rope_theta=5', 'each layer']),
     ('ModernBERT', {'architectures': ['ModernBertForQuestionAnswering']}, ['no tensor of such']),
 ]
 
@@ -389,6 +434,39 @@ def test_rotary_bases_by_either_version(folders, tmp_path):
     for rope_parameters, expected in ((None, (5.0, 3.0)), (new, (7.0, 3.0))):
         model = family.model_of({**config, **old, 'rope_parameters': rope_parameters}, tmp_path)
         assert (model['rotary_base'], model['local_rotary_base']) == expected
+
+
+def test_nomic_bert_by_its_older_names(folders, tmp_path):
+    folder = shutil.copytree(folders / 'NomicBERT', tmp_path / 'model')
+    config = json.loads((folder / 'config.json').read_text())
+    for old, new in NOMIC_BERT.old_fields.items():
+        if new in config:
+            config[old] = config.pop(new)
+    config['rotary_emb_base'] = config.pop('rope_parameters')['rope_theta']
+    del config['hidden_act']
+    config |= {
+        'activation_function': 'swiglu', 'prenorm': False, 'qkv_proj_bias': False,
+        'rotary_emb_fraction': 1.0, 'rotary_scaling_factor': None}
+    (folder / 'config.json').write_text(json.dumps(config))
+    assert_same(load_weights(folder), load_weights(folders / 'NomicBERT'))
+
+
+@pytest.mark.parametrize('fields, model', [
+    ({'layer_types': ['sliding_attention', 'sliding_attention']}, (10, 2, 3)),
+    ({'layer_types': ['full_attention', 'full_attention']}, (0, 0, 3)),
+    ({'layer_types': ['full_attention', 'sliding_attention']}, (10, 0, 3)),
+    ({'attention_windows': [4, None]}, (8, 1, 3)),
+    ({}, (10, 2, 3)),
+], ids=str)
+def test_which_layers_of_ultrabert_are_global(fields, model, folders, tmp_path):
+    config = json.loads((folders / 'UltraBERT' / 'config.json').read_text())
+    del config['layer_types'], config['rope_parameters']
+    config |= {'sliding_window': 5, 'rope_theta': [7.0, 7.0], **fields}
+    found = ULTRABERT.model_of(config, tmp_path)
+    assert tuple(
+        found[name] for name in ('local_attention', 'first_global', 'global_every')) == model
+    layer = BertConfig(**found).of_layer(0)
+    assert layer.rotary_base == 7.0
 
 
 @pytest.mark.parametrize('model_type, class_name', [

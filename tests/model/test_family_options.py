@@ -12,7 +12,8 @@ from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.tokens import QuestionAnswering, Tagging
 from bert_jax.kernels import dropout as drop
 from bert_jax.model.encoder import Bert
-from bert_jax.model.layers import ModelConfig
+from bert_jax.model.flops import projection_flops
+from bert_jax.model.layers import LayerNorm, ModelConfig
 from tests.tiny_models import assert_close, jit, random_like
 
 pytestmark = pytest.mark.slow
@@ -24,12 +25,23 @@ MODERNBERT = {
     'pre_norm': True, 'gated': True, 'biases': False, 'positions': 'rotary', 'type_vocab_size': 0,
     'local_attention': 6, 'global_every': 2, 'rotary_base': 900.0, 'local_rotary_base': 30.0,
     'pooler_act': 'gelu_erf', 'pooler_norm': True, 'pooling': 'mean', 'pools_tokens': True}
+LLAMA = {
+    'pre_norm': True, 'norm': 'rms', 'embedding_norm': False, 'gated': True, 'hidden_act': 'silu',
+    'layer_biases': 'none', 'positions': 'rotary', 'type_vocab_size': 0, 'num_kv_heads': 1}
 OPTIONS = {
     'RoBERTa': {'first_position': 2, 'type_vocab_size': 1},
     'ELECTRA': {'embedding_size': 6, 'pooler_act': 'gelu_erf'},
     'DistilBERT': {'type_vocab_size': 0, 'pooler_act': 'relu'},
     'ModernBERT': MODERNBERT,
     'ModernBERT, causal': {**MODERNBERT, 'causal': True},
+    'GTE': {
+        'positions': 'rotary', 'gated': True, 'layer_biases': 'not_intermediate'},
+    'EuroBERT': {
+        **LLAMA, 'masked_lm_head': 'linear', 'pooling': 'late', 'pooler_act': 'gelu_erf'},
+    'UltraBERT': {
+        **LLAMA, 'masked_lm_head': 'two_layers', 'masked_lm_size': 6, 'pooler': False,
+        'pooling': 'mean', 'local_attention': 6, 'first_global': 2, 'layer_biases': 'all'},
+    'MPNet': {'relative_positions': True, 'first_position': 2, 'type_vocab_size': 0},
     'BERT, mean': {'pooling': 'mean', 'local_attention': 4},
 }
 LENGTHS = (9, 5, 7)  # of packed sequences; then there are three tokens of padding
@@ -110,7 +122,7 @@ def test_wanted_positions_give_the_rows_of_the_whole_output(config, params):
 
 
 @pytest.mark.parametrize('family, remat', [
-    ('ELECTRA', 'full'), ('ModernBERT', 'dots'), ('ModernBERT', 'full')])
+    ('ELECTRA', 'full'), ('ModernBERT', 'dots'), ('ModernBERT', 'full'), ('EuroBERT', 'full')])
 def test_rematerialisation_changes_nothing_with_dropout_on(family, remat):
     params = random_params(Pretraining(with_options(family)))
     batch = packed_batch()
@@ -136,7 +148,7 @@ def test_rematerialisation_changes_nothing_with_dropout_on(family, remat):
     assert all(x > 0 for x in jax.tree.leaves(largest))
 
 
-@pytest.mark.parametrize('family', ['ELECTRA', 'ModernBERT'])
+@pytest.mark.parametrize('family', ['ELECTRA', 'ModernBERT', 'EuroBERT', 'UltraBERT'])
 @pytest.mark.parametrize('kind', [Classification, Tagging, QuestionAnswering])
 def test_an_export_s_outputs_are_those_of_the_head(family, kind):
     """Exports have one sequence a row and no position ids."""
@@ -150,7 +162,7 @@ def test_an_export_s_outputs_are_those_of_the_head(family, kind):
     expected = jit(head.outputs)(params, batch)
 
     def export(params):
-        pooled = 'pooler' in params['bert']
+        pooled = 'pooler' in params['bert'] or not config.pooler
         out = Bert(config, pooled=pooled).apply({'params': params['bert']}, ids, mask, 0 * ids)
         return head.outputs_from_hidden(params, out['sequence_output'], out['pooled_output'])
 
@@ -180,6 +192,39 @@ def test_each_layer_has_its_own_window_and_base():
     assert [layer.local_attention for layer in layers] == [0, 8, 8, 0, 8, 8, 0]
     assert [layer.rotary_base for layer in layers] == [5.0, 2.0, 2.0, 5.0, 2.0, 2.0, 5.0]
     assert CONFIG.of_layer(1) is CONFIG
+
+
+def test_the_first_global_layer():
+    config = dataclasses.replace(CONFIG, local_attention=8, global_every=3, first_global=2)
+    assert [config.of_layer(i).local_attention for i in range(6)] == [8, 8, 0, 8, 8, 0]
+
+
+@pytest.mark.parametrize('biased', [False, True])
+def test_grouped_heads_are_heads_with_equal_keys_and_values(biased):
+    config = dataclasses.replace(
+        CONFIG, num_heads=4, num_kv_heads=2, layer_biases='all' if biased else 'none')
+    params = random_params(Pretraining(config))
+    every = dataclasses.replace(config, num_kv_heads=0)
+    repeated = jax.tree.map(lambda x: x, params)
+    for layer in repeated['bert']['encoder'].values():
+        projections = layer['attention']['self']
+        query, both = projections.pop('query'), projections.pop('key_value')
+        projections['qkv'] = {
+            name: np.concatenate([np.expand_dims(x, -3), np.repeat(both[name], 2, -2)], -3)
+            for name, x in query.items()}
+    found, expected = (
+        encode(*case, *arguments(packed_batch()))['sequence_output']
+        for case in ((config, params), (every, repeated)))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert projection_flops(config) * 3 == projection_flops(every) * 2
+
+
+def test_an_rms_norm_is_that_of_its_formula():
+    config = dataclasses.replace(CONFIG, norm='rms', layer_norm_eps=0.5)
+    x, scale = RNG.normal(1.0, 2.0, (2, 5, 16)), RNG.normal(size=16)
+    found = LayerNorm(config).apply({'params': {'scale': scale}}, x)
+    expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.5) * scale
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_pooler_dropout_is_in_front_of_the_pooler():

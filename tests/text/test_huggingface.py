@@ -116,6 +116,7 @@ def test_words_begin_where_the_text_has_space(kind):
 @pytest.mark.parametrize(('kind', 'tokens', 'num_separators'), [
     ('roberta', ('<pad>', '<unk>', '<s>', '</s>', '<mask>'), 2),
     ('modernbert', ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'), 1),
+    ('llama3', ('[PAD]', '[UNK]', '<|begin_of_text|>', '<|end_of_text|>', '[MASK]'), 1),
     ('xlmr', ('<pad>', '<unk>', '<s>', '</s>', '<mask>'), 2),
     ('accented_wordpiece', ('[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]'), 1),
 ])

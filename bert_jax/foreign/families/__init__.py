@@ -9,17 +9,24 @@ from typing import Any
 from bert_jax.foreign.families.bert import BERT
 from bert_jax.foreign.families.distilbert import DISTILBERT
 from bert_jax.foreign.families.electra import ELECTRA
+from bert_jax.foreign.families.eurobert import EUROBERT
 from bert_jax.foreign.families.family import Architecture, Family, Misfit
+from bert_jax.foreign.families.gte import GTE
 from bert_jax.foreign.families.jina import JINA
 from bert_jax.foreign.families.modernbert import MODERNBERT
+from bert_jax.foreign.families.mpnet import MPNET
+from bert_jax.foreign.families.nomic_bert import NOMIC_BERT
 from bert_jax.foreign.families.roberta import ROBERTA
+from bert_jax.foreign.families.ultrabert import ULTRABERT
 from bert_jax.heads import HEADS, part_of
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 from bert_jax.weights.parameters import Weights, tensors
 
 # A model that several can hold is written as the first of them.
-FAMILIES: tuple[Family, ...] = (BERT, ROBERTA, DISTILBERT, ELECTRA, MODERNBERT, JINA)
+FAMILIES: tuple[Family, ...] = (
+    BERT, ROBERTA, DISTILBERT, ELECTRA, MODERNBERT, JINA, NOMIC_BERT, GTE, EUROBERT,
+    ULTRABERT, MPNET)
 # Beginnings of the names of the layers between an encoder and a head's last layer.
 _BEFORE_LAST_LAYER = ('bert/pooler/', 'cls/predictions/transform/')
 

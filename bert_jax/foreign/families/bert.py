@@ -23,6 +23,8 @@ GELU = {
     'gelu_new': 'gelu_tanh',
     'gelu_fast': 'gelu_tanh',
 }
+# Families with gated layers have silu, too.
+GELU_OR_SILU = {**GELU, 'silu': 'silu', 'swish': 'silu'}
 EXACT_GELU = tuple(word for word, act in GELU.items() if act == 'gelu_erf')
 # Fields of config.json that most families share.
 SPELLINGS = {

@@ -13,8 +13,8 @@ from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.schema import Allowed, why_not_allowed
 from bert_jax.weights import parameters
 
-# Their name for a module of ours, or for a parameter that is no kernel, scale or bias; three names
-# where theirs are three. `{i}` stands for the number of a layer.
+# Their name for a module of ours, or for a parameter that is no kernel, scale or bias; several
+# where what is fused here is apart there. `{i}` stands for the number of a layer.
 Names = Mapping[str, str | tuple[str, ...]]
 _LAYER = re.compile(r'layer_(\d+)')
 _LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
@@ -130,6 +130,9 @@ class Family:
       options_of: further options, from the fields of config.json and the file's path for messages.
         A field that is absent has its value of `defaults`.
       fields_of: the inverse: further fields, from all options.
+      swapped: modules of which the files hold what is fused here in the opposite order.
+      old_fields: names that older files have for fields, with those that they have here.
+      renames_modules: whether transformers names modules otherwise in memory than in files.
       zeros_in: fields by which a model lacks some of the biases that it has here: {field: ends of
         the names of the modules without them}.
     """
@@ -147,6 +150,9 @@ class Family:
     token_ids: Mapping[str, str] = dataclasses.field(default_factory=dict)
     options_of: Callable[[Mapping[str, Any], Path], dict[str, Any]] = _no_options
     fields_of: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_fields
+    swapped: tuple[str, ...] = ()
+    old_fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    renames_modules: bool = False
     zeros_in: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -218,8 +224,9 @@ class Family:
         """The fields of config.json, with the values in transformers of those that are absent."""
         stated = dict(self.defaults)
         for key, value in config.items():
-            if value is not None:
-                stated[key] = value
+            newer = self.old_fields.get(key, key)
+            if value is not None and (newer == key or config.get(newer) is None):
+                stated[newer] = value
         return stated
 
     def model_of(self, config: Mapping[str, Any], where: Path) -> dict[str, Any]:
@@ -237,7 +244,7 @@ class Family:
         stated = self._stated(config)
         for key, value in self.only.items():
             if stated.get(key, value) != value:
-                raise InputError(f'{where}: {key}={config[key]!r} cannot be read: of {self.name} '
+                raise InputError(f'{where}: {key}={stated[key]!r} cannot be read: of {self.name} '
                                  f'models, only those with {value!r} can')
         self._check_complete(stated, where)
         model = parameters.read_model(stated, self.spellings, where)
@@ -273,7 +280,7 @@ class Family:
 
     def form_of(self, tensor: Tensor, architecture: Architecture) -> Form | None:
         """How files of a class hold a parameter; None if they do not."""
-        return _form_of(tensor, {**self.modules, **architecture.modules})
+        return self._form_of(tensor, {**self.modules, **architecture.modules})
 
     def form_in_any(self, tensor: Tensor, architecture: Architecture) -> Form | None:
         """`form_of`, or if the class lacks the parameter, that in another class of the family.
@@ -288,23 +295,23 @@ class Family:
                 of_part = other.names_of(part)
                 if part not in architecture.parts and taken.isdisjoint(of_part.values()):
                     names = {**of_part, **names}
-        return _form_of(tensor, names)
+        return self._form_of(tensor, names)
 
-
-def _form_of(tensor: Tensor, names: Names) -> Form | None:
-    """The form of a parameter by a table of names; None if it is not in the table."""
-    name = _LAYER.sub('layer_{i}', tensor.name)
-    module, _, leaf = name.rpartition('/')
-    ending = ''
-    named = names.get(name)
-    if named is None:
-        named = names.get(module)
-        ending = '.' + _LEAVES.get(leaf, leaf)
-    if named is None:
-        return None
-    number = _LAYER.search(tensor.name)
-    several = (named,) if isinstance(named, str) else named
-    if number:
-        several = tuple(name.replace('{i}', number[1]) for name in several)
-    return Form(
-        tuple(name + ending for name in several), is_transposed=tensor.name.endswith('/kernel'))
+    def _form_of(self, tensor: Tensor, names: Names) -> Form | None:
+        """The form of a parameter by a table of names; None if it is not in the table."""
+        name = _LAYER.sub('layer_{i}', tensor.name)
+        module, _, leaf = name.rpartition('/')
+        ending = ''
+        named = names.get(name)
+        if named is None:
+            named = names.get(module)
+            ending = '.' + _LEAVES.get(leaf, leaf)
+        if named is None:
+            return None
+        number = _LAYER.search(tensor.name)
+        several = (named,) if isinstance(named, str) else named
+        if number:
+            several = tuple(name.replace('{i}', number[1]) for name in several)
+        return Form(
+            tuple(name + ending for name in several),
+            is_transposed=tensor.name.endswith('/kernel'), is_swapped=module in self.swapped)

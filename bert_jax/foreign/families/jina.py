@@ -70,4 +70,5 @@ JINA = Family(
     token_ids={'bos_token_id': 'cls_id', 'eos_token_id': 'sep_id'},
     options_of=_options_of,
     fields_of=_fields_of,
+    renames_modules=True,
 )

@@ -1,4 +1,4 @@
-"""How config.json states the base of rotary positions."""
+"""How config.json states the base of rotary positions, and the dims of heads that they turn."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,6 +40,15 @@ def base_of(
     if 'rope_theta' in parameters:
         return float(value_in(parameters, 'rope_theta', BASE, where))
     return float(value_in(config, old_field, BASE, where))
+
+
+def check_head_dim(config: Mapping[str, Any], where: Path) -> None:
+    """Raises InputError if heads have another size than `hidden_size` divided by their number."""
+    head_dim = config.get('head_dim')
+    heads = config['num_attention_heads']
+    if head_dim is not None and head_dim * heads != config['hidden_size']:
+        raise InputError(f'{where}: head_dim={head_dim!r} cannot be read: only models with '
+                         f"hidden_size={config['hidden_size']} / num_attention_heads={heads} can")
 
 
 def fields_of_base(base: float) -> dict[str, Any]:

@@ -22,7 +22,8 @@ _SCOPES = (
     ('optimizer', 'optimizer'), ('predictions', 'head'), ('seq_relationship', 'head'),
     ('pooler', 'head'), ('BPS,', 'head'), ('MV,', 'head'), ('H,VH', 'head'),
     ('take_along_axis', 'head'), ('embeddings', 'embeddings'), ('LayerNorm', 'layer norm'),
-    ('self/qkv', 'qkv'), ('attention/self', 'attention'), ('attention/output', 'attention output'),
+    ('self/qkv', 'qkv'), ('self/query', 'qkv'), ('self/key_value', 'qkv'),
+    ('attention/self', 'attention'), ('attention/output', 'attention output'),
     ('intermediate', 'intermediate'), ('/output/', 'output'), ('features/', 'model, other'),
     ('BertFor', 'model, other'), ('jvp()', 'head'), ('while/body', 'accumulation'),
 )

@@ -1,0 +1,132 @@
+"""EuroBERT (Boizard et al., 2025): RMSNorm, SwiGLU, grouped queries, an output layer of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.config.bert_config import SIZE, Spelling
+from bert_jax.foreign.families.bert import GELU_OR_SILU
+from bert_jax.foreign.families.family import Architecture, Family, Names, value_in
+from bert_jax.foreign.families.rotary_fields import base_in, check_head_dim, fields_of_base
+from bert_jax.runtime.files import Path
+
+_CLASSIFIER = {'classifier': 'classifier'}
+SPELLINGS = {
+    'vocab_size': Spelling('vocab_size'),
+    'num_layers': Spelling('num_hidden_layers'),
+    'hidden_size': Spelling('hidden_size'),
+    'num_heads': Spelling('num_attention_heads'),
+    'intermediate_size': Spelling('intermediate_size'),
+    'max_position_embeddings': Spelling('max_position_embeddings'),
+    'hidden_act': Spelling('hidden_act', GELU_OR_SILU),
+    'layer_norm_eps': Spelling('rms_norm_eps'),
+    'initializer_range': Spelling('initializer_range'),
+    'attention_dropout': Spelling('attention_dropout'),
+}
+OPTIONS = {
+    'type_vocab_size': 0,
+    'embedding_norm': False,
+    'positions': 'rotary',
+    'pre_norm': True,
+    'norm': 'rms',
+    'gated': True,
+    'layer_biases': 'none',
+    'hidden_dropout': 0.0,
+}
+ONLY = {
+    'attention_bias': False,
+    'mlp_bias': False,
+    'rope_scaling': None,
+    'tie_word_embeddings': False,
+}
+
+
+def layers_of_llama(prefix: str) -> Names:
+    """The names of embeddings and layers in models that have Llama's after a prefix."""
+    layer = prefix + 'layers.{i}'
+    query, key, value = (f'{layer}.self_attn.{part}_proj' for part in 'qkv')
+    return {
+        'bert/embeddings/word_embeddings': f'{prefix}embed_tokens.weight',
+        'bert/encoder/layer_{i}/attention/LayerNorm': f'{layer}.input_layernorm',
+        'bert/encoder/layer_{i}/attention/self/qkv': (query, key, value),
+        'bert/encoder/layer_{i}/attention/self/query': query,
+        'bert/encoder/layer_{i}/attention/self/key_value': (key, value),
+        'bert/encoder/layer_{i}/attention/output/dense': f'{layer}.self_attn.o_proj',
+        'bert/encoder/layer_{i}/intermediate/LayerNorm': f'{layer}.post_attention_layernorm',
+        'bert/encoder/layer_{i}/intermediate/dense': (
+            f'{layer}.mlp.gate_proj', f'{layer}.mlp.up_proj'),
+        'bert/encoder/layer_{i}/output/dense': f'{layer}.mlp.down_proj',
+        'bert/LayerNorm': f'{prefix}norm',
+    }
+
+
+def heads_in(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """The number of heads of keys and values, if it is not that of queries.
+
+    Raises:
+      InputError: it is none, or heads have a size of their own.
+    """
+    check_head_dim(config, where)
+    if config.get('num_key_value_heads') is None:
+        return {}
+    num = value_in(config, 'num_key_value_heads', SIZE, where)
+    return {} if num == config['num_attention_heads'] else {'num_kv_heads': num}
+
+
+def fields_of_heads(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that `heads_in` reads."""
+    return {
+        'num_key_value_heads': model['num_kv_heads'] or model['num_heads'],
+        'head_dim': model['hidden_size'] // model['num_heads'],
+    }
+
+
+def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """The heads of keys and values, and the rotary base."""
+    return {**heads_in(config, where), 'rotary_base': base_in(config, where)}
+
+
+def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `_options_of`, and those that all models have."""
+    return {**ONLY, **fields_of_heads(model), **fields_of_base(model['rotary_base'])}
+
+
+EUROBERT = Family(
+    name='EuroBERT',
+    model_types={'eurobert': 'EuroBert'},
+    prefix='model.',
+    modules=layers_of_llama('model.'),
+    architectures=(
+        Architecture('ForMaskedLM', ('pretraining',), {
+            'cls/predictions/output_embeddings': 'lm_head.weight'}),
+        Architecture(
+            'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
+            {'bert/pooler/dense': 'dense', **_CLASSIFIER}),
+        Architecture('ForTokenClassification', ('token_classification',), _CLASSIFIER),
+        Architecture('Model', ('',), {}),
+    ),
+    tied={},
+    spellings={
+        **SPELLINGS,
+        'pooling': Spelling('classifier_pooling', {'late': 'late', 'mean': 'mean', 'bos': 'cls'}),
+    },
+    options={
+        **OPTIONS, 'pooler_act': 'gelu_erf', 'masked_lm_head': 'linear', 'classifier_dropout': 0.0},
+    only=ONLY,
+    old_fields={'clf_pooling': 'classifier_pooling'},
+    defaults={
+        'attention_dropout': 0.0,
+        'classifier_pooling': 'late',
+        'hidden_act': 'silu',
+        'max_position_embeddings': 8192,
+        'rms_norm_eps': 1e-5,
+        'rope_theta': 10_000.0,
+    },
+    token_ids={
+        'bos_token_id': 'cls_id',
+        'eos_token_id': 'sep_id',
+        'pad_token_id': 'pad_id',
+        'mask_token_id': 'mask_id',
+    },
+    options_of=_options_of,
+    fields_of=_fields_of,
+)
