@@ -1,11 +1,16 @@
 """SuperGLUE's tasks, from files with the benchmark's fields and from numbered labels."""
 
 import json
+import random
 
 import pytest
 
 from bert_jax.tasks.superglue import SUPERGLUE_TASKS, read_superglue
+from bert_jax.text.vocab import SPECIAL_TOKENS
+from bert_jax.text.vocab_files import write_vocab
+from tests.in_process import run
 from tests.refusals import refused
+from tests.tiny_runs import WORDS, sentence
 
 # A row of each task, its texts here, and the id of its label.
 ROWS = {
@@ -45,3 +50,28 @@ def test_what_no_task_has_is_refused(tmp_path, name, change, words):
     file.write_text(json.dumps({**ROWS[name][0], 'idx': 0, **change}))
     with refused(*words):
         read_superglue(name, str(file), max_malformed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('name', 'metrics'), [
+    ('cb', {'eval/accuracy', 'eval/macro_f1'}), ('copa', {'eval/accuracy'})])
+def test_a_run_is_trained_on_train_and_scored_on_val(tmp_path, name, metrics):
+    write_vocab(tmp_path / 'vocab.txt', (*SPECIAL_TOKENS, *WORDS))
+    rng = random.Random(0)
+    folder = tmp_path / SUPERGLUE_TASKS[name].folder
+    folder.mkdir()
+    for split, count in (('train', 24), ('val', 9)):
+        lines = []
+        for number in range(count):
+            row = {field: sentence(rng) for field in SUPERGLUE_TASKS[name].fields}
+            row |= {'question': 'effect', 'idx': number, 'label': number % 2}
+            lines.append(json.dumps(row))
+        (folder / f'{split}.jsonl').write_text('\n'.join(lines))
+    ended = run(
+        f'superglue.py:{name}', f'--config.data.source={tmp_path}', '--config.init_checkpoint=',
+        f'--config.data.vocab_file={tmp_path}/vocab.txt', '--config.data.lowercase=True',
+        '--config.model.name=L-1_H-32_A-2', '--config.data.max_seq_length=64',
+        '--config.train.steps=2', workdir=tmp_path / 'run')
+    assert metrics <= ended.result.keys()
+    assert '24 training examples' in ended.said
+    assert len((tmp_path / 'run' / 'dev_predictions.tsv').read_text().splitlines()) == 1 + 9
