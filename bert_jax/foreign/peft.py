@@ -342,17 +342,32 @@ class _Stored(NamedTuple):
 
     def scale(self, module: str, rank: int) -> float:
         """The factor of the product of a module's matrices."""
-        alpha = self._of(module, 'alpha_pattern', self.config.get('lora_alpha', 8))
+        alpha = self._of(module, 'alpha_pattern', self.alpha)
         return alpha / (math.sqrt(rank) if self.config.get('use_rslora') else rank)
 
     def rank(self, module: str) -> int:
         """The rank of a module's matrices."""
-        return int(self._of(module, 'rank_pattern', self.config.get('r', 8)))
+        return int(self._of(module, 'rank_pattern', self.usual_rank))
+
+    @property
+    def alpha(self) -> float:
+        """Of modules without another; peft's default where the file has none."""
+        return float(self.config.get('lora_alpha') or 8)
+
+    @property
+    def usual_rank(self) -> int:
+        """Of modules without another; peft's default where the file has none."""
+        return int(self.config.get('r') or 8)
 
     def _of(self, module: str, field: str, default: Any) -> Any:
         """What a field of patterns says of a module: the ends of names, as regular expressions."""
         for pattern, value in (self.config.get(field) or {}).items():
-            if re.fullmatch(rf'(.*\.)?({pattern})', module):
+            try:
+                is_meant = re.fullmatch(rf'(.*\.)?({pattern})', module) is not None
+            except re.error as error:
+                raise InputError(f'{self.file}: {field} has {pattern!r:.100}, which is no regular '
+                                 f'expression ({error}): {_REMEDY}') from None
+            if is_meant:
                 return value
         return default
 
@@ -452,8 +467,8 @@ def _options(stored: _Stored, rank: int, targets: str) -> AdapterOptions:
     if config.get('use_dora') and config.get('use_rslora'):
         raise InputError(f'{stored.file}: use_dora with use_rslora cannot be read: merge the '
                          'adapter with peft')
-    alpha = float(config.get('lora_alpha', 8))
-    usual = int(config.get('r', 8))
+    alpha = stored.alpha
+    usual = stored.usual_rank
     if rank != usual:  # so that the scale stays
         alpha *= math.sqrt(rank / usual) if kind == 'rslora' else rank / usual
     return AdapterOptions(kind, rank, alpha, float(config.get('lora_dropout') or 0), targets)

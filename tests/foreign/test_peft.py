@@ -149,6 +149,8 @@ def test_a_folder_names_its_base_and_a_run_keeps_the_adapter(tmp_path):
     ({'init_lora_weights': 'pissa'}, "init_lora_weights='pissa' cannot be read"),
     ({'lora_bias': True}, 'lora_bias=True cannot be read'),
     ({'r': 4}, 'lora_A.weight is [3, 24], and by adapter_config.json'),
+    ({'r': None}, 'lora_A.weight is [3, 24], and by adapter_config.json'),  # 8, as in peft
+    ({'rank_pattern': {'(': 1}}, "rank_pattern has '(', which is no regular expression"),
     ({'lora_alpha': 'x'}, "lora_alpha='x' must be a number"),
 ])
 def test_what_cannot_be_read_is_refused(adapter_folder, tmp_path, fields, message):
