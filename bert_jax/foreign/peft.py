@@ -69,6 +69,10 @@ _NOT_READ = (
 _DRAWN = (True, False, 'gaussian', 'orthogonal', 'eva')
 
 
+# In memory, where peft looks, transformers names their modules otherwise than in files.
+_NAMED_OTHERWISE = ('jina-embeddings-v3', 'NomicBERT', 'GTE', 'UltraBERT')
+
+
 class _Place(NamedTuple):
     """Where the files have the adapters of a kernel.
 
@@ -101,6 +105,10 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
         raise InputError(f"{weights.source} has an adapter of the kind 'bitfit' (its biases are "
                          'trained), which peft does not have: --to huggingface writes all of it')
     family = family_to_write(weights)
+    if family.name in _NAMED_OTHERWISE:
+        raise InputError(f'{weights.source}: transformers names the modules of {family.name} '
+                         'models otherwise in memory than in files, so that peft would not find '
+                         'them: write it with --to huggingface --merge')
     architecture = class_of(family, weights.head, weights.params)
     if architecture is None:
         raise InputError(f'{weights.source} has {HEADS[weights.head].title()}, which no class of '
@@ -404,6 +412,8 @@ def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
     modules = {name.partition('.lora_')[0] for name in names if '.lora_' in name}
     kernels = adapted_kernels(parameters.tensors(base.model), AdapterOptions(rank=1, targets='all'))
     for family in FAMILIES:
+        if family.name in _NAMED_OTHERWISE:
+            continue
         known: set[str] = set()
         for kernel in kernels:
             form = family.form_of(kernel.kernel, family.architectures[0])
@@ -451,6 +461,9 @@ def _read_adapter(
     params: dict[str, np.ndarray] = {}
     sizes = parameters.sizes_of(base.model)
     for kernel, found in named.items():
+        if tuple(found) != options.adapted(kernel.targets):
+            raise InputError(f'{stored.file} has an adapter of only one of the products of a gated '
+                             'layer, which cannot be read: merge it with peft')
         if found:
             shapes = kernel._replace(adapted=tuple(found)).shapes(options, sizes)
             params |= _kernel_from_files(kernel, found, stored, options, shapes)
