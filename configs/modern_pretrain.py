@@ -86,8 +86,8 @@ EUROBERTS = {
         warmup_steps=2000, sequences=(3, 10), pieces=128_256, parts=12),
     'eurobert-tiny': dict(
         model=dict(name='tiny', intermediate_size=192, num_kv_heads=1, initializer_range=0.05),
-        lengths=(64, 256), rows=32, long_rows=8, tokens=(8e5, 2e5), rate=2e-3,
-        warmup_steps=40, sequences=(1, 1), pieces=8000),
+        lengths=(64, 256), rows=32, long_rows=8, tokens=(3e5, 1e5), rate=2e-3,
+        warmup_steps=20, sequences=(1, 1), pieces=8000),
 }
 
 

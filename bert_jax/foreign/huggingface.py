@@ -341,6 +341,9 @@ def _whole_names(
             continue
         name = re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)
         name = re.sub(r'LayerNorm\.beta$', 'LayerNorm.bias', name)
+        for begin, in_table in family.also_named.items():
+            if name.startswith(begin):
+                name = in_table + name.removeprefix(begin)
         if is_base and name.startswith(family.beginnings):
             name = family.prefix + name
         if name in by_name:

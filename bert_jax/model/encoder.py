@@ -363,7 +363,8 @@ class Bert(nn.Module):
                 biased=config.biases)
         self.encoder = Encoder(config)
         if config.relative_positions:
-            init = parameter(config.kernel_init, None, 'heads')
+            # Each is added to scores, and like other biases does not decay.
+            init = parameter(config.kernel_init, None, 'heads', decays=False)
             self.relative_positions = self.param(
                 'relative_positions', init, (NUM_BUCKETS, config.num_heads))
         if config.pre_norm:

@@ -132,6 +132,8 @@ class Family:
       fields_of: the inverse: further fields, from all options.
       swapped: modules of which the files hold what is fused here in the opposite order.
       old_fields: names that older files have for fields, with those that they have here.
+      also_named: beginnings of names that files have, too, of a model that transformers has loaded
+        without these tensors, with those in the tables.
       renames_modules: whether transformers names modules otherwise in memory than in files.
       zeros_in: fields by which a model lacks some of the biases that it has here: {field: ends of
         the names of the modules without them}.
@@ -152,6 +154,7 @@ class Family:
     fields_of: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_fields
     swapped: tuple[str, ...] = ()
     old_fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    also_named: Mapping[str, str] = dataclasses.field(default_factory=dict)
     renames_modules: bool = False
     zeros_in: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 

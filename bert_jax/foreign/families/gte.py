@@ -75,5 +75,6 @@ GTE = Family(
     },
     options_of=_options_of,
     fields_of=_fields_of,
+    also_named={'lm_head.layer_norm.': 'lm_head.norm.'},
     renames_modules=True,
 )

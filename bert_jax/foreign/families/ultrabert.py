@@ -170,5 +170,6 @@ ULTRABERT = Family(
     token_ids={'bos_token_id': 'cls_id', 'eos_token_id': 'sep_id', 'pad_token_id': 'pad_id'},
     options_of=_options_of,
     fields_of=_fields_of,
+    also_named={'head.decoder.': 'cls.'},
     renames_modules=True,
 )
