@@ -8,6 +8,7 @@ from bert_jax.corpus import tokenize_plain
 from bert_jax.corpus.source import TextBatch
 from bert_jax.predict import stream
 from bert_jax.runtime.errors import InputError
+from bert_jax.text import huggingface
 from bert_jax.text.huggingface import HuggingFaceTokenizer
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.library import Unsplittable
@@ -51,11 +52,15 @@ def test_a_panic_at_load_is_one_line(parts, capfd):
     assert capfd.readouterr() == ('', '')
 
 
-def test_a_text_that_panics_is_told_from_others(capfd):
+@pytest.mark.parametrize('place', [0, 2])
+def test_a_text_that_panics_is_told_from_others(monkeypatch, capfd, place):
+    monkeypatch.setattr(huggingface, '_GROUP', 2)
     ours = HuggingFaceTokenizer(with_split(changed(), BACKTRACKING))
     with pytest.raises(Unsplittable, match=r"1 of 3 texts.*cannot split 'aaa.*retry") as caught:
-        ours.encode_batch(['the cat', SLOW, 'a dog'])
-    assert caught.value.places == (1,)
+        texts = ['the cat', 'a dog']
+        texts.insert(place, SLOW)
+        ours.encode_batch(texts)
+    assert caught.value.places == (place,)
     assert ours.encode_batch(['the cat', 'a dog']) == [ours.encode('the cat'), ours.encode('a dog')]
     assert capfd.readouterr().err.count('panicked') == 1  # silently after the first
 
