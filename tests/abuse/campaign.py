@@ -233,6 +233,7 @@ def campaign(
     """
     os.environ |= {'HOME': str(folder / 'home'), 'TMPDIR': str(folder / 'tmp'),
                    'HF_HUB_OFFLINE': '1', 'HF_HOME': str(folder / 'home' / 'hub'),
+                   'TORCHINDUCTOR_CACHE_DIR': str(folder / 'home' / 'torch'),
                    'PYTHONPATH': str(ROOT)}
     for name in ('home', 'tmp'):
         (folder / name).mkdir()

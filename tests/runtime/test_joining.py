@@ -32,6 +32,16 @@ def address(monkeypatch, lines):
     return f'127.0.0.1:{port}'
 
 
+def test_a_line_about_hosts_comes_after_a_minute_and_then_every_minute(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(joining.time, 'monotonic', lambda: now[0])
+    waiting = joining.Waiting(limit=3600)
+    said = []
+    for now[0] in (1000, 1059, 1060, 1061, 1119, 1120):
+        said.append(waiting.line('host 1'))
+    assert said == ['', '', 'waiting for host 1, 1 min', '', '', 'waiting for host 1, 2 min']
+
+
 def start(address, hosts, count, limit=20.0):
     """Lets these hosts of so many meet, in threads; returns their futures."""
     threads = concurrent.futures.ThreadPoolExecutor(len(hosts))
