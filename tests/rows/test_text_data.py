@@ -1,5 +1,6 @@
 """From sources to rows: a tiny corpus end to end, and what is refused."""
 
+import contextlib
 import dataclasses
 import types
 
@@ -15,7 +16,8 @@ from bert_jax.config import default_config
 from bert_jax.corpus import store_parts, tokenize
 from bert_jax.rows.examples import pretrain_spec
 from bert_jax.rows.masking import MaskingRates
-from bert_jax.tasks import pretrain
+from bert_jax.runtime.errors import InputError
+from bert_jax.tasks import pretrain, pretrain_data
 from bert_jax.tasks.pretrain_data import SyntheticData
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.letters import letter_tokens
@@ -494,3 +496,22 @@ def test_windows_of_hosts_are_the_windows_of_one(folder, monkeypatch):
         host = _open(folder, 'a.txt', ('b.txt', 2.0), **fields).training(S, P, batch_size=48)
         share = {name: values[begin : begin + 12] for name, values in batch.items()}
         assert_same(host.rows(rows[begin : begin + 12]), share)
+
+
+@pytest.mark.parametrize(('next_sentence', 'num_held_out', 'is_refused'), [
+    (True, 1, True), (True, 2, False), (False, 0, True), (False, 1, False)])
+def test_too_few_held_out_documents_are_refused(
+    monkeypatch, next_sentence, num_held_out, is_refused
+):
+    """A pair that is no neighbour takes a second document."""
+    text = types.SimpleNamespace(is_whole=False, num_held_out=num_held_out)
+    monkeypatch.setattr(pretrain_data, 'StoredText', lambda *arguments: text)
+    data = {'held_out': 0.1, 'eval_source': '', 'shuffle_blocks': 1, 'next_sentence': next_sentence}
+    rows = types.SimpleNamespace(
+        _config=types.SimpleNamespace(data=types.SimpleNamespace(**data)),
+        _tokenizer=types.SimpleNamespace(vocab=None))
+    expected = contextlib.nullcontext()
+    if is_refused:
+        expected = pytest.raises(InputError, match=rf'holds out {num_held_out} document.*of wiki')
+    with expected:
+        assert pretrain_data.TextData._text(rows, 'wiki', None) is text
