@@ -45,6 +45,7 @@ from tests.quick import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,
+    pytest_ignore_collect,
 )
 
 # An eighth of the time would go into looking for garbage in what packages have imported.

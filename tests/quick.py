@@ -7,10 +7,12 @@ machine that does nothing else. A test that is not listed, as a new one, is quic
 
 import collections
 import json
+import re
 from pathlib import Path
 
 _LIMIT = 0.15  # seconds of a case, in the mean
 _FILE = Path(__file__).with_name('seconds.json')
+_ALL_SLOW = re.compile(r'^pytestmark = .*pytest\.mark\.slow', re.MULTILINE)
 
 
 def pytest_addoption(parser):
@@ -22,6 +24,13 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption('--store-seconds') and not hasattr(config, 'workerinput'):
         config.pluginmanager.register(_Stopwatch())
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files all of whose tests are slow are not even imported."""
+    if config.getoption('--quick') and collection_path.suffix == '.py':
+        return bool(_ALL_SLOW.search(collection_path.read_text())) or None
+    return None
 
 
 def pytest_collection_modifyitems(config, items):

@@ -15,7 +15,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from string import Template
@@ -24,6 +23,7 @@ import pytest
 
 from tests import small_hindi
 from tests.conftest import ROOT, xla_flags
+from tests.programs import python
 from tests.stand_in_hub import Hub, serving
 
 pytestmark = pytest.mark.slow
@@ -185,7 +185,7 @@ def with_added(words):
 def run(arguments, folder, environment):
     """Runs modules, each with its arguments, in one process; gives what each printed."""
     done = subprocess.run(
-        [sys.executable, '-c', RUNNER], cwd=folder, input=json.dumps(arguments),
+        [*python(), '-c', RUNNER], cwd=folder, input=json.dumps(arguments),
         env=environment, capture_output=True, encoding='utf-8', timeout=900)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout.split('### ')[1:]
@@ -206,7 +206,7 @@ def page(servers, tmp_path_factory):
                    capture_output=True)
     return folder, os.environ | environment | {
         'PYTHONPATH': os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')]),
-        'XLA_FLAGS': xla_flags(1), 'PYTHONWARNINGS': 'ignore'}
+        'XLA_FLAGS': xla_flags(1)}
 
 
 def test_the_page_from_text_to_hub(page):

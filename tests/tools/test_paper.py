@@ -12,7 +12,8 @@ from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
 from bert_jax.tools.paper.__main__ import main
 from bert_jax.tools.sweep import training as sweep_training
-from tests.conftest import run_python, xla_flags
+from tests.conftest import xla_flags
+from tests.programs import run_program
 from tests.tiny_runs import WORDS, documents, write_cola
 from tests.tools.paper_plans import finish
 
@@ -278,8 +279,8 @@ def test_a_chain_of_real_runs(tmp_path):
         '3', f'--workdir={tmp_path}/paper', f'--data={tmp_path}', '--columns=cola', '--seeds=1',
         *(f'--pretrain={setting}' for setting in pretrain),
         *(f'--finetune={setting}' for setting in finetune)]
-    process = run_python('-m', 'bert_jax.tools.paper', '--chips=1', *command,
-                         XLA_FLAGS=xla_flags(2))
+    process = run_program('-m', 'bert_jax.tools.paper', '--chips=1', *command,
+                          XLA_FLAGS=xla_flags(2))
     assert process.stdout.count('written: ') == 1, process.stderr  # the first process's
     record = json.loads((tmp_path / 'paper' / 'table3.json').read_text())
     (cell,) = record['cells']['cola'].values()
