@@ -69,10 +69,6 @@ _NOT_READ = (
 _DRAWN = (True, False, 'gaussian', 'orthogonal', 'eva')
 
 
-# In memory, where peft looks, transformers names their modules otherwise than in files.
-_NAMED_OTHERWISE = ('jina-embeddings-v3', 'NomicBERT', 'GTE', 'UltraBERT')
-
-
 class _Place(NamedTuple):
     """Where the files have the adapters of a kernel.
 
@@ -105,7 +101,7 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
         raise InputError(f"{weights.source} has an adapter of the kind 'bitfit' (its biases are "
                          'trained), which peft does not have: --to huggingface writes all of it')
     family = family_to_write(weights)
-    if family.name in _NAMED_OTHERWISE:
+    if family.renames_modules:
         raise InputError(f'{weights.source}: transformers names the modules of {family.name} '
                          'models otherwise in memory than in files, so that peft would not find '
                          'them: write it with --to huggingface --merge')
@@ -113,10 +109,6 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
     if architecture is None:
         raise InputError(f'{weights.source} has {HEADS[weights.head].title()}, which no class of '
                          f'{family.name} models has: use --to bert_jax')
-    if family.renames_modules:
-        raise InputError(f'{weights.source} has an adapter of a {family.name} model, whose modules '
-                         'transformers names otherwise in memory, where peft adds it, than in '
-                         'files: --to huggingface writes all of it')
     tensors: dict[str, np.ndarray] = {}
     wide: dict[str, int] = {}  # modules that are several matrices, with their number
     targets: list[str] = []
@@ -412,7 +404,7 @@ def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
     modules = {name.partition('.lora_')[0] for name in names if '.lora_' in name}
     kernels = adapted_kernels(parameters.tensors(base.model), AdapterOptions(rank=1, targets='all'))
     for family in FAMILIES:
-        if family.name in _NAMED_OTHERWISE:
+        if family.renames_modules:
             continue
         known: set[str] = set()
         for kernel in kernels:
