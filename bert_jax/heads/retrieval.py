@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +53,7 @@ class TextVectors(nn.Module):
         outputs = {'logits': vectors}
         if self.learn_temperature:
             initial = nn.initializers.constant(-math.log(self.temperature))
-            log_scale: Any = self.param(LOG_SCALE, parameter(initial), ())
+            log_scale: Any = self.param(LOG_SCALE, parameter(initial, decays=False), ())
             outputs[LOG_SCALE] = jnp.broadcast_to(log_scale, vectors.shape[:2])
         return outputs
 
@@ -62,8 +62,8 @@ class TextVectors(nn.Module):
 class Retrieval(base.Head):
     """Cross-entropy of finding a query's document in the batch, the mean over cut vectors.
 
-    Texts recur, such as an answer to several questions: a candidate that is equal to the document,
-    that is the document of an equal query, or that is equal to the query is no wrong answer.
+    Texts recur, such as an answer to several questions: a candidate that is equal to the document
+    of an equal query, or to the query, is no wrong answer.
     Batches say by `text_ids` [R, K, T] which texts are equal.
 
     Attributes:
@@ -167,22 +167,22 @@ def _found_document(
     """
     candidates_NxCxH = vectors_NxTxH[:, 1:]
     numbers_N = jnp.arange(len(vectors_NxTxH))
+    answers = Answers.of_batch(ids_NxT, weights_N)
 
     def of_some(some: Any) -> tuple[jax.Array, jax.Array]:
-        queries_QxH, scale_Q, ids_QxT, number_Q = some
+        queries_QxH, scale_Q, ids_Q, number_Q = some
         scores_QxCxN = scale_Q[:, None, None] * jnp.einsum(
             'QH,NCH->QCN', queries_QxH, candidates_NxCxH, precision=jax.lax.Precision.HIGHEST)
-        is_right_QxCxN, is_same_QxCxN = answers(ids_QxT, ids_NxT)
         is_document_C = jnp.arange(scores_QxCxN.shape[1]) == 0
         is_own_QxCxN = is_document_C[:, None] & (number_Q[:, None, None] == numbers_N)
-        is_left_out = (is_right_QxCxN | is_same_QxCxN) & ~is_own_QxCxN | (weights_N == 0)
+        is_left_out = answers.no_rivals(ids_Q) & ~is_own_QxCxN | (weights_N == 0)
         scores_QxCxN = jnp.where(is_left_out, base.ELSEWHERE, scores_QxCxN)
         # A unit's document has its number: documents are before hard negatives.
         return base.cross_entropy(scores_QxCxN.reshape(len(number_Q), -1), number_Q)
 
     return base.of_own_examples(
         functools.partial(_in_blocks, of_some),
-        (vectors_NxTxH[:, 0], scale_N, ids_NxT, numbers_N))
+        (vectors_NxTxH[:, 0], scale_N, ids_NxT[:, 0], numbers_N))
 
 
 def _excess_over_higher(
@@ -219,22 +219,38 @@ def _in_blocks(function: Callable[[Any], Any], arrays: Any) -> Any:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:num], results)
 
 
-def answers(ids_QxT: Any, ids_NxT: Any) -> tuple[Any, Any]:
-    """Which candidates are right answers to the queries of Q units, and which equal the query.
+class Answers(NamedTuple):
+    """Which of the batch's texts answer which queries.
 
-    A right answer is equal to the document, or it is the document of an equal query.
-
-    Args:
-      ids_QxT: equal for equal texts.
-      ids_NxT: of the candidates' units.
-
-    Returns:
-      Two arrays [Q, C, N] of bool, by query, column and unit of the candidate.
+    Attributes:
+      ids_NxT: equal for equal texts.
+      weights_N: 0 for empty places.
+      number_CxN: the first unit whose document is equal to a candidate.
+      is_document_CxN: whether there is one.
     """
-    query_Qx1x1 = ids_QxT[:, :1, None]
-    document_Qx1x1 = ids_QxT[:, 1:2, None]
-    candidates_CxN = ids_NxT[:, 1:].T
-    is_document_Cx1 = jnp.arange(len(candidates_CxN))[:, None] == 0
-    has_equal_query = is_document_Cx1 & (query_Qx1x1 == ids_NxT[:, 0])
-    is_right_QxCxN = has_equal_query | (candidates_CxN == document_Qx1x1)
-    return is_right_QxCxN, candidates_CxN == query_Qx1x1
+
+    ids_NxT: jax.Array
+    weights_N: jax.Array
+    number_CxN: jax.Array
+    is_document_CxN: jax.Array
+
+    @classmethod
+    def of_batch(cls, ids_NxT: jax.Array, weights_N: jax.Array) -> Self:
+        """The answers of a global batch."""
+        is_equal_CxNxN = ids_NxT[:, 1:].T[..., None] == ids_NxT[:, 1]
+        return cls(ids_NxT, weights_N, is_equal_CxNxN.argmax(-1), is_equal_CxNxN.any(-1))
+
+    def no_rivals(self, queries_Q: jax.Array) -> jax.Array:
+        """Which candidates are right answers to queries, or equal to them: [Q, C, N] of bool.
+
+        A right answer is equal to the document of any unit whose query is equal.
+
+        Args:
+          queries_Q: their ids.
+        """
+        has_equal_query_QxN = (queries_Q[:, None] == self.ids_NxT[:, 0]) & (self.weights_N > 0)
+        # By the first unit with an equal document, so that [Q, C, N, N] need not be compared.
+        answered_QxN = jnp.zeros(has_equal_query_QxN.shape, jnp.int32)
+        answered_QxN = answered_QxN.at[:, self.number_CxN[0]].add(has_equal_query_QxN)
+        is_right_QxCxN = (answered_QxN[:, self.number_CxN] > 0) & self.is_document_CxN
+        return is_right_QxCxN | (queries_Q[:, None, None] == self.ids_NxT[:, 1:].T)

@@ -30,6 +30,8 @@ ROWS = {
     'a text is its own partner': [('a', 'a'), ('b', 'c'), ('a', 'd')],
     'a hard negative is the partner of another': [('q1', 'a', 'b'), ('q2', 'b', 'c')],
     'a hard negative is the partner': [('q1', 'a', 'a'), ('q2', 'b', 'q2'), ('q3', 'c', 'd')],
+    'an answer is the partner of another, too': [('q1', 'a'), ('q1', 'b'), ('q2', 'b')],
+    'a hard negative is a right answer': [('q1', 'a', 'b'), ('q1', 'b', 'c'), ('q2', 'd', 'a')],
     'nothing recurs': [('a', 'b', 'c'), ('d', 'e', 'f'), ('g', 'h', 'i')],
 }
 
@@ -55,10 +57,10 @@ def right_answers(rows, number):
 def expected_loss(rows, vectors, number):
     """Cross-entropy of a row's partner among the rivals that are neither right nor the text."""
     scores = [vectors[number, 0] @ vectors[number, 1]]
+    no_rivals = right_answers(rows, number) | {rows[number][0]}
     for other, row in enumerate(rows):
         for column, text in enumerate(row[1:], 1):
-            is_partner_of_equal = column == 1 and row[0] == rows[number][0]
-            if text not in rows[number][:2] and not is_partner_of_equal:
+            if text not in no_rivals:
                 scores.append(vectors[number, 0] @ vectors[other, column])
     scores = np.array(scores, np.float64) / 0.05
     return scipy.special.logsumexp(scores) - scores[0]
@@ -132,6 +134,7 @@ def test_a_learned_temperature_has_a_gradient():
     assert float(jax.grad(loss)(at)) == pytest.approx(slope, rel=1e-2)
     params = jax.eval_shape(head.init, jax.random.key(0))
     assert set(params) == {'bert', 'log_scale'}
+    assert not params['log_scale'].decays
 
 
 def test_scores_are_computed_a_block_at_a_time_with_the_same_gradient():
