@@ -40,6 +40,7 @@ ADAPTER_CONFIG = 'adapter_config.json'
 _TENSORS = 'adapter_model.safetensors'
 _OURS = 'bert_jax.json'
 _PREFIX = 'base_model.model.'
+_OUTPUTS = 'classifier/bias'
 _TASK_TYPES = {
     'classification': 'SEQ_CLS', 'regression': 'SEQ_CLS', 'multi_label': 'SEQ_CLS',
     'token_classification': 'TOKEN_CLS', 'question_answering': 'QUESTION_ANS',
@@ -127,6 +128,9 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
         prefix = _PREFIX + family.prefix
         tensors = {name.replace(prefix, _PREFIX, 1): x for name, x in tensors.items()}
         config['target_modules'] = [name.removeprefix(family.prefix) for name in targets]
+        for field in ('rank_pattern', 'alpha_pattern'):
+            config[field] = {
+                name.removeprefix(family.prefix): x for name, x in config[field].items()}
     with new_folder(folder) as beside:
         write_file(beside / _TENSORS, tensors)
         write_json(beside / ADAPTER_CONFIG, config)
@@ -297,7 +301,7 @@ def read_peft(folder: Path, base: Weights) -> Weights:
         ours = read_fields(folder / _OURS, _OF_OURS, _REMEDY)
     head = ours.get('head')
     if head is None:
-        head = _head_of(config.get('task_type'))
+        head = _head_of(config.get('task_type'), base.head)
     parameters.check_head(head, folder / _OURS)
     with contextlib.ExitStack() as stack:
         opened = open_file(folder / _TENSORS, stack)
@@ -310,7 +314,7 @@ def read_peft(folder: Path, base: Weights) -> Weights:
         raise InputError(f'{folder}: no class of {family.name} models has '
                          f'{HEADS[head].title()}')
     if not any(name.startswith(family.prefix) for name in arrays):
-        stored = stored._replace(arrays={
+        stored = stored._replace(added=family.prefix, arrays={
             family.prefix + name if name.startswith(family.beginnings) else name: x
             for name, x in arrays.items()})
     adapter = _read_adapter(stored, base, family, architecture)
@@ -319,10 +323,13 @@ def read_peft(folder: Path, base: Weights) -> Weights:
         raise InputError(f'{folder / _TENSORS}: {min(stored.arrays)} is of nothing that can be '
                          'read: adapters of the layers can be, and parameters of the head')
     head = parameters.find_head(params, base.model, head, f'{file} is of {HEADS[head].title()}')
+    labels = ours.get('labels')
+    if labels is None and head == base.head and len(base.labels) == len(params.get(_OUTPUTS, ())):
+        labels = base.labels
     inference = read_inference(ours.get(INFERENCE), f'{folder / _OURS}: {INFERENCE}')
     return dataclasses.replace(
         base, params=params, head=head,
-        labels=parameters.read_labels(ours.get('labels'), head, params, folder / _OURS),
+        labels=parameters.read_labels(labels, head, params, folder / _OURS),
         source=f'adapter {folder} of {base.source}',
         inference={**base.inference, **inference}, step_dir=None, unused=(), adapter=adapter)
 
@@ -334,11 +341,13 @@ class _Stored(NamedTuple):
       arrays: by the names in the class; what has been read is removed.
       config: of adapter_config.json.
       file: the path of that.
+      added: what the names of modules begin with here, and not in the files.
     """
 
     arrays: dict[str, np.ndarray]
     config: Mapping[str, Any]
     file: Path
+    added: str = ''
 
     def scale(self, module: str, rank: int) -> float:
         """The factor of the product of a module's matrices."""
@@ -361,6 +370,7 @@ class _Stored(NamedTuple):
 
     def _of(self, module: str, field: str, default: Any) -> Any:
         """What a field of patterns says of a module: the ends of names, as regular expressions."""
+        module = module.removeprefix(self.added)
         for pattern, value in (self.config.get(field) or {}).items():
             try:
                 is_meant = re.fullmatch(rf'(.*\.)?({pattern})', module) is not None
@@ -389,9 +399,14 @@ def _check_readable(config: Mapping[str, Any], file: Path) -> None:
                              'into its model with peft (merge_and_unload), and save that')
 
 
-def _head_of(task_type: str | None) -> str:
-    """The head of a task type of peft."""
+def _head_of(task_type: str | None, of_base: str) -> str:
+    """The head of a task type of peft: that of the base, if it is of this type.
+
+    A regression is told by its one output, whatever the base's head.
+    """
     heads = [head for head, kind in _TASK_TYPES.items() if kind == task_type]
+    if of_base in heads and of_base != 'regression':
+        return of_base
     return heads[0] if heads else ''
 
 
@@ -531,6 +546,8 @@ def _read_head(
 ) -> dict[str, np.ndarray]:
     """The base's parameters with the head of the files; its pooler, if these have none.
 
+    Without a head, there need not be a pooler either.
+
     Raises:
       InputError: a parameter of the head is missing.
     """
@@ -538,6 +555,7 @@ def _read_head(
     pooler = {name for name in params if part_of(name) is POOLER}
     if POOLER not in architecture.parts:
         params = {name: x for name, x in params.items() if name not in pooler}
+    missing = []
     for tensor in parameters.tensors(base.model):
         if part_of(tensor.name) not in architecture.parts:
             continue
@@ -546,14 +564,16 @@ def _read_head(
         (name,) = form.names
         array = stored.arrays.pop(name, None)
         if array is None:
-            if tensor.name in params:
-                continue
-            raise InputError(f'{stored.file.with_name(_TENSORS)} has no {name}, nor has '
-                             f'{base.source}: its head is not there')
+            if tensor.name not in params:
+                missing.append(name)
+            continue
         num_labels = len(array) if part_of(tensor.name) is CLASSIFIER else 0
         sizes = parameters.sizes_of(base.model, num_labels)
         if array.shape != tensor.shape_in(form, sizes):
             raise InputError(f'{stored.file.with_name(_TENSORS)}: {name} is {list(array.shape)}, '
                              f'and by the model it is {list(tensor.shape_in(form, sizes))}')
         params[tensor.name] = tensor.from_files(form, [array], sizes)
+    if missing and (head or any(part_of(name) is POOLER for name in params)):
+        raise InputError(f'{stored.file.with_name(_TENSORS)} has no {missing[0]}, nor has '
+                         f'{base.source}: its head is not there')
     return params

@@ -69,7 +69,7 @@ def frozen_beside(adapter: AdapterOptions, parameters: Parameters) -> set[Names]
         trained = {names for names in of_encoder if names[-1] == 'bias'}
     if not trained:
         raise InputError("config.adapter.kind='bitfit' trains biases, and this model has none "
-                         '(config.model.biases=False): take another kind, with a rank')
+                         'in its encoder: take another kind, with a rank')
     return of_encoder - trained
 
 

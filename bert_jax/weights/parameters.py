@@ -86,7 +86,9 @@ _BILSTM = (
     _without_other_formats('bilstm/bias', (2, 4, 'U')),
 )
 # Beginnings of the names of all parameters but the pooler's and the heads'.
-ENCODER = ('bert/embeddings/', 'bert/embeddings_project/', 'bert/encoder/', 'bert/LayerNorm/')
+ENCODER = (
+    'bert/embeddings/', 'bert/embeddings_project/', 'bert/relative_positions', 'bert/encoder/',
+    'bert/LayerNorm/')
 # Arrays with a row for each token of the vocabulary, which the model pads.
 VOCABULARY_ROWS = (
     'bert/embeddings/word_embeddings', 'cls/predictions/output_bias',

@@ -17,7 +17,13 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.run.model import write_run
 from bert_jax.weights.adapters import AdapterWeights
 from bert_jax.weights.parameters import to_tree
-from tests.foreign.run_model import assert_same, assert_same_params, batch_of, outputs
+from tests.foreign.run_model import (
+    assert_same,
+    assert_same_params,
+    batch_of,
+    encoder_outputs,
+    outputs,
+)
 from tests.refusals import refused
 
 pytestmark = [pytest.mark.slow, pytest.mark.extras]
@@ -44,6 +50,9 @@ CASES = {
     'ranks': ('bert', 'ForSequenceClassification', {
         'target_modules': ['query', 'value'], 'rank_pattern': {'value': 5},
         'alpha_pattern': {'value': 3}}),
+    'encoder': ('modernbert', 'Model', {
+        'target_modules': ['Wqkv'], 'task_type': 'FEATURE_EXTRACTION', 'alpha_pattern': {
+            '^layers.0.attn.Wqkv': 60, '^model.layers.1.attn.Wqkv': 90}}),
 }
 TASK_TYPES = {'ForSequenceClassification': 'SEQ_CLS', 'ForTokenClassification': 'TOKEN_CLS'}
 
@@ -69,7 +78,7 @@ def theirs(model, inputs):
 def logits_in(found):
     if 'start_logits' in found:
         return np.stack([found['start_logits'], found['end_logits']], -1)
-    return np.asarray(found['logits'])
+    return np.asarray(found['logits' if 'logits' in found else 'last_hidden_state'])
 
 
 def ours(weights, inputs):
@@ -80,9 +89,11 @@ def beside(weights, inputs):
     """What the model with the adapter beside its kernels computes."""
     config = ModelConfig(**weights.model, adapter=weights.adapter.options)
     params = to_tree({**weights.params, **weights.adapter.params}, config.padded_vocab_size)
-    head = HEADS[weights.head].of_model(config, weights.num_labels, {})
     rows = [inputs[name].astype(np.int32) for name in
             ('input_ids', 'attention_mask', 'token_type_ids')]
+    if not weights.head:
+        return encoder_outputs(config, params, rows)['last_hidden_state']
+    head = HEADS[weights.head].of_model(config, weights.num_labels, {})
     logits = logits_in(head.outputs(params, batch_of(rows)))
     return logits[:, 0] if weights.head == 'classification' else logits
 
@@ -117,11 +128,40 @@ def test_an_adapter_there_and_back(case, tmp_path):
     assert_close(theirs(back, inputs), expected, mask)
     again = with_adapter(start, tmp_path / 'ours', keep_adapter=True)
     assert_same_params(again.params, weights.params)
-    if case in ('fused', 'fused dora', 'ranks'):  # whose rank is another here
+    if case in ('fused', 'fused dora', 'ranks', 'encoder'):  # whose rank is another here
         assert_close(ours(again.merged, inputs), expected, mask)
     else:
         assert again.adapter.options == weights.adapter.options
         assert_same_params(again.adapter.params, weights.adapter.params)
+
+
+def test_the_head_and_the_labels_of_a_base_stay(tmp_path):
+    base = family_models.random_model('bert', 'ForSequenceClassification')
+    base.config.problem_type = 'multi_label_classification'
+    base.save_pretrained(tmp_path / 'base')
+    start = load_weights(tmp_path / 'base')
+    adapted(base, 'ForSequenceClassification', {'target_modules': ['query']}).save_pretrained(
+        tmp_path / 'adapter')
+    found = with_adapter(start, tmp_path / 'adapter')
+    assert (found.head, found.labels) == ('multi_label', ('a', 'b', 'c'))
+    of_others = dataclasses.replace(start, head='regression', labels=('a', 'b'))
+    found = with_adapter(of_others, tmp_path / 'adapter')
+    assert (found.head, found.labels) == ('classification', ('LABEL_0', 'LABEL_1', 'LABEL_2'))
+
+
+def test_an_adapter_of_an_encoder_needs_no_pooler(tmp_path):
+    base = family_models.random_model('roberta', 'ForMaskedLM')
+    base.save_pretrained(tmp_path / 'base')
+    encoder = family_models.random_model('roberta', 'Model')
+    encoder.load_state_dict(base.roberta.state_dict(), strict=False)
+    inputs = family_models.random_inputs(encoder, 16)
+    model = adapted(encoder, 'Model', {
+        'target_modules': ['query'], 'task_type': 'FEATURE_EXTRACTION',
+        'alpha_pattern': {'^encoder.layer.0.attention.self.query': 60}})
+    model.save_pretrained(tmp_path / 'adapter')
+    found = with_adapter(load_weights(tmp_path / 'base'), tmp_path / 'adapter')
+    assert found.head == '' and not found.has('bert/pooler')
+    assert_close(ours(found, inputs), theirs(model, inputs), inputs['attention_mask'] == 1)
 
 
 def test_a_folder_names_its_base_and_a_run_keeps_the_adapter(tmp_path):

@@ -172,6 +172,13 @@ def test_options_without_effect_are_refused(fields, message):
         AdapterOptions(**fields)
 
 
+@pytest.mark.parametrize('options', [AdapterOptions(rank=2), AdapterOptions('bitfit')], ids=str)
+def test_relative_positions_stay(options):
+    head = head_with(options, relative_positions=True, type_vocab_size=0)
+    frozen = frozen_beside(options, parameters_of(head))
+    assert ('bert', 'relative_positions') in frozen
+
+
 def test_a_model_without_biases_has_no_bitfit():
     head = head_with(AdapterOptions('bitfit'), **MODERN)
     with pytest.raises(InputError, match='this model has none'):

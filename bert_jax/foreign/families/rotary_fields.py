@@ -32,7 +32,8 @@ def base_of(
     if not isinstance(parameters, dict):
         raise InputError(f'{where}: rope_parameters has {parameters!r} where an object belongs: '
                          'download it again')
-    for key, readable in (('rope_type', 'default'), ('partial_rotary_factor', 1.0)):
+    key_of_type = 'rope_type' if 'rope_type' in parameters else 'type'  # as older files have it
+    for key, readable in ((key_of_type, 'default'), ('partial_rotary_factor', 1.0)):
         value = parameters.get(key, readable)
         if value != readable:
             raise InputError(f'{where}: {key}={value!r} cannot be read: only models with '

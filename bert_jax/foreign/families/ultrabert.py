@@ -42,6 +42,9 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
     if not isinstance(parameters, dict):
         raise InputError(f'{where}: rope_parameters={parameters!r} does not have an object for '
                          'each kind of layers: download it again')
+    if parameters and not {_GLOBAL, _LOCAL} & parameters.keys():
+        raise InputError(f'{where}: rope_parameters={parameters!r} cannot be read: it must have an '
+                         f'object for {_GLOBAL} and one for {_LOCAL}')
     for option, kind in (('rotary_base', _GLOBAL), ('local_rotary_base', _LOCAL)):
         options[option] = base_of(parameters.get(kind, {}), config, where, old_field=kind)
     return options
@@ -56,13 +59,14 @@ def _kinds_and_reach(config: Mapping[str, Any], where: Path) -> tuple[list[str],
     reach = value_in(config, 'sliding_window', SIZE, where)
     kinds = config.get('layer_types')
     windows = config.get('attention_windows')
-    if kinds is None and windows is not None:
+    if windows is not None:
         sizes = {window for window in windows if window} if isinstance(windows, list) else set()
         if not isinstance(windows, list) or len(windows) != num_layers or len(sizes) > 1:
             raise InputError(f'{where}: attention_windows={windows!r} cannot be read: it must list '
                              'the same window for all layers that have one')
         reach = max(sizes, default=reach)
-        kinds = [_LOCAL if window else _GLOBAL for window in windows]
+        if kinds is None:
+            kinds = [_LOCAL if window else _GLOBAL for window in windows]
     if kinds is None:
         kinds = _layer_types(num_layers, _EVERY - 1, _EVERY)
     if not isinstance(kinds, list) or len(kinds) != num_layers or {*kinds} - {_LOCAL, _GLOBAL}:
