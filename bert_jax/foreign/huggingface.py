@@ -111,7 +111,8 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     check_tokenizer_class(folder, config, config_file)
     class_name = _class_named(config)
     architecture = family.architecture(class_name)
-    params, unused = _read_params(folder, config, model, config_file, family, architecture)
+    params, unused, architecture = _read_params(
+        folder, config, model, config_file, family, architecture)
     head = _find_head(config, architecture, params, model, config_file)
     labels = _labels_in(config, head, config_file)
     vocab_file, lowercase = read_tokenizer(folder, model['vocab_size'])
@@ -179,8 +180,8 @@ def _read_params(
     config_file: Path,
     family: Family,
     architecture: Architecture | None,
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """(`Weights.params`, `Weights.unused`).
+) -> tuple[dict[str, np.ndarray], tuple[str, ...], Architecture | None]:
+    """(`Weights.params`, `Weights.unused`, the class that the tensors are of, if that is known).
 
     Raises:
       InputError: tensors are missing or damaged, or contradict the config or each other.
@@ -189,6 +190,11 @@ def _read_params(
         where, by_file_name = _open_tensors(folder, stack)
         by_name = _whole_names(by_file_name, family)
         _check_family(by_file_name, by_name, family, where, config_file)
+        if architecture is not None and '' not in architecture.heads and all(
+                name.startswith(family.prefix) for name in by_name):
+            tell_once(f'note: {config_file}: architectures says {_class_named(config)}, and there '
+                      f'is no tensor of a head in {where}: it is read as an encoder')
+            architecture = family.architecture(family.model_types[family.model_type] + 'Model')
         of_class = architecture or family.architecture_of(by_name)
         family.check_class(config, of_class, config_file)
         by_name = _with_copies(by_name, family, of_class, model)
@@ -208,7 +214,7 @@ def _read_params(
             name = min(others)
             raise InputError(f'{by_name[name].path}: {name} is not equal to {family.tied[name]}: '
                              'an output layer that is not tied to the embeddings cannot be read')
-    return params, tuple(name for name in unused if name not in copies)
+    return params, tuple(name for name in unused if name not in copies), architecture
 
 
 def _open_tensors(

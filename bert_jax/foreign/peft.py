@@ -23,7 +23,7 @@ from bert_jax.heads import HEADS, part_of
 from bert_jax.heads.classification import CLASSIFIER
 from bert_jax.heads.tensors import POOLER
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, exists, read_fields
+from bert_jax.runtime.files import Path, as_path, children, exists, read_fields
 from bert_jax.runtime.new_folder import new_folder, write_json
 from bert_jax.runtime.schema import NUMBER, TEXT, TRUTH, ListOf, MapOf, Range, count
 from bert_jax.weights import parameters
@@ -122,6 +122,7 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
     of_head = parameters.from_params(
         lambda tensor: family.form_of(tensor, architecture), head, weights.model)
     tensors |= {_PREFIX + name: x for name, x in of_head.items()}
+    adapter = dataclasses.replace(adapter, base=_base_to_name(weights, adapter))
     config = _config(weights, adapter, targets, wide)
     config['modules_to_save'] = sorted({_module_of_head(name, family) for name in of_head})
     if not weights.head:  # the encoder's class has no prefix
@@ -179,6 +180,23 @@ def _config(
         'fan_in_fan_out': False,
         'init_lora_weights': True,
     }
+
+
+def _base_to_name(weights: Weights, adapter: AdapterWeights) -> str:
+    """The base of an adapter: of one that went on with a folder of peft, that folder's.
+
+    A folder that is not on this machine is not looked into.
+
+    Args:
+      weights: that the adapter is of.
+      adapter: of a run.
+    """
+    folder = as_path(adapter.base)
+    if not adapter.base or not is_peft([child.name for child in children(folder)]):
+        return adapter.base
+    stored, family = _open_folder(folder, weights)
+    start = _read_adapter(stored, weights, family, family.architectures[0])
+    return start.base if adapter.options.has_parameters_of(start.options) else adapter.base
 
 
 def _whole(number: float) -> float:
@@ -292,37 +310,26 @@ def read_peft(folder: Path, base: Weights) -> Weights:
       InputError: something is missing, damaged, or of a kind that there is not here, or the adapter
         is of another model.
     """
-    file = folder / ADAPTER_CONFIG
-    config = read_fields(file, _SCHEMA, _REMEDY)
-    _check_readable(config, file)
     base = base.merged
+    stored, family = _open_folder(folder, base)
     ours: dict[str, Any] = {}
     if exists(folder / _OURS):
         ours = read_fields(folder / _OURS, _OF_OURS, _REMEDY)
     head = ours.get('head')
     if head is None:
-        head = _head_of(config.get('task_type'), base.head)
+        head = _head_of(stored.config.get('task_type'), base.head)
     parameters.check_head(head, folder / _OURS)
-    with contextlib.ExitStack() as stack:
-        opened = open_file(folder / _TENSORS, stack)
-        arrays = {name.removeprefix(_PREFIX): x.read() for name, x in opened.items()}
-    parameters.check_finite(arrays, folder / _TENSORS)
-    stored = _Stored(arrays, config, file)
-    family = _family_of(arrays, base, folder / _TENSORS)
     architecture = next((each for each in family.architectures if head in each.heads), None)
     if architecture is None:
         raise InputError(f'{folder}: no class of {family.name} models has '
                          f'{HEADS[head].title()}')
-    if not any(name.startswith(family.prefix) for name in arrays):
-        stored = stored._replace(added=family.prefix, arrays={
-            family.prefix + name if name.startswith(family.beginnings) else name: x
-            for name, x in arrays.items()})
     adapter = _read_adapter(stored, base, family, architecture)
     params = _read_head(stored, base, family, architecture, head)
     if stored.arrays:
         raise InputError(f'{folder / _TENSORS}: {min(stored.arrays)} is of nothing that can be '
                          'read: adapters of the layers can be, and parameters of the head')
-    head = parameters.find_head(params, base.model, head, f'{file} is of {HEADS[head].title()}')
+    head = parameters.find_head(
+        params, base.model, head, f'{stored.file} is of {HEADS[head].title()}')
     labels = ours.get('labels')
     if labels is None and head == base.head and len(base.labels) == len(params.get(_OUTPUTS, ())):
         labels = base.labels
@@ -380,6 +387,28 @@ class _Stored(NamedTuple):
             if is_meant:
                 return value
         return default
+
+
+def _open_folder(folder: Path, base: Weights) -> tuple[_Stored, Family]:
+    """(The content of a folder, the family whose modules it names); `base` as for `read_peft`.
+
+    Raises:
+      InputError: it cannot be read, or is of another model.
+    """
+    file = folder / ADAPTER_CONFIG
+    config = read_fields(file, _SCHEMA, _REMEDY)
+    _check_readable(config, file)
+    with contextlib.ExitStack() as stack:
+        opened = open_file(folder / _TENSORS, stack)
+        arrays = {name.removeprefix(_PREFIX): x.read() for name, x in opened.items()}
+    parameters.check_finite(arrays, folder / _TENSORS)
+    family = _family_of(arrays, base, folder / _TENSORS)
+    if any(name.startswith(family.prefix) for name in arrays):
+        return _Stored(arrays, config, file), family
+    whole_names = {
+        family.prefix + name if name.startswith(family.beginnings) else name: x
+        for name, x in arrays.items()}
+    return _Stored(whole_names, config, file, added=family.prefix), family
 
 
 def _check_readable(config: Mapping[str, Any], file: Path) -> None:

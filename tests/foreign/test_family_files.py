@@ -298,6 +298,8 @@ REFUSED = [
     ('EuroBERT', {'head_dim': 8}, ['head_dim=8']),
     ('EuroBERT', {'classifier_pooling': 'last'}, ["classifier_pooling='last'", 'late']),
     ('EuroBERT', {'rope_parameters': {'rope_type': 'llama3'}}, ['llama3']),
+    ('EuroBERT', {'rope_parameters': {'type': 'linear', 'factor': 4.0}}, ["type='linear'"]),
+    ('UltraBERT', {'rope_parameters': {'rope_theta': 5.0}}, ['rope_theta', 'full_attention']),
     ('MPNet', {'relative_attention_num_buckets': 16}, ['relative_attention_num_buckets=16']),
     ('UltraBERT', {'layer_types': ['full_attention']}, ['layer_types', 'each layer']),
     ('UltraBERT', {'layer_types': None, 'attention_windows': [3, 4]}, ['attention_windows=[3, 4]']),
@@ -392,6 +394,20 @@ def test_a_config_that_cannot_be_read_is_refused_in_one_line(
         load_weights(folder)
 
 
+@pytest.mark.parametrize('family', FAMILIES, ids=lambda family: family.name)
+def test_a_folder_of_an_encoder_may_name_another_class(family, tmp_path, capsys):
+    architecture = next(x for x in family.architectures if x.name == 'Model')
+    made = random_weights(family, architecture, '')
+    write_huggingface(tmp_path / 'hf', made)
+    path = tmp_path / 'hf' / 'config.json'
+    named = {'architectures': [family.class_name(architecture).replace('Model', 'ForMaskedLM')]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    found = load_weights(tmp_path / 'hf')
+    assert found.head == ''
+    assert_same_params(found.params, made.params)
+    assert 'it is read as an encoder' in capsys.readouterr().err
+
+
 def test_positions_that_others_would_count_otherwise_are_refused(tmp_path):
     weights = changed('RoBERTa', first_position=2)
     with refused('first_position=2', '[PAD] with id 0', 'vocab.txt', '--to bert_jax'):
@@ -456,6 +472,8 @@ def test_nomic_bert_by_its_older_names(folders, tmp_path):
     ({'layer_types': ['full_attention', 'full_attention']}, (0, 0, 3)),
     ({'layer_types': ['full_attention', 'sliding_attention']}, (10, 0, 3)),
     ({'attention_windows': [4, None]}, (8, 1, 3)),
+    ({'attention_windows': [4, None], 'layer_types': [
+        'full_attention', 'sliding_attention']}, (8, 0, 3)),
     ({}, (10, 2, 3)),
 ], ids=str)
 def test_which_layers_of_ultrabert_are_global(fields, model, folders, tmp_path):

@@ -52,7 +52,7 @@ CASES = {
         'alpha_pattern': {'value': 3}}),
     'encoder': ('modernbert', 'Model', {
         'target_modules': ['Wqkv'], 'task_type': 'FEATURE_EXTRACTION', 'alpha_pattern': {
-            '^layers.0.attn.Wqkv': 60, '^model.layers.1.attn.Wqkv': 90}}),
+            '^layers.0.attn.Wqkv': 9, '^model.layers.1.attn.Wqkv': 90}}),
 }
 TASK_TYPES = {'ForSequenceClassification': 'SEQ_CLS', 'ForTokenClassification': 'TOKEN_CLS'}
 
@@ -180,6 +180,12 @@ def test_a_folder_names_its_base_and_a_run_keeps_the_adapter(tmp_path):
     assert config['base_model_name_or_path'] == str(tmp_path / 'base')
     assert_same_params(run.adapter.params, weights.adapter.params)
     assert_same(load_weights(tmp_path / 'run'), load_weights(tmp_path / 'adapter'))
+
+    going_on = dataclasses.replace(
+        weights, adapter=dataclasses.replace(weights.adapter, base=str(tmp_path / 'adapter')))
+    write_peft(tmp_path / 'trained on', going_on)
+    config = json.loads((tmp_path / 'trained on' / 'adapter_config.json').read_text())
+    assert config['base_model_name_or_path'] == str(tmp_path / 'base')
 
     file = tmp_path / 'adapter' / 'adapter_config.json'
     of_itself = {'base_model_name_or_path': str(tmp_path / 'adapter')}
