@@ -11,10 +11,12 @@ scores are scored by the correlation of their cosines.
     n: queries, M: documents, H: columns, T: texts a row
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,7 @@ from bert_jax.tasks.metrics import METRICS
 from bert_jax.tasks.ranking import Nearest, check_names, depth, mean_metrics, nearest
 from bert_jax.tasks.sources import own_files
 from bert_jax.tasks.texts import TextColumns, TextExamples, read_texts
+from bert_jax.text.tokenizer import Tokens
 
 QUERY, DOCUMENT = 'query', 'document'  # names of prompts, as sentence-transformers has them
 # Names of columns that are read where nobody names one.
@@ -56,6 +59,7 @@ _USUAL_DOCUMENT_IDS = ('corpus-id', 'corpus_id', 'document_id', 'docid')
 
 def open_retrieval(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Vectors of the user's own texts."""
+    _check_used(config)
     task = _Opened(config)
     if config.data.label:
         train, dev = own_files(
@@ -67,7 +71,21 @@ def open_retrieval(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
         return task.of_rankings(train, judged)
     train, dev = own_files(
         config, scored, task.read, lambda examples: examples.texts[0], wholes=TextExamples.wholes)
-    return task.of_rankings(train, _judged_rows(dev))
+    return task.of_rankings(train, _judged_rows(dev, task.text_ids(dev)))
+
+
+def _check_used(config: ConfigDict) -> None:
+    """Raises InputError for a field that would have no effect."""
+    section = config.retrieval
+    if section.least_score and not config.data.label:
+        raise InputError(f'config.retrieval.least_score={section.least_score}: there are no scores '
+                         'without config.data.label: name their column, or leave it out')
+    if section.symmetric and config.data.label and not section.least_score:
+        raise InputError('config.retrieval.symmetric=True is for queries and documents: leave it '
+                         'out with config.data.label, or set config.retrieval.least_score')
+    if config.data.text_pair and config.data.text == config.data.text_pair:
+        raise InputError(f'config.data.text and text_pair are both {config.data.text!r}: name the '
+                         'column of the queries and that of their documents')
 
 
 def open_stsb(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
@@ -96,8 +114,10 @@ class Judged:
     Attributes:
       queries, documents: their texts.
       query_ids, document_ids: their names.
-      relevant: for each query the gains of judged documents, by the document's index.
-      leaves_out_equal: whether a document that is equal to a query and not relevant is no answer.
+      relevant: for each query the gains of judged documents, by the document's index; those that
+        are not there have indices that no document has: they count, and are never found.
+      left_out: for each query the document that is equal to it and not relevant, which it is not to
+        find, or None. Empty: all are ranked.
     """
 
     queries: Sequence[str]
@@ -105,7 +125,7 @@ class Judged:
     query_ids: Sequence[str]
     document_ids: Sequence[str]
     relevant: Sequence[Mapping[int, float]]
-    leaves_out_equal: bool = False
+    left_out: Sequence[int | None] = ()
 
 
 class _Opened:
@@ -196,11 +216,23 @@ class _Opened:
         prompt = self._prompts[name]
         return [prompt + text for text in texts]
 
-    def _sequences(self, texts: Sequence[str]) -> Sequences:
+    def _sequences(self, texts: Sequence[str], without: str = '') -> Sequences:
+        """Sequences of texts, with so much room as the prompt `without` leaves."""
         tokenization = self._tokenization
+        max_length = self._config.data.max_seq_length
+        if without:
+            max_length -= int(tokenization.encode([without])[1].sum())
         return make_sequences(
-            tokenization.encode(texts), None, max_length=self._config.data.max_seq_length,
-            frame=tokenization.frame)
+            tokenization.encode(texts), None, max_length=max_length, frame=tokenization.frame)
+
+    def text_ids(self, examples: TextExamples) -> np.ndarray:
+        """Numbers [n, T] of texts, equal where the model reads the same tokens of them."""
+        def encode(name: str, texts: Sequence[str]) -> Tokens:
+            sequences = self._sequences(texts, self._prompts[name])
+            return sequences.ids, sequences.lengths
+
+        names = [QUERY] + [DOCUMENT] * (len(examples.texts) - 1)
+        return text_ids(examples.texts, [functools.partial(encode, name) for name in names])
 
     def _train_units(self, examples: TextExamples) -> Units:
         """The texts of each row as a unit."""
@@ -208,7 +240,7 @@ class _Opened:
         columns = [self._prompted(queries, QUERY)]
         columns += [self._prompted(column, DOCUMENT) for column in others]
         sequences = self._sequences(list(itertools.chain.from_iterable(zip(*columns, strict=True))))
-        labels = {'text_ids': text_ids(examples.texts, self._tokenization.encode)}
+        labels = {'text_ids': self.text_ids(examples)}
         if examples.labels is not None:
             labels['labels'] = examples.labels
         return Units(sequences, choices=len(columns), labels=labels)
@@ -222,49 +254,69 @@ class _Opened:
         size = model_sizes(self._config)['hidden_size']
         columns = [size]
         for text in filter(None, map(str.strip, self._section.dims.split(','))):
-            try:
-                number = float(text)
-            except ValueError:
-                number = 0
-            num = int(number * size if number < 1 else number)
-            if not 0 < num <= size:
-                raise InputError(f'config.retrieval.dims={text!r}: a number of columns up to '
-                                 f'{size}, or a share of them below 1, is needed')
-            columns.append(num)
+            columns.append(_num_columns(size, text))
         return tuple(dict.fromkeys(columns))
 
 
-def text_ids(columns: Sequence[Sequence[str]], encode: Encode) -> np.ndarray:
+def _num_columns(size: int, text: str) -> int:
+    """What one of `retrieval.dims` says of `size` columns: a number, or a share between 0 and 1."""
+    num = 0
+    try:
+        num = int(text)
+    except ValueError:
+        with contextlib.suppress(ValueError):
+            share = float(text)
+            num = int(share * size) if 0 < share < 1 else 0
+    if not 0 < num <= size:
+        raise InputError(f'config.retrieval.dims={text!r}: a whole number of columns up to {size}, '
+                         'or a share of them below 1, is needed')
+    return num
+
+
+def text_ids(columns: Sequence[Sequence[str]], encodes: Sequence[Encode]) -> np.ndarray:
     """Numbers [n, T] of texts, equal where all their tokens are: no model tells these apart.
 
     Args:
       columns: T columns of n texts, without prompts.
-      encode: tokenizes many texts.
+      encodes: for each column what tokenizes many texts, perhaps cuts them.
     """
-    of_text: dict[str, int] = {}
-    texts = list(itertools.chain.from_iterable(columns))
-    distinct = list(dict.fromkeys(texts))
-    ids, counts = encode(distinct)
     of_tokens: dict[bytes, int] = {}
-    tokens = np.split(np.asarray(ids, np.int32), np.cumsum(counts)[:-1])
-    for text, of_this in zip(distinct, tokens, strict=True):
-        of_text[text] = of_tokens.setdefault(of_this.tobytes(), len(of_tokens))
-    numbers = np.array([of_text[text] for text in texts], np.int32)
-    return np.ascontiguousarray(numbers.reshape(len(columns), -1).T)
+    numbers: list[list[int]] = []
+    for column, encode in zip(columns, encodes, strict=True):
+        distinct = list(dict.fromkeys(column))
+        ids, counts = encode(distinct)
+        tokens = np.split(np.asarray(ids, np.int32), np.cumsum(counts)[:-1])
+        of_text: dict[str, int] = {}
+        for text, of_this in zip(distinct, tokens, strict=True):
+            of_text[text] = of_tokens.setdefault(of_this.tobytes(), len(of_tokens))
+        numbers.append([of_text[text] for text in column])
+    return np.ascontiguousarray(np.array(numbers, np.int32).T)
 
 
-def _judged_rows(examples: TextExamples) -> Judged:
-    """Held-out rows: the documents of equal queries are relevant, all texts but queries ranked."""
-    queries = list(dict.fromkeys(examples.texts[0]))
-    documents = list(dict.fromkeys(itertools.chain.from_iterable(examples.texts[1:])))
-    query_of = {text: i for i, text in enumerate(queries)}
-    document_of = {text: i for i, text in enumerate(documents)}
-    relevant: list[dict[int, float]] = [{} for _ in queries]
-    for query, document in zip(*examples.texts[:2], strict=True):
-        relevant[query_of[query]][document_of[document]] = 1
+def _judged_rows(examples: TextExamples, ids_nxT: np.ndarray) -> Judged:
+    """Held-out rows: the documents of equal queries are relevant, all texts but queries ranked.
+
+    Args:
+      examples: the rows.
+      ids_nxT: of `text_ids`.
+    """
+    queries: dict[int, str] = {}
+    documents: dict[int, str] = {}
+    for ids, texts in zip(ids_nxT.tolist(), zip(*examples.texts, strict=True), strict=True):
+        queries.setdefault(ids[0], texts[0])
+        for number, text in zip(ids[1:], texts[1:], strict=True):
+            documents.setdefault(number, text)
+    document_of = {number: i for i, number in enumerate(documents)}
+    relevant: dict[int, dict[int, float]] = {number: {} for number in queries}
+    for query, document in ids_nxT[:, :2].tolist():
+        relevant[query][document_of[document]] = 1
+    left_out: list[int | None] = []
+    for query, of_query in relevant.items():
+        equal = document_of.get(query)
+        left_out.append(None if equal in of_query else equal)
     return Judged(
-        queries, documents, [f'q{i}' for i in range(len(queries))],
-        [f'd{i}' for i in range(len(documents))], relevant, leaves_out_equal=True)
+        list(queries.values()), list(documents.values()), [f'q{i}' for i in range(len(queries))],
+        [f'd{i}' for i in range(len(documents))], list(relevant.values()), left_out)
 
 
 def _judged_tables(config: ConfigDict) -> Judged | None:
@@ -287,16 +339,21 @@ def _judged_tables(config: ConfigDict) -> Judged | None:
     qrels = str(as_path(section.qrels))
     document_of = {name: i for i, name in enumerate(documents)}
     relevant: dict[str, dict[int, float]] = {}
-    num_unknown = 0
-    for query, document, gain in _judgements(qrels, config.data.max_malformed):
-        if query not in queries or document not in document_of:
-            num_unknown += 1
-            continue
-        relevant.setdefault(query, {})[document_of[document]] = gain
-    if num_unknown:
-        say(f'{qrels}: {num_unknown:,} judgements are of queries or documents that are not there; '
-            'left out')
-    if not relevant:
+    unknown: list[str] = []  # what is said about the judgements of queries and documents
+    num_known = 0
+    for line, (query, document), gain in _judgements(qrels, config.data.max_malformed):
+        is_known = document in document_of and query in queries
+        num_known += is_known
+        if not is_known:
+            unknown.append(f'line {line}: {query!r} with {document!r}')
+        if query in queries:
+            number = document_of.setdefault(document, len(document_of))
+            relevant.setdefault(query, {})[number] = gain
+    if unknown:
+        say(f'warning: {qrels}: {len(unknown):,} judgements are of queries or documents that are '
+            f'not there, the first in {unknown[0]}: such queries are left out, such documents '
+            'count as not found, as in trec_eval')
+    if not num_known:
         raise InputError(f'{qrels} judges no query of {section.queries} with a document of '
                          f'{section.corpus}: do their ids belong together?')
     return Judged(
@@ -310,6 +367,11 @@ def _texts_by_id(path: str, max_malformed: float) -> dict[str, str]:
     rows = table.read_table(
         path, ['text', 'title'], titled, id_column=id_column, max_malformed=max_malformed,
         optional=['title'])
+    for line, name in zip(rows.lines, rows.ids, strict=True):
+        if name.split() != [name]:
+            raise InputError(f'{path}, line {line}: the id {name!r} is empty or has white space in '
+                             'it, which ends it in files of trec_eval: give it another, in the '
+                             'judgements, too')
     return dict(zip(rows.ids, rows.values, strict=True))
 
 
@@ -320,19 +382,32 @@ def titled(cells: list[Any]) -> str:
     return f'{title} {text}'.strip() if isinstance(title, str) else text
 
 
-def _judgements(path: str, max_malformed: float) -> list[tuple[str, str, float]]:
-    """(Query, document, gain) of each row of a table of judgements."""
+def _judgements(
+    path: str, max_malformed: float
+) -> Iterator[tuple[int, tuple[str, str], float]]:
+    """(Line, (query, document), gain) of each row of a table of judgements.
+
+    Raises:
+      InputError: two judge the same.
+    """
     columns = [
         table.column_or_usual(path, None, _USUAL_QUERY_IDS, 'the ids of queries'),
         table.column_or_usual(path, None, _USUAL_DOCUMENT_IDS, 'the ids of documents'),
         'score']
     scores = NumericLabels()
 
-    def parse(cells: list[Any]) -> tuple[str, str, float]:
+    def parse(cells: list[Any]) -> tuple[tuple[str, str], float]:
         query, document, gain = cells
-        return table.label_of(query), table.label_of(document), scores.parse(gain)
+        return (table.label_of(query), table.label_of(document)), scores.parse(gain)
 
-    return table.read_table(path, columns, parse, max_malformed=max_malformed).values
+    rows = table.read_table(path, columns, parse, max_malformed=max_malformed)
+    line_of: dict[tuple[str, str], int] = {}
+    for line, (judged, gain) in zip(rows.lines, rows.values, strict=True):
+        first = line_of.setdefault(judged, line)
+        if first != line:
+            raise InputError(f'{path}, line {line}: {judged[0]!r} with {judged[1]!r} stands in '
+                             f'line {first} already; remove one of them')
+        yield line, judged, gain
 
 
 def cut_and_scaled(vectors: np.ndarray, num_columns: int) -> np.ndarray:
@@ -370,7 +445,7 @@ def _ranking_results(
 ) -> Results:
     """The metrics of rankings, and the content of a file with those of the whole vectors."""
     last_first = np.argsort(np.argsort(np.array(judged.document_ids)))  # as trec_eval breaks ties
-    left_out = _equal_documents(judged) if judged.leaves_out_equal else None
+    left_out = functools.partial(_is_left_out, judged) if judged.left_out else None
     rankings: list[Nearest] = []
 
     def compute(vectors: np.ndarray) -> dict[str, float]:
@@ -381,22 +456,36 @@ def _ranking_results(
         return mean_metrics(names, ranking.documents, judged.relevant)
 
     metrics = _of_each_cut(columns, outputs, compute)
-    return metrics, {'dev_rankings.trec': _trec_lines(judged, rankings[0])}
+    files = {'dev_rankings.trec': _trec_lines(judged, rankings[0])}
+    if judged.left_out:
+        files |= _tables_of(judged)
+    return metrics, files
 
 
-def _equal_documents(judged: Judged) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from queries to which documents are equal to them and not relevant."""
-    document_of = {text: i for i, text in enumerate(judged.documents)}
+def _tables_of(judged: Judged) -> dict[str, str]:
+    """The contents of a corpus, of queries and judgements as BEIR has them, by name."""
+    judgements = ['query-id\tcorpus-id\tscore\n']
+    for query, of_query in zip(judged.query_ids, judged.relevant, strict=True):
+        for document, gain in of_query.items():
+            judgements.append(f'{query}\t{judged.document_ids[document]}\t{gain:g}\n')
+    files = {'dev_qrels.tsv': ''.join(judgements)}
+    for name, ids, texts in (
+            ('dev_queries.jsonl', judged.query_ids, judged.queries),
+            ('dev_corpus.jsonl', judged.document_ids, judged.documents)):
+        rows = [json.dumps({'_id': row_id, 'text': text}, ensure_ascii=False)
+                for row_id, text in zip(ids, texts, strict=True)]
+        files[name] = '\n'.join(rows) + '\n'
+    return files
 
-    def left_out(queries: np.ndarray) -> np.ndarray:
-        is_equal = np.zeros((len(queries), len(judged.documents)), bool)
-        for row, query in enumerate(queries):
-            document = document_of.get(judged.queries[query])
-            if document is not None and document not in judged.relevant[query]:
-                is_equal[row, document] = True
-        return is_equal
 
-    return left_out
+def _is_left_out(judged: Judged, queries: np.ndarray) -> np.ndarray:
+    """[Q, M]: whether a query of these [Q] is not to find a document."""
+    is_left_out = np.zeros((len(queries), len(judged.documents)), bool)
+    for row, query in enumerate(queries):
+        document = judged.left_out[query]
+        if document is not None:
+            is_left_out[row, document] = True
+    return is_left_out
 
 
 def _trec_lines(judged: Judged, ranking: Nearest) -> str:

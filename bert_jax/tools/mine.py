@@ -70,9 +70,10 @@ def main(argv: Sequence[str]) -> None:
         from bert_jax.loading import keep_programs, load  # here, as `--help` need not wait for JAX
 
         keep_programs(in_command=True)
+        model = load(args.model)
+        model.note = lambda line: tell(f'note: {line}')
         rows = mined(
-            load(args.model), pairs, further, num=args.negatives, top_k=args.top_k,
-            margin=args.margin)
+            model, pairs, further, num=args.negatives, top_k=args.top_k, margin=args.margin)
         if not rows:
             raise InputError(
                 f'{args.input}: no row has {args.negatives} negatives among the {args.top_k} '
@@ -122,7 +123,7 @@ def mined(
         itertools.chain((document for _, document in pairs), further)))
     vectors_of_queries = _vectors(model, queries, QUERY)
     vectors_of_candidates = _vectors(model, candidates, DOCUMENT)
-    ids = text_ids([[*queries, *candidates]], model.encode_all)[:, 0]
+    ids = text_ids([[*queries, *candidates]], [model.encode_all])[:, 0]
     query_ids, candidate_ids = np.split(ids, [len(queries)])
     id_of_query = dict(zip(queries, query_ids.tolist(), strict=True))
     id_of_candidate = dict(zip(candidates, candidate_ids.tolist(), strict=True))

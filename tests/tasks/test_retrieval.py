@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+from ml_collections import ConfigDict
 
 from bert_jax.heads import retrieval as heads
 from bert_jax.model.layers import ModelConfig
@@ -19,6 +20,7 @@ from bert_jax.tasks import retrieval
 from bert_jax.tasks.ranking import check_names, mean_metrics, nearest
 from bert_jax.tasks.texts import TextExamples
 from tests.refusals import refused
+from tests.tiny_runs import write_table
 
 CONFIG = ModelConfig(vocab_size=100, num_layers=1, hidden_size=8, num_heads=2, intermediate_size=16)
 PAIRS = heads.Retrieval(CONFIG)
@@ -209,7 +211,8 @@ def test_losses_and_gradients_are_those_of_sentence_transformers(name, options, 
 def results_of(rows, vectors, names):
     """Metrics and files of rows whose texts have these vectors [n, T, H]."""
     columns = list(map(list, zip(*rows, strict=True)))
-    judged = retrieval._judged_rows(TextExamples(columns, None, list(map(str, columns[0])), 'x'))
+    judged = retrieval._judged_rows(
+        TextExamples(columns, None, list(map(str, columns[0])), 'x'), ids_of(rows))
     vector_of = {text: vectors[n, t] for n, row in enumerate(rows) for t, text in enumerate(row)}
     outputs = np.stack([vector_of[text] for text in [*judged.queries, *judged.documents]])
     return retrieval._ranking_results(judged, names, (8,), {'logits': outputs})
@@ -261,20 +264,23 @@ def test_an_unknown_metric_is_refused(name):
 
 @pytest.mark.extras
 def test_metrics_are_those_of_pytrec_eval():
-    """Of graded judgements, queries without relevant documents, and scores that are often equal."""
+    """Of graded judgements, some of documents that are not there, and scores that are often equal.
+
+    Some queries have no relevant documents.
+    """
     pytrec_eval = pytest.importorskip('pytrec_eval')
     rng = np.random.default_rng(2)
     vectors = np.round(rng.normal(size=(90, 3))).astype(np.float32)
     vectors[:30, 2] = 0
     names = [f'd{i}' for i in range(60)]
     relevant = [
-        {int(i): float(rng.integers(-1, 4)) for i in rng.choice(60, size=rng.integers(1, 30))}
+        {int(i): float(rng.integers(-1, 4)) for i in rng.choice(65, size=rng.integers(1, 30))}
         for _ in range(30)]
     last_first = np.argsort(np.argsort(np.array(names)))
     ranking = nearest(vectors[:30], vectors[30:], 60, last_first=last_first)
     wanted = {'ndcg_at_10': 'ndcg_cut_10', 'ndcg_at_3': 'ndcg_cut_3', 'recall_at_20': 'recall_20',
               'accuracy_at_5': 'success_5'}
-    qrels = {f'q{n}': {names[i]: int(gain) for i, gain in of_query.items()}
+    qrels = {f'q{n}': {f'd{i}': int(gain) for i, gain in of_query.items()}
              for n, of_query in enumerate(relevant)}
     scores = vectors[:30] @ vectors[30:].T
     run = {f'q{n}': dict(zip(names, map(float, row), strict=True)) for n, row in enumerate(scores)}
@@ -299,6 +305,66 @@ def test_texts_of_the_same_tokens_are_equal():
         return (np.array([hash(word) % 1000 for of_text in words for word in of_text]),
                 np.array(list(map(len, words))))
 
-    ids = retrieval.text_ids([['a b', 'c'], ['A b', 'a b c']], encode)
+    ids = retrieval.text_ids([['a b', 'c'], ['A b', 'a b c']], [encode, encode])
     assert ids[0, 0] == ids[0, 1]
     assert len(np.unique(ids)) == 3
+
+
+def test_held_out_rows_are_equal_by_their_tokens():
+    examples = TextExamples([['a', 'A'], ['b', 'c']], None, ['0', '1'], 'x')
+    judged = retrieval._judged_rows(examples, np.array([[0, 1], [0, 2]]))
+    assert judged.queries == ['a']
+    assert judged.relevant == [{0: 1, 1: 1}]
+    files = retrieval._tables_of(judged)
+    assert files['dev_qrels.tsv'].splitlines()[1:] == ['q0\td0\t1', 'q0\td1\t1']
+
+
+def judged_tables(folder, qrels, corpus=(('d1', 'x'), ('d2', 'y'))):
+    config = ConfigDict({'data': {'max_malformed': 0.0}, 'retrieval': {}})
+    for name, rows in {
+            'corpus': [('_id', 'text'), *corpus], 'queries': [('_id', 'text'), ('q1', 'x')],
+            'qrels': [('query-id', 'corpus-id', 'score'), *qrels]}.items():
+        write_table(folder / f'{name}.tsv', *rows)
+        config.retrieval[name] = str(folder / f'{name}.tsv')
+    return retrieval._judged_tables(config)
+
+
+def test_relevant_documents_that_are_not_there_count_as_not_found(tmp_path, capsys):
+    judged = judged_tables(tmp_path, [('q1', 'd2', 1), ('q1', 'lost', 2), ('q9', 'd1', 1)])
+    said = capsys.readouterr().out
+    assert '2 judgements are of' in said
+    assert "line 3: 'q1' with 'lost'" in said
+    found = mean_metrics(['recall_at_2', 'ndcg_at_2'], np.array([[1, 0]]), judged.relevant)
+    assert found['recall_at_2'] == 0.5
+    assert found['ndcg_at_2'] == pytest.approx(1 / (2 + 1 / np.log2(3)))
+
+
+def test_ambiguous_tables_are_refused(tmp_path):
+    with refused('qrels.tsv, line 3', 'line 2 already'):
+        judged_tables(tmp_path, [('q1', 'd1', 1), ('q1', 'd1', 0)])
+    with refused('corpus.tsv, line 2', 'white space'):
+        judged_tables(tmp_path, [('q1', 'd2', 1)], [('d 1', 'x'), ('d2', 'y')])
+
+
+@pytest.mark.parametrize('dims', ['nan', 'inf', '1e400', '1.0', '1.5', '0', '-1', '0.01', '9', 'x'])
+def test_dims_are_whole_numbers_or_shares(dims):
+    with refused(f'config.retrieval.dims={dims!r}'):
+        retrieval._num_columns(8, dims)
+
+
+@pytest.mark.parametrize(('dims', 'num'), [('8', 8), ('1', 1), ('0.5', 4)])
+def test_vectors_are_cut_to_a_number_or_a_share_of_columns(dims, num):
+    assert retrieval._num_columns(8, dims) == num
+
+
+@pytest.mark.parametrize(('data', 'section', 'field'), [
+    ({}, {'least_score': 3.0}, 'config.retrieval.least_score'),
+    ({'label': 'score'}, {'symmetric': True}, 'config.retrieval.symmetric'),
+    ({'text': 'a', 'text_pair': 'a'}, {}, 'config.data.text'),
+])
+def test_fields_without_effect_are_refused(data, section, field):
+    config = ConfigDict({
+        'data': {'label': '', 'text': 'text', 'text_pair': ''} | data,
+        'retrieval': {'least_score': 0.0, 'symmetric': False} | section})
+    with refused(field):
+        retrieval.open_retrieval(config)
