@@ -139,7 +139,8 @@ def _features(model: Model, args: argparse.Namespace, source: Source) -> Iterato
     hidden_size = model.config.hidden_size
     if args.pool or args.prompt:
         if len(layers) != 1:
-            raise InputError(f'--pool takes one layer, --layers names {len(layers)}')
+            option = '--pool' if args.pool else '--prompt'
+            raise InputError(f'{option} takes one layer, --layers names {len(layers)}')
         vectors = model.iter_vectors(
             texts, args.pool, layers[0], args.normalize, args.windows, args.prompt)
         if args.output is not None:

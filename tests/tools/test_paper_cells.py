@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from bert_jax.tools.paper.cells import differences, is_guessing, make_cell, mean_of_columns
+from bert_jax.tools.paper.record import _mean_of_tasks
 from bert_jax.tools.paper.tables import COLUMNS
 from bert_jax.tools.sweep.report import summary
 from tests.tools.paper_plans import finish, plan
@@ -89,6 +90,14 @@ def test_a_mean_of_columns_is_of_the_seeds_that_all_of_them_have():
     assert mean['a']['values'] == [11.0, 7.5]
     assert mean['a']['runs'] == 2
     assert 'mean' not in mean['b']
+
+
+def test_a_task_with_two_metrics_counts_once_in_the_mean():
+    columns = {'superglue_cb': 2, 'superglue_cb_f1': 4, 'superglue_rte': 9, 'ppl': 1000}
+    mean = _mean_of_tasks({
+        name: column_of(seeds=[0], values=[value]) for name, value in columns.items()})
+    assert mean['mean']['a']['values'] == [6.0]
+    assert _mean_of_tasks({'ppl': {}, 'superglue_rte': {}}) == {}
 
 
 def test_columns_without_a_common_seed_have_no_mean():

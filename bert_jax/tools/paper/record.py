@@ -130,10 +130,20 @@ def make_record(plan: Plan, failed: Mapping[str, str], whole: bool) -> Record:
 def _cells(plan: Plan) -> dict[str, dict[str, Cell]]:
     """The cells by column and row; with a column `mean` of the tasks, if the table has one."""
     cells = {column: _cells_of_column(plan, column) for column in plan.columns}
-    downstream = [cells[column] for column in plan.columns if COLUMNS[column].task]
-    if plan.table.mean and len(downstream) > 1:
-        cells['mean'] = mean_of_columns(downstream)
+    if plan.table.mean:
+        cells |= _mean_of_tasks(cells)
     return cells
+
+
+def _mean_of_tasks(cells: Mapping[str, Mapping[str, Cell]]) -> dict[str, dict[str, Cell]]:
+    """The column `mean`, in which each task counts once; none for a single column."""
+    by_task: dict[str, list[Mapping[str, Cell]]] = {}
+    for column, of_column in cells.items():
+        if COLUMNS[column].task:
+            by_task.setdefault(COLUMNS[column].task, []).append(of_column)
+    if sum(map(len, by_task.values())) < 2:
+        return {}
+    return {'mean': mean_of_columns(map(mean_of_columns, by_task.values()))}
 
 
 def _cells_of_column(plan: Plan, column: str) -> dict[str, Cell]:
