@@ -29,7 +29,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import IO, Any, NamedTuple
 
@@ -78,6 +78,7 @@ _MIN_BYTES_A_PROCESS = 1 << 30  # a process takes seconds to start
 _SHARE_BYTES = 512 << 20
 _PART_BYTES = 256 << 20  # of text in a part, about
 _LARGE_UNIT_BYTES = 4 << 30  # of text in a file; a process takes some ten minutes
+DAY_SECONDS = 86_400  # without a change, after which nobody is at work on a store
 _POLL_SECONDS = 1.0  # between two looks at what the processes of a pool have read
 DONE_ENDING = '.done'
 FAULTS = 'faults.json'  # what the last pipeline failed at (see `beam_shares`)
@@ -114,7 +115,7 @@ class Build:
       shares: of the source.
       contents: of its units, as they were when the build was opened; nothing if they are unknown.
       by_content: whether these are other shares than those by size (see `shares_of`).
-      max_bad_files: see `open_build`.
+      vocab_file, max_bad_files: see `open_build`.
       progress: whether to report on standard error.
       started: of `time.monotonic`.
     """
@@ -127,6 +128,7 @@ class Build:
     shares: tuple['Share', ...]
     contents: tuple[str, ...]
     by_content: bool
+    vocab_file: str | os.PathLike[str]
     max_bad_files: int
     progress: bool
     started: float = dataclasses.field(default_factory=time.monotonic)
@@ -184,15 +186,13 @@ def open_build(
     contents = tuple(source.contents())
     shares = shares_of(source.units, contents if by_content else ())
     folder = files.as_path(cache_dir) / 'stores' / fingerprint
-    if not is_finished(folder):
-        with disk_faults(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            if vocab_file:
-                _keep_vocabulary(folder, vocab_file, tokenizer)
-    return Build(
+    build = Build(
         folder=folder, fingerprint=fingerprint, source=source, tokenizer=tokenizer,
         facts=tuple(facts), shares=tuple(shares), contents=contents, by_content=by_content,
-        max_bad_files=max_bad_files, progress=progress)
+        vocab_file=vocab_file, max_bad_files=max_bad_files, progress=progress)
+    with disk_faults(folder):
+        _make_folder(build)
+    return build
 
 
 def choose_name(
@@ -249,9 +249,10 @@ def alone_at_work(build: Build) -> Iterator[None]:
     It says who builds another store in the same `cache_dir`.
     """
     _tell_of_others(build)
-    with disk_faults(build.folder), folder_lock.claimed(build.folder, _STORE, waits=True):
-        for piece in folder_lock.pieces_in(build.folder):
-            folder_lock.wait_for_holder(build.folder, _PIECE.format(piece), piece)
+    with disk_faults(build.folder), _claimed(build, _STORE):
+        pieces = folder_lock.pieces_in(build.folder)
+        folder_lock.wait_for_holders(
+            build.folder, {_PIECE.format(piece): piece for piece in pieces})
         yield
 
 
@@ -264,9 +265,27 @@ def at_work_on(build: Build, which: Slice) -> Iterator[None]:
     _tell_of_others(build)
     piece = f'share-{which.number}-of-{which.count}'
     with disk_faults(build.folder):
-        folder_lock.wait_for_holder(build.folder, _STORE)
-        with folder_lock.claimed(build.folder, _PIECE.format(piece), waits=True, piece=piece):
+        folder_lock.wait_for_holders(build.folder, {_STORE: ''})
+        with _claimed(build, _PIECE.format(piece), piece):
             yield
+
+
+@contextlib.contextmanager
+def _claimed(build: Build, what: str, piece: str = '') -> Iterator[None]:
+    """Holds a claim on a store's folder, and makes that again if it was removed meanwhile.
+
+    Args:
+      build: of the store.
+      what, piece: see `folder_lock.claimed`; it waits.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(folder_lock.claimed(build.folder, what, waits=True, piece=piece))
+        except FileNotFoundError:
+            _make_folder(build)
+            stack.enter_context(folder_lock.claimed(build.folder, what, waits=True, piece=piece))
+        _make_folder(build)  # in a bucket, the vocabulary may be gone
+        yield
 
 
 def _tell_of_others(build: Build) -> None:
@@ -280,12 +299,22 @@ def _tell_of_others(build: Build) -> None:
 
 
 def who_builds(folder: files.Path) -> str:
-    """The process that may be at work on an unfinished store, or ''; of several, one."""
+    """The process that may be at work on an unfinished store, or ''; of several, one.
+
+    Who holds a claim changes it every few seconds: a killed process is named for a day at most.
+    """
+    if idle_seconds(files.entries(folder)) > DAY_SECONDS:
+        return ''
     for piece in ['', *folder_lock.pieces_in(folder)]:
         holder = folder_lock.holder(folder, piece)
         if holder:
             return holder
     return ''
+
+
+def idle_seconds(entries: Iterable[files.Entry]) -> float:
+    """Since one of the files of a store has changed."""
+    return time.time() - max((entry.changed for entry in entries), default=0.0)
 
 
 def _summary(manifest: Mapping[str, Any], seconds: float) -> str:
@@ -295,6 +324,15 @@ def _summary(manifest: Mapping[str, Any], seconds: float) -> str:
         f"{counted(manifest['num_sentences'], 'sentence')}, {documents_in_words(manifest)} from "
         f"{manifest['text_bytes'] / 1e6:.1f} MB in "
         f'{seconds:.2f} s')
+
+
+def _make_folder(build: Build) -> None:
+    """Makes the folder of a store, with the vocabulary, unless they are there or it is finished."""
+    if is_finished(build.folder):
+        return
+    build.folder.mkdir(parents=True, exist_ok=True)
+    if build.vocab_file:
+        _keep_vocabulary(build.folder, build.vocab_file, build.tokenizer)
 
 
 def _keep_vocabulary(

@@ -147,6 +147,11 @@ class Claim:
                 self._path(self._number).unlink(missing_ok=True)
         self._number = 0
 
+    @property
+    def path(self) -> Path:
+        """The file that says that this process has the folder."""
+        return self._path(self._number)
+
     def _numbers(self) -> list[int]:
         return claims_in(self.folder, self._piece)
 
@@ -217,42 +222,45 @@ def claimed(
       InputError: another process is at work in it, and it does not wait.
     """
     claim = Claim(folder, piece)
-    _wait(claim, claim.attempt, what, waits)
+    _wait({what: claim}, Claim.attempt, waits)
     try:
         yield claim
     finally:
         claim.release()
 
 
-def wait_for_holder(folder: str | os.PathLike[str], what: str, piece: str = '') -> None:
-    """Waits while another process may be at work in a folder, and takes nothing.
+def wait_for_holders(folder: str | os.PathLike[str], pieces: Mapping[str, str]) -> None:
+    """Waits while other processes may be at work in a folder, and takes nothing.
+
+    Of several pieces, those whose holders are dead are found so in the same `SECONDS`.
 
     Args:
       folder: must exist.
-      what: what the folder holds, for messages.
-      piece: see `Claim`.
+      pieces: see `Claim`; by what each is, for messages.
     """
-    claim = Claim(folder, piece)
-    _wait(claim, claim.is_free, what, waits=True)
+    claims = {what: Claim(folder, piece) for what, piece in pieces.items()}
+    _wait(claims, Claim.is_free, waits=True)
 
 
-def _wait(claim: Claim, is_done: Callable[[], bool], what: str, waits: bool) -> None:
-    """Waits for the holder of a claim, see `claimed`, until `is_done`."""
-    folder = claim.folder
-    has_reported = has_told = False
-    while not is_done():
-        if claim.known_alive and not waits:
-            raise InputError(
-                f'{folder}: {claim.holder} is at work on this {what}: wait until it has ended, '
-                'or give another --workdir')
-        if claim.known_alive and not has_told:
-            has_told = has_reported = True
-            tell(f'{claim.holder} is at work on this {what} ({folder}): waiting until it has '
-                 'ended')
-        if claim.holder and not has_reported:
-            has_reported = True
-            tell(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at work '
-                 f'on this {what}')
+def _wait(claims: Mapping[str, Claim], is_done: Callable[[Claim], bool], waits: bool) -> None:
+    """Waits for the holders of claims, see `claimed`, until each `is_done`."""
+    reported: set[str] = set()
+    told: set[str] = set()
+    waiting = dict(claims)
+    while waiting := {what: claim for what, claim in waiting.items() if not is_done(claim)}:
+        for what, claim in waiting.items():
+            if claim.known_alive and not waits:
+                raise InputError(
+                    f'{claim.folder}: {claim.holder} is at work on this {what}: wait until it has '
+                    'ended, or give another --workdir')
+            if claim.known_alive and what not in told:
+                told.add(what)
+                tell(f'{claim.holder} is at work on this {what} ({claim.folder}): waiting until it '
+                     'has ended')
+            elif claim.holder and what not in reported | told:
+                reported.add(what)
+                tell(f'waiting up to {SECONDS:.0f} s to see whether {claim.holder} is still at '
+                     f'work on this {what}')
         time.sleep(_LOOK_SECONDS)
 
 

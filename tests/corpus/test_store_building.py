@@ -510,6 +510,19 @@ def test_who_would_make_the_same_shares_says_who_does_and_waits(
     assert not [path for path in opened.folder.iterdir() if 'claim' in path.name]
 
 
+@pytest.mark.parametrize('at_work', [
+    store_building.alone_at_work, lambda build: store_building.at_work_on(build, HALF)])
+def test_a_store_that_is_removed_meanwhile_is_begun_anew(folder, tmp_path, at_work):
+    vocab_file = tmp_path / 'vocab.txt'
+    vocab_file.write_text('\n'.join(TOKENIZER.vocab.tokens))
+    opened = store_building.open_build(_source(TEXTS), TOKENIZER, folder, False, vocab_file)
+    expected = files.children(opened.folder / 'vocabulary')
+    assert expected
+    opened.folder.rmtree()
+    with at_work(opened):
+        assert files.children(opened.folder / 'vocabulary') == expected
+
+
 def test_other_slices_do_not_wait_and_others_are_told(opened, capsys):
     with store_building.at_work_on(opened, HALF):
         with store_building.at_work_on(opened, store_building.Slice(0, 2)):

@@ -72,6 +72,18 @@ def test_the_claim_of_a_dead_machine_expires(folder, quick, monkeypatch, capsys)
     assert 'waiting up to' in capsys.readouterr().err
 
 
+def test_dead_holders_of_many_pieces_are_waited_for_at_once(tmp_path, quick, capsys):
+    pieces = {f'piece {number}': str(number) for number in range(8)}
+    for piece in pieces.values():
+        content = folder_lock.new_claim() | {'machine': 'another'}
+        (tmp_path / f'.{piece}-claim-1').write_text(json.dumps(content))
+    before = time.monotonic()
+    folder_lock.wait_for_holders(tmp_path, pieces)
+    assert 0.5 <= time.monotonic() - before < 2
+    said = capsys.readouterr().err
+    assert all(f'still at work on this {what}\n' in said for what in pieces)
+
+
 def test_a_process_suspended_for_too_long_learns_that_it_lost_the_claim(folder, quick, monkeypatch):
     suspended = Claim(folder)
     beat = Claim._beat
