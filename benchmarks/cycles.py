@@ -16,9 +16,10 @@ compute is compared without --estimates.
 A figure is too much if it is more than 2 % above what is stored, or more than 2 % above the best
 that was ever stored without a reason in cycles.json, which the line repeats. So a program cannot
 grow by small steps. Exit status: 1 if something is too much, a program of --only is left out or
-nothing was compared, 0 otherwise.
+nothing was compared, or a step does not fit its chip, 0 otherwise.
 
---update stores the new figures, with date and versions, and keeps the best; for what is more than
+--update stores the new figures, with date and versions if none is left as it was, and keeps the
+best; for what is more than
 2 % above the best it takes --reason='WHY', and stores nothing of that program without one.
 """
 
@@ -75,7 +76,7 @@ def name_of(program: dict[str, Any]) -> str:
 def measure(program: dict[str, Any], with_schedules: bool) -> dict[str, Any] | None:
     """What a program's train step takes, as tools.preflight says; compiles it in this process.
 
-    None if the compiler is not installed, or refuses, which is printed.
+    None if the compiler is not installed, {} if the step does not fit, which is printed.
     """
     from bert_jax.config.command_line import load_config
     from bert_jax.run_setup import open_mesh
@@ -99,11 +100,15 @@ def measure(program: dict[str, Any], with_schedules: bool) -> dict[str, Any] | N
         else:
             folder = ''
         try:
-            mesh = open_mesh(config, open_topology(program['topology']))
-            figures = measure_train_step(config, mesh, folder)
+            devices = open_topology(program['topology'])
         except InputError as error:
             print(f'{name_of(program)}: {error}', flush=True)
             return None
+        try:
+            figures = measure_train_step(config, open_mesh(config, devices), folder)
+        except InputError as error:
+            print(f'{name_of(program)}: {error}', flush=True)
+            return {}
     return figures | {'date': datetime.date.today().isoformat(), 'versions': versions()}
 
 
@@ -152,7 +157,7 @@ def updated(
 ) -> dict[str, Any]:
     """The program with new figures; the best stays, unless they are better.
 
-    What was not measured, for want of schedules, stays as it is.
+    What was not measured, for want of schedules, stays as it is, and then so do date and versions.
     """
     best = dict(program['best'])
     for name, now in measured.items():
@@ -161,9 +166,11 @@ def updated(
     reasons = {name: why for name, why in program['reasons'].items() if name not in measured}
     for name in compare(program, measured).above_best:
         reasons[name] = reason or program['reasons'][name]
-    return program | {
-        'figures': program['figures'] | measured, 'best': best, 'reasons': reasons,
-        'date': record['date'], 'versions': record['versions']}
+    after = program | {
+        'figures': program['figures'] | measured, 'best': best, 'reasons': reasons}
+    if set(program['figures']) <= set(measured):
+        after |= {'date': record['date'], 'versions': record['versions']}
+    return after
 
 
 def main() -> int:
@@ -188,6 +195,9 @@ def main() -> int:
         if record is None:
             print(f'{name}: left out', flush=True)
             all_good = all_good and not options.only
+            continue
+        if not record:
+            all_good = False
             continue
         measured = figures_of(record)
         comparison = compare(program, measured)

@@ -9,6 +9,7 @@ import statistics
 import numpy as np
 import pytest
 
+from bert_jax.runtime.errors import InputError
 from tests.conftest import ROOT
 
 
@@ -209,17 +210,20 @@ def test_steps_that_grow_little_by_little_need_a_reason():
     after = cycles.updated(program, {name: 1030}, record, 'exact sums')
     assert after['figures'] == {name: 1030}
     assert after['best'] == best
+    assert (after['date'], after['versions']) == ('2026-03-04', {})
     comparison = cycles.compare(after, {name: 1030})
     assert comparison.is_good(after)
     assert 'exact sums' in comparison.lines[0]
     better = cycles.updated(after, {name: 990}, record, '')
     assert better['best'] == {name: {'value': 990, 'date': '2026-03-04'}}
     assert better['reasons'] == {}
-    # Without schedules, another figure is measured: the rest stays.
+    # Without schedules, another figure is measured: the rest stays, and so does its date.
     estimated = 'cycles_without_schedules_per_sequence'
+    record = {'date': '2026-05-06', 'versions': {'jax': '9'}}
     beside = cycles.updated(after, {estimated: 700}, record, '')
+    assert (beside['date'], beside['versions']) == ('2026-03-04', {})
     assert beside['figures'] == {name: 1030, estimated: 700}
-    assert beside['best'] == best | {estimated: {'value': 700, 'date': '2026-03-04'}}
+    assert beside['best'] == best | {estimated: {'value': 700, 'date': '2026-05-06'}}
     assert beside['reasons'] == {name: 'exact sums'}
 
 
@@ -255,6 +259,31 @@ def test_the_check_of_cycles_fails_on_what_is_slower_or_was_not_compared(
     printed = capsys.readouterr().out
     assert ('base-128-v5e:2x2: left out' in printed) != is_installed
     assert ('base-128-v5e:2x2, 64 rows a chip: 734.7 thousand' in printed) == (grown > 1)
+
+
+@pytest.mark.parametrize(('place', 'status'), [
+    ('topology.open_topology', 0),  # no compiler: left out, others are compared
+    ('measure.measure_train_step', 1),  # it does not fit
+])
+def test_a_step_that_does_not_fit_any_more_is_not_left_out(monkeypatch, capsys, place, status):
+    import cycles
+
+    def refusing(*arguments):
+        raise InputError('no more')
+
+    def measured(programs, with_schedules):
+        yield cycles.measure(programs[0], False)
+        yield from (program['figures'] for program in programs[1:])
+
+    monkeypatch.setattr('bert_jax.tools.preflight.topology.open_topology', lambda name: None)
+    monkeypatch.setattr('bert_jax.run_setup.open_mesh', lambda config, devices: None)
+    monkeypatch.setattr(f'bert_jax.tools.preflight.{place}', refusing)
+    monkeypatch.setattr(cycles, 'measure_all', measured)
+    monkeypatch.setattr('sys.argv', ['cycles'])
+    assert cycles.main() == status
+    printed = capsys.readouterr().out
+    assert ': no more\n' in printed
+    assert (': left out' in printed) == (status == 0)
 
 
 def test_chains_of_letters_count_and_know_both_sides():

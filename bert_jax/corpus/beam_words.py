@@ -73,7 +73,9 @@ def _count(head: tuple[int, int, int], job: bytes) -> Iterator[tuple[int, dict[s
     groups: list[dict[str, int]] = [{} for _ in range(_GROUPS)]
     for word, count in counts.items():
         groups[zlib.crc32(word.encode()) % _GROUPS][word] = count
-    yield from enumerate(groups)
+    for group, words in enumerate(groups):
+        if words:
+            yield group, words
 
 
 def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

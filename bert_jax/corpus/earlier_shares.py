@@ -13,11 +13,13 @@ its text is known to be what its shares were made from. A list or store that is 
 costs time: the text is read instead.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from bert_jax.corpus.store_parts import Notes, blocks_path, notes_path, part_name
+from bert_jax.corpus.store_parts import Notes, Start, blocks_path, notes_path, part_name
+from bert_jax.rows.blocks import Block
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
 
@@ -87,18 +89,51 @@ class EarlierPart(NamedTuple):
     Attributes:
       notes: of the part.
       blocks: the file of its blocks.
+      following: where the next part begins.
+      is_last: whether it is the last of its share.
+      text_bytes: of its text.
     """
 
     notes: Notes
     blocks: files.Path
+    following: Start
+    is_last: bool
+    text_bytes: int
 
 
 def part_of(share: EarlierShare, number: int, copies: str) -> EarlierPart:
     """A part of a share; notes that are in a bucket are copied into the folder `copies`.
 
     Raises:
-      FileNotFoundError: it is in a bucket, and gone.
+      FileNotFoundError: it is gone.
+      InputError: it is damaged, or cannot be read.
     """
     name = part_name(share.number, number)
-    notes = Notes.open(notes_path(share.folder, name), copies)
-    return EarlierPart(notes, blocks_path(share.folder, name))
+    path = notes_path(share.folder, name)
+    with _reading(path):
+        notes = Notes.open(path, copies)
+        following, is_last = notes.following()
+        _, text_bytes = notes.read('totals').tolist()
+    return EarlierPart(notes, blocks_path(share.folder, name), following, is_last, text_bytes)
+
+
+def blocks_of(part: EarlierPart) -> Iterator[Block]:
+    """The blocks of a part.
+
+    Raises:
+      FileNotFoundError, InputError: see `part_of`.
+    """
+    with _reading(part.blocks), files.open_plain(part.blocks) as content:
+        for entry in part.notes.read('index'):
+            yield Block.from_bytes(content.read(int(entry['num_bytes'])), entry, part.blocks)
+
+
+@contextlib.contextmanager
+def _reading(path: files.Path) -> Iterator[None]:
+    """Makes an InputError of what a disk, or the rights of another user, refuse."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InputError(f'{path} cannot be read ({error.strerror or error})') from None

@@ -291,11 +291,12 @@ def _claimed(build: Build, what: str, piece: str = '') -> Iterator[None]:
 def _tell_of_others(build: Build) -> None:
     """Says who builds other stores in the same place."""
     for other in files.children(build.folder.parent):
-        if other.name != build.fingerprint and other.is_dir() and not is_finished(other):
-            holder = who_builds(other)
-            if holder:
-                tell(f'note: {holder} prepares another text, or this one with other settings, in '
-                     f'{other}')
+        with contextlib.suppress(PermissionError):  # it is another user's
+            if other.name != build.fingerprint and other.is_dir() and not is_finished(other):
+                holder = who_builds(other)
+                if holder:
+                    tell(f'note: {holder} prepares another text, or this one with other settings, '
+                         f'in {other}')
 
 
 def who_builds(folder: files.Path) -> str:
@@ -596,7 +597,7 @@ class ShareMaker:
         """Takes the parts of an earlier share that this one lacks.
 
         Raises:
-          InputError: the earlier one is damaged.
+          InputError: the earlier one is damaged, or cannot be read.
           FileNotFoundError: it is gone.
         """
         folder = self.build.folder
@@ -605,25 +606,21 @@ class ShareMaker:
         with files.temporary_folder() as copies:
             while not is_last:
                 part = earlier_shares.part_of(earlier, number, copies)
-                start, is_last = part.notes.following()
-                start = Start(start.unit - earlier.first_unit + share.first, start.done)
+                is_last = part.is_last
+                unit = part.following.unit - earlier.first_unit + share.first
                 name = part_name(share.number, number)
                 if not files.exists(notes_path(folder, name)):
-                    self._take_part(part, name, start, is_last)
+                    self._take_part(part, name, Start(unit, part.following.done))
                 number += 1
 
-    def _take_part(self, earlier: EarlierPart, name: str, start: Start, is_last: bool) -> None:
-        """Makes a part of the blocks of an earlier one."""
-        with (
-            files.open_whole(blocks_path(self.build.folder, name)) as file,
-            files.open_plain(earlier.blocks) as content
-        ):
+    def _take_part(self, earlier: EarlierPart, name: str, start: Start) -> None:
+        """Makes a part of the blocks of an earlier one; `start` is where the next begins."""
+        with files.open_whole(blocks_path(self.build.folder, name)) as file:
             part = self._begin_part(file)
-            for entry in earlier.notes.read('index'):
-                block = content.read(int(entry['num_bytes']))
-                part.add_whole(Block.from_bytes(block, entry, earlier.blocks))
-            _, part.text_bytes = earlier.notes.read('totals').tolist()
-            notes = part.finish(start, is_last)
+            for block in earlier_shares.blocks_of(earlier):
+                part.add_whole(block)
+            part.text_bytes = earlier.text_bytes
+            notes = part.finish(start, earlier.is_last)
         write_notes(notes_path(self.build.folder, name), notes)
 
     def _begin_part(self, file: IO[bytes]) -> PartBuilder:
@@ -710,6 +707,8 @@ def _finish(build: Build, summaries: Summaries | None) -> None:
     if not _is_unchanged(build):
         if is_finished(build.folder):  # by another process, while this one was suspended
             return
+        # Which an earlier end of this build has written.
+        earlier_shares.list_path(build.folder).unlink(missing_ok=True)
         endings = (NOTES_ENDING, BLOCKS_ENDING, DONE_ENDING, bad_files.ENDING)
         _remove(build.folder, lambda name: name.endswith(endings))
         changed = f"data source '{source.spec}'"

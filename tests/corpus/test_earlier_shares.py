@@ -1,5 +1,7 @@
 """Shares that an earlier store has: taken where their files, rules and tokenizer are the same."""
 
+import errno
+import functools
 import gzip
 import json
 
@@ -182,6 +184,41 @@ def test_in_a_bucket_too_what_is_gone_or_damaged_is_made_anew(bucket, read, tmp_
     assert content(store.path) == content(build(open_source(text), tmp_path / 'fresh').path)
 
 
+@pytest.mark.parametrize('ending', ['.npz', '.blocks'])
+def test_what_cannot_be_read_is_named_and_made_anew(
+        tmp_path, text, read, monkeypatch, capsys, ending):
+    earlier = build(open_source(text), tmp_path).path
+    name = f'part-00005-000{ending}'
+
+    def refusing(opens, path, *more):
+        if path == earlier / name:
+            raise PermissionError(errno.EACCES, 'Permission denied', str(path))
+        return opens(path, *more)
+
+    for place, opens in ((files, 'open_plain'), (earlier_shares.Notes, 'open')):
+        monkeypatch.setattr(place, opens, functools.partial(refusing, getattr(place, opens)))
+    read.clear()
+    rewrite(tmp_path)
+    store = build(open_source(text), tmp_path)
+    assert read == ['3', '5']
+    assert f'{name} cannot be read (Permission denied)' in capsys.readouterr().err
+    assert content(store.path) == content(build(open_source(text), tmp_path / 'fresh').path)
+
+
+def test_a_full_disk_is_no_fault_of_the_earlier_store(tmp_path, text, read, monkeypatch):
+    build(open_source(text), tmp_path)
+
+    def full(path, notes):
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(store_building, 'write_notes', full)
+    rewrite(tmp_path)
+    read.clear()
+    with pytest.raises(OSError, match='No space left'):
+        build(open_source(text), tmp_path)
+    assert not read
+
+
 def test_a_repaired_file_is_made_and_the_others_are_taken(tmp_path, text, read):
     _cut(tmp_path / 'text' / '3.txt.gz')
     with refused('3.txt.gz is cut short'):
@@ -223,6 +260,7 @@ def test_of_a_text_that_changed_while_it_was_read_nothing_is_listed(folder, chan
     text = text_in(folder)
     opened = store_building.open_build(open_source(text), TOKENIZER, folder, False)
     store_building.make_shares(opened)
+    earlier_shares.keep_list(opened.folder, {'key': (0, 0)})  # of a fault before
     change(folder)
     with refused('changed while it was read'):
         store_building.finish(opened)

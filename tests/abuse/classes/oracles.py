@@ -255,6 +255,8 @@ def _compare_ids(folder: Path, texts: Sequence[str]) -> None:
 
     try:
         theirs = _transformers().AutoTokenizer.from_pretrained(str(folder))
+    except (KeyboardInterrupt, SystemExit):
+        raise
     except BaseException as error:  # the library panics
         print(f'transformers refuses it: {error!r:.100}')
         return
@@ -273,6 +275,8 @@ def _compare_ids(folder: Path, texts: Sequence[str]) -> None:
                 options = {'truncation': 'longest_first', 'max_length': length}
             try:
                 there = theirs(*arguments, **options)
+            except (KeyboardInterrupt, SystemExit):
+                raise
             except BaseException as error:
                 print(f'transformers refuses {example!r:.60}: {error!r:.100}')
                 return
