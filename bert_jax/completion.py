@@ -46,6 +46,8 @@ def complete(config: ConfigDict, init_weights: Weights | None = None) -> ConfigD
         _complete_vocabulary(completed, init_weights)
     if not pretraining_kind(completed.task):
         _complete_framing(data, init_weights)
+    if completed.task.startswith('retrieval'):
+        _complete_vectors(completed.retrieval, init_weights)
     return completed.lock()
 
 
@@ -56,6 +58,19 @@ def _complete_framing(data: ConfigDict, init_weights: Weights | None) -> None:
         framing = framing_of(init_weights.inference)
     for name, value in framing.items():
         data[name] = data[name] or value
+
+
+def _complete_vectors(section: ConfigDict, init_weights: Weights | None) -> None:
+    """`retrieval.pool` and the prompts, as stated, else as the weights have them, which is said."""
+    if init_weights is not None:
+        prompts = init_weights.inference.get('prompts') or {}
+        found = {'pool': init_weights.inference.get('pool'), 'query_prompt': prompts.get('query'),
+                 'document_prompt': prompts.get('document')}
+        for name, value in found.items():
+            if value and not section[name] and value != 'max':  # which is not trained here
+                section[name] = value
+                hosts.say(f'note: config.retrieval.{name}={value!r}, as in {init_weights.source}')
+    section.pool = section.pool or 'mean'
 
 
 def _lowercase_of_prepared(config: ConfigDict) -> bool | None:

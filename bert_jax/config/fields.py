@@ -367,7 +367,7 @@ FIELDS: Mapping[str, Field] = {
     'squad.doc_stride': Field(128, count(2**16), 'data'),
     'squad.max_query_length': Field(64, count(2**16), 'data'),  # pieces of a question
     # What stands before each query, and before each document and hard negative; the model's folder
-    # has them as prompts, `query` and `document`.
+    # has them as prompts, `query` and `document`. Empty: those of init_checkpoint, if it has some.
     'retrieval.query_prompt': Field('', 'text', 'data'),
     'retrieval.document_prompt': Field('', 'text', 'data'),  # see retrieval.query_prompt
     # Comma-separated; the first picks the best evaluation. ndcg_at_K, mrr_at_K, recall_at_K and
@@ -379,7 +379,8 @@ FIELDS: Mapping[str, Field] = {
     'retrieval.corpus': Field('', 'path', 'data'),
     'retrieval.queries': Field('', 'path', 'data'),  # see retrieval.corpus
     'retrieval.qrels': Field('', 'path', 'data'),  # see retrieval.corpus
-    'retrieval.pool': Field('mean', ('mean', 'cls'), 'data'),  # how vectors are made
+    # How vectors are made. Empty: as init_checkpoint makes them, else the mean.
+    'retrieval.pool': Field('', ('', 'mean', 'cls'), 'data'),
     # Numbers of columns, or shares of them below 1, to which vectors can be cut; they are trained
     # to work alone (Matryoshka). The whole vectors always are.
     'retrieval.dims': Field('', 'elsewhere', 'training'),

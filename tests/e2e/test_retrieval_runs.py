@@ -12,6 +12,7 @@ from bert_jax.tasks.ranking import mean_metrics
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
 from bert_jax.tools import mine
+from tests.conftest import ROOT
 from tests.in_process import evaluate, run
 from tests.refusals import refused
 from tests.tiny_runs import WORDS, one_device, write_table
@@ -103,6 +104,15 @@ def test_a_corpus_is_ranked_as_the_vectors_of_predict_rank_it(trained):
 def test_a_run_has_learned_and_is_scored_again_without_more(trained, tmp_path):
     assert trained.result['eval/ndcg_at_10'] > 0.5  # by chance 0.1
     again = evaluate(trained.folder / 'run', workdir=tmp_path)
+    assert again.result['eval/ndcg_at_10'] == pytest.approx(
+        trained.result['eval/ndcg_at_10'], abs=1e-6)
+
+
+def test_a_run_is_scored_with_its_prompts_by_another_config(trained, tmp_path):
+    again = evaluate(
+        trained.folder / 'run', f'--config={ROOT}/configs/retrieval.py', *trained.judged_flags,
+        '--config.data.max_seq_length=32', workdir=tmp_path)
+    assert "config.retrieval.query_prompt='query: '" in again.said
     assert again.result['eval/ndcg_at_10'] == pytest.approx(
         trained.result['eval/ndcg_at_10'], abs=1e-6)
 
