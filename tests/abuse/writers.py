@@ -159,6 +159,9 @@ WRITERS = {
     'bench': Writer(
         'bench --model=tiny --vocab_size=200 --batch_size=1 --seq=8 --predictions=1 --steps=1 '
         '--warmup=0 --repeats=1 --json={folder}/new.json'),
+    'hard negatives': Writer(
+        'mine --model {folder}/run --input {folder}/pairs.csv --text=query --text-pair=document '
+        '--margin=-2 --output {folder}/new.jsonl', 'new.jsonl'),
     'submission': Writer('glue_submission {folder}/new.zip --fill-missing', 'new.zip'),
     'preflight': Writer(
         'preflight @synthetic --topology=v5e:1x2 --json={folder}/new.json'
@@ -172,6 +175,7 @@ def make_things(folder: Path) -> None:
     _write_squad(folder / 'squad')
     _write_swag(folder / 'swag')
     _write_conll(folder / 'conll')
+    _write_pairs(folder / 'pairs.csv')
     (folder / 'card.md').write_text('---\nlicense: mit\n---\n\n## Intended use\n\nTests.\n')
     (folder / 'parts').mkdir()
     text = documents(60, sentences=5).split('\n\n')
@@ -198,6 +202,13 @@ def _copy_with_another_seed(run: Path, copy: Path) -> None:
     config['seed'] = 1
     del config['digest']
     (copy / 'config.json').write_text(json.dumps(config))
+
+
+def _write_pairs(path: Path) -> None:
+    """Writes queries and documents, 12 of each."""
+    rng = random.Random(5)
+    rows = [f'{sentence(rng)},{sentence(rng)} {number}' for number in range(12)]
+    path.write_text('\n'.join(['query,document', *rows]) + '\n')
 
 
 def _write_squad(folder: Path) -> None:
