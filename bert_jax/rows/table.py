@@ -231,6 +231,9 @@ def _no_column(path: str, name: str, names: Sequence[str], where: str = 'in its 
     remedy = ('name the columns as the original file does; those of your files with '
               '--config.data.text, text_pair, choices, label and id, or for predictions with '
               '--text, --text-pair and --choices')
+    if name in ('_id', 'query-id', 'corpus-id'):
+        remedy = ('config.retrieval.corpus and queries have a header with _id and text, qrels with '
+                  f'query-id, corpus-id and score; else {remedy}')
     similar = [other for other in names if other.lower() == name.lower()]
     similar += difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     if similar:

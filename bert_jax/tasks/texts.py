@@ -120,14 +120,20 @@ def read_texts(
     kept: list[_TextRow] = []
     kept_ids: list[str] = []
     num_empty = 0
+    empty_columns: set[str] = set()
     for row, row_id in zip(rows.values, rows.ids, strict=True):
         if not keep_empty and not all(map(has_words, row.texts)):
             num_empty += 1
+            empty_columns.update(
+                column for column, text in zip(columns.texts, row.texts, strict=True)
+                if not has_words(text))
         elif row.has_label:
             kept.append(row)
             kept_ids.append(row_id)
     num_unlabelled = len(rows.values) - len(kept) - num_empty
-    say_left_out(path, len(rows.values), num_empty, num_unlabelled)
+    say_left_out(
+        path, len(rows.values), num_empty, num_unlabelled,
+        sorted(empty_columns) if len(columns.texts) > 2 else ())
 
     by_column = zip(*[row.texts for row in kept], strict=True)
     label_array = None
@@ -217,7 +223,9 @@ def _marked_names(names: Sequence[str], cells: Sequence[Any]) -> list[str]:
     return marked
 
 
-def say_left_out(path: str, num_rows: int, num_empty: int, num_unlabelled: int) -> None:
+def say_left_out(
+    path: str, num_rows: int, num_empty: int, num_unlabelled: int, columns: Sequence[str] = ()
+) -> None:
     """Says how many rows of a file are left out because they lack a text or their label.
 
     Args:
@@ -225,18 +233,20 @@ def say_left_out(path: str, num_rows: int, num_empty: int, num_unlabelled: int) 
       num_rows: of the file.
       num_empty: those in which a text is empty.
       num_unlabelled: others, whose label is empty, null or NaN.
+      columns: those in which a text is empty, if it is known.
 
     Raises:
       InputError: these are all.
     """
+    where = f" in {', '.join(columns)}" if columns else ''
     if num_empty == num_rows:
-        raise InputError(f'{path}: all {num_rows:,} rows have an empty text: is config.data.text '
-                         'the right column?')
+        raise InputError(f'{path}: all {num_rows:,} rows have an empty text{where}: is '
+                         'config.data.text the right column?')
     if num_empty + num_unlabelled == num_rows:
         raise InputError(f'{path}: all {num_rows - num_empty:,} rows with a text have no label: is '
                          'config.data.label the right column?')
     if num_empty:
-        say(f'{path}: {num_empty:,} of {num_rows:,} rows have an empty text; left out')
+        say(f'{path}: {num_empty:,} of {num_rows:,} rows have an empty text{where}; left out')
     if num_unlabelled:
         say(f'{path}: {num_unlabelled:,} of {num_rows:,} rows have no label; left out')
 

@@ -18,7 +18,7 @@ from bert_jax.heads import retrieval as heads
 from bert_jax.model.layers import ModelConfig
 from bert_jax.tasks import retrieval
 from bert_jax.tasks.ranking import check_names, mean_metrics, nearest
-from bert_jax.tasks.texts import TextExamples
+from bert_jax.tasks.texts import TextColumns, TextExamples, read_texts
 from tests.refusals import refused
 from tests.tiny_runs import write_table
 
@@ -319,10 +319,10 @@ def test_held_out_rows_are_equal_by_their_tokens():
     assert files['dev_qrels.tsv'].splitlines()[1:] == ['q0\td0\t1', 'q0\td1\t1']
 
 
-def judged_tables(folder, qrels, corpus=(('d1', 'x'), ('d2', 'y'))):
+def judged_tables(folder, qrels, corpus=(('d1', 'x'), ('d2', 'y')), header=('_id', 'text')):
     config = ConfigDict({'data': {'max_malformed': 0.0}, 'retrieval': {}})
     for name, rows in {
-            'corpus': [('_id', 'text'), *corpus], 'queries': [('_id', 'text'), ('q1', 'x')],
+            'corpus': [header, *corpus], 'queries': [('_id', 'text'), ('q1', 'x')],
             'qrels': [('query-id', 'corpus-id', 'score'), *qrels]}.items():
         write_table(folder / f'{name}.tsv', *rows)
         config.retrieval[name] = str(folder / f'{name}.tsv')
@@ -342,6 +342,8 @@ def test_relevant_documents_that_are_not_there_count_as_not_found(tmp_path, caps
 def test_ambiguous_tables_are_refused(tmp_path):
     with refused('qrels.tsv, line 3', 'line 2 already'):
         judged_tables(tmp_path, [('q1', 'd1', 1), ('q1', 'd1', 0)])
+    with refused('corpus.tsv has no column', 'have a header with _id and text'):
+        judged_tables(tmp_path, [('q1', 'd2', 1)], header=('docno', 'text'))
     with refused('corpus.tsv, line 2', 'white space'):
         judged_tables(tmp_path, [('q1', 'd2', 1)], [('d 1', 'x'), ('d2', 'y')])
 
@@ -368,3 +370,10 @@ def test_fields_without_effect_are_refused(data, section, field):
         'retrieval': {'least_score': 0.0, 'symmetric': False} | section})
     with refused(field):
         retrieval.open_retrieval(config)
+
+
+def test_the_column_of_empty_negatives_is_named(tmp_path, capsys):
+    write_table(tmp_path / 'x.tsv', ('q', 'd', 'wrong'), ('a', 'b', 'c'), ('a', 'b', ''))
+    read_texts(
+        str(tmp_path / 'x.tsv'), TextColumns(['q', 'd', 'wrong'], ''), None, keep_empty=False)
+    assert '1 of 2 rows have an empty text in wrong; left out' in capsys.readouterr().out
