@@ -473,24 +473,7 @@ def _read_adapter(
     Raises:
       InputError: it is not the same in all layers, or of matrices of another size.
     """
-    every = adapted_kernels(parameters.tensors(base.model), AdapterOptions(rank=1, targets='all'))
-    named: dict[AdaptedKernel, dict[int, str]] = {}
-    by_layer: dict[int, list[str]] = {}
-    for kernel in every:
-        form = family.form_of(kernel.kernel, architecture)
-        assert form is not None, kernel.name
-        modules = [name.removesuffix('.weight') for name in form.names]
-        if len(modules) == 1:
-            modules *= len(kernel.targets)
-        found = {i: module for i, module in enumerate(modules)
-                 if f'{module}.lora_A.weight' in stored.arrays}
-        named[kernel] = found
-        number = int(kernel.name.split('/')[2].removeprefix('layer_'))
-        by_layer.setdefault(number, []).extend(kernel.targets[i] for i in found)
-    targets = ','.join(dict.fromkeys(by_layer[0]))
-    if any(names != by_layer[0] for names in by_layer.values()):
-        raise InputError(f'{stored.file}: its layers have adapters of other matrices than the '
-                         f'first ({targets or "none"}), which cannot be read: merge it with peft')
+    named, targets = _adapted_modules(stored, base, family, architecture)
     modules = sorted({module for found in named.values() for module in found.values()})
     rank = max(stored.rank(module) for module in modules)
     options = _options(stored, rank, targets)
@@ -507,6 +490,35 @@ def _read_adapter(
         for leaf in ('lora_A.weight', 'lora_B.weight', 'lora_magnitude_vector'):
             stored.arrays.pop(f'{module}.{leaf}', None)
     return AdapterWeights(options, params, _base_in(stored.config))
+
+
+def _adapted_modules(
+    stored: _Stored, base: Weights, family: Family, architecture: Architecture
+) -> tuple[dict[AdaptedKernel, dict[int, str]], str]:
+    """(Of each kernel, the modules of its matrices that have an adapter, by number; the targets).
+
+    Raises:
+      InputError: the layers have adapters of different matrices.
+    """
+    named: dict[AdaptedKernel, dict[int, str]] = {}
+    by_layer: dict[int, list[str]] = {}
+    for kernel in adapted_kernels(
+            parameters.tensors(base.model), AdapterOptions(rank=1, targets='all')):
+        form = family.form_of(kernel.kernel, architecture)
+        assert form is not None, kernel.name
+        modules = [name.removesuffix('.weight') for name in form.names]
+        if len(modules) == 1:
+            modules *= len(kernel.targets)
+        found = {i: module for i, module in enumerate(modules)
+                 if f'{module}.lora_A.weight' in stored.arrays}
+        named[kernel] = found
+        number = int(kernel.name.split('/')[2].removeprefix('layer_'))
+        by_layer.setdefault(number, []).extend(kernel.targets[i] for i in found)
+    targets = ','.join(dict.fromkeys(by_layer[0]))
+    if any(names != by_layer[0] for names in by_layer.values()):
+        raise InputError(f'{stored.file}: its layers have adapters of other matrices than the '
+                         f'first ({targets or "none"}), which cannot be read: merge it with peft')
+    return named, targets
 
 
 def _options(stored: _Stored, rank: int, targets: str) -> AdapterOptions:

@@ -123,22 +123,17 @@ def mined(
         itertools.chain((document for _, document in pairs), further)))
     vectors_of_queries = _vectors(model, queries, QUERY)
     vectors_of_candidates = _vectors(model, candidates, DOCUMENT)
-    ids = text_ids([[*queries, *candidates]], [model.encode_all])[:, 0]
-    query_ids, candidate_ids = np.split(ids, [len(queries)])
-    id_of_query = dict(zip(queries, query_ids.tolist(), strict=True))
-    id_of_candidate = dict(zip(candidates, candidate_ids.tolist(), strict=True))
-    true: dict[int, set[int]] = defaultdict(set)  # ids of texts that are no negatives of a query
-    for query, document in pairs:
-        true[id_of_query[query]] |= {id_of_query[query], id_of_candidate[document]}
-    found = nearest(
-        vectors_of_queries, vectors_of_candidates, top_k,
-        left_out=_left_out(query_ids, candidate_ids, true))
     number_of_query = {query: i for i, query in enumerate(queries)}
     number_of_candidate = {text: i for i, text in enumerate(candidates)}
+    numbers = [(number_of_query[query], number_of_candidate[document]) for query, document in pairs]
+    ids = text_ids([[*queries, *candidates]], [model.encode_all])[:, 0]
+    query_ids, candidate_ids = np.split(ids, [len(queries)])
+    found = nearest(
+        vectors_of_queries, vectors_of_candidates, top_k,
+        left_out=_left_out(query_ids, candidate_ids, numbers))
     rows: list[list[str]] = []
-    for query, document in pairs:
-        number = number_of_query[query]
-        own = vectors_of_queries[number] @ vectors_of_candidates[number_of_candidate[document]]
+    for (query, document), (number, number_of_own) in zip(pairs, numbers, strict=True):
+        own = vectors_of_queries[number] @ vectors_of_candidates[number_of_own]
         is_far = found.scores[number] <= own - margin
         negatives = found.documents[number][is_far & (found.documents[number] >= 0)][:num]
         if len(negatives) == num:
@@ -161,9 +156,20 @@ def _vectors(model: Model, texts: Sequence[str], prompt: str) -> np.ndarray:
 
 
 def _left_out(
-    query_ids: np.ndarray, candidate_ids: np.ndarray, true: dict[int, set[int]]
+    query_ids: np.ndarray, candidate_ids: np.ndarray, numbers: Sequence[tuple[int, int]]
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from indices of queries to which candidates are no negatives of them, [Q, M]."""
+    """A function from indices of queries to which candidates are no negatives of them, [Q, M].
+
+    Args:
+      query_ids: [n], equal for equal texts.
+      candidate_ids: [M], likewise.
+      numbers: of each pair, the places of its query and of its document among these.
+    """
+    true: dict[int, set[int]] = defaultdict(set)  # ids of texts that are no negatives of a query
+    for query, document in numbers:
+        query_id = int(query_ids[query])
+        true[query_id] |= {query_id, int(candidate_ids[document])}
+
     def left_out(some: np.ndarray) -> np.ndarray:
         of_queries: list[Any] = []
         for query_id in query_ids[some].tolist():

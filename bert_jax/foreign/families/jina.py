@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.foreign.families.bert import DEFAULTS, EXACT_GELU, SPELLINGS, classifier_dropout
-from bert_jax.foreign.families.family import Architecture, Family, only_with
+from bert_jax.foreign.families.bert import DEFAULTS, SPELLINGS, classifier_dropout
+from bert_jax.foreign.families.family import Architecture, Family
+from bert_jax.foreign.families.roberta import MASKED_LM, SEQUENCE_CLASSIFICATION, TIED
 from bert_jax.foreign.families.rotary_fields import base_in, fields_of_base
 from bert_jax.runtime.files import Path
 
@@ -40,23 +41,14 @@ JINA = Family(
         'bert/encoder/layer_{i}/output/LayerNorm': f'{_LAYER}.norm2',
     },
     architectures=(
-        Architecture('ForMaskedLM', ('pretraining',), {
-            'cls/predictions/transform/dense': 'lm_head.dense',
-            'cls/predictions/transform/LayerNorm': 'lm_head.layer_norm',
-            'cls/predictions/output_bias': 'lm_head.bias'},
-            misfit=only_with(hidden_act=EXACT_GELU)),  # in its head, whatever the layers have
-        Architecture(
-            'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
-            {'bert/pooler/dense': 'classifier.dense', 'classifier': 'classifier.out_proj'}),
+        MASKED_LM,
+        SEQUENCE_CLASSIFICATION,
         Architecture(
             'ForTokenClassification', ('token_classification',), {'classifier': 'classifier'}),
         Architecture('ForQuestionAnswering', ('question_answering',), {'cls/squad': 'qa_outputs'}),
         Architecture('Model', ('',), {'bert/pooler/dense': 'roberta.pooler.dense'}),
     ),
-    tied={
-        'lm_head.decoder.weight': 'bert/embeddings/word_embeddings',
-        'lm_head.decoder.bias': 'cls/predictions/output_bias',
-    },
+    tied=TIED,
     spellings=SPELLINGS,
     options={'positions': 'rotary'},
     only={'is_decoder': False, 'add_cross_attention': False, 'rope_scaling': None},

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.foreign.families.bert import DEFAULTS, EXACT_GELU, SPELLINGS
-from bert_jax.foreign.families.family import Architecture, Family, only_with
+from bert_jax.foreign.families.bert import DEFAULTS, SPELLINGS
+from bert_jax.foreign.families.family import Architecture, Family
+from bert_jax.foreign.families.roberta import MASKED_LM, SEQUENCE_CLASSIFICATION, TIED
 from bert_jax.runtime.files import Path
 
 _LAYER = 'mpnet.encoder.layer.{i}'
@@ -42,23 +43,14 @@ MPNET = Family(
         'bert/encoder/layer_{i}/output/LayerNorm': f'{_LAYER}.output.LayerNorm',
     },
     architectures=(
-        Architecture('ForMaskedLM', ('pretraining',), {
-            'cls/predictions/transform/dense': 'lm_head.dense',
-            'cls/predictions/transform/LayerNorm': 'lm_head.layer_norm',
-            'cls/predictions/output_bias': 'lm_head.bias'},
-            misfit=only_with(hidden_act=EXACT_GELU)),  # in its head, whatever the layers have
-        Architecture(
-            'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
-            {'bert/pooler/dense': 'classifier.dense', 'classifier': 'classifier.out_proj'}),
+        MASKED_LM,
+        SEQUENCE_CLASSIFICATION,
         Architecture('ForMultipleChoice', ('multiple_choice',), _POOLER | _CLASSIFIER),
         Architecture('ForTokenClassification', ('token_classification',), _CLASSIFIER),
         Architecture('ForQuestionAnswering', ('question_answering',), {'cls/squad': 'qa_outputs'}),
         Architecture('Model', ('',), _POOLER),
     ),
-    tied={
-        'lm_head.decoder.weight': 'bert/embeddings/word_embeddings',
-        'lm_head.decoder.bias': 'cls/predictions/output_bias',
-    },
+    tied=TIED,
     spellings={
         name: spelling for name, spelling in SPELLINGS.items()
         if name not in ('type_vocab_size', 'classifier_dropout')

@@ -15,6 +15,21 @@ from bert_jax.foreign.families.family import Architecture, Family, only_with, va
 from bert_jax.runtime.files import Path
 from bert_jax.runtime.schema import count
 
+# What families have whose heads are RoBERTa's.
+MASKED_LM = Architecture(
+    'ForMaskedLM', ('pretraining',), {
+        'cls/predictions/transform/dense': 'lm_head.dense',
+        'cls/predictions/transform/LayerNorm': 'lm_head.layer_norm',
+        'cls/predictions/output_bias': 'lm_head.bias'},
+    misfit=only_with(hidden_act=EXACT_GELU))  # in its head, whatever the layers have
+SEQUENCE_CLASSIFICATION = Architecture(
+    'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
+    {'bert/pooler/dense': 'classifier.dense', 'classifier': 'classifier.out_proj'})
+TIED = {
+    'lm_head.decoder.weight': 'bert/embeddings/word_embeddings',
+    'lm_head.decoder.bias': 'cls/predictions/output_bias',
+}
+
 _POOLER = {'bert/pooler/dense': 'roberta.pooler.dense'}
 _CLASSIFIER = {'classifier': 'classifier'}
 _IDS = count(2**24, least=-1)  # -1: of no token
@@ -40,23 +55,14 @@ ROBERTA = Family(
     prefix='roberta.',
     modules=layers_of_bert('roberta.'),
     architectures=(
-        Architecture('ForMaskedLM', ('pretraining',), {
-            'cls/predictions/transform/dense': 'lm_head.dense',
-            'cls/predictions/transform/LayerNorm': 'lm_head.layer_norm',
-            'cls/predictions/output_bias': 'lm_head.bias'},
-            misfit=only_with(hidden_act=EXACT_GELU)),  # in its head, whatever the layers have
-        Architecture(
-            'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
-            {'bert/pooler/dense': 'classifier.dense', 'classifier': 'classifier.out_proj'}),
+        MASKED_LM,
+        SEQUENCE_CLASSIFICATION,
         Architecture('ForMultipleChoice', ('multiple_choice',), _POOLER | _CLASSIFIER),
         Architecture('ForTokenClassification', ('token_classification',), _CLASSIFIER),
         Architecture('ForQuestionAnswering', ('question_answering',), {'cls/squad': 'qa_outputs'}),
         Architecture('Model', ('',), _POOLER),
     ),
-    tied={
-        'lm_head.decoder.weight': 'bert/embeddings/word_embeddings',
-        'lm_head.decoder.bias': 'cls/predictions/output_bias',
-    },
+    tied=TIED,
     spellings=SPELLINGS,
     only=ONLY,
     defaults={**DEFAULTS, 'pad_token_id': 1},
