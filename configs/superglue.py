@@ -1,18 +1,20 @@
-"""Fine-tuning on a task of SuperGLUE (Wang et al., 2019), with a single sequence or pair each.
+"""Fine-tuning on a task of SuperGLUE (Wang et al., 2019).
 
     python -m bert_jax.main --config=configs/superglue.py:cb
     python -m bert_jax.main --config=configs/superglue.py:cb --config.init_checkpoint=DIR \\
         --config.data.source=superglue
 
-`:boolq :cb :copa :rte :wic`. The first downloads the paper's BERT-Base, uncased, and the data from
-the Hugging Face hub; `superglue` is the folder of the benchmark's files (`CB/train.jsonl`, ...).
-`python -m bert_jax.tools.paper superglue --model DIR` runs all five over a grid and seeds. CB and
-COPA have 250 and 400 examples, so they are trained for more epochs.
+`:boolq :cb :copa :multirc :record :rte :wic :wsc`. The first downloads the paper's BERT-Base,
+uncased, and the data from the Hugging Face hub; `superglue` is the folder of the benchmark's files
+(`CB/train.jsonl`, ...). `python -m bert_jax.tools.paper superglue --model DIR` runs all over a grid
+and seeds. CB, COPA and WSC have 250 to 554 examples, so they are trained for more epochs. MultiRC
+and ReCoRD have a sequence for each candidate answer: 27,000, and some 700,000, of long passages.
 """
 
 from bert_jax.config import finetuning_config
 
-EPOCHS = {'boolq': 3, 'cb': 20, 'copa': 20, 'rte': 10, 'wic': 5}
+EPOCHS = {
+    'boolq': 3, 'cb': 20, 'copa': 20, 'multirc': 3, 'record': 1, 'rte': 10, 'wic': 5, 'wsc': 20}
 
 
 def get_config(task: str = 'cb'):
@@ -21,7 +23,7 @@ def get_config(task: str = 'cb'):
             f"configs/superglue.py:{task} is unknown: one of {', '.join(EPOCHS)}")
     c = finetuning_config(f'superglue_{task}')
     c.data.source = 'hf:datasets/aps/super_glue'
-    c.data.max_seq_length = 256
+    c.data.max_seq_length = 512 if task in ('multirc', 'record') else 256
     c.train.batch_size = 16
     c.train.steps = f'{EPOCHS[task]} epochs'
     c.optimizer.learning_rate = 2e-5

@@ -5,6 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
+from bert_jax.config.command_line import config_file, load_config
 from bert_jax.heads.base import Head
 from bert_jax.moved import accept_old_names, new_names
 from bert_jax.rows import pairs
@@ -52,6 +53,13 @@ def test_a_name_that_no_module_has_is_none_of_the_old_one():
 def named(name):
     module, _, attribute = name.rpartition('.')
     return getattr(importlib.import_module(module), attribute)
+
+
+def test_a_config_that_is_another_now_is_said(capsys):
+    found = config_file('configs/boolq.py')
+    assert (found, load_config(found).task) == (config_file('superglue:boolq'), 'superglue_boolq')
+    assert capsys.readouterr().err == (
+        'note: configs/boolq.py is configs/superglue.py:boolq now\n')
 
 
 def test_a_task_is_added_by_the_old_name_of_their_list():

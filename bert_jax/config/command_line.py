@@ -27,11 +27,12 @@ from bert_jax.config import fields
 from bert_jax.config.fields import FIELDS, flat_fields
 from bert_jax.config.phases import PHASE_FIELDS, check_phases
 from bert_jax.config.suggestions import suggest_field
-from bert_jax.runtime.errors import InputError, nearest, shortened, visible
+from bert_jax.runtime.errors import InputError, nearest, shortened, tell_once, visible
 from bert_jax.runtime.files import check_ends, check_size
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # commands load TensorFlow and jax after this
 
+_OLD_CONFIGS = {'boolq.py': 'superglue.py:boolq'}  # the project's, by the names that they had
 _MOST_MIB = 1  # of a config file; Python takes hundreds of bytes to compile one
 _HELP = {'--help', '-help', '-h'}
 
@@ -231,6 +232,9 @@ def config_file(named: str) -> str:
     """
     path, colon, argument = named.partition(':')
     name = path.removeprefix('configs/').removesuffix('.py') + '.py'
+    if name in _OLD_CONFIGS and not os.path.isfile(path):
+        tell_once(f'note: configs/{name} is configs/{_OLD_CONFIGS[name]} now')
+        return config_file(_OLD_CONFIGS[name])
     own = os.path.normpath(os.path.join(_own_configs(), name))
     if os.path.isfile(path) or not os.path.isfile(own):
         return named

@@ -9,7 +9,7 @@
 
 TABLE is 1 (GLUE), 2 and 3 (SQuAD 1.1 and 2.0), 4 (SWAG), 5 to 8, c1 (figure 5, appendix C.1); or,
 not in the paper, efficient (recipes with half the FLOPs), loo (one of five ingredients left out)
-or superglue (five of its tasks).
+or superglue (its eight tasks).
 DATA is the folder that holds glue/, squad/, swag/ and conll2003/, laid out as the files in configs/
 describe. Pre-training is configs/ablations.py:NAME. At the tiny scale, the model and the text are
 small enough for two cores, as are efficient and loo at the larger scales between and mini.
