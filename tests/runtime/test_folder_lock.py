@@ -101,6 +101,22 @@ def test_a_process_suspended_for_too_long_learns_that_it_lost_the_claim(folder, 
         assert not Claim(folder).attempt(), 'the new holder keeps it'
 
 
+def test_a_holder_that_seemed_dead_may_give_the_folder_back_meanwhile(folder, monkeypatch):
+    assert Claim(folder).attempt()
+    (before,) = folder.iterdir()
+    elsewhere(monkeypatch)
+    monkeypatch.setattr(folder_lock, 'SECONDS', -1.0)  # it seems dead at once
+    write = folder_lock.write_new
+
+    def write_when_it_gives_back(path, content):
+        before.unlink()
+        return write(path, content)
+
+    monkeypatch.setattr(folder_lock, 'write_new', write_when_it_gives_back)
+    assert Claim(folder).attempt()
+    assert len(list(folder.iterdir())) == 1
+
+
 def test_a_claim_is_held_even_if_the_reply_to_it_is_lost(bucket, bucket_server):
     bucket_server.lost.append('POST .*/upload/')
     with claimed(bucket, 'run') as claim:

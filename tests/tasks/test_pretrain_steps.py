@@ -10,6 +10,7 @@ from bert_jax.config import default_config
 from bert_jax.config.phases import batches_of
 from bert_jax.rows.examples import SyntheticExamples
 from bert_jax.tasks.pretrain import PhaseRows, PretrainTask
+from bert_jax.tasks.pretrain_data import SyntheticData
 from bert_jax.train.phase import PhaseSteps
 from tests.tasks.test_packing_changes_nothing import CONFIG, one_device
 
@@ -135,3 +136,35 @@ def test_a_first_loss_worse_than_guessing_warns_if_all_is_fresh(fresh, above, na
     loss = math.log(CONFIG.vocab_size) + (0 if causal else math.log(2)) + above
     alarms = alarms.trained(1, [{'loss': loss, 'grad_norm': 1.0}], {})
     assert [alarm.name for alarm in alarms] == names
+
+
+@pytest.mark.parametrize(('causal', 'warns_at'), [
+    ([None, None], 3), ([False, False], 3), ([True, None], 9), ([None, True], 14)])
+def test_a_plateau_is_looked_for_after_the_last_phase_without_masks(causal, warns_at, monkeypatch):
+    task = open_task()
+    monkeypatch.setattr(task.data, 'frequency_loss', lambda: 7.0)
+    phases = [dict(phase) for phase in PHASES]  # of 6 and 5 steps
+    for phase, value in zip(phases, causal, strict=True):
+        if value is not None:
+            phase['causal'] = value
+    alarms = task.make_alarms(task.make_head(CONFIG), phases, fresh=False, settled=3)
+    steps = [step for step in range(1, 20) if alarms.trained(step, [], {'mlm_loss': 7.0})]
+    assert steps == [warns_at]
+
+
+@pytest.mark.parametrize(('rate', 'masked_here', 'causal', 'is_also_standard'), [
+    pytest.param(0.4, True, False, True, id='another rate'),
+    pytest.param(0.15, True, False, False, id='the rate of BERT'),
+    pytest.param(0.4, False, False, False, id='records, which come masked'),
+    pytest.param(0.4, True, True, False, id='nothing is masked'),
+])
+def test_other_masks_are_also_evaluated_as_bert_does(
+    rate, masked_here, causal, is_also_standard, monkeypatch
+):
+    monkeypatch.setattr(SyntheticData, 'masks_held_out', masked_here)
+    config = default_config('synthetic')
+    config.model.update(name='tiny', vocab_size=CONFIG.vocab_size, causal=causal)
+    config.data.update(masked_lm_prob=rate, next_sentence=False)
+    task = PretrainTask(complete(config))
+    assert bool(task.standard_masking) == is_also_standard
+    assert task.metric.startswith('standard_') == is_also_standard

@@ -8,7 +8,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.vocab_files import write_vocab
-from bert_jax.text.wordpiece import WordPieceTokenizer, basic_tokens
+from bert_jax.text.wordpiece import WordPieceTokenizer, _Table, basic_tokens
 
 TINY = Vocab.from_tokens([*SPECIAL_TOKENS, 'un', '##aff', '##able', 'aff', 'a', '##a', 'want', '!'])
 
@@ -79,3 +79,12 @@ def test_load_tokenizer_chooses_by_name(tmp_path):
     (tmp_path / 'bad.model').write_bytes(b'no model')
     with pytest.raises(InputError, match='not a SentencePiece model'):
         load_tokenizer(tmp_path / 'bad.model', True)
+
+
+def test_what_becomes_of_a_character_is_computed_once_and_rare_ones_fill_no_memory():
+    computed = []
+    table = _Table(lambda char: computed.append(char) or char.upper())
+    assert 'abba'.translate(table) == 'ABBA' and computed == ['a', 'b']
+    every_char = ''.join(map(chr, range(100, 100_000)))
+    assert every_char.translate(table) == ''.join(char.upper() for char in every_char)
+    assert len(table) <= 65_536
