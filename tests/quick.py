@@ -6,6 +6,7 @@ machine that does nothing else. A test that is not listed, as a new one, is quic
 """
 
 import collections
+import functools
 import json
 import re
 from pathlib import Path
@@ -36,14 +37,21 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(config, items):
     if not config.getoption('--quick'):
         return
-    longer = json.loads(_FILE.read_text())
     quick = []
     left_out = []
     for item in items:
-        is_long = _name_of(item.nodeid) in longer or item.get_closest_marker('slow')
-        (left_out if is_long else quick).append(item)
+        (quick if is_quick(item) else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = quick
+
+
+def is_quick(item):
+    return _name_of(item.nodeid) not in _longer() and not item.get_closest_marker('slow')
+
+
+@functools.cache
+def _longer():
+    return json.loads(_FILE.read_text())
 
 
 def _name_of(nodeid):

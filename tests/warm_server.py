@@ -44,7 +44,7 @@ class _Program:
     files: list[int]  # the streams' file descriptors in this process
 
 
-def _warm_up() -> None:
+def warm_up() -> None:
     """Imports packages, as `bert_jax.runtime.packages` does: without Keras and banners."""
     banner = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -203,7 +203,7 @@ def _run(arguments: list[str]) -> None:
 
 if __name__ == '__main__':
     gc.disable()
-    _warm_up()
+    warm_up()
     gc.freeze()
     gc.enable()
     server = _Server(sys.argv[1])
