@@ -15,6 +15,7 @@ import pytest
 
 from bert_jax.corpus import wikidump, wikitext
 from bert_jax.corpus.sources import open_source
+from tests.corpus.killing_parser import lost_in_endless
 from tests.refusals import refused
 
 HEADER = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">
@@ -75,7 +76,7 @@ def _page(title, text, namespace=0, inside=''):
 """
 
 
-def _pages(extra=()):
+def _pages():
     """The articles' pages, in order, with pages that are no articles between them."""
     others = itertools.cycle([
         _page('Alias', '#WEITERLEITUNG [[Ghent]]', inside='\n    <redirect title="Ghent" />'),
@@ -86,8 +87,6 @@ def _pages(extra=()):
         _page('Nothing', '{{Only|a template}}'),
     ])
     articles = [_page(article.title, article.wikitext) for article in ARTICLES + FILLERS]
-    for title, text in extra:
-        articles.insert(5, _page(title, text))
     pages = []
     for number, article in enumerate(articles):
         other = next(others) if number % 3 == 0 else ''
@@ -95,8 +94,8 @@ def _pages(extra=()):
     return pages
 
 
-def _dump(extra=()):
-    return (HEADER + ''.join(_pages(extra)) + '</mediawiki>\n').encode()
+def _dump():
+    return (HEADER + ''.join(_pages()) + '</mediawiki>\n').encode()
 
 
 def _multistream():
@@ -136,20 +135,6 @@ def test_each_file_of_a_source_is_a_unit(tmp_path):
     assert [document.text.decode() for document in source.read(units[1])] == EXPECTED
 
 
-_parse = wikidump.parse
-
-
-def _lost_in_endless(xml, *place):
-    if b'Endless' in xml:
-        wikidump._CPU_SECONDS = 0.01
-        wikidump.clean = _hung
-    return _parse(xml, *place)
-
-
-def _hung(*_):
-    sum(range(10 ** 7))  # far beyond its limit, but the test ends where the limit fails
-
-
 @pytest.mark.parametrize(('kill', 'reason'), [
     pytest.param(
         False, r"1 page\(s\) .* 'Endless' \(more than 300 \{\{ are not closed\)",
@@ -159,13 +144,17 @@ def _hung(*_):
         id='kills its process'),
 ])
 def test_a_broken_page_is_named_and_left_out(tmp_path, monkeypatch, capfd, kill, reason):
+    """Of five pages: where it kills its process, each half of them takes another."""
     path = tmp_path / 'dump.xml'
-    path.write_bytes(_dump([BROKEN_PAGE]))
+    pages = [_page(article.title, article.wikitext) for article in FILLERS[:4]]
+    pages.insert(2, _page(*BROKEN_PAGE))
+    path.write_text(HEADER + ''.join(pages) + '</mediawiki>')
     # As libtpu does. It stays so: libtpu, where loaded, sends signals that would end this process.
     signal.signal(signal.SIGPROF, signal.SIG_IGN)
     if kill:
-        monkeypatch.setattr(wikidump, 'parse', _lost_in_endless)
-    assert list(wikidump.read_articles(str(path), 2)) == EXPECTED
+        monkeypatch.setattr(wikidump, 'parse', lost_in_endless)
+    expected = ['\n'.join(article.paragraphs) for article in FILLERS[:4]]
+    assert list(wikidump.read_articles(str(path), 2)) == expected
     assert re.search(reason, capfd.readouterr().err)
 
 
