@@ -18,7 +18,7 @@ from pathlib import Path
 # not have them. The user's flags apply too, except another number of
 # devices. Processes that this one starts, and which may import this module, have theirs from it.
 if 'BERT_JAX_TESTS' not in os.environ:
-    os.environ['BERT_JAX_TESTS'] = '1'
+    os.environ['BERT_JAX_TESTS'] = str(os.getpid())  # of the first process of the tests
     _users_flags = os.environ.get('XLA_FLAGS', '').split()
     _flags = [flag for flag in _users_flags if 'device_count=' not in flag]
     _flags.append('--xla_force_host_platform_device_count=8')

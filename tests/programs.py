@@ -4,41 +4,36 @@ What a program imports, and when, is tested with `run_python` of tests/conftest.
 """
 
 import atexit
+import contextlib
 import functools
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_until
 from tests.warm_python import SERVER
 
 
 @functools.cache
 def python() -> tuple[str, ...]:
-    """The words in the place of `python` in a command; starts what its processes are forks of."""
-    if sys.platform != 'linux':  # elsewhere a fork may lack what a library has opened
+    """The words in the place of `python` in a command; starts what its processes are forks of.
+
+    All workers of pytest have one such server, which the first that needs it starts.
+    """
+    if not hasattr(os, 'pidfd_open'):  # only Linux: elsewhere a fork may lack what libraries opened
         return (sys.executable,)
-    folder = tempfile.mkdtemp(prefix='bert_jax_warm_')
-    address = f'{folder}/server'
-    server = subprocess.Popen(
-        [sys.executable, ROOT / 'tests' / 'warm_server.py', address], stdin=subprocess.PIPE,
-        cwd=ROOT)
-    owner = os.getpid()
-
-    def end() -> None:
-        if os.getpid() == owner:  # and not a fork
-            server.kill()
-            server.wait()
-            shutil.rmtree(folder)
-
-    atexit.register(end)
-    while not os.path.exists(address):  # some seconds, which no program's limit counts
-        assert server.poll() is None
-        time.sleep(0.02)
-    os.environ[SERVER] = address
+    owner = os.environ['BERT_JAX_TESTS']
+    address = Path(tempfile.gettempdir(), f'bert_jax_warm_{owner}', 'server')
+    with contextlib.suppress(FileExistsError):
+        address.parent.mkdir(mode=0o700)
+        server = subprocess.Popen(
+            [sys.executable, ROOT / 'tests' / 'warm_server.py', address, owner], cwd=ROOT,
+            stdin=subprocess.DEVNULL)
+        atexit.register(server.poll)  # keeps it
+    wait_until(address.exists)  # some seconds, which no program's limit counts
+    os.environ[SERVER] = str(address)
     return (sys.executable, '-I', '-S', str(ROOT / 'tests' / 'warm_python.py'))
 
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT, xla_flags
+from tests.programs import python
 
 pytestmark = pytest.mark.slow
 PIP = [sys.executable, '-m', 'pip', '--disable-pip-version-check']
@@ -19,6 +20,12 @@ BUILD_SDIST = """
 import sys
 from setuptools import build_meta
 build_meta.__legacy__.build_sdist(sys.argv[1])
+"""
+# Python does the same with the name of a file; this can be a fork.
+RUN_FILE = """
+import runpy, sys
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
@@ -30,9 +37,10 @@ class Installed:
 
     def run(self, *arguments):
         """(exit status, what it said) of the command, run in the folder."""
-        environment = {'PYTHONPATH': str(self.folder / 'site'), 'XLA_FLAGS': xla_flags(1)}
+        site = self.folder / 'site'
+        environment = {'PYTHONPATH': str(site), 'XLA_FLAGS': xla_flags(1)}
         process = subprocess.run(
-            [sys.executable, self.folder / 'site' / 'bin' / 'bert-jax', *arguments],
+            [*python(), '-c', RUN_FILE, site / 'bin' / 'bert-jax', *arguments],
             cwd=self.folder, env=os.environ | environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900)
         return process.returncode, process.stdout

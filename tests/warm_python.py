@@ -4,9 +4,10 @@
 
 The fork (tests/warm_server.py) has this process's arguments, folder, environment and standard
 streams, and Python runs `-m MODULE` or `-c CODE` in it as always, but it need not import jax,
-TensorFlow and their like, which takes longer than most of these programs. This process passes
-signals on and ends as the fork ends; if it is killed, so is the fork. Without a server, or with
-other settings of Python or jax than the server's, it becomes a real Python.
+TensorFlow and their like, which takes longer than most of these programs. What the fork starts with
+`sys.executable` is another such fork. This process passes signals on and ends as the fork ends; if
+it is killed, so is the fork. Without a server, or with other settings of Python or jax than the
+server's, it becomes a real Python.
 """
 
 import array

@@ -1,9 +1,10 @@
 """The process whose forks are the programs of tests/warm_python.py.
 
-    python tests/warm_server.py ADDRESS
+    python tests/warm_server.py ADDRESS OWNER
 
 It has imported what programs import of other packages, and neither computed nor opened a device.
-Of bert_jax it has imported nothing. It ends when its standard input does.
+Of bert_jax it has imported nothing. When the process OWNER ends, so does it, and removes the
+folder of its address.
 """
 
 import array
@@ -15,6 +16,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -22,6 +24,7 @@ import types
 from typing import Any
 
 _IMPORTED = (
+    'multiprocessing.spawn',  # it keeps this process's executable, for pools
     'absl.logging', 'ml_collections', 'numpy', 'jax', 'jax.numpy', 'flax.linen', 'optax',
     'orbax.checkpoint', 'tensorboardX', 'matplotlib.figure', 'matplotlib.backends.backend_agg',
     'tensorflow_text', 'tokenizers', 'pyarrow.parquet', 'httpx',
@@ -59,6 +62,14 @@ def warm_up() -> None:
     os.close(nowhere)
 
 
+def _write_stand_in(path: str) -> None:
+    """Writes a program that stands in for `python`: so what forks start are forks, too."""
+    with open(path, 'w') as file:
+        client = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'warm_python.py')
+        file.write(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{client}" "$@"\n')
+    os.chmod(path, 0o755)
+
+
 def _settings(environment: dict[str, str]) -> dict[str, str]:
     """The variables that a fork must have in common with this process."""
     found = {}
@@ -81,7 +92,8 @@ def _receive(connection: socket.socket) -> _Program:
 class _Server:
     """Forks for each client, and tells it how its fork ended."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, owner: int):
+        self._owner = os.pidfd_open(owner)  # becomes readable when it has ended
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
         self._listener.listen(64)
@@ -97,11 +109,11 @@ class _Server:
         signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         settings = _settings(dict(os.environ))
-        for file in (self._listener, self._ended, sys.stdin):
+        for file in (self._listener, self._ended, self._owner):
             self._selector.register(file, selectors.EVENT_READ)
         while True:
             for key, _ in self._selector.select():
-                if key.fileobj is sys.stdin:
+                if key.fileobj == self._owner:
                     return None
                 if key.fileobj is self._ended:
                     self._ended.recv(4096)
@@ -137,6 +149,7 @@ class _Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
+        os.close(self._owner)
         for end in (self._listener, self._ended, self._writing, connection,
                     *self._clients.values()):
             end.close()
@@ -206,9 +219,15 @@ if __name__ == '__main__':
     warm_up()
     gc.freeze()
     gc.enable()
-    server = _Server(sys.argv[1])
+    address, owner = sys.argv[1:]
+    stand_in = os.path.join(os.path.dirname(address), 'python')
+    _write_stand_in(stand_in)
+    server = _Server(address, int(owner))
     asked = server.run()
-    if asked:
+    if asked is None:
+        shutil.rmtree(os.path.dirname(address))
+    else:
         del server
         _become(asked)
+        sys.executable = stand_in
         _run(asked.arguments)

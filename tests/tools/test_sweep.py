@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -32,6 +31,7 @@ from bert_jax.tools.sweep.study import SweepStudy
 from bert_jax.train import experiment
 from bert_jax.watch.metrics_log import MetricsLog
 from tests.conftest import ROOT, wait_until, xla_flags
+from tests.programs import python
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import TINY, WORDS, one_device, write_cola
 
@@ -357,7 +357,7 @@ def test_a_sweep_that_cannot_work_ends_with_its_message_and_may_be_changed(
 def launch(path, config, *settings, devices=2):
     """Starts the command on virtual devices, with a worker process for each."""
     command = [
-        sys.executable, '-m', 'bert_jax.tools.sweep', f'--workdir={path}', f'--config={config}',
+        *python(), '-m', 'bert_jax.tools.sweep', f'--workdir={path}', f'--config={config}',
         '--chips=1', '--grid', *GRID, *settings,
     ]
     return subprocess.Popen(
@@ -365,9 +365,15 @@ def launch(path, config, *settings, devices=2):
         env=os.environ | {'XLA_FLAGS': xla_flags(devices)})
 
 
-def child_pids(pid):
-    children = Path(f'/proc/{pid}/task/{pid}/children').read_text()
-    return [int(child) for child in children.split()]
+def workers_of(path):
+    """The process ids of a sweep's workers, by number."""
+    found = {}
+    for process in Path('/proc').glob('[0-9]*'):
+        with contextlib.suppress(OSError):  # it has ended
+            words = (process / 'cmdline').read_text().rstrip('\0').split('\0')
+            if f'--workdir={path}' in words and words[-1].startswith('--worker='):
+                found[int(words[-1].removeprefix('--worker='))] = int(process.name)
+    return found
 
 
 def size_of(path):
@@ -379,17 +385,22 @@ def test_two_hosts_share_a_sweep_and_a_killed_worker_is_started_again(tmp_path, 
     wait_until(lambda: any(map(size_of, tmp_path.glob('runs/*/.claim-*'))))
     claim = max(tmp_path.glob('runs/*/.claim-*'), key=size_of)
     victim = json.loads(claim.read_text())['pid']
-    workers = child_pids(first.pid)
+    workers = workers_of(tmp_path)
+    assert workers.keys() == {0, 1}
     second = launch(tmp_path, CONFIG, '--restarts=2', *overrides, devices=1)
-    cores = sorted(core for pid in workers for core in os.sched_getaffinity(pid))
+    cores = sorted(core for pid in workers.values() for core in os.sched_getaffinity(pid))
     allowed = sorted(os.sched_getaffinity(0))
     assert cores == allowed or len(allowed) == 1, 'the workers divide the cores among them'
     os.kill(victim, signal.SIGKILL)
+    started_again = set()
+    wait_until(lambda: started_again.update(workers_of(tmp_path).items() - workers.items())
+               or started_again)
+    ((killed, _),) = started_again
     first_out, first_err = first.communicate(timeout=240)
     second_out, second_err = second.communicate(timeout=240)
     assert first.returncode == 0, (first_out, first_err)
     assert second.returncode == 0, (second_out, second_err)
-    assert f'worker {workers.index(victim)} ended with status -9: started again' in first_err
+    assert f'worker {killed} ended with status -9: started again' in first_err
     # Not bit for bit: a worker that goes on may have another number of cores, and XLA's products on
     # CPUs sum in an order that depends on it.
     for member, (_, path) in own.items():

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from types import SimpleNamespace
 
 import matplotlib
@@ -26,6 +25,7 @@ from bert_jax.tools.sweep.report import report
 from bert_jax.tools.sweep.search import Choices, Range, read_search
 from bert_jax.tools.sweep.study import SweepStudy, _JournalOfFiles
 from tests.conftest import ROOT, wait_until
+from tests.programs import python
 
 GRID = ['optimizer.learning_rate=1e-3,1e-2', 'train.batch_size=8,16']
 SEARCH = ['train.batch_size=8,16', 'optimizer.learning_rate=1e-4..1e-2:log']
@@ -118,7 +118,7 @@ def test_a_trial_whose_process_is_gone_is_left_to_the_next(tmp_path):
 
 
 WORKER = """
-import os, sys, time
+import sys, time
 from unittest import mock
 from bert_jax.runtime.files import as_path
 from bert_jax.tools.sweep import training
@@ -127,9 +127,9 @@ from bert_jax.tools.sweep.members import grid_members
 
 def train(self, member, claim):
     log = open(self.sweep.run(member) / 'trained.txt', 'a', buffering=1)
-    log.write(f'{os.getpid()} begins\\n')
+    log.write(f'{sys.argv[1]} begins\\n')
     time.sleep(3600 if sys.argv[1] == 'hangs' else 0.2)
-    log.write(f'{os.getpid()} ends\\n')
+    log.write(f'{sys.argv[1]} ends\\n')
     self.sweep.finish(member, 'eval/accuracy', {'eval/accuracy': 0.5})
 
 sweep = Sweep(as_path(sys.argv[2]), 'glue.py:cola', [], grid_members(sys.argv[3:], 2))
@@ -144,24 +144,24 @@ def test_of_two_processes_one_is_killed_and_every_run_is_finished_once(tmp_path)
     sweep = grid_sweep(tmp_path)
 
     def start(kind):
-        command = [sys.executable, '-c', WORKER, kind, str(tmp_path), *GRID]
+        command = [*python(), '-c', WORKER, kind, str(tmp_path), *GRID]
         return subprocess.Popen(command, cwd=ROOT)
 
-    def trained(pid, what):
+    def trained(kind, what):
         logs = {path.parent.name: path.read_text().splitlines()
                 for path in tmp_path.glob('runs/*/trained.txt')}
-        return [name for name, lines in logs.items() for line in lines if line == f'{pid} {what}']
+        return [name for name, lines in logs.items() for line in lines if line == f'{kind} {what}']
 
     killed = start('hangs')
-    wait_until(lambda: trained(killed.pid, 'begins'))
+    wait_until(lambda: trained('hangs', 'begins'))
     other = start('ends')
-    wait_until(lambda: trained(other.pid, 'ends'))
+    wait_until(lambda: trained('ends', 'ends'))
     killed.kill()
     killed.wait()
     assert other.wait(timeout=240) == 0
-    (lost,) = trained(killed.pid, 'begins')
-    begun = [*trained(killed.pid, 'begins'), *trained(other.pid, 'begins')]
-    ended = [*trained(killed.pid, 'ends'), *trained(other.pid, 'ends')]
+    (lost,) = trained('hangs', 'begins')
+    begun = [*trained('hangs', 'begins'), *trained('ends', 'begins')]
+    ended = [*trained('hangs', 'ends'), *trained('ends', 'ends')]
     names = {member.name for member in sweep.grid}
     assert len(ended) == 8 and set(ended) == names, 'all are finished, none twice'
     assert sorted(begun) == sorted([*names, lost]), 'only what was lost was begun again'

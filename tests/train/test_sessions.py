@@ -10,7 +10,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -26,22 +25,24 @@ from bert_jax.sharding import make_mesh
 from bert_jax.step.step import TrainState
 from bert_jax.train.session import run_session
 from tests.conftest import ROOT, wait_until, xla_flags
+from tests.programs import python
 
 pytestmark = pytest.mark.slow
 
 EVERY = 5  # steps between saves
-STEPS = 60
-COMMAND = (sys.executable, '-m', 'tests.train.test_sessions')
+STEPS = 40
 
 
-def start(command, **streams):
+def start(launcher, *arguments, **streams):
+    """Starts the process, or as many of them as the launcher does."""
+    command = [*launcher, *python(), '-m', 'tests.train.test_sessions', *arguments]
     environment = os.environ | {'XLA_FLAGS': xla_flags(1), 'LOCAL_HOSTS_GRACE': '20'}
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **streams)
 
 
 def test_a_save_that_fails_on_one_host_ends_all_and_names_it(tmp_path):
     run = start(
-        [ROOT / 'launch' / 'local_hosts.sh', '2', *COMMAND, tmp_path / 'run', '--small-files'],
+        [ROOT / 'launch' / 'local_hosts.sh', '2'], tmp_path / 'run', '--small-files',
         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     _, errors = run.communicate(timeout=240)
     assert run.returncode == 1, errors
@@ -57,13 +58,14 @@ def test_a_suspended_run_that_wakes_leaves_its_successor_alone(tmp_path):
     def saved(step):
         return (tmp_path / 'states' / str(step)).exists()
 
-    first = start([*COMMAND, tmp_path / 'run', '--machine=one'], stderr=subprocess.PIPE)
+    first = start([], tmp_path / 'run', '--machine=one', stderr=subprocess.PIPE)
     wait_until(lambda: saved(EVERY))
-    os.kill(first.pid, signal.SIGSTOP)
+    first_pid = int((tmp_path / 'one').read_text())
+    os.kill(first_pid, signal.SIGSTOP)
     taken_at = max(int(path.name) for path in (tmp_path / 'states').glob('*[0-9]'))
-    second = start([*COMMAND, tmp_path / 'run', '--machine=two'], stderr=subprocess.PIPE)
+    second = start([], tmp_path / 'run', '--machine=two', stderr=subprocess.PIPE)
     wait_until(lambda: saved(taken_at + EVERY))
-    os.kill(first.pid, signal.SIGCONT)
+    os.kill(first_pid, signal.SIGCONT)
     _, errors = first.communicate(timeout=600)
     assert first.returncode == 2
     assert errors.count('error: ') == 1 and 'was taken by another process' in errors
@@ -91,6 +93,7 @@ def main():
     parser.add_argument('--small-files', action='store_true')
     options = parser.parse_args()
     if options.machine:
+        options.folder.with_name(options.machine).write_text(str(os.getpid()))
         folder_lock._machine = lambda: options.machine
         folder_lock.SECONDS = 2.0
         folder_lock.BEAT_SECONDS = 60.0  # the lock is asked all the same
