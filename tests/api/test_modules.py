@@ -42,8 +42,8 @@ def test_hidden_states_are_there_when_a_module_around_it_is_initialised():
 
     around = Around(bert.module)
     ids = jnp.ones((2, 8), jnp.int32)
-    variables = around.init(jax.random.key(0), ids)
-    assert around.apply(variables, ids).shape == (2, 8, 32)
+    variables = jit(around.init)(jax.random.key(0), ids)
+    assert jit(around.apply)(variables, ids).shape == (2, 8, 32)
 
 
 def test_hidden_states_and_attentions_leave_the_outputs_as_they_are():

@@ -99,7 +99,7 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp('whole')
     (folder / 'text.txt').write_text(documents(60))
     args = (
-        *TINY, '--config.model.num_layers=2', f'--config.data.source={folder}/text.txt',
+        *TINY, f'--config.data.source={folder}/text.txt',
         f'--config.data.dir={folder}/cache',
         f'--config.phases={PHASES}', '--config.train.steps=0',
         '--config.optimizer.average=60%', '--config.optimizer.decay_from=80%',
@@ -139,7 +139,7 @@ def test_a_run_records_the_losses_of_each_phase(whole):
 
 def test_a_run_directory_has_config_vocabulary_curves_and_events(whole):
     config = json.loads((whole.workdir / 'config.json').read_text())
-    assert config['model']['num_layers'] == 2
+    assert config['model']['num_layers'] == 1
     vocabulary = (whole.workdir / 'vocab.txt').read_text().split()
     assert config['model']['vocab_size'] == len(vocabulary)
     assert (whole.workdir / 'curves.png').read_bytes().startswith(b'\x89PNG')

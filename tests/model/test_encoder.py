@@ -278,18 +278,18 @@ def test_parameter_names_shapes_axes_and_decay_are_the_golden_ones():
     check_golden('tiny_parameters.txt', sorted(lines))
 
 
-DEEP = dict(num_layers=8, hidden_size=128, num_heads=4, intermediate_size=192)
+DEEP = dict(num_layers=3, hidden_size=128, num_heads=4, intermediate_size=192)
 IN_LAYER = {  # by transformers' names of the modules of a ModernBERT
     'attn.Wqkv': 'attention/self/qkv', 'attn.Wo': 'attention/output/dense',
     'mlp.Wi': 'intermediate/dense', 'mlp.Wo': 'output/dense'}
 
 
 def deviations(**options):
-    """The standard deviation of each kernel of layer 5 and of the word table."""
+    """The standard deviation of each kernel of layer 1 and of the word table."""
     model = config(**DEEP, initializer_range=0.02, **options)
     bert = jit(lambda: nn.meta.unbox(init(model)))()['bert']
     found = {'table': float(np.std(bert['embeddings']['word_embeddings'][:model.vocab_size]))}
-    kernels = flatten_dict(bert['encoder']['layer_5'], sep='/')
+    kernels = flatten_dict(bert['encoder']['layer_1'], sep='/')
     for name in IN_LAYER.values():
         found[name] = float(np.std(kernels[f'{name}/kernel']))
     return found
@@ -301,7 +301,7 @@ def test_kernels_that_end_a_branch_are_narrower_by_depth_and_others_are_not():
     ratios = {name: usual[name] / by_depth[name] for name in usual}
     ends = {name for name, ratio in ratios.items() if ratio != 1}
     assert ends == {'attention/output/dense', 'output/dense'}
-    assert [ratios[name] for name in ends] == pytest.approx([4, 4])  # sqrt(2 * 8)
+    assert [ratios[name] for name in ends] == pytest.approx([6**0.5, 6**0.5])  # sqrt(2 * 3)
 
 
 @pytest.mark.extras
@@ -310,11 +310,11 @@ def test_initialisation_by_depth_is_that_of_transformers_modernbert():
     transformers = pytest.importorskip('transformers', reason='the extra [parity] is not installed')
     torch.manual_seed(0)
     theirs = transformers.ModernBertModel(transformers.ModernBertConfig(
-        vocab_size=300, pad_token_id=0, num_hidden_layers=8, hidden_size=128, num_attention_heads=4,
+        vocab_size=300, pad_token_id=0, num_hidden_layers=3, hidden_size=128, num_attention_heads=4,
         intermediate_size=192))
     expected = {'table': theirs.embeddings.tok_embeddings}
     for their_name, name in IN_LAYER.items():
-        expected[name] = theirs.layers[5].get_submodule(their_name)
+        expected[name] = theirs.layers[1].get_submodule(their_name)
     found = deviations(
         initializer='by_depth', pre_norm=True, gated=True, biases=False, positions='rotary')
     for name, module in expected.items():

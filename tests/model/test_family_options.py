@@ -19,7 +19,7 @@ from tests.tiny_models import assert_close, jit, random_like
 pytestmark = pytest.mark.slow
 
 CONFIG = ModelConfig(
-    vocab_size=90, num_layers=3, hidden_size=16, num_heads=2, intermediate_size=24,
+    vocab_size=90, num_layers=2, hidden_size=16, num_heads=2, intermediate_size=24,
     max_position_embeddings=26, hidden_dropout=0.0, attention_dropout=0.0)
 MODERNBERT = {
     'pre_norm': True, 'gated': True, 'biases': False, 'positions': 'rotary', 'type_vocab_size': 0,
@@ -40,7 +40,7 @@ OPTIONS = {
         **LLAMA, 'masked_lm_head': 'linear', 'pooling': 'late', 'pooler_act': 'gelu_erf'},
     'UltraBERT': {
         **LLAMA, 'masked_lm_head': 'two_layers', 'masked_lm_size': 6, 'pooler': False,
-        'pooling': 'mean', 'local_attention': 6, 'first_global': 2, 'layer_biases': 'all'},
+        'pooling': 'mean', 'local_attention': 6, 'first_global': 1, 'layer_biases': 'all'},
     'MPNet': {'relative_positions': True, 'first_position': 2, 'type_vocab_size': 0},
     'BERT, mean': {'pooling': 'mean', 'local_attention': 4},
 }

@@ -18,7 +18,7 @@ from bert_jax.run.model import write_run
 from bert_jax.runtime.errors import InputError
 from bert_jax.weights.parameters import from_tree, sizes_of, tensors, to_tree
 from tests.predict.tiny import pretraining_weights
-from tests.tiny_models import random_like
+from tests.tiny_models import jit, random_like
 
 CONFIG = ModelConfig(
     vocab_size=100, num_layers=2, hidden_size=32, num_heads=4, intermediate_size=64,
@@ -71,10 +71,14 @@ def test_an_export_computes_the_logits_of_training():
     head = ReplacedTokens(CONFIG)
     params = random_like(jax.eval_shape(head.init, jax.random.key(0)), scale=0.1)
     batch = batch_of(jax.random.randint(jax.random.key(1), (2, 8), 0, 100))
-    hidden = Bert(CONFIG, pooled=False).apply({'params': params['bert']}, *batch.values())
-    exported = head.outputs_from_hidden(params, hidden['sequence_output'], None)
+
+    @jit
+    def exported(params):
+        hidden = Bert(CONFIG, pooled=False).apply({'params': params['bert']}, *batch.values())
+        return head.outputs_from_hidden(params, hidden['sequence_output'], None)['logits']
+
     np.testing.assert_allclose(
-        exported['logits'], head.outputs(params, batch)['logits'], atol=1e-6)
+        exported(params), jit(head.outputs)(params, batch)['logits'], atol=1e-6)
 
 
 def test_the_loss_is_the_binary_cross_entropy():
