@@ -24,6 +24,8 @@ from bert_jax.runtime.errors import Stopped
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would ignore it
 host_failures.SILENCE_SECONDS = 4.0
 host_failures.STILL_SECONDS = 3.0
+stopping._PATIENCE_SECONDS = 3.0
+stopping._TURN_SECONDS = 0.2
 connecting.connect()
 guard = stopping.Guard()
 guard.start()
