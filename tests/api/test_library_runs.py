@@ -7,6 +7,7 @@ import pytest
 import bert_jax
 from bert_jax.config import finetuning_config
 from tests.conftest import RECORDED
+from tests.shared_steps import shared_steps
 from tests.tiny_runs import one_device, write_table
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ def changes(tmp_path):
 
 
 def test_a_run_and_its_scores(changes, tmp_path, capsys):
-    with one_device():
+    with one_device(), shared_steps():
         result = bert_jax.train_run('classification', tmp_path / 'run', changes)
         scores = bert_jax.evaluate_run(tmp_path / 'run', tmp_path / 'scores')
         again = bert_jax.train_run('classification', tmp_path / 'run', changes)

@@ -22,6 +22,7 @@ import pytest
 
 from bert_jax import convert
 from bert_jax.foreign import load_weights
+from bert_jax.heads import tokens
 from bert_jax.loading import load
 from bert_jax.run.model import write_run
 from bert_jax.runtime.checksum import check_digest
@@ -31,6 +32,7 @@ from bert_jax.train import compiling
 from tests.conftest import ROOT
 from tests.in_process import Ended, evaluate, run
 from tests.predict.tiny import VOCAB, pretraining_weights, random_texts
+from tests.shared_steps import shared_steps
 from tests.tiny_runs import TINY, documents, one_device, sentence, write_cola
 
 pytestmark = pytest.mark.slow
@@ -461,6 +463,12 @@ def conll_sentence(rng):
     return ''.join(lines) + '\n'
 
 
+class SmallTagger(tokens.BertFeatureTagger):
+    """With 16 units a direction instead of 768, which take seconds."""
+
+    units: int = 16
+
+
 @pytest.fixture(scope='module')
 def features_run(pretrained, tmp_path_factory):
     folder = tmp_path_factory.mktemp('conll')
@@ -469,11 +477,13 @@ def features_run(pretrained, tmp_path_factory):
         sentences = [conll_sentence(rng) for _ in range(12)]
         (folder / name).write_text('-DOCSTART- -X- O O\n\n' + ''.join(sentences))
     (folder / 'words.txt').write_text('catbird')
-    ended = run(
-        'conll.py:features', f'--config.init_checkpoint={pretrained}', *UNPACKED,
-        f'--config.data.source={folder}', '--config.train.steps=3',
-        f'--config.data.add_tokens={folder}/words.txt', workdir=folder / 'run')
-    return FeaturesRun(folder / 'run', ended.result)
+    # Also in the tests that read the run.
+    with mock.patch.object(tokens, 'BertFeatureTagger', SmallTagger):
+        ended = run(
+            'conll.py:features', f'--config.init_checkpoint={pretrained}', *UNPACKED,
+            f'--config.data.source={folder}', '--config.train.steps=3',
+            f'--config.data.add_tokens={folder}/words.txt', workdir=folder / 'run')
+        yield FeaturesRun(folder / 'run', ended.result)
 
 
 def test_a_tagger_is_scored_over_all_entities_and_by_type(features_run):
@@ -495,7 +505,7 @@ def test_a_loaded_tagger_predicts_what_its_run_wrote(features_run):
     """Of the document as one text, as the run has read it (`conll.document_context`)."""
     columns = [line.split() for line in features_run.dev_predictions().splitlines() if line]
     words = [word for word, *_ in columns]
-    with one_device():
+    with one_device(), shared_steps():
         found = load(features_run.workdir).tag([words])
     assert [tag['label'] for tag in found[0]['tags']] == [tags[1] for _, *tags in columns]
 
@@ -641,7 +651,7 @@ class ContinuedRun:
 @pytest.fixture(scope='module')
 def continued(tmp_path_factory):
     folder = tmp_path_factory.mktemp('continued')
-    weights = pretraining_weights(folder)
+    weights = pretraining_weights(folder, num_layers=1)
     write_run(folder / 'published', weights)
     texts = iter(random_texts(300))
     documents = []

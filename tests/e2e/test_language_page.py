@@ -55,19 +55,22 @@ ADDED = {
     'main --config=configs/tagging.py': SHORT,
     'main --config=configs/classification.py': SHORT,
 }
-# Runs modules one after another in one process, and prints what a step of the page printed.
+# Runs modules one after another in one process, which share what they compute with, and prints what
+# a step of the page printed.
 RUNNER = """
 import json, runpy, sys
 from bert_jax.runtime import connecting
+from tests.shared_steps import shared_steps
 connecting.connect = lambda: None  # jax lets a process join others only once
-for module, *arguments in json.load(sys.stdin):
-    print('###', module, *arguments, flush=True)
-    sys.argv = [module, *arguments]
-    try:
-        runpy.run_module(module, run_name='__main__', alter_sys=True)
-    except SystemExit as ended:
-        if ended.code:
-            sys.exit(ended.code)
+with shared_steps():
+    for module, *arguments in json.load(sys.stdin):
+        print('###', module, *arguments, flush=True)
+        sys.argv = [module, *arguments]
+        try:
+            runpy.run_module(module, run_name='__main__', alter_sys=True)
+        except SystemExit as ended:
+            if ended.code:
+                sys.exit(ended.code)
 """
 
 

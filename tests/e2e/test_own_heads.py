@@ -34,6 +34,7 @@ from tests.conftest import ROOT, xla_flags
 from tests.in_process import evaluate, recorded, run
 from tests.predict.tiny import pretraining_weights, random_texts
 from tests.programs import run_program
+from tests.shared_steps import shared_steps
 from tests.tiny_runs import (
     TINY,
     WORDS,
@@ -103,7 +104,8 @@ def test_it_runs_from_the_command_line_on_random_tokens(tmp_path):
     flags = [flag for flag in SMALL if '.data.' not in flag]
     ended = run_program(
         '-m', 'bert_jax.main', f'--config={ELECTRA}:tiny', *flags, '--config.train.steps=2',
-        '--config.task=synthetic_electra', '--config.data.max_seq_length=16',
+        '--config.task=synthetic_electra', '--config.optimizer.name=bert_adamw',
+        '--config.data.max_seq_length=16',
         '--config.data.vocab_size=300', f'--config.data.dir={tmp_path}/cache',
         f'--workdir={tmp_path}/run', XLA_FLAGS=xla_flags(1))
     assert ended.returncode == 0, ended.stderr
@@ -164,7 +166,7 @@ def test_the_encoder_is_read_without_the_file(electra, tmp_path):
     assert weights.unused == ('generator/...',)
     _, params = params_of(electra.workdir)
     assert weights.params.keys() == {name for name in params if not name.startswith('generator/')}
-    with one_device():
+    with one_device(), shared_steps():
         model = load(workdir)
         vectors = model.vectors(['some words'])
         values = model.features(['some words'])[0]['values'][:, 0]
@@ -327,7 +329,7 @@ def stsb(pretrained, tmp_path_factory):
 
 def correlation_of_cosines(model, pairs):
     """Spearman's correlation of the scores of pairs with the cosines of a model's vectors."""
-    with one_device():
+    with one_device(), shared_steps():
         loaded = load(model)
         first = loaded.vectors([pair.first for pair in pairs], normalize=True)
         second = loaded.vectors([pair.second for pair in pairs], normalize=True)
@@ -340,13 +342,13 @@ def test_vectors_of_sentences_are_trained_and_read_back_as_the_run_makes_them(st
     after = correlation_of_cosines(stsb.workdir, stsb.dev)
     assert after > before + 0.3
     assert after == pytest.approx(stsb.result['eval/spearman'], abs=1e-3)
-    with one_device():
+    with one_device(), shared_steps():
         vectors = load(stsb.workdir).vectors(['some words', 'others'])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
 
 
 def test_cut_vectors_are_scored_too(stsb):
-    with one_device():
+    with one_device(), shared_steps():
         model = load(stsb.workdir)
         first, second = (
             model.vectors([getattr(pair, name) for pair in stsb.dev])[:, :8]
@@ -393,7 +395,7 @@ def test_vectors_are_converted_to_a_folder_of_sentence_transformers(stsb, tmp_pa
     modules = json.loads((tmp_path / 'folder' / 'modules.json').read_text())
     assert [module['path'] for module in modules] == ['', '1_Pooling', '2_Normalize']
     texts = [pair.first for pair in stsb.dev]
-    with one_device():
+    with one_device(), shared_steps():
         model = load(tmp_path / 'folder')
         assert model.sentences.pooling() == ('mean', True)
         assert model.max_length == 32
@@ -407,7 +409,7 @@ def test_sentence_transformers_makes_the_same_vectors(stsb, tmp_path):
     convert.main([str(stsb.workdir), str(tmp_path / 'folder'), '--to', 'huggingface'])
     theirs = transformers.SentenceTransformer(str(tmp_path / 'folder'), device='cpu')
     texts = [*(pair.first for pair in stsb.dev), ' '.join(WORDS[:60])]
-    with one_device():
+    with one_device(), shared_steps():
         ours = load(stsb.workdir).vectors(texts)
     np.testing.assert_allclose(theirs.encode(texts), ours, atol=1e-5)
 
@@ -468,7 +470,7 @@ def test_a_small_model_learns_from_the_probabilities_of_a_large_one(pretrained, 
 
 def test_masked_words_are_learned_from_the_probabilities_of_a_large_model(tmp_path):
     large = tmp_path / 'large'
-    write_run(large, pretraining_weights(tmp_path))
+    write_run(large, pretraining_weights(tmp_path, num_layers=1))
     texts = random_texts(300)
     pairs = zip(texts[::2], texts[1::2], strict=True)
     text_file = tmp_path / 'text.txt'
@@ -546,7 +548,7 @@ def test_a_head_that_only_its_file_knows_is_read_as_its_encoder(taught_vectors, 
     assert load_weights(workdir, own_head=True).params.keys() - weights.params.keys() == {
         'projection/kernel', 'projection/bias'}
     convert.main([str(workdir), str(tmp_path / 'folder'), '--to', 'huggingface'])
-    with one_device():
+    with one_device(), shared_steps():
         vectors = load(tmp_path / 'folder').vectors(['some words'])
         np.testing.assert_allclose(vectors, load(workdir).vectors(['some words']), atol=1e-6)
     ended = run(

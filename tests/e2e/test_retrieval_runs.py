@@ -15,6 +15,7 @@ from bert_jax.tools import mine
 from tests.conftest import ROOT
 from tests.in_process import evaluate, run
 from tests.refusals import refused
+from tests.shared_steps import shared_steps
 from tests.tiny_runs import WORDS, one_device, write_table
 
 pytestmark = pytest.mark.slow
@@ -86,7 +87,7 @@ def vectors_with_prompts(model, trained):
 
 
 def test_a_corpus_is_ranked_as_the_vectors_of_predict_rank_it(trained):
-    with one_device():
+    with one_device(), shared_steps():
         model = load(trained.folder / 'run')
         vectors = vectors_with_prompts(model, trained)
         plain = model.vectors([PROMPTS['query'] + text for text, _ in trained.judged])
@@ -126,7 +127,7 @@ def converted(trained):
 def test_prompts_are_in_the_converted_folder(trained, converted):
     written = json.loads((converted / 'config_sentence_transformers.json').read_text())
     assert written['prompts'] == PROMPTS
-    with one_device():
+    with one_device(), shared_steps():
         here = vectors_with_prompts(load(trained.folder / 'run'), trained)
         there = vectors_with_prompts(load(converted), trained)
     for name in PROMPTS:
@@ -142,7 +143,7 @@ def test_sentence_transformers_makes_the_same_vectors_there_and_back(trained, co
              'document': theirs.encode_document(texts['document'])}
     back = trained.folder / 'saved_by_them'
     theirs.save(str(back))
-    with one_device():
+    with one_device(), shared_steps():
         ours = vectors_with_prompts(load(trained.folder / 'run'), trained)
         read_back = vectors_with_prompts(load(back), trained)
     for name in PROMPTS:
@@ -158,7 +159,7 @@ def test_negatives_are_near_and_no_answers(trained, tmp_path, capsys):
     line = ['--model', str(trained.folder / 'run'), '--input', str(tmp_path / 'pairs.tsv'),
             '--text', 'query', '--text-pair', 'positive', '--negatives', '2',
             '--corpus', str(trained.folder / 'corpus.tsv')]
-    with one_device():
+    with one_device(), shared_steps():
         mine.main([*line, '--output', str(tmp_path / 'mined.jsonl'), '--margin', '0.02'])
         model = load(trained.folder / 'run')
         mined = [json.loads(row) for row in (tmp_path / 'mined.jsonl').open()]

@@ -22,6 +22,7 @@ from bert_jax.runtime.errors import Stopped
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.weights.parameters import Weights, from_tree
 from tests.e2e.test_downstream_runs import UNPACKED, run
+from tests.shared_steps import shared_steps
 from tests.tiny_runs import one_device, sentence
 from tests.tokenizer_files import write_tokenizer
 
@@ -100,7 +101,7 @@ def test_pairs_are_classified_resumed_and_written(name, tmp_path):
     config = json.loads((tmp_path / 'out' / 'config.json').read_text())
     assert config['model_type'] == family.model_type
     pairs = [row[:2] for row in rows]
-    with one_device():
+    with one_device(), shared_steps():
         found = load(tmp_path / 'run').classify(pairs)
         assert load(tmp_path / 'out').classify(pairs) == found
     assert len({result['probability'] for result in found}) > 20  # it depends on the texts

@@ -11,6 +11,7 @@ import pytest
 from bert_jax.loading import load
 from bert_jax.runtime.errors import Stopped
 from tests.e2e.test_downstream_runs import NO_MODEL, UNPACKED, evaluate, run, squad_paragraph
+from tests.shared_steps import shared_steps
 from tests.tiny_runs import documents, one_device, sentence
 from tests.tokenizer_files import write_tokenizer
 
@@ -62,7 +63,7 @@ def test_pairs_are_classified_resumed_and_predicted(tune, tmp_path):
     assert scored['eval/accuracy'] == whole.result['eval/accuracy']
     with (tmp_path / 'run' / 'dev_examples.csv').open(encoding='utf-8') as file:
         written = [row['prediction'] for row in csv.DictReader(file)]
-    with one_device():
+    with one_device(), shared_steps():
         found = load(tmp_path / 'run').classify([row[:2] for row in rows])
     assert [result['label'] for result in found] == written
 
@@ -80,7 +81,7 @@ def test_words_are_tagged_as_the_run_tagged_them(tune, tmp_path):
     written = []
     for block in predictions.strip().split('\n\n'):
         written.append([line.split()[2] for line in block.splitlines()])
-    with one_device():
+    with one_device(), shared_steps():
         found = load(tmp_path / 'run').tag(sentences)
     assert [[tag['label'] for tag in result['tags']] for result in found] == written
 
@@ -97,6 +98,6 @@ def test_questions_are_answered_as_the_run_answered_them(name, tune, tmp_path):
     questions = []
     for paragraph in paragraphs:
         questions += [(asked['question'], paragraph['context']) for asked in paragraph['qas']]
-    with one_device():
+    with one_device(), shared_steps():
         found = load(Path(tmp_path / 'run')).answer(questions)
     assert [result['answer'] for result in found] == list(written.values())

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, xla_flags
+from tests.programs import python
 from tests.tiny_runs import documents, sentence, write_table
 
 pytestmark = pytest.mark.slow
@@ -122,7 +124,20 @@ def set_parameters(notebook, **values):
     notebook.cells.insert(parameters + 1, nbformat.v4.new_code_cell('\n'.join(lines)))
 
 
-def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, tmp_path):
+@pytest.fixture
+def forks(tmp_path, monkeypatch):
+    """Programs of the notebook are forks of the tests' server, with the interpreter's packages."""
+    if 'BERT_JAX_COLAB_PYTHON' in os.environ:
+        return
+    (tmp_path / 'bin').mkdir()
+    program = tmp_path / 'bin' / 'python'
+    # A kernel's own variable, which would make them ordinary processes.
+    program.write_text(f'#!/bin/sh\nunset MPLBACKEND\nexec {shlex.join(python())} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv('PATH', f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+
+def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, forks, tmp_path):
     nbclient = pytest.importorskip('nbclient')
     pytest.importorskip('tensorflow_text')
     set_parameters(notebook, SOURCE=str(tmp_path / 'text.txt'), DATA=str(tmp_path),

@@ -38,12 +38,12 @@ def recorded(name: str) -> tuple[Model, dict[str, np.ndarray]]:
 
 
 def pretraining_weights(
-    folder: Path, tokens: Sequence[str] = VOCAB, file_name: str = 'vocab.txt'
+    folder: Path, tokens: Sequence[str] = VOCAB, file_name: str = 'vocab.txt', num_layers: int = 3
 ) -> Weights:
     """Random weights with both pre-training heads; every parameter is nontrivial."""
     vocab_file = folder / file_name
     write_vocab(vocab_file, tokens)
-    sizes = SIZES | {'vocab_size': len(tokens)}
+    sizes = SIZES | {'vocab_size': len(tokens), 'num_layers': num_layers}
     config = ModelConfig(**sizes)
     shapes = nn.meta.unbox(jax.eval_shape(Pretraining(config).init, jax.random.key(0)))
     rng = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def pretraining_weights(
 def random_model(vocab_file: Path, head: str, labels: tuple[str, ...] = ()) -> Model:
     """A model with random weights, a head and a cased tokenizer of any kind; 64 positions."""
     vocab_size = len(load_tokenizer(vocab_file, lowercase=False).vocab)
-    sizes = {**SIZES, 'num_layers': 2, 'max_position_embeddings': 64, 'vocab_size': vocab_size}
+    sizes = {**SIZES, 'num_layers': 1, 'max_position_embeddings': 64, 'vocab_size': vocab_size}
     made = HEADS[head].of_model(ModelConfig(**sizes), len(labels) or 1, {})
     shapes = nn.meta.unbox(jax.eval_shape(made.init, jax.random.key(0)))
     rng = np.random.default_rng(0)
