@@ -10,6 +10,8 @@ import bert_jax
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
 from tests.conftest import ROOT
+from tests.shared_steps import shared_steps
+from tests.tiny_runs import one_device
 
 PAGE = (ROOT / 'docs' / 'library.md').read_text()
 PUBLISHED = 'hf:google-bert/bert-base-uncased'
@@ -89,7 +91,8 @@ def test_the_examples_of_the_reference(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / 'docs' / 'reference' / 'python.md').read_text()
     names = {'__name__': 'reference'}
-    for program in re.findall(r'```python\n(.*?)```', page, re.DOTALL):
-        exec(program, names)
+    with one_device(), shared_steps():
+        for program in re.findall(r'```python\n(.*?)```', page, re.DOTALL):
+            exec(program, names)
     said = capsys.readouterr().out
     assert 'enormous' in said and "{'optimizer.learning_rate': " in said
