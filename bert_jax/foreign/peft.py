@@ -101,11 +101,7 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
     if not adapter.options.is_low_rank:
         raise InputError(f"{weights.source} has an adapter of the kind 'bitfit' (its biases are "
                          'trained), which peft does not have: --to huggingface writes all of it')
-    family = family_to_write(weights)
-    if family.renames_modules:
-        raise InputError(f'{weights.source}: transformers names the modules of {family.name} '
-                         'models otherwise in memory than in files, so that peft would not find '
-                         'them: write it with --to huggingface --merge')
+    family = family_to_write(weights).in_memory  # where peft looks for modules
     architecture = class_of(family, weights.head, weights.params)
     if architecture is None:
         raise InputError(f'{weights.source} has {HEADS[weights.head].title()}, which no class of '
@@ -440,23 +436,27 @@ def _head_of(task_type: str | None, of_base: str) -> str:
 
 
 def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
-    """The family whose layers have the names of the modules with adapters.
+    """The family, as in memory, whose layers have the names of the modules with adapters.
+
+    Of several, it is that which can hold the options of the base.
 
     Raises:
       InputError: there is none, or it has no adapter.
     """
     modules = {name.partition('.lora_')[0] for name in names if '.lora_' in name}
     kernels = adapted_kernels(parameters.tensors(base.model), AdapterOptions(rank=1, targets='all'))
-    for family in FAMILIES:
-        if family.renames_modules:
-            continue
+    found = []
+    for in_files in FAMILIES:
+        family = in_files.in_memory
         known: set[str] = set()
         for kernel in kernels:
             form = family.form_of(kernel.kernel, family.architectures[0])
             if form is not None:
                 known |= {name.removesuffix('.weight') for name in form.names}
         if modules and modules <= known | {name.removeprefix(family.prefix) for name in known}:
-            return family
+            found.append(family)
+    if found:
+        return min(found, key=lambda family: len(family.lost_options(base.model)))
     some = ', '.join(sorted(modules)[:3]) or 'none'
     raise InputError(f'{where} has adapters of {some}, ...: those that can be read are beside '
                      f'matrices in the {base.model["num_layers"]} layers of {base.source}')

@@ -40,22 +40,30 @@ ONLY = {
 }
 
 
-def layers_of_llama(prefix: str) -> Names:
-    """The names of embeddings and layers in models that have Llama's after a prefix."""
+def kernels_of_llama(prefix: str) -> Names:
+    """The names of the layers' matrices in models that have Llama's after a prefix."""
     layer = prefix + 'layers.{i}'
     query, key, value = (f'{layer}.self_attn.{part}_proj' for part in 'qkv')
     return {
-        'bert/embeddings/word_embeddings': f'{prefix}embed_tokens.weight',
-        'bert/encoder/layer_{i}/attention/LayerNorm': f'{layer}.input_layernorm',
         'bert/encoder/layer_{i}/attention/self/qkv': (query, key, value),
         'bert/encoder/layer_{i}/attention/self/query': query,
         'bert/encoder/layer_{i}/attention/self/key_value': (key, value),
         'bert/encoder/layer_{i}/attention/output/dense': f'{layer}.self_attn.o_proj',
-        'bert/encoder/layer_{i}/intermediate/LayerNorm': f'{layer}.post_attention_layernorm',
         'bert/encoder/layer_{i}/intermediate/dense': (
             f'{layer}.mlp.gate_proj', f'{layer}.mlp.up_proj'),
         'bert/encoder/layer_{i}/output/dense': f'{layer}.mlp.down_proj',
+    }
+
+
+def layers_of_llama(prefix: str) -> Names:
+    """The names of embeddings and layers in models that have Llama's after a prefix."""
+    layer = prefix + 'layers.{i}'
+    return {
+        'bert/embeddings/word_embeddings': f'{prefix}embed_tokens.weight',
+        'bert/encoder/layer_{i}/attention/LayerNorm': f'{layer}.input_layernorm',
+        'bert/encoder/layer_{i}/intermediate/LayerNorm': f'{layer}.post_attention_layernorm',
         'bert/LayerNorm': f'{prefix}norm',
+        **kernels_of_llama(prefix),
     }
 
 

@@ -134,7 +134,9 @@ class Family:
       old_fields: names that older files have for fields, with those that they have here.
       also_named: beginnings of names that files have, too, of a model that transformers has loaded
         without these tensors, with those in the tables.
-      renames_modules: whether transformers names modules otherwise in memory than in files.
+      kernels_in_memory: of `modules`, those of the layers' matrices, with the names that they have
+        in memory, where transformers gives modules others there than in files.
+      prefix_in_memory: `prefix` there, if it is another.
       zeros_in: fields by which a model lacks some of the biases that it has here: {field: ends of
         the names of the modules without them}.
     """
@@ -155,7 +157,8 @@ class Family:
     swapped: tuple[str, ...] = ()
     old_fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
     also_named: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    renames_modules: bool = False
+    kernels_in_memory: Names = dataclasses.field(default_factory=dict)
+    prefix_in_memory: str = ''
     zeros_in: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -166,6 +169,15 @@ class Family:
     def class_name(self, architecture: Architecture) -> str:
         """The name of a class for `model_type`."""
         return self.model_types[self.model_type] + architecture.name
+
+    @property
+    def in_memory(self) -> 'Family':
+        """The family with the names that matrices of layers, and heads, have in memory."""
+        if not self.kernels_in_memory:
+            return self
+        return dataclasses.replace(
+            self, prefix=self.prefix_in_memory or self.prefix, modules=self.kernels_in_memory,
+            swapped=())
 
     @property
     def first_tensor(self) -> str:

@@ -11,6 +11,7 @@ from bert_jax.foreign.families.bert import (
     SPELLINGS,
     classifier_dropout,
 )
+from bert_jax.foreign.families.eurobert import kernels_of_llama
 from bert_jax.foreign.families.family import Architecture, Family, only_with
 from bert_jax.foreign.families.rotary_fields import base_in, fields_of_base
 from bert_jax.runtime.files import Path
@@ -76,5 +77,5 @@ GTE = Family(
     options_of=_options_of,
     fields_of=_fields_of,
     also_named={'lm_head.layer_norm.': 'lm_head.norm.'},
-    renames_modules=True,
+    kernels_in_memory=kernels_of_llama('gte.'),
 )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.foreign.families.bert import DEFAULTS, SPELLINGS, classifier_dropout
+from bert_jax.foreign.families.eurobert import kernels_of_llama
 from bert_jax.foreign.families.family import Architecture, Family
 from bert_jax.foreign.families.roberta import MASKED_LM, SEQUENCE_CLASSIFICATION, TIED
 from bert_jax.foreign.families.rotary_fields import base_in, fields_of_base
@@ -62,5 +63,9 @@ JINA = Family(
     token_ids={'bos_token_id': 'cls_id', 'eos_token_id': 'sep_id'},
     options_of=_options_of,
     fields_of=_fields_of,
-    renames_modules=True,
+    kernels_in_memory={
+        **kernels_of_llama('roberta.'),
+        'bert/encoder/layer_{i}/intermediate/dense': 'roberta.layers.{i}.mlp.fc1',
+        'bert/encoder/layer_{i}/output/dense': 'roberta.layers.{i}.mlp.fc2',
+    },
 )

@@ -5,6 +5,7 @@ from typing import Any
 
 from bert_jax.config.bert_config import Spelling
 from bert_jax.foreign.families.bert import DEFAULTS, GELU_OR_SILU, SPELLINGS, classifier_dropout
+from bert_jax.foreign.families.eurobert import kernels_of_llama
 from bert_jax.foreign.families.family import Architecture, Family
 from bert_jax.foreign.families.rotary_fields import base_in, check_head_dim, fields_of_base
 from bert_jax.runtime.files import Path
@@ -94,5 +95,5 @@ NOMIC_BERT = Family(
     },
     options_of=_options_of,
     fields_of=_fields_of,
-    renames_modules=True,
+    kernels_in_memory=kernels_of_llama('nomic_bert.'),
 )

@@ -10,6 +10,7 @@ from bert_jax.foreign.families.eurobert import (
     SPELLINGS,
     fields_of_heads,
     heads_in,
+    kernels_of_llama,
     layers_of_llama,
 )
 from bert_jax.foreign.families.family import Architecture, Family, value_in
@@ -175,5 +176,6 @@ ULTRABERT = Family(
     options_of=_options_of,
     fields_of=_fields_of,
     also_named={'head.decoder.': 'cls.'},
-    renames_modules=True,
+    kernels_in_memory=kernels_of_llama('model.'),
+    prefix_in_memory='model.',
 )
