@@ -29,6 +29,8 @@ what each --to writes
                 that was trained with an adapter
 
 --merge brings an adapter into the kernels that it stands beside; huggingface and tf1 hold no other.
+--adapter=NAME takes SOURCE with one of the adapters that its files hold for several tasks
+(jina-embeddings-v3), which is in the kernels and tables then, or with a folder of peft.
 
 examples
   python -m bert_jax.convert runs/base base_hf --to huggingface
@@ -37,6 +39,8 @@ examples
   python -m bert_jax.convert runs/base hf:ORG/NAME --to huggingface
   python -m bert_jax.convert runs/lora my_adapter --to peft
   python -m bert_jax.convert runs/lora my_hf_model --to huggingface --merge
+  python -m bert_jax.convert hf:jinaai/jina-embeddings-v3 queries --to bert_jax --adapter \
+      retrieval.query
 
 Every parameter is copied bit for bit (16-bit floats become float32). Optimizer moments are not
 copied.
@@ -46,7 +50,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 from bert_jax.config.command_line import Parser
-from bert_jax.foreign import load_weights
+from bert_jax.foreign import load_weights, with_adapter
 from bert_jax.runtime.errors import InputError, visible
 from bert_jax.runtime.files import Path, as_path
 from bert_jax.runtime.hub import check_unpublished
@@ -63,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help='the folder to write, new or empty; or hf:ORG/NAME')
     parser.add_argument('--to', required=True, choices=('huggingface', 'tf1', 'bert_jax', 'peft'),
                         help='what to write')
+    parser.add_argument('--adapter', metavar='NAME',
+                        help='add an adapter to the model of SOURCE: one of those that its files '
+                        'hold for several tasks, or a folder of peft')
     parser.add_argument('--merge', action='store_true',
                         help='bring the adapter of the model into its kernels')
     parser.add_argument('--overwrite', action='store_true',
@@ -91,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.target.startswith('hf:') and not args.overwrite:
             check_unpublished(args.target)
         weights = load_weights(args.source, keep_adapter=True)
+        if args.adapter:
+            weights = with_adapter(weights, args.adapter, keep_adapter=True)
         if args.merge:
             weights = _merged(weights, args.to)
         elif weights.adapter is not None and args.to in ('huggingface', 'tf1'):

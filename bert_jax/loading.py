@@ -34,7 +34,8 @@ def load(
         of the Hugging Face hub, or a TF1 checkpoint.
       vocab_file: the vocabulary, if it is not beside the weights.
       dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else bfloat16.
-      adapter: a folder of peft with an adapter of this model and its head.
+      adapter: a folder of peft with an adapter of this model and its head, or one of the tasks
+        whose adapters the model's files hold.
 
     Raises:
       InputError: an argument is invalid, there is no model, or something is wrong with it.
@@ -56,7 +57,7 @@ def load_adapted(
 
     Args:
       path, vocab_file, dtype: as for `load`.
-      adapters: folders of peft.
+      adapters: folders of peft, or tasks.
 
     Raises:
       InputError: as for `load`.

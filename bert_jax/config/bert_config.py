@@ -152,6 +152,8 @@ class BertConfig:
     # this.
     rotary_base: float = _option('computes', BASE, 10_000.0)
     local_rotary_base: float = _option('computes', BASE, 10_000.0)  # see rotary_base
+    # Longer wavelengths by this, in all layers: scaled positions ('linear' in transformers).
+    rotary_factor: float = _option('computes', BASE, 1.0)
     # Whether heads on sequences read the pooler, a dense layer; else they read what it would.
     pooler: bool = _option('shape', (True, False), True)
     # The vector that the pooler reads: that of [CLS], or the mean over all tokens of the sequence.
@@ -245,6 +247,9 @@ class BertConfig:
         if self.positions == 'rotary' and self.first_position:
             return (f"first_position={self.first_position} is a row of a table, and "
                     "positions='rotary' has none: take 0")
+        if self.positions != 'rotary' and self.rotary_factor != 1:
+            return (f'rotary_factor={self.rotary_factor} is of rotary positions, and positions='
+                    f'{self.positions!r} has none: take 1.0')
         kv_heads = self.num_kv_heads
         if kv_heads == self.num_heads or (kv_heads and self.num_heads % kv_heads):
             return (f'num_kv_heads={kv_heads}: take a smaller number that divides '

@@ -63,12 +63,19 @@ def with_adapter(
 
     Args:
       base: the model that the adapter was trained on.
-      folder: of peft, or `hf:ORG/NAME[@REVISION]` of the hub.
+      folder: of peft, or `hf:ORG/NAME[@REVISION]` of the hub; or one of `base.tasks`.
       keep_adapter: as for `load_weights`.
 
     Raises:
       InputError: it holds no adapter, or one that cannot be read or is of another model.
     """
+    named = os.fspath(folder)
+    if named in base.tasks:
+        return dataclasses.replace(
+            base, params=base.tasks[named](), tasks={}, source=f'{base.source}, {named}')
+    if base.tasks and not as_path(named).exists() and not named.startswith('hf:'):
+        raise InputError(f'{base.source} has no adapter {named!r}: it has '
+                         f'{", ".join(base.tasks)}')
     path = as_path(model_folder(folder))
     if not is_peft([child.name for child in children(path)]):
         raise InputError(f'{path} is no adapter of peft (adapter_config.json and '

@@ -1,10 +1,11 @@
 """Hugging Face folders: `config.json`, tensors, tokenizer, model card."""
 
 import contextlib
+import functools
 import os
 import re
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -21,6 +22,7 @@ from bert_jax.foreign.safetensors_files import (
     write_tensors,
 )
 from bert_jax.foreign.sentence_files import write_sentence_files
+from bert_jax.foreign.task_adapters import TASKS, Stored, of_task
 from bert_jax.foreign.tokenizer_files import (
     check_tokenizer_class,
     gives_types,
@@ -34,7 +36,7 @@ from bert_jax.heads.tensors import POOLER
 from bert_jax.runtime.errors import InputError, tell_once, visible
 from bert_jax.runtime.files import Path, as_path, exists, read_fields
 from bert_jax.runtime.new_folder import new_folder, write_json
-from bert_jax.runtime.schema import NUMBER, TEXT, TRUTH, AnyOf, ListOf, MapOf
+from bert_jax.runtime.schema import NUMBER, TEXT, TRUTH, AnyOf, ListOf, MapOf, count
 from bert_jax.text.kinds import load_tokenizer
 from bert_jax.text.settings import SETTINGS_FILE
 from bert_jax.text.vocab import Vocab
@@ -51,30 +53,14 @@ _SCHEMA: Mapping[str, Any] = {
     'problem_type': TEXT,
     'id2label': MapOf(AnyOf((TEXT, NUMBER, TRUTH))),
     'tokenizer_class': TEXT,
+    TASKS: ListOf(TEXT),
+    'lora_rank': count(2**16),
+    'lora_alpha': NUMBER,
 }
 _REMEDY = 'mend it, or download the file again'
 # What training programs put around a model, and so before the names of its tensors.
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
 
-
-
-class _Tensor(Protocol):
-    """A tensor in a file."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its dims; nothing is read."""
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-
-    @property
-    def name(self) -> str:
-        """Its name there."""
-
-    def read(self) -> np.ndarray:
-        """The array as stored."""
 
 
 class Card(NamedTuple):
@@ -93,8 +79,12 @@ class Card(NamedTuple):
 NO_CARD = Card()
 
 
-def read_huggingface(named: str | os.PathLike[str]) -> Weights:
+def read_huggingface(named: str | os.PathLike[str], task: str = '') -> Weights:
     """Reads a folder written by `save_pretrained` or downloaded: any of `FAMILIES`, of any head.
+
+    Args:
+      named: the folder.
+      task: whose adapter of those in the files is added (`Weights.tasks`); '': none.
 
     Raises:
       InputError: something is missing, damaged or contradictory, or the model is of no family.
@@ -112,7 +102,7 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
     class_name = _class_named(config)
     architecture = family.architecture(class_name)
     params, unused, architecture = _read_params(
-        folder, config, model, config_file, family, architecture)
+        folder, config, model, config_file, family, architecture, task)
     head = _find_head(config, architecture, params, model, config_file)
     labels = _labels_in(config, head, config_file)
     vocab_file, lowercase = read_tokenizer(folder, model['vocab_size'])
@@ -134,7 +124,24 @@ def read_huggingface(named: str | os.PathLike[str]) -> Weights:
         lowercase=lowercase,
         unused=unused,
         source=source,
-        inference=_length_limit(folder, model) | framing | settings)
+        inference=_length_limit(folder, model) | framing | settings,
+        tasks=_tasks_in(folder, config, config_file))
+
+
+def _tasks_in(
+    folder: Path, config: Mapping[str, Any], config_file: Path
+) -> dict[str, Callable[[], dict[str, np.ndarray]]]:
+    """`Weights.tasks` of a folder."""
+    tasks = config.get(TASKS) or []
+    if tasks:
+        tell_once(f'note: {config_file} names the adapters {", ".join(tasks)}: --adapter=NAME '
+                  'adds one of them')
+    return {task: functools.partial(_params_of, folder, task) for task in tasks}
+
+
+def _params_of(folder: Path, task: str) -> dict[str, np.ndarray]:
+    """The parameters of a folder's model with the adapter of a task."""
+    return read_huggingface(folder, task).params
 
 
 def _framing_in(
@@ -180,6 +187,7 @@ def _read_params(
     config_file: Path,
     family: Family,
     architecture: Architecture | None,
+    task: str,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...], Architecture | None]:
     """(`Weights.params`, `Weights.unused`, the class that the tensors are of, if that is known).
 
@@ -187,7 +195,8 @@ def _read_params(
       InputError: tensors are missing or damaged, or contradict the config or each other.
     """
     with contextlib.ExitStack() as stack:
-        where, by_file_name = _open_tensors(folder, stack)
+        where, in_files = _open_tensors(folder, stack)
+        by_file_name = of_task(in_files, config, task, config_file)
         by_name = _whole_names(by_file_name, family)
         _check_family(by_file_name, by_name, family, where, config_file)
         if architecture is not None and '' not in architecture.heads and all(
@@ -219,7 +228,7 @@ def _read_params(
 
 def _open_tensors(
     folder: Path, stack: contextlib.ExitStack
-) -> tuple[Path, Mapping[str, _Tensor]]:
+) -> tuple[Path, Mapping[str, Stored]]:
     """(The file or index, for messages; its tensors by name); files are closed with the stack.
 
     Flax's file is read where it is the only one.
@@ -328,8 +337,8 @@ def _note_adapter(folder: Path) -> None:
 
 
 def _whole_names(
-    by_file_name: Mapping[str, _Tensor], family: Family
-) -> dict[str, _Tensor]:
+    by_file_name: Mapping[str, Stored], family: Family
+) -> dict[str, Stored]:
     """Tensors by the names in the family's tables.
 
     Models without a head lack its `prefix`, and old ones have gamma and beta. Buffers that are not
@@ -341,7 +350,7 @@ def _whole_names(
     """
     unwrapped = _unwrapped(by_file_name)
     is_base = not any(name.startswith(family.prefix) for name in unwrapped)
-    by_name: dict[str, _Tensor] = {}
+    by_name: dict[str, Stored] = {}
     for name, tensor in unwrapped.items():
         if name.endswith('.position_ids'):
             continue
@@ -360,11 +369,11 @@ def _whole_names(
 
 
 def _with_copies(
-    by_name: Mapping[str, _Tensor],
+    by_name: Mapping[str, Stored],
     family: Family,
     architecture: Architecture,
     model: Mapping[str, Any],
-) -> dict[str, _Tensor]:
+) -> dict[str, Stored]:
     """The tensors, with parameters of which there is only a copy in the files."""
     names = dict(by_name)
     for tensor in parameters.tensors(model):
@@ -389,13 +398,13 @@ class _Zeros(NamedTuple):
 
 
 def _zeros(
-    by_name: Mapping[str, _Tensor],
+    by_name: Mapping[str, Stored],
     family: Family,
     architecture: Architecture,
     model: Mapping[str, Any],
     config: Mapping[str, Any],
     config_file: Path,
-) -> dict[str, _Tensor]:
+) -> dict[str, Stored]:
     """Zeros for the biases that a model has here, and by its config.json does not have there."""
     sizes = parameters.sizes_of(model)
     forms = {}
@@ -406,7 +415,7 @@ def _zeros(
             forms[tensor] = form
             if not by_name.keys().isdisjoint(form.names):
                 present.add(part_of(tensor.name))
-    zeros: dict[str, _Tensor] = {}
+    zeros: dict[str, Stored] = {}
     for field, modules in family.without_bias(config).items():
         biases = tuple(f'{module}.bias' for module in modules)
         num_before = len(zeros)
@@ -414,7 +423,9 @@ def _zeros(
             if part_of(tensor.name) not in present:
                 continue
             for name in form.names:
-                if name.endswith(biases):
+                # What transformers does not read says nothing of a file that has the bias.
+                ignored = name in by_name and field not in family.defaults
+                if name.endswith(biases) and not ignored:
                     shape = tensor.shape_in(form, sizes)
                     zeros[name] = _Zeros(shape, config_file, name)
         if len(zeros) > num_before:
@@ -423,13 +434,13 @@ def _zeros(
     return zeros
 
 
-def _unwrapped(by_file_name: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
+def _unwrapped(by_file_name: Mapping[str, Stored]) -> dict[str, Stored]:
     """Tensors by name without what training programs put before it.
 
     Raises:
       InputError: two tensors have the same name then.
     """
-    tensors: dict[str, _Tensor] = {}
+    tensors: dict[str, Stored] = {}
     for file_name, tensor in by_file_name.items():
         wrapper = _WRAPPED.match(file_name)
         name = file_name[wrapper.end():] if wrapper else file_name

@@ -120,7 +120,7 @@ def attention_on_gpu(
     """
     length = qkv_BxSx3xNxD.shape[1]
     if settings.rotary_base:
-        qkv_BxSx3xNxD = _turned(qkv_BxSx3xNxD, bias_3xNxD, settings.rotary_base)
+        qkv_BxSx3xNxD = _turned(qkv_BxSx3xNxD, bias_3xNxD, settings)
         bias_3xNxD = jnp.zeros_like(bias_3xNxD)
     missing = padded_length(length) - length
     if missing:
@@ -133,11 +133,12 @@ def attention_on_gpu(
     return context_BxSxNxD[:, :length]
 
 
-def _turned(qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, base: float) -> jax.Array:
+def _turned(qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array, settings: Settings) -> jax.Array:
     """Queries, keys and values with bias, queries and keys turned by their rotary positions."""
     qkv_BxSx3xNxD = _with_bias(qkv_BxSx3xNxD, bias_3xNxD)
-    queries_BxSxNxD = rotated(qkv_BxSx3xNxD[:, :, QUERY], base)
-    keys_BxSxNxD = rotated(qkv_BxSx3xNxD[:, :, KEY], base)
+    base, factor = settings.rotary_base, settings.rotary_factor
+    queries_BxSxNxD = rotated(qkv_BxSx3xNxD[:, :, QUERY], base, factor)
+    keys_BxSxNxD = rotated(qkv_BxSx3xNxD[:, :, KEY], base, factor)
     return jnp.stack([queries_BxSxNxD, keys_BxSxNxD, qkv_BxSx3xNxD[:, :, VALUE]], axis=2)
 
 

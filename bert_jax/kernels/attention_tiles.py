@@ -62,6 +62,7 @@ class Settings(NamedTuple):
       on_gpu: whether the chip is a GPU and not a TPU.
       has_large_vmem: whether a TPU has more than 16 MiB of VMEM.
       interpret: run without the chip, for tests.
+      rotary_factor: by which the wavelengths of rotary positions are longer.
     """
 
     head_dim: int
@@ -71,6 +72,7 @@ class Settings(NamedTuple):
     on_gpu: bool = False
     has_large_vmem: bool = True
     interpret: bool = False
+    rotary_factor: float = 1.0
 
 
 def attention_of_passes(
@@ -284,7 +286,8 @@ def scaled_with_bias(
 
 def rotation(length: int, settings: Settings) -> jax.Array:
     """Cosines and sines of rotary positions: [2, D/2, S] float32."""
-    angles_DxS = rotary.angles(length, settings.head_dim, settings.rotary_base).T
+    angles_DxS = rotary.angles(
+        length, settings.head_dim, settings.rotary_base, settings.rotary_factor).T
     return jnp.stack([jnp.cos(angles_DxS), jnp.sin(angles_DxS)])
 
 

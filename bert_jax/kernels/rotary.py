@@ -1,6 +1,7 @@
 """Rotary positions (Su et al., 2021): queries and keys are turned by their place in the row.
 
-The dims i and i + D / 2 of a head are a point, which is turned by place * base^(-2 i / D). So the
+The dims i and i + D / 2 of a head are a point, which is turned by place * base^(-2 i / D) / factor.
+With a factor above 1, texts that are longer turn it as far (Chen et al., 2023). So the
 product of a query and a key depends on the distance of their places, not on where in a row their
 sequence is packed.
 
@@ -17,15 +18,16 @@ from jax import lax
 _TURN = 2**32  # in the units of phases
 
 
-def rotated(x_BxSxNxD: jax.Array, base: float) -> jax.Array:
+def rotated(x_BxSxNxD: jax.Array, base: float, factor: float) -> jax.Array:
     """Queries or keys, turned; computed in float32, in the dtype of `x`.
 
     Args:
       x_BxSxNxD: D is even.
       base: the wavelengths, in tokens, go from 2 pi to nearly 2 pi times this.
+      factor: by which all wavelengths are longer.
     """
     length, _, head_dim = x_BxSxNxD.shape[1:]
-    angles_SxD = angles(length, head_dim, base)
+    angles_SxD = angles(length, head_dim, base, factor)
     cos_Sx1xD = jnp.cos(angles_SxD)[:, None]
     sin_Sx1xD = jnp.sin(angles_SxD)[:, None]
     first, second = jnp.split(x_BxSxNxD.astype(jnp.float32), 2, axis=-1)
@@ -33,19 +35,19 @@ def rotated(x_BxSxNxD: jax.Array, base: float) -> jax.Array:
     return jnp.concatenate(turned, axis=-1).astype(x_BxSxNxD.dtype)
 
 
-def angles(length: int, head_dim: int, base: float) -> jax.Array:
+def angles(length: int, head_dim: int, base: float, factor: float) -> jax.Array:
     """The angles of the places 0 to `length` - 1, [S, D / 2] float32, without whole turns."""
-    return phases(length, head_dim, base).astype(jnp.float32) * (2 * math.pi / _TURN)
+    return phases(length, head_dim, base, factor).astype(jnp.float32) * (2 * math.pi / _TURN)
 
 
-def phases(length: int, head_dim: int, base: float) -> jax.Array:
+def phases(length: int, head_dim: int, base: float, factor: float = 1.0) -> jax.Array:
     """The angles of the places 0 to `length` - 1, [S, D / 2] int32: 2^32 are a whole turn.
 
     Products of integers leave out whole turns without rounding. A product in float32 is 5e-4 off at
     place 8,192, differently at each place, so that a distance would not be the same everywhere.
     """
     exponents = np.arange(head_dim // 2) / (head_dim // 2)
-    turns_a_token = float(base) ** -exponents / (2 * math.pi) % 1
+    turns_a_token = float(base) ** -exponents / (2 * math.pi * factor) % 1
     steps = np.round(turns_a_token * _TURN).astype(np.int64).astype(np.int32)  # modulo 2^32
     places_SxD = lax.broadcasted_iota(jnp.int32, (length, len(steps)), 0)
     return places_SxD * steps

@@ -71,8 +71,8 @@ def attend(
             settings=_kernel_settings(config), mesh=config.layout.mesh)
     q_BxQxNxD, k_BxKxNxD, v_BxKxNxD = _with_bias(qkv_BxSx3xNxD, bias_3xNxD)
     if config.positions == 'rotary':
-        q_BxQxNxD = rotated(q_BxQxNxD, config.rotary_base)
-        k_BxKxNxD = rotated(k_BxKxNxD, config.rotary_base)
+        q_BxQxNxD = rotated(q_BxQxNxD, config.rotary_base, config.rotary_factor)
+        k_BxKxNxD = rotated(k_BxKxNxD, config.rotary_base, config.rotary_factor)
     if name == 'cudnn':
         seen_BxSxS = _seen(segments_BxS, None, config)
         return jax.nn.dot_product_attention(
@@ -97,6 +97,7 @@ def _kernel_settings(config: ModelConfig) -> Settings:
         rate=config.attention_dropout,
         reach=config.local_attention // 2,
         rotary_base=config.rotary_base if config.positions == 'rotary' else 0.0,
+        rotary_factor=config.rotary_factor,
         on_gpu=config.layout.platform == 'gpu',
         has_large_vmem=config.layout.has_large_vmem)
 

@@ -232,8 +232,9 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         help='run directory, Hugging Face folder or TF1 checkpoint')
     parser.add_argument(
         '--adapter', action='append', default=[], metavar='DIR',
-        help='a folder of peft with an adapter of the model and its head; with several, each text '
-        'is read once for each, and its result has "adapters", what each says by its name')
+        help='a folder of peft with an adapter of the model and its head, or the name of one that '
+        'the files of the model hold for a task; with several, each text is read once for each, '
+        'and its result has "adapters", what each says by its name')
     parser.add_argument(
         '--dtype', choices=['float32', 'bfloat16'],
         help='of the computation; default: float32 on CPUs, else bfloat16')

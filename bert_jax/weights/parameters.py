@@ -320,6 +320,8 @@ class Weights:
       shared_layers: what a model with another head starts from, where transformers has one name for
         layers of two heads (`foreign.families.shared_layers`).
       adapter: what was trained beside `params`, which do not hold it; None: there is nothing.
+      tasks: the adapters that files hold for several tasks, by name: functions that return `params`
+        with one.
     """
 
     params: dict[str, np.ndarray]
@@ -334,6 +336,8 @@ class Weights:
     step_dir: Path | None = None
     shared_layers: SharedLayers = _no_shared_layers
     adapter: AdapterWeights | None = None
+    tasks: Mapping[str, Callable[[], dict[str, np.ndarray]]] = dataclasses.field(
+        default_factory=dict)
 
     @property
     def merged(self) -> 'Weights':

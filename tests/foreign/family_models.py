@@ -48,7 +48,9 @@ VARIANTS = {
     'nomic': ('NomicBert', {}),
     'nomic of gelu': ('NomicBert', {'hidden_act': 'gelu_pytorch_tanh', 'type_vocab_size': 1}),
     'gte': ('Gte', {}),
-    'gte without segments': ('Gte', {'type_vocab_size': 0, 'layer_norm_eps': 1e-6}),
+    'gte without segments': ('Gte', {
+        'type_vocab_size': 0, 'layer_norm_eps': 1e-6, 'rope_parameters': {
+            'rope_type': 'linear', 'factor': 2.5, 'rope_theta': 700.0}}),
     'eurobert': ('EuroBert', {}),
     'eurobert of groups': ('EuroBert', {
         'num_attention_heads': 6, 'num_key_value_heads': 2, 'classifier_pooling': 'mean'}),

@@ -40,7 +40,8 @@ def assert_equal_to_plain(qkv, args, d_out, rate, tolerance, **options):
     ('float32', 30, 32, True, 0.1, 1, {}),  # a block is a whole row
     ('float32', 70, 128, False, 0.1, 0, {}),  # equal scores, so any wrong bit of the mask shows
     ('float32', 70, 64, 'short', 0.0, 30, {}),  # scores in the thousands overflow nothing
-    ('float32', 90, 64, True, 0.2, 1, {'window': 17, 'rotary_base': 10_000.0}),
+    ('float32', 90, 64, True, 0.2, 1, {
+        'window': 17, 'rotary_base': 10_000.0, 'rotary_factor': 1.5}),
     ('bfloat16', 90, 64, True, 0.1, 1, {}),
 ])
 def test_values_and_gradients_are_those_of_plain_attention(

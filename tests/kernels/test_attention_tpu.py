@@ -24,27 +24,32 @@ LAYER = 3
 
 
 def kernel(
-    qkv, *args, rate, window=0, rotary_base=0.0, mesh=None, on_gpu=False, has_large_vmem=True
+    qkv, *args, rate, window=0, rotary_base=0.0, rotary_factor=1.0, mesh=None, on_gpu=False,
+    has_large_vmem=True
 ):
     settings = Settings(
-        qkv.shape[-1], rate, window // 2, rotary_base, on_gpu, has_large_vmem, interpret=True)
+        qkv.shape[-1], rate, window // 2, rotary_base, on_gpu, has_large_vmem, interpret=True,
+        rotary_factor=rotary_factor)
     return kernel_attention(qkv, *args, settings=settings, mesh=mesh)
 
 
-def turned(x, base):
+def turned(x, base, factor):
     """Rotary positions as products of complex numbers."""
     half = x.shape[-1] // 2
-    angles = np.arange(x.shape[1])[:, None, None] * float(base) ** (-np.arange(half) / half)
+    turns = float(base) ** (-np.arange(half) / half) / factor
+    angles = np.arange(x.shape[1])[:, None, None] * turns
     points = jax.lax.complex(x[..., :half], x[..., half:]) * np.exp(1j * angles).astype('complex64')
     return jnp.concatenate([points.real, points.imag], axis=-1)
 
 
-def plain(qkv, bias, segments, rows, layer, *, rate, window=0, rotary_base=0.0):
+def plain(
+    qkv, bias, segments, rows, layer, *, rate, window=0, rotary_base=0.0, rotary_factor=1.0
+):
     """Attention as XLA does it; scores and probabilities in float32."""
     qkv = qkv + bias.astype(qkv.dtype)
     q, k, v = (qkv[:, :, i].astype(jnp.float32) for i in range(3))
     if rotary_base:
-        q, k = turned(q, rotary_base), turned(k, rotary_base)
+        q, k = (turned(x, rotary_base, rotary_factor) for x in (q, k))
     scores = jnp.einsum('bqnd,bknd->bnqk', q, k) / np.sqrt(q.shape[-1])
     seen = segments[:, None, :, None] == segments[:, None, None, :]
     if window:
@@ -162,7 +167,7 @@ def test_rows_and_heads_split_over_devices_change_nothing(data, tensor, inside):
 @pytest.mark.parametrize('length', [100, 256])
 def test_heads_of_other_sizes_and_rotary_positions(dim, heads, length):
     *args, d_out = inputs(1, length, heads, packed=True, dim=dim)
-    assert_equal_to_plain(args, d_out, 0.1, rotary_base=160_000.0)
+    assert_equal_to_plain(args, d_out, 0.1, rotary_base=160_000.0, rotary_factor=1.5)
 
 
 @pytest.mark.parametrize('dim, heads, length, window, rate, scale', [

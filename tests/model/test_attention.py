@@ -50,13 +50,13 @@ def test_each_sequence_is_computed_as_if_alone():
     np.testing.assert_allclose(wanted, context[np.arange(B)[:, None], WANTED], atol=1e-6)
 
 
-def rotated_and_windowed(qkv_Sx3xNxD, base, window):
+def rotated_and_windowed(qkv_Sx3xNxD, base, factor, window):
     """Attention of one sequence to half a window on each side, its dims as complex numbers."""
     places = np.arange(len(qkv_Sx3xNxD))
     distances = places[:, None] - places
     q, k, v = np.moveaxis(qkv_Sx3xNxD.astype(np.float64), 1, 0)
     q, k = (x[..., : D // 2] + 1j * x[..., D // 2 :] for x in (q, k))
-    turns = np.exp(1j * distances[..., None] * base ** (-2 / D * np.arange(D // 2)))
+    turns = np.exp(1j * distances[..., None] * base ** (-2 / D * np.arange(D // 2)) / factor)
     scores = np.exp(np.einsum('QND,KND,QKD->NQK', q, k.conj(), turns).real / np.sqrt(D))
     if window:
         scores *= abs(distances) <= window / 2
@@ -66,12 +66,13 @@ def rotated_and_windowed(qkv_Sx3xNxD, base, window):
 @pytest.mark.parametrize('window', [0, 4, 5])
 def test_rotary_positions_and_windows_are_those_of_the_formula(window):
     options = dataclasses.replace(
-        config('xla'), positions='rotary', rotary_base=50.0, local_attention=window)
+        config('xla'), positions='rotary', rotary_base=50.0, rotary_factor=1.5,
+        local_attention=window)
     context = attend(QKV, None, SEGMENTS, None, 0, config=options)
     for row in range(B):
         for number in range(1, SEGMENTS[row].max() + 1):
             at = SEGMENTS[row] == number
-            expected = rotated_and_windowed(QKV[row, at], 50.0, window)
+            expected = rotated_and_windowed(QKV[row, at], 50.0, 1.5, window)
             np.testing.assert_allclose(context[row, at], expected, atol=2e-6)
     wanted = attend(QKV, None, SEGMENTS, None, 0, config=options, wanted_BxP=WANTED)
     np.testing.assert_allclose(wanted, context[np.arange(B)[:, None], WANTED], atol=1e-6)

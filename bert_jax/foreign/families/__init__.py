@@ -40,6 +40,8 @@ def family_of(config: Mapping[str, Any], where: Path) -> Family:
       InputError: it is of no family here.
     """
     model_type = config.get('model_type') or BERT.model_type
+    if model_type == 'xlm-roberta' and config.get('position_embedding_type') == 'rotary':
+        return JINA  # as the code of its makers has it
     for family in FAMILIES:
         if model_type in tuple(family.model_types):  # of any type, also one without a hash
             return family

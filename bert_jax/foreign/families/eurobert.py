@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.config.bert_config import SIZE, Spelling
 from bert_jax.foreign.families.bert import GELU_OR_SILU
 from bert_jax.foreign.families.family import Architecture, Family, Names, value_in
-from bert_jax.foreign.families.rotary_fields import base_in, check_head_dim, fields_of_base
+from bert_jax.foreign.families.rotary_fields import check_head_dim, fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
 _CLASSIFIER = {'classifier': 'classifier'}
@@ -35,7 +35,6 @@ OPTIONS = {
 ONLY = {
     'attention_bias': False,
     'mlp_bias': False,
-    'rope_scaling': None,
     'tie_word_embeddings': False,
 }
 
@@ -89,13 +88,13 @@ def fields_of_heads(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """The heads of keys and values, and the rotary base."""
-    return {**heads_in(config, where), 'rotary_base': base_in(config, where)}
+    """The heads of keys and values, and the rotary positions."""
+    return {**heads_in(config, where), **rotary_in(config, where)}
 
 
 def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `_options_of`, and those that all models have."""
-    return {**ONLY, **fields_of_heads(model), **fields_of_base(model['rotary_base'])}
+    return {**ONLY, **fields_of_heads(model), **fields_of_rotary(model)}
 
 
 EUROBERT = Family(

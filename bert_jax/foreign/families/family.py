@@ -233,7 +233,8 @@ class Family:
     def without_bias(self, config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         """The rows of `zeros_in` whose field is false in the content of config.json."""
         stated = self._stated(config)
-        return {field: names for field, names in self.zeros_in.items() if not stated[field]}
+        return {
+            field: names for field, names in self.zeros_in.items() if not stated.get(field, True)}
 
     def _stated(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of config.json, with the values in transformers of those that are absent."""

@@ -1,9 +1,12 @@
-"""GTE's encoders (Zhang et al., 2024): rotary positions and gated layers."""
+"""GTE's encoders (Zhang et al., 2024): rotary positions and gated layers.
+
+Their makers' own code (`model_type` `new`) has the same names of tensors, but for their beginning.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.config.bert_config import Spelling
+from bert_jax.config.bert_config import BASE, Spelling
 from bert_jax.foreign.families.bert import (
     DEFAULTS,
     EXACT_GELU,
@@ -12,8 +15,8 @@ from bert_jax.foreign.families.bert import (
     classifier_dropout,
 )
 from bert_jax.foreign.families.eurobert import kernels_of_llama
-from bert_jax.foreign.families.family import Architecture, Family, only_with
-from bert_jax.foreign.families.rotary_fields import base_in, fields_of_base
+from bert_jax.foreign.families.family import Architecture, Family, only_with, value_in
+from bert_jax.foreign.families.rotary_fields import fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
 _LAYER = 'gte.encoder.layer.{i}'
@@ -22,18 +25,29 @@ _CLASSIFIER = {'classifier': 'classifier'}
 
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """The rotary base, and the rate of dropout before the classifier."""
-    return {**classifier_dropout(config, where), 'rotary_base': base_in(config, where)}
+    """The rotary positions, and the rate of dropout before the classifier."""
+    return {**classifier_dropout(config, where), **rotary_in(_without_ntk(config, where), where)}
 
 
-def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary base."""
-    return fields_of_base(model['rotary_base'])
+def _without_ntk(config: Mapping[str, Any], where: Path) -> Mapping[str, Any]:
+    """The fields with linear scaling for that of `new`, which comes to the same.
+
+    There, 'ntk' multiplies the base by the factor s, and divides the angle of all D dims by
+    s^(2 / D).
+    """
+    scaling = config.get('rope_scaling')
+    if not isinstance(scaling, dict) or scaling.get('type') != 'ntk' or scaling.get('mixed_b'):
+        return config
+    factor = value_in(scaling, 'factor', BASE, where)
+    base = value_in(config, 'rope_theta', BASE, where)
+    head_dim = config['hidden_size'] / config['num_attention_heads']
+    return {**config, 'rope_theta': base * factor, 'rope_scaling': {
+        'type': 'linear', 'factor': factor ** (2 / head_dim)}}
 
 
 GTE = Family(
     name='GTE',
-    model_types={'gte': 'Gte'},
+    model_types={'gte': 'Gte', 'new': 'New'},
     prefix='gte.',
     modules={
         'bert/embeddings/word_embeddings': 'gte.embeddings.word_embeddings.weight',
@@ -66,7 +80,13 @@ GTE = Family(
         'type_vocab_size': Spelling('type_vocab_size'),
     },
     options={'positions': 'rotary', 'gated': True, 'layer_biases': 'not_intermediate'},
-    only={'rope_scaling': None},
+    # Fields of `new`.
+    only={
+        'layer_norm_type': 'layer_norm',
+        'logn_attention_scale': False,
+        'pack_qkv': True,
+        'position_embedding_type': 'rope',
+    },
     defaults={
         **DEFAULTS,
         'attention_probs_dropout_prob': 0.0,
@@ -75,7 +95,7 @@ GTE = Family(
         'rope_theta': 160_000.0,
     },
     options_of=_options_of,
-    fields_of=_fields_of,
-    also_named={'lm_head.layer_norm.': 'lm_head.norm.'},
+    fields_of=fields_of_rotary,
+    also_named={'lm_head.layer_norm.': 'lm_head.norm.', 'new.': 'gte.'},
     kernels_in_memory=kernels_of_llama('gte.'),
 )

@@ -7,23 +7,17 @@ from bert_jax.foreign.families.bert import DEFAULTS, SPELLINGS, classifier_dropo
 from bert_jax.foreign.families.eurobert import kernels_of_llama
 from bert_jax.foreign.families.family import Architecture, Family
 from bert_jax.foreign.families.roberta import MASKED_LM, SEQUENCE_CLASSIFICATION, TIED
-from bert_jax.foreign.families.rotary_fields import base_in, fields_of_base
+from bert_jax.foreign.families.rotary_fields import fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
 _LAYER = 'roberta.encoder.layers.{i}'
 
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """The rotary base, and the rates of dropout."""
+    """The rotary positions, and the rates of dropout."""
     options = classifier_dropout(config, where)
     options['pooler_dropout'] = options['classifier_dropout']
-    options['rotary_base'] = base_in(config, where)
-    return options
-
-
-def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary base."""
-    return fields_of_base(model['rotary_base'])
+    return {**options, **rotary_in(config, where)}
 
 
 JINA = Family(
@@ -52,7 +46,7 @@ JINA = Family(
     tied=TIED,
     spellings=SPELLINGS,
     options={'positions': 'rotary'},
-    only={'is_decoder': False, 'add_cross_attention': False, 'rope_scaling': None},
+    only={'is_decoder': False, 'add_cross_attention': False},
     defaults={
         **DEFAULTS,
         'type_vocab_size': 1,
@@ -60,9 +54,10 @@ JINA = Family(
         'max_position_embeddings': 8194,
         'rope_theta': 20_000.0,
     },
+    old_fields={'rotary_emb_base': 'rope_theta'},
     token_ids={'bos_token_id': 'cls_id', 'eos_token_id': 'sep_id'},
     options_of=_options_of,
-    fields_of=_fields_of,
+    fields_of=fields_of_rotary,
     kernels_in_memory={
         **kernels_of_llama('roberta.'),
         'bert/encoder/layer_{i}/intermediate/dense': 'roberta.layers.{i}.mlp.fc1',

@@ -7,7 +7,7 @@ from bert_jax.config.bert_config import Spelling
 from bert_jax.foreign.families.bert import DEFAULTS, GELU_OR_SILU, SPELLINGS, classifier_dropout
 from bert_jax.foreign.families.eurobert import kernels_of_llama
 from bert_jax.foreign.families.family import Architecture, Family
-from bert_jax.foreign.families.rotary_fields import base_in, check_head_dim, fields_of_base
+from bert_jax.foreign.families.rotary_fields import check_head_dim, fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
 _LAYER = 'nomic_bert.encoder.layers.{i}'
@@ -16,14 +16,9 @@ _CLASSIFIER = {'classifier': 'classifier'}
 
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """The rotary base, and the rate of dropout before the classifier."""
+    """The rotary positions, and the rate of dropout before the classifier."""
     check_head_dim(config, where)
-    return {**classifier_dropout(config, where), 'rotary_base': base_in(config, where)}
-
-
-def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary base."""
-    return fields_of_base(model['rotary_base'])
+    return {**classifier_dropout(config, where), **rotary_in(config, where)}
 
 
 NOMIC_BERT = Family(
@@ -61,7 +56,6 @@ NOMIC_BERT = Family(
     options={'positions': 'rotary', 'gated': True, 'layer_biases': 'none'},
     # Those that transformers lacks are of the files of version 1.5 and before.
     only={
-        'rope_scaling': None,
         'activation_function': 'swiglu',
         'causal': False,
         'mlp_fc1_bias': False,
@@ -94,6 +88,9 @@ NOMIC_BERT = Family(
         'rope_theta': 1000.0,
     },
     options_of=_options_of,
-    fields_of=_fields_of,
+    fields_of=fields_of_rotary,
+    # As the code of its makers has them: there, the masked-LM head has no biases either.
+    also_named={'bert.': 'nomic_bert.'},
+    zeros_in={'mlp_fc1_bias': ('cls.predictions.transform.dense', 'cls.predictions')},
     kernels_in_memory=kernels_of_llama('nomic_bert.'),
 )

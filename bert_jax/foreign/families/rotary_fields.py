@@ -1,4 +1,4 @@
-"""How config.json states the base of rotary positions, and the dims of heads that they turn."""
+"""How config.json states rotary positions, and the dims of heads that they turn."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,34 +9,53 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path
 
 
-def base_in(config: Mapping[str, Any], where: Path, *, old_field: str = 'rope_theta') -> float:
-    """The base that `rope_parameters` of transformers 5 has, or else the field of version 4.
+def rotary_in(config: Mapping[str, Any], where: Path) -> dict[str, float]:
+    """`rotary_base` and `rotary_factor`, from the fields of transformers 5 or of version 4.
+
+    Version 4 has `rope_scaling` and `rope_theta`; where a file has both, transformers 5 goes by
+    these.
 
     Raises:
-      InputError: the positions are scaled, or turn only some of a head's dims.
+      InputError: the positions are scaled by length, or turn only some of a head's dims.
     """
-    return base_of(config.get('rope_parameters') or {}, config, where, old_field=old_field)
+    field = 'rope_scaling' if config.get('rope_scaling') else 'rope_parameters'
+    parameters = config.get(field) or {}
+    factor = 1.0
+    if isinstance(parameters, dict) and parameters.get(_key_of_type(parameters)) == 'linear':
+        factor = float(value_in(parameters, 'factor', BASE, where))
+        parameters = {**parameters, _key_of_type(parameters): 'default'}
+    base = base_of(parameters, config, where, old_field='rope_theta', field=field)
+    return {'rotary_base': base, 'rotary_factor': factor}
+
+
+def _key_of_type(parameters: Mapping[str, Any]) -> str:
+    """The field with the kind of positions, which is another in older files."""
+    return 'rope_type' if 'rope_type' in parameters else 'type'
 
 
 def base_of(
-    parameters: object, config: Mapping[str, Any], where: Path, *, old_field: str
+    parameters: object, config: Mapping[str, Any], where: Path, *, old_field: str,
+    field: str = 'rope_parameters',
 ) -> float:
-    """As `base_in`, from the object of one kind of layers.
+    """The base of the rotary positions of one kind of layers.
 
     Args:
       parameters: `rope_parameters`, or what it has for that kind.
       config: the fields of config.json.
       where: the file, for messages.
       old_field: of `config`, where `parameters` has no base.
+      field: that `parameters` is of.
+
+    Raises:
+      InputError: the positions are scaled, or turn only some of a head's dims.
     """
     if not isinstance(parameters, dict):
-        raise InputError(f'{where}: rope_parameters has {parameters!r} where an object belongs: '
+        raise InputError(f'{where}: {field} has {parameters!r} where an object belongs: '
                          'download it again')
-    key_of_type = 'rope_type' if 'rope_type' in parameters else 'type'  # as older files have it
-    for key, readable in ((key_of_type, 'default'), ('partial_rotary_factor', 1.0)):
+    for key, readable in ((_key_of_type(parameters), 'default'), ('partial_rotary_factor', 1.0)):
         value = parameters.get(key, readable)
         if value != readable:
-            raise InputError(f'{where}: {key}={value!r} cannot be read: only models with '
+            raise InputError(f'{where}: {field}: {key}={value!r} cannot be read: only models with '
                              f'{readable!r} can')
     if 'rope_theta' in parameters:
         return float(value_in(parameters, 'rope_theta', BASE, where))
@@ -52,6 +71,9 @@ def check_head_dim(config: Mapping[str, Any], where: Path) -> None:
                          f"hidden_size={config['hidden_size']} / num_attention_heads={heads} can")
 
 
-def fields_of_base(base: float) -> dict[str, Any]:
-    """`rope_parameters` for a base that all layers have."""
-    return {'rope_parameters': {'rope_type': 'default', 'rope_theta': base}}
+def fields_of_rotary(model: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters`, which all layers have."""
+    parameters = {'rope_type': 'default', 'rope_theta': model['rotary_base']}
+    if model['rotary_factor'] != 1:
+        parameters |= {'rope_type': 'linear', 'factor': model['rotary_factor']}
+    return {'rope_parameters': parameters}

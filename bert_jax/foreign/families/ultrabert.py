@@ -159,7 +159,7 @@ ULTRABERT = Family(
         'pooling': Spelling('classifier_pooling', {'cls': 'cls', 'mean': 'mean'}),
     },
     options={**OPTIONS, 'pooler': False, 'masked_lm_head': 'two_layers'},
-    only=ONLY,
+    only={**ONLY, 'rope_scaling': None},
     defaults={
         'attention_dropout': 0.0,
         'classifier_dropout': 0.0,

@@ -55,6 +55,7 @@ _ADDED_LATER = {
     'model.global_every': 3,
     'model.rotary_base': 10_000.0,
     'model.local_rotary_base': 10_000.0,
+    'model.rotary_factor': 1.0,
     'model.pooling': 'cls',
     'model.pooler_act': 'tanh',
     'model.pooler_norm': False,
