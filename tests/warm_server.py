@@ -53,10 +53,12 @@ def warm_up() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     sys.modules['keras'] = None  # type: ignore[assignment]
+    with contextlib.suppress(ImportError):
+        importlib.import_module('tensorflow')
+    del sys.modules['keras']  # which TF-Text needs
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    del sys.modules['keras']
     os.dup2(banner, 2)
     os.close(banner)
     os.close(nowhere)

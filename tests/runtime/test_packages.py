@@ -13,6 +13,7 @@ import bert_jax
 from bert_jax.runtime.errors import InputError, install
 from bert_jax.runtime.packages import loading_tensorflow
 from tests.conftest import run_python
+from tests.programs import run_program
 
 
 def test_missing_tensorflow_is_refused_with_a_remedy(monkeypatch):
@@ -20,6 +21,12 @@ def test_missing_tensorflow_is_refused_with_a_remedy(monkeypatch):
     told = r'^reading needs tensorflow_text, which is not installed: .* --no-deps .*text==2'
     with pytest.raises(InputError, match=told), loading_tensorflow('reading'):
         import tensorflow_text  # noqa: F401
+
+
+def test_a_fork_of_these_tests_can_read_text_with_tensorflow():
+    pytest.importorskip('tensorflow_text')
+    process = run_program('-c', 'import tensorflow_text')
+    assert process.returncode == 0, process.stderr[-500:]
 
 
 @pytest.mark.parametrize('extra, package, command', [
