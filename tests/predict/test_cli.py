@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.predict.__main__ import main
+from bert_jax.predict.outputs import write_features
 from tests.conftest import run_python
 from tests.predict import tiny
 
@@ -189,6 +190,16 @@ def test_features_to_a_file(run, tmp_path):
     run('features', '--pool=cls', '--output', output, *texts, model='base')
     np.testing.assert_allclose(
         np.load(output)['vectors'], model.vectors(texts, pool='cls'), atol=1e-5)
+
+
+def test_a_text_without_features_has_no_tokens_in_the_file_and_is_told(tmp_path):
+    some = {'tokens': ['a', 'b'], 'values': np.ones((2, 1, 3), np.float32)}
+    results = [some, {'error': 'too long'}, some]
+    told = list(write_features(str(tmp_path / 'x.npz'), results, layers=(-1,), hidden_size=3))
+    assert told == [{}, {'linex_index': 1, 'error': 'too long'}, {}]
+    found = np.load(tmp_path / 'x.npz')
+    assert found['offsets'].tolist() == [0, 2, 2, 4]
+    assert found['tokens'].tolist() == ['a', 'b'] * 2 and found['values'].shape == (4, 1, 3)
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [

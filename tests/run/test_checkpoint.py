@@ -135,6 +135,7 @@ class KeptCase:
     KeptCase(10, [3, 6, 9], while_training=[6, 9], at_the_end=[9]),
     KeptCase(0, [3, 6, 9, 57], while_training=[9, 57], at_the_end=[57]),
     KeptCase(10, [10, 20, 30], while_training=[20, 30], at_the_end=[20, 30]),
+    KeptCase(1, [1, 2, 3], while_training=[2, 3], at_the_end=[2, 3]),
 ])
 def test_checkpoints_between_those_that_are_due_push_none_out(tmp_path, state, case):
     with contextlib.closing(Checkpoints(tmp_path, 2, case.every)) as checkpoints:

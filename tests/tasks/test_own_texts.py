@@ -310,6 +310,8 @@ def test_an_evaluation_says_once_that_all_predictions_are_alike(tmp_path, capsys
     assert metrics['accuracy'] == pytest.approx(1 / 3)
     assert capsys.readouterr().out == "warning: all predictions are 'good'\n"
     task.results(outputs)
+    outputs[0]['logits'][7] = [1, 0, 0]
+    task.evaluation(outputs)
     assert not capsys.readouterr().out
 
 

@@ -168,3 +168,11 @@ def test_other_masks_are_also_evaluated_as_bert_does(
     task = PretrainTask(complete(config))
     assert bool(task.standard_masking) == is_also_standard
     assert task.metric.startswith('standard_') == is_also_standard
+
+
+@pytest.mark.parametrize(('begins', 'names'), [(61, []), (55, ['loss_spike'])])
+def test_another_loss_from_the_first_step_of_a_phase_on_is_no_spike(begins, names):
+    task, phases = open_task(), [phase | {'steps': 60} for phase in PHASES]
+    alarms = task.make_alarms(task.make_head(CONFIG), phases, fresh=False, settled=200)
+    steps = [{'loss': 9.0 if step >= begins else 5.0, 'grad_norm': 1.0} for step in range(1, 121)]
+    assert [alarm.name for alarm in alarms.trained(120, steps, {})] == names

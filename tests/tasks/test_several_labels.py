@@ -21,6 +21,9 @@ def test_several_labels_an_example(label, none, tmp_path):
     assert task.head == 'multi_label' and task.labels == ('a', 'b')
     marks = np.array([[1, 1], [0, 1], [0, 0]], np.float32)
     np.testing.assert_array_equal(task.train.labels['labels'], marks)
+    # Of no label, which is right for the last.
+    assert task.majority_baseline == {
+        'micro_f1': 0.0, 'macro_f1': 0.0, 'accuracy': pytest.approx(1 / 3)}
     scores, files = task.evaluated[0].results({'logits': marks - 0.5})
     assert scores == {'micro_f1': 1.0, 'macro_f1': 1.0, 'accuracy': 1.0,
                       'loss': pytest.approx(np.log1p(np.exp(-0.5)))}

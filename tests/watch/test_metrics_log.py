@@ -455,6 +455,15 @@ def test_steps_undone_by_a_kill_count_as_lost(killed_at_190, clock):
     assert times['lost'] == 30
 
 
+def test_what_this_process_spent_is_told_without_what_those_before_it_did(killed_at_190, clock):
+    goodput = resume_at_250(killed_at_190, clock)
+    clock.return_value = 257.0
+    for _ in range(2):  # asking changes nothing
+        spent = goodput.of_this_process()
+        assert {cause: seconds for cause, seconds in spent.items() if seconds} == {
+            'start': 10, 'step': 7}
+
+
 def test_steps_undone_because_of_a_damaged_checkpoint_count_as_lost(killed_at_190, clock):
     second = resume_at_250(killed_at_190, clock)
     spend(second, step=7)
