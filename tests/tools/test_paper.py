@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from unittest import mock
 
 import pytest
@@ -12,8 +13,8 @@ from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
 from bert_jax.tools.paper.__main__ import main
 from bert_jax.tools.sweep import training as sweep_training
-from tests.conftest import xla_flags
-from tests.programs import run_program
+from tests.conftest import ROOT, wait_until, xla_flags
+from tests.programs import python, run_program
 from tests.tiny_runs import WORDS, documents, write_cola
 from tests.tools.paper_plans import finish
 
@@ -253,6 +254,54 @@ def test_a_part_on_another_machine_delays_only_those_that_need_it(tmp_path, quic
     quick.check_no_run_was_trained_twice()
     assert len(quick.trained) == NUM_PRETRAININGS + 5 * 2
     assert capsys.readouterr().out.count('pre-training base: 1 runs') == 1
+
+
+WORKER = """
+import os, sys, time
+from unittest import mock
+from bert_jax.tools.paper.__main__ import main
+from bert_jax.tools.sweep import training
+
+def train(self, member, claim):
+    log = open(self.sweep.run(member) / 'trained.txt', 'a', buffering=1)
+    log.write(f'{os.getpid()} begins\\n')
+    time.sleep(3600 if sys.argv[1] == 'hangs' else 0.05)
+    log.write(f'{os.getpid()} ends\\n')
+    self.sweep.finish(member, 'eval/accuracy', {'eval/accuracy': 0.5, 'eval/macro_f1': 0.5})
+
+with (mock.patch.multiple(training, WAIT_SECONDS=0.1),
+      mock.patch.multiple(training._Worker, _train=train, _open_program=lambda *_: None)):
+    sys.exit(main(sys.argv[2:]))
+"""
+
+
+def test_of_two_machines_with_a_table_of_models_one_is_killed_and_every_run_is_trained_once(
+        tmp_path):
+    command = ['superglue', '--model=one', '--model=two', f'--workdir={tmp_path}',
+               '--columns=superglue_cb,superglue_cb_f1', '--restarts=2']
+
+    def start(kind):
+        return subprocess.Popen(
+            [*python(), '-c', WORKER, kind, *command], cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    def lines():
+        logs = tmp_path.glob('parts/*/runs/*/trained.txt')
+        return [line.split() for path in logs for line in path.read_text().splitlines()]
+
+    killed = start('hangs')
+    wait_until(lambda: len(lines()) == 1)
+    other = start('ends')
+    wait_until(lambda: 'ends' in [what for _, what in lines()])
+    killed.kill()
+    killed.wait()
+    assert other.wait(timeout=240) == 0
+    begun = [pid for pid, what in lines() if what == 'begins']
+    num_runs = 2 * 3 * 2
+    assert len(lines()) - len(begun) == num_runs and len(begun) == num_runs + 1
+    record = json.loads((tmp_path / 'table_superglue.json').read_text())
+    assert record['runs'] == {'finished': num_runs, 'all': num_runs}
+    assert start('hangs').wait(timeout=240) == 0, 'nothing is trained again'
+    assert len(lines()) == 2 * num_runs + 1
 
 
 def test_a_chain_of_real_runs(tmp_path):
