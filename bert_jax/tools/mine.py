@@ -8,10 +8,10 @@
 
 The candidates are the documents of all rows, and the texts (after their titles) of --corpus, a
 table. Of the --top-k nearest to a query by the cosines of the model's vectors, with its prompts,
-those are left out that have the tokens of a document of an equal query, or of the query itself; and
-those whose cosine is above that of the row's own document minus the margin, since many of them are
-answers that nobody has marked. The nearest of the others are the row's negatives. A row with too
-few is left out, and counted.
+those are left out that are, as the model reads them (it cuts long texts), equal to a document of an
+equal query, or to the query itself; and those whose cosine is above that of the row's own document
+minus the margin, since many of them are answers that nobody has marked. The nearest of the others
+are the row's negatives. A row with too few is left out, and counted.
 
 Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 """
@@ -36,6 +36,8 @@ from bert_jax.runtime.process import error_boundary
 
 if TYPE_CHECKING:
     from bert_jax.predict.model import Model
+
+_ALL_TOKENS = 1 << 40  # more than a text has
 
 
 def _parser() -> Parser:
@@ -116,7 +118,7 @@ def mined(
       margin: by which a negative's cosine is below that of the document.
     """
     from bert_jax.tasks.ranking import nearest
-    from bert_jax.tasks.retrieval import DOCUMENT, QUERY, text_ids
+    from bert_jax.tasks.retrieval import DOCUMENT, QUERY
 
     queries = list(dict.fromkeys(query for query, _ in pairs))
     candidates = list(dict.fromkeys(
@@ -126,8 +128,11 @@ def mined(
     number_of_query = {query: i for i, query in enumerate(queries)}
     number_of_candidate = {text: i for i, text in enumerate(candidates)}
     numbers = [(number_of_query[query], number_of_candidate[document]) for query, document in pairs]
-    ids = text_ids([[*queries, *candidates]], [model.encode_all])[:, 0]
-    query_ids, candidate_ids = np.split(ids, [len(queries)])
+    number_of: dict[bytes, int] = {}
+    query_ids, candidate_ids = (
+        np.array([number_of.setdefault(tokens, len(number_of)) for tokens in of_texts])
+        for of_texts in (_tokens_read(model, queries, QUERY),
+                         _tokens_read(model, candidates, DOCUMENT)))
     found = nearest(
         vectors_of_queries, vectors_of_candidates, top_k,
         left_out=_left_out(query_ids, candidate_ids, numbers))
@@ -153,6 +158,20 @@ def _vectors(model: Model, texts: Sequence[str], prompt: str) -> np.ndarray:
             left = pace.seconds_left(len(vectors), len(texts) - len(vectors))
             tell(f'{len(vectors):,} of {len(texts):,} {prompt} vectors, {left:.0f} s left')
     return np.stack(vectors)
+
+
+def _tokens_read(model: Model, texts: Sequence[str], prompt: str) -> list[bytes]:
+    """The tokens that the model reads of each text: as many as its prompt leaves room for."""
+    from bert_jax.rows.packing import Units
+    from bert_jax.rows.sequences import make_sequences
+
+    sentences = model.sentences.with_prompt(prompt)
+    max_length = model.max_length - len(model.tokenizer.encode(sentences.prompt))
+    if model.windows() != 'first':
+        max_length = _ALL_TOKENS
+    plain = sentences._replace(prompt='')
+    tokens = model.encode_all([plain.prepared([text])[0] for text in texts])
+    return Units(make_sequences(tokens, None, max_length=max_length, frame=model.frame)).contents()
 
 
 def _left_out(
