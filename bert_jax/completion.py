@@ -1,5 +1,8 @@
 """What the weights that a run starts from determine of its config."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from bert_jax.config import DECIDED, SIZES, model_sizes
@@ -61,16 +64,40 @@ def _complete_framing(data: ConfigDict, init_weights: Weights | None) -> None:
 
 
 def _complete_vectors(section: ConfigDict, init_weights: Weights | None) -> None:
-    """`retrieval.pool` and the prompts, as stated, else as the weights have them, which is said."""
+    """`retrieval.pool` and the prompts, as stated, else as the weights have them, which is said.
+
+    Raises:
+      InputError: the weights pool in a way that is not trained here.
+    """
+    found: dict[str, str] = {}
     if init_weights is not None:
-        prompts = init_weights.inference.get('prompts') or {}
-        found = {'pool': init_weights.inference.get('pool'), 'query_prompt': prompts.get('query'),
-                 'document_prompt': prompts.get('document')}
+        inference = init_weights.inference
+        prompts = inference.get('prompts') or {}
+        if section.query_prompt is None:
+            found['query_prompt'] = prompts.get('query') or ''
+        if section.document_prompt is None:
+            found['document_prompt'] = prompts.get('document') or ''
+        if not section.pool:
+            _check_pool(inference, init_weights.source)
+            found['pool'] = inference.get('pool') or ''
         for name, value in found.items():
-            if value and not section[name] and value != 'max':  # which is not trained here
+            if value:
                 section[name] = value
                 hosts.say(f'note: config.retrieval.{name}={value!r}, as in {init_weights.source}')
-    section.pool = section.pool or 'mean'
+    section.update(
+        pool=section.pool or 'mean', query_prompt=section.query_prompt or '',
+        document_prompt=section.document_prompt or '')
+
+
+def _check_pool(inference: Mapping[str, Any], source: str) -> None:
+    """Raises InputError if weights pool in a way that is not trained here."""
+    why = inference.get('other_pool') or ''
+    if inference.get('include_prompt') is False and any((inference.get('prompts') or {}).values()):
+        why = 'the tokens of prompts are not pooled (include_prompt)'
+    if inference.get('pool') == 'max':
+        why = 'the maximum over tokens is not trained here'
+    if why:
+        raise InputError(f"config.retrieval.pool='' is that of {source}: {why}: name mean or cls")
 
 
 def _lowercase_of_prepared(config: ConfigDict) -> bool | None:

@@ -99,20 +99,18 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
     if vocab_file is not None:
         check_is_path('vocab_file', vocab_file)
     sentences = read_sentences(as_path(model_folder(path)))
-    weights = load_weights(sentences.encoder, any_head=True)
+    weights = load_weights(path, any_head=True)
     inference = dict(weights.inference)
     activation = sentences.activation() if weights.head == 'regression' else ''
     if activation:
         inference.setdefault('activation', activation)
     if inference.get('activation'):
         one_of('activation', inference['activation'], tuple(ACTIVATIONS))
-    if sentences.max_length is not None:
-        inference['max_seq_length'] = sentences.max_length
-    if inference.get('pool'):  # a run that was trained to make vectors
+    if inference.get('pool') and not sentences.modules:  # a run that was trained to make vectors
         sentences = sentences._replace(
             pool=one_of('pool', inference['pool'], POOLS),
             normalize=bool(inference.get('normalize')),
-            prompts=sentences.prompts or inference.get('prompts') or {})
+            prompts=inference.get('prompts') or {})
     weights = dataclasses.replace(weights, inference=inference)
     if vocab_file is not None:
         weights = _with_vocabulary(weights, vocab_file)

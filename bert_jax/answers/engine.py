@@ -300,11 +300,12 @@ def vectors(
     Args:
       config, layer, params, batch: as for `hidden_states`.
       pool: 'mean' or 'max' over all tokens, [CLS] and [SEP] among them, or 'cls'.
-      num_left_out: tokens at the beginning of each unit that are not pooled.
+      num_left_out: tokens at the beginning of each unit that are not pooled; 'cls' is then the
+        first token behind them.
     """
     x_RxSxH = hidden_states(config, (layer,), params, batch)['values'][:, :, 0]
     if pool == 'cls':
-        return {'vectors': gather_positions(x_RxSxH, batch['cls_positions'])}
+        return {'vectors': gather_positions(x_RxSxH, batch['cls_positions'] + num_left_out)}
     mask_RxS = jnp.where(batch['position_ids'] >= num_left_out, batch['sequence_ids'], 0)
     if pool == 'mean':
         return {'vectors': mean_vectors(x_RxSxH, {**batch, 'sequence_ids': mask_RxS})}

@@ -42,15 +42,19 @@ class MtebModel:
         """Takes a loaded model; see `mteb_model`."""
         from mteb.models import ModelMeta
 
+        if model.sentences.similarity not in ('cosine', 'dot'):
+            raise InputError(
+                f'{model.weights.source}: similarity_fn_name={model.sentences.similarity!r} is not '
+                'computed here: cosine and dot are')
         self._model = model
         prompts = model.sentences.prompts
         self.mteb_model_meta = ModelMeta(
             loader=None, name=name, revision='local', release_date=None, languages=None,
             n_parameters=sum(array.size for array in model.weights.params.values()),
             memory_usage_mb=None, max_tokens=model.max_length,
-            embed_dim=model.config.hidden_size, license=None, open_weights=None,
+            embed_dim=model.vector_size, license=None, open_weights=None,
             public_training_code=None, public_training_data=None, framework=[],
-            similarity_fn_name='cosine', use_instructions=any(prompts.values()),
+            similarity_fn_name=model.sentences.similarity, use_instructions=any(prompts.values()),
             training_datasets=None)
 
     def encode(
@@ -80,14 +84,16 @@ class MtebModel:
         return vectors
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """Cosines [n1, n2] of all vectors with all others."""
-        return _of_length_1(embeddings1) @ _of_length_1(embeddings2).T
+        """Cosines [n1, n2] of all vectors with all others, or dot products, as the model has it."""
+        return self._compared(embeddings1) @ self._compared(embeddings2).T
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
-        """Cosines [n] of vectors with those in the same places."""
-        return np.sum(_of_length_1(embeddings1) * _of_length_1(embeddings2), axis=-1)
+        """The same [n] of vectors with those in the same places."""
+        return np.sum(self._compared(embeddings1) * self._compared(embeddings2), axis=-1)
 
-
-def _of_length_1(vectors: Any) -> np.ndarray:
-    vectors = np.atleast_2d(np.asarray(vectors, np.float32))
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+    def _compared(self, embeddings: Any) -> np.ndarray:
+        """The vectors whose products are the similarity."""
+        vectors = np.atleast_2d(np.asarray(embeddings, np.float32))
+        if self._model.sentences.similarity == 'dot':
+            return vectors
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

@@ -367,9 +367,10 @@ FIELDS: Mapping[str, Field] = {
     'squad.doc_stride': Field(128, count(2**16), 'data'),
     'squad.max_query_length': Field(64, count(2**16), 'data'),  # pieces of a question
     # What stands before each query, and before each document and hard negative; the model's folder
-    # has them as prompts, `query` and `document`. Empty: those of init_checkpoint, if it has some.
-    'retrieval.query_prompt': Field('', 'text', 'data'),
-    'retrieval.document_prompt': Field('', 'text', 'data'),  # see retrieval.query_prompt
+    # has them as prompts, `query` and `document`. Where it is not set, the prompt is that of
+    # init_checkpoint; '' is none.
+    'retrieval.query_prompt': Field(None, 'text', 'data'),
+    'retrieval.document_prompt': Field(None, 'text', 'data'),  # see retrieval.query_prompt
     # Comma-separated; the first picks the best evaluation. ndcg_at_K, mrr_at_K, recall_at_K and
     # accuracy_at_K with any K, or for pairs with scores spearman and pearson; empty: the usual.
     'retrieval.metrics': Field('', 'elsewhere', 'data'),

@@ -14,6 +14,7 @@ from bert_jax.foreign.families import shared_layers
 from bert_jax.foreign.huggingface import read_huggingface
 from bert_jax.foreign.peft import base_of, is_peft, read_peft
 from bert_jax.foreign.tf1 import read_tf1
+from bert_jax.predict.sentences import read_sentences
 from bert_jax.run.layout import is_step
 from bert_jax.run.model import read_run
 from bert_jax.runtime.errors import InputError
@@ -36,7 +37,8 @@ def load_weights(
 
     Args:
       named: a run directory of this project, or one of its `checkpoints/STEP`; a Hugging Face
-        folder or `hf:ORG/NAME[@REVISION]` of the hub; a folder of peft with an adapter; a TF1
+        folder or `hf:ORG/NAME[@REVISION]` of the hub; one of sentence-transformers, whose pooling
+        and prompts are then in `Weights.inference`; a folder of peft with an adapter; a TF1
         checkpoint's prefix, or a folder that holds `bert_model.ckpt.index`; or a .zip of such a
         folder.
       any_head: whether to accept heads that no other run or format can have, for use of the model
@@ -96,6 +98,11 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
         return read_run(path, any_head=any_head, own_head=own_head)
     if is_peft(names):
         return read_peft(path, _base(path))
+    if 'modules.json' in names:
+        sentences = read_sentences(path)
+        weights = read_huggingface(sentences.encoder)
+        inference = {**weights.inference, **sentences.inference()}
+        return dataclasses.replace(weights, inference=inference)
     if _is_huggingface(names):
         return read_huggingface(path)
     prefix = _tf1_prefix(path, names)

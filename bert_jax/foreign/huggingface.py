@@ -492,9 +492,11 @@ def write_huggingface(
         model_card = _model_card(weights, class_name, card)
         (beside / 'README.md').write_text(model_card, encoding='utf-8')
         notes += write_tokenizer(beside, weights, config)
-        if weights.inference.get('pool'):
+        if weights.inference.get('pool') and not weights.head:
             write_sentence_files(beside, weights)
             notes.append('sentence-transformers pools and scales as the run did (modules.json)')
+        elif weights.inference.get('other_pool'):
+            notes.append(f"without modules.json: {weights.inference['other_pool']}")
     return notes
 
 

@@ -34,10 +34,17 @@ def write_sentence_files(folder: Path, weights: Weights) -> None:
     for mode in POOLS:
         suffix = '_token' if mode == 'cls' else '_tokens'
         pooling[f'pooling_mode_{mode}{suffix}'] = mode == weights.inference['pool']
+    if weights.inference.get('include_prompt') is False:
+        pooling['include_prompt'] = False
     write_json(folder / '1_Pooling' / 'config.json', pooling)
     max_length = weights.inference.get('max_seq_length') or model.max_length
+    cut = {}
+    if weights.inference.get('truncate_dim'):
+        cut['truncate_dim'] = weights.inference['truncate_dim']
     write_json(folder / 'sentence_bert_config.json', {
-        'max_seq_length': min(max_length, model.max_length), 'do_lower_case': False})
+        'max_seq_length': min(max_length, model.max_length),
+        'do_lower_case': weights.inference.get('do_lower_case', False)})
     write_json(folder / 'config_sentence_transformers.json', {
-        'prompts': weights.inference.get('prompts') or {}, 'default_prompt_name': None,
-        'similarity_fn_name': 'cosine'})
+        'prompts': weights.inference.get('prompts') or {},
+        'default_prompt_name': weights.inference.get('default_prompt'),
+        'similarity_fn_name': weights.inference.get('similarity', 'cosine')} | cut)

@@ -184,6 +184,12 @@ class LoadedModel(TextReader):
         weights = self.weights
         return HEADS[weights.head].of_model(self.config, weights.num_labels, weights.inference)
 
+    @property
+    def vector_size(self) -> int:
+        """Columns of the vectors of texts."""
+        size = self.config.hidden_size
+        return min(size, self.sentences.truncate_dim or size)
+
     def windows(self, how: str | None = None) -> str:
         """How windows of long texts are combined: as given, else as in the run, else 'first'."""
         if how is None:

@@ -186,6 +186,8 @@ class Model(LoadedModel):
     ) -> np.ndarray:
         """One vector per text: [texts, H] float32; NaN for a text that cannot be read.
 
+        H is the hidden size, or the `truncate_dim` of a folder of sentence-transformers.
+
         Args:
           texts: texts or pairs.
           pool: 'mean' or 'max' over all tokens, [CLS] and [SEP] among them, or 'cls', the hidden
@@ -199,5 +201,5 @@ class Model(LoadedModel):
         """
         vectors = list(self.iter_vectors(texts, pool, layer, normalize, windows, prompt))
         if not vectors:
-            return np.zeros((0, self.config.hidden_size), np.float32)
+            return np.zeros((0, self.vector_size), np.float32)
         return np.stack(vectors)

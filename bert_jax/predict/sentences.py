@@ -32,9 +32,10 @@ _MODULES = ListOf({'type': TEXT, 'path': INSIDE})
 _ENCODER = {'max_seq_length': count(2**24, least=3), 'do_lower_case': TRUTH}
 _MODEL = {
     'prompts': MapOf(TEXT), 'default_prompt_name': TEXT, 'activation_fn': TEXT,
-    'sbert_ce_default_activation_function': TEXT, 'sentence_transformers': {'activation_fn': TEXT}}
-_POOLING = {'pooling_mode': TEXT}
-_PROMPT_POOLING = {'include_prompt': TRUTH}
+    'sbert_ce_default_activation_function': TEXT, 'sentence_transformers': {'activation_fn': TEXT},
+    'similarity_fn_name': TEXT, 'truncate_dim': count(2**24)}
+_POOLING = {'include_prompt': TRUTH}
+_NORMALIZE = {'module_input_name': TEXT, 'module_output_name': TEXT}
 # Settings that are read here, or change no vector at these values (`ANY`: at any).
 _OF_ENCODER: Mapping[str, Any] = {
     'max_seq_length': ANY, 'do_lower_case': ANY, 'transformer_task': 'feature-extraction',
@@ -42,7 +43,7 @@ _OF_ENCODER: Mapping[str, Any] = {
     'modality_config': {'text': {'method': 'forward', 'method_output_name': 'last_hidden_state'}}}
 _OF_MODEL: Mapping[str, Any] = {
     'prompts': ANY, 'default_prompt_name': ANY, '__version__': ANY, 'similarity_fn_name': ANY,
-    'model_type': 'SentenceTransformer'}
+    'truncate_dim': ANY, 'model_type': 'SentenceTransformer'}
 _OF_POOLING: Mapping[str, Any] = {
     'include_prompt': ANY, 'word_embedding_dimension': ANY, 'embedding_dimension': ANY,
     'pooling_mode': ANY}
@@ -62,9 +63,12 @@ class Sentences(NamedTuple):
       modules: names and folders of the modules, encoder first.
       max_length: the most tokens of a sequence; None: not said.
       prompt: stands before every text.
-      prompts: by name, those that can stand before it (`with_prompt`).
       lowercase: whether a text is lower-cased before it goes to the tokenizer.
       pool, normalize: how vectors are made where no module says it.
+      prompts: by name, those that can stand before it (`with_prompt`).
+      default_prompt: the name of `prompt`; None: it is ''.
+      similarity: by which vectors are compared, such as cosine or dot.
+      truncate_dim: to so many columns vectors are cut, after all modules; None: they are not.
     """
 
     encoder: Path
@@ -75,6 +79,9 @@ class Sentences(NamedTuple):
     pool: str = 'mean'
     normalize: bool = False
     prompts: Mapping[str, str] = {}
+    default_prompt: str | None = None
+    similarity: str = 'cosine'
+    truncate_dim: int | None = None
 
     def with_prompt(self, name: str | None) -> Self:
         """With the prompt of this name before every text; None: with the default one.
@@ -110,17 +117,19 @@ class Sentences(NamedTuple):
         """
         if not self.modules:
             return self.pool, self.normalize
-        pool = 'mean'
+        pool = ''
         normalize = False
         for name, folder in self.modules:
             if name == 'Pooling':
                 pool = _read_pool(folder)
+                normalize = False
             elif name == 'Normalize':
-                normalize = True
+                _check_normalize(folder)
+                normalize = bool(pool)  # before pooling there is no vector
             elif name not in _NO_CHANGE:
                 raise InputError(f'{folder}: a module {name} behind the encoder cannot be '
                                  f'computed: {_HOW_TO_NAME_POOL}, and normalize, to go without it')
-        return pool, normalize
+        return pool or 'mean', normalize
 
     def pools_prompt(self) -> bool:
         """Whether the tokens of the prompt, and [CLS] with them, are pooled like the others."""
@@ -128,9 +137,37 @@ class Sentences(NamedTuple):
             file = folder / 'config.json'
             if name != 'Pooling' or not exists(file):
                 continue
-            if read_fields(file, _PROMPT_POOLING, _MEND).get('include_prompt') is False:
+            if read_fields(file, _POOLING, _MEND).get('include_prompt') is False:
                 return False
         return True
+
+    def inference(self) -> dict[str, Any]:
+        """What `Weights.inference` has of these settings.
+
+        Why a pooling cannot be computed is `other_pool`.
+        """
+        found: dict[str, Any] = {}
+        if self.max_length is not None:
+            found['max_seq_length'] = self.max_length
+        if 'Pooling' not in [name for name, _ in self.modules]:  # it makes no vectors
+            return found
+        try:
+            found['pool'], found['normalize'] = self.pooling()
+        except InputError as error:
+            found['other_pool'] = str(error).partition(f': {_HOW_TO_NAME_POOL}')[0]
+        if self.lowercase:
+            found['do_lower_case'] = True
+        if not self.pools_prompt():
+            found['include_prompt'] = False
+        if self.prompts:
+            found['prompts'] = dict(self.prompts)
+        if self.default_prompt is not None:
+            found['default_prompt'] = self.default_prompt
+        if self.similarity != 'cosine':
+            found['similarity'] = self.similarity
+        if self.truncate_dim is not None:
+            found['truncate_dim'] = self.truncate_dim
+        return found
 
     def activation(self) -> str:
         """What a cross-encoder's value goes through, one of ACTIVATIONS; '' if nothing."""
@@ -165,14 +202,27 @@ def _read_pool(folder: Path) -> str:
             others[name] = value
         elif value is True:
             modes.append(name.removeprefix(_MODE_PREFIX))
-    # Newer versions have `pooling_mode` instead.
-    pool = str(config.get('pooling_mode') or ' and '.join(modes))
+    newer = config.get('pooling_mode')  # of newer versions: a mode, or a list of several
+    if newer is not None:
+        modes = newer if isinstance(newer, list) else [newer]
+    pool = ' and '.join(map(str, modes)) or 'mean'
     pool = pool.removesuffix('_tokens').removesuffix('_token')
     if pool not in POOLS:
-        raise InputError(f"{folder} pools by {pool or 'nothing'}, which cannot be "
-                         f'computed: {_HOW_TO_NAME_POOL}')
+        raise InputError(
+            f'{folder} pools by {pool:.100}, which cannot be computed: {_HOW_TO_NAME_POOL}')
     _note_not_applied(file, others, _OF_POOLING)
     return pool
+
+
+def _check_normalize(folder: Path) -> None:
+    """Refuses a module that scales something else than the vector of a text."""
+    file = folder / 'config.json'
+    if not exists(file):
+        return
+    for name, value in read_fields(file, _NORMALIZE, _MEND).items():
+        if name in _NORMALIZE and value not in (None, 'sentence_embedding'):
+            raise InputError(f'{file}: {name}={value!r:.60} cannot be computed: '
+                             f'{_HOW_TO_NAME_POOL}, and normalize, to go without it')
 
 
 def _named_activation(folder: Path) -> str:
@@ -205,6 +255,7 @@ def read_sentences(folder: Path) -> Sentences:
         path = folder / (module.get('path') or '')
         if not modules:
             encoder = path  # old models have it in a folder of its own
+            _check_first(file, kind)
         if not in_bucket(path):
             path = as_path(os.path.abspath(path))  # read later, perhaps from another folder
         if not kind.startswith('sentence_transformers.'):
@@ -212,8 +263,18 @@ def read_sentences(folder: Path) -> Sentences:
                       'read as that of sentence-transformers')
         modules.append((kind.rpartition('.')[2], path))
     max_length, lowercase = _read_encoder(encoder)
-    prompts, prompt = _read_prompts(folder / _CONFIG)
-    return Sentences(encoder, tuple(modules), max_length, prompt, lowercase, prompts=prompts)
+    sentences = Sentences(encoder, tuple(modules), max_length, lowercase=lowercase)
+    return _with_model_settings(sentences, folder / _CONFIG)
+
+
+def _check_first(file: Path, kind: str) -> None:
+    """Refuses a first module that is no encoder."""
+    name = kind.rpartition('.')[2]
+    if kind.startswith('sentence_transformers.') and name != 'Transformer':
+        remedy = 'name the folder of an encoder'
+        if name in ('Router', 'Asym'):
+            remedy = 'name the folder of one of its models, for queries or for documents'
+        raise InputError(f'{file}: its first module is a {name}, which cannot be read: {remedy}')
 
 
 def _read_encoder(folder: Path) -> tuple[int | None, bool]:
@@ -234,10 +295,10 @@ def _encoder_file(folder: Path) -> Path | None:
     return None
 
 
-def _read_prompts(file: Path) -> tuple[dict[str, str], str]:
-    """(Prompts by name; the default one, or '')."""
+def _with_model_settings(sentences: Sentences, file: Path) -> Sentences:
+    """With the prompts and the other settings of config_sentence_transformers.json."""
     if not exists(file):
-        return {}, ''
+        return sentences
     config = read_fields(file, _MODEL, _MEND)
     _note_not_applied(file, config, _OF_MODEL)
     prompts = {name: prompt or '' for name, prompt in (config.get('prompts') or {}).items()}
@@ -245,7 +306,10 @@ def _read_prompts(file: Path) -> tuple[dict[str, str], str]:
     if default is not None and default not in prompts:
         raise InputError(f'{file}: default_prompt_name={default!r} is not among its prompts '
                          f"({', '.join(prompts)}): name one of them, or null for none")
-    return prompts, prompts.get(default, '')
+    return sentences._replace(
+        prompt=prompts.get(default, ''), prompts=prompts, default_prompt=default,
+        similarity=config.get('similarity_fn_name') or 'cosine',
+        truncate_dim=config.get('truncate_dim'))
 
 
 def _note_not_applied(file: Path, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:

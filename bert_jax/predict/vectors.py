@@ -61,18 +61,22 @@ class Vectors(WindowedJob):
         """See `Model.vectors`."""
         self.how = model.windows(windows)
         self._sentences = model.sentences.with_prompt(prompt)
+        scales_whole = normalize
         if pool is None or normalize is None:
             pool_of_model, normalize_of_model = self._sentences.pooling()
             if pool is None:
                 pool = pool_of_model
             if normalize is None:
-                normalize = normalize_of_model
+                scales_whole = normalize_of_model
         pool = one_of('pool', pool, POOLS)
+        # As sentence-transformers has it: its modules may scale whole vectors, which are then cut
+        # and stay as they are; who asks for length 1 has it after the cut.
+        self._scales_whole = true_or_false('normalize', scales_whole)
+        self._scales_cut = bool(normalize)
         num_left_out = self._num_left_out(model)
         (layer,) = _layers(model, [layer])
         super().__init__(
             model, bound(engine.vectors, model.config, layer, pool, num_left_out))
-        self._normalize = true_or_false('normalize', normalize)
 
     def _num_left_out(self, model: LoadedModel) -> int:
         """How many tokens at the beginning are not pooled: none, or [CLS] and the prompt.
@@ -99,15 +103,22 @@ class Vectors(WindowedJob):
     ) -> Iterator[np.ndarray]:
         """The combined vectors of each text's windows."""
         vectors = windows.combined(outputs['vectors']).astype(np.float32, copy=False)
-        if self._normalize:
-            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-            vectors = vectors / np.maximum(lengths, 1e-12)
+        if self._scales_whole:
+            vectors = _of_length_1(vectors)
+        vectors = vectors[:, : self._sentences.truncate_dim]
+        if self._scales_cut:
+            vectors = _of_length_1(vectors)
         return (vector.copy() for vector in vectors)  # a view would keep the chunk's array alive
 
     def without_result(self, text: Any, reason: str) -> np.ndarray:
         """NaN; the reason becomes a note."""
         self.notes.add(f'{text!r:.40} has no vector: {reason}', 'texts have no vector', _MOST_NOTES)
-        return np.full(self.model.config.hidden_size, np.nan, np.float32)
+        return np.full(self.model.vector_size, np.nan, np.float32)
+
+
+def _of_length_1(vectors: np.ndarray) -> np.ndarray:
+    """Vectors [n, H], scaled."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 def _layers(model: LoadedModel, layers: Any) -> tuple[int, ...]:

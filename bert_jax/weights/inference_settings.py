@@ -33,7 +33,13 @@ _SCHEMA: Mapping[str, Allowed | MapOf] = {
     'features': ('', *FEATURES),
     'pool': ('', *POOLS),
     'normalize': TRUTH,
+    'other_pool': TEXT,
+    'include_prompt': TRUTH,
+    'do_lower_case': TRUTH,
     'prompts': MapOf(TEXT),
+    'default_prompt': TEXT,
+    'similarity': TEXT,
+    'truncate_dim': count(2**24),
     'activation': TEXT,
 }
 

@@ -2,12 +2,14 @@
 
 import json
 import random
+import shutil
 
 import numpy as np
 import pytest
 
 from bert_jax import convert
 from bert_jax.loading import load
+from bert_jax.run.description import read_run_fields
 from bert_jax.tasks.ranking import mean_metrics
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
@@ -134,6 +136,61 @@ def test_prompts_are_in_the_converted_folder(trained, converted):
         np.testing.assert_allclose(there[name], here[name], atol=1e-6)
 
 
+def sentence_folder(folder, converted, **files):
+    """A folder as sentence-transformers writes it, without this project's key in config.json."""
+    shutil.copytree(converted, folder)
+    config = json.loads((folder / 'config.json').read_text())
+    del config['bert_jax_inference']
+    (folder / 'config.json').write_text(json.dumps(config))
+    for name, content in files.items():
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | content))
+    return folder
+
+
+def started_from(trained, folder, workdir, *flags):
+    """The settings of retrieval of a run of one step that starts from a folder."""
+    ended = run(
+        'retrieval.py', *trained.flags, f'--config.init_checkpoint={folder}',
+        '--config.model.name=', '--config.data.vocab_file=', '--config.train.steps=1', *flags,
+        workdir=workdir)
+    fields = read_run_fields(workdir)
+    names = ('query_prompt', 'document_prompt', 'pool')
+    return ended, {name: fields[f'retrieval.{name}'] for name in names}
+
+
+def test_a_run_starts_with_the_prompts_of_a_folder_of_others(trained, converted, tmp_path):
+    folder = sentence_folder(
+        tmp_path / 'theirs', converted,
+        **{'1_Pooling/config.json': {
+            'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': False}})
+    ended, settings = started_from(trained, folder, tmp_path / 'run')
+    assert settings == {
+        'query_prompt': PROMPTS['query'], 'document_prompt': PROMPTS['document'], 'pool': 'cls'}
+    assert f"config.retrieval.document_prompt='passage: ', as in Hugging Face folder {folder}" in (
+        ended.said)
+    ended, settings = started_from(
+        trained, folder, tmp_path / 'without', '--config.retrieval.query_prompt=',
+        '--config.retrieval.pool=mean')
+    assert settings == {
+        'query_prompt': '', 'document_prompt': PROMPTS['document'], 'pool': 'mean'}
+    with one_device():
+        model = load(tmp_path / 'without')
+        np.testing.assert_array_equal(
+            model.vectors([WORDS[0]], prompt='query'), model.vectors([WORDS[0]]))
+
+
+@pytest.mark.parametrize(('pooling', 'words'), [
+    ({'pooling_mode_lasttoken': True, 'pooling_mode_mean_tokens': False}, 'pools by lasttoken'),
+    ({'pooling_mode_max_tokens': True, 'pooling_mode_mean_tokens': False}, 'the maximum over'),
+    ({'include_prompt': False}, 'include_prompt'),
+])
+def test_a_pooling_that_is_not_trained_is_named(trained, converted, tmp_path, pooling, words):
+    folder = sentence_folder(tmp_path / 'theirs', converted, **{'1_Pooling/config.json': pooling})
+    with refused("config.retrieval.pool=''", words, 'name mean or cls'):
+        started_from(trained, folder, tmp_path / 'run')
+
+
 @pytest.mark.extras
 def test_sentence_transformers_makes_the_same_vectors_there_and_back(trained, converted):
     transformers = pytest.importorskip('sentence_transformers')
@@ -178,6 +235,16 @@ def test_negatives_are_near_and_no_answers(trained, tmp_path, capsys):
         mine.main([*line, '--output', str(tmp_path / 'none.jsonl'), '--margin', '9'])
     assert '--margin=9' in capsys.readouterr().err
     assert not (tmp_path / 'none.jsonl').exists()
+
+
+def test_texts_of_which_the_model_reads_the_same_are_no_negatives(trained, tmp_path):
+    """What a long document has behind the model's length does not make it another one."""
+    long = [' '.join([WORDS[HALF], *48 * [WORDS[HALF + 1]], end]) for end in WORDS[:3]]
+    rows = [(WORDS[0], long[0]), (WORDS[0], long[1]), (WORDS[1], WORDS[HALF + 2])]
+    with one_device():
+        model = load(trained.folder / 'run')
+        found = mine.mined(model, rows, [long[2]], num=1, top_k=5, margin=-9)
+    assert [row[2] for row in found] == [WORDS[HALF + 2]] * 2 + found[2][2:]
 
 
 def test_pairs_with_scores_are_trained_to_have_their_order(trained, tmp_path):

@@ -99,8 +99,8 @@ def test_texts_are_lower_cased_where_the_folder_says_so(folder):
                'modality_config': {
                    'text': {'method': 'forward', 'method_output_name': 'last_hidden_state'}}}, []),
     (ENCODER, {'transformer_task': 'fill-mask'}, ["transformer_task='fill-mask'"]),
-    (MODEL, {'__version__': {'pytorch': '2'}, 'similarity_fn_name': 'dot', 'truncate_dim': 4},
-     ['truncate_dim=4']),
+    (MODEL, {'__version__': {'pytorch': '2'}, 'similarity_fn_name': 'dot', 'truncate_dim': 4,
+             'model_type': 'SparseEncoder'}, ["model_type='SparseEncoder'"]),
     ('1_Pooling/config.json', {'pooling_mode': 'mean', 'embedding_dimension': 8, 'other': 3},
      ['other=3']),
 ])
