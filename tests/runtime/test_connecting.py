@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 
-from bert_jax.runtime import connecting
+from bert_jax.runtime import connecting, hosts
 from bert_jax.runtime.errors import InputError
 
 
@@ -37,3 +37,10 @@ def test_one_of_several_tasks_that_have_not_joined_is_refused(monkeypatch, envir
     monkeypatch.setattr('jax.distributed.initialize', mock.Mock(side_effect=AssertionError))
     with pytest.raises(InputError, match=message):
         connecting.connect()
+
+
+@pytest.mark.parametrize(('process_id', 'index', 'is_first'), [
+    (None, 0, True), (0, 0, True), (2, 2, False)])
+def test_a_process_knows_which_it_is(monkeypatch, process_id, index, is_first):
+    monkeypatch.setattr(hosts, 'state', lambda: mock.Mock(process_id=process_id))
+    assert (hosts.index(), hosts.first()) == (index, is_first)

@@ -14,7 +14,7 @@ from bert_jax.kernels.dropout import dropout_rows
 from bert_jax.model.encoder import look_up
 from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import Layout, to_global, tree_shardings
-from bert_jax.step.gradients import global_gradient
+from bert_jax.step.gradients import global_gradient, gradient_of_rows
 from tests.tiny_models import assert_close, jit
 from tests.train.toy import mesh
 
@@ -154,3 +154,26 @@ def test_rows_are_those_of_the_table_in_float32():
     rows = look_up(table, jnp.array([[3, 0]]))
     assert rows.dtype == jnp.float32
     np.testing.assert_array_equal(rows, [[[9, 10, 11], [0, 1, 2]]])
+
+
+class CountedRows:
+    """A head that notes of how many rows its losses are."""
+
+    loss_spans_batch = False
+
+    def __init__(self):
+        self.rows = set()
+
+    def loss(self, params, batch, totals, rows_Bx2):
+        self.rows.add(len(rows_Bx2))
+        return (params * batch['x']).sum(), {'rows': jnp.float32(len(rows_Bx2))}
+
+
+@pytest.mark.parametrize(('parts', 'at_once'), [(1, 8), (4, 2)])
+def test_no_more_rows_than_those_of_a_part_are_in_memory(parts, at_once):
+    head = CountedRows()
+    batch = {'x': jnp.arange(8.0)}
+    grads, loss, sums = gradient_of_rows(
+        head, jnp.float32(3.0), batch, jnp.zeros((8, 2), jnp.uint32), {}, parts, Layout())
+    assert head.rows == {at_once}
+    assert (grads, loss, sums) == (28, 84, {'rows': 8})

@@ -69,6 +69,13 @@ def test_a_host_without_a_new_report_counts_as_it_was_and_its_time_only_once(run
     assert run.goodput.now()['data'] == 6.0
 
 
+def test_goodput_counts_what_is_less_than_a_second_too(run):
+    run.report(1, 10, data=0.5, step=9.5)
+    run.spend(step=10)
+    run.slowest.compare(10)
+    assert run.goodput.now()['data'] == 0.5
+
+
 def test_goodput_counts_what_this_host_waits_for_others_in_its_steps_as_their_cause(tmp_path):
     run = Hosts(str(tmp_path))
     run.spend(data=1, step=39)
