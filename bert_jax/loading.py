@@ -34,8 +34,9 @@ def load(
         of the Hugging Face hub, or a TF1 checkpoint.
       vocab_file: the vocabulary, if it is not beside the weights.
       dtype: of the computation, 'float32' or 'bfloat16'; default: float32 on CPUs, else bfloat16.
-      adapter: a folder of peft with an adapter of this model and its head, or one of the tasks
-        whose adapters the model's files hold.
+      adapter: a folder of peft with an adapter of this model and its head, or a run that trained
+        these, or a head alone, on this model; or one of the tasks whose adapters the model's files
+        hold.
 
     Raises:
       InputError: an argument is invalid, there is no model, or something is wrong with it.
@@ -53,11 +54,11 @@ def load_adapted(
     path: str | os.PathLike[str], adapters: Sequence[str | os.PathLike[str]],
     vocab_file: str | os.PathLike[str] | None = None, dtype: str | None = None,
 ) -> list[Model]:
-    """A model with each of several adapters. They share an engine, and programs if they can.
+    """A model with each of several adapters. They share an engine, and what else they can.
 
     Args:
       path, vocab_file, dtype: as for `load`.
-      adapters: folders of peft, or tasks.
+      adapters: as `adapter` of `load`.
 
     Raises:
       InputError: as for `load`.

@@ -23,13 +23,14 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.heads.base import Batch, Params, inputs_of, mean_vectors
+from bert_jax.heads.base import Batch, Head, Params, inputs_of, mean_vectors
 from bert_jax.heads.masked_lm_loss import masked_lm_logits
 from bert_jax.heads.pretraining import Predictions, Pretraining
 from bert_jax.model.attention import gather_positions
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Bert, Encoder
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Plan, Planner, Shape, Units, packed_batch, unpack
 from bert_jax.runtime import hosts
@@ -232,6 +233,36 @@ def _encode(config: ModelConfig, params: Params, batch: Batch, **wanted: Any) ->
     """What `Bert` returns for a packed batch."""
     bert = Bert(config, pooled='cls_positions_BxK' in wanted)
     return bert.apply({'params': params['bert']}, *inputs_of(batch, None), **wanted)
+
+
+def outputs_by_head(
+    heads: tuple[Head, ...], params: tuple[Params, ...], batch: Batch
+) -> dict[str, jax.Array]:
+    """The outputs of several heads, from one pass of their encoder.
+
+    Args:
+      heads: whose modules are of one class, on encoders with the same options.
+      params: of each head's model; all that is before the pooler is the same in all of them.
+      batch: as for any `Function`.
+
+    Returns:
+      The outputs of head i by 'i/NAME'.
+    """
+    layers: list[Any] = []
+
+    def once(compute: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if not isinstance(context.module, Encoder) or context.method_name != '__call__':
+            return compute(*args, **kwargs)
+        if not layers:
+            layers.append(compute(*args, **kwargs))
+        return layers[0]
+
+    outputs: dict[str, jax.Array] = {}
+    with nn.intercept_methods(once):
+        for i, (head, of_head) in enumerate(zip(heads, params, strict=True)):
+            found = head.outputs(of_head, batch)
+            outputs |= {f'{i}/{name}': x for name, x in found.items()}
+    return outputs
 
 
 def predicted_tokens(config: ModelConfig, params: Params, x_RxKxH: jax.Array) -> jax.Array:

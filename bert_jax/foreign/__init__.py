@@ -10,6 +10,9 @@ import os
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
+from bert_jax.config import DECIDED
 from bert_jax.foreign.families import shared_layers
 from bert_jax.foreign.huggingface import read_huggingface
 from bert_jax.foreign.peft import base_of, is_peft, read_peft
@@ -20,7 +23,7 @@ from bert_jax.run.model import read_run
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children, unpacked
 from bert_jax.runtime.hub import model_folder
-from bert_jax.weights.parameters import Weights
+from bert_jax.weights.parameters import ENCODER, Weights
 
 _LOOKS = (
     'a run directory holds config.json and checkpoints/, a Hugging Face folder config.json and '
@@ -61,15 +64,18 @@ def load_weights(
 def with_adapter(
     base: Weights, folder: str | os.PathLike[str], *, keep_adapter: bool = False
 ) -> Weights:
-    """A model with another head and an adapter.
+    """A model with what was trained beside its parameters: an adapter, a head, or both.
+
+    Parameters that are equal to those of `base` are the same arrays.
 
     Args:
-      base: the model that the adapter was trained on.
-      folder: of peft, or `hf:ORG/NAME[@REVISION]` of the hub; or one of `base.tasks`.
+      base: the model that it was trained on.
+      folder: of peft, or `hf:ORG/NAME[@REVISION]` of the hub; or one of `base.tasks`; or a run of
+        this project, or any other model, whose encoder is that of `base` but for an adapter.
       keep_adapter: as for `load_weights`.
 
     Raises:
-      InputError: it holds no adapter, or one that cannot be read or is of another model.
+      InputError: it holds nothing that can be read, or is of another model.
     """
     named = os.fspath(folder)
     if named in base.tasks:
@@ -79,13 +85,44 @@ def with_adapter(
         raise InputError(f'{base.source} has no adapter {named!r}: it has '
                          f'{", ".join(base.tasks)}')
     path = as_path(model_folder(folder))
-    if not is_peft([child.name for child in children(path)]):
-        raise InputError(f'{path} is no adapter of peft (adapter_config.json and '
-                         'adapter_model.safetensors): a whole model is named with --model')
-    weights = read_peft(path, base)
+    if is_peft([child.name for child in children(path)]):
+        weights = read_peft(path, base)
+    else:
+        weights = _beside(base.merged, _read(folder, any_head=True, own_head=False))
     if not keep_adapter:
         weights = weights.merged
     return dataclasses.replace(weights, shared_layers=shared_layers)
+
+
+def _beside(base: Weights, trained: Weights) -> Weights:
+    """A model with the vocabulary, and as far as they are equal the arrays, of its base.
+
+    Args:
+      base: without an adapter.
+      trained: the model; its adapter is beside its parameters.
+
+    Raises:
+      InputError: it was trained on another model, or more of it than an adapter and its head.
+    """
+    may_differ = False
+    if trained.adapter is not None:
+        may_differ = trained.adapter.options.kind == 'bitfit'
+    differing = [f'model.{option.name}' for option in DECIDED
+                 if trained.model[option.name] != base.model[option.name]]
+    params = dict(trained.params)
+    for name, x in base.params.items():
+        if name in params and np.array_equal(params[name], x):
+            params[name] = x
+        elif name.startswith(ENCODER) and not (may_differ and name.endswith('/bias')):
+            differing.append(name)
+    if differing:
+        raise InputError(
+            f'{trained.source}: {differing[0]} is not that of {base.source}: --adapter takes what '
+            'was trained beside that model (config.adapter, or config.optimizer.frozen=bert/ for a '
+            'head alone); a model of its own is named with --model')
+    named = trained if base.vocab_file is None else base
+    return dataclasses.replace(
+        trained, params=params, vocab_file=named.vocab_file, lowercase=named.lowercase)
 
 
 def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> Weights:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from bert_jax.predict.model import Model
 
 _SOME_FAILED = 3  # the exit status
-_OF_TEXT = ('text', 'first', 'second', 'question', 'choices')  # what results repeat of a text
 
 
 def _fill_mask(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
@@ -232,9 +231,9 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
         help='run directory, Hugging Face folder or TF1 checkpoint')
     parser.add_argument(
         '--adapter', action='append', default=[], metavar='DIR',
-        help='a folder of peft with an adapter of the model and its head, or the name of one that '
-        'the files of the model hold for a task; with several, each text is read once for each, '
-        'and its result has "adapters", what each says by its name')
+        help='a folder of peft with an adapter of the model and its head, or a run that trained '
+        'these, or a head alone, on the model; or the name of an adapter that the files of the '
+        'model hold for a task; with several, a result has "adapters", what each says by its name')
     parser.add_argument(
         '--dtype', choices=['float32', 'bfloat16'],
         help='of the computation; default: float32 on CPUs, else bfloat16')
@@ -397,10 +396,7 @@ def _run_on_texts(args: argparse.Namespace) -> int:
     source, id_column = _open_source(args)
     model, *others = _load(args, args.dtype)
     run = _COMMANDS[args.command].run
-    if others:
-        results = _by_adapter(run, [model, *others], args, source)
-    else:
-        results = run(model, args, source)
+    results = run(_adapted([model, *others], args) if others else model, args, source)
     if id_column:
         results = _with_ids(results, source.ids(id_column))
     return outputs.print_results(results, is_exact=args.command == 'features')
@@ -422,15 +418,14 @@ def _load(args: argparse.Namespace, dtype: str | None) -> list[Model]:
     return models
 
 
-def _by_adapter(
-    run: Callable[..., Iterator[Any]], models: Sequence[Model], args: argparse.Namespace,
-    source: Source,
-) -> Iterator[Any]:
-    """A result for each text, which holds that of each adapter.
+def _adapted(models: Sequence[Model], args: argparse.Namespace) -> Any:
+    """The model with several adapters.
 
     Raises:
-      InputError: the command makes no such results, or the models take other texts.
+      InputError: the command takes one, or the models take different texts.
     """
+    from bert_jax.predict.adapted import Adapted
+
     if args.command not in ('classify', 'answer', 'tag'):
         raise InputError(f'--adapter={args.adapter[1]}: {args.command} takes one adapter')
     takes_choices = {model.weights.head == 'multiple_choice' for model in models}
@@ -439,15 +434,7 @@ def _by_adapter(
     names = [as_path(adapter).name for adapter in args.adapter]
     if len(set(names)) < len(names):
         names = list(args.adapter)
-    repeated = inputs.Repeated(source, len(models))
-    for results in zip(*(run(model, args, repeated) for model in models), strict=True):
-        shared = {key: value for key, value in results[0].items() if key in _OF_TEXT}
-        by_name = {}
-        for name, result in zip(names, results, strict=True):
-            by_name[name] = {key: value for key, value in result.items() if key not in shared}
-        errors = [result['error'] for result in results if 'error' in result]
-        failed = {'error': errors[0]} if errors else {}
-        yield {**shared, **failed, 'adapters': by_name}
+    return Adapted(dict(zip(names, models, strict=True)))
 
 
 def _with_ids(results: Iterator[Any], ids: Iterator[Any]) -> Iterator[Any]:
@@ -489,16 +476,17 @@ def _named_columns(args: argparse.Namespace) -> list[str]:
 
 
 def _columns_of_run(args: argparse.Namespace) -> list[str]:
-    """The columns that a run on an own table was trained on; [] if the model is no such run."""
+    """The columns that a run on an own table was trained on; [] if there is no such run."""
     from bert_jax.run.description import read_config
     from bert_jax.run.layout import is_described, is_run, run_of
 
     if args.command not in ('classify', 'tag'):
         return []
-    folder = run_of(as_path(args.model))
-    if not is_run(folder) or not is_described(folder):
+    folders = [run_of(as_path(named)) for named in (*args.adapter, args.model)]
+    runs = [folder for folder in folders if is_run(folder) and is_described(folder)]
+    if not runs:
         return []
-    fields = read_config(folder)
+    fields = read_config(runs[0])
     if fields.get('task') not in ('classification', 'regression', 'multiple_choice', 'tagging'):
         return []
     data = fields.get('data') or {}

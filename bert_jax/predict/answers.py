@@ -40,6 +40,7 @@ class Answer(TextJob[list[str], SquadWindows]):
         # As evaluation cuts it, or shorter, so that at least one token of the context fits.
         most = self._max_length - model.frame.num_special(pair=True) - 1
         self._max_question_length = min(settings['max_query_length'], most)
+        self.reading = (self._doc_stride, self._max_length, self._max_question_length)
 
     def read(self, text: Any, number: int) -> list[str]:
         """The question and the context, which `batch` tokenizes."""

@@ -6,7 +6,6 @@ A `Source` gives rows: arguments, lines of a file, rows of a table, questions of
 
 import abc
 import contextlib
-import itertools
 import json
 import math
 import sys
@@ -359,24 +358,6 @@ class SquadFile(Source):
         """The ids of the questions, which are in no column."""
         for question in self._questions:
             yield question.id
-
-
-class Repeated:
-    """The texts of a source for several models, which each read them at about the same pace."""
-
-    def __init__(self, source: Source, num: int):
-        """`num`: how often `texts` will be called, each time for the same form."""
-        self._source = source
-        self._num = num
-        self._waiting: list[Arriving] = []
-
-    def texts(self, form: Form) -> Arriving:
-        """As of `Source`."""
-        if not self._waiting:
-            arriving = self._source.texts(form)
-            for items in itertools.tee(arriving.items, self._num):
-                self._waiting.append(Arriving(items, arriving.wait))
-        return self._waiting.pop()
 
 
 def open_source(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.answers.engine import Engine
@@ -119,6 +120,8 @@ class LoadedModel(TextReader):
         self._mesh = make_mesh(len(devices), 1, 1, devices)
         self.config = config_on_chip(
             weights.model, drops=False, dtype=dtype, layout=Layout(self._mesh))
+        # By the id of an array on the host: it, so that the id stays its own, and on the devices.
+        self._placed: dict[int, tuple[np.ndarray, jax.Array]] = {}
         self.note: Callable[[str], None] = lambda line: warnings.warn(line, stacklevel=2)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -138,11 +141,13 @@ class LoadedModel(TextReader):
     def with_weights(self, weights: Weights) -> Self:
         """The same encoder with other parameters, and perhaps another head, on the same engine.
 
-        Heads that are equal compute with the same programs, each in a pass of its own.
+        Heads that are equal compute with the same programs. Parameters that are the same arrays as
+        here are in memory once.
         """
         devices = list(self._mesh.devices.flat)
         other = type(self)(weights, self.config.dtype, devices, self.sentences)
         other.__dict__['_engine'] = self._engine
+        other._placed = self._placed
         if other.head == self.head:
             other.__dict__['head'] = self.head  # by which compiled programs are known
         return other
@@ -162,7 +167,14 @@ class LoadedModel(TextReader):
     @functools.cached_property
     def device_params(self) -> dict:
         """The parameters, replicated on the devices."""
-        return jax.device_put(self.params, NamedSharding(self._mesh, PartitionSpec()))
+        arrays = self.weights.params
+        new = {name: x for name, x in arrays.items() if id(x) not in self._placed}
+        tree = to_tree(new, self.config.padded_vocab_size)
+        on_devices = jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec()))
+        for name, x in flatten_dict(on_devices, sep='/').items():
+            self._placed[id(new[name])] = (new[name], x)
+        placed = {name: self._placed[id(x)][1] for name, x in arrays.items()}
+        return dict(unflatten_dict(placed, sep='/'))
 
     @property
     def engine(self) -> Engine:

@@ -11,7 +11,7 @@ from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.masked_words import FillMask, Score
 from bert_jax.predict.stream import Result, Text, stream
 from bert_jax.predict.tags import Tag
-from bert_jax.predict.texts import Choose, Classify, NextSentence
+from bert_jax.predict.texts import NextSentence, classify_job
 from bert_jax.predict.vectors import Features, Vectors
 
 _P = ParamSpec('_P')
@@ -102,9 +102,7 @@ class Model(LoadedModel):
           cross-encoder, after the activation that its folder names). From multiple choice: 'text',
           'choices', 'choice' (its index), 'probability' and 'probabilities'.
         """
-        if self.weights.head == 'multiple_choice':
-            return stream(self, texts, Choose(self, windows))
-        return stream(self, texts, Classify(self, windows, any_form))
+        return stream(self, texts, classify_job(self, windows, any_form))
 
     def iter_answer(
         self, questions: Iterable[Text], max_answer_length: int = 30,

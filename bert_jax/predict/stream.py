@@ -77,18 +77,26 @@ class TextJob(abc.ABC, Generic[Read, Made]):
         results are rows of one table.
       num_texts: how many texts belong together in a result; 0: as many as are given.
       values_per_token: output values per token, which bound the size of a chunk.
+      reading: what decides, beside the model's tokenizer, frame and length, which units `read` and
+        `batch` make of a text.
       notes: on the texts.
     """
 
     keys: Iterable[str] = ()
     num_texts: int = 1
     values_per_token: int = 1
+    reading: tuple[Any, ...] = ()
 
     def __init__(self, model: LoadedModel, function: Function):
         """See the class."""
         self.model = model
         self.function = function
         self.notes = Notes(model)
+
+    @property
+    def params(self) -> Any:
+        """What `function` gets, on the devices."""
+        return self.model.device_params
 
     @abc.abstractmethod
     def read(self, text: Any, number: int) -> Read:
@@ -234,7 +242,7 @@ def stream(
     def prepare(chunk: _Chunk) -> tuple[_ReadChunk[Any, Any], Units | None]:
         return _read_chunk(job, chunk)
 
-    computed = model.engine.stream(job.function, model.device_params, chunks, prepare)
+    computed = model.engine.stream(job.function, job.params, chunks, prepare)
     try:
         for chunk, outputs in computed:
             yield from _results(job, chunk, outputs)

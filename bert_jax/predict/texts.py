@@ -181,6 +181,7 @@ class Classify(WindowedJob):
         self.num_texts = 0
         if not true_or_false('any_form', any_form):
             self.num_texts = int(model.weights.inference.get('num_texts', 0))
+        self.reading = (self.how, self.num_texts)
         self._head: Any = HEADS[model.weights.head]
         self._labels = model.weights.labels
         no_logits = np.zeros((1, max(1, len(self._labels))))
@@ -210,6 +211,15 @@ class Classify(WindowedJob):
         described = self._head.described(logits, self._labels)
         for (parts, _), result in zip(texts, described, strict=True):
             yield shown(parts) | result
+
+
+def classify_job(
+    model: LoadedModel, windows: str | None, any_form: bool
+) -> TextJob[Any, TextWindows]:
+    """The job of `Model.classify`, which depends on the head."""
+    if model.weights.head == 'multiple_choice':
+        return Choose(model, windows)
+    return Classify(model, windows, any_form)
 
 
 class Choose(TextJob[list[Tokenized], TextWindows]):

@@ -188,9 +188,26 @@ def test_bitfit_changes_biases_alone_and_needs_no_merging(tuned, tmp_path):
 def test_an_adapter_of_an_adapter_s_run_stands_beside_the_first_model(tuned, tmp_path):
     fine_tune(tuned.glue, tuned.workdir, *DORA, '--config.train.steps=1', workdir=tmp_path)
     assert load_weights(tmp_path, keep_adapter=True).adapter.base == str(tuned.start)
+    adapter = converted(tuned, tmp_path / 'adapter', '--to', 'peft')
+    going_on = tmp_path / 'going on'
+    with pytest.raises(Stopped):
+        fine_tune(tuned.glue, adapter, *DORA, workdir=going_on, stop_at=2)
+    fine_tune(tuned.glue, adapter, *DORA, workdir=going_on)  # resumes
+    shutil.rmtree(adapter)  # as on another machine
+    assert load_weights(going_on, keep_adapter=True).adapter.base == str(tuned.start)
     with refused('whose embeddings'):
         fine_tune(tuned.glue, tuned.start, *DORA, '--config.data.add_tokens=words.txt',
                   workdir=tmp_path / 'other')
+
+
+@pytest.mark.parametrize('flags', [
+    ('--config.adapter.kind=bitfit',), ('--config.optimizer.frozen=bert/',), DORA],
+    ids=['biases', 'the head', 'an adapter'])
+def test_what_a_run_trained_is_read_beside_the_model_it_started_from(tuned, tmp_path, flags):
+    fine_tune(tuned.glue, tuned.start, *flags, '--config.train.steps=2', workdir=tmp_path / 'run')
+    texts = [' '.join(WORDS[i : i + 5]) for i in range(0, 100, 9)]
+    beside = load(tuned.start, adapter=tmp_path / 'run')
+    assert beside.classify(texts) == load(tmp_path / 'run').classify(texts)
 
 
 def test_a_base_of_the_hub_is_named_as_peft_does(tuned, tmp_path):
