@@ -21,9 +21,9 @@ from bert_jax.foreign.families.family import Architecture, Family
 from bert_jax.foreign.safetensors_files import open_file, write_file
 from bert_jax.heads import HEADS, part_of
 from bert_jax.heads.classification import CLASSIFIER
-from bert_jax.heads.tensors import POOLER
+from bert_jax.heads.tensors import POOLER, Tensor
 from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, children, exists, read_fields
+from bert_jax.runtime.files import Path, as_path, exists, read_fields
 from bert_jax.runtime.new_folder import new_folder, write_json
 from bert_jax.runtime.schema import NUMBER, TEXT, TRUTH, ListOf, MapOf, Range, count
 from bert_jax.weights import parameters
@@ -32,14 +32,17 @@ from bert_jax.weights.adapters import (
     AdapterWeights,
     adapted_kernels,
     column_lengths,
+    first_magnitudes,
 )
 from bert_jax.weights.inference_settings import INFERENCE, read_inference
 from bert_jax.weights.parameters import Weights
 
 ADAPTER_CONFIG = 'adapter_config.json'
 _TENSORS = 'adapter_model.safetensors'
+_PICKLED = 'adapter_model.bin'
 _OURS = 'bert_jax.json'
 _PREFIX = 'base_model.model.'
+_LEAVES = ('lora_A.weight', 'lora_B.weight', 'lora_magnitude_vector')
 _OUTPUTS = 'classifier/bias'
 _TASK_TYPES = {
     'classification': 'SEQ_CLS', 'regression': 'SEQ_CLS', 'multi_label': 'SEQ_CLS',
@@ -118,7 +121,6 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
     of_head = parameters.from_params(
         lambda tensor: family.form_of(tensor, architecture), head, weights.model)
     tensors |= {_PREFIX + name: x for name, x in of_head.items()}
-    adapter = dataclasses.replace(adapter, base=_base_to_name(weights, adapter))
     config = _config(weights, adapter, targets, wide)
     config['modules_to_save'] = sorted({_module_of_head(name, family) for name in of_head})
     if not weights.head:  # the encoder's class has no prefix
@@ -176,23 +178,6 @@ def _config(
         'fan_in_fan_out': False,
         'init_lora_weights': True,
     }
-
-
-def _base_to_name(weights: Weights, adapter: AdapterWeights) -> str:
-    """The base of an adapter: of one that went on with a folder of peft, that folder's.
-
-    A folder that is not on this machine is not looked into.
-
-    Args:
-      weights: that the adapter is of.
-      adapter: of a run.
-    """
-    folder = as_path(adapter.base)
-    if not adapter.base or not is_peft([child.name for child in children(folder)]):
-        return adapter.base
-    stored, family = _open_folder(folder, weights)
-    start = _read_adapter(stored, weights, family, family.architectures[0])
-    return start.base if adapter.options.has_parameters_of(start.options) else adapter.base
 
 
 def _whole(number: float) -> float:
@@ -313,9 +298,12 @@ def read_peft(folder: Path, base: Weights) -> Weights:
         ours = read_fields(folder / _OURS, _OF_OURS, _REMEDY)
     head = ours.get('head')
     if head is None:
-        head = _head_of(stored.config.get('task_type'), base.head)
+        head = _head_of(stored, base.head)
     parameters.check_head(head, folder / _OURS)
-    architecture = next((each for each in family.architectures if head in each.heads), None)
+    if head == base.head:
+        architecture = class_of(family, head, base.params)
+    else:
+        architecture = next((each for each in family.architectures if head in each.heads), None)
     if architecture is None:
         raise InputError(f'{folder}: no class of {family.name} models has '
                          f'{HEADS[head].title()}')
@@ -323,7 +311,8 @@ def read_peft(folder: Path, base: Weights) -> Weights:
     params = _read_head(stored, base, family, architecture, head)
     if stored.arrays:
         raise InputError(f'{folder / _TENSORS}: {min(stored.arrays)} is of nothing that can be '
-                         'read: adapters of the layers can be, and parameters of the head')
+                         f'read of a model with {HEADS[head].title()}: adapters of the layers and '
+                         f'the pooler can be, and parameters of the head{_remedy(stored)}')
     head = parameters.find_head(
         params, base.model, head, f'{stored.file} is of {HEADS[head].title()}')
     labels = ours.get('labels')
@@ -394,6 +383,10 @@ def _open_folder(folder: Path, base: Weights) -> tuple[_Stored, Family]:
     file = folder / ADAPTER_CONFIG
     config = read_fields(file, _SCHEMA, _REMEDY)
     _check_readable(config, file)
+    if exists(folder / _PICKLED) and not exists(folder / _TENSORS):
+        raise InputError(f'{folder / _PICKLED} is not read, as a pickle can run any program: load '
+                         'it with peft where you trust it, and save it anew with '
+                         'save_pretrained(FOLDER), which writes safetensors')
     with contextlib.ExitStack() as stack:
         opened = open_file(folder / _TENSORS, stack)
         arrays = {name.removeprefix(_PREFIX): x.read() for name, x in opened.items()}
@@ -424,15 +417,33 @@ def _check_readable(config: Mapping[str, Any], file: Path) -> None:
                              'into its model with peft (merge_and_unload), and save that')
 
 
-def _head_of(task_type: str | None, of_base: str) -> str:
+def _remedy(stored: _Stored) -> str:
+    """What helps against a tensor that is of nothing, as far as it is known."""
+    if stored.config.get('task_type'):
+        return ''
+    return (f"; if it is of a head, say in {stored.file} which: 'task_type': "
+            f"{', '.join(dict.fromkeys(_TASK_TYPES.values()))}")
+
+
+def _head_of(stored: _Stored, of_base: str) -> str:
     """The head of a task type of peft: that of the base, if it is of this type.
 
-    A regression is told by its one output, whatever the base's head.
+    Without a type, which is peft's default, the adapter is of the base's own class, or by the names
+    in the files of the encoder's. A regression is told by its one output, whatever the base's head.
+
+    Raises:
+      InputError: the type is none of an encoder.
     """
+    task_type = stored.config.get('task_type')
+    if not task_type:
+        return '' if stored.added else of_base
     heads = [head for head, kind in _TASK_TYPES.items() if kind == task_type]
+    if not heads:
+        raise InputError(f'{stored.file}: task_type={task_type!r} cannot be read: '
+                         f"{', '.join(dict.fromkeys(_TASK_TYPES.values()))} can be, and null")
     if of_base in heads and of_base != 'regression':
         return of_base
-    return heads[0] if heads else ''
+    return heads[0]
 
 
 def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
@@ -444,22 +455,27 @@ def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
       InputError: there is none, or it has no adapter.
     """
     modules = {name.partition('.lora_')[0] for name in names if '.lora_' in name}
-    kernels = adapted_kernels(parameters.tensors(base.model), AdapterOptions(rank=1, targets='all'))
+    every = parameters.tensors(base.model)
+    kernels = [
+        kernel.kernel for kernel in adapted_kernels(every, AdapterOptions(rank=1, targets='all'))]
+    of_pooler = [tensor for tensor in every if _is_kernel_of_pooler(tensor)]
     found = []
     for in_files in FAMILIES:
         family = in_files.in_memory
-        known: set[str] = set()
-        for kernel in kernels:
-            form = family.form_of(kernel.kernel, family.architectures[0])
-            if form is not None:
-                known |= {name.removesuffix('.weight') for name in form.names}
+        forms = [family.form_of(kernel, family.architectures[0]) for kernel in kernels]
+        for architecture in family.architectures:
+            forms += [family.form_of(kernel, architecture) for kernel in of_pooler]
+        known = {name.removesuffix('.weight')
+                 for form in forms if form is not None for name in form.names}
         if modules and modules <= known | {name.removeprefix(family.prefix) for name in known}:
             found.append(family)
     if found:
         return min(found, key=lambda family: len(family.lost_options(base.model)))
     some = ', '.join(sorted(modules)[:3]) or 'none'
     raise InputError(f'{where} has adapters of {some}, ...: those that can be read are beside '
-                     f'matrices in the {base.model["num_layers"]} layers of {base.source}')
+                     f'matrices in the {base.model["num_layers"]} layers and the pooler of '
+                     f'{base.source}: merge the adapter into its model with peft '
+                     '(merge_and_unload), and save that')
 
 
 def _read_adapter(
@@ -468,40 +484,40 @@ def _read_adapter(
     """The adapter of a model.
 
     If its matrices have several ranks, or scales, it is written here with the largest rank: further
-    columns of a are 0, and what differs in scale is in b.
+    columns of a are 0, and what differs in scale is in b. If only some layers have one, those of
+    the others are 0.
 
     Raises:
-      InputError: it is not the same in all layers, or of matrices of another size.
+      InputError: it is of matrices of another size, or of none in the layers.
     """
-    named, targets = _adapted_modules(stored, base, family, architecture)
+    named = _adapted_modules(stored, base, family, architecture)
     modules = sorted({module for found in named.values() for module in found.values()})
+    if not modules:
+        raise InputError(f'{stored.file.with_name(_TENSORS)} has an adapter of the pooler alone, '
+                         'which cannot be read: merge it with peft (merge_and_unload)')
     rank = max(stored.rank(module) for module in modules)
-    options = _options(stored, rank, targets)
+    targets = dict.fromkeys(
+        kernel.targets[i] for kernel, found in named.items() for i in found)
+    options = _options(stored, rank, ','.join(targets))
     params: dict[str, np.ndarray] = {}
     sizes = parameters.sizes_of(base.model)
-    for kernel, found in named.items():
-        if tuple(found) != options.adapted(kernel.targets):
-            raise InputError(f'{stored.file} has an adapter of only one of the products of a gated '
-                             'layer, which cannot be read: merge it with peft')
-        if found:
-            shapes = kernel._replace(adapted=tuple(found)).shapes(options, sizes)
-            params |= _kernel_from_files(kernel, found, stored, options, shapes)
+    every = parameters.tensors(base.model)
+    lengths = first_magnitudes(base.params, options, every)
+    for kernel in adapted_kernels(every, options):
+        (found,) = (found for other, found in named.items() if other.name == kernel.name)
+        shapes = kernel.shapes(options, sizes)
+        params |= _kernel_from_files(kernel, found, stored, options, shapes, lengths)
     for module in modules:
-        for leaf in ('lora_A.weight', 'lora_B.weight', 'lora_magnitude_vector'):
+        for leaf in _LEAVES:
             stored.arrays.pop(f'{module}.{leaf}', None)
     return AdapterWeights(options, params, _base_in(stored.config))
 
 
 def _adapted_modules(
     stored: _Stored, base: Weights, family: Family, architecture: Architecture
-) -> tuple[dict[AdaptedKernel, dict[int, str]], str]:
-    """(Of each kernel, the modules of its matrices that have an adapter, by number; the targets).
-
-    Raises:
-      InputError: the layers have adapters of different matrices.
-    """
+) -> dict[AdaptedKernel, dict[int, str]]:
+    """Of each kernel, the modules of its matrices that have an adapter, by number."""
     named: dict[AdaptedKernel, dict[int, str]] = {}
-    by_layer: dict[int, list[str]] = {}
     for kernel in adapted_kernels(
             parameters.tensors(base.model), AdapterOptions(rank=1, targets='all')):
         form = family.form_of(kernel.kernel, architecture)
@@ -512,13 +528,7 @@ def _adapted_modules(
         found = {i: module for i, module in enumerate(modules)
                  if f'{module}.lora_A.weight' in stored.arrays}
         named[kernel] = found
-        number = int(kernel.name.split('/')[2].removeprefix('layer_'))
-        by_layer.setdefault(number, []).extend(kernel.targets[i] for i in found)
-    targets = ','.join(dict.fromkeys(by_layer[0]))
-    if any(names != by_layer[0] for names in by_layer.values()):
-        raise InputError(f'{stored.file}: its layers have adapters of other matrices than the '
-                         f'first ({targets or "none"}), which cannot be read: merge it with peft')
-    return named, targets
+    return named
 
 
 def _options(stored: _Stored, rank: int, targets: str) -> AdapterOptions:
@@ -537,26 +547,31 @@ def _options(stored: _Stored, rank: int, targets: str) -> AdapterOptions:
 
 def _kernel_from_files(
     kernel: AdaptedKernel, found: Mapping[int, str], stored: _Stored, options: AdapterOptions,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]], lengths: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
     """The parameters of a kernel's adapters, by our names.
 
     Args:
-      kernel: the kernel.
-      found: the module of each of its matrices that has an adapter.
+      kernel: with its adapters.
+      found: the module of each of its matrices that has an adapter in the files.
       stored: the files.
       options: of the adapter.
       shapes: of these parameters, by name.
+      lengths: of the columns of kernels, by the names of magnitudes.
     """
     name_a, name_b, *others = shapes
-    num_inputs = math.prod(shapes[name_a]) // (len(found) * options.rank)
-    num_outputs = math.prod(shapes[name_b]) // (len(found) * options.rank)
-    a_IxMxR = np.zeros((num_inputs, len(found), options.rank), np.float32)
-    b_RxMxO = np.zeros((options.rank, len(found), num_outputs), np.float32)
-    magnitude_MxO = np.zeros((len(found), num_outputs), np.float32)
+    num_adapted = len(kernel.adapted)
+    num_inputs = math.prod(shapes[name_a]) // (num_adapted * options.rank)
+    num_outputs = math.prod(shapes[name_b]) // (num_adapted * options.rank)
+    a_IxMxR = np.zeros((num_inputs, num_adapted, options.rank), np.float32)
+    b_RxMxO = np.zeros((options.rank, num_adapted, num_outputs), np.float32)
+    magnitude_MxO = np.zeros((num_adapted, num_outputs), np.float32)
+    if others:
+        magnitude_MxO = lengths[others[0]].reshape(num_adapted, -1).copy()
     is_shared = len(set(found.values())) < len(found)
     num_of_module = num_outputs * (len(kernel.targets) if is_shared else 1)
-    for place, (matrix, module) in enumerate(found.items()):
+    for matrix, module in found.items():
+        place = kernel.adapted.index(matrix)
         rank = stored.rank(module)
         own = slice(matrix * num_outputs, (matrix + 1) * num_outputs) if is_shared else slice(None)
         a_RxI = _tensor(stored, f'{module}.lora_A.weight', (rank, num_inputs))
@@ -565,8 +580,8 @@ def _kernel_from_files(
         a_IxMxR[:, place, :rank] = a_RxI.T
         b_RxMxO[:rank, place] = b_OxR[own].T if ratio == 1 else b_OxR[own].T * ratio
         if others:
-            lengths = _tensor(stored, f'{module}.lora_magnitude_vector', (num_of_module,))
-            magnitude_MxO[place] = lengths[own]
+            length_O = _tensor(stored, f'{module}.lora_magnitude_vector', (num_of_module,))
+            magnitude_MxO[place] = length_O[own]
     arrays = (a_IxMxR, b_RxMxO, magnitude_MxO)
     return {name: x.reshape(shape) for (name, shape), x in zip(shapes.items(), arrays)}
 
@@ -582,17 +597,52 @@ def _tensor(stored: _Stored, name: str, shape: tuple[int, ...]) -> np.ndarray:
     return array.astype(np.float32)
 
 
+def _is_kernel_of_pooler(tensor: Tensor) -> bool:
+    """Whether a parameter is the matrix in front of a classifier."""
+    return part_of(tensor.name) is POOLER and tensor.name.endswith('/kernel')
+
+
+def _with_adapter_of_pooler(
+    stored: _Stored, module: str, of_base: np.ndarray, saved: np.ndarray | None
+) -> np.ndarray | None:
+    """The pooler's matrix [O, I] with the adapter that the files have of it; else as it is saved.
+
+    Args:
+      stored: the files; what is read is removed.
+      module: of peft.
+      of_base: the matrix [O, I] of the base.
+      saved: in the files; None: it is not there.
+    """
+    if f'{module}.lora_A.weight' not in stored.arrays:
+        return saved
+    rank = stored.rank(module)
+    num_outputs, num_inputs = of_base.shape
+    a_RxI = _tensor(stored, f'{module}.lora_A.weight', (rank, num_inputs))
+    b_OxR = _tensor(stored, f'{module}.lora_B.weight', (num_outputs, rank))
+    matrix_OxI = of_base + stored.scale(module, rank) * (b_OxR @ a_RxI)
+    if stored.config.get('use_dora'):
+        length_O = _tensor(stored, f'{module}.lora_magnitude_vector', (num_outputs,))
+        matrix_OxI *= (length_O / np.linalg.norm(matrix_OxI, axis=1))[:, None]
+    for leaf in _LEAVES:
+        stored.arrays.pop(f'{module}.{leaf}', None)
+    return matrix_OxI.astype(np.float32)
+
+
 def _read_head(
     stored: _Stored, base: Weights, family: Family, architecture: Architecture, head: str
 ) -> dict[str, np.ndarray]:
-    """The base's parameters with the head of the files; its pooler, if these have none.
+    """The base's parameters with the head of the files; what these lack of it is the base's.
 
-    Without a head, there need not be a pooler either.
+    Without a head, there need not be a pooler either. An adapter of the pooler, which is trained as
+    a part of the head here, is added to its kernel.
 
     Raises:
       InputError: a parameter of the head is missing.
     """
-    params = {name: x for name, x in base.params.items() if part_of(name) in (None, POOLER)}
+    kept = {None, POOLER}
+    if head == base.head:
+        kept |= set(architecture.parts)
+    params = {name: x for name, x in base.params.items() if part_of(name) in kept}
     pooler = {name for name in params if part_of(name) is POOLER}
     if POOLER not in architecture.parts:
         params = {name: x for name, x in params.items() if name not in pooler}
@@ -604,6 +654,9 @@ def _read_head(
         assert form is not None, tensor.name
         (name,) = form.names
         array = stored.arrays.pop(name, None)
+        if _is_kernel_of_pooler(tensor) and tensor.name in params:
+            (of_base,) = tensor.to_files(form, params[tensor.name])
+            array = _with_adapter_of_pooler(stored, name.removesuffix('.weight'), of_base, array)
         if array is None:
             if tensor.name not in params:
                 missing.append(name)

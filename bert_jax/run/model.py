@@ -209,11 +209,13 @@ def _adapter_options(config: Mapping[str, Any], where: Path) -> AdapterOptions:
 def _base(config: Mapping[str, Any], options: AdapterOptions) -> str:
     """What an adapter stands beside: what the run started from or, if it went on there, that one's.
 
+    A run says so itself; an older one is followed through the runs that it went on from.
+
     Args:
       config: the run's config.json.
       options: of its adapter.
     """
-    base = config.get('init_checkpoint') or ''
+    base = config.get('adapter_base') or config.get('init_checkpoint') or ''
     workdir = run_of(as_path(base))
     if not base or not is_run(workdir) or not is_described(workdir):
         return base

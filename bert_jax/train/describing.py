@@ -10,7 +10,8 @@ from bert_jax import config as config_lib
 from bert_jax.config.durations import parse_trace
 from bert_jax.config.fields import field_of, flat_fields
 from bert_jax.run import resume_checks
-from bert_jax.run.layout import STATE, step_to_read
+from bert_jax.run.description import read_config
+from bert_jax.run.layout import STATE, is_described, step_to_read
 from bert_jax.runtime import files, hosts
 from bert_jax.runtime.errors import InputError
 from bert_jax.train.program import Program
@@ -63,6 +64,22 @@ def _init_checkpoint_record(init_checkpoint: str, weights: Any) -> dict[str, int
     if manifest.exists():
         record['init_saved'] = zlib.crc32(manifest.read_bytes())
     return record
+
+
+def adapter_base(program: Program, workdir: files.Path) -> str:
+    """What the adapter of a run that goes on with another's stands beside; '' for any other run.
+
+    Args:
+      program: of the run.
+      workdir: of the run, which has said so if it resumes.
+    """
+    weights = program.init_weights
+    if weights is None or not weights.params:  # it resumes
+        return str(read_config(workdir).get('adapter_base') or '') if is_described(workdir) else ''
+    adapter = weights.adapter
+    if adapter is None or not adapter.options.has_parameters_of(program.head.config.adapter):
+        return ''
+    return adapter.base
 
 
 def check_start(program: Program, workdir: files.Path, description: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from bert_jax.runtime.stopping import Guard
 from bert_jax.step import optimizers
 from bert_jax.step.step import TrainState, num_unpadded
 from bert_jax.train.compiling import StepCompiler
-from bert_jax.train.describing import check_start, describe, traced_steps
+from bert_jax.train.describing import adapter_base, check_start, describe, traced_steps
 from bert_jax.train.outputs import RunOutputs
 from bert_jax.train.phase import Phase
 from bert_jax.train.program import Program, make_phases, mean_of, step_inputs
@@ -74,9 +74,12 @@ def train_run(
       Diverged, Stopped: see `Trainer.run`. Pruned: by `on_evaluation`.
     """
     description = describe(program)
+    of_adapter = adapter_base(program, workdir)
     init_weights = program.init_weights
     program = dataclasses.replace(program, init_weights=None)
     checkpoints = _open(program, workdir, description)
+    if of_adapter:
+        description['adapter_base'] = of_adapter
     # The steps are compiled while the state is restored or initialised, which takes as long.
     with contextlib.closing(StepCompiler(program, checkpoints.latest_step() or 0)) as compiler:
         state = _restore_or_init(program, checkpoints, init_weights, workdir)

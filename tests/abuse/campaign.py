@@ -4,8 +4,8 @@ A case is a file, a flag or an argument that is not what it should be, and the c
 that meets it. It must be answered with a result or with an error in one line. Harm is anything
 else: a traceback, a crash, NaN in a result, more than a minute or 2 GB, a file changed that the
 command does not write, a control character on a terminal, something left in the temporary folder.
-In the classes 'same ids', 'same labels' and 'same weights' it is also harm if what is read is not
-what the program that the file is of reads, and no line says so.
+In the classes 'same ids', 'same labels', 'same weights' and 'same adapter' it is also harm if what
+is read is not what the program that the file is of reads, and no line says so.
 """
 
 import contextlib
@@ -73,6 +73,7 @@ if oracles.is_possible():  # they compare with programs of the extra [parity]
         'same ids': oracles.draw_ids,
         'same labels': oracles.draw_labels,
         'same weights': oracles.draw_weights,
+        'same adapter': oracles.draw_adapter,
     }
 _SECONDS = 60.0
 _ADDRESSES = 16 << 30  # bytes that a case may map, so that it takes no other process's memory
@@ -80,7 +81,7 @@ _ADDRESSES = 16 << 30  # bytes that a case may map, so that it takes no other pr
 _IMPORTED = ('tensorflow', 'tensorflow_text', 'bert_jax.corpus.tokenize_tensorflow',
              'bert_jax.corpus.records', 'bert_jax.predict.model', 'bert_jax.predict.answers',
              'bert_jax.predict.tags', 'bert_jax.foreign.tf1', 'matplotlib.pyplot', 'pandas',
-             'pyarrow', 'huggingface_hub', 'torch', 'transformers')
+             'pyarrow', 'huggingface_hub', 'torch', 'transformers', 'peft')
 _PLACE = Path('here', 'in')  # a case's working directory; what is named '..' is in its folder too
 
 

@@ -5,6 +5,7 @@ peft itself is the oracle: its models have random adapters on random models of t
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.extras]
 
 torch = pytest.importorskip('torch', reason='the extra [parity] is not installed')
 pytest.importorskip('transformers', reason='the extra [parity] is not installed')
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 peft = pytest.importorskip('peft', reason='the extra [parity] is not installed')
 from tests.foreign import family_models  # noqa: E402
 
@@ -63,6 +66,25 @@ CASES = {
     'encoder': ('modernbert', 'Model', {
         'target_modules': ['Wqkv'], 'task_type': 'FEATURE_EXTRACTION', 'alpha_pattern': {
             '^layers.0.attn.Wqkv': 9, '^model.layers.1.attn.Wqkv': 90}}),
+    'no task type': ('bert', 'ForSequenceClassification', {
+        'target_modules': ['query'], 'task_type': None}),
+    'no task type of an encoder': ('bert', 'Model', {
+        'target_modules': ['query'], 'task_type': None}),
+    'all-linear': ('bert', 'ForSequenceClassification', {'target_modules': 'all-linear'}),
+    'all-linear dora': ('bert', 'ForSequenceClassification', {
+        'target_modules': 'all-linear', 'use_dora': True}),
+    'regular expression': ('roberta', 'ForSequenceClassification', {
+        'target_modules': r'.*layer\.\d\.attention\.self\.(query|key)', 'use_rslora': True}),
+    'some layers': ('bert', 'ForSequenceClassification', {
+        'target_modules': ['query', 'output.dense'], 'exclude_modules': ['attention.output.dense'],
+        'layers_to_transform': [1]}),
+    'some layers dora': ('bert', 'ForTokenClassification', {
+        'target_modules': ['key', 'intermediate.dense'], 'layers_to_transform': [0],
+        'use_dora': True}),
+    'one product of a gated layer': ('eurobert', 'ForSequenceClassification', {
+        'target_modules': ['up_proj']}),
+    'the pooler saved': ('bert', 'ForSequenceClassification', {
+        'target_modules': ['value'], 'modules_to_save': ['pooler', 'classifier']}),
 }
 TASK_TYPES = {'ForSequenceClassification': 'SEQ_CLS', 'ForTokenClassification': 'TOKEN_CLS'}
 
@@ -191,12 +213,6 @@ def test_a_folder_names_its_base_and_a_run_keeps_the_adapter(tmp_path):
     assert_same_params(run.adapter.params, weights.adapter.params)
     assert_same(load_weights(tmp_path / 'run'), load_weights(tmp_path / 'adapter'))
 
-    going_on = dataclasses.replace(
-        weights, adapter=dataclasses.replace(weights.adapter, base=str(tmp_path / 'adapter')))
-    write_peft(tmp_path / 'trained on', going_on)
-    config = json.loads((tmp_path / 'trained on' / 'adapter_config.json').read_text())
-    assert config['base_model_name_or_path'] == str(tmp_path / 'base')
-
     file = tmp_path / 'adapter' / 'adapter_config.json'
     of_itself = {'base_model_name_or_path': str(tmp_path / 'adapter')}
     file.write_text(json.dumps(json.loads(file.read_text()) | of_itself))
@@ -209,6 +225,8 @@ def test_a_folder_names_its_base_and_a_run_keeps_the_adapter(tmp_path):
     ({'bias': 'all'}, "bias='all' cannot be read"),
     ({'init_lora_weights': 'pissa'}, "init_lora_weights='pissa' cannot be read"),
     ({'lora_bias': True}, 'lora_bias=True cannot be read'),
+    ({'fan_in_fan_out': True}, 'fan_in_fan_out=True cannot be read: merge the adapter'),
+    ({'task_type': 'CAUSAL_LM'}, "task_type='CAUSAL_LM' cannot be read: SEQ_CLS"),
     ({'r': 4}, 'lora_A.weight is [3, 24], and by adapter_config.json'),
     ({'r': None}, 'lora_A.weight is [3, 24], and by adapter_config.json'),  # 8, as in peft
     ({'rank_pattern': {'(': 1}}, "rank_pattern has '(', which is no regular expression"),
@@ -226,22 +244,53 @@ def test_what_cannot_be_read_is_refused(adapter_folder, tmp_path, fields, messag
         with_adapter(base, copy)
 
 
+def test_a_head_of_no_named_class_is_refused(adapter_folder, tmp_path):
+    base, folder = adapter_folder
+    file = shutil.copytree(folder, tmp_path / 'copy') / 'adapter_config.json'
+    file.write_text(json.dumps(json.loads(file.read_text()) | {'task_type': None}))
+    without_head = dataclasses.replace(base, head='')
+    with refused('classifier.bias is of nothing', 'say in', "'task_type': SEQ_CLS, TOKEN_CLS"):
+        with_adapter(without_head, tmp_path / 'copy')
+
+
+def test_a_pickle_is_refused(adapter_folder, tmp_path):
+    base, folder = adapter_folder
+    copy = shutil.copytree(folder, tmp_path / 'copy')
+    (copy / 'adapter_model.safetensors').rename(copy / 'adapter_model.bin')
+    with refused('adapter_model.bin is not read, as a pickle can run', 'save_pretrained(FOLDER)'):
+        with_adapter(base, copy)
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_an_adapter_in_fewer_bits(adapter_folder, tmp_path, dtype):
+    start, folder = adapter_folder
+    copy = shutil.copytree(folder, tmp_path / 'copy')
+    file = copy / 'adapter_model.safetensors'
+    tensors = {name: x.to(getattr(torch, dtype)) for name, x in load_file(file).items()}
+    save_file(tensors, file, {'format': 'pt'})
+    base = family_models.random_model('bert', 'ForSequenceClassification')
+    model = peft.PeftModel.from_pretrained(base, copy).eval()
+    inputs = family_models.random_inputs(base, 16)
+    found = ours(with_adapter(start, copy), inputs)
+    assert_close(found, theirs(model, inputs), inputs['attention_mask'] == 1)
+
+
+def test_an_adapter_of_a_masked_lm(tmp_path):
+    base = family_models.random_model('bert', 'ForMaskedLM')
+    base.save_pretrained(tmp_path / 'base')
+    inputs = family_models.random_inputs(base, 16)
+    model = adapted(base, 'ForMaskedLM', {'target_modules': ['query', 'output.dense']})
+    model.save_pretrained(tmp_path / 'adapter')
+    found = with_adapter(load_weights(tmp_path / 'base'), tmp_path / 'adapter')
+    assert found.head == 'pretraining'
+    assert_close(ours(found, inputs), theirs(model, inputs), inputs['attention_mask'] == 1)
+
+
 def test_an_adapter_of_another_model_is_refused(adapter_folder):
     base, folder = adapter_folder
     other = dataclasses.replace(base, model=base.model | {'hidden_size': 48})
     with refused('is the adapter of this model?'):
         with_adapter(other, folder)
-    with refused('is no adapter of peft'):
-        with_adapter(base, folder.parent / 'base')
-
-
-def test_one_product_of_a_gated_layer_is_refused(tmp_path):
-    base = family_models.random_model('eurobert', 'ForSequenceClassification')
-    base.save_pretrained(tmp_path / 'base')
-    model = adapted(base, 'ForSequenceClassification', {'target_modules': ['up_proj']})
-    model.save_pretrained(tmp_path / 'adapter')
-    with refused('only one of the products of a gated layer'):
-        with_adapter(load_weights(tmp_path / 'base'), tmp_path / 'adapter')
 
 
 @pytest.fixture(scope='module')

@@ -13,6 +13,7 @@ import io
 import json
 import random
 import re
+import shutil
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ _RANGES = ('!~', '\xa1\u024f', '\u0300\u036f', '\u0370\u058f', '\u0590\u06ff', '
 
 def is_possible() -> bool:
     """Whether the programs to compare with are installed."""
-    return all(importlib.util.find_spec(name) for name in ('transformers', 'torch'))
+    return all(importlib.util.find_spec(name) for name in ('transformers', 'torch', 'peft'))
 
 
 def check_said(answer: Answer) -> str:
@@ -467,12 +468,22 @@ def draw_weights(rng: random.Random, folder: Path, things: Path) -> Case:
     save_file(tensors, place / 'model.safetensors', {'format': 'pt'})
     write(place / 'config.json', config)
     done = ', '.join(change.__name__.strip('_') for change in changes)
-    return Case(done=f'{variant} {kind}: {done}', act=lambda: _compare_outputs(place, type(model)),
+    def load() -> Any:
+        import torch
+
+        return type(model).from_pretrained(str(place), dtype=torch.float32)
+
+    return Case(done=f'{variant} {kind}: {done}', act=lambda: _compare_outputs(place, load),
                 check=check_said)
 
 
-def _compare_outputs(folder: Path, of_class: Any) -> None:
-    """Compares the outputs of a model with those of its class in transformers."""
+def _compare_outputs(folder: Path, load: Callable[[], Any]) -> None:
+    """Compares the outputs of a model with those of its class in transformers.
+
+    Args:
+      folder: of the model.
+      load: loads it with transformers.
+    """
     import torch
 
     import bert_jax
@@ -480,9 +491,9 @@ def _compare_outputs(folder: Path, of_class: Any) -> None:
 
     ours = bert_jax.from_pretrained(str(folder))
     try:
-        theirs = of_class.from_pretrained(str(folder), dtype=torch.float32).eval()
+        theirs = load().eval()
         inputs = random_inputs(theirs, 16)
-        if 'token_type_ids' not in of_class.forward.__code__.co_varnames:
+        if 'token_type_ids' not in type(theirs).forward.__code__.co_varnames:
             del inputs['token_type_ids']
         with torch.no_grad():
             tensors = {name: torch.tensor(x) for name, x in inputs.items()}
@@ -506,3 +517,100 @@ def _compare_outputs(folder: Path, of_class: Any) -> None:
         if worst > 1e-3 * max(1.0, float(np.abs(expected).max())):
             _tell(f'{name}, worst difference', worst, 0.0)
             return
+
+
+# Adapters -------------------------------------------------------------------------------------
+
+_TYPE_OF_CLASS = {
+    'ForSequenceClassification': 'SEQ_CLS', 'ForTokenClassification': 'TOKEN_CLS',
+    'ForQuestionAnswering': 'QUESTION_ANS', 'Model': 'FEATURE_EXTRACTION'}
+
+
+def _adapter_fields(rng: random.Random, kind: str, ends: Sequence[str]) -> dict[str, Any]:
+    """The fields of an adapter, with up to two that are not the usual ones.
+
+    Args:
+      rng: what they are drawn from.
+      kind: of the model's class.
+      ends: of the names of its matrices.
+    """
+    end = rng.choice(ends)
+    targets = rng.choice((
+        rng.sample(ends, rng.randint(1, min(3, len(ends)))), [end], 'all-linear',
+        f'.*{re.escape(end)}', r'.*[.]\d[.].*'))
+    fields = {
+        'r': rng.choice((1, 3, 8)), 'lora_alpha': rng.choice((1, 6)), 'target_modules': targets,
+        'task_type': rng.choice((_TYPE_OF_CLASS.get(kind), None))}
+    unusual: tuple[dict[str, Any], ...] = (
+        {'use_rslora': True}, {'use_dora': True}, {'use_dora': True, 'use_rslora': True},
+        {'bias': 'all'}, {'bias': 'lora_only'}, {'lora_bias': True}, {'lora_dropout': 0.5},
+        {'modules_to_save': ['classifier']}, {'modules_to_save': ['pooler']},
+        {'modules_to_save': ['embeddings']}, {'layers_to_transform': [rng.randrange(4)]},
+        {'layers_to_transform': [0, 2]}, {'exclude_modules': [end]}, {'rank_pattern': {end: 2}},
+        {'alpha_pattern': {end: 5}}, {'init_lora_weights': 'gaussian'},
+        {'init_lora_weights': 'olora'}, {'trainable_token_indices': [5, 6]})
+    for change in rng.sample(unusual, rng.choice((0, 1, 1, 2))):
+        fields |= change
+    return fields
+
+
+def _spoil_adapter(rng: random.Random, folder: Path) -> str:
+    """Saves an adapter as others do, or not at all otherwise; says how."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = folder / 'adapter_model.safetensors'
+    config = json.loads((folder / 'adapter_config.json').read_text())
+    how = rng.choice(('', '', 'bfloat16', 'float16', 'pickled', 'fan_in_fan_out', 'of rank 2'))
+    if how in ('bfloat16', 'float16'):
+        tensors = {name: x.to(getattr(torch, how)) for name, x in load_file(file).items()}
+        save_file(tensors, file, {'format': 'pt'})
+    elif how == 'pickled':
+        torch.save(load_file(file), folder / 'adapter_model.bin')
+        file.unlink()
+    elif how == 'fan_in_fan_out':
+        write(folder / 'adapter_config.json', config | {'fan_in_fan_out': True})
+    elif how:
+        write(folder / 'adapter_config.json', config | {'r': 2})
+    return how
+
+
+def draw_adapter(rng: random.Random, folder: Path, things: Path) -> Case:
+    """An adapter of peft of a model of transformers, saved as people have them."""
+    import peft
+    import torch
+
+    from tests.foreign.family_models import every_model, random_model
+
+    _transformers()
+    place = folder / 'adapter'
+    fields: dict[str, Any] = {}
+    while not place.exists():
+        variant, kind = rng.choice(every_model())
+        seed = rng.randrange(1000)
+        base = random_model(variant, kind, seed=seed)
+        base.save_pretrained(folder / 'base')
+        base.name_or_path = str(folder / 'base')
+        names = [name for name, x in base.named_modules() if isinstance(x, torch.nn.Linear)]
+        ends = sorted({'.'.join(name.split('.')[-2:]) for name in names if '.' in name})
+        fields = _adapter_fields(rng, kind, ends)
+        try:
+            model = peft.get_peft_model(base, peft.LoraConfig(**fields))
+        except Exception:  # of many types: peft has no such adapter of this model
+            shutil.rmtree(folder / 'base')
+            continue
+        with torch.no_grad():
+            for name, x in model.named_parameters():
+                if 'lora_magnitude' in name:
+                    x.mul_(0.5 + torch.rand_like(x))
+                elif x.requires_grad:
+                    x.normal_(std=0.2)
+        model.save_pretrained(place)
+    how = _spoil_adapter(rng, place)
+
+    def load() -> Any:
+        base = random_model(variant, kind, seed=seed)
+        return peft.PeftModel.from_pretrained(base, str(place)).get_base_model()
+
+    return Case(done=f'{variant} {kind}: {fields} {how}',
+                act=lambda: _compare_outputs(place, load), check=check_said)
