@@ -121,10 +121,14 @@ def test_dropout_is_on_what_the_adapter_reads_alone():
     assert_close(found(nothing, batch, keys), found(nothing, batch), rtol=0, atol=0)
 
 
+def on_mesh(head, mesh):
+    return dataclasses.replace(
+        head, config=dataclasses.replace(head.config, layout=Layout(mesh)))
+
+
 def trained(head, mesh, steps=3, parts=1):
     """The state after some steps, and the names of what is frozen."""
-    head = dataclasses.replace(
-        head, config=dataclasses.replace(head.config, layout=Layout(mesh)))
+    head = on_mesh(head, mesh)
     declared = parameters_of(head)
     frozen = frozen_beside(head.config.adapter, declared)
     schedule = optax.constant_schedule(0.01)
@@ -159,10 +163,18 @@ def test_only_the_adapter_and_the_head_are_trained_and_have_moments(options, cha
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['lora', 'dora'])
-def test_a_mesh_and_parts_of_a_batch_change_nothing(kind):
+def test_a_mesh_and_parts_of_a_batch_change_nothing(kind, monkeypatch):
+    """Eight devices, over which the adapters are split as the kernels beside them."""
+    monkeypatch.setattr('bert_jax.sharding.LEAST_SPLIT', 1)
     head = head_with(AdapterOptions(kind, 4, dropout=0.3, targets='all'))
     one = trained(head, make_mesh(1, 1, 1, jax.devices()[:1]))
-    many = trained(head, make_mesh(2, 2, 2), parts=2)
+    mesh = make_mesh(2, 2, 2)
+    many = trained(head, mesh, parts=2)
+    state = abstract_state(on_mesh(head, mesh), optax.sgd(0.1), mesh)
+    axes = {name: {axis for dim in x.sharding.spec for axis in np.atleast_1d(dim) if axis}
+            for name, x in flatten_dict(state.params, sep='/').items()}
+    adapter = 'bert/encoder/layer_0/intermediate/dense/adapter'
+    assert 'fsdp' in axes[f'{adapter}/a'] and axes[f'{adapter}/b'] >= {'fsdp', 'tensor'}
     assert_close(many[1], one[1], rtol=0, atol=3e-5)
     assert many[3] == pytest.approx(one[3], abs=1e-5)
 
