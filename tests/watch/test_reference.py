@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from bert_jax.runtime.errors import InputError
 from bert_jax.watch.reference import Comparison, Reference, read_reference
@@ -91,6 +92,15 @@ def test_rows_of_another_seed_and_means_that_lack_steps_are_not_compared(referen
     assert departures(reference, {}, seed=5, batch=lambda step: 7) == []
     assert departures(reference, {}, loss=lambda step: 5.0, grad_norm=lambda step: 5.0,
                       steps=lambda step: since(step) - 1) == []
+
+
+def test_the_band_has_the_freedom_of_all_steps_and_seeds():
+    of_step = [9.0, 9.2, 9.4]  # of three seeds, the same at four steps
+    values = {LOSS: [[value] * 4 for value in of_step]}
+    band = Reference('', {}, [0, 1, 2], [1, 2, 3, 4], values).band(1, LOSS)
+    quantile = stats.t.ppf(1 - 0.001 / 2, df=4 * 2)
+    width = quantile * np.std(of_step, ddof=1) * math.sqrt(1 + 1 / 3)
+    assert band.holds(9.2 + 0.999 * width) and not band.holds(9.2 + 1.001 * width)
 
 
 def test_the_band_is_the_interval_that_the_next_seed_leaves_once_in_a_thousand():
