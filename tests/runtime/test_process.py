@@ -51,6 +51,12 @@ def test_an_error_is_one_line_and_a_status(tmp_path, error, status, words):
     assert found == status and words in line and '\n' not in line
 
 
+def test_a_full_disk_is_that_of_the_file_that_is_written(capsys):
+    with pytest.raises(SystemExit), error_boundary(writing='vectors.npz'):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert 'the disk of vectors.npz is full' in capsys.readouterr().err
+
+
 def test_a_device_that_does_not_start_is_bad_input_only_with_jax_platforms(monkeypatch):
     monkeypatch.delenv('JAX_PLATFORMS', raising=False)
     error = RuntimeError("Unable to initialize backend 'tpu': UNAVAILABLE: busy")
