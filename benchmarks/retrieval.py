@@ -1,6 +1,6 @@
 """Training of vectors: bert_jax beside sentence-transformers, in turn, a process each, on CPUs.
 
-    JAX_PLATFORMS=cpu python benchmarks/retrieval.py --batch_size=256 --parts=16
+    JAX_PLATFORMS=cpu PYTHONPATH=. python benchmarks/retrieval.py --batch_size=256 --parts=16
 
 Both start from one folder of random weights, and train on the same pairs of made-up texts that are
 as long as the model takes: whole batches (MultipleNegativesRankingLoss), and with --parts in two
