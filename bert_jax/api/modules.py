@@ -19,7 +19,7 @@ from bert_jax.heads.masked_lm_loss import masked_lm_logits
 from bert_jax.heads.pretraining import PretrainingHeads
 from bert_jax.kernels.dropout import dropout_rows
 from bert_jax.model.attention import gather_positions
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Bert, kept_probabilities
 from bert_jax.model.layers import ModelConfig
 from bert_jax.predict.loaded import true_or_false
 from bert_jax.runtime.errors import InputError, nearest
@@ -314,10 +314,8 @@ class BertModule(nn.Module):
         encoded, probabilities = found if output_attentions else (found, {})
         states = {'hidden_states': (encoded['embedding_output'], *encoded['layers'])}
         if output_attentions:
-            of_layers = probabilities['intermediates']['encoder']
             states['attentions'] = tuple(
-                of_layers[f'layer_{i}']['attention']['self']['probabilities'][0]
-                for i in range(config.num_layers))
+                kept_probabilities(probabilities['intermediates'], config))
         return encoded, states
 
     def _is_of_texts(self, output: str) -> bool:

@@ -129,6 +129,8 @@ class BertConfig:
     # A BiLSTM between the encoder and the head of a downstream task (the same section), with half
     # of hidden_size for each direction.
     bilstm: bool = _option('shape', (False, True), False)
+    # All layers have the parameters of the first (ALBERT; Lan et al., 2020).
+    shared_layers: bool = _option('shape', (False, True), False)
     # LayerNorm before attention and before the feed-forward block, and once behind the last layer,
     # instead of after each residual connection. Layer 0 has none before attention if the embeddings
     # have their own.
@@ -191,6 +193,11 @@ class BertConfig:
         return self.hidden_size // self.num_heads
 
     @property
+    def num_distinct_layers(self) -> int:
+        """How many layers have parameters of their own: the first so many."""
+        return 1 if self.shared_layers else self.num_layers
+
+    @property
     def num_masked_lm_columns(self) -> int:
         """The size between the dense layers of `masked_lm_head='two_layers'`."""
         return self.masked_lm_size or self.hidden_size
@@ -250,6 +257,10 @@ class BertConfig:
         if self.positions != 'rotary' and self.rotary_factor != 1:
             return (f'rotary_factor={self.rotary_factor} is of rotary positions, and positions='
                     f'{self.positions!r} has none: take 1.0')
+        if self.shared_layers and (self.pre_norm or self.local_attention):
+            name = 'pre_norm' if self.pre_norm else 'local_attention'
+            return (f'shared_layers=True makes all layers alike, and with {name} they are not: '
+                    'set one of the two')
         kv_heads = self.num_kv_heads
         if kv_heads == self.num_heads or (kv_heads and self.num_heads % kv_heads):
             return (f'num_kv_heads={kv_heads}: take a smaller number that divides '

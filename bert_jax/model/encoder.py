@@ -267,7 +267,10 @@ _REMAT_POLICIES = {
 
 
 class Encoder(nn.Module):
-    """All `num_layers` layers, rematerialised as `remat` says. Returns the output of each."""
+    """All `num_layers` layers, rematerialised as `remat` says. Returns the output of each.
+
+    With `shared_layers`, the first is called so many times.
+    """
 
     config: ModelConfig
 
@@ -284,11 +287,25 @@ class Encoder(nn.Module):
         for i in range(self.config.num_layers):
             # Its options are no arguments, which rematerialisation would trace.
             config = self.config.of_layer(i)
-            layer = layer_class(config, is_first=i == 0, name=f'layer_{i}')
+            if i < self.config.num_distinct_layers:
+                layer = layer_class(config, is_first=i == 0, name=f'layer_{i}')
             wanted = wanted_BxP if i == last else None
             x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows, wanted, relative_NxSxS)
             outputs.append(x_BxSxH)
         return tuple(outputs)
+
+
+def kept_probabilities(kept: Mapping[str, Any], config: ModelConfig) -> list[jax.Array]:
+    """The attention probabilities [B, N, Q, K] of each layer.
+
+    Args:
+      kept: flax's collection `intermediates` of a model, which `SelfAttention` filled.
+      config: of the model.
+    """
+    probabilities: list[jax.Array] = []
+    for i in range(config.num_distinct_layers):
+        probabilities += kept['encoder'][f'layer_{i}']['attention']['self']['probabilities']
+    return probabilities
 
 
 _POOLER_ACTS: Mapping[str, Callable[..., jax.Array]] = MappingProxyType({

@@ -114,4 +114,4 @@ def muon_flops(config: ModelConfig) -> float:
     for num_matrices, *shape in _matrices(config):
         m, n = sorted(shape)
         a_layer += num_matrices * (4 * m**2 * n + 2 * m**3)
-    return 5.0 * config.num_layers * a_layer
+    return 5.0 * config.num_distinct_layers * a_layer

@@ -101,7 +101,7 @@ def tensors(model: Mapping[str, Any]) -> list[Tensor]:
     every = _embeddings(config)
     if config.relative_positions:
         every.append(_RELATIVE_POSITIONS)
-    for i in range(config.num_layers):
+    for i in range(config.num_distinct_layers):
         every += _layer(i, config)
     if config.pre_norm:
         every += layer_norm('bert/LayerNorm')
@@ -473,9 +473,9 @@ def _check_num_layers(stored: StoredTensors, config: BertConfig) -> None:
         raise InputError(f'{stored.where} has no tensor {first_name(0)}: its tensors are named '
                          f'otherwise ({names}, ...), so it is of another model or program: save it '
                          'with the program that it is from as a model of transformers')
-    if num_layers != config.num_layers:
+    if num_layers != config.num_distinct_layers:
         raise InputError(f'{stored.where} has {num_layers} layers, and by '
-                         f'{stored.config_file.name} there are {config.num_layers}: '
+                         f'{stored.config_file.name} there are {config.num_distinct_layers}: '
                          f'{_put_config_beside(stored)}')
 
 

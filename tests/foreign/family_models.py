@@ -42,6 +42,8 @@ VARIANTS = {
         'classifier_activation': 'gelu_python'}),
     'modernbert of version 4': ('ModernBert', {
         'local_attention': 8, 'global_rope_theta': 5000.0, 'local_rope_theta': 900.0}),
+    'albert': ('Albert', {
+        'embedding_size': 16, 'hidden_act': 'gelu_pytorch_tanh', 'layer_norm_eps': 1e-7}),
     'jina': ('JinaEmbeddingsV3', {
         'type_vocab_size': 2,
         'rope_parameters': {'rope_type': 'default', 'rope_theta': 700.0}}),
@@ -71,6 +73,7 @@ CLASSES = (
 # Classes that only these variants have.
 MORE_CLASSES = {
     'bert': ('ForPreTraining', 'ForNextSentencePrediction'),
+    'albert': ('ForPreTraining',),
     'electra': ('ForPreTraining',),
     'electra small': ('ForPreTraining',),
 }
@@ -104,7 +107,7 @@ def random_model(variant, kind, seed=0, scale=0.2, **fields):
     given = {**SIZES, 'pad_token_id': 0, 'classifier_dropout': 0.25, **of_variant, **fields}
     if begin == 'DistilBert':
         del given['classifier_dropout'], given['intermediate_size']
-    if begin in ('EuroBert', 'MPNet'):
+    if begin in ('EuroBert', 'MPNet', 'Albert'):
         del given['classifier_dropout']
     if begin == 'EuroBert':
         given |= {'mask_token_id': 3}
@@ -155,6 +158,8 @@ def no_dropout(variant):
         names = ('dropout', 'attention_dropout', 'seq_classif_dropout')
     if begin in ('ModernBert', 'Ultrabert'):
         names = ('classifier_dropout',)
+    if begin == 'Albert':
+        names = (*names[:2], 'classifier_dropout_prob')
     if begin == 'EuroBert':
         names = ()
     return dict.fromkeys(names, 0.0)

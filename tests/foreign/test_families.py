@@ -116,6 +116,10 @@ def named_as_ours(theirs, kind):
     """Outputs by the names that `run_model.outputs` has."""
     if kind == 'ForNextSentencePrediction':
         return {'seq_relationship_logits': theirs['logits']}
+    if 'sop_logits' in theirs:  # of ALBERT's ForPreTraining
+        return {
+            'prediction_logits': theirs['prediction_logits'],
+            'seq_relationship_logits': theirs['sop_logits']}
     return theirs
 
 
@@ -206,7 +210,7 @@ def test_outputs_with_a_field_of_another_class(variant, kind, fields, tmp_path):
 
 @pytest.mark.parametrize('variant', [
     'bert', 'roberta', 'distilbert', 'electra', 'modernbert', 'jina', 'nomic', 'gte', 'eurobert',
-    'ultrabert', 'mpnet'])
+    'ultrabert', 'mpnet', 'albert'])
 @pytest.mark.parametrize('there', ['Model', 'ForMaskedLM', 'ForSequenceClassification'])
 def test_a_start_takes_the_layers_that_from_pretrained_takes(variant, there, tmp_path):
     """Those before the last layer, for each class as the target."""
@@ -254,6 +258,7 @@ TUNED = [
     ('eurobert', 'ForSequenceClassification'),
     ('ultrabert', 'ForSequenceClassification'),
     ('mpnet', 'ForSequenceClassification'),
+    ('albert', 'ForSequenceClassification'),
 ]
 
 

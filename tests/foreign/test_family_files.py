@@ -61,6 +61,7 @@ MODELS = {
     'MPNet': SIZES | {
         'type_vocab_size': 0, 'first_position': 2, 'relative_positions': True,
         'pooler_dropout': 0.1},
+    'ALBERT': SIZES | {'shared_layers': True, 'embedding_size': 7, 'hidden_act': 'gelu_tanh'},
     'UltraBERT': SIZES | LLAMA | {
         'pooler': False, 'masked_lm_head': 'two_layers', 'masked_lm_size': 14,
         'local_attention': 8, 'first_global': 2, 'rotary_base': 900.0},
@@ -189,6 +190,7 @@ def changed(name, **options):
     ('NomicBERT', {'type_vocab_size': 0}, 'type_vocab_size=0; '),
     ('GTE', {'biases': False, 'layer_biases': 'all'}, 'biases=False'),
     ('EuroBERT', {'norm': 'layer'}, "norm='layer'"),
+    ('ALBERT', {'type_vocab_size': 0}, 'type_vocab_size=0'),
     ('ModernBERT', {'rotary_factor': 2.0}, 'rotary_factor=2.0'),
     ('RoBERTa', {'layer_norm_eps': 1e-5, 'causal': True}, 'causal=True'),
     ('DistilBERT', {'layer_norm_eps': 1e-5}, 'layer_norm_eps=1e-05'),
@@ -263,6 +265,9 @@ REFUSED = [
     ('DistilBERT', {'model_type': 'electra'}, ['has no num_hidden_layers', 'ELECTRA']),
     ('DistilBERT', {'activation': 'relu'}, ["activation='relu'"]),
     ('ELECTRA', {'embedding_size': 0}, ['embedding_size=0']),
+    ('ALBERT', {'embedding_size': 12}, ['embedding_size=12', 'ALBERT', 'hidden_size']),
+    ('ALBERT', {'num_hidden_groups': 2}, ['num_hidden_groups=2', 'ALBERT']),
+    ('ALBERT', {'inner_group_num': 2}, ['inner_group_num=2']),
     ('ModernBERT', {'decoder_bias': 'no'}, ["decoder_bias='no'"]),
     ('ModernBERT', {'classifier_activation': 'silu'}, ["classifier_activation='silu'"]),
     ('ModernBERT', {'classifier_activation': 'gelu_new'}, ["hidden_activation='gelu'"]),

@@ -59,6 +59,8 @@ CASES = {
         'target_modules': ['q_proj', 'o_proj', 'down_proj']}),
     'ultrabert of groups': ('ultrabert of means', 'ForQuestionAnswering', {
         'target_modules': ['q_proj', 'k_proj', 'v_proj'], 'task_type': 'QUESTION_ANS'}),
+    'albert': ('albert', 'ForSequenceClassification', {
+        'target_modules': ['query', 'attention.dense', 'ffn']}),
     'mpnet': ('mpnet', 'ForSequenceClassification', {'target_modules': ['q', 'output.dense']}),
     'ranks': ('bert', 'ForSequenceClassification', {
         'target_modules': ['query', 'value'], 'rank_pattern': {'value': 5},

@@ -42,6 +42,7 @@ OPTIONS = {
         **LLAMA, 'masked_lm_head': 'two_layers', 'masked_lm_size': 6, 'pooler': False,
         'pooling': 'mean', 'local_attention': 6, 'first_global': 1, 'layer_biases': 'all'},
     'MPNet': {'relative_positions': True, 'first_position': 2, 'type_vocab_size': 0},
+    'ALBERT': {'shared_layers': True, 'embedding_size': 6},
     'BERT, mean': {'pooling': 'mean', 'local_attention': 4},
 }
 LENGTHS = (9, 5, 7)  # of packed sequences; then there are three tokens of padding
@@ -122,7 +123,8 @@ def test_wanted_positions_give_the_rows_of_the_whole_output(config, params):
 
 
 @pytest.mark.parametrize('family, remat', [
-    ('ELECTRA', 'full'), ('ModernBERT', 'dots'), ('ModernBERT', 'full'), ('EuroBERT', 'full')])
+    ('ELECTRA', 'full'), ('ModernBERT', 'dots'), ('ModernBERT', 'full'), ('EuroBERT', 'full'),
+    ('ALBERT', 'full')])
 def test_rematerialisation_changes_nothing_with_dropout_on(family, remat):
     params = random_params(Pretraining(with_options(family)))
     batch = packed_batch()

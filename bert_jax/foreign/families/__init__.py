@@ -6,6 +6,7 @@ To add one, write its file and add it to `FAMILIES`.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bert_jax.foreign.families.albert import ALBERT
 from bert_jax.foreign.families.bert import BERT
 from bert_jax.foreign.families.distilbert import DISTILBERT
 from bert_jax.foreign.families.electra import ELECTRA
@@ -26,7 +27,7 @@ from bert_jax.weights.parameters import Weights, tensors
 # A model that several can hold is written as the first of them.
 FAMILIES: tuple[Family, ...] = (
     BERT, ROBERTA, DISTILBERT, ELECTRA, MODERNBERT, JINA, NOMIC_BERT, GTE, EUROBERT,
-    ULTRABERT, MPNET)
+    ULTRABERT, MPNET, ALBERT)
 # Beginnings of the names of the layers between an encoder and a head's last layer.
 _BEFORE_LAST_LAYER = ('bert/pooler/', 'cls/predictions/transform/')
 

@@ -42,6 +42,7 @@ _ADDED_LATER = {
     'model.pre_norm': False,
     'model.gated': False,
     'model.biases': True,
+    'model.shared_layers': False,
     'model.layer_biases': 'all',
     'model.num_kv_heads': 0,
     'model.embedding_norm': True,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.model.encoder import Bert
+from bert_jax.model.encoder import Bert, kept_probabilities
 from bert_jax.predict import load
 from bert_jax.predict.model import Model
 from bert_jax.rows.sequences import joined, make_sequences
@@ -99,11 +99,7 @@ def attention(model: Model, text: str) -> tuple[list[str], np.ndarray]:
     types = sequences.types[None].astype(np.int32)
     _, kept = Bert(config, pooled=False).apply(
         {'params': model.params['bert']}, row, np.ones_like(row), types, mutable=['intermediates'])
-    layers = kept['intermediates']['encoder']
-    probabilities: list[np.ndarray] = []
-    for i in range(config.num_layers):
-        of_rows = layers[f'layer_{i}']['attention']['self']['probabilities'][0]
-        probabilities.append(of_rows[0])
+    probabilities = [x[0] for x in kept_probabilities(kept['intermediates'], config)]
     tokens = [name_of(model.tokenizer, i) for i in ids]
     return tokens, np.stack(probabilities).astype(np.float32)
 
