@@ -264,6 +264,14 @@ def test_a_wrong_window_of_fused_attention_is_found(monkeypatch, replace_attenti
     assert attention_check.failing_attention('auto', local) == ('kernel',)
 
 
+@pytest.mark.parametrize('platform', ['tpu', 'gpu'])
+def test_that_no_fused_attention_adds_relative_positions_is_said(monkeypatch, capsys, platform):
+    monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+    mpnet = dataclasses.replace(MODEL, relative_positions=True)
+    assert attention_check.failing_attention('auto', mpnet) == ()
+    assert "'kernel' adds no relative positions to scores" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize('kernel, cudnn, of_training, of_prediction', [
     (0.0, 0.0, 'kernel', 'cudnn'),
     (0.1, 0.0, 'xla', 'cudnn'),

@@ -103,6 +103,8 @@ def test_weights_without_segments_can_only_do_without_pairs():
     ({'train.packed_rows': 16, 'train.accumulation_steps': 32}, 'divide config.train.packed_rows'),
     ({'mesh.data': 3}, 'config.mesh data=3 x fsdp=-1 x tensor=1 does not fit 8 devices'),
     ({'mesh.tensor': 8}, 'config.mesh.tensor=8 does not divide config.model.num_heads=12'),
+    ({'model.num_kv_heads': 2, 'mesh.tensor': 4},
+     'config.mesh.tensor=4 does not divide config.model.num_kv_heads=2'),
 ], ids=str)
 def test_a_batch_or_model_that_cannot_be_split(values, message):
     check_refused(values, message)
