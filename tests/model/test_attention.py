@@ -117,6 +117,10 @@ class Choice:
     Choice('tpu', 'auto', chosen='kernel'),
     Choice('tpu', 'auto', length=64, chosen='xla'),
     Choice('tpu', 'auto', changes={'positions': 'rotary'}, chosen='kernel'),
+    Choice('tpu', 'auto', changes={  # as EuroBERT and UltraBERT
+        'positions': 'rotary', 'rotary_factor': 2.0, 'num_kv_heads': 1, 'local_attention': 128},
+        chosen='kernel'),
+    Choice('tpu', 'auto', changes={'relative_positions': True}, chosen='xla'),
     Choice('tpu', 'auto', length=MAX_LENGTH, changes={'local_attention': 128}, chosen='kernel'),
     Choice('tpu', 'auto', changes={'local_attention': MAX_WINDOW + 2}, chosen='xla'),
     Choice('tpu', 'auto', changes={'num_heads': 4}, chosen='kernel'),
