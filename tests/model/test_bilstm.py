@@ -11,7 +11,7 @@ from flax import linen as nn
 from bert_jax.config.fields import FIELDS
 from bert_jax.heads.tokens import BertFeatureTagger, FeatureCombination
 from bert_jax.kernels import dropout as drop
-from bert_jax.model.bilstm import BiLstm
+from bert_jax.model.bilstm import BiLstm, _scan, recur
 from bert_jax.model.layers import ModelConfig, path_names
 from bert_jax.sharding import Layout, make_mesh
 from tests.tiny_models import jit, random_like
@@ -77,6 +77,24 @@ def test_outputs_and_gradients_are_those_of_torch(in_one_row):
     for name, grad in torch_names(param_grads).items():
         np.testing.assert_allclose(
             grad, getattr(theirs, name).grad.numpy(), atol=2e-5, err_msg=name)
+
+
+def test_the_gradient_written_by_hand_is_that_of_jax():
+    rng = np.random.default_rng(0)
+    x, kernel, weights = (rng.normal(size=shape).astype(np.float32) for shape in (
+        (4, 2, 3, 4, UNITS), (2, UNITS, 4, UNITS), (4, 2, 3, UNITS)))
+    keep = np.ones((4, 2, 3), np.float32)
+    keep[0] = keep[2, :, 1] = 0
+
+    def gradients(states_of):
+        def weighted_sum(x, kernel):
+            return (states_of(x, kernel, keep) * weights).sum()
+
+        return jit(jax.grad(weighted_sum, (0, 1)))(x, kernel)
+
+    expected = gradients(lambda *arguments: _scan(*arguments)[0])
+    for found, of_jax in zip(gradients(recur), expected, strict=True):
+        np.testing.assert_allclose(found, of_jax, atol=1e-5)
 
 
 def test_initial_values():
