@@ -583,6 +583,7 @@ def draw_adapter(rng: random.Random, folder: Path, things: Path) -> Case:
     from tests.foreign.family_models import every_model, random_model
 
     _transformers()
+    torch.set_num_threads(1)  # products in the threads of a process that forks would never end
     place = folder / 'adapter'
     fields: dict[str, Any] = {}
     while not place.exists():
