@@ -1,55 +1,45 @@
-"""Fine-tuning on GLUE: bert_jax's training against Hugging Face's PyTorch BERT.
+"""Fine-tuning on GLUE: bert_jax's training or Hugging Face's PyTorch BERT, one a process.
 
-    python benchmarks/huggingface_finetune.py --model DIR --data glue --tasks mrpc,cola
+`python -m benchmarks.page` starts these programs. They train --steps of a task as in
+configs/glue.py (batch 32, at most 128 tokens, float32), from one Hugging Face folder with weights
+and vocabulary. The peer gets the best of its usual options: batches padded to their longest
+example, scaled dot-product attention, fused AdamW, its fast tokenizer. Ours packs the examples of a
+step into rows. Both use dropout, clipping and the schedule in every step, and train exactly 32
+examples a step.
 
-It trains an epoch (or --steps of it) of each task as in configs/glue.py (batch 32, at most 128
-tokens, float32), from one Hugging Face folder with weights and vocabulary. The peer gets the best
-of its usual options: batches padded to their longest example, scaled dot-product attention, fused
-AdamW, its fast tokenizer. Ours packs the examples of a step into rows. Both use dropout, clipping
-and the schedule in every step, and train exactly 32 examples a step.
-
-Each program has a process of its own with all cores, and one trains while the other waits: ours,
-peer, peer, ours, and so on. Tokenization, start-up and compilation are not in these times but
-reported separately; every measurement continues from the parameters of the one before. It prints a
-table and one JSON line.
-
-Needs `pip install torch==2.13.0 transformers` (the extra `parity` of setup.py). CPU only.
+The program `examples` writes the examples for the peer, which so needs no part of this project, and
+ends. Tokenization, start-up and compilation come before a program is ready; every measurement
+continues from the parameters of the one before.
 """
 
 import argparse
 import dataclasses
-import datetime
 import functools
 import itertools
 import json
 import os
-import statistics
-import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from worker import ROOT, Worker, serve
+from benchmarks.worker import ROOT, make_parser, serve
+
+PEER = 'padded to the longest'
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, ['examples', 'ours', PEER])
     parser.add_argument('--model', required=True, help='folder with weights and vocab.txt')
     parser.add_argument('--data', required=True, help="the benchmark's folder")
-    parser.add_argument('--tasks', default='mrpc,cola')
-    parser.add_argument('--rounds', type=int, default=2, help='measurements of each program')
-    parser.add_argument('--steps', type=int, default=0, help='of a measurement; 0: an epoch')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--worker', choices=['ours', 'peer'], help=argparse.SUPPRESS)
-    parser.add_argument('--task', help=argparse.SUPPRESS)
+    parser.add_argument('--task', required=True)
+    parser.add_argument('--steps', type=int, default=1, help='of a measurement')
     return parser.parse_args()
 
 
-PROGRAMS = ('ours', 'peer')
 BATCH_SIZE = 32
-Result = dict[str, float]  # seconds, steps, padding (its share of the tokens), loss
+SEED = 0
+Result = dict[str, float]  # seconds, padding (its share of the tokens), loss
 
 
 class OurTrainer:
@@ -70,16 +60,15 @@ class OurTrainer:
         config = load_config(f'{ROOT}/configs/glue.py:{args.task}')
         config.init_checkpoint = args.model
         config.data.source = args.data
-        config.seed = args.seed
+        config.seed = SEED
         published = load_weights(args.model)
         config = complete(config, published)
         mesh = open_mesh(config, jax.devices())
         task = open_task(config, prepare(config))
-        assert task.num_examples
         self.program = build_program(config, mesh, task)
         self.inputs = step_inputs(self.program)
         self.rows = task.rows(self.program.head, self.program.phases, 0, mesh)
-        self.steps = args.steps or task.num_examples // config.train.batch_size
+        self.steps = args.steps
         state = self.program.init(config.seed)
         params = warm_start(
             published, state.params, self.program.head.config, head=task.head,
@@ -99,7 +88,7 @@ class OurTrainer:
         jax.block_until_ready(self.state)
 
     def train(self) -> Result:
-        """Trains an epoch, or the steps that were asked for."""
+        """Trains the steps of a measurement."""
         import jax
 
         metrics = []
@@ -117,9 +106,8 @@ class OurTrainer:
         seconds = time.perf_counter() - started
         tokens = float(sum(of_step['tokens'] for of_step in metrics))
         return {
-            'seconds': seconds, 'steps': self.steps, 'padding': 1 - tokens / processed,
-            'loss': float(metrics[-1]['loss']),
-        }
+            'seconds': seconds, 'padding': 1 - tokens / processed,
+            'loss': float(metrics[-1]['loss'])}
 
 
 class PeerTrainer:
@@ -129,29 +117,26 @@ class PeerTrainer:
         import torch
         import transformers
 
-        from bert_jax.tasks.glue import GLUE_TASKS, read_glue
-
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-        torch.manual_seed(args.seed)
-        examples = read_glue(args.task, args.data, 'train')
-        assert examples is not None and examples.labels is not None
+        torch.manual_seed(SEED)
+        examples = json.loads(examples_file(args).read_text())
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
         assert self.tokenizer.is_fast
-        self.encoded = self.tokenizer(*examples.texts, truncation=True, max_length=128)
-        names = GLUE_TASKS[args.task].labels
+        self.encoded = self.tokenizer(*examples['texts'], truncation=True, max_length=128)
+        num_labels = examples['num_labels']
         self.labels = torch.tensor(
-            examples.labels, dtype=torch.int64 if names else torch.float32)
+            examples['labels'], dtype=torch.int64 if num_labels else torch.float32)
         self.model = transformers.AutoModelForSequenceClassification.from_pretrained(
-            args.model, num_labels=len(names) or 1, attn_implementation='sdpa',
+            args.model, num_labels=num_labels or 1, attn_implementation='sdpa',
         ).train()
         self.optimizer = torch.optim.AdamW(parameter_groups(self.model), lr=5e-5, fused=True)
-        self.steps = args.steps or len(self.labels) // BATCH_SIZE
+        self.steps = args.steps
         self.schedule = transformers.get_linear_schedule_with_warmup(
             self.optimizer, int(0.3 * self.steps), 10**6)  # any number of epochs may follow
         self._train(2)  # warm-up steps, as ours has
 
     def train(self) -> Result:
-        """Trains an epoch, or the steps that were asked for."""
+        """Trains the steps of a measurement."""
         return self._train(self.steps)
 
     def _train(self, steps: int) -> Result:
@@ -172,9 +157,8 @@ class PeerTrainer:
             self.schedule.step()
             self.optimizer.zero_grad(set_to_none=True)
         return {
-            'seconds': time.perf_counter() - started, 'steps': steps,
-            'padding': 1 - tokens / processed, 'loss': loss.item(),
-        }
+            'seconds': time.perf_counter() - started, 'padding': 1 - tokens / processed,
+            'loss': loss.item()}
 
     def _batch(self, chosen: list[int]) -> Any:
         """The examples with these numbers, padded to the longest."""
@@ -194,56 +178,37 @@ def parameter_groups(model: Any) -> list[dict[str, Any]]:
     return [{'params': decayed, 'weight_decay': 0.01}, {'params': kept, 'weight_decay': 0.0}]
 
 
-def compare(args: argparse.Namespace, task: str, folder: str) -> dict[str, object]:
-    """Measures both programs on a task in turn, and prints and returns the results."""
-    workers = {name: Worker(name, folder, f'--task={task}') for name in PROGRAMS}
-    runs: dict[str, list[Result]] = {name: [] for name in PROGRAMS}
-    for number in range(args.rounds):
-        order = PROGRAMS if number % 2 == 0 else PROGRAMS[::-1]
-        for name in order:
-            runs[name].append(workers[name]())
-    for worker in workers.values():
-        worker.end()
-    seconds = {}
-    for name, results in runs.items():
-        taken = [result['seconds'] for result in results]
-        seconds[name] = taken
-        first = results[0]
-        print(f"{task:6} {name:5} {first['steps']:6} steps {statistics.median(taken):8.1f} s "
-              f"({min(taken):.1f}-{max(taken):.1f})  {100 * first['padding']:5.1f} % padding",
-              flush=True)
-    ratio = statistics.median(
-        peer / ours for peer, ours in zip(seconds['peer'], seconds['ours'], strict=True))
-    print(f'{task:6} peer / ours {ratio:.2f}', flush=True)
-    return {
-        'task': task, 'seconds': seconds, 'ratio': ratio, 'runs': runs,
-        'preparation': {name: worker.preparation for name, worker in workers.items()},
-    }
+def write_examples(args: argparse.Namespace) -> None:
+    """Writes the training examples beside the model, for the peer."""
+    import numpy as np
+
+    from bert_jax.tasks.glue import GLUE_TASKS, read_glue
+
+    examples = read_glue(args.task, args.data, 'train')
+    assert examples is not None and examples.labels is not None
+    examples_file(args).write_text(json.dumps({
+        'texts': [list(texts) for texts in examples.texts],
+        'labels': np.asarray(examples.labels).tolist(),
+        'num_labels': len(GLUE_TASKS[args.task].labels)}))
 
 
-def prepare(args: argparse.Namespace) -> Callable[[str], Result]:
-    """A function that trains a measurement's steps; the line that asks for it has no meaning."""
-    trainer = OurTrainer(args) if args.worker == 'ours' else PeerTrainer(args)
-    return lambda line: trainer.train()
+def examples_file(args: argparse.Namespace) -> Path:
+    """What `write_examples` writes."""
+    return Path(args.model, 'examples.json')
+
+
+def prepare(args: argparse.Namespace) -> Callable[[], Result]:
+    """A function that trains a measurement's steps."""
+    trainer = OurTrainer(args) if args.program == 'ours' else PeerTrainer(args)
+    return trainer.train
 
 
 def main() -> None:
     args = parse_arguments()
-    if args.worker:
-        serve(args.worker, functools.partial(prepare, args))
-        return
-    import jax
-    import torch
-    import transformers
-
-    with tempfile.TemporaryDirectory() as folder:
-        results = [compare(args, task, folder) for task in args.tasks.split(',')]
-    print(json.dumps({
-        'results': results, 'seed': args.seed, 'date': datetime.date.today().isoformat(),
-        'cores': len(os.sched_getaffinity(0)),
-        'versions': {'jax': jax.__version__, 'torch': torch.__version__,
-                     'transformers': transformers.__version__},
-    }))
+    if args.program == 'examples':
+        write_examples(args)
+    else:
+        serve(functools.partial(prepare, args))
 
 
 if __name__ == '__main__':

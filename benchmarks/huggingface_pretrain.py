@@ -1,6 +1,6 @@
 """A peer of the step benchmark: Hugging Face's PyTorch BERT on the same work.
 
-    python benchmarks/in_turn.py --peer='PEER_VENV/bin/python benchmarks/huggingface_pretrain.py'
+    python -m benchmarks.in_turn --peer='PEER_VENV/bin/python benchmarks/huggingface_pretrain.py'
     PEER_VENV/bin/python benchmarks/huggingface_pretrain.py --steps=10 --variant=tuned
 
 Needs `pip install torch==2.13.0 transformers` (the extra `parity` of setup.py), best in a virtual

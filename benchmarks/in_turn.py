@@ -1,47 +1,55 @@
 """Compares the train step with a peer's on the same sizes, run in turn (A-B-B-A) on CPUs.
 
-    JAX_PLATFORMS=cpu python benchmarks/in_turn.py [--repeats=4] \\
+    python -m benchmarks.in_turn [--repeats=4] \\
         --peer='peer/bin/python benchmarks/huggingface_pretrain.py' --model=base --batch_size=8 ...
 
 The other flags are those of bert_jax.tools.bench. The peer is a command: it gets --layers --hidden
 --heads --vocab_size --batch_size --seq --predictions --dtype --steps --warmup and prints a JSON
 object with `sequences_per_second` as its last line. Each measurement has a process and a warm-up
 of its own. The ratio is the median over pairs of successive measurements, so that other load on the
-machine cancels out.
+machine cancels out. (The page's row of it is `python -m benchmarks.page --only=step`.)
 """
 
 import argparse
 import json
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.worker import run
 
 SIZES = ('layers', 'hidden', 'heads', 'vocab_size', 'batch_size', 'seq', 'predictions', 'dtype',
          'steps', 'warmup')
 
 
-def measure_ours(flags: list[str]) -> tuple[float, list[str]]:
-    """(Sequences/s of bert_jax, the flags with its sizes for the peer)."""
+class Measured(NamedTuple):
+    """One measurement of a program: sequences/s, and bytes of its process at most."""
+
+    rate: float
+    peak_memory: int
+
+
+def measure_ours(flags: list[str]) -> tuple[Measured, list[str]]:
+    """(What bert_jax does, the flags with its sizes for the peer)."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'step.json'
-        command = [
-            sys.executable, '-m', 'bert_jax.tools.bench', '--repeats=1', f'--json={path}', *flags]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        finished = run([
+            sys.executable, '-m', 'bert_jax.tools.bench', '--repeats=1', f'--json={path}', *flags])
         (step,) = json.loads(path.read_text())['results']
     rate = next(
         figure['median'] for figure in step['figures'] if figure['unit'] == 'sequences/s')
-    return rate, [f"--{name}={step['settings'][name]}" for name in SIZES]
+    sizes = [f"--{name}={step['settings'][name]}" for name in SIZES]
+    return Measured(rate, finished.peak_memory), sizes
 
 
-def measure_peer(peer: str, sizes: list[str]) -> float:
-    """Sequences/s of the peer."""
-    process = subprocess.run(
-        [*shlex.split(peer), *sizes], check=True, stdout=subprocess.PIPE, text=True)
-    last_line = process.stdout.strip().splitlines()[-1]
-    return float(json.loads(last_line)['sequences_per_second'])
+def measure_peer(peer: str, sizes: list[str]) -> Measured:
+    """What the peer does."""
+    finished = run([*shlex.split(peer), *sizes])
+    last_line = finished.output.strip().splitlines()[-1]
+    return Measured(float(json.loads(last_line)['sequences_per_second']), finished.peak_memory)
 
 
 def main() -> None:
@@ -56,11 +64,11 @@ def main() -> None:
         order = ('ours', 'peer') if number % 2 == 0 else ('peer', 'ours')
         for program in order:
             if program == 'ours':
-                rate, sizes = measure_ours(flags)
+                measured, sizes = measure_ours(flags)
             else:
-                rate = measure_peer(options.peer, sizes)
-            rates[program].append(rate)
-            print(f'{program}: {rate:.2f} sequences/s', flush=True)
+                measured = measure_peer(options.peer, sizes)
+            rates[program].append(measured.rate)
+            print(f'{program}: {measured.rate:.2f} sequences/s', flush=True)
     ratios = [ours / peer for ours, peer in zip(rates['ours'], rates['peer'], strict=True)]
     ours = statistics.median(rates['ours'])
     peer = statistics.median(rates['peer'])

@@ -8,7 +8,7 @@ weights, tokenization included, in bfloat16 on a GPU and in float32 on a CPU. Py
 of --batch_size, padded to their longest, in the order of the sentences and sorted by length; ours
 packs them into rows. Without --file the sentences are made up: words of the vocabulary, 2 to 50 of
 them, 11 on average. It prints the first call's seconds, which are not counted, and one JSON line.
-That both programs give the same vectors is checked by huggingface_features.py.
+That both programs give the same vectors is checked by `python -m benchmarks.page`.
 """
 
 import argparse

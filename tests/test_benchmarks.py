@@ -2,9 +2,12 @@
 
 import argparse
 import collections
+import contextlib
+import functools
 import itertools
 import json
 import statistics
+import sys
 
 import numpy as np
 import pytest
@@ -77,6 +80,66 @@ def test_the_gpu_page_has_losses_beside_those_of_cpus(tmp_path):
     assert '| quickstart, rows | those of the CPUs | |' in page
     assert '| quickstart, masked words found at its end | 0.250, 0.250 | 0.283, 0.294' in page
     assert 'synthetic' not in page
+
+
+def test_the_page_measures_in_turn_and_goes_on_where_it_was_stopped(tmp_path):
+    from benchmarks import page
+
+    ran = []
+
+    def work(name):
+        if len(ran) == 3 and not path.with_suffix('.go').exists():
+            raise KeyboardInterrupt
+        ran.append(name)
+        return {'seconds': 1.0 + len(ran), 'peak_memory': 1e9 * len(ran)}
+
+    def measure(deadline):
+        page.measure(row, argparse.Namespace(), path, deadline)
+
+    programs = {name: functools.partial(work, name) for name in ('ours', 'in order')}
+    row = page.Row('vectors', lambda options: contextlib.nullcontext(programs), 2)
+    path = tmp_path / 'row.json'
+    with pytest.raises(KeyboardInterrupt):
+        measure(float('inf'))
+    path.with_suffix('.go').touch()
+    measure(0)  # nothing is begun
+    assert len(ran) == 3
+    measure(float('inf'))
+    measure(float('inf'))  # nothing is missing
+    assert ran == ['ours', 'in order', 'in order', 'ours']
+    record = json.loads(path.read_text())
+    # Seconds: 2 and 5, 3 and 4.
+    assert page.lines_of(row, record) == [
+        '| vectors | in order | 1.15 (0.80-1.50) | 3.50 | 3.50 | 4.00 | 3.00 |']
+    path.write_text(json.dumps(record | {'machine': {'processor': 'another'}}))
+    with pytest.raises(SystemExit, match='another machine'):
+        measure(float('inf'))
+
+
+def test_the_page_shows_the_rows_that_are_measured_whole():
+    from benchmarks import page
+
+    of = {'processor': 'X', 'cores': 2, 'GLIBC_TUNABLES': '', 'versions': {'jax': '1'}}
+    measurement = {'program': 'ours', 'seconds': 2.0, 'cpu_seconds': 3.0, 'peak_memory': 1e9,
+                   'date': '2026-01-02T03:04:05', 'load_before': 0.5}
+    whole = {'machine': of, 'programs': ['ours'], 'measurements': [measurement] * 3}
+    begun = whole | {'measurements': [measurement]}
+    text = page.table({'start-help': whole, 'start-import': begun})
+    assert '| `bert_jax.main --help` | 2.00 (2.00-2.00) | 3.00 (3.00-3.00) | 1.00 |' in text
+    assert '- 2 cores of X, 2026-01-02; GLIBC_TUNABLES not set; jax 1' in text
+    assert 'import bert_jax' not in text
+
+
+def test_a_command_ends_at_a_line_of_its_output_or_says_what_it_printed():
+    from benchmarks import worker
+
+    script = "import time; print('begun', flush=True); time.sleep(60)"
+    finished = worker.run([sys.executable, '-c', script], until='begun')
+    assert finished.output == 'begun\n'
+    assert finished.seconds < 30
+    assert finished.peak_memory > 1e6
+    with pytest.raises(SystemExit, match='ended with 3:\nwhy'):
+        worker.run([sys.executable, '-c', "print('why'); raise SystemExit(3)"])
 
 
 def test_made_up_sentences_are_of_the_vocabulary_s_words():
