@@ -35,6 +35,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Plan, Planner, Shape, Units, packed_batch, unpack
 from bert_jax.runtime import hosts
 from bert_jax.runtime.arriving import Pause
+from bert_jax.runtime.on_cpu import compiler_options
 from bert_jax.runtime.pace import Pace
 from bert_jax.runtime.pauses import calling, pause
 from bert_jax.sharding import Layout, Mesh, local_rows, to_global
@@ -125,7 +126,9 @@ class Engine:
         self._used: dict[Function, set[Shape]] = collections.defaultdict(set)
         # Every process needs all outputs; a single one just fetches them from its devices.
         whole = NamedSharding(mesh, PartitionSpec()) if jax.process_count() > 1 else None
-        self._compiled = functools.cache(functools.partial(jax.jit, out_shardings=whole))
+        self._compiled = functools.cache(functools.partial(
+            jax.jit, out_shardings=whole,
+            compiler_options=compiler_options() if layout.on_cpu else None))
 
     def outputs(self, function: Function, params: Params, units: Units) -> Outputs:
         """Outputs of a set, in its order: [n, ...] by unit and [T, ...] by token.

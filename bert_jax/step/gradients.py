@@ -111,8 +111,8 @@ def _rounded(x: jax.Array, message_dtype: str) -> jax.Array:
 
     Whether it is in messages depends on the mesh; whether it is rounded does not.
     """
-    if not is_large(x.shape):
-        return x
+    if not is_large(x.shape) or message_dtype == 'float32':
+        return x  # in float32 it would be a copy, which XLA makes on CPUs
     finfo = jnp.finfo(message_dtype)
     return jax.lax.reduce_precision(x, finfo.nexp, finfo.nmant)
 

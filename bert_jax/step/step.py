@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from bert_jax.kernels.dropout import dropout_rows
 from bert_jax.model.layers import Names, Parameter, declared_parameters, path_names
 from bert_jax.model.trainable import Batch, Params, Trainable
+from bert_jax.runtime.on_cpu import compiler_options
 from bert_jax.runtime.pauses import calling, pause
 from bert_jax.sharding import LEAST_SPLIT, Layout, tree_shardings
 from bert_jax.step.gradients import global_gradient
@@ -193,7 +194,9 @@ def make_eval_step(head: Trainable, mesh: Mesh) -> EvalStep:
         _, sums = head.loss(params, batch, head.totals(batch), None)
         return dict(sums)
 
-    return jax.jit(eval_step, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    return jax.jit(
+        eval_step, out_shardings=NamedSharding(mesh, PartitionSpec()),
+        compiler_options=compiler_options() if Layout(mesh).on_cpu else None)
 
 
 def evaluate(
