@@ -35,6 +35,7 @@ _SECTIONS = {
     'tagging': 'tagging',
     'squad': 'squad',
     'retrieval': 'retrieval',
+    'reranking': 'reranking',
 }
 _KINDS = {
     'text': 'text',

@@ -34,6 +34,7 @@ NAMES = [
     'glue:stsb',
     'retrieval:stsb',
     'retrieval:tiny',
+    'reranking:tiny',
     'squad:v2',
     'conll:documents',
     'conll:features',

@@ -24,9 +24,10 @@ PRETRAINING = ('pretrain', 'synthetic')
 LABELLED = ('downstream tasks',)
 _TEXT_TASKS = ('classification', 'regression')
 _WITH_ID = (*_TEXT_TASKS, 'multiple_choice')
-_OWN_FILES = (*_WITH_ID, 'tagging', 'retrieval')
+_SEARCH = ('retrieval', 'reranking')
+_OWN_FILES = (*_WITH_ID, 'tagging', *_SEARCH)
 SECTIONS = (  # of some tasks only
-    'classification', 'regression', 'conll', 'tagging', 'squad', 'retrieval')
+    'classification', 'regression', 'conll', 'tagging', 'squad', *_SEARCH)
 
 # What another value of a field means for a run:
 #   model     another run: of another task or another model
@@ -234,7 +235,7 @@ FIELDS: Mapping[str, Field] = {
     # that a table has instead; for pre-training on tables, `text`. A column that is named is read.
     'data.text': Field(
         None, 'text', 'data', ('pretrain', *_OWN_FILES), formerly=('text', 'tokens')),
-    'data.text_pair': Field('', 'text', 'data', (*_TEXT_TASKS, 'retrieval')),
+    'data.text_pair': Field('', 'text', 'data', (*_TEXT_TASKS, *_SEARCH)),
     # With several labels per example: one column, or columns of 0 and 1, one for each label,
     # comma-separated. Empty: `label` (for tags `tags`), or the one column of a usual name.
     'data.label': Field(None, 'text', 'data', _OWN_FILES, formerly=('label', 'tags')),
@@ -242,9 +243,9 @@ FIELDS: Mapping[str, Field] = {
     # Empty: those that a Parquet file of Hugging Face's datasets holds.
     'data.label_names': Field('', 'text', 'data', ('classification', 'tagging')),
     # Columns, comma-separated: of the choices, or of hard negatives.
-    'data.choices': Field('', 'text', 'data', ('multiple_choice', 'retrieval')),
+    'data.choices': Field('', 'text', 'data', ('multiple_choice', *_SEARCH)),
     # Names rows in predictions; empty: counted from 0.
-    'data.id': Field('', 'text', 'data', (*_WITH_ID, 'retrieval')),
+    'data.id': Field('', 'text', 'data', (*_WITH_ID, *_SEARCH)),
     # Examples share rows; scores stay the same.
     'data.packing': Field(True, _SWITCH, 'result', LABELLED),
     # Share of the rows that may be malformed, and are left out; more is an error.
@@ -392,6 +393,20 @@ FIELDS: Mapping[str, Field] = {
     # Of pairs with scores: those with this or more are trained on as queries with documents; 0:
     # the cosines of all pairs are to have the order of the scores.
     'retrieval.least_score': Field(0.0, Range(-1e9, 1e9), 'training'),
+    # contrastive (cross-entropy of the relevant documents in their group) | listnet | ranknet |
+    # lambda (LambdaLoss) | binary (each document by itself).
+    'reranking.loss': Field(
+        'contrastive', ('contrastive', 'listnet', 'ranknet', 'lambda', 'binary'), 'training'),
+    # The most documents of a query that are compared with each other; a row holds them all.
+    'reranking.group_size': Field(8, count(2**10, least=2), 'training'),
+    # Comma-separated, as for retrieval; the first picks the best evaluation. Empty: the usual.
+    'reranking.metrics': Field('', 'elsewhere', 'data'),
+    'reranking.corpus': Field('', 'path', 'data'),  # see retrieval.corpus
+    'reranking.queries': Field('', 'path', 'data'),  # see retrieval.corpus
+    'reranking.qrels': Field('', 'path', 'data'),  # see retrieval.corpus
+    # A ranking of that corpus in trec_eval's format, as a retrieval run's dev_rankings.trec is: the
+    # documents that are ranked anew when the run is scored.
+    'reranking.candidates': Field('', 'path', 'data'),
 }
 
 # What a run's config.json holds beside the config: entries, and sections with entries.

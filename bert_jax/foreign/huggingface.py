@@ -554,6 +554,9 @@ def _config_to_write(weights: Weights, family: Family, class_name: str) -> dict[
         config['label2id'] = {label: i for i, label in enumerate(labels)}
     if head.problem_type:
         config['problem_type'] = head.problem_type
+    activation = weights.inference.get('activation')
+    if activation:  # of a cross-encoder of sentence-transformers
+        config['sentence_transformers'] = {'activation_fn': f'torch.nn.{activation}'}
     # Without any, it would be taken for a folder that transformers has written.
     config[INFERENCE] = dict(weights.inference) or framing_of({})
     return config

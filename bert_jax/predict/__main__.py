@@ -4,6 +4,7 @@
     python -m bert_jax.predict next-sentence --model DIR "He was tired." "So he went to bed."
     python -m bert_jax.predict score --model DIR --input sentences.txt > scores.jsonl
     python -m bert_jax.predict features --model DIR --pool=mean --output vectors.npz < texts.txt
+    python -m bert_jax.predict rerank --model DIR "How to cook rice?" "Boil it." "Ask a baker."
     python -m bert_jax.predict classify --model BASE --adapter rte --adapter cola "A fine film."
     python -m bert_jax.predict export --model DIR --output bert.stablehlo
 
@@ -87,6 +88,19 @@ def _classify(model: Model, args: argparse.Namespace, source: Source) -> Iterato
         return model.iter_classify(source.texts(inputs.Choices()), args.windows)
     form = inputs.Pair() if args.pairs else inputs.Parts()
     return model.iter_classify(source.texts(form), args.windows, args.any_form)
+
+
+def _rerank(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
+    """Documents of a query in the order of their scores.
+
+        python -m bert_jax.predict rerank --model DIR "How do I cook rice?" "Boil it." "No."
+
+    Reads a query and its documents: one argument each, a line with TABs between them, or columns
+    of a table (--text; --choices names those of documents, or one with a list of them).
+    Writes {"query", "ranking": [{"index", "score", "text"}, ...]}, the highest score first;
+    "index" counts the documents from 0.
+    """
+    return model.iter_rerank(source.texts(inputs.Choices()))
 
 
 def _answer(model: Model, args: argparse.Namespace, source: Source) -> Iterator[Any]:
@@ -265,11 +279,15 @@ def _add_fill_mask_flags(parser: argparse.ArgumentParser) -> None:
         '--top-k', type=int, default=5, metavar='N', help='words for each [MASK] (5)')
 
 
-def _add_classify_flags(parser: argparse.ArgumentParser) -> None:
+def _add_choices_flags(parser: argparse.ArgumentParser) -> None:
     _add_text_flags(parser)
     parser.add_argument(
         '--choices', metavar='COLUMN,COLUMN,...', default='',
-        help='with the choices, or one with a list of them')
+        help='with the choices (documents), or one with a list of them')
+
+
+def _add_classify_flags(parser: argparse.ArgumentParser) -> None:
+    _add_choices_flags(parser)
     parser.add_argument('--pairs', action='store_true', help='take the arguments two at a time')
     parser.add_argument(
         '--any-form', action='store_true',
@@ -348,6 +366,7 @@ _COMMANDS = {
     'fill-mask': _Command(_fill_mask, _add_fill_mask_flags),
     'next-sentence': _Command(_next_sentence),
     'classify': _Command(_classify, _add_classify_flags),
+    'rerank': _Command(_rerank, _add_choices_flags),
     'answer': _Command(_answer, _add_answer_flags),
     'tag': _Command(_tag, _add_tag_flags),
     'features': _Command(_features, _add_features_flags),

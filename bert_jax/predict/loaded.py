@@ -57,6 +57,8 @@ _REQUIREMENTS: Mapping[str, _Requirement] = {
     'classify': _Requirement(
         ('classification', 'multi_label', 'regression', 'multiple_choice'), 'classifier',
         'a classification, multi-label, regression or multiple-choice head'),
+    'rerank': _Requirement(
+        ('regression',), 'classifier', 'a regression head on pairs (configs/reranking.py)'),
     'answer': _Requirement(
         ('question_answering',), 'cls/squad', 'a question-answering head'),
     'tag': _Requirement(

@@ -11,7 +11,7 @@ from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.masked_words import FillMask, Score
 from bert_jax.predict.stream import Result, Text, stream
 from bert_jax.predict.tags import Tag
-from bert_jax.predict.texts import NextSentence, classify_job
+from bert_jax.predict.texts import NextSentence, Rerank, classify_job
 from bert_jax.predict.vectors import Features, Vectors
 
 _P = ParamSpec('_P')
@@ -104,6 +104,18 @@ class Model(LoadedModel):
         """
         return stream(self, texts, classify_job(self, windows, any_form))
 
+    def iter_rerank(self, texts: Iterable[Text]) -> Iterator[Result]:
+        """The documents of a query, ranked by a model of pairs with one value: a cross-encoder.
+
+        Args:
+          texts: (query, document, document, ...).
+
+        Returns:
+          For each: {'query', 'ranking': [{'index', 'score', 'text'}, ...]}, the highest score
+          first, 'index' counting the documents from 0. Scores are values of `classify`.
+        """
+        return stream(self, texts, Rerank(self))
+
     def iter_answer(
         self, questions: Iterable[Text], max_answer_length: int = 30,
         null_threshold: float | None = None,
@@ -174,6 +186,7 @@ class Model(LoadedModel):
     next_sentence = _listed(iter_next_sentence)
     score = _listed(iter_score)
     classify = _listed(iter_classify)
+    rerank = _listed(iter_rerank)
     answer = _listed(iter_answer)
     tag = _listed(iter_tag)
     features = _listed(iter_features)

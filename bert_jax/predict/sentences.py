@@ -44,6 +44,12 @@ _OF_ENCODER: Mapping[str, Any] = {
 _OF_MODEL: Mapping[str, Any] = {
     'prompts': ANY, 'default_prompt_name': ANY, '__version__': ANY, 'similarity_fn_name': ANY,
     'truncate_dim': ANY, 'model_type': 'SentenceTransformer'}
+# The same of a cross-encoder.
+_OF_PAIR_ENCODER: Mapping[str, Any] = {
+    **_OF_ENCODER, 'transformer_task': 'sequence-classification', 'module_output_name': 'scores',
+    'modality_config': {'text': {'method': 'forward', 'method_output_name': 'logits'}}}
+_OF_CROSS_ENCODER: Mapping[str, Any] = {
+    **_OF_MODEL, 'model_type': 'CrossEncoder', 'activation_fn': ANY, 'keep_in_fp32_modules': ANY}
 _OF_POOLING: Mapping[str, Any] = {
     'include_prompt': ANY, 'word_embedding_dimension': ANY, 'embedding_dimension': ANY,
     'pooling_mode': ANY}
@@ -283,7 +289,8 @@ def _read_encoder(folder: Path) -> tuple[int | None, bool]:
     if file is None:
         return None, False
     config = read_fields(file, _ENCODER, _MEND)
-    _note_not_applied(file, config, _OF_ENCODER)
+    reads_pairs = config.get('transformer_task') == _OF_PAIR_ENCODER['transformer_task']
+    _note_not_applied(file, config, _OF_PAIR_ENCODER if reads_pairs else _OF_ENCODER)
     return config.get('max_seq_length'), bool(config.get('do_lower_case'))
 
 
@@ -300,7 +307,8 @@ def _with_model_settings(sentences: Sentences, file: Path) -> Sentences:
     if not exists(file):
         return sentences
     config = read_fields(file, _MODEL, _MEND)
-    _note_not_applied(file, config, _OF_MODEL)
+    is_cross_encoder = config.get('model_type') == _OF_CROSS_ENCODER['model_type']
+    _note_not_applied(file, config, _OF_CROSS_ENCODER if is_cross_encoder else _OF_MODEL)
     prompts = {name: prompt or '' for name, prompt in (config.get('prompts') or {}).items()}
     default = config.get('default_prompt_name')
     if default is not None and default not in prompts:

@@ -170,6 +170,13 @@ class NextSentence(WindowedJob):
             yield shown(parts) | {'probability': follows}
 
 
+def activated(model: LoadedModel, logits: np.ndarray) -> np.ndarray:
+    """Logits float64, of a cross-encoder after the activation that its folder names."""
+    logits = logits.astype(np.float64)
+    activation = model.weights.inference.get('activation')
+    return ACTIVATIONS[activation](logits) if activation else logits
+
+
 class Classify(WindowedJob):
     """Labels or values of texts or pairs; see `Model.classify`."""
 
@@ -204,11 +211,8 @@ class Classify(WindowedJob):
         self, texts: list[Tokenized], windows: TextWindows, outputs: Outputs
     ) -> Iterator[Result]:
         """What the head says of the combined logits of each text's windows."""
-        logits = windows.combined_logits(self._head, outputs['logits']).astype(np.float64)
-        activation = self.model.weights.inference.get('activation')
-        if activation:
-            logits = ACTIVATIONS[activation](logits)
-        described = self._head.described(logits, self._labels)
+        logits = windows.combined_logits(self._head, outputs['logits'])
+        described = self._head.described(activated(self.model, logits), self._labels)
         for (parts, _), result in zip(texts, described, strict=True):
             yield shown(parts) | result
 
@@ -222,10 +226,40 @@ def classify_job(
     return Classify(model, windows, any_form)
 
 
-class Choose(TextJob[list[Tokenized], TextWindows]):
-    """Which ending fits a beginning: each pair of the two is a unit; see `Model.classify`."""
+class PairsOfFirst(TextJob[list[Tokenized], TextWindows]):
+    """A job on a first text with each of several others: each pair of the two is a unit."""
+
+    least_texts: int = 2
+    too_few: str = ''  # what is said of fewer
+
+    def read(self, text: Any, number: int) -> list[Tokenized]:
+        """Tokenizes the first text with each of the others."""
+        parts = parts_of(text)
+        if len(parts) < self.least_texts:
+            raise InputError(self.too_few)
+        first, *others = parts
+        pairs = []
+        for other in others:
+            pairs.append(tokenize(
+                self.model, [first, other], number, notes=self.notes, encode=self.model.encode))
+        return pairs
+
+    def batch(self, texts: list[list[Tokenized]]) -> tuple[TextWindows, Units]:
+        """The pairs of all texts."""
+        return text_units(self.model, [pair for pairs in texts for pair in pairs])
+
+    def logits_of(self, texts: list[list[Tokenized]], outputs: Outputs) -> list[np.ndarray]:
+        """For each text the logits of its pairs."""
+        bounds = np.cumsum([len(pairs) for pairs in texts])[:-1]
+        return np.split(outputs['logits'][:, 0], bounds)
+
+
+class Choose(PairsOfFirst):
+    """Which ending fits a beginning; see `Model.classify`."""
 
     keys = ('choices', 'choice', 'probability', 'probabilities')
+    least_texts = 3
+    too_few = 'it has no choices: a beginning and two or more ends of it expected'
 
     def __init__(self, model: LoadedModel, windows: str | None):
         """See `Model.classify`; the head is multiple choice."""
@@ -234,32 +268,44 @@ class Choose(TextJob[list[Tokenized], TextWindows]):
             raise InputError(f'windows={windows!r}: beginnings and ends are cut, not read in parts')
         super().__init__(model, model.head.outputs)
 
-    def read(self, text: Any, number: int) -> list[Tokenized]:
-        """Tokenizes the beginning with each of the endings."""
-        parts = parts_of(text)
-        if len(parts) < 3:
-            raise InputError('it has no choices: a beginning and two or more ends of it expected')
-        beginning, *endings = parts
-        pairs = []
-        for ending in endings:
-            pairs.append(tokenize(
-                self.model, [beginning, ending], number, notes=self.notes,
-                encode=self.model.encode))
-        return pairs
-
-    def batch(self, texts: list[list[Tokenized]]) -> tuple[TextWindows, Units]:
-        """The pairs of all texts."""
-        return text_units(self.model, [pair for pairs in texts for pair in pairs])
-
     def results(
         self, texts: list[list[Tokenized]], windows: TextWindows, outputs: Outputs
     ) -> Iterator[Result]:
         """The likeliest choice of each text."""
-        bounds = np.cumsum([len(pairs) for pairs in texts])[:-1]
-        of_texts = np.split(outputs['logits'][:, 0], bounds)
-        for pairs, logits in zip(texts, of_texts, strict=True):
+        for pairs, logits in zip(texts, self.logits_of(texts, outputs), strict=True):
             probabilities = softmax(logits).tolist()
             best = int(logits.argmax())
             yield {'text': pairs[0].texts[0], 'choices': [pair.texts[1] for pair in pairs],
                    'choice': best, 'probability': probabilities[best],
                    'probabilities': probabilities}
+
+
+class Rerank(PairsOfFirst):
+    """In which order documents answer a query; see `Model.rerank`."""
+
+    keys = ('ranking',)
+    too_few = 'it has no documents: a query and one document or more expected'
+
+    def __init__(self, model: LoadedModel):
+        """See `Model.rerank`."""
+        model.require('rerank')
+        if model.weights.inference.get('num_texts') == 1:
+            raise InputError(f'{model.weights.source}: rerank needs a model of pairs: this one was '
+                             'trained on single texts')
+        super().__init__(model, model.head.outputs)
+
+    def without_result(self, text: Any, reason: str) -> Result:
+        """The result of a query that could not be read, or whose documents could not."""
+        texts = shown(text, 1)['text']
+        query = texts[0] if isinstance(texts, list) else texts
+        return {'query': query, 'ranking': None, 'error': reason}
+
+    def results(
+        self, texts: list[list[Tokenized]], windows: TextWindows, outputs: Outputs
+    ) -> Iterator[Result]:
+        """The documents of each query, the highest score first; of equal ones the first."""
+        for pairs, logits in zip(texts, self.logits_of(texts, outputs), strict=True):
+            scores = activated(self.model, logits)
+            yield {'query': pairs[0].texts[0], 'ranking': [
+                {'index': int(i), 'score': float(scores[i]), 'text': pairs[i].texts[1]}
+                for i in np.argsort(-scores, kind='stable')]}

@@ -148,7 +148,8 @@ class Units:
     """Tokenized examples of a task.
 
     Attributes:
-      sequences: the sequences of all units, `choices` consecutive ones per unit.
+      sequences: the sequences of all units, `choices` consecutive ones per unit, of which all but
+        the first may be empty.
       choices: sequences per unit (4 for SWAG, else 1).
       labels: arrays [n, ...], one entry per unit; batches add `unit_index` and `unit_weights`.
       positions: arrays [n] of token positions within the unit, which become positions in the row.
@@ -551,8 +552,11 @@ def _token_features(units: Units, placement: _Placement) -> dict[str, np.ndarray
 
 def _unit_features(units: Units, placement: _Placement) -> dict[str, np.ndarray]:
     """Features of the placed units [u, ...]; `cls_positions` is [u, choices]."""
-    begin = units.sequences.offsets[_sequences_of(units, placement.unit)]
-    column_in_unit = begin - begin[:, :1]
+    sequence = _sequences_of(units, placement.unit)
+    begin = units.sequences.offsets[sequence]
+    is_empty = units.sequences.offsets[sequence + 1] == begin
+    # One without tokens has the position of the first: behind it, there may be no column.
+    column_in_unit = np.where(is_empty, 0, begin - begin[:, :1])
     cls_positions = placement.start_column[:, None] + column_in_unit
     features = {
         'cls_positions': cls_positions.astype(np.int32),

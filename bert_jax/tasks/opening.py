@@ -21,6 +21,7 @@ from bert_jax.tasks.glue import GLUE_TASKS, open_glue
 from bert_jax.tasks.handles import ScoredModel, given
 from bert_jax.tasks.own_texts import open_classification, open_regression
 from bert_jax.tasks.pretrain import PretrainTask
+from bert_jax.tasks.reranking import open_reranking
 from bert_jax.tasks.retrieval import open_retrieval, open_stsb
 from bert_jax.tasks.squad import open_squad
 from bert_jax.tasks.superglue import TASK_NAMES, open_superglue
@@ -44,6 +45,7 @@ TASKS: dict[str, Callable[[ConfigDict, ScoredModel | None], Task]] = {
     'swag': open_swag,
     'retrieval': open_retrieval,
     'retrieval_stsb': open_stsb,
+    'reranking': open_reranking,
     **dict.fromkeys(_TRAINED_GLUE_TASKS, open_glue),
     **dict.fromkeys(TASK_NAMES, open_superglue),
 }

@@ -60,6 +60,26 @@ def nearest(
     return Nearest(documents, scores)
 
 
+def ranked(
+    candidates: Sequence[np.ndarray], scores: Sequence[np.ndarray], last_first: np.ndarray
+) -> Nearest:
+    """Documents that have been scored, for each query the highest score first.
+
+    Args:
+      candidates: for each query the indices of its documents.
+      scores: of these.
+      last_first: [M] as for `nearest`.
+    """
+    num = max(map(len, candidates))
+    documents = np.full((len(candidates), num), -1)
+    by_rank = np.full((len(candidates), num), -np.inf, np.float32)
+    for query, (of_query, scores_of_query) in enumerate(zip(candidates, scores, strict=True)):
+        order = np.lexsort((-last_first[of_query], -scores_of_query))
+        documents[query, : len(order)] = of_query[order]
+        by_rank[query, : len(order)] = scores_of_query[order]
+    return Nearest(documents, by_rank)
+
+
 class _Ranked(NamedTuple):
     """A ranking, by what its documents are worth.
 

@@ -65,9 +65,9 @@ def open_retrieval(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
         train, dev = own_files(
             config, scored, task.read_scored, TextExamples.wholes, wholes=TextExamples.wholes)
         return task.of_scored_pairs(train, dev)
-    judged = _judged_tables(config)
+    judged = judged_tables(config, 'retrieval')
     if judged is not None:
-        train = None if scored else task.read(_source(config))
+        train = None if scored else task.read(source_of_all(config))
         return task.of_rankings(train, judged)
     train, dev = own_files(
         config, scored, task.read, lambda examples: examples.texts[0], wholes=TextExamples.wholes)
@@ -98,13 +98,38 @@ def open_stsb(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
     return _Opened(config).of_scored_pairs(train, dev)
 
 
-def _source(config: ConfigDict) -> str:
-    """`data.source`, to train on all of it."""
+def read_pairs(config: ConfigDict, path: str) -> TextExamples:
+    """The queries of a file, their documents, and hard negatives or, with `data.label`, scores."""
+    data = config.data
+    columns = [
+        table.column_or_usual(path, data.text, _USUAL_QUERIES, 'config.data.text'),
+        table.column_or_usual(
+            path, data.text_pair or None, _USUAL_DOCUMENTS, 'config.data.text_pair')]
+    columns += filter(None, map(str.strip, data.choices.split(',')))
+    return read_texts(
+        path, TextColumns(columns, label=data.label or '', id=data.id, needs_ids=True),
+        NumericLabels() if data.label else None, max_malformed=data.max_malformed,
+        keep_empty=False)
+
+
+def source_of_all(config: ConfigDict) -> str:
+    """`data.source`, to train on all of it, where a corpus is scored."""
     if config.data.eval_source:
         raise InputError(
             f'config.data.eval_source={config.data.eval_source} holds pairs to score, and '
-            'config.retrieval.corpus, queries and qrels say what is scored: leave out either')
+            f'config.{config.task}.corpus, queries and qrels say what is scored: leave out either')
     return str(as_path(config.data.source))
+
+
+def named_metrics(config: ConfigDict, section: str, usual: Sequence[str]) -> list[str]:
+    """The metrics of rankings that a section of the config names, or the usual ones.
+
+    Raises:
+      InputError: one is unknown.
+    """
+    names = [name.strip() for name in config[section].metrics.split(',') if name.strip()]
+    check_names(names, f'config.{section}.metrics')
+    return names or list(usual)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,31 +162,22 @@ class _Opened:
         self._tokenization = open_tokenization(config)
         self._prompts = {QUERY: self._section.query_prompt, DOCUMENT: self._section.document_prompt}
 
-    def read(self, path: str, label: str = '') -> TextExamples:
-        """The queries, documents and hard negatives of a file, or its pairs with scores."""
-        data = self._config.data
-        columns = [
-            table.column_or_usual(path, data.text, _USUAL_QUERIES, 'config.data.text'),
-            table.column_or_usual(
-                path, data.text_pair or None, _USUAL_DOCUMENTS, 'config.data.text_pair')]
-        columns += filter(None, map(str.strip, data.choices.split(',')))
-        return read_texts(
-            path, TextColumns(columns, label=label, id=data.id, needs_ids=True),
-            NumericLabels() if label else None, max_malformed=data.max_malformed,
-            keep_empty=False)
+    def read(self, path: str) -> TextExamples:
+        """The queries, documents and hard negatives of a file."""
+        return read_pairs(self._config, path)
 
     def read_scored(self, path: str) -> TextExamples:
         """The pairs of a file, with their scores."""
         if self._config.data.choices:
             raise InputError(f'config.data.choices={self._config.data.choices!r} are for queries '
                              'without scores: leave it out, or config.data.label')
-        return self.read(path, self._config.data.label)
+        return read_pairs(self._config, path)
 
     def of_rankings(self, train: TextExamples | None, judged: Judged) -> LabelledTask:
         """The task that is scored by rankings."""
-        names = [name.strip() for name in self._section.metrics.split(',') if name.strip()]
-        names = names or ['ndcg_at_10', 'mrr_at_10', 'recall_at_100', 'accuracy_at_1']
-        check_names(names, 'config.retrieval.metrics')
+        names = named_metrics(
+            self._config, 'retrieval',
+            ('ndcg_at_10', 'mrr_at_10', 'recall_at_100', 'accuracy_at_1'))
         say(f'scored: {len(judged.documents):,} documents are ranked for '
             f'{len(judged.queries):,} queries')
         queries = self._prompted(judged.queries, QUERY)
@@ -319,24 +335,23 @@ def _judged_rows(examples: TextExamples, ids_nxT: np.ndarray) -> Judged:
         [f'd{i}' for i in range(len(documents))], list(relevant.values()), left_out)
 
 
-def _judged_tables(config: ConfigDict) -> Judged | None:
-    """The corpus, queries and judgements that the config names; None if it names none.
+def judged_tables(config: ConfigDict, section: str) -> Judged | None:
+    """The corpus, queries and judgements that a section of the config names; None if it names none.
 
     Raises:
       InputError: it names some of the three, one cannot be read, or no query has a judgement.
     """
-    section = config.retrieval
-    paths = {name: section[name] for name in ('corpus', 'queries', 'qrels')}
+    paths = {name: config[section][name] for name in ('corpus', 'queries', 'qrels')}
     if not any(paths.values()):
         return None
     for name, path in paths.items():
         if not path:
-            raise InputError(f"config.retrieval.{name}='': corpus, queries and qrels belong "
+            raise InputError(f"config.{section}.{name}='': corpus, queries and qrels belong "
                              'together: name all three, or none')
     read = functools.partial(_texts_by_id, max_malformed=config.data.max_malformed)
-    documents = read(str(as_path(section.corpus)))
-    queries = read(str(as_path(section.queries)))
-    qrels = str(as_path(section.qrels))
+    documents = read(str(as_path(paths['corpus'])))
+    queries = read(str(as_path(paths['queries'])))
+    qrels = str(as_path(paths['qrels']))
     document_of = {name: i for i, name in enumerate(documents)}
     relevant: dict[str, dict[int, float]] = {}
     unknown: list[str] = []  # what is said about the judgements of queries and documents
@@ -354,8 +369,8 @@ def _judged_tables(config: ConfigDict) -> Judged | None:
             f'not there, the first in {unknown[0]}: such queries are left out, such documents '
             'count as not found, as in trec_eval')
     if not num_known:
-        raise InputError(f'{qrels} judges no query of {section.queries} with a document of '
-                         f'{section.corpus}: do their ids belong together?')
+        raise InputError(f"{qrels} judges no query of {paths['queries']} with a document of "
+                         f"{paths['corpus']}: do their ids belong together?")
     return Judged(
         [queries[name] for name in relevant], list(documents.values()), list(relevant),
         list(documents), list(relevant.values()))
@@ -456,13 +471,13 @@ def _ranking_results(
         return mean_metrics(names, ranking.documents, judged.relevant)
 
     metrics = _of_each_cut(columns, outputs, compute)
-    files = {'dev_rankings.trec': _trec_lines(judged, rankings[0])}
+    files = {'dev_rankings.trec': trec_lines(judged, rankings[0])}
     if judged.left_out:
-        files |= _tables_of(judged)
+        files |= tables_of(judged)
     return metrics, files
 
 
-def _tables_of(judged: Judged) -> dict[str, str]:
+def tables_of(judged: Judged) -> dict[str, str]:
     """The contents of a corpus, of queries and judgements as BEIR has them, by name."""
     judgements = ['query-id\tcorpus-id\tscore\n']
     for query, of_query in zip(judged.query_ids, judged.relevant, strict=True):
@@ -488,7 +503,7 @@ def _is_left_out(judged: Judged, queries: np.ndarray) -> np.ndarray:
     return is_left_out
 
 
-def _trec_lines(judged: Judged, ranking: Nearest) -> str:
+def trec_lines(judged: Judged, ranking: Nearest) -> str:
     """The ranking as trec_eval reads it: query, Q0, document, rank, score, and a name."""
     lines = []
     for query, documents, scores in zip(

@@ -315,7 +315,7 @@ def test_held_out_rows_are_equal_by_their_tokens():
     judged = retrieval._judged_rows(examples, np.array([[0, 1], [0, 2]]))
     assert judged.queries == ['a']
     assert judged.relevant == [{0: 1, 1: 1}]
-    files = retrieval._tables_of(judged)
+    files = retrieval.tables_of(judged)
     assert files['dev_qrels.tsv'].splitlines()[1:] == ['q0\td0\t1', 'q0\td1\t1']
 
 
@@ -326,7 +326,7 @@ def judged_tables(folder, qrels, corpus=(('d1', 'x'), ('d2', 'y')), header=('_id
             'qrels': [('query-id', 'corpus-id', 'score'), *qrels]}.items():
         write_table(folder / f'{name}.tsv', *rows)
         config.retrieval[name] = str(folder / f'{name}.tsv')
-    return retrieval._judged_tables(config)
+    return retrieval.judged_tables(config, 'retrieval')
 
 
 def test_relevant_documents_that_are_not_there_count_as_not_found(tmp_path, capsys):

@@ -32,7 +32,7 @@ _COMMANDS = {
     'prepare': ('--config', '--config.data.source', '--workdir'),
 }
 _OF_TASKS = (  # sections
-    'classification.', 'regression.', 'squad.', 'conll.', 'tagging.', 'retrieval.')
+    'classification.', 'regression.', 'squad.', 'conll.', 'tagging.', 'retrieval.', 'reranking.')
 # Values of a field's own type, if not its own.
 _LIKELY = {
     bool: ('True', 'False'),
