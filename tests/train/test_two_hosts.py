@@ -1,4 +1,5 @@
-"""Checkpoints of a run of two processes: what one of them cannot read, neither restores.
+"""What two processes share: checkpoints, which neither restores if one cannot read them, and a
+batch whose examples are compared with each other.
 
     python -m tests.train.test_two_hosts FOLDER
 
@@ -15,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -24,12 +26,17 @@ from flax.traverse_util import flatten_dict
 from bert_jax import sharding
 from bert_jax.config.bert_config import BertConfig
 from bert_jax.heads.pretraining import Pretraining
+from bert_jax.heads.retrieval import Retrieval
+from bert_jax.kernels.dropout import dropout_rows
 from bert_jax.model.layers import ModelConfig
+from bert_jax.rows.packing import Plan, Units, packed_batch
+from bert_jax.rows.sequences import Sequences
 from bert_jax.run.checkpoint import Checkpoints
 from bert_jax.run.resume_checks import check_shared
 from bert_jax.runtime import connecting, hosts, shared_folders
 from bert_jax.runtime.errors import InputError
-from bert_jax.sharding import make_mesh
+from bert_jax.sharding import Layout, local_rows, make_mesh, to_global
+from bert_jax.step.gradients import global_gradient
 from bert_jax.step.step import abstract_state
 from bert_jax.weights.parameters import Weights, from_tree
 from bert_jax.weights.warm_start import warm_start
@@ -150,6 +157,31 @@ def start_from_published(mesh):
     }
 
 
+def loss_of_pairs(mesh):
+    """The loss, and norms of gradients, of 16 queries that find their documents in the batch."""
+    config = ModelConfig(
+        vocab_size=300, num_layers=1, hidden_size=32, num_heads=4, intermediate_size=64,
+        max_position_embeddings=64, layout=Layout(mesh))
+    head = Retrieval(config, temperature=1.0)
+    abstract = abstract_state(head, ADAM, mesh).params
+    tokens = np.random.default_rng(0).integers(0, 300, 32 * 5).astype(np.int32)
+    sequences = Sequences.of_segments(tokens, np.arange(0, len(tokens) + 1, 5), np.full(32, 5))
+    units = Units(sequences, 2, labels={'text_ids': np.arange(32, dtype=np.int32).reshape(16, 2)})
+    plan = Plan.row_each(units.lengths, np.arange(16)[None])
+    local = local_rows(mesh, 16)
+    batch = to_global(mesh, packed_batch(units, plan, 0, local), 16, local)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+
+    @jax.jit
+    def compute(params, batch):
+        keys = dropout_rows(7, 3, np.arange(16))
+        grads, loss, _ = global_gradient(head, params, batch, keys, 1, mesh, shardings, 'float32')
+        embeddings = flatten_dict(grads['bert']['embeddings'], sep='/')
+        return {'loss': loss, 'norms': jax.tree.map(jnp.linalg.norm, embeddings)}
+
+    return jax.tree.map(float, compute(placed(abstract), batch))
+
+
 FOUND = 'found '  # begins the line that a process prints
 
 
@@ -212,6 +244,16 @@ def test_published_parameters_fill_the_shards_of_each_host(run):
         assert found['warm'] == {'wrong': [], 'split': True}
 
 
+def test_a_query_finds_its_document_among_those_of_both(run):
+    """The loss and the gradient are those of one device, with all other documents as rivals."""
+    expected = loss_of_pairs(mesh(1, 1, 1))
+    assert expected['loss'] > 1
+    for found in run.found:
+        for axes in ('data', 'fsdp'):
+            assert found['pairs'][axes]['loss'] == pytest.approx(expected['loss'], rel=1e-5)
+            assert found['pairs'][axes]['norms'] == pytest.approx(expected['norms'], rel=1e-4)
+
+
 def main(folder):
     """Prints what one of the two processes finds."""
     sharding.LEAST_SPLIT = 1
@@ -225,6 +267,7 @@ def main(folder):
     found = {
         'own': str(fault.value),
         'warm': start_from_published(make_mesh(*MESHES['fsdp'])),
+        'pairs': {name: loss_of_pairs(make_mesh(*MESHES[name])) for name in ('data', 'fsdp')},
         **save_and_restore(folder / 'checkpoints'),
     }
     print(FOUND + json.dumps(found), flush=True)
