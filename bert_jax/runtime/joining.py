@@ -195,13 +195,10 @@ class _Messages:
         self.connection = connection
         self._read = b''
 
-    def send(self, **message: Any) -> bool:
-        """Sends a message; False if the other is gone."""
-        try:
+    def send(self, **message: Any) -> None:
+        """Sends a message; if the other is gone, the next `receive` says so."""
+        with contextlib.suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b'\n')
-        except OSError:
-            return False
-        return True
 
     def receive(self) -> list[dict[str, Any]] | None:
         """The messages that have arrived; None if the other is gone, or speaks something else."""
