@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
 
 from bert_jax.kernels import attention_blocks, attention_tpu
@@ -244,3 +245,39 @@ def test_chunks_in_bfloat16(monkeypatch, length, window):
     expected = with_gradient(attend, qkv.astype('float32'), *args, d_out.astype('float32'), 0.1)
     for a, b in zip(found, expected, strict=True):
         assert np.abs(np.asarray(a, np.float32) - b).max() < 0.02 * np.abs(b).max()
+
+
+@pytest.mark.parametrize('length, window, has_large_vmem', [
+    (200, 0, True), (200, 0, False), (700, 0, True), (700, 64, True)])
+def test_blocks_lie_within_their_arrays(monkeypatch, length, window, has_large_vmem):
+    """Others are moved into them where a kernel is interpreted, but not on a TPU."""
+    cut_into_chunks(monkeypatch, 256)
+    call_of = pl.pallas_call
+    checked = []
+
+    def checking_call(kernel, *, grid, in_specs, out_specs, out_shape, **options):
+        call = call_of(kernel, grid=grid, in_specs=in_specs, out_specs=out_specs,
+                       out_shape=out_shape, **options)
+
+        def run(*arrays):
+            every = zip(jax.tree.leaves((in_specs, out_specs)),
+                        jax.tree.leaves((arrays, out_shape)), strict=True)
+            for spec, array in every:
+                if spec.block_shape is None:
+                    continue  # the kernel copies parts of it
+                for place in np.ndindex(*grid):
+                    with jax.ensure_compile_time_eval():
+                        begins = np.array(spec.index_map(*place)) * spec.block_shape
+                    assert (begins >= 0).all()
+                    assert (begins + spec.block_shape <= array.shape).all()
+                checked.append(spec)
+            return call(*arrays)
+
+        return run
+
+    monkeypatch.setattr(pl, 'pallas_call', checking_call)
+    qkv, *args, d_out = inputs(3, length, 4, packed=True)
+    attend = functools.partial(
+        kernel, window=window, has_large_vmem=has_large_vmem, rotary_base=10_000.0)
+    with_gradient.eval_shape(attend, qkv, *args, d_out, 0.1)
+    assert len(checked) > 10  # of both passes

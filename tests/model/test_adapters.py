@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from bert_jax.config.adapters import AdapterOptions
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.heads.classification import Classification
-from bert_jax.kernels.dropout import dropout_rows
+from bert_jax.kernels import dropout as drop
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, make_mesh
@@ -28,8 +28,8 @@ MODERN = {'pre_norm': True, 'gated': True, 'biases': False, 'positions': 'rotary
           'type_vocab_size': 0, 'pooler_norm': True}
 LOW_RANK = ['lora', 'rslora', 'dora']
 
-
 NONE = AdapterOptions()
+STILL = {'hidden_dropout': 0.0, 'attention_dropout': 0.0, 'classifier_dropout': 0.0}
 
 
 def head_with(options=NONE, **changes):
@@ -106,20 +106,39 @@ def test_merged_kernels_compute_what_adapters_do(kind, targets, model):
     assert np.abs(others - expected['logits']).max() > 0.01
 
 
+DROPPING = AdapterOptions(rank=3, dropout=0.5, targets='all')
+
+
 def test_dropout_is_on_what_the_adapter_reads_alone():
     """Without other dropout, the rows differ only if the adapter adds something."""
-    still = {'hidden_dropout': 0.0, 'attention_dropout': 0.0, 'classifier_dropout': 0.0}
-    options = AdapterOptions(rank=3, dropout=0.5, targets='all')
-    head = head_with(options, **still)
+    head = head_with(DROPPING, **STILL)
     params = random_params(head)
     batch = batch_of(2)
-    keys = dropout_rows(0, 1, jnp.arange(2))
+    keys = drop.dropout_rows(0, 1, jnp.arange(2))
     found = jit(head.outputs)
     drawn = found(params, batch, keys)['logits']
     assert np.abs(drawn - found(params, batch)['logits']).max() > 0.01
     nothing = jax.tree_util.tree_map_with_path(
         lambda path, x: x * 0 if path[-1].key == 'b' else x, params)
     assert_close(found(nothing, batch, keys), found(nothing, batch), rtol=0, atol=0)
+
+
+def test_the_adapters_of_all_dense_layers_have_masks_of_their_own(monkeypatch):
+    drawn = []
+    real = drop.dropout
+
+    def spy(x, rate, rows, site, layer=0, lines=None):
+        if rate:
+            drawn.append((site, layer))
+        return real(x, rate, rows, site, layer, lines)
+
+    head = head_with(DROPPING, **STILL, num_layers=2)
+    params = jax.eval_shape(head.init, jax.random.key(0))
+    monkeypatch.setattr(drop, 'dropout', spy)
+    jax.eval_shape(head.outputs, params, batch_of(2), drop.dropout_rows(0, 1, jnp.arange(2)))
+    sites = (drop.QKV_ADAPTER, drop.ATTENTION_OUTPUT_ADAPTER, drop.INTERMEDIATE_ADAPTER,
+             drop.FFN_OUTPUT_ADAPTER)
+    assert drawn == [(site, layer) for layer in (0, 1) for site in sites]
 
 
 def on_mesh(head, mesh):

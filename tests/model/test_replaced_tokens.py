@@ -82,13 +82,13 @@ def test_an_export_computes_the_logits_of_training():
 
 
 def test_the_loss_is_the_binary_cross_entropy():
-    logits = jnp.array([[2.0, -1.0, 0.5, -30.0]])
-    replaced = jnp.array([[1, 0, 0, 1]])
+    logits = jnp.array([[2.0, -1.0, 0.5, -30.0, 0.0, 0.0]])
+    replaced = jnp.array([[1, 0, 0, 1, 1, 0]])
     losses, correct = replaced_loss(logits, replaced)
     probabilities = 1 / (1 + np.exp(-np.asarray(logits, np.float64)))
     likelihoods = np.where(replaced == 1, probabilities, 1 - probabilities)
     np.testing.assert_allclose(losses, -np.log(likelihoods), rtol=1e-5)
-    np.testing.assert_array_equal(correct, [[1, 1, 0, 0]])
+    np.testing.assert_array_equal(correct, [[1, 1, 0, 0, 0, 1]])
 
 
 def test_tokens_without_weight_do_not_count():

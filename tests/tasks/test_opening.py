@@ -6,8 +6,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from bert_jax.heads.classification import Classification
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.handles import ScoredModel
+from bert_jax.tasks.opening import SHIPPED, own_file
 from tests.opening import open_task
 from tests.tasks.files import put
 from tests.tasks.opened import TAGGED, config_of, opened, parquet
@@ -227,3 +229,7 @@ def test_a_training_file_is_not_scored_unless_it_is_the_eval_source(task, tmp_pa
     source = put(tmp_path, name, TAGGED)
     with pytest.raises(InputError, match='config.data.eval_source is empty'):
         open_task(config_of(task, source, tmp_path), ScoredModel())
+
+
+def test_runs_of_the_package_s_tasks_and_heads_keep_no_file():
+    assert [own_file(task, Classification) for task in SHIPPED] == [None] * len(SHIPPED)

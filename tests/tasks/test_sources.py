@@ -69,7 +69,7 @@ def test_questions_of_your_own_are_held_out_by_their_paragraphs(tmp_path, capsys
     scored = set(dev.units.contents())
     assert trained and scored and not trained & scored
     assert 19 <= len(task.train) + len(dev.units) <= 20 and len(dev.units) % 2 == 0
-    assert f'{len(dev.units)} questions to score, on {len(dev.units) // 2} paragraphs' in said
+    assert f'{len(dev.units)} questions to score, on {len(dev.units) // 2} paragraphs\n' in said
     again = open_task(config, ScoredModel())
     assert again.train is None and again.evaluated[0].units.digest() == dev.units.digest()
 
