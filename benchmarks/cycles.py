@@ -1,17 +1,20 @@
-"""Compiles the train steps in cycles.json again and compares what they take.
+"""Compiles the programs in cycles.json again and compares what they take.
+
+They are train steps, and the attention kernels alone.
 
     pip install '.[tpu,cuda]'
     python -m benchmarks.cycles [--only=NAME,...] [--estimates] [--update]
 
 Needs no TPU and no GPU: it compiles as tools.preflight does, as many programs at a time as there
-are cores, each in minutes of a core and 4 GB. Of TPUs it compares cycles per sequence, by the
-compiler's estimates and by its schedules; of GPUs, of which the compiler tells no cycles, the bytes
-that a step's kernels move and the number of kernels. A program whose compiler is not installed is
-left out, and the line says what to install.
+are cores, a train step in minutes of a core and 4 GB, the kernels in half a minute. Of TPUs it
+compares cycles per sequence, by the compiler's estimates and by its schedules; of GPUs, of which
+the compiler tells no cycles, the bytes that a step's kernels move and the number of kernels. A
+program whose compiler is not installed is left out, and the line says what to install.
 
-With --estimates no schedules are written, which is most of the work for TPUs. Then kernels in
-Pallas, of which there are no estimates, count with the time that their bytes take: what they
-compute is compared without --estimates.
+With --estimates no schedules of train steps are written, which is most of the work for TPUs. Then
+kernels in Pallas, of which there are no estimates, count in them with the time that their bytes
+take. What the attention kernels compute is compared by `attention-...`: the bundles, one a cycle,
+of their schedules.
 
 A figure is too much if it is more than 2 % above what is stored, or more than 2 % above the best
 that was ever stored without a reason in cycles.json, which the line repeats. So a program cannot
@@ -38,7 +41,8 @@ from typing import Any, NamedTuple
 STORED = Path(__file__).with_suffix('.json')
 MOST = 1.02  # times what is stored, and times the best
 PREDICTION_SLOTS = {128: 20, 512: 80}  # by length
-# What is compared, by its name in preflight's record: what a line says of it, and its unit there.
+# What is compared, by its name in the record of preflight or `kernel_bundles`: what a line says of
+# it, and its unit there.
 FIGURES = {
     'cycles_without_schedules_per_sequence': (
         'thousand cycles a sequence, estimated, kernels by their bytes', 1e3),
@@ -46,6 +50,10 @@ FIGURES = {
     'scheduled_cycles_per_sequence': ('thousand cycles a sequence, scheduled', 1e3),
     'bytes_moved': ('GB a step', 1e9),
     'kernels': ('kernels a step', 1),
+    'forward_bundles_per_row_of_128': ('bundles a row of 128, forward kernel', 1),
+    'backward_bundles_per_row_of_128': ('bundles a row of 128, backward kernel', 1),
+    'forward_bundles_per_row_of_512': ('bundles a row of 512, forward kernel', 1),
+    'backward_bundles_per_row_of_512': ('bundles a row of 512, backward kernel', 1),
 }
 
 
@@ -69,33 +77,25 @@ class Comparison(NamedTuple):
 
 
 def name_of(program: dict[str, Any]) -> str:
-    """What --only calls a program, such as base-128-v5e:2x2."""
-    return f"{program['model']}-{program['length']}-{program['topology']}"
+    """What --only calls a program, such as base-128-v5e:2x2 or attention-v5e:2x2."""
+    fields = 'model', 'length', 'topology'
+    return '-'.join(str(program[field]) for field in fields if field in program)
 
 
 def measure(program: dict[str, Any], with_schedules: bool) -> dict[str, Any] | None:
-    """What a program's train step takes, as tools.preflight says; compiles it in this process.
+    """What a program takes, as tools.preflight says; compiles it in this process.
 
-    None if the compiler is not installed, {} if the step does not fit, which is printed.
+    None if the compiler is not installed, {} if a step does not fit or a schedule does not tell,
+    which is printed.
     """
-    from bert_jax.config.command_line import load_config
-    from bert_jax.run_setup import open_mesh
     from bert_jax.runtime.errors import InputError
     from bert_jax.runtime.provenance import versions
-    from bert_jax.tools.preflight.measure import measure_train_step, without_data
     from bert_jax.tools.preflight.schedules import write_schedules
     from bert_jax.tools.preflight.topology import open_topology
-    from bert_jax.validation import validate
 
-    length = program['length']
-    config = load_config(f"configs/{program['model']}_pretrain.py")
-    config.phases = ({
-        'steps': 10, 'max_seq_length': length, 'batch_size': program['chips'] * program['rows'],
-        'max_predictions_per_seq': PREDICTION_SLOTS[length]},)
-    validate(config)
-    config = without_data(config)
+    is_attention = program['model'] == 'attention'
     with tempfile.TemporaryDirectory() as folder:
-        if with_schedules:
+        if with_schedules or is_attention:
             write_schedules(folder)
         else:
             folder = ''
@@ -105,11 +105,32 @@ def measure(program: dict[str, Any], with_schedules: bool) -> dict[str, Any] | N
             print(f'{name_of(program)}: {error}', flush=True)
             return None
         try:
-            figures = measure_train_step(config, open_mesh(config, devices), folder)
+            if is_attention:
+                from benchmarks.kernel_bundles import measure_attention
+                figures = measure_attention(devices[0], folder)
+            else:
+                figures = measure_step(program, devices, folder)
         except InputError as error:
             print(f'{name_of(program)}: {error}', flush=True)
             return {}
     return figures | {'date': datetime.date.today().isoformat(), 'versions': versions()}
+
+
+def measure_step(program: dict[str, Any], devices: list[Any], folder: str) -> dict[str, Any]:
+    """What a program's train step takes on devices, as `measure_train_step` says."""
+    from bert_jax.config.command_line import load_config
+    from bert_jax.run_setup import open_mesh
+    from bert_jax.tools.preflight.measure import measure_train_step, without_data
+    from bert_jax.validation import validate
+
+    length = program['length']
+    config = load_config(f"configs/{program['model']}_pretrain.py")
+    config.phases = ({
+        'steps': 10, 'max_seq_length': length, 'batch_size': program['chips'] * program['rows'],
+        'max_predictions_per_seq': PREDICTION_SLOTS[length]},)
+    validate(config)
+    config = without_data(config)
+    return measure_train_step(config, open_mesh(config, devices), folder)
 
 
 def measure_all(
@@ -134,7 +155,8 @@ def compare(program: dict[str, Any], measured: dict[str, float]) -> Comparison:
     result = Comparison([], [], [])
     for name, now in measured.items():
         what, unit = FIGURES[name]
-        line = f'{name_of(program)}, {program["rows"]} rows a chip: {now / unit:,.1f} {what}'
+        rows = f', {program["rows"]} rows a chip' if 'rows' in program else ''
+        line = f'{name_of(program)}{rows}: {now / unit:,.1f} {what}'
         if name not in program['figures']:
             result.lines.append(f'{line} (nothing is stored)')
             continue

@@ -235,18 +235,21 @@ def test_the_cost_of_a_point_may_be_its_sequences(tmp_path):
     assert point.cost == 2 * 8 + 3 * 4
 
 
-def stored_program(topology):
+def stored_program(topology, model='base'):
     import cycles
 
     programs = json.loads(cycles.STORED.read_text())['programs']
-    return next(program for program in programs if program['topology'] == topology)
+    return next(program for program in programs
+                if (program['topology'], program['model']) == (topology, model))
 
 
-@pytest.mark.parametrize('topology', ['v5e:2x2', 'h100:1'])
-def test_a_step_that_takes_more_than_stored_is_found(topology):
+@pytest.mark.parametrize(('model', 'topology'), [
+    ('base', 'v5e:2x2'), ('base', 'h100:1'), ('attention', 'v6e:2x2')])
+def test_a_program_that_takes_more_than_stored_is_found(model, topology):
     import cycles
 
-    program = stored_program(topology)
+    program = stored_program(topology, model)
+    assert program['figures']
     for name, stored in program['figures'].items():
         best = {'value': stored, 'date': '2026-01-02'}
         program = program | {'best': program['best'] | {name: best}}
@@ -347,6 +350,69 @@ def test_a_step_that_does_not_fit_any_more_is_not_left_out(monkeypatch, capsys, 
     printed = capsys.readouterr().out
     assert ': no more\n' in printed
     assert (': left out' in printed) == (status == 0)
+
+
+# A program of both kernels of attention, in two and six grid steps.
+KERNELS = """
+ENTRY %main (qkv: bf16[8,128,2304]) -> bf16[8,128,2304] {
+  %qkv = bf16[8,128,2304]{2,1,0} parameter(0)
+  %scaled = bf16[8,128,2304]{2,1,0} fusion(%qkv), kind=kLoop
+  %jvp_attention_forward_grid_2x1_.1 = bf16[8,128,768]{2,1,0} custom-call(%scaled), custom_call_target="tpu_custom_call"
+  ROOT %transpose_jvp_attention_backward_grid_2x3__.1 = bf16[8,128,2304]{2,1,0} custom-call(%scaled), custom_call_target="tpu_custom_call"
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(('forward', 'refusal'), [
+    ((10, 100, 40), ''),
+    ((10, 40, 100), 'has 100 bundles in loops of unknown length within its grid step, and 40 out'),
+    (None, 'no schedule of jvp_attention_forward_grid_2x1_.1'),
+])
+def test_the_bundles_of_kernels_are_those_of_all_grid_steps(forward, refusal):
+    import kernel_bundles
+
+    from bert_jax.tools.preflight.hlo import CompiledText
+    from bert_jax.tools.preflight.schedules import Schedule
+
+    schedules = {
+        'scaled': Schedule((7, 0, 0)),
+        'transpose_jvp_attention_backward_grid_2x3__.1': Schedule((20, 50, 0)),
+    }
+    if forward:
+        schedules['jvp_attention_forward_grid_2x1_.1'] = Schedule(forward)
+    expected = pytest.raises(InputError, match=refusal) if refusal else contextlib.nullcontext()
+    with expected:
+        found = kernel_bundles.bundles_of_kernels(CompiledText(KERNELS), schedules)
+        assert found == {'forward': 10 + 2 * 100, 'backward': 20 + 6 * 50}
+
+
+def test_kernels_are_measured_by_the_row_and_with_schedules_without_those_of_steps(monkeypatch):
+    from benchmarks import cycles, kernel_bundles
+
+    folders = []
+    monkeypatch.setattr(
+        'bert_jax.tools.preflight.topology.open_topology', lambda name: ['device', 'another'])
+    monkeypatch.setattr('bert_jax.tools.preflight.schedules.write_schedules', folders.append)
+    monkeypatch.setattr(kernel_bundles, 'take_schedules', lambda folder: {'of': folder})
+    monkeypatch.setattr(kernel_bundles, 'CompiledText', lambda text: text)
+    monkeypatch.setattr(
+        kernel_bundles, 'compiled_attention', lambda device, rows, length: (device, rows * length))
+
+    def bundles(text, schedules):
+        assert schedules == {'of': folders[0]}
+        device, tokens = text
+        assert device == 'device'
+        return {'forward': 2 * tokens, 'backward': 3 * tokens}
+
+    monkeypatch.setattr(kernel_bundles, 'bundles_of_kernels', bundles)
+    program = stored_program('v5e:2x2', 'attention')
+    figures = cycles.figures_of(cycles.measure(program, with_schedules=False))
+    assert figures == {
+        'forward_bundles_per_row_of_128': 256, 'backward_bundles_per_row_of_128': 384,
+        'forward_bundles_per_row_of_512': 1024, 'backward_bundles_per_row_of_512': 1536}
+    assert set(figures) == set(program['figures'])
+    line = cycles.compare(program, figures).lines[0]
+    assert line.startswith('attention-v5e:2x2: 256.0 bundles a row of 128, forward kernel (')
 
 
 def test_chains_of_letters_count_and_know_both_sides():
