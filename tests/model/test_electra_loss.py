@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax.traverse_util import flatten_dict
+from jax.tree_util import DictKey, GetAttrKey, tree_leaves_with_path
 
 from bert_jax.kernels import dropout as drop
-from bert_jax.model.layers import ModelConfig
+from bert_jax.model.layers import ModelConfig, declared_parameters
+from bert_jax.step.optimizers import OptimizerOptions, make_optimizer
 from tests.configs import module_of
 from tests.tiny_models import jit, random_like
 
@@ -57,6 +60,21 @@ def test_its_generator_has_the_width_of_the_original(hidden_size, num_heads, sha
     generator = ELECTRA.generator_config(config, share)
     assert (generator.hidden_size, generator.num_heads) == expected
     assert generator.intermediate_size == 4 * generator.hidden_size
+
+
+def test_muon_has_the_matrices_of_both_models_layers():
+    boxed = jax.eval_shape(HEAD.init, jax.random.key(0))
+    params = nn.meta.unbox(boxed)
+    optimizer = make_optimizer(
+        OptimizerOptions('muon'), lambda step: 0.1, declared_parameters(boxed))
+    found = set()
+    for path, _ in tree_leaves_with_path(jax.eval_shape(optimizer.init, params)):
+        if GetAttrKey('momentum') in path:
+            keys = [part.key for part in path if isinstance(part, DictKey)]
+            found.add('/'.join(key for key in keys if isinstance(key, str)))
+    matrices = {name for name in flatten_dict(params, sep='/')
+                if '/encoder/layer_' in name and name.endswith('/kernel')}
+    assert found == matrices and len(matrices) == 2 * 2 * 4  # models, layers, kernels
 
 
 class Transcription:

@@ -1,7 +1,9 @@
 """The words of running text, of every kind of tokenizer."""
 
 import pytest
+from tokenizers import Tokenizer, models, normalizers
 
+from bert_jax.text.huggingface import HuggingFaceTokenizer
 from bert_jax.text.words import WordSplitter
 from tests.tokenizer_files import ALL_KINDS, KINDS, tokenizer_of
 
@@ -48,3 +50,15 @@ def test_a_token_of_a_sequence_is_a_word(kind, words, tmp_path):
     text = 'ACGT AC'
     found = WordSplitter(tokenizer_of(kind, tmp_path)).words(text)
     assert [text[word.begin:word.end] for word in found] == words
+
+
+def test_marks_tell_the_words_of_a_text_that_is_one_part():
+    """As where nothing splits a text before its pieces; an unknown one begins no word."""
+    pieces = ['<unk>', '▁', 'a', 'c', 't', 's', '▁c', 'at', '[CLS]', '[SEP]', '[PAD]', '[MASK]']
+    numbered = {piece: number for number, piece in enumerate(pieces)}
+    library = Tokenizer(models.BPE(numbered, [('▁', 'c'), ('a', 't')], unk_token='<unk>'))
+    library.normalizer = normalizers.Sequence(
+        [normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
+    text = 'cat caét sat'
+    found = WordSplitter(HuggingFaceTokenizer(library.to_str())).words(text)
+    assert [text[word.begin:word.end] for word in found] == text.split()
