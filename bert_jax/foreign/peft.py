@@ -34,7 +34,7 @@ from bert_jax.weights.adapters import (
     column_lengths,
     first_magnitudes,
 )
-from bert_jax.weights.inference_settings import INFERENCE, read_inference
+from bert_jax.weights.inference_settings import INFERENCE, read_inference, without_head
 from bert_jax.weights.parameters import Weights
 
 ADAPTER_CONFIG = 'adapter_config.json'
@@ -318,12 +318,13 @@ def read_peft(folder: Path, base: Weights) -> Weights:
     labels = ours.get('labels')
     if labels is None and head == base.head and len(base.labels) == len(params.get(_OUTPUTS, ())):
         labels = base.labels
+    of_base = base.inference if head == base.head else without_head(base.inference)
     inference = read_inference(ours.get(INFERENCE), f'{folder / _OURS}: {INFERENCE}')
     return dataclasses.replace(
         base, params=params, head=head,
         labels=parameters.read_labels(labels, head, params, folder / _OURS),
         source=f'adapter {folder} of {base.source}',
-        inference={**base.inference, **inference}, step_dir=None, unused=(), adapter=adapter)
+        inference={**of_base, **inference}, step_dir=None, unused=(), adapter=adapter)
 
 
 class _Stored(NamedTuple):

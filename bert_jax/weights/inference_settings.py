@@ -42,6 +42,10 @@ _SCHEMA: Mapping[str, Allowed | MapOf] = {
     'truncate_dim': count(2**24),
     'activation': TEXT,
 }
+# Of these, those that say how texts are read and vectors made of them, whatever the head.
+_OF_ENCODER = (
+    'max_seq_length', 'truncation', 'token_types', 'do_lower_case', 'prompts', 'default_prompt',
+    'include_prompt', 'pool', 'normalize', 'other_pool', 'similarity', 'truncate_dim')
 
 
 def read_inference(settings: Any, where: str) -> dict[str, Any]:
@@ -58,6 +62,11 @@ def read_inference(settings: Any, where: str) -> dict[str, Any]:
         return {}
     check_fields(settings, _SCHEMA, where, 'mend it, or remove it')
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def without_head(inference: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that still hold when a model gets another head."""
+    return {name: value for name, value in inference.items() if name in _OF_ENCODER}
 
 
 def framing_of(inference: Mapping[str, Any]) -> dict[str, str]:

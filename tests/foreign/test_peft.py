@@ -183,6 +183,24 @@ def test_the_head_and_the_labels_of_a_base_stay(tmp_path):
     assert (found.head, found.labels) == ('classification', ('LABEL_0', 'LABEL_1', 'LABEL_2'))
 
 
+OF_TEXTS = {'max_seq_length': 20, 'truncation': 'longest_first', 'token_types': 'zeros'}
+
+
+@pytest.mark.parametrize(('head', 'of_head'), [
+    ('classification', {'num_texts': 2, 'activation': 'Identity'}),
+    ('regression', {}),
+])
+def test_a_new_head_has_nothing_of_how_that_of_the_base_predicts(adapter_folder, head, of_head):
+    base, folder = adapter_folder
+    settings = {'num_texts': 2, 'activation': 'Identity'} | OF_TEXTS
+    if head == 'regression':  # a cross-encoder's value, which another head's logits are not
+        settings |= {'activation': 'Sigmoid'}
+    start = dataclasses.replace(base, head=head, inference=settings)
+    found = with_adapter(start, folder)
+    assert found.head == 'classification'
+    assert found.inference == OF_TEXTS | of_head
+
+
 def test_an_adapter_of_an_encoder_needs_no_pooler(tmp_path):
     base = family_models.random_model('roberta', 'ForMaskedLM')
     base.save_pretrained(tmp_path / 'base')
