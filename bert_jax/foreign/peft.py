@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.config.adapters import AdapterOptions
-from bert_jax.foreign.families import FAMILIES, class_of, family_to_write
+from bert_jax.foreign.families import FAMILIES, class_of, family_to_write, shared_layers
 from bert_jax.foreign.families.family import Architecture, Family
 from bert_jax.foreign.safetensors_files import open_file, write_file
 from bert_jax.heads import HEADS, part_of
@@ -634,8 +634,9 @@ def _read_head(
 ) -> dict[str, np.ndarray]:
     """The base's parameters with the head of the files; what these lack of it is the base's.
 
-    Without a head, there need not be a pooler either. An adapter of the pooler, which is trained as
-    a part of the head here, is added to its kernel.
+    That is what has the same name in transformers: a classifier of ModernBERT stands behind the
+    dense layer of the masked LM. Without a head, there need not be a pooler either. An adapter of
+    the pooler, which is trained as a part of the head here, is added to its kernel.
 
     Raises:
       InputError: a parameter of the head is missing.
@@ -647,10 +648,16 @@ def _read_head(
     pooler = {name for name in params if part_of(name) is POOLER}
     if POOLER not in architecture.parts:
         params = {name: x for name, x in params.items() if name not in pooler}
+    of_head = [tensor for tensor in parameters.tensors(base.model)
+               if part_of(tensor.name) in architecture.parts]
+    sizes_of_base = parameters.sizes_of(base.model)
+    shapes = {tensor.name: tensor.shape(sizes_of_base) for tensor in of_head}
+    for here, there in shared_layers(base, shapes, head).items():
+        params.pop(here, None)
+        if there:
+            params[here] = base.params[there]
     missing = []
-    for tensor in parameters.tensors(base.model):
-        if part_of(tensor.name) not in architecture.parts:
-            continue
+    for tensor in of_head:
         form = family.form_of(tensor, architecture)
         assert form is not None, tensor.name
         (name,) = form.names

@@ -216,6 +216,22 @@ def test_an_adapter_of_an_encoder_needs_no_pooler(tmp_path):
     assert_close(ours(found, inputs), theirs(model, inputs), inputs['attention_mask'] == 1)
 
 
+@pytest.mark.parametrize(('kind', 'targets'), [
+    ('ForSequenceClassification', ['Wqkv']),
+    ('ForSequenceClassification', 'all-linear'),
+    ('ForTokenClassification', ['Wi']),
+])
+def test_a_classifier_of_modernbert_keeps_the_dense_layer_of_a_masked_lm(kind, targets, tmp_path):
+    family_models.random_model('modernbert', 'ForMaskedLM').save_pretrained(tmp_path / 'base')
+    of_kind = type(family_models.random_model('modernbert', kind))
+    base = of_kind.from_pretrained(tmp_path / 'base', num_labels=3)
+    inputs = family_models.random_inputs(base, 16)
+    model = adapted(base, kind, {'target_modules': targets})
+    model.save_pretrained(tmp_path / 'adapter')
+    found = with_adapter(load_weights(tmp_path / 'base'), tmp_path / 'adapter')
+    assert_close(ours(found, inputs), theirs(model, inputs), inputs['attention_mask'] == 1)
+
+
 def test_a_folder_names_its_base_and_a_run_keeps_the_adapter(tmp_path):
     base = family_models.random_model('bert', 'ForSequenceClassification')
     base.save_pretrained(tmp_path / 'base')
