@@ -21,7 +21,6 @@ from bert_jax.rows.sequences import joined
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.forks import check_no_fork
-from bert_jax.runtime.on_cpu import keep_memory
 from bert_jax.sharding import Layout, make_mesh
 from bert_jax.weights.parameters import Weights, to_tree
 from bert_jax.weights.text_reader import TextReader
@@ -120,8 +119,6 @@ class LoadedModel(TextReader):
             weights, 'put the vocab.txt that belongs to it beside it, or name it with --vocab-file')
         self.sentences = sentences or Sentences(as_path('.'))
         devices = jax.devices() if devices is None else devices
-        if devices[0].platform == 'cpu':
-            keep_memory()
         self._mesh = make_mesh(len(devices), 1, 1, devices)
         self.config = config_on_chip(
             weights.model, drops=False, dtype=dtype, layout=Layout(self._mesh))

@@ -1,10 +1,7 @@
 """What makes XLA faster on CPUs."""
 
-import resource
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from bert_jax.runtime import on_cpu
@@ -27,21 +24,3 @@ def test_attention_on_a_cpu_is_no_fusion_of_a_library():
 def test_options_that_this_jax_has_not_got_are_left_out(monkeypatch):
     monkeypatch.setattr(on_cpu, '_NO_LIBRARY_FUSIONS', {'xla_no_such_option': ''})
     assert on_cpu.compiler_options.__wrapped__() is None
-
-
-def test_memory_that_was_freed_is_used_again_without_a_fault():
-    on_cpu.keep_memory.__wrapped__()
-    num_pages = []
-    for _ in range(2):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        np.ones(1 << 24)  # 128 MB
-        num_pages.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    assert num_pages[1] < 1000, num_pages
-
-
-@pytest.mark.parametrize(('name', 'value'), [
-    ('GLIBC_TUNABLES', 'glibc.malloc.mmap_max=9'), ('MALLOC_TRIM_THRESHOLD_', '9')])
-def test_malloc_stays_as_the_environment_has_it(monkeypatch, name, value):
-    monkeypatch.setenv(name, value)
-    monkeypatch.setattr(on_cpu.ctypes, 'CDLL', lambda name: pytest.fail('it was changed'))
-    on_cpu.keep_memory.__wrapped__()
