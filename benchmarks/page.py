@@ -17,6 +17,8 @@ Needs `pip install torch==2.13.0 transformers datasets`. Linux only.
 import argparse
 import contextlib
 import datetime
+import glob
+import gzip
 import json
 import os
 import shutil
@@ -32,11 +34,12 @@ from typing import Any, NamedTuple
 from benchmarks import huggingface_features, huggingface_finetune
 from benchmarks.in_turn import measure_ours, measure_peer
 from benchmarks.worker import Worker, run
-from bert_jax.runtime.provenance import processor, versions_of
+from bert_jax.runtime.provenance import made_by, processor, versions_of
 
 MODELS = {'base': (12, 768, 12), 'minilm': (6, 384, 12)}  # layers, hidden size, heads
 TITLES = {'base': 'Base', 'minilm': 'MiniLM'}
 OURS = 'ours'
+FILES = ('sentences', 'vocab_file', 'glue', 'text')  # options that name what is measured
 
 Options = argparse.Namespace
 # What a piece of work took: `seconds`, `peak_memory` in bytes, perhaps `cpu_seconds`.
@@ -143,19 +146,31 @@ def make_model(options: Options, name: str, folder: str) -> None:
 
 @contextlib.contextmanager
 def prepare_programs(options: Options) -> Iterator[dict[str, Work]]:
-    """What the whole commands take."""
+    """What the whole commands take, and the size of the text."""
+    size = {'text_bytes': text_bytes(str(options.text))}
+
     def ours() -> Measurement:
         with tempfile.TemporaryDirectory() as folder:
-            return command(
+            return size | command(
                 '-m', 'bert_jax.tools.prepare', '--config=configs/base_pretrain.py',
                 f'--config.data.source={options.text}', f'--config.data.dir={folder}',
                 f'--config.data.vocab_file={options.vocab_file}', '--config.data.held_out=0.0')
 
     def theirs() -> Measurement:
-        return command('benchmarks/huggingface_prepare.py', f'--text={options.text}',
+        return size | command('benchmarks/huggingface_prepare.py', f'--text={options.text}',
                        f'--vocab_file={options.vocab_file}')
 
     yield {OURS: ours, '`datasets.map`, fast tokenizer': theirs}
+
+
+def text_bytes(pattern: str) -> int:
+    """Of these files, unpacked."""
+    total = 0
+    for path in glob.glob(pattern):
+        with (gzip.open if path.endswith('.gz') else open)(path, 'rb') as file:
+            while part := file.read(1 << 20):
+                total += len(part)
+    return total
 
 
 def command(*arguments: str, until: str = '') -> Measurement:
@@ -249,12 +264,14 @@ def turns(names: Sequence[str], rounds: int) -> list[str]:
     return order
 
 
-def machine() -> dict[str, Any]:
-    """What all measurements of a row have to share."""
+def conditions(options: Options) -> dict[str, Any]:
+    """What all measurements of a row have to share: the machine, versions, code and files."""
     packages = ('jax', 'torch', 'transformers', 'datasets', 'tokenizers', 'tensorflow')
     return {
         'processor': processor(), 'cores': len(os.sched_getaffinity(0)),
-        'GLIBC_TUNABLES': os.environ.get('GLIBC_TUNABLES', ''), 'versions': versions_of(packages)}
+        'GLIBC_TUNABLES': os.environ.get('GLIBC_TUNABLES', ''), 'versions': versions_of(packages),
+        'code': made_by()['code'],
+        'files': {name: str(getattr(options, name)) for name in FILES}}
 
 
 def measure(row: Row, options: Options, path: Path, deadline: float) -> None:
@@ -267,16 +284,17 @@ def measure(row: Row, options: Options, path: Path, deadline: float) -> None:
       deadline: as `time.monotonic` has it.
 
     Raises:
-      SystemExit: the file is of another machine or of other versions.
+      SystemExit: the file is of another machine, other versions, code or files.
     """
-    record: dict[str, Any] = {'machine': machine(), 'programs': [], 'measurements': []}
+    record: dict[str, Any] = {'machine': conditions(options), 'programs': [], 'measurements': []}
     if path.exists():
         kept = json.loads(path.read_text())
         if kept['machine'] != record['machine']:
-            raise SystemExit(f'{path} is of another machine or of other versions: remove it')
+            raise SystemExit(
+                f'{path} is of another machine, other versions, code or files: remove it')
         record = kept
     done = len(record['measurements'])
-    if record['programs'] and done == len(turns(record['programs'], row.rounds)):
+    if record['programs'] and done >= len(turns(record['programs'], row.rounds)):
         return
     with row.programs(options) as programs:
         record['programs'] = list(programs)
@@ -327,11 +345,14 @@ def lines_of(row: Row, record: dict[str, Any]) -> list[str]:
     if not found:
         return [f"| {row.what} | {spread([each['seconds'] for each in ours])} | "
                 f"{spread([each['cpu_seconds'] for each in ours])} | {gigabytes(ours)} |"]
+    what = row.what
+    if 'text_bytes' in ours[0]:
+        what += f", {ours[0]['text_bytes'] / 1e6:.0f} MB"
     lines = []
     for name, theirs in found.items():
         ratios = [its['seconds'] / own['seconds'] for own, its in zip(ours, theirs, strict=True)]
         lines.append(
-            f'| {row.what} | {name} | {spread(ratios)} | {median_seconds(ours)} | '
+            f'| {what} | {name} | {spread(ratios)} | {median_seconds(ours)} | '
             f'{median_seconds(theirs)} | {gigabytes(ours)} | {gigabytes(theirs)} |')
     return lines
 
@@ -372,7 +393,7 @@ def main() -> None:
     parser.add_argument('--only', default='', help='rows, or how their names begin, with commas')
     parser.add_argument('--minutes', type=float, default=1e9, help='begin nothing after them')
     options = parser.parse_args()
-    for name in ('folder', 'sentences', 'vocab_file', 'glue', 'text'):
+    for name in ('folder', *FILES):
         setattr(options, name, Path(os.path.abspath(getattr(options, name))))
     deadline = time.monotonic() + 60 * options.minutes
     chosen = {name: row for name, row in rows().items()

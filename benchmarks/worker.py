@@ -1,6 +1,7 @@
 """Processes of the programs that a benchmark compares, and what these take.
 
-Both programs have the environment of the command that starts them, GLIBC_TUNABLES included.
+Both programs have the environment of the command that starts them, GLIBC_TUNABLES included, but not
+its cache of compiled programs.
 """
 
 import argparse
@@ -39,8 +40,10 @@ class Finished(NamedTuple):
 
 
 def environment() -> dict[str, str]:
-    """Of both programs: on CPUs, and without the hub."""
-    return os.environ | {
+    """Of both programs: on CPUs, without the hub, and without programs that others compiled."""
+    inherited = dict(os.environ)
+    inherited.pop('JAX_COMPILATION_CACHE_DIR', None)
+    return inherited | {
         'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu', 'HF_HUB_OFFLINE': '1',
         'TRANSFORMERS_VERBOSITY': 'error', 'HF_HUB_DISABLE_PROGRESS_BARS': '1'}
 
@@ -65,7 +68,7 @@ def run(command: Sequence[str], until: str = '') -> Finished:
     seconds = time.perf_counter() - started
     process.stdout.close()
     process.returncode = os.waitstatus_to_exitcode(status)
-    is_done = until in lines[-1] if until and lines else process.returncode == 0
+    is_done = until in ''.join(lines[-1:]) if until else process.returncode == 0
     if not is_done:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{''.join(lines)}")
     return Finished(

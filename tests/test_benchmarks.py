@@ -4,6 +4,7 @@ import argparse
 import collections
 import contextlib
 import functools
+import gzip
 import itertools
 import json
 import statistics
@@ -94,11 +95,12 @@ def test_the_page_measures_in_turn_and_goes_on_where_it_was_stopped(tmp_path):
         return {'seconds': 1.0 + len(ran), 'peak_memory': 1e9 * len(ran)}
 
     def measure(deadline):
-        page.measure(row, argparse.Namespace(), path, deadline)
+        page.measure(row, argparse.Namespace(**files), path, deadline)
 
     programs = {name: functools.partial(work, name) for name in ('ours', 'in order')}
     row = page.Row('vectors', lambda options: contextlib.nullcontext(programs), 2)
     path = tmp_path / 'row.json'
+    files = dict.fromkeys(page.FILES, 'here')
     with pytest.raises(KeyboardInterrupt):
         measure(float('inf'))
     path.with_suffix('.go').touch()
@@ -111,9 +113,28 @@ def test_the_page_measures_in_turn_and_goes_on_where_it_was_stopped(tmp_path):
     # Seconds: 2 and 5, 3 and 4.
     assert page.lines_of(row, record) == [
         '| vectors | in order | 1.15 (0.80-1.50) | 3.50 | 3.50 | 4.00 | 3.00 |']
-    path.write_text(json.dumps(record | {'machine': {'processor': 'another'}}))
-    with pytest.raises(SystemExit, match='another machine'):
+    files['text'] = 'elsewhere'
+    with pytest.raises(SystemExit, match='other versions, code or files: remove it'):
         measure(float('inf'))
+    files['text'] = 'here'
+    record['machine']['code'] = 'another'
+    path.write_text(json.dumps(record))
+    with pytest.raises(SystemExit, match='other versions, code or files: remove it'):
+        measure(float('inf'))
+
+
+def test_the_page_says_of_how_much_text_ids_are_made(tmp_path):
+    from benchmarks import page
+
+    (tmp_path / 'a.txt').write_bytes(b'x' * 2_000_000)
+    with gzip.open(tmp_path / 'b.txt.gz', 'wb') as file:
+        file.write(b'x' * 3_000_000)
+    measurement = {
+        'text_bytes': page.text_bytes(f'{tmp_path}/*'), 'seconds': 2.0, 'peak_memory': 1e9}
+    record = {'programs': ['ours', 'its'], 'measurements': [
+        measurement | {'program': name} for name in ('ours', 'its')]}
+    line, = page.lines_of(page.rows()['prepare'], record)
+    assert line.startswith('| text to ids on a disk, whole commands, 5 MB | its |')
 
 
 def test_the_page_shows_the_rows_that_are_measured_whole():
@@ -140,6 +161,18 @@ def test_a_command_ends_at_a_line_of_its_output_or_says_what_it_printed():
     assert finished.peak_memory > 1e6
     with pytest.raises(SystemExit, match='ended with 3:\nwhy'):
         worker.run([sys.executable, '-c', "print('why'); raise SystemExit(3)"])
+    with pytest.raises(SystemExit, match='ended with 0'):
+        worker.run([sys.executable, '-c', ''], until='begun')
+
+
+def test_programs_that_are_measured_share_no_cache_of_compiled_ones(monkeypatch):
+    from benchmarks import worker
+
+    monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', 'mine')
+    monkeypatch.setenv('GLIBC_TUNABLES', 'mine')
+    environment = worker.environment()
+    assert 'JAX_COMPILATION_CACHE_DIR' not in environment
+    assert environment['GLIBC_TUNABLES'] == 'mine'
 
 
 def test_made_up_sentences_are_of_the_vocabulary_s_words():
