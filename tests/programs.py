@@ -10,10 +10,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from tests.conftest import ROOT, wait_until
+from tests.conftest import ROOT
 from tests.warm_python import SERVER
+
+# Seconds until programs go without a server: who was to start it may have been killed.
+_LONGEST_START = 60.0
 
 
 @functools.cache
@@ -22,17 +26,24 @@ def python() -> tuple[str, ...]:
 
     All workers of pytest have one such server, which the first that needs it starts.
     """
-    if not hasattr(os, 'pidfd_open'):  # only Linux: elsewhere a fork may lack what libraries opened
-        return (sys.executable,)
     owner = os.environ['BERT_JAX_TESTS']
+    try:
+        os.close(os.pidfd_open(int(owner)))
+    except (AttributeError, OSError):  # only Linux: elsewhere a fork may lack what libraries opened
+        return (sys.executable,)
     address = Path(tempfile.gettempdir(), f'bert_jax_warm_{owner}', 'server')
+    server = None
     with contextlib.suppress(FileExistsError):
         address.parent.mkdir(mode=0o700)
         server = subprocess.Popen(
             [sys.executable, ROOT / 'tests' / 'warm_server.py', address, owner], cwd=ROOT,
             stdin=subprocess.DEVNULL)
         atexit.register(server.poll)  # keeps it
-    wait_until(address.exists)  # some seconds, which no program's limit counts
+    end = time.monotonic() + _LONGEST_START
+    while not address.exists():  # some seconds, which no program's limit counts
+        if time.monotonic() > end or server and server.poll() is not None:
+            return (sys.executable,)
+        time.sleep(0.02)
     os.environ[SERVER] = str(address)
     return (sys.executable, '-I', '-S', str(ROOT / 'tests' / 'warm_python.py'))
 
