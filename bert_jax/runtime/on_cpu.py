@@ -12,9 +12,15 @@ _NO_LIBRARY_FUSIONS = {'xla_cpu_experimental_ynn_fusion_type': ''}
 
 @functools.cache
 def compiler_options() -> dict[str, str] | None:
-    """Options of `jax.jit` for programs on CPUs; None where this jax has not got them."""
+    """Options of `jax.jit` for programs on CPUs; None where this jax has not got them.
+
+    A function with such options cannot be called inside another `jax.jit`.
+    """
     probe = jax.jit(lambda x: x, compiler_options=_NO_LIBRARY_FUSIONS)
-    with contextlib.suppress(Exception):  # whichever jax raises for an unknown option
+    with (
+        contextlib.suppress(Exception),  # whichever jax raises for an unknown option
+        jax.default_device(jax.local_devices(backend='cpu')[0]),
+    ):
         probe.lower(1.0).compile()
         return _NO_LIBRARY_FUSIONS
     return None

@@ -188,7 +188,10 @@ def make_train_step(
 
 
 def make_eval_step(head: Trainable, mesh: Mesh) -> EvalStep:
-    """The jitted (params, batch) -> metric sums, without dropout."""
+    """The jitted (params, batch) -> metric sums, without dropout.
+
+    It cannot be called inside another `jax.jit`: on CPUs it has options of the compiler.
+    """
 
     def eval_step(params: Params, batch: Batch) -> dict[str, jax.Array]:
         _, sums = head.loss(params, batch, head.totals(batch), None)
