@@ -41,7 +41,6 @@ from bert_jax.step.step import abstract_state
 from bert_jax.weights.parameters import Weights, from_tree
 from bert_jax.weights.warm_start import warm_start
 from tests.conftest import ROOT, xla_flags
-from tests.programs import python
 from tests.train.toy import Toy, mesh
 
 pytestmark = pytest.mark.slow
@@ -196,7 +195,9 @@ class Run:
 @pytest.fixture(scope='module')
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp('run')
-    process = [*python(), '-m', 'tests.train.test_two_hosts', folder]
+    # Each orders its sets in another way; what is compiled and sent must not depend on it.
+    process = ['bash', '-c', 'PYTHONHASHSEED=$JAX_PROCESS_ID exec "$0" "$@"',
+               sys.executable, '-m', 'tests.train.test_two_hosts', folder]
     ended = subprocess.run(
         [ROOT / 'launch' / 'local_hosts.sh', '2', *process],
         cwd=ROOT, text=True, capture_output=True, timeout=600,
