@@ -86,18 +86,21 @@ class _Ranked(NamedTuple):
     Attributes:
       gains: [n, k] of the documents at each rank; 0: not relevant.
       ideal: for each query the gains above 0 of all its documents, the largest first.
+      num_ranks: that the metric looks at; k is smaller where there are fewer documents.
     """
 
     gains: np.ndarray
     ideal: Sequence[np.ndarray]
+    num_ranks: int
 
 
 def _ndcg(ranked: _Ranked) -> np.ndarray:
     """Discounted gains over those of the best ranking (Järvelin and Kekäläinen, 2002)."""
-    num = ranked.gains.shape[1]
-    discounts = 1 / np.log2(2 + np.arange(num))
-    best = np.array([gains[:num] @ discounts[: len(gains[:num])] for gains in ranked.ideal])
-    return ranked.gains @ discounts / np.where(best > 0, best, 1)
+    discounts = 1 / np.log2(2 + np.arange(ranked.num_ranks))
+    best = np.array([
+        gains[: ranked.num_ranks] @ discounts[: len(gains)] for gains in ranked.ideal])
+    found = ranked.gains @ discounts[: ranked.gains.shape[1]]
+    return found / np.where(best > 0, best, 1)
 
 
 def _mrr(ranked: _Ranked) -> np.ndarray:
@@ -153,7 +156,7 @@ def mean_metrics(
     means = {}
     for name in names:
         metric, _, rank = name.partition('_at_')
-        ranked = _Ranked(gains[:, : int(rank)], ideal)
+        ranked = _Ranked(gains[:, : int(rank)], ideal, int(rank))
         means[name] = float(_METRICS[metric](ranked).mean())
     return means
 

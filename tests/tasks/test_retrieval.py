@@ -247,6 +247,13 @@ def test_metrics_of_a_ranking_by_hand():
     assert list(found.values()) == pytest.approx(expected)
 
 
+def test_documents_that_are_not_ranked_are_in_the_best_ranking():
+    """Three of six documents are found: 0.645 = (1 + 1/log2(3) + 1/2) / (sum of six discounts)."""
+    found = mean_metrics(['ndcg_at_10', 'ndcg_at_3', 'recall_at_10'], np.array([[0, 1, 2]]), [
+        dict.fromkeys(range(6), 1)])
+    assert list(found.values()) == pytest.approx([0.64482, 1, 0.5], abs=1e-5)
+
+
 def test_equal_scores_are_in_a_stated_order():
     vectors = np.eye(2, dtype=np.float32)[[0, 0, 1, 0]]
     found = nearest(vectors[:1], vectors, 3, last_first=np.array([2, 0, 3, 1]))
