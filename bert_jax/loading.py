@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax.config.choices import POOLS
@@ -11,7 +11,7 @@ from bert_jax.predict.loaded import one_of
 from bert_jax.predict.model import Model
 from bert_jax.predict.sentences import ACTIVATIONS, Sentences, read_sentences
 from bert_jax.runtime.compilation_cache import keep_compiled
-from bert_jax.runtime.files import as_path, check_is_path
+from bert_jax.runtime.files import Path, as_path, check_is_path
 from bert_jax.runtime.hub import model_folder
 from bert_jax.text.kinds import find_lowercase, load_tokenizer
 from bert_jax.weights.parameters import Weights
@@ -108,14 +108,24 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
     if inference.get('activation'):
         one_of('activation', inference['activation'], tuple(ACTIVATIONS))
     if inference.get('pool') and not sentences.modules:  # a run that was trained to make vectors
-        sentences = sentences._replace(
-            pool=one_of('pool', inference['pool'], POOLS),
-            normalize=bool(inference.get('normalize')),
-            prompts=inference.get('prompts') or {})
+        sentences = _sentences_of(inference, sentences.encoder)
     weights = dataclasses.replace(weights, inference=inference)
     if vocab_file is not None:
         weights = _with_vocabulary(weights, vocab_file)
     return weights, sentences
+
+
+def _sentences_of(inference: Mapping[str, Any], folder: Path) -> Sentences:
+    """What `Sentences.inference` gave `Weights.inference`, of a run with a way of pooling."""
+    prompts = inference.get('prompts') or {}
+    default = inference.get('default_prompt')
+    return Sentences(
+        folder, prompt=prompts.get(default, ''), lowercase=bool(inference.get('do_lower_case')),
+        pool=one_of('pool', inference['pool'], POOLS), normalize=bool(inference.get('normalize')),
+        prompts=prompts, default_prompt=default,
+        similarity=inference.get('similarity') or 'cosine',
+        truncate_dim=inference.get('truncate_dim'),
+        include_prompt=inference.get('include_prompt', True))
 
 
 def _with_vocabulary(weights: Weights, vocab_file: Any) -> Weights:

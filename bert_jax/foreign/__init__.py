@@ -133,13 +133,13 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
     names = [child.name for child in children(path)]
     if is_step(path) or 'checkpoints' in names:
         return read_run(path, any_head=any_head, own_head=own_head)
-    if is_peft(names):
-        return read_peft(path, _base(path))
     if 'modules.json' in names:
         sentences = read_sentences(path)
-        weights = read_huggingface(sentences.encoder)
+        weights = _read_encoder(sentences.encoder)
         inference = {**weights.inference, **sentences.inference()}
         return dataclasses.replace(weights, inference=inference)
+    if is_peft(names):
+        return read_peft(path, _base(path))
     if _is_huggingface(names):
         return read_huggingface(path)
     prefix = _tf1_prefix(path, names)
@@ -148,6 +148,13 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
     if path.exists():
         raise InputError(f'{path} holds no model: {_LOOKS}')
     raise InputError(f'{path} does not exist: {_LOOKS}{_on_hub(os.fspath(named))}')
+
+
+def _read_encoder(folder: Path) -> Weights:
+    """The model in the folder of sentence-transformers' first module; perhaps with an adapter."""
+    if is_peft([child.name for child in children(folder)]):
+        return read_peft(folder, _base(folder))
+    return read_huggingface(folder)
 
 
 def _base(adapter: Path) -> Weights:

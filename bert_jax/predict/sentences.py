@@ -70,7 +70,8 @@ class Sentences(NamedTuple):
       max_length: the most tokens of a sequence; None: not said.
       prompt: stands before every text.
       lowercase: whether a text is lower-cased before it goes to the tokenizer.
-      pool, normalize: how vectors are made where no module says it.
+      pool, normalize, include_prompt: how vectors are made where no module says it; the last is
+        `pools_prompt`.
       prompts: by name, those that can stand before it (`with_prompt`).
       default_prompt: the name of `prompt`; None: it is ''.
       similarity: by which vectors are compared, such as cosine or dot.
@@ -88,6 +89,7 @@ class Sentences(NamedTuple):
     default_prompt: str | None = None
     similarity: str = 'cosine'
     truncate_dim: int | None = None
+    include_prompt: bool = True
 
     def with_prompt(self, name: str | None) -> Self:
         """With the prompt of this name before every text; None: with the default one.
@@ -145,7 +147,7 @@ class Sentences(NamedTuple):
                 continue
             if read_fields(file, _POOLING, _MEND).get('include_prompt') is False:
                 return False
-        return True
+        return self.include_prompt
 
     def inference(self) -> dict[str, Any]:
         """What `Weights.inference` has of these settings.

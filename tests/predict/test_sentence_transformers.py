@@ -6,6 +6,8 @@ import shutil
 import numpy as np
 import pytest
 
+from bert_jax import convert
+from bert_jax.foreign.safetensors_files import write_file
 from bert_jax.loading import load
 from tests.predict import tiny
 from tests.refusals import refused
@@ -60,6 +62,48 @@ def test_the_default_prompt_stands_before_each_text(folder, files, pooling, text
     (pair,) = model.vectors([('a', 'b')])
     expected = mean_of(model, (text.removesuffix(' b'), 'b'), begin)
     np.testing.assert_allclose(pair, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(('files', 'pooling'), [
+    ({MODEL: PROMPTS}, {}),
+    ({MODEL: PROMPTS}, {'include_prompt': False}),
+    ({MODEL: PROMPTS | {'truncate_dim': 4, 'similarity_fn_name': 'dot'}}, {}),
+    ({ENCODER: {'do_lower_case': True}, 'tokenizer_config.json': {'do_lower_case': False}}, {}),
+])
+def test_a_run_that_a_folder_was_converted_to_has_its_vectors(folder, tmp_path, files, pooling):
+    path = folder(pooling=pooling, **files)
+    convert.main([str(path), str(tmp_path / 'run'), '--to', 'bert_jax'])
+    theirs, ours = load(path), load(tmp_path / 'run')
+    for prompt in (None, 'query', 'document'):
+        found, expected = (model.vectors(['A BAD cab'], prompt=prompt) for model in (ours, theirs))
+        np.testing.assert_array_equal(found, expected)
+    assert ours.sentences.similarity == theirs.sentences.similarity
+
+
+@pytest.mark.parametrize('encoder', ['', '0_Transformer'])
+def test_an_adapter_of_peft_has_the_settings_of_its_folder(folder, encoder):
+    path = folder(**{MODEL: PROMPTS})
+    modules = json.loads((path / 'modules.json').read_text())
+    modules[0]['path'] = encoder
+    (path / 'modules.json').write_text(json.dumps(modules))
+    for name in ('model.safetensors', 'config.json', 'vocab.txt'):
+        (path / name).unlink()
+    (path / encoder).mkdir(exist_ok=True)
+    (path / encoder / ENCODER).write_text('{"max_seq_length": 8}')
+    (path / encoder / 'adapter_config.json').write_text(json.dumps({
+        'peft_type': 'LORA', 'task_type': 'FEATURE_EXTRACTION', 'r': 1, 'lora_alpha': 1,
+        'base_model_name_or_path': str(tiny.RECORDED / 'base')}))
+    base = load(tiny.RECORDED / 'base')
+    size = base.weights.model['hidden_size']
+    module = 'base_model.model.encoder.layer.0.attention.self.query'
+    write_file(path / encoder / 'adapter_model.safetensors', {
+        f'{module}.lora_A.weight': np.eye(1, size, dtype=np.float32),
+        f'{module}.lora_B.weight': np.ones((size, 1), np.float32)})
+    model = load(path)
+    assert model.max_length == 8
+    assert model.weights.inference['prompts'] == PROMPTS['prompts']
+    assert model.weights.inference['pool'] == 'mean'
+    assert np.abs(model.vectors(['cab'], prompt='document') - base.vectors(['cab'])).max() > 1e-3
 
 
 def test_a_prompt_is_named(folder, capsys):
