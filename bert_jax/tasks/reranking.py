@@ -13,7 +13,6 @@ A model is scored by the ranking of the documents of the queries that are held o
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -111,10 +110,12 @@ def _read_queries(config: ConfigDict, path: str) -> Queries:
         of_query = gains.setdefault(query, {})
         for document, gain in zip(documents, of_row, strict=True):
             of_query[document] = max(gain, of_query.get(document, gain))
-    highest = max(itertools.chain.from_iterable(of_query.values() for of_query in gains.values()))
-    if config.reranking.loss == 'binary' and highest > 1:
-        raise InputError(f"{path} has gains up to {highest:g}: config.reranking.loss='binary' "
-                         "takes those from 0 to 1; 'lambda' takes any")
+    all_gains = [gain for of_query in gains.values() for gain in of_query.values()]
+    lowest, highest = min(all_gains), max(all_gains)
+    if config.reranking.loss == 'binary' and not 0 <= lowest <= highest <= 1:
+        raise InputError(f"{path} has gains from {lowest:g} to {highest:g}: "
+                         "config.reranking.loss='binary' takes those from 0 to 1; 'lambda' takes "
+                         'any')
     return Queries(list(gains), list(gains.values()), path)
 
 

@@ -306,6 +306,8 @@ def test_groups_have_about_the_same_size_and_share_of_relevant_documents():
      'config.data.label'),
     (('query', 'document', 'gain'), ('q', 'a', 2), {'label': 'gain', 'loss': 'binary'},
      'config.reranking.loss'),
+    (('query', 'document', 'gain'), ('q', 'a', -1), {'label': 'gain', 'loss': 'binary'},
+     'config.reranking.loss'),
 ])
 def test_tables_that_say_no_gains_are_refused(tmp_path, header, row, data, named):
     with refused(named.rpartition('.')[0], named.rpartition('.')[2]):
@@ -337,12 +339,13 @@ def test_rankings_that_do_not_fit_are_refused(tmp_path, content, said):
 
 
 @pytest.mark.extras
-def test_metrics_of_candidates_are_those_of_pytrec_eval():
+@pytest.mark.parametrize('most', [3, 24])  # candidates of a query: fewer than ranks, or more
+def test_metrics_of_candidates_are_those_of_pytrec_eval(most):
     """Of candidates of which some are judged, with scores that are often equal."""
     pytrec_eval = pytest.importorskip('pytrec_eval')
     rng = np.random.default_rng(5)
     names = [f'd{i}' for i in range(30)]
-    candidates = [rng.permutation(30)[: rng.integers(1, 25)] for _ in range(20)]
+    candidates = [rng.permutation(30)[: rng.integers(1, most + 1)] for _ in range(20)]
     scores = [np.round(rng.normal(size=len(of_query)), 1) for of_query in candidates]
     relevant = [
         {int(i): float(rng.integers(0, 4)) for i in rng.choice(30, rng.integers(1, 20))}
