@@ -9,9 +9,9 @@
 The candidates are the documents of all rows, and the texts (after their titles) of --corpus, a
 table. Of the --top-k nearest to a query by the cosines of the model's vectors, with its prompts,
 those are left out that are, as the model reads them (it cuts long texts), equal to a document of an
-equal query, or to the query itself; and those whose cosine is above that of the row's own document
-minus the margin, since many of them are answers that nobody has marked. The nearest of the others
-are the row's negatives. A row with too few is left out, and counted.
+equal query, to the query itself, or to a nearer candidate; and those whose cosine is above that of
+the row's own document minus the margin, since many of them are answers that nobody has marked. The
+nearest of the others are the row's negatives. A row with too few is left out, and counted.
 
 Exit status: 0 done, 2 bad input (one line on standard error), 1 anything else.
 """
@@ -140,7 +140,9 @@ def mined(
     for (query, document), (number, number_of_own) in zip(pairs, numbers, strict=True):
         own = vectors_of_queries[number] @ vectors_of_candidates[number_of_own]
         is_far = found.scores[number] <= own - margin
-        negatives = found.documents[number][is_far & (found.documents[number] >= 0)][:num]
+        negatives = found.documents[number][is_far & (found.documents[number] >= 0)]
+        _, firsts = np.unique(candidate_ids[negatives], return_index=True)
+        negatives = negatives[np.sort(firsts)][:num]
         if len(negatives) == num:
             rows.append([query, document, *(candidates[i] for i in negatives)])
     return rows

@@ -244,7 +244,9 @@ def test_texts_of_which_the_model_reads_the_same_are_no_negatives(trained, tmp_p
     with one_device():
         model = load(trained.folder / 'run')
         found = mine.mined(model, rows, [long[2]], num=1, top_k=5, margin=-9)
+        twice = mine.mined(model, rows[2:], long, num=2, top_k=5, margin=-9)
     assert [row[2] for row in found] == [WORDS[HALF + 2]] * 2 + found[2][2:]
+    assert not twice  # the long documents are one negative
 
 
 def test_pairs_with_scores_are_trained_to_have_their_order(trained, tmp_path):
