@@ -9,6 +9,13 @@ uncased, and the data from the Hugging Face hub; `superglue` is the folder of th
 (`CB/train.jsonl`, ...). `python -m bert_jax.tools.paper superglue --model DIR` runs all over a grid
 and seeds. CB, COPA and WSC have 250 to 554 examples, so they are trained for more epochs. MultiRC
 and ReCoRD have a sequence for each candidate answer: 27,000, and some 700,000, of long passages.
+
+Their rows have 512 tokens, those of the others 256. A model of fewer positions, as that of
+`configs/quickstart.py`, needs shorter ones: `--config.data.max_seq_length=128`.
+
+MultiRC, ReCoRD and WSC are scored on val alone. The test sets of tasks whose texts are columns are
+predicted without a config: `python -m bert_jax.predict classify --model RUN --input
+BoolQ/test.jsonl --text question --text-pair passage`.
 """
 
 from bert_jax.config import finetuning_config

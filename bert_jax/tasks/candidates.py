@@ -66,12 +66,14 @@ class Question(NamedTuple):
       passage: the first text of all its sequences.
       candidates: one or more.
       answers: the accepted answers of ReCoRD.
+      asked: the question itself, of MultiRC.
     """
 
     id: str
     passage: str
     candidates: list[Candidate]
     answers: Sequence[str] = ()
+    asked: str = ''
 
 
 # From questions, and the probabilities [n] that candidates are right, to metrics and predictions.
@@ -86,37 +88,65 @@ def read_multirc(path: str, *, max_malformed: float = 0.01) -> list[Question]:
       max_malformed: as for `table.read_table`.
 
     Raises:
-      InputError: a missing field, too many malformed rows, or no such file.
+      InputError: a missing field, too many malformed rows, an idx that is there twice, no question,
+        or no such file.
     """
     parse = _questions_of_passage
     columns = ['passage', 'idx']
-    if 'paragraph' in table.column_names(path):
+    is_of_hub = 'paragraph' in table.column_names(path)
+    if is_of_hub:
         parse = _question_of_answer
         columns = ['paragraph', 'question', 'answer', 'label', 'idx']
     rows = table.read_table(path, columns, parse, max_malformed=max_malformed)
-    merged: dict[str, Question] = {}
-    for question in itertools.chain.from_iterable(rows.values):
-        if question.id in merged:
-            merged[question.id].candidates.extend(question.candidates)
-        else:
-            merged[question.id] = question
-    return list(merged.values())
+    questions = list(itertools.chain.from_iterable(rows.values))
+    if is_of_hub:
+        questions = _joined(questions)
+    _check_questions(path, questions)
+    _check_distinct(path, 'answers', [candidate.id for candidate in _candidates(questions)])
+    return questions
+
+
+def _joined(questions: Iterable[Question]) -> list[Question]:
+    """Those that are equal but for their candidates as one, with the candidates of all."""
+    joined: dict[tuple[str, str, str], Question] = {}
+    for question in questions:
+        first = joined.setdefault((question.id, question.passage, question.asked), question)
+        if first is not question:
+            first.candidates.extend(question.candidates)
+    return list(joined.values())
+
+
+def _check_questions(path: str, questions: Sequence[Question]) -> None:
+    """Refuses a file without questions, or with two of the same idx."""
+    if not questions:
+        raise InputError(f'{path} holds no questions: copy it again')
+    _check_distinct(path, 'questions', [question.id for question in questions])
+
+
+def _check_distinct(path: str, what: str, ids: Iterable[str]) -> None:
+    for name, num in collections.Counter(ids).items():
+        if num > 1:
+            raise InputError(f'{path} has {num} {what} with the idx {name}: give each its own')
 
 
 def _questions_of_passage(cells: list[Any]) -> list[Question]:
     """The questions of a row of the official files; raises Malformed."""
     passage, number = cells
     text = _without_markup(_text(passage, 'text'))
-    questions: list[Question] = []
-    for question in _field(passage, 'questions', list):
+
+    def parse(question: Any) -> Question:
         question_id = f"{number}-{_field(question, 'idx', int)}"
+        asked = _text(question, 'question')
         candidates: list[Candidate] = []
         for answer in _field(question, 'answers', list):
             candidates.append(_answer(
-                f"{question_id}-{_field(answer, 'idx', int)}", _text(question, 'question'),
-                _text(answer, 'text'), answer.get('label')))
-        questions.append(Question(question_id, text, candidates))
-    return questions
+                f"{question_id}-{_field(answer, 'idx', int)}", asked, _text(answer, 'text'),
+                answer.get('label')))
+        if not candidates:
+            raise table.Malformed(f'the question {question_id} has no answers')
+        return Question(question_id, text, candidates, asked=asked)
+
+    return _parsed(_field(passage, 'questions', list), parse)
 
 
 def _question_of_answer(cells: list[Any]) -> list[Question]:
@@ -125,12 +155,24 @@ def _question_of_answer(cells: list[Any]) -> list[Question]:
     passage, question, answer = table.texts_of(texts)
     numbers = [str(_field(idx, name, int)) for name in ('paragraph', 'question', 'answer')]
     candidate = _answer('-'.join(numbers), question, answer, label)
-    return [Question('-'.join(numbers[:2]), _without_markup(passage), [candidate])]
+    question_id = '-'.join(numbers[:2])
+    return [Question(question_id, _without_markup(passage), [candidate], asked=question)]
+
+
+def _parsed(questions: Sequence[Any], parse: Callable[[Any], Question]) -> list[Question]:
+    """What `parse` makes of all questions of a passage; Malformed if one of them is."""
+    try:
+        return [parse(question) for question in questions]
+    except table.Malformed as error:
+        if len(questions) == 1:
+            raise
+        raise type(error)(
+            f'{error} (all {len(questions)} questions of its passage go with it)') from None
 
 
 def _answer(name: str, question: str, answer: str, label: Any) -> Candidate:
-    """A candidate of MultiRC; raises Malformed if its label is neither 0 nor 1."""
-    label = table.label_text(label)
+    """A candidate of MultiRC; raises Malformed if its label is missing, or neither 0 nor 1."""
+    label = table.label_of(label)
     if label not in ('0', '1', 'false', 'true'):
         raise table.Malformed(f'label {label:.60} is neither 0 nor 1')
     return Candidate(name, answer, f'{question} {answer}', label in ('1', 'true'))
@@ -149,25 +191,30 @@ def read_record(path: str, *, max_malformed: float = 0.01) -> list[Question]:
         columns = ['passage', 'query', 'entities', 'answers', 'idx']
     rows = table.read_table(path, columns, parse, max_malformed=max_malformed)
     questions = list(itertools.chain.from_iterable(rows.values))
-    for name, num in collections.Counter(question.id for question in questions).items():
-        if num > 1:
-            raise InputError(f'{path} has {num} queries with the idx {name}: give each its own')
+    _check_questions(path, questions)
     return questions
 
 
 def _queries_of_passage(cells: list[Any]) -> list[Question]:
-    """The queries of a row of the official files, whose entities are places in the passage."""
+    """The queries of a row of the official files, whose entities are places in the passage.
+
+    Raises:
+      Malformed: one is not as in the benchmark.
+    """
     passage, queries = cells
     text = _text(passage, 'text')
     entities: list[str] = []
     for place in _field(passage, 'entities', list):
         entities.append(text[_field(place, 'start', int) : _field(place, 'end', int) + 1])
-    questions: list[Question] = []
-    for query in queries:
+
+    def parse(query: Any) -> Question:
+        name, asked = str(_field(query, 'idx', int)), _text(query, 'query')
+        if query.get('answers') is None:
+            raise table.NoLabel('its label is empty')
         answers = [_text(answer, 'text') for answer in _field(query, 'answers', list)]
-        questions.append(_query(
-            str(_field(query, 'idx', int)), text, _text(query, 'query'), entities, answers))
-    return questions
+        return _query(name, text, asked, entities, answers)
+
+    return _parsed(_field({'qas': queries}, 'qas', list), parse)
 
 
 def _query_of_row(cells: list[Any]) -> list[Question]:

@@ -114,7 +114,11 @@ def _marked_spans(cells: list[Any]) -> list[str]:
 
 
 def _place_of(span: str, index: int, words: Sequence[str]) -> int:
-    """Where the words of a span begin: the place nearest to `index`, which is off in some rows."""
+    """Where the words of a span begin: at `index`, or, as it is off in some rows, the nearest."""
+    named = ' '.join(span.split()).lower()
+    there = ' '.join(words[index:]).lstrip(string.punctuation).lower()
+    if there.startswith(named) and not there[len(named) :][:1].isalnum():
+        return index  # the last word may have an ending, as "he" has in "he'd"
     wanted = list(map(_bare, span.split()))
     bare = list(map(_bare, words))
     places: list[int] = []

@@ -79,10 +79,13 @@ def test_questions_have_their_candidates(tmp_path, name, is_on_hub):
     (('Eve', 1, 'her', 5), 'Ann told * Eve * that # her # son won'),  # off by one
     (('her son', 4, 'her', 4), 'Ann told Eve that * # her # son * won'),
     (('Joe', 2, 'her', 4), 'Ann told * Eve * that # her # son won'),  # a name that is not there
+    (('Tom', 4, 'he', 6), "He said that when * Tom * left, # he'd # be sad."),
+    (('Tom', 4, 'he', 5), '# He # told her when * Tom * heard.'),  # "heard" is another word
 ])
 def test_the_spans_of_wsc_are_marked(tmp_path, spans, text):
     fields = dict(zip(SUPERGLUE_TASKS['wsc'].fields[1:], spans, strict=True))
-    row = {'text': 'Ann told Eve that her son won', 'idx': 0, 'label': False}
+    unmarked = ' '.join(word for word in text.split() if word not in '*#')
+    row = {'text': unmarked, 'idx': 0, 'label': False}
     for rows in ([{**row, **fields}], [{**row, 'target': fields}]):
         found = read_superglue('wsc', write_rows(tmp_path / 'train.jsonl', rows))
         assert found.texts == [(text,)]
@@ -153,6 +156,13 @@ def test_what_no_task_has_is_refused(tmp_path, name, change, words):
 @pytest.mark.parametrize(('name', 'change', 'words'), [
     ('multirc', {'passage': {'text': 'a'}}, ['questions=None']),
     ('multirc', {'passage': 'a'}, ['text=None']),
+    ('multirc', {'passage': {'text': 'a', 'questions': [
+        {'question': 'Who?', 'idx': 0, 'answers': []}]}}, ['the question 3-0 has no answers']),
+    ('multirc', {'passage': {'text': 'a', 'questions': [
+        {'question': 'Who?', 'idx': 0, 'answers': [{'text': 'He', 'idx': 0}]}]}},
+     ['its label is empty']),
+    ('record', {'qas': None}, ['qas=None']),
+    ('record', {'qas': [{'query': '@placeholder', 'idx': 0}]}, ['its label is empty']),
     ('record', {'qas': [{'query': 'who', 'idx': 0, 'answers': []}]}, ['no @placeholder']),
     ('record', {'qas': [{'query': '@placeholder', 'idx': 0, 'answers': []}]}, ['no answers']),
 ])
@@ -164,8 +174,42 @@ def test_questions_that_are_not_as_in_the_benchmark_are_refused(tmp_path, name, 
 
 def test_a_query_that_is_there_twice_is_refused(tmp_path):
     path = write_rows(tmp_path / 'train.jsonl', 2 * [QUESTIONS['record'][0]])
-    with refused(path, '2 queries with the idx 7'):
+    with refused(path, '2 questions with the idx 7'):
         SUPERGLUE_TASKS['record'].read(path)
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    ({'question': 'Why?'}, '2 questions with the idx 3-5'),
+    ({'paragraph': 'He runs.'}, '2 questions with the idx 3-5'),
+    ({'idx': {'paragraph': 3, 'question': 5, 'answer': 8}}, '2 answers with the idx 3-5-8'),
+])
+def test_different_questions_of_one_number_are_refused(tmp_path, change, message):
+    first, second = QUESTIONS['multirc'][1]
+    path = write_rows(tmp_path / 'train.jsonl', [first, second | change])
+    with refused(path, message):
+        SUPERGLUE_TASKS['multirc'].read(path)
+
+
+def test_passages_of_one_number_are_refused(tmp_path):
+    path = write_rows(tmp_path / 'train.jsonl', 2 * [QUESTIONS['multirc'][0]])
+    with refused(path, '2 questions with the idx 3-5'):
+        SUPERGLUE_TASKS['multirc'].read(path)
+
+
+@pytest.mark.parametrize(('name', 'change'), [
+    ('multirc', {'passage': {'text': 'a', 'questions': []}}), ('record', {'qas': []})])
+def test_a_file_without_questions_is_refused(tmp_path, name, change):
+    path = write_rows(tmp_path / 'train.jsonl', [{**QUESTIONS[name][0], **change}])
+    with refused(path, 'no questions'):
+        SUPERGLUE_TASKS[name].read(path)
+
+
+def test_what_goes_with_a_malformed_question_is_said(tmp_path, capsys):
+    row = QUESTIONS['record'][0]
+    (query,) = row['qas']
+    rows = [row, {**row, 'qas': [{**query, 'idx': 8}, {**query, 'idx': 9, 'query': 'who'}]}]
+    assert len(SUPERGLUE_TASKS['record'].read(write_rows(tmp_path / 'train.jsonl', rows))) == 1
+    assert '(all 2 questions of its passage go with it); left out' in capsys.readouterr().err
 
 
 @pytest.mark.slow
