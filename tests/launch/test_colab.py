@@ -188,7 +188,6 @@ def test_pretraining_runs_on_kaggle_s_eight_devices(
         path.chmod(0o555)
     set_parameters(notebook, REPO=str(clone), SOURCE=str(tmp_path / 'text.txt'), PRETRAIN_STEPS=8)
     left_out = (
-        'packages',  # the folder has all that runs here
         'pretrain-curves', 'sweep-run', 'finetune-run', 'finetune-curves', 'classify', 'module')
     notebook.cells = [cell for cell in notebook.cells if cell.id not in left_out]
     where = {'timeout': 300, 'resources': {'metadata': {'path': working}}}
