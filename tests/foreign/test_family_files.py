@@ -185,6 +185,9 @@ def changed(name, **options):
 
 @pytest.mark.parametrize('name, options, says', [
     ('BERT', {'causal': True}, 'causal=True'),
+    # As wide as the tables of an ALBERT whose config.json does not say how wide they are.
+    ('BERT', {'causal': True, 'hidden_size': 128, 'num_heads': 2}, 'causal=True'),
+    ('ALBERT', {'causal': True}, 'causal=True'),
     ('BERT', {'type_vocab_size': 0}, 'BERT, RoBERTa: type_vocab_size=0'),
     ('jina-embeddings-v3', {'type_vocab_size': 0}, 'type_vocab_size=0'),
     ('NomicBERT', {'type_vocab_size': 0}, 'type_vocab_size=0; '),

@@ -283,8 +283,11 @@ class Family:
         return parameters.spelled(model, self.spellings) | self.fields_of(model)
 
     def lost_options(self, model: Mapping[str, Any]) -> list[Option]:
-        """The options that `config_of` loses."""
-        back = self._read(self.config_of(model), as_path('config.json'))
+        """The options that `config_of` loses: all of them if no such model is read."""
+        try:
+            back = self._read(self.config_of(model), as_path('config.json'))
+        except InputError:
+            return list(OPTIONS)
         lost = []
         for option in OPTIONS:
             value = model[option.name]
