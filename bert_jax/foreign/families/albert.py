@@ -37,10 +37,7 @@ def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 def _fields_of(model: Mapping[str, Any]) -> dict[str, Any]:
     """The size of the embeddings, and what all models have."""
-    fields: dict[str, Any] = dict(_ONE_LAYER)
-    if model['embedding_size']:
-        fields['embedding_size'] = model['embedding_size']
-    return fields
+    return _ONE_LAYER | {'embedding_size': model['embedding_size'] or model['hidden_size']}
 
 
 ALBERT = Family(
@@ -62,8 +59,8 @@ ALBERT = Family(
         'bert/encoder/layer_{i}/output/LayerNorm': f'{_LAYER}.full_layer_layer_norm',
     },
     architectures=(
-        Architecture('ForPreTraining', ('pretraining',), {
-            **_POOLER, **_PREDICTIONS, 'cls/seq_relationship': 'sop_classifier.classifier'}),
+        # Its head for the order of two texts answers another question than `cls/seq_relationship`.
+        Architecture('ForPreTraining', ('pretraining',), _POOLER | _PREDICTIONS),
         Architecture('ForMaskedLM', ('pretraining',), _PREDICTIONS),
         Architecture(
             'ForSequenceClassification', ('classification', 'regression', 'multi_label'),
