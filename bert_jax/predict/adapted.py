@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from bert_jax.answers.engine import Outputs, bound, outputs_by_head
+from bert_jax.config.bert_config import OPTIONS
 from bert_jax.predict.answers import Answer
 from bert_jax.predict.loaded import LoadedModel
 from bert_jax.predict.model import Model
@@ -18,6 +19,7 @@ from bert_jax.rows.packing import Units
 from bert_jax.runtime.arriving import Arriving
 from bert_jax.weights.parameters import ENCODER
 
+_ONLY_TRAINED = {option.name for option in OPTIONS if option.effect == 'trains'}
 _OF_TEXT = ('text', 'first', 'second', 'question', 'choices')  # what results repeat of a text
 
 
@@ -93,11 +95,18 @@ def _reads_as(job: TextJob[Any, Any], other: TextJob[Any, Any]) -> bool:
 
 def _is_on_encoder_of(model: LoadedModel, other: LoadedModel) -> bool:
     """Whether two models differ in nothing before the pooler, and their heads in sizes alone."""
-    if model.config != other.config or type(model.head.module) is not type(other.head.module):
+    if _computed(model) != _computed(other):
+        return False
+    if type(model.head.module) is not type(other.head.module):
         return False
     params, others = model.weights.params, other.weights.params
     names = {name for name in {*params, *others} if name.startswith(ENCODER)}
     return all(params.get(name) is others.get(name) for name in names)
+
+
+def _computed(model: LoadedModel) -> dict[str, Any]:
+    """The fields of a model's configuration but for those that only say how it is trained."""
+    return {name: x for name, x in vars(model.config).items() if name not in _ONLY_TRAINED}
 
 
 class _Together(TextJob[Any, Any]):

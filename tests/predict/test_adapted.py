@@ -50,6 +50,10 @@ def with_head(base, head, num_labels, seed, *, pooler=False, **inference):
         base, params=params, head=head, labels=labels, inference=inference)
 
 
+def with_options(weights, **options):
+    return dataclasses.replace(weights, model=weights.model | options)
+
+
 def with_bits(weights, seed):
     rng = np.random.default_rng(seed)
     params = {name: x + 0.3 * rng.normal(size=x.shape).astype(np.float32)
@@ -78,6 +82,9 @@ def folders(tmp_path_factory):
             'base': base, 'one': one,
             'three': with_head(base, 'classification', 3, 2, pooler=True),
             'many': with_head(base, 'multi_label', 4, 3),
+            'dropped': with_options(
+                with_head(base, 'classification', 2, 13), hidden_dropout=0.3,
+                classifier_dropout=0.2),
             'short': with_head(base, 'classification', 2, 4, max_seq_length=8),
             'bits': with_bits(with_head(base, 'classification', 2, 5), 6),
             'lora': with_lora(with_head(base, 'classification', 2, 7), 8),
@@ -111,6 +118,7 @@ def assert_close(found, expected):
 
 CASES = {
     'heads': ('classify', ['one', 'three', 'many'], 1),
+    'heads trained with other dropout': ('classify', ['one', 'dropped'], 1),
     'heads and a LoRA between them': ('classify', ['one', 'lora', 'three'], 2),
     'biases': ('classify', ['bits', 'one'], 2),
     'another length': ('classify', ['one', 'short'], 2),
