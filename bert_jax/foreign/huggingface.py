@@ -134,8 +134,8 @@ def _tasks_in(
     """`Weights.tasks` of a folder."""
     tasks = config.get(TASKS) or []
     if tasks:
-        tell_once(f'note: {config_file} names the adapters {", ".join(tasks)}: --adapter=NAME '
-                  'adds one of them')
+        tell_once(f'note: {config_file} names the adapters {", ".join(tasks)}: predict and convert '
+                  'add one with --adapter=NAME; a run starts from what convert writes')
     return {task: functools.partial(_params_of, folder, task) for task in tasks}
 
 

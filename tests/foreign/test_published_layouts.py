@@ -186,7 +186,9 @@ def test_jinas_adapters_are_chosen_by_name(jina, tmp_path, capsys):
     """There is no class of transformers with them: what is expected is the published formula."""
     folder, tensors, weights = jina
     base = load_weights(folder)
-    assert 'names the adapters retrieval.query, retrieval.passage' in capsys.readouterr().err
+    note = capsys.readouterr().err
+    assert 'names the adapters retrieval.query, retrieval.passage' in note
+    assert 'predict and convert add one with --adapter=NAME' in note
     assert_same_params(base.params, weights.params)
     assert base.unused == ()
     assert base.model | {'pooler_dropout': 0.1} == weights.model
