@@ -461,6 +461,7 @@ def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
         kernel.kernel for kernel in adapted_kernels(every, AdapterOptions(rank=1, targets='all'))]
     of_pooler = [tensor for tensor in every if _is_kernel_of_pooler(tensor)]
     found = []
+    unknown = modules  # to the family that knows most of them
     for in_files in FAMILIES:
         family = in_files.in_memory
         forms = [family.form_of(kernel, family.architectures[0]) for kernel in kernels]
@@ -468,12 +469,14 @@ def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
             forms += [family.form_of(kernel, architecture) for kernel in of_pooler]
         known = {name.removesuffix('.weight')
                  for form in forms if form is not None for name in form.names}
-        if modules and modules <= known | {name.removeprefix(family.prefix) for name in known}:
+        others = modules - known - {name.removeprefix(family.prefix) for name in known}
+        if modules and not others:
             found.append(family)
+        unknown = min(unknown, others, key=len)
     if found:
         return min(found, key=lambda family: len(family.lost_options(base.model)))
-    some = ', '.join(sorted(modules)[:3]) or 'none'
-    raise InputError(f'{where} has adapters of {some}, ...: those that can be read are beside '
+    some = ', '.join(sorted(unknown)[:3]) + (', ...' if len(unknown) > 3 else '') or 'none'
+    raise InputError(f'{where} has adapters of {some}: those that can be read are beside '
                      f'matrices in the {base.model["num_layers"]} layers and the pooler of '
                      f'{base.source}: merge the adapter into its model with peft '
                      '(merge_and_unload), and save that')

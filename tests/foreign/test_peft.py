@@ -280,6 +280,20 @@ def test_what_cannot_be_read_is_refused(adapter_folder, tmp_path, fields, messag
         with_adapter(base, copy)
 
 
+@pytest.mark.parametrize(('variant', 'module'), [
+    ('albert', 'albert.encoder.embedding_hidden_mapping_in'),
+    ('electra small', 'electra.embeddings_project'),
+])
+def test_a_module_without_a_place_is_refused_by_its_name(variant, module, tmp_path):
+    base = family_models.random_model(variant, 'ForTokenClassification')
+    base.save_pretrained(tmp_path / 'base')
+    targets = ['query', module.rpartition('.')[2]]
+    model = adapted(base, 'ForTokenClassification', {'target_modules': targets})
+    model.save_pretrained(tmp_path / 'adapter')
+    with refused(f'has adapters of {module}: those that can be read', 'merge_and_unload'):
+        with_adapter(load_weights(tmp_path / 'base'), tmp_path / 'adapter')
+
+
 def test_a_head_of_no_named_class_is_refused(adapter_folder, tmp_path):
     base, folder = adapter_folder
     file = shutil.copytree(folder, tmp_path / 'copy') / 'adapter_config.json'
