@@ -632,33 +632,41 @@ def _with_adapter_of_pooler(
     return matrix_OxI.astype(np.float32)
 
 
+def _kept_of_base(
+    base: Weights, architecture: Architecture, head: str, of_head: Sequence[Tensor]
+) -> dict[str, np.ndarray]:
+    """The base's parameters that a model with another head has too.
+
+    They are those with the same name in transformers: a classifier of ModernBERT stands behind the
+    dense layer of the masked LM.
+    """
+    kept = {None, POOLER} & {None, *architecture.parts}
+    if head == base.head:
+        kept |= set(architecture.parts)
+    params = {name: x for name, x in base.params.items() if part_of(name) in kept}
+    sizes = parameters.sizes_of(base.model)
+    shapes = {tensor.name: tensor.shape(sizes) for tensor in of_head}
+    for here, there in shared_layers(base, shapes, head).items():
+        params.pop(here, None)
+        if there:
+            params[here] = base.params[there]
+    return params
+
+
 def _read_head(
     stored: _Stored, base: Weights, family: Family, architecture: Architecture, head: str
 ) -> dict[str, np.ndarray]:
     """The base's parameters with the head of the files; what these lack of it is the base's.
 
-    That is what has the same name in transformers: a classifier of ModernBERT stands behind the
-    dense layer of the masked LM. Without a head, there need not be a pooler either. An adapter of
-    the pooler, which is trained as a part of the head here, is added to its kernel.
+    Without a head, there need not be a pooler either. An adapter of the pooler, which is trained as
+    a part of the head here, is added to its kernel.
 
     Raises:
       InputError: a parameter of the head is missing.
     """
-    kept = {None, POOLER}
-    if head == base.head:
-        kept |= set(architecture.parts)
-    params = {name: x for name, x in base.params.items() if part_of(name) in kept}
-    pooler = {name for name in params if part_of(name) is POOLER}
-    if POOLER not in architecture.parts:
-        params = {name: x for name, x in params.items() if name not in pooler}
     of_head = [tensor for tensor in parameters.tensors(base.model)
                if part_of(tensor.name) in architecture.parts]
-    sizes_of_base = parameters.sizes_of(base.model)
-    shapes = {tensor.name: tensor.shape(sizes_of_base) for tensor in of_head}
-    for here, there in shared_layers(base, shapes, head).items():
-        params.pop(here, None)
-        if there:
-            params[here] = base.params[there]
+    params = _kept_of_base(base, architecture, head, of_head)
     missing = []
     for tensor in of_head:
         form = family.form_of(tensor, architecture)
