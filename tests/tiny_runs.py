@@ -67,9 +67,9 @@ def one_device() -> contextlib.ExitStack:
     """Makes jax show only one device until the returned stack is closed."""
     first = jax.devices()[:1]
     patches = contextlib.ExitStack()
-    patches.enter_context(mock.patch.object(jax, 'devices', lambda *_: first))
-    patches.enter_context(mock.patch.object(jax, 'local_devices', lambda *_: first))
-    patches.enter_context(mock.patch.object(jax, 'device_count', lambda *_: 1))
+    patches.enter_context(mock.patch.object(jax, 'devices', lambda *_, **__: first))
+    patches.enter_context(mock.patch.object(jax, 'local_devices', lambda *_, **__: first))
+    patches.enter_context(mock.patch.object(jax, 'device_count', lambda *_, **__: 1))
     return patches
 
 

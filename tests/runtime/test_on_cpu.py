@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.runtime import on_cpu
+from tests import tiny_runs
 
 
 def test_attention_on_a_cpu_is_no_fusion_of_a_library():
@@ -24,3 +25,15 @@ def test_attention_on_a_cpu_is_no_fusion_of_a_library():
 def test_options_that_this_jax_has_not_got_are_left_out(monkeypatch):
     monkeypatch.setattr(on_cpu, '_NO_LIBRARY_FUSIONS', {'xla_no_such_option': ''})
     assert on_cpu.compiler_options.__wrapped__() is None
+
+
+def test_what_fails_for_another_reason_is_said(monkeypatch):
+    monkeypatch.setattr(jax, 'local_devices', lambda **_: [])
+    with pytest.raises(IndexError):
+        on_cpu.compiler_options.__wrapped__()
+
+
+def test_the_options_are_found_where_a_run_is_shown_one_device():
+    with tiny_runs.one_device():
+        found = on_cpu.compiler_options.__wrapped__()
+    assert found == on_cpu.compiler_options.__wrapped__()
