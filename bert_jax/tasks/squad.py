@@ -5,9 +5,9 @@ answers in their logits (`answers.spans`) and scores these as the official scrip
 (`squad_scores`).
 
 The pieces of an answer are those at its characters, and the other way round. Only in SQuAD's own
-files, and with BERT's WordPiece, answers are found in texts made of pieces, as in the original,
-whose scores are to be reproduced; where white space or spaces between words are not English, that
-goes wrong.
+files and data sets (`are_squads`), and with BERT's WordPiece, answers are found in texts made of
+pieces, as in the original, whose scores are to be reproduced; where white space or spaces between
+words are not English, that goes wrong.
 
 The threshold of SQuAD 2.0 is the one with the best F1 on the scored questions
 (`squad_scores.v2_scores`). It is kept in the run, and later evaluations and predictions use it.
@@ -55,6 +55,7 @@ from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import WordPieceTokenizer, wordpiece_of
 
 _OFFICIAL_FILE = re.compile(r'(train|dev)-v(1\.1|2\.0)\.json(\.gz)?')
+_OFFICIAL_DATA_SET = re.compile(r'hf:datasets/(rajpurkar/)?squad(_v2)?([@/].*)?')
 _NUMBERS = {'v1': '1.1', 'v2': '2.0'}
 _HUB_FOLDERS = {'v1': 'plain_text', 'v2': 'squad_v2'}
 
@@ -247,16 +248,21 @@ def _tokenizer_of_original(
     config: ConfigDict, tokenizer: Tokenizer, training: bool
 ) -> WordPieceTokenizer | None:
     """The tokenizer, if labels and scores of the questions are those of the original."""
-    if _is_own_file(config, training):
-        return None
-    return wordpiece_of(tokenizer)
-
-
-def _is_own_file(config: ConfigDict, training: bool) -> bool:
-    """Whether the questions are not SQuAD's."""
-    path = str(config.data.source)
+    source = str(config.data.source)
     if config.data.eval_source and not training:
-        path = str(config.data.eval_source)
+        source = str(config.data.eval_source)
+    return wordpiece_of(tokenizer) if are_squads(source) else None
+
+
+def are_squads(source: str) -> bool:
+    """Whether questions are SQuAD's own, by the name of their file, folder or data set."""
+    if source.startswith('hf:'):
+        return _OFFICIAL_DATA_SET.fullmatch(source) is not None
+    return not _is_own_file(source)
+
+
+def _is_own_file(path: str) -> bool:
+    """Whether a source is a file that is none of SQuAD's."""
     return as_path(path).is_file() and not _OFFICIAL_FILE.fullmatch(as_path(path).name)
 
 
@@ -289,7 +295,7 @@ def _held_out(config: ConfigDict, version: str, scored: ScoredModel | None) -> _
 
     The paragraph decides, so that none is on both sides.
     """
-    if config.data.eval_source or not _is_own_file(config, training=True):
+    if config.data.eval_source or not _is_own_file(str(config.data.source)):
         return None
 
     def read(path: str, training: bool = False) -> _Questions:

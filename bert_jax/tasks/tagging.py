@@ -46,6 +46,7 @@ from bert_jax.tasks.labelled import (
 from bert_jax.tasks.labels import check_labels_known, label_names, warn_of_rare
 from bert_jax.tasks.metrics import accuracy, macro_f1, most_frequent, scores_of_one_answer
 from bert_jax.tasks.sources import own_files, split_file, tfds_records, warn_of_trained_on
+from bert_jax.tasks.word_lines import read_word_lines
 
 # File names in the original distribution, then in its IOB2 editions.
 _FILES = {
@@ -62,8 +63,6 @@ _USUAL_WORDS = ('tokens', 'words', 'text', 'sentence')
 _USUAL_TAGS = ('tags', 'ner_tags', 'pos_tags', 'ner', 'label', 'labels')
 _DOCUMENT_START = '-DOCSTART-'
 _NO_WORD = '[UNK]'  # stands for an empty word where words are in columns, as in the model's input
-# Only spaces and tabs separate columns; other Unicode white space may be a word of the text.
-_CELL = re.compile(r'[^ \t]+')
 _TREEBANK = re.compile(r'\.conllu(\.gz|\.bz2)?$', re.IGNORECASE)
 _TREEBANK_COLUMNS = 10
 _NOTHING = '_'  # in a column of a treebank
@@ -426,9 +425,7 @@ class TaggedSet:
         lines: list[str] = []
         for sentence, tags, others in zip(self.examples.sentences, wanted, predicted, strict=True):
             for word, tag, other in zip(sentence.words, tags, others, strict=True):
-                shown = word
-                if not word.strip():
-                    shown = _NO_WORD
+                shown = '_'.join(word.split()) or _NO_WORD  # white space would make columns
                 lines.append(f'{shown} {tag} {other}\n')
             lines.append('\n')
         return ''.join(lines)
@@ -514,8 +511,8 @@ def read_tagged(
     Args:
       path: JSON or Parquet with a row for each sentence, which has a list of words and one of tags;
         all are one document. Or a treebank, `.conllu`, of which the parts of speech (UPOS) are the
-        tags. Or lines that begin with a word and end with its tag, in as many columns (separated by
-        spaces or tabs) as the first line has, with empty lines between sentences. Text files may be
+        tags. Or lines that begin with a word and end with its tag, in as many columns as the first
+        line has, with empty lines between sentences (`read_word_lines`). Text files may be
         compressed.
       words, tags: columns of the JSON or Parquet file.
       names: names of its tags that are numbers.
@@ -589,8 +586,7 @@ def _treebank_sentences(path: str, max_malformed: float) -> list[Sentence]:
 def _column_sentences(path: str, max_malformed: float) -> list[Sentence]:
     """The sentences of a file with a word and its tag in each line."""
     reader = _ColumnReader(path)
-    for line, text in table.lines(path):
-        cells = _CELL.findall(text)
+    for line, cells in read_word_lines(path):
         if not cells:
             reader.end_sentence()
         elif cells[0] == _DOCUMENT_START:
@@ -633,6 +629,9 @@ class _ColumnReader:
             self.faults.append(
                 f'line {line}: columns: {len(cells)}, where the first line has '
                 f'{self._num_columns}')
+            return
+        if not cells[0]:
+            self.faults.append(f'line {line}: no word before its first TAB')
             return
         self._words.append(cells[0])
         self._tags.append(cells[-1])

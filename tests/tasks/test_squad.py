@@ -22,7 +22,7 @@ from bert_jax.rows.squad_reader import read_squad
 from bert_jax.rows.squad_windows import squad_windows
 from bert_jax.rows.table import find_file
 from bert_jax.runtime.errors import InputError
-from bert_jax.tasks.squad import final_texts, prediction_files, span_loss
+from bert_jax.tasks.squad import are_squads, final_texts, prediction_files, span_loss
 from bert_jax.tasks.squad_scores import v1_scores, v2_scores
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.vocab_files import read_vocab
@@ -550,3 +550,19 @@ def test_gold_spans_come_back_from_real_data(shared_data):
     scores = v2_scores(final_texts(predictions), gold, odds, 0.0)
     assert scores['NoAns_exact'] == 100
     assert round(scores['HasAns_exact'] / 100 * 2910) == 2910 - 7
+
+
+@pytest.mark.parametrize(('source', 'are_its_own'), [
+    ('hf:datasets/rajpurkar/squad', True), ('hf:datasets/rajpurkar/squad_v2@main', True),
+    ('hf:datasets/rajpurkar/squad/plain_text/train', True), ('tfds:squad', True),
+    ('a folder', True), ('dev-v1.1.json', True),
+    ('hf:datasets/google/xquad/xquad.zh/validation', False),
+    ('hf:datasets/a/squad_v2_de', False), ('hf:datasets/a/squad', False), ('own.json', False),
+])
+def test_only_in_squad_itself_answers_are_found_as_in_the_original(
+        source, are_its_own, tmp_path, monkeypatch):
+    """Elsewhere by their characters, whatever stands between words there."""
+    monkeypatch.chdir(tmp_path)
+    if source.endswith('.json'):
+        put(tmp_path, source, '{}')
+    assert are_squads(source) == are_its_own

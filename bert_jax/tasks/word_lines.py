@@ -1,0 +1,137 @@
+"""Lines of a word and its tag in columns: what separates them, and which lines are of no word."""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from bert_jax.answers.entities import are_entities
+from bert_jax.rows import table
+from bert_jax.runtime.errors import InputError, counted
+from bert_jax.runtime.hosts import say
+
+# Only spaces and tabs separate columns; other Unicode white space may be a word of the text.
+_CELL = re.compile(r'[^ \t]+')
+_COMMENT = '#'
+# What headers call the column of words, and that of tags, in lower case.
+_WORDS = ('word', 'words', 'token', 'tokens', 'text', 'form')
+_TAGS = ('tag', 'tags', 'label', 'labels', 'ner', 'ner_tag', 'ner_tags', 'pos', 'upos', 'pos_tag',
+         'entity', 'bio', 'iob')
+_COUNT = re.compile(r'(\d{1,9})([-.]\d+)?')  # in CoNLL-U also 1-2 and 1.1
+_LANGUAGE = re.compile(r'[a-z-]{2,12}:')
+_FEW = 3  # words, of whose first columns nothing follows
+_ENOUGH = 10  # words, which are not all the same
+
+
+class WordLine(NamedTuple):
+    """A line: its number, from 1, and its cells; none of a line between sentences."""
+
+    number: int
+    cells: list[str]
+
+
+def read_word_lines(path: str) -> list[WordLine]:
+    """The lines of a file, without a header and comments; that these are left out is said.
+
+    Columns are separated by spaces and TABs; or by TABs alone, if more lines then have equally
+    many.
+
+    Raises:
+      InputError: the file cannot be read, or what its lines begin with is no word.
+    """
+    lines = _split(list(table.lines(path)))
+    comments = set(_comments(lines))
+    if comments:
+        say(f"note: {path}: {counted(len(comments), 'line')} that begin with {_COMMENT}, such as "
+            f'line {min(comments)}, are read as comments')
+        lines = [line for line in lines if line.number not in comments]
+    first = next((line for line in lines if line.cells), None)
+    if first is not None and _is_header(first):
+        say(f"note: {path}, line {first.number}: {' '.join(first.cells)!r:.60} is read as a header")
+        lines.remove(first)
+    _check_words(path, lines)
+    return lines
+
+
+def _split(lines: Sequence[table.Line]) -> list[WordLine]:
+    """The cells of each line."""
+    by_space = [WordLine(number, _CELL.findall(text)) for number, text in lines]
+    by_tab = [WordLine(number, _between_tabs(text)) for number, text in lines]
+    if _num_alike(by_tab) > _num_alike(by_space):
+        return by_tab
+    return by_space
+
+
+def _between_tabs(text: str) -> list[str]:
+    """What TABs separate, without spaces around it; nothing of a blank line."""
+    text = text.rstrip(' \t')
+    return [cell.strip(' ') for cell in text.split('\t')] if text else []
+
+
+def _num_alike(lines: Sequence[WordLine]) -> int:
+    """How many lines have the most frequent number of cells, if this is two or more."""
+    counts = Counter(len(line.cells) for line in lines)
+    return max((number for size, number in counts.items() if size > 1), default=0)
+
+
+def _is_header(line: WordLine) -> bool:
+    """Whether a line names the columns of words and tags."""
+    *others, last = [cell.lower() for cell in line.cells]
+    return last in _TAGS and not set(_WORDS).isdisjoint(others)
+
+
+def _comments(lines: Sequence[WordLine]) -> Iterator[int]:
+    """The numbers of the lines that are comments.
+
+    They begin with # before a sentence's first word, and have other columns than words have, or end
+    with what is no tag, such as `# id 1 domain=train`. So the word # has a tag that others have or,
+    as in the Penn Treebank, is its own.
+    """
+    others = [line.cells for line in lines if line.cells and line.cells[0][:1] != _COMMENT]
+    sizes = Counter(map(len, others))
+    tags = {cells[-1] for cells in others} | {_COMMENT}
+    is_start = True
+    for number, cells in lines:
+        if is_start and cells and cells[0][:1] == _COMMENT:
+            has_size = len(cells) in sizes or not sizes
+            if not has_size or (cells[0] == _COMMENT and cells[-1] not in tags):
+                yield number
+                continue
+        is_start = not cells
+
+
+def _check_words(path: str, lines: Sequence[WordLine]) -> None:
+    """Raises InputError if the first column holds something else than words."""
+    sentences: list[list[str]] = []
+    for is_word, group in itertools.groupby(lines, key=lambda line: bool(line.cells)):
+        if is_word:
+            sentences.append([line.cells[0] for line in group])
+    words = list(itertools.chain.from_iterable(sentences))
+    tags = [line.cells[-1] for line in lines if line.cells]
+    if len(words) < _FEW:
+        return
+    if all(map(_are_counted, sentences)):
+        raise InputError(
+            f'{path}: its first column numbers words or sentences ({", ".join(words[:3])}), where '
+            'each line begins with a word and ends with its tag: write these two columns; a '
+            'treebank in CoNLL-U is called NAME.conllu')
+    if len(words) >= _ENOUGH and len(set(words)) == 1:
+        raise InputError(f'{path}: its first column holds {words[0]!r:.60} in every line, where '
+                         'each line begins with a word and ends with its tag: write these two '
+                         'columns')
+    if are_entities(words) and not are_entities(tags):
+        raise InputError(f'{path}: its lines begin with tags such as {words[0]}, where each line '
+                         'begins with a word and ends with its tag: write the words first')
+    language = _LANGUAGE.match(words[0])
+    if language and all(word.startswith(language[0]) for word in words):
+        raise InputError(f'{path}: all of its words begin with {language[0]!r}, which is no part '
+                         f"of them: leave it out (sed 's/^{language[0]}//')")
+
+
+def _are_counted(words: Sequence[str]) -> bool:
+    """Whether they are numbers of which each is that before it, or one more."""
+    matches = [_COUNT.fullmatch(word) for word in words]
+    numbers = [int(match[1]) for match in matches if match]
+    steps = [after - before for before, after in itertools.pairwise(numbers)]
+    return len(numbers) == len(words) and {0, 1}.issuperset(steps)

@@ -1,0 +1,91 @@
+"""Files of words with tags as people write them: columns, headers, comments, other beginnings."""
+
+import pytest
+
+from bert_jax.tasks.tagging import read_tagged
+from tests.refusals import refused
+from tests.tasks.files import put
+
+SENTENCES = [(['Anna', 'Lee', 'lives', 'in', 'Rome'], ['B-PER', 'I-PER', 'O', 'O', 'B-LOC']),
+             (['Bob', 'met', '#'], ['B-PER', 'O', 'O'])]
+
+
+def lines(template, *, between='\n', before=''):
+    """The sentences with a line for each word.
+
+    Args:
+      template: of a line, of `word`, `tag`, `i` (its number in the sentence) and `n` (that of the
+        sentence), all from 0.
+      between: stands between sentences.
+      before: stands before each.
+    """
+    parts = []
+    for n, (words, tags) in enumerate(SENTENCES):
+        of_words = [template.format(word=word, tag=tag, i=i, n=n)
+                    for i, (word, tag) in enumerate(zip(words, tags, strict=True))]
+        parts.append(before.format(n=n) + '\n'.join(of_words) + '\n')
+    return between.join(parts)
+
+
+READ = {
+    'two columns': (lines('{word} {tag}'), ''),
+    'TABs': (lines('{word}\t{tag}'), ''),
+    'TABs and spaces': (lines('{word} NN\t{tag}'), ''),
+    'two TABs': (lines('{word}\t\t{tag}'), ''),
+    'space at the end': (lines('{word} {tag} \t', between=' \t\n'), ''),
+    'mark, line ends of Windows': ('\ufeff' + lines('{word} {tag}').replace('\n', '\r\n'), ''),
+    'a header': ('Token\tNER\n' + lines('{word}\t{tag}'), "line 1: 'Token NER' is read as a head"),
+    'a header of four': ('word pos chunk ner_tag\n' + lines('{word} NN O {tag}'), 'as a header'),
+    'comments of other columns': (
+        lines('{word} {tag}', before='# sent_id = {n}\n# text = so\n'),
+        '4 lines that begin with #, such as line 1, are read as comments'),
+    'comments of as many columns': (
+        lines('{word} _ _ {tag}', before='# id {n} domain=train\n'), '2 lines that begin with #'),
+    'comments of CoNLL-2012': (
+        '#begin document (a); part 000\n' + lines('{word} NN {tag}') + '\n#end document\n',
+        'such as line 1,'),
+}
+
+
+@pytest.mark.parametrize('name', READ)
+def test_words_and_tags_are_found(name, tmp_path, capsys):
+    text, said = READ[name]
+    tagged = read_tagged(put(tmp_path, 'own.txt', text))
+    assert [(s.words, s.tags) for s in tagged.sentences] == SENTENCES
+    out = capsys.readouterr().out
+    assert said in out and bool(out) == bool(said)
+
+
+@pytest.mark.parametrize(('text', 'words'), [
+    ('#\tO\nin to\tO\n#a\tB-X\n', ['#', 'in to', '#a']),
+    ('# #\n10 CD\nof IN\n', ['#', '10', 'of']),  # a pound, as in the Penn Treebank
+    ('#a HT\nb NN\n\n#c HT\nd NN\n', ['#a', 'b', '#c', 'd']),
+])
+def test_a_word_may_begin_like_a_comment_and_hold_a_space(text, words, tmp_path, capsys):
+    tagged = read_tagged(put(tmp_path, 'own.txt', text))
+    assert [word for s in tagged.sentences for word in s.words] == words
+    assert not capsys.readouterr().out
+
+
+NUMBERS = 'its first column numbers words or sentences'
+
+
+@pytest.mark.parametrize(('text', 'message'), [
+    (lines('{i}\t{word}\t{tag}'), NUMBERS),
+    (lines('{i}\t{word}\t{tag}\tO', before='#\thttp://a [2009]\n'), NUMBERS),  # GermEval 2014
+    ('sentence_id\tword\ttag\n' + lines('{n}\t{word}\t{tag}', between=''), NUMBERS),
+    (lines('{i}\t{word}\t_\tNN\t_\t_\t0\troot\t_\t_', before='# text = a\n'),
+     'is called NAME.conllu'),
+    (lines('bc/a 0 {i} {word} {tag}') * 2, "first column holds 'bc/a' in every line"),
+    (lines('{tag}\t{word}'), 'its lines begin with tags such as B-PER'),
+    (lines('de:{word}\t{tag}'), "all of its words begin with 'de:'"),
+], ids=['numbers', 'GermEval', 'sentences', 'CoNLL-U', 'CoNLL-2012', 'tags first', 'WikiANN'])
+def test_what_stands_in_the_place_of_words_is_refused(text, message, tmp_path):
+    with refused(message):
+        read_tagged(put(tmp_path, 'own.txt', text))
+
+
+def test_a_line_without_a_word_is_malformed(tmp_path, capsys):
+    text = 'in to\tO\n' * 3 + '\tO\n'
+    assert len(read_tagged(put(tmp_path, 'own.txt', text)).tags) == 3
+    assert 'line 4: no word before its first TAB; left out' in capsys.readouterr().err
