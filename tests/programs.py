@@ -16,6 +16,9 @@ from pathlib import Path
 from tests.conftest import ROOT
 from tests.warm_python import SERVER
 
+# The server's: the first test that starts a program may have changed its own, and the programs of
+# others, with other settings, would be real Pythons.
+_ENVIRONMENT = dict(os.environ)
 # Seconds until programs go without a server: who was to start it may have been killed.
 _LONGEST_START = 60.0
 
@@ -37,7 +40,7 @@ def python() -> tuple[str, ...]:
         address.parent.mkdir(mode=0o700)
         server = subprocess.Popen(
             [sys.executable, ROOT / 'tests' / 'warm_server.py', address, owner], cwd=ROOT,
-            stdin=subprocess.DEVNULL)
+            env=_ENVIRONMENT, stdin=subprocess.DEVNULL)
         atexit.register(server.poll)  # keeps it
     end = time.monotonic() + _LONGEST_START
     while not address.exists():  # some seconds, which no program's limit counts

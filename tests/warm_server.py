@@ -29,10 +29,12 @@ _IMPORTED = (
     'orbax.checkpoint', 'tensorboardX', 'matplotlib.figure', 'matplotlib.backends.backend_agg',
     'tensorflow_text', 'tokenizers', 'pyarrow.parquet', 'httpx',
 )
-# Variables that are read when Python or a package is imported; but those of hosts are read later.
+# Variables that are read when Python or a package is imported; but those of hosts are read later,
+# and the streams of a fork always have a buffer.
 _READ_EARLY = ('PYTHON', 'JAX', 'TF_', 'LD_', 'GLIBC', 'OMP_', 'OPENBLAS', 'MKL_', 'MPL')
 _READ_LATE = (
-    'JAX_COORDINATOR', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'TF_NUM_', 'PYTHONPATH')
+    'JAX_COORDINATOR', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'TF_NUM_', 'PYTHONPATH',
+    'PYTHONUNBUFFERED')
 
 
 @dataclasses.dataclass

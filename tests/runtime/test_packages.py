@@ -13,7 +13,7 @@ import bert_jax
 from bert_jax.runtime.errors import InputError, install
 from bert_jax.runtime.packages import loading_tensorflow
 from tests.conftest import run_python
-from tests.programs import run_program
+from tests.programs import python, run_program
 
 
 def test_missing_tensorflow_is_refused_with_a_remedy(monkeypatch):
@@ -27,6 +27,15 @@ def test_a_fork_of_these_tests_can_read_text_with_tensorflow():
     pytest.importorskip('tensorflow_text')
     process = run_program('-c', 'import tensorflow_text')
     assert process.returncode == 0, process.stderr[-500:]
+
+
+@pytest.mark.parametrize('unbuffered', ['', '1'])
+def test_programs_of_these_tests_are_forks_that_have_imported_jax(unbuffered):
+    if len(python()) == 1:
+        pytest.skip('there is no server of forks here')
+    process = run_program(
+        '-c', 'import sys; print("jax" in sys.modules)', PYTHONUNBUFFERED=unbuffered)
+    assert process.stdout == 'True\n', process.stderr[-500:]
 
 
 @pytest.mark.parametrize('extra, package, command', [
