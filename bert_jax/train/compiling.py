@@ -132,15 +132,12 @@ def check_memory(
             if name == 'evaluation':  # the optimizer's state stays in memory
                 needed += device_bytes(program.state.opt_state)
             if needed > limit:
-                message = (
+                raise InputError(
                     f"phase {number + 1} (length {phase['max_seq_length']}, batch "
                     f"{phase['batch_size']}): {name} needs {needed / 1e9:.1f} GB a device, of "
                     f'which there are {limit / 1e9:.1f}: '
-                    f'{_remedy(program, phase, name, needed, limit)}')
-                if 'evaluation' in calls:  # it is pre-training, which preflight measures
-                    message += ('; bert_jax.tools.preflight measures such changes without the '
-                                'devices')
-                raise InputError(message)
+                    f'{_remedy(program, phase, name, needed, limit)}; '
+                    'bert_jax.tools.preflight measures such changes without the devices')
 
 
 def _remedy(

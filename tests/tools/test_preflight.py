@@ -13,6 +13,7 @@ from jax.experimental import topologies
 from ml_collections import ConfigDict
 
 from bert_jax.config import default_config
+from bert_jax.run.model import write_run
 from bert_jax.runtime.chips import find_chip
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.vocab import SPECIAL_TOKENS
@@ -23,7 +24,8 @@ from bert_jax.tools.preflight.links import Network
 from bert_jax.tools.preflight.topology import open_topology
 from bert_jax.train.compiling import Memory, device_bytes
 from tests.conftest import ROOT, run_python
-from tests.tiny_runs import TINY
+from tests.predict.tiny import pretraining_weights
+from tests.tiny_runs import TINY, WORDS, write_cola
 
 SMALL = [
     f"--config={ROOT / 'configs' / 'tiny_pretrain.py'}", *TINY[1:],
@@ -36,12 +38,12 @@ TWO_CHIPS = Network(((0,), (1,)), (2,), (False,), bandwidth=45e9, latency=0.0)
 
 @pytest.fixture
 def preflight_record(monkeypatch, tmp_path):
-    """A function that runs preflight on SMALL and returns its record.
+    """A function that runs preflight, on SMALL if nothing else is said, and returns its record.
 
     Two devices of this machine stand in for the slice, as chips of `memory_bytes`. The command must
     end with `status`.
     """
-    def run(*flags, memory_bytes, status, devices_per_chip=1):
+    def run(*flags, memory_bytes, status, devices_per_chip=1, config=SMALL):
         chip = dataclasses.replace(
             find_chip('TPU v5 lite'), name='pretended', memory_bytes=memory_bytes,
             num_devices=devices_per_chip)
@@ -50,7 +52,7 @@ def preflight_record(monkeypatch, tmp_path):
         monkeypatch.setattr(measure, 'open_network', lambda chip, devices: TWO_CHIPS)
         monkeypatch.setenv('LIBTPU_INIT_ARGS', '')  # preflight sets it; restored for later tests
         path = tmp_path / 'record.json'
-        arguments = ['preflight', *SMALL, '--topology=v5e:1x2', *flags, f'--json={path}']
+        arguments = ['preflight', *config, '--topology=v5e:1x2', *flags, f'--json={path}']
         with pytest.raises(SystemExit, match=str(status)):
             preflight.main(arguments)
         return json.loads(path.read_text())
@@ -104,6 +106,38 @@ def test_saved_programs_are_read_without_compiling(monkeypatch, preflight_record
     assert one_chip['hours'] == first['hours']
     assert one_chip['chip_hours'] == first['chip_hours'] / 2
     assert one_chip['phases'][0]['mfu'] == first['phases'][0]['mfu']
+
+
+@pytest.mark.slow
+def test_a_fine_tuning_is_compiled_with_its_data_and_its_adapter(
+    preflight_record, tmp_path, capsys
+):
+    write_run(tmp_path / 'start', pretraining_weights(
+        tmp_path, (*SPECIAL_TOKENS, *WORDS), num_layers=2))
+    write_cola(tmp_path / 'glue', train=30, dev=10, test=2)
+    fine_tuning = [
+        f"--config={ROOT / 'configs' / 'glue.py'}:cola",
+        f"--config.data.source={tmp_path / 'glue'}",
+        f"--config.init_checkpoint={tmp_path / 'start'}", '--config.train.batch_size=10',
+        '--config.data.max_seq_length=32', '--config.data.packing=False']
+    phases = []
+    for flags in ((), ('--config.adapter.rank=2', '--config.adapter.targets=all')):
+        record = preflight_record(
+            *flags, memory_bytes=1 << 30, status=0, config=fine_tuning)
+        assert re.search(
+            r'^v5e:1x2: fits, .*\n.*Fine-tuning: every step counts as the largest',
+            capsys.readouterr().out, re.M | re.S)
+        phases += record['phases']
+    whole, adapter = phases
+    for phase in phases:
+        assert phase['steps'] == 9  # three epochs
+        assert phase['rows_per_chip'] == 5
+        assert phase['evaluation_bytes_per_chip'] is None
+        assert phase['bytes_per_chip'] == sum(phase['bytes'].values())
+        assert phase['mfu'] > 0
+    assert adapter['bytes']['parameters'] > whole['bytes']['parameters']
+    assert adapter['bytes']['optimizer'] < whole['bytes']['optimizer'] / 2
+    assert adapter['collective_bytes'] < whole['collective_bytes']
 
 
 def test_advice_agrees_with_a_compiled_program():

@@ -45,6 +45,7 @@ def test_of_a_train_step_alone_kernels_count_by_their_bytes_without_schedules(mo
     measurer = SimpleNamespace(
         program=SimpleNamespace(phases=[phase], head=None), chip=find_chip('TPU v5 lite'),
         compile_step=lambda number, name: (step, None), time_record=time_record)
+    monkeypatch.setattr(measure, 'open_task', lambda *arguments: None)
     monkeypatch.setattr(measure, '_measurer', lambda *arguments: measurer)
     monkeypatch.setattr(measure, 'step_flops', lambda *arguments: 1.0)
     monkeypatch.setattr(measure, 'take_schedules', lambda folder: {'kernel': 7})

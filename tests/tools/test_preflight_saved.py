@@ -1,5 +1,6 @@
 """Compiled phases in files."""
 
+import dataclasses
 import gzip
 
 import pytest
@@ -26,6 +27,12 @@ def programs(tmp_path):
 
 def test_a_phase_is_read_as_it_was_written(programs):
     assert programs.read('phase1', RUN) == PHASE
+
+
+def test_a_phase_without_evaluation_is_read_as_it_was_written(tmp_path):
+    phase = dataclasses.replace(PHASE, evaluation_memory=None)
+    Programs(str(tmp_path), reads=False).write('phase1', RUN, phase)
+    assert Programs(str(tmp_path), reads=True).read('phase1', RUN) == phase
 
 
 def test_a_phase_of_another_run_is_refused(programs):

@@ -1,4 +1,4 @@
-"""Predicts whether a pre-training run fits TPUs or GPUs, how long it takes and where time goes.
+"""Predicts whether a run fits TPUs or GPUs, how long it takes and where time goes.
 
     python -m bert_jax.tools.preflight --config=configs/base_pretrain.py \\
         --topology=v5e:2x2,v5e:4x4,v4:2x2x4 --price=v5e=1.2,v4=3.22
@@ -6,16 +6,20 @@
         --topology=v5e:16x16 --json=after.json --config.train.accumulation_steps=16
     python -m bert_jax.tools.preflight --config=configs/base_pretrain.py --topology=v5e:16x16 --best
     python -m bert_jax.tools.preflight --config=configs/base_pretrain.py --topology=h100:1,a100:8
+    python -m bert_jax.tools.preflight --config=configs/classification.py --topology=v5e:1x1 \\
+        --config.init_checkpoint=DIR --config.data.source=train.csv --config.adapter.rank=8
 
 For each slice or host it prints a line that begins with the verdict, and below it what to change if
 a phase does not fit or is far from the chips' peak. --verbose also prints memory, time and messages
-by kind. It needs no TPU, GPU, driver or data: the TPU compiler (libtpu, in the extra [tpu]), or
-jax's CUDA plugin (in the extra [cuda]), compiles the train and evaluation steps of bert_jax.main
-from shapes, in a few minutes per phase. TPUs are given in chips: v4, v5p and tpu7x (three dims,
-v4:4x4x4), v5e and v6e (two dims, v6e:16x16). A TPU7x is two devices: its memory and rows are
-counted for each of them, chip-hours and prices for the chip. GPUs are the cards of one host: a100,
-a100-40gb, h100, h200 and b200, 1 to 8 of them (h100:8).
-The vocabulary's size is model.vocab_size, or that of config.data.vocab_file, or data.vocab_size.
+by kind. It needs no TPU, GPU or driver: the TPU compiler (libtpu, in the extra [tpu]), or jax's
+CUDA plugin (in the extra [cuda]), compiles the train and evaluation steps of bert_jax.main from
+shapes, in a few minutes per phase. Pre-training needs no data: the vocabulary's size is
+model.vocab_size, or that of config.data.vocab_file, or data.vocab_size. Fine-tuning reads its data,
+as these decide how long its rows are; its largest step is compiled, and no evaluation.
+TPUs are given in chips: v4, v5p and tpu7x (three dims, v4:4x4x4), v5e and v6e (two dims,
+v6e:16x16). A TPU7x is two devices: its memory and rows are counted for each of them, chip-hours and
+prices for the chip. GPUs are the cards of one host: a100, a100-40gb, h100, h200 and b200, 1 to 8 of
+them (h100:8).
 --save_programs keeps what the compiler wrote, and --programs prices it again in seconds.
 
 Cycles of TPUs come from the compiler's estimates and schedules and are not measured on a chip: use
@@ -36,6 +40,7 @@ from absl import flags
 
 from bert_jax.config import ConfigDict
 from bert_jax.config.command_line import parse_command
+from bert_jax.config.fields import pretraining_kind
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import check_new_file, temporary_folder, write_whole
@@ -43,7 +48,7 @@ from bert_jax.runtime.hosts import say
 from bert_jax.runtime.process import error_boundary
 from bert_jax.sharding import Mesh, make_mesh
 from bert_jax.tools.preflight.cards import is_card
-from bert_jax.tools.preflight.measure import Record, measure, without_data
+from bert_jax.tools.preflight.measure import Record, completed_with_task, measure
 from bert_jax.tools.preflight.report import tables, verdict
 from bert_jax.tools.preflight.saved import Programs
 from bert_jax.tools.preflight.schedules import write_schedules
@@ -60,6 +65,8 @@ _HOW_FAR_OFF_CARDS = (
     'to 1.09 times the estimate, with other kernels of attention and gelu than now. No other card, '
     'and no message between cards, was measured. '
     'Evaluation, saving and waiting for data come on top.')
+_HOW_FAR_OFF_FINE_TUNING = (
+    'Fine-tuning: every step counts as the largest, and predictions are not compiled.')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -74,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
         if options.json:
             check_new_file(options.json, '--json', unless='topology')
         validate(config)
-        config = without_data(config)
+        config, task = completed_with_task(config)
         programs = _programs(options)
         slices = options.topology.split(',')
         # Read first: a wrong price is refused before anything is compiled.
@@ -83,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
         for name, mesh in _open_meshes(config, slices, with_variants=options.best).items():
             record: Record = {
                 'config': file, 'arguments': list(argv[1:]), 'topology': name}
-            record |= measure(config, mesh, folder, programs)
+            record |= measure(config, task, mesh, folder, programs)
             price = prices[_chip_of(name)]
             if price is not None and record['chip_hours']:
                 record['dollars'] = record['chip_hours'] * price
@@ -95,7 +102,10 @@ def main(argv: Sequence[str]) -> None:
             write_whole(options.json, json.dumps(whole, indent=1) + '\n')
         if options.verbose:
             say(''.join(f'\n{tables(record)}\n' for record in records))
-        say('\n' + '\n'.join([*map(verdict, records), *_how_far_off(slices)]))
+        lines = [*map(verdict, records), *_how_far_off(slices)]
+        if not pretraining_kind(config.task):
+            lines.append(_HOW_FAR_OFF_FINE_TUNING)
+        say('\n' + '\n'.join(lines))
     sys.exit(0 if whole['fits'] else 1)
 
 

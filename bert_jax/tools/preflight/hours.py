@@ -81,7 +81,6 @@ def other_hours(program: Program, phases: Sequence[Record]) -> dict[str, float]:
     kinds = phases[0]['bytes']
     state_bytes = kinds.get('parameters', 0) + kinds.get('optimizer', 0)
     last = phases[-1]
-    rows = train.max_eval_examples or _MOST_EVALUATED_ROWS
     num_evaluations = 1 + times('train.eval_every', train.eval_every)
     if getattr(program.task, 'standard_masking', None):  # each also with BERT's masks
         num_evaluations *= 2
@@ -90,6 +89,15 @@ def other_hours(program: Program, phases: Sequence[Record]) -> dict[str, float]:
         'start': _START_SECONDS,
         'compiling': _COMPILE_SECONDS,
         'saves': num_saves * (_SAVE_SECONDS + state_bytes / _COPIED_BYTES_PER_SECOND),
-        'evaluations': num_evaluations * rows * row_seconds,
+        'evaluations': num_evaluations * _evaluated_rows(program) * row_seconds,
     }
     return {name: value / 3600 for name, value in seconds.items()}
+
+
+def _evaluated_rows(program: Program) -> int:
+    """Rows, or examples of a downstream task, that an evaluation takes."""
+    evaluated = getattr(program.task, 'evaluated', None)
+    if evaluated is None:
+        result: int = program.config.train.max_eval_examples or _MOST_EVALUATED_ROWS
+        return result
+    return sum(len(eval_set.units) for eval_set in evaluated)

@@ -10,6 +10,7 @@ from bert_jax.completion import complete
 from bert_jax.config import ConfigDict
 from bert_jax.config.fields import pretraining_kind
 from bert_jax.corpus.extending import extend
+from bert_jax.corpus.preparing import prepare
 from bert_jax.corpus.trainers import Wanted, size_to_train
 from bert_jax.foreign import load_weights
 from bert_jax.runtime.chips import Chip, find_chip
@@ -36,21 +37,37 @@ from bert_jax.tools.preflight.saved import CompiledPhase, Programs
 from bert_jax.tools.preflight.schedules import Schedule, take_schedules
 from bert_jax.train.compiling import Memory, compile_step, device_bytes
 from bert_jax.train.program import Program, build_program, steps_with_shapes
+from bert_jax.train.task import Task
 
 Record = dict[str, Any]
 
 
-def without_data(config: ConfigDict) -> ConfigDict:
-    """A completed copy of a config that reads no data except the vocabulary, for its size.
+def completed_with_task(config: ConfigDict) -> tuple[ConfigDict, Task]:
+    """A completed copy of a config, and its task.
+
+    Pre-training is on random tokens (`without_data`). The rows of a downstream task depend on its
+    data, which are read, as is `init_checkpoint`.
 
     Raises:
-      InputError: the task is not pre-training, or the number of steps depends on the data.
+      InputError: bad data; or, of pre-training, the number of steps depends on the data.
+    """
+    if pretraining_kind(config.task):
+        completed = without_data(config)
+        return completed, open_task(completed, None)
+    weights = None
+    if config.init_checkpoint:
+        weights = load_weights(config.init_checkpoint, own_head=True, keep_adapter=True)
+    completed = complete(config, weights)
+    return completed, open_task(completed, prepare(completed))
+
+
+def without_data(config: ConfigDict) -> ConfigDict:
+    """A completed copy of a config of pre-training that reads no data except the vocabulary.
+
+    Raises:
+      InputError: the number of steps depends on the data.
     """
     kind = pretraining_kind(config.task)
-    if not kind:
-        raise InputError(
-            f'config.task={config.task!r}: only pre-training can be compiled ahead; the shapes of '
-            'a downstream task depend on its data')
     _check_steps(config)
     published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
     result = complete(config, published)
@@ -83,12 +100,12 @@ def _vocab_size(config: ConfigDict) -> int:
 
 
 def measure(
-    config: ConfigDict, mesh: Mesh, folder: str, programs: Programs | None = None
+    config: ConfigDict, task: Task, mesh: Mesh, folder: str, programs: Programs | None = None
 ) -> Record:
     """A record of what a run takes, as plain values; without the fields that name the run.
 
     Args:
-      config: from `without_data`.
+      config, task: from `completed_with_task`.
       mesh: of devices that may be a topology's.
       folder: where the compiler writes schedules (`write_schedules`).
       programs: where compiled phases are kept, or read from instead.
@@ -96,7 +113,7 @@ def measure(
     Raises:
       InputError: a phase cannot be read from `programs`.
     """
-    measurer = _measurer(config, mesh, folder, programs)
+    measurer = _measurer(config, task, mesh, folder, programs)
     program = measurer.program
     chip = measurer.chip
     num_chips = mesh.size // chip.num_devices
@@ -134,7 +151,7 @@ def measure_train_step(config: ConfigDict, mesh: Mesh, folder: str = '') -> Reco
     Raises:
       InputError: the step does not fit.
     """
-    measurer = _measurer(config, mesh, folder, None)
+    measurer = _measurer(config, open_task(config, None), mesh, folder, None)
     phase = measurer.program.phases[0]
     train = measurer.compile_step(0, 'train')[0]
     if train is None:
@@ -151,9 +168,9 @@ def measure_train_step(config: ConfigDict, mesh: Mesh, folder: str = '') -> Reco
 
 
 def _measurer(
-    config: ConfigDict, mesh: Mesh, folder: str, programs: Programs | None
+    config: ConfigDict, task: Task, mesh: Mesh, folder: str, programs: Programs | None
 ) -> '_PhaseMeasurer':
-    program = build_program(config, mesh, open_task(config, None))
+    program = build_program(config, mesh, task)
     chip = find_chip(mesh.devices.flat[0].device_kind)
     network: Network | Switch
     if is_card(chip.name):
@@ -190,9 +207,9 @@ class _PhaseMeasurer:
 
     def record(self, phase: Record, number: int, compiled: CompiledPhase) -> Record:
         """A record of a phase, whose number counts from 0, and its compiled steps."""
-        flops = step_flops(self.program.head, phase) / phase['batch_size']
+        flops = self._sequence_flops(phase, number)
         record = phase | {'name': _name(phase, number)}
-        record |= self._memory_record(phase, compiled, flops)
+        record |= self._memory_record(number, compiled, flops)
         if not compiled.text:
             return record
         text = CompiledText(compiled.text)
@@ -215,7 +232,8 @@ class _PhaseMeasurer:
         file_name = f'{self.chip.name}-{of_chips}-{of_mesh}-phase{number + 1}'
         run = {
             'max_seq_length': phase['max_seq_length'], 'batch_size': phase['batch_size'],
-            'bytes_of_state': device_bytes(self.program.state)}
+            'bytes_of_state': device_bytes(self.program.state),
+            'bytes_of_batch': device_bytes(self._batch(number))}
         if self.programs.reads:
             return self.programs.read(file_name, run)
         result = self._compile(number)
@@ -225,8 +243,10 @@ class _PhaseMeasurer:
     def _compile(self, number: int) -> CompiledPhase:
         train, train_memory = self.compile_step(number, 'train')
         schedules = take_schedules(self.folder)
-        _, evaluation_memory = self.compile_step(number, 'evaluation')
-        take_schedules(self.folder)  # they are not used, and their files are large
+        evaluation_memory = None
+        if pretraining_kind(self.program.config.task):
+            _, evaluation_memory = self.compile_step(number, 'evaluation')
+            take_schedules(self.folder)  # they are not used, and their files are large
         text = '' if train is None else train.as_text()
         return CompiledPhase(
             text, train_memory, evaluation_memory, self._schedules.setdefault(text, schedules))
@@ -251,27 +271,43 @@ class _PhaseMeasurer:
         say(f'  done, {time.monotonic() - started:.0f} s')
         return result
 
-    def _memory_record(self, phase: Record, compiled: CompiledPhase, flops: float) -> Record:
+    def _batch(self, number: int) -> Record:
+        """Shapes of the largest training batch of a phase, by feature."""
+        _, (*_, batch) = steps_with_shapes(self.program, number)['train']
+        result: Record = batch
+        return result
+
+    def _sequence_flops(self, phase: Record, number: int) -> float:
+        """FLOPs of a sequence, by the formula; of a downstream task on average."""
+        program = self.program
+        if pretraining_kind(program.config.task):
+            return step_flops(program.head, phase) / phase['batch_size']
+        head = program.steps[number].head
+        rows = program.task.rows(head, program.phases, number, program.mesh)
+        return rows.flops_per_sequence
+
+    def _memory_record(self, number: int, compiled: CompiledPhase, flops: float) -> Record:
         """What memory a phase needs; blanks for what `time_record` gives.
 
         Args:
-          phase: of the run.
+          number: of the phase, from 0.
           compiled: its steps.
           flops: of a sequence, by the formula.
         """
         program = self.program
         mesh = program.mesh
         parts = program.config.train.accumulation_steps
-        rows = phase['packed_rows'] or phase['batch_size']
+        rows = next(iter(self._batch(number).values())).shape[0]
         rows_at_once = rows / (mesh.shape['data'] * mesh.shape['fsdp'] * parts)
         memory = compiled.train_memory
         params = device_bytes(program.state.params)
         moments = device_bytes(program.state.opt_state)
         batch = memory.arguments - params - moments
         needed = sum(memory)
-        # The optimizer's state stays in memory during evaluation.
-        needed_to_evaluate = sum(compiled.evaluation_memory) + moments
-        fits = max(needed, needed_to_evaluate) <= self.limit
+        needed_to_evaluate = None
+        if compiled.evaluation_memory is not None:  # the optimizer's state stays in memory
+            needed_to_evaluate = sum(compiled.evaluation_memory) + moments
+        fits = max(needed, needed_to_evaluate or 0) <= self.limit
         record = {
             'accumulation_steps': parts, 'rows_per_chip': rows / mesh.size,
             'rows_at_once': rows_at_once, 'collectives': [],

@@ -92,7 +92,7 @@ def _kernels_line(phase: Record) -> str:
 
 
 def _needed(phase: Record) -> int:
-    return max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'])
+    return max(phase['bytes_per_chip'], phase['evaluation_bytes_per_chip'] or 0)
 
 
 def _gb(size: float) -> str:
@@ -201,9 +201,10 @@ def _phase_column(phase: Record, unit: str) -> dict[str, str]:
     }
     for kind, size in phase['bytes'].items():
         column[f'GB a {unit}: {kind}'] = _gb(size)
+    column['  all'] = _gb(phase['bytes_per_chip'])
+    if phase['evaluation_bytes_per_chip'] is not None:
+        column['  in evaluation'] = _gb(phase['evaluation_bytes_per_chip'])
     column |= {
-        '  all': _gb(phase['bytes_per_chip']),
-        '  in evaluation': _gb(phase['evaluation_bytes_per_chip']),
         '  there are': _gb(phase['bytes_limit']),
         'rows at once, and at most about':
             f"{phase['rows_at_once']:g}, {phase['largest_rows_at_once']}",

@@ -26,7 +26,7 @@ class CompiledPhase:
     Attributes:
       text: of the train step; '' if the compiler finds it too big.
       train_memory: of the train step.
-      evaluation_memory: of the evaluation step.
+      evaluation_memory: of the evaluation step; None: of a downstream task.
       schedules: of the train step's instructions, by name.
       versions: of the packages that compiled it, by name.
       date: of the compilation, as in 2026-11-27.
@@ -34,7 +34,7 @@ class CompiledPhase:
 
     text: str
     train_memory: Memory
-    evaluation_memory: Memory
+    evaluation_memory: Memory | None
     schedules: dict[str, Schedule]
     versions: dict[str, str] = dataclasses.field(default_factory=versions)
     date: str = dataclasses.field(
@@ -81,7 +81,8 @@ class Programs:
             for instruction, (bundles, unit) in stored['schedules'].items():
                 stored['schedules'][instruction] = Schedule(tuple(bundles), unit)
             for memory in ('train_memory', 'evaluation_memory'):
-                stored[memory] = Memory(*stored[memory])
+                if stored[memory] is not None:
+                    stored[memory] = Memory(*stored[memory])
             compiled = CompiledPhase(**stored)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f'{path} holds no compiled phase: compile it again') from error
