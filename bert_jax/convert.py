@@ -15,7 +15,7 @@ SOURCE is one of
                                        flax_model.msgpack where there is no safetensors
   an adapter of peft                   adapter_config.json, adapter_model.safetensors; it names its
                                        base, a folder or a model of the hub
-  a model of the Hugging Face hub      hf:ORG/NAME, hf:ORG/NAME@REVISION
+  a model of the Hugging Face hub      hf:ORG/NAME, hf:ORG/NAME@REVISION; hf:ORG/NAME/FOLDER
   a TensorFlow 1 checkpoint            FOLDER or FOLDER/bert_model.ckpt, with bert_config.json
   a .zip of google-research/bert       gs://bert_models/2018_10_18/uncased_L-12_H-768_A-12.zip
 
@@ -118,7 +118,8 @@ def _merged(weights: Weights, to: str) -> Weights:
       InputError: there is none, or the format is that of adapters.
     """
     if weights.adapter is None:
-        raise InputError(f'{weights.source} has no adapter: leave --merge out')
+        raise InputError(
+            f'{weights.source} has no adapter beside its kernels: leave --merge out')
     if to == 'peft':
         raise InputError('--to peft writes the adapter by itself: leave --merge out')
     return weights.merged

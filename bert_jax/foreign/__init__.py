@@ -40,8 +40,8 @@ def load_weights(
 
     Args:
       named: a run directory of this project, or one of its `checkpoints/STEP`; a Hugging Face
-        folder or `hf:ORG/NAME[@REVISION]` of the hub; one of sentence-transformers, whose pooling
-        and prompts are then in `Weights.inference`; a folder of peft with an adapter; a TF1
+        folder or `hf:ORG/NAME[/FOLDER][@REVISION]` of the hub; one of sentence-transformers, whose
+        pooling and prompts are then in `Weights.inference`; a folder of peft with an adapter; a TF1
         checkpoint's prefix, or a folder that holds `bert_model.ckpt.index`; or a .zip of such a
         folder.
       any_head: whether to accept heads that no other run or format can have, for use of the model
@@ -70,8 +70,8 @@ def with_adapter(
 
     Args:
       base: the model that it was trained on.
-      folder: of peft, or `hf:ORG/NAME[@REVISION]` of the hub; or one of `base.tasks`; or a run of
-        this project, or any other model, whose encoder is that of `base` but for an adapter.
+      folder: of peft, or `hf:ORG/NAME[/FOLDER][@REVISION]` of the hub; or one of `base.tasks`; or a
+        run of this project, or any other model, whose encoder is that of `base` but for an adapter.
       keep_adapter: as for `load_weights`.
 
     Raises:

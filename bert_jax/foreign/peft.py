@@ -44,6 +44,8 @@ _OURS = 'bert_jax.json'
 _PREFIX = 'base_model.model.'
 _LEAVES = ('lora_A.weight', 'lora_B.weight', 'lora_magnitude_vector')
 _OUTPUTS = 'classifier/bias'
+# Matrices in front of the layers, beside which no adapter is trained here.
+_BEFORE_LAYERS = re.compile(r'bert/embeddings/(\w+)_embeddings|bert/embeddings_project/kernel')
 _TASK_TYPES = {
     'classification': 'SEQ_CLS', 'regression': 'SEQ_CLS', 'multi_label': 'SEQ_CLS',
     'token_classification': 'TOKEN_CLS', 'question_answering': 'QUESTION_ANS',
@@ -100,7 +102,8 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
     """
     adapter = weights.adapter
     if adapter is None:
-        raise InputError(f'{weights.source} has no adapter: --to huggingface writes all of it')
+        raise InputError(f'{weights.source} has no adapter beside its kernels: --to huggingface '
+                         'writes all of it')
     if not adapter.options.is_low_rank:
         raise InputError(f"{weights.source} has an adapter of the kind 'bitfit' (its biases are "
                          'trained), which peft does not have: --to huggingface writes all of it')
@@ -283,6 +286,8 @@ def is_peft(names: Collection[str]) -> bool:
 def read_peft(folder: Path, base: Weights) -> Weights:
     """The model of a folder of peft: `base` with another head, and the adapter beside it.
 
+    If the folder has adapters of embeddings, too, all of them are in the parameters.
+
     Args:
       folder: written by `save_pretrained` of a `PeftModel`, or by `write_peft`.
       base: what the adapter is added to.
@@ -309,6 +314,7 @@ def read_peft(folder: Path, base: Weights) -> Weights:
                          f'{HEADS[head].title()}')
     adapter = _read_adapter(stored, base, family, architecture)
     params = _read_head(stored, base, family, architecture, head)
+    embeddings = _adapted_embeddings(stored, base, family, architecture, head)
     if stored.arrays:
         raise InputError(f'{folder / _TENSORS}: {min(stored.arrays)} is of nothing that can be '
                          f'read of a model with {HEADS[head].title()}: adapters of the layers and '
@@ -320,11 +326,12 @@ def read_peft(folder: Path, base: Weights) -> Weights:
         labels = base.labels
     of_base = base.inference if head == base.head else without_head(base.inference)
     inference = read_inference(ours.get(INFERENCE), f'{folder / _OURS}: {INFERENCE}')
-    return dataclasses.replace(
-        base, params=params, head=head,
+    result = dataclasses.replace(
+        base, params=params | embeddings, head=head,
         labels=parameters.read_labels(labels, head, params, folder / _OURS),
         source=f'adapter {folder} of {base.source}',
         inference={**of_base, **inference}, step_dir=None, unused=(), adapter=adapter)
+    return result.merged if embeddings else result
 
 
 class _Stored(NamedTuple):
@@ -459,14 +466,15 @@ def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
     every = parameters.tensors(base.model)
     kernels = [
         kernel.kernel for kernel in adapted_kernels(every, AdapterOptions(rank=1, targets='all'))]
-    of_pooler = [tensor for tensor in every if _is_kernel_of_pooler(tensor)]
+    others_there = [tensor for tensor in every
+                    if _is_kernel_of_pooler(tensor) or _BEFORE_LAYERS.fullmatch(tensor.name)]
     found = []
     unknown = modules  # to the family that knows most of them
     for in_files in FAMILIES:
         family = in_files.in_memory
         forms = [family.form_of(kernel, family.architectures[0]) for kernel in kernels]
         for architecture in family.architectures:
-            forms += [family.form_of(kernel, architecture) for kernel in of_pooler]
+            forms += [family.form_of(tensor, architecture) for tensor in others_there]
         known = {name.removesuffix('.weight')
                  for form in forms if form is not None for name in form.names}
         others = modules - known - {name.removeprefix(family.prefix) for name in known}
@@ -477,8 +485,8 @@ def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
         return min(found, key=lambda family: len(family.lost_options(base.model)))
     some = ', '.join(sorted(unknown)[:3]) + (', ...' if len(unknown) > 3 else '') or 'none'
     raise InputError(f'{where} has adapters of {some}: those that can be read are beside '
-                     f'matrices in the {base.model["num_layers"]} layers and the pooler of '
-                     f'{base.source}: merge the adapter into its model with peft '
+                     f'matrices in the {base.model["num_layers"]} layers, the embeddings and the '
+                     f'pooler of {base.source}: merge the adapter into its model with peft '
                      '(merge_and_unload), and save that')
 
 
@@ -497,8 +505,9 @@ def _read_adapter(
     named = _adapted_modules(stored, base, family, architecture)
     modules = sorted({module for found in named.values() for module in found.values()})
     if not modules:
-        raise InputError(f'{stored.file.with_name(_TENSORS)} has an adapter of the pooler alone, '
-                         'which cannot be read: merge it with peft (merge_and_unload)')
+        raise InputError(f'{stored.file.with_name(_TENSORS)} has no adapter of the layers, and one '
+                         'of the pooler or the embeddings alone cannot be read: merge it with peft '
+                         '(merge_and_unload)')
     rank = max(stored.rank(module) for module in modules)
     targets = dict.fromkeys(
         kernel.targets[i] for kernel, found in named.items() for i in found)
@@ -606,19 +615,16 @@ def _is_kernel_of_pooler(tensor: Tensor) -> bool:
     return part_of(tensor.name) is POOLER and tensor.name.endswith('/kernel')
 
 
-def _with_adapter_of_pooler(
-    stored: _Stored, module: str, of_base: np.ndarray, saved: np.ndarray | None
-) -> np.ndarray | None:
-    """The pooler's matrix [O, I] with the adapter that the files have of it; else as it is saved.
+def _with_product(stored: _Stored, module: str, of_base: np.ndarray) -> np.ndarray | None:
+    """A matrix [O, I] of the base with the adapter that the files have of it; None: they have none.
 
     Args:
       stored: the files; what is read is removed.
       module: of peft.
-      of_base: the matrix [O, I] of the base.
-      saved: in the files; None: it is not there.
+      of_base: the matrix.
     """
     if f'{module}.lora_A.weight' not in stored.arrays:
-        return saved
+        return None
     rank = stored.rank(module)
     num_outputs, num_inputs = of_base.shape
     a_RxI = _tensor(stored, f'{module}.lora_A.weight', (rank, num_inputs))
@@ -630,6 +636,47 @@ def _with_adapter_of_pooler(
     for leaf in _LEAVES:
         stored.arrays.pop(f'{module}.{leaf}', None)
     return matrix_OxI.astype(np.float32)
+
+
+def _with_product_of_table(
+    stored: _Stored, module: str, of_base: np.ndarray
+) -> np.ndarray | None:
+    """As `_with_product`, of a table [I, O], whose factors have other names; not of 'dora'."""
+    names = [f'{module}.lora_embedding_{letter}' for letter in 'AB']
+    if names[0] not in stored.arrays:
+        return None
+    rank = stored.rank(module)
+    num_inputs, num_outputs = of_base.shape
+    a_RxI = _tensor(stored, names[0], (rank, num_inputs))
+    b_OxR = _tensor(stored, names[1], (num_outputs, rank))
+    for name in names:
+        del stored.arrays[name]
+    table_IxO = of_base + stored.scale(module, rank) * (b_OxR @ a_RxI).T
+    return table_IxO.astype(np.float32)
+
+
+def _adapted_embeddings(
+    stored: _Stored, base: Weights, family: Family, architecture: Architecture, head: str
+) -> dict[str, np.ndarray]:
+    """The parameters in front of the layers that have adapters in the files, with these, by name.
+
+    The tables of a masked LM are its output layer, too, which peft leaves as it is: their adapters
+    are not read.
+    """
+    found: dict[str, np.ndarray] = {}
+    for tensor in parameters.tensors(base.model):
+        match = _BEFORE_LAYERS.fullmatch(tensor.name)
+        form = family.form_of(tensor, architecture) if match else None
+        if match is None or form is None or (match[1] and head == 'pretraining'):
+            continue
+        read = _with_product_of_table if match[1] else _with_product
+        (name,) = form.names
+        (of_base,) = tensor.to_files(form, base.params[tensor.name])
+        array = read(stored, name.removesuffix('.weight'), of_base)
+        if array is not None:
+            sizes = parameters.sizes_of(base.model)
+            found[tensor.name] = tensor.from_files(form, [array], sizes)
+    return found
 
 
 def _kept_of_base(
@@ -675,7 +722,8 @@ def _read_head(
         array = stored.arrays.pop(name, None)
         if _is_kernel_of_pooler(tensor) and tensor.name in params:
             (of_base,) = tensor.to_files(form, params[tensor.name])
-            array = _with_adapter_of_pooler(stored, name.removesuffix('.weight'), of_base, array)
+            adapted = _with_product(stored, name.removesuffix('.weight'), of_base)
+            array = array if adapted is None else adapted
         if array is None:
             if tensor.name not in params:
                 missing.append(name)

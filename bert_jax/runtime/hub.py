@@ -49,6 +49,7 @@ class _Repository:
 def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """Downloads a model `hf:ORG/NAME[@REVISION]` into the hub's cache and returns its folder.
 
+    Of `hf:ORG/NAME/FOLDER[@REVISION]`, only a folder of the repository, such as that of an adapter.
     Any other name is returned as it is.
 
     Raises:
@@ -60,10 +61,16 @@ def model_folder(named: str | os.PathLike[str]) -> str | os.PathLike[str]:
         raise InputError('the name of the model is empty: is a variable of the shell not set?')
     if not text.startswith('hf:'):
         return named
-    name, _, revision = text.removeprefix('hf:').partition('@')
-    repository = _Repository(named=text, name=name, revision=revision or None)
+    path, _, revision = text.removeprefix('hf:').partition('@')
+    organisation, _, name = path.partition('/')
+    name, _, folder = name.partition('/')
+    repository = _Repository(
+        named=text, name=f'{organisation}/{name}' if name else organisation,
+        revision=revision or None)
+    patterns = [os.path.join(folder, pattern) for pattern in _MODEL_FILES]
     with _hub(repository) as hub:
-        return _download(hub, repository, _MODEL_FILES)
+        whole = _download(hub, repository, patterns)
+    return os.path.join(whole, folder) if folder else whole
 
 
 def parquet_files(named: str) -> list[str]:

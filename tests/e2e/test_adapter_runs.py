@@ -156,8 +156,8 @@ def test_several_adapters_answer_a_text_each(tuned, tmp_path, monkeypatch, capsy
 @pytest.mark.parametrize(('source', 'flags', 'message'), [
     ('workdir', ('--to', 'huggingface'), 'add --merge to bring it into the kernels'),
     ('workdir', ('--to', 'peft', '--merge'), 'leave --merge out'),
-    ('start', ('--to', 'peft'), 'has no adapter: --to huggingface writes all of it'),
-    ('start', ('--to', 'bert_jax', '--merge'), 'has no adapter: leave --merge out'),
+    ('start', ('--to', 'peft'), 'has no adapter beside its kernels: --to huggingface'),
+    ('start', ('--to', 'bert_jax', '--merge'), 'beside its kernels: leave --merge out'),
 ])
 def test_conversions_without_meaning_are_refused(tuned, tmp_path, capsys, source, flags, message):
     with pytest.raises(SystemExit, match='2'):

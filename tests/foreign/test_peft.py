@@ -280,17 +280,44 @@ def test_what_cannot_be_read_is_refused(adapter_folder, tmp_path, fields, messag
         with_adapter(base, copy)
 
 
-@pytest.mark.parametrize(('variant', 'module'), [
-    ('albert', 'albert.encoder.embedding_hidden_mapping_in'),
-    ('electra small', 'electra.embeddings_project'),
+# As jina-embeddings-v3-hf has one for each task, so far as its page says it.
+OF_ALL = ['word_embeddings', 'token_type_embeddings', 'q_proj', 'k_proj', 'v_proj', 'o_proj',
+          'fc1', 'fc2', 'dense']
+
+
+@pytest.mark.parametrize(('variant', 'kind', 'fields'), [
+    ('albert', 'ForSequenceClassification', {'target_modules': 'all-linear'}),
+    ('electra small', 'ForTokenClassification', {
+        'target_modules': ['query', 'embeddings_project'], 'use_dora': True}),
+    ('jina', 'Model', {
+        'target_modules': OF_ALL, 'task_type': 'FEATURE_EXTRACTION', 'lora_alpha': 1}),
+    ('bert', 'ForSequenceClassification', {
+        'target_modules': ['position_embeddings', 'value'], 'use_rslora': True}),
 ])
-def test_a_module_without_a_place_is_refused_by_its_name(variant, module, tmp_path):
-    base = family_models.random_model(variant, 'ForTokenClassification')
+def test_adapters_of_embeddings_are_in_the_parameters(variant, kind, fields, tmp_path):
+    base = family_models.random_model(variant, kind)
     base.save_pretrained(tmp_path / 'base')
-    targets = ['query', module.rpartition('.')[2]]
-    model = adapted(base, 'ForTokenClassification', {'target_modules': targets})
+    inputs = family_models.random_inputs(base, 16)
+    model = adapted(base, kind, fields)
     model.save_pretrained(tmp_path / 'adapter')
-    with refused(f'has adapters of {module}: those that can be read', 'merge_and_unload'):
+    found = with_adapter(load_weights(tmp_path / 'base'), tmp_path / 'adapter', keep_adapter=True)
+    assert_close(ours(found, inputs), theirs(model, inputs), inputs['attention_mask'] == 1)
+    with refused('has no adapter beside its kernels: --to huggingface writes all of it'):
+        write_peft(tmp_path / 'ours', found)
+
+
+@pytest.mark.parametrize(('kind', 'targets', 'message'), [
+    ('ForMaskedLM', ['word_embeddings', 'query'], 'word_embeddings.lora_embedding_A is of nothing'),
+    ('Model', ['word_embeddings'], 'has no adapter of the layers'),
+    ('ForSequenceClassification', ['classifier', 'query'],
+     'has adapters of classifier: those that can be read'),
+])
+def test_a_module_without_a_place_is_refused_by_its_name(kind, targets, message, tmp_path):
+    base = family_models.random_model('bert', kind)
+    base.save_pretrained(tmp_path / 'base')
+    model = adapted(base, kind, {'target_modules': targets, 'task_type': None})
+    model.save_pretrained(tmp_path / 'adapter')
+    with refused(message):
         with_adapter(load_weights(tmp_path / 'base'), tmp_path / 'adapter')
 
 

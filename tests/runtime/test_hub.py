@@ -33,6 +33,7 @@ def hub(tmp_path_factory):
     Hub.repositories = {
         'ORG/bert': files_of(FOLDER) | {'flax_model.msgpack': b'not downloaded'},
         'ORG/flax': files_of(FLAX),
+        'ORG/tasks': {'config.json': b'{}', 'query/adapter_config.json': b'{"r": 4}'},
         'datasets/ORG/glue': {file: file.encode() for file in files},
         'datasets/ORG/csv': {'train.csv': b'text'}}
     with serving(str(tmp_path_factory.mktemp('cache'))) as environment:
@@ -86,6 +87,12 @@ def test_a_name_gives_the_files_that_it_names_and_again_from_the_cache(hub):
         hub, 'hf:datasets/ORG/glue/sst2', HF_HUB_OFFLINE='1')[0]
 
 
+def test_a_folder_of_a_repository_is_downloaded_alone(hub):
+    folder, = ask(hub, f'hf:ORG/tasks/query@{COMMIT}')
+    assert files_of(Path(folder)) == {'adapter_config.json': b'{"r": 4}'}
+    assert [path.name for path in Path(folder).parent.iterdir()] == ['query']
+
+
 @pytest.mark.slow
 def test_a_hub_that_is_down_or_unreachable_leaves_what_the_cache_has(hub, monkeypatch):
     names = ['hf:ORG/bert', 'hf:datasets/ORG/glue/mrpc/test']
@@ -102,7 +109,8 @@ FAULTS = {
                    'for a private one log in',
     'hf:ORG/bert@v2': 'it has no such revision',
     'hf:ORG/gated': 'it is gated: accept its terms on its page, and log in',
-    'hf:a/b/c': 'write hf:ORG/NAME',
+    'hf:a/b c': 'write hf:ORG/NAME',
+    'hf:ORG/bret/query': 'InputError: hf:ORG/bret/query: the hub has no such model',
     'hf:datasets/ORG/none/train': 'the hub has no such dataset',
     'hf:datasets/glue': 'write hf:datasets/ORG/NAME/PATH',
     'hf:datasets/ORG/glue': 'name one of mrpc/test, mrpc/train, rte/train, sst2/cut',

@@ -11,6 +11,10 @@ from bert_jax.foreign.families.rotary_fields import fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
 _LAYER = 'roberta.encoder.layers.{i}'
+_TABLES = {
+    'bert/embeddings/word_embeddings': 'roberta.embeddings.word_embeddings.weight',
+    'bert/embeddings/token_type_embeddings': 'roberta.embeddings.token_type_embeddings.weight',
+}
 
 
 def _options_of(config: Mapping[str, Any], where: Path) -> dict[str, Any]:
@@ -25,8 +29,7 @@ JINA = Family(
     model_types={'jina_embeddings_v3': 'JinaEmbeddingsV3'},
     prefix='roberta.',
     modules={
-        'bert/embeddings/word_embeddings': 'roberta.embeddings.word_embeddings.weight',
-        'bert/embeddings/token_type_embeddings': 'roberta.embeddings.token_type_embeddings.weight',
+        **_TABLES,
         'bert/embeddings/LayerNorm': 'roberta.emb_ln',
         'bert/encoder/layer_{i}/attention/self/qkv': f'{_LAYER}.mixer.Wqkv',
         'bert/encoder/layer_{i}/attention/output/dense': f'{_LAYER}.mixer.out_proj',
@@ -59,6 +62,7 @@ JINA = Family(
     options_of=_options_of,
     fields_of=fields_of_rotary,
     kernels_in_memory={
+        **_TABLES,
         **kernels_of_llama('roberta.'),
         'bert/encoder/layer_{i}/intermediate/dense': 'roberta.layers.{i}.mlp.fc1',
         'bert/encoder/layer_{i}/output/dense': 'roberta.layers.{i}.mlp.fc2',
