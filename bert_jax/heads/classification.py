@@ -28,7 +28,7 @@ from bert_jax.heads.tensors import Part, output_layer
 from bert_jax.kernels import dropout as drop
 from bert_jax.model.attention import gather_positions
 from bert_jax.model.encoder import Bert
-from bert_jax.model.flops import projection_flops, token_flops
+from bert_jax.model.flops import key_value_flops, token_flops
 from bert_jax.model.layers import Dense, ModelConfig
 
 CLASSIFIER = Part('classifier/', output_layer('classifier', 'L', tf1=''))
@@ -124,9 +124,9 @@ class Classification(Head):
     def token_flops(self, row_length: int) -> float:
         if self.config.bilstm or self.config.pooling != 'cls':
             return super().token_flops(row_length)
-        # At most tokens, the last layer only projects to queries, keys and values (see `Bert`).
+        # At most tokens, the last layer only projects to keys and values (see `Bert`).
         others = token_flops(self.config, row_length, self.config.num_layers - 1)
-        return 3.0 * (others + projection_flops(self.config))
+        return 3.0 * (others + key_value_flops(self.config))
 
     def losses(self, outputs: Outputs, batch: Batch) -> Losses:
         logits = outputs['logits']

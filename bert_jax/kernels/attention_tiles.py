@@ -287,7 +287,7 @@ def scaled_with_bias(
 def rotation(length: int, settings: Settings) -> jax.Array:
     """Cosines and sines of rotary positions: [2, D/2, S] float32."""
     angles_DxS = rotary.angles(
-        length, settings.head_dim, settings.rotary_base, settings.rotary_factor).T
+        jnp.arange(length), settings.head_dim, settings.rotary_base, settings.rotary_factor).T
     return jnp.stack([jnp.cos(angles_DxS), jnp.sin(angles_DxS)])
 
 

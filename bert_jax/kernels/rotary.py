@@ -18,30 +18,33 @@ from jax import lax
 _TURN = 2**32  # in the units of phases
 
 
-def rotated(x_BxSxNxD: jax.Array, base: float, factor: float) -> jax.Array:
+def rotated(
+    x_BxSxNxD: jax.Array, base: float, factor: float, places_BxS: jax.Array | None = None
+) -> jax.Array:
     """Queries or keys, turned; computed in float32, in the dtype of `x`.
 
     Args:
       x_BxSxNxD: D is even.
       base: the wavelengths, in tokens, go from 2 pi to nearly 2 pi times this.
       factor: by which all wavelengths are longer.
+      places_BxS: of the queries in their rows; default: 0, 1, 2, ...
     """
     length, _, head_dim = x_BxSxNxD.shape[1:]
-    angles_SxD = angles(length, head_dim, base, factor)
-    cos_Sx1xD = jnp.cos(angles_SxD)[:, None]
-    sin_Sx1xD = jnp.sin(angles_SxD)[:, None]
+    places = lax.iota(jnp.int32, length) if places_BxS is None else places_BxS
+    turns = angles(places, head_dim, base, factor)
+    cos, sin = (x[..., None, :] for x in (jnp.cos(turns), jnp.sin(turns)))  # of all heads
     first, second = jnp.split(x_BxSxNxD.astype(jnp.float32), 2, axis=-1)
-    turned = [first * cos_Sx1xD - second * sin_Sx1xD, second * cos_Sx1xD + first * sin_Sx1xD]
+    turned = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate(turned, axis=-1).astype(x_BxSxNxD.dtype)
 
 
-def angles(length: int, head_dim: int, base: float, factor: float) -> jax.Array:
-    """The angles of the places 0 to `length` - 1, [S, D / 2] float32, without whole turns."""
-    return phases(length, head_dim, base, factor).astype(jnp.float32) * (2 * math.pi / _TURN)
+def angles(places: jax.Array, head_dim: int, base: float, factor: float) -> jax.Array:
+    """The angles of places [...], [..., D / 2] float32, without whole turns."""
+    return phases(places, head_dim, base, factor).astype(jnp.float32) * (2 * math.pi / _TURN)
 
 
-def phases(length: int, head_dim: int, base: float, factor: float = 1.0) -> jax.Array:
-    """The angles of the places 0 to `length` - 1, [S, D / 2] int32: 2^32 are a whole turn.
+def phases(places: jax.Array, head_dim: int, base: float, factor: float = 1.0) -> jax.Array:
+    """The angles of places [...], [..., D / 2] int32: 2^32 are a whole turn.
 
     Products of integers leave out whole turns without rounding. A product in float32 is 5e-4 off at
     place 8,192, differently at each place, so that a distance would not be the same everywhere.
@@ -49,5 +52,4 @@ def phases(length: int, head_dim: int, base: float, factor: float = 1.0) -> jax.
     exponents = np.arange(head_dim // 2) / (head_dim // 2)
     turns_a_token = float(base) ** -exponents / (2 * math.pi * factor) % 1
     steps = np.round(turns_a_token * _TURN).astype(np.int64).astype(np.int32)  # modulo 2^32
-    places_SxD = lax.broadcasted_iota(jnp.int32, (length, len(steps)), 0)
-    return places_SxD * steps
+    return places[..., None].astype(jnp.int32) * steps

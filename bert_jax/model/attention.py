@@ -33,15 +33,17 @@ _MASKED_SCORE = -10000.0
 _LONGEST_AT_ONCE = 2048
 _QUERIES_AT_ONCE = 512
 _KERNEL_FROM = 128  # 'auto' takes the TPU kernel for rows of at least so many tokens
+# What a projection has in this order.
+_QUERIES = slice(0, 1)
+_KEYS_AND_VALUES = slice(1, 3)
 
 
 def attend(
     qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array | None, segments_BxS: jax.Array,
     rows_Bx2: jax.Array | None, layer: jax.Array | int, *, config: ModelConfig,
-    wanted_BxP: jax.Array | None = None, keep: Callable[[jax.Array], Any] | None = None,
-    relative_NxSxS: jax.Array | None = None,
+    keep: Callable[[jax.Array], Any] | None = None, relative_NxSxS: jax.Array | None = None,
 ) -> jax.Array:
-    """Context vectors [B, S, N, D], or [B, P, N, D]: softmax(q k / sqrt(D)) v, with dropout.
+    """Context vectors [B, S, N, D]: softmax(q k / sqrt(D)) v, with dropout.
 
     Args:
       qkv_BxSx3xNxD: queries, keys and values without bias, in the compute dtype.
@@ -52,8 +54,6 @@ def attend(
       layer: index of the layer, for dropout; may be traced.
       config: names the implementation (see `choose`), and has the layer's own options
         (`BertConfig.of_layer`): its window, and its base of rotary positions.
-      wanted_BxP: positions of the queries to compute; None: all. They are too little work for a
-        kernel, so the plain implementation computes them.
       keep: receives the probabilities [B, N, Q, K] float32, before dropout. Only the plain
         implementation stores them, so it is used.
       relative_NxSxS: what is added to the scores (`relative_positions`); the plain implementation
@@ -61,7 +61,7 @@ def attend(
     """
     drops = rows_Bx2 is not None and config.attention_dropout > 0
     name = choose(config, qkv_BxSx3xNxD.shape[1], drops)
-    if wanted_BxP is not None or keep is not None:
+    if keep is not None:
         name = 'xla'
     if name == 'kernel':
         if bias_3xNxD is None:
@@ -77,18 +77,36 @@ def attend(
         seen_BxSxS = _seen(segments_BxS, None, config)
         return jax.nn.dot_product_attention(
             q_BxQxNxD, k_BxKxNxD, v_BxKxNxD, implementation='cudnn', mask=seen_BxSxS[:, None])
-    if wanted_BxP is None and keep is None and takes_blocks(config, qkv_BxSx3xNxD.shape[1]):
+    if keep is None and takes_blocks(config, qkv_BxSx3xNxD.shape[1]):
         return local_attention(
             (q_BxQxNxD, k_BxKxNxD, v_BxKxNxD), segments_BxS, rows_Bx2, layer, config=config,
             masked_score=_MASKED_SCORE)
     plain = functools.partial(
         _plain, keys_and_values=(k_BxKxNxD, v_BxKxNxD), segments_BxS=segments_BxS,
         rows_Bx2=rows_Bx2, layer=layer, config=config, relative_NxSxS=relative_NxSxS)
-    if wanted_BxP is None and keep is None and _is_long(qkv_BxSx3xNxD.shape[1]):
+    if keep is None and _is_long(qkv_BxSx3xNxD.shape[1]):
         return _in_blocks_of_queries(plain, q_BxQxNxD)
-    if wanted_BxP is not None:
-        q_BxQxNxD = gather_positions(q_BxQxNxD, wanted_BxP)
-    return plain(q_BxQxNxD, wanted_BxP, keep=keep)
+    return plain(q_BxQxNxD, None, keep=keep)
+
+
+def attend_where_wanted(
+    q_BxPxNxD: jax.Array, k_BxSxNxD: jax.Array, v_BxSxNxD: jax.Array, segments_BxS: jax.Array,
+    rows_Bx2: jax.Array | None, layer: jax.Array | int, wanted_BxP: jax.Array, *,
+    config: ModelConfig, keep: Callable[[jax.Array], Any] | None = None,
+    relative_NxSxS: jax.Array | None = None,
+) -> jax.Array:
+    """As `attend`, at the positions `wanted_BxP` only: context vectors [B, P, N, D].
+
+    These are too little work for a kernel, so the plain implementation computes them. Queries, at
+    those positions, and keys and values have their bias.
+    """
+    if config.positions == 'rotary':
+        base, factor = config.rotary_base, config.rotary_factor
+        q_BxPxNxD = rotated(q_BxPxNxD, base, factor, wanted_BxP)
+        k_BxSxNxD = rotated(k_BxSxNxD, base, factor)
+    return _plain(
+        q_BxPxNxD, wanted_BxP, keys_and_values=(k_BxSxNxD, v_BxSxNxD), segments_BxS=segments_BxS,
+        rows_Bx2=rows_Bx2, layer=layer, config=config, relative_NxSxS=relative_NxSxS, keep=keep)
 
 
 def _kernel_settings(config: ModelConfig) -> Settings:
@@ -160,13 +178,14 @@ def _in_blocks_of_queries(
     return context_BxSxNxD[:, :length]
 
 
-def _with_bias(qkv_BxSx3xNxD: jax.Array, bias_3xNxD: jax.Array | None) -> list[jax.Array]:
-    """Queries, keys and values, each [B, S, N, D]."""
-    if bias_3xNxD is None:
-        return [qkv_BxSx3xNxD[:, :, i] for i in range(3)]
-    bias_3xNxD = bias_3xNxD.astype(qkv_BxSx3xNxD.dtype)
-    # Added to each part: else each part's gradient would be padded to all three and added up.
-    return [qkv_BxSx3xNxD[:, :, i] + bias_3xNxD[i] for i in range(3)]
+def _with_bias(product_BxSxMxNxD: jax.Array, bias_MxNxD: jax.Array | None) -> list[jax.Array]:
+    """Queries, keys and values, or what there is of them, each [B, S, N, D]."""
+    parts = range(product_BxSxMxNxD.shape[2])
+    if bias_MxNxD is None:
+        return [product_BxSxMxNxD[:, :, i] for i in parts]
+    bias_MxNxD = bias_MxNxD.astype(product_BxSxMxNxD.dtype)
+    # Added to each part: else each part's gradient would be padded to all of them and added up.
+    return [product_BxSxMxNxD[:, :, i] + bias_MxNxD[i] for i in parts]
 
 
 def _seen(
@@ -261,7 +280,10 @@ def gather_positions(x_BxSxF: jax.Array, positions_BxP: jax.Array) -> jax.Array:
 
 
 class SelfAttention(nn.Module):
-    """Context vectors [B, S, N, D] of hidden states [B, S, H]; [B, P, N, D] with `wanted_BxP`.
+    """Context vectors [B, S, N, D] of hidden states [B, S, H].
+
+    With `wanted_BxP` they are [B, P, N, D], at these positions: hidden states there, `x_BxPxH`, are
+    projected to queries, all hidden states to keys and values.
 
     With `num_kv_heads`, keys and values are projected to so many heads and repeated, so that every
     implementation of `attend` takes them: this saves parameters and their products, no attention.
@@ -275,22 +297,34 @@ class SelfAttention(nn.Module):
     def __call__(
         self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
         layer: jax.Array | int, wanted_BxP: jax.Array | None = None,
-        relative_NxSxS: jax.Array | None = None,
+        relative_NxSxS: jax.Array | None = None, x_BxPxH: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
-        read = read_by_adapter(config, x_BxSxH, rows_Bx2, drop.QKV_ADAPTER, layer)
-        if config.num_kv_heads:
-            qkv, bias = self._of_groups(x_BxSxH, read)
-        else:
-            project = self._projection('qkv', (3, config.num_heads, config.head_dim))
-            qkv, bias = project.product_and_bias(x_BxSxH, read=read)
-        qkv = config.layout(qkv, 'batch', None, None, 'heads', None)
+        project: Any = self._of_groups
+        if not config.num_kv_heads:
+            fused = self._projection('qkv', (3, config.num_heads, config.head_dim))
+            project = fused.product_and_bias
+
+        def projected(
+            x: jax.Array, lines: jax.Array | None = None, **matrices: slice
+        ) -> tuple[jax.Array, jax.Array | None]:
+            read = read_by_adapter(config, x, rows_Bx2, drop.QKV_ADAPTER, layer, lines)
+            product, bias = project(x, read=read, **matrices)
+            return config.layout(product, 'batch', None, None, 'heads', None), bias
+
         keep = None
         if self.is_mutable_collection('intermediates'):
             keep = functools.partial(self.sow, 'intermediates', 'probabilities')
-        return attend(
-            qkv, bias, segments_BxS, rows_Bx2, layer,
-            config=config, wanted_BxP=wanted_BxP, keep=keep, relative_NxSxS=relative_NxSxS)
+        if wanted_BxP is None:
+            return attend(
+                *projected(x_BxSxH), segments_BxS, rows_Bx2, layer,
+                config=config, keep=keep, relative_NxSxS=relative_NxSxS)
+        assert x_BxPxH is not None
+        (q_BxPxNxD,) = _with_bias(*projected(x_BxPxH, wanted_BxP, matrices=_QUERIES))
+        k_BxSxNxD, v_BxSxNxD = _with_bias(*projected(x_BxSxH, matrices=_KEYS_AND_VALUES))
+        return attend_where_wanted(
+            q_BxPxNxD, k_BxSxNxD, v_BxSxNxD, segments_BxS, rows_Bx2, layer, wanted_BxP,
+            config=config, keep=keep, relative_NxSxS=relative_NxSxS)
 
     def _projection(self, name: str, out_dims: tuple[int, ...]) -> Dense:
         """A product to heads [..., N, D], several of which may be fused."""
@@ -308,20 +342,24 @@ class SelfAttention(nn.Module):
             name=name)
 
     def _of_groups(
-        self, x_BxSxH: jax.Array, read: jax.Array
+        self, x_BxSxH: jax.Array, read: jax.Array, matrices: slice = slice(None)
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Queries, keys and values [B, S, 3, N, D], and their bias, of `num_kv_heads`.
+        """Queries, keys and values [B, S, 3, N, D], or some of them, and their bias.
 
-        `read` is what adapters read.
+        Those of `num_kv_heads` are repeated. `read` is what adapters read.
         """
         config = self.config
-        query = self._projection('query', (config.num_heads, config.head_dim))
-        key_value = self._projection('key_value', (2, config.num_kv_heads, config.head_dim))
-        q_BxSxNxD, q_bias = query.product_and_bias(x_BxSxH, read=read)
-        kv_BxSx2xGxD, kv_bias = key_value.product_and_bias(x_BxSxH, read=read)
-        kv_BxSx2xNxD = jnp.repeat(kv_BxSx2xGxD, config.grouped_heads, axis=3)
-        qkv_BxSx3xNxD = jnp.concatenate([q_BxSxNxD[:, :, None], kv_BxSx2xNxD], axis=2)
-        if q_bias is None or kv_bias is None:
-            return qkv_BxSx3xNxD, None
-        bias_2xNxD = jnp.repeat(kv_bias, config.grouped_heads, axis=1)
-        return qkv_BxSx3xNxD, jnp.concatenate([q_bias[None], bias_2xNxD])
+        parts = []  # products with their biases
+        if matrices != _KEYS_AND_VALUES:
+            query = self._projection('query', (config.num_heads, config.head_dim))
+            q_BxSxNxD, bias_NxD = query.product_and_bias(x_BxSxH, read=read)
+            parts.append((q_BxSxNxD[:, :, None], None if bias_NxD is None else bias_NxD[None]))
+        if matrices != _QUERIES:
+            key_value = self._projection('key_value', (2, config.num_kv_heads, config.head_dim))
+            kv_BxSx2xGxD, bias_2xGxD = key_value.product_and_bias(x_BxSxH, read=read)
+            repeat = functools.partial(jnp.repeat, repeats=config.grouped_heads)
+            bias = None if bias_2xGxD is None else repeat(bias_2xGxD, axis=1)
+            parts.append((repeat(kv_BxSx2xGxD, axis=3), bias))
+        products, biases = zip(*parts)
+        product = jnp.concatenate(products, axis=2)
+        return product, None if biases[0] is None else jnp.concatenate(biases)

@@ -185,9 +185,12 @@ class Attention(nn.Module):
         if config.pre_norm and not (self.is_first and config.embedding_norm):
             y_BxSxH = LayerNorm(config, name='LayerNorm')(x_BxSxH)
         attention = SelfAttention(config, name='self')
-        context = attention(y_BxSxH, segments_BxS, rows, layer, wanted_BxP, relative_NxSxS)
+        y_BxPxH = None
         if wanted_BxP is not None:
+            is_same = y_BxSxH is x_BxSxH
             x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
+            y_BxPxH = x_BxSxH if is_same else gather_positions(y_BxSxH, wanted_BxP)
+        context = attention(y_BxSxH, segments_BxS, rows, layer, wanted_BxP, relative_NxSxS, y_BxPxH)
         output = Residual(
             config, (config.num_heads, config.head_dim), ('heads', None), drop.ATTENTION_OUTPUT,
             'attention/output/dense', drop.ATTENTION_OUTPUT_ADAPTER, name='output')
@@ -401,9 +404,8 @@ class Bert(nn.Module):
             [B, K, H].
           wanted_BxP: the positions at which the last layer's output is needed; None: all.
             `sequence_output` is then [B, P, H], with the same values and dropout, and
-            `cls_positions` index into P. At other positions the last layer only projects to
-            queries, keys and values, which is a quarter of its work. A pooler that reads means
-            needs all positions.
+            `cls_positions` index into P. At other positions the last layer only projects to keys
+            and values, which is a sixth of its work. A pooler that reads means needs all positions.
         """
         embedded = self.embeddings(input_ids_BxS, segment_ids_BxS, rows_Bx2, position_ids_BxS)
         if self.config.num_embedding_columns != self.config.hidden_size:

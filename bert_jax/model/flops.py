@@ -70,9 +70,9 @@ def token_flops(config: ModelConfig, row_length: int, num_layers: int | None = N
     return total
 
 
-def projection_flops(config: ModelConfig) -> float:
-    """FLOPs of a layer's projection to queries, keys and values, for one token."""
-    num_heads = config.num_heads + 2 * (config.num_kv_heads or config.num_heads)
+def key_value_flops(config: ModelConfig) -> float:
+    """FLOPs of a layer's projection to keys and values, for one token."""
+    num_heads = 2 * (config.num_kv_heads or config.num_heads)
     return 2.0 * config.hidden_size * num_heads * config.head_dim
 
 
@@ -86,18 +86,18 @@ def train_flops(
 ) -> float:
     """FLOPs of training on one row of `num_cls` sequences: three times the forward pass.
 
-    As `token_flops`, except that the last layer computes only its projection to queries, keys and
-    values at all positions, and the rest at [CLS] and the predicted positions. The optimizer,
+    As `token_flops`, except that the last layer computes only its projection to keys and values at
+    all positions, and the rest at [CLS] and the predicted positions. The optimizer,
     rematerialisation and the padding of the vocabulary do not count.
     """
     hidden = config.hidden_size
     columns = config.num_embedding_columns
     last_layer = config.num_layers - 1
     before_last = seq_length * token_flops(config, seq_length, last_layer)
-    projection = projection_flops(config)
+    keys_and_values = key_value_flops(config)
     rest_of_layer = (
-        _matrix_flops(config) - projection + _attention_flops(config, last_layer, seq_length))
-    last = seq_length * projection + (num_predictions + num_cls) * rest_of_layer
+        _matrix_flops(config) - keys_and_values + _attention_flops(config, last_layer, seq_length))
+    last = seq_length * keys_and_values + (num_predictions + num_cls) * rest_of_layer
     masked_lm = num_predictions * (2 * hidden * columns + 2 * columns * config.vocab_size)
     next_sentence = num_cls * (2 * hidden**2 + 4 * hidden)
     return 3.0 * (before_last + last + masked_lm + next_sentence)

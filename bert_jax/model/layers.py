@@ -214,13 +214,16 @@ class Adapter(nn.Module):
     num_separate: int
 
     @nn.compact
-    def __call__(self, y: jax.Array, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    def __call__(
+        self, y: jax.Array, x: jax.Array, kernel: jax.Array, matrices: slice = slice(None)
+    ) -> jax.Array:
         """The product [..., out] with the adapter.
 
         Args:
           y: the product without it, [..., out] or [..., out dims].
           x: what is multiplied with the adapter, [..., in].
           kernel: [in dims, out dims], float32.
+          matrices: those that the product is of.
         """
         options = self.config.adapter
         num_in = len(self.in_dims)
@@ -238,8 +241,8 @@ class Adapter(nn.Module):
         dtype = self.config.dtype
         low = jnp.tensordot(x.astype(dtype), a_IxMxR.astype(dtype), 1)
         added = jnp.einsum('...MR,RMO->...MO', low, b_RxMxO.astype(dtype))
-        result = y.reshape(*x.shape[:-1], self._num_matrices, -1)
-        result = result + self._placed(added, 0.0).astype(y.dtype)
+        result = y.reshape(*x.shape[:-1], -1, b_RxMxO.shape[-1])
+        result = result + self._placed(added, 0.0, matrices).astype(y.dtype)
         if options.kind == 'dora':
             kernel_IxMxO = kernel.reshape(len(a_IxMxR), self._num_matrices, -1)
             chosen_IxMxO = kernel_IxMxO[:, self.adapted, :]
@@ -256,7 +259,7 @@ class Adapter(nn.Module):
             # Its gradient takes the lengths for constants (section 4.3 of the paper).
             constant_MxO = lax.stop_gradient(lengths(product_IxMxO))
             factor_MxO = magnitude.reshape(len(self.adapted), -1) / constant_MxO
-            result = result * self._placed(factor_MxO, 1.0).astype(y.dtype)
+            result = result * self._placed(factor_MxO, 1.0, matrices).astype(y.dtype)
         return result.reshape(y.shape)
 
     @property
@@ -264,12 +267,12 @@ class Adapter(nn.Module):
         """The matrices of the kernel."""
         return math.prod(self.out_dims[: self.num_separate])
 
-    def _placed(self, of_adapted: jax.Array, other: float) -> jax.Array:
-        """An array [..., adapted matrices, out] for all matrices, with `other` for the rest."""
+    def _placed(self, of_adapted: jax.Array, other: float, matrices: slice) -> jax.Array:
+        """An array [..., adapted matrices, out] for `matrices`, with `other` for the rest."""
         parts = [jnp.full_like(of_adapted[..., 0, :], other)] * self._num_matrices
         for place, matrix in enumerate(self.adapted):
             parts[matrix] = of_adapted[..., place, :]
-        return jnp.stack(parts, axis=-2)
+        return jnp.stack(parts[matrices], axis=-2)
 
 
 def read_by_adapter(
@@ -348,7 +351,8 @@ class Dense(nn.Module):
         return y + bias.astype(y.dtype)
 
     def product_and_bias(
-        self, x: jax.Array, out_dtype: Any = None, read: jax.Array | None = None
+        self, x: jax.Array, out_dtype: Any = None, read: jax.Array | None = None,
+        matrices: slice = slice(None),
     ) -> tuple[jax.Array, jax.Array | None]:
         """The product [..., out dims], and the bias.
 
@@ -356,14 +360,20 @@ class Dense(nn.Module):
           x: [..., in dims].
           out_dtype: of the product; None: the compute dtype.
           read: what the adapter, if there is one, reads (`read_by_adapter`); None: `x`.
+          matrices: the product is with these of the separate ones.
         """
         dtype = self.config.dtype
         kernel = self.kernel.astype(dtype)
+        bias = self.bias
         num_in = len(self.in_dims)
+        if matrices != slice(None):
+            kernel = kernel[(slice(None),) * num_in + (matrices,)]
+            bias = None if bias is None else bias[matrices]
+        out_dims = kernel.shape[num_in:]
         rows = x.shape[: x.ndim - num_in]
         if self.config.layout.tensor_shards == 1:
             # One feature dim: TPUs pad the last two dims to tiles, 12 heads of 64 to 16 of 128.
-            kernel = kernel.reshape(math.prod(self.in_dims), math.prod(self.out_dims))
+            kernel = kernel.reshape(math.prod(self.in_dims), math.prod(out_dims))
             x = x.reshape(*rows, -1)
             num_in = 1
         if self.config.layout.on_cpu:
@@ -380,8 +390,8 @@ class Dense(nn.Module):
         if self.adapter is not None:
             read = x if read is None else read
             read = read.reshape(*x.shape[: x.ndim - num_in], -1)
-            y = self.adapter(y, read, self.kernel)
-        return y.reshape(*rows, *self.out_dims), self.bias
+            y = self.adapter(y, read, self.kernel, matrices)
+        return y.reshape(*rows, *out_dims), bias
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Float32 outputs of a head [..., out dims]: accumulated, and the bias added, in float32.

@@ -150,7 +150,7 @@ def test_scaled_positions_of_gte_are_those_of_its_makers_code(tmp_path):
     frequencies = (8 * 20_000.0) ** -(np.arange(0, dims, 2) / dims) / 8 ** (2 / dims)
     expected = np.arange(500)[:, None] * frequencies
     found = np.asarray(
-        phases(500, dims, model['rotary_base'], model['rotary_factor']), np.float64)
+        phases(np.arange(500), dims, model['rotary_base'], model['rotary_factor']), np.float64)
     found *= 2 * np.pi / 2**32
     np.testing.assert_allclose(np.exp(1j * found), np.exp(1j * expected), atol=1e-6)
 

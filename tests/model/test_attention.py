@@ -1,7 +1,6 @@
 """Attention within each sequence against its formula, and the choice of the implementation."""
 
 import dataclasses
-import functools
 from unittest import mock
 
 import jax
@@ -11,7 +10,7 @@ import pytest
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.kernels.attention_blocks import limits
 from bert_jax.kernels.rotary import phases
-from bert_jax.model.attention import attend, choose
+from bert_jax.model.attention import attend, attend_where_wanted, choose
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, make_mesh
@@ -39,15 +38,19 @@ def alone(qkv_Sx3xNxD):
 
 def test_each_sequence_is_computed_as_if_alone():
     """By XLA. test_attention_tpu.py tests the kernel; test_transformers.py, probabilities."""
-    context_of = functools.partial(
-        attend, QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('auto'))
-    context = context_of()
+    context = attend(QKV - BIAS, BIAS, SEGMENTS, None, 0, config=config('auto'))
     for row in range(B):
         for number in range(1, SEGMENTS[row].max() + 1):
             at = SEGMENTS[row] == number
             np.testing.assert_allclose(context[row, at], alone(QKV[row, at]), atol=1e-6)
-    wanted = context_of(wanted_BxP=WANTED)
-    np.testing.assert_allclose(wanted, context[np.arange(B)[:, None], WANTED], atol=1e-6)
+    np.testing.assert_allclose(
+        where_wanted(config('auto')), context[np.arange(B)[:, None], WANTED], atol=1e-6)
+
+
+def where_wanted(options):
+    queries, keys, values = np.moveaxis(QKV, 2, 0)
+    queries = queries[np.arange(B)[:, None], WANTED]
+    return attend_where_wanted(queries, keys, values, SEGMENTS, None, 0, WANTED, config=options)
 
 
 def rotated_and_windowed(qkv_Sx3xNxD, base, factor, window):
@@ -74,15 +77,15 @@ def test_rotary_positions_and_windows_are_those_of_the_formula(window):
             at = SEGMENTS[row] == number
             expected = rotated_and_windowed(QKV[row, at], 50.0, 1.5, window)
             np.testing.assert_allclose(context[row, at], expected, atol=2e-6)
-    wanted = attend(QKV, None, SEGMENTS, None, 0, config=options, wanted_BxP=WANTED)
-    np.testing.assert_allclose(wanted, context[np.arange(B)[:, None], WANTED], atol=1e-6)
+    np.testing.assert_allclose(
+        where_wanted(options), context[np.arange(B)[:, None], WANTED], atol=1e-6)
 
 
 def test_angles_are_exact_far_from_the_beginning():
     """Products in float32 are off by 5e-4 there."""
     base, length, head_dim = 160_000.0, 8192, 64
     exact = np.arange(length)[:, None] * base ** -(np.arange(head_dim // 2) / (head_dim // 2))
-    found = np.asarray(phases(length, head_dim, base), np.float64) * 2 * np.pi / 2**32
+    found = np.asarray(phases(np.arange(length), head_dim, base), np.float64) * 2 * np.pi / 2**32
     assert abs(np.exp(1j * found) - np.exp(1j * exact)).max() < 1e-5
 
 

@@ -239,7 +239,7 @@ def test_the_work_so_far(runs):
     # By hand (docstring of `train_flops`): two layers whole, the third at [CLS] and two positions.
     h, i, s, p, v = 32, 64, 8, 2, 20
     forward = 2 * s * (8 * h * h + 4 * h * i + 4 * s * h)
-    forward += s * 6 * h * h + (p + 1) * (2 * h * h + 4 * h * i + 4 * s * h)
+    forward += s * 4 * h * h + (p + 1) * (4 * h * h + 4 * h * i + 4 * s * h)
     forward += p * (2 * h * h + 2 * h * v) + 2 * h * h + 4 * h
     assert a_step[0] == pytest.approx(2 * 3 * forward)
 
