@@ -81,9 +81,11 @@ _LONGEST_ROW = 1024
 # A grid step has all tiles of heads of a row up to so many scores, heads x S^2 (compiling more
 # takes minutes, and twice as many do not fit), and up to so many bytes of a part of the projection.
 # A head of 128 dims counts twice: more of them at once were not tried. Shorter rows are several,
-# but leave so many steps that fetching the first rows and writing the last takes little time.
+# but leave so many steps that fetching the first rows and writing the last takes little time: the
+# backward kernel, which moves more bytes, has fewer.
 _MOST_SCORES = 1 << 22
-_MOST_OF_PART = 1 << 20
+_MOST_OF_PART = 1 << 21
+_MOST_OF_PART_BACKWARD = 1 << 20
 _LEAST_STEPS = 8
 # What the kernels may take of large VMEM. XLA keeps it free in the whole program, so more of it
 # would cost other operations theirs.
@@ -97,6 +99,8 @@ _BACKWARD_SCORES = 1 << 17
 _MOST_OUTPUT_IN_VMEM = 512 * 3 * 1024
 # Most queries of a unit.
 _MOST_QUERIES = 256
+# Most units that a stage is behind the previous one.
+_MOST_LAG = 6
 # If log2 of a sum is within this, no exponent left the range of float32.
 _SAFE_EXPONENT = 100.0
 
@@ -332,8 +336,9 @@ class _Grid:
         all_tiles = hidden3 // (3 * LANES)
         if settings.has_large_vmem:
             heads = max(2, LANES // settings.head_dim)  # of a tile
+            most_of_part = _MOST_OF_PART_BACKWARD if is_backward else _MOST_OF_PART
             most_tiles = min(
-                _MOST_OF_PART // (length * LANES * qkv_BxSx3H.dtype.itemsize),
+                most_of_part // (length * LANES * qkv_BxSx3H.dtype.itemsize),
                 _MOST_SCORES // (heads * length**2))
             self.tiles = _largest_divisor(all_tiles, most_tiles)
             # One row if its tiles take several steps, during which the backward kernel keeps its
@@ -790,4 +795,4 @@ def _lag(units: Sequence[_Unit]) -> int:
     has_several_rows = units[-1].row > 0
     if not has_several_rows:
         return 1
-    return max(1, len(units) // 8)
+    return min(_MOST_LAG, max(1, len(units) // 8))
