@@ -1,5 +1,6 @@
 """Hosts stop together and fail together: small processes that poll as the training loop does."""
 
+import concurrent.futures
 import os
 import re
 import signal
@@ -201,24 +202,6 @@ for step in range(1, 40):
     if step == 10:
         waits_for_ever()
 """
-
-
-@pytest.mark.parametrize('count, cause, words', [
-    pytest.param(1, 'step', ['error: host 0: at step 10 no', 'host 0 in a step after step 10'],
-                 id='alone'),
-    pytest.param(3, 'data', ['error: host 1: at step 10 no', 'host 1 waiting for data after step'],
-                 id='one waits for data'),
-])
-def test_a_run_that_hangs_ends_with_the_stacks_of_all_hosts(tmp_path, count, cause, words):
-    status, errors = Hosts(count, WAITS.format(folder=str(tmp_path), cause=cause)).end()
-    assert status == 1
-    for word in words:
-        assert errors.count(word) == count, errors
-    for host in range(count):
-        stacks = (tmp_path / f'stacks-{host}.txt').read_text()
-        assert 'in waits_for_ever' in stacks and 'in _watch' in stacks
-
-
 EVALUATES = """
 from bert_jax.runtime.files import as_path
 guard.watch(lambda: 'evaluation', as_path({folder!r}))
@@ -227,21 +210,13 @@ for step in range(1, 10):
 time.sleep(5)
 guard.finish()
 """
-
-
-def test_a_long_evaluation_is_not_a_hang(tmp_path):
-    status, errors = Hosts(2, EVALUATES.format(folder=str(tmp_path))).end()
-    assert status == 0, errors
-    assert not list(tmp_path.iterdir())
-
-
 PLANS = """
 import concurrent.futures
 from bert_jax.runtime.files import as_path
 from bert_jax.runtime.long_work import long_work
 guard.watch(lambda: {cause!r} if hosts.index() == 0 else 'step', as_path({folder!r}))
 def plan(begin):
-    time.sleep(6 if hosts.index() == 0 else 0)
+    time.sleep(5 if hosts.index() == 0 else 0)
     return begin + 3
 pool = concurrent.futures.ThreadPoolExecutor(1)
 for step in range(1, 30):
@@ -253,21 +228,68 @@ for step in range(1, 30):
         tell('planned', planned)
 guard.finish()
 """
+MARKED = 'long_work()(plan)'
+# Hosts that nobody disturbs: their number, and what they do.
+ALONE = {
+    'hangs alone': (1, WAITS, {'cause': 'step'}),
+    'hangs, and one waits for data': (3, WAITS, {'cause': 'data'}),
+    'evaluates': (2, EVALUATES, {}),
+    'plans, marked': (1, PLANS, {'function': MARKED, 'cause': 'data'}),
+    'plans, marked, on one of three': (3, PLANS, {'function': MARKED, 'cause': 'data'}),
+    'plans, not marked': (1, PLANS, {'function': 'plan', 'cause': 'data'}),
+    'plans, marked, but devices are waited for': (1, PLANS, {'function': MARKED, 'cause': 'step'}),
+}
 
 
-@pytest.mark.parametrize(('count', 'function', 'cause', 'is_hang'), [
-    pytest.param(1, 'long_work()(plan)', 'data', False, id='marked'),
-    pytest.param(3, 'long_work()(plan)', 'data', False, id='marked, of one of three hosts'),
-    pytest.param(1, 'plan', 'data', True, id='not marked'),
-    pytest.param(1, 'long_work()(plan)', 'step', True, id='marked, but devices are waited for'),
+@pytest.fixture(scope='module')
+def ended(tmp_path_factory):
+    """By a name of `ALONE`, the future (number of hosts, folder, exit status, standard error).
+
+    Three run at once: they do little but wait.
+    """
+    def run(count, body, words):
+        folder = tmp_path_factory.mktemp('alone')
+        status, errors = Hosts(count, body.format(folder=str(folder), **words)).end()
+        return count, folder, status, errors
+
+    pool = concurrent.futures.ThreadPoolExecutor(3)
+    yield {name: pool.submit(run, *hosts) for name, hosts in ALONE.items()}
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize('name, words', [
+    ('hangs alone', ['error: host 0: at step 10 no', 'host 0 in a step after step 10']),
+    ('hangs, and one waits for data', [
+        'error: host 1: at step 10 no', 'host 1 waiting for data after step']),
 ])
-def test_a_slow_plan_is_not_a_hang(tmp_path, count, function, cause, is_hang):
-    body = PLANS.format(folder=str(tmp_path), function=function, cause=cause)
-    status, errors = Hosts(count, body).end()
+def test_a_run_that_hangs_ends_with_the_stacks_of_all_hosts(ended, name, words):
+    count, folder, status, errors = ended[name].result()
+    assert status == 1
+    for word in words:
+        assert errors.count(word) == count, errors
+    for host in range(count):
+        stacks = (folder / f'stacks-{host}.txt').read_text()
+        assert 'in waits_for_ever' in stacks and 'in _watch' in stacks
+
+
+def test_a_long_evaluation_is_not_a_hang(ended):
+    _, folder, status, errors = ended['evaluates'].result()
+    assert status == 0, errors
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize('name, is_hang', [
+    ('plans, marked', False),
+    ('plans, marked, on one of three', False),
+    ('plans, not marked', True),
+    ('plans, marked, but devices are waited for', True),
+])
+def test_a_slow_plan_is_not_a_hang(ended, name, is_hang):
+    count, folder, status, errors = ended[name].result()
     assert status == int(is_hang), errors
     assert errors.count('planned 7') == (0 if is_hang else count)
     assert ('no step was finished for' in errors) == is_hang
-    assert len(list(tmp_path.iterdir())) == (count if is_hang else 0)
+    assert len(list(folder.iterdir())) == (count if is_hang else 0)
 
 
 def test_a_signal_before_the_first_step_ends_all_at_once():
