@@ -46,6 +46,7 @@ _PLACES = 100  # of the others, whose places alone are shown
 _BATCH_ROWS = 1024  # of Parquet, in memory at once
 _NUMBER = re.compile(r'-?(0|[1-9][0-9]*)(\.[0-9]*)?')
 _MOST_DIGITS = 18  # of the index of a label
+_SECRET = '-1'  # in place of a label, in test splits of benchmarks on the Hugging Face hub
 _NO_LABELS: dict[type, str] = {
     list: 'a list', tuple: 'a list', dict: 'an object', bytes: 'bytes', bytearray: 'bytes'}
 LONGEST_CELL = 1 << 30  # the csv module's own limit is 131,072 characters
@@ -723,8 +724,16 @@ def named(value: Any, names: Sequence[str]) -> str:
     # Python converts no number of thousands of digits.
     is_index = len(number) < _MOST_DIGITS and 0 <= int(number) < len(names)
     if not is_index:
-        raise Malformed(f'label {text:.60} has no name in config.data.label_names')
+        raise Malformed(
+            f'label {text:.60} has no name in config.data.label_names{hint_of_secret(text)}')
     return names[int(number)]
+
+
+def hint_of_secret(label: str) -> str:
+    """What a message adds on a label that stands for none; '' of others."""
+    if plain_number(label) != _SECRET:
+        return ''
+    return f' ({_SECRET} stands for a secret label, as test splits have it: name another split)'
 
 
 def plain_number(text: str) -> str:

@@ -174,7 +174,7 @@ def _answer(name: str, question: str, answer: str, label: Any) -> Candidate:
     """A candidate of MultiRC; raises Malformed if its label is missing, or neither 0 nor 1."""
     label = table.label_of(label)
     if label not in ('0', '1', 'false', 'true'):
-        raise table.Malformed(f'label {label:.60} is neither 0 nor 1')
+        raise table.Malformed(f'label {label:.60} is neither 0 nor 1{table.hint_of_secret(label)}')
     return Candidate(name, answer, f'{question} {answer}', label in ('1', 'true'))
 
 
@@ -237,7 +237,7 @@ def _query(
         candidates.append(
             Candidate(name, entity, query.replace(_GAP, entity), entity in answers))
     if not candidates or not answers:
-        raise table.Malformed('it has no entities, or no answers')
+        raise table.Malformed('it has no entities, or no answers, which test splits do not have')
     return Question(name, ' '.join(passage.replace(_BULLET, ' ').split()), candidates, answers)
 
 

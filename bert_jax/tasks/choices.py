@@ -163,7 +163,8 @@ def read_choices(
     for line, question in zip(rows.lines, questions, strict=True):
         if question.label not in id_of:
             raise InputError(f"{path}, line {line}: unknown label '{question.label:.60}'; known "
-                             f"are {', '.join(id_of)}: correct the cell")
+                             f"are {', '.join(id_of)}: correct the cell"
+                             f'{table.hint_of_secret(question.label)}')
         contexts.append(question.context)
         choices.append(question.choices)
         label_ids.append(id_of[question.label])

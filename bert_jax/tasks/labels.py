@@ -56,7 +56,8 @@ class NumericLabels(NamedTuple):
             comma = ''
             if ',' in str(cell):
                 comma = ', with a point instead of the comma'
-            raise InputError(f"score '{cell}' is not a number{limits}; correct the cell{comma}")
+            raise InputError(f"score '{cell}' is not a number{limits}; correct the cell{comma}"
+                             f'{table.hint_of_secret(text)}')
         return number
 
     def array(self, numbers: Sequence[float]) -> np.ndarray:
@@ -172,7 +173,7 @@ class LabelParser:
                 if name not in self.names:
                     raise InputError(
                         f"unknown label '{name}'; known are {', '.join(self.names)}: "
-                        'correct the cell')
+                        f'correct the cell{table.hint_of_secret(name)}')
         return found
 
     def array(self, labels: Sequence[list[str]]) -> np.ndarray:
@@ -370,6 +371,7 @@ def check_labels_known(
     """
     if set(there) & set(known):
         return
+    hint = table.hint_of_secret(next(iter(there), ''))
     owner = 'the model'
     remedy = 'or, if only the names differ, add --labels_by_position to bert_jax.evaluate'
     if is_training:
@@ -377,5 +379,5 @@ def check_labels_known(
         remedy = 'or write the labels of both files alike'
     raise InputError(
         f"{source} has the labels {', '.join(sorted(there)[:5])}, {owner} "
-        f"{', '.join(sorted(known)[:5])}: none is the same; name the columns with "
+        f"{', '.join(sorted(known)[:5])}: none is the same{hint}; name the columns with "
         f'config.data.text and config.data.label, {remedy}')

@@ -139,7 +139,14 @@ def read_texts(
     label_array = None
     if labels is not None:
         label_array = labels.array([row.label for row in kept])
+        _check_not_secret(path, label_array)
     return TextExamples(list(map(list, by_column)), label_array, kept_ids, path)
+
+
+def _check_not_secret(path: str, labels: np.ndarray) -> None:
+    """Refuses numbers [n] that are all -1: that stands for secret ones."""
+    if (labels == -1).all():
+        raise InputError(f"{path}: all labels are -1{table.hint_of_secret('-1')}")
 
 
 class _TextRow(NamedTuple):
