@@ -72,6 +72,7 @@ def _complete_vectors(section: ConfigDict, init_weights: Weights | None) -> None
     found: dict[str, str] = {}
     if init_weights is not None:
         inference = init_weights.inference
+        _check_vectors(init_weights)
         prompts = inference.get('prompts') or {}
         if section.query_prompt is None:
             found['query_prompt'] = prompts.get('query') or ''
@@ -87,6 +88,35 @@ def _complete_vectors(section: ConfigDict, init_weights: Weights | None) -> None
     section.update(
         pool=section.pool or 'mean', query_prompt=section.query_prompt or '',
         document_prompt=section.document_prompt or '')
+
+
+def _check_vectors(weights: Weights) -> None:
+    """Says what of the vectors of weights is another here.
+
+    Raises:
+      InputError: they are of texts that are lower-cased before their tokenizer.
+    """
+    inference = weights.inference
+    if inference.get('do_lower_case') and not _lowercases(weights):
+        raise InputError(
+            f'{weights.source} lower-cases texts before its tokenizer (do_lower_case in '
+            'sentence_bert_config.json), which a run does not: lower-case those of the table, and '
+            'remove it there')
+    similarity = inference.get('similarity') or 'cosine'
+    if similarity != 'cosine':
+        hosts.say(f'note: cosines are trained and scored here, where {weights.source} has '
+                  f'similarity_fn_name={similarity!r}')
+    num_columns = inference.get('truncate_dim') or 0
+    if 0 < num_columns < weights.model['hidden_size']:
+        hosts.say(f'note: {weights.source} cuts vectors to {num_columns} columns: '
+                  f'config.retrieval.dims={num_columns} scores such beside whole ones')
+
+
+def _lowercases(weights: Weights) -> bool:
+    """Whether the tokenizer of weights lower-cases text itself."""
+    if weights.vocab_file is None:
+        return False
+    return bool(load_tokenizer(weights.vocab_file, weights.lowercase).lowercase)
 
 
 def _check_pool(inference: Mapping[str, Any], source: str) -> None:

@@ -101,15 +101,11 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
         check_is_path('vocab_file', vocab_file)
     sentences = read_sentences(as_path(model_folder(path)))
     weights = load_weights(path, any_head=True)
-    inference = dict(weights.inference)
-    activation = sentences.activation() if weights.head == 'regression' else ''
-    if activation:
-        inference.setdefault('activation', activation)
+    inference = weights.inference
     if inference.get('activation'):
         one_of('activation', inference['activation'], tuple(ACTIVATIONS))
     if inference.get('pool') and not sentences.modules:  # a run that was trained to make vectors
         sentences = _sentences_of(inference, sentences.encoder)
-    weights = dataclasses.replace(weights, inference=inference)
     if vocab_file is not None:
         weights = _with_vocabulary(weights, vocab_file)
     return weights, sentences

@@ -326,6 +326,18 @@ def hidden_states(
     return {'values': jnp.stack([states[i] for i in layers], axis=2).astype(jnp.float32)}
 
 
+def first_left(batch: Batch, num_left_out: int) -> jax.Array:
+    """The places [R, K] of each unit's first token behind those that are left out.
+
+    That is its [CLS] if it has no more, as where a prompt fills it: behind it are other units.
+    """
+    places_RxK = batch['cls_positions'] + num_left_out
+    position_ids_RxS = batch['position_ids']
+    last = position_ids_RxS.shape[1] - 1
+    found_RxK = jnp.take_along_axis(position_ids_RxS, jnp.minimum(places_RxK, last), axis=1)
+    return jnp.where(found_RxK == num_left_out, places_RxK, batch['cls_positions'])
+
+
 def vectors(
     config: ModelConfig, layer: int, pool: str, num_left_out: int, params: Params, batch: Batch
 ) -> dict[str, jax.Array]:
@@ -339,7 +351,8 @@ def vectors(
     """
     x_RxSxH = hidden_states(config, (layer,), params, batch)['values'][:, :, 0]
     if pool == 'cls':
-        return {'vectors': gather_positions(x_RxSxH, batch['cls_positions'] + num_left_out)}
+        firsts_RxK = first_left(batch, num_left_out)
+        return {'vectors': gather_positions(x_RxSxH, firsts_RxK)}
     mask_RxS = jnp.where(batch['position_ids'] >= num_left_out, batch['sequence_ids'], 0)
     if pool == 'mean':
         return {'vectors': mean_vectors(x_RxSxH, {**batch, 'sequence_ids': mask_RxS})}

@@ -77,6 +77,8 @@ class MtebModel:
 
         prompts = dict(self._model.sentences.prompts)
         name = get_prompt_name(prompts, task_metadata, prompt_type)
+        if name is None and prompt_type is not None:
+            name = prompt_type.value  # empty where there is none, and not the default one
         texts = (text for batch in inputs for text in batch['text'])
         vectors = self._model.vectors(texts, prompt=name)
         if np.isnan(vectors).any():

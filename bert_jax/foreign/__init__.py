@@ -14,15 +14,17 @@ import numpy as np
 
 from bert_jax.config import DECIDED
 from bert_jax.foreign.families import shared_layers
-from bert_jax.foreign.huggingface import read_huggingface
+from bert_jax.foreign.huggingface import length_limit, read_huggingface
 from bert_jax.foreign.peft import base_of, is_peft, read_peft
 from bert_jax.foreign.tf1 import read_tf1
-from bert_jax.predict.sentences import read_sentences
+from bert_jax.predict.sentences import Sentences, read_sentences
 from bert_jax.run.layout import is_step
 from bert_jax.run.model import read_run
-from bert_jax.runtime.errors import InputError
-from bert_jax.runtime.files import Path, as_path, children, unpacked
+from bert_jax.runtime.errors import InputError, tell_once
+from bert_jax.runtime.files import Path, as_path, children, exists, unpacked
 from bert_jax.runtime.hub import model_folder
+from bert_jax.text.settings import SETTINGS_FILE
+from bert_jax.weights.inference_settings import without_vectors
 from bert_jax.weights.parameters import ENCODER, Weights
 
 _LOOKS = (
@@ -136,12 +138,13 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
     if 'modules.json' in names:
         sentences = read_sentences(path)
         weights = _read_encoder(sentences.encoder)
-        inference = {**weights.inference, **sentences.inference()}
-        return dataclasses.replace(weights, inference=inference)
+        # Of its files alone: those of an adapter's base, or of this project, are of before.
+        inference = {**without_vectors(weights.inference), **sentences.inference()}
+        return _with_activation(dataclasses.replace(weights, inference=inference), sentences)
     if is_peft(names):
         return read_peft(path, _base(path))
     if _is_huggingface(names):
-        return read_huggingface(path)
+        return _with_activation(read_huggingface(path), read_sentences(path))
     prefix = _tf1_prefix(path, names)
     if prefix is not None:
         return read_tf1(prefix)
@@ -150,11 +153,29 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
     raise InputError(f'{path} does not exist: {_LOOKS}{_on_hub(os.fspath(named))}')
 
 
+def _with_activation(weights: Weights, sentences: Sentences) -> Weights:
+    """The model with what a cross-encoder's value goes through, as its files have it."""
+    if weights.head not in ('regression', 'classification'):
+        return weights
+    activation = sentences.activation()
+    if weights.head == 'classification' and activation not in ('', 'Identity'):
+        tell_once(f'note: {sentences.encoder}: the activation {activation} is not applied: several '
+                  'outputs are probabilities of labels here')
+    if weights.head == 'classification' or not activation:
+        return weights
+    inference = {**weights.inference, 'activation': activation}
+    return dataclasses.replace(weights, inference=inference)
+
+
 def _read_encoder(folder: Path) -> Weights:
     """The model in the folder of sentence-transformers' first module; perhaps with an adapter."""
-    if is_peft([child.name for child in children(folder)]):
-        return read_peft(folder, _base(folder))
-    return read_huggingface(folder)
+    if not is_peft([child.name for child in children(folder)]):
+        return read_huggingface(folder)
+    weights = read_peft(folder, _base(folder))
+    if not exists(folder / SETTINGS_FILE):
+        return weights
+    inference = {**weights.inference, 'max_seq_length': length_limit(folder, weights.model)}
+    return dataclasses.replace(weights, inference=inference)
 
 
 def _base(adapter: Path) -> Weights:

@@ -58,6 +58,7 @@ _SCHEMA: Mapping[str, Any] = {
     'lora_alpha': NUMBER,
 }
 _REMEDY = 'mend it, or download the file again'
+_SAVED_BY_TRANSFORMERS = 'transformers_version'  # a field of its config.json
 # What training programs put around a model, and so before the names of its tensors.
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
 
@@ -109,6 +110,8 @@ def read_huggingface(named: str | os.PathLike[str], task: str = '') -> Weights:
     if vocab_file is not None and model.get('first_position'):
         _check_positions(load_tokenizer(vocab_file, lowercase).vocab, model, config_file)
     settings = read_inference(config.get(INFERENCE), f'{config_file}: {INFERENCE}')
+    if 'max_seq_length' in settings and config.get(_SAVED_BY_TRANSFORMERS):
+        settings['max_seq_length'] = length_limit(folder, model)  # ours is kept as it was
     framing: dict[str, str] = {}
     if vocab_file is not None:
         framing = _framing_in(folder, config, vocab_file, model['type_vocab_size'])
@@ -321,12 +324,18 @@ def _labels_in(config: Mapping[str, Any], head: str, config_file: Path) -> list[
         raise InputError(f'{config_file}: id2label does not map 0, 1, ... to labels') from None
 
 
+def length_limit(folder: Path, model: Mapping[str, Any]) -> int:
+    """The most tokens of a sequence, by a folder's tokenizer and a model's positions."""
+    positions = BertConfig(**model).max_length
+    fields = tokenizer_settings(folder)
+    limit = fields.get('model_max_length', fields.get('max_len'))
+    return min(limit, positions) if isinstance(limit, int) and limit > 2 else positions
+
+
 def _length_limit(folder: Path, model: Mapping[str, Any]) -> dict[str, int]:
     """`max_seq_length`, if the tokenizer cuts texts before the model's positions end."""
-    limit = tokenizer_settings(folder).get('model_max_length')
-    if isinstance(limit, int) and 2 < limit < BertConfig(**model).max_length:
-        return {'max_seq_length': limit}
-    return {}
+    limit = length_limit(folder, model)
+    return {'max_seq_length': limit} if limit < BertConfig(**model).max_length else {}
 
 
 def _note_adapter(folder: Path) -> None:
@@ -492,7 +501,7 @@ def write_huggingface(
         model_card = _model_card(weights, class_name, card)
         (beside / 'README.md').write_text(model_card, encoding='utf-8')
         notes += write_tokenizer(beside, weights, config)
-        if weights.inference.get('pool') and not weights.head:
+        if weights.inference.get('pool') and weights.head in ('', 'pretraining'):
             write_sentence_files(beside, weights)
             notes.append('sentence-transformers pools and scales as the run did (modules.json)')
         elif weights.inference.get('other_pool'):

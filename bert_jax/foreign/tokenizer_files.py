@@ -6,6 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bert_jax.config.bert_config import BertConfig
 from bert_jax.config.choices import SEGMENTS, ZEROS
 from bert_jax.foreign.vocabulary_copies import differing
 from bert_jax.runtime.errors import InputError, tell, tell_once
@@ -321,7 +322,7 @@ def write_tokenizer(folder: Path, weights: Weights, config: Mapping[str, Any]) -
     if isinstance(tokenizer, HuggingFaceTokenizer):
         if SETTINGS_FILE in tokenizer.beside:
             settings = tokenizer_settings(folder)
-            stated = _with_input_names(settings, weights, config)
+            stated = _with_input_names(_with_limit(settings, weights), weights, config)
             if stated != settings:
                 write_json(folder / SETTINGS_FILE, stated)
         else:
@@ -339,6 +340,16 @@ def write_tokenizer(folder: Path, weights: Weights, config: Mapping[str, Any]) -
     file_name = kind_of(weights.vocab_file).file_name
     return [f'no tokenizer files: transformers has no tokenizer of the kind {tokenizer.algorithm} '
             f'(its file is copied as {file_name})']
+
+
+def _with_limit(settings: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
+    """A tokenizer_config.json by which texts are cut as they are here."""
+    limit = settings.get('model_max_length')
+    positions = BertConfig(**weights.model).max_length
+    kept = min(limit, positions) if isinstance(limit, int) else positions
+    if kept == weights.max_length:
+        return dict(settings)
+    return {**settings, 'model_max_length': weights.max_length}
 
 
 def _with_input_names(

@@ -49,7 +49,8 @@ _OF_PAIR_ENCODER: Mapping[str, Any] = {
     **_OF_ENCODER, 'transformer_task': 'sequence-classification', 'module_output_name': 'scores',
     'modality_config': {'text': {'method': 'forward', 'method_output_name': 'logits'}}}
 _OF_CROSS_ENCODER: Mapping[str, Any] = {
-    **_OF_MODEL, 'model_type': 'CrossEncoder', 'activation_fn': ANY, 'keep_in_fp32_modules': ANY}
+    **_OF_MODEL, 'model_type': 'CrossEncoder', 'activation_fn': ANY, 'keep_in_fp32_modules': ANY,
+    'prompts': dict.fromkeys(_USUAL_PROMPTS, '')}
 _OF_POOLING: Mapping[str, Any] = {
     'include_prompt': ANY, 'word_embedding_dimension': ANY, 'embedding_dimension': ANY,
     'pooling_mode': ANY}
@@ -192,7 +193,8 @@ class Sentences(NamedTuple):
         texts = [self.prompt + texts[0], *texts[1:]]
         if not self.lowercase:
             return texts
-        return [text.lower() for text in texts]
+        # Letter by letter, as theirs: a sigma is the same at the end of a word.
+        return [''.join(map(str.lower, text)) for text in texts]
 
 
 def _read_pool(folder: Path) -> str:
@@ -208,7 +210,7 @@ def _read_pool(folder: Path) -> str:
     for name, value in config.items():
         if not name.startswith(_MODE_PREFIX):
             others[name] = value
-        elif value is True:
+        elif value:  # old files may have 1 for true
             modes.append(name.removeprefix(_MODE_PREFIX))
     newer = config.get('pooling_mode')  # of newer versions: a mode, or a list of several
     if newer is not None:
@@ -236,14 +238,14 @@ def _check_normalize(folder: Path) -> None:
 def _named_activation(folder: Path) -> str:
     """The full name of the activation in a cross-encoder's folder; '' without one."""
     names = []
-    for file in (folder / 'config.json', folder / _CONFIG):
+    for file in (folder / _CONFIG, folder / 'config.json'):  # the newer versions' first
         if not exists(file):
             continue
         fields = read_fields(file, _MODEL, _MEND)
         section = fields.get('sentence_transformers') or {}
+        names.append(fields.get('activation_fn'))
         names.append(section.get('activation_fn'))
         names.append(fields.get('sbert_ce_default_activation_function'))
-        names.append(fields.get('activation_fn'))
     return str(next(filter(None, names), ''))
 
 
@@ -316,6 +318,10 @@ def _with_model_settings(sentences: Sentences, file: Path) -> Sentences:
     if default is not None and default not in prompts:
         raise InputError(f'{file}: default_prompt_name={default!r} is not among its prompts '
                          f"({', '.join(prompts)}): name one of them, or null for none")
+    if is_cross_encoder and prompts.get(default):
+        raise InputError(
+            f'{file}: default_prompt_name={default!r} cannot be applied to pairs: make it null, '
+            f'and write {prompts[default]!r:.60} before each query yourself')
     return sentences._replace(
         prompt=prompts.get(default, ''), prompts=prompts, default_prompt=default,
         similarity=config.get('similarity_fn_name') or 'cosine',

@@ -17,7 +17,7 @@ from bert_jax.predict.sentences import ACTIVATIONS
 from bert_jax.predict.stream import Notes, Result, TextJob, parts_of, shown
 from bert_jax.rows.packing import Units
 from bert_jax.rows.sequences import Sequences, TextWindows, joined, kept_lengths, text_windows
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell_once
 
 
 class Tokenized(NamedTuple):
@@ -292,6 +292,10 @@ class Rerank(PairsOfFirst):
         if model.weights.inference.get('num_texts') == 1:
             raise InputError(f'{model.weights.source}: rerank needs a model of pairs: this one was '
                              'trained on single texts')
+        if not model.weights.inference.get('activation') and model.weights.step_dir is None:
+            tell_once(f'note: {model.weights.source} names no activation that is applied: scores '
+                      "are its outputs, of which sentence-transformers' CrossEncoder takes the "
+                      'sigmoid where a folder names none')
         super().__init__(model, model.head.outputs)
 
     def without_result(self, text: Any, reason: str) -> Result:

@@ -82,13 +82,16 @@ class Vectors(WindowedJob):
         """How many tokens at the beginning are not pooled: none, or [CLS] and the prompt.
 
         Raises:
-          InputError: a prompt is left out, and texts are read in windows.
+          InputError: a prompt is left out, and nothing else is read, or texts in windows.
         """
         sentences = self._sentences
         if not sentences.prompt or sentences.pools_prompt():
             return 0
         (prompt,) = sentences.prepared([''])
         num_left_out = model.frame.num_before_single + len(model.tokenizer.encode(prompt))
+        if num_left_out >= model.max_length:
+            raise InputError(f'the prompt {sentences.prompt!r:.60} fills the {model.max_length} '
+                             'tokens that the model takes, and is not pooled: nothing is left')
         if self.how != 'first':
             raise InputError(f"windows={self.how!r}: the model's vectors leave out its prompt "
                              f'{sentences.prompt!r:.60}, which only the first window has')

@@ -13,6 +13,7 @@ SETTINGS_FILE = 'tokenizer_config.json'
 TOKENIZER_FILE = 'tokenizer.json'
 _ADDED_FILE = 'added_tokens.json'
 _SPECIAL_FILE = 'special_tokens_map.json'
+_CHAT_FILE = 'chat_template.jinja'
 BESIDE = (SETTINGS_FILE, _SPECIAL_FILE, _ADDED_FILE)  # files that count beside a tokenizer.json
 ANY = object()  # of a setting that is applied, or that changes nothing whatever it is
 _EMPTY: tuple[Any, ...] = (None, False, '', [], {})  # values at which no setting changes anything
@@ -278,6 +279,8 @@ def tell_not_applied(settings: Settings, folder: Path) -> None:
 
     Of a tokenizer.json that is not BERT's, the library applies all.
     """
+    if exists(folder / _CHAT_FILE):
+        tell_once(f'note: {folder / _CHAT_FILE} is not applied: texts are no messages')
     if settings.lacks_class and not _is_made_of_fields(settings, folder):
         tell_once(f'note: {folder / SETTINGS_FILE} names no tokenizer_class, so transformers 5 '
                   f'takes BertTokenizer, with other words than {TOKENIZER_FILE}, which is followed '

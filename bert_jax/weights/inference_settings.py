@@ -42,10 +42,11 @@ _SCHEMA: Mapping[str, Allowed | MapOf] = {
     'truncate_dim': count(2**24),
     'activation': TEXT,
 }
-# Of these, those that say how texts are read and vectors made of them, whatever the head.
-_OF_ENCODER = (
-    'max_seq_length', 'truncation', 'token_types', 'do_lower_case', 'prompts', 'default_prompt',
-    'include_prompt', 'pool', 'normalize', 'other_pool', 'similarity', 'truncate_dim')
+# Of these, those that say how vectors are made of texts, and how texts are read for any head.
+_OF_VECTORS = (
+    'do_lower_case', 'prompts', 'default_prompt', 'include_prompt', 'pool', 'normalize',
+    'other_pool', 'similarity', 'truncate_dim')
+_OF_ENCODER = ('max_seq_length', 'truncation', 'token_types', *_OF_VECTORS)
 
 
 def read_inference(settings: Any, where: str) -> dict[str, Any]:
@@ -67,6 +68,11 @@ def read_inference(settings: Any, where: str) -> dict[str, Any]:
 def without_head(inference: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that still hold when a model gets another head."""
     return {name: value for name, value in inference.items() if name in _OF_ENCODER}
+
+
+def without_vectors(inference: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that do not say how vectors are made of texts."""
+    return {name: value for name, value in inference.items() if name not in _OF_VECTORS}
 
 
 def framing_of(inference: Mapping[str, Any]) -> dict[str, str]:

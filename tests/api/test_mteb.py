@@ -47,10 +47,27 @@ def test_prompts_are_those_of_queries_and_documents(folder):  # noqa: F811
         encoded(PromptType.query)[0], mean_of(plain, 'q. a b'), rtol=1e-4, atol=1e-5)
     documents = encoded(PromptType.document)
     np.testing.assert_allclose(documents[0], mean_of(plain, 'a b'), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(encoded(None), documents, rtol=1e-5)
     cosines = model.similarity(documents, documents)
     np.testing.assert_allclose(np.diag(cosines), 1, rtol=1e-5)
     np.testing.assert_allclose(
         model.similarity_pairwise(documents, documents[::-1]), cosines[[0, 1], [1, 0]], rtol=1e-5)
+
+
+def test_a_default_prompt_is_for_texts_that_are_neither(folder):  # noqa: F811
+    pytest.importorskip('mteb')
+    from mteb.mocks.mock_tasks import MockRetrievalTask
+    from mteb.types import PromptType
+
+    path = folder(**{MODEL: {'prompts': {'usual': 'q. '}, 'default_prompt_name': 'usual'}})
+    model = bert_jax.mteb_model(path)
+    for prompt_type, text in (
+            (None, 'q. a b'), (PromptType.query, 'a b'), (PromptType.document, 'a b')):
+        (found,) = model.encode(
+            [{'text': ['a b']}], task_metadata=MockRetrievalTask.metadata, hf_split='test',
+            hf_subset='default', prompt_type=prompt_type)
+        expected = mean_of(bert_jax.load(path), text)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_without_the_package_it_is_named(monkeypatch):

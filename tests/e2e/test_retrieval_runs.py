@@ -2,12 +2,16 @@
 
 import json
 import random
+import re
 import shutil
 
 import numpy as np
 import pytest
 
 from bert_jax import convert
+from bert_jax.completion import complete
+from bert_jax.config import finetuning_config
+from bert_jax.foreign import load_weights
 from bert_jax.loading import load
 from bert_jax.run.description import read_run_fields
 from bert_jax.tasks.ranking import mean_metrics
@@ -189,6 +193,32 @@ def test_a_pooling_that_is_not_trained_is_named(trained, converted, tmp_path, po
     folder = sentence_folder(tmp_path / 'theirs', converted, **{'1_Pooling/config.json': pooling})
     with refused("config.retrieval.pool=''", words, 'name mean or cls'):
         started_from(trained, folder, tmp_path / 'run')
+
+
+@pytest.mark.parametrize(('name', 'content', 'said'), [
+    ('config_sentence_transformers.json', {'similarity_fn_name': 'dot'},
+     "cosines are trained and scored here, where Hugging Face folder {folder} (BertModel) has "
+     "similarity_fn_name='dot'"),
+    ('config_sentence_transformers.json', {'truncate_dim': 16}, 'config.retrieval.dims=16'),
+    ('config_sentence_transformers.json', {'truncate_dim': 99}, ''),
+    ('sentence_bert_config.json', {'do_lower_case': True}, ''),  # as its tokenizer does
+])
+def test_what_a_run_does_not_do_to_vectors_is_said(
+    trained, converted, tmp_path, capsys, name, content, said
+):
+    folder = sentence_folder(tmp_path / 'theirs', converted, **{name: content})
+    complete(finetuning_config('retrieval'), load_weights(folder))
+    notes = capsys.readouterr().out
+    assert said.format(folder=folder) in notes
+    assert said or not re.search('cosines|dims|lower', notes)
+
+
+def test_texts_that_only_their_modules_lower_case_are_refused(trained, converted, tmp_path):
+    files = {'sentence_bert_config.json': {'do_lower_case': True},
+             'tokenizer_config.json': {'do_lower_case': False}}
+    weights = load_weights(sentence_folder(tmp_path / 'theirs', converted, **files))
+    with refused(weights.source, 'do_lower_case', 'lower-case those of the table'):
+        complete(finetuning_config('retrieval'), weights)
 
 
 @pytest.mark.extras

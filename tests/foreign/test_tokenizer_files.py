@@ -60,6 +60,22 @@ def test_a_tokenizer_comes_back_from_runs_and_folders(kind, tmp_path, monkeypatc
         load_weights(tmp_path / 'run')
 
 
+@pytest.mark.parametrize('settings', [{'model_max_length': 99}, {'padding_side': 'right'}])
+def test_a_folder_cuts_texts_as_its_run_did(tmp_path, settings):
+    weights = model_with(kinds.write(tmp_path / 'given', kinds.roberta(), **settings))
+    weights = dataclasses.replace(weights, inference={'max_seq_length': 6})
+    write_huggingface(tmp_path / 'folder', weights)
+    written = json.loads((tmp_path / 'folder' / 'tokenizer_config.json').read_text())
+    assert written == settings | {'model_max_length': 6}
+    config = tmp_path / 'folder' / 'config.json'
+    for version, length in ((None, 6), ('5.24.0', 4)):  # transformers saved it: another may count
+        config.write_text(json.dumps(
+            json.loads(config.read_text()) | {'transformers_version': version}))
+        limits = {'model_max_length': 4}
+        (tmp_path / 'folder' / 'tokenizer_config.json').write_text(json.dumps(written | limits))
+        assert load_weights(tmp_path / 'folder').max_length == length
+
+
 @pytest.mark.parametrize('name', ['bpe', 'unigram'])
 def test_a_trained_tokenizer_is_written_with_its_settings(name, tmp_path):
     path = tmp_path / 'trained.json'

@@ -2,17 +2,21 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bert_jax import convert
+from bert_jax.answers import engine
 from bert_jax.foreign.safetensors_files import write_file
 from bert_jax.loading import load
+from bert_jax.predict.sentences import Sentences
 from tests.predict import tiny
 from tests.refusals import refused
 
 ENCODER, MODEL = 'sentence_bert_config.json', 'config_sentence_transformers.json'
+TOKENIZER = 'tokenizer_config.json'
 PROMPTS = {'prompts': {'query': 'q. ', 'document': ''}, 'default_prompt_name': 'query'}
 
 
@@ -40,6 +44,7 @@ def mean_of(model, text, begin=0):
 @pytest.mark.parametrize(('files', 'length'), [
     ({}, 10), ({'tokenizer_config.json': {'model_max_length': 6}}, 6),
     ({'tokenizer_config.json': {'model_max_length': 10 ** 30}}, 10),
+    ({'tokenizer_config.json': {'max_len': 6}}, 6),  # of old versions
     ({'tokenizer_config.json': {'model_max_length': 6}, ENCODER: {'max_seq_length': 8}}, 8),
     ({'tokenizer_config.json': {'model_max_length': 6}, ENCODER: {'max_seq_length': None}}, 6),
     ({'sentence_roberta_config.json': {'max_seq_length': 5}}, 5),
@@ -80,19 +85,42 @@ def test_a_run_that_a_folder_was_converted_to_has_its_vectors(folder, tmp_path, 
     assert ours.sentences.similarity == theirs.sentences.similarity
 
 
+def base_with_a_limit(tmp_path):
+    """A folder with prompts of its own, which cuts texts at 7 tokens."""
+    base = shutil.copytree(tiny.RECORDED / 'base', tmp_path / 'base')
+    (base / TOKENIZER).write_text('{"model_max_length": 7}')
+    (base / 'modules.json').write_text(
+        '[{"path": "", "type": "sentence_transformers.models.Transformer"},'
+        ' {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
+    (base / '1_Pooling').mkdir()
+    (base / '1_Pooling' / 'config.json').write_text('{"pooling_mode": "cls"}')
+    (base / MODEL).write_text(
+        '{"prompts": {"query": "a", "passage": "b"}, "default_prompt_name": "passage"}')
+    return base
+
+
 @pytest.mark.parametrize('encoder', ['', '0_Transformer'])
-def test_an_adapter_of_peft_has_the_settings_of_its_folder(folder, encoder):
+@pytest.mark.parametrize(('files', 'length'), [
+    ({ENCODER: {'max_seq_length': 8}}, 8), ({TOKENIZER: {'model_max_length': 6}}, 6), ({}, 7),
+    ({TOKENIZER: {'model_max_length': 10 ** 30}}, 10),
+    ({TOKENIZER: {'model_max_length': 6}, ENCODER: {'max_seq_length': 8}}, 8),
+])
+def test_an_adapter_of_peft_has_the_settings_of_its_folder(
+    folder, tmp_path, encoder, files, length
+):
     path = folder(**{MODEL: PROMPTS})
+    base_folder = base_with_a_limit(tmp_path)
     modules = json.loads((path / 'modules.json').read_text())
     modules[0]['path'] = encoder
     (path / 'modules.json').write_text(json.dumps(modules))
     for name in ('model.safetensors', 'config.json', 'vocab.txt'):
         (path / name).unlink()
     (path / encoder).mkdir(exist_ok=True)
-    (path / encoder / ENCODER).write_text('{"max_seq_length": 8}')
+    for name, content in files.items():
+        (path / encoder / name).write_text(json.dumps(content))
     (path / encoder / 'adapter_config.json').write_text(json.dumps({
         'peft_type': 'LORA', 'task_type': 'FEATURE_EXTRACTION', 'r': 1, 'lora_alpha': 1,
-        'base_model_name_or_path': str(tiny.RECORDED / 'base')}))
+        'base_model_name_or_path': str(base_folder)}))
     base = load(tiny.RECORDED / 'base')
     size = base.weights.model['hidden_size']
     module = 'base_model.model.encoder.layer.0.attention.self.query'
@@ -100,9 +128,10 @@ def test_an_adapter_of_peft_has_the_settings_of_its_folder(folder, encoder):
         f'{module}.lora_A.weight': np.eye(1, size, dtype=np.float32),
         f'{module}.lora_B.weight': np.ones((size, 1), np.float32)})
     model = load(path)
-    assert model.max_length == 8
-    assert model.weights.inference['prompts'] == PROMPTS['prompts']
-    assert model.weights.inference['pool'] == 'mean'
+    assert model.max_length == length
+    inference = model.weights.inference
+    assert inference['prompts'] == PROMPTS['prompts'] and inference['default_prompt'] == 'query'
+    assert inference['pool'] == 'mean'
     assert np.abs(model.vectors(['cab'], prompt='document') - base.vectors(['cab'])).max() > 1e-3
 
 
@@ -128,6 +157,26 @@ def test_a_prompt_that_is_not_pooled_is_not_read_in_windows(folder):
     model = load(folder(pooling={'include_prompt': False}, **{MODEL: PROMPTS}))
     with refused("windows='mean'", "'q. '"):
         model.vectors(['a b'], windows='mean')
+
+
+def test_a_prompt_that_is_not_pooled_leaves_something_to_pool(folder):
+    prompts = {'prompts': {'query': 'a b c d e f g h i '}, 'default_prompt_name': None}
+    model = load(folder(pooling={'include_prompt': False}, **{MODEL: prompts}))
+    with refused("the prompt 'a b c d e f g h i ' fills the 10 tokens"):
+        model.vectors(['a'], prompt='query')
+
+
+def test_the_first_token_behind_a_prompt_is_of_the_same_text():
+    """Of a text that is no longer than its prompt alone, as the two share a piece, it is [CLS]."""
+    batch = {'position_ids': np.array([[0, 1, 2, 0, 1, 2, 3, 0, 1]]),
+             'cls_positions': np.array([[0, 3, 7]])}
+    assert engine.first_left(batch, 0).tolist() == [[0, 3, 7]]
+    assert engine.first_left(batch, 3).tolist() == [[0, 6, 7]]
+
+
+def test_letters_are_lower_cased_one_by_one():
+    (found,) = Sentences(Path('.'), lowercase=True).prepared(['\u039f\u03a3 \u0130A'])
+    assert found == '\u03bf\u03c3 i\u0307a'  # the sigma is not that of the end of a word
 
 
 def test_texts_are_lower_cased_where_the_folder_says_so(folder):

@@ -1,6 +1,7 @@
 """Vectors of folders that sentence-transformers wrote are its own, or the folder is refused."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tests.refusals import refused
 
 pytestmark = pytest.mark.extras
 
-TEXTS = ['a b', 'A b c d e f g h i j k l', 'q. a', 'n']
+TEXTS = ['a b', 'A b c d e f g h i j k l', 'q. a', 'n', '', ' ', 'n']
 PROMPTS = {'query': 'q. ', 'document': 'd, '}
 NUM_COLUMNS = 8
 
@@ -106,6 +107,74 @@ def test_vectors_are_theirs(theirs, tmp_path, kind):
             np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=str(prompt))
     assert model.vectors([]).shape == (0, found.shape[1])
     assert model.sentences.similarity == read.similarity_fn_name
+
+
+# Of a folder that pools the mean: what is in its files, or None to leave a field out.
+POOLING, TOKENIZER = '1_Pooling/config.json', 'tokenizer_config.json'
+OLD = {'pooling_mode': None}
+CHANGED = {
+    'length limit of transformers 2': {TOKENIZER: {'model_max_length': None, 'max_len': 6}},
+    'cut at the beginning': {TOKENIZER: {'model_max_length': 6, 'truncation_side': 'left'}},
+    'first token, version 4': {POOLING: OLD | {
+        'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': False}},
+    'first token, as numbers': {POOLING: OLD | {
+        'pooling_mode_cls_token': 1, 'pooling_mode_mean_tokens': 0}},
+    'no way of pooling, version 4': {POOLING: OLD | {'pooling_mode_cls_token': False}},
+    'a list of one way': {POOLING: {'pooling_mode': ['max']}},
+}
+
+
+def changed(folder, files):
+    """The folder, with fields of its files set or left out."""
+    for name, fields in files.items():
+        path = folder / name
+        content = json.loads(path.read_text()) | fields
+        path.write_text(json.dumps({
+            name: value for name, value in content.items() if value is not None}))
+    return folder
+
+
+@pytest.mark.parametrize('kind', CHANGED)
+def test_vectors_of_old_folders_are_theirs(theirs, tmp_path, kind):
+    theirs.SentenceTransformer(modules=modules_of(MEAN), device='cpu').save(str(tmp_path))
+    read = theirs.SentenceTransformer(str(changed(tmp_path, CHANGED[kind])), device='cpu')
+    np.testing.assert_allclose(load(tmp_path).vectors(TEXTS), read.encode(TEXTS), atol=1e-5)
+
+
+def test_what_they_change_of_a_converted_folder_counts(theirs, tmp_path):
+    """transformers keeps this project's settings in config.json, which say what was before."""
+    from bert_jax import convert
+
+    modules = modules_of([('Transformer', {'max_seq_length': 6}), *MEAN[1:], 'Normalize'])
+    theirs.SentenceTransformer(
+        modules=modules, device='cpu', prompts=PROMPTS, default_prompt_name='query',
+    ).save(str(tmp_path / 'given'))
+    convert.main([str(tmp_path / 'given'), str(tmp_path / 'ours'), '--to', 'huggingface'])
+    model = theirs.SentenceTransformer(str(tmp_path / 'ours'), device='cpu')
+    model.max_seq_length = 8
+    model.prompts = {'query': 'b ', 'document': ''}
+    model.default_prompt_name = None
+    model.pop(2)  # Normalize
+    model.save(str(tmp_path / 'changed'))
+    convert.main([str(tmp_path / 'changed'), str(tmp_path / 'run'), '--to', 'bert_jax'])
+    for ours in (load(tmp_path / 'changed'), load(tmp_path / 'run')):
+        assert ours.max_length == 8
+        np.testing.assert_allclose(ours.vectors(TEXTS), model.encode(TEXTS), atol=1e-5)
+        np.testing.assert_allclose(
+            ours.vectors(TEXTS, prompt='query'), model.encode_query(TEXTS), atol=1e-5)
+
+
+def test_an_encoder_with_a_head_of_words_is_written_with_its_pooling(theirs, tmp_path):
+    from transformers import BertForMaskedLM
+
+    from bert_jax import convert
+
+    given = theirs.SentenceTransformer(modules=modules_of([*MEAN, 'Normalize']), device='cpu')
+    given.save(str(tmp_path / 'given'))
+    BertForMaskedLM.from_pretrained(tmp_path / 'given').save_pretrained(tmp_path / 'given')
+    convert.main([str(tmp_path / 'given'), str(tmp_path / 'ours'), '--to', 'huggingface'])
+    read = theirs.SentenceTransformer(str(tmp_path / 'ours'), device='cpu')
+    np.testing.assert_allclose(read.encode(TEXTS), given.encode(TEXTS), atol=1e-5)
 
 
 @pytest.mark.parametrize('kind', REFUSED)
