@@ -145,7 +145,7 @@ def work(path, overrides, members=MEMBERS, should_stop=lambda step: False):
     """Works on a sweep in this process; (whether it was not stopped, the sweep)."""
     result = Sweep(as_path(path), CONFIG, overrides, members, keep=2)
     result.open(CONFIG, overrides)
-    with one_device():
+    with one_device(), shared_steps():
         return training.work(result, should_stop), result
 
 
@@ -167,7 +167,7 @@ def own(tmp_path_factory, overrides):
     for member in (MEMBERS[1], MEMBERS[2]):  # which differ in rate and seed
         path = tmp_path_factory.mktemp('own') / 'run'
         config = member_config(CONFIG, overrides, member)
-        with one_device(), contextlib.redirect_stdout(io.StringIO()):
+        with one_device(), shared_steps(), contextlib.redirect_stdout(io.StringIO()):
             program = run_setup.open_run(config, [as_path(path)])
             result = experiment.train_run(program, as_path(path), lambda step: False)
         found[member] = result, path
@@ -261,18 +261,16 @@ def test_a_begun_sweep_keeps_its_settings(finished_sweep, overrides):
         work(finished_sweep.path, other)
 
 
-def test_a_member_claimed_by_another_process_is_left_to_it_until_release(tmp_path, overrides, own):
-    del own  # requested because it has compiled the programs
+def test_a_member_claimed_by_another_process_is_left_to_it_until_release(tmp_path, overrides):
     run = tmp_path / 'runs' / MEMBERS[1].name
     run.mkdir(parents=True)
     other = Claim(run)
     assert other.attempt()
-    with shared_steps():
-        finished, ours = work(tmp_path, overrides)
-        assert finished
-        assert ours.unfinished() == [MEMBERS[1]]
-        other.release()
-        finished, ours = work(tmp_path, overrides)
+    finished, ours = work(tmp_path, overrides)
+    assert finished
+    assert ours.unfinished() == [MEMBERS[1]]
+    other.release()
+    finished, ours = work(tmp_path, overrides)
     assert finished
     assert not ours.unfinished()
 
@@ -319,21 +317,19 @@ def test_a_pruned_run_ends_at_its_evaluation_and_is_trained_whole_without_prunin
     def why_pruned(self, member, metric, scores):
         return 'it is behind' if (member, len(scores)) == (pruned, 1) else ''
 
-    with shared_steps():
-        with mock.patch.object(SweepStudy, 'why_pruned', why_pruned):
-            ours = Sweep(as_path(tmp_path), CONFIG, overrides, [pruned, other], prune='median')
-            ours.open(CONFIG, overrides)
-            with one_device():
-                assert training.work(ours, lambda step: False)
-        run = ours.run(pruned)
-        assert losses(run)[-1][0] == 2
-        assert 'pruned: step 2: it is behind' in (run / 'log.txt').read_text()
-        assert not (run / 'checkpoints').exists() and not (run / 'best').exists()
-        assert report(ours) == 0
-        shown = capsys.readouterr().out
-        assert f'{pruned.name}: step 2: it is behind' in shown
-        assert f'pruned: {pruned.name}' in shown
-        work(tmp_path, overrides, [pruned, other])
+    ours = Sweep(as_path(tmp_path), CONFIG, overrides, [pruned, other], prune='median')
+    ours.open(CONFIG, overrides)
+    with (mock.patch.object(SweepStudy, 'why_pruned', why_pruned), one_device(), shared_steps()):
+        assert training.work(ours, lambda step: False)
+    run = ours.run(pruned)
+    assert losses(run)[-1][0] == 2
+    assert 'pruned: step 2: it is behind' in (run / 'log.txt').read_text()
+    assert not (run / 'checkpoints').exists() and not (run / 'best').exists()
+    assert report(ours) == 0
+    shown = capsys.readouterr().out
+    assert f'{pruned.name}: step 2: it is behind' in shown
+    assert f'pruned: {pruned.name}' in shown
+    work(tmp_path, overrides, [pruned, other])
     assert losses(run) == losses(own[pruned][1])
 
 
