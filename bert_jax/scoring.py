@@ -25,7 +25,7 @@ from bert_jax.run.result_folder import open_result_folder, write_result
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError, show
 from bert_jax.runtime.files import Path, as_path
-from bert_jax.step.step import make_init
+from bert_jax.step.step import abstract_state
 from bert_jax.tasks.handles import ScoredModel
 from bert_jax.tasks.labelled import LabelledTask
 from bert_jax.tasks.labels import as_known
@@ -185,9 +185,9 @@ class _Scorer:
         self._check_vocabulary(weights)
         encoder = model_config(model.config, task.vocab_size, self.mesh)
         head = self.make_head(encoder)
-        fresh = make_init(head, optax.identity(), self.mesh)(0).params
+        shapes = abstract_state(head, optax.identity(), self.mesh).params
         params = warm_start(
-            weights, fresh, encoder, head=task.head, labels=task.labels,
+            weights, shapes, encoder, head=task.head, labels=task.labels,
             vocab_file=task.vocab_path, whole=True)
         return task.outputs(task.sets, head, self.mesh, params)
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from bert_jax import scoring
 from bert_jax.answers.engine import Engine
 from bert_jax.config import command_line
 from bert_jax.step import step
@@ -58,9 +57,6 @@ def shared_steps() -> Iterator[None]:
     def shared_init(head: Any, optimizer: Any, mesh: Any) -> Any:
         return _made(('init', head, optimizer, mesh), make_init, head, optimizer, mesh)
 
-    def shared_weights(head: Any, optimizer: Any, mesh: Any) -> Any:
-        return _made(('weights', head, mesh), make_init, head, optimizer, mesh)
-
     def shared_engine(engine: Engine, *args: Any, **options: Any) -> None:
         open_engine(engine, *args, **options)
         compiled = engine._compiled
@@ -76,7 +72,6 @@ def shared_steps() -> Iterator[None]:
           mock.patch.object(step, 'make_train_step', shared_train_step),
           mock.patch.object(step, 'make_eval_step', shared_eval_step),
           mock.patch.object(step, 'make_init', shared_init),
-          mock.patch.object(scoring, 'make_init', shared_weights),
           mock.patch.object(command_line, '_module', shared_module),
           mock.patch.object(Engine, '__init__', shared_engine)):
         yield

@@ -50,7 +50,7 @@ def warm_start(
 
     Args:
       published: from `load_weights`.
-      params: fresh parameters on the mesh.
+      params: fresh parameters on the mesh; with `whole`, their shapes and shardings will do.
       model_config: of the target.
       head: of the target, as in `Weights.head`.
       labels: of the head, by id.
