@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax import convert
+from tests.conftest import xla_flags
 from tests.programs import run_program
 from tests.stand_in_hub import Hub, serving
 from tests.tiny_runs import paragraph
@@ -123,7 +125,7 @@ def home(tmp_path_factory):
         'datasets/rajpurkar/squad': splits('plain_text', squad, train=40, validation=8),
     }
     with serving(str(folder / 'huggingface')) as environment:
-        yield Home(folder, environment | {'HOME': str(folder)})
+        yield Home(folder, environment | {'HOME': str(folder), 'XLA_FLAGS': xla_flags(1)})
 
 
 @pytest.fixture(scope='module')
@@ -133,8 +135,7 @@ def pretrained(home):
     lines = home.run(
         'bert_jax.main', '--config=configs/large_pretrain.py', *TINY, f'--workdir={large}')
     exported = home.folder / 'bert'
-    done = run_program('-m', 'bert_jax.convert', large, exported, '--to', 'huggingface')
-    assert done.returncode == 0, done.stderr
+    convert.main([large, str(exported), '--to', 'huggingface'])
     Hub.repositories['google-bert/bert-base-uncased'] = {
         file.name: file.read_bytes() for file in exported.iterdir()}
     return lines

@@ -60,7 +60,7 @@ def test_requirements_leave_colabs_packages_alone():
 def clone(tmp_path):
     """A copy of the repository; beside it, text to pre-train on and a small SST-2.
 
-    Its quickstart has one layer, and rows of one length in all phases: fewer programs to compile.
+    Its quickstart has one layer, rows of one length in all phases and AdamW: less to compile.
     """
     folder = tmp_path / 'clone'
     folder.mkdir()
@@ -71,6 +71,7 @@ def clone(tmp_path):
     quickstart = folder / 'configs' / 'quickstart.py'
     smaller = re.sub(r'max_seq_length=\d+', 'max_seq_length=64', quickstart.read_text())
     name = "    c.model.name = 'tiny'\n"
+    smaller = smaller.replace("'muon'", "'bert_adamw'")
     quickstart.write_text(smaller.replace(name, f'{name}    c.model.num_layers = 1\n'))
     rng = random.Random(0)
     (tmp_path / 'text.txt').write_text(documents(200))
@@ -142,10 +143,14 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, forks, 
     pytest.importorskip('tensorflow_text')
     set_parameters(notebook, SOURCE=str(tmp_path / 'text.txt'), DATA=str(tmp_path),
                    PRETRAIN_STEPS=16, SWEEP_STEPS=2, FINETUNE_STEPS=4)
+    cells = {cell.id: cell for cell in notebook.cells}
+    again = nbformat.v4.new_code_cell(  # another run in the first one's folder
+        cells['pretrain-run'].source.replace('.py ', '.py --config.model.num_layers=2 '),
+        metadata={'tags': ['raises-exception']})
+    notebook.cells.append(again)
     where = {'timeout': 300, 'resources': {'metadata': {'path': clone / 'launch'}}}
     nbclient.NotebookClient(notebook, **where).execute()
 
-    cells = {cell.id: cell for cell in notebook.cells}
     if 'BERT_JAX_COLAB_PYTHON' in os.environ:
         assert 'jax 0.7.2' in printed(cells['devices'])
     assert [path.name.partition('-')[0] for path in packages.glob('*.dist-info')] == ['bert_jax']
@@ -158,18 +163,12 @@ def test_the_notebook_runs_from_top_to_bottom(notebook, clone, packages, forks, 
     assert re.fullmatch(r'(.* -> (\S+ \(0\.\d\d\)(, |\n)){3}){5}', printed(cells['fill-mask']))
     assert re.fullmatch(r'(.* -> [01] \([01]\.\d\d\)\n){4}', printed(cells['classify']))
     assert printed(cells['module']) == printed(cells['classify'])
-
-    pretrain = cells['pretrain-run']  # another run in the first one's folder, in another session
-    pretrain.source = pretrain.source.replace('.py ', '.py --config.model.num_layers=2 ')
-    installs = cells['packages'], cells['devices']
-    notebook.cells = [cell for cell in notebook.cells if cell not in installs]
-    with pytest.raises(nbclient.exceptions.CellExecutionError, match='It did not finish'):
-        nbclient.NotebookClient(notebook, **where).execute()
-    assert 'holds a run with model.num_layers=1, the config says 2' in printed(pretrain)
+    assert 'It did not finish' in again.outputs[-1].evalue
+    assert 'holds a run with model.num_layers=1, the config says 2' in printed(again)
 
 
 def test_pretraining_runs_on_kaggle_s_eight_devices(
-    monkeypatch, notebook, clone, packages, tmp_path
+    monkeypatch, notebook, clone, packages, forks, tmp_path
 ):
     """From a data set with the repository, which is read-only; Kaggle's Dockerfile sets the rest.
 
@@ -188,7 +187,8 @@ def test_pretraining_runs_on_kaggle_s_eight_devices(
         path.chmod(0o555)
     set_parameters(notebook, REPO=str(clone), SOURCE=str(tmp_path / 'text.txt'), PRETRAIN_STEPS=8)
     left_out = (
-        'pretrain-curves', 'sweep-run', 'finetune-run', 'finetune-curves', 'classify', 'module')
+        'pretrain-curves', 'sweep-run', 'finetune-run', 'finetune-curves', 'fill-mask', 'classify',
+        'module')
     notebook.cells = [cell for cell in notebook.cells if cell.id not in left_out]
     where = {'timeout': 300, 'resources': {'metadata': {'path': working}}}
     nbclient.NotebookClient(notebook, **where).execute()
@@ -196,5 +196,4 @@ def test_pretraining_runs_on_kaggle_s_eight_devices(
     cells = {cell.id: cell for cell in notebook.cells}
     assert printed(cells['devices']).count('CpuDevice') == 8
     check_result(cells['pretrain-run'], max_step=8, metric='eval/mlm_accuracy')
-    assert printed(cells['fill-mask']).count('->') == 5
     assert (working / 'bert_jax' / 'runs' / 'colab' / 'pretrain-8' / 'metrics.jsonl').exists()
