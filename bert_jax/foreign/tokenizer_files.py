@@ -40,6 +40,7 @@ from bert_jax.text.settings import (
     tell_not_applied,
 )
 from bert_jax.text.switches import settings_content, switches_of
+from bert_jax.text.vocab import capitals_in
 from bert_jax.text.vocab_files import read_lines, vocab_content
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
 from bert_jax.weights.inference_settings import framing_of
@@ -138,8 +139,10 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
       InputError: the vocabulary cannot be read, or has more tokens than the embedding has rows.
     """
     settings = read_settings(folder)
-    tell_not_applied(settings, folder)
     path = _find_tokenizer(folder, settings)
+    is_byte_level = settings.tokenizer is None and path is not None and path.suffix == '.json'
+    if not is_byte_level:  # of which the library applies what stands beside it
+        tell_not_applied(settings, folder)
     if path is not None and kind_of(path).file_name == VOCABULARY_FILE:
         _check_special(settings.fields, folder / SETTINGS_FILE)
     if path is not None and settings.added_tokens:
@@ -147,7 +150,20 @@ def read_tokenizer(folder: Path, vocab_size: int) -> tuple[Path | None, bool]:
     source = path
     if path is not None and path.parent != folder:  # a copy in the cache says the same
         source = folder / (TOKENIZER_FILE if settings.tokenizer is not None else _PIECES)
-    return check_vocabulary(path, lowercase_of(settings), vocab_size, source)
+    stated = lowercase_of(settings)
+    path, lowercase = check_vocabulary(path, stated, vocab_size, source)
+    if path is not None and stated is None and not lowercase:
+        _tell_of_capitals(path, source)
+    return path, lowercase
+
+
+def _tell_of_capitals(vocab_file: Path, source: object) -> None:
+    """Notes that a WordPiece vocabulary alone says that text keeps its capitals."""
+    tokenizer = load_tokenizer(vocab_file, lowercase=False)
+    if tokenizer.lowercase is not None:
+        tell_once(f'note: {capitals_in(tokenizer.vocab, source)}, and no file says do_lower_case: '
+                  'text keeps its capitals, which transformers lower-cases then; write '
+                  f'"do_lower_case": true or false into the {SETTINGS_FILE} beside it')
 
 
 def _check_special(fields: Mapping[str, Any], source: Path) -> None:

@@ -304,6 +304,8 @@ class Lines(Source):
 
 def _row_of_line(line: bytes, number: int) -> Row:
     """A line's text, without line end and byte order mark."""
+    if b'\0' in line:  # it may be UTF-8 all the same, with other characters
+        return Row(number, [], 'a NUL byte, as in UTF-16: convert it (iconv -t UTF-8)')
     try:
         text = line.decode('utf-8-sig' if number == 1 else 'utf-8')
     except UnicodeDecodeError as error:

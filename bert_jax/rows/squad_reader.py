@@ -14,6 +14,7 @@ _LAYOUT = ('SQuAD is data[].paragraphs[].{context, qas[].{id, question, answers[
            'answer_start}}}')
 _COLUMNS = ('id', 'question', 'context', 'answers')  # of the hub, a question a row
 _TYPES = {list: 'a list', str: 'a string', int: 'a whole number'}
+_IS_IMPOSSIBLE = 'is_impossible'
 
 
 class _Entry(NamedTuple):
@@ -63,7 +64,7 @@ def read_squad(
         if question.id in questions:
             raise InputError(f'{entry.place}id {question.id!r} is that of an earlier question; ids '
                              'must be distinct: remove one of the two')
-        is_impossible = entry.fields.get('is_impossible')
+        is_impossible = _is_impossible(entry)
         if version == 'v1' and (not question.answers or is_impossible):
             raise InputError(
                 f'{entry.place}answers (id {question.id}) has no answer, which SQuAD 1.1 does not '
@@ -109,7 +110,15 @@ def _question(entry: _Entry) -> Question:
     return Question(name, text, context, tuple(answers))
 
 
-def _question_fault(question: Question, is_impossible: Any, by_words: bool) -> str:
+def _is_impossible(entry: _Entry) -> bool | None:
+    """Whether a question is marked as one without an answer; None: it has no such mark."""
+    value = entry.fields.get(_IS_IMPOSSIBLE)
+    if value not in (None, False, True):  # such as 'False', which Python takes for true
+        raise InputError(f'{entry.place}{_IS_IMPOSSIBLE} is {value!r:.60}, not true or false')
+    return value
+
+
+def _question_fault(question: Question, is_impossible: bool | None, by_words: bool) -> str:
     """Why a question cannot be trained on; '' if it can."""
     if question.answers:
         text, start = question.answers[0]
@@ -143,11 +152,15 @@ def _first_line(path: str) -> str:
 
 def _records(path: str) -> Iterator[dict[str, Any]]:
     """The rows of a Parquet or JSON file with the hub's columns of SQuAD, each a question."""
-    for row in table.read_rows(path, _COLUMNS, optional=('id',)):
+    columns = (*_COLUMNS, _IS_IMPOSSIBLE)
+    for row in table.read_rows(path, columns, optional=('id', _IS_IMPOSSIBLE)):
         if row.fault:
             raise InputError(f'{path}, row {row.line}: {row.fault}')
-        record = dict(zip(_COLUMNS, row.cells, strict=True))
-        record['id'] = record['id'] or f'row {row.line}'
+        record = dict(zip(columns, row.cells, strict=True))
+        if record['id'] in (None, ''):
+            record['id'] = f'row {row.line}'
+        elif isinstance(record['id'], int):
+            record['id'] = str(record['id'])
         record['answers'] = _answers_by_field(record['answers'])
         if not _are_answers(record['answers']):
             raise InputError(f"{path}, row {row.line}: 'answers' is not {{text: a list of texts, "
@@ -165,9 +178,14 @@ def _answers_by_field(answers: Any) -> Any:
 
 
 def _are_answers(answers: Any) -> bool:
-    if not isinstance(answers, dict) or not {'text', 'answer_start'} <= answers.keys():
+    """Whether they are lists of texts and of as many whole numbers."""
+    if not isinstance(answers, dict):
         return False
-    return len(answers['text']) == len(answers['answer_start'])
+    texts = answers.get('text')
+    starts = answers.get('answer_start')
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        return False
+    return all(table.plain_number(str(start)).removeprefix('-').isdecimal() for start in starts)
 
 
 def layout_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -178,11 +196,11 @@ def layout_of(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         starts = record['answers']['answer_start']
         answers: list[dict[str, Any]] = []
         for text, start in zip(texts, starts, strict=True):
-            answers.append({'text': _decoded(text), 'answer_start': int(start)})
+            answers.append({'text': _decoded(text), 'answer_start': int(float(start))})
         questions = paragraphs.setdefault(_decoded(record['context']), [])
         questions.append({
             'id': _decoded(record['id']), 'question': _decoded(record['question']),
-            'is_impossible': record.get('is_impossible'), 'answers': answers})
+            _IS_IMPOSSIBLE: record.get(_IS_IMPOSSIBLE), 'answers': answers})
     article = [{'context': context, 'qas': questions} for context, questions in paragraphs.items()]
     return {'data': [{'paragraphs': article}]}
 

@@ -544,15 +544,15 @@ def lines(path: str) -> Iterator[Line]:
     try:
         with open_stream(path) as file:
             for number, line in enumerate(read_lines(file, path, longest), 1):
+                if b'\0' in line:
+                    raise DamagedFile(
+                        f'{path}, line {number} holds a NUL byte: it is no text file, or UTF-16: '
+                        'convert it (iconv -f UTF-16 -t UTF-8)')
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                     if b'\r' in line.rstrip(b'\r\n'):
                         raise DamagedFile(
                             f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
-                if b'\0' in line:
-                    raise DamagedFile(
-                        f'{path}, line {number} holds a NUL byte: it is no text file, or UTF-16: '
-                        'convert it (iconv -f UTF-16 -t UTF-8)')
                 yield Line(number, line.rstrip(b'\r\n').decode())
     except UnicodeDecodeError as error:
         raise DamagedFile(

@@ -225,16 +225,27 @@ def with_ids(
 ) -> list[tuple[AddedToken, int]]:
     """Each token with its id, which is the vocabulary's if that has the token, else its own.
 
-    A token with neither is left out, with a note.
+    A token with neither is left out, with a note; ids that leave a gap are noted.
+
+    Args:
+      tokens: by id.
+      index: of the vocabulary.
+      source: what messages call it.
     """
     found = []
     lost = []
+    following = 1 + max(index.values(), default=-1)
     for token in tokens:
         number = index.get(token.content, token.id)
         if number is None:
             lost.append(token.content)
-        else:
-            found.append((token, number))
+            continue
+        found.append((token, number))
+        if number > following:
+            tell_once(f'note: {source}: the added token {token.content!r:.60} has the id {number} '
+                      'in the files beside it, which is kept; transformers 5 gives it the next '
+                      f'that is free, {following}')
+        following = max(following, number + 1)
     if lost:
         names = ', '.join(lost)
         tell_once(f'note: {source}: the special tokens {names} have no id in the '

@@ -1,8 +1,8 @@
 """What the classes of transformers make themselves, whatever a tokenizer.json says.
 
 In transformers 5 a class of a model's own takes the vocabulary of the tokenizer.json and builds the
-rest: RobertaTokenizer, XLMRobertaTokenizer, CamembertTokenizer, and BertTokenizer (`settings`). The
-general classes take the file as it is.
+rest: RobertaTokenizer, XLMRobertaTokenizer, CamembertTokenizer, AlbertTokenizer, MPNetTokenizer and
+BertTokenizer (`settings`). The general classes take the file as it is.
 """
 
 import dataclasses
@@ -18,18 +18,35 @@ _GENERAL = ('PreTrainedTokenizer', 'TokenizersBackend')
 # Their algorithm, as a tokenizer.json calls it.
 _BYTE_LEVEL = ('RobertaTokenizer', 'BartTokenizer', 'LongformerTokenizer')
 _SENTENCE_PIECE = ('XLMRobertaTokenizer', 'CamembertTokenizer')
+_ALBERT = 'AlbertTokenizer'
+_MPNET = 'MPNetTokenizer'
 _ALGORITHMS: Mapping[str, str] = {
     **dict.fromkeys(_BYTE_LEVEL, 'BPE'),
-    **dict.fromkeys((*_SENTENCE_PIECE, 'AlbertTokenizer', 'XLNetTokenizer'), 'Unigram'),
+    **dict.fromkeys((*_SENTENCE_PIECE, _ALBERT, 'XLNetTokenizer'), 'Unigram'),
     **dict.fromkeys(('BertTokenizer', 'DistilBertTokenizer', 'ElectraTokenizer',
-                     'MobileBertTokenizer', 'MPNetTokenizer'), 'WordPiece'),
+                     'MobileBertTokenizer', _MPNET), 'WordPiece'),
 }
+# Others that make parts themselves, which are not made here.
+_NOT_MADE = tuple(f'{name}Tokenizer' for name in (
+    'Barthez', 'BigBird', 'Blenderbot', 'CLIP', 'CodeGen', 'CodeLlama', 'Cohere', 'Deberta',
+    'DebertaV2', 'Funnel', 'GPT2', 'GPTNeoX', 'Gemma', 'Herbert', 'LayoutLMv2', 'LayoutLMv3',
+    'LayoutXLM', 'Llama', 'Luke', 'MBart', 'MBart50', 'MLuke', 'MarkupLM', 'Nllb', 'OpenAIGPT',
+    'Pegasus', 'Qwen2', 'Reformer', 'RemBert', 'SeamlessM4T', 'Splinter', 'T5', 'Udop', 'Whisper',
+    'XGLM', 'XLNet'))
 _MARK = '\u2581'
 
 
 def class_named(fields: Mapping[str, Any]) -> str:
     """The class that a tokenizer_config.json names; '' for none."""
     return str(fields.get('tokenizer_class') or '').removesuffix('Fast')
+
+
+def makes_others_parts(fields: Mapping[str, Any]) -> bool:
+    """Whether the class that a tokenizer_config.json names makes another tokenizer than BERT's."""
+    kind = class_named(fields)
+    if kind in (_MPNET, *_NOT_MADE):
+        return True
+    return _ALGORITHMS.get(kind, 'WordPiece') != 'WordPiece'
 
 
 def follow_class(parts: dict[str, Any], fields: Mapping[str, Any], source: str) -> bool:
@@ -57,6 +74,10 @@ def follow_class(parts: dict[str, Any], fields: Mapping[str, Any], source: str) 
         made = _byte_level(fields)
     elif kind in _SENTENCE_PIECE:
         made = _sentence_piece(parts, fields)
+    elif kind == _ALBERT:
+        made = _sentence_piece(parts, fields) | {'normalizer': _alberts_normalizer(parts, fields)}
+    elif kind == _MPNET:
+        made = _mpnets(fields)
     elif kind not in _GENERAL:
         made = _with_prefix_space(parts, fields)
     changed = []
@@ -75,6 +96,10 @@ def _tell_not_followed(
     kind: str, parts: Mapping[str, Any], fields: Mapping[str, Any], source: str
 ) -> None:
     """Notes what stands beside a tokenizer.json and changes nothing here."""
+    if kind in _NOT_MADE:
+        tell_once(f'note: {source} is followed, and tokenizer_class={kind!r} beside it is not: in '
+                  'transformers 5, that class may make other parts (PreTrainedTokenizerFast makes '
+                  'none)')
     if kind in _GENERAL and _contradicts_space(parts, fields):
         tell_once(f"note: {source}: add_prefix_space={fields['add_prefix_space']} beside it is not "
                   f'applied, as in transformers 5 for tokenizer_class={kind!r}')
@@ -96,10 +121,13 @@ def frame_of_class(
       source: for messages.
     """
     kind = class_named(fields)
-    names = ('cls_token', 'sep_token') if kind in _BYTE_LEVEL else ('bos_token', 'eos_token')
+    names = ('bos_token', 'eos_token')
+    if kind not in _SENTENCE_PIECE:
+        names = ('cls_token', 'sep_token')
     ends = [token_in(fields.get(name)) for name in names]
     cls_id, sep_id = (index.get(end or usual) for end, usual in zip(ends, ('<s>', '</s>')))
-    if kind not in (*_BYTE_LEVEL, *_SENTENCE_PIECE) or cls_id is None or sep_id is None:
+    makes_frame = kind in (*_BYTE_LEVEL, *_SENTENCE_PIECE, _MPNET)
+    if not makes_frame or cls_id is None or sep_id is None:
         return frame
     robertas = berts_frame(cls_id, sep_id, 2).without_types()
     if frame is None:
@@ -139,6 +167,30 @@ def _sentence_piece(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> dict
         'normalizer': precompiled[0] if precompiled else None,
         'pre_tokenizer': {
             'type': 'Sequence', 'pretokenizers': [{'type': 'WhitespaceSplit'}, metaspace]}}
+
+
+def _alberts_normalizer(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What AlbertTokenizer makes of its fields, and a precompiled normalizer behind it."""
+    quotes = [{'type': 'Replace', 'pattern': {'String': marks}, 'content': '"'}
+              for marks in ('``', "''")]
+    accents: list[dict[str, Any]] = []
+    if not fields.get('keep_accents', False):
+        accents = [{'type': 'NFKD'}, {'type': 'StripAccents'}]
+    case = [{'type': 'Lowercase'}] if fields.get('do_lower_case', True) else []
+    steps = steps_of(parts.get('normalizer'))
+    precompiled = [step for step in steps if step.get('type') == 'Precompiled'][:1]
+    return {'type': 'Sequence', 'normalizers': [*quotes, *accents, *case, *precompiled]}
+
+
+def _mpnets(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What MPNetTokenizer makes: what BertTokenizer does."""
+    return {
+        'normalizer': {
+            'type': 'BertNormalizer', 'clean_text': True,
+            'handle_chinese_chars': fields.get('tokenize_chinese_chars', True),
+            'strip_accents': fields.get('strip_accents'),
+            'lowercase': fields.get('do_lower_case', True)},
+        'pre_tokenizer': {'type': 'BertPreTokenizer'}}
 
 
 def _with_prefix_space(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, exists, read_json
 from bert_jax.text.added import AddedToken, added_tokens_of
+from bert_jax.text.classes import makes_others_parts
 from bert_jax.text.vocab import CLS, CONTINUATION, MASK, PAD, SEP, UNK
 
 VOCABULARY_FILE = 'vocab.txt'
@@ -22,14 +23,14 @@ _EMPTY: tuple[Any, ...] = (None, False, '', [], {})  # values at which no settin
 _APPLIED = (
     'do_lower_case', 'strip_accents', 'tokenize_chinese_chars', 'do_basic_tokenize', 'never_split',
     'added_tokens_decoder', 'additional_special_tokens', 'extra_special_tokens', 'model_max_length',
-    'truncation_side', 'model_input_names',
+    'max_len', 'truncation_side', 'model_input_names',
 )
 # Those that change no ids.
 _WITHOUT_EFFECT = (
     'tokenizer_class', 'bos_token', 'eos_token', 'name_or_path', 'special_tokens_map_file',
     'tokenizer_file', 'vocab_file', 'clean_up_tokenization_spaces', 'backend', 'is_local',
     'local_files_only', 'use_fast', 'transformers_version', 'processor_class', 'model_type',
-    'cache_dir', 'revision', 'max_len', 'model_specific_special_tokens',
+    'cache_dir', 'revision', 'model_specific_special_tokens',
 )
 # Arguments of a call, which whoever calls decides.
 _OF_A_CALL = (
@@ -110,10 +111,17 @@ class Settings(NamedTuple):
             return False
         if self.fields.get('tokenizer_class') in _FROM_FIELDS:
             return True
+        if makes_others_parts(self.fields):
+            return False
         types = [_type_of(tokenizer, part) for part in _BERTS_PARTS]
         if types != list(_BERTS_PARTS.values()):
             return False
         return self.lacks_class or not _not_applied_parts(tokenizer)
+
+    @property
+    def makes_frame(self) -> bool:
+        """Whether transformers' class puts special tokens around texts, whatever a file says."""
+        return self.lacks_class or self.fields.get('tokenizer_class') in _FROM_FIELDS
 
 
 def _not_berts(tokenizer: Mapping[str, Any]) -> list[str]:
@@ -293,9 +301,13 @@ def tell_not_applied(settings: Settings, folder: Path) -> None:
     fields = {name: _content(value) for name, value in settings.fields.items()}
     for setting in not_applied(fields, _KNOWN_FIELDS):
         tell_once(f'note: {folder / SETTINGS_FILE}: {setting} is not applied')
-    if settings.tokenizer is not None:
-        for setting in _not_applied_parts(settings.tokenizer):
-            tell_once(f'note: {folder / TOKENIZER_FILE}: {setting} is not applied')
+    if settings.tokenizer is None:
+        return
+    for setting in _not_applied_parts(settings.tokenizer):
+        tell_once(f'note: {folder / TOKENIZER_FILE}: {setting} is not applied')
+    if not settings.makes_frame and settings.tokenizer.get('post_processor', '') is None:
+        tell_once(f'note: {folder / TOKENIZER_FILE} puts no special tokens around texts: here they '
+                  f'are framed as {CLS} A {SEP} B {SEP}')
 
 
 def _is_made_of_fields(settings: Settings, folder: Path) -> bool:

@@ -25,7 +25,7 @@ def read_vocab(path: str | os.PathLike[str]) -> Vocab:
       InputError: the file is missing, a directory, empty, not UTF-8 text, or lacks a special
         token.
     """
-    lines = [line.removesuffix('\r') for line in read_lines(path)]
+    lines = read_lines(path)
     # Google maps token -> line number and lets later lines win. Where stripping makes two
     # different lines equal, the later one therefore owns the token, and the earlier one keeps
     # its white space, with which it never matches.
@@ -75,11 +75,14 @@ def read_lines(
 ) -> list[str]:
     """The lines of a UTF-8 file, split at `\\n` only: tokens may hold other line separators.
 
+    A `\\r` before it is no part of the line.
+
     Raises:
       InputError: where `read_file` raises it, or the file is not UTF-8.
     """
     text = read_text(path, what, field)
-    return text.removeprefix('\ufeff').rstrip('\r\n').split('\n')
+    lines = text.removeprefix('\ufeff').rstrip('\r\n').split('\n')
+    return [line.removesuffix('\r') for line in lines]
 
 
 def read_text(path: str | os.PathLike[str], what: str, field: str) -> str:

@@ -18,6 +18,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from bert_jax.runtime.errors import tell_once
 from bert_jax.runtime.hashing import digest
 from bert_jax.text.added import AddedToken, Finder, with_ids
 from bert_jax.text.offsets import NormalizedWord, moved, place_pieces
@@ -263,7 +264,10 @@ class WordPieceTokenizer:
                 normalized[self.normalize(token.content)] = token, number
             else:
                 as_it_stands[token.content] = token, number
-        normalized.pop('', None)
+        nothing = normalized.pop('', None)
+        if nothing is not None:
+            tell_once(f'note: the added token {nothing[0].content!r:.60} is normalized to nothing, '
+                      'so no text has it')
         as_it_stands.pop('', None)
         self._as_it_stands = Finder(as_it_stands)
         self._normalized = Finder(normalized)

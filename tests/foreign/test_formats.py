@@ -177,13 +177,15 @@ def test_masked_lm_alone_is_read_from_the_class_of_pretraining(tmp_path):
 
 @pytest.mark.parametrize('said, has_upper, expected', [
     (True, True, True), (False, False, False), (None, True, False), (None, False, True)])
-def test_lower_case(said, has_upper, expected, tmp_path):
-    """tokenizer_config.json decides; without it, whether the vocabulary has upper case."""
+def test_lower_case(said, has_upper, expected, tmp_path, capsys):
+    """tokenizer_config.json decides; without it, whether the vocabulary has upper case: noted."""
     files = {} if said is None else {'tokenizer_config': {'do_lower_case': said}}
     vocab = copy(tmp_path, **files) / 'vocab.txt'
     if has_upper:
         vocab.write_text(vocab.read_text().replace('\nz\n', '\nZ\n'))
     assert load_weights(vocab.parent).lowercase is expected
+    is_said = 'no file says do_lower_case: text keeps its capitals' in capsys.readouterr().err
+    assert is_said == (said is None and not expected)
 
 
 def test_a_vocabulary_in_tokenizer_json_or_none(monkeypatch, tmp_path):

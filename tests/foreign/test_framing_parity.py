@@ -18,10 +18,14 @@ transformers = pytest.importorskip('transformers', reason='the extra [parity] is
 
 WORDS = ['the', 'cats', 'sleep', 'a', 'dog', 'walking', 'sat', 'on', 'mat']
 TEXTS = [' '.join((WORDS * 3)[i : i + n]) for i, n in enumerate((1, 3, 4, 9, 12, 6))]
+TEXTS.append('The Café')
 BERTS = {'cls_token': '[CLS]', 'sep_token': '[SEP]', 'pad_token': '[PAD]', 'unk_token': '[UNK]',
          'mask_token': '[MASK]'}
 ROBERTAS = {'cls_token': '<s>', 'sep_token': '</s>', 'pad_token': '<pad>', 'unk_token': '<unk>',
             'mask_token': '<mask>', 'bos_token': '<s>', 'eos_token': '</s>'}
+ALBERTS = BERTS | {
+    'tokenizer_class': 'AlbertTokenizer', 'pad_token': '<pad>', 'unk_token': '<unk>',
+    'mask_token': '<mask>'}
 GENERAL = {'tokenizer_class': 'PreTrainedTokenizerFast'}
 WITH_TYPES = {'model_input_names': ['input_ids', 'token_type_ids', 'attention_mask']}
 DOUBLE = '[CLS] $A [SEP] [SEP] $B:1 [SEP]:1'
@@ -44,6 +48,20 @@ def with_space(adds):
     parts = json.loads(kinds.roberta().to_str())
     parts['pre_tokenizer']['add_prefix_space'] = adds
     return Tokenizer.from_str(json.dumps(parts))
+
+
+def alberts():
+    """Unigram with [UNK] where AlbertTokenizer has it, and another normalizer than its own."""
+    parts = json.loads(kinds.xlmr().to_str())
+    names = {'<s>': '<pad>', '<pad>': '<unk>', '</s>': '[CLS]', '<unk>': '[SEP]'}
+    parts['model']['vocab'] = [
+        [names.get(token, token), score] for token, score in parts['model']['vocab']]
+    parts['model']['unk_id'] = 1
+    parts['added_tokens'] = []
+    library = Tokenizer.from_str(json.dumps(parts | {'post_processor': None}))
+    library.post_processor = processors.TemplateProcessing(
+        '[CLS] $A [SEP]', '[CLS] $A [SEP] $B:1 [SEP]:1', [('[CLS]', 2), ('[SEP]', 3)])
+    return library
 
 
 def cut_at_the_start(library):
@@ -84,6 +102,11 @@ CASES = {
             'tokenizer_class': 'RobertaTokenizer', 'add_prefix_space': True}),
     'space beside it, general': (
         lambda: with_space(False), ROBERTAS | GENERAL | {'add_prefix_space': True}),
+    'ALBERT makes its normalizer': (
+        alberts, ALBERTS | {'do_lower_case': False, 'keep_accents': True}),
+    "ALBERT's defaults": (alberts, ALBERTS),
+    'MPNet makes its frame': (wordpiece, BERTS | {
+        'tokenizer_class': 'MPNetTokenizer', 'do_lower_case': False}),
     'no space in Unigram': (
         kinds.xlmr, ROBERTAS | {
             'tokenizer_class': 'XLMRobertaTokenizer', 'add_prefix_space': False}),

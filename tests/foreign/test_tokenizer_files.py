@@ -92,7 +92,8 @@ def test_a_trained_tokenizer_is_written_with_its_settings(name, tmp_path):
     assert f'| vocabulary | {name} |' in card
 
 
-def test_robertas_older_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize('ends', ['\n', '\r\n'], ids=['', 'Windows'])
+def test_robertas_older_folder(ends, tmp_path, monkeypatch, capsys):
     """vocab.json and merges.txt, as its slow tokenizer wrote them."""
     monkeypatch.setenv('HOME', str(tmp_path))
     library = kinds.roberta()
@@ -105,13 +106,15 @@ def test_robertas_older_folder(tmp_path, monkeypatch):
     vocab = model['vocab'] | {'<mask>': library.token_to_id('<mask>')}
     (folder / 'vocab.json').write_text(json.dumps(vocab))
     merges = '\n'.join(map(' '.join, model['merges']))
-    (folder / 'merges.txt').write_text(f'#version: 0.2\n{merges}\n')
+    (folder / 'merges.txt').write_bytes(
+        f'#version: 0.2\n{merges}\n'.replace('\n', ends).encode())
     (folder / 'tokenizer_config.json').write_text(json.dumps(
-        {'tokenizer_class': 'RobertaTokenizer', 'model_max_length': 64}))
+        {'tokenizer_class': 'RobertaTokenizer', 'model_max_length': 64, 'cls_token': '<s>'}))
     for _ in range(2):  # the second time it is in the cache
         weights = load_weights(folder)
         assert ids_of(weights.vocab_file) == expected
         assert load_tokenizer(weights.vocab_file, lowercase=True).vocab.num_separators == 2
+    assert 'not applied' not in capsys.readouterr().err
 
 
 def test_a_sentencepiece_model_with_an_order_of_its_own_is_refused(tmp_path):

@@ -103,11 +103,12 @@ def test_byte_level_files_that_differ_are_said(tmp_path, capsys):
     pieces = parts['model']['vocab'] | {'<mask>': library.token_to_id('<mask>')}
     merges = [' '.join(merge) for merge in parts['model']['merges']]
     text = '#version: 0.2\n' + lines(merges)
-    folder = put(tmp_path / 'same', 'roberta', vocab__json=pieces, merges__txt=text,
-                 tokenizer__json=parts)
     expected = library.encode(TEXT, add_special_tokens=False).ids
-    assert ids_here(folder) == expected
-    assert 'differ' not in capsys.readouterr().err
+    for name, ends in (('same', text), ('Windows', text.replace('\n', '\r\n'))):
+        folder = put(tmp_path / name, 'roberta', vocab__json=pieces, merges__txt=ends,
+                     tokenizer__json=parts)
+        assert ids_here(folder) == expected
+        assert 'differ' not in capsys.readouterr().err
     other = dict(pieces, a=pieces['t'], t=pieces['a'])
     folder = put(tmp_path / 'pieces', 'roberta', vocab__json=other, merges__txt=text,
                  tokenizer__json=parts)

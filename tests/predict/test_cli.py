@@ -248,6 +248,7 @@ FAULTY_LINES = [
     FaultyLine('next-sentence', 'pretraining', b'a\tb', b'a b\n', 'line 2: two texts with a TAB'),
     FaultyLine('tag', 'token_classification', b'a', b'\xff\n', 'line 2: not UTF-8 (byte 0xff)'),
     FaultyLine('features', 'base', b'a', b'\xff\n', 'line 2: not UTF-8'),
+    FaultyLine('features', 'base', b'a', b'\0a\0\n', 'line 2: a NUL byte, as in UTF-16'),
     question(b'a question\n', 'line 2: two texts with a TAB'),
     question(b'a\tb\tc', 'two texts with a TAB'),
     question(b'{"question": "a"}', 'it is no {"question":'),

@@ -104,6 +104,8 @@ BAD = {
     'CR line ends, csv': Bad('a.csv', CSV.replace('\n', '\r'), 'end with CR only'),
     'CR line ends, tsv': Bad('a.tsv', TSV.replace('\n', '\r'), 'end with CR only'),
     'UTF-16': Bad('a.csv', CSV.encode('utf-16'), 'or UTF-16'),
+    'UTF-16 of Windows': Bad(
+        'a.csv', CSV.replace('\n', '\r\n').encode('utf-16'), 'or UTF-16'),
     'Latin-1': Bad('a.csv', 'text,label\nété,a\n'.encode('latin-1'), 'line 2 is not UTF-8'),
     'half of a surrogate pair': Bad(
         'a.jsonl', '{"text": "\\ud800", "label": "a"}\n', 'surrogate'),

@@ -91,6 +91,34 @@ def test_a_question_a_row_is_read_as_the_layout_is(write, tmp_path, name, in_lis
     assert read(str(tmp_path / name), training=False) == expected
 
 
+@pytest.mark.parametrize(('name', 'expected'), [
+    (7, '7'), (0, '0'), ('a', 'a'), ('', 'row 1'), (None, 'row 1')])
+def test_a_row_may_have_a_number_for_its_id(name, expected, write):
+    path = write([{'id': name, 'question': 'Who?', 'context': CONTEXT,
+                   'answers': {'text': ['Smith'], 'answer_start': [20.0]}}], 'rows.jsonl')
+    assert [(q.id, q.answers) for q in read(path)] == [(expected, (('Smith', 20),))]
+
+
+@pytest.mark.parametrize('answers', [
+    None, 'Smith', ['Smith'], {'text': 'Smith', 'answer_start': 20}, {'text': ['Smith']},
+    {'text': None, 'answer_start': None}, {'text': ['Smith'], 'answer_start': [None]},
+    {'text': ['Smith'], 'answer_start': [20.5]}, {'text': ['Smith'], 'answer_start': []},
+], ids=str)
+def test_answers_of_another_form_are_refused(answers, write):
+    path = write([{'question': 'Who?', 'context': CONTEXT, 'answers': answers}], 'rows.jsonl')
+    with refused("rows.jsonl, row 1: 'answers' is not {text: a list of texts"):
+        read(path)
+
+
+@pytest.mark.parametrize('is_impossible', [False, True])
+def test_a_row_may_be_marked_impossible(is_impossible, write):
+    """As in SQuAD's own layout: then its answers are only plausible."""
+    path = write([{'question': 'Who?', 'context': CONTEXT, 'is_impossible': is_impossible,
+                   'answers': {'text': ['Smith'], 'answer_start': [20]}}], 'rows.jsonl')
+    (asked,) = read(path, version='v2')
+    assert asked.answers == (() if is_impossible else (('Smith', 20),))
+
+
 def record_of(asked, in_lists):
     """A question in the hub's columns; its answers are a list of objects, or an object of lists."""
     answers = [{'text': text, 'answer_start': start} for text, start in asked.answers]
@@ -148,6 +176,7 @@ PLACE = r'squad\.json: data\[0\]\.paragraphs\[0\]\.'
     ((*QA, 'answers'), ..., PLACE + r'qas\[0\]\.answers is missing'),
     ((*QA, 'answers', 0, 'answer_start'), True, "answer_start is 'True', not a whole number"),
     ((*QA, 'is_impossible'), True, r'qas\[0\]\.answers \(id a\) has no answer.*v2'),
+    ((*QA, 'is_impossible'), 'False', r"qas\[0\]\.is_impossible is 'False', not true or false"),
     ((*QA, 'question'), 'half \ud83d', 'question: .* half of a surrogate'),
 ])
 def test_a_wrong_layout_is_refused_in_one_line_with_the_place(write, keys, value, message):

@@ -122,6 +122,20 @@ def test_a_special_token_may_have_its_place_in_the_vocabulary(tmp_path, capsys):
     assert 'special tokens [E2] have no id' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(('content', 'number', 'said'), [
+    ('[E1]', 7, ''), ('[E1]', 9, "'[E1]' has the id 9 in the files beside it, which is kept"),
+    ('\u200b', 7, "token '\\u200b' is normalized to nothing, so no text has it")])
+def test_a_gap_in_the_ids_and_a_token_of_nothing_are_said(content, number, said, tmp_path, capsys):
+    write_vocab(tmp_path / 'vocab.txt', [*SPECIAL_TOKENS, 'a', 'b'])
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps(
+        {'added_tokens_decoder': {str(number): {'content': content}}}))
+    tokenizer = load_tokenizer(tmp_path / 'vocab.txt', True)
+    found = [] if content == '\u200b' else [number]
+    assert tokenizer.encode(f'a {content} b') == [5, *found, 6]
+    err = capsys.readouterr().err
+    assert said in err and bool(err) == bool(said)
+
+
 def test_they_are_kept_beside_a_vocabulary_and_words_come_behind_them(tmp_path):
     tokens = (AddedToken('[E1]', 7, normalized=False, special=True), AddedToken('a b', 8),
               AddedToken('[E2]', None, normalized=False, special=True))

@@ -29,7 +29,8 @@ def changed(part, **fields):
     # These are applied.
     (CONFIG, {'truncation_side': 'left', 'model_input_names': ['input_ids', 'attention_mask']}, []),
     (CONFIG, {'word_tokenizer_type': 'mecab'}, ["word_tokenizer_type='mecab'"]),
-    # What BERT's tokenizer here does not have, the library applies.
+    # What BERT's tokenizer here does not have, the library applies; or other classes do.
+    (CONFIG, {'tokenizer_class': 'MPNetTokenizer'}, []),
     (FAST, changed('normalizer', clean_text=False), []),
     (FAST, changed('model', unk_token='<unk>'), []),
     (FAST, PLAIN | {'pre_tokenizer': {'type': 'Whitespace'}}, []),
@@ -62,3 +63,17 @@ def test_the_class_bert_tokenizer_makes_its_own_parts(content, said, tmp_path, c
     assert settings.is_berts
     tell_not_applied(settings, tmp_path)
     assert f'note: {tmp_path / FAST}: {said}' in capsys.readouterr().err or not said
+
+
+@pytest.mark.parametrize(('fields', 'is_said'), [
+    ({'tokenizer_class': 'PreTrainedTokenizerFast'}, True), ({}, True),
+    ({'tokenizer_class': 'BertTokenizerFast'}, False), ({'tokenizer_class': 'T5Tokenizer'}, None)])
+def test_a_file_that_puts_nothing_around_texts(fields, is_said, tmp_path, capsys):
+    """BERT's frame is put there; BertTokenizer does so itself. Other classes' are the library's."""
+    (tmp_path / CONFIG).write_text(json.dumps(fields))
+    (tmp_path / FAST).write_text(json.dumps(PLAIN | {'post_processor': None}))
+    settings = read_settings(tmp_path)
+    tell_not_applied(settings, tmp_path)
+    assert settings.is_berts == (is_said is not None)
+    said = 'tokenizer.json puts no special tokens around texts' in capsys.readouterr().err
+    assert said == bool(is_said)
