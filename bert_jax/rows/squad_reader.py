@@ -115,7 +115,7 @@ def _is_impossible(entry: _Entry) -> bool | None:
     value = entry.fields.get(_IS_IMPOSSIBLE)
     if value not in (None, False, True):  # such as 'False', which Python takes for true
         raise InputError(f'{entry.place}{_IS_IMPOSSIBLE} is {value!r:.60}, not true or false')
-    return value
+    return None if value is None else bool(value)
 
 
 def _question_fault(question: Question, is_impossible: bool | None, by_words: bool) -> str:
