@@ -179,6 +179,15 @@ def test_the_hours_of_a_run_are_the_middle_of_its_steps_and_what_else_it_does():
     assert f'{sum(others.values()):,.1f} for start, compiling, saves, evaluations; pub' in line
 
 
+def test_a_run_of_less_than_an_hour_is_told_in_minutes():
+    record = json.loads((ROOT / 'tests' / 'fixtures' / 'preflight_base.json').read_text())
+    for phase in record['phases']:
+        phase['hours'] /= 100
+        phase['steps'] /= 100
+    line, _ = report.verdict(record | {'dollars': 0.7321}).splitlines()
+    assert 'about 2.3 minutes, 0.61 chip-hours, $0.73: steps 2.0 at 59% of the peak to 2.5' in line
+
+
 def test_bytes_and_rows_are_a_device_s_where_a_chip_has_two():
     record = json.loads((ROOT / 'tests' / 'fixtures' / 'preflight_base.json').read_text())
     record['chips'] = record['devices'] // 2

@@ -51,28 +51,36 @@ def _what_it_takes(record: Record) -> str:
     others = record.get('other_hours', {})
     hours = total_hours(phases, others)
     chip = 'card' if _is_of_cards(record) else 'chip'
+    unit, per_hour = ('hours', 1) if hours >= 1 else ('minutes', 60)  # of a fine-tuning
     text = (
-        f"fits, {_gb(needed)} GB of a {_unit(record)}'s {_gb(limit)}; about {hours:,.1f} hours, "
-        f"{hours * record['chips']:,.0f} {chip}-hours")
+        f"fits, {_gb(needed)} GB of a {_unit(record)}'s {_gb(limit)}; about "
+        f"{per_hour * hours:,.1f} {unit}, {_few_digits(hours * record['chips'])} {chip}-hours")
     if 'dollars' in record:
-        text += f", ${record['dollars']:,.0f}"
-    text += f': {_steps_in_words(record)}'
+        text += f", ${_few_digits(record['dollars'])}"
+    text += f': {_steps_in_words(record, per_hour)}'
     if others:
-        text += f"; {sum(others.values()):,.1f} for {', '.join(others)}"
+        text += f"; {per_hour * sum(others.values()):,.1f} for {', '.join(others)}"
     if not _is_of_cards(record):
         least, most = PUBLISHED_SHARES
         text += f'; published runs reach {least:.0%} to {most:.0%}'
     return text
 
 
-def _steps_in_words(record: Record) -> str:
-    """The hours of the steps, each end with its share of the peak."""
+def _few_digits(number: float) -> str:
+    """A number for a line: 61, or 0.12 where there would be hardly a digit."""
+    return f'{number:,.0f}' if number >= 10 else f'{number:.2g}'
+
+
+def _steps_in_words(record: Record, per_hour: int) -> str:
+    """The time of the steps in a unit, so many an hour; each end with its share of the peak."""
     steps = step_hours(record['phases'])
+    least = per_hour * steps.least
+    most = per_hour * steps.most
     if record['devices'] == 1 and _is_of_cards(record):  # no message that could be waited for
-        return f'steps {steps.most:,.1f} at {steps.share_at_most:.0%} of the peak'
+        return f'steps {most:,.1f} at {steps.share_at_most:.0%} of the peak'
     return (
-        f'steps {steps.least:,.1f} at {steps.share_at_least:.0%} of the peak to {steps.most:,.1f} '
-        f'at {steps.share_at_most:.0%}')
+        f'steps {least:,.1f} at {steps.share_at_least:.0%} of the peak to {most:,.1f} at '
+        f'{steps.share_at_most:.0%}')
 
 
 def _kernels_line(phase: Record) -> str:
