@@ -280,7 +280,7 @@ def test_what_cannot_be_read_is_refused(adapter_folder, tmp_path, fields, messag
         with_adapter(base, copy)
 
 
-# As jina-embeddings-v3-hf has one for each task, so far as its page says it.
+# What the adapters of jina-embeddings-v3 change.
 OF_ALL = ['word_embeddings', 'token_type_embeddings', 'q_proj', 'k_proj', 'v_proj', 'o_proj',
           'fc1', 'fc2', 'dense']
 
