@@ -65,11 +65,16 @@ def write_cola(folder: Path, train: int = 50, dev: int = 20, test: int = 7) -> P
 
 def one_device() -> contextlib.ExitStack:
     """Makes jax show only one device until the returned stack is closed."""
-    first = jax.devices()[:1]
+    return first_devices(1)
+
+
+def first_devices(count: int) -> contextlib.ExitStack:
+    """Makes jax show only so many devices until the returned stack is closed."""
+    first = jax.devices()[:count]
     patches = contextlib.ExitStack()
     patches.enter_context(mock.patch.object(jax, 'devices', lambda *_, **__: first))
     patches.enter_context(mock.patch.object(jax, 'local_devices', lambda *_, **__: first))
-    patches.enter_context(mock.patch.object(jax, 'device_count', lambda *_, **__: 1))
+    patches.enter_context(mock.patch.object(jax, 'device_count', lambda *_, **__: count))
     return patches
 
 

@@ -24,7 +24,7 @@ from tests.refusals import refused
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import WORDS, one_device, saved, write_cola
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 DORA = ('--config.adapter.kind=dora', '--config.adapter.rank=2', '--config.adapter.dropout=0.1',
         '--config.adapter.targets=attention')
@@ -206,8 +206,9 @@ def test_an_adapter_of_an_adapter_s_run_stands_beside_the_first_model(tuned, tmp
 def test_what_a_run_trained_is_read_beside_the_model_it_started_from(tuned, tmp_path, flags):
     fine_tune(tuned.glue, tuned.start, *flags, '--config.train.steps=2', workdir=tmp_path / 'run')
     texts = [' '.join(WORDS[i : i + 5]) for i in range(0, 100, 9)]
-    beside = load(tuned.start, adapter=tmp_path / 'run')
-    assert beside.classify(texts) == load(tmp_path / 'run').classify(texts)
+    with one_device(), shared_steps():
+        beside = load(tuned.start, adapter=tmp_path / 'run')
+        assert beside.classify(texts) == load(tmp_path / 'run').classify(texts)
 
 
 def test_a_base_of_the_hub_is_named_as_peft_does(tuned, tmp_path):

@@ -622,7 +622,7 @@ def test_predictions_are_written_for_the_rows_that_are_scored(held_out_run, task
 
 
 @pytest.mark.parametrize('content, message', [
-    pytest.param('B-X the\nO a\n\n', 'none is the same', id='words and tags swapped'),
+    pytest.param('B-X the\nO a\n\n', 'write the words first', id='words and tags swapped'),
     pytest.param('the DET\na NOUN\n\n', 'none is the same', id='other tags'),
     pytest.param('the B-X\na NOUN\n\n', 'F1 of entities', id='some other tags'),
 ])

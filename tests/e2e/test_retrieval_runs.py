@@ -178,7 +178,7 @@ def test_a_run_starts_with_the_prompts_of_a_folder_of_others(trained, converted,
         '--config.retrieval.pool=mean')
     assert settings == {
         'query_prompt': '', 'document_prompt': PROMPTS['document'], 'pool': 'mean'}
-    with one_device():
+    with one_device(), shared_steps():
         model = load(tmp_path / 'without')
         np.testing.assert_array_equal(
             model.vectors([WORDS[0]], prompt='query'), model.vectors([WORDS[0]]))
@@ -271,7 +271,7 @@ def test_texts_of_which_the_model_reads_the_same_are_no_negatives(trained, tmp_p
     """What a long document has behind the model's length does not make it another one."""
     long = [' '.join([WORDS[HALF], *48 * [WORDS[HALF + 1]], end]) for end in WORDS[:3]]
     rows = [(WORDS[0], long[0]), (WORDS[0], long[1]), (WORDS[1], WORDS[HALF + 2])]
-    with one_device():
+    with one_device(), shared_steps():
         model = load(trained.folder / 'run')
         found = mine.mined(model, rows, [long[2]], num=1, top_k=5, margin=-9)
         twice = mine.mined(model, rows[2:], long, num=2, top_k=5, margin=-9)

@@ -26,7 +26,7 @@ from tests.shared_steps import shared_steps
 from tests.tiny_runs import one_device, sentence
 from tests.tokenizer_files import write_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tests.shared_steps import shared_steps
 from tests.tiny_runs import documents, one_device, sentence
 from tests.tokenizer_files import write_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 # The tiny model's fields, without the size of a vocabulary that would be trained.
 TINY_MODEL = [flag for flag in NO_MODEL if 'vocab_size' not in flag]

@@ -16,8 +16,10 @@ from bert_jax.loading import load
 from bert_jax.runtime.errors import Stopped
 from bert_jax.text.kinds import load_tokenizer
 from tests.e2e.test_downstream_runs import run
+from tests.shared_steps import shared_steps
+from tests.tiny_runs import one_device
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 MOTIF = 'TATAATGCAT'
 TOKENIZERS = {'letters:ACGTN': 'vocab.letters', 'kmer:3': 'vocab.kmers'}
@@ -58,7 +60,8 @@ def pretrained(request, tmp_path_factory):
         '--config.model.hidden_size=32', '--config.model.num_heads=2',
         f'--config.data.source={folder}/genome.fa',
         f'--config.data.dir={folder}/cache', '--config.data.held_out=0.2',
-        '--config.train.steps=4', '--config.train.eval_every=0']
+        '--config.train.steps=4', '--config.train.eval_every=0',
+        '--config.optimizer.name=bert_adamw']  # compiled sooner than the recipe's Muon
     with pytest.raises(Stopped):
         run(*arguments, workdir=folder / 'run', stop_at=2)
     ended = run(*arguments, workdir=folder / 'run')
@@ -76,14 +79,16 @@ def test_a_run_is_resumed_and_keeps_its_vocabulary(pretrained):
 def test_predictions_fill_in_letters_and_an_export_gives_the_same(pretrained, tmp_path):
     convert.main([str(pretrained.workdir), str(tmp_path / 'folder'), '--to', 'huggingface'])
     texts = ['ACGTAC[MASK]ACGTAC', 'acg[MASK]']
-    own, exported = load(pretrained.workdir), load(tmp_path / 'folder')
-    for first, second in zip(own.fill_mask(texts), exported.fill_mask(texts), strict=True):
+    with one_device(), shared_steps():
+        own, exported = load(pretrained.workdir), load(tmp_path / 'folder')
+        found = list(zip(own.fill_mask(texts), exported.fill_mask(texts), strict=True))
+        vectors = [model.vectors(['ACGTACGTAC']) for model in (own, exported)]
+    for first, second in found:
         tokens = [prediction['token'] for prediction in first['predictions']]
         assert tokens == [prediction['token'] for prediction in second['predictions']]
         best = first['predictions'][0]
         assert best['sequence'] == first['text'].replace('[MASK]', best['token'])
-    np.testing.assert_allclose(
-        own.vectors(['ACGTACGTAC']), exported.vectors(['ACGTACGTAC']), rtol=1e-5)
+    np.testing.assert_allclose(*vectors, rtol=1e-5)
 
 
 def test_sequences_with_labels_are_classified(pretrained, tmp_path):
@@ -100,7 +105,8 @@ def test_sequences_with_labels_are_classified(pretrained, tmp_path):
         '--config.train.steps=4', workdir=tmp_path / 'run')
     assert 'eval/accuracy' in ended.result
     assert (tmp_path / 'run' / pretrained.file_name).exists()
-    result, = load(tmp_path / 'run').classify([bases(draw, 40)])
+    with one_device(), shared_steps():
+        result, = load(tmp_path / 'run').classify([bases(draw, 40)])
     assert result['label'] in ('yes', 'no')
 
 
@@ -113,5 +119,6 @@ def test_each_letter_can_have_a_tag(pretrained, tmp_path):
     run('tagging.py', f'--config.init_checkpoint={pretrained.workdir}', *SHORT,
         f'--config.data.source={tmp_path}/train.txt', '--config.train.steps=4',
         workdir=tmp_path / 'run')
-    result, = load(tmp_path / 'run').tag([' '.join('ACGTACG')])
+    with one_device(), shared_steps():
+        result, = load(tmp_path / 'run').tag([' '.join('ACGTACG')])
     assert len(result['tags']) == 7

@@ -12,7 +12,7 @@ from tests.refusals import refused
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import TINY, documents, one_device
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 
 @pytest.mark.parametrize('kind', ['bpe', 'unigram'])
