@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bert_jax.step.step import StepInputs, abstract_state, make_train_step
+from bert_jax.step.step import StepInputs, TrainState, abstract_state, make_train_step
 
 # Halves the compilation time; the programs run only for moments.
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
@@ -19,9 +19,29 @@ def random_like(shapes: Any, seed: int = 0, scale: float = 1.0) -> Any:
     rng = np.random.default_rng(seed)
 
     def draw(x):
-        return jnp.asarray(scale * rng.standard_normal(x.shape), jnp.float32)
+        return jnp.asarray((scale * rng.standard_normal(x.shape)).astype(np.float32))
 
     return jax.tree.map(draw, nn.meta.unbox(shapes))
+
+
+def drawn_params(head: Any, scale: float = 0.3) -> Any:
+    """A head's parameters, drawn by NumPy: the scales of norms around 1, all others around 0."""
+    def centred(path: Any, x: jax.Array) -> jax.Array:
+        return 1.0 + x if path[-1].key == 'scale' else x
+
+    drawn = random_like(jax.eval_shape(head.init, jax.random.key(0)), scale=scale)
+    return jax.tree_util.tree_map_with_path(centred, drawn)
+
+
+def drawn_state(head: Any, optimizer: Any, mesh: Any, scale: float = 0.3) -> TrainState:
+    """The state before the first step with `drawn_params`.
+
+    `make_init`, which has its own tests, takes as long to compile as the step of a tiny model.
+    """
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_state(head, optimizer, mesh))
+    return jax.jit(
+        lambda params: TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params)),
+        out_shardings=shardings)(drawn_params(head, scale))
 
 
 def assert_close(found: Any, expected: Any, **tolerance: float) -> None:

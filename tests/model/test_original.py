@@ -26,6 +26,9 @@ from tests.train.toy import mesh
 
 pytestmark = pytest.mark.slow
 
+# As programs are compiled outside of tests: these compute for longer than they are compiled.
+OPTIMIZED = {'xla_backend_optimization_level': 3, 'xla_llvm_disable_expensive_passes': False}
+
 
 def model_at(prefix):
     """(config, parameters) of a checkpoint of the original."""
@@ -109,9 +112,10 @@ def test_evaluation_reaches_the_figures_of_the_original(shared_data, tmp_path):
     task, files = Pretraining(config), RecordFiles.open(str(folder / 'eval.tfrecord'), tmp_path)
     rows = files.read(np.arange(831)) | {'example_weights': np.ones(831, np.float32)}
     rows = {name: np.pad(x, [(0, 65)] + [(0, 0)] * (x.ndim - 1)) for name, x in rows.items()}
-    batches = ({name: x[start : start + 128] for name, x in rows.items()}
-               for start in range(0, 896, 128))
-    metrics = evaluate(task, make_eval_step(task, mesh()), params, batches)
+    batches = [{name: x[start : start + 128] for name, x in rows.items()}
+               for start in range(0, 896, 128)]
+    eval_step = make_eval_step(task, mesh()).lower(params, batches[0]).compile(OPTIMIZED)
+    metrics = evaluate(task, eval_step, params, batches)
     for name, value in {'mlm_loss': 6.6657, 'mlm_accuracy': 0.1456, 'nsp_loss': 0.7115,
                         'nsp_accuracy': 0.6077}.items():
         assert metrics[name] == pytest.approx(value, abs=1e-4), name

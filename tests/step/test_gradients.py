@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen as nn
 
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.kernels.dropout import dropout_rows
@@ -15,7 +14,7 @@ from bert_jax.model.encoder import look_up
 from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import Layout, to_global, tree_shardings
 from bert_jax.step.gradients import global_gradient, gradient_of_rows
-from tests.tiny_models import assert_close, jit
+from tests.tiny_models import assert_close, drawn_params, jit
 from tests.train.toy import mesh
 
 BATCH_SIZE = 16
@@ -23,9 +22,8 @@ ROUNDING = 2.0**-8  # the largest relative error of a number that is rounded to 
 
 # Each mesh with the batch whole and in two parts, each of them in one of the dtypes of messages.
 IN_BFLOAT16 = pytest.mark.parametrize(
-    'axes, parts', [((8, 1, 1), 1), ((2, 4, 1), 2), ((2, 2, 2), 1)], ids=str)
-IN_FLOAT32 = pytest.mark.parametrize(
-    'axes, parts', [((8, 1, 1), 2), ((2, 4, 1), 1), ((2, 2, 2), 2)], ids=str)
+    'axes, parts', [((8, 1, 1), 1), ((2, 2, 2), 2)], ids=str)
+IN_FLOAT32 = pytest.mark.parametrize('axes, parts', [((8, 1, 1), 2), ((2, 4, 1), 1)], ids=str)
 
 
 def rows_of_bert():
@@ -52,19 +50,12 @@ def small_bert(layout):
 
 
 @functools.cache
-def parameters():
-    """Those of a small BERT, with their partitions."""
-    return jax.jit(small_bert(Layout()).init)(jax.random.key(0))
-
-
-@functools.cache
 def lowered_gradient(axes, message_dtype, parts=1):
     """The gradient of a small BERT in float32 with dropout, lowered, and its arguments."""
     on = mesh(*axes)
     head = small_bert(Layout(on))
-    boxed = parameters()
-    shardings = tree_shardings(on, boxed)
-    params = jax.device_put(nn.meta.unbox(boxed), shardings)
+    shardings = tree_shardings(on, jax.eval_shape(head.init, jax.random.key(0)))
+    params = jax.device_put(drawn_params(head, scale=0.1), shardings)
     batch = to_global(on, rows_of_bert(), BATCH_SIZE, range(BATCH_SIZE))
 
     def gradient(params, batch):
@@ -122,15 +113,15 @@ def test_gradients_differ_by_the_rounding_of_messages(alone, axes, parts):
 def test_in_float32_gradients_are_those_of_one_device(axes, parts):
     expected, _ = gradient_and_loss((1, 1, 1), 'float32')
     found, _ = gradient_and_loss(axes, 'float32', parts)
-    assert_close(found, expected, atol=1e-6)
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 GATHERED = re.compile(r'stablehlo\.all_gather.*: \(tensor<[\dx]+x(\w+)>\)')
 REDUCED = re.compile(r'stablehlo\.reduce_scatter"(?:.*\n)*?.*\}\) : \(tensor<[\dx]+x(\w+)>\)')
 
 
-@pytest.mark.parametrize('axes', [(8, 1, 1), (2, 4, 1)], ids=str)
-@pytest.mark.parametrize(('message_dtype', 'name'), [('bfloat16', 'bf16'), ('float32', 'f32')])
+@pytest.mark.parametrize(('axes', 'message_dtype', 'name'), [
+    ((8, 1, 1), 'bfloat16', 'bf16'), ((2, 4, 1), 'float32', 'f32')])
 def test_messages_of_matrices_have_the_dtype(axes, message_dtype, name):
     lowered, _ = lowered_gradient(axes, message_dtype)
     text = lowered.as_text()

@@ -22,7 +22,7 @@ from bert_jax.step import step as steps
 from bert_jax.step.optimizers import OptimizerOptions, make_optimizer
 from bert_jax.step.schedules import ScheduleSegment, make_schedule
 from bert_jax.watch.verify import make_verify
-from tests.tiny_models import assert_close, fixed_step
+from tests.tiny_models import assert_close, drawn_state, fixed_step
 from tests.train.toy import Toy, batch, mesh, sgd_step
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,6 @@ class BertRun:
     Attributes:
       axes: sizes of the mesh's axes.
       hlo: the compiled step.
-      initial: parameters before the first step, on the host.
       params: parameters after the last step.
       metrics: of each step.
       layout_stayed: for each array of the state after each step, whether it is sharded as before.
@@ -63,7 +62,6 @@ class BertRun:
 
     axes: tuple[int, int, int]
     hlo: str
-    initial: Any
     params: Any
     metrics: list[Any]
     layout_stayed: list[bool]
@@ -92,8 +90,7 @@ def run_bert(axes, accumulation_steps, **options):
     step = fixed_step(
         head, optimizer, schedule, on, seed=3, clip_norm=1.0,
         accumulation_steps=accumulation_steps)
-    state = steps.make_init(head, optimizer, on)(0)
-    initial = jax.device_get(state.params)
+    state = drawn_state(head, optimizer, on, scale=0.1)
     batches = list(bert_batches(on))
     # So small that the logits are computed in 1, 2 or 3 parts, depending on the rows of a device.
     with mock.patch('bert_jax.heads.pretraining.CHUNK_BYTES_ON_CPU', 60_000):
@@ -108,7 +105,7 @@ def run_bert(axes, accumulation_steps, **options):
         all_metrics.append(jax.device_get(metrics))
         layout_stayed += jax.tree.leaves(jax.tree.map(is_sharded_as, state, shardings))
         state = jax.device_put(state, shardings)
-    return BertRun(axes, compiled.as_text(), initial, state.params, all_metrics, layout_stayed)
+    return BertRun(axes, compiled.as_text(), state.params, all_metrics, layout_stayed)
 
 
 def is_sharded_as(x, sharding):
@@ -123,9 +120,8 @@ def alone():
 
 @pytest.fixture(scope='module', params=[
     pytest.param(((8, 1, 1), 2), id='8x1x1 in 2'),
-    pytest.param(((2, 2, 2), 2), id='2x2x2 in 2'),
+    pytest.param(((2, 2, 2), 4), id='2x2x2 in 4'),
     pytest.param(((2, 4, 1), 1), id='2x4x1 in 1'),
-    pytest.param(((4, 1, 2), 4), id='4x1x2 in 4'),
 ])
 def other(request):
     """The run on a mesh of eight devices, with a number of accumulation steps."""
@@ -133,8 +129,14 @@ def other(request):
     return run_bert(axes, accumulation_steps)
 
 
-def test_any_mesh_and_any_number_of_parts_start_alike(alone, other):
-    assert_close(other.initial, alone.initial, atol=2e-7)
+def test_any_mesh_starts_alike():
+    def initial(axes):
+        on = mesh(*axes)
+        return jax.device_get(steps.make_init(small_bert(on, {}), optax.sgd(0.1), on)(0).params)
+
+    alone = initial((1, 1, 1))
+    for axes in ((2, 4, 1), (2, 2, 2)):
+        assert_close(initial(axes), alone, atol=2e-7)
 
 
 def test_any_mesh_and_any_number_of_parts_train_alike_with_dropout_on(alone, other):
@@ -216,6 +218,11 @@ def test_a_step_reduces_each_gradient_once_however_often_a_parameter_is_used(oth
     assert moved == expected
 
 
+def toy_state(optimizer, on):
+    """The state of the toy task before the first step."""
+    return drawn_state(Toy(), optimizer, on, scale=1.0)
+
+
 def run_toy(batches=(0, 1, 2), **options):
     """(state, metrics of each step) of the toy task on one device.
 
@@ -224,7 +231,7 @@ def run_toy(batches=(0, 1, 2), **options):
       options: of `sgd_step`.
     """
     optimizer, step = sgd_step(mesh(), **options)
-    state = steps.make_init(Toy(), optimizer, mesh())(0)
+    state = toy_state(optimizer, mesh())
     all_metrics = []
     for index in batches:
         state, metrics = step(state, batch(index))
@@ -246,9 +253,8 @@ def initial_toy():
 def test_the_global_norm_and_clipping_leave_out_frozen_parameters(clip_norm, frozen):
     state, (metrics,) = run_toy(
         [0], optimizer=optax.sgd(1.0), clip_norm=clip_norm, frozen=frozen)
-    has_moved_bias = state.params['dense']['bias'].any()
-    assert has_moved_bias == (not frozen)
     update = jax.tree.map(np.subtract, initial_toy(), state.params)
+    assert update['dense']['bias'].any() == (not frozen)
     squares = [np.sum(np.square(x)) for x in jax.tree.leaves(update)]
     norm = metrics['grad_norm']
     assert norm > 0.6
@@ -270,7 +276,7 @@ def test_dropout_follows_the_seed_and_the_step():
 
 def test_the_state_is_donated_and_counts_its_steps():
     optimizer, step = sgd_step(mesh(8))
-    state = steps.make_init(Toy(), optimizer, mesh(8))(0)
+    state = toy_state(optimizer, mesh(8))
     after, _ = step(state, to_global(mesh(8), batch(0), 8, range(8)))
     assert after.step == 1
     assert all(x.is_deleted() for x in jax.tree.leaves((state.params, state.opt_state)))
@@ -299,7 +305,7 @@ class Broken(Toy):
 
 def verified(task, on, accumulation_steps=1):
     """The checksums of devices that compute the first step of a task and compare it."""
-    state = steps.make_init(Toy(), optax.sgd(0.1), on)(0)
+    state = toy_state(optax.sgd(0.1), on)
     rows = to_global(on, batch(0, size=32), 32, range(32))
     verify = make_verify(task, on, seed=0, accumulation_steps=accumulation_steps)
     return verify(state, rows)
