@@ -61,11 +61,25 @@ def plain(
     return jnp.einsum('bnqk,bknd->bqnd', probs, v).astype(qkv.dtype)
 
 
-def inputs(batch, length, heads, dtype=jnp.float32, packed=False, seed=0, dim=64):
-    rng = np.random.default_rng(seed)
-    qkv = jnp.asarray(2 * rng.standard_normal((batch, length, 3, heads, dim)), dtype)
-    bias = jnp.asarray(rng.standard_normal((3, heads, dim)), jnp.float32)
-    d_out = jnp.asarray(rng.standard_normal((batch, length, heads, dim)), dtype)
+@functools.cache
+def dropout_rows():
+    return np.asarray(drop.dropout_rows(1, 2, jnp.arange(5, 25)))
+
+
+def inputs(batch, length, heads, dtype=jnp.float32, packed=False, dim=64, scale=1.0):
+    """NumPy arrays: what jax does outside of a program is a program for each operation.
+
+    Args:
+      batch, length, heads, dtype, dim: of the rows.
+      packed: whether a row has several sequences: 'short', of up to three tokens.
+      scale: of queries and keys.
+    """
+    rng = np.random.default_rng(0)
+    qkv = 2 * rng.standard_normal((batch, length, 3, heads, dim))
+    qkv[:, :, :2] *= scale
+    qkv = qkv.astype(dtype)
+    bias = rng.standard_normal((3, heads, dim)).astype(np.float32)
+    d_out = rng.standard_normal((batch, length, heads, dim)).astype(dtype)
     place = np.arange(length)
     if packed == 'short':  # up to three tokens each: numbers of several base-16 digits
         segments = np.broadcast_to(1 + place // 3, (batch, length))
@@ -75,8 +89,7 @@ def inputs(batch, length, heads, dtype=jnp.float32, packed=False, seed=0, dim=64
         segments = np.where(segments, 4 - segments, 0)
     else:
         segments = place < rng.integers(length // 2, length, (batch, 1))
-    rows = drop.dropout_rows(1, 2, jnp.arange(5, 5 + batch))
-    return qkv, bias, jnp.asarray(segments, jnp.int32), rows, d_out
+    return qkv, bias, segments.astype(np.int32), dropout_rows()[:batch], d_out
 
 
 def cut_into_chunks(monkeypatch, most):
@@ -87,9 +100,14 @@ def cut_into_chunks(monkeypatch, most):
 
 
 @functools.partial(jit, static_argnums=(0, 6))
-def with_gradient(attend, qkv, bias, segments, rows, d_out, rate):
+def attend_with_gradient(attend, qkv, bias, segments, rows, d_out, rate):
     out, vjp = jax.vjp(lambda x, b: attend(x, b, segments, rows, LAYER, rate=rate), qkv, bias)
     return out, *vjp(d_out)
+
+
+def with_gradient(*args):
+    """What attention returns, and the gradients of qkv and bias, as NumPy arrays."""
+    return jax.device_get(attend_with_gradient(*args))
 
 
 def assert_equal_to_plain(args, d_out, rate, tolerance=1e-5, has_large_vmem=True, **options):
@@ -110,17 +128,14 @@ def assert_equal_to_plain(args, d_out, rate, tolerance=1e-5, has_large_vmem=True
 def test_values_and_gradients_are_those_of_plain_attention(
     dtype, batch, length, heads, packed, rate, scale
 ):
-    qkv, *args, d_out = inputs(batch, length, heads, dtype, packed)
-    qkv = qkv.at[:, :, :2].multiply(scale)
+    qkv, *args, d_out = inputs(batch, length, heads, dtype, packed, scale=scale)
     found = with_gradient(kernel, qkv, *args, d_out, rate)
     assert [x.dtype for x in found] == [dtype, dtype, 'float32']
-    expected = with_gradient(plain, *(x.astype('float32') for x in (qkv, args[0])), *args[1:],
-                             d_out.astype('float32'), rate)
+    expected = with_gradient(plain, qkv.astype('float32'), *args, d_out.astype('float32'), rate)
     # Rounding errors, as of bfloat16, are relative to the scores, which reach 20 or thousands.
     tolerance = 0.02 if dtype == 'bfloat16' or scale > 1 else 1e-5
     for a, b in zip(found, expected, strict=True):
-        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
-        assert np.abs(a - b).max() < tolerance * np.abs(b).max()
+        assert np.abs(a.astype(np.float32) - b).max() < tolerance * np.abs(b).max()
 
 
 def test_small_vmem_takes_fewer_heads_at_once_and_changes_nothing(monkeypatch):
@@ -149,7 +164,7 @@ def test_rows_and_heads_split_over_devices_change_nothing(data, tensor, inside):
     split = functools.partial(kernel, mesh=mesh)
     if inside:
         def of_own_rows(*args):
-            out, d_qkv, d_bias = with_gradient.__wrapped__(split, *args, 0.2)
+            out, d_qkv, d_bias = attend_with_gradient.__wrapped__(split, *args, 0.2)
             return out, d_qkv, jax.lax.psum(d_bias, ('data', 'fsdp'))
 
         rows, whole = P(('data', 'fsdp')), P()
@@ -184,8 +199,7 @@ def test_windows(monkeypatch, dim, heads, length, window, rate, scale):
     """In rows of several chunks."""
     cut_into_chunks(monkeypatch, 256)
     is_long = length > 300
-    qkv, *args, d_out = inputs(1 + is_long, length, heads, packed=is_long, dim=dim)
-    args = qkv.at[:, :, :2].multiply(scale), *args
+    *args, d_out = inputs(1 + is_long, length, heads, packed=is_long, dim=dim, scale=scale)
     tolerance = 0.02 if scale > 1 else 1e-5
     assert_equal_to_plain(args, d_out, rate, tolerance, window=window, rotary_base=10_000.0)
 
@@ -199,8 +213,7 @@ def test_windows(monkeypatch, dim, heads, length, window, rate, scale):
 def test_rows_of_several_chunks(monkeypatch, dim, heads, rate, packed, scale):
     cut_into_chunks(monkeypatch, 256)
     monkeypatch.setattr(attention_blocks, '_MOST_QUERIES', 128)
-    qkv, *args, d_out = inputs(2, 650, heads, packed=packed, dim=dim)
-    args = qkv.at[:, :, :2].multiply(scale), *args
+    *args, d_out = inputs(2, 650, heads, packed=packed, dim=dim, scale=scale)
     tolerance = 0.02 if scale > 1 else 1e-5
     assert_equal_to_plain(args, d_out, rate, tolerance, rotary_base=160_000.0)
 
@@ -211,8 +224,9 @@ def test_chunks_without_a_common_sequence_are_skipped(monkeypatch):
     length, chunk = 384, 128
     qkv, bias, _, rows, d_out = inputs(1, length, 2)
     place = np.arange(length)
-    segments = jnp.asarray(1 + place // chunk - 3 * (place > 350))[None]
-    with_nan = qkv.at[:, chunk : 2 * chunk].set(np.nan)
+    segments = (1 + place // chunk - 3 * (place > 350))[None].astype(np.int32)
+    with_nan = qkv.copy()
+    with_nan[:, chunk : 2 * chunk] = np.nan
     found = with_gradient(kernel, with_nan, bias, segments, rows, d_out, 0.1)[:2]
     expected = with_gradient(kernel, qkv, bias, segments, rows, d_out, 0.1)[:2]
     for a, b in zip(found, expected, strict=True):
@@ -244,7 +258,7 @@ def test_chunks_in_bfloat16(monkeypatch, length, window):
     attend = functools.partial(plain, window=window, rotary_base=10_000.0)
     expected = with_gradient(attend, qkv.astype('float32'), *args, d_out.astype('float32'), 0.1)
     for a, b in zip(found, expected, strict=True):
-        assert np.abs(np.asarray(a, np.float32) - b).max() < 0.02 * np.abs(b).max()
+        assert np.abs(a.astype(np.float32) - b).max() < 0.02 * np.abs(b).max()
 
 
 @pytest.mark.parametrize('length, window, has_large_vmem', [
@@ -279,5 +293,5 @@ def test_blocks_lie_within_their_arrays(monkeypatch, length, window, has_large_v
     qkv, *args, d_out = inputs(3, length, 4, packed=True)
     attend = functools.partial(
         kernel, window=window, has_large_vmem=has_large_vmem, rotary_base=10_000.0)
-    with_gradient.eval_shape(attend, qkv, *args, d_out, 0.1)
+    attend_with_gradient.eval_shape(attend, qkv, *args, d_out, 0.1)
     assert len(checked) > 10  # of both passes

@@ -60,8 +60,7 @@ def test_a_later_token_changes_no_earlier_output():
     def encode(ids):
         return Bert(CAUSAL).apply({'params': params}, *inputs_of(packed(ids), None))
 
-    before = encode(IDS)
-    after = encode(later)
+    before, after = jax.device_get((encode(IDS), encode(later)))
     for a, b in zip((*before['layers'], before['embedding_output']),
                     (*after['layers'], after['embedding_output']), strict=True):
         np.testing.assert_array_equal(a[0, :8], b[0, :8])
@@ -73,8 +72,9 @@ def test_a_left_to_right_model_is_the_same_at_wanted_positions():
     params = params_of(Pretraining(CAUSAL))['bert']
     inputs = inputs_of(packed(), None)
     wanted = jnp.array([[9, 3, 11]])
-    all_positions, some = jit(lambda: [
-        Bert(CAUSAL).apply({'params': params}, *inputs, wanted_BxP=at) for at in (None, wanted)])()
+    all_positions, some = jax.device_get(jit(lambda: [
+        Bert(CAUSAL).apply({'params': params}, *inputs, wanted_BxP=at)
+        for at in (None, wanted)])())
     np.testing.assert_allclose(
         some['sequence_output'], all_positions['sequence_output'][:, wanted[0]], atol=1e-5)
 
@@ -165,7 +165,7 @@ def test_without_next_sentence_its_head_and_the_pooler_get_no_gradient(next_sent
     def has_gradient(part):
         return any(x.any() for x in jax.tree.leaves(part))
 
-    grad = jit(jax.grad(loss))(params)
+    grad = jax.device_get(jit(jax.grad(loss))(params))
     assert has_gradient(grad['cls']['predictions'])
     assert has_gradient(grad['cls']['seq_relationship']) == next_sentence
     assert has_gradient(grad['bert']['pooler']) == next_sentence
@@ -216,7 +216,7 @@ def test_a_packed_sequence_is_computed_as_if_alone(kind, causal, bilstm):
     last_changed = IDS.copy()
     last_changed[4] = 7 if IDS[4] != 7 else 8  # the last token of the first sequence
     batches = packed(), packed(last_changed), alone(IDS[:5]), alone(IDS[5:])
-    outputs = jit(lambda: [head.outputs(params, batch) for batch in batches])()
+    outputs = jax.device_get(jit(lambda: [head.outputs(params, batch) for batch in batches])())
     of_sequences = kind == 'classification'  # one output per sequence, else one per token
     lengths = (1, 1) if of_sequences else LENGTHS
     for name in outputs[0]:

@@ -17,16 +17,15 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
 from bert_jax.sharding import Layout, make_mesh
 from bert_jax.step.optimizers import OptimizerOptions, frozen_beside, make_optimizer
-from bert_jax.step.step import abstract_state, make_init, parameters_of
+from bert_jax.step.step import abstract_state, parameters_of
 from bert_jax.weights import adapters, parameters
 from tests.refusals import refused
-from tests.tiny_models import assert_close, fixed_step, jit, random_like
+from tests.tiny_models import assert_close, drawn_state, fixed_step, jit, random_like
 
 SIZES = {'vocab_size': 90, 'num_layers': 1, 'hidden_size': 16, 'num_heads': 2,
          'intermediate_size': 24, 'max_position_embeddings': 26}
 MODERN = {'pre_norm': True, 'gated': True, 'biases': False, 'positions': 'rotary',
           'type_vocab_size': 0, 'pooler_norm': True}
-LOW_RANK = ['lora', 'rslora', 'dora']
 
 NONE = AdapterOptions()
 STILL = {'hidden_dropout': 0.0, 'attention_dropout': 0.0, 'classifier_dropout': 0.0}
@@ -63,7 +62,7 @@ def random_params(head, scale=0.5):
     return random_like(jax.eval_shape(head.init, jax.random.key(0)), scale=scale)
 
 
-@pytest.mark.parametrize('kind', LOW_RANK)
+@pytest.mark.parametrize('kind', ['lora', 'dora'])
 def test_training_starts_from_the_model_as_it_is(kind):
     """And the parameters of the model are drawn as without an adapter."""
     wide = {'initializer_range': 0.3}  # so that kernels matter
@@ -158,7 +157,7 @@ def trained(head, mesh, steps=3, parts=1):
     optimizer = make_optimizer(OptimizerOptions(), schedule, declared, frozen=frozen, mesh=mesh)
     step = fixed_step(
         head, optimizer, schedule, mesh, clip_norm=1.0, frozen=frozen, accumulation_steps=parts)
-    state = make_init(head, optimizer, mesh)(0)
+    state = drawn_state(head, optimizer, mesh)
     start = flatten_dict(jax.device_get(state.params), sep='/')
     for _ in range(steps):
         state, metrics = step(state, batch_of(8))
@@ -185,11 +184,10 @@ def test_only_the_adapter_and_the_head_are_trained_and_have_moments(options, cha
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['lora', 'dora'])
-def test_a_mesh_and_parts_of_a_batch_change_nothing(kind, monkeypatch):
+def test_a_mesh_and_parts_of_a_batch_change_nothing(monkeypatch):
     """Eight devices, over which the adapters are split as the kernels beside them."""
     monkeypatch.setattr('bert_jax.sharding.LEAST_SPLIT', 1)
-    head = head_with(AdapterOptions(kind, 4, dropout=0.3, targets='all'))
+    head = head_with(AdapterOptions('dora', 4, dropout=0.3, targets='all'))
     one = trained(head, make_mesh(1, 1, 1, jax.devices()[:1]))
     mesh = make_mesh(2, 2, 2)
     many = trained(head, mesh, parts=2)

@@ -11,8 +11,7 @@ from flax.traverse_util import flatten_dict
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.model.layers import ModelConfig
 from bert_jax.sharding import Layout, make_mesh
-from bert_jax.step.step import make_init
-from tests.tiny_models import assert_close, fixed_step
+from tests.tiny_models import assert_close, drawn_state, fixed_step
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +51,7 @@ def after_a_step(config, mesh):
     head = Pretraining.of_pretraining(
         dataclasses.replace(config, layout=Layout(mesh)), next_sentence=False)
     optimizer = optax.sgd(1.0)
-    state = make_init(head, optimizer, mesh)(0)
+    state = drawn_state(head, optimizer, mesh, scale=0.1)
     step = fixed_step(head, optimizer, optax.constant_schedule(1.0), mesh, clip_norm=0.0)
     state, metrics = step(state, batch_of(8, 12))
     return flatten_dict(jax.device_get(state.params), sep='/'), float(metrics['mlm_loss'])
