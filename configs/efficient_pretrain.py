@@ -189,7 +189,7 @@ class Costs:
         h = self.hidden_size
         attention = 4 * length * h
         before = (self.num_layers - 1) * length * (24 * h**2 + attention)
-        last = 6 * length * h**2 + (slots + 1) * (18 * h**2 + attention)
+        last = 4 * length * h**2 + (slots + 1) * (20 * h**2 + attention)
         words = slots * (2 * h**2 + 2 * h * self.vocab_size)
         return 3 * (before + last + words + 2 * h**2 + 4 * h)
 

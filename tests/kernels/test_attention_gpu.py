@@ -48,7 +48,7 @@ def test_values_and_gradients_are_those_of_plain_attention(
     small_blocks, dtype, length, dim, packed, rate, scale, options
 ):
     qkv, *args, d_out = inputs(2, length, 2, dtype, packed, dim=dim)
-    qkv = qkv.at[:, :, :2].multiply(scale)
+    qkv = jnp.asarray(qkv).at[:, :, :2].multiply(scale)
     # Rounding errors, as of bfloat16, are relative to the scores, which reach thousands.
     tolerance = 0.02 if dtype == 'bfloat16' or scale > 1 else 1e-5
     assert_equal_to_plain(qkv, args, d_out, rate, tolerance, **options)

@@ -306,7 +306,7 @@ def test_groups_have_about_the_same_size_and_share_of_relevant_documents():
      'config.data.label'),
     (('query', 'document', 'gain'), ('q', 'a', 2), {'label': 'gain', 'loss': 'binary'},
      'config.reranking.loss'),
-    (('query', 'document', 'gain'), ('q', 'a', -1), {'label': 'gain', 'loss': 'binary'},
+    (('query', 'document', 'gain'), ('q', 'a', -2), {'label': 'gain', 'loss': 'binary'},
      'config.reranking.loss'),
 ])
 def test_tables_that_say_no_gains_are_refused(tmp_path, header, row, data, named):

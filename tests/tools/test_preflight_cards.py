@@ -151,8 +151,9 @@ RECORD = {
 
 def test_the_lines_of_a_card_say_where_the_time_goes():
     line, detail = report.verdict(RECORD).splitlines()
-    assert line == ("h100:1: fits, 33.00 GB of a card's 63.71; about 0.8 hours, 1 card-hours, $2: "
-                    'steps 0.8 at 21% of the peak')
+    assert line == (
+        "h100:1: fits, 33.00 GB of a card's 63.71; about 48.0 minutes, 0.8 card-hours, $2.4: "
+        'steps 48.0 at 21% of the peak')
     assert detail == (
         '  phase 1 (length 512, batch 64): 1,153 kernels and 195.7 GB a step, 80.0 ms: '
         'attention 50.0, gelu 30.0; at most about 125 rows at once fit')
