@@ -239,10 +239,17 @@ class Adapter(nn.Module):
         a_IxMxR = a.reshape(-1, len(self.adapted), options.rank)
         b_RxMxO = b.reshape(options.rank, len(self.adapted), -1) * options.scale
         dtype = self.config.dtype
-        low = jnp.tensordot(x.astype(dtype), a_IxMxR.astype(dtype), 1)
-        added = jnp.einsum('...MR,RMO->...MO', low, b_RxMxO.astype(dtype))
-        result = y.reshape(*x.shape[:-1], -1, b_RxMxO.shape[-1])
-        result = result + self._placed(added, 0.0, matrices).astype(y.dtype)
+        num_low = len(self.adapted) * options.rank
+        low = x.astype(dtype) @ a_IxMxR.reshape(-1, num_low).astype(dtype)
+        b_MxRxNxO = self._of_each_matrix(b_RxMxO)[:, :, matrices]
+        every: tuple[int, ...] = b_MxRxNxO.shape[2:]
+        if self.config.layout.tensor_shards == 1:
+            # All columns as one dim: TPUs pad the last two, and one of 3 matrices to 8 or 16. (On
+            # several shards each matrix is split by its own columns.)
+            every = (math.prod(every),)
+        result = y.reshape(*x.shape[:-1], *every)
+        added = jnp.tensordot(low, b_MxRxNxO.reshape(num_low, *every).astype(dtype), 1)
+        result = result + added.astype(y.dtype)
         if options.kind == 'dora':
             kernel_IxMxO = kernel.reshape(len(a_IxMxR), self._num_matrices, -1)
             chosen_IxMxO = kernel_IxMxO[:, self.adapted, :]
@@ -259,7 +266,8 @@ class Adapter(nn.Module):
             # Its gradient takes the lengths for constants (section 4.3 of the paper).
             constant_MxO = lax.stop_gradient(lengths(product_IxMxO))
             factor_MxO = magnitude.reshape(len(self.adapted), -1) / constant_MxO
-            result = result * self._placed(factor_MxO, 1.0, matrices).astype(y.dtype)
+            factor = self._placed(factor_MxO)[matrices].reshape(every)
+            result = result * factor.astype(y.dtype)
         return result.reshape(y.shape)
 
     @property
@@ -267,12 +275,18 @@ class Adapter(nn.Module):
         """The matrices of the kernel."""
         return math.prod(self.out_dims[: self.num_separate])
 
-    def _placed(self, of_adapted: jax.Array, other: float, matrices: slice) -> jax.Array:
-        """An array [..., adapted matrices, out] for `matrices`, with `other` for the rest."""
-        parts = [jnp.full_like(of_adapted[..., 0, :], other)] * self._num_matrices
+    def _of_each_matrix(self, b_RxMxO: jax.Array) -> jax.Array:
+        """`b` of all matrices [M, R, N, O]: 0 where a matrix is not the adapted one."""
+        is_own_MxN = jnp.array(self.adapted)[:, None] == jnp.arange(self._num_matrices)
+        b_MxRxO = jnp.swapaxes(b_RxMxO, 0, 1)
+        return jnp.where(is_own_MxN[:, None, :, None], b_MxRxO[:, :, None], 0)
+
+    def _placed(self, of_adapted_MxO: jax.Array) -> jax.Array:
+        """[N, O]: what is of the adapted matrices, and 1 for the rest."""
+        parts = [jnp.ones_like(of_adapted_MxO[0])] * self._num_matrices
         for place, matrix in enumerate(self.adapted):
-            parts[matrix] = of_adapted[..., place, :]
-        return jnp.stack(parts[matrices], axis=-2)
+            parts[matrix] = of_adapted_MxO[place]
+        return jnp.stack(parts)
 
 
 def read_by_adapter(
