@@ -5,6 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/venv.sh"
 ruff check bert_jax configs tests benchmarks
 mypy
-# Two workers, each with one file at a time: whole runs are mostly start-up, which uses one core.
+# Workers (launch/venv.sh says how many), each with one file at a time: whole runs are mostly
+# start-up, which uses one core.
 # Files stay in folder order: otherwise those with few tests, the whole runs, would come last.
-exec python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+exec python -m pytest -n auto --dist loadfile --no-loadscope-reorder "$@"
