@@ -122,7 +122,7 @@ def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
     results = []
     for batch in batches(kind):
         (value, sums), grads = loss_and_gradients(params_of(kind), batch)
-        results.append((value, task.score(sums), grads))
+        results.append(jax.device_get((value, task.score(sums), grads)))
     assert batches(kind)[1]['sequence_ids'].max() > 1
     jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-4, atol=2e-6), *results)
 
@@ -134,7 +134,7 @@ def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
         units = Units(units.sequences)
     engine = Engine(one_device(), token_cost=lambda row_length: 1.0)
     together = engine.outputs(task.outputs, params, units)
-    alone = jax.jit(task.outputs)(params, one_a_row(units))
+    together, alone = jax.device_get((together, jax.jit(task.outputs)(params, one_a_row(units))))
     for name, x in alone.items():
         assert jnp.issubdtype(x.dtype, jnp.floating), 'an ensemble averages outputs'
         if x.shape[1] == 1:  # one output a unit, not a token
