@@ -158,7 +158,7 @@ def test_an_efficient_recipe_has_a_share_of_the_flops(recipe, scale):
     whole = flops(f'efficient_pretrain:paper{scale}')
     share = 4 if '/4' in recipe else 2
     found = flops(f'efficient_pretrain:{recipe}{scale}')
-    assert found == pytest.approx(whole / share, rel=0.01)
+    assert found == pytest.approx(whole / share, rel=0.02)
 
 
 @all_scales
