@@ -82,7 +82,7 @@ _LONGEST_ROW = 1024
 # takes minutes, and twice as many do not fit), and up to so many bytes of a part of the projection.
 # A head of 128 dims counts twice: more of them at once were not tried. Shorter rows are several,
 # but leave so many steps that fetching the first rows and writing the last takes little time: the
-# backward kernel, which moves more bytes, has fewer.
+# backward kernel, which moves more bytes, has half as many rows.
 _MOST_SCORES = 1 << 22
 _MOST_OF_PART = 1 << 21
 _MOST_OF_PART_BACKWARD = 1 << 20

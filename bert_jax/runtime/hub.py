@@ -179,8 +179,11 @@ def _files_to_download(
             files_metadata=True)
     except Exception:  # `snapshot_download` then finds all in the cache, or says what is wrong
         return '', []
-    if not any(_OTHER_WEIGHTS.fullmatch(file.rfilename) for file in info.siblings):
-        patterns = [*patterns, _FLAX_FILE]
+    folder = os.path.join(os.path.dirname(patterns[0]), '')
+    names = [file.rfilename.removeprefix(folder) for file in info.siblings
+             if file.rfilename.startswith(folder)]
+    if not any(map(_OTHER_WEIGHTS.fullmatch, names)):
+        patterns = [*patterns, folder + _FLAX_FILE]
     missing = []
     for file in hub.utils.filter_repo_objects(
             info.siblings, allow_patterns=patterns, key=lambda file: file.rfilename):

@@ -33,7 +33,9 @@ def hub(tmp_path_factory):
     Hub.repositories = {
         'ORG/bert': files_of(FOLDER) | {'flax_model.msgpack': b'not downloaded'},
         'ORG/flax': files_of(FLAX),
-        'ORG/tasks': {'config.json': b'{}', 'query/adapter_config.json': b'{"r": 4}'},
+        'ORG/tasks': {
+            'config.json': b'{}', 'flax_model.msgpack': b'not downloaded',
+            'query/adapter_config.json': b'{"r": 4}'},
         'datasets/ORG/glue': {file: file.encode() for file in files},
         'datasets/ORG/csv': {'train.csv': b'text'}}
     with serving(str(tmp_path_factory.mktemp('cache'))) as environment:
