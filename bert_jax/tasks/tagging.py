@@ -46,7 +46,7 @@ from bert_jax.tasks.labelled import (
 from bert_jax.tasks.labels import check_labels_known, label_names, warn_of_rare
 from bert_jax.tasks.metrics import accuracy, macro_f1, most_frequent, scores_of_one_answer
 from bert_jax.tasks.sources import own_files, split_file, tfds_records, warn_of_trained_on
-from bert_jax.tasks.word_lines import read_word_lines
+from bert_jax.tasks.word_lines import DOCUMENT_START, read_word_lines
 
 # File names in the original distribution, then in its IOB2 editions.
 _FILES = {
@@ -61,7 +61,6 @@ _NO_DOCUMENTS = ('has lost the documents; name the folder of the original files,
 # Names of columns that are read where nobody names one: the first, or the only other that is there.
 _USUAL_WORDS = ('tokens', 'words', 'text', 'sentence')
 _USUAL_TAGS = ('tags', 'ner_tags', 'pos_tags', 'ner', 'label', 'labels')
-_DOCUMENT_START = '-DOCSTART-'
 _NO_WORD = '[UNK]'  # stands for an empty word where words are in columns, as in the model's input
 _TREEBANK = re.compile(r'\.conllu(\.gz|\.bz2)?$', re.IGNORECASE)
 _TREEBANK_COLUMNS = 10
@@ -589,7 +588,7 @@ def _column_sentences(path: str, max_malformed: float) -> list[Sentence]:
     for line, cells in read_word_lines(path):
         if not cells:
             reader.end_sentence()
-        elif cells[0] == _DOCUMENT_START:
+        elif cells[0] == DOCUMENT_START:
             reader.end_document()
         else:
             reader.add_word(cells, line)

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from bert_jax.answers.entities import are_entities
@@ -14,6 +14,7 @@ from bert_jax.runtime.hosts import say
 # Only spaces and tabs separate columns; other Unicode white space may be a word of the text.
 _CELL = re.compile(r'[^ \t]+')
 _COMMENT = '#'
+DOCUMENT_START = '-DOCSTART-'  # in CoNLL-2003, in the place of a word
 # What headers call the column of words, and that of tags, in lower case.
 _WORDS = ('word', 'words', 'token', 'tokens', 'text', 'form')
 _TAGS = ('tag', 'tags', 'label', 'labels', 'ner', 'ner_tag', 'ner_tags', 'pos', 'upos', 'pos_tag',
@@ -21,7 +22,7 @@ _TAGS = ('tag', 'tags', 'label', 'labels', 'ner', 'ner_tag', 'ner_tags', 'pos', 
 _COUNT = re.compile(r'(\d{1,9})([-.]\d+)?')  # in CoNLL-U also 1-2 and 1.1
 _LANGUAGE = re.compile(r'[a-z-]{2,12}:')
 _FEW = 3  # words, of whose first columns nothing follows
-_ENOUGH = 10  # words, which are not all the same
+_ENOUGH = 10  # words of sentences that do not all repeat one word
 
 
 class WordLine(NamedTuple):
@@ -102,25 +103,24 @@ def _comments(lines: Sequence[WordLine]) -> Iterator[int]:
 
 
 def _check_words(path: str, lines: Sequence[WordLine]) -> None:
-    """Raises InputError if the first column holds something else than words."""
-    sentences: list[list[str]] = []
-    for is_word, group in itertools.groupby(lines, key=lambda line: bool(line.cells)):
+    """Raises InputError if the first column holds something else than words.
+
+    Not asked are marks of documents, and the first line, which may be a header of other names.
+    """
+    sentences: list[list[list[str]]] = []
+    for is_word, group in itertools.groupby(lines, key=_has_word):
         if is_word:
-            sentences.append([line.cells[0] for line in group])
-    words = list(itertools.chain.from_iterable(sentences))
-    tags = [line.cells[-1] for line in lines if line.cells]
-    if len(words) < _FEW:
+            sentences.append([line.cells for line in group])
+    if sentences:
+        del sentences[0][0]
+    asked = list(itertools.chain.from_iterable(sentences))
+    if len(asked) < _FEW:
         return
-    if all(map(_are_counted, sentences)):
-        raise InputError(
-            f'{path}: its first column numbers words or sentences ({", ".join(words[:3])}), where '
-            'each line begins with a word and ends with its tag: write these two columns; a '
-            'treebank in CoNLL-U is called NAME.conllu')
-    if len(words) >= _ENOUGH and len(set(words)) == 1:
-        raise InputError(f'{path}: its first column holds {words[0]!r:.60} in every line, where '
-                         'each line begins with a word and ends with its tag: write these two '
-                         'columns')
-    if are_entities(words) and not are_entities(tags):
+    words = [cells[0] for cells in asked]
+    ((num_columns, _),) = Counter(map(len, asked)).most_common(1)
+    if num_columns > 2:  # else the words have no other place
+        _check_first_of_several(path, [[cells[0] for cells in lines] for lines in sentences])
+    if are_entities(words) and not are_entities(cells[-1] for cells in asked):
         raise InputError(f'{path}: its lines begin with tags such as {words[0]}, where each line '
                          'begins with a word and ends with its tag: write the words first')
     language = _LANGUAGE.match(words[0])
@@ -129,9 +129,39 @@ def _check_words(path: str, lines: Sequence[WordLine]) -> None:
                          f"of them: leave it out (sed 's/^{language[0]}//')")
 
 
-def _are_counted(words: Sequence[str]) -> bool:
-    """Whether they are numbers of which each is that before it, or one more."""
-    matches = [_COUNT.fullmatch(word) for word in words]
-    numbers = [int(match[1]) for match in matches if match]
-    steps = [after - before for before, after in itertools.pairwise(numbers)]
-    return len(numbers) == len(words) and {0, 1}.issuperset(steps)
+def _has_word(line: WordLine) -> bool:
+    return bool(line.cells) and line.cells[0] != DOCUMENT_START
+
+
+def _check_first_of_several(path: str, sentences: Sequence[Sequence[str]]) -> None:
+    """Raises InputError if the first column counts, or is the same throughout each sentence."""
+    if _are_counted(sentences):
+        shown = ', '.join(itertools.islice(itertools.chain.from_iterable(sentences), 3))
+        raise InputError(
+            f'{path}: its first column numbers words or sentences ({shown}), where each line '
+            'begins with a word and ends with its tag: write these two columns; a treebank in '
+            'CoNLL-U is called NAME.conllu')
+    longer = [words for words in sentences if len(words) > 1]
+    if sum(map(len, longer)) >= _ENOUGH and all(len(set(words)) == 1 for words in longer):
+        raise InputError(
+            f'{path}: its first column is the same in all lines of a sentence, such as '
+            f'{longer[0][0]!r:.60}, where each line begins with a word and ends with its tag: '
+            'write these two columns')
+
+
+def _are_counted(sentences: Iterable[Sequence[str]]) -> bool:
+    """Whether they hold numbers that somewhere rise by one, and else stay or start anew.
+
+    Within a sentence each is that before it, or one more, or 0 or 1, where counting begins.
+    """
+    rises = False
+    for words in sentences:
+        matches = [_COUNT.fullmatch(word) for word in words]
+        numbers = [int(match[1]) for match in matches if match]
+        if len(numbers) < len(words):
+            return False
+        for before, after in itertools.pairwise(numbers):
+            if after not in (0, 1, before, before + 1):
+                return False
+            rises = rises or after == before + 1
+    return rises

@@ -60,8 +60,13 @@ def test_words_and_tags_are_found(name, tmp_path, capsys):
     ('#\tO\nin to\tO\n#a\tB-X\n', ['#', 'in to', '#a']),
     ('# #\n10 CD\nof IN\n', ['#', '10', 'of']),  # a pound, as in the Penn Treebank
     ('#a HT\nb NN\n\n#c HT\nd NN\n', ['#a', 'b', '#c', 'd']),
+    # Words that are numbers, and a word that is said again.
+    ('1999 DATE\n\n42 CARD\n\n10115 ZIP\n\n7 CARD\n', ['1999', '42', '10115', '7']),
+    ('1999 CD O\n\n42 CD O\n\n10115 CD B-ZIP\n\n7 CD O\n', ['1999', '42', '10115', '7']),
+    ('0 O\n0 B-N\n1 I-N\n1 I-N\n2 I-N\n', ['0', '0', '1', '1', '2']),
+    ('ha UH\n' * 12, ['ha'] * 12),
 ])
-def test_a_word_may_begin_like_a_comment_and_hold_a_space(text, words, tmp_path, capsys):
+def test_words_may_be_odd(text, words, tmp_path, capsys):
     tagged = read_tagged(put(tmp_path, 'own.txt', text))
     assert [word for s in tagged.sentences for word in s.words] == words
     assert not capsys.readouterr().out
@@ -76,10 +81,17 @@ NUMBERS = 'its first column numbers words or sentences'
     ('sentence_id\tword\ttag\n' + lines('{n}\t{word}\t{tag}', between=''), NUMBERS),
     (lines('{i}\t{word}\t_\tNN\t_\t_\t0\troot\t_\t_', before='# text = a\n'),
      'is called NAME.conllu'),
-    (lines('bc/a 0 {i} {word} {tag}') * 2, "first column holds 'bc/a' in every line"),
-    (lines('{tag}\t{word}'), 'its lines begin with tags such as B-PER'),
+    (lines('bc/a 0 {i} {word} {tag}') * 2, "such as 'bc/a'"),
+    ('\n'.join(lines(f'bc/{document} 0 {{i}} {{word}} {{tag}}') for document in 'ab'),
+     'its first column is the same in all lines of a sentence'),
+    (lines('{i} {word} {tag}', between=''), NUMBERS),
+    ('id\ttoken\tgold\n' + lines('{i}\t{word}\t{tag}'), NUMBERS),
+    ('-DOCSTART- -X- O\n\n' + lines('{i} {word} {tag}'), NUMBERS),
+    ('-DOCSTART- O\n\n' + lines('{tag} {word}'), 'its lines begin with tags such as'),
+    (lines('{tag}\t{word}'), 'its lines begin with tags such as I-PER'),
     (lines('de:{word}\t{tag}'), "all of its words begin with 'de:'"),
-], ids=['numbers', 'GermEval', 'sentences', 'CoNLL-U', 'CoNLL-2012', 'tags first', 'WikiANN'])
+], ids=['numbers', 'GermEval', 'sentences', 'CoNLL-U', 'CoNLL-2012', 'two documents',
+        'no empty lines', 'names of its own', 'a mark', 'a mark, tags first', 'tags first', 'WikiANN'])
 def test_what_stands_in_the_place_of_words_is_refused(text, message, tmp_path):
     with refused(message):
         read_tagged(put(tmp_path, 'own.txt', text))
