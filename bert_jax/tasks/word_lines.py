@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bert_jax.answers.entities import are_entities
 from bert_jax.rows import table
-from bert_jax.runtime.errors import InputError, counted
+from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 
 # Only spaces and tabs separate columns; other Unicode white space may be a word of the text.
@@ -17,8 +17,7 @@ _COMMENT = '#'
 DOCUMENT_START = '-DOCSTART-'  # in CoNLL-2003, in the place of a word
 # What headers call the column of words, and that of tags, in lower case.
 _WORDS = ('word', 'words', 'token', 'tokens', 'text', 'form')
-_TAGS = ('tag', 'tags', 'label', 'labels', 'ner', 'ner_tag', 'ner_tags', 'pos', 'upos', 'pos_tag',
-         'entity', 'bio', 'iob')
+_TAG_NAME = re.compile('tags?|labels?|ner|ner_tags?|ne|ne-.+|pos|upos|pos_tag|entity|bio|iob')
 _COUNT = re.compile(r'(\d{1,9})([-.]\d+)?')  # in CoNLL-U also 1-2 and 1.1
 _LANGUAGE = re.compile(r'[a-z-]{2,12}:')
 _FEW = 3  # words, of whose first columns nothing follows
@@ -44,13 +43,21 @@ def read_word_lines(path: str) -> list[WordLine]:
     lines = _split(list(table.lines(path)))
     comments = set(_comments(lines))
     if comments:
-        say(f"note: {path}: {counted(len(comments), 'line')} that begin with {_COMMENT}, such as "
-            f'line {min(comments)}, are read as comments')
-        lines = [line for line in lines if line.number not in comments]
-    first = next((line for line in lines if line.cells), None)
-    if first is not None and _is_header(first):
-        say(f"note: {path}, line {first.number}: {' '.join(first.cells)!r:.60} is read as a header")
-        lines.remove(first)
+        shown = f'line {min(comments)}, which begins with {_COMMENT}, is read as a comment'
+        if len(comments) > 1:
+            shown = (f'{len(comments):,} lines that begin with {_COMMENT}, such as line '
+                     f'{min(comments)}, are read as comments')
+        say(f'note: {path}: {shown}')
+        # Empty, as no sentence goes on behind a comment.
+        lines = [line._replace(cells=[]) if line.number in comments else line for line in lines]
+    first = next((i for i, line in enumerate(lines) if line.cells), len(lines))
+    if _is_header(lines[first:]):
+        header = lines.pop(first)
+        shown = f"{path}, line {header.number}: {' '.join(header.cells)!r:.60}"
+        if _TAG_NAME.fullmatch(header.cells[0].lower()) and header.cells[-1].lower() in _WORDS:
+            raise InputError(f'{shown} is a header of tags and words, where each line begins with '
+                             'a word and ends with its tag: write the words first')
+        say(f'note: {shown} is read as a header')
     _check_words(path, lines)
     return lines
 
@@ -76,30 +83,60 @@ def _num_alike(lines: Sequence[WordLine]) -> int:
     return max((number for size, number in counts.items() if size > 1), default=0)
 
 
-def _is_header(line: WordLine) -> bool:
-    """Whether a line names the columns of words and tags."""
-    *others, last = [cell.lower() for cell in line.cells]
-    return last in _TAGS and not set(_WORDS).isdisjoint(others)
+def _is_header(lines: Sequence[WordLine]) -> bool:
+    """Whether the first of the lines names the columns of words and tags, and ends with no tag."""
+    if not lines:
+        return False
+    names = {cell.lower() for cell in lines[0].cells}
+    if names.isdisjoint(_WORDS) or not any(map(_TAG_NAME.fullmatch, names)):
+        return False
+    tag = lines[0].cells[-1]
+    return not any(line.cells and line.cells[-1] == tag for line in lines[1:])
 
 
 def _comments(lines: Sequence[WordLine]) -> Iterator[int]:
     """The numbers of the lines that are comments.
 
-    They begin with # before a sentence's first word, and have other columns than words have, or end
-    with what is no tag, such as `# id 1 domain=train`. So the word # has a tag that others have or,
-    as in the Penn Treebank, is its own.
+    They have other columns than words have, or end with what is no tag, such as
+    `# id 1 domain=train`. A tag is one that other lines have, that several of these have or, as in
+    the Penn Treebank, # itself.
     """
-    others = [line.cells for line in lines if line.cells and line.cells[0][:1] != _COMMENT]
-    sizes = Counter(map(len, others))
+    candidates = list(_possible_comments(lines))
+    numbers = {line.number for line in candidates}
+    others = [line.cells for line in lines if line.cells and line.number not in numbers]
+    sizes = set(map(len, others))
     tags = {cells[-1] for cells in others} | {_COMMENT}
+    has_fields = any('=' in tag for tag in tags)
+    ends = Counter(line.cells[-1] for line in candidates)
+    word = -1  # the line of the last that is one: behind it are words
+    for number, cells in candidates:
+        is_field = not has_fields and any('=' in cell for cell in cells[1:])
+        is_word = cells[0] != _COMMENT or ends[cells[-1]] > 1
+        has_no_tag = cells[-1] not in tags and (is_field or not is_word)
+        if number - 1 != word and (has_no_tag or (others and len(cells) not in sizes)):
+            yield number
+        else:
+            word = number
+
+
+def _possible_comments(lines: Sequence[WordLine]) -> Iterator[WordLine]:
+    """The lines that begin with # before the first word of a sentence.
+
+    In a file that begins with a # and has no empty lines, they separate the sentences.
+    """
+    separate = (bool(lines) and lines[0].cells[:1] == [_COMMENT]
+                and not any(after.cells and not line.cells
+                            for line, after in itertools.pairwise(lines)))
     is_start = True
-    for number, cells in lines:
-        if is_start and cells and cells[0][:1] == _COMMENT:
-            has_size = len(cells) in sizes or not sizes
-            if not has_size or (cells[0] == _COMMENT and cells[-1] not in tags):
-                yield number
-                continue
-        is_start = not cells
+    for line in lines:
+        if (is_start or separate) and _begins_like_comment(line):
+            yield line
+        else:
+            is_start = not line.cells
+
+
+def _begins_like_comment(line: WordLine) -> bool:
+    return bool(line.cells) and line.cells[0].startswith(_COMMENT)
 
 
 def _check_words(path: str, lines: Sequence[WordLine]) -> None:

@@ -36,6 +36,16 @@ READ = {
     'mark, line ends of Windows': ('\ufeff' + lines('{word} {tag}').replace('\n', '\r\n'), ''),
     'a header': ('Token\tNER\n' + lines('{word}\t{tag}'), "line 1: 'Token NER' is read as a head"),
     'a header of four': ('word pos chunk ner_tag\n' + lines('{word} NN O {tag}'), 'as a header'),
+    "a header of German's": ('WORD NE\n' + lines('{word} {tag}'), "'WORD NE' is read as a header"),
+    'a header of two tags': (
+        'TOKEN NE-LIT MISC\n' + lines('{word} _ {tag}'), "line 1: 'TOKEN NE-LIT MISC' is read as"),
+    'one comment': ('# all mine\n' + lines('{word} {tag}'),
+                    'line 1, which begins with #, is read as a comment'),
+    'fields': (lines('{word} {tag}', before='#newdoc id={n}\n'), '2 lines that begin with #'),
+    'the same fields': (
+        lines('{word} _ _ {tag}', before='# speaker = A\n'), '2 lines that begin with #'),
+    'comments in the place of empty lines': (
+        lines('{word} {tag}', before='# s{n}\n', between=''), '2 lines that begin with #'),
     'comments of other columns': (
         lines('{word} {tag}', before='# sent_id = {n}\n# text = so\n'),
         '4 lines that begin with #, such as line 1, are read as comments'),
@@ -60,6 +70,14 @@ def test_words_and_tags_are_found(name, tmp_path, capsys):
     ('#\tO\nin to\tO\n#a\tB-X\n', ['#', 'in to', '#a']),
     ('# #\n10 CD\nof IN\n', ['#', '10', 'of']),  # a pound, as in the Penn Treebank
     ('#a HT\nb NN\n\n#c HT\nd NN\n', ['#a', 'b', '#c', 'd']),
+    ('# SYM\nwinning VBG\n\n# SYM\nlosing VBG\nof IN\n# SYM\n',
+     ['#', 'winning', '#', 'losing', 'of', '#']),
+    ('# SYM\nwinning VBG\n\n# SYM\nlosing VBG\n', ['#', 'winning', '#', 'losing']),
+    ('# SYM\na DT\n# SYM\n', ['#', 'a', '#']),
+    ('#a HT\n# SYM\nb NN\n\nc NN\n', ['#a', '#', 'b', 'c']),
+    ('#a HT\nb NN\n# SYM\n', ['#a', 'b', '#']),
+    ('#a Case=Nom\nb Case=Gen\n', ['#a', 'b']),
+    ('Text NE\nund KON\nRom NE\n', ['Text', 'und', 'Rom']),  # a name in the tags of German's STTS
     # Words that are numbers, and a word that is said again.
     ('1999 DATE\n\n42 CARD\n\n10115 ZIP\n\n7 CARD\n', ['1999', '42', '10115', '7']),
     ('1999 CD O\n\n42 CD O\n\n10115 CD B-ZIP\n\n7 CD O\n', ['1999', '42', '10115', '7']),
@@ -85,13 +103,15 @@ NUMBERS = 'its first column numbers words or sentences'
     ('\n'.join(lines(f'bc/{document} 0 {{i}} {{word}} {{tag}}') for document in 'ab'),
      'its first column is the same in all lines of a sentence'),
     (lines('{i} {word} {tag}', between=''), NUMBERS),
+    ('tag\tword\n' + lines('{tag}\t{word}'), 'is a header of tags and words'),
     ('id\ttoken\tgold\n' + lines('{i}\t{word}\t{tag}'), NUMBERS),
     ('-DOCSTART- -X- O\n\n' + lines('{i} {word} {tag}'), NUMBERS),
     ('-DOCSTART- O\n\n' + lines('{tag} {word}'), 'its lines begin with tags such as'),
     (lines('{tag}\t{word}'), 'its lines begin with tags such as I-PER'),
     (lines('de:{word}\t{tag}'), "all of its words begin with 'de:'"),
 ], ids=['numbers', 'GermEval', 'sentences', 'CoNLL-U', 'CoNLL-2012', 'two documents',
-        'no empty lines', 'names of its own', 'a mark', 'a mark, tags first', 'tags first', 'WikiANN'])
+        'no empty lines', 'a header of tags first', 'names of its own', 'a mark',
+        'a mark, tags first', 'tags first', 'WikiANN'])
 def test_what_stands_in_the_place_of_words_is_refused(text, message, tmp_path):
     with refused(message):
         read_tagged(put(tmp_path, 'own.txt', text))
