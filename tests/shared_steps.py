@@ -55,7 +55,9 @@ def shared_steps() -> Iterator[None]:
         return _made(('evaluation', head, mesh), make_eval_step, head, mesh)
 
     def shared_init(head: Any, optimizer: Any, mesh: Any) -> Any:
-        return _made(('init', head, optimizer, mesh), make_init, head, optimizer, mesh)
+        # Tests replace `make_init`: what one replacement made is not for the runs of others.
+        key = ('init', make_init, head, optimizer, mesh)
+        return _made(key, make_init, head, optimizer, mesh)
 
     def shared_engine(engine: Engine, *args: Any, **options: Any) -> None:
         open_engine(engine, *args, **options)

@@ -15,24 +15,25 @@ import pytest
 from flax import linen as nn
 
 from bert_jax.step import step
+from bert_jax.step.step import make_init
 
 
 @pytest.fixture(scope='module')
 def kernels_of_numpy():
     """Kernels are constants of the program that makes a run's first state, whatever its seed."""
-    make_init = step.make_init
-
-    def make(head: Any, optimizer: Any, mesh: Any) -> Callable[[int], Any]:
-        init = make_init(head, optimizer, mesh)
-
-        def with_constants(seed: int) -> Any:
-            with mock.patch.object(nn.initializers, 'truncated_normal', Constants().kernel):
-                return init(seed)
-
-        return with_constants
-
-    with mock.patch.object(step, 'make_init', make):
+    with mock.patch.object(step, 'make_init', make_init_with_constants):
         yield
+
+
+def make_init_with_constants(head: Any, optimizer: Any, mesh: Any) -> Callable[[int], Any]:
+    """In the place of `step.make_init`; one function, so that modules share what it makes."""
+    init = make_init(head, optimizer, mesh)
+
+    def with_constants(seed: int) -> Any:
+        with mock.patch.object(nn.initializers, 'truncated_normal', Constants().kernel):
+            return init(seed)
+
+    return with_constants
 
 
 class Constants:
@@ -44,7 +45,7 @@ class Constants:
         self._of_flax = nn.initializers.truncated_normal
 
     def kernel(self, deviation: float) -> Callable[..., Any]:
-        """In the place of flax's initializer: cut at two standard deviations, as that is."""
+        """In the place of flax's initializer: nothing beyond two standard deviations, as there."""
         if threading.get_ident() != self._thread:  # meanwhile a run compiles its step in another
             return self._of_flax(deviation)
 
