@@ -20,7 +20,7 @@ from tests.train.toy import mesh
 BATCH_SIZE = 16
 ROUNDING = 2.0**-8  # the largest relative error of a number that is rounded to bfloat16
 
-# Each mesh with the batch whole and in two parts, each of them in one of the dtypes of messages.
+# Meshes with the batch whole or in two parts.
 IN_BFLOAT16 = pytest.mark.parametrize(
     'axes, parts', [((8, 1, 1), 1), ((2, 2, 2), 2)], ids=str)
 IN_FLOAT32 = pytest.mark.parametrize('axes, parts', [((8, 1, 1), 2), ((2, 4, 1), 1)], ids=str)
