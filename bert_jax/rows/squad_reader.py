@@ -15,6 +15,7 @@ _LAYOUT = ('SQuAD is data[].paragraphs[].{context, qas[].{id, question, answers[
 _COLUMNS = ('id', 'question', 'context', 'answers')  # of the hub, a question a row
 _TYPES = {list: 'a list', str: 'a string', int: 'a whole number'}
 _IS_IMPOSSIBLE = 'is_impossible'
+_MARKS = (None, False, True)  # not such as 'False', which Python takes for true
 
 
 class _Entry(NamedTuple):
@@ -113,7 +114,7 @@ def _question(entry: _Entry) -> Question:
 def _is_impossible(entry: _Entry) -> bool | None:
     """Whether a question is marked as one without an answer; None: it has no such mark."""
     value = entry.fields.get(_IS_IMPOSSIBLE)
-    if value not in (None, False, True):  # such as 'False', which Python takes for true
+    if value not in _MARKS:
         raise InputError(f'{entry.place}{_IS_IMPOSSIBLE} is {value!r:.60}, not true or false')
     return None if value is None else bool(value)
 
@@ -165,6 +166,10 @@ def _records(path: str) -> Iterator[dict[str, Any]]:
         if not _are_answers(record['answers']):
             raise InputError(f"{path}, row {row.line}: 'answers' is not {{text: a list of texts, "
                              'answer_start: as many numbers}')
+        mark = record[_IS_IMPOSSIBLE]
+        if mark not in _MARKS:
+            raise InputError(f"{path}, row {row.line}: '{_IS_IMPOSSIBLE}' is {mark!r:.60}, not "
+                             'true or false')
         yield record
 
 

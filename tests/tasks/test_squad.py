@@ -119,6 +119,14 @@ def test_a_row_may_be_marked_impossible(is_impossible, write):
     assert asked.answers == (() if is_impossible else (('Smith', 20),))
 
 
+@pytest.mark.parametrize('value', ['False', 2, []], ids=str)
+def test_a_mark_of_another_kind_is_refused_with_its_row(value, write):
+    rows = [{'question': 'Who?', 'context': CONTEXT, 'is_impossible': mark,
+             'answers': {'text': ['Smith'], 'answer_start': [20]}} for mark in (False, value)]
+    with refused(f"rows.jsonl, row 2: 'is_impossible' is {value!r}, not true or false"):
+        read(write(rows, 'rows.jsonl'), version='v2')
+
+
 def record_of(asked, in_lists):
     """A question in the hub's columns; its answers are a list of objects, or an object of lists."""
     answers = [{'text': text, 'answer_start': start} for text, start in asked.answers]
