@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -11,8 +12,6 @@ from bert_jax.rows import table
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.hosts import say
 
-# Only spaces and tabs separate columns; other Unicode white space may be a word of the text.
-_CELL = re.compile(r'[^ \t]+')
 _COMMENT = '#'
 DOCUMENT_START = '-DOCSTART-'  # in CoNLL-2003, in the place of a word
 # What headers call the column of words, and that of tags, in lower case.
@@ -40,7 +39,7 @@ def read_word_lines(path: str) -> list[WordLine]:
     Raises:
       InputError: the file cannot be read, or what its lines begin with is no word.
     """
-    lines = _split(list(table.lines(path)))
+    lines = _split(table.lines(path))
     comments = set(_comments(lines))
     if comments:
         shown = f'line {min(comments)}, which begins with {_COMMENT}, is read as a comment'
@@ -62,13 +61,21 @@ def read_word_lines(path: str) -> list[WordLine]:
     return lines
 
 
-def _split(lines: Sequence[table.Line]) -> list[WordLine]:
+def _split(lines: Iterable[table.Line]) -> list[WordLine]:
     """The cells of each line."""
-    by_space = [WordLine(number, _CELL.findall(text)) for number, text in lines]
-    by_tab = [WordLine(number, _between_tabs(text)) for number, text in lines]
-    if _num_alike(by_tab) > _num_alike(by_space):
-        return by_tab
-    return by_space
+    texts = [text for _, text in lines]
+    cells_of = _between_spaces
+    if any('\t' in text for text in texts) and (
+            _num_alike(map(_between_tabs, texts)) > _num_alike(map(_between_spaces, texts))):
+        cells_of = _between_tabs
+    # Words and tags recur: each is kept once.
+    return [WordLine(number, list(map(sys.intern, cells_of(text))))
+            for number, text in enumerate(texts, 1)]
+
+
+def _between_spaces(text: str) -> list[str]:
+    """What spaces and TABs separate; other Unicode white space may be a word of the text."""
+    return [cell for cell in text.replace('\t', ' ').split(' ') if cell]
 
 
 def _between_tabs(text: str) -> list[str]:
@@ -77,9 +84,9 @@ def _between_tabs(text: str) -> list[str]:
     return [cell.strip(' ') for cell in text.split('\t')] if text else []
 
 
-def _num_alike(lines: Sequence[WordLine]) -> int:
+def _num_alike(lines: Iterable[Sequence[str]]) -> int:
     """How many lines have the most frequent number of cells, if this is two or more."""
-    counts = Counter(len(line.cells) for line in lines)
+    counts = Counter(map(len, lines))
     return max((number for size, number in counts.items() if size > 1), default=0)
 
 
