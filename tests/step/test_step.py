@@ -120,7 +120,7 @@ def alone():
 
 @pytest.fixture(scope='module', params=[
     pytest.param(((8, 1, 1), 2), id='8x1x1 in 2'),
-    pytest.param(((2, 2, 2), 4), id='2x2x2 in 4'),
+    pytest.param(((4, 1, 2), 4), id='4x1x2 in 4'),
     pytest.param(((2, 4, 1), 1), id='2x4x1 in 1'),
 ])
 def other(request):
