@@ -122,7 +122,6 @@ def assert_equal_to_plain(args, d_out, rate, tolerance=1e-5, has_large_vmem=True
     ('float32', 1, 384, 2, 'short', 0.0, 1),
     ('float32', 1, 128, 2, False, 0.1, 0),  # equal scores, so any wrong bit of the mask shows
     ('float32', 1, 128, 2, False, 0.1, 30),  # scores in the thousands overflow nothing
-    ('float32', 16, 77, 4, True, 0.3, 1),  # two rows in a grid step
     ('float32', 1, 512, 4, True, 0.1, 1),
     ('bfloat16', 1, 128, 2, True, 0.1, 1)])
 def test_values_and_gradients_are_those_of_plain_attention(
@@ -136,6 +135,13 @@ def test_values_and_gradients_are_those_of_plain_attention(
     tolerance = 0.02 if dtype == 'bfloat16' or scale > 1 else 1e-5
     for a, b in zip(found, expected, strict=True):
         assert np.abs(a.astype(np.float32) - b).max() < tolerance * np.abs(b).max()
+
+
+def test_units_that_are_several_behind_each_other(monkeypatch):
+    """All rows are in one grid step, of which several units are in the buffer at once."""
+    monkeypatch.setattr(attention_tpu, '_LEAST_STEPS', 1)
+    *args, d_out = inputs(4, 77, 6, packed=True)
+    assert_equal_to_plain(args, d_out, 0.3)
 
 
 def test_small_vmem_takes_fewer_heads_at_once_and_changes_nothing(monkeypatch):
