@@ -15,7 +15,7 @@ from bert_jax.heads.classification import Classification
 from bert_jax.kernels import dropout as drop
 from bert_jax.model.layers import ModelConfig
 from bert_jax.runtime.errors import InputError
-from bert_jax.sharding import Layout, make_mesh
+from bert_jax.sharding import Layout, make_mesh, tree_shardings
 from bert_jax.step.optimizers import OptimizerOptions, frozen_beside, make_optimizer
 from bert_jax.step.step import abstract_state, parameters_of
 from bert_jax.weights import adapters, parameters
@@ -198,6 +198,30 @@ def test_a_mesh_and_parts_of_a_batch_change_nothing(monkeypatch):
     assert 'fsdp' in axes[f'{adapter}/a'] and axes[f'{adapter}/b'] >= {'fsdp', 'tensor'}
     assert_close(many[1], one[1], rtol=0, atol=3e-5)
     assert many[3] == pytest.approx(one[3], abs=1e-5)
+
+
+def test_lora_split_over_tensor_shards_computes_the_same(monkeypatch):
+    """One device has the columns of several matrices in one dim, shards have them apart."""
+    monkeypatch.setattr('bert_jax.sharding.LEAST_SPLIT', 1)
+    head = head_with(AdapterOptions('lora', 4, targets='query,value'))
+    params = random_params(head)
+    mesh = make_mesh(1, 1, 2, jax.devices()[:2])
+    split = on_mesh(head, mesh)
+    shardings = tree_shardings(mesh, jax.eval_shape(split.init, jax.random.key(0)))
+    b = shardings['bert']['encoder']['layer_0']['attention']['self']['qkv']['adapter']['b']
+    assert 'tensor' in b.spec
+    found = logits_and_gradient(split, jax.device_put(params, shardings))
+    assert_close(found, logits_and_gradient(head, params), rtol=1e-4, atol=1e-4)
+
+
+def logits_and_gradient(head, params):
+    """Logits, and the gradient of the sum of their squares."""
+    def loss(params):
+        logits = head.outputs(params, batch_of(2))['logits']
+        return jnp.sum(logits**2), logits
+
+    gradient, logits = jit(jax.grad(loss, has_aux=True))(params)
+    return jax.device_get((logits, gradient))
 
 
 @pytest.mark.parametrize(('fields', 'message'), [
