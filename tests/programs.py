@@ -20,7 +20,7 @@ from tests.warm_python import SERVER
 # others, with other settings, would be real Pythons.
 _ENVIRONMENT = dict(os.environ)
 # Seconds until programs go without a server: who was to start it may have been killed.
-_LONGEST_START = 60.0
+_LONGEST_START = 180.0
 
 
 @functools.cache
