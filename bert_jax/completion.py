@@ -1,5 +1,6 @@
 """What the weights that a run starts from determine of its config."""
 
+import string
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from bert_jax.weights.parameters import Weights
 # They may differ from the checkpoint: the position table can be cut or repeated, and fine-tuning
 # can add a BiLSTM, or the pooler's layers to heads on tokens.
 _RESIZED = ('max_position_embeddings', 'bilstm', 'pools_tokens')
+
+_CAPITALS = ' '.join(string.ascii_uppercase + '\u00c9')
 
 
 def complete(config: ConfigDict, init_weights: Weights | None = None) -> ConfigDict:
@@ -116,7 +119,10 @@ def _lowercases(weights: Weights) -> bool:
     """Whether the tokenizer of weights lower-cases text itself."""
     if weights.vocab_file is None:
         return False
-    return bool(load_tokenizer(weights.vocab_file, weights.lowercase).lowercase)
+    tokenizer = load_tokenizer(weights.vocab_file, weights.lowercase)
+    if tokenizer.lowercase is None:  # its own normalizer decides
+        return tokenizer.encode(_CAPITALS) == tokenizer.encode(_CAPITALS.lower())
+    return tokenizer.lowercase
 
 
 def _check_pool(inference: Mapping[str, Any], source: str) -> None:

@@ -155,16 +155,15 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
 
 def _with_activation(weights: Weights, sentences: Sentences) -> Weights:
     """The model with what a cross-encoder's value goes through, as its files have it."""
-    if weights.head not in ('regression', 'classification'):
-        return weights
-    activation = sentences.activation()
-    if weights.head == 'classification' and activation not in ('', 'Identity'):
-        tell_once(f'note: {sentences.encoder}: the activation {activation} is not applied: several '
-                  'outputs are probabilities of labels here')
-    if weights.head == 'classification' or not activation:
-        return weights
-    inference = {**weights.inference, 'activation': activation}
-    return dataclasses.replace(weights, inference=inference)
+    if weights.head == 'regression' and (activation := sentences.activation()):
+        inference = {**weights.inference, 'activation': activation}
+        return dataclasses.replace(weights, inference=inference)
+    if weights.head == 'classification':
+        named = sentences.named_activation()
+        if named.rpartition('.')[2] not in ('', 'Identity', 'Softmax'):
+            tell_once(f'note: {sentences.encoder}: the activation {named} is not applied: several '
+                      'outputs are probabilities of labels here')
+    return weights
 
 
 def _read_encoder(folder: Path) -> Weights:

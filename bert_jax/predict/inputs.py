@@ -5,6 +5,7 @@ A `Source` gives rows: arguments, lines of a file, rows of a table, questions of
 """
 
 import abc
+import codecs
 import contextlib
 import json
 import math
@@ -278,6 +279,7 @@ class Lines(Source):
     def rows(self, form: Form) -> Iterator[Row | Pause]:
         """A row for each line."""
         number = 0
+        is_utf16 = False
         try:
             with self._open() as file:
                 lines = read_lines(file, self.name, LONGEST_LINE)
@@ -288,7 +290,9 @@ class Lines(Source):
                     if line is None:
                         break
                     number += 1
-                    yield _row_of_line(line, number)
+                    if number == 1:
+                        is_utf16 = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                    yield _row_of_line(line, number, is_utf16)
         except OSError as error:
             raise InputError(f'{self.name} cannot be read ({error}): check it') from None
         if not number:
@@ -302,10 +306,20 @@ class Lines(Source):
         return contextlib.nullcontext(sys.stdin.buffer)
 
 
-def _row_of_line(line: bytes, number: int) -> Row:
-    """A line's text, without line end and byte order mark."""
-    if b'\0' in line:  # it may be UTF-8 all the same, with other characters
-        return Row(number, [], 'a NUL byte, as in UTF-16: convert it (iconv -t UTF-8)')
+def _has_bytes_of_utf16(line: bytes) -> bool:
+    """Whether every other byte is NUL, as in Latin letters of UTF-16, which may be UTF-8, too."""
+    return any(half and not half.strip(b'\0') for half in (line[::2], line[1::2]))
+
+
+def _row_of_line(line: bytes, number: int, is_utf16: bool) -> Row:
+    """A line's text, without line end and byte order mark.
+
+    Args:
+      line, number: from 1.
+      is_utf16: whether the file begins as UTF-16 does.
+    """
+    if is_utf16 or _has_bytes_of_utf16(line):
+        return Row(number, [], 'UTF-16, not UTF-8: convert it (iconv -f UTF-16 -t UTF-8 FILE)')
     try:
         text = line.decode('utf-8-sig' if number == 1 else 'utf-8')
     except UnicodeDecodeError as error:

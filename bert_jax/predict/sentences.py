@@ -180,13 +180,26 @@ class Sentences(NamedTuple):
 
     def activation(self) -> str:
         """What a cross-encoder's value goes through, one of ACTIVATIONS; '' if nothing."""
-        named = _named_activation(self.encoder)
+        named = self.named_activation()
         name = named.rpartition('.')[2]
         if name and name not in ACTIVATIONS:
             tell(f'note: {self.encoder}: the activation {named} is unknown here, so values are '
                  f"those before it ({', '.join(ACTIVATIONS)} are applied)")
             return ''
         return name
+
+    def named_activation(self) -> str:
+        """The full name of a cross-encoder's activation; '' without one."""
+        names = []
+        for file in (self.encoder / _CONFIG, self.encoder / 'config.json'):  # the newer's first
+            if not exists(file):
+                continue
+            fields = read_fields(file, _MODEL, _MEND)
+            section = fields.get('sentence_transformers') or {}
+            names.append(fields.get('activation_fn'))
+            names.append(section.get('activation_fn'))
+            names.append(fields.get('sbert_ce_default_activation_function'))
+        return str(next(filter(None, names), ''))
 
     def prepared(self, texts: Sequence[str]) -> list[str]:
         """Texts that belong together, as they go to the tokenizer."""
@@ -233,20 +246,6 @@ def _check_normalize(folder: Path) -> None:
         if name in _NORMALIZE and value not in (None, 'sentence_embedding'):
             raise InputError(f'{file}: {name}={value!r:.60} cannot be computed: '
                              f'{_HOW_TO_NAME_POOL}, and normalize, to go without it')
-
-
-def _named_activation(folder: Path) -> str:
-    """The full name of the activation in a cross-encoder's folder; '' without one."""
-    names = []
-    for file in (folder / _CONFIG, folder / 'config.json'):  # the newer versions' first
-        if not exists(file):
-            continue
-        fields = read_fields(file, _MODEL, _MEND)
-        section = fields.get('sentence_transformers') or {}
-        names.append(fields.get('activation_fn'))
-        names.append(section.get('activation_fn'))
-        names.append(fields.get('sbert_ce_default_activation_function'))
-    return str(next(filter(None, names), ''))
 
 
 def read_sentences(folder: Path) -> Sentences:

@@ -371,7 +371,7 @@ def check_labels_known(
     """
     if set(there) & set(known):
         return
-    hint = table.hint_of_secret(next(iter(there), ''))
+    hint = table.hint_of_secret('-1') if set(there) == {'-1'} else ''
     owner = 'the model'
     remedy = 'or, if only the names differ, add --labels_by_position to bert_jax.evaluate'
     if is_training:

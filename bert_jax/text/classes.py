@@ -34,6 +34,9 @@ _NOT_MADE = tuple(f'{name}Tokenizer' for name in (
     'Pegasus', 'Qwen2', 'Reformer', 'RemBert', 'SeamlessM4T', 'Splinter', 'T5', 'Udop', 'Whisper',
     'XGLM', 'XLNet'))
 _MARK = '\u2581'
+# Transformers 4 put it behind the other steps of a SentencePiece model. Words are the same without
+# it, as they are split at spaces.
+_FEWER_SPACES = {'type': 'Replace', 'pattern': {'Regex': ' {2,}'}, 'content': ' '}
 
 
 def class_named(fields: Mapping[str, Any]) -> str:
@@ -47,6 +50,11 @@ def makes_others_parts(fields: Mapping[str, Any]) -> bool:
     if kind in (_MPNET, *_NOT_MADE):
         return True
     return _ALGORITHMS.get(kind, 'WordPiece') != 'WordPiece'
+
+
+def algorithm_in(parts: Mapping[str, Any]) -> str:
+    """The algorithm of a tokenizer.json, as it calls it."""
+    return str(parts['model'].get('type', 'WordPiece'))
 
 
 def follow_class(parts: dict[str, Any], fields: Mapping[str, Any], source: str) -> bool:
@@ -63,7 +71,7 @@ def follow_class(parts: dict[str, Any], fields: Mapping[str, Any], source: str) 
       Whether something changed.
     """
     kind = class_named(fields)
-    algorithm = parts['model'].get('type', 'WordPiece')
+    algorithm = algorithm_in(parts)
     wanted = _ALGORITHMS.get(kind, algorithm)
     if wanted != algorithm:
         tell_once(f'note: {source} is a tokenizer of {algorithm}, while tokenizer_class={kind!r} '
@@ -110,12 +118,14 @@ def _tell_not_followed(
 
 
 def frame_of_class(
-    frame: Frame | None, fields: Mapping[str, Any], index: Mapping[str, int], source: str
+    frame: Frame | None, algorithm: str, fields: Mapping[str, Any], index: Mapping[str, int],
+    source: str,
 ) -> Frame | None:
     """The frame of a tokenizer, which some classes make themselves; one that differs is noted.
 
     Args:
       frame: that of the tokenizer.json, if it has one.
+      algorithm: of the tokenizer.json, which is followed if that of its class is another.
       fields: of the tokenizer_config.json.
       index: the ids of tokens.
       source: for messages.
@@ -127,6 +137,7 @@ def frame_of_class(
     ends = [token_in(fields.get(name)) for name in names]
     cls_id, sep_id = (index.get(end or usual) for end, usual in zip(ends, ('<s>', '</s>')))
     makes_frame = kind in (*_BYTE_LEVEL, *_SENTENCE_PIECE, _MPNET)
+    makes_frame = makes_frame and _ALGORITHMS[kind] == algorithm
     if not makes_frame or cls_id is None or sep_id is None:
         return frame
     robertas = berts_frame(cls_id, sep_id, 2).without_types()
@@ -224,11 +235,13 @@ def _contradicts_space(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> b
 
 def _plain(stage: Any) -> list[dict[str, Any]]:
     """The steps of a part, without what concerns offsets, and older spellings as of today."""
-    found = []
+    found: list[dict[str, Any]] = []
     for step in steps_of(stage):
         step = {name: value for name, value in step.items() if name != 'trim_offsets'}
         if step.get('type') == 'ByteLevel':
             step.setdefault('use_regex', True)
+        if step == _FEWER_SPACES and found:
+            continue
         if step.get('type') == 'Metaspace' and 'prepend_scheme' not in step:
             adds = step.get('add_prefix_space', True)
             step['prepend_scheme'] = 'always' if adds else 'never'

@@ -17,7 +17,7 @@ import numpy as np
 from bert_jax.runtime.errors import InputError, needing, tell_once
 from bert_jax.runtime.hashing import digest
 from bert_jax.text.added import MOST_TOKENS, AddedToken
-from bert_jax.text.classes import follow_class, frame_of_class, token_in
+from bert_jax.text.classes import algorithm_in, follow_class, frame_of_class, token_in
 from bert_jax.text.coinciding import check_distinct
 from bert_jax.text.growth import Growth, steps_of
 from bert_jax.text.library import (
@@ -103,7 +103,7 @@ class HuggingFaceTokenizer:
         if isinstance(sampling, Mapping) and sampling.get('enable_sampling'):
             tell_once(f'note: {source}: sp_model_kwargs={dict(sampling)!r:.100} of the file beside '
                       'it is not applied: here a text always has the same pieces')
-        self.algorithm = str(parts['model'].get('type', 'WordPiece')).lower()
+        self.algorithm = algorithm_in(parts).lower()
         self.adds_prefix_space = _adds_prefix_space(parts)
         names = _names_of_roles(fields)
         self._add(added_tokens, source)
@@ -183,7 +183,7 @@ class HuggingFaceTokenizer:
             is_continuation[i] = not self._marks.begins_word(tokens[i])
         frame = frame_of_library(
             self._library, parts, fields.get('truncation_side'), len(tokens), source)
-        frame = frame_of_class(frame, fields, index, source)
+        frame = frame_of_class(frame, algorithm_in(parts), fields, index, source)
         ids = _ids_of_roles(index, names, ends_of(frame, tokens), parts, source)
         self._added_ids = frozenset((*added, *ids.values()))
         for i in self._added_ids:

@@ -248,7 +248,7 @@ FAULTY_LINES = [
     FaultyLine('next-sentence', 'pretraining', b'a\tb', b'a b\n', 'line 2: two texts with a TAB'),
     FaultyLine('tag', 'token_classification', b'a', b'\xff\n', 'line 2: not UTF-8 (byte 0xff)'),
     FaultyLine('features', 'base', b'a', b'\xff\n', 'line 2: not UTF-8'),
-    FaultyLine('features', 'base', b'a', b'\0a\0\n', 'line 2: a NUL byte, as in UTF-16'),
+    FaultyLine('features', 'base', b'a', b'\0a\0\n', 'line 2: UTF-16, not UTF-8'),
     question(b'a question\n', 'line 2: two texts with a TAB'),
     question(b'a\tb\tc', 'two texts with a TAB'),
     question(b'{"question": "a"}', 'it is no {"question":'),
@@ -269,6 +269,20 @@ def test_a_faulty_line_has_an_error_as_its_result(run, case):
     assert case.message in wrong['error']
     assert case.message in err and err.count('\n') == 1
     assert err.startswith('text 2: ') and err.endswith('(1 of 2 have no result)\n')
+
+
+@pytest.mark.parametrize(('lines', 'is_read'), [
+    (b'a b\0c\nb\0\0a\n', True),  # the tokenizer drops it
+    ('a b\n\u0436\u0436\n'.encode('utf-16'), False),
+    ('a b\nc d'.encode('utf-16-be'), False),
+    ('a b\nc d'.encode('utf-16-le'), False),
+])
+def test_lines_with_nul_are_refused_as_utf16_alone(run, lines, is_read):
+    status, results, err = run('features', stdin=lines, model='base')
+    assert status == (0 if is_read else 2)
+    assert len(results) >= 2
+    assert all(('error' not in result) == is_read for result in results)
+    assert is_read or '(iconv -f UTF-16 -t UTF-8 FILE)' in err
 
 
 def test_columns_by_name(run, tmp_path):

@@ -352,6 +352,21 @@ def test_an_unknown_activation_is_named_and_not_applied(cross_encoder, capsys):
     assert found['value'] == pytest.approx(value_before_activation(), abs=1e-5)
 
 
+@pytest.mark.parametrize(('activation', 'said'), [
+    ('torch.nn.modules.activation.Softmax', ''), ('torch.nn.modules.linear.Identity', ''),
+    ('torch.nn.modules.activation.Sigmoid', 'activation.Sigmoid is not applied: several outputs'),
+    ('mine.Cube', 'mine.Cube is not applied: several outputs are probabilities'),
+])
+def test_several_outputs_are_probabilities(tmp_path, activation, said, capsys):
+    folder = shutil.copytree(tiny.RECORDED / 'classification', tmp_path / 'model')
+    config = json.loads((folder / 'config.json').read_text())
+    config['sbert_ce_default_activation_function'] = activation
+    (folder / 'config.json').write_text(json.dumps(config))
+    load(folder)
+    err = capsys.readouterr().err
+    assert said in err and ('activation' in err) == bool(said)
+
+
 def test_an_embedding_with_more_rows_than_the_vocabulary_has_tokens(model, tmp_path):
     vocab_file = tmp_path / 'vocab.txt'
     vocab_file.write_text(''.join(f'{token}\n' for token in tiny.VOCAB[:-2]))

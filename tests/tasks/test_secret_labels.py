@@ -2,8 +2,11 @@
 
 import pytest
 
+from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.glue import GLUE_TASKS
+from bert_jax.tasks.labels import NumericLabels, check_labels_known
 from bert_jax.tasks.superglue import SUPERGLUE_TASKS
+from bert_jax.tasks.texts import TextColumns, read_texts
 from tests.refusals import refused
 from tests.tasks.files import put
 from tests.tasks.opened import WORDS, opened, parquet
@@ -91,3 +94,20 @@ def test_a_split_with_secret_labels_is_refused(vocabulary, tmp_path, entry, spli
         word = 'has one label, -1'
     with refused(word, files[split]):
         opened(task, files['train'], tmp_path, eval_source=files['test'], **fields)
+
+
+@pytest.mark.parametrize('number', [1, 4])
+def test_a_few_scores_may_all_be_of_that_number(vocabulary, tmp_path, number):
+    """Such as sentiments from -1 to 1."""
+    rows = [{'text': word, 'label': -1} for word in WORDS[:number]]
+    path = put(tmp_path, 'rows.jsonl', rows)
+    columns = TextColumns(texts=('text',), label='label')
+    assert read_texts(path, columns, NumericLabels()).labels.tolist() == [-1] * number
+
+
+@pytest.mark.parametrize(('there', 'is_said'), [
+    (['-1'], True), (['-1', 'yes'], False), (['no', 'yes'], False), ([], False)])
+def test_labels_are_called_secret_if_there_is_no_other(there, is_said):
+    with pytest.raises(InputError, match='none is the same') as error:
+        check_labels_known('dev.tsv', there, ['bad', 'good'])
+    assert (SECRET in str(error.value)) == is_said

@@ -1,16 +1,21 @@
 """Whether text is lower-cased: what decides, and what is said where the vocabulary disagrees."""
 
+import contextlib
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from bert_jax.completion import complete
-from bert_jax.config import default_config
+from bert_jax.config import default_config, finetuning_config
+from bert_jax.foreign import load_weights
 from bert_jax.text.coverage import check_known
 from bert_jax.text.kinds import find_lowercase, load_tokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
+from tests import tokenizers_of_kinds
+from tests.predict.tiny import RECORDED
 from tests.refusals import refused
 
 CASED = (*SPECIAL_TOKENS, 'US', 'us', 'Turkey', 'turkey', 'and', '##s')
@@ -75,6 +80,18 @@ def test_a_setting_that_is_no_truth_value_is_refused(tmp_path):
     config_with(tmp_path, CASED, {CONFIG_FILE: {'do_lower_case': 'no'}})
     with refused(CONFIG_FILE, "do_lower_case='no'"):
         find_lowercase(tmp_path / 'vocab.txt')
+
+
+@pytest.mark.parametrize(('make', 'lowercases'), [
+    (tokenizers_of_kinds.accented_wordpiece, True), (tokenizers_of_kinds.roberta, False)])
+def test_a_normalizer_that_lower_cases_is_enough_for_retrieval(make, lowercases, tmp_path):
+    """Of a folder whose texts are lower-cased before its tokenizer."""
+    weights = load_weights(RECORDED / 'base')
+    weights = dataclasses.replace(
+        weights, vocab_file=tokenizers_of_kinds.write(tmp_path, make()), lowercase=None,
+        inference={'do_lower_case': True}, model=weights.model | {'vocab_size': 400})
+    with contextlib.nullcontext() if lowercases else refused('lower-case those of the table'):
+        complete(finetuning_config('retrieval'), weights)
 
 
 WITH_CAPITALS = 'US and us. ' * 50
