@@ -22,7 +22,7 @@ from bert_jax.foreign.safetensors_files import open_file, write_file
 from bert_jax.heads import HEADS, part_of
 from bert_jax.heads.classification import CLASSIFIER
 from bert_jax.heads.tensors import POOLER, Tensor
-from bert_jax.runtime.errors import InputError
+from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, exists, read_fields
 from bert_jax.runtime.new_folder import new_folder, write_json
 from bert_jax.runtime.schema import NUMBER, TEXT, TRUTH, ListOf, MapOf, Range, count
@@ -51,6 +51,7 @@ _TASK_TYPES = {
     'token_classification': 'TOKEN_CLS', 'question_answering': 'QUESTION_ANS',
     '': 'FEATURE_EXTRACTION'}
 _REMEDY = 'mend it, or download the file again'
+_MERGE = 'merge the adapter into its model with peft (merge_and_unload), and save that'
 _RANK = count(2**16)
 _SCHEMA: Mapping[str, Any] = {
     'peft_type': TEXT,
@@ -316,9 +317,10 @@ def read_peft(folder: Path, base: Weights) -> Weights:
     params = _read_head(stored, base, family, architecture, head)
     embeddings = _adapted_embeddings(stored, base, family, architecture, head)
     if stored.arrays:
-        raise InputError(f'{folder / _TENSORS}: {min(stored.arrays)} is of nothing that can be '
-                         f'read of a model with {HEADS[head].title()}: adapters of the layers and '
-                         f'the pooler can be, and parameters of the head{_remedy(stored)}')
+        name = min(stored.arrays, key=lambda name: ('.lora_' not in name, name))
+        raise InputError(f'{folder / _TENSORS}: {name} is of nothing that can be read of a model '
+                         f'with {HEADS[head].title()}: adapters of the layers and the pooler can '
+                         f'be, and parameters of the head{_remedy(stored)}')
     head = parameters.find_head(
         params, base.model, head, f'{stored.file} is of {HEADS[head].title()}')
     labels = ours.get('labels')
@@ -331,7 +333,10 @@ def read_peft(folder: Path, base: Weights) -> Weights:
         labels=parameters.read_labels(labels, head, params, folder / _OURS),
         source=f'adapter {folder} of {base.source}',
         inference={**of_base, **inference}, step_dir=None, unused=(), adapter=adapter)
-    return result.merged if embeddings else result
+    if not embeddings:
+        return result
+    tell_once(f'note: the adapter of {folder} is in the weights now, as it is of embeddings, too')
+    return result.merged
 
 
 class _Stored(NamedTuple):
@@ -421,12 +426,13 @@ def _check_readable(config: Mapping[str, Any], file: Path) -> None:
     for name, value in config.items():
         is_known = name in (*_SCHEMA, *_NOT_READ, 'init_lora_weights')
         if not is_known and value and (name, value) != ('bias', 'none'):
-            raise InputError(f'{file}: {name}={value!r:.100} cannot be read: merge the adapter '
-                             'into its model with peft (merge_and_unload), and save that')
+            raise InputError(f'{file}: {name}={value!r:.100} cannot be read: {_MERGE}')
 
 
 def _remedy(stored: _Stored) -> str:
     """What helps against a tensor that is of nothing, as far as it is known."""
+    if any('.lora_' in name for name in stored.arrays):
+        return f': {_MERGE}'
     if stored.config.get('task_type'):
         return ''
     return (f"; if it is of a head, say in {stored.file} which: 'task_type': "
@@ -486,8 +492,7 @@ def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
     some = ', '.join(sorted(unknown)[:3]) + (', ...' if len(unknown) > 3 else '') or 'none'
     raise InputError(f'{where} has adapters of {some}: those that can be read are beside '
                      f'matrices in the {base.model["num_layers"]} layers, the embeddings and the '
-                     f'pooler of {base.source}: merge the adapter into its model with peft '
-                     '(merge_and_unload), and save that')
+                     f'pooler of {base.source}: {_MERGE}')
 
 
 def _read_adapter(
@@ -655,6 +660,19 @@ def _with_product_of_table(
     return table_IxO.astype(np.float32)
 
 
+def _drop_copy(stored: _Stored, module: str, of_base: np.ndarray) -> None:
+    """Drops the copy of the base's own table that peft writes beside an adapter of it.
+
+    Raises:
+      InputError: it is another table.
+    """
+    name = f'{module}.base_layer.weight'
+    copy = stored.arrays.pop(name, None)
+    if copy is not None and not np.array_equal(copy, of_base.astype(copy.dtype)):
+        raise InputError(f'{stored.file.with_name(_TENSORS)}: {name} is not the table of the base, '
+                         f'and one that was trained cannot be read beside its adapter: {_MERGE}')
+
+
 def _adapted_embeddings(
     stored: _Stored, base: Weights, family: Family, architecture: Architecture, head: str
 ) -> dict[str, np.ndarray]:
@@ -672,7 +690,9 @@ def _adapted_embeddings(
         read = _with_product_of_table if match[1] else _with_product
         (name,) = form.names
         (of_base,) = tensor.to_files(form, base.params[tensor.name])
-        array = read(stored, name.removesuffix('.weight'), of_base)
+        module = name.removesuffix('.weight')
+        _drop_copy(stored, module, of_base)
+        array = read(stored, module, of_base)
         if array is not None:
             sizes = parameters.sizes_of(base.model)
             found[tensor.name] = tensor.from_files(form, [array], sizes)

@@ -293,31 +293,55 @@ OF_ALL = ['word_embeddings', 'token_type_embeddings', 'q_proj', 'k_proj', 'v_pro
         'target_modules': OF_ALL, 'task_type': 'FEATURE_EXTRACTION', 'lora_alpha': 1}),
     ('bert', 'ForSequenceClassification', {
         'target_modules': ['position_embeddings', 'value'], 'use_rslora': True}),
+    ('nomic', 'ForTokenClassification', {'target_modules': ['word_embeddings', 'q_proj']}),
+    ('gte', 'ForSequenceClassification', {
+        'target_modules': ['token_type_embeddings', 'word_embeddings', 'q_proj']}),
+    # Beside these, peft writes the base's own table.
+    ('eurobert', 'ForSequenceClassification', {'target_modules': ['embed_tokens', 'q_proj']}),
+    ('ultrabert', 'ForTokenClassification', {'target_modules': ['embed_tokens', 'q_proj']}),
 ])
-def test_adapters_of_embeddings_are_in_the_parameters(variant, kind, fields, tmp_path):
+def test_adapters_of_embeddings_are_in_the_parameters(variant, kind, fields, tmp_path, capsys):
     base = family_models.random_model(variant, kind)
     base.save_pretrained(tmp_path / 'base')
     inputs = family_models.random_inputs(base, 16)
     model = adapted(base, kind, fields)
     model.save_pretrained(tmp_path / 'adapter')
     found = with_adapter(load_weights(tmp_path / 'base'), tmp_path / 'adapter', keep_adapter=True)
+    assert f"the adapter of {tmp_path / 'adapter'} is in the weights now" in capsys.readouterr().err
     assert_close(ours(found, inputs), theirs(model, inputs), inputs['attention_mask'] == 1)
     with refused('has no adapter beside its kernels: --to huggingface writes all of it'):
         write_peft(tmp_path / 'ours', found)
 
 
-@pytest.mark.parametrize(('kind', 'targets', 'message'), [
-    ('ForMaskedLM', ['word_embeddings', 'query'], 'word_embeddings.lora_embedding_A is of nothing'),
-    ('Model', ['word_embeddings'], 'has no adapter of the layers'),
-    ('ForSequenceClassification', ['classifier', 'query'],
+@pytest.mark.parametrize(('kind', 'fields', 'message'), [
+    ('ForMaskedLM', {'target_modules': ['word_embeddings', 'query']},
+     'word_embeddings.lora_embedding_A is of nothing'),
+    ('ForTokenClassification', {'target_modules': ['word_embeddings', 'query'], 'use_dora': True},
+     'word_embeddings.lora_magnitude_vector is of nothing'),
+    ('Model', {'target_modules': ['word_embeddings']}, 'has no adapter of the layers'),
+    ('ForSequenceClassification', {'target_modules': ['classifier', 'query']},
      'has adapters of classifier: those that can be read'),
 ])
-def test_a_module_without_a_place_is_refused_by_its_name(kind, targets, message, tmp_path):
+def test_a_module_without_a_place_is_refused_by_its_name(kind, fields, message, tmp_path):
     base = family_models.random_model('bert', kind)
     base.save_pretrained(tmp_path / 'base')
-    model = adapted(base, kind, {'target_modules': targets, 'task_type': None})
+    model = adapted(base, kind, {**fields, 'task_type': None})
     model.save_pretrained(tmp_path / 'adapter')
-    with refused(message):
+    with refused(message, '(merge_and_unload)'):
+        with_adapter(load_weights(tmp_path / 'base'), tmp_path / 'adapter')
+
+
+def test_a_table_that_was_trained_beside_its_adapter_is_refused(tmp_path):
+    base = family_models.random_model('eurobert', 'Model')
+    base.save_pretrained(tmp_path / 'base')
+    fields = {'target_modules': ['embed_tokens', 'q_proj'], 'task_type': 'FEATURE_EXTRACTION'}
+    adapted(base, 'Model', fields).save_pretrained(tmp_path / 'adapter')
+    file = tmp_path / 'adapter' / 'adapter_model.safetensors'
+    tensors = load_file(file)
+    (name,) = (name for name in tensors if name.endswith('.base_layer.weight'))
+    tensors[name][7] += 1
+    save_file(tensors, file, {'format': 'pt'})
+    with refused('embed_tokens.base_layer.weight is not the table', '(merge_and_unload)'):
         with_adapter(load_weights(tmp_path / 'base'), tmp_path / 'adapter')
 
 

@@ -20,6 +20,10 @@ from bert_jax.foreign.families.rotary_fields import fields_of_rotary, rotary_in
 from bert_jax.runtime.files import Path
 
 _LAYER = 'gte.encoder.layer.{i}'
+_TABLES = {
+    'bert/embeddings/word_embeddings': 'gte.embeddings.word_embeddings.weight',
+    'bert/embeddings/token_type_embeddings': 'gte.embeddings.token_type_embeddings.weight',
+}
 _POOLER = {'bert/pooler/dense': 'gte.pooler.dense'}
 _CLASSIFIER = {'classifier': 'classifier'}
 
@@ -50,8 +54,7 @@ GTE = Family(
     model_types={'gte': 'Gte', 'new': 'New'},
     prefix='gte.',
     modules={
-        'bert/embeddings/word_embeddings': 'gte.embeddings.word_embeddings.weight',
-        'bert/embeddings/token_type_embeddings': 'gte.embeddings.token_type_embeddings.weight',
+        **_TABLES,
         'bert/embeddings/LayerNorm': 'gte.embeddings.LayerNorm',
         'bert/encoder/layer_{i}/attention/self/qkv': f'{_LAYER}.attention.qkv_proj',
         'bert/encoder/layer_{i}/attention/output/dense': f'{_LAYER}.attention.o_proj',
@@ -97,5 +100,5 @@ GTE = Family(
     options_of=_options_of,
     fields_of=fields_of_rotary,
     also_named={'lm_head.layer_norm.': 'lm_head.norm.', 'new.': 'gte.'},
-    kernels_in_memory=kernels_of_llama('gte.'),
+    kernels_in_memory={**_TABLES, **kernels_of_llama('gte.')},
 )

@@ -11,6 +11,10 @@ from bert_jax.foreign.families.rotary_fields import check_head_dim, fields_of_ro
 from bert_jax.runtime.files import Path
 
 _LAYER = 'nomic_bert.encoder.layers.{i}'
+_TABLES = {
+    'bert/embeddings/word_embeddings': 'nomic_bert.embeddings.word_embeddings.weight',
+    'bert/embeddings/token_type_embeddings': 'nomic_bert.embeddings.token_type_embeddings.weight',
+}
 _POOLER = {'bert/pooler/dense': 'nomic_bert.pooler.dense'}
 _CLASSIFIER = {'classifier': 'classifier'}
 
@@ -26,9 +30,7 @@ NOMIC_BERT = Family(
     model_types={'nomic_bert': 'NomicBert'},
     prefix='nomic_bert.',
     modules={
-        'bert/embeddings/word_embeddings': 'nomic_bert.embeddings.word_embeddings.weight',
-        'bert/embeddings/token_type_embeddings':
-            'nomic_bert.embeddings.token_type_embeddings.weight',
+        **_TABLES,
         'bert/embeddings/LayerNorm': 'nomic_bert.emb_ln',
         'bert/encoder/layer_{i}/attention/self/qkv': f'{_LAYER}.attn.Wqkv',
         'bert/encoder/layer_{i}/attention/output/dense': f'{_LAYER}.attn.out_proj',
@@ -92,5 +94,5 @@ NOMIC_BERT = Family(
     # As the code of its makers has them: there, the masked-LM head has no biases either.
     also_named={'bert.': 'nomic_bert.'},
     zeros_in={'mlp_fc1_bias': ('cls.predictions.transform.dense', 'cls.predictions')},
-    kernels_in_memory=kernels_of_llama('nomic_bert.'),
+    kernels_in_memory={**_TABLES, **kernels_of_llama('nomic_bert.')},
 )

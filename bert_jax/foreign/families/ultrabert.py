@@ -176,6 +176,9 @@ ULTRABERT = Family(
     options_of=_options_of,
     fields_of=_fields_of,
     also_named={'head.decoder.': 'cls.'},
-    kernels_in_memory=kernels_of_llama('model.'),
+    kernels_in_memory={
+        'bert/embeddings/word_embeddings': 'model.embed_tokens.weight',
+        **kernels_of_llama('model.'),
+    },
     prefix_in_memory='model.',
 )
