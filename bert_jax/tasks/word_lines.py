@@ -27,7 +27,7 @@ class WordLine(NamedTuple):
     """A line: its number, from 1, and its cells; none of a line between sentences."""
 
     number: int
-    cells: list[str]
+    cells: tuple[str, ...]
 
 
 def read_word_lines(path: str) -> list[WordLine]:
@@ -48,7 +48,7 @@ def read_word_lines(path: str) -> list[WordLine]:
                      f'{min(comments)}, are read as comments')
         say(f'note: {path}: {shown}')
         # Empty, as no sentence goes on behind a comment.
-        lines = [line._replace(cells=[]) if line.number in comments else line for line in lines]
+        lines = [line._replace(cells=()) if line.number in comments else line for line in lines]
     first = next((i for i, line in enumerate(lines) if line.cells), len(lines))
     if _is_header(lines[first:]):
         header = lines.pop(first)
@@ -69,7 +69,7 @@ def _split(lines: Iterable[table.Line]) -> list[WordLine]:
             _num_alike(map(_between_tabs, texts)) > _num_alike(map(_between_spaces, texts))):
         cells_of = _between_tabs
     # Words and tags recur: each is kept once.
-    return [WordLine(number, list(map(sys.intern, cells_of(text))))
+    return [WordLine(number, tuple(map(sys.intern, cells_of(text))))
             for number, text in enumerate(texts, 1)]
 
 
@@ -131,7 +131,7 @@ def _possible_comments(lines: Sequence[WordLine]) -> Iterator[WordLine]:
 
     In a file that begins with a # and has no empty lines, they separate the sentences.
     """
-    separate = (bool(lines) and lines[0].cells[:1] == [_COMMENT]
+    separate = (bool(lines) and lines[0].cells[:1] == (_COMMENT,)
                 and not any(after.cells and not line.cells
                             for line, after in itertools.pairwise(lines)))
     is_start = True
@@ -151,7 +151,7 @@ def _check_words(path: str, lines: Sequence[WordLine]) -> None:
 
     Not asked are marks of documents, and the first line, which may be a header of other names.
     """
-    sentences: list[list[list[str]]] = []
+    sentences: list[list[tuple[str, ...]]] = []
     for is_word, group in itertools.groupby(lines, key=_has_word):
         if is_word:
             sentences.append([line.cells for line in group])
