@@ -193,7 +193,7 @@ def test_a_run_in_a_bucket_resumes_from_the_last_whole_save(bucket_run):
     assert 'resuming at step 7 ' in bucket_run.resumed.stdout
 
 
-def test_a_killed_run_ends_like_one_that_was_not(whole, bucket_run):
+def test_a_run_killed_in_a_bucket_ends_like_one_that_was_not(whole, bucket_run):
     assert result(bucket_run.resumed) == result(whole.process)
     assert losses(bucket_run.folder) == losses(whole.workdir)
     found, expected = (load_weights(run).params for run in (bucket_run.folder, whole.workdir))
