@@ -12,6 +12,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from bert_jax.runtime.files import in_bucket
+
 TINY = (
     '--config=configs/tiny_pretrain.py',
     '--config.model.num_layers=1',
@@ -80,7 +82,8 @@ def first_devices(count: int) -> contextlib.ExitStack:
 
 def saved(workdir: Path, part: str = 'checkpoints') -> tuple[int, Any]:
     """(step, tree) of the newest checkpoint of a run."""
-    manager = ocp.CheckpointManager((workdir / part).absolute())
+    folder = workdir / part
+    manager = ocp.CheckpointManager(folder if in_bucket(folder) else folder.absolute())
     step = manager.latest_step()
     tree = manager.restore(step, args=ocp.args.StandardRestore())
     manager.close()
