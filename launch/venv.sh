@@ -46,7 +46,6 @@ if [ "$wanted" != "$(cat .venv/installed-requirements.txt 2> /dev/null)" ]; then
 fi
 # shellcheck disable=SC1091
 . .venv/bin/activate
-# What `pytest -n auto` starts. Three on two cores: some tests wait for processes that they start. A
-# worker takes up to 3 GB.
-export PYTEST_XDIST_AUTO_NUM_WORKERS=${PYTEST_XDIST_AUTO_NUM_WORKERS:-3}
+# What `pytest -n auto` starts: a worker of the tests takes up to 3 GB.
+export PYTEST_XDIST_AUTO_NUM_WORKERS=${PYTEST_XDIST_AUTO_NUM_WORKERS:-2}
 unset platform extra wanted python candidate version
