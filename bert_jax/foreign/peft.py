@@ -469,30 +469,34 @@ def _family_of(names: Collection[str], base: Weights, where: Path) -> Family:
       InputError: there is none, or it has no adapter.
     """
     modules = {name.partition('.lora_')[0] for name in names if '.lora_' in name}
-    every = parameters.tensors(base.model)
-    kernels = [
-        kernel.kernel for kernel in adapted_kernels(every, AdapterOptions(rank=1, targets='all'))]
-    others_there = [tensor for tensor in every
-                    if _is_kernel_of_pooler(tensor) or _BEFORE_LAYERS.fullmatch(tensor.name)]
     found = []
-    unknown = modules  # to the family that knows most of them
+    fewest = modules  # that a family does not know
     for in_files in FAMILIES:
         family = in_files.in_memory
-        forms = [family.form_of(kernel, family.architectures[0]) for kernel in kernels]
-        for architecture in family.architectures:
-            forms += [family.form_of(tensor, architecture) for tensor in others_there]
-        known = {name.removesuffix('.weight')
-                 for form in forms if form is not None for name in form.names}
-        others = modules - known - {name.removeprefix(family.prefix) for name in known}
-        if modules and not others:
+        known = _modules_of(family, base)
+        unknown = modules - known - {name.removeprefix(family.prefix) for name in known}
+        if modules and not unknown:
             found.append(family)
-        unknown = min(unknown, others, key=len)
+        fewest = min(fewest, unknown, key=len)
     if found:
         return min(found, key=lambda family: len(family.lost_options(base.model)))
-    some = ', '.join(sorted(unknown)[:3]) + (', ...' if len(unknown) > 3 else '') or 'none'
+    some = ', '.join(sorted(fewest)[:3]) + (', ...' if len(fewest) > 3 else '') or 'none'
     raise InputError(f'{where} has adapters of {some}: those that can be read are beside '
                      f'matrices in the {base.model["num_layers"]} layers, the embeddings and the '
                      f'pooler of {base.source}: {_MERGE}')
+
+
+def _modules_of(family: Family, base: Weights) -> set[str]:
+    """What a family calls the modules of a model that can have an adapter in a folder of peft."""
+    tensors = parameters.tensors(base.model)
+    options = AdapterOptions(rank=1, targets='all')
+    forms = [family.form_of(adapted.kernel, family.architectures[0])
+             for adapted in adapted_kernels(tensors, options)]
+    for tensor in tensors:
+        if _is_kernel_of_pooler(tensor) or _BEFORE_LAYERS.fullmatch(tensor.name):
+            forms += [family.form_of(tensor, each) for each in family.architectures]
+    return {name.removesuffix('.weight')
+            for form in forms if form is not None for name in form.names}
 
 
 def _read_adapter(

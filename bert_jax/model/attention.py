@@ -306,10 +306,10 @@ class SelfAttention(nn.Module):
             project = fused.product_and_bias
 
         def projected(
-            x: jax.Array, lines: jax.Array | None = None, **matrices: slice
+            x: jax.Array, lines: jax.Array | None = None, matrices: slice = slice(None)
         ) -> tuple[jax.Array, jax.Array | None]:
             read = read_by_adapter(config, x, rows_Bx2, drop.QKV_ADAPTER, layer, lines)
-            product, bias = project(x, read=read, **matrices)
+            product, bias = project(x, read=read, matrices=matrices)
             return config.layout(product, 'batch', None, None, 'heads', None), bias
 
         keep = None

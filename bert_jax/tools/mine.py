@@ -128,11 +128,10 @@ def mined(
     number_of_query = {query: i for i, query in enumerate(queries)}
     number_of_candidate = {text: i for i, text in enumerate(candidates)}
     numbers = [(number_of_query[query], number_of_candidate[document]) for query, document in pairs]
-    number_of: dict[bytes, int] = {}
-    query_ids, candidate_ids = (
-        np.array([number_of.setdefault(tokens, len(number_of)) for tokens in of_texts])
-        for of_texts in (_tokens_read(model, queries, QUERY),
-                         _tokens_read(model, candidates, DOCUMENT)))
+    ids = _ids([
+        *_tokens_read(model, queries, QUERY), *_tokens_read(model, candidates, DOCUMENT)])
+    query_ids = ids[: len(queries)]
+    candidate_ids = ids[len(queries) :]
     found = nearest(
         vectors_of_queries, vectors_of_candidates, top_k,
         left_out=_left_out(query_ids, candidate_ids, numbers))
@@ -141,11 +140,22 @@ def mined(
         own = vectors_of_queries[number] @ vectors_of_candidates[number_of_own]
         is_far = found.scores[number] <= own - margin
         negatives = found.documents[number][is_far & (found.documents[number] >= 0)]
-        _, firsts = np.unique(candidate_ids[negatives], return_index=True)
-        negatives = negatives[np.sort(firsts)][:num]
+        negatives = _without_repeats(negatives, candidate_ids)[:num]
         if len(negatives) == num:
             rows.append([query, document, *(candidates[i] for i in negatives)])
     return rows
+
+
+def _ids(texts: Sequence[bytes]) -> np.ndarray:
+    """A number of each text [n], the same for equal ones."""
+    number_of: dict[bytes, int] = {}
+    return np.array([number_of.setdefault(text, len(number_of)) for text in texts])
+
+
+def _without_repeats(candidates: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The first of the candidates with each id, in their order."""
+    _, firsts = np.unique(ids[candidates], return_index=True)
+    return candidates[np.sort(firsts)]
 
 
 def _vectors(model: Model, texts: Sequence[str], prompt: str) -> np.ndarray:
