@@ -71,7 +71,8 @@ def log_line(head: Trainable, metrics: Mapping[str, float], steps_left: int) -> 
             form = '.1%' if name.endswith('accuracy') else '.4f'
             parts.append(f'{title} {metrics[name]:{form}}')
     parts.append(f"lr {metrics['learning_rate']:.2e}")
-    if 'step_seconds' in metrics:
+    # Where only the first step was done, another host's speed may be known, but not this one's.
+    if 'sequences_per_second' in metrics:
         parts.append(f"{count(metrics['sequences_per_second'])} seq/s")
         parts.append(f"{count(metrics['tokens_per_second'])} tok/s")
         if 'mfu' in metrics:

@@ -112,3 +112,8 @@ def test_the_log_line_names_them(measured, shown):
         'loss': 1.0, 'learning_rate': 0.1, 'sequences_per_second': 1.0, 'tokens_per_second': 1.0,
         'data_wait': 0.6, 'step_seconds': 0.5, **measured}
     assert shown in log_line(mock.Mock(shown={}), metrics, 10)
+
+
+def test_the_line_of_the_first_step_names_no_host():
+    metrics = {'loss': 1.0, 'learning_rate': 0.1, 'step_seconds': 0.5, 'step_seconds_host': 1}
+    assert log_line(mock.Mock(shown={}), metrics, 10) == 'loss 1.0000  lr 1.00e-01'
