@@ -256,46 +256,62 @@ def finish_store(
     parts = [summaries.parts[name] for name in names]
     _check_whole(names, [part.is_last for part in parts], folder, num_shares)
     sizes = _check_sizes({name: summaries.parts[name].blocks for name in names}, folder)
-    num_documents = [num_documents_of(part.blocks) for part in parts]
-    if not sum(num_documents):
+    num_documents = sum(num_documents_of(part.blocks) for part in parts)
+    if not num_documents:
         raise InputError(f"data source '{origin.source}' holds no text")
-    is_left_out = np.concatenate([
-        np.unpackbits(part.left_out, count=num)
-        for part, num in zip(parts, num_documents, strict=True)])
-    contents = {
-        store.INDEX: _index(parts).tobytes(),
-        store.LEFT_OUT: np.packbits(is_left_out, bitorder='little').tobytes(),
-    }
-    totals = np.zeros(2, np.int64)
-    sentences = SentenceSample()
-    held_out = LowestDocuments(smallest_token_dtype(origin.vocab_size).itemsize)
-    for part in parts:
-        totals += part.totals
-        sentences.add_hashes(*part.sentences)
-        held_out.add(*part.held_out)
-    block, _ = held_out.documents()
-    contents[store.HELD_OUT] = block.to_bytes()
-    contents[store.TOKEN_COUNTS] = summaries.token_counts.astype('<i8').tobytes()
+    contents = _files_of_all_parts(parts, summaries.token_counts, origin.vocab_size)
     for name, content in contents.items():
         files.write_whole(folder / name, content)
     contents |= _vocabulary_files(folder)
-    num_sentences, text_bytes = totals.tolist()
+    num_sentences, text_bytes = np.sum([part.totals for part in parts], axis=0).tolist()
     manifest = {
         'format_version': store.FORMAT_VERSION,
         **dataclasses.asdict(origin),
         'num_blocks': sum(len(part.blocks) for part in parts),
         'num_tokens': int(summaries.token_counts.sum()),
         'num_sentences': num_sentences,
-        'num_documents': sum(num_documents),
+        'num_documents': num_documents,
         **_counts(parts, deciders_of(facts)),
         'text_bytes': text_bytes,
-        'repeated_share': sentences.repeated_share(),
+        'repeated_share': _repeated_share(parts),
         **({'bad_files': bad_files} if bad_files else {}),
         'parts': sizes,
         'files': {name: store.described_file(content) for name, content in contents.items()},
     }
     _check_still_there(folder, names)
     files.write_whole(folder / store.MANIFEST, json.dumps(manifest, indent=1))
+
+
+def _files_of_all_parts(
+    parts: Sequence[PartSummary], token_counts: np.ndarray, vocab_size: int
+) -> dict[str, bytes]:
+    """The content of the files that describe all parts together, by name.
+
+    Args:
+      parts: of the store, in order.
+      token_counts: by id.
+      vocab_size: of the tokenizer.
+    """
+    is_left_out = np.concatenate([
+        np.unpackbits(part.left_out, count=num_documents_of(part.blocks)) for part in parts])
+    held_out = LowestDocuments(smallest_token_dtype(vocab_size).itemsize)
+    for part in parts:
+        held_out.add(*part.held_out)
+    held_out_block, _ = held_out.documents()
+    return {
+        store.INDEX: _index(parts).tobytes(),
+        store.LEFT_OUT: np.packbits(is_left_out, bitorder='little').tobytes(),
+        store.HELD_OUT: held_out_block.to_bytes(),
+        store.TOKEN_COUNTS: token_counts.astype('<i8').tobytes(),
+    }
+
+
+def _repeated_share(parts: Sequence[PartSummary]) -> float:
+    """The share of the sentences that repeat another, by a sample of their hashes."""
+    sample = SentenceSample()
+    for part in parts:
+        sample.add_hashes(*part.sentences)
+    return sample.repeated_share()
 
 
 def _check_still_there(folder: files.Path, names: Iterable[str]) -> None:

@@ -71,55 +71,96 @@ def main(argv: Sequence[str]) -> None:
         if pretraining_kind(config.task) != 'pretrain':
             raise InputError(f'config.task={config.task!r} reads its data at every start and has '
                              'nothing to prepare: only pre-training on text has')
-        # Imported here, because they import jax, which then reads JAX_PLATFORMS.
-        from bert_jax.corpus import store_building
-        from bert_jax.corpus.preparing import open_builds, prepare
-        from bert_jax.foreign import load_weights
-        from bert_jax.validation import validate
-
-        validate(config)
-        published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
-        config = complete(config, published)
+        config = _completed(config)
         if options and (values.share or values.finish):
             raise InputError('an engine divides the shares and finishes the store: leave out '
                              '--share and --finish, or what stands behind --')
         if values.share:
-            which = _slice(values.share, values.finish)
-            for build in _unfinished(open_builds(config)):
-                with store_building.at_work_on(build, which):
-                    store_building.make_shares(build, which)
-            show(f'share={values.share}: done; when all are, --finish makes the stores')
+            _make_shares(config, values)
             return
         if values.finish:
-            for build in _unfinished(open_builds(config)):
-                with store_building.alone_at_work(build):
-                    store_building.finish(build)
+            _finish_stores(config)
         if options:
-            with needing('what stands behind --, an engine,', extra='beam'):
-                from bert_jax.corpus import beam_shares, beam_words
+            _make_stores_with_engine(config, options)
+        _make_stores(config)
 
-            count_runs = functools.partial(beam_words.counted_runs, options=options)
-            for build in _unfinished(open_builds(config, count_runs)):
-                with store_building.alone_at_work(build):
-                    beam_shares.run(build, options)
-        prepared = prepare(config)
-        assert prepared is not None
-        for source, store in prepared.stores.items():
-            path = as_path(config.data.dir) / 'stores' / store.fingerprint
-            show(f'{source}: {_described(store.manifest)}: {path}')
-            unknown_id = prepared.tokenizer.vocab.unk_id
-            if unknown_id is not None:
-                counts = store.token_counts()
-                show(f'{source}: {counts[unknown_id] / max(counts.sum(), 1):.2%} of the tokens are '
-                     '[UNK]')
-            for file, fault in store.manifest.get('bad_files', {}).items():
-                show(f'{source}: set aside: {file}: {fault}')
-            for file in store.manifest.get('contamination', ()):
-                show(f"{source}: {file['name']}: {file['num_found']:,} of "
-                     f"{counted(file['num_texts'], 'text')} found, in "
-                     f"{counted(file['num_documents'], 'document')}")
-        if not prepared.stores:
-            show('all sources are records, which every host reads as they are')
+
+# What follows imports within its functions: jax reads JAX_PLATFORMS when it is imported.
+
+
+def _completed(config: Any) -> Any:
+    """The checked config, with what follows from the weights that it names."""
+    from bert_jax.foreign import load_weights
+    from bert_jax.validation import validate
+
+    validate(config)
+    published = load_weights(config.init_checkpoint) if config.init_checkpoint else None
+    return complete(config, published)
+
+
+def _make_shares(config: Any, values: flags.FlagValues) -> None:
+    """Makes the shares of each store that --share names."""
+    from bert_jax.corpus import store_building
+    from bert_jax.corpus.preparing import open_builds
+
+    which = _slice(values.share, values.finish)
+    for build in _unfinished(open_builds(config)):
+        with store_building.at_work_on(build, which):
+            store_building.make_shares(build, which)
+    show(f'share={values.share}: done; when all are, --finish makes the stores')
+
+
+def _finish_stores(config: Any) -> None:
+    """Makes the stores of shares that are all there."""
+    from bert_jax.corpus import store_building
+    from bert_jax.corpus.preparing import open_builds
+
+    for build in _unfinished(open_builds(config)):
+        with store_building.alone_at_work(build):
+            store_building.finish(build)
+
+
+def _make_stores_with_engine(config: Any, options: Sequence[str]) -> None:
+    """Makes the stores with Apache Beam, whose options these are."""
+    from bert_jax.corpus import store_building
+    from bert_jax.corpus.preparing import open_builds
+
+    with needing('what stands behind --, an engine,', extra='beam'):
+        from bert_jax.corpus import beam_shares, beam_words
+
+        count_runs = functools.partial(beam_words.counted_runs, options=options)
+        for build in _unfinished(open_builds(config, count_runs)):
+            with store_building.alone_at_work(build):
+                beam_shares.run(build, options)
+
+
+def _make_stores(config: Any) -> None:
+    """Makes what is missing of the vocabulary and the stores, and says what they hold."""
+    from bert_jax.corpus.preparing import prepare
+
+    prepared = prepare(config)
+    assert prepared is not None
+    for source, store in prepared.stores.items():
+        path = as_path(config.data.dir) / 'stores' / store.fingerprint
+        show(f'{source}: {_described(store.manifest)}: {path}')
+        unknown_id = prepared.tokenizer.vocab.unk_id
+        if unknown_id is not None:
+            counts = store.token_counts()
+            show(f'{source}: {counts[unknown_id] / max(counts.sum(), 1):.2%} of the tokens are '
+                 '[UNK]')
+        _show_faults(source, store.manifest)
+    if not prepared.stores:
+        show('all sources are records, which every host reads as they are')
+
+
+def _show_faults(source: str, manifest: Mapping[str, Any]) -> None:
+    """Says which files were set aside, and what the text holds of evaluation files."""
+    for file, fault in manifest.get('bad_files', {}).items():
+        show(f'{source}: set aside: {file}: {fault}')
+    for file in manifest.get('contamination', ()):
+        show(f"{source}: {file['name']}: {file['num_found']:,} of "
+             f"{counted(file['num_texts'], 'text')} found, in "
+             f"{counted(file['num_documents'], 'document')}")
 
 
 def _split_off_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:

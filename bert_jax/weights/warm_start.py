@@ -203,21 +203,9 @@ def place(
     Raises:
       InputError: the weights are not of this model.
     """
-    notes = []
-    if model:
-        notes += _different_options(weights.model, model)
-    source = dict(weights.params)
-    if head != weights.head:
-        # A parameter that only a config file's own head knows may mean something else elsewhere.
-        listed = {tensor.name for tensor in tensors(weights.model)}
-        source = {
-            name: x for name, x in source.items() if name in listed or is_of_adapter(name)}
     shared = weights.shared_layers(weights, shapes, head)
-    for name, other in shared.items():
-        if other:
-            source[name] = weights.params[other]
-        else:
-            source.pop(name, None)
+    source = _source_params(weights, head, shared)
+    notes = _different_options(weights.model, model) if model else []
     notes += _shared_notes(shared)
     if 'classifier/bias' in source and 'classifier/bias' in shapes:
         notes += _place_classifier(
@@ -244,6 +232,31 @@ def place(
         unused=(*unused, *weights.unused),
         notes=tuple(notes),
         repeats_positions=repeats_positions)
+
+
+def _source_params(
+    weights: Weights, head: str, shared: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """The weights' parameters by the names that the target may have for them.
+
+    Args:
+      weights: the source.
+      head: of the target.
+      shared: see `Weights.shared_layers`: for a name of the target the source's name of the same
+        layer, or '' if the source's parameter of this name means something else.
+    """
+    source = dict(weights.params)
+    if head != weights.head:
+        # A parameter that only a config file's own head knows may mean something else elsewhere.
+        listed = {tensor.name for tensor in tensors(weights.model)}
+        source = {
+            name: x for name, x in source.items() if name in listed or is_of_adapter(name)}
+    for name, other in shared.items():
+        if other:
+            source[name] = weights.params[other]
+        else:
+            source.pop(name, None)
+    return source
 
 
 def _shared_notes(shared: Mapping[str, str]) -> list[str]:
