@@ -8,6 +8,7 @@ folder of its address.
 """
 
 import array
+import atexit
 import contextlib
 import dataclasses
 import gc
@@ -20,8 +21,9 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import types
-from typing import Any
+from typing import Any, NoReturn
 
 _IMPORTED = (
     'multiprocessing.spawn',  # it keeps this process's executable, for pools
@@ -218,6 +220,30 @@ def _run(arguments: list[str]) -> None:
         exec(compile(what, '<string>', 'exec'), sys.modules['__main__'].__dict__)
 
 
+def _run_to_the_end(arguments: list[str]) -> NoReturn:
+    """Runs a program and ends this fork with its status.
+
+    It ends as Python does, but modules and objects that live until then are left to the system: to
+    take them down costs more than many a program, for the memory is shared until it is touched.
+    What ends with a traceback, and what cannot be flushed, is Python's own affair.
+    """
+    status = 0
+    try:
+        _run(arguments)
+    except SystemExit as ended:
+        if not isinstance(ended.code, (int, types.NoneType)):
+            raise
+        status = ended.code or 0
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == '__main__':
     gc.disable()
     warm_up()
@@ -234,4 +260,5 @@ if __name__ == '__main__':
         del server
         _become(asked)
         sys.executable = stand_in
-        _run(asked.arguments)
+        os.fsync = lambda file: None  # as in tests/conftest.py
+        _run_to_the_end(asked.arguments)
