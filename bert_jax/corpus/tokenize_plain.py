@@ -159,8 +159,18 @@ class _SafeTexts:
         return self._of_all.fullmatch(text) is not None
 
     def _pattern(self, code_points: Sequence[int]) -> re.Pattern[str]:
-        safe = _class_of(safe_codepoints(*self._options, code_points))
-        return re.compile(f'[{safe}]*')
+        return _safe_text(*self._options, code_points)
+
+
+@functools.lru_cache(maxsize=16)
+def _safe_text(
+    lowercase: bool, strip_accents: bool | None, tokenize_chinese_chars: bool,
+    code_points: Sequence[int],
+) -> re.Pattern[str]:
+    """Matches text of the safe ones of these code points. Every share of a store asks for it."""
+    safe = _class_of(
+        safe_codepoints(lowercase, strip_accents, tokenize_chinese_chars, code_points))
+    return re.compile(f'[{safe}]*')
 
 
 def _fast_encode(tokenizer: WordPieceTokenizer) -> Encode:
