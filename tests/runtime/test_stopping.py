@@ -241,11 +241,11 @@ ALONE = {
 }
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='module', autouse=True)
 def ended(tmp_path_factory):
     """By a name of `ALONE`, the future (number of hosts, folder, exit status, standard error).
 
-    Three run at once: they do little but wait.
+    Three run at once, and beside the other tests here: they do little but wait.
     """
     def run(count, body, words):
         folder = tmp_path_factory.mktemp('alone')
