@@ -29,7 +29,9 @@ _IMPORTED = (
     'multiprocessing.spawn',  # it keeps this process's executable, for pools
     'absl.logging', 'ml_collections', 'numpy', 'jax', 'jax.numpy', 'flax.linen', 'optax',
     'orbax.checkpoint', 'tensorboardX', 'matplotlib.figure', 'matplotlib.backends.backend_agg',
-    'tensorflow_text', 'tokenizers', 'pyarrow.parquet', 'httpx',
+    'tensorflow_text', 'tokenizers', 'pyarrow.parquet', 'httpx', 'jax.experimental.mesh_utils',
+    'jax.experimental.multihost_utils', 'jax.experimental.pallas.tpu', 'scipy.special',
+    'safetensors.numpy',
 )
 # Variables that are read when Python or a package is imported; but those of hosts are read later,
 # and the streams of a fork always have a buffer.
