@@ -24,13 +24,13 @@ LLAMA = {
 OPTIONS = {
     'GTE': {
         'positions': 'rotary', 'gated': True, 'layer_biases': 'not_intermediate',
-        'rotary_factor': 1.5},
-    'EuroBERT': {**LLAMA, 'masked_lm_head': 'linear', 'pooling': 'late'},
+        'rotary_factor': 1.5, 'masked_lm_head': 'linear'},
     'UltraBERT': {
         **LLAMA, 'masked_lm_head': 'two_layers', 'masked_lm_size': 24, 'pooler': False,
         'local_attention': 6, 'first_global': 1, 'num_layers': 2},
-    'MPNet': {'relative_positions': True, 'first_position': 2, 'type_vocab_size': 0},
-    'ALBERT': {'shared_layers': True, 'embedding_size': 16, 'num_layers': 2},
+    'MPNet and ALBERT': {
+        'relative_positions': True, 'first_position': 2, 'type_vocab_size': 0,
+        'shared_layers': True, 'embedding_size': 16, 'num_layers': 2},
 }
 
 
