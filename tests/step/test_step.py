@@ -22,7 +22,7 @@ from bert_jax.step import step as steps
 from bert_jax.step.optimizers import OptimizerOptions, make_optimizer
 from bert_jax.step.schedules import ScheduleSegment, make_schedule
 from bert_jax.watch.verify import make_verify
-from tests.tiny_models import assert_close, drawn_state, fixed_step
+from tests.tiny_models import assert_close, drawn_params, drawn_state, fixed_step
 from tests.train.toy import Toy, batch, mesh, sgd_step
 
 pytestmark = pytest.mark.slow
@@ -134,9 +134,7 @@ def test_any_mesh_starts_alike():
         on = mesh(*axes)
         return jax.device_get(steps.make_init(small_bert(on, {}), optax.sgd(0.1), on)(0).params)
 
-    alone = initial((1, 1, 1))
-    for axes in ((2, 4, 1), (2, 2, 2)):
-        assert_close(initial(axes), alone, atol=2e-7)
+    assert_close(initial((2, 2, 2)), initial((1, 1, 1)), atol=2e-7)
 
 
 def test_any_mesh_and_any_number_of_parts_train_alike_with_dropout_on(alone, other):
@@ -241,8 +239,7 @@ def run_toy(batches=(0, 1, 2), **options):
 
 def initial_toy():
     """Parameters of the toy task before the first step."""
-    state, _ = run_toy(batches=[])
-    return state.params
+    return jax.device_get(drawn_params(Toy(), scale=1.0))
 
 
 @pytest.mark.parametrize('frozen', [
@@ -311,8 +308,8 @@ def verified(task, on, accumulation_steps=1):
     return verify(state, rows)
 
 
-@pytest.mark.parametrize('axes', [(8, 1, 1), (4, 2, 1), (2, 4, 1), (4, 1, 2)], ids=str)
-@pytest.mark.parametrize('accumulation_steps', [1, 2])
+@pytest.mark.parametrize('axes, accumulation_steps', [
+    ((8, 1, 1), 1), ((4, 2, 1), 2), ((4, 1, 2), 1)], ids=str)
 def test_devices_agree_with_their_neighbours_to_the_bit(axes, accumulation_steps):
     checksums = verified(Toy(), mesh(*axes), accumulation_steps)
     num_different = len(set(checksums[0].tolist()))
