@@ -18,7 +18,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.runtime.errors import (
@@ -55,6 +55,16 @@ LONGEST_CELL = 1 << 30  # the csv module's own limit is 131,072 characters
 _NO_PYTHON_VALUE = (ValueError, ArithmeticError, LookupError, TypeError, ImportError)
 # Of cells in a .csv file; spreadsheets of many countries write the second.
 _SEPARATORS = {',': 'a comma', ';': 'a semicolon', '\t': 'a TAB', '|': 'a vertical bar'}
+
+
+# Byte order marks; and which of the bytes of the first letters are not NUL, where there is no mark.
+_WIDE_MARKS = {'UTF-32': codecs.BOM_UTF32_LE, 'UTF-16': codecs.BOM_UTF16_LE}
+_WIDE_LETTERS: Mapping[tuple[bool, ...], str] = {
+    (True, False, True, False): 'UTF-16LE',
+    (False, True, False, True): 'UTF-16BE',
+    (True, False, False, False): 'UTF-32LE',
+    (False, False, False, True): 'UTF-32BE',
+}
 
 
 class Malformed(Exception):
@@ -201,19 +211,23 @@ def _read_separated(
     if first is None:
         return
     names = [name.strip() for name in first.cells]
+    header = first.cells
     if headerless and not set(names) & set(columns):
         names = list(headerless)
+        header = []
         rows = itertools.chain([first], rows)
     _check_header(path, names, columns, optional)
     width = len(names)
     # Behind the cells of each row stands None, for the columns that the file lacks.
     places = [names.index(name) if name in names else width for name in columns]
     for line, cells, _ in rows:
-        if len(cells) == width:
+        if len(cells) != width:
+            yield Row(line, [], f'columns: {len(cells)}, where {width} are wanted')
+        elif cells == header and width > 1:  # files that were put together have it again
+            yield Row(line, [], 'the header again')
+        else:
             cells.append(None)
             yield Row(line, [cells[place] for place in places])
-        else:
-            yield Row(line, [], f'columns: {len(cells)}, where {width} are wanted')
 
 
 def _check_header(
@@ -305,20 +319,22 @@ def _header(line: str, separator: str) -> list[str]:
 def _tsv_rows(path: str, numbered: Iterator[Line]) -> Iterator[Row]:
     """All cells of each row; quotes are characters, and a note says so where they look like more.
 
-    Of the programs that quote, most do so only where a cell holds a TAB, a line feed or a quote.
-    The first two give rows with other numbers of cells. So the third is what would not be noticed.
+    Of the programs that quote, some always do, and most where a cell holds a TAB, a line feed or a
+    quote. TABs and line feeds give rows with other numbers of cells; the rest would not be noticed.
     """
     is_told = False
     for number, text in numbered:
         if not text:
             continue
         cells = text.split('\t')
-        if not is_told and '""' in text and any(map(_is_quoted, cells)):
+        if '"' in text and not is_told and (
+                any(map(_is_quoted, cells)) or _are_all_in_quotes(cells)):
             is_told = True
             tell_once(
-                f'note: {path}, line {number}: a cell stands in quotes and has doubled ones, which '
-                'are read as they stand, because .tsv has no quoting: if a program has written '
-                'them, give the file the ending .csv, which may have TABs between its cells')
+                f'note: {path}, line {number}: a cell stands in quotes and has doubled ones, or '
+                'all cells stand in quotes, which are read as they stand, because .tsv has no '
+                'quoting: if a program has written them, give the file the ending .csv, which may '
+                'have TABs between its cells')
         yield Row(number, cells)
 
 
@@ -329,10 +345,15 @@ def _is_quoted(cell: str) -> bool:
     return is_in_quotes and '"' in inner and '"' not in inner.replace('""', '')
 
 
+def _are_all_in_quotes(cells: Sequence[str]) -> bool:
+    """Whether all cells of a row, if it has several, stand in quotes."""
+    return len(cells) > 1 and all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
+
+
 def _csv_rows(path: str, numbered: Iterator[Line], separator: str) -> Iterator[Row]:
     """All cells of each row; quoted cells may span several lines."""
     csv.field_size_limit(LONGEST_CELL)
-    texts = (line.text + '\n' for line in numbered)
+    texts = (line.text + '\n' for line in _told_of_spaces(path, numbered, separator))
     reader = csv.reader(texts, strict=True, delimiter=separator)
     first_line = 1
     try:
@@ -349,6 +370,20 @@ def _csv_rows(path: str, numbered: Iterator[Line], separator: str) -> Iterator[R
         raise DamagedFile(
             f'{path}, line {first_line} is not CSV ({error}): correct the line; perhaps '
             'a quote in it is not closed') from None
+
+
+def _told_of_spaces(path: str, numbered: Iterator[Line], separator: str) -> Iterator[Line]:
+    """The lines; that a cell has a space before its quotes, which then stay, is said once."""
+    begins = f'{separator} "'
+    cell = re.compile(rf'{re.escape(separator)} "[^"]*" *({re.escape(separator)}|$)')
+    is_told = False
+    for line in numbered:
+        if begins in line.text and not is_told and cell.search(line.text):
+            is_told = True
+            tell_once(f'note: {path}, line {line.number}: a space stands before the quotes of a '
+                      'cell, which are read as they stand then: if a program has written them, '
+                      'remove the space')
+        yield line
 
 
 class _Object(NamedTuple):
@@ -533,7 +568,7 @@ def _parquet(path: str) -> Iterator[Any]:
 
 
 def lines(path: str) -> Iterator[Line]:
-    """The lines of a file, without byte order mark. Only line feeds end lines.
+    """The lines of a file, without byte order marks before them. Only line feeds end lines.
 
     Raises:
       DamagedFile: the file is not UTF-8 text, or has a line that is too long.
@@ -545,20 +580,29 @@ def lines(path: str) -> Iterator[Line]:
         with open_stream(path) as file:
             for number, line in enumerate(read_lines(file, path, longest), 1):
                 if b'\0' in line:
+                    encoding = _wide_encoding(line)
                     raise DamagedFile(
-                        f'{path}, line {number} holds a NUL byte: it is no text file, or UTF-16: '
-                        'convert it (iconv -f UTF-16 -t UTF-8)')
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                    if b'\r' in line.rstrip(b'\r\n'):
-                        raise DamagedFile(
-                            f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
+                        f'{path}, line {number} holds a NUL byte: it is no text file, or '
+                        f'{encoding}: convert it (iconv -f {encoding} -t UTF-8)')
+                # Files that were put together have one within.
+                line = line.removeprefix(codecs.BOM_UTF8)
+                if number == 1 and b'\r' in line.rstrip(b'\r\n'):
+                    raise DamagedFile(
+                        f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
                 yield Line(number, line.rstrip(b'\r\n').decode())
     except UnicodeDecodeError as error:
         raise DamagedFile(
             f'{path}, line {number} is not UTF-8: byte {error.start} is '
             f'0x{error.object[error.start]:02x}; convert the file (iconv -t UTF-8)'
         ) from None
+
+
+def _wide_encoding(line: bytes) -> str:
+    """Which encoding a line with NUL bytes is in, if it is text: by its first letters."""
+    for encoding, start in _WIDE_MARKS.items():
+        if line.startswith(start):
+            return encoding
+    return _WIDE_LETTERS.get(tuple(map(bool, line[:4])), 'UTF-16')
 
 
 def read_table(

@@ -275,6 +275,7 @@ _FOREIGN_FORMATS = (
     _ForeignFormat(rb'PK\x03\x04', 'a .zip archive or an Excel or Word file',
                    'unpack it (unzip), or save its table as CSV'),
     _ForeignFormat(rb'\xd0\xcf\x11\xe0', 'an old Excel or Word file', 'save its table as CSV'),
+    _ForeignFormat(rb'ARROW1', 'an Arrow file', 'write its table as Parquet'),
     _ForeignFormat(rb'%PDF-', 'a PDF', 'extract its text (pdftotext)'),
 )
 

@@ -94,6 +94,7 @@ for file, content in (('a.csv', CSV), ('a.tsv', TSV), ('a.jsonl', LINES)):
     GOOD |= {
         f'CRLF, {file}': Good(file, content.replace('\n', '\r\n')),
         f'BOM, {file}': Good(file, codecs.BOM_UTF8 + content.encode()),
+        f'BOM within, {file}': Good(file, content.replace('\n', '\n\ufeff')),
         f'no line end at the end, {file}': Good(file, content[:-1]),
         f'blank lines, {file}': Good(file, content.replace('\n', '\n\n')),
     }
@@ -106,6 +107,7 @@ BAD = {
     'UTF-16': Bad('a.csv', CSV.encode('utf-16'), 'or UTF-16'),
     'UTF-16 of Windows': Bad(
         'a.csv', CSV.replace('\n', '\r\n').encode('utf-16'), 'or UTF-16'),
+    'Arrow': Bad('a.csv', b'ARROW1\0\0\x10\0', 'is an Arrow file: write its table as Parquet'),
     'Latin-1': Bad('a.csv', 'text,label\nété,a\n'.encode('latin-1'), 'line 2 is not UTF-8'),
     'half of a surrogate pair': Bad(
         'a.jsonl', '{"text": "\\ud800", "label": "a"}\n', 'surrogate'),
@@ -130,6 +132,9 @@ BAD = {
     'a json list that is cut': Bad(
         'a.json', json.dumps(OBJECTS)[:-9], 'no list of JSON objects'),
 }
+for encoding in ('UTF-16LE', 'UTF-16BE', 'UTF-32LE', 'UTF-32BE', 'UTF-32'):
+    BAD[encoding] = Bad(
+        'a.csv', CSV.encode(encoding), rf'or {encoding}: convert it \(iconv -f {encoding} -t')
 for file in ('a.csv', 'a.jsonl'):
     BAD |= {
         f'gzip without its ending, {file}': Bad(
@@ -216,6 +221,8 @@ def test_a_table_of_empty_texts_is_refused(text, tmp_path):
 
 @pytest.mark.parametrize(('file', 'content', 'message'), [
     pytest.param('a.csv', CSV + 'x,y,a\n', 'line 6: columns: 3', id='another number of columns'),
+    pytest.param('a.csv', CSV + 'text,label\n', 'line 6: the header again', id='a header again'),
+    pytest.param('a.tsv', TSV + 'text\tlabel\n', 'line 6: the header again', id='as TSV'),
     pytest.param('a.jsonl', LINES + '{\n', 'line 5: not JSON', id='no json'),
     pytest.param(
         'a.jsonl', LINES + '{"text": "x", "text": "y", "label": "a"}\n',
@@ -236,25 +243,37 @@ def test_a_row_that_cannot_be_used_is_left_out_and_reported(
     assert message in str(bad)
 
 
-@pytest.mark.parametrize(('cell', 'is_told'), [
-    ('"say ""so"""', True),
-    ('""""', True),
-    ('"a text"', False),  # some texts are quotations
-    ('"a" and "b"', False),
-    ('""', False),
-    ('12"" wide', False),
+@pytest.mark.parametrize(('cell', 'label', 'is_told'), [
+    ('"say ""so"""', 'b', True),
+    ('"""', 'b', False),
+    ('""""', 'b', True),
+    ('"a text"', 'b', False),  # some texts are quotations
+    ('"a text"', '"b"', True),
+    ('"a" and "b"', 'b', False),
+    ('""', 'b', False),
+    ('12"" wide', 'b', False),
 ])
-def test_quotes_in_tsv_that_look_like_a_program_s_are_told_once(tmp_path, capsys, cell, is_told):
+def test_quotes_in_tsv_that_look_like_a_program_s_are_told_once(
+    tmp_path, capsys, cell, label, is_told
+):
     path = tmp_path / 'a.tsv'
-    path.write_text(f'text\tlabel\nx\ta\n{cell}\tb\n{cell}\tb\n')
+    path.write_text('text\tlabel\nx\ta\n' + f'{cell}\t{label}\n' * 2)
     assert table.read_table(str(path), ['text'], tuple).values == [('x',), (cell,), (cell,)]
     said = capsys.readouterr().err
     assert said.count('line 3: a cell stands in quotes') == said.count('\n') == is_told
     # The remedy.
     path = path.rename(tmp_path / 'a.csv')
-    text = next(csv.reader([cell], delimiter='\t'))[0]
     if is_told:
+        text = next(csv.reader([cell], delimiter='\t'))[0]
         assert table.read_table(str(path), ['text'], tuple).values == [('x',), (text,), (text,)]
+
+
+@pytest.mark.parametrize(('label', 'is_told'), [(' "a, b"', True), (' a', False), ('"a"', False)])
+def test_a_space_before_quotes_is_told(label, is_told, tmp_path, capsys):
+    path = put(tmp_path, 'a.csv', f'text;label\nx;a\ny;{label}\n')
+    assert table.read_table(path, ['label'], tuple).values[1:] == [
+        (label if is_told else label.strip('"'),)]
+    assert ('line 3: a space stands before the quotes' in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize('name', ['an unclosed quote', 'a header alone'])
