@@ -23,6 +23,7 @@ from bert_jax.rows.packing import Units
 from bert_jax.rows.sequences import Encode, make_sequences
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.files import Path, as_path, children
+from bert_jax.runtime.hosts import say
 from bert_jax.runtime.hub import split_of
 from bert_jax.tasks.handles import ScoredModel
 from bert_jax.tasks.labelled import EvalSet, LabelledTask, Results, open_tokenization, warn_of_cut
@@ -35,6 +36,7 @@ from bert_jax.text.wordpiece import has_words
 DEV_SHARE = 0.2  # of a data set without splits; CODAH's authors also score on a fifth
 _FORMATS = ('.csv', '.jsonl', '.tsv', '.parquet')
 _SPLITS = ('train', 'val', 'dev', 'test')
+_MOST_IMPROBABLE = 1e-6  # chance of labels of which none is the first choice, to be read
 _ENDINGS = ('ending0', 'ending1', 'ending2', 'ending3')
 
 
@@ -168,8 +170,27 @@ def read_choices(
         contexts.append(question.context)
         choices.append(question.choices)
         label_ids.append(id_of[question.label])
+    if list(id_of) != list(columns.choices):
+        _check_counted_from_0(path, label_ids, parser.num_choices)
     return TextExamples(
         [contexts, *zip(*choices, strict=True)], np.array(label_ids, np.int32), rows.ids, path)
+
+
+def _check_counted_from_0(path: str, label_ids: Sequence[int], num_choices: int) -> None:
+    """Warns if no label is the first choice, as where they count from 1 and none is the last.
+
+    Raises:
+      InputError: it is too improbable, if choices are right equally often. (Where one of them
+        always is, they are not.)
+    """
+    if 0 in label_ids:
+        return
+    what = f'{path}: none of its {len(label_ids):,} labels is 0, which stands for the first choice'
+    remedy = 'if they count from 1, write each as one less'
+    chance = (1 - 1 / num_choices) ** len(label_ids)
+    if chance < _MOST_IMPROBABLE and len(set(label_ids)) > 1:
+        raise InputError(f'{what}: {remedy}; else write the names of the columns in their place')
+    say(f'warning: {what}: {remedy}')
 
 
 def _without_empty(path: str, rows: table.Rows) -> table.Rows:

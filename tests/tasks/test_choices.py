@@ -76,6 +76,30 @@ def test_if_columns_are_named_by_numbers_labels_are_names_not_indices(tmp_path):
         read_choices(put(tmp_path, 'places.csv', content.replace('it,1', 'it,0')), columns)
 
 
+@pytest.mark.parametrize(('labels', 'is_said', 'is_refused'), [
+    ([1, 2, 3, 1], True, False),
+    ([1, 2, 3] * 40, True, True),
+    ([3] * 120, True, False),  # one choice may always be right
+    ([1, 2, 3, 0] * 30, False, False),
+    (['b', 'c'] * 60, False, False),
+    (['b'] * 4, False, False),
+])
+def test_labels_that_may_count_from_1_are_said_or_refused(
+    labels, is_said, is_refused, tmp_path, capsys
+):
+    rows = [f'q{i},v,w,x,y,{label}\n' for i, label in enumerate(labels)]
+    path = put(tmp_path, 'own.csv', 'q,a,b,c,d,label\n' + ''.join(rows))
+    columns = ChoiceColumns(text='q', choices=list('abcd'), label='label')
+    said = f'{path}: none of its {len(labels)} labels is 0, which stands for the first choice'
+    if is_refused:
+        with pytest.raises(InputError, match=f'^{said}: if they count from 1'):
+            read_choices(path, columns)
+        return
+    numbers = [label if isinstance(label, int) else 'abcd'.index(label) for label in labels]
+    assert read_choices(path, columns).labels.tolist() == numbers
+    assert (said in capsys.readouterr().out) == is_said
+
+
 @pytest.mark.parametrize(('name', 'content', 'message'), [
     ('a.tsv', CODAH + 'o\tp\ta\tb\tc\td\t4\n', "line 3: unknown label '4'; known are 0, 1, 2, 3"),
     ('a.tsv', 'o\tp\ta\tb\tc\t1\n', '1 of 1 rows are malformed .*line 1: columns: 6, where 7'),
