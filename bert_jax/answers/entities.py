@@ -33,19 +33,20 @@ def entity_tags(tags: Iterable[str]) -> dict[str, str]:
         return {}
     for spelling in _SPELLINGS:
         marks = _spelled(inside, spelling)
-        if len(marks) == len(inside):
+        if marks:
             return dict.fromkeys(outside, 'O') | marks
     return {}
 
 
 def _spelled(tags: Iterable[str], spelling: re.Pattern[str]) -> dict[str, str]:
-    """The meaning of each tag that has this spelling; other tags are left out."""
+    """The meaning of each tag; {} if one does not have this spelling."""
     marks: dict[str, str] = {}
     for tag in tags:
         match = spelling.fullmatch(tag)
-        if match:
-            letter = _LETTERS[match['letter'].upper()]
-            marks[tag] = f"{letter}-{match['type']}"
+        if not match:
+            return {}
+        letter = _LETTERS[match['letter'].upper()]
+        marks[tag] = f"{letter}-{match['type']}"
     return marks
 
 

@@ -4,7 +4,7 @@ import itertools
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.answers.entities import are_entities
@@ -37,9 +37,12 @@ def read_word_lines(path: str) -> list[WordLine]:
     many.
 
     Raises:
-      InputError: the file cannot be read, or what its lines begin with is no word.
+      InputError: the file cannot be read, what its lines begin with is no word, or what they end
+        with no tag.
     """
     lines = _split(table.lines(path))
+    if table.format_of(path) == 'csv':
+        _check_not_commas(path, lines)
     comments = set(_comments(lines))
     if comments:
         shown = f'line {min(comments)}, which begins with {_COMMENT}, is read as a comment'
@@ -64,29 +67,41 @@ def read_word_lines(path: str) -> list[WordLine]:
 def _split(lines: Iterable[table.Line]) -> list[WordLine]:
     """The cells of each line."""
     texts = [text for _, text in lines]
-    cells_of = _between_spaces
-    if any('\t' in text for text in texts) and (
-            _num_alike(map(_between_tabs, texts)) > _num_alike(map(_between_spaces, texts))):
-        cells_of = _between_tabs
-    # Words and tags recur: each is kept once.
-    return [WordLine(number, tuple(map(sys.intern, cells_of(text))))
-            for number, text in enumerate(texts, 1)]
+    times = Counter(texts)  # lines recur: each is split once
+    cells_of = {text: _between_spaces(text) for text in times}
+    if any('\t' in text for text in times):
+        between_tabs = {text: _between_tabs(text) for text in times}
+        if _num_alike(between_tabs, times) > _num_alike(cells_of, times):
+            cells_of = between_tabs
+    return [WordLine(number, cells_of[text]) for number, text in enumerate(texts, 1)]
 
 
-def _between_spaces(text: str) -> list[str]:
+def _between_spaces(text: str) -> tuple[str, ...]:
     """What spaces and TABs separate; other Unicode white space may be a word of the text."""
-    return [cell for cell in text.replace('\t', ' ').split(' ') if cell]
+    return _kept(cell for cell in text.replace('\t', ' ').split(' ') if cell)
 
 
-def _between_tabs(text: str) -> list[str]:
+def _between_tabs(text: str) -> tuple[str, ...]:
     """What TABs separate, without spaces around it; nothing of a blank line."""
     text = text.rstrip(' \t')
-    return [cell.strip(' ') for cell in text.split('\t')] if text else []
+    return _kept(cell.strip(' ') for cell in text.split('\t')) if text else ()
 
 
-def _num_alike(lines: Iterable[Sequence[str]]) -> int:
-    """How many lines have the most frequent number of cells, if this is two or more."""
-    counts = Counter(map(len, lines))
+def _kept(cells: Iterable[str]) -> tuple[str, ...]:
+    """The cells; words and tags recur, and each is kept once."""
+    return tuple(map(sys.intern, cells))
+
+
+def _num_alike(cells_of: Mapping[str, Sequence[str]], times: Mapping[str, int]) -> int:
+    """How many lines have the most frequent number of cells, if this is two or more.
+
+    Args:
+      cells_of: the cells of each text.
+      times: how many lines have it.
+    """
+    counts: Counter[int] = Counter()
+    for text, cells in cells_of.items():
+        counts[len(cells)] += times[text]
     return max((number for size, number in counts.items() if size > 1), default=0)
 
 
@@ -109,6 +124,8 @@ def _comments(lines: Sequence[WordLine]) -> Iterator[int]:
     the Penn Treebank, # itself.
     """
     candidates = list(_possible_comments(lines))
+    if not candidates:
+        return
     numbers = {line.number for line in candidates}
     others = [line.cells for line in lines if line.cells and line.number not in numbers]
     sizes = set(map(len, others))
@@ -146,25 +163,29 @@ def _begins_like_comment(line: WordLine) -> bool:
     return bool(line.cells) and line.cells[0].startswith(_COMMENT)
 
 
+def _check_not_commas(path: str, lines: Iterable[WordLine]) -> None:
+    """Raises InputError if commas separate the columns: spaces within cells would do so here."""
+    texts = [' '.join(line.cells) for line in lines if line.cells]
+    if texts and all(',' in text for text in texts):
+        raise InputError(f'{path}: commas separate its columns, where a word and its tag are apart '
+                         'by spaces or a TAB: write the columns of words and tags so, with an '
+                         'empty line behind each sentence, or lists of them as JSON lines')
+
+
 def _check_words(path: str, lines: Sequence[WordLine]) -> None:
     """Raises InputError if the first column holds something else than words.
 
     Not asked are marks of documents, and the first line, which may be a header of other names.
     """
-    sentences: list[list[tuple[str, ...]]] = []
-    for is_word, group in itertools.groupby(lines, key=_has_word):
-        if is_word:
-            sentences.append([line.cells for line in group])
-    if sentences:
-        del sentences[0][0]
-    asked = list(itertools.chain.from_iterable(sentences))
+    asked = [line for line in lines if line.cells and line.cells[0] != DOCUMENT_START][1:]
     if len(asked) < _FEW:
         return
-    words = [cells[0] for cells in asked]
-    ((num_columns, _),) = Counter(map(len, asked)).most_common(1)
+    words = [line.cells[0] for line in asked]
+    ((num_columns, _),) = Counter(len(line.cells) for line in asked).most_common(1)
     if num_columns > 2:  # else the words have no other place
-        _check_first_of_several(path, [[cells[0] for cells in lines] for lines in sentences])
-    if are_entities(words) and not are_entities(cells[-1] for cells in asked):
+        _check_first_of_several(path, list(_by_sentence(asked)))
+        _check_last_of_several(path, [line.cells for line in asked if len(line.cells) > 2])
+    if are_entities(words) and not are_entities(line.cells[-1] for line in asked):
         raise InputError(f'{path}: its lines begin with tags such as {words[0]}, where each line '
                          'begins with a word and ends with its tag: write the words first')
     language = _LANGUAGE.match(words[0])
@@ -173,8 +194,18 @@ def _check_words(path: str, lines: Sequence[WordLine]) -> None:
                          f"of them: leave it out (sed 's/^{language[0]}//')")
 
 
-def _has_word(line: WordLine) -> bool:
-    return bool(line.cells) and line.cells[0] != DOCUMENT_START
+def _by_sentence(lines: Iterable[WordLine]) -> Iterator[list[str]]:
+    """The words of each sentence: of the lines that stand right behind each other."""
+    words: list[str] = []
+    following = 0
+    for number, cells in lines:
+        if words and number != following:
+            yield words
+            words = []
+        words.append(cells[0])
+        following = number + 1
+    if words:
+        yield words
 
 
 def _check_first_of_several(path: str, sentences: Sequence[Sequence[str]]) -> None:
@@ -191,6 +222,29 @@ def _check_first_of_several(path: str, sentences: Sequence[Sequence[str]]) -> No
             f'{path}: its first column is the same in all lines of a sentence, such as '
             f'{longer[0][0]!r:.60}, where each line begins with a word and ends with its tag: '
             'write these two columns')
+
+
+def _check_last_of_several(path: str, lines: Sequence[Sequence[str]]) -> None:
+    """Looks at the last column, of three or more, where the tags are.
+
+    Raises:
+      InputError: it is the same in all lines, and no tag that all words may have.
+    """
+    tags = {cells[-1] for cells in lines}
+    others = [{cells[place] for cells in lines} for place in range(1, min(map(len, lines)) - 1)]
+    if len(tags) == 1 and len(lines) >= _ENOUGH and any(len(other) > 1 for other in others):
+        (tag,) = tags
+        if tag != 'O':
+            raise InputError(
+                f'{path}: its last column is {tag!r:.60} in all lines, where each line begins with '
+                'a word and ends with its tag: write these two columns')
+    if are_entities(tags):
+        return
+    for place, other in enumerate(others, 2):
+        if are_entities(other):
+            say(f'note: {path}: the tags are those of its last column, such as '
+                f'{lines[0][-1]!r:.60}; column {place} has others, such as '
+                f'{lines[0][place - 1]!r:.60}')
 
 
 def _are_counted(sentences: Iterable[Sequence[str]]) -> bool:

@@ -109,12 +109,31 @@ NUMBERS = 'its first column numbers words or sentences'
     ('-DOCSTART- O\n\n' + lines('{tag} {word}'), 'its lines begin with tags such as'),
     (lines('{tag}\t{word}'), 'its lines begin with tags such as I-PER'),
     (lines('de:{word}\t{tag}'), "all of its words begin with 'de:'"),
+    ('\n'.join([lines('{word} {tag} _')] * 2), "its last column is '_' in all lines"),
 ], ids=['numbers', 'GermEval', 'sentences', 'CoNLL-U', 'CoNLL-2012', 'two documents',
         'no empty lines', 'a header of tags first', 'names of its own', 'a mark',
-        'a mark, tags first', 'tags first', 'WikiANN'])
+        'a mark, tags first', 'tags first', 'WikiANN', 'nothing in the place of tags'])
 def test_what_stands_in_the_place_of_words_is_refused(text, message, tmp_path):
     with refused(message):
         read_tagged(put(tmp_path, 'own.txt', text))
+
+
+def test_a_column_of_entities_that_is_not_read_is_said(tmp_path, capsys):
+    path = put(tmp_path, 'own.txt', lines('{word} {tag} {i}.5'))
+    assert read_tagged(path).tags[:2] == ['0.5', '1.5']
+    assert f"{path}: the tags are those of its last column, such as '1.5'; column 2 has " in (
+        capsys.readouterr().out)
+    read_tagged(put(tmp_path, 'other.txt', lines('{word} O {tag}')))
+    assert 'last column' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('text', [
+    lines('{word},{tag}'), 'Sentence #,Word,Tag\n' + lines('Sentence: {n},{word},{tag}')])
+def test_commas_do_not_separate_columns(text, tmp_path):
+    with refused('commas separate its columns', 'JSON lines'):
+        read_tagged(put(tmp_path, 'own.csv', text))
+    spaces = lines('{word} {tag}')
+    assert read_tagged(put(tmp_path, 'spaces.csv', spaces)).tags[:2] == ['B-PER', 'I-PER']
 
 
 def test_a_line_without_a_word_is_malformed(tmp_path, capsys):
