@@ -6,6 +6,8 @@ from typing import NamedTuple
 # What separates the words of a paragraph: as in `run_squad.py`, fewer than the tokenizer's.
 WHITESPACE = ' \t\r\n\u202f'
 WORD = re.compile(f'[^{WHITESPACE}]+')
+# What programs of other languages count in place of characters: encoding, and bytes of a unit.
+_UNITS = {'units of UTF-16': ('utf-16-le', 2), 'bytes of UTF-8': ('utf-8', 1)}
 
 
 class Question(NamedTuple):
@@ -42,10 +44,19 @@ def answer_fault(text: str, start: int, context: str, by_words: bool) -> str:
         found = context[start:start + len(text)]
     if found != text:
         return (f'answer_start {start} does not match its text {in_quotes(text)}: the paragraph '
-                f'has {in_quotes(found)} there')
+                f'has {in_quotes(found)} there{_counted_otherwise(text, start, context)}')
     # Python also splits at characters that do not separate SQuAD's words, such as no-break spaces.
     if by_words and ' '.join(text.split()) not in ' '.join(WORD.findall(context)):
         return f'the words of the paragraph do not give its text {in_quotes(text)}'
+    return ''
+
+
+def _counted_otherwise(text: str, start: int, context: str) -> str:
+    """What a message adds on an index that other programs count as they do; '' of others."""
+    for unit, (encoding, size) in _UNITS.items():
+        before = context.encode(encoding)[: max(start, 0) * size].decode(encoding, 'ignore')
+        if len(before) < start and context.startswith(text, len(before)):
+            return f' (it counts {unit}: count characters, here {len(before)})'
     return ''
 
 

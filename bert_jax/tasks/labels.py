@@ -46,7 +46,7 @@ class NumericLabels(NamedTuple):
         """
         text = table.label_of(cell)
         try:
-            number = float(text)
+            number = float(text.replace('_', 'x'))  # Python takes 1_0 for 10
         except ValueError:
             number = math.nan
         if not self.low <= number <= self.high:

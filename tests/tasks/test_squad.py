@@ -16,7 +16,7 @@ from bert_jax.answers.spans import (
     max_context,
     predict_answers,
 )
-from bert_jax.rows.questions import Question
+from bert_jax.rows.questions import Question, answer_fault
 from bert_jax.rows.sequences import joined
 from bert_jax.rows.squad_reader import read_squad
 from bert_jax.rows.squad_windows import squad_windows
@@ -164,6 +164,15 @@ def test_questions_with_unusable_answers_are_listed_and_left_out(write, capsys, 
         read(path, version='v2', max_malformed=0)
     # Evaluation scores every question, wherever its answer is said to be.
     assert ids(read(path, version='v2', training=False)) == ['a', 'odd', 'b']
+
+
+@pytest.mark.parametrize(('start', 'said'), [
+    (7, ''), (8, 'it counts units of UTF-16: count characters, here 7'),
+    (11, 'it counts bytes of UTF-8: count characters, here 7'), (9, "has 'ris' there")])
+def test_how_an_answer_s_place_is_counted_is_said(start, said):
+    fault = answer_fault('Paris', start, '\U0001f600 caf\u00e9 Paris', by_words=True)
+    assert said in fault and bool(fault) == bool(said)
+    assert ('counts' in fault) == ('counts' in said)
 
 
 def test_answers_with_white_space_around_or_of_half_a_word_are_kept(write):
