@@ -350,15 +350,17 @@ def _whole_names(
 ) -> dict[str, Stored]:
     """Tensors by the names in the family's tables.
 
-    Models without a head lack its `prefix`, and old ones have gamma and beta. Buffers that are not
-    parameters (`position_ids`) are left out, and so is what a program that trained the model put
-    before the names.
+    Models without a head lack its `prefix`, some have it once more, also before the head, which
+    transformers reads, and old ones have gamma and beta. Buffers that are not parameters
+    (`position_ids`) are left out, and so is what a program that trained the model put before the
+    names.
 
     Raises:
       InputError: two tensors have the same name then.
     """
     unwrapped = _unwrapped(by_file_name)
     is_base = not any(name.startswith(family.prefix) for name in unwrapped)
+    inner = (family.prefix, *family.beginnings_of_heads)
     by_name: dict[str, Stored] = {}
     for name, tensor in unwrapped.items():
         if name.endswith('.position_ids'):
@@ -368,7 +370,9 @@ def _whole_names(
         for begin, in_table in family.also_named.items():
             if name.startswith(begin):
                 name = in_table + name.removeprefix(begin)
-        if is_base and name.startswith(family.beginnings):
+        if name.removeprefix(family.prefix).startswith(inner):  # a model within one of its name
+            name = name.removeprefix(family.prefix)
+        elif is_base and name.startswith(family.beginnings):
             name = family.prefix + name
         if name in by_name:
             raise InputError(f'{tensor.path} has both {by_name[name].name} and {tensor.name}, two '

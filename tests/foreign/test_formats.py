@@ -138,6 +138,9 @@ SPELLINGS = {
     'buffers': lambda t: t | {'bert.embeddings.position_ids': np.arange(10)[None]},
     **{prefix: lambda t, prefix=prefix: {prefix + name: x for name, x in t.items()}
        for prefix in ('module.', '_orig_mod.', 'model.', 'module._orig_mod.')},
+    'bert. twice': lambda t: {'bert.' + name: x for name, x in t.items()},
+    'bert. before the head': lambda t: {
+        'bert.' + name.removeprefix('bert.'): x for name, x in t.items()},
     'model. of a base model': lambda t: {
         name.replace('bert.', 'model.'): x for name, x in t.items()},
     'no place': lambda t: t | {'sop.weight': np.ones((2, 8), np.float32)}}
@@ -290,6 +293,25 @@ def test_a_large_model_is_written_in_shards(tmp_path, monkeypatch):
     index = json.loads((tmp_path / 'model.safetensors.index.json').read_text())
     assert index['metadata']['total_size'] == sum(sizes)
     assert_same(load_weights(tmp_path), weights)
+
+
+def test_an_index_may_name_tensors_that_were_taken_out(tmp_path, monkeypatch, capsys):
+    """As transformers reads it; a tensor that the model needs is missed by its name."""
+    weights = load_weights(RECORDED / 'pretraining')
+    monkeypatch.setattr('bert_jax.foreign.safetensors_files.SHARD_BYTES', 4000)
+    write_huggingface(tmp_path, weights)
+    file = tmp_path / 'model.safetensors.index.json'
+    index = json.loads(file.read_text())
+    shard = index['weight_map']['cls.predictions.bias']
+    index['weight_map']['sop.weight'] = shard
+    file.write_text(json.dumps(index))
+    assert_same(load_weights(tmp_path), weights)
+    assert f'in none of its files, such as sop.weight of {shard}' in capsys.readouterr().err
+    tensors = load_file(tmp_path / shard)
+    del tensors['cls.predictions.bias']
+    save_file(tensors, tmp_path / shard)
+    with refused(file, 'has no tensor cls.predictions.bias'):
+        load_weights(tmp_path)
 
 
 def test_a_failure_leaves_nothing(tmp_path):

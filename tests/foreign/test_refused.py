@@ -177,8 +177,6 @@ HUGGINGFACE = [
     Case('pretraining', rewrite(WEIGHTS, half),
          says=['not a complete safetensors file', 'download']),
     Case('shards', lose('model-1.safetensors'), says=['model-1.safetensors is missing']),
-    Case('shards', replace_in(INDEX, b'predictions.bias', b'predictions.other'),
-         says=['has no tensor cls.predictions.other']),
     Case('shards', put(INDEX, '{}'), says=['weight_map']),
     Case('shards', put(INDEX, '{"weight_map": {"a": null}}'), says=['weight_map']),
     Case('pretraining', one_more_token, says=['has 41 tokens', 'has 40 rows']),

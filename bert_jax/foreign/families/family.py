@@ -198,6 +198,17 @@ class Family:
                     found.add(name.removeprefix(self.prefix).split('.')[0] + '.')
         return tuple(sorted(found))
 
+    @property
+    def beginnings_of_heads(self) -> tuple[str, ...]:
+        """What the names of tensors begin with that are no part of the encoder's class."""
+        found = set()
+        for architecture in self.architectures:
+            for named in architecture.modules.values():
+                name = named if isinstance(named, str) else named[0]
+                if not name.startswith(self.prefix):
+                    found.add(name.split('.')[0] + '.')
+        return tuple(sorted(found))
+
     def architecture(self, class_name: str) -> Architecture | None:
         """The architecture of a class, of any of the model types."""
         for begin in self.model_types.values():
