@@ -43,7 +43,7 @@ from bert_jax.text.switches import settings_content, switches_of
 from bert_jax.text.vocab import capitals_in
 from bert_jax.text.vocab_files import read_lines, vocab_content
 from bert_jax.text.wordpiece import ORIGINAL, Switches, WordPieceTokenizer
-from bert_jax.weights.inference_settings import framing_of
+from bert_jax.weights.inference_settings import INFERENCE, framing_of
 from bert_jax.weights.parameters import Weights
 from bert_jax.weights.vocabulary import check_vocabulary, write_vocabulary
 
@@ -98,13 +98,22 @@ def check_tokenizer_class(folder: Path, config: Mapping[str, Any], config_file: 
     kind = tokenizer_settings(folder).get('tokenizer_class')
     where = folder / SETTINGS_FILE
     if kind is None:
-        kind = config.get('tokenizer_class')
+        kind = config.get('tokenizer_class') or _class_by_type(folder, config)
         where = config_file
     if kind is not None and str(kind).removesuffix('Fast') not in _CLASSES:
         raise InputError(
             f'{where}: tokenizer_class={kind!r} is not one that can be read without its '
             'tokenizer.json: write that file there, by AutoTokenizer.from_pretrained(FOLDER)'
             '.save_pretrained(FOLDER) of transformers')
+
+
+def _class_by_type(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The class that transformers takes of ALBERT's models: it lower-cases before SentencePiece."""
+    if config.get('model_type') != 'albert' or config.get(INFERENCE):
+        return None
+    names = [child.name for child in children(folder)]
+    has_model = any(name.endswith('.model') for name in names)
+    return 'AlbertTokenizer' if has_model and VOCABULARY_FILE not in names else None
 
 
 def is_own_kind(vocab_file: Path) -> bool:
@@ -264,7 +273,7 @@ def _kept_vocabulary(tokens: Sequence[str], switches: Switches) -> Path:
     """
     content = '\n'.join(tokens)
     if switches != ORIGINAL:
-        content += f'{switches}{switches.added_tokens or ""}'
+        content += settings_content(switches)
     name = digest(content.encode())
     tokens_file = vocab_content(tokens)
     if switches == ORIGINAL:
@@ -460,6 +469,8 @@ def _settings(tokenizer: WordPieceTokenizer, weights: Weights) -> dict[str, Any]
         settings['never_split'] = list(switches.never_split)
     if switches.truncation_side != ORIGINAL.truncation_side:
         settings['truncation_side'] = switches.truncation_side
+    if switches.split_special_tokens:
+        settings['split_special_tokens'] = True
     settings |= fields_of(dataclasses.replace(token, id=i) for token, i in tokenizer.added)
     return settings | _NAMES_OF_SPECIAL_TOKENS
 

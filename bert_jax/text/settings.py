@@ -23,7 +23,7 @@ _EMPTY: tuple[Any, ...] = (None, False, '', [], {})  # values at which no settin
 _APPLIED = (
     'do_lower_case', 'strip_accents', 'tokenize_chinese_chars', 'do_basic_tokenize', 'never_split',
     'added_tokens_decoder', 'additional_special_tokens', 'extra_special_tokens', 'model_max_length',
-    'max_len', 'truncation_side', 'model_input_names',
+    'max_len', 'truncation_side', 'split_special_tokens', 'model_input_names',
 )
 # Those that change no ids.
 _WITHOUT_EFFECT = (
@@ -47,7 +47,6 @@ _KNOWN_FIELDS: Mapping[str, Any] = {
     'mask_token': MASK,
     'padding_side': 'right',
     'wordpieces_prefix': CONTINUATION,
-    'split_special_tokens': True,  # the special tokens in a text are text
 }
 # Settings that are applied to no kind of tokenizer, with the values at which they change nothing.
 _OF_NO_KIND: Mapping[str, Any] = {'padding_side': 'right'}

@@ -45,6 +45,7 @@ def switches_of(fields: Mapping[str, Any], source: object) -> Switches:
         if not _is_allowed(name, value):
             raise InputError(f'{source}: {name}={value!r} is not a value that it can have')
     values['never_split'] = tuple(values['never_split'] or ())
+    values['split_special_tokens'] = bool(values['split_special_tokens'])
     values['truncation_side'] = values['truncation_side'] or ORIGINAL.truncation_side
     return Switches(**values)
 
@@ -56,7 +57,7 @@ def _is_allowed(switch: str, value: Any) -> bool:
         return isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
     if switch == 'truncation_side':
         return value in (None, 'left', 'right')
-    if switch == 'strip_accents' and value is None:
+    if switch in ('strip_accents', 'split_special_tokens') and value is None:
         return True
     return isinstance(value, bool)
 
@@ -73,6 +74,7 @@ def settings_content(switches: Switches) -> str:
     """The tokenizer_config.json that has these switches."""
     fields = dataclasses.asdict(dataclasses.replace(switches, added_tokens=()))
     del fields['added_tokens']
-    if switches.truncation_side == ORIGINAL.truncation_side:
-        del fields['truncation_side']  # versions before it do not know it
+    for name in ('truncation_side', 'split_special_tokens'):  # older versions do not know them
+        if fields[name] == getattr(ORIGINAL, name):
+            del fields[name]
     return json.dumps(fields | fields_of(switches.added_tokens)) + '\n'

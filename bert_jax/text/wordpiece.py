@@ -141,6 +141,7 @@ class Switches:
       do_basic_tokenize: whether text is cleaned, lower-cased and split at punctuation at all.
       never_split: words that are left as they are and become one piece or [UNK].
       truncation_side: the end of a text at which it is cut, if a model cuts as transformers does.
+      split_special_tokens: whether special tokens among the added ones are not found, but split.
       added_tokens: tokens that are found in the text before anything else is done.
     """
 
@@ -150,6 +151,7 @@ class Switches:
     never_split: tuple[str, ...] = ()
     # These have no place in `repr`, which is part of the fingerprints of older stores.
     truncation_side: str = dataclasses.field(default='right', repr=False)
+    split_special_tokens: bool = dataclasses.field(default=False, repr=False)
     added_tokens: tuple[AddedToken, ...] = dataclasses.field(default=(), repr=False)
 
     def strips_accents(self, lowercase: bool) -> bool:
@@ -260,6 +262,8 @@ class WordPieceTokenizer:
         normalized: dict[str, tuple[AddedToken, int]] = {}
         # Where two are the same after normalization, the first is found (in `tokenizers`, any).
         for token, number in reversed(self.added):
+            if token.special and self.switches.split_special_tokens:
+                continue
             if token.normalized:
                 normalized[self.normalize(token.content)] = token, number
             else:
@@ -287,6 +291,8 @@ class WordPieceTokenizer:
             parts.append(repr(self.switches))
         if self.added:
             parts.append(repr(self.added))
+            if self.switches.split_special_tokens:
+                parts.append('split')
         return digest(' '.join(('wordpiece', *parts)).encode())
 
     def tokenize(self, text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Tokenizers of any kind go into run directories and Hugging Face folders, and come out."""
 
 import dataclasses
+import functools
 import json
 
 import pytest
@@ -9,8 +10,11 @@ import sentencepiece
 from bert_jax.corpus.trainers import Wanted, find_trainer
 from bert_jax.foreign import load_weights
 from bert_jax.foreign.huggingface import write_huggingface
+from bert_jax.foreign.tokenizer_files import check_tokenizer_class
 from bert_jax.run.model import write_run
+from bert_jax.runtime.files import as_path
 from bert_jax.text.kinds import load_tokenizer
+from bert_jax.weights.inference_settings import INFERENCE
 from bert_jax.weights.parameters import VOCABULARY_ROWS, with_rows
 from tests import tokenizers_of_kinds as kinds
 from tests.conftest import RECORDED
@@ -130,6 +134,23 @@ def test_a_sentencepiece_model_with_an_order_of_its_own_is_refused(tmp_path):
     (folder / 'tokenizer_config.json').write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
     with refused("tokenizer_class='XLMRobertaTokenizer'", 'write that file there'):
         load_weights(folder)
+
+
+@pytest.mark.parametrize(('config', 'file', 'is_refused'), [
+    ({'model_type': 'albert'}, 'spiece.model', True),  # AlbertTokenizer would lower-case
+    ({'model_type': 'albert', INFERENCE: {'truncation': 'google'}}, 'vocab.model', False),
+    ({'model_type': 'albert'}, 'vocab.txt', False),
+    ({'model_type': 'bert'}, 'spiece.model', False),
+])
+def test_a_model_whose_class_follows_from_its_type(config, file, is_refused, tmp_path):
+    (tmp_path / file).write_bytes(b'x')
+    check = functools.partial(
+        check_tokenizer_class, as_path(tmp_path), config, tmp_path / 'config.json')
+    if not is_refused:
+        check()
+        return
+    with refused('AlbertTokenizer', 'write that file there'):
+        check()
 
 
 def test_a_tokenizer_json_counts_before_vocab_txt_unless_it_is_berts(tmp_path):

@@ -114,6 +114,23 @@ def test_the_files_of_a_folder_name_them(files, tmp_path):
     assert tokenizer.vocab.tokens == (*VOCAB.tokens, '[E1]', 'c++')
 
 
+@pytest.mark.parametrize('splits', [True, False, None])
+def test_special_tokens_may_be_split(splits, tmp_path):
+    write_vocab(tmp_path / 'vocab.txt', VOCAB.tokens)
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps({
+        'split_special_tokens': splits,
+        'added_tokens_decoder': {
+            str(E1): entry('[E1]', special=True), str(CPP): entry('c++', normalized=True)}}))
+    tokenizer = load_tokenizer(tmp_path / 'vocab.txt', lowercase=True)
+    parts = [E1] if not splits else WordPieceTokenizer(VOCAB, lowercase=True).encode('[E1]')
+    assert tokenizer.encode('a[E1]c++') == [VOCAB.index['a'], *parts, CPP]
+    switches = read_switches(tmp_path / 'vocab.txt')
+    write_switches(tmp_path, switches)
+    assert read_switches(tmp_path / 'vocab.txt') == switches
+    other = dataclasses.replace(switches, split_special_tokens=not splits)
+    assert tokenizer.fingerprint != WordPieceTokenizer(VOCAB, True, other).fingerprint
+
+
 def test_a_special_token_may_have_its_place_in_the_vocabulary(tmp_path, capsys):
     write_vocab(tmp_path / 'vocab.txt', [*SPECIAL_TOKENS, '[E1]', 'a'])
     (tmp_path / 'tokenizer_config.json').write_text(
