@@ -157,6 +157,11 @@ def test_labels_of_thousands_of_digits_are_refused_in_one_line(write, parser, me
     assert '\n' not in str(error.value)
 
 
+def test_a_number_has_no_underscores_which_python_reads(tmp_path):
+    with pytest.raises(InputError, match="score '1_0' is not a number"):
+        read_texts(write_lines(tmp_path, ['1_0', '2']), COLUMNS, NumericLabels())
+
+
 def test_how_many_rows_are_malformed_is_said_as_the_field_has_it(tmp_path):
     path = put(tmp_path, 'a.csv', ['text,label', 'x,a', 'y,b', 'x,y,a', 'z,a', 'x,y,a', 'v,b'])
     with pytest.raises(InputError) as error:
