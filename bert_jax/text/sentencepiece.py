@@ -14,6 +14,7 @@ from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, raw_words_with_places
 
 WORD_START = '\u2581'  # "lower one eighth block" stands for the space before a word
+_BEFORE = 'a'  # a word before others
 
 
 class SentencePieceTokenizer:
@@ -56,14 +57,34 @@ class SentencePieceTokenizer:
             is_continuation.append(not starts_word and not is_special)
         self.vocab = Vocab.from_tokens(
             pieces, specials=specials, source=source, is_continuation=is_continuation)
+        self._before_word = self._find_before_word(source)
+        self._num_before = len(self._processor.EncodeAsIds(_BEFORE))
+
+    def _find_before_word(self, source: str) -> str:
+        """What `joinable` puts before a word that is not a text's first: its mark, or nothing.
+
+        Models put the mark before each text, unless they were trained with add_dummy_prefix=False.
+
+        Raises:
+          InputError: they put it behind words.
+        """
+        word = ''.join(self._processor.EncodeAsPieces(_BEFORE))
+        if word.endswith(WORD_START) and not word.startswith(WORD_START):
+            raise InputError(f'{source} puts the mark of a word behind it, and before it is what '
+                             'can be read: train it without treat_whitespace_as_suffix')
+        return '' if word.startswith(WORD_START) else WORD_START
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with the model."""
-        return digest(b'sentencepiece ' + self.model)
+        # Stores of older versions lack the mark before sentences.
+        return digest(b'sentencepiece ' + self._before_word.encode() + self.model)
 
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, without [CLS] and [SEP]."""
+        if self._before_word and text.startswith(self._before_word):  # it is of `joinable`
+            ids = self._processor.EncodeAsIds(f'{_BEFORE} {text.removeprefix(self._before_word)}')
+            return ids[self._num_before :]
         return self._processor.EncodeAsIds(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -75,12 +96,19 @@ class SentencePieceTokenizer:
         return joined(self.encode_batch(texts))
 
     def joinable(self, parts: Sequence[str]) -> Sequence[str]:
-        """The parts as they are: a model puts a space before each text."""
-        return parts
+        """The words or sentences of a text, each so that its ids are those that it has there.
+
+        They are as they are, as a model puts the mark of a word before each text; else `encode`
+        knows all but the first by it.
+        """
+        if not self._before_word:
+            return parts
+        first = list(parts[:1])
+        return first + [self._before_word + part if part else part for part in parts[1:]]
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word of a text."""
-        return self.encode_batch(words)
+        return self.encode_batch(self.joinable(words))
 
     def encode_with_places(self, text: str) -> Encoding:
         """The pieces of a text and their characters, as far as NFKC explains them.
@@ -95,8 +123,9 @@ class SentencePieceTokenizer:
         ids: list[int] = []
         places: list[Place] = []
         parts: list[int | None] = []
-        for number, (word, begin) in enumerate(raw_words_with_places(text)):
-            of_word = self.encode(word)
+        words = raw_words_with_places(text)
+        ids_of_words = self.encode_words([word for word, _ in words])
+        for number, ((word, begin), of_word) in enumerate(zip(words, ids_of_words, strict=True)):
             ids += of_word
             in_word = place_pieces(_normalized(word), self._lengths(of_word))
             places += moved(in_word, begin)
