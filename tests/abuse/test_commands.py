@@ -39,7 +39,6 @@ class Sandbox:
     """A copy of `things`, in which a test may change files before a command has to refuse them."""
 
     def __init__(self, things, folder):
-        shutil.copytree(things, folder, symlinks=True)
         self.folder = folder
         self._things = things
 
@@ -74,9 +73,28 @@ class Sandbox:
         assert not changed, changed
 
 
+@pytest.fixture(scope='module')
+def copy_of_things(things, tmp_path_factory):
+    """A function that gives a copy of `things`: the last one, if all in it is as it was."""
+    def state_of(folder):
+        return contents(folder), sorted(path.relative_to(folder) for path in folder.rglob('*'))
+
+    expected = state_of(things)
+    folder = None
+
+    def copy():
+        nonlocal folder
+        if folder is None or state_of(folder) != expected:
+            folder = tmp_path_factory.mktemp('copy') / 'all'
+            shutil.copytree(things, folder, symlinks=True)
+        return folder
+
+    return copy
+
+
 @pytest.fixture
-def sandbox(things, tmp_path):
-    return Sandbox(things, tmp_path / 'all')
+def sandbox(things, copy_of_things):
+    return Sandbox(things, copy_of_things())
 
 
 # What an editor or a disk does to a file.
