@@ -44,6 +44,17 @@ def write_tokenizer(kind: str, folder: Path) -> Path:
     return path
 
 
+def write_tokenizer_of(num_tokens: int, kind: str, folder: Path) -> Path:
+    """Writes a tokenizer.json of one of `LIBRARY_KINDS` with so many tokens, and returns its path.
+
+    Some of them no text has. Models with tokenizers of one size share what is compiled.
+    """
+    library = tokenizers_of_kinds.KINDS[kind]()
+    library.add_tokens([f'unseen{n}' for n in range(num_tokens - library.get_vocab_size())])
+    assert library.get_vocab_size() == num_tokens
+    return tokenizers_of_kinds.write(folder, library)
+
+
 def tokenizer_of(kind: str, folder: Path) -> Tokenizer:
     """A tokenizer of one of `ALL_KINDS`; its file is written into a folder."""
     return load_tokenizer(write_tokenizer(kind, folder), lowercase=False)

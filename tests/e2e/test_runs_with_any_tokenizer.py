@@ -13,7 +13,7 @@ from bert_jax.runtime.errors import Stopped
 from tests.e2e.test_downstream_runs import NO_MODEL, UNPACKED, evaluate, run, squad_paragraph
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import documents, one_device, sentence
-from tests.tokenizer_files import write_tokenizer
+from tests.tokenizer_files import write_tokenizer_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
@@ -26,7 +26,7 @@ def pretrained(request, tmp_path_factory):
     """The directory of a tiny model with a tokenizer of a kind, pre-trained for two steps."""
     folder = tmp_path_factory.mktemp('pretrained')
     (folder / 'text.txt').write_text(documents(40))
-    vocab_file = write_tokenizer(request.param, folder / 'tokenizer')
+    vocab_file = write_tokenizer_of(420, request.param, folder / 'tokenizer')
     run('tiny_pretrain.py', *TINY_MODEL, f'--config.data.source={folder}/text.txt',
         f'--config.data.vocab_file={vocab_file}', f'--config.data.dir={folder}/cache',
         '--config.model.num_layers=1', '--config.model.hidden_size=32',
