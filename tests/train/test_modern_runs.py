@@ -1,6 +1,5 @@
 """ModernBERT's recipe, tiny: a phase with another rotary base, resumed, on several devices."""
 
-import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,11 @@ from bert_jax.runtime.errors import Stopped
 from bert_jax.train.experiment import train_run
 from bert_jax.watch import metrics_log
 from tests.configs import load
+from tests.e2e.conftest import kernels_of_numpy  # noqa: F401
 from tests.shared_steps import shared_steps
-from tests.tiny_runs import documents, one_device, saved
+from tests.tiny_runs import documents, first_devices, one_device, saved
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 STEPS = (5, 4)  # at the short length, and at the long one with another base
 
@@ -76,25 +76,21 @@ def runs(tmp_path_factory):
     return Runs(folder, folder / 'whole', scores)
 
 
-@pytest.mark.parametrize('stop_at', [
-    pytest.param(STEPS[0], id='between the phases'),
-    pytest.param(STEPS[0] + 2, id='in the second phase'),
-])
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(runs, tmp_path, stop_at):
+def test_a_run_that_was_stopped_between_and_in_phases_ends_as_one_that_was_not(runs, tmp_path):
     with one_device():
-        with contextlib.suppress(Stopped):
-            run(runs.config(), tmp_path, stop_at)
-        base = load_weights(tmp_path).model['rotary_base']
-        assert saved(tmp_path)[0] == stop_at
+        for stop_at, base in ((STEPS[0], 1e4), (STEPS[0] + 2, 1.6e5)):
+            with pytest.raises(Stopped):
+                run(runs.config(), tmp_path, stop_at)
+            assert saved(tmp_path)[0] == stop_at
+            assert load_weights(tmp_path).model['rotary_base'] == base, 'that of the phase'
         assert run(runs.config(), tmp_path) == runs.scores
     jax.tree.map(np.testing.assert_array_equal, saved(tmp_path), saved(runs.whole))
-    assert base == (1e4 if stop_at == STEPS[0] else 1.6e5), 'that of the phase'
     assert load_weights(tmp_path).model['rotary_base'] == 1.6e5
 
 
-def test_eight_devices_train_as_one(runs, tmp_path):
-    assert jax.device_count() == 8
-    assert run(runs.config(), tmp_path) == pytest.approx(runs.scores, rel=1e-4)
+def test_two_devices_train_as_one(runs, tmp_path):
+    with first_devices(2):
+        assert run(runs.config(), tmp_path) == pytest.approx(runs.scores, rel=1e-4)
 
 
 def test_the_second_phase_trains_and_evaluates_with_its_own_base(runs, tmp_path):
