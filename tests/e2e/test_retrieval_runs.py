@@ -24,7 +24,7 @@ from tests.refusals import refused
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import WORDS, one_device, write_table
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('kernels_of_numpy')]
 
 PROMPTS = {'query': 'query: ', 'document': 'passage: '}
 HALF = len(WORDS) // 2
