@@ -31,7 +31,7 @@ from bert_jax.foreign.tokenizer_files import (
     tokenizer_settings,
     write_tokenizer,
 )
-from bert_jax.heads import HEADS, part_of
+from bert_jax.heads import HEADS, PARTS, part_of
 from bert_jax.heads.tensors import POOLER
 from bert_jax.runtime.errors import InputError, tell_once, visible
 from bert_jax.runtime.files import Path, as_path, exists, read_fields
@@ -216,7 +216,8 @@ def _read_params(
             shapes={name: tensor.shape for name, tensor in by_name.items()},
             read=lambda name: by_name[name].read(),
             where=where,
-            config_file=config_file)
+            config_file=config_file,
+            parts=PARTS if architecture is None else architecture.parts)
         params, unused = parameters.take_params(stored, model)
         copies = {
             name for name in set(unused) & set(family.tied)

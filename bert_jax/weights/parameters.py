@@ -8,7 +8,7 @@ that the model takes, with a padded vocabulary. The letters of dims are those of
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -374,6 +374,7 @@ class StoredTensors:
       read: returns the tensor of a name.
       where: the file, for messages.
       config_file: of the model, for messages.
+      parts: those that the model's class has, if it is known: what is left of others is not read.
     """
 
     form_of: Callable[[Tensor], Form | None]
@@ -381,6 +382,7 @@ class StoredTensors:
     read: Callable[[str], np.ndarray]
     where: object
     config_file: Path
+    parts: Sequence[Part] = tuple(PARTS)
 
 
 def take_params(
@@ -446,10 +448,15 @@ def check_tensors(
       InputError: the number of layers or a shape contradicts the config, or a part is incomplete.
     """
     _check_num_layers(stored, BertConfig(**model))
-    parts = [part for part in PARTS if _holds_any_of(stored, part)]
+    every = tensors(model)
+    parts = []
+    for part in PARTS:
+        of_part = [tensor for tensor in every if part_of(tensor.name) is part]
+        if _holds_any_of(stored, part) and (part in stored.parts or _holds_all(stored, of_part)):
+            parts.append(part)
     sizes = sizes_of(model, _num_labels(stored))
     held: dict[Tensor, Form] = {}
-    for tensor in tensors(model):
+    for tensor in every:
         if part_of(tensor.name) in (None, *parts):
             form = stored.form_of(tensor)
             assert form is not None, tensor.name
@@ -490,6 +497,11 @@ def _holds_any_of(stored: StoredTensors, part: Part) -> bool:
         if form is not None and any(name in stored.shapes for name in form.names):
             return True
     return False
+
+
+def _holds_all(stored: StoredTensors, every: Iterable[Tensor]) -> bool:
+    forms = [stored.form_of(tensor) for tensor in every]
+    return all(form is not None and stored.shapes.keys() >= set(form.names) for form in forms)
 
 
 def _num_labels(stored: StoredTensors) -> int:

@@ -165,6 +165,26 @@ def test_two_names_of_one_parameter_are_refused(old, tmp_path):
         load_weights(file.parent)
 
 
+@pytest.mark.parametrize(('class_name', 'is_refused'), [
+    ('BertForQuestionAnswering', False), ('BertForMaskedLM', True), ('', True)])
+def test_what_is_left_of_another_head_is_not_read(class_name, is_refused, tmp_path):
+    """As transformers reads it; a class that is not known may have that head."""
+    folder = copy(tmp_path, 'question_answering')
+    config = json.loads((folder / 'config.json').read_text())
+    config['architectures'] = [class_name] if class_name else None
+    (folder / 'config.json').write_text(json.dumps(config))
+    tensors = load_file(folder / 'model.safetensors')
+    rest = {'cls.predictions.bias': np.zeros(config['vocab_size'], np.float32)}
+    save_file(tensors | rest, folder / 'model.safetensors')
+    if is_refused:
+        with refused('has no tensor cls.predictions.transform.dense.weight'):
+            load_weights(folder)
+        return
+    weights = load_weights(folder)
+    assert weights.unused == tuple(rest)
+    assert_same_params(weights.params, load_weights(RECORDED / 'question_answering').params)
+
+
 def test_masked_lm_alone_is_read_from_the_class_of_pretraining(tmp_path):
     """Some published files lack pooler and next-sentence head; transformers draws these anew."""
     file = copy(tmp_path) / 'model.safetensors'
