@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from bert_jax.config.bert_config import OPTIONS
 from bert_jax.foreign.tf1_index import check_shapes
 from bert_jax.heads.tensors import Tensor
@@ -33,6 +35,7 @@ from bert_jax.weights.vocabulary import check_vocabulary, write_vocabulary
 
 _NAME = 'bert_model.ckpt'
 _SPELLINGS = {option.name: option.tf1 for option in OPTIONS if option.tf1 is not None}
+_FLOATS = ('float32', 'float64', 'float16', 'bfloat16')
 _OBJECT_GRAPH = b'_CHECKPOINTABLE_OBJECT_GRAPH'  # a variable that only TF2's checkpoints have
 
 
@@ -130,10 +133,17 @@ def _open_checkpoint(prefix: Path, config_file: Path) -> parameters.StoredTensor
     for name, shape in call(reader.get_variable_to_shape_map).items():
         if name != 'global_step' and not name.endswith(('/adam_m', '/adam_v')):
             shapes[name] = tuple(shape)
+
+    def read(name: str) -> np.ndarray:
+        array = np.asarray(call(reader.get_tensor, name))
+        if array.dtype.name not in _FLOATS:
+            raise InputError(f'{prefix}: {name} is of type {array.dtype.name}: save it as float32')
+        return array
+
     return parameters.StoredTensors(
         form_of=Tensor.in_tf1,
         shapes=shapes,
-        read=lambda name: call(reader.get_tensor, name),
+        read=read,
         where=prefix,
         config_file=config_file)
 

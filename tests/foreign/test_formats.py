@@ -374,20 +374,39 @@ def test_fields_that_the_original_lacks_are_noted_and_kept_in_its_config(tmp_pat
         'hidden_act': 'gelu_tanh', 'layer_norm_eps': 1e-12}
 
 
-def test_moments_and_counters_are_not_parameters(tmp_path):
+def change_tf1(folder, change):
+    """The prefix of a TF1 checkpoint with what a function makes of its arrays by name."""
     tf = pytest.importorskip('tensorflow')
-    weights = load_weights(RECORDED / 'pretraining')
-    write_tf1(tmp_path / 'tf1', weights)
-    prefix = tmp_path / 'tf1' / 'bert_model.ckpt'
+    write_tf1(folder / 'tf1', load_weights(RECORDED / 'pretraining'))
+    prefix = folder / 'tf1' / 'bert_model.ckpt'
     reader = tf.train.load_checkpoint(str(prefix))
     arrays = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
-    arrays |= {f'{name}/adam_{x}': array for name, array in arrays.items() for x in 'mv'}
-    arrays |= {'global_step': np.int64(7), 'other/kernel': np.zeros(3, np.float32)}
+    arrays |= change(arrays)
     tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=list(arrays), tensors=list(arrays.values()),
                       shape_and_slices=[''] * len(arrays))
-    again = load_weights(prefix)
+    return prefix
+
+
+def test_moments_and_counters_are_not_parameters(tmp_path):
+    def change(arrays):
+        moments = {f'{name}/adam_{x}': array for name, array in arrays.items() for x in 'mv'}
+        return moments | {'global_step': np.int64(7), 'other/kernel': np.zeros(3, np.float32)}
+
+    again = load_weights(change_tf1(tmp_path, change))
     assert again.unused == ('other/kernel',)
-    assert_same(again, weights)
+    assert_same(again, load_weights(RECORDED / 'pretraining'))
+
+
+@pytest.mark.parametrize(('type', 'is_refused'), [
+    ('float64', False), ('S1', True), ('int8', True), ('complex64', True)])
+def test_a_tf1_variable_of_another_type(type, is_refused, tmp_path):
+    name = 'bert/pooler/dense/bias'
+    prefix = change_tf1(tmp_path, lambda arrays: {name: arrays[name].astype(type)})
+    if is_refused:
+        with refused(f'{prefix}: {name} is of type', 'save it as float32'):
+            load_weights(prefix)
+    else:
+        assert_same(load_weights(prefix), load_weights(RECORDED / 'pretraining'))
 
 
 def test_a_checkpoint_may_be_in_a_zip_file_or_below_its_config(tmp_path, bucket):
