@@ -77,8 +77,30 @@ def follow_class(parts: dict[str, Any], fields: Mapping[str, Any], source: str) 
         tell_once(f'note: {source} is a tokenizer of {algorithm}, while tokenizer_class={kind!r} '
                   f'beside it is one of {wanted}: the tokenizer.json is followed')
         return False
+    changed = changed_by_class(kind, parts, fields)
+    parts |= changed
+    if changed and kind:
+        tell_once(f'note: {source}: tokenizer_class={kind!r} beside it makes another '
+                  f"{', '.join(changed)}, which is taken, as in transformers 5")
+    _tell_not_followed(kind, parts, fields, source)
+    return bool(changed)
+
+
+def changed_by_class(
+    kind: str, parts: Mapping[str, Any], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The parts that a class makes itself, as far as they are not those of a tokenizer.json.
+
+    Args:
+      kind: the class; '' for none.
+      parts: of the tokenizer.json.
+      fields: of the tokenizer_config.json.
+    """
+    algorithm = algorithm_in(parts)
     made: dict[str, Any] = {}
-    if kind in _BYTE_LEVEL:
+    if _ALGORITHMS.get(kind, algorithm) != algorithm:
+        pass  # it is not made for such a tokenizer.json
+    elif kind in _BYTE_LEVEL:
         made = _byte_level(fields)
     elif kind in _SENTENCE_PIECE:
         made = _sentence_piece(parts, fields)
@@ -88,16 +110,7 @@ def follow_class(parts: dict[str, Any], fields: Mapping[str, Any], source: str) 
         made = _mpnets(fields)
     elif kind not in _GENERAL:
         made = _with_prefix_space(parts, fields)
-    changed = []
-    for name, part in made.items():
-        if _plain(parts.get(name)) != _plain(part):
-            changed.append(name)
-            parts[name] = part
-    if changed and kind:
-        tell_once(f'note: {source}: tokenizer_class={kind!r} beside it makes another '
-                  f"{', '.join(changed)}, which is taken, as in transformers 5")
-    _tell_not_followed(kind, parts, fields, source)
-    return bool(changed)
+    return {name: part for name, part in made.items() if _plain(parts.get(name)) != _plain(part)}
 
 
 def _tell_not_followed(

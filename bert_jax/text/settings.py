@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, exists, read_json
 from bert_jax.text.added import AddedToken, added_tokens_of
-from bert_jax.text.classes import makes_others_parts
+from bert_jax.text.classes import changed_by_class, makes_others_parts
 from bert_jax.text.vocab import CLS, CONTINUATION, MASK, PAD, SEP, UNK
 
 VOCABULARY_FILE = 'vocab.txt'
@@ -71,8 +71,15 @@ _FROM_FIELDS = tuple(
     f'{name}Tokenizer{ending}'
     for name in ('Bert', 'DistilBert', 'Electra', 'MobileBert', 'LayoutLM', 'Lxmert', 'SqueezeBert')
     for ending in ('', 'Fast'))
-# Models that have one of these classes where no file names another.
-_MODEL_TYPES = ('bert', 'distilbert', 'electra')
+# The classes that transformers takes of models where no file names one.
+_CLASSES_OF_MODELS: Mapping[str, str] = {
+    **dict.fromkeys(('bert', 'distilbert', 'electra', 'nomic_bert'), 'BertTokenizer'),
+    'roberta': 'RobertaTokenizer',
+    **dict.fromkeys(('xlm-roberta', 'jina_embeddings_v3', 'gte'), 'XLMRobertaTokenizer'),
+    'camembert': 'CamembertTokenizer',
+    'mpnet': 'MPNetTokenizer',
+    'albert': 'AlbertTokenizer',
+}
 # The most characters of a word that is split: of the library, if nobody sets another, and of the
 # original. Here it is 200 in both cases.
 _USUAL_WORD_LENGTHS = (None, 100, 200)
@@ -199,7 +206,7 @@ def read_settings(folder: Path) -> Settings:
     added = added_tokens_of(special | fields, listed, numbered, folder)
     lacks_class = False
     if tokenizer is not None and not fields.get('tokenizer_class'):
-        lacks_class = _has_bert_tokenizer(folder)
+        lacks_class = _class_of_model(folder) in _FROM_FIELDS
     return Settings(side | fields | normalizer, source, tokenizer, added, lacks_class)
 
 
@@ -209,14 +216,14 @@ def _side_of(tokenizer: Mapping[str, Any]) -> dict[str, str]:
     return {'truncation_side': 'left'} if direction == 'Left' else {}
 
 
-def _has_bert_tokenizer(folder: Path) -> bool:
-    """Whether a folder is of a model for which transformers takes BertTokenizer."""
+def _class_of_model(folder: Path) -> str:
+    """The class that transformers takes of a folder's model; '' for none that is known here."""
     try:
         config = _read_if_there(folder / 'config.json') or {}
     except InputError:  # whoever reads the model says so
-        return False
-    kind = config.get('tokenizer_class')
-    return kind in _FROM_FIELDS if kind else config.get('model_type') in _MODEL_TYPES
+        return ''
+    kind = config.get('tokenizer_class') or _CLASSES_OF_MODELS.get(str(config.get('model_type')))
+    return str(kind or '')
 
 
 def _read_if_there(path: Path) -> dict[str, Any] | None:
@@ -292,6 +299,8 @@ def tell_not_applied(settings: Settings, folder: Path) -> None:
         tell_once(f'note: {folder / SETTINGS_FILE} names no tokenizer_class, so transformers 5 '
                   f'takes BertTokenizer, with other words than {TOKENIZER_FILE}, which is followed '
                   'here: name BertTokenizer or TokenizersBackend there')
+    if settings.tokenizer is not None and not settings.fields.get('tokenizer_class'):
+        _tell_of_class(settings.tokenizer, settings.fields, folder)
     if not settings.is_berts:
         fields = {name: settings.fields.get(name) for name in _OF_NO_KIND}
         for setting in not_applied(fields, _OF_NO_KIND):
@@ -307,6 +316,20 @@ def tell_not_applied(settings: Settings, folder: Path) -> None:
     if not settings.makes_frame and settings.tokenizer.get('post_processor', '') is None:
         tell_once(f'note: {folder / TOKENIZER_FILE} puts no special tokens around texts: here they '
                   f'are framed as {CLS} A {SEP} B {SEP}')
+
+
+def _tell_of_class(
+    tokenizer: Mapping[str, Any], fields: Mapping[str, Any], folder: Path
+) -> None:
+    """Notes that transformers takes a class that no file of the tokenizer names."""
+    kind = _class_of_model(folder).removesuffix('Fast')
+    if not kind or kind in _FROM_FIELDS or not isinstance(tokenizer.get('model'), dict):
+        return
+    changed = changed_by_class(kind, tokenizer, fields)
+    if changed:
+        tell_once(f'note: {folder / SETTINGS_FILE} names no tokenizer_class, so transformers 5 '
+                  f"takes {kind}, which makes another {', '.join(changed)} than {TOKENIZER_FILE}, "
+                  f'which is followed here: name {kind} or TokenizersBackend there')
 
 
 def _is_made_of_fields(settings: Settings, folder: Path) -> bool:

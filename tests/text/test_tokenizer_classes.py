@@ -5,8 +5,10 @@ import json
 import pytest
 
 from bert_jax.foreign.tokenizer_files import fast_tokenizer
+from bert_jax.runtime.files import as_path
 from bert_jax.text.classes import follow_class
 from bert_jax.text.kinds import load_tokenizer
+from bert_jax.text.settings import read_settings, tell_not_applied
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import WordPieceTokenizer
 
@@ -50,3 +52,28 @@ def test_a_step_that_changes_no_words_is_not_noted(
     said = capsys.readouterr().err
     assert 'makes another' in said  # there is no pre_tokenizer
     assert ('normalizer' in said) == is_said
+
+
+BYTES = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True, 'use_regex': True}
+
+
+@pytest.mark.parametrize(('config', 'fields', 'normalizer', 'said'), [
+    ({'model_type': 'roberta'}, {}, None, ''),
+    ({'model_type': 'roberta'}, {}, {'type': 'NFC'}, 'takes RobertaTokenizer, which makes another '
+     'normalizer than tokenizer.json'),
+    ({'model_type': 'modernbert', 'tokenizer_class': 'RobertaTokenizerFast'}, {}, {'type': 'NFC'},
+     'takes RobertaTokenizer'),
+    ({'model_type': 'modernbert'}, {}, {'type': 'NFC'}, ''),
+    ({'model_type': 'xlm-roberta'}, {}, {'type': 'NFC'}, ''),  # whose algorithm is another
+    ({'model_type': 'roberta'}, {'tokenizer_class': 'TokenizersBackend'}, {'type': 'NFC'}, ''),
+])
+def test_a_class_that_only_the_model_names_is_said(
+    config, fields, normalizer, said, tmp_path, capsys
+):
+    parts = {'model': {'type': 'BPE'}, 'normalizer': normalizer, 'pre_tokenizer': BYTES}
+    for name, content in (('tokenizer.json', parts), ('config.json', config),
+                          ('tokenizer_config.json', fields)):
+        (tmp_path / name).write_text(json.dumps(content))
+    tell_not_applied(read_settings(as_path(tmp_path)), as_path(tmp_path))
+    err = capsys.readouterr().err
+    assert said in err and bool(err) == bool(said)
