@@ -220,8 +220,8 @@ def _read_params(
             parts=PARTS if architecture is None else architecture.parts)
         params, unused = parameters.take_params(stored, model)
         copies = {
-            name for name in set(unused) & set(family.tied)
-            if np.array_equal(by_name[name].read(), params[family.tied[name]])}
+            name for name in set(unused) & set(family.tied) if family.tied[name] in params
+            and np.array_equal(by_name[name].read(), params[family.tied[name]])}
         others = set(unused) & set(family.tied) - copies
         if others and of_class.has('cls/predictions'):
             name = min(others)

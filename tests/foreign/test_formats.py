@@ -174,7 +174,8 @@ def test_what_is_left_of_another_head_is_not_read(class_name, is_refused, tmp_pa
     config['architectures'] = [class_name] if class_name else None
     (folder / 'config.json').write_text(json.dumps(config))
     tensors = load_file(folder / 'model.safetensors')
-    rest = {'cls.predictions.bias': np.zeros(config['vocab_size'], np.float32)}
+    rest = {name: np.zeros(config['vocab_size'], np.float32)
+            for name in ('cls.predictions.bias', 'cls.predictions.decoder.bias')}
     save_file(tensors | rest, folder / 'model.safetensors')
     if is_refused:
         with refused('has no tensor cls.predictions.transform.dense.weight'):
