@@ -187,8 +187,8 @@ def test_pretraining_runs_on_kaggle_s_eight_devices(
         path.chmod(0o555)
     set_parameters(notebook, REPO=str(clone), SOURCE=str(tmp_path / 'text.txt'), PRETRAIN_STEPS=8)
     left_out = (
-        'pretrain-curves', 'sweep-run', 'finetune-run', 'finetune-curves', 'fill-mask', 'classify',
-        'module')
+        'packages', 'pretrain-curves', 'sweep-run', 'finetune-run', 'finetune-curves', 'fill-mask',
+        'classify', 'module')
     notebook.cells = [cell for cell in notebook.cells if cell.id not in left_out]
     where = {'timeout': 300, 'resources': {'metadata': {'path': working}}}
     nbclient.NotebookClient(notebook, **where).execute()
