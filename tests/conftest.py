@@ -38,6 +38,12 @@ if 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
     _COMPILED = tempfile.TemporaryDirectory(prefix='bert_jax_compiled_')
     os.environ['JAX_COMPILATION_CACHE_DIR'] = _COMPILED.name
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
+if os.environ.pop('PYTHONDONTWRITEBYTECODE', ''):
+    # As images of containers often have it. Each process that a test starts would compile all
+    # modules that it imports: three seconds, and six more with TensorFlow.
+    _BYTECODE = tempfile.TemporaryDirectory(prefix='bert_jax_bytecode_')
+    os.environ['PYTHONPYCACHEPREFIX'] = sys.pycache_prefix = _BYTECODE.name
+    sys.dont_write_bytecode = False
 
 import pytest
 
