@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +11,18 @@ import optax
 import pytest
 from jax.sharding import Mesh
 
-from bert_jax.answers.engine import Engine
 from bert_jax.heads.classification import Classification, MultiLabel, MultipleChoice, Regression
 from bert_jax.heads.pretraining import Pretraining
 from bert_jax.heads.retrieval import Retrieval
 from bert_jax.heads.tokens import QuestionAnswering, Tagging
 from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packed_examples import PackedExamples
-from bert_jax.rows.packing import Plan, Planner, Units, packed_batch
+from bert_jax.rows.packing import Plan, Planner, Units, packed_batch, unpack
 from bert_jax.rows.sequences import Sequences
 from bert_jax.sharding import MESH_AXES, Layout, make_mesh, to_global
 from bert_jax.step.step import TrainState, abstract_state
 from tests.rows.stores import make_examples, random_store
-from tests.tiny_models import fixed_step, random_like
+from tests.tiny_models import assert_close, fixed_step, jit, random_like
 
 pytestmark = pytest.mark.slow
 
@@ -78,25 +77,28 @@ def one_device():
     return Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), MESH_AXES)
 
 
-def whole_batch(units, plan):
-    return packed_batch(units, plan, 0, range(int(plan.num_rows[0])))
-
-
-def packed(units, row_length=256, shards=1):
+def plan_of(units, row_length, shards=1):
+    """All units, packed into rows of a step."""
     planner = Planner(shards, token_cost=lambda s: 1.0)
-    return whole_batch(
-        units, planner.steps(units.lengths, np.arange(len(units))[None], [row_length]))
+    return planner.steps(units.lengths, np.arange(len(units))[None], [row_length])
 
 
-def one_a_row(units):
-    return whole_batch(units, Plan.row_each(units.lengths, np.arange(len(units))[None]))
+def whole_batch(units, plan):
+    return packed_batch(units, plan, 0, np.arange(plan.num_rows[0]))
+
+
+def plans_of_one_shape(units):
+    """(plan of a unit a row, plan of packed rows), with places that stay empty in both."""
+    together = plan_of(units, row_length=64)
+    alone = dataclasses.replace(
+        Plan.row_each(units.lengths, np.arange(len(units))[None]),
+        row_length=together.row_length, units_a_row=together.units_a_row)
+    return alone, dataclasses.replace(together, num_rows=alone.num_rows)
 
 
 @functools.cache
-def batches(kind):
-    """(unpacked batch, packed batch) of one step; the packed one has a multiple of 8 rows."""
-    if kind != 'pretraining':
-        return one_a_row(units_of(kind)), packed(units_of(kind), row_length=64, shards=8)
+def pretraining_batches():
+    """(a batch of an example a row, the same packed)."""
     store = random_store(80, most_sentences=6, most_tokens=12)
     store.tokens %= CONFIG.vocab_size
     examples = make_examples(store, random_rate=0.0)
@@ -105,49 +107,100 @@ def batches(kind):
 
 
 @functools.cache
+def packed_rows(kind):
+    """A packed batch, of a multiple of 8 rows."""
+    if kind == 'pretraining':
+        return pretraining_batches()[1]
+    return whole_batch(units_of(kind), plan_of(units_of(kind), row_length=64, shards=8))
+
+
+@functools.cache
 def params_of(kind):
     return random_like(jax.eval_shape(TASKS[kind].init, jax.random.key(0)), scale=0.2)
 
 
-@pytest.mark.parametrize('kind', TASKS)
-def test_loss_and_gradients_are_those_of_one_example_a_row(kind):
+@dataclasses.dataclass
+class Computed:
+    """What a task computes of a batch, as NumPy arrays.
+
+    Attributes:
+      loss: of all examples.
+      sums: for metrics.
+      grads: of the loss.
+      outputs: in the shapes of the batch.
+    """
+
+    loss: np.ndarray
+    sums: dict[str, np.ndarray]
+    grads: Any
+    outputs: dict[str, np.ndarray]
+
+    def outputs_of_units(self, units, plan):
+        """In the order of the units: [n, ...] by unit and [T, ...] by token."""
+        outputs = {}
+        for name, x in self.outputs.items():
+            of_tokens = x.shape[1] == plan.row_length
+            # A pair has several outputs.
+            outputs[name] = x if of_tokens else x.reshape(len(x), plan.units_a_row, -1)
+        collected = {}
+        unpack(units, plan, 0, outputs, collected)
+        return collected
+
+
+def computed(kind, batches):
+    """What a task computes of each batch."""
     task = TASKS[kind]
 
-    @jax.jit
-    def loss_and_gradients(params, batch):
-        return jax.value_and_grad(
-            lambda params: task.loss(params, batch, task.totals(batch), None), has_aux=True
-        )(params)
+    @jit
+    def compute(params, batch):
+        gradient = jax.value_and_grad(
+            lambda params: task.loss(params, batch, task.totals(batch), None), has_aux=True)
+        return gradient(params), task.outputs(params, batch)
 
-    results = []
-    for batch in batches(kind):
-        (value, sums), grads = loss_and_gradients(params_of(kind), batch)
-        results.append(jax.device_get((value, task.score(sums), grads)))
-    assert batches(kind)[1]['sequence_ids'].max() > 1
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(y, x, rtol=1e-4, atol=2e-6), *results)
+    found = []
+    for batch in batches:
+        ((loss, sums), grads), outputs = jax.device_get(compute(params_of(kind), batch))
+        found.append(Computed(loss, sums, grads, outputs))
+    return found
+
+
+@functools.cache
+def computed_of_units(kind):
+    """What a task computes of units in a row each, and of packed ones, and the plans of these."""
+    units = units_of(kind)
+    plans = plans_of_one_shape(units)
+    batches = [whole_batch(units, plan) for plan in plans]
+    assert [batch['sequence_ids'].max() > units.choices for batch in batches] == [False, True]
+    assert all((batch['unit_weights'] == 0).any() for batch in batches)
+    return computed(kind, batches), plans
+
+
+def assert_equal_losses(kind, alone, together):
+    found, expected = (
+        (x.loss, TASKS[kind].score(x.sums), x.grads) for x in (together, alone))
+    assert_close(found, expected, rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize('kind', LABELLED)
-def test_predictions_of_a_set_are_those_of_its_units_alone(kind):
-    task, units, params = TASKS[kind], units_of(kind), params_of(kind)
-    if kind == 'pair':  # its texts are predicted one by one
-        units = Units(units.sequences)
-    engine = Engine(one_device(), token_cost=lambda row_length: 1.0)
-    together = engine.outputs(task.outputs, params, units)
-    together, alone = jax.device_get((together, jax.jit(task.outputs)(params, one_a_row(units))))
-    for name, x in alone.items():
+def test_loss_gradients_and_outputs_are_those_of_one_example_a_row(kind):
+    (alone, together), plans = computed_of_units(kind)
+    assert_equal_losses(kind, alone, together)
+    expected, found = (
+        x.outputs_of_units(units_of(kind), plan)
+        for x, plan in zip((alone, together), plans, strict=True))
+    assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for x in expected.values():
         assert jnp.issubdtype(x.dtype, jnp.floating), 'an ensemble averages outputs'
-        if x.shape[1] == 1:  # one output a unit, not a token
-            np.testing.assert_allclose(together[name], x[:, 0], rtol=1e-4, atol=1e-5)
-            continue
-        for i, (start, end) in enumerate(itertools.pairwise(units.sequences.offsets)):
-            np.testing.assert_allclose(
-                together[name][start:end], x[i, : end - start], rtol=1e-4, atol=1e-5)
+
+
+def test_loss_and_gradients_of_pretraining_are_those_of_one_example_a_row():
+    assert packed_rows('pretraining')['sequence_ids'].max() > 1
+    assert_equal_losses('pretraining', *computed('pretraining', pretraining_batches()))
 
 
 @pytest.mark.parametrize('kind, parts', [('label', 1), ('tag', 1), ('pair', 2), ('pretraining', 2)])
 def test_a_step_with_dropout_is_the_same_on_eight_devices_and_on_one(kind, parts):
-    _, rows = batches(kind)
+    rows = packed_rows(kind)
     num_rows, results = len(rows['input_ids']), []
     axes = (4, 2, 1) if kind == 'pretraining' else (2, 2, 2)
     for mesh, parts_here in ((make_mesh(*axes), parts), (one_device(), 1)):
@@ -167,12 +220,9 @@ def test_a_step_with_dropout_is_the_same_on_eight_devices_and_on_one(kind, parts
 
 
 def test_examples_are_compared_with_all_others_that_differ_and_no_empty_places():
-    task, units, params = TASKS['pair'], units_of('pair'), params_of('pair')
-    batch = packed(units)
-    assert (batch['unit_weights'] == 0).any()
-    loss, sums = jax.jit(lambda: task.loss(params, batch, task.totals(batch), None))()
-    x = np.asarray(Engine(one_device(), token_cost=lambda row_length: 1.0).outputs(
-        task.outputs, params, Units(units.sequences))['logits'], np.float64).reshape(24, 2, -1)
+    task, units = TASKS['pair'], units_of('pair')
+    (_, together), (_, plan) = computed_of_units('pair')
+    x = together.outputs_of_units(units, plan)['logits'].astype(np.float64).reshape(24, 2, -1)
     first, second = units.labels['text_ids'].T
     # A document of an equal query is an answer, wherever it stands.
     is_answer = (first[:, None] == first) @ (second[:, None] == second)
@@ -186,5 +236,5 @@ def test_examples_are_compared_with_all_others_that_differ_and_no_empty_places()
         scores = part[:, 0] @ part[:, 1].T / task.temperature
         sums_of_rivals = np.where(is_rival, np.exp(scores), 0.0).sum(axis=1)
         expected.append(np.log(sums_of_rivals) - np.diag(scores))
-    np.testing.assert_allclose(loss, np.mean(expected), rtol=1e-4)
-    assert sums['units'] == len(units) == len(expected[0])
+    np.testing.assert_allclose(together.loss, np.mean(expected), rtol=1e-4)
+    assert together.sums['units'] == len(units) == len(expected[0])
