@@ -40,10 +40,11 @@ def packed(ids=IDS):
 
 
 def alone(ids):
-    """One of them, not packed, in a padded row of 9."""
-    row = np.pad(ids, (0, 9 - len(ids)))[None]
-    return {'input_ids': row, 'sequence_ids': (row > 0).astype(np.int32),
-            'segment_ids': np.zeros_like(row), 'cls_positions': np.zeros((1, 1), np.int32)}
+    """One of them, not packed, in a padded row of 14."""
+    row = np.pad(ids, (0, 14 - len(ids)))[None]
+    mask = (row > 0).astype(int)
+    return {'input_ids': row, 'sequence_ids': mask, 'segment_ids': np.zeros_like(row),
+            'position_ids': mask * np.arange(14), 'cls_positions': np.zeros((1, 2), int)}
 
 
 def params_of(head):
@@ -215,12 +216,12 @@ def test_a_packed_sequence_is_computed_as_if_alone(kind, causal, bilstm):
     assert any('bilstm' in name for name in params) == bilstm
     last_changed = IDS.copy()
     last_changed[4] = 7 if IDS[4] != 7 else 8  # the last token of the first sequence
-    batches = packed(), packed(last_changed), alone(IDS[:5]), alone(IDS[5:])
-    outputs = jax.device_get(jit(lambda: [head.outputs(params, batch) for batch in batches])())
+    rows = packed(), packed(last_changed), alone(IDS[:5]), alone(IDS[5:])
+    batch = jax.tree.map(lambda *x: np.concatenate(x), *rows)
+    outputs = jax.device_get(jit(head.outputs)(params, batch))
     of_sequences = kind == 'classification'  # one output per sequence, else one per token
     lengths = (1, 1) if of_sequences else LENGTHS
-    for name in outputs[0]:
-        together, changed, first, second = (found[name][0] for found in outputs)
+    for together, changed, first, second in outputs.values():
         own = np.concatenate([first[: lengths[0]], second[: lengths[1]]])
         np.testing.assert_allclose(together[: len(own)], own, atol=2e-5)
         # The change moves the output of its sequence, or of its token; those of earlier tokens only
