@@ -157,6 +157,10 @@ def test_small_vmem_takes_fewer_heads_at_once_and_changes_nothing(monkeypatch):
     (32, 1024, 3, 64, (32, 3), (32, 3)),
     (256, 512, 1, 32, (64, 1), (64, 1)),  # and with eight.
     (64, 128, 6, 64, (8, 1), (16, 1)),  # Base
+    (64, 384, 6, 64, (32, 1), (64, 1)),
+    # More rows in the forward kernel would save little and take twice as long to compile.
+    (64, 256, 6, 64, (32, 1), (32, 1)),
+    (512, 128, 1, 64, (16, 1), (16, 1)),
 ])
 def test_grid_steps_fit_into_vmem(batch, length, tiles, dim, forward, backward):
     qkv = jax.ShapeDtypeStruct((batch, length, 3 * 128 * tiles), jnp.bfloat16)
