@@ -39,6 +39,21 @@ def test_programs_of_these_tests_are_forks_that_have_imported_jax(unbuffered):
     assert process.stdout == 'True\n', process.stderr[-500:]
 
 
+@pytest.mark.parametrize('code, status, output, error', [
+    pytest.param('print("said")', 0, 'said\n', '', id='prints'),
+    pytest.param('import sys; print("said"); sys.exit(3)', 3, 'said\n', '', id='status'),
+    pytest.param('import sys; sys.exit("why")', 1, '', 'why\n', id='message'),
+    pytest.param('raise KeyError(7)', 1, '', 'KeyError: 7\n', id='exception'),
+    pytest.param('import atexit; atexit.register(print, "last")', 0, 'last\n', '', id='at exit'),
+    pytest.param('import threading; threading.Timer(0.1, print, ["late"]).start()', 0, 'late\n', '',
+                 id='thread'),
+])
+def test_programs_of_these_tests_end_as_python_does(code, status, output, error):
+    process = run_program('-c', code)
+    assert (process.returncode, process.stdout) == (status, output)
+    assert process.stderr.endswith(error) and bool(process.stderr) == bool(error)
+
+
 @pytest.mark.parametrize('extra, package, command', [
     ('onnx', '', "python -m pip install 'bert_jax[onnx]'"),
     ('', '', 'python -m pip install bert_jax'),
