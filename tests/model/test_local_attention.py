@@ -48,7 +48,7 @@ def with_gradient(config, qkv, bias, segments, rows, d_out):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('length, window, dropout', [
-    (512, 128, 0.1), (700, 77, 0.1), (513, 2, 0.0), (1200, 150, 0.5), (600, 1, 0.1)])
+    (512, 128, 0.1), (513, 2, 0.0), (1200, 150, 0.5), (600, 1, 0.1)])
 def test_blocks_change_nothing(monkeypatch, length, window, dropout):
     """Values, gradients and dropout's masks are those of a mask on all scores of a row."""
     args = inputs(length)
