@@ -327,12 +327,14 @@ def _fresh_params(module: BertModule, seed: int, names: Collection[str] = ()) ->
       seed: they follow from it.
       names: only these are drawn, by the names in `Weights.params`; empty: all are.
     """
-    @jax.jit
-    def draw(key: jax.Array) -> Params:
-        flat = flatten_dict(nn.meta.unbox(declared_params(module, key)), sep='/')
-        return {name: x for name, x in flat.items() if not names or name in names}
+    return unflatten_dict(_drawn(module, frozenset(names), jax.random.key(seed)), sep='/')
 
-    return unflatten_dict(draw(jax.random.key(seed)), sep='/')
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _drawn(module: BertModule, names: frozenset[str], key: jax.Array) -> dict[str, jax.Array]:
+    """`_fresh_params`, by names with slashes; compiled once for models that are alike."""
+    flat = flatten_dict(nn.meta.unbox(declared_params(module, key)), sep='/')
+    return {name: x for name, x in flat.items() if not names or name in names}
 
 
 def _declared_shapes(module: BertModule) -> Any:
