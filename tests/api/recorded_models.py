@@ -20,9 +20,13 @@ def model_and_batch(name):
 
 
 def outputs(bert, batch, **options):
-    """What a model gives for a batch, compiled in a moment."""
-    return jit(lambda params, batch: bert.module.apply(
-        {'params': params}, **batch, **options))(bert.params, batch)
+    """What a model gives for a batch, compiled in a moment, and once for models that are alike."""
+    return _compiled(bert.module, tuple(options.items()))(bert.params, batch)
+
+
+@functools.cache
+def _compiled(module, options):
+    return jit(lambda params, batch: module.apply({'params': params}, **batch, **dict(options)))
 
 
 def at_tokens(x, batch):
