@@ -160,10 +160,11 @@ class Layout:
         """What the backward pass of gelu reads (see `layers.gelu`).
 
         Some TPUs store its derivative: products that recompute it would wait for the vector unit.
-        So the compiler's schedules say (`docs/preflight.md`). On a GPU the derivative would be
-        stored as well, in float32, because products there have no other operations in front.
+        So the compiler's schedules say (`docs/preflight.md`). Products on GPUs and CPUs have no
+        other operations in front. There the derivative, or the tanh in it, would be stored beside
+        the input, in float32.
         """
-        if self.platform == 'gpu':
+        if self.platform in ('gpu', 'cpu'):
             return 'input'
         if self.mesh is None:
             return 'derivative'
