@@ -1,9 +1,11 @@
 """Tokenizers of the kinds that people have, trained by the library that they come from."""
 
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import sentencepiece
 import tokenizers
 from tokenizers import (
     AddedToken,
@@ -141,3 +143,13 @@ def write(folder: Path, library: tokenizers.Tokenizer, **settings: object) -> Pa
     if settings:
         (folder / 'tokenizer_config.json').write_text(json.dumps(settings))
     return folder / 'tokenizer.json'
+
+
+def sentence_piece(texts: Sequence[str] = TEXTS, **settings: object) -> bytes:
+    """A SentencePiece model of these texts, with these settings of its trainer."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(texts), model_writer=written, vocab_size=200, minloglevel=2,
+        hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
+        control_symbols=['[CLS]', '[SEP]', '[MASK]'], **settings)
+    return written.getvalue()

@@ -1,7 +1,7 @@
 """Sentence splitting and tokenization inside a tf.data graph, exact and fast.
 
-WordPiece and SentencePiece are computed by the graph, other kinds by their tokenizers, which the
-graph calls.
+WordPiece and SentencePiece (but for models without the mark of a word before each text) are computed
+by the graph, other kinds by their tokenizers, which the graph calls.
 
 TF-Text's `FastBertTokenizer` handles about 40 MB of text per second and core, but it is not BERT's
 tokenizer: it folds compatibility characters (`…`, `µ`, ligatures, `ß`), turns control characters
@@ -190,6 +190,8 @@ class FastTokenizer:
 
 def _in_graph(tokenizer: Tokenizer) -> FastTokenizer | None:
     """What computes a tokenizer's ids inside the graph; None if nothing does."""
+    if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.before_word:
+        return None  # it takes lines for texts, without spaces before them
     if isinstance(tokenizer, WordPieceTokenizer | SentencePieceTokenizer):
         return _fast_tokenizer(_Keyed(tokenizer.fingerprint, tokenizer))
     return None

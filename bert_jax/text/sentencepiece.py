@@ -1,6 +1,8 @@
 """A SentencePiece model as a BERT tokenizer, for vocabularies trained elsewhere."""
 
 import functools
+import itertools
+import re
 import unicodedata
 from collections.abc import Sequence
 
@@ -14,7 +16,13 @@ from bert_jax.text.vocab import CLS, MASK, PAD, SEP, UNK, Vocab
 from bert_jax.text.wordpiece import ORIGINAL, raw_words_with_places
 
 WORD_START = '\u2581'  # "lower one eighth block" stands for the space before a word
-_BEFORE = 'a'  # a word before others
+# Signs of Chinese and Japanese, which stand in texts without spaces around them.
+_CHINESE_JAPANESE = (
+    '\u2e80-\u312f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff9f'
+    '\U00020000-\U0003ffff')
+_BETWEEN_SENTENCES = re.compile(f'[{_CHINESE_JAPANESE}]')
+# Thai, Lao, Burmese and Khmer have spaces between sentences and none between words.
+_BETWEEN_WORDS = re.compile(f'[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_CHINESE_JAPANESE}]')
 
 
 class SentencePieceTokenizer:
@@ -26,6 +34,8 @@ class SentencePieceTokenizer:
     Attributes:
       vocab: the pieces; one continues a word unless it begins with U+2581 or is special.
       model: the serialized model.
+      before_word: what `joinable` puts before a word with a space before it: the mark of a word,
+        or nothing, if the model puts that before each text or knows no spaces.
     """
 
     switches = ORIGINAL  # a model has its own normalizer
@@ -57,34 +67,45 @@ class SentencePieceTokenizer:
             is_continuation.append(not starts_word and not is_special)
         self.vocab = Vocab.from_tokens(
             pieces, specials=specials, source=source, is_continuation=is_continuation)
-        self._before_word = self._find_before_word(source)
-        self._num_before = len(self._processor.EncodeAsIds(_BEFORE))
+        self.before_word = self._find_before_word(source)
 
     def _find_before_word(self, source: str) -> str:
-        """What `joinable` puts before a word that is not a text's first: its mark, or nothing.
-
-        Models put the mark before each text, unless they were trained with add_dummy_prefix=False.
+        """`before_word`; models need one that were trained with add_dummy_prefix=False.
 
         Raises:
-          InputError: they put it behind words.
+          InputError: the model puts the mark of a word behind it.
         """
-        word = ''.join(self._processor.EncodeAsPieces(_BEFORE))
+        word = ''.join(self._processor.EncodeAsPieces('a'))
         if word.endswith(WORD_START) and not word.startswith(WORD_START):
             raise InputError(f'{source} puts the mark of a word behind it, and before it is what '
                              'can be read: train it without treat_whitespace_as_suffix')
-        return '' if word.startswith(WORD_START) else WORD_START
+        knows_spaces = any(WORD_START in piece for piece in self.vocab.tokens)
+        return WORD_START if knows_spaces and not word.startswith(WORD_START) else ''
+
+    @functools.cached_property
+    def _word(self) -> str:
+        """A word of one piece, which joins with no space behind it.
+
+        An unknown one would, with unknown words.
+        """
+        with_space = '\n'.join(piece for piece in self.vocab.tokens if WORD_START in piece)
+        for piece_id, piece in enumerate(self.vocab.tokens):
+            is_known = self._processor.EncodeAsIds(piece) == [piece_id] != [self.vocab.unk_id]
+            if is_known and piece[-1] + WORD_START not in with_space:
+                return piece
+        return 'a'
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change with the model."""
         # Stores of older versions lack the mark before sentences.
-        return digest(b'sentencepiece ' + self._before_word.encode() + self.model)
+        return digest(b'sentencepiece ' + self.before_word.encode() + self.model)
 
     def encode(self, text: str) -> list[int]:
         """The ids of the pieces of `text`, without [CLS] and [SEP]."""
-        if self._before_word and text.startswith(self._before_word):  # it is of `joinable`
-            ids = self._processor.EncodeAsIds(f'{_BEFORE} {text.removeprefix(self._before_word)}')
-            return ids[self._num_before :]
+        if self.before_word and text.startswith(self.before_word):  # it is of `joinable`
+            word = text.removeprefix(self.before_word)
+            return self._processor.EncodeAsIds(f'{self._word} {word}')[1:]
         return self._processor.EncodeAsIds(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -99,16 +120,28 @@ class SentencePieceTokenizer:
         """The words or sentences of a text, each so that its ids are those that it has there.
 
         They are as they are, as a model puts the mark of a word before each text; else `encode`
-        knows all but the first by it.
+        knows by it those with a space before them. Beside Chinese and Japanese there is none.
         """
-        if not self._before_word:
+        return self._marked(parts, _BETWEEN_SENTENCES)
+
+    def _marked(self, parts: Sequence[str], unspaced: re.Pattern[str] | None) -> Sequence[str]:
+        """Parts of a text, `before_word` before each but the first.
+
+        Args:
+          parts: words or sentences.
+          unspaced: signs that have no space beside them, if there are some.
+        """
+        if not self.before_word:
             return parts
-        first = list(parts[:1])
-        return first + [self._before_word + part if part else part for part in parts[1:]]
+        marked = list(parts[:1])
+        for last, part in itertools.pairwise(parts):
+            joins = unspaced and (unspaced.match(last[-1:]) or unspaced.match(part))
+            marked.append(part if joins or not part else self.before_word + part)
+        return marked
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
-        """The ids of each word of a text."""
-        return self.encode_batch(self.joinable(words))
+        """The ids of each word of a text, which has spaces between them if its script has."""
+        return self.encode_batch(self._marked(words, _BETWEEN_WORDS))
 
     def encode_with_places(self, text: str) -> Encoding:
         """The pieces of a text and their characters, as far as NFKC explains them.
@@ -124,7 +157,7 @@ class SentencePieceTokenizer:
         places: list[Place] = []
         parts: list[int | None] = []
         words = raw_words_with_places(text)
-        ids_of_words = self.encode_words([word for word, _ in words])
+        ids_of_words = self.encode_batch(self._marked([word for word, _ in words], None))
         for number, ((word, begin), of_word) in enumerate(zip(words, ids_of_words, strict=True)):
             ids += of_word
             in_word = place_pieces(_normalized(word), self._lengths(of_word))

@@ -13,6 +13,7 @@ from bert_jax.corpus import tokenize
 from bert_jax.corpus import tokenize_plain as plain
 from bert_jax.corpus.source import TextBatch
 from bert_jax.text.huggingface import HuggingFaceTokenizer
+from bert_jax.text.sentencepiece import SentencePieceTokenizer
 from bert_jax.text.vocab import SPECIAL_TOKENS, Vocab
 from bert_jax.text.wordpiece import Switches, WordPieceTokenizer
 from tests import tokenizers_of_kinds as kinds
@@ -93,7 +94,8 @@ def test_sentences_are_those_of_the_graph():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['wordpiece', *kinds.KINDS])
+@pytest.mark.parametrize(
+    'kind', ['wordpiece', 'sentencepiece', 'sentencepiece without its mark', *kinds.KINDS])
 def test_batches_are_those_of_the_graph(kind):
     pytest.importorskip('tensorflow_text')
     from bert_jax.corpus import tokenize_tensorflow
@@ -101,8 +103,11 @@ def test_batches_are_those_of_the_graph(kind):
     text = (ROOT / 'tests' / 'fixtures' / 'wikitext.txt').read_bytes()
     documents = [text, 'Ein Satz. Noch einer! ﬁ'.encode(), b'bad \xff bytes. Yes.', b'']
     tokenizer = WordPieceTokenizer(VOCAB, True)
-    if kind != 'wordpiece':
+    if kind in kinds.KINDS:
         tokenizer = HuggingFaceTokenizer(kinds.KINDS[kind]().to_str())
+    elif kind != 'wordpiece':
+        has_mark = kind == 'sentencepiece'
+        tokenizer = SentencePieceTokenizer(kinds.sentence_piece(add_dummy_prefix=has_mark))
     for split in (True, False):
         batches = [TextBatch(documents, split, note=7), TextBatch([text], split, note=8)]
         found = list(plain.tokenize_batches(iter(batches), tokenizer, 2))
