@@ -1,7 +1,7 @@
 """Sentence splitting and tokenization inside a tf.data graph, exact and fast.
 
-WordPiece and SentencePiece (but for models without the mark of a word before each text) are computed
-by the graph, other kinds by their tokenizers, which the graph calls.
+WordPiece and SentencePiece are computed by the graph, other kinds by their tokenizers, which the
+graph calls; so are models of SentencePiece without the mark of a word before each text.
 
 TF-Text's `FastBertTokenizer` handles about 40 MB of text per second and core, but it is not BERT's
 tokenizer: it folds compatibility characters (`…`, `µ`, ligatures, `ß`), turns control characters
