@@ -242,7 +242,7 @@ def _contradicts_space(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> b
     if not isinstance(adds, bool):
         return False
     steps = steps_of(parts.get('pre_tokenizer'))
-    return any(step.get('type') == 'ByteLevel' and step['add_prefix_space'] != adds
+    return any(step.get('type') == 'ByteLevel' and step.get('add_prefix_space', adds) != adds
                for step in steps)
 
 

@@ -325,7 +325,8 @@ def _tell_of_class(
     kind = _class_of_model(folder).removesuffix('Fast')
     if not kind or kind in _FROM_FIELDS or not isinstance(tokenizer.get('model'), dict):
         return
-    changed = changed_by_class(kind, tokenizer, fields)
+    followed = {**tokenizer, **changed_by_class('', tokenizer, fields)}
+    changed = changed_by_class(kind, followed, fields)
     if changed:
         tell_once(f'note: {folder / SETTINGS_FILE} names no tokenizer_class, so transformers 5 '
                   f"takes {kind}, which makes another {', '.join(changed)} than {TOKENIZER_FILE}, "

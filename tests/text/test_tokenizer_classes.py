@@ -66,6 +66,9 @@ BYTES = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True, '
     ({'model_type': 'modernbert'}, {}, {'type': 'NFC'}, ''),
     ({'model_type': 'xlm-roberta'}, {}, {'type': 'NFC'}, ''),  # whose algorithm is another
     ({'model_type': 'roberta'}, {'tokenizer_class': 'TokenizersBackend'}, {'type': 'NFC'}, ''),
+    ({'model_type': 'roberta'}, {'add_prefix_space': True}, None, ''),  # which is followed
+    ({'model_type': 'roberta'}, {'add_prefix_space': True}, {'type': 'NFC'},
+     'makes another normalizer than'),
 ])
 def test_a_class_that_only_the_model_names_is_said(
     config, fields, normalizer, said, tmp_path, capsys
@@ -77,3 +80,9 @@ def test_a_class_that_only_the_model_names_is_said(
     tell_not_applied(read_settings(as_path(tmp_path)), as_path(tmp_path))
     err = capsys.readouterr().err
     assert said in err and bool(err) == bool(said)
+
+
+def test_a_step_without_add_prefix_space_contradicts_none(tmp_path, capsys):
+    parts = {'model': {'type': 'BPE'}, 'pre_tokenizer': {'type': 'ByteLevel'}}
+    assert not follow_class(parts, {'add_prefix_space': True}, str(tmp_path))
+    assert capsys.readouterr().err == ''
