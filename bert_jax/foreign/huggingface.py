@@ -352,9 +352,9 @@ def _whole_names(
     """Tensors by the names in the family's tables.
 
     Models without a head lack its `prefix`, some have it once more, also before the head, which
-    transformers reads, and old ones have gamma and beta. Buffers that are not parameters
-    (`position_ids`) are left out, and so is what a program that trained the model put before the
-    names.
+    transformers reads, and old ones have gamma and beta. A longer name beside the shorter one stays
+    as it is. Buffers that are not parameters (`position_ids`) are left out, and so is what a program
+    that trained the model put before the names.
 
     Raises:
       InputError: two tensors have the same name then.
@@ -363,16 +363,15 @@ def _whole_names(
     is_base = not any(name.startswith(family.prefix) for name in unwrapped)
     inner = (family.prefix, *family.beginnings_of_heads)
     by_name: dict[str, Stored] = {}
-    for name, tensor in unwrapped.items():
-        if name.endswith('.position_ids'):
+    named = {name: _of_today(name, family) for name in unwrapped}
+    there = set(named.values())
+    for file_name, tensor in unwrapped.items():
+        if file_name.endswith('.position_ids'):
             continue
-        name = re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)
-        name = re.sub(r'LayerNorm\.beta$', 'LayerNorm.bias', name)
-        for begin, in_table in family.also_named.items():
-            if name.startswith(begin):
-                name = in_table + name.removeprefix(begin)
-        if name.removeprefix(family.prefix).startswith(inner):  # a model within one of its name
-            name = name.removeprefix(family.prefix)
+        name = named[file_name]
+        shorter = name.removeprefix(family.prefix)
+        if shorter.startswith(inner):  # a model within one of its name
+            name = name if shorter in there else shorter
         elif is_base and name.startswith(family.beginnings):
             name = family.prefix + name
         if name in by_name:
@@ -380,6 +379,16 @@ def _whole_names(
                              'names of one parameter: save the one that is meant')
         by_name[name] = tensor
     return by_name
+
+
+def _of_today(name: str, family: Family) -> str:
+    """The name of a tensor that older or other programs call otherwise."""
+    name = re.sub(r'LayerNorm\.gamma$', 'LayerNorm.weight', name)
+    name = re.sub(r'LayerNorm\.beta$', 'LayerNorm.bias', name)
+    for begin, in_table in family.also_named.items():
+        if name.startswith(begin):
+            name = in_table + name.removeprefix(begin)
+    return name
 
 
 def _with_copies(

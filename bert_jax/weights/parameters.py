@@ -449,12 +449,13 @@ def check_tensors(
     """
     _check_num_layers(stored, BertConfig(**model))
     every = tensors(model)
+    sizes = sizes_of(model, _num_labels(stored))
     parts = []
     for part in PARTS:
         of_part = [tensor for tensor in every if part_of(tensor.name) is part]
-        if _holds_any_of(stored, part) and (part in stored.parts or _holds_all(stored, of_part)):
+        if _holds_any_of(stored, part) and (
+                part in stored.parts or _holds_all(stored, of_part, sizes)):
             parts.append(part)
-    sizes = sizes_of(model, _num_labels(stored))
     held: dict[Tensor, Form] = {}
     for tensor in every:
         if part_of(tensor.name) in (None, *parts):
@@ -499,9 +500,18 @@ def _holds_any_of(stored: StoredTensors, part: Part) -> bool:
     return False
 
 
-def _holds_all(stored: StoredTensors, every: Iterable[Tensor]) -> bool:
-    forms = [stored.form_of(tensor) for tensor in every]
-    return all(form is not None and stored.shapes.keys() >= set(form.names) for form in forms)
+def _holds_all(
+    stored: StoredTensors, every: Iterable[Tensor], sizes: Mapping[str, int]
+) -> bool:
+    """Whether the files hold all these parameters, of the model's sizes."""
+    for tensor in every:
+        form = stored.form_of(tensor)
+        if form is None:
+            return False
+        shape = tensor.shape_in(form, sizes)
+        if any(tuple(stored.shapes.get(name, ())) != shape for name in form.names):
+            return False
+    return True
 
 
 def _num_labels(stored: StoredTensors) -> int:

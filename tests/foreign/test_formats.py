@@ -143,7 +143,9 @@ SPELLINGS = {
         'bert.' + name.removeprefix('bert.'): x for name, x in t.items()},
     'model. of a base model': lambda t: {
         name.replace('bert.', 'model.'): x for name, x in t.items()},
-    'no place': lambda t: t | {'sop.weight': np.ones((2, 8), np.float32)}}
+    'no place': lambda t: t | {'sop.weight': np.ones((2, 8), np.float32)},
+    'both names': lambda t: t | {'bert.cls.predictions.bias': t['cls.predictions.bias'] + 3}}
+UNUSED = {'no place': ('sop.weight',), 'both names': ('bert.cls.predictions.bias',)}
 
 
 @pytest.mark.parametrize('name', SPELLINGS)
@@ -152,7 +154,7 @@ def test_other_names_of_the_same_tensors_are_read(name, tmp_path):
     save_file(SPELLINGS[name](load_file(file)), file, metadata={'format': 'pt'})
     weights = load_weights(file.parent)
     assert_same_params(weights.params, load_weights(RECORDED / 'pretraining').params)
-    assert weights.unused == (('sop.weight',) if name == 'no place' else ())
+    assert weights.unused == UNUSED.get(name, ())
 
 
 @pytest.mark.parametrize('old', ['gamma', 'beta'])
@@ -184,6 +186,23 @@ def test_what_is_left_of_another_head_is_not_read(class_name, is_refused, tmp_pa
     weights = load_weights(folder)
     assert weights.unused == tuple(rest)
     assert_same_params(weights.params, load_weights(RECORDED / 'question_answering').params)
+
+
+@pytest.mark.parametrize('num_more', [0, 1])
+def test_a_whole_head_that_the_class_lacks_is_left_if_its_vocabulary_is_another(
+    num_more, tmp_path
+):
+    folder = copy(tmp_path, 'question_answering')
+    path = folder / 'model.safetensors'
+    head = {name: x for name, x in load_file(RECORDED / 'pretraining' / path.name).items()
+            if name.startswith('cls.predictions')}
+    bias = 'cls.predictions.bias'
+    head[bias] = np.pad(head[bias], (0, num_more))
+    save_file(load_file(path) | head, path)
+    weights = load_weights(folder)
+    assert weights.head == 'question_answering'
+    assert weights.has('cls/predictions') == (not num_more)
+    assert weights.unused == (tuple(sorted(head)) if num_more else ())
 
 
 def test_masked_lm_alone_is_read_from_the_class_of_pretraining(tmp_path):
