@@ -36,7 +36,9 @@ from bert_jax.text.wordpiece import has_words
 DEV_SHARE = 0.2  # of a data set without splits; CODAH's authors also score on a fifth
 _FORMATS = ('.csv', '.jsonl', '.tsv', '.parquet')
 _SPLITS = ('train', 'val', 'dev', 'test')
-_MOST_IMPROBABLE = 1e-6  # chance of labels of which none is the first choice, to be read
+# Chances of labels of which none is the first choice: below, they are said, or not read.
+_IMPROBABLE = 0.01
+_MOST_IMPROBABLE = 1e-6
 _ENDINGS = ('ending0', 'ending1', 'ending2', 'ending3')
 
 
@@ -171,24 +173,28 @@ def read_choices(
         choices.append(question.choices)
         label_ids.append(id_of[question.label])
     if list(id_of) != list(columns.choices):
-        _check_counted_from_0(path, label_ids, parser.num_choices)
+        _check_counted_from_0(path, label_ids, parser.num_choices, columns.choices)
     return TextExamples(
         [contexts, *zip(*choices, strict=True)], np.array(label_ids, np.int32), rows.ids, path)
 
 
-def _check_counted_from_0(path: str, label_ids: Sequence[int], num_choices: int) -> None:
-    """Warns if no label is the first choice, as where they count from 1 and none is the last.
+def _check_counted_from_0(
+    path: str, label_ids: Sequence[int], num_choices: int, columns: Sequence[str]
+) -> None:
+    """Warns if improbably no label is the first choice, as where they count from 1, without a last.
 
     Raises:
       InputError: it is too improbable, if choices are right equally often. (Where one of them
-        always is, they are not.)
+        always is, they are not.) Choices of a list have no columns' names, which would do for
+        labels in their place, and are only warned of.
     """
-    if 0 in label_ids:
+    chance = (1 - 1 / num_choices) ** len(label_ids)
+    if 0 in label_ids or chance >= _IMPROBABLE:
         return
     what = f'{path}: none of its {len(label_ids):,} labels is 0, which stands for the first choice'
     remedy = 'if they count from 1, write each as one less'
-    chance = (1 - 1 / num_choices) ** len(label_ids)
-    if chance < _MOST_IMPROBABLE and len(set(label_ids)) > 1:
+    has_names = len(columns) > 1
+    if has_names and chance < _MOST_IMPROBABLE and len(set(label_ids)) > 1:
         raise InputError(f'{what}: {remedy}; else write the names of the columns in their place')
     say(f'warning: {what}: {remedy}')
 

@@ -77,7 +77,8 @@ def test_if_columns_are_named_by_numbers_labels_are_names_not_indices(tmp_path):
 
 
 @pytest.mark.parametrize(('labels', 'is_said', 'is_refused'), [
-    ([1, 2, 3, 1], True, False),
+    ([1, 2, 3, 1], False, False),  # nothing improbable
+    ([1, 2, 3] * 6, True, False),
     ([1, 2, 3] * 40, True, True),
     ([3] * 120, True, False),  # one choice may always be right
     ([1, 2, 3, 0] * 30, False, False),
@@ -98,6 +99,14 @@ def test_labels_that_may_count_from_1_are_said_or_refused(
     numbers = [label if isinstance(label, int) else 'abcd'.index(label) for label in labels]
     assert read_choices(path, columns).labels.tolist() == numbers
     assert (said in capsys.readouterr().out) == is_said
+
+
+def test_labels_of_choices_in_a_list_are_only_warned_of(tmp_path, capsys):
+    rows = [{'q': f'q{i}', 'all': ['v', 'w', 'x'], 'y': i % 2 + 1} for i in range(120)]
+    columns = ChoiceColumns(text='q', choices=('all',), label='y')
+    examples = read_choices(put(tmp_path, 'own.jsonl', rows), columns)
+    assert examples.labels.tolist() == [1, 2] * 60
+    assert 'none of its 120 labels is 0' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(('name', 'content', 'message'), [
