@@ -353,8 +353,8 @@ def _whole_names(
 
     Models without a head lack its `prefix`, some have it once more, also before the head, which
     transformers reads, and old ones have gamma and beta. A longer name beside the shorter one stays
-    as it is. Buffers that are not parameters (`position_ids`) are left out, and so is what a program
-    that trained the model put before the names.
+    as it is. Buffers that are not parameters (`position_ids`) are left out, and so is what a
+    program that trained the model put before the names.
 
     Raises:
       InputError: two tensors have the same name then.

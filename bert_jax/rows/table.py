@@ -46,6 +46,7 @@ _PLACES = 100  # of the others, whose places alone are shown
 _BATCH_ROWS = 1024  # of Parquet, in memory at once
 _NUMBER = re.compile(r'-?(0|[1-9][0-9]*)(\.[0-9]*)?')
 _MOST_DIGITS = 18  # of the index of a label
+_HEADER_AGAIN = 'the header again'
 _SECRET = '-1'  # in place of a label, in test splits of benchmarks on the Hugging Face hub
 _NO_LABELS: dict[type, str] = {
     list: 'a list', tuple: 'a list', dict: 'an object', bytes: 'bytes', bytearray: 'bytes'}
@@ -58,7 +59,8 @@ _SEPARATORS = {',': 'a comma', ';': 'a semicolon', '\t': 'a TAB', '|': 'a vertic
 
 
 # Byte order marks; and which of the bytes of the first letters are not NUL, where there is no mark.
-_WIDE_MARKS = {'UTF-32': codecs.BOM_UTF32_LE, 'UTF-16': codecs.BOM_UTF16_LE}
+_WIDE_MARKS = {
+    codecs.BOM_UTF32_LE: 'UTF-32', codecs.BOM_UTF32_BE: 'UTF-32', codecs.BOM_UTF16_LE: 'UTF-16'}
 _WIDE_LETTERS: Mapping[tuple[bool, ...], str] = {
     (True, False, True, False): 'UTF-16LE',
     (False, True, False, True): 'UTF-16BE',
@@ -224,7 +226,7 @@ def _read_separated(
         if len(cells) != width:
             yield Row(line, [], f'columns: {len(cells)}, where {width} are wanted')
         elif cells == header and width > 1:  # files that were put together have it again
-            yield Row(line, [], 'the header again')
+            yield Row(line, [], _HEADER_AGAIN)
         else:
             cells.append(None)
             yield Row(line, [cells[place] for place in places])
@@ -353,13 +355,20 @@ def _are_all_in_quotes(cells: Sequence[str]) -> bool:
 def _csv_rows(path: str, numbered: Iterator[Line], separator: str) -> Iterator[Row]:
     """All cells of each row; quoted cells may span several lines."""
     csv.field_size_limit(LONGEST_CELL)
-    texts = (line.text + '\n' for line in _told_of_spaces(path, numbered, separator))
-    reader = csv.reader(texts, strict=True, delimiter=separator)
+    of_row: list[str] = []
+    reader = csv.reader(_read_into(of_row, numbered), strict=True, delimiter=separator)
+    is_told = False
     first_line = 1
     try:
         for cells in reader:
+            if not is_told and _have_spaces_before_quotes(cells, of_row, separator):
+                is_told = True
+                tell_once(f'note: {path}, line {first_line}: a space stands before the quotes of a '
+                          'cell, which are read as they stand then: if a program has written them, '
+                          'remove the space')
             if cells:
                 yield Row(first_line, cells)
+            of_row.clear()
             first_line = reader.line_num + 1
     except csv.Error as error:
         if 'new-line' in str(error):
@@ -372,18 +381,27 @@ def _csv_rows(path: str, numbered: Iterator[Line], separator: str) -> Iterator[R
             'a quote in it is not closed') from None
 
 
-def _told_of_spaces(path: str, numbered: Iterator[Line], separator: str) -> Iterator[Line]:
-    """The lines; that a cell has a space before its quotes, which then stay, is said once."""
-    begins = f'{separator} "'
-    cell = re.compile(rf'{re.escape(separator)} "[^"]*" *({re.escape(separator)}|$)')
-    is_told = False
+def _read_into(of_row: list[str], numbered: Iterator[Line]) -> Iterator[str]:
+    """The lines with their ends, each of which is added to `of_row`."""
     for line in numbered:
-        if begins in line.text and not is_told and cell.search(line.text):
-            is_told = True
-            tell_once(f'note: {path}, line {line.number}: a space stands before the quotes of a '
-                      'cell, which are read as they stand then: if a program has written them, '
-                      'remove the space')
-        yield line
+        of_row.append(line.text)
+        yield line.text + '\n'
+
+
+def _have_spaces_before_quotes(
+    cells: Sequence[str], lines_of_row: Sequence[str], separator: str
+) -> bool:
+    """Whether a cell of a row has a space before its quotes, which then are characters.
+
+    If the separator stands between them, they end in another cell.
+    """
+    for place, cell in enumerate(cells):
+        if cell.startswith(' "'):
+            ends = [cell[2:], *cells[place + 1 :]]
+            is_bare = separator + cell in separator + '\n'.join(lines_of_row)
+            if is_bare and any(end.rstrip().endswith('"') for end in ends):
+                return True
+    return False
 
 
 class _Object(NamedTuple):
@@ -584,8 +602,8 @@ def lines(path: str) -> Iterator[Line]:
                     raise DamagedFile(
                         f'{path}, line {number} holds a NUL byte: it is no text file, or '
                         f'{encoding}: convert it (iconv -f {encoding} -t UTF-8)')
-                # Files that were put together have one within.
-                line = line.removeprefix(codecs.BOM_UTF8)
+                if number == 1 or _is_mark(line):
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if number == 1 and b'\r' in line.rstrip(b'\r\n'):
                     raise DamagedFile(
                         f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
@@ -597,9 +615,18 @@ def lines(path: str) -> Iterator[Line]:
         ) from None
 
 
+def _is_mark(line: bytes) -> bool:
+    """Whether a line within a file begins with a byte order mark, and not with a word of U+FEFF.
+
+    Files that were put together have one within.
+    """
+    rest = line[len(codecs.BOM_UTF8) :]
+    return line.startswith(codecs.BOM_UTF8) and not rest[:1].isspace()
+
+
 def _wide_encoding(line: bytes) -> str:
     """Which encoding a line with NUL bytes is in, if it is text: by its first letters."""
-    for encoding, start in _WIDE_MARKS.items():
+    for start, encoding in _WIDE_MARKS.items():
         if line.startswith(start):
             return encoding
     return _WIDE_LETTERS.get(tuple(map(bool, line[:4])), 'UTF-16')
@@ -618,17 +645,22 @@ def read_table(
         one that fails the file; file and line are put before the latter's message.
       id_column: the column of ids, besides `columns`; None: there is none.
       max_malformed: share of the rows that may be malformed; one row always may, unless this is 0.
+        The header, which files that were put together have again, does not count.
 
     Raises:
       InputError: as `read_rows` and `parse`; no rows, too many malformed ones, or a repeated id.
     """
     rows = Rows([], [], [])
     faults = []
+    headers = []  # the lines that hold the header again
     wanted = list(columns)
     if id_column is not None:
         wanted.append(id_column)
     read = read_rows(path, wanted, optional=optional, headerless=headerless)
     for index, row in enumerate(read):
+        if row.fault == _HEADER_AGAIN:
+            headers.append(row.line)
+            continue
         try:
             value = _parsed_row(row, parse, len(columns))
         except Malformed as error:
@@ -642,6 +674,9 @@ def read_table(
         rows.ids.append(str(row_id))
         rows.lines.append(row.line)
         rows.values.append(value)
+    if headers:
+        others = f', as in {len(headers) - 1:,} more' if headers[1:] else ''
+        tell(f'{path}, line {headers[0]}: {_HEADER_AGAIN}{others}; left out')
     check_malformed(path, len(rows.values), faults, max_malformed)
     _check_ids(path, rows)
     return rows

@@ -135,6 +135,8 @@ BAD = {
 for encoding in ('UTF-16LE', 'UTF-16BE', 'UTF-32LE', 'UTF-32BE', 'UTF-32'):
     BAD[encoding] = Bad(
         'a.csv', CSV.encode(encoding), rf'or {encoding}: convert it \(iconv -f {encoding} -t')
+BAD['UTF-32BE with its mark'] = Bad(
+    'a.csv', codecs.BOM_UTF32_BE + CSV.encode('UTF-32BE'), r'iconv -f UTF-32 -t')
 for file in ('a.csv', 'a.jsonl'):
     BAD |= {
         f'gzip without its ending, {file}': Bad(
@@ -243,6 +245,19 @@ def test_a_row_that_cannot_be_used_is_left_out_and_reported(
     assert message in str(bad)
 
 
+@pytest.mark.parametrize(('ending', 'content'), [('csv', CSV), ('tsv', TSV)])
+def test_headers_again_are_left_out_with_one_note(ending, content, tmp_path, capsys):
+    path = put(tmp_path, f'a.{ending}', content * 3)
+    assert trained(path) == TEXTS * 3
+    err = capsys.readouterr().err
+    assert 'line 6: the header again, as in 1 more; left out' in err
+    assert err.count('the header again') == 1
+    found = list(open_source([], path, ['text']).texts(SingleText()))
+    faults = [str(text) for text in found if isinstance(text, InputError)]
+    assert [text for text in found if isinstance(text, str)] == TEXTS * 3
+    assert len(faults) == 2 and all('the header again' in fault for fault in faults)
+
+
 @pytest.mark.parametrize(('cell', 'label', 'is_told'), [
     ('"say ""so"""', 'b', True),
     ('"""', 'b', False),
@@ -274,6 +289,20 @@ def test_a_space_before_quotes_is_told(label, is_told, tmp_path, capsys):
     assert table.read_table(path, ['label'], tuple).values[1:] == [
         (label if is_told else label.strip('"'),)]
     assert ('line 3: a space stands before the quotes' in capsys.readouterr().err) == is_told
+
+
+@pytest.mark.parametrize('row', [
+    '"Hello, ","\nworld"', '"he said, ""no"", \nand, ""\nyes",b', '" ""a""","b"', '5 3, "',
+    '"several\nlines, ""quoted"", "" , ""a"" \n x, ",b'])
+def test_spaces_before_quotes_within_a_cell_are_text(row, tmp_path, capsys):
+    table.read_table(put(tmp_path, 'a.csv', f'text,label\n{row}\n'), ['text'], tuple)
+    assert capsys.readouterr().err == ''
+
+
+def test_a_space_before_quotes_that_hold_the_separator_is_told(tmp_path, capsys):
+    path = put(tmp_path, 'a.csv', CSV + 'y, "a, b"\n')
+    assert trained(path) == TEXTS
+    assert 'line 6: a space stands before the quotes' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', ['an unclosed quote', 'a header alone'])

@@ -83,6 +83,7 @@ def test_words_and_tags_are_found(name, tmp_path, capsys):
     ('1999 CD O\n\n42 CD O\n\n10115 CD B-ZIP\n\n7 CD O\n', ['1999', '42', '10115', '7']),
     ('0 O\n0 B-N\n1 I-N\n1 I-N\n2 I-N\n', ['0', '0', '1', '1', '2']),
     ('ha UH\n' * 12, ['ha'] * 12),
+    ('The O\n\ufeff O\nman B-PER\n\n\ufeffJohn B-PER\n', ['The', '\ufeff', 'man', 'John']),
 ])
 def test_words_may_be_odd(text, words, tmp_path, capsys):
     tagged = read_tagged(put(tmp_path, 'own.txt', text))
