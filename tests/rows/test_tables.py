@@ -245,7 +245,7 @@ def test_a_row_that_cannot_be_used_is_left_out_and_reported(
     assert message in str(bad)
 
 
-@pytest.mark.parametrize(('ending', 'content'), [('csv', CSV), ('tsv', TSV)])
+@pytest.mark.parametrize(('ending', 'content'), [('csv', CSV), ('tsv', TSV)], ids=['csv', 'tsv'])
 def test_headers_again_are_left_out_with_one_note(ending, content, tmp_path, capsys):
     path = put(tmp_path, f'a.{ending}', content * 3)
     assert trained(path) == TEXTS * 3
