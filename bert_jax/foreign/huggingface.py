@@ -60,6 +60,7 @@ _SCHEMA: Mapping[str, Any] = {
 _REMEDY = 'mend it, or download the file again'
 _SAVED_BY_TRANSFORMERS = 'transformers_version'  # a field of its config.json
 # What training programs put around a model, and so before the names of its tensors.
+_WORD_EMBEDDINGS = 'bert/embeddings/word_embeddings'
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
 
 
@@ -209,6 +210,7 @@ def _read_params(
             architecture = family.architecture(family.model_types[family.model_type] + 'Model')
         of_class = architecture or family.architecture_of(by_name)
         family.check_class(config, of_class, config_file)
+        _note_missing_decoder(by_name, family, of_class, config, config_file)
         by_name = _with_copies(by_name, family, of_class, model)
         by_name |= _zeros(by_name, family, of_class, model, config, config_file)
         stored = StoredTensors(
@@ -389,6 +391,24 @@ def _of_today(name: str, family: Family) -> str:
         if name.startswith(begin):
             name = in_table + name.removeprefix(begin)
     return name
+
+
+def _note_missing_decoder(
+    by_name: Collection[str],
+    family: Family,
+    architecture: Architecture,
+    config: Mapping[str, Any],
+    config_file: Path,
+) -> None:
+    """Says what output layer a masked LM has whose own one is missing.
+
+    transformers would draw a new one at random.
+    """
+    decoders = [copy for copy, parameter in family.tied.items() if parameter == _WORD_EMBEDDINGS]
+    if (config.get('tie_word_embeddings') is False and architecture.has('cls/predictions')
+            and decoders and not set(decoders) & set(by_name)):
+        tell_once(f'note: {config_file}: tie_word_embeddings is false, but the files hold no '
+                  f'{decoders[0]}: the word embeddings are the output layer')
 
 
 def _with_copies(

@@ -422,6 +422,16 @@ def test_a_folder_of_an_encoder_may_name_another_class(family, tmp_path, capsys)
     assert 'it is read as an encoder' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize('tied, said', [(False, True), (True, False)])
+def test_an_output_layer_of_its_own_that_is_missing_is_said(
+        tied, said, folders, tmp_path, capsys):
+    folder = shutil.copytree(folders / 'BERT', tmp_path / 'model')
+    config = json.loads((folder / 'config.json').read_text())
+    (folder / 'config.json').write_text(json.dumps({**config, 'tie_word_embeddings': tied}))
+    load_weights(folder)
+    assert ('hold no cls.predictions.decoder.weight' in capsys.readouterr().err) == said
+
+
 def test_positions_that_others_would_count_otherwise_are_refused(tmp_path):
     weights = changed('RoBERTa', first_position=2)
     with refused('first_position=2', '[PAD] with id 0', 'vocab.txt', '--to bert_jax'):
