@@ -225,8 +225,9 @@ def _run(arguments: list[str]) -> None:
 def _run_to_the_end(arguments: list[str]) -> NoReturn:
     """Runs a program and ends this fork with its status.
 
-    It ends as Python does, but modules and objects that live until then are left to the system: to
-    take them down costs more than many a program, for the memory is shared until it is touched.
+    Unlike in Python, modules and objects that live until then are left to the system, files that
+    are still open with them: to take them down costs more than many a program, for the memory is
+    shared until it is touched. So what fails there is found in real Pythons only (test_wheel.py).
     What ends with a traceback, and what cannot be flushed, is Python's own affair.
     """
     status = 0
@@ -239,7 +240,7 @@ def _run_to_the_end(arguments: list[str]) -> NoReturn:
     threading._shutdown()
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError, ValueError):
-        for stream in (sys.stdout, sys.stderr):
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             if stream is not None:
                 stream.flush()
         os._exit(status)
@@ -262,5 +263,6 @@ if __name__ == '__main__':
         del server
         _become(asked)
         sys.executable = stand_in
-        os.fsync = lambda file: None  # as in tests/conftest.py
+        # As in tests/conftest.py.
+        os.fsync = lambda file: os.fstat(file if isinstance(file, int) else file.fileno())
         _run_to_the_end(asked.arguments)

@@ -47,8 +47,12 @@ def test_programs_of_these_tests_are_forks_that_have_imported_jax(unbuffered):
     pytest.param('import atexit; atexit.register(print, "last")', 0, 'last\n', '', id='at exit'),
     pytest.param('import threading; threading.Timer(0.1, print, ["late"]).start()', 0, 'late\n', '',
                  id='thread'),
+    pytest.param('import sys; print("said"); sys.stdout = open("/dev/null", "w")', 0, 'said\n', '',
+                 id='output elsewhere'),
+    pytest.param('import os; os.fsync(99)', 1, '', 'OSError: [Errno 9] Bad file descriptor\n',
+                 id='no file'),
 ])
-def test_programs_of_these_tests_end_as_python_does(code, status, output, error):
+def test_programs_of_these_tests_end_with_pythons_output_and_status(code, status, output, error):
     process = run_program('-c', code)
     assert (process.returncode, process.stdout) == (status, output)
     assert process.stderr.endswith(error) and bool(process.stderr) == bool(error)

@@ -242,6 +242,15 @@ ALONE = {
 
 
 @pytest.fixture(scope='module', autouse=True)
+def begun_first(request):
+    """Starts the hosts of `ended` before the first test, if one that asks for them is to run."""
+    names = {name for item in request.session.items if item.path == request.path
+             for name in item.fixturenames}
+    if 'ended' in names:
+        request.getfixturevalue('ended')
+
+
+@pytest.fixture(scope='module')
 def ended(tmp_path_factory):
     """By a name of `ALONE`, the future (number of hosts, folder, exit status, standard error).
 

@@ -16,7 +16,7 @@ from bert_jax.runtime.errors import Stopped
 from bert_jax.train.experiment import train_run
 from bert_jax.watch import metrics_log
 from tests.configs import load
-from tests.e2e.conftest import kernels_of_numpy  # noqa: F401
+from tests.numpy_kernels import kernels_of_numpy  # noqa: F401
 from tests.shared_steps import shared_steps
 from tests.tiny_runs import documents, first_devices, one_device, saved
 
