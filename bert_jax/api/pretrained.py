@@ -327,7 +327,9 @@ def _fresh_params(module: BertModule, seed: int, names: Collection[str] = ()) ->
       seed: they follow from it.
       names: only these are drawn, by the names in `Weights.params`; empty: all are.
     """
-    return unflatten_dict(_drawn(module, frozenset(names), jax.random.key(seed)), sep='/')
+    # Made inside another module's setup or call, a module has a parent, which has no hash.
+    alone = module.clone(parent=None)
+    return unflatten_dict(_drawn(alone, frozenset(names), jax.random.key(seed)), sep='/')
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

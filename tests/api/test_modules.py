@@ -46,6 +46,36 @@ def test_hidden_states_are_there_when_a_module_around_it_is_initialised():
     assert jit(around.apply)(variables, ids).shape == (2, 8, 32)
 
 
+@pytest.mark.parametrize('make', [
+    lambda: bert_jax.from_config('L-1_H-8_A-2', 'classification', vocab_size=40, num_labels=2),
+    lambda: bert_jax.from_pretrained(RECORDED / 'base', head='classification', num_labels=2),
+])
+@pytest.mark.filterwarnings('ignore:.*train the model before')
+def test_models_made_inside_another_module(make):
+    """As a part of it, or applied with parameters of their own: those that it has outside."""
+
+    class Part(nn.Module):
+        def setup(self):
+            self.bert = make().module
+
+        def __call__(self, ids):
+            return self.bert(ids)['logits']
+
+    class Whole(nn.Module):
+        @nn.compact
+        def __call__(self, ids):
+            bert = make()
+            return bert.module.apply({'params': bert.params}, ids)['logits']
+
+    ids = jnp.ones((2, 4), jnp.int32)
+    bert = make()
+    expected = jit(bert.module.apply)({'params': bert.params}, ids)['logits']
+    part = jit(Part().apply)({'params': {'bert': bert.params}}, ids)
+    whole, _ = jit(Whole().init_with_output)(jax.random.key(0), ids)
+    np.testing.assert_allclose(part, expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-6)
+
+
 def test_hidden_states_and_attentions_leave_the_outputs_as_they_are():
     bert, batch, expected = model_and_batch('classification')
     found = outputs(bert, batch, output_hidden_states=True, output_attentions=True)
