@@ -161,6 +161,10 @@ def test_small_vmem_takes_fewer_heads_at_once_and_changes_nothing(monkeypatch):
     # More rows in the forward kernel would save little and take twice as long to compile.
     (64, 256, 6, 64, (32, 1), (32, 1)),
     (512, 128, 1, 64, (16, 1), (16, 1)),
+    (64, 512, 6, 64, (64, 1), (64, 1)),
+    (64, 128, 8, 64, (8, 1), (16, 1)),  # Large
+    (64, 512, 8, 64, (64, 1), (64, 1)),
+    (64, 384, 12, 64, (64, 1), (64, 2)),  # A row is one step where it can be.
 ])
 def test_grid_steps_fit_into_vmem(batch, length, tiles, dim, forward, backward):
     qkv = jax.ShapeDtypeStruct((batch, length, 3 * 128 * tiles), jnp.bfloat16)
