@@ -15,8 +15,9 @@ ranking of their documents, or those of another search are (reranking.candidates
 and qrels); the best step is that with the highest nDCG.
 
 `:tiny` starts from runs/quickstart and, as that does, takes Muon and no dropout, on the table that
-docs/retrieval.md mines for it: its negatives are easy, as so small a model learns nothing from hard
-ones. Pairs are cut as sentence-transformers cuts them.
+docs/retrieval.md mines for it. It shows the commands, and no gain: its negatives are so easy that
+the search orders them perfectly, and of the search's candidates it ranks far worse than the search.
+A gain takes pretrained weights of some size. Pairs are cut as sentence-transformers cuts them.
 """
 
 from bert_jax.config import finetuning_config
