@@ -38,7 +38,7 @@ class Cloud:
 
     def run(self, *arguments, **environment):
         process = self.start(*arguments, **environment)
-        output, errors = process.communicate(timeout=600)
+        output, errors = process.communicate(timeout=120)
         return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
 
     def relaunch(self, *plan, options=(), slice_option='--type=v4-8', **environment):
