@@ -380,7 +380,18 @@ def _whole_names(
             raise InputError(f'{tensor.path} has both {by_name[name].name} and {tensor.name}, two '
                              'names of one parameter: save the one that is meant')
         by_name[name] = tensor
+    for name, tensor in by_name.items():
+        shorter = name.removeprefix(family.prefix)
+        if name != shorter and shorter.startswith(inner) and shorter in by_name:
+            _tell_of_longer(tensor, by_name[shorter])
     return by_name
+
+
+def _tell_of_longer(longer: Stored, shorter: Stored) -> None:
+    """Notes that of two tensors of one parameter, which differ, that of the longer name is left."""
+    if not np.array_equal(longer.read(), shorter.read()):
+        tell_once(f'note: {longer.path}: {longer.name} is left unused beside {shorter.name}, which '
+                  'differs: transformers 5 takes the first of the two by name')
 
 
 def _of_today(name: str, family: Family) -> str:

@@ -144,17 +144,21 @@ SPELLINGS = {
     'model. of a base model': lambda t: {
         name.replace('bert.', 'model.'): x for name, x in t.items()},
     'no place': lambda t: t | {'sop.weight': np.ones((2, 8), np.float32)},
-    'both names': lambda t: t | {'bert.cls.predictions.bias': t['cls.predictions.bias'] + 3}}
-UNUSED = {'no place': ('sop.weight',), 'both names': ('bert.cls.predictions.bias',)}
+    'both names': lambda t: t | {'bert.cls.predictions.bias': t['cls.predictions.bias'] + 3},
+    'a copy': lambda t: t | {'bert.cls.predictions.bias': t['cls.predictions.bias']}}
+UNUSED = {'no place': ('sop.weight',), 'both names': ('bert.cls.predictions.bias',),
+          'a copy': ('bert.cls.predictions.bias',)}
 
 
 @pytest.mark.parametrize('name', SPELLINGS)
-def test_other_names_of_the_same_tensors_are_read(name, tmp_path):
+def test_other_names_of_the_same_tensors_are_read(name, tmp_path, capsys):
     file = copy(tmp_path) / 'model.safetensors'
     save_file(SPELLINGS[name](load_file(file)), file, metadata={'format': 'pt'})
     weights = load_weights(file.parent)
     assert_same_params(weights.params, load_weights(RECORDED / 'pretraining').params)
     assert weights.unused == UNUSED.get(name, ())
+    is_told = 'bert.cls.predictions.bias is left unused beside' in capsys.readouterr().err
+    assert is_told == (name == 'both names')
 
 
 @pytest.mark.parametrize('old', ['gamma', 'beta'])
