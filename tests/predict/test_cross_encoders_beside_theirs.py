@@ -135,7 +135,7 @@ def test_outputs_without_an_activation_are_named(plain, capsys):
 def test_an_activation_of_several_outputs_is_named(theirs, tmp_path, capsys):
     given = of_transformers(tmp_path / 'given', num_labels=3)
     load(saved(theirs, given, tmp_path / 'model', activation='Sigmoid'))
-    assert 'the activation Sigmoid is not applied' in capsys.readouterr().err
+    assert 'activation.Sigmoid is not applied' in capsys.readouterr().err
 
 
 def test_a_default_prompt_is_refused(theirs, plain, tmp_path):
