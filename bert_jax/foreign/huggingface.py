@@ -59,8 +59,8 @@ _SCHEMA: Mapping[str, Any] = {
 }
 _REMEDY = 'mend it, or download the file again'
 _SAVED_BY_TRANSFORMERS = 'transformers_version'  # a field of its config.json
-# What training programs put around a model, and so before the names of its tensors.
 _WORD_EMBEDDINGS = 'bert/embeddings/word_embeddings'
+# What training programs put around a model, and so before the names of its tensors.
 _WRAPPED = re.compile(r'(?:(?:module|_orig_mod|model)\.)+')
 
 

@@ -125,9 +125,7 @@ def mined(
         itertools.chain((document for _, document in pairs), further)))
     vectors_of_queries = _vectors(model, queries, QUERY)
     vectors_of_candidates = _vectors(model, candidates, DOCUMENT)
-    number_of_query = {query: i for i, query in enumerate(queries)}
-    number_of_candidate = {text: i for i, text in enumerate(candidates)}
-    numbers = [(number_of_query[query], number_of_candidate[document]) for query, document in pairs]
+    numbers = _numbers(pairs, queries, candidates)
     ids = _ids([
         *_tokens_read(model, queries, QUERY), *_tokens_read(model, candidates, DOCUMENT)])
     query_ids = ids[: len(queries)]
@@ -144,6 +142,15 @@ def mined(
         if len(negatives) == num:
             rows.append([query, document, *(candidates[i] for i in negatives)])
     return rows
+
+
+def _numbers(
+    pairs: Sequence[Sequence[str]], queries: Sequence[str], candidates: Sequence[str]
+) -> list[tuple[int, int]]:
+    """The places of each pair's query and document among all queries and candidates."""
+    number_of_query = {query: i for i, query in enumerate(queries)}
+    number_of_candidate = {text: i for i, text in enumerate(candidates)}
+    return [(number_of_query[query], number_of_candidate[document]) for query, document in pairs]
 
 
 def _ids(texts: Sequence[bytes]) -> np.ndarray:
