@@ -137,6 +137,9 @@ for encoding in ('UTF-16LE', 'UTF-16BE', 'UTF-32LE', 'UTF-32BE', 'UTF-32'):
         'a.csv', CSV.encode(encoding), rf'or {encoding}: convert it \(iconv -f {encoding} -t')
 BAD['UTF-32BE with its mark'] = Bad(
     'a.csv', codecs.BOM_UTF32_BE + CSV.encode('UTF-32BE'), r'iconv -f UTF-32 -t')
+for mark, encoding in ((codecs.BOM_UTF16_LE, 'UTF-16LE'), (codecs.BOM_UTF16_BE, 'UTF-16BE')):
+    BAD[f'{encoding} with its mark and no Latin letter'] = Bad(
+        'a.csv', mark + '文\n好\n'.encode(encoding), r'UTF-16.*: convert it \(iconv -f UTF-16 -t')
 for file in ('a.csv', 'a.jsonl'):
     BAD |= {
         f'gzip without its ending, {file}': Bad(
