@@ -19,7 +19,12 @@ from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hub import DATASET
 from bert_jax.tasks.handles import ScoredModel
 from bert_jax.tasks.labelled import LabelledTask
-from bert_jax.tasks.labels import LabelFormat, LabelParser, NumericLabels
+from bert_jax.tasks.labels import (
+    LabelFormat,
+    LabelParser,
+    NumericLabels,
+    labels_by_number,
+)
 from bert_jax.tasks.sources import one_source, tfds_records, warn_of_trained_on
 from bert_jax.tasks.texts import TextColumns, TextExamples, TextHead, read_texts, text_task
 
@@ -43,6 +48,7 @@ class GlueTask(NamedTuple):
       fields: the texts in JSON lines and in tensorflow-datasets; empty: as `texts`.
       headerless: columns of labelled files that have no header.
       tfds_labels: label id of tensorflow-datasets -> string; empty: as `labels`.
+      names: what the hub's data set calls these labels; empty: as they are.
       tests: test split -> name of its file for the GLUE site; empty: one split, and a file named
         after the folder.
     """
@@ -57,6 +63,7 @@ class GlueTask(NamedTuple):
     fields: tuple[str, ...] = ()
     headerless: tuple[str, ...] = ()
     tfds_labels: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     tests: Mapping[str, str] = {}
 
     @property
@@ -71,18 +78,20 @@ _MNLI = GlueTask(
     tests={'test_matched': 'MNLI-m.tsv', 'test_mismatched': 'MNLI-mm.tsv'})
 _TASKS = (
     GlueTask('cola', 'CoLA', ('sentence',), ('matthews',),
-             headerless=('source', 'label', 'mark', 'sentence')),
-    GlueTask('sst2', 'SST-2', ('sentence',)),
+             headerless=('source', 'label', 'mark', 'sentence'),
+             names=('unacceptable', 'acceptable')),
+    GlueTask('sst2', 'SST-2', ('sentence',), names=('negative', 'positive')),
     GlueTask('mrpc', 'MRPC', ('#1 String', '#2 String'), ('f1', 'accuracy'), label='Quality',
-             fields=_PAIR),
+             fields=_PAIR, names=('not_equivalent', 'equivalent')),
     GlueTask('stsb', 'STS-B', metrics=('spearman', 'pearson'), labels=(), label='score'),
     GlueTask('qqp', 'QQP', ('question1', 'question2'), ('f1', 'accuracy'), label='is_duplicate',
              id='id',
-             headerless=('id', 'qid1', 'qid2', 'question1', 'question2', 'is_duplicate')),
+             headerless=('id', 'qid1', 'qid2', 'question1', 'question2', 'is_duplicate'),
+             names=('not_duplicate', 'duplicate')),
     _MNLI,
     GlueTask('qnli', 'QNLI', ('question', 'sentence'), labels=_ENTAILMENT),
     GlueTask('rte', 'RTE', labels=_ENTAILMENT),
-    GlueTask('wnli', 'WNLI'),
+    GlueTask('wnli', 'WNLI', names=('not_entailment', 'entailment')),
     # The diagnostic set: MNLI's labels, predicted by MNLI's model.
     _MNLI._replace(name='ax', folder='diagnostic', metrics=('matthews',), tests={'test': 'AX.tsv'}),
 )
@@ -158,10 +167,10 @@ def _read_fields(task: GlueTask, path: str, split: str, max_malformed: float) ->
     """JSON lines or Parquet, with the field names and numbered labels of tensorflow-datasets."""
     labels: NumericLabels | LabelParser | None = None
     if _has_labels(split):
-        numbered = LabelFormat(numbered=task.tfds_labels or task.labels)
         labels = _SCORES
         if task.labels:
-            labels = LabelParser(task.labels, only=True, format=numbered)
+            numbered = labels_by_number(path, task.tfds_labels or task.labels, task.names)
+            labels = LabelParser(task.labels, only=True, format=LabelFormat(numbered=numbered))
     columns = TextColumns(
         task.fields or task.texts, 'label', id='idx', headerless=task.headerless)
     return read_texts(path, columns, labels, max_malformed=max_malformed)

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -246,27 +247,53 @@ def label_names(config: ConfigDict, path: str, column: str) -> list[str]:
     return names
 
 
+def labels_by_number(
+    path: str, usual: Sequence[str], names: Sequence[str] = ()
+) -> Sequence[str]:
+    """The labels of a benchmark's file by their numbers: in its own order, if it names them.
+
+    Args:
+      path: the file, with a column `label`.
+      usual: the labels by the numbers of most files.
+      names: what files call them; empty: as they are.
+    """
+    label_of = {
+        name.casefold(): label for name, label in zip(names or usual, usual, strict=True)}
+    stated = table.class_names(path, 'label')
+    folded = [name.strip().casefold() for name in stated]
+    if sorted(folded) == sorted(label_of):
+        return [label_of[name] for name in folded]
+    if stated and folded != list(map(str, range(len(stated)))):
+        say(f"note: {path} calls its labels {', '.join(stated)}: their numbers are read as "
+            f"{', '.join(usual)}")
+    return usual
+
+
 def as_known(there: Collection[str], known: Collection[str]) -> dict[str, str]:
     """{label: the known label that it means}, for labels in another spelling; says which they are.
 
-    These differ only in case, or they are the same number, as 1 and 1.0 are. A known label stays
-    itself, and so does one that two known labels differ from only in case. If none is known yet,
-    labels that differ only in case stay apart, with a warning, and numbers are as the shortest.
+    These differ only in case or in what is not seen, or they are the same number, as 1 and 1.0
+    are. A known label stays itself, and so does one that two known labels differ from only so. If
+    none is known yet, labels that differ only so stay apart, with a warning, and numbers are as the
+    shortest.
 
     Args:
       there: labels of a file or a model.
       known: labels that they are compared with.
     """
     if not known:
-        _warn_of_case(there)
+        warn_of_alike(there)
         return _same_numbers(there, _shortest_numbers(there))
     folded = _by_folded_case(known)
     found: dict[str, str] = {}
     for name in sorted(set(there) - set(known)):
-        alike = folded.get(name.casefold(), [])
+        alike = folded.get(_folded(name), [])
         if len(alike) == 1:
             found[name] = alike[0]
-    _say_one('differ only in case', found)
+    in_case = {name: same for name, same in found.items() if name.casefold() == same.casefold()}
+    _say_one('differ only in case', in_case)
+    _say_one('look the same', {
+        ascii(name): ascii(same) for name, same in found.items() if name not in in_case})
     return found | _same_numbers(set(there) - set(known), known)
 
 
@@ -302,19 +329,31 @@ def _shortest_numbers(names: Collection[str]) -> list[str]:
     return list(shortest.values())
 
 
+def _folded(name: str) -> str:
+    """A name without its case and what is not seen: marks of format, how accents are encoded."""
+    if name.isascii():
+        return name.casefold()
+    seen = [sign for sign in name if unicodedata.category(sign) != 'Cf']
+    return unicodedata.normalize('NFC', ''.join(seen).casefold()).strip()
+
+
 def _by_folded_case(names: Collection[str]) -> dict[str, list[str]]:
     folded: dict[str, list[str]] = {}
     for name in sorted(names):
-        folded.setdefault(name.casefold(), []).append(name)
+        folded.setdefault(_folded(name), []).append(name)
     return folded
 
 
-def _warn_of_case(names: Collection[str]) -> None:
-    """Warns if some names differ only in case."""
+def warn_of_alike(names: Collection[str], what: str = 'labels') -> None:
+    """Warns if some names differ only in case, or look the same."""
     for alike in _by_folded_case(names).values():
         if len(alike) > 1:
-            say(f"warning: the labels {' and '.join(alike)} differ only in case, and are "
-                'apart: spell them alike if they are one')
+            are = 'differ only in case'
+            if len({name.casefold() for name in alike}) > 1:
+                alike = list(map(ascii, alike))
+                are = 'look the same'
+            say(f"warning: the {what} {' and '.join(alike)} {are}, and are apart: spell them alike "
+                'if they are one')
             return
 
 

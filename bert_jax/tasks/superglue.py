@@ -23,7 +23,7 @@ from bert_jax.tasks.candidates import candidates_task
 from bert_jax.tasks.choices import choice_task
 from bert_jax.tasks.handles import ScoredModel
 from bert_jax.tasks.labelled import LabelledTask
-from bert_jax.tasks.labels import LabelFormat, LabelParser
+from bert_jax.tasks.labels import LabelFormat, LabelParser, labels_by_number
 from bert_jax.tasks.sources import one_source, warn_of_trained_on
 from bert_jax.tasks.texts import TextExamples, TextHead, text_task
 
@@ -207,7 +207,9 @@ def read_superglue(name: str, path: str, *, max_malformed: float = 0.01) -> Text
     task = SUPERGLUE_TASKS[name]
     assert isinstance(task, SuperGlueTask)
     names = task.labels or ('0', '1')
-    labels = LabelParser(names, only=True, format=LabelFormat(numbered=names))
+    of_choices = () if task.labels else ('choice1', 'choice2')  # as the hub's data set calls them
+    numbered = labels_by_number(path, names, of_choices)
+    labels = LabelParser(names, only=True, format=LabelFormat(numbered=numbered))
     fields = task.fields
     if task.official and set(task.official) <= set(table.column_names(path)):
         fields = task.official

@@ -43,7 +43,7 @@ from bert_jax.tasks.labelled import (
     keep_texts,
     open_tokenization,
 )
-from bert_jax.tasks.labels import check_labels_known, label_names, warn_of_rare
+from bert_jax.tasks.labels import check_labels_known, label_names, warn_of_alike, warn_of_rare
 from bert_jax.tasks.metrics import accuracy, macro_f1, most_frequent, scores_of_one_answer
 from bert_jax.tasks.sources import own_files, split_file, tfds_records, warn_of_trained_on
 from bert_jax.tasks.word_lines import DOCUMENT_START, read_word_lines
@@ -158,6 +158,7 @@ def _say_tags(train: Tagged, dev: Tagged) -> None:
     shown = [f'{tag} {counts[tag]:,}' for tag in by_count[:20]]
     say(f"{counted(len(train), 'sentence')}, {counted(len(train.tags), 'word')}; tags: "
         + ', '.join(shown))
+    warn_of_alike(counts, 'tags')
     if are_entities(counts):
         of_types: Counter[str] = Counter()
         for tag, number in counts.items():
@@ -562,6 +563,7 @@ def _treebank_sentences(path: str, max_malformed: float) -> list[Sentence]:
       InputError: as `read_tagged`; or the file has no words, which some licenses keep out.
     """
     reader = _ColumnReader(path)
+    unended: list[int] = []  # lines of words before which no empty line ends a sentence
     for line, text in table.lines(path):
         cells = text.split('\t')
         if not text.strip():
@@ -574,8 +576,13 @@ def _treebank_sentences(path: str, max_malformed: float) -> list[Sentence]:
         elif cells[3] in ('', _NOTHING):
             reader.faults.append(f'line {line}: no part of speech (UPOS, column 4)')
         else:
+            if cells[0] == '1' and reader.end_sentence():
+                unended.append(line)
             reader.add_word([cells[1], cells[3]], line)
     sentences = reader.finished(max_malformed)
+    if unended:  # of files that were put together
+        say(f"note: {path}: in {counted(len(unended), 'line')}, such as line {unended[0]}, words "
+            'count from 1 again without an empty line before them: a sentence begins there')
     if all(set(sentence.words) == {_NOTHING} for sentence in sentences):
         raise InputError(f'{path} holds {_NOTHING} in the place of every word: its README says how '
                          'to add the text')
@@ -635,12 +642,14 @@ class _ColumnReader:
         self._words.append(cells[0])
         self._tags.append(cells[-1])
 
-    def end_sentence(self) -> None:
-        """Ends the sentence, if it has words."""
-        if self._words:
-            self.sentences.append(Sentence(self._words, self._tags, self._document))
-            self._words = []
-            self._tags = []
+    def end_sentence(self) -> bool:
+        """Ends the sentence, if it has words; whether it had."""
+        if not self._words:
+            return False
+        self.sentences.append(Sentence(self._words, self._tags, self._document))
+        self._words = []
+        self._tags = []
+        return True
 
     def end_document(self) -> None:
         """Ends the sentence and the document."""

@@ -11,6 +11,7 @@ from bert_jax.rows.table import check_malformed
 from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.glue import GLUE_TASKS, from_tfds, read_glue
 from tests.tasks.files import put
+from tests.tasks.opened import parquet
 
 MNLI = ('index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\t'
         'sentence1_parse\tsentence2_parse\tsentence1\tsentence2')
@@ -114,6 +115,35 @@ def test_json_lines(tmp_path):
     # Rows that are left out are counted, so that ids stay the test file's row numbers.
     put(tmp_path, 'SST-2/test.jsonl', '{}\n{"sentence": "A"}\n{"sentence": "B"}\n')
     assert read_glue('sst2', str(tmp_path), 'test').ids == ['1', '2']
+
+
+@pytest.mark.parametrize(('task', 'names', 'labels'), [
+    ('mnli', ['entailment', 'neutral', 'contradiction'], [1, 2]),
+    ('mnli', ['contradiction', 'entailment', 'neutral'], [0, 1]),
+    ('mnli', ['Neutral', 'Contradiction', 'Entailment'], [2, 0]),
+    ('mnli', ['0', '1', '2'], [1, 2]),
+    ('rte', ['not_entailment', 'entailment'], [1, 0]),
+    ('wnli', ['not_entailment', 'entailment'], [0, 1]),
+    ('mrpc', ['equivalent', 'not_equivalent'], [1, 0]),
+    ('sst2', ['0', '1'], [0, 1]),
+])
+def test_a_file_that_names_its_labels_tells_what_its_numbers_mean(
+        task, names, labels, tmp_path, capsys):
+    pytest.importorskip('pyarrow')
+    fields = GLUE_TASKS[task].fields or GLUE_TASKS[task].texts
+    path = parquet(tmp_path / 'a.parquet', {'label': {'_type': 'ClassLabel', 'names': names}},
+                   label=[0, 1], **{field: ['A', 'B'] for field in fields})
+    assert read_glue(task, path, 'dev').labels.tolist() == labels
+    assert capsys.readouterr().out == ''
+
+
+def test_names_of_labels_that_the_task_does_not_know_are_said(tmp_path, capsys):
+    pytest.importorskip('pyarrow')
+    path = parquet(tmp_path / 'a.parquet', {'label': {'_type': 'ClassLabel', 'names': ['+', '-']}},
+                   label=[0, 1], sentence=['A', 'B'])
+    assert read_glue('sst2', path, 'dev').labels.tolist() == [0, 1]
+    assert f'note: {path} calls its labels +, -: their numbers are read as 0, 1' in (
+        capsys.readouterr().out)
 
 
 def test_the_place_of_every_row_that_was_left_out_is_said(capsys):

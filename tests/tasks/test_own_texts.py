@@ -84,6 +84,35 @@ def test_labels_that_differ_only_in_case_stay_apart_in_training(tmp_path, capsys
     assert 'warning: the labels NO and no differ only in case' in capsys.readouterr().out
 
 
+# A space without width; how an accent is encoded; both, and the case.
+LOOK_THE_SAME = [
+    ('pos', 'pos\u200b'), ('caf\u00e9', 'cafe\u0301'), ('caf\u00e9', 'CAFE\u0301\u00a0\u200b')]
+
+
+@pytest.mark.parametrize(('name', 'other'), LOOK_THE_SAME)
+def test_labels_that_look_the_same_are_those_of_the_model(name, other, tmp_path, capsys):
+    source = put(tmp_path, 'own.csv', ['text,label', f'john,{other}', 'was,x'])
+    config = config_of('classification', source, tmp_path, eval_source=True)
+    task = open_task(config, ScoredModel((name, 'x')))
+    assert task.evaluated[0].units.labels['labels'].tolist() == [0, 1]
+    assert f'look the same are one: {ascii(other.strip())} is {ascii(name)}' in (
+        capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(('name', 'other'), LOOK_THE_SAME)
+def test_labels_that_look_the_same_stay_apart_in_training(name, other, tmp_path, capsys):
+    source = put(tmp_path, 'own.csv', ['text,label', f'john,{name}', f'was,{other}'])
+    assert len(opened('classification', source, tmp_path, eval_source=True).labels) == 2
+    said = capsys.readouterr().out
+    assert 'look the same, and are apart' in said and ascii(name) in said
+
+
+def test_tags_that_look_the_same_are_said(tmp_path, capsys):
+    source = put(tmp_path, 'own.txt', 'john B-PER\nsmith B-PER\u200b\nwas O\n')
+    opened('tagging', source, tmp_path, eval_source=True)
+    assert r"the tags 'B-PER' and 'B-PER\u200b' look the same" in capsys.readouterr().out
+
+
 def test_a_label_that_occurs_only_in_evaluation_counts_as_a_wrong_prediction(tmp_path, capsys):
     source = put(tmp_path, 'train.csv', CSV)
     dev = put(tmp_path, 'dev.csv', 'text,label\nthe leader,good\njohn,awful\n')

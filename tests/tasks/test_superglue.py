@@ -12,6 +12,7 @@ from bert_jax.text.vocab import SPECIAL_TOKENS
 from bert_jax.text.vocab_files import write_vocab
 from tests.in_process import evaluate, run
 from tests.refusals import refused
+from tests.tasks.opened import parquet
 from tests.tiny_runs import WORDS, sentence
 
 # A row of each task, its texts here, and the id of its label.
@@ -137,6 +138,23 @@ def test_rows_are_read(tmp_path, name, is_numbered):
     assert [column[0] for column in found.texts] == texts
     assert found.labels.tolist() == [label]
     assert found.ids == ['7']
+
+
+@pytest.mark.parametrize(('name', 'names', 'labels'), [
+    ('cb', ['entailment', 'contradiction', 'neutral'], [0, 1]),
+    ('cb', ['contradiction', 'entailment', 'neutral'], [1, 0]),
+    ('boolq', ['False', 'True'], [0, 1]),
+    ('copa', ['choice1', 'choice2'], [0, 1]),
+])
+def test_a_file_that_names_its_labels_tells_what_its_numbers_mean(
+        name, names, labels, tmp_path, capsys):
+    pytest.importorskip('pyarrow')
+    row, _, _ = ROWS[name]
+    columns = {field: [value] * 2 for field, value in row.items() if field != 'label'}
+    path = parquet(tmp_path / 'a.parquet', {'label': {'_type': 'ClassLabel', 'names': names}},
+                   **columns, label=[0, 1])
+    assert read_superglue(name, path).labels.tolist() == labels
+    assert capsys.readouterr().out == ''
 
 
 @pytest.mark.parametrize(('name', 'change', 'words'), [

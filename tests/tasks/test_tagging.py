@@ -49,6 +49,13 @@ def test_a_treebank_gives_words_with_their_parts_of_speech(name, tmp_path):
     assert tagged.tags_by_sentence == [['AUX', 'PROPN'], ['NOUN']]
 
 
+@pytest.mark.parametrize('between', ['', '# sent_id = 2\n'])
+def test_a_treebank_s_sentences_begin_where_words_are_counted_anew(between, tmp_path, capsys):
+    path = put(tmp_path, 'own.conllu', between.join([TREEBANK.split('\n\n')[0] + '\n'] * 3))
+    assert len(read_tagged(path)) == 3
+    assert f'note: {path}: in 2 lines, such as line ' in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(('text', 'said'), [
     ('john\tPROPN\nwas\tAUX\n', 'line 1: columns: 2, where CoNLL-U has 10'),
     (TREEBANK.replace('AUX', '_').replace('NOUN', '_'),

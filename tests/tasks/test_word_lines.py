@@ -128,6 +128,15 @@ def test_a_column_of_entities_that_is_not_read_is_said(tmp_path, capsys):
     assert 'last column' not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize('mark', [
+    '-DOCSTART- O', '-DOCSTART-', '-docstart- O', '-DOCSTART-(1) O', '-DOCSTART-X-O O',
+    '-DOCSTART-\tO'])
+def test_documents_begin_at_their_marks(mark, tmp_path):
+    text = lines('{word} {tag}', before=f'{mark}\n\n')
+    tagged = read_tagged(put(tmp_path, 'own.txt', text))
+    assert tagged.documents == [words for words, _ in SENTENCES]
+
+
 @pytest.mark.parametrize('text', [
     lines('{word},{tag}'), 'Sentence #,Word,Tag\n' + lines('Sentence: {n},{word},{tag}')])
 def test_commas_do_not_separate_columns(text, tmp_path):
