@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -322,9 +322,28 @@ def _labels_in(config: Mapping[str, Any], head: str, config_file: Path) -> list[
         return []
     by_id = config.get('id2label') or {}
     try:
-        return [str(by_id[str(i)]) for i in range(len(by_id))]
+        labels = [str(by_id[str(i)]) for i in range(len(by_id))]
     except (KeyError, TypeError):
         raise InputError(f'{config_file}: id2label does not map 0, 1, ... to labels') from None
+    _note_other_ids(config.get('label2id'), labels, config_file)
+    return labels
+
+
+def _note_other_ids(ids: Any, labels: Sequence[str], config_file: Path) -> None:
+    """Notes where `label2id` gives labels other ids than `id2label`, or labels that lack names."""
+    if not isinstance(ids, Mapping):
+        return
+    for i, label in enumerate(labels):
+        other = ids.get(label, i)
+        if other not in (i, str(i)):
+            tell_once(f'note: {config_file}: {label} is {i} in id2label and {other} in label2id: '
+                      'the former is followed, as in transformers')
+            return
+    unnamed = [f'LABEL_{i}' for i in range(len(ids))]
+    if list(labels or unnamed) == unnamed and not set(unnamed) & set(ids):
+        tell_once(f'note: {config_file}: its labels have names in label2id alone, where '
+                  f"transformers reads none: they are called {', '.join(unnamed[:3])}, ...; write "
+                  'them into id2label, too')
 
 
 def length_limit(folder: Path, model: Mapping[str, Any]) -> int:
@@ -354,12 +373,13 @@ def _whole_names(
     """Tensors by the names in the family's tables.
 
     Models without a head lack its `prefix`, some have it once more, also before the head, which
-    transformers reads, and old ones have gamma and beta. A longer name beside the shorter one stays
-    as it is. Buffers that are not parameters (`position_ids`) are left out, and so is what a
-    program that trained the model put before the names.
+    transformers reads, and old ones have gamma and beta. A longer name beside the shorter one with
+    an equal tensor stays as it is. Buffers that are not parameters (`position_ids`) are left out,
+    and so is what a program that trained the model put before the names.
 
     Raises:
-      InputError: two tensors have the same name then.
+      InputError: two tensors have the same name then, or, with the longer and the shorter one,
+        differ.
     """
     unwrapped = _unwrapped(by_file_name)
     is_base = not any(name.startswith(family.prefix) for name in unwrapped)
@@ -383,15 +403,17 @@ def _whole_names(
     for name, tensor in by_name.items():
         shorter = name.removeprefix(family.prefix)
         if name != shorter and shorter.startswith(inner) and shorter in by_name:
-            _tell_of_longer(tensor, by_name[shorter])
+            _check_equal(tensor, by_name[shorter])
     return by_name
 
 
-def _tell_of_longer(longer: Stored, shorter: Stored) -> None:
-    """Notes that of two tensors of one parameter, which differ, that of the longer name is left."""
+def _check_equal(longer: Stored, shorter: Stored) -> None:
+    """Raises InputError if two tensors of one parameter differ: nothing says which is meant."""
     if not np.array_equal(longer.read(), shorter.read()):
-        tell_once(f'note: {longer.path}: {longer.name} is left unused beside {shorter.name}, which '
-                  'differs: transformers 5 takes the first of the two by name')
+        raise InputError(
+            f'{longer.path}: {longer.name} and {shorter.name} are one parameter and differ: '
+            'transformers 5 takes the first of them by name, transformers 4 the shorter one; save '
+            'the one that is meant')
 
 
 def _of_today(name: str, family: Family) -> str:

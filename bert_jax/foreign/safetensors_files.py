@@ -56,20 +56,32 @@ class FileTensor(NamedTuple):
         return tuple(self.file.get_slice(self.name).get_shape())
 
     def read(self) -> np.ndarray:
-        """The array as stored.
+        """The array as stored; one of float64 rounded to float32, which is said once a file.
 
         Raises:
-          InputError: it is not float32, float16 or bfloat16, or does not match its checksum.
+          InputError: it is of another type than floating point, has numbers that float32 does not
+            reach, or does not match its checksum.
         """
         dtype = self.file.get_slice(self.name).get_dtype()
-        if dtype not in ('F32', 'F16', 'BF16'):
+        if dtype not in ('F32', 'F16', 'BF16', 'F64'):
             raise InputError(f'{self.path}: {self.name} is of type {dtype}: save it as float32')
         array: np.ndarray = self.file.get_tensor(self.name)
         metadata = self.file.metadata() or {}
         if metadata.get(_CHECKSUM + self.name) not in (None, str(checksum(array))):
             raise InputError(
                 f'{self.path} is damaged ({self.name} is not what was written): copy it again')
+        if dtype == 'F64':
+            tell_once(f'note: {self.path}: its float64 is rounded to float32')
+            return self._rounded(array)
         return array
+
+    def _rounded(self, array: np.ndarray) -> np.ndarray:
+        """An array in float32; raises InputError where a number becomes infinite."""
+        with np.errstate(over='ignore'):
+            rounded = array.astype(np.float32)
+        if (np.isinf(rounded) & np.isfinite(array)).any():
+            raise InputError(f'{self.path}: {self.name} has numbers beyond those of float32')
+        return rounded
 
 
 def open_tensors(

@@ -77,9 +77,16 @@ def of_task(
       config_file: its path, for messages.
 
     Raises:
-      InputError: there are no factors, some are missing, or do not fit their tensor.
+      InputError: there are no factors, some are missing, or do not fit their tensor; or originals
+        of which something else is computed than adapters.
     """
-    if task and not any(name.endswith(_ORIGINAL) for name in tensors):
+    originals = [name for name in tensors if name.endswith(_ORIGINAL)]
+    if originals and not config.get(TASKS):
+        raise InputError(
+            f'{tensors[originals[0]].path}: of {originals[0]}, a parametrization of PyTorch '
+            f'computes the weight, and {config_file} names no adapters in {TASKS}: save the weight '
+            'itself (torch.nn.utils.parametrize.remove_parametrizations)')
+    if task and not originals:
         raise InputError(f'{config_file}: {TASKS} names {task!r}, and the files beside it hold no '
                          'adapter: download them again, or leave --adapter out')
     found: dict[str, Stored] = {}

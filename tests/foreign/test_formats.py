@@ -144,21 +144,28 @@ SPELLINGS = {
     'model. of a base model': lambda t: {
         name.replace('bert.', 'model.'): x for name, x in t.items()},
     'no place': lambda t: t | {'sop.weight': np.ones((2, 8), np.float32)},
-    'both names': lambda t: t | {'bert.cls.predictions.bias': t['cls.predictions.bias'] + 3},
     'a copy': lambda t: t | {'bert.cls.predictions.bias': t['cls.predictions.bias']}}
-UNUSED = {'no place': ('sop.weight',), 'both names': ('bert.cls.predictions.bias',),
-          'a copy': ('bert.cls.predictions.bias',)}
+UNUSED = {'no place': ('sop.weight',), 'a copy': ('bert.cls.predictions.bias',)}
 
 
 @pytest.mark.parametrize('name', SPELLINGS)
-def test_other_names_of_the_same_tensors_are_read(name, tmp_path, capsys):
+def test_other_names_of_the_same_tensors_are_read(name, tmp_path):
     file = copy(tmp_path) / 'model.safetensors'
     save_file(SPELLINGS[name](load_file(file)), file, metadata={'format': 'pt'})
     weights = load_weights(file.parent)
     assert_same_params(weights.params, load_weights(RECORDED / 'pretraining').params)
     assert weights.unused == UNUSED.get(name, ())
-    is_told = 'bert.cls.predictions.bias is left unused beside' in capsys.readouterr().err
-    assert is_told == (name == 'both names')
+
+
+def test_float64_is_rounded_which_is_said(tmp_path, capsys):
+    file = copy(tmp_path) / 'model.safetensors'
+    tensors = {name: x.astype(np.float64) + 1e-12 for name, x in load_file(file).items()}
+    save_file(tensors, file)
+    params = load_weights(file.parent).params
+    bias = params['bert/pooler/dense/bias']
+    np.testing.assert_array_equal(bias, tensors['bert.pooler.dense.bias'].astype(np.float32))
+    assert all(x.dtype == np.float32 for x in params.values())
+    assert capsys.readouterr().err.count('its float64 is rounded to float32') == 1
 
 
 @pytest.mark.parametrize('old', ['gamma', 'beta'])
@@ -168,6 +175,35 @@ def test_two_names_of_one_parameter_are_refused(old, tmp_path):
     name = 'bert.embeddings.LayerNorm'
     save_file(tensors | {f'{name}.{old}': np.ones(8, np.float32)}, file)
     with refused(f'{name}.{old}', f'{name}.{"weight" if old == "gamma" else "bias"}', 'save'):
+        load_weights(file.parent)
+
+
+@pytest.mark.parametrize(('names', 'ids', 'said'), [
+    (['a', 'b', 'c'], {'a': 0, 'b': 1, 'c': 2}, ''),
+    (['a', 'b', 'c'], {'a': '0', 'b': '1', 'c': '2'}, ''),
+    (['a', 'b', 'c'], {'LABEL_0': 0, 'LABEL_1': 1, 'LABEL_2': 2}, ''),
+    (['a', 'b', 'c'], {'c': 0, 'b': 1, 'a': 2}, 'a is 0 in id2label and 2 in label2id'),
+    ([], {'a': 0, 'b': 1, 'c': 2}, 'have names in label2id alone'),
+    (['LABEL_0', 'LABEL_1', 'LABEL_2'], {'a': 0, 'b': 1, 'c': 2}, 'have names in label2id alone'),
+    (['LABEL_0', 'LABEL_1', 'LABEL_2'], {'LABEL_0': 0, 'LABEL_1': 1, 'LABEL_2': 2}, ''),
+    ([], {'LABEL_0': 0, 'LABEL_1': 1, 'LABEL_2': 2}, ''),
+    ([], None, ''),
+])
+def test_labels_of_other_ids_are_said(names, ids, said, tmp_path, capsys):
+    config = json.loads((RECORDED / 'classification' / 'config.json').read_text())
+    config |= {'id2label': {str(i): name for i, name in enumerate(names)}, 'label2id': ids}
+    weights = load_weights(copy(tmp_path, 'classification', config=config))
+    assert list(weights.labels) == (names or ['LABEL_0', 'LABEL_1', 'LABEL_2'])
+    err = capsys.readouterr().err
+    assert said in err and ('label2id' in err) == bool(said)
+
+
+@pytest.mark.parametrize('name', ['cls.predictions.bias', 'bert.pooler.dense.bias'])
+def test_two_values_of_one_parameter_are_refused(name, tmp_path):
+    file = copy(tmp_path) / 'model.safetensors'
+    tensors = load_file(file)
+    save_file(tensors | {f'bert.{name}': tensors[name] + 3}, file)
+    with refused(f'bert.{name} and {name} are one parameter and differ', 'save the one'):
         load_weights(file.parent)
 
 

@@ -151,8 +151,13 @@ HUGGINGFACE = [
     Case('pretraining',
          having('cls.predictions.decoder.weight', np.ones((40, 8), np.float32)),
          says=['cls.predictions.decoder.weight', 'not tied']),
-    Case('pretraining', having('cls.predictions.bias', np.zeros(40)),
-         says=['predictions.bias', 'F64']),
+    Case('pretraining', tensors(lambda t: {
+        name.replace('pooler.dense.weight', 'pooler.dense.parametrizations.weight.original'): x
+        for name, x in t.items()}), says=['pooler', 'a parametrization of PyTorch', 'lora_adapt']),
+    Case('pretraining', having('cls.predictions.bias', np.zeros(40, np.int32)),
+         says=['predictions.bias', 'I32']),
+    Case('pretraining', having('cls.predictions.bias', np.full(40, 1e39)),
+         says=['predictions.bias', 'beyond those of float32']),
     Case('pretraining', having(DENSE + 'bias', np.full(8, np.nan, np.float32)),
          says=['bias holds NaN']),
     Case('pretraining', config(num_hidden_layers=3), says=['has 2 layers', 'there are 3']),
