@@ -4,6 +4,7 @@ It carries out one request at a time and keeps objects in memory. Clients in thi
 those that tests start, find it by `environment()`.
 """
 
+import collections
 import contextlib
 import io
 import json
@@ -33,8 +34,9 @@ class BucketServer:
         again for a few that are answered late, so tests count those that differ.
       faults: by pattern, how matching requests fail: with a status such as 403 or 503 (clients try
         again), with 0 by a cut connection, with -N by N seconds without an answer and then a cut.
+        Patterns name the bucket, as threads of tests before may still ask for others.
       lost: patterns of requests that are carried out but answered by 503; each matches once.
-      received: number of bytes in the bodies of all requests.
+      received: by bucket, the number of bytes in the bodies of all requests.
       delay: seconds that every request waits, beside others.
       most_waiting: how many have waited at the same time, at most.
     """
@@ -47,7 +49,7 @@ class BucketServer:
         self._counting = threading.Lock()
         self.faults: dict[str, int] = {}
         self.lost: list[str] = []
-        self.received = 0
+        self.received: dict[str, int] = collections.Counter()
         self.storage = Storage(use_memory_fs=True)
         self.storage._write_config_to_file = lambda: None  # it copies everything, at each request
         self.lock = threading.Lock()
@@ -113,6 +115,12 @@ class BucketServer:
         return False
 
 
+def _bucket_in(path: str) -> str:
+    """The name of the bucket that a request is about, or ''."""
+    found = re.search('/b/([^/?]+)', path)
+    return found[1] if found else ''
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256  # a save opens many connections at once
@@ -146,7 +154,7 @@ class _Handler(RequestHandler):
         with self._buckets.lock:
             asked = f"{self.command} {self.path} {self.headers.get('Range', '')}"
             self._buckets.requests.append(asked.rstrip())
-            self._buckets.received += length
+            self._buckets.received[_bucket_in(self.path)] += length
             if self._buckets.take_lost(request):
                 with self._silenced():
                     self._refuse_or_carry_out(fault, body)

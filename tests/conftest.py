@@ -158,6 +158,12 @@ def bucket(bucket_server) -> str:
     return bucket_server.make_bucket(f'test-{len(bucket_server.storage.buckets)}')
 
 
+@pytest.fixture
+def bucket_name(bucket) -> str:
+    """The name of that bucket, as requests have it."""
+    return bucket.removeprefix('gs://')
+
+
 @pytest.fixture(params=['disk', 'bucket'])
 def folder(request, tmp_path):
     """A folder on a disk, which exists, and then one in a bucket, where none need be made."""

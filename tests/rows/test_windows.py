@@ -2,7 +2,6 @@
 
 import collections
 import gc
-import time
 import weakref
 from concurrent import futures
 
@@ -17,6 +16,7 @@ from bert_jax.rows.pairs import RowOptions
 from bert_jax.rows.store import TokenStore, held_out_limit
 from bert_jax.rows.text_rows import Split, StoredText
 from bert_jax.rows.windows import Lanes, WindowedExamples, num_lanes
+from tests.conftest import wait_until
 from tests.refusals import refused
 from tests.rows.block_stores import write_store
 from tests.rows.stores import (
@@ -272,8 +272,7 @@ def test_examples_are_freed_without_the_collector(store):
     gc.disable()
     try:
         del examples
-        time.sleep(0.2)  # until threads have let go of it
-        assert freed() is None
+        wait_until(lambda: freed() is None, seconds=60)  # threads let go of it, too
     finally:
         gc.enable()
 

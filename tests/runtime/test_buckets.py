@@ -70,10 +70,11 @@ def test_data_is_read_as_from_a_disk(places, read, where):
     assert len(here) > 20
 
 
-def test_a_server_that_says_nothing_is_asked_again(bucket, bucket_server, monkeypatch):
+def test_a_server_that_says_nothing_is_asked_again(
+        bucket, bucket_name, bucket_server, monkeypatch):
     monkeypatch.setattr(buckets, '_SILENCE_SECONDS', 0.3)
     files.write_whole(f'{bucket}/x', b'content')
-    monkeypatch.setitem(bucket_server.faults, '/download/', -60)
+    monkeypatch.setitem(bucket_server.faults, f'/download/.*/b/{bucket_name}/', -60)
     patience = threading.Timer(1.0, bucket_server.faults.clear)
     patience.start()
     with files.open_stream(f'{bucket}/x') as file:

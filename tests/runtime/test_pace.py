@@ -1,5 +1,7 @@
 """Lines about a long work are not too many, and say how long it still takes."""
 
+import types
+
 import pytest
 
 from bert_jax.runtime import pace as pace_lib
@@ -10,7 +12,7 @@ from bert_jax.runtime.pace import Pace
 def _clock(monkeypatch):
     """A clock that a test sets, in seconds."""
     clock = {'now': 100.0}
-    monkeypatch.setattr(pace_lib.time, 'monotonic', lambda: clock['now'])
+    monkeypatch.setattr(pace_lib, 'time', types.SimpleNamespace(monotonic=lambda: clock['now']))
     return clock
 
 

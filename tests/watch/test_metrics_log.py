@@ -70,9 +70,9 @@ def test_other_processes_write_and_say_nothing(tmp_path, capsys):
     assert not capsys.readouterr().out
 
 
-def test_a_bucket_gets_the_records_in_batches(bucket, bucket_server):
+def test_a_bucket_gets_the_records_in_batches(bucket, bucket_name, bucket_server):
     workdir = files.as_path(bucket) / 'run'
-    upload = f'POST /upload/storage/v1/b/{workdir.parts[2]}/o'
+    upload = f'POST /upload/storage/v1/b/{bucket_name}/o'
 
     def num_uploads():
         return sum(request.startswith(upload) for request in bucket_server.requests)
@@ -127,17 +127,17 @@ def test_records_in_a_bucket_are_cut_back_to_the_step_resumed_from(bucket):
     assert steps_in(workdir) == list(range(1, 52))
 
 
-def test_a_bucket_gets_of_records_and_events_only_what_is_new(bucket, bucket_server):
+def test_a_bucket_gets_of_records_and_events_only_what_is_new(bucket, bucket_name, bucket_server):
     workdir = files.as_path(bucket) / 'run'
     report = MetricsLog(workdir, True, 0)
     report.open_loggers(['tensorboard'], {})
     for step in range(1, 501):
         report.write(step, {'train/mlm_loss': 1.0})
     report.flush()
-    before = bucket_server.received
+    before = bucket_server.received[bucket_name]
     report.write(501, {'train/mlm_loss': 1.0})
     report.flush()
-    assert bucket_server.received - before < 3000  # of 70,000
+    assert bucket_server.received[bucket_name] - before < 3000  # of 70,000
     report.close()
     assert steps_in(workdir) == list(range(1, 502))
     (events,) = workdir.glob('events.*')
@@ -159,9 +159,14 @@ GCSFS = {
 }
 
 
-def killing(method, requests, fatal_request, is_after, done):
-    """A method that ends the process before or after a request, and adds others to `done`."""
+def killing(bucket_name, method, requests, fatal_request, is_after, done):
+    """A method that ends the process before or after a request, and adds others to `done`.
+
+    Requests to other buckets, which threads of tests before may still make, are left alone.
+    """
     def call(first, *args, **options):
+        if bucket_name not in '/'.join(map(str, (first, *args))).split('/'):
+            return method(first, *args, **options)
         request = requests.get(first) or requests['']
         is_fatal = request == fatal_request
         if is_fatal and not is_after:
@@ -178,7 +183,7 @@ def killing(method, requests, fatal_request, is_after, done):
 @pytest.mark.parametrize('is_after', [False, True], ids=['before it', 'after it'])
 @pytest.mark.parametrize('fatal_request', REQUESTS)
 def test_a_kill_while_records_are_uploaded_loses_and_doubles_none(
-    bucket, monkeypatch, fatal_request, is_after
+    bucket, bucket_name, monkeypatch, fatal_request, is_after
 ):
     workdir = files.as_path(bucket) / 'run'
     killed = MetricsLog(workdir, True, 0)
@@ -189,8 +194,9 @@ def test_a_kill_while_records_are_uploaded_loses_and_doubles_none(
     done = []
     with monkeypatch.context() as patch:
         for name, requests in GCSFS.items():
+            method = getattr(buckets.file_system(), name)
             patch.setattr(buckets.file_system(), name, killing(
-                getattr(buckets.file_system(), name), requests, fatal_request, is_after, done))
+                bucket_name, method, requests, fatal_request, is_after, done))
         with pytest.raises(Killed):
             killed.flush()
     assert done == REQUESTS[:REQUESTS.index(fatal_request) + is_after]
@@ -207,16 +213,17 @@ def test_a_kill_while_records_are_uploaded_loses_and_doubles_none(
 
 
 @pytest.mark.parametrize('fault', [
-    pytest.param({'/compose': 403}, id='cannot join'),
-    pytest.param({'/upload': 403}, id='takes nothing'),
-    pytest.param({'DELETE': 403}, id='deletes nothing'),
+    pytest.param('/b/{}/.*/compose', id='cannot join'),
+    pytest.param('/upload/.*/b/{}/', id='takes nothing'),
+    pytest.param('DELETE .*/b/{}/', id='deletes nothing'),
 ])
-def test_records_that_cannot_be_appended_come_whole(bucket, bucket_server, monkeypatch, fault):
+def test_records_that_cannot_be_appended_come_whole(
+        bucket, bucket_name, bucket_server, monkeypatch, fault):
     workdir = files.as_path(bucket) / 'run'
     report = MetricsLog(workdir, True, 0)
     report.write(1, {'train/mlm_loss': 1.0})
     report.flush()
-    monkeypatch.setattr(bucket_server, 'faults', fault)
+    monkeypatch.setattr(bucket_server, 'faults', {fault.format(bucket_name): 403})
     for step in (2, 3):
         report.write(step, {'train/mlm_loss': 1.0})
         report.flush()
@@ -251,12 +258,12 @@ class RefusedReport:
 
 
 @pytest.fixture
-def refused(bucket, bucket_server, monkeypatch, capsys):
+def refused(bucket, bucket_name, bucket_server, monkeypatch, capsys):
     monkeypatch.setattr(report_module, '_LAST_UPLOADS_SECONDS', 0.0)
     workdir = files.as_path(bucket) / 'run'
     report = MetricsLog(workdir, True, 0)
     goodput = Goodput(workdir, True, 0, 0.0, folder=report.folder)
-    monkeypatch.setattr(bucket_server, 'faults', {'/o': 403})
+    monkeypatch.setattr(bucket_server, 'faults', {f'/b/{bucket_name}/o': 403})
     report.write(1, {'train/mlm_loss': 1.0})
     goodput.mark(1)
     report.flush()
@@ -312,14 +319,13 @@ def test_a_file_that_grows_while_it_is_uploaded_arrives(bucket):
 @contextlib.contextmanager
 def full_disk(file, bytes_left):
     """Lets no file of this process grow longer than a file is, and a few bytes."""
-    unlimited = resource.RLIM_INFINITY
-    size = os.stat(file).st_size + bytes_left
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, unlimited))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.stat(file).st_size + bytes_left, hard))
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (unlimited, unlimited))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
 
 
