@@ -64,7 +64,7 @@ class Sandbox:
           stdin: bytes of the command's standard input.
         """
         before = contents(self.folder)
-        answer = open_command(call, self.folder, self._things, stdin=stdin, seconds=60)
+        answer = open_command(call, self.folder, self._things, stdin=stdin)
         assert not answer.harm, answer.out + answer.err
         assert answer.status == status, answer.out + answer.err
         assert re.search(says, answer.lines[0]), answer.lines[0]

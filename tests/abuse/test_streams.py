@@ -29,7 +29,7 @@ def test_a_standard_stream_that_cannot_be_used_is_told_in_one_line(
     monkeypatch.delenv('PYTHONUNBUFFERED', raising=False)
     line = f'{" ".join(python())} -m bert_jax.{command}'.replace('{folder}', str(tmp_path))
     ended = subprocess.run(
-        line, shell=True, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, timeout=60,
+        line, shell=True, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, timeout=600,
         text=True)
     assert ended.returncode == status, ended.stderr
     assert 'Traceback' not in ended.stderr

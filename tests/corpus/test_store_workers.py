@@ -56,7 +56,7 @@ class Worker:
         self._process.wait()
 
     def wait(self):
-        assert self._process.wait(120) == 0
+        assert self._process.wait(900) == 0
 
 
 def _built(folder):

@@ -90,7 +90,7 @@ def test_create_install_run_follow_stop_and_delete_on_two_hosts(cloud):
 
     following = cloud.start('follow', 'bert', HOSTS='2')
     assert cloud.run('stop', 'bert', HOSTS='2').returncode == 0
-    output, _ = following.communicate(timeout=20)  # it ends with the runs
+    output, _ = following.communicate(timeout=120)  # it ends with the runs
     assert output.count('hello from the run\n') == output.count('saved\n') == 2
 
     assert cloud.run('delete', 'bert').returncode == 0
@@ -108,7 +108,7 @@ def test_a_follow_that_is_ended_leaves_nothing_here(cloud):
     following = cloud.start('follow', 'bert')
     assert following.stdout.readline()
     following.terminate()
-    following.communicate(timeout=20)  # returns when all who could write have ended
+    following.communicate(timeout=120)  # returns when all who could write have ended
     assert following.returncode == 143
     assert cloud.run('status', 'bert').stdout.endswith('running\n'), 'the run goes on'
 

@@ -23,13 +23,13 @@ def _start(hosts, command, **environment):
 
 
 def _wait_for_the_end_of(pids):
-    wait_until(lambda: not any(Path(f'/proc/{pid}').exists() for pid in pids), seconds=5)
+    wait_until(lambda: not any(Path(f'/proc/{pid}').exists() for pid in pids), seconds=60)
 
 
 def test_hosts_are_told_of_each_other_and_standard_output_is_the_first_hosts():
     told = 'echo $JAX_PROCESS_ID $JAX_NUM_PROCESSES $JAX_COORDINATOR_ADDRESS $XLA_FLAGS'
     process = _start(3, told, XLA_FLAGS='--mine')
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 0
     index, count, address, flags = output.split()
     assert (index, count, flags) == ('0', '3', '--mine')
@@ -46,14 +46,14 @@ def test_hosts_are_told_of_each_other_and_standard_output_is_the_first_hosts():
 ])
 def test_exit_status_is_that_of_the_host_that_failed_first(command, status):
     process = _start(2, command)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == status
     assert errors == ''
 
 
 def test_a_host_that_a_signal_ended_is_named():
     process = _start(2, '[ $JAX_PROCESS_ID = 0 ] || kill -9 $$')
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 137
     assert errors == 'local_hosts: host 1 was ended by signal 9\n'
 
@@ -62,9 +62,9 @@ def test_a_failure_ends_the_others_after_a_grace():
     process = _start(2, 'echo $$ >&2; [ $JAX_PROCESS_ID = 1 ] && exit 5; trap "" TERM; sleep 100',
                      LOCAL_HOSTS_GRACE='1')
     started = time.monotonic()
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 5
-    assert 0.5 < time.monotonic() - started < 10
+    assert 0.5 < time.monotonic() - started < 60
     *pids, said = sorted(errors.splitlines())
     assert said == 'local_hosts: host 0 was ended by signal 9'
     assert len(pids) == 2
@@ -77,7 +77,7 @@ def test_a_signal_reaches_every_host_and_the_script_waits_for_them(number):
                         'echo ready >&2; while true; do sleep 0.05; done')
     assert [process.stderr.readline() for _ in range(2)] == ['ready\n'] * 2
     process.send_signal(number)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 143
     assert (output, errors) == ('saved 0\n', 'saved 1\n')
 
@@ -88,18 +88,18 @@ def test_hosts_end_with_a_script_that_is_killed():
     process = _start(2, 'echo $$ >&2; exec sleep 100')
     pids = [int(process.stderr.readline()) for _ in range(2)]
     process.kill()
-    process.wait(timeout=20)
+    process.wait(timeout=120)
     _wait_for_the_end_of(pids)
 
 
 @pytest.mark.parametrize('arguments', [[], ['2'], ['0', 'true'], ['two', 'true']])
 def test_a_wrong_call_prints_the_usage(arguments):
-    process = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=20)
+    process = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, timeout=120)
     assert process.returncode == 2
     assert process.stderr.startswith('usage: ') and process.stderr.count('\n') == 1
 
 
 def test_arguments_reach_the_command_as_they_are():
     process = subprocess.run([SCRIPT, '1', 'printf', '%s|', 'a b', "c'd", '*'],
-                             capture_output=True, text=True, timeout=20)
+                             capture_output=True, text=True, timeout=120)
     assert process.stdout == "a b|c'd|*|"

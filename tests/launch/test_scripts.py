@@ -29,7 +29,7 @@ def _run(command, path=None, cwd=None, **environment):
     if path:
         environment['PATH'] = f'{path}:{os.environ["PATH"]}'
     return subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=30, cwd=cwd,
+        [str(word) for word in command], capture_output=True, text=True, timeout=120, cwd=cwd,
         env=os.environ | environment)
 
 

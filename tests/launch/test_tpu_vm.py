@@ -82,7 +82,7 @@ def test_create_install_run_follow_stop_and_delete_one_by_one(cloud):
 
     following = cloud.start('follow', 'bert')
     assert cloud.run('stop', 'bert').returncode == 0
-    output, _ = following.communicate(timeout=20)  # it ends with the run
+    output, _ = following.communicate(timeout=120)  # it ends with the run
     assert 'hello from the run\n' in output and output.endswith('saved\n')
     assert cloud.run('status', 'bert').stdout == 'ACTIVE\nstopped\n'
 
@@ -158,7 +158,7 @@ def test_relaunch_joins_a_run_that_is_going_on(cloud):
     first = cloud.start('relaunch', 'bert', '--type=v4-8', *FLAGS)
     wait_until(lambda: cloud.lines('runs'))
     first.send_signal(signal.SIGTERM)  # whoever watched is gone
-    first.communicate(timeout=20)
+    first.communicate(timeout=120)
     other = cloud.run('relaunch', 'bert', '--type=v4-8', *FLAGS, '--config.seed=1')
     assert other.returncode == 2 and 'runs something else' in other.stderr
     second = cloud.start('relaunch', 'bert', '--type=v4-8', '--delete', *FLAGS)
@@ -166,7 +166,7 @@ def test_relaunch_joins_a_run_that_is_going_on(cloud):
     assert 'the run is going on' in second.stderr.readline()
     cloud.write('plan', ['0'])
     os.killpg(int(*cloud.lines('home/.bert_jax/pid')), signal.SIGTERM)
-    second.communicate(timeout=20)
+    second.communicate(timeout=120)
     assert second.returncode == 0 and len(cloud.lines('runs')) == 2
     assert len(cloud.calls('delete')) == 1 and not (cloud.folder / 'slice').exists()
 
@@ -189,7 +189,7 @@ def test_a_relaunched_run_keeps_the_commit_that_it_began_with(own_cloud):
     first = cloud.start('relaunch', 'bert', '--type=v4-8', *FLAGS)
     wait_until(lambda: cloud.lines('runs'))
     first.send_signal(signal.SIGTERM)  # whoever watched is gone
-    first.communicate(timeout=20)
+    first.communicate(timeout=120)
     (cloud.checkout / 'code.py').write_text('second')
     commit(cloud.checkout, 'code.py')
     (cloud.checkout / 'code.py').write_text('not committed')
@@ -200,7 +200,7 @@ def test_a_relaunched_run_keeps_the_commit_that_it_began_with(own_cloud):
     assert 'the run is going on' in second.stderr.readline()
     cloud.write('plan', ['0'])
     cloud.write('gone', [])  # a preemption, after which the slice is made and installed anew
-    second.communicate(timeout=30)
+    second.communicate(timeout=120)
     assert second.returncode == 0 and len(cloud.lines('runs')) == 2
     assert cloud.lines('home/bert_jax/code.py') == ['first']
     # It is done: the next one has the last commit.
@@ -230,7 +230,7 @@ def test_a_stop_beside_a_relaunch_ends_it(cloud):
     relaunch = cloud.start('relaunch', 'bert', '--type=v4-8', *FLAGS)
     wait_until(lambda: cloud.lines('runs'))
     assert cloud.run('stop', 'bert').returncode == 0
-    _, errors = relaunch.communicate(timeout=20)
+    _, errors = relaunch.communicate(timeout=120)
     assert relaunch.returncode == 143 and 'the run was stopped by tpu_vm.sh stop' in errors
     assert len(cloud.lines('runs')) == 1
     assert cloud.relaunch('0').returncode == 0, 'asked for again, it is started again'

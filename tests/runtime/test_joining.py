@@ -2,7 +2,9 @@
 
 import concurrent.futures
 import contextlib
+import re
 import socket
+import time
 
 import pytest
 
@@ -11,16 +13,51 @@ from bert_jax.runtime.errors import InputError, Unavailable
 from bert_jax.runtime.joining import Cluster, elapsed, meet
 from tests.conftest import wait_until
 
+LONG = 1e9  # seconds, which pass in no test
+
+
+class Clock:
+    """The time of all hosts, which passes when a test lets it."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        time.sleep(0.01)
+
 
 @pytest.fixture
-def lines(monkeypatch):
-    """What the hosts print; all that they wait for takes a moment."""
-    for name, seconds in (('LINE', 0.1), ('_POLL', 0.02), ('_PORT', 0.1), ('_ANSWER', 0.1),
-                          ('_HEAD_START', 0.0)):
-        monkeypatch.setattr(joining, f'{name}_SECONDS', seconds)
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(joining, 'time', clock)
+    return clock
+
+
+@pytest.fixture
+def lines(monkeypatch, clock):
+    """What the hosts print."""
+    monkeypatch.setattr(joining, '_POLL_SECONDS', 0.02)
+    monkeypatch.setattr(joining, '_ANSWER_SECONDS', LONG)
     told = []
     monkeypatch.setattr(joining, 'tell', told.append)
     return told
+
+
+@pytest.fixture
+def wait_for_line(clock, lines):
+    """Lets minutes pass until the hosts have printed so many new lines like a pattern."""
+    def wait(pattern, times=1):
+        begin = len(lines)
+
+        def are_there():
+            clock.now += joining.LINE_SECONDS
+            return sum(re.fullmatch(pattern, line) is not None for line in lines[begin:]) >= times
+
+        wait_until(are_there)
+
+    return wait
 
 
 @pytest.fixture
@@ -32,17 +69,16 @@ def address(monkeypatch, lines):
     return f'127.0.0.1:{port}'
 
 
-def test_a_line_about_hosts_comes_after_a_minute_and_then_every_minute(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(joining.time, 'monotonic', lambda: now[0])
+def test_a_line_about_hosts_comes_after_a_minute_and_then_every_minute(clock):
+    clock.now = 1000
     waiting = joining.Waiting(limit=3600)
     said = []
-    for now[0] in (1000, 1059, 1060, 1061, 1119, 1120):
+    for clock.now in (1000, 1059, 1060, 1061, 1119, 1120):
         said.append(waiting.line('host 1'))
     assert said == ['', '', 'waiting for host 1, 1 min', '', '', 'waiting for host 1, 2 min']
 
 
-def start(address, hosts, count, limit=20.0):
+def start(address, hosts, count, limit=LONG):
     """Lets these hosts of so many meet, in threads; returns their futures."""
     threads = concurrent.futures.ThreadPoolExecutor(len(hosts))
     return [threads.submit(meet, Cluster(address, count, host), limit) for host in hosts]
@@ -50,25 +86,25 @@ def start(address, hosts, count, limit=20.0):
 
 def faults(futures):
     """What each of the hosts raises."""
-    return [future.exception(timeout=20) for future in futures]
+    return [future.exception(timeout=300) for future in futures]
 
 
-def test_hosts_meet_in_any_order_and_say_who_is_missing(address, lines):
+def test_hosts_meet_in_any_order_and_say_who_is_missing(address, wait_for_line):
     early = start(address, [2], 4)
-    wait_until(lambda: f'waiting for host 0 of 4 at {address} (Connection refused), 0 s' in lines)
+    wait_for_line(rf'waiting for host 0 of 4 at {address} \(Connection refused\), .* min')
     early += start(address, [0, 1], 4)
-    wait_until(lambda: lines.count('waiting for host 3 of 4, 0 s') >= 3)  # each says it
+    wait_for_line('waiting for host 3 of 4, .* min', times=3)  # each says it
     assert not any(future.done() for future in early)
     assert faults(early + start(address, [3], 4)) == [None] * 4
 
 
-def test_a_host_that_goes_is_missing_again(address, lines):
+def test_a_host_that_goes_is_missing_again(address, wait_for_line):
     first, = start(address, [0], 3)
     wait_until(lambda: can_connect(address))
     with socket.create_connection(joining._split(address)) as connection:
         connection.sendall(b'{"host": [1, 3]}\n')
-        wait_until(lambda: lines and lines[-1].startswith('waiting for host 2 of 3, '))
-    wait_until(lambda: lines[-1].startswith('waiting for hosts 1, 2 of 3, '))
+        wait_for_line('waiting for host 2 of 3, .*')
+    wait_for_line('waiting for hosts 1, 2 of 3, .*')
     assert faults([first, *start(address, [1, 2], 3)]) == [None] * 3
 
 
@@ -78,11 +114,15 @@ def can_connect(address):
     return False
 
 
-def test_hosts_that_do_not_come_are_named_on_all(address):
-    told = faults(start(address, [0, 1], 5, limit=0.3))
+def test_hosts_that_do_not_come_are_named_on_all(address, clock, wait_for_line):
+    limit = 3600.0 * 1000
+    hosts = start(address, [0], 5, limit) + start(address, [1], 5)
+    wait_for_line('waiting for hosts 2-4 of 5, .*', times=2)
+    clock.now += limit
+    told = faults(hosts)
     assert {type(fault) for fault in told} == {Unavailable}
-    message = ('hosts 2-4 of 5 did not come within 0 s: look at their logs, and start all of them '
-               'again (BERT_JAX_JOIN_SECONDS is the limit)')
+    message = ('hosts 2-4 of 5 did not come within 1000 h 0 min: look at their logs, and start all '
+               'of them again (BERT_JAX_JOIN_SECONDS is the limit)')
     assert [str(fault) for fault in told] == [message, message]
 
 
@@ -92,15 +132,21 @@ def test_hosts_that_do_not_come_are_named_on_all(address):
     pytest.param(b'\0\0\x18\4\n', 'what answers there is not host 0 of this run',
                  id='another program'),
 ])
-def test_host_0_that_is_not_reached_is_named_with_the_reason(address, answer, reason):
+def test_host_0_that_is_not_reached_is_named_with_the_reason(
+        address, wait_for_line, clock, monkeypatch, answer, reason):
+    monkeypatch.setattr(joining, '_ANSWER_SECONDS', 10.0)
+    limit = 3600.0 * 1000
     with contextlib.ExitStack() as stack:
         if answer is not None:
             server = stack.enter_context(socket.create_server(joining._split(address)))
             stack.enter_context(answering(server, answer))
-        fault, = faults(start(address, [1], 2, limit=0.3))
+        future, = start(address, [1], 2, limit)
+        wait_for_line(rf'waiting for host 0 of 2 at {address} \({reason}\), .*')
+        clock.now += limit
+        fault, = faults([future])
     assert isinstance(fault, Unavailable)
     assert str(fault).startswith(
-        f'host 1 did not reach host 0 of 2 at {address} within 0 s ({reason}): ')
+        f'host 1 did not reach host 0 of 2 at {address} within 1000 h 0 min ({reason}): ')
 
 
 @contextlib.contextmanager
@@ -120,13 +166,16 @@ def answering(server, answer):
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_port_in_use_is_waited_for_and_then_named(address, lines):
+def test_a_port_in_use_is_waited_for_and_then_named(address, lines, clock):
     with socket.create_server(joining._split(address)):
-        fault, = faults(start(address, [0], 2))
+        future, = start(address, [0], 2)
+        wait_until(lambda: lines)
+        clock.now += 31
+        fault, = faults([future])
     assert isinstance(fault, Unavailable)
     port = address.partition(':')[2]
     assert str(fault).startswith(f'port {port} of host 0 is in use by another program')
-    assert len(lines) == 1 and f'for port {port} of this machine' in lines[0]
+    assert len(lines) == 1 and f'up to 30 s for port {port} of this machine' in lines[0]
 
 
 @pytest.mark.parametrize('others, message', [
@@ -134,12 +183,15 @@ def test_a_port_in_use_is_waited_for_and_then_named(address, lines):
                  id='of another number'),
     pytest.param([(1, 3), (1, 3)], 'another process has come as host 1 of this run', id='twice'),
 ])
-def test_hosts_that_do_not_fit_together_are_refused(address, others, message):
-    first, = start(address, [0], 3, limit=0.3)
-    told = faults([start(address, [host], count)[0] for host, count in others])
-    refused = [fault for fault in told if isinstance(fault, InputError)]
+def test_hosts_that_do_not_fit_together_are_refused(address, clock, others, message):
+    hosts = start(address, [0], 3)
+    for host, count in others:
+        hosts += start(address, [host], count)
+    wait_until(lambda: any(future.done() for future in hosts))
+    clock.now += 2 * LONG
+    refused = [fault for fault in faults(hosts[1:]) if isinstance(fault, InputError)]
     assert len(refused) == 1 and message in str(refused[0])
-    first.exception(timeout=20)
+    faults(hosts[:1])
 
 
 @pytest.mark.parametrize('seconds, text', [
