@@ -258,9 +258,10 @@ def test_in_a_bucket_only_a_complete_checkpoint_makes_a_run(bucket):
         check_resumable(workdir, deeper, None, comparable=True)
 
 
-def test_a_bucket_that_forbids_deletion_is_refused(bucket, bucket_server, monkeypatch):
+def test_a_bucket_that_forbids_deletion_is_refused(
+        bucket, bucket_name, bucket_server, monkeypatch):
     monkeypatch.setattr(buckets, 'REFUSED_SECONDS', 0.0)
-    monkeypatch.setattr(bucket_server, 'faults', {f"/b/{bucket.removeprefix('gs://')}\\?": 403})
+    monkeypatch.setattr(bucket_server, 'faults', {rf'/b/{bucket_name}\?': 403})
     with pytest.raises(InputError, match=f'^{bucket}: old checkpoints .* Legacy Bucket Reader'):
         check_resumable(files.as_path(bucket) / 'run', FIELDS, None, comparable=True)
 

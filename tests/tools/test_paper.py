@@ -75,7 +75,7 @@ def quick_work(data):
         patch.chdir(data)  # the default of --data
         patch.setattr(sweep_training, 'work', work)
         patch.setattr(Guard, 'start', lambda self: None)
-        patch.setattr('time.sleep', lambda seconds: None)
+        patch.setattr(sweep_training, 'WAIT_SECONDS', 0.0)
         yield work
 
 
