@@ -71,7 +71,7 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, devices: Sequence[Any]) -> tup
     num_batch_shards = len(devices) // tensor
     if data == fsdp == -1:
         in_slice = num_batch_shards // _num_slices(devices)
-        fsdp = _largest_divisor(in_slice, at_most=_num_neighbours(devices, in_slice))
+        fsdp = _largest_divisor(in_slice, at_most=_num_neighbours(devices, in_slice, tensor))
     if data == -1:
         data = num_batch_shards // fsdp
     if fsdp == -1:
@@ -79,21 +79,24 @@ def mesh_sizes(data: int, fsdp: int, tensor: int, devices: Sequence[Any]) -> tup
     return data, fsdp, tensor
 
 
-def _num_neighbours(devices: Sequence[Any], in_slice: int) -> int:
-    """How many devices communicate fast with each other.
+def _num_neighbours(devices: Sequence[Any], in_slice: int, tensor: int) -> int:
+    """How many parts of the batch are on devices that communicate fast with each other.
 
     For TPUs: those of the chips along the longest axis of a slice's torus, but of at least four,
     because in a 2 x 2 square all are neighbours. Where a flat slice has no ring, half of its
     devices, if these are more: their sums run along two axes at once, while those of all devices
-    would be all-reduces of whole arrays (docs/log/messages.md). For others: those of a host.
+    would be all-reduces of whole arrays (docs/log/messages.md). For others: those of a host, of
+    which each part of the batch takes as many as the `tensor` axis has.
 
     Args:
       devices: of all slices.
       in_slice: parts of the batch in a slice.
+      tensor: size of that axis.
     """
     first = devices[0]
     if first.platform != 'tpu':
-        return sum(device.process_index == first.process_index for device in devices)
+        on_host = sum(device.process_index == first.process_index for device in devices)
+        return max(1, on_host // tensor)
     coordinates_by_axis = zip(*(device.coords for device in devices), strict=True)
     shape = [
         1 + max(coordinates) - min(coordinates) for coordinates in coordinates_by_axis]
@@ -153,32 +156,31 @@ class Layout:
         """'cpu', 'gpu' or 'tpu': the mesh's platform, or jax's default without a mesh."""
         if self.mesh is None:
             return jax.default_backend()
-        return str(self.mesh.devices.flat[0].platform)
+        return str(self._device.platform)
+
+    @property
+    def _device(self) -> Any:
+        """One of the mesh, or of jax's default platform without a mesh."""
+        return jax.devices()[0] if self.mesh is None else self.mesh.devices.flat[0]
 
     @property
     def kept_of_gelu(self) -> str:
         """What the backward pass of gelu reads (see `layers.gelu`).
 
-        Some TPUs store its derivative: products that recompute it would wait for the vector unit.
-        So the compiler's schedules say (`docs/preflight.md`). Products on GPUs and CPUs have no
-        other operations in front. There the derivative, or the tanh in it, would be stored beside
-        the input, in float32.
+        TPU v4, v6e and v7 store its derivative: if the matrix product recomputed it, the product
+        would wait for the vector unit, by the compiler's schedules (`docs/preflight.md`). CPUs and
+        GPUs do not fuse it into the product and would store it in float32 beside the input, so
+        they keep the input alone and compute it again.
         """
         if self.platform in ('gpu', 'cpu'):
             return 'input'
-        if self.mesh is None:
-            return 'derivative'
-        kind = str(self.mesh.devices.flat[0].device_kind)
+        kind = str(self._device.device_kind)
         return 'stored' if kind.startswith(('TPU v4', 'TPU v6', 'TPU7')) else 'derivative'
 
     @property
     def has_large_vmem(self) -> bool:
         """Whether it is a TPU with more on-chip memory than the 16 MiB of those up to v4."""
-        if self.mesh is None:
-            kind = jax.devices()[0].device_kind
-        else:
-            kind = self.mesh.devices.flat[0].device_kind
-        return not str(kind).startswith(('TPU v2', 'TPU v3', 'TPU v4'))
+        return not str(self._device.device_kind).startswith(('TPU v2', 'TPU v3', 'TPU v4'))
 
     @property
     def on_cpu(self) -> bool:

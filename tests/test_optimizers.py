@@ -580,6 +580,8 @@ def test_frozen_parameters_have_no_moments(name, model):
 def test_a_pattern_that_freezes_nothing_or_everything_is_refused(pattern, words, model):
     with pytest.raises(InputError, match=words):
         optimizers.frozen_parameters(pattern, model.parameters)
+    with pytest.raises(InputError, match='^Own.frozen='):
+        optimizers.frozen_parameters(pattern, model.parameters, 'Own.frozen')
 
 
 def orthogonalized(x):

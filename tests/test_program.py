@@ -232,6 +232,14 @@ def failing(fused):
     return attend
 
 
+@pytest.mark.parametrize('platform', ['tpu', 'gpu'])
+def test_fused_attention_is_checked_on_rows_of_two_sequences_and_padding(platform):
+    for fused in attention_check._FUSED[platform]:
+        for case in attention_check._cases(MODEL, fused):
+            segments = attention_check._checked_inputs(case).segments
+            assert [set(row) for row in segments.tolist()] == [{1, 2}, {0, 1}]
+
+
 def test_fused_attention_is_used_where_a_chip_computes_it_right(replace_attention):
     replace_attention(scaled_by(1.0))
     assert attention_check.failing_attention('auto', MODEL) == ()

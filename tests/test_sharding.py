@@ -174,6 +174,12 @@ def test_fsdp_spans_a_ring_or_half_of_a_slice_if_neither_size_is_given(chips, te
     assert sharding.mesh_sizes(-1, -1, tensor, chips) == sizes
 
 
+@pytest.mark.parametrize('tensor, sizes', [(1, (4, 8, 1)), (2, (4, 4, 2)), (8, (4, 1, 8))])
+def test_fsdp_spans_the_gpus_of_a_host(tensor, sizes):
+    gpus = [types.SimpleNamespace(platform='gpu', process_index=i // 8) for i in range(32)]
+    assert sharding.mesh_sizes(-1, -1, tensor, gpus) == sizes
+
+
 def test_an_axis_of_minus_one_takes_what_is_left():
     assert sharding.mesh_sizes(-1, 8, 2, V4_CUBE) == (4, 8, 2)
     assert sharding.mesh_sizes(2, -1, 1, V4_CUBE) == (2, 32, 1)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.rows.packing import Plan, Shape, Units, pack, packed_batch
-from bert_jax.rows.sequences import Sequences, make_sequences
+from bert_jax.rows.sequences import Sequences, make_sequences, ranges
 from bert_jax.runtime.errors import InputError
 from bert_jax.text.frames import Frame
 from bert_jax.text.tokenizer import Tokenizer as Pieces
@@ -137,39 +137,19 @@ class Tokenizer:
 
     def _sequences(self, texts: Sequence[Any], max_length: int) -> Sequences:
         """The tokens of all texts, in their order, cut to `max_length`."""
-        single = []
-        pairs = []
-        for i, text in enumerate(texts):
-            if isinstance(text, str):
-                single.append(i)
-            else:
-                pairs.append(i)
+        is_pair = np.array([not isinstance(text, str) for text in texts], bool)
+        pairs = np.flatnonzero(is_pair).tolist()
         _check_texts(texts, pairs)
-        firsts = [texts[i] for i in single]
-        made = [(single, self._framed(firsts, None, max_length))]
+        single = [text for text in texts if isinstance(text, str)]
+        parts = [self._framed(single, None, max_length)]
         if pairs:
-            firsts = [texts[i][0] for i in pairs]
-            seconds = [texts[i][1] for i in pairs]
-            made.append((pairs, self._framed(firsts, seconds, max_length)))
-        ids: list[Any] = [None] * len(texts)
-        types: list[Any] = [None] * len(texts)
-        first_lengths = np.zeros(len(texts), np.int64)
-        num_cut = 0
-        for index, sequences in made:
-            num_cut += sequences.num_cut
-            first_lengths[index] = sequences.first_lengths
-            bounds = sequences.offsets[1:-1]
-            ids_of_texts = np.split(sequences.ids, bounds)
-            types_of_texts = np.split(sequences.types, bounds)
-            for i, ids_of_text, types_of_text in zip(index, ids_of_texts, types_of_texts):
-                ids[i] = ids_of_text
-                types[i] = types_of_text
-        if num_cut:
-            warnings.warn(f'{num_cut} of {len(texts)} texts are longer than {max_length} tokens: '
-                          f'their {self.frame.lost_part}s are left out', stacklevel=3)
-        offsets = np.cumsum([0, *map(len, ids)])
-        return Sequences(
-            np.concatenate(ids), offsets, first_lengths, np.concatenate(types), num_cut)
+            firsts, seconds = zip(*(texts[i] for i in pairs), strict=True)
+            parts.append(self._framed(list(firsts), list(seconds), max_length))
+        sequences = _interleaved(parts, np.argsort(is_pair, kind='stable'))
+        if sequences.num_cut:
+            warnings.warn(f'{sequences.num_cut} of {len(texts)} texts are longer than {max_length} '
+                          f'tokens: their {self.frame.lost_part}s are left out', stacklevel=3)
+        return sequences
 
     def _framed(
         self, firsts: list[str], seconds: list[str] | None, max_length: int
@@ -193,6 +173,25 @@ class Tokenizer:
             'attention_mask': is_token_nxS.astype(np.int32),
             'token_type_ids': types_nxS,
         }
+
+
+def _interleaved(parts: Sequence[Sequences], texts: np.ndarray) -> Sequences:
+    """Sequences in the order of texts.
+
+    Args:
+      parts: the sequences, in some of them.
+      texts: [n] the text of each sequence, of the first part first.
+    """
+    order = np.argsort(texts)
+    lengths = np.concatenate([part.lengths for part in parts])
+    starts = np.cumsum(lengths) - lengths
+    tokens = ranges(starts[order], lengths[order])
+    return Sequences(
+        ids=np.concatenate([part.ids for part in parts])[tokens],
+        offsets=np.concatenate([[0], np.cumsum(lengths[order])]),
+        first_lengths=np.concatenate([part.first_lengths for part in parts])[order],
+        types=np.concatenate([part.types for part in parts])[tokens],
+        num_cut=sum(part.num_cut for part in parts))
 
 
 def _num_choices(texts: Sequence[Any]) -> int:

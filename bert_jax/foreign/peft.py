@@ -581,31 +581,55 @@ def _kernel_from_files(
       shapes: of these parameters, by name.
       lengths: of the columns of kernels, by the names of magnitudes.
     """
-    name_a, name_b, *others = shapes
+    name_a, name_b, *magnitudes = shapes
     num_adapted = len(kernel.adapted)
     num_inputs = math.prod(shapes[name_a]) // (num_adapted * options.rank)
     num_outputs = math.prod(shapes[name_b]) // (num_adapted * options.rank)
-    a_IxMxR = np.zeros((num_inputs, num_adapted, options.rank), np.float32)
-    b_RxMxO = np.zeros((options.rank, num_adapted, num_outputs), np.float32)
-    magnitude_MxO = np.zeros((num_adapted, num_outputs), np.float32)
-    if others:
-        magnitude_MxO = lengths[others[0]].reshape(num_adapted, -1).copy()
-    is_shared = len(set(found.values())) < len(found)
-    num_of_module = num_outputs * (len(kernel.targets) if is_shared else 1)
+    params: dict[str, np.ndarray] = {
+        name_a: np.zeros((num_inputs, num_adapted, options.rank), np.float32),
+        name_b: np.zeros((options.rank, num_adapted, num_outputs), np.float32)}
+    for name in magnitudes:
+        params[name] = lengths[name].reshape(num_adapted, -1).copy()
+    is_shared = len(set(found.values())) < len(found)  # one module has several of our matrices
     for matrix, module in found.items():
-        place = kernel.adapted.index(matrix)
-        rank = stored.rank(module)
+        read = _read_module(
+            stored, module, options, num_inputs,
+            num_outputs * (len(kernel.targets) if is_shared else 1))
         own = slice(matrix * num_outputs, (matrix + 1) * num_outputs) if is_shared else slice(None)
-        a_RxI = _tensor(stored, f'{module}.lora_A.weight', (rank, num_inputs))
-        b_OxR = _tensor(stored, f'{module}.lora_B.weight', (num_of_module, rank))
-        ratio = np.float32(stored.scale(module, rank) / options.scale)
-        a_IxMxR[:, place, :rank] = a_RxI.T
-        b_RxMxO[:rank, place] = b_OxR[own].T if ratio == 1 else b_OxR[own].T * ratio
-        if others:
-            length_O = _tensor(stored, f'{module}.lora_magnitude_vector', (num_of_module,))
-            magnitude_MxO[place] = length_O[own]
-    arrays = (a_IxMxR, b_RxMxO, magnitude_MxO)
-    return {name: x.reshape(shape) for (name, shape), x in zip(shapes.items(), arrays)}
+        place = kernel.adapted.index(matrix)
+        rank = len(read.a_RxI)
+        params[name_a][:, place, :rank] = read.a_RxI.T
+        params[name_b][:rank, place] = read.b_OxR[own].T
+        for name in magnitudes:
+            params[name][place] = read.magnitude_O[own]
+    return {name: x.reshape(shapes[name]) for name, x in params.items()}
+
+
+class _Module(NamedTuple):
+    """The adapter of one module of peft; R is its own rank.
+
+    Attributes:
+      a_RxI, b_OxR: its matrices; b is scaled so that the scale of our options is right for it.
+      magnitude_O: the lengths of DoRA's columns; empty for other kinds.
+    """
+
+    a_RxI: np.ndarray
+    b_OxR: np.ndarray
+    magnitude_O: np.ndarray
+
+
+def _read_module(
+    stored: _Stored, module: str, options: AdapterOptions, num_inputs: int, num_outputs: int
+) -> _Module:
+    """The adapter of a module; raises InputError if its tensors have other sizes."""
+    rank = stored.rank(module)
+    a_RxI = _tensor(stored, f'{module}.lora_A.weight', (rank, num_inputs))
+    b_OxR = _tensor(stored, f'{module}.lora_B.weight', (num_outputs, rank))
+    ratio = np.float32(stored.scale(module, rank) / options.scale)
+    magnitude_O = np.zeros(0, np.float32)
+    if options.kind == 'dora':
+        magnitude_O = _tensor(stored, f'{module}.lora_magnitude_vector', (num_outputs,))
+    return _Module(a_RxI, b_OxR if ratio == 1 else b_OxR * ratio, magnitude_O)
 
 
 def _tensor(stored: _Stored, name: str, shape: tuple[int, ...]) -> np.ndarray:

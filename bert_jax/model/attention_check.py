@@ -216,7 +216,7 @@ def _checked_inputs(case: _Case) -> _Inputs:
     qkv = rng.normal(size=(2, case.length, 3, num_heads, case.head_dim))
     d_context = rng.normal(size=(2, case.length, num_heads, case.head_dim))
     segments = np.ones((2, case.length), np.int32)
-    segments[0, 120:] = 2
+    segments[0, case.length * 3 // 5 :] = 2
     segments[1, case.length * 3 // 4 :] = 0
     bias = rng.normal(size=(3, num_heads, case.head_dim))
     return _Inputs(

@@ -251,24 +251,33 @@ class Adapter(nn.Module):
         added = jnp.tensordot(low, b_MxRxNxO.reshape(num_low, *every).astype(dtype), 1)
         result = result + added.astype(y.dtype)
         if options.kind == 'dora':
-            kernel_IxMxO = kernel.reshape(len(a_IxMxR), self._num_matrices, -1)
-            chosen_IxMxO = kernel_IxMxO[:, self.adapted, :]
-
-            def lengths(product_IxMxO: jax.Array) -> jax.Array:
-                return jnp.linalg.norm(chosen_IxMxO + product_IxMxO, axis=0)
-
-            magnitude = self.param(
-                'magnitude',
-                parameter(lambda _, shape: lengths(jnp.zeros(())).reshape(shape), *self.out_axes,
-                          decays=False),
-                columns)
-            product_IxMxO = jnp.einsum('IMR,RMO->IMO', a_IxMxR, b_RxMxO)
-            # Its gradient takes the lengths for constants (section 4.3 of the paper).
-            constant_MxO = lax.stop_gradient(lengths(product_IxMxO))
-            factor_MxO = magnitude.reshape(len(self.adapted), -1) / constant_MxO
+            factor_MxO = self._dora_factor(a_IxMxR, b_RxMxO, kernel, columns)
             factor = self._placed(factor_MxO)[matrices].reshape(every)
             result = result * factor.astype(y.dtype)
         return result.reshape(y.shape)
+
+    def _dora_factor(
+        self, a_IxMxR: jax.Array, b_RxMxO: jax.Array, kernel: jax.Array, columns: tuple[int, ...]
+    ) -> jax.Array:
+        """What DoRA multiplies a product's columns with, [matrices, columns of one] (M, O).
+
+        Args:
+          a_IxMxR, b_RxMxO: the adapter's matrices; b is scaled.
+          kernel: [in dims, out dims], float32.
+          columns: shape of the magnitudes.
+        """
+        kernel_IxMxO = kernel.reshape(len(a_IxMxR), self._num_matrices, -1)
+        chosen_IxMxO = kernel_IxMxO[:, self.adapted, :]
+
+        def lengths(product_IxMxO: jax.Array) -> jax.Array:
+            return jnp.linalg.norm(chosen_IxMxO + product_IxMxO, axis=0)
+
+        init = parameter(
+            lambda _, shape: lengths(jnp.zeros(())).reshape(shape), *self.out_axes, decays=False)
+        magnitude = self.param('magnitude', init, columns)
+        # Its gradient takes the lengths for constants (section 4.3 of the paper).
+        constant_MxO = lax.stop_gradient(lengths(jnp.einsum('IMR,RMO->IMO', a_IxMxR, b_RxMxO)))
+        return magnitude.reshape(len(self.adapted), -1) / constant_MxO
 
     @property
     def _num_matrices(self) -> int:

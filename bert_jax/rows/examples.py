@@ -427,7 +427,8 @@ def _prefetched_by_threads(
     left = iter(calls)
     try:
         while True:
-            for call in itertools.islice(left, _THREADS - len(pending)):
+            # One more than threads: while the first is used, all threads have work.
+            for call in itertools.islice(left, _THREADS + 1 - len(pending)):
                 pending.append(pool.submit(make, call))
             if not pending:
                 return

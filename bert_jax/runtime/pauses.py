@@ -1,4 +1,4 @@
-"""Places at which a run leaves what is long between two steps, because it has to stop.
+"""Lets a run stop within long work between two steps.
 
 An evaluation takes as long as many steps. The training loop says how to ask whether to stop
 (`interruptible`), and what evaluates, predicts or verifies asks it between its batches (`pause`)
@@ -14,7 +14,7 @@ import contextvars
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from bert_jax.runtime import hosts
@@ -114,17 +114,12 @@ def result_of(future: Future[_T]) -> _T:
     asked = _asked.get()
     if asked is None:
         return future.result()
-    while True:
-        try:
-            result = future.result(timeout=_SECONDS)
-        except TimeoutError:
-            if future.done():  # the error is its own
-                raise
-            _leave_if_asked(asked, is_over=False)
-        else:
-            if hosts.count() > 1:
-                _leave_if_asked(asked, is_over=True)
-            return result
+    while not wait([future], timeout=_SECONDS).done:
+        _leave_if_asked(asked, is_over=False)
+    result = future.result()
+    if hosts.count() > 1:
+        _leave_if_asked(asked, is_over=True)
+    return result
 
 
 def _leave_if_asked(asked: _Asked, is_over: bool) -> None:

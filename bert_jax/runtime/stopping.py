@@ -172,7 +172,7 @@ class Guard:
                 self._changed.wait(1.0)
         return self._verdict.stop_poll is not None and self._polls >= self._verdict.stop_poll
 
-    def fail(self, message: str, status: int, is_ours: bool = True) -> None:
+    def fail(self, message: str, status: int, is_ours: bool = True) -> NoReturn:
         """Ends this process, and all hosts, with this one's message and status.
 
         Args:

@@ -33,8 +33,15 @@ from bert_jax.weights.parameters import ENCODER
 Parameters = Mapping[Names, Parameter]  # see `model.layers.declared_parameters`
 
 
-def frozen_parameters(pattern: str, parameters: Parameters) -> set[Names]:
-    """The parameters whose names `pattern`, such as `optimizer.frozen`, matches; '' matches none.
+def frozen_parameters(
+    pattern: str, parameters: Parameters, field: str = 'config.optimizer.frozen'
+) -> set[Names]:
+    """The parameters whose names a pattern matches; '' matches none.
+
+    Args:
+      pattern: a regular expression.
+      parameters: of the model.
+      field: where the pattern is from, for messages.
 
     Raises:
       InputError: it is not a regular expression, or it matches no parameter, or all of them.
@@ -45,12 +52,12 @@ def frozen_parameters(pattern: str, parameters: Parameters) -> set[Names]:
     try:
         found = {names for name, names in named.items() if re.search(pattern, name)}
     except re.error as error:
-        raise InputError(f'config.optimizer.frozen={pattern!r} is not a valid regular expression: '
+        raise InputError(f'{field}={pattern!r} is not a valid regular expression: '
                          f'{error}') from None
     if not 0 < len(found) < len(named):
         which = 'every' if found else 'no'
         some = ', '.join(list(named)[:8])
-        raise InputError(f"config.optimizer.frozen={pattern!r} is in {which} parameter's name; "
+        raise InputError(f"{field}={pattern!r} is in {which} parameter's name; "
                          f'there are {some}, ...')
     return found
 

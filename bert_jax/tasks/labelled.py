@@ -202,6 +202,7 @@ class LabelledTask:
                 f'config.data.source={self.config.data.source}', self.tokenization.path,
                 _kept_texts(self.tokenization.encode))
         self._seed = self.config.seed
+        self._plans: dict[tuple[Any, ...], Plan] = {}  # see `_plan`
         # Shared by all runs of a sweep (`with_seed`), so that it is compiled once.
         self._engine = functools.cache(self._make_engine)
 
@@ -214,6 +215,7 @@ class LabelledTask:
         """The task of a run that differs in its seed (and rate) only, on the same data."""
         task = copy.copy(self)
         task._seed = seed
+        task._plans = {}
         return task
 
     @property
@@ -268,17 +270,26 @@ class LabelledTask:
             flops_per_sequence=flops / (phase['steps'] * phase['batch_size']))
 
     def _plan(self, model_config: ModelConfig, phase: dict[str, Any], mesh: Mesh) -> Plan:
+        """The plan of all steps, which is made once: shapes and rows both need it."""
+        steps = phase['steps']
+        batch_size = phase['batch_size']
+        shards = Layout(mesh).batch_shards * self.config.train.accumulation_steps
+        key = (model_config, steps, batch_size, shards)
+        if key not in self._plans:
+            self._plans[key] = self._new_plan(model_config, steps, batch_size, shards)
+        return self._plans[key]
+
+    def _new_plan(
+        self, model_config: ModelConfig, steps: int, batch_size: int, shards: int
+    ) -> Plan:
         """Plans all steps: epochs, each shuffled anew, in steps of `batch_size` units."""
         assert self.train is not None
         lengths = self.train.lengths
-        steps = phase['steps']
-        batch_size = phase['batch_size']
         order = self._order(steps * batch_size).reshape(steps, batch_size)
         if not self.config.data.packing:
             return Plan.row_each(lengths, order)
         planner = Planner(
-            shards=Layout(mesh).batch_shards * self.config.train.accumulation_steps,
-            token_cost=functools.partial(token_flops, model_config))
+            shards=shards, token_cost=functools.partial(token_flops, model_config))
         return planner.steps(lengths, order, _ROW_LENGTHS)
 
     def _order(self, num: int) -> np.ndarray:

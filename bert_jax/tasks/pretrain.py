@@ -16,7 +16,7 @@ import jax
 from ml_collections import ConfigDict
 
 from bert_jax.config import flat_fields, model_fields
-from bert_jax.config.fields import pretraining_kind
+from bert_jax.config.fields import FIELDS, pretraining_kind
 from bert_jax.config.mixtures import weighted_sources
 from bert_jax.config.phases import PHASE_OPTIONS, ROW_OPTIONS, batches_of, prediction_slots
 from bert_jax.config.phases import phases as phases_of
@@ -104,7 +104,9 @@ class PretrainTask:
     @property
     def num_examples(self) -> int | None:
         """Rows an epoch of the first phase; None if no duration is in epochs, to save planning."""
-        if 'epoch' not in str(flat_fields(self._config)):
+        values = flat_fields(self._config)
+        durations = [values[name] for name, field in FIELDS.items() if field.allowed == 'duration']
+        if 'epoch' not in str([*durations, values['phases']]):
             return None
         data = self._config.data
         first: dict[str, Any] = {}
@@ -123,9 +125,14 @@ class PretrainTask:
         return self.data.identity()
 
     @functools.cached_property
+    def _frequency_loss(self) -> float | None:
+        """The loss of guessing by word frequency; None where the frequencies are not known."""
+        return self.data.frequency_loss()
+
+    @functools.cached_property
     def majority_baseline(self) -> dict[str, float]:
         """Metrics of guessing by word frequency; empty where the frequencies are not known."""
-        loss = self.data.frequency_loss()
+        loss = self._frequency_loss
         if loss is None:
             return {}
         kind = 'mlm'
@@ -195,7 +202,7 @@ class PretrainTask:
             chance = _of_phase(head, phases[0]).loss_of_chance()
             repeated = self.data.repeated_share()
         return Alarms(
-            chance=chance, by_frequency=next(iter(self.majority_baseline.values()), None),
+            chance=chance, by_frequency=self._frequency_loss,
             settled=settled, phases=first_steps, masked_from=masked_from, repeated=repeated)
 
     def run_flops(self) -> float:

@@ -224,6 +224,30 @@ def _train_units(
     Raises:
       InputError: no group has documents of different gains.
     """
+    groups = _groups_with_order(train, loss, group_size)
+    num_places = max(len(group) for _, group in groups)
+    pairs: list[tuple[str, str]] = []
+    gains_nxC = np.zeros((len(groups), num_places), np.float32)
+    is_document_nxC = np.zeros((len(groups), num_places), bool)
+    for i, (query, group) in enumerate(groups):
+        pairs += [(query, document) for document, _ in group]
+        gains_nxC[i, : len(group)] = [gain for _, gain in group]
+        is_document_nxC[i, : len(group)] = True
+    keep_texts(tokenization, [text for pair in pairs for text in pair])
+    sequences = _with_empty(_pair_sequences(pairs, tokenization, max_length), is_document_nxC)
+    return Units(sequences, choices=num_places, labels={
+        'gains': gains_nxC, 'is_document': is_document_nxC,
+        'num_terms': loss.count_terms(gains_nxC, is_document_nxC)})
+
+
+def _groups_with_order(
+    train: Queries, loss: type[Reranking], group_size: int
+) -> list[tuple[str, Sequence[tuple[str, float]]]]:
+    """Each group of documents with its query, without those that teach this loss nothing.
+
+    Raises:
+      InputError: no group is left.
+    """
     groups: list[tuple[str, Sequence[tuple[str, float]]]] = []
     num_equal = 0
     for query, gains in zip(train.texts, train.gains, strict=True):
@@ -238,19 +262,7 @@ def _train_units(
     if num_equal:
         say(f'{train.source}: {num_equal:,} of {num_equal + len(groups):,} groups of documents '
             'have equal gains, so that there is nothing to learn of their order; left out')
-    num_places = max(len(group) for _, group in groups)
-    pairs: list[tuple[str, str]] = []
-    gains_nxC = np.zeros((len(groups), num_places), np.float32)
-    is_document_nxC = np.zeros((len(groups), num_places), bool)
-    for i, (query, group) in enumerate(groups):
-        pairs += [(query, document) for document, _ in group]
-        gains_nxC[i, : len(group)] = [gain for _, gain in group]
-        is_document_nxC[i, : len(group)] = True
-    keep_texts(tokenization, [text for pair in pairs for text in pair])
-    sequences = _with_empty(_pair_sequences(pairs, tokenization, max_length), is_document_nxC)
-    return Units(sequences, choices=num_places, labels={
-        'gains': gains_nxC, 'is_document': is_document_nxC,
-        'num_terms': loss.count_terms(gains_nxC, is_document_nxC)})
+    return groups
 
 
 def _groups(

@@ -348,32 +348,43 @@ def judged_tables(config: ConfigDict, section: str) -> Judged | None:
         if not path:
             raise InputError(f"config.{section}.{name}='': corpus, queries and qrels belong "
                              'together: name all three, or none')
-    read = functools.partial(_texts_by_id, max_malformed=config.data.max_malformed)
-    documents = read(str(as_path(paths['corpus'])))
-    queries = read(str(as_path(paths['queries'])))
+    max_malformed = config.data.max_malformed
+    documents = _texts_by_id(str(as_path(paths['corpus'])), max_malformed)
+    queries = _texts_by_id(str(as_path(paths['queries'])), max_malformed)
     qrels = str(as_path(paths['qrels']))
-    document_of = {name: i for i, name in enumerate(documents)}
-    relevant: dict[str, dict[int, float]] = {}
-    unknown: list[str] = []  # what is said about the judgements of queries and documents
-    num_known = 0
-    for line, (query, document), gain in _judgements(qrels, config.data.max_malformed):
-        is_known = document in document_of and query in queries
-        num_known += is_known
-        if not is_known:
+    gains = _known_gains(qrels, queries, documents, max_malformed)
+    if not any(document in documents for of_query in gains.values() for document in of_query):
+        raise InputError(f"{qrels} judges no query of {paths['queries']} with a document of "
+                         f"{paths['corpus']}: do their ids belong together?")
+    # Documents that are judged and not there have numbers, too: they count as not found.
+    judged = [*documents, *(name for of_query in gains.values() for name in of_query)]
+    number_of = {name: i for i, name in enumerate(dict.fromkeys(judged))}
+    relevant = [{number_of[name]: gain for name, gain in of_query.items()}
+                for of_query in gains.values()]
+    return Judged(
+        [queries[name] for name in gains], list(documents.values()), list(gains),
+        list(documents), relevant)
+
+
+def _known_gains(
+    qrels: str, queries: Mapping[str, str], documents: Mapping[str, str], max_malformed: float
+) -> dict[str, dict[str, float]]:
+    """The gains of judged documents for each query that is there, by their ids.
+
+    Says how many judgements are of queries or documents that are not there.
+    """
+    gains: dict[str, dict[str, float]] = {}
+    unknown: list[str] = []  # what is said of the judgements
+    for line, (query, document), gain in _judgements(qrels, max_malformed):
+        if query not in queries or document not in documents:
             unknown.append(f'line {line}: {query!r} with {document!r}')
         if query in queries:
-            number = document_of.setdefault(document, len(document_of))
-            relevant.setdefault(query, {})[number] = gain
+            gains.setdefault(query, {})[document] = gain
     if unknown:
         say(f'warning: {qrels}: {len(unknown):,} judgements are of queries or documents that are '
             f'not there, the first in {unknown[0]}: such queries are left out, such documents '
             'count as not found, as in trec_eval')
-    if not num_known:
-        raise InputError(f"{qrels} judges no query of {paths['queries']} with a document of "
-                         f"{paths['corpus']}: do their ids belong together?")
-    return Judged(
-        [queries[name] for name in relevant], list(documents.values()), list(relevant),
-        list(documents), list(relevant.values()))
+    return gains
 
 
 def _texts_by_id(path: str, max_malformed: float) -> dict[str, str]:

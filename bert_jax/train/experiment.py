@@ -74,29 +74,29 @@ def train_run(
       Diverged, Stopped: see `Trainer.run`. Pruned: by `on_evaluation`.
     """
     description = describe(program)
-    of_adapter = adapter_base(program, workdir)
+    of_adapter = adapter_base(program, workdir)  # config.json has it before the run writes its own
     init_weights = program.init_weights
     program = dataclasses.replace(program, init_weights=None)
     checkpoints = _open(program, workdir, description)
-    if of_adapter:
+    if of_adapter:  # after the checks: it is no setting, so that no change of it is one of the run
         description['adapter_base'] = of_adapter
     # The steps are compiled while the state is restored or initialised, which takes as long.
     with contextlib.closing(StepCompiler(program, checkpoints.latest_step() or 0)) as compiler:
         state = _restore_or_init(program, checkpoints, init_weights, workdir)
         init_weights = None  # frees its memory, unless the caller keeps it for the next run
         outputs = _open_outputs(program, description, workdir, checkpoints, int(state.step), began)
-        if guard is not None:
-            guard.watch(
-                lambda: outputs.goodput.cause, workdir, outputs.fault,
-                outputs.goodput.of_this_process)
-        with outputs.goodput.during('compile'):
-            compiler.wait_for_first_phase()
-        phases = make_phases(program)
-        _announce(program, state, phases, description, workdir)
-        compiler.compile_other_phases()
-
-        watchers = _watchers(program, description, workdir, outputs, int(state.step), guard)
-        watchers.on_evaluation = on_evaluation
+        with _closing_on_error(outputs.report):
+            if guard is not None:
+                guard.watch(
+                    lambda: outputs.goodput.cause, workdir, outputs.fault,
+                    outputs.goodput.of_this_process)
+            with outputs.goodput.during('compile'):
+                compiler.wait_for_first_phase()
+            phases = make_phases(program)
+            _announce(program, state, phases, description, workdir)
+            compiler.compile_other_phases()
+            watchers = _watchers(
+                program, description, workdir, outputs, int(state.step), guard, on_evaluation)
         with _closing(outputs, watchers):
             control = _control(compiler, should_stop, ask_lock, guard)
             trainer = _make_trainer(program, state, phases, outputs, watchers, control)
@@ -112,6 +112,16 @@ def _open(
     return Checkpoints(
         workdir / CHECKPOINTS, program.config.train.keep_checkpoints,
         _steps_of(program, 'train.save_every'))
+
+
+@contextlib.contextmanager
+def _closing_on_error(report: MetricsLog) -> Iterator[None]:
+    """Closes the records and loggers of a run that ends before its first step."""
+    try:
+        yield
+    except BaseException:
+        report.close()
+        raise
 
 
 @contextlib.contextmanager
@@ -178,9 +188,9 @@ def _restore_or_init(
     try:
         state = checkpoints.restore(
             program.state, {'num_averaged': functools.partial(_num_averaged, program, workdir)})
-    except OtherOptimizer as error:
+    except OtherOptimizer:
         resume_checks.refuse_other_optimizer(workdir, flat_fields(program.config))
-        raise error
+        raise
     if state is not None:
         optimizers.check_mean(state.opt_state, *_mean_of(program))
         say(f'resuming at step {int(state.step):,} from {workdir}')
@@ -223,9 +233,9 @@ def _open_outputs(
     Raises:
       InputError: earlier records or the best parameters cannot be read.
     """
-    report = MetricsLog(workdir, hosts.first(), start)
-    report.guessing = program.task.majority_baseline
-    report.phases = program.phase_ends
+    report = MetricsLog(
+        workdir, hosts.first(), start, phases=program.phase_ends,
+        guessing=program.task.majority_baseline)
     loggers = logger_names(program.config.train.loggers)
     report.open_loggers(loggers, flat_fields(description))
     goodput = Goodput(workdir, hosts.first(), start, began, folder=report.folder)
@@ -240,6 +250,7 @@ def _open_outputs(
 def _watchers(
     program: Program, description: dict[str, Any], workdir: files.Path, outputs: RunOutputs,
     start: int, guard: Guard | None,
+    on_evaluation: Callable[[int, Mapping[str, float]], None] | None,
 ) -> Watchers:
     """Who watches a run that starts at a step; `guard` knows what the hosts report."""
     return Watchers(
@@ -252,7 +263,8 @@ def _watchers(
         verify=make_verify(
             program.head, program.mesh, seed=program.config.seed,
             accumulation_steps=program.config.train.accumulation_steps),
-        verify_every=_steps_of(program, 'train.verify_every'))
+        verify_every=_steps_of(program, 'train.verify_every'),
+        on_evaluation=on_evaluation)
 
 
 def _announce(

@@ -77,7 +77,7 @@ class Program:
 def build_program(
     config: ConfigDict, mesh: Mesh, task: Task, init_weights: Any = None
 ) -> Program:
-    """The program of a completed config on a mesh; nothing of it is run or allocated.
+    """The program of a completed config on a mesh. Only the check of fused attention runs anything.
 
     Raises:
       InputError: a field of the config does not suit the task or the model.
@@ -128,11 +128,12 @@ def _frozen(config: ConfigDict, task: Task, parameters: optimizers.Parameters) -
     frozen = optimizers.frozen_parameters(config.optimizer.frozen, parameters)
     adapter = adapter_of(config)
     if adapter.is_on and task.frozen:
-        raise InputError(f'config.adapter.kind={adapter.kind!r} with config.task={config.task!r}, '
-                         'which has a head on the features of an encoder that stays as it is: '
-                         'leave the adapter out, or the features')
+        raise InputError(f'config.adapter.kind={adapter.kind!r} trains the encoder, which '
+                         f'config.task={config.task!r} keeps as it is because its head reads '
+                         'features: leave the adapter out, or the features')
     frozen |= optimizers.frozen_beside(adapter, parameters)
-    return frozen | optimizers.frozen_parameters(task.frozen, parameters)
+    return frozen | optimizers.frozen_parameters(
+        task.frozen, parameters, f'{type(task).__name__}.frozen')
 
 
 def _optimizer_maker(

@@ -90,6 +90,10 @@ def _naming_who_took_over(claim: Claim | None) -> Iterator[None]:
         yield
     except SaveFailed:
         if claim is not None:
-            with contextlib.suppress(OSError):
+            try:
                 claim.ask()
+            except TakenOver:
+                raise
+            except Exception:  # of many libraries, and less than SaveFailed says
+                pass
         raise

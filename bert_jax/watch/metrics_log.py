@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -115,27 +116,30 @@ class MetricsLog:
     Attributes:
       records: all of the run so far.
       loggers: these receive the records too.
-      phases, guessing: for `curves.png`: the last steps of phases, and the metrics of guessing.
       folder: where files are written; the run directory, or a folder that is uploaded there. Files
         whose names begin with a dot are not uploaded.
     """
 
-    def __init__(self, workdir: Any, active: bool, start_step: int):
+    def __init__(
+        self, workdir: Any, active: bool, start_step: int, *, phases: Sequence[int] = (),
+        guessing: Mapping[str, float] = types.MappingProxyType({}),
+    ):
         """Cuts `metrics.jsonl` back to the step that the run starts from.
 
         Args:
           workdir: the run directory.
           active: whether this process writes and prints; one of a run does.
           start_step: where training starts.
+          phases, guessing: for `curves.png`: the last steps of phases, and the metrics of guessing.
 
         Raises:
           InputError: metrics.jsonl is malformed.
         """
         self.records: list[dict[str, Any]] = []
         self.loggers: list[Logger] = []
-        self.phases: Sequence[int] = ()
-        self.guessing: Mapping[str, float] = {}
         self.folder = workdir
+        self._phases = phases
+        self._guessing = guessing
         self._workdir = workdir
         self._active = active
         self._start = start_step
@@ -239,7 +243,7 @@ class MetricsLog:
         self._drawn = len(self.records)
         self._last_drawn = now
         with only_warning(self.folder / CURVES):
-            figure = curves(self.records, self.phases, self.guessing)
+            figure = curves(self.records, self._phases, self._guessing)
             if figure is not None:
                 with files.open_whole(self.folder / CURVES) as file:
                     figure.savefig(file, dpi=100, format='png')

@@ -1,5 +1,7 @@
 """Rows by index, mixtures and batches: the same on any host and from any first step."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -184,6 +186,20 @@ def test_batches_are_the_rows_of_their_steps(
     for step, batch in enumerate(batches, first_step):
         check_batch(examples.spec, batch)
         assert_same(batch, examples.rows(step * BATCH + np.arange(BATCH)))
+
+
+def test_two_calls_are_made_while_the_batches_of_one_are_used():
+    others = threading.Barrier(3)  # the calls 1 and 2, and the one who uses call 0
+
+    def make(call):
+        if call in (1, 2):
+            others.wait(timeout=60)
+        return {'call': np.array([call])}
+
+    batches = examples_lib._prefetched_by_threads(make, range(4))
+    assert next(batches)['call'] == 0
+    others.wait(timeout=60)
+    assert [int(batch['call']) for batch in batches] == [1, 2, 3]
 
 
 def test_bad_rows_stop_the_run(examples):

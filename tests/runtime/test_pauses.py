@@ -70,6 +70,22 @@ def test_one_of_several_hosts_asks_as_often_as_it_likes_while_it_waits(monkeypat
                 result_of(future)
 
 
+def test_a_result_that_comes_as_a_poll_ends_is_a_result():
+    class Late(Future):
+        """Is done just after a wait for it has timed out."""
+
+        def result(self, timeout=None):
+            if timeout is not None:
+                self.set_result('data')
+                raise TimeoutError
+            return super().result()
+
+    late = Late()
+    threading.Timer(0.05, lambda: late.done() or late.set_result('data')).start()
+    with interruptible(lambda: False):
+        assert result_of(late) == 'data'
+
+
 @pytest.mark.parametrize('fault', [ValueError('bad'), TimeoutError('slow')], ids=repr)
 def test_results_and_errors_are_those_of_the_function(fault):
     def fail():
