@@ -131,10 +131,16 @@ def test_a_table_is_written_with_its_record(tmp_path, quick, capsys):
     assert record['runs'] == {'finished': NUM_RUNS, 'all': NUM_RUNS}
 
 
+@pytest.fixture
+def any_model_is_there(monkeypatch):
+    monkeypatch.setattr('bert_jax.foreign.load_weights', lambda path: None)
+
+
+@pytest.mark.usefixtures('any_model_is_there')
 def test_models_are_the_rows_of_a_table(tmp_path, quick):
     """Each over a grid of three rates and three seeds, on data of the hub; the second is worse."""
     command = ['superglue', '--model', 'one', '--model', 'two', f'--workdir={tmp_path}',
-               '--columns=superglue_cb,superglue_cb_f1']
+               '--columns=cb,cb_f1']
     train = quick.train
 
     def train_two_worse(sweep, member):
@@ -165,6 +171,8 @@ def test_models_are_the_rows_of_a_table(tmp_path, quick):
 @pytest.mark.parametrize(('line', 'words'), [
     ('5 --model one --columns=ppl', 'compares pre-trainings'),
     ('superglue --model one --model one', 'twice'),
+    ('superglue --model one --columns=cb', 'one does not exist'),
+    ('glue --model one', "TABLE 'glue' is unknown: choose from 1 (Table 1: GLUE), 2 (Table 2: SQ"),
 ])
 def test_tables_that_models_cannot_be_rows_of(line, words, quick, capsys):
     with pytest.raises(SystemExit, match='2'):
@@ -274,7 +282,7 @@ def train(self, member, claim):
     log.write(f'{os.getpid()} ends\\n')
     self.sweep.finish(member, 'eval/accuracy', {'eval/accuracy': 0.5, 'eval/macro_f1': 0.5})
 
-with (mock.patch.multiple(training, WAIT_SECONDS=0.1),
+with (mock.patch('bert_jax.foreign.load_weights'), mock.patch.multiple(training, WAIT_SECONDS=0.1),
       mock.patch.multiple(training._Worker, _train=train, _open_program=lambda *_: None)):
     sys.exit(main(sys.argv[2:]))
 """

@@ -1,8 +1,9 @@
 """Runs a table of the paper: pre-trains, fine-tunes, picks on dev, shows ours beside the paper's.
 
     python -m bert_jax.tools.paper 5 --scale=tiny --data=DATA
-    python -m bert_jax.tools.paper 1 --scale=paper --data=DATA --weights base=bert-base-uncased \\
-        --weights 24/1024/16=bert-large-uncased
+    python -m bert_jax.tools.paper 1 --scale=paper --data=DATA \\
+        --weights base=hf:google-bert/bert-base-uncased \\
+        --weights 24/1024/16=hf:google-bert/bert-large-uncased
     python -m bert_jax.tools.paper 8 --scale=tiny --list
     python -m bert_jax.tools.paper mine --rows=mine.py:one,mine.py:two --data=DATA --seeds=3
     python -m bert_jax.tools.paper superglue --model DIR --model DIR --restarts=5
@@ -125,9 +126,18 @@ def _plan(options: argparse.Namespace) -> Plan:
         weights=weights,
         seeds=options.seeds or default_seeds,
         restarts=options.restarts or default_restarts,
-        only=list(filter(None, options.columns.split(','))))
+        only=_columns(options.columns, table))
     _check_names(plan)
     return plan
+
+
+def _columns(named: str, table: Table) -> list[str]:
+    """The keys of --columns. SuperGLUE's are known without their prefix in its own table."""
+    columns = []
+    for name in filter(None, named.split(',')):
+        prefixed = f'{table.name}_{name}'
+        columns.append(prefixed if prefixed in COLUMNS else name)
+    return columns
 
 
 def _check_form(flag: str, settings: Iterable[str]) -> None:
@@ -141,7 +151,8 @@ def _table(name: str, rows: str) -> Table:
     if rows:
         return own_table(name or 'own', rows)
     if name not in TABLES:
-        raise InputError(f'TABLE {name!r}: {nearest(name, TABLES)}; or give your own rows, '
+        known = ', '.join(f'{key} ({table.title})' for key, table in TABLES.items())
+        raise InputError(f'TABLE {name!r} is unknown: choose from {known}; or give your own rows, '
                          '--rows=FILE:NAME,FILE:NAME')
     return TABLES[name]
 
@@ -203,6 +214,16 @@ def _print_parts(parts: Sequence[Part], num_left: Mapping[str, int]) -> None:
     print(f'{sum(num_left.values())} of {total} runs left in {len(parts)} parts')
 
 
+def _check_models(plan: Plan, parts: Iterable[Part], num_left: Mapping[str, int]) -> None:
+    """Raises an InputError if one of `--model` cannot be read, before others are fine-tuned."""
+    if not plan.table.of_models or not any(num_left[part.title] for part in parts):
+        return
+    from bert_jax.foreign import load_weights  # here, as `--help` need not wait for it
+
+    for path in plan.weights.values():
+        load_weights(path)
+
+
 def _check_data(plan: Plan, parts: Iterable[Part], num_left: Mapping[str, int]) -> None:
     """Raises an InputError if data is missing; else that would be noticed after hours."""
     for part in parts:
@@ -229,7 +250,9 @@ def main(argv: Sequence[str]) -> int:
         if options.list:
             _print_parts(parts, num_left)
             return 0
-        _check_data(plan, parts, num_left)
+        if options.worker is None:
+            _check_data(plan, parts, num_left)
+            _check_models(plan, parts, num_left)
         open_folder(plan.root, '--workdir', lambda folder: (folder / 'parts').is_dir())
         (plan.root / 'parts').mkdir(exist_ok=True)
         runner = PartRunner(plan, parts)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import IO, Any
 
+from bert_jax.runtime.errors import counted
 from bert_jax.runtime.files import open_whole, write_whole
 from bert_jax.tools.paper.cells import Cell
 from bert_jax.tools.paper.plan import Plan
@@ -179,9 +180,9 @@ def _provenance(record: Record) -> list[str]:
     versions = [f'{name} {version}' for name, version in record.versions.items()]
     known = ', '.join(versions)
     lines = [
-        f'{record.date}; {record.hardware}; {known}; {record.seeds} seeds of pre-training, '
-        f'{record.restarts} of fine-tuning; {record.runs["finished"]} of {record.runs["all"]} '
-        f'runs, {record.hours:.2f} hours.']
+        f'{record.date}; {record.hardware}; {known}; {counted(record.seeds, "seed")} of '
+        f'pre-training, {record.restarts} of fine-tuning; {record.runs["finished"]} of '
+        f'{record.runs["all"]} runs, {record.hours:.2f} hours.']
     settings = _flags(record.settings)
     if settings:
         lines.append(f'Settings: {", ".join(settings)}.')
