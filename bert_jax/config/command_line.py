@@ -45,7 +45,7 @@ def parse_command(
 
     Args:
       argv: name and arguments of the program.
-      description: printed for --help, with the docstring and the fields of --config.
+      description: printed for --help, with the flags, and the docstring and fields of --config.
       flag_values: defines the command's own flags, which are parsed too.
       config: takes the place of --config.
 
@@ -58,13 +58,13 @@ def parse_command(
     file, arguments = _split_off_config(argv)
     if file:
         config = load_config(file)
+    values = flags.FlagValues() if flag_values is None else flag_values
     if not _HELP.isdisjoint(argv):
-        _print_help(description, file, config)
+        _print_help(description, file, config, values)
         sys.exit(0)
     if config is None:
         raise InputError(
             '--config is missing: name a config file, such as --config=configs/tiny_pretrain.py')
-    values = flags.FlagValues() if flag_values is None else flag_values
     names = flat_fields(config).keys()
     flag = _parse_fields(config, arguments, values)
     changed = sorted(names ^ flat_fields(flag.value).keys())
@@ -176,13 +176,20 @@ def _phases_that_read(name: str, phases: Sequence[dict[str, Any]]) -> Sequence[d
     return phases
 
 
-def _print_help(description: str, file: str, config: config_lib.ConfigDict | None) -> None:
-    """Prints the command's description, its config's docstring, and the fields and their values."""
+def _print_help(
+    description: str, file: str, config: config_lib.ConfigDict | None, values: flags.FlagValues
+) -> None:
+    """Prints the command's description and flags, its config's docstring and fields with values."""
     print(description)
     if file:
         with open(file.partition(':')[0], encoding='utf-8-sig') as code:
             print(ast.get_docstring(ast.parse(code.read())) or '', end='\n\n')
-    print(f'Fields, with --config=FILE (what they mean: {fields.__file__}):')
+    print('Flags:\n  --config  A config file, FILE.py or FILE.py:ARGUMENT.')
+    for name in sorted(set(values) - set(flags.FLAGS)):  # without absl's own
+        print(f'  --{name}  {values[name].help}')
+    print(f'\nFields (what they mean: {fields.__file__}):')
+    if config is None:
+        print('  --config=FILE --help lists those of a config')
     for path, value in flat_fields(config or {}).items():
         print(f'  --config.{path}={value!r}')
 

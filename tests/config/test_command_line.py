@@ -1,6 +1,7 @@
 """A command line gives a config; what means nothing is refused with what may be meant."""
 
 import pytest
+from absl import flags
 
 from bert_jax.config.command_line import Parser, parse_command
 from bert_jax.config.phases import phases
@@ -85,8 +86,11 @@ def test_what_is_repeated_of_a_flag_moves_no_cursor_and_fills_no_screen(capsys):
 
 
 def test_help_shows_a_config_and_its_fields(capsys):
+    own_flags = flags.FlagValues()
+    flags.DEFINE_string('topology', '', 'The chips.', flag_values=own_flags)
     with pytest.raises(SystemExit):
-        parse_command(['program', '--config=classification', '--help'], 'What it does.')
+        parse_command(['program', '--config=classification', '--help'], 'What it does.', own_flags)
     shown = capsys.readouterr().out
     assert shown.startswith('What it does.\nYour own texts with labels')
+    assert '  --topology  The chips.\n' in shown
     assert '  --config.data.held_out=0.1\n' in shown
