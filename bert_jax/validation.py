@@ -105,7 +105,8 @@ def validate(config: ConfigDict, num_devices: int | None = None) -> None:
         for reader in readers:
             options_of(reader, config[section])
     adapter = options_of(AdapterOptions, config.adapter)
-    if adapter.is_on and not config.init_checkpoint:
+    may_adapt = not pretraining_kind(config.task)  # else it is refused with any init_checkpoint
+    if adapter.is_on and may_adapt and not config.init_checkpoint:
         raise InputError(f'config.adapter.kind={adapter.kind!r} leaves the encoder as it is, and '
                          'there is none: name it with config.init_checkpoint')
     if adapter.is_on and config.data.add_tokens:

@@ -9,7 +9,7 @@ from bert_jax.config import default_config
 from bert_jax.config.fields import FIELDS, SECTIONS
 from bert_jax.runtime.errors import InputError
 from bert_jax.runtime.schema import Range
-from bert_jax.validation import check_vocabulary, validate
+from bert_jax.validation import check_used, check_vocabulary, validate
 from tests.configs import changed
 from tests.refusals import refused
 
@@ -86,6 +86,13 @@ def test_a_value_that_its_field_cannot_have(values, message):
 ], ids=str)
 def test_a_model_that_cannot_have_these_rows(values, message):
     check_refused(values, message)
+
+
+def test_an_adapter_in_pre_training_is_refused_whether_or_not_there_are_weights():
+    config = changed({'adapter.rank': 8})
+    validate(config, num_devices=NUM_DEVICES)  # does not ask for weights
+    with refused("config.adapter.rank=8 has no effect with config.task='pretrain'"):
+        check_used(config)
 
 
 def test_weights_without_segments_can_only_do_without_pairs():

@@ -21,7 +21,7 @@ from bert_jax.predict.sentences import Sentences, read_sentences
 from bert_jax.run.layout import is_step
 from bert_jax.run.model import read_run
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import Path, as_path, children, exists, unpacked
+from bert_jax.runtime.files import Path, as_path, children, exists, near_folder, unpacked
 from bert_jax.runtime.hub import model_folder
 from bert_jax.text.settings import SETTINGS_FILE
 from bert_jax.weights.inference_settings import without_vectors
@@ -32,6 +32,9 @@ _LOOKS = (
     'model.safetensors (or flax_model.msgpack), a TF1 checkpoint bert_model.ckpt.index, '
     'bert_model.ckpt.data-* and bert_config.json (name the folder, or the prefix '
     'FOLDER/bert_model.ckpt)')
+_ADAPTER_LOOKS = (
+    'it is a folder of peft, with adapter_config.json and adapter_model.safetensors, or a run that '
+    'trained an adapter or the head alone')
 
 
 def load_weights(
@@ -87,6 +90,9 @@ def with_adapter(
         raise InputError(f'{base.source} has no adapter {named!r}: it has '
                          f'{", ".join(base.tasks)}')
     path = as_path(model_folder(folder))
+    if not path.exists() and _tf1_prefix(path, ()) is None:
+        remedy = near_folder(path) or f'{_ADAPTER_LOOKS}{_on_hub(named)}'
+        raise InputError(f'adapter {path} does not exist: {remedy}')
     if is_peft([child.name for child in children(path)]):
         weights = read_peft(path, base)
     else:
@@ -150,7 +156,8 @@ def _read(named: str | os.PathLike[str], *, any_head: bool, own_head: bool) -> W
         return read_tf1(prefix)
     if path.exists():
         raise InputError(f'{path} holds no model: {_LOOKS}')
-    raise InputError(f'{path} does not exist: {_LOOKS}{_on_hub(os.fspath(named))}')
+    remedy = near_folder(path) or f'{_LOOKS}{_on_hub(os.fspath(named))}'
+    raise InputError(f'{path} does not exist: {remedy}')
 
 
 def _with_activation(weights: Weights, sentences: Sentences) -> Weights:

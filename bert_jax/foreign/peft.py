@@ -22,6 +22,7 @@ from bert_jax.foreign.safetensors_files import open_file, write_file
 from bert_jax.heads import HEADS, part_of
 from bert_jax.heads.classification import CLASSIFIER
 from bert_jax.heads.tensors import POOLER, Tensor
+from bert_jax.run.layout import is_run
 from bert_jax.runtime.errors import InputError, tell_once
 from bert_jax.runtime.files import Path, as_path, exists, read_fields
 from bert_jax.runtime.new_folder import new_folder, write_json
@@ -140,8 +141,13 @@ def write_peft(folder: Path, weights: Weights) -> list[str]:
         write_json(beside / _OURS, {
             'head': weights.head, 'labels': list(weights.labels),
             INFERENCE: dict(weights.inference)})
-    return [f'peft adds it to {adapter.base or "the model that it was trained on"}, as '
-            f'{family.class_name(architecture)} loads it']
+    notes = [f'peft adds it to {adapter.base or "the model that it was trained on"}, as '
+             f'{family.class_name(architecture)} loads it']
+    if adapter.base and is_run(as_path(adapter.base)):
+        notes.append(
+            'transformers does not read a run of this project: for a folder that it reads, python '
+            f'-m bert_jax.convert {adapter.base} DIR --to huggingface')
+    return notes
 
 
 def _module_of_head(name: str, family: Family) -> str:

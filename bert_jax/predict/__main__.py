@@ -8,10 +8,11 @@
     python -m bert_jax.predict classify --model BASE --adapter rte --adapter cola "A fine film."
     python -m bert_jax.predict export --model DIR --output bert.stablehlo
 
-A model is a run directory of bert_jax.main, a Hugging Face folder, or a TF1 checkpoint (its folder
-or prefix). Texts come from the arguments, from --input FILE, or from standard input. Files hold one
-text per line in UTF-8; from a .csv, .tsv, .jsonl or .parquet file, the columns that --text and
---text-pair name are read (by default those that the run was trained on), and --id names its rows.
+A model is a run directory of bert_jax.main, a Hugging Face folder, hf:ORG/NAME for one of the hub,
+a folder of peft that names its base, or a TF1 checkpoint (its folder or prefix). Texts come from
+the arguments, from --input FILE, or from standard input. Files hold one text per line in UTF-8;
+from a .csv, .tsv, .jsonl or .parquet file, the columns that --text and --text-pair name are read
+(by default those that the run was trained on), and --id names its rows.
 `COMMAND --help` describes what a command reads and writes. For a text that cannot be read, the
 result has the reason in "error" and null in place of what was wanted.
 
@@ -242,7 +243,7 @@ def seconds(text: str) -> float:
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--model', required=True, metavar='DIR',
-        help='run directory, Hugging Face folder or TF1 checkpoint')
+        help='run directory, Hugging Face folder, hf:ORG/NAME, folder of peft or TF1 checkpoint')
     parser.add_argument(
         '--adapter', action='append', default=[], metavar='DIR',
         help='a folder of peft with an adapter of the model and its head, or a run that trained '

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.runtime.errors import InputError, tell
+from bert_jax.runtime.errors import InputError, counted, tell
 from bert_jax.runtime.files import Path, as_path, in_bucket, open_whole
 
 _PROGRESS_SECONDS = 10.0  # between two lines of progress
@@ -38,7 +38,7 @@ class _Counts:
         if now - self._printed > _PROGRESS_SECONDS:
             self._printed = now
             rate = self.num_texts / (now - self._started)
-            tell(f'{self.num_texts} texts, {rate:.1f} a second')
+            tell(f"{counted(self.num_texts, 'text')}, {rate:.1f} a second")
 
     def error(self) -> str:
         """The first error, and how many texts have one."""

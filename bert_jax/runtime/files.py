@@ -393,6 +393,16 @@ def is_damage(error: Exception) -> bool:
 
 def near_file(missing: str | os.PathLike[str]) -> str:
     """"did you mean 'DIR/NAME'?" for a file that is not there; '' if none has such a name."""
+    return _near(missing, os.path.isfile)
+
+
+def near_folder(missing: str | os.PathLike[str]) -> str:
+    """As `near_file`, for a folder."""
+    return _near(missing, os.path.isdir)
+
+
+def _near(missing: str | os.PathLike[str], is_kind: Callable[[str], bool]) -> str:
+    """As `near_file`, for what `is_kind` holds of."""
     path = os.fspath(missing)
     if in_bucket(path) or os.path.exists(path):
         return ''
@@ -403,8 +413,8 @@ def near_file(missing: str | os.PathLike[str]) -> str:
     else:
         name = _near_name(folder, name)
     near = os.path.join(folder, name)
-    is_file = bool(name) and os.path.isfile(os.path.expanduser(near))
-    return f'did you mean {near!r}?' if is_file else ''
+    is_there = bool(name) and is_kind(os.path.expanduser(near))
+    return f'did you mean {near!r}?' if is_there else ''
 
 
 def _near_name(folder: str, name: str) -> str:

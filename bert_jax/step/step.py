@@ -93,11 +93,18 @@ def make_init(
     return lambda seed: jitted(jnp.int32(seed))
 
 
-def num_unpadded(head: Trainable) -> int:
-    """Number of a head's parameters, with the encoder's, without padding of the vocabulary."""
+def num_unpadded(head: Trainable, without: Collection[Names] = ()) -> int:
+    """Number of a head's parameters, with the encoder's, without padding of the vocabulary.
+
+    Args:
+      head: whose.
+      without: the paths of parameters that do not count.
+    """
     vocab_size = head.config.vocab_size
     total = 0
-    for parameter in parameters_of(head).values():
+    for path, parameter in parameters_of(head).items():
+        if path in without:
+            continue
         sizes = zip(parameter.names, parameter.value.shape, strict=True)
         total += math.prod(vocab_size if name == 'vocab' else size for name, size in sizes)
     return total

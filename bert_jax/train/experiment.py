@@ -280,8 +280,10 @@ def _announce(
     if hosts.first():
         describe_run(workdir, description, program.task.vocab_path, program.own_file)
     hosts.agree('the step to start from', {'step': int(state.step)})
-    name = program.config.model.name or 'as published'
-    say(f'model {name}: {count(num_unpadded(program.head))} parameters; '
+    name = f'model {program.config.model.name}'.rstrip()  # none: it is that of init_checkpoint
+    num_trained = num_unpadded(program.head, without=program.frozen)
+    of_them = f', of which {num_trained:,} are trained' if program.frozen else ''
+    say(f'{name}: {count(num_unpadded(program.head))} parameters{of_them}; '
         f"{counted(program.num_steps, 'step')}")
 
 

@@ -8,7 +8,7 @@ machines that need not exist.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,7 @@ class Program:
       mesh: the devices; they may be a topology's, which only the compiler knows.
       phases: from `config.phases`.
       head: the head with its loss.
+      frozen: the paths of the parameters that are never trained.
       state: shapes, dtypes and shardings.
       steps: of each phase.
       init: makes a fresh state from a seed.
@@ -57,6 +58,7 @@ class Program:
     mesh: Mesh
     phases: list[dict[str, Any]]
     head: Head
+    frozen: Collection[Names]
     state: step.TrainState
     steps: tuple[PhaseSteps, ...]
     init: Callable[[int], step.TrainState]
@@ -105,7 +107,8 @@ def build_program(
         return PhaseSteps(head, train, step.make_eval_step(head, mesh))
 
     return Program(
-        config=config, task=task, mesh=mesh, phases=phases, head=head, state=state,
+        config=config, task=task, mesh=mesh, phases=phases, head=head,
+        frozen=frozen, state=state,
         steps=tuple(steps_of(_head_of(phase, head)) for phase in phases),
         init=step.make_init(head, optimizer, mesh),
         init_weights=init_weights)

@@ -63,6 +63,13 @@ def test_a_run_says_that_the_adapter_starts_fresh(tuned):
     assert 'starts fresh: the adapter, classifier/...' in tuned.said
 
 
+def test_a_run_says_how_many_parameters_are_trained(tuned):
+    weights = load_weights(tuned.workdir, keep_adapter=True)
+    head = [x for name, x in weights.params.items() if not name.startswith('bert/e')]
+    trained = sum(x.size for x in (*head, *weights.adapter.params.values()))
+    assert f'parameters, of which {trained:,} are trained; ' in tuned.said
+
+
 def test_a_checkpoint_holds_the_encoder_as_it_was_and_the_adapter_beside_it(tuned):
     before = load_weights(tuned.start).params
     after = load_weights(tuned.workdir, keep_adapter=True)
@@ -117,6 +124,12 @@ def test_an_adapter_without_a_model_is_refused(tmp_path):
 def converted(tuned, target, *flags):
     convert.main([str(tuned.workdir), str(target), *flags])
     return target
+
+
+def test_a_folder_for_peft_comes_with_the_command_for_its_base(tuned, tmp_path, capsys):
+    converted(tuned, tmp_path / 'adapter', '--to', 'peft')
+    said = capsys.readouterr().out
+    assert f'python -m bert_jax.convert {tuned.start} DIR --to huggingface' in said
 
 
 def test_its_predictions_are_those_of_its_adapter_and_of_its_merged_kernels(tuned, tmp_path):

@@ -183,6 +183,15 @@ def test_runs_are_named_as_adapters_on_the_command_line(folders, monkeypatch, ca
     assert_close({'text': 'a red cat', **result['adapters']['three']}, expected)
 
 
+@pytest.mark.parametrize(('name', 'message'), [
+    ('thre', "did you mean '{}/three'?"),
+    ('xyz', 'it is a folder of peft, with adapter_config'),
+])
+def test_an_adapter_that_is_not_there(folders, name, message):
+    with refused(f'adapter {folders}/{name} does not exist', message.format(folders)):
+        with_adapter(load_weights(folders / 'base'), folders / name)
+
+
 @pytest.mark.parametrize(('change', 'message'), [
     (lambda x: {'params': jax.tree.map(lambda y: y + 1, x.params)},
      'bert/embeddings/LayerNorm/bias is not that of'),

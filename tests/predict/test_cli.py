@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from bert_jax.predict import outputs
 from bert_jax.predict.__main__ import main
 from bert_jax.predict.outputs import write_features
 from tests.conftest import run_python
@@ -200,6 +201,13 @@ def test_a_text_without_features_has_no_tokens_in_the_file_and_is_told(tmp_path)
     found = np.load(tmp_path / 'x.npz')
     assert found['offsets'].tolist() == [0, 2, 2, 4]
     assert found['tokens'].tolist() == ['a', 'b'] * 2 and found['values'].shape == (4, 1, 3)
+
+
+def test_progress_counts_texts(monkeypatch, capsys):
+    monkeypatch.setattr(outputs, '_PROGRESS_SECONDS', -1.0)
+    outputs.print_results([{'text': 'a'}, {'text': 'b'}], is_exact=False)
+    one, two = capsys.readouterr().err.splitlines()
+    assert one.startswith('1 text, ') and two.startswith('2 texts, ')
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
