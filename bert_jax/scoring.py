@@ -24,7 +24,7 @@ from bert_jax.run.layout import is_run, is_step
 from bert_jax.run.result_folder import open_result_folder, write_result
 from bert_jax.run_setup import open_mesh
 from bert_jax.runtime.errors import InputError, show
-from bert_jax.runtime.files import Path, as_path
+from bert_jax.runtime.files import Path, as_path, near_folder
 from bert_jax.step.step import abstract_state
 from bert_jax.tasks.handles import ScoredModel
 from bert_jax.tasks.labelled import LabelledTask
@@ -409,6 +409,8 @@ def config_of_run(path: Path) -> ConfigDict:
       InputError: there is no run, or it does not say its task.
     """
     fields = _fields_of_run(path)
+    if not fields and (meant := near_folder(path)):
+        raise InputError(f'{path} does not exist: {meant}')
     if not fields.get('task'):
         why = 'it was converted' if fields else 'there is no run of this project'
         raise InputError(

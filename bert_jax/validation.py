@@ -223,7 +223,8 @@ def _check_lengths(
             before = f' without the {model.first_position} rows before first_position'
         raise InputError(
             f'config.{section}max_seq_length={length} is longer than the position table, '
-            f'config.model.max_position_embeddings={model.max_position_embeddings}{before}')
+            f'config.model.max_position_embeddings={model.max_position_embeddings}{before}: set it '
+            f'to {model.max_length} or less')
     if length < _SHORTEST_LENGTH:
         raise InputError(
             f'config.{section}max_seq_length={length} is too short: at least {_SHORTEST_LENGTH}')

@@ -78,6 +78,7 @@ def test_a_value_that_its_field_cannot_have(values, message):
     ({'model.pooling': 'mean'}, "config.model.pooling='mean' is for downstream tasks"),
     ({'model.num_heads': 5}, 'config.model.num_heads=5 does not divide hidden_size=768'),
     ({'data.max_seq_length': 1024}, 'config.data.max_seq_length=1024 is longer than the position'),
+    ({'data.max_seq_length': 600}, 'max_position_embeddings=512: set it to 512 or less'),
     ({'model.first_position': 385}, 'position_embeddings=512 without the 385 rows before'),
     ({'model.first_position': 512}, 'config.model.first_position=512 leaves none of the rows'),
     ({'model.first_position': 2, 'model.positions': 'rotary'}, 'first_position=2 is a row of a'),

@@ -215,4 +215,4 @@ def nearest(word: str, choices: Iterable[Any]) -> str:
     close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.6)
     if close:
         return f'did you mean {close[0]!r}?'
-    return 'choose from ' + ', '.join(known)
+    return 'choose from ' + ', '.join(choice or "''" for choice in known)

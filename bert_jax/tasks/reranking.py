@@ -75,6 +75,7 @@ class Queries:
 
 def open_reranking(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Scores of the user's own queries with documents."""
+    named_metrics(config, 'reranking')  # refused now rather than after all rows are read
     read = functools.partial(_read_queries, config)
     judged = judged_tables(config, 'reranking')
     if judged is None:

@@ -75,8 +75,10 @@ def open_retrieval(config: ConfigDict, scored: ScoredModel | None = None) -> Lab
 
 
 def _check_used(config: ConfigDict) -> None:
-    """Raises InputError for a field that would have no effect."""
+    """Raises InputError for a field that would have no effect, or an unknown metric."""
     section = config.retrieval
+    if not config.data.label:
+        named_metrics(config, 'retrieval')  # refused now rather than after all rows are read
     if section.least_score and not config.data.label:
         raise InputError(f'config.retrieval.least_score={section.least_score}: there are no scores '
                          'without config.data.label: name their column, or leave it out')
@@ -121,7 +123,7 @@ def source_of_all(config: ConfigDict) -> str:
     return str(as_path(config.data.source))
 
 
-def named_metrics(config: ConfigDict, section: str, usual: Sequence[str]) -> list[str]:
+def named_metrics(config: ConfigDict, section: str, usual: Sequence[str] = ()) -> list[str]:
     """The metrics of rankings that a section of the config names, or the usual ones.
 
     Raises:

@@ -52,6 +52,8 @@ def test_mistakes_are_raised_and_a_config_stays_as_it_is(changes, tmp_path):
     assert config.to_json_best_effort() == before
     with pytest.raises(bert_jax.InputError, match='does not say its task'):
         bert_jax.evaluate_run(RECORDED / 'base', tmp_path / 'scores')
+    with pytest.raises(bert_jax.InputError, match="bse does not exist: did you mean '.*/base'"):
+        bert_jax.evaluate_run(RECORDED / 'bse', tmp_path / 'scores')
     with pytest.raises(bert_jax.InputError, match='names no run'):
         bert_jax.evaluate_run([], tmp_path / 'scores')
     with pytest.raises(bert_jax.InputError, match='must map fields to values'):

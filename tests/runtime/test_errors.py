@@ -74,3 +74,9 @@ def test_only_terminals_get_colours(stream, environment, line, shown, monkeypatc
         monkeypatch.setattr(sys, name, output)
         say(line)
         assert output.getvalue() == shown
+
+
+@pytest.mark.parametrize(('word', 'said'), [
+    ('maen', "did you mean 'mean'?"), ('max', "choose from '', mean, cls")])
+def test_a_word_for_which_another_may_be_meant(word, said):
+    assert errors.nearest(word, ('', 'mean', 'cls')) == said

@@ -370,11 +370,13 @@ def test_vectors_are_cut_to_a_number_or_a_share_of_columns(dims, num):
     ({}, {'least_score': 3.0}, 'config.retrieval.least_score'),
     ({'label': 'score'}, {'symmetric': True}, 'config.retrieval.symmetric'),
     ({'text': 'a', 'text_pair': 'a'}, {}, 'config.data.text'),
+    ({}, {'metrics': 'ndcg@10'}, 'config.retrieval.metrics'),
 ])
-def test_fields_without_effect_are_refused(data, section, field):
+def test_fields_without_effect_and_unknown_metrics_are_refused_before_any_row_is_read(
+        data, section, field):
     config = ConfigDict({
         'data': {'label': '', 'text': 'text', 'text_pair': ''} | data,
-        'retrieval': {'least_score': 0.0, 'symmetric': False} | section})
+        'retrieval': {'least_score': 0.0, 'symmetric': False, 'metrics': ''} | section})
     with refused(field):
         retrieval.open_retrieval(config)
 
