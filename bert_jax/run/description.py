@@ -18,7 +18,7 @@ from bert_jax.text.kinds import keep_tokenizer
 
 _COUNT = count(10**15, least=0)
 _ANY: Mapping[str, Any] = {}  # an object
-# What is read of config.json without the checks of a config on the command line.
+# The fields of config.json that are read without the checks of a config on the command line.
 _SCHEMA: Mapping[str, Schema] = {
     'task': TEXT,
     'metric': TEXT,
@@ -56,7 +56,7 @@ class OwnFile(NamedTuple):
     content: bytes
 
     def record(self) -> dict[str, str]:
-        """What config.json says of it."""
+        """Its entry in config.json."""
         return {'name': self.path.name, 'digest': checksum.digest(self.content)}
 
 

@@ -1,4 +1,4 @@
-"""What is in a run folder. Its names stand here alone.
+"""The contents of a run folder. Their names stand here alone.
 
     config.json          The config as resolved, with what was found in the data. Written before the
                          first step and at the end. A run that resumes is compared with it by the

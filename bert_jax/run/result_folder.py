@@ -144,7 +144,7 @@ def _replace(folder: Path, files: Mapping[str, str], removed: Collection[str]) -
 
 
 def _before(folder: Path) -> Path:
-    """What a folder is called while another takes its place."""
+    """The name of a folder while another takes its place."""
     return folder.parent / f'.{folder.name}.before'
 
 

@@ -247,7 +247,7 @@ class _Resumption:
         hosts.say(note)
 
     def _keep_record_of_start(self) -> None:
-        """What the run started from is recorded when it starts; `init_checkpoint` may change."""
+        """Keeps the record of what the run started from; `init_checkpoint` may have changed."""
         for name in ('init_step', 'init_saved'):
             self._resolved.pop(name, None)
             if name in self._recorded:

@@ -63,7 +63,7 @@ def frozen_parameters(
 
 
 def frozen_beside(adapter: AdapterOptions, parameters: Parameters) -> set[Names]:
-    """The parameters of a model that are not trained where an adapter is; without one, none.
+    """The encoder's parameters that stay frozen while an adapter is trained; empty without one.
 
     Raises:
       InputError: the model has no biases, and these are the adapter.
@@ -311,15 +311,15 @@ def end_with_mean(steps: int, last: int) -> optax.GradientTransformation:
 
 
 def num_averaged_by(step: int, steps: int, last: int) -> int:
-    """How many weights the mean of `end_with_mean(steps, last)` is of after a step."""
+    """How many steps' weights `MeanState.mean` averages after a step."""
     return max(1, step - (last - steps)) if step < last else 1
 
 
 def check_mean(opt_state: Any, steps: int, last: int) -> None:
     """Checks that a run can go on to the mean of `end_with_mean(steps, last)`.
 
-    The state's mean is of another part of the run if that was to end elsewhere, or with a mean of
-    more or fewer steps. This does no harm before the first of the last `steps` steps.
+    A state saved for another last step, or another length of the mean, averages other steps. Before
+    the mean begins, that does no harm.
 
     Raises:
       InputError: the mean would be of other weights; these are gone.
@@ -476,7 +476,7 @@ def _of_optax(
 
 
 def update_flops(name: str, model: ModelConfig) -> float:
-    """FLOPs of an optimizer's update in a step; 0 for one that another version may have had."""
+    """FLOPs of an optimizer's update in a step; 0 for one that this version does not have."""
     if name not in OWN_OPTIMIZERS:
         return 0.0
     return OWN_OPTIMIZERS[name].flops(model)

@@ -1,4 +1,4 @@
-"""What `config.json` says of a run, and whether the run can start with that in its folder."""
+"""The description of a run for `config.json`, and whether the run can start with it there."""
 
 import json
 import zlib
@@ -18,7 +18,7 @@ from bert_jax.train.program import Program
 
 
 def describe(program: Program) -> dict[str, Any]:
-    """What `config.json` says of a run, before it is compared with the run in the directory."""
+    """The description for `config.json`, before it is compared with the run in the directory."""
     config, task = program.config, program.task
     description = resolve(config, program.phases, task.vocab_size)
     description |= {
@@ -44,7 +44,7 @@ def resolve(config: ConfigDict, phases: list[dict[str, Any]], vocab_size: int) -
 
 
 def _init_checkpoint_record(init_checkpoint: str, weights: Any) -> dict[str, int]:
-    """Which save of a run a run starts from: that run may train on, or be made anew.
+    """Which save of `init_checkpoint` a run starts from: that may train on, or be made anew.
 
     Args:
       init_checkpoint: of the config.
@@ -67,11 +67,11 @@ def _init_checkpoint_record(init_checkpoint: str, weights: Any) -> dict[str, int
 
 
 def adapter_base(program: Program, workdir: files.Path) -> str:
-    """What the adapter of a run that goes on with another's stands beside; '' for any other run.
+    """The base model of an adapter that this run continues to train; '' if it continues none.
 
     Args:
       program: of the run.
-      workdir: of the run, which has said so if it resumes.
+      workdir: of the run; if it resumes, config.json there names the base.
     """
     weights = program.init_weights
     if weights is None or not weights.params:  # it resumes

@@ -1,4 +1,4 @@
-"""A phase of a run, as the trainer drives it: plain data, of which each part is made elsewhere."""
+"""A phase of a run, as the trainer drives it: plain data whose parts are made elsewhere."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class PhaseSteps:
 
 
 class Rows(Protocol):
-    """What a task trains on and evaluates in a phase, on the devices of the run.
+    """The rows that a task trains on and evaluates in a phase, on the devices of the run.
 
     Attributes:
       name: of the phase, for messages.

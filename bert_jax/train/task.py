@@ -1,4 +1,4 @@
-"""What training asks of a task. A program is built of any `Task` and never learns which."""
+"""The interface of a task to training. A program is built of any `Task` and never learns which."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self
@@ -68,7 +68,7 @@ class Task(Protocol):
     def rows(
         self, head: Head, phases: Sequence[dict[str, Any]], number: int, mesh: Mesh
     ) -> Rows:
-        """What is trained on and evaluated in a phase.
+        """The rows that are trained on and evaluated in a phase.
 
         Args:
           head: from `make_head`, with the phase's options.

@@ -1,4 +1,4 @@
-"""Who watches a run: each looks at it and never changes it."""
+"""The watchers of a run: each looks at it and never changes it."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from bert_jax.watch.step_fingerprints import StepChecks, is_checked
 
 @dataclasses.dataclass(eq=False)
 class Watchers:
-    """What looks at the steps, the log lines and the evaluations of a run.
+    """All that looks at the steps, the log lines and the evaluations of a run.
 
     Attributes:
       report: receives their records and warnings.
@@ -27,7 +27,7 @@ class Watchers:
       reference: compares the checked steps with those of a reference.
       verify: compares what the devices compute for a batch; see `verify.make_verify`.
       verify_every: so many steps; 0: never.
-      on_evaluation: is told the step and the scores of each evaluation; raises Pruned to end the
+      on_evaluation: receives the step and the scores of each evaluation; raises Pruned to end the
         run.
     """
 

@@ -1,1 +1,1 @@
-"""What looks at a run and never changes it: alarms, references, measurements, logs."""
+"""All that looks at a run and never changes it: alarms, references, measurements, logs."""

@@ -1,4 +1,4 @@
-"""What share of a run's time is spent on training steps."""
+"""The share of a run's time that is spent on training steps."""
 
 import contextlib
 import json
@@ -125,9 +125,9 @@ class Goodput:
         return {cause: spent - self._seconds_before[cause] for cause, spent in seconds.items()}
 
     def count_waiting(self, cause: str, host: int, seconds: float, longer: float) -> None:
-        """Counts as `cause` how much longer than this host another one took for it.
+        """Counts as `cause` how much longer another host took for it than this one.
 
-        This host waited for it in a step.
+        This host waited for the other in a step.
 
         Args:
           cause: what it took so long for.

@@ -1,4 +1,4 @@
-"""Where metrics go beside metrics.jsonl: TensorBoard, Weights & Biases, Google Cloud Monitoring."""
+"""Loggers besides metrics.jsonl: TensorBoard, Weights & Biases, Google Cloud Monitoring."""
 
 import concurrent.futures
 import os

@@ -17,7 +17,7 @@ _WAITED_FOR = ('data', 'save')
 
 @dataclasses.dataclass(frozen=True)
 class Spent:
-    """What a host spent between two log lines.
+    """The time that a host spent between two log lines.
 
     Attributes:
       seconds: by cause.
@@ -33,7 +33,7 @@ class Spent:
         return self.seconds.get('step', 0.0) + self.seconds.get('data', 0.0)
 
     def measures(self) -> dict[str, float]:
-        """What is compared between hosts, by the name of a metric."""
+        """The values that are compared between hosts, by the name of a metric."""
         found = {}
         if self.busy > 0:
             found['data_wait'] = self.seconds.get('data', 0.0) / self.busy
@@ -93,7 +93,7 @@ class SlowestHosts:
         return metrics
 
     def _spent_by_others(self) -> dict[int, Spent]:
-        """What the others spent since the last call, as far as they have reported."""
+        """The time that each other host spent since the last call, if it has reported since."""
         if self._reports is None:
             return {}
         spent = {}
@@ -112,7 +112,7 @@ class SlowestHosts:
         return spent
 
     def _count_waiting(self, spent: Mapping[int, Spent]) -> None:
-        """Counts what the slowest host spent more than this one, which waited in its steps."""
+        """Counts the time for which this host waited in its steps for the slowest one."""
         for cause in _WAITED_FOR:
             by_host = {host: of_host.seconds.get(cause, 0.0) for host, of_host in spent.items()}
             slowest = max(by_host, key=lambda host: by_host[host])

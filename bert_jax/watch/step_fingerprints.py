@@ -1,4 +1,4 @@
-"""What every run records of a few fixed steps, so that another run can be compared with it.
+"""The records that every run makes of a few fixed steps, to compare other runs with it.
 
 Rows, masks and dropout are functions of (seed, step), so two runs of one recipe and seed see the
 same batch at every step, on any mesh and any number of hosts. (Labelled examples are packed into
