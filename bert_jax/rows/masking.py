@@ -172,7 +172,7 @@ def _replacements(
     labels: np.ndarray, runs: np.ndarray | None, row_keys: np.ndarray, rates: MaskingRates,
     vocab: Vocab,
 ) -> np.ndarray:
-    """What stands at the masked positions instead of the labels: [n, P] int32.
+    """The pieces that replace the labels at the masked positions: [n, P] int32.
 
     Args:
       labels: [n, P] int32.

@@ -50,7 +50,8 @@ _Map = Callable[[Callable[[int], Any], Iterable[int]], Iterable[Any]]
 class RowOptions(MaskingRates):
     """Options of making rows, named as the fields of `config.data`.
 
-    And `num_separators`, how many [SEP] stand between A and B, which the vocabulary says.
+    `num_separators`, the number of [SEP] between A and B, is no config field: `PairText` sets it
+    from the vocabulary.
     """
 
     max_seq_length: int = FIELDS['data.max_seq_length'].default
@@ -79,7 +80,7 @@ class RowOptions(MaskingRates):
 
 
 class RowStatistics(NamedTuple):
-    """What a sample of an epoch's rows holds.
+    """Statistics of a sample of an epoch's rows.
 
     Attributes:
       rows: number of rows in the sample.
@@ -97,7 +98,7 @@ class RowStatistics(NamedTuple):
 
 
 def row_warnings(counts: RowStatistics, options: RowOptions, name: str) -> list[str]:
-    """What is lost in rows, in a line each with the remedy.
+    """Warnings about what is lost in rows, one line each, with the remedy.
 
     Args:
       counts: of the rows.
@@ -252,7 +253,7 @@ class _Beginnings:
         return len(self.start)
 
     def after(self, following: np.ndarray, last: np.ndarray) -> '_Beginnings':
-        """Those that follow at the sentences `following` [n], where documents go on."""
+        """The beginnings at the sentences `following` [n], of the documents that go on."""
         goes_on = following < last[self.document]
         return _Beginnings(self.document[goes_on], following[goes_on], self.target[goes_on])
 
@@ -680,7 +681,7 @@ Counts = RowStatistics
 if not TYPE_CHECKING:  # a type checker would take any name
 
     def __getattr__(name: str) -> Any:
-        """What makes sequences of texts, which was in a module of this name."""
+        """Names of `rows.sequences`, which was once the module of this name."""
         found = getattr(sequences, name)
         tell_once(f'note: bert_jax.rows.pairs.{name} is in bert_jax.rows.sequences now')
         return found

@@ -1,4 +1,4 @@
-"""What a run needs of its text, opened: `corpus.prepare` gives it, tasks take it."""
+"""The opened text of a run: `corpus.prepare` makes it, tasks take it."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -3,10 +3,10 @@
 import re
 from typing import NamedTuple
 
-# What separates the words of a paragraph: as in `run_squad.py`, fewer than the tokenizer's.
+# The separators of a paragraph's words, as in `run_squad.py`: fewer than the tokenizer's.
 WHITESPACE = ' \t\r\n\u202f'
 WORD = re.compile(f'[^{WHITESPACE}]+')
-# What programs of other languages count in place of characters: encoding, and bytes of a unit.
+# Units that programs of other languages count in place of characters: encoding, bytes of a unit.
 _UNITS = {'units of UTF-16': ('utf-16-le', 2), 'bytes of UTF-8': ('utf-8', 1)}
 
 
@@ -52,7 +52,7 @@ def answer_fault(text: str, start: int, context: str, by_words: bool) -> str:
 
 
 def _counted_otherwise(text: str, start: int, context: str) -> str:
-    """What a message adds on an index that other programs count as they do; '' of others."""
+    """A hint for a message, if the index is right as other programs count; else ''."""
     for unit, (encoding, size) in _UNITS.items():
         before = context.encode(encoding)[: max(start, 0) * size].decode(encoding, 'ignore')
         if len(before) < start and context.startswith(text, len(before)):

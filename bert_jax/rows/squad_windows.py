@@ -279,7 +279,7 @@ def _narrow_to_own_tokens(
 ) -> None:
     """Narrows the tokens of words to the answer's own, where they occur there, in place.
 
-    So it is 1895 in (1895-1943), but all of Japanese for Japan.
+    So the answer 1895 has its own tokens in (1895-1943), but Japan has all of the word Japanese.
 
     Args:
       tokens_2xQ: see `_answer_tokens`.

@@ -385,7 +385,7 @@ def _check_counts(
 
 
 def remedy(path: files.Path) -> str:
-    """What to do about a damaged store, for messages."""
+    """The remedy for a damaged store, for messages."""
     return f'delete {path} and it is built again from its text'
 
 

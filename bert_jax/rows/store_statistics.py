@@ -1,4 +1,4 @@
-"""What is measured of a text while its store is built: repeats and token frequencies."""
+"""Measurements of a text while its store is built: repeats and token frequencies."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from bert_jax.rows.store import TokenStore
 COMPARED_TOKENS = 10  # first tokens by which sentences are compared
 SAMPLED_SENTENCES = 1 << 18  # about so many are compared
 NO_LIMIT = np.uint64(2**64 - 1)
-# Odd numbers, of which each multiplies a token: their sum, modulo 2**64, tells sentences apart.
+# Odd numbers by which a sentence's first tokens are multiplied: the sum of the products, modulo
+# 2**64, tells sentences apart.
 _MULTIPLIERS = hash64(np.arange(COMPARED_TOKENS)) | np.uint64(1)
 
 

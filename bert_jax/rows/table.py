@@ -183,9 +183,10 @@ def column_names(path: str) -> list[str]:
 
 
 def column_or_usual(path: str, name: str | None, usual: Sequence[str], field: str) -> str:
-    """The column that somebody has named; if nobody has, the first usual one, or the one there is.
+    """The column that the config names; else the first usual name, or the one that the file has.
 
-    Another than the first is said, and taken only if no other column could be meant.
+    Prints a line if it takes another column than the first, which it does only if no second one
+    could be meant.
 
     Args:
       path: the file.
@@ -687,7 +688,7 @@ def read_table(
 
 
 def _parsed_row(row: Row, parse: Callable[[list[Any]], Any], num_columns: int) -> Any:
-    """What `parse` makes of the first cells of a row; Malformed if the row has a fault."""
+    """The result of `parse` for the first cells of a row; Malformed if the row has a fault."""
     if row.fault:
         raise Malformed(row.fault)
     return parse(row.cells[:num_columns])
@@ -813,7 +814,7 @@ def named(value: Any, names: Sequence[str]) -> str:
 
 
 def hint_of_secret(label: str) -> str:
-    """What a message adds on a label that stands for none; '' of others."""
+    """A hint for a message on a label that stands for a secret one; '' for other labels."""
     if plain_number(label) != _SECRET:
         return ''
     return f' ({_SECRET} stands for a secret label, as test splits have it: name another split)'

@@ -160,7 +160,7 @@ def _question_of_answer(cells: list[Any]) -> list[Question]:
 
 
 def _parsed(questions: Sequence[Any], parse: Callable[[Any], Question]) -> list[Question]:
-    """What `parse` makes of all questions of a passage; Malformed if one of them is."""
+    """The results of `parse` for all questions of a passage; Malformed if one of them is."""
     try:
         return [parse(question) for question in questions]
     except table.Malformed as error:

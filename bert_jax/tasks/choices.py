@@ -36,7 +36,8 @@ from bert_jax.text.wordpiece import has_words
 DEV_SHARE = 0.2  # of a data set without splits; CODAH's authors also score on a fifth
 _FORMATS = ('.csv', '.jsonl', '.tsv', '.parquet')
 _SPLITS = ('train', 'val', 'dev', 'test')
-# Chances of labels of which none is the first choice: below, they are said, or not read.
+# How unlikely it must be that no label is the first choice: below the first number a warning, below
+# the second an error.
 _IMPROBABLE = 0.01
 _MOST_IMPROBABLE = 1e-6
 _ENDINGS = ('ending0', 'ending1', 'ending2', 'ending3')
@@ -109,7 +110,7 @@ def _is_one_file(source: str) -> bool:
 
 
 def _names_of_split(split: str) -> list[str]:
-    """What the file of train or dev may be called."""
+    """The names that the file of train or dev may have."""
     stems = ['val', 'dev']
     if split == 'train':
         stems = ['train']

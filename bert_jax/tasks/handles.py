@@ -1,4 +1,4 @@
-"""With what a task is opened: prepared text, and the facts about a model that is scored."""
+"""What a task is opened with: prepared text, and facts about a model that is only scored."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -26,8 +26,8 @@ class ScoredModel(NamedTuple):
     trained: Mapping[str, Any] = {}
 
 
-# Functions that open a task take a config and perhaps a scored model: config files of users define
-# some, so what was prepared is no argument of theirs.
+# A context variable and not an argument, because config files of users define openers with the
+# signature (config, scored).
 _PREPARED: ContextVar[Prepared | None] = ContextVar('prepared', default=None)
 
 

@@ -24,7 +24,7 @@ from bert_jax.runtime.files import as_path, read_bytes
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import several_labels
 
-_FEW = 5  # examples of a label, of which fewer teach little
+_FEW = 5  # examples of a label; fewer teach little
 _SELDOM = 2  # examples of a label that is perhaps misspelt
 _LEAST_LETTERS = 4  # of a label that is compared with others
 _MOST_COMPARED = 20  # of these, with so many others; a comparison takes microseconds
@@ -104,7 +104,7 @@ class LabelFormat:
 def find_format(
     path: str, cells: Sequence[Any], usual: LabelFormat, *, names: Collection[str], is_first: bool
 ) -> LabelFormat:
-    """The format of cells that hold several labels. What is found is said.
+    """The format of cells that hold several labels. Prints what it found.
 
     Args:
       path: the file, for messages.
@@ -270,12 +270,12 @@ def labels_by_number(
 
 
 def as_known(there: Collection[str], known: Collection[str]) -> dict[str, str]:
-    """{label: the known label that it means}, for labels in another spelling; says which they are.
+    """{label: the known label that it means}, for labels in another spelling; prints which.
 
-    These differ only in case or in what is not seen, or they are the same number, as 1 and 1.0
-    are. A known label stays itself, and so does one that two known labels differ from only so. If
-    none is known yet, labels that differ only so stay apart, with a warning, and numbers are as the
-    shortest.
+    Such labels differ only in case or in what is not seen, or they are the same number, as 1 and
+    1.0 are. A known label stays itself, and so does a label that could mean either of two known
+    ones. If none is known yet, such labels stay apart, with a warning, except for equal numbers,
+    which become the shortest of them.
 
     Args:
       there: labels of a file or a model.

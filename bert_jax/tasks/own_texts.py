@@ -38,7 +38,8 @@ from bert_jax.tasks.texts import (
     text_task,
 )
 
-# Names of columns that are read where nobody names one: the first, or the only other that is there.
+# Names of the columns that are read where the config names none: the first, or, if the file lacks
+# it, the only other one that it has.
 _USUAL_TEXTS = ('text', 'sentence', 'review', 'comment', 'tweet', 'content', 'body', 'document')
 _USUAL_LABELS = ('label', 'labels', 'class', 'category', 'sentiment', 'intent', 'target')
 _USUAL_NUMBERS = (*_USUAL_LABELS, 'score', 'rating', 'similarity')
@@ -190,7 +191,7 @@ def _read_examples(
 
 
 def _contents(examples: TextExamples) -> list[str]:
-    """What decides whether an example is held out: both texts of a pair, a single text twice."""
+    """The content that decides what is held out: both texts of a pair, or a single text twice."""
     pairs = zip(examples.texts[0], examples.texts[-1], strict=True)
     return ['\n'.join(pair) for pair in pairs]
 
@@ -242,8 +243,8 @@ def class_weights(
 ) -> tuple[float, ...]:
     """The weights in `classification.class_weights`: 'balanced' (scikit-learn's), 'LABEL=2.5, ...'.
 
-    With several labels an example, a weight is of the examples that have the label, beside those
-    that do not; 'balanced' gives both the same weight in sum.
+    With several labels an example, a label's weight is that of the examples that have it, relative
+    to those that do not; 'balanced' gives both the same weight in sum.
 
     Args:
       text: the value of the field; '': no weights.
@@ -286,7 +287,7 @@ def _balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
 def _own_head(
     config: ConfigDict, name: str, labels: Sequence[str], loss: Mapping[str, Any] | None = None
 ) -> TextHead:
-    """What is predicted, with the metrics that the config names, or the usual ones.
+    """The head, with the metrics that the config names, or the usual ones.
 
     Args:
       config: of the run.

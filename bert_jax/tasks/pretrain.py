@@ -273,7 +273,7 @@ def _standard_masking(config: ConfigDict) -> dict[str, Any]:
 
 @dataclasses.dataclass(eq=False)
 class PhaseRows:
-    """What is trained on and evaluated in one phase: a kind of `train.phase.Rows`.
+    """The rows that are trained on and evaluated in one phase: a kind of `train.phase.Rows`.
 
     Rows are planned on first use, so that no epochs are planned for a phase that is over.
 

@@ -153,7 +153,7 @@ def names_of_places(cell: Any, names: Sequence[str]) -> list[str]:
 def find_separator(path: str, cells: Sequence[Any], known: Collection[str]) -> str:
     """The character between the labels in the cells; '' if each holds at most one.
 
-    Another one that recurs inside labels is said.
+    Prints a note if another character recurs inside labels.
 
     Args:
       path: the file, for the message.
@@ -261,6 +261,6 @@ def _may_separate(char: str) -> bool:
 
 
 def _parts(text: str, char: str) -> set[str]:
-    """What is between the occurrences of a character, without white space around it."""
+    """The parts between the occurrences of a character, without white space around them."""
     parts = set(map(str.strip, text.split(char)))
     return parts - {''}
