@@ -58,7 +58,7 @@ class _Prepared(Generic[Made]):
     """A chunk that is ready to be computed.
 
     Attributes:
-      made: what the caller's `prepare` made of it beside its units.
+      made: what the caller's `prepare` made of it besides its units.
       units, plan: None if there is nothing to compute.
     """
 
@@ -233,7 +233,7 @@ bound: Callable[..., Function] = functools.cache(functools.partial)
 
 
 def _encode(config: ModelConfig, params: Params, batch: Batch, **wanted: Any) -> Any:
-    """What `Bert` returns for a packed batch."""
+    """The outputs of `Bert` for a packed batch."""
     bert = Bert(config, pooled='cls_positions_BxK' in wanted)
     return bert.apply({'params': params['bert']}, *inputs_of(batch, None), **wanted)
 

@@ -21,9 +21,9 @@ _SPELLINGS = (re.compile(r'(?P<letter>[BIMELSU])[-_](?P<type>\S+)', re.IGNORECAS
 
 
 def entity_tags(tags: Iterable[str]) -> dict[str, str]:
-    """What tags mean as marks of entities: {tag: O, B-TYPE, I-TYPE, E-TYPE or S-TYPE}.
+    """The marks of entities that tags stand for: {tag: O, B-TYPE, I-TYPE, E-TYPE or S-TYPE}.
 
-    Read are IOB1, IOB2, IOBES, BMES, BILOU and IO, with the letter before or after the type and in
+    It reads IOB1, IOB2, IOBES, BMES, BILOU and IO, with the letter before or after the type and in
     either case: B-PER, b-per, B_PER, PER-B. {} if a tag is none of these, or all are O.
     """
     names = set(tags)
@@ -171,8 +171,8 @@ def as_the_model_writes(
 
     Args:
       gold: tags of each sentence in IOB2.
-      meant: `entity_tags` of the model's labels, which tell its scheme, but for IOB1 and IOB2.
-      predicted: what it predicted, as values of `meant`; they tell these two apart.
+      meant: `entity_tags` of the model's labels, which show its scheme, but not IOB1 from IOB2.
+      predicted: what it predicted, as values of `meant`; these show which of the two it is.
       iob2: whether it is known to have learned IOB2.
     """
     label_of = {mark: label for label, mark in meant.items()}

@@ -51,7 +51,7 @@ class ScoredPlace(NamedTuple):
 
     @property
     def score(self) -> float:
-        """What answers are ranked by."""
+        """The score that ranks answers."""
         return self.start_logit + self.end_logit
 
 
@@ -221,7 +221,7 @@ class _SpanFinder:
             yield Span(int(window), int(start), int(end), start_logit, end_logit)
 
     def _spans_by_window(self, of_question: range) -> list[np.ndarray]:
-        """What `_spans_of_window` gives for each window of a question."""
+        """The result of `_spans_of_window` for each window of a question."""
         low = of_question.start
         high = of_question.stop
         part_starts = self.windows.part_starts[low:high] - self.windows.part_starts[low]

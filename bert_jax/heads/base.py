@@ -1,7 +1,7 @@
 """The base class of all heads: declaration and training on packed rows.
 
     B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels,
-    N: examples of the global batch
+    N: examples of the global batch; rows_Bx2: the dropout keys of each row
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ class Head:
     num_outputs: int = 0
 
     def __init_subclass__(cls) -> None:
-        """Obeys a head of a config file that calls `loss_spans_batch` by its old name."""
+        """Takes `loss_spans_batch` under its old name too, from a head of a config file."""
         super().__init_subclass__()
         old = getattr(cls, 'compares', None)
         if old is not None and 'loss_spans_batch' not in vars(cls):

@@ -6,7 +6,7 @@ pools the last token, which alone attends to all others, and with `bilstm` the f
 directions of the BiLSTM are pooled.
 
     B, R: rows, S: row length, H: hidden_size, K: sequences or examples a row, L: labels,
-    C: choices an example, W: windows, n: texts
+    C: choices an example, W: windows, n: texts; rows_Bx2: the dropout keys of each row
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """The pre-training heads: masked LM and next sentence (paper section 3.1).
 
     B: batch rows, S: sequence, P: masked positions a row, K: sequences a row, H: hidden_size,
-    E: columns of the embedding tables, V: padded vocabulary
+    E: columns of the embedding tables, V: padded vocabulary; rows_Bx2: the dropout keys of each row
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """The head of ELECTRA's discriminator (Clark et al., 2020): which tokens were replaced.
 
-    B: batch rows, S: row length, H: hidden_size
+    B: batch rows, S: row length, H: hidden_size; rows_Bx2: the dropout keys of each row
 """
 
 import dataclasses

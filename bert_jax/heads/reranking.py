@@ -173,7 +173,7 @@ def _is_pair(gains: Any, is_document: Any) -> Any:
 
 
 def _differences(x: jax.Array) -> jax.Array:
-    """Of all pairs, the first minus the second: [..., C, C]."""
+    """The first value minus the second, for all pairs: [..., C, C]."""
     return x[..., :, None] - x[..., None, :]
 
 

@@ -3,7 +3,7 @@
 Sections 4.2 and 5.3 of the paper.
 
     B, R: rows, S: row length, H: hidden_size, F: features, U: units of one direction, L: labels,
-    K: examples (windows) a row
+    K: examples (windows) a row; rows_Bx2: the dropout keys of each row
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ A head whose loss is random draws in the same way: `uniform` and `gumbel` from t
 `Head.loss` receives, at the site `HEAD`. In an evaluation, where it receives none, `rows_of` gives
 keys.
 
-    B: batch rows, L: lines (the last dim but one)
+    B: batch rows, L: lines (the last dim but one); rows_Bx2: the dropout keys of each row
 """
 
 import functools

@@ -52,7 +52,7 @@ _FUSED = {
 
 
 class _Case(NamedTuple):
-    """What of a model decides which program its fused attention is.
+    """The options of a model that decide which program its fused attention is.
 
     Attributes:
       head_dim: of its heads.

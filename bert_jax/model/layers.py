@@ -1,6 +1,9 @@
 """Dense with its adapter, LayerNorm and gelu with BERT's initialisation and precision rules.
 
-    B: batch rows, S: sequence, H: hidden_size
+    B: batch rows, S: sequence, H: hidden_size, L: lines (as in `kernels.dropout`); rows_Bx2: the
+    dropout keys of each row
+
+    Of an adapter, I: inputs, M: adapted matrices, N: all matrices, R: rank, O: outputs of a matrix
 """
 
 import dataclasses
@@ -192,7 +195,7 @@ def activation(x: jax.Array, form: str, kept: str = 'derivative') -> jax.Array:
 
 
 class Adapter(nn.Module):
-    """What is trained beside a kernel in its place (`config.adapters`).
+    """The parameters that are trained in place of a kernel (`config.adapters`).
 
     To the product of `x` with the kernel it adds `x` times `a` [in dims, separate dim, rank] times
     `b` [rank, separate dim, out dims], scaled. With 'dora', each column of the kernel plus a times
@@ -291,7 +294,7 @@ class Adapter(nn.Module):
         return jnp.where(is_own_MxN[:, None, :, None], b_MxRxO[:, :, None], 0)
 
     def _placed(self, of_adapted_MxO: jax.Array) -> jax.Array:
-        """[N, O]: what is of the adapted matrices, and 1 for the rest."""
+        """[N, O]: the values of the adapted matrices, and 1 for the others."""
         parts = [jnp.ones_like(of_adapted_MxO[0])] * self._num_matrices
         for place, matrix in enumerate(self.adapted):
             parts[matrix] = of_adapted_MxO[place]
@@ -302,7 +305,7 @@ def read_by_adapter(
     config: ModelConfig, x: jax.Array, rows_Bx2: jax.Array | None, site: int, layer: Any,
     lines_BxL: jax.Array | None = None,
 ) -> jax.Array:
-    """What an adapter reads of `x` [B, S, ...]: with dropout, [B, S, in].
+    """The input of an adapter, from `x` [B, S, ...]: with dropout, [B, S, in].
 
     Args:
       config: has the rate.

@@ -4,7 +4,7 @@ A row is cut into blocks of queries. A block sees the keys of its own places and
 a block on each side, so scores are [B, G, N, Q, 2Q] and not [B, N, S, S].
 
     B: batch rows, S: sequence, G: blocks of a row, Q: queries of a block, K: keys that it sees,
-    N: heads, D: head_dim
+    N: heads, D: head_dim, F: any further dims; rows_Bx2: the dropout keys of each row
 """
 
 import math
@@ -109,7 +109,7 @@ def _blocks(x_BxSxF: jax.Array, margin: int, fill: int = 0) -> jax.Array:
 
 
 def _seen(x_BxSxF: jax.Array, margin: int, fill: int = 0) -> jax.Array:
-    """What each block sees [B, G, K, ...]; `fill` is before and behind the row."""
+    """The part of a row that each block sees [B, G, K, ...]; `fill` is on both sides of it."""
     missing = -x_BxSxF.shape[1] % (2 * margin)
     shifted_BxGxQxF = _blocks(_padded(x_BxSxF, margin, missing + margin, fill), margin)
     return jnp.concatenate([shifted_BxGxQxF[:, :-1], shifted_BxGxQxF[:, 1:]], axis=2)

@@ -41,7 +41,7 @@ class Trainable(Hashable, Protocol):
         """Fresh parameters, as `layers.Parameter`s."""
 
     def outputs(self, params: Params, batch: Batch, rows_Bx2: Keys = None) -> Outputs:
-        """What the head computes for a batch, by name."""
+        """The head's outputs for a batch, by name."""
 
     def totals(self, batch: Batch) -> Sums:
         """Divisors of the losses of this batch."""

@@ -1,4 +1,4 @@
-"""A model with several adapters: what each of them says of a text, in as few passes as possible.
+"""A model with several adapters: the results of each for a text, in as few passes as possible.
 
 Heads on equal encoders read a text once, together. Every other adapter takes a pass of its own.
 """
@@ -26,8 +26,8 @@ _OF_TEXT = ('text', 'first', 'second', 'question', 'choices')  # what results re
 class Adapted:
     """A model with several adapters. Its commands are those of `Model`, for all of them.
 
-    A result has what theirs repeat of the text, in 'adapters' the rest of each by the adapter's
-    name, and 'error' if one of them has it.
+    A result has the text as the results of the models repeat it, 'adapters' with the rest of each
+    by the adapter's name, and 'error' if one of them has it.
 
     Attributes:
       weights: of the first; all heads take texts of one form.
@@ -155,7 +155,7 @@ class _Together(TextJob[Any, Any]):
             yield dict(zip(self._jobs, results, strict=True))
 
     def without_result(self, text: Any, reason: str) -> dict[str, Result]:
-        """What each of the jobs says of such a text."""
+        """The results of all jobs for such a text."""
         return {name: job.without_result(text, reason) for name, job in self._jobs.items()}
 
 

@@ -39,7 +39,7 @@ _COARSE = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class _Computation:
-    """What is exported.
+    """The computation that is exported.
 
     Attributes:
       forward: computes outputs by name from parameters and inputs.
@@ -69,7 +69,7 @@ class _Comparison:
     """
 
     def __init__(self, rows: Rows, mask: np.ndarray, expected: Rows, rounding: float):
-        """Takes what the model computes.
+        """Takes the outputs of the model.
 
         Args:
           rows: inputs.
@@ -124,7 +124,7 @@ def _write_stablehlo(
     return {'params': str(params_file), 'platforms': list(PLATFORMS)}
 
 
-# What numpy raises where there is no file of arrays, or another or a damaged one.
+# The errors of numpy for a file of arrays that is missing, damaged or something else.
 _OTHER_FILE = (OSError, ValueError, TypeError, AttributeError, KeyError, EOFError, zlib.error,
                zipfile.BadZipFile)
 
@@ -274,7 +274,7 @@ def _input_shapes(model: LoadedModel, to: str) -> dict[str, jax.ShapeDtypeStruct
 
 
 def _comparison(model: LoadedModel, computation: _Computation) -> _Comparison:
-    """What the model computes of rows of random tokens, of three lengths, in two segments each."""
+    """The comparison on rows of random tokens, of three lengths, in two segments each."""
     lengths = np.minimum((16, 5, 11), model.max_length)[:, None]
     places = np.arange(lengths.max())
     mask = places < lengths

@@ -28,7 +28,7 @@ from bert_jax.runtime.files import LONGEST_LINE, as_path, near_file, open_stream
 
 
 class Form(abc.ABC):
-    """What a command takes as one text.
+    """The form of a text that a command takes.
 
     Attributes:
       num_arguments: arguments that make one text; None: all of them.

@@ -27,7 +27,7 @@ from bert_jax.weights.text_reader import TextReader
 
 
 class _Requirement(NamedTuple):
-    """What a command needs of a model.
+    """The parts of a model that a command needs.
 
     Attributes:
       heads: those that serve it.

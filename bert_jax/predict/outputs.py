@@ -1,4 +1,4 @@
-"""What the commands write: a line of JSON for each text, or arrays in an .npz file."""
+"""The output of the commands: a line of JSON for each text, or arrays in an .npz file."""
 
 import contextlib
 import json

@@ -36,7 +36,7 @@ Made = TypeVar('Made')
 
 
 class Notes:
-    """Notes on the texts of a stream: of each kind the first few, and how many more there were."""
+    """Notes on the texts of a stream: the first few of each kind, and how many more there were."""
 
     def __init__(self, model: LoadedModel):
         """`model`: takes the notes."""
@@ -77,8 +77,8 @@ class TextJob(abc.ABC, Generic[Read, Made]):
         results are rows of one table.
       num_texts: how many texts belong together in a result; 0: as many as are given.
       values_per_token: output values per token, which bound the size of a chunk.
-      reading: what decides, beside the model's tokenizer, frame and length, which units `read` and
-        `batch` make of a text.
+      reading: what else decides, besides the model's tokenizer, frame and length, which units
+        `read` and `batch` make of a text.
       notes: on the texts.
     """
 
@@ -95,7 +95,7 @@ class TextJob(abc.ABC, Generic[Read, Made]):
 
     @property
     def params(self) -> Any:
-        """What `function` gets, on the devices."""
+        """The parameters that `function` gets, on the devices."""
         return self.model.device_params
 
     @abc.abstractmethod
@@ -327,7 +327,7 @@ def _made(
 
 
 def _alone(job: TextJob[Read, Any], read: Read | Exception) -> Read | Exception:
-    """What was read of a text, or why it cannot be split."""
+    """What the job has read of a text, or the error if its batch cannot be made."""
     if isinstance(read, Exception):
         return read
     try:

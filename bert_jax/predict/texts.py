@@ -210,7 +210,7 @@ class Classify(WindowedJob):
     def results(
         self, texts: list[Tokenized], windows: TextWindows, outputs: Outputs
     ) -> Iterator[Result]:
-        """What the head says of the combined logits of each text's windows."""
+        """The head's result for each text, from the combined logits of its windows."""
         logits = windows.combined_logits(self._head, outputs['logits'])
         described = self._head.described(activated(self.model, logits), self._labels)
         for (parts, _), result in zip(texts, described, strict=True):
@@ -230,7 +230,7 @@ class PairsOfFirst(TextJob[list[Tokenized], TextWindows]):
     """A job on a first text with each of several others: each pair of the two is a unit."""
 
     least_texts: int = 2
-    too_few: str = ''  # what is said of fewer
+    too_few: str = ''  # the message if there are fewer
 
     def read(self, text: Any, number: int) -> list[Tokenized]:
         """Tokenizes the first text with each of the others."""

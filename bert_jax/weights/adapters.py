@@ -1,4 +1,4 @@
-"""The adapter of stored weights: its parameters, beside the kernels that they change, and its end.
+"""The adapter of stored weights: its parameters, the kernels that they change, and the two merged.
 
     I: inputs, M: matrices of a kernel, or those of them that have an adapter, R: rank, O: outputs
 """
@@ -25,7 +25,7 @@ class AdapterWeights:
     Attributes:
       options: what it is.
       params: its arrays by our names; of 'bitfit' none, as the biases are among those of the model.
-      base: what the model was before, as `init_checkpoint` named it; '' if that is not known.
+      base: the model without the adapter, as `init_checkpoint` named it; '' if it is not known.
     """
 
     options: AdapterOptions
@@ -34,7 +34,7 @@ class AdapterWeights:
 
 
 class AdaptedKernel(NamedTuple):
-    """A kernel with adapters beside it.
+    """A kernel that has an adapter, or several for its matrices.
 
     Attributes:
       name: of its dense layer, such as 'bert/encoder/layer_0/output/dense'.
@@ -97,7 +97,7 @@ def with_adapter(
     kernel: np.ndarray, adapted: AdaptedKernel, options: AdapterOptions,
     params: Mapping[str, np.ndarray],
 ) -> np.ndarray:
-    """A kernel that alone computes what it does with its adapter; its shape, float32."""
+    """The kernel with its adapter merged into it, so that it computes the same alone; float32."""
     of_one = {leaf: params[f'{adapted.name}/adapter/{leaf}'] for leaf in ('a', 'b')}
     num_inputs = math.prod(kernel.shape[: len(adapted.kernel.in_dims)])
     num_adapted = len(adapted.adapted)
@@ -117,7 +117,7 @@ def with_adapter(
 def merged(
     params: Mapping[str, np.ndarray], adapter: AdapterWeights, every: list[Tensor]
 ) -> dict[str, np.ndarray]:
-    """`Weights.params` that alone compute what they do with an adapter.
+    """`Weights.params` with the adapter merged into them, so that they compute the same alone.
 
     Args:
       params: of the model.

@@ -278,7 +278,7 @@ def is_expressible(spelling: Spelling | None, value: Any) -> bool:
 
 
 def _word_for(value: Any, spelling: Spelling) -> Any:
-    """What a config file has for a value of ours."""
+    """The word that a config file has for a value of ours."""
     for word, meant in spelling.values.items():
         if meant == value:
             return word
@@ -319,7 +319,7 @@ class Weights:
       step_dir: the checkpoint of a run that `params` were read from; None: they are of no run.
       shared_layers: what a model with another head starts from, where transformers has one name for
         layers of two heads (`foreign.families.shared_layers`).
-      adapter: what was trained beside `params`, which do not hold it; None: there is nothing.
+      adapter: was trained in addition to `params`, which do not hold it; None: there is none.
       tasks: the adapters that files hold for several tasks, by name: functions that return `params`
         with one.
     """

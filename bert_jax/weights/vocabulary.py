@@ -18,8 +18,8 @@ def check_vocabulary(
 ) -> tuple[Path | None, bool]:
     """(The vocabulary, whether text is lower-cased before WordPiece).
 
-    The latter is `lowercase`; if that is None, the vocabulary tells (`Vocab.is_cased`). An
-    embedding may have more rows than there are tokens: some are padded for speed.
+    The latter is `lowercase`; if that is None, it follows from the vocabulary (`Vocab.is_cased`).
+    An embedding may have more rows than there are tokens: some are padded for speed.
 
     Args:
       path: of its file; None: there is none.
