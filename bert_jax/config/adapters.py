@@ -23,7 +23,7 @@ _NAMES = (*_EACH, *_GROUPS)
 
 @dataclasses.dataclass(frozen=True)
 class AdapterOptions:
-    """What is trained beside the head, named as the fields of `config.adapter`.
+    """What is trained besides the head, in fields named as those of `config.adapter`.
 
     By default there is no adapter, and all parameters are trained.
 

@@ -114,7 +114,7 @@ def _parse_fields(
 
 
 def _explain(error: Exception, arguments: Sequence[str], names: Collection[str]) -> str:
-    """What is wrong with the arguments, and which field may be meant.
+    """The message for wrong arguments, with the field that may be meant.
 
     Args:
       error: in parsing them.

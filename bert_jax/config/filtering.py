@@ -10,7 +10,7 @@ from bert_jax.runtime.files import check_scheme
 
 @dataclasses.dataclass(frozen=True)
 class FilterOptions:
-    """What the stores of a training text leave out, named as the fields of `config.data`.
+    """What the stores of a training text leave out, in fields named as those of `config.data`.
 
     Attributes:
       near_duplicates: documents that are so similar to an earlier one; 0.0: none.

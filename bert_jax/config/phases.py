@@ -125,7 +125,7 @@ def _fill_in(config: ConfigDict) -> list[dict[str, Any]]:
 
 
 def _stated(phase: Mapping[str, Any]) -> dict[str, Any]:
-    """What a phase states; an option that is None is not stated."""
+    """The options that a phase states; one that is None is not stated."""
     stated = dict(phase)
     for name in PHASE_OPTIONS:
         if stated.get(name) is None:

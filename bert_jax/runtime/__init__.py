@@ -1,1 +1,1 @@
-"""What every process needs: files, hosts, stopping, folder locks, errors and checksums."""
+"""The ground of every process: files, hosts, stopping, folder locks, errors and checksums."""

@@ -276,7 +276,7 @@ def append(url: str, content: bytes, size: int) -> bool:
 
 
 def _object(url: str) -> dict[str, Any] | None:
-    """What a bucket says of an object; None if it is missing."""
+    """The bucket's record of an object; None if the object is missing."""
     bucket, name = _split(url)
     with contextlib.suppress(FileNotFoundError):
         return file_system().call('GET', 'b/{}/o/{}', bucket, name, json_out=True)
@@ -296,7 +296,7 @@ def _join(url: str, beside: str, generation: str) -> dict[str, Any] | None:
                 'destination': {'contentType': 'application/octet-stream'}})
     except Exception:
         # If only the answer was lost, gcsfs has repeated the request, and the bucket has refused it
-        # because of the other generation. So the object tells what was done.
+        # because of the other generation. So only the object shows what was done.
         return _object(url)
 
 

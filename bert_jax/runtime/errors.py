@@ -24,10 +24,10 @@ class InputError(ValueError):
 
 
 class DamagedFile(InputError):
-    """What a file holds cannot be read; of a text of many files, the others can be used.
+    """The content of a file cannot be read; the other files of the text can still be used.
 
-    Faults of a disk, a network, the installation or the configuration are none: they would take
-    every file, and pass.
+    It is not raised for faults of a disk, a network, the installation or the configuration: these
+    would hit every file, and pass.
     """
 
 

@@ -265,7 +265,7 @@ def _wait(claims: Mapping[str, Claim], is_done: Callable[[Claim], bool], waits: 
 
 
 def _prefix(piece: str) -> str:
-    """What stands before `claim-` in the name of a claim."""
+    """The part before `claim-` in the name of a claim."""
     return f'{piece}-' if piece else ''
 
 

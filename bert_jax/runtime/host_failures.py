@@ -1,4 +1,4 @@
-"""What host 0 concludes from the reports of all hosts: who failed, whether they hang, when to stop.
+"""The conclusions of host 0 from all hosts' reports: who failed, whether they hang, when to stop.
 
 Nothing here looks at a clock or at another process: times and reports are arguments.
 """
@@ -34,7 +34,7 @@ class Failure:
 
 @dataclasses.dataclass
 class HostState:
-    """What a host says of itself. The defaults stand for a host that has not said anything yet.
+    """A host's report of itself. The defaults stand for a host that has not reported yet.
 
     Attributes:
       beat: its heartbeat, which is higher in every report.
@@ -70,13 +70,13 @@ class HostState:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What all hosts obey.
+    """The decision that all hosts obey.
 
     Attributes:
       failed_host: the host that failed first; None: none did.
       failure: the message and status with which the others end.
       hangs: whether the failure is that no host finishes a step. Then `failed_host` is the one for
-        which the others wait; None: that cannot be told.
+        which the others wait; None: it is not known.
       must_stop: whether a host was signalled to stop.
       stop_poll: the poll at which all stop; None: not decided yet.
     """
@@ -201,7 +201,7 @@ def _by_cause(reports: Mapping[int, HostState]) -> dict[str, list[int]]:
 
 
 def _doings(reports: Mapping[int, HostState]) -> str:
-    """What all hosts are doing: 'host 1 waiting for data after step 7, hosts 0, 2 ...'."""
+    """A line on what all hosts do: 'host 1 waiting for data after step 7, hosts 0, 2 ...'."""
     doings = []
     for cause, numbers in _by_cause(reports).items():
         steps = sorted({reports[host].step or 0 for host in numbers})

@@ -1,4 +1,4 @@
-"""What makes XLA faster on CPUs than it is by default."""
+"""Options that make XLA faster on CPUs than it is by default."""
 
 import functools
 

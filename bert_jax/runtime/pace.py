@@ -25,7 +25,7 @@ class Pace:
         return time.monotonic() - self._begun
 
     def is_due(self) -> bool:
-        """Whether the last line is long enough ago; if it is, one is told now."""
+        """Whether the last line is long enough ago; if so, counts one as printed now."""
         now = time.monotonic()
         if now - self._told < self._every:
             return False

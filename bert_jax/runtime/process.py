@@ -41,7 +41,7 @@ DISK_IS_FULL = 'No space left on device|Disk quota exceeded'  # a pattern of mes
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ErrorRule:
-    """What a command prints for a kind of exception, and its exit status.
+    """The line that a command prints for a kind of exception, and its exit status.
 
     Attributes:
       types: classes of the exceptions that the rule is for.

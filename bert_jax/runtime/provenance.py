@@ -1,4 +1,4 @@
-"""What computed a result: the program's commit, code and command, package versions, the machine."""
+"""The origin of a result: the program's commit, code and command, package versions, the machine."""
 
 import contextlib
 import functools
@@ -45,7 +45,7 @@ def versions_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def made_by() -> dict[str, Any]:
-    """What config.json says of the program.
+    """The record of the program for config.json.
 
     These are the commit of this package ('' outside its repository and its archives), a digest of
     its files, the versions of what computes, and the running command, without passwords of URLs.
@@ -126,7 +126,7 @@ def _commit() -> str:
 
 
 def _archived_commit() -> str:
-    """What `git archive` wrote into `commit.txt`; '' if the files come from elsewhere."""
+    """The commit that `git archive` put into `commit.txt`; '' if the files come from elsewhere."""
     with contextlib.suppress(OSError):
         commit = (_PACKAGE / 'commit.txt').read_text().strip()
         if re.fullmatch('[0-9a-f]{7,64}', commit):

@@ -1,6 +1,6 @@
-"""What values may be: those of config fields, and of the fields of foreign JSON by a schema a file.
+"""The values allowed in config fields and, by a schema for each file, in foreign JSON.
 
-Foreign is every file that another program, an editor or an older version may have written. A schema
+A file is foreign if another program, an editor or an older version may have written it. A schema
 names the fields that are read; others are kept as they are. null is the same as no field.
 `files.read_fields` reads such a file.
 """

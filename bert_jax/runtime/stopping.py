@@ -105,7 +105,7 @@ class Guard:
         self._seconds = seconds
 
     def reports(self) -> dict[int, HostState]:
-        """What each host said of itself last; {} on other hosts than the first."""
+        """The last report of each host; {} on other hosts than the first."""
         return self._reports
 
     def _handle(self, number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""What the classes of transformers make themselves, whatever a tokenizer.json says.
+"""The parts that classes of transformers make themselves, whatever a tokenizer.json says.
 
 In transformers 5 a class of a model's own takes the vocabulary of the tokenizer.json and builds the
 rest: RobertaTokenizer, XLMRobertaTokenizer, CamembertTokenizer, AlbertTokenizer, MPNetTokenizer and
@@ -171,7 +171,7 @@ def token_in(entry: Any) -> str:
 
 
 def _byte_level(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What RobertaTokenizer makes."""
+    """The parts that RobertaTokenizer makes."""
     adds = fields.get('add_prefix_space') is True
     return {
         'normalizer': None,
@@ -181,7 +181,7 @@ def _byte_level(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sentence_piece(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What XLMRobertaTokenizer makes: of the normalizer it keeps a precompiled one."""
+    """The parts that XLMRobertaTokenizer makes; of the normalizer, it keeps a precompiled step."""
     steps = steps_of(parts.get('normalizer'))
     precompiled = [step for step in steps if step.get('type') == 'Precompiled']
     scheme = 'never' if fields.get('add_prefix_space') is False else 'always'
@@ -194,7 +194,7 @@ def _sentence_piece(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> dict
 
 
 def _alberts_normalizer(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What AlbertTokenizer makes of its fields, and a precompiled normalizer behind it."""
+    """The normalizer that AlbertTokenizer makes of its fields, then a precompiled one."""
     quotes = [{'type': 'Replace', 'pattern': {'String': marks}, 'content': '"'}
               for marks in ('``', "''")]
     accents: list[dict[str, Any]] = []
@@ -207,7 +207,7 @@ def _alberts_normalizer(parts: Mapping[str, Any], fields: Mapping[str, Any]) -> 
 
 
 def _mpnets(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What MPNetTokenizer makes: what BertTokenizer does."""
+    """The parts that MPNetTokenizer makes, which are those of BertTokenizer."""
     return {
         'normalizer': {
             'type': 'BertNormalizer', 'clean_text': True,

@@ -1,4 +1,4 @@
-"""What a text loses in a vocabulary: words that it does not know, and capitals."""
+"""Losses of a text in a vocabulary: words that it does not know, and capitals."""
 
 import contextlib
 import os

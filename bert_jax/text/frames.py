@@ -73,7 +73,7 @@ class Frame:
 
     @property
     def lost_part(self) -> str:
-        """What messages call that which a text loses if it is too long."""
+        """The part that a text loses if it is too long, for messages."""
         return 'beginning' if self.cuts_start else 'end'
 
     def without_types(self) -> 'Frame':

@@ -147,7 +147,7 @@ def _alone(step: Mapping[str, Any]) -> Library:
 
 
 def _content_of(step: Mapping[str, Any]) -> str:
-    """What a step puts into a text, the longest of several; '' of a step that names nothing."""
+    """The text that a step inserts, the longest of several; '' if the step names none."""
     kind = step.get('type')
     if kind == 'Precompiled':
         return _longest_replacement(step.get('precompiled_charsmap'))

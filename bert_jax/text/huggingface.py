@@ -232,9 +232,9 @@ class HuggingFaceTokenizer:
         return names
 
     def _find_before_word(self) -> str:
-        """What a word that is not a text's first needs before it: a space, or nothing.
+        """The text to put before a word that is not a text's first: a space, or nothing.
 
-        Byte-level BPE tells the pieces of ` word` and `word` apart unless it adds the space itself.
+        Byte-level BPE has other pieces for ` word` than for `word` unless it adds the space itself.
         """
         word = self.encode('a')
         if self.encode('a a') == word + word:
@@ -281,7 +281,7 @@ class HuggingFaceTokenizer:
         return ids
 
     def _encoding(self, text: str) -> Any:
-        """What the library makes of a text.
+        """The library's encoding of a text.
 
         Raises:
           Unsplittable: it cannot split it, or would make far more of it than it is.
@@ -373,7 +373,7 @@ class HuggingFaceTokenizer:
         return Split(encoding.ids, places, encoding.word_ids, encoding.offsets)
 
     def shown(self, piece_id: int) -> str:
-        """What one sees of a piece: its characters, without the marks; U+FFFD for parts of some."""
+        """The characters of a piece, without its marks; U+FFFD for a part of a character."""
         token = self.vocab.tokens[piece_id]
         if piece_id in self._added_ids:
             return token
@@ -511,7 +511,7 @@ def _fields_of(beside: Mapping[str, str], source: str) -> dict[str, Any]:
 
 
 def _names_of_roles(fields: Mapping[str, Any]) -> dict[str, str]:
-    """What the files beside a tokenizer.json call the special tokens, by role."""
+    """The special tokens' names in the files beside a tokenizer.json, by role."""
     names = {}
     for role, (keys, _) in _ROLES.items():
         values = [_content(fields.get(key)) for key in keys]

@@ -39,7 +39,7 @@ class Unsplittable(InputError):
 
 
 class _Messages:
-    """What the process writes on standard error, which the library writes to without Python."""
+    """Holds back standard error, which the library writes to without Python."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -135,7 +135,7 @@ class Library:
         return functools.partial(self._call, getattr(self._tokenizer, name))
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a method of the library's tokenizer returns."""
+        """The result of a method of the library's tokenizer."""
         if self._has_panicked:
             with panicking_silently(), library_errors():
                 return method(*args, **kwargs)

@@ -10,7 +10,7 @@ from bert_jax.text.tokenizer import Place
 
 @dataclasses.dataclass(frozen=True)
 class NormalizedWord:
-    """What tokenizing makes of a word before it is cut into pieces.
+    """A word, and what tokenizing makes of it before it is cut into pieces.
 
     Attributes:
       word: as it stands in the text.

@@ -185,7 +185,7 @@ def _normalized(word: str) -> NormalizedWord:
 
 
 def _known_as(pieces: Sequence[str], name: str, other: str) -> str:
-    """What a vocabulary calls a special token: `name`, or `other` if it has only that."""
+    """The name of a special token in a vocabulary: `name`, or `other` if it has only that."""
     if name not in pieces and other in pieces:
         return other
     return name

@@ -86,7 +86,7 @@ _USUAL_WORD_LENGTHS = (None, 100, 200)
 
 
 class Settings(NamedTuple):
-    """What the files of a folder say about its tokenizer.
+    """The settings of a tokenizer, from the files of its folder.
 
     Attributes:
       fields: those of tokenizer_config.json, and what the normalizer in tokenizer.json has in

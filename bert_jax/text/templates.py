@@ -1,4 +1,4 @@
-"""What a tokenizer of the library `tokenizers` puts around and between texts."""
+"""The tokens that a tokenizer of the library `tokenizers` puts around and between texts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

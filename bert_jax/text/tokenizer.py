@@ -1,4 +1,4 @@
-"""What every kind of tokenizer gives: the protocol that the rest of the project relies on.
+"""The protocol of all kinds of tokenizers, on which the rest of the project relies.
 
 A kind is one file of this folder, a row of `text/kinds.py` with the file that it reads.
 """
@@ -104,17 +104,17 @@ class Tokenizer(Protocol):
         """The pieces of a text, and the characters that each stands for."""
 
     def shown(self, piece_id: int) -> str:
-        """What one sees of a piece, without the marks of where words begin or go on.
+        """The readable form of a piece, without the marks of where words begin or go on.
 
-        `vocab.is_continuation` tells whether it goes on the word before it.
+        Whether it continues the word before it is in `vocab.is_continuation`.
         """
 
 
 def name_of(tokenizer: Tokenizer, piece_id: int) -> str:
-    """What results call a piece: its token in the vocabulary, if that can be read.
+    """The name of a piece in results: its token in the vocabulary, if that can be read.
 
-    Byte-level vocabularies spell characters by others, except those of ASCII: there it is what one
-    sees of the piece. An embedding may have more rows than the vocabulary has tokens.
+    Byte-level vocabularies spell all characters but ASCII by others: there the name is the readable
+    form. An embedding may have more rows than the vocabulary has tokens.
     """
     if piece_id >= len(tokenizer.vocab):
         return unused_row(piece_id)

@@ -118,7 +118,7 @@ class Vocab:
 
     @functools.cached_property
     def written_mask(self) -> re.Pattern[str]:
-        """What a text has in the place of a masked token: that token's name, or [MASK]."""
+        """Finds the masks in a text: the name of the mask token, or [MASK]."""
         names = (self.tokens[self.mask_id], MASK)
         return re.compile('|'.join(map(re.escape, names)))
 

@@ -103,7 +103,7 @@ def read_text(path: str | os.PathLike[str], what: str, field: str) -> str:
 
 
 def vocab_content(tokens: Iterable[str]) -> str:
-    """What a vocabulary's file holds: one token per line."""
+    """The content of a vocabulary's file: one token per line."""
     return ''.join(f'{token}\n' for token in tokens)
 
 

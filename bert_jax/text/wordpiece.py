@@ -424,7 +424,7 @@ class WordPieceTokenizer:
         return ids
 
     def split(self, text: str) -> list[str]:
-        """What WordPiece is applied to: the words and punctuation marks of a text."""
+        """The words and punctuation marks of a text, to which WordPiece is applied."""
         return basic_tokens(text, self.lowercase, self.switches)
 
     def pieces(self, token: str) -> list[int]:
