@@ -1,4 +1,4 @@
-"""What the weights that a run starts from determine of its config."""
+"""Completes a config from the weights that its run starts from."""
 
 import string
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ def _complete_framing(data: ConfigDict, init_weights: Weights | None) -> None:
 
 
 def _complete_vectors(section: ConfigDict, init_weights: Weights | None) -> None:
-    """`retrieval.pool` and the prompts, as stated, else as the weights have them, which is said.
+    """Fills in `retrieval.pool` and the prompts; prints those that it takes from the weights.
 
     Raises:
       InputError: the weights pool in a way that is not trained here.
@@ -94,7 +94,7 @@ def _complete_vectors(section: ConfigDict, init_weights: Weights | None) -> None
 
 
 def _check_vectors(weights: Weights) -> None:
-    """Says what of the vectors of weights is another here.
+    """Prints in what the vectors of the weights will differ here.
 
     Raises:
       InputError: they are of texts that are lower-cased before their tokenizer.

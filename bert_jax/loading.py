@@ -112,7 +112,7 @@ def read_model(path: str | os.PathLike[str], vocab_file: Any = None) -> tuple[We
 
 
 def _sentences_of(inference: Mapping[str, Any], folder: Path) -> Sentences:
-    """What `Sentences.inference` gave `Weights.inference`, of a run with a way of pooling."""
+    """The inverse of `Sentences.inference`, for a run with a way of pooling."""
     prompts = inference.get('prompts') or {}
     default = inference.get('default_prompt')
     return Sentences(

@@ -303,7 +303,7 @@ def _spelt_as(weights: Weights, labels: Sequence[str]) -> Weights:
 
 
 def _tokenizer_fingerprint(weights: Weights) -> str:
-    """What decides how text is tokenized: the vocabulary and the settings beside it."""
+    """The fingerprint of all that decides how text is tokenized: vocabulary and settings."""
     if weights.vocab_file is None:
         return ''
     return load_tokenizer(weights.vocab_file, weights.lowercase).fingerprint
@@ -344,7 +344,7 @@ def _warn_of_training_examples(
     Args:
       task: opened, with what is scored.
       config: of this evaluation.
-      run: the fields of the run's config.json; if it is of another task, nothing is said.
+      run: the fields of the run's config.json; if it is of another task, there is no warning.
       weights: the run's.
     """
     if not _may_score_training_examples(config, run):

@@ -1,4 +1,4 @@
-"""What only makes sense of several sections of a config together.
+"""Checks of a whole config, across its sections.
 
 `validate` has each field checked by its row (`config.checking`), and by the code that reads it
 (`READERS`), and checks the rules between sections; `check_used` refuses settings that the task

@@ -32,7 +32,7 @@ def mteb_model(path: str | os.PathLike[str], name: str = '') -> 'MtebModel':
 
 
 class MtebModel:
-    """What MTEB calls an encoder (`mteb.models.EncoderProtocol`).
+    """A loaded model as an encoder of MTEB (`mteb.models.EncoderProtocol`).
 
     Attributes:
       mteb_model_meta: the model's description, an `mteb.models.ModelMeta`.

@@ -19,7 +19,7 @@ ENDING = '.bad'
 
 
 class BadFiles:
-    """Those of one share."""
+    """The bad files of one share."""
 
     def __init__(self, path: files.Path):
         """Takes over what an earlier start has noted in the file `path`."""
@@ -66,7 +66,7 @@ def readable(
 
 
 def read_bad_files(path: files.Path) -> dict[str, str]:
-    """What is wrong with the bad files of a share, by their names."""
+    """The faults of the bad files of a share, by their names."""
     try:
         found: dict[str, str] = json.loads(files.read_bytes(path))
     except FileNotFoundError:

@@ -133,7 +133,7 @@ def pipeline_of(options: Sequence[str], num_pieces: int) -> Iterator[beam.Pipeli
 
 
 def _for_dask(options: str, num_pieces: int) -> list[str]:
-    """What Dask's runner does not choose well: one worker would get 128 shares, a partition."""
+    """Options that Dask's runner chooses badly itself: one worker would get 128 shares at once."""
     if 'DaskRunner' in options and '--dask_npartitions' not in options:
         return [f'--dask_partition_size={-(-num_pieces // _DASK_PARTITIONS)}']
     return []
@@ -148,19 +148,19 @@ def _opened(job: bytes) -> Build:
 
 @functools.lru_cache(1)
 def _maker(job: bytes) -> ShareMaker:
-    """What makes shares, in a worker."""
+    """The maker of shares in a worker."""
     return ShareMaker(_opened(job), num_threads=1)
 
 
 class _Fault(NamedTuple):
-    """What a share failed at; it goes to the last step in place of a part."""
+    """The fault at which a share failed; it goes to the last step in place of a part."""
 
     share: int
     fault: str
 
 
 def _tried(share: int, work: Callable[[], _T]) -> _T | _Fault:
-    """What the work on a share gives. It is tried three times, because it may fail for a while."""
+    """The result of the work on a share, which is tried three times: it may fail for a while."""
     fault = _Fault(share, '')
     for attempt in range(_ATTEMPTS):
         if attempt:
@@ -200,7 +200,7 @@ def _read(part: Any, job: bytes) -> Iterator[tuple[tuple[int, int], Any]]:
 
 
 def _with_notes(build: Build, part: _Numbers, use: Callable[[Notes], _T]) -> _T:
-    """What `use` makes of the notes of a part."""
+    """The result of `use` for the notes of a part."""
     with files.temporary_folder() as copies:
         return use(Notes.open(notes_path(build.folder, part_name(*part)), copies))
 
@@ -268,7 +268,7 @@ def _summarize(
 
 
 class _Outcome(NamedTuple):
-    """What became of all parts.
+    """The outcome of all parts.
 
     Attributes:
       summaries: of the good ones.
@@ -283,7 +283,7 @@ class _JoinOutcomes(beam.CombineFn):
     """Joins summaries and faults, some of them first on many workers."""
 
     def create_accumulator(self) -> _Outcome:
-        """Of no part."""
+        """The outcome of no part."""
         return _Outcome(Summaries(), {})
 
     def add_input(self, outcome: _Outcome, found: tuple[_Numbers, Any]) -> _Outcome:

@@ -27,7 +27,7 @@ _GROUPS = 64  # of words; each is added up by one worker
 def counted_runs(
     sources: Sequence[Source], folder: files.Path, heads: Sequence[Head], options: Sequence[str]
 ) -> Mapping[str, int] | None:
-    """What `wordpiece_training.counted_runs` counts.
+    """The counts of `wordpiece_training.counted_runs`, made by Beam's workers.
 
     Args:
       sources: of the sample.

@@ -1,6 +1,6 @@
 """How far the shares of a store are, and how long they will still take.
 
-Sizes of units are estimates where files are compressed. So what is left is told from those units
+Sizes of units are estimates where files are compressed. So what is left is computed from the units
 that have been read: how much text they held, compared with their estimates.
 """
 
@@ -17,7 +17,7 @@ _LEAST_SECONDS_OF_A_RATE = 3.0
 
 
 class Read(NamedTuple):
-    """What has been read, in bytes.
+    """How much has been read, in bytes.
 
     Attributes:
       text: all of it.

@@ -65,7 +65,7 @@ class EvaluatedFile(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What some documents hold of evaluation files.
+    """The texts of evaluation files that some documents hold.
 
     Attributes:
       documents: int64 [n], contaminated documents; ascending, repeated for several files.
@@ -79,7 +79,7 @@ class Found(NamedTuple):
 
     @classmethod
     def joined(cls, stretches: Sequence[Self], num_documents: Sequence[int]) -> Self:
-        """What a part holds, from what stretches of it hold.
+        """The findings of a part, from those of stretches of it.
 
         Args:
           stretches: in order.
@@ -99,7 +99,7 @@ class Found(NamedTuple):
 
 
 class _Letters(NamedTuple):
-    """What the tokens of a vocabulary spell.
+    """The letters that the tokens of a vocabulary spell.
 
     Attributes:
       hashes: uint64 [V], the polynomial over a token's letters.
@@ -368,7 +368,7 @@ class Evaluated:
         return cls(tuple(names), letters, _Runs.of_files(runs))
 
     def found(self, tokens: np.ndarray, token_bounds: np.ndarray) -> Found:
-        """What documents hold of the files.
+        """The texts of the files that documents hold.
 
         Args:
           tokens: of all documents, one after the other.
@@ -404,7 +404,7 @@ class Evaluated:
             yield places[are_found], numbers[are_found]
 
     def _summary(self, documents: np.ndarray, runs: np.ndarray) -> Found:
-        """What is found, from pairs of a document and a run."""
+        """The findings, from pairs of a document and a run."""
         documents, runs = _different_pairs(documents, runs)
         files, places = self._runs.files.of_each(runs)
         documents, files = _different_pairs(documents[places], files)
@@ -462,7 +462,7 @@ def _files_of(pattern: str) -> list[str]:
 
 
 def _letters_of(tokenizer: Tokenizer) -> _Letters:
-    """What the tokens of a tokenizer's vocabulary spell."""
+    """The letters that the tokens of a tokenizer's vocabulary spell."""
     vocab = tokenizer.vocab
     hashes = np.zeros(len(vocab), _U64)
     lengths = np.zeros(len(vocab), np.int64)

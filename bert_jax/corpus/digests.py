@@ -72,7 +72,7 @@ def object_digest(found: files.Found) -> str:
 
 
 class _State(NamedTuple):
-    """What changes when the content of a file does."""
+    """Properties of a file that change when its content does."""
 
     size: int
     time: int  # when it was changed, in nanoseconds

@@ -171,7 +171,7 @@ class _PartSignatures:
         self._found.append(signatures(tokens, token_bounds, self._threshold))
 
     def notes(self) -> Mapping[str, np.ndarray]:
-        """Those of all documents."""
+        """The notes of all documents."""
         found = Signatures.joined(self._found)
         return {
             _KEYS: found.keys,
@@ -220,7 +220,7 @@ class Contamination:
         """None: a document is compared with the evaluation files alone."""
 
     def found(self, notes: Notes, is_repeat: np.ndarray) -> tuple[np.ndarray, Found]:
-        """Those that hold texts of the files, and which."""
+        """The documents that hold texts of the files, and which texts."""
         of_part = Found(notes.read(_DOCUMENTS), notes.read(_FILES), notes.read(_RUNS))
         is_contaminated = np.zeros(len(notes.read('document_hashes')), bool)
         is_contaminated[of_part.documents] = True
@@ -236,7 +236,7 @@ class Contamination:
 
 
 class _PartFound:
-    """What the documents of a part hold of evaluation files."""
+    """The texts of evaluation files in the documents of a part."""
 
     def __init__(self, evaluated: Evaluated):
         self._evaluated = evaluated
@@ -249,6 +249,6 @@ class _PartFound:
         self._num_documents.append(len(token_bounds) - 1)
 
     def notes(self) -> Mapping[str, np.ndarray]:
-        """What all documents hold."""
+        """The texts that all documents hold."""
         found = Found.joined(self._found, self._num_documents)
         return {_DOCUMENTS: found.documents, _FILES: found.files, _RUNS: found.runs}

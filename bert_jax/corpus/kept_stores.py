@@ -1,4 +1,4 @@
-"""What is kept in a folder of stores: those that are finished, and what is left of others.
+"""The stores that a folder keeps: the finished ones, and what is left of others.
 
 A store that was begun and not finished is of use to the command that began it, which goes on, and
 to those whose text has some of its files (see `earlier_shares`). Nothing removes it but a user.

@@ -40,7 +40,7 @@ _KEYS = 2
 
 
 class Signatures(NamedTuple):
-    """What `near_duplicates` compares of a part's documents.
+    """The signatures of a part's documents, which `near_duplicates` compares.
 
     Attributes:
       keys: uint64 [D * NUM_KEYS], ascending. Documents with an equal key are probably similar.

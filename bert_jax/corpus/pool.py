@@ -54,7 +54,7 @@ def _without_main() -> Iterator[None]:
 
 
 def given() -> Any:
-    """What the pool that this process works for has for its workers."""
+    """The object that the pool of this process hands to its workers."""
     return _given
 
 

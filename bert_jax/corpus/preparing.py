@@ -61,7 +61,7 @@ def prepare(config: ConfigDict) -> Prepared | None:
 def open_builds(
     config: ConfigDict, count_runs: sharing.CountRuns | None = None
 ) -> list[Build]:
-    """What is to be built for a pre-training config: each text's store, begun or finished.
+    """The builds of a pre-training config: each text's store, not begun, begun or finished.
 
     For those who divide the work themselves. The vocabulary is made or found first; when all stores
     are finished, `prepare` opens them.
@@ -127,7 +127,7 @@ class _Pretraining:
         return Prepared(self._vocab_path, self._tokenizer, encode, stores, records)
 
     def builds(self) -> list[Build]:
-        """What is to be built of each text.
+        """The build of each text.
 
         Raises:
           InputError: one cannot be used.

@@ -256,7 +256,7 @@ def _place_among_builders(
 def _names_if_here(
     source: Source, tokenizer: Any, facts: Sequence[DocumentFilter]
 ) -> list[str]:
-    """What a store may be called; nothing where the text or a file of the facts cannot be read."""
+    """The names that a store may have; none if the text or a file of the facts cannot be read."""
     with contextlib.suppress(InputError, OSError):
         return [store_building.store_fingerprint(source, tokenizer, facts, by_content)
                 for by_content in (False, True)]
@@ -433,7 +433,7 @@ def share_vocabulary(
 
 
 def _settings_of(sources: Sequence[Source], wanted: Wanted, mixing: Mixing) -> list[Any]:
-    """What a trained vocabulary depends on; in the names of stored ones."""
+    """The settings that a trained vocabulary depends on; they are in the names of stored ones."""
     settings = [
         *(source.fingerprint() for source in sources), wanted.vocab_size, wanted.lowercase,
         _VOCABULARY_VERSION]

@@ -45,7 +45,7 @@ class TextSpec:
 
     @property
     def kind(self) -> 'SourceKind':
-        """What its prefix says, or else its ending."""
+        """The kind that its prefix names, or else its ending."""
         prefix, colon, _ = self.name.partition(':')
         if colon and prefix in SOURCES:
             return SOURCES[prefix]
@@ -56,7 +56,7 @@ class TextSpec:
 
     @property
     def rest(self) -> str:
-        """What stands behind the prefix; all of it if there is none."""
+        """The name after the prefix; all of it if there is no prefix."""
         prefix, colon, rest = self.name.partition(':')
         if colon and prefix in SOURCES:
             return rest
@@ -85,7 +85,7 @@ class TextSpec:
 
 @dataclasses.dataclass(frozen=True)
 class SourceKind:
-    """What a prefix of `config.data.source` means.
+    """The kind of source that a prefix of `config.data.source` stands for.
 
     Attributes:
       open: opens the text; None where there is none.
@@ -224,7 +224,7 @@ def _why_nothing(pattern: str) -> str:
 
 
 def _meant(pattern: str) -> str:
-    """What a pattern without a match may mean, for a message; '' if nothing is likely."""
+    """A hint on what a pattern without a match may mean; '' if nothing is likely."""
     parts = [part.strip() for part in pattern.split(',')]
     if len(parts) > 1 and all(find(part) for part in parts):
         return f'several files are a list, config.data.source={parts!r}; '
@@ -270,7 +270,7 @@ def _wikipedia(spec: TextSpec) -> Source:
 
 
 class _Contents:
-    """What files hold, by digests."""
+    """The content of files, by digests."""
 
     def __init__(
         self, name_in_digest: str, column: str, pattern: str, found: Sequence[Found],
@@ -309,7 +309,7 @@ class _Contents:
             self._set([listed[path] for path in self._paths if path in listed])
 
     def fingerprint(self) -> str:
-        """Of all files together."""
+        """The digest of all files together."""
         if in_bucket(self._pattern):
             found = [object_digest(file) for file in self._found]
         else:
@@ -329,7 +329,7 @@ class _Contents:
         return name_of(identity)
 
     def of_units(self) -> tuple[str, ...]:
-        """Of each unit, that of its file when the fingerprint was told."""
+        """For each unit the digest of its file, as of the time when the fingerprint was made."""
         if not self._digests:
             self.fingerprint()
         if self._of_units:

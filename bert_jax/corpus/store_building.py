@@ -319,7 +319,7 @@ def idle_seconds(entries: Iterable[files.Entry]) -> float:
 
 
 def _summary(manifest: Mapping[str, Any], seconds: float) -> str:
-    """What a finished store holds, in a line."""
+    """The content of a finished store, in a line."""
     return (
         f"token store: {counted(manifest['num_tokens'], 'token')}, "
         f"{counted(manifest['num_sentences'], 'sentence')}, {documents_in_words(manifest)} from "
@@ -364,7 +364,7 @@ def _keeps(kept: files.Path, tokenizer: Any) -> bool:
 
 
 class Share(NamedTuple):
-    """What one worker reads at a time.
+    """The part of a text that one worker reads at a time.
 
     Attributes:
       number: of the share.
@@ -745,8 +745,8 @@ def _finish(build: Build, summaries: Summaries | None) -> None:
 
 
 def _keep_done(build: Build) -> None:
-    """Lists the shares that are done, where a build ends for a fault that a user may mend."""
-    with contextlib.suppress(Exception):  # the fault itself is what is told
+    """Lists the shares that are done, where a build ends for a fault that a user may fix."""
+    with contextlib.suppress(Exception):  # the fault itself is reported
         if not is_finished(build.folder) and _is_unchanged(build):
             _keep_list(build, {*undone(build), *_bad_files(build)})
 
@@ -772,7 +772,7 @@ def _keep_list(build: Build, without: Collection[Share]) -> None:
 
 
 def _bad_files(build: Build) -> dict[Share, dict[str, str]]:
-    """What is wrong with the damaged files of each share that has some, by their names."""
+    """The faults of the damaged files, by their names, for each share that has some."""
     names = files.sizes(build.folder)
     found: dict[Share, dict[str, str]] = {}
     for share in build.shares:

@@ -39,12 +39,12 @@ _THREADS = 16
 
 
 def deciders_of(facts: Sequence[DocumentFilter]) -> list[Decider]:
-    """What decides which documents are left out, one after the other."""
+    """The deciders of which documents are left out, in their order."""
     return [ExactDuplicates(), *facts]
 
 
 class PartSummary(NamedTuple):
-    """What a store keeps of a part of which is known which documents are left out.
+    """The record of a part once it is known which of its documents are left out.
 
     Attributes:
       blocks: their index, of `blocks.INDEX_DTYPE`.
@@ -215,7 +215,7 @@ def _check_sizes(indices: Mapping[str, np.ndarray], folder: files.Path) -> dict[
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a store is made from, as its manifest says it.
+    """The origin of a store, as in its manifest.
 
     Attributes:
       fingerprint: of the store.
@@ -333,7 +333,7 @@ def _index(parts: Iterable[PartSummary]) -> np.ndarray:
 
 
 def _counts(parts: Sequence[PartSummary], deciders: Sequence[Decider]) -> dict[str, Any]:
-    """What the deciders say in the manifest."""
+    """The counts of all deciders, for the manifest."""
     counts: dict[str, Any] = {}
     for number, decider in enumerate(deciders):
         num_found = sum(part.num_found[number] for part in parts)

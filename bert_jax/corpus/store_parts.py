@@ -47,7 +47,7 @@ _ZIP_LENGTHS_AT = 26  # in the header of a file in an archive, of which 30 bytes
 
 
 class PartFacts(Protocol):
-    """What is noted of the documents of a part while it grows."""
+    """The notes on the documents of a part while it grows."""
 
     def add(self, tokens: np.ndarray, token_bounds: np.ndarray) -> None:
         """Notes the next documents of the part.
@@ -148,7 +148,7 @@ class Decider(Protocol):
 
 
 class DocumentFilter(Decider, Protocol):
-    """What to note of documents, to decide when all are noted which are left out.
+    """Notes facts of documents; once all are noted, it decides which are left out.
 
     It can be pickled.
     """

@@ -1,4 +1,4 @@
-"""What a text holds, before anything is made of it: documents, sentences, words, scripts."""
+"""The content of a text before anything is made of it: documents, sentences, words, scripts."""
 
 import collections
 import hashlib

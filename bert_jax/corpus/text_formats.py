@@ -392,7 +392,7 @@ FORMATS: Mapping[str, Format] = {
         package='mwparserfromhell',
         extra='wikidump'),
     'fasta': Format(_fasta, is_named=fasta.is_fasta, is_told=_is_fasta, was_text=True),
-    # The file's ending tells which table it is.
+    # The file's ending shows which table it is.
     'table': Format(functools.partial(_rows, table.read_rows), is_named=_is_table),
     'jsonl': Format(functools.partial(_rows, table.read_objects)),
     'parquet': Format(functools.partial(_rows, table.read_parquet)),

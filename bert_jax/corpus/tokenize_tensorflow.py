@@ -189,7 +189,7 @@ class FastTokenizer:
 
 
 def _in_graph(tokenizer: Tokenizer) -> FastTokenizer | None:
-    """What computes a tokenizer's ids inside the graph; None if nothing does."""
+    """The operation that computes a tokenizer's ids inside the graph; None if there is none."""
     if isinstance(tokenizer, SentencePieceTokenizer) and tokenizer.before_word:
         return None  # it takes lines for texts, without spaces before them
     if isinstance(tokenizer, WordPieceTokenizer | SentencePieceTokenizer):

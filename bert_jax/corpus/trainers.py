@@ -1,4 +1,4 @@
-"""What `config.data.tokenizer` may name: vocabularies made of text, or of a name alone."""
+"""The values of `config.data.tokenizer`: vocabularies made of text, or of a name alone."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -28,7 +28,7 @@ class Wanted(NamedTuple):
 
     @property
     def argument(self) -> str:
-        """What stands behind the colon."""
+        """The part after the colon."""
         return self.tokenizer.partition(':')[2]
 
 
@@ -97,7 +97,7 @@ _WITH_ARGUMENT = ('letters', 'kmer')
 
 
 def find_trainer(tokenizer: str) -> Trainer:
-    """What makes the vocabulary that `config.data.tokenizer` names.
+    """The trainer of the vocabulary that `config.data.tokenizer` names.
 
     Raises:
       InputError: it names none.
@@ -111,7 +111,7 @@ def find_trainer(tokenizer: str) -> Trainer:
 
 
 def name_in_run(vocab_file: str, tokenizer: str) -> str:
-    """What a run directory will call the file of its tokenizer.
+    """The name that the file of the tokenizer will have in a run directory.
 
     Args:
       vocab_file, tokenizer: of `config.data`.

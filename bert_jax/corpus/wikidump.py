@@ -39,7 +39,7 @@ _DUMP_END = b'</mediawiki>'
 
 
 class Parsed(NamedTuple):
-    """What a part of a dump holds, in its order.
+    """The content of a part of a dump, in its order.
 
     Attributes:
       articles: their texts.
@@ -179,7 +179,7 @@ class _Workers:
 
 
 def _result(part: _Part, future: Future[Parsed], path: str) -> Parsed:
-    """What a part holds, without the pages that kill the process which parses them."""
+    """The content of a part, without the pages that kill the process which parses them."""
     try:
         return future.result()
     except BrokenProcessPool:  # killed by this part or one read beside it

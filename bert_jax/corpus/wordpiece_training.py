@@ -168,10 +168,10 @@ def _forget_rare(counts: collections.Counter[str], max_items: int) -> collection
 
 
 def stripped_marks(texts: Iterable[str]) -> tuple[float, list[str]]:
-    """What stripping accents takes from scripts in which these marks are no accents.
+    """The marks that stripping accents takes from scripts in which they are no accents.
 
     After lower-casing, the original decomposes letters and drops all characters of category Mn. In
-    Hindi, Thai or Khmer many of them are vowels, in Japanese they tell が from か.
+    Hindi, Thai or Khmer many of them are vowels, in Japanese they make か into が.
 
     Args:
       texts: lines, paragraphs or documents.

@@ -19,7 +19,7 @@ _OPERATIONS = 'XLA Ops'  # the same of a TPU's
 
 @dataclasses.dataclass
 class KernelTime:
-    """What a kernel takes of a step.
+    """The time that a kernel takes of a step.
 
     Attributes:
       name: of the kernel, or of the operation where the device has none.

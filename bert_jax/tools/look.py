@@ -202,7 +202,7 @@ def _divide(
 
 
 def _described(name: str, facts: TextFacts, is_cut: bool) -> list[str]:
-    """What a source holds, or the beginnings of its files, in two lines."""
+    """The content of a source, or of the beginnings of its files, in two lines."""
     read = f'{facts.num_bytes / 1e6:,.1f} MB of text'
     if is_cut:
         read = f'the first {read}'

@@ -200,12 +200,12 @@ def _slice(share: str, finish: bool) -> Any:
 
 
 def _unfinished(builds: Sequence[Any]) -> list[Any]:
-    """Those of which the store is not finished, and so perhaps in a folder that is written."""
+    """The builds whose store is not finished, and so perhaps in a folder that is written."""
     return [build for build in builds if not is_finished(build.folder)]
 
 
 def _described(manifest: Mapping[str, Any]) -> str:
-    """What a token store holds."""
+    """The content of a token store, in words."""
     sizes = file_sizes(manifest)
     return (
         f"{counted(manifest['num_tokens'], 'token')} in {documents_in_words(manifest)}, "

@@ -141,7 +141,7 @@ def _last_value(result: Mapping[str, Any], metric: str) -> float | None:
 
 
 def _scale(column: Column) -> int:
-    """What a metric is multiplied by for the table, which shows fractions as percentages."""
+    """The factor of a metric in the table, which shows fractions as percentages."""
     is_perplexity = not column.task
     is_percentage = column.task.startswith('squad')
     if is_perplexity or is_percentage:

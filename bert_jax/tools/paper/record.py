@@ -1,4 +1,4 @@
-"""What the .json of a table holds, from the runs so far."""
+"""The content of a table's .json, from the runs so far."""
 
 import dataclasses
 import datetime

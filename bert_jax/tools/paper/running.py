@@ -13,7 +13,7 @@ from bert_jax.tools.sweep import training as sweep_training
 
 
 class Outcome(enum.Enum):
-    """What became of a part in one pass over all parts."""
+    """The outcome of a part in one pass over all parts."""
 
     ENDED = 'finished or failed'
     WAITING = 'another machine works on it, or on its pre-training'

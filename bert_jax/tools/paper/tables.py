@@ -1,4 +1,4 @@
-"""What the tables hold: their columns, their rows and the paper's figures, from tables.toml."""
+"""The tables: their columns, their rows and the paper's figures, from tables.toml."""
 
 import dataclasses
 import os

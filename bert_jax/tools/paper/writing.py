@@ -120,7 +120,7 @@ def _published_text(cell: Cell) -> str:
 
 
 def _explanation(record: Record) -> list[str]:
-    """What the figures are."""
+    """The lines that explain the figures."""
     if not record.source:
         return [f'{_LEGEND}.']
     lines = [f"{_LEGEND}; in brackets the paper's."]

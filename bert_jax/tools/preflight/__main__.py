@@ -218,7 +218,7 @@ def _fastest_first(record: Record) -> tuple[bool, float]:
 
 
 def _join(records: Sequence[Record], topology: str, any_fits: bool) -> Record:
-    """What goes into the JSON: the only record, or all.
+    """The content of the JSON: the only record, or all.
 
     Args:
       records: of all slices.

@@ -71,7 +71,7 @@ class Kernel:
 
 @dataclasses.dataclass
 class PartTime:
-    """What a part of the model takes of a step in a pass.
+    """The time and work of a part of the model in one pass of a step.
 
     Attributes:
       part: its name.
@@ -97,7 +97,7 @@ class PartTime:
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """What the kernels of a step take, without messages.
+    """The time that the kernels of a step take, without messages.
 
     Attributes:
       parts: by part of the model, the longest first.

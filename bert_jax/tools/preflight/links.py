@@ -16,8 +16,8 @@ have one link. A message takes as long as its most loaded link:
   The busiest links of an all-to-all are in the middle of a line, and all equal on a ring.
 - Devices of one chip share its links. What one of them has, the other need not receive again.
 
-To this comes the way of a first byte to the farthest chip, a microsecond a link. Left out are what
-the chips need to agree on a start, and twisted tori, which make all-to-all faster: libtpu opens
+The way of a first byte to the farthest chip is added, a microsecond a link. The time in which chips
+agree on a start is left out, and so are twisted tori, which make all-to-all faster: libtpu opens
 none by its name.
 """
 

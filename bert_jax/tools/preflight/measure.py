@@ -287,7 +287,7 @@ class _PhaseMeasurer:
         return rows.flops_per_sequence
 
     def _memory_record(self, number: int, compiled: CompiledPhase, flops: float) -> Record:
-        """What memory a phase needs; blanks for what `time_record` gives.
+        """The memory that a phase needs; blanks for what `time_record` gives.
 
         Args:
           number: of the phase, from 0.
@@ -388,7 +388,7 @@ class _PhaseMeasurer:
         } | self._speed_record(phase, seconds['compute'] + seconds['collectives'], flops)
 
     def _speed_record(self, phase: Record, step_seconds: float, flops: float) -> Record:
-        """What follows from the seconds of a step.
+        """The figures that follow from the seconds of a step.
 
         Args:
           phase: of the run.
@@ -407,7 +407,7 @@ class _PhaseMeasurer:
 
 
 def _name(phase: Record, number: int) -> str:
-    """What to call a phase, whose number counts from 0."""
+    """The name of a phase, whose number counts from 0, for messages."""
     return (
         f"phase {number + 1} (length {phase['max_seq_length']}, batch {phase['batch_size']:,})")
 

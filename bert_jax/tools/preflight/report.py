@@ -32,7 +32,7 @@ def verdict(record: Record) -> str:
 
 
 def _unit(record: Record) -> str:
-    """What bytes, rows and messages are counted for: a card, a chip, or each of its devices."""
+    """The unit for which bytes, rows and messages are counted: a card, a chip or its device."""
     if _is_of_cards(record):
         return 'card'
     return 'chip' if record['devices'] == record['chips'] else 'device'
@@ -123,7 +123,7 @@ def _remedy(phase: Record) -> str:
 
 
 def _advice(phase: Record, record: Record) -> str:
-    """What may bring a phase nearer to the chips' peak; '' if nothing is known."""
+    """Advice that may bring a phase nearer to the chips' peak; '' if there is none."""
     parts = phase['accumulation_steps']
     if parts > 1 and phase['largest_rows_at_once'] >= 2 * phase['rows_at_once']:
         return f'fewer parts fit: try --config.train.accumulation_steps={parts // 2}'

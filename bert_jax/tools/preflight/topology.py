@@ -11,7 +11,7 @@ from bert_jax.tools.preflight.cards import CARDS, MOST_CARDS, is_card, open_card
 
 
 class SliceLimits(NamedTuple):
-    """What the slices of a kind of chip can be: up to v6e, libtpu aborts beyond the longest dim."""
+    """The limits of a chip's slices: up to v6e, libtpu aborts beyond the longest dim."""
 
     num_dims: int
     longest_dim: int
@@ -33,7 +33,7 @@ def num_cores(chip: str) -> int:
 
 
 def known_topologies() -> str:
-    """What a slice or host can be, in words."""
+    """The slices and hosts that can be named, in words."""
     slices = []
     for chip, limits in _LIMITS.items():
         slices.append(f"{chip}:{'x'.join('4' * limits.num_dims)}")

@@ -41,7 +41,7 @@ def checked_steps(run: RunRecords) -> dict[int, Mapping[str, float]]:
 
 
 class Compared(NamedTuple):
-    """What comparing a run with a reference gave.
+    """The result of comparing a run with a reference.
 
     Attributes:
       lines: that say it.

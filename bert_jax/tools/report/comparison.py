@@ -114,7 +114,7 @@ def incomparable(run: RunRecords, first: RunRecords) -> str:
 
 
 def _differing(run: RunRecords, first: RunRecords, names: Iterable[str]) -> list[str]:
-    """Those of the named fields in which two runs differ."""
+    """The named fields in which two runs differ."""
     fields = _compared_fields(run)
     fields_of_first = _compared_fields(first)
     return [name for name in names if fields.get(name) != fields_of_first.get(name)]

@@ -1,4 +1,4 @@
-"""What the weights of a run do with a sentence: guesses of masked words, and attention."""
+"""The weights of a run on a sentence: guesses of masked words, and attention."""
 
 import base64
 import dataclasses
@@ -39,7 +39,7 @@ class MaskedWord:
 
 @dataclasses.dataclass
 class Examples:
-    """What the weights of a run make of a sentence, as far as they can.
+    """The results of a run's weights for a sentence, as far as they give any.
 
     Attributes:
       num_params: number of parameters; 0 if there are no weights.

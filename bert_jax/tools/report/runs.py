@@ -1,4 +1,4 @@
-"""What the directory of a run says without its weights: config, records, state, work so far."""
+"""The directory of a run without its weights: config, records, state, work so far."""
 
 import bisect
 import functools
@@ -25,7 +25,7 @@ from bert_jax.watch.metrics_log import duration, read_records
 
 
 class Work(NamedTuple):
-    """What a run has done up to a step.
+    """The work that a run has done up to a step.
 
     Attributes:
       step: the step.

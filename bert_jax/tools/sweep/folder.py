@@ -128,7 +128,7 @@ class Sweep:
         (self.path / 'runs').mkdir(exist_ok=True)
 
     def token(self) -> str:
-        """What tells this sweep from others whose studies are in the same database.
+        """Distinguishes this sweep from others whose studies are in the same database.
 
         It is made when it is first asked for, while this process has the folder to itself.
         """

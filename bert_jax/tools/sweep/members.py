@@ -131,7 +131,7 @@ def _field_of(entry: str) -> str:
 
 
 def config_name(config: str | ConfigDict) -> str:
-    """What tells a config from others: its file, or a digest of an object's fields."""
+    """The name that distinguishes a config from others: its file, or a digest of its fields."""
     if isinstance(config, str):
         return config
     return f'object {digest(repr(sorted(flat_fields(config).items())).encode())[:12]}'

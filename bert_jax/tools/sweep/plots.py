@@ -44,7 +44,7 @@ def draw_plots(study: 'optuna.Study', folder: files.Path, metric: str) -> None:
 
 
 def _drawn_by(study: 'optuna.Study', metric: str) -> dict[str, Callable[[], Any]]:
-    """What draws each plot for which there are enough points."""
+    """The function that draws each plot for which there are enough points, by file name."""
     from optuna.trial import TrialState
     from optuna.visualization import matplotlib as of_optuna
 

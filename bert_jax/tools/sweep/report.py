@@ -157,7 +157,7 @@ def _tied(results: Mapping[Member, dict[str, Any]]) -> list[Member]:
 
 
 def _tie_line(results: Mapping[Member, dict[str, Any]]) -> str:
-    """What decides between the best members; '' if the metric alone does."""
+    """A line on what decides between the best members; '' if the metric alone does."""
     tied = _tied(results)
     if not tied:
         return ''

@@ -1,4 +1,4 @@
-"""What a sweep draws its points from: ranges and choices of fields, as --search gives them."""
+"""The space of a sweep's search: ranges and choices of fields, as --search gives them."""
 
 import dataclasses
 import math

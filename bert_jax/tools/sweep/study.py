@@ -303,7 +303,7 @@ class SweepStudy:
 
 
 def _space_of(sweep: Sweep) -> dict[str, Axis]:
-    """What each field is drawn from; the seeds are no field of a point."""
+    """The values that each field is drawn from; the seeds are no field of a point."""
     if sweep.search is not None:
         return dict(sweep.search.space)
     values: dict[str, dict[str, None]] = {}
