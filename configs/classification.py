@@ -3,7 +3,7 @@
     python -m bert_jax.main --config=configs/classification.py --config.init_checkpoint=DIR \\
         --config.data.source=train.csv --config.data.eval_source=dev.csv
 
-CSV, TSV or JSON lines (plain or .gz), as spreadsheets and Hugging Face `datasets` write them; the
+CSV, TSV, JSON lines or Parquet, as spreadsheets and Hugging Face `datasets` write them; the
 columns are named by data.text, data.text_pair (empty: single texts) and data.label. Labels are
 learnt from the training file. Without an evaluation file a tenth is held out (data.held_out), and
 without DIR training starts from the published BERT-Base, uncased.

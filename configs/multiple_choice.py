@@ -4,7 +4,7 @@
         --config.data.source=train.csv --config.data.eval_source=dev.csv \\
         --config.data.text=question --config.data.choices=a,b,c,d
 
-CSV, TSV or JSON lines (plain or .gz); the columns are named by data.text, data.choices and
+CSV, TSV, JSON lines or Parquet; the columns are named by data.text, data.choices and
 data.label, which holds the name of the right choice's column or its index from 0. Any number of
 choices, the same in every row; in JSON lines data.choices may name a single field with a list of
 them. Without an evaluation file a tenth is held out (data.held_out); equal questions stay together.

@@ -34,7 +34,7 @@ _LOOKS = (
     'FOLDER/bert_model.ckpt)')
 _ADAPTER_LOOKS = (
     'it is a folder of peft, with adapter_config.json and adapter_model.safetensors, or a run that '
-    'trained an adapter or the head alone')
+    'trained an adapter or the head alone; the files of the model hold no adapters')
 
 
 def load_weights(
