@@ -12,7 +12,8 @@ import pytest
 
 from bert_jax.kernels import attention_gpu
 from bert_jax.sharding import make_mesh
-from tests.kernels.test_attention_tpu import inputs, kernel, plain, with_gradient
+from tests.kernels.plain_attention import attention_with_gradient
+from tests.kernels.test_attention_tpu import inputs, kernel, with_gradient
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +29,7 @@ def small_blocks(monkeypatch):
 def assert_equal_to_plain(qkv, args, d_out, rate, tolerance, **options):
     """Values, gradients of the projection and of its bias, relative to the largest."""
     found = with_gradient(functools.partial(on_gpu, **options), qkv, *args, d_out, rate)
-    expected = with_gradient(
-        functools.partial(plain, **options), qkv.astype('float32'), *args,
-        d_out.astype('float32'), rate)
+    expected = attention_with_gradient(qkv, *args, d_out, rate, **options)
     assert [x.dtype for x in found] == [qkv.dtype, qkv.dtype, 'float32']
     for a, b in zip(found, expected, strict=True):
         assert np.abs(np.asarray(a, np.float32) - b).max() < tolerance * np.abs(b).max()
@@ -47,8 +46,7 @@ def assert_equal_to_plain(qkv, args, d_out, rate, tolerance, **options):
 def test_values_and_gradients_are_those_of_plain_attention(
     small_blocks, dtype, length, dim, packed, rate, scale, options
 ):
-    qkv, *args, d_out = inputs(2, length, 2, dtype, packed, dim=dim)
-    qkv = jnp.asarray(qkv).at[:, :, :2].multiply(scale)
+    qkv, *args, d_out = inputs(2, length, 2, dtype, packed, dim=dim, scale=scale)
     # Rounding errors, as of bfloat16, are relative to the scores, which reach thousands.
     tolerance = 0.02 if dtype == 'bfloat16' or scale > 1 else 1e-5
     assert_equal_to_plain(qkv, args, d_out, rate, tolerance, **options)
@@ -58,7 +56,7 @@ def test_rows_and_heads_split_over_devices_change_nothing(small_blocks):
     qkv, *args, d_out = inputs(2, 32, 2, packed=True, dim=32)
     mesh = make_mesh(2, 1, 2, jax.devices()[:4])
     found = with_gradient(functools.partial(on_gpu, mesh=mesh), qkv, *args, d_out, 0.2)
-    expected = with_gradient(plain, qkv, *args, d_out, 0.2)
+    expected = attention_with_gradient(qkv, *args, d_out, 0.2)
     for a, b in zip(found, expected, strict=True):
         assert np.abs(a - b).max() < 1e-5 * np.abs(b).max()
 

@@ -17,12 +17,10 @@ from bert_jax.kernels import dropout as drop
 from bert_jax.kernels.attention_kernel import kernel_attention
 from bert_jax.kernels.attention_tiles import Settings
 from bert_jax.sharding import make_mesh
+from tests.kernels.plain_attention import LAYER, attention_with_gradient
 from tests.tiny_models import jit
 
 pytestmark = pytest.mark.slow
-
-LAYER = 3
-
 
 def kernel(
     qkv, *args, rate, window=0, rotary_base=0.0, rotary_factor=1.0, mesh=None, on_gpu=False,
@@ -32,33 +30,6 @@ def kernel(
         qkv.shape[-1], rate, window // 2, rotary_base, on_gpu, has_large_vmem, interpret=True,
         rotary_factor=rotary_factor)
     return kernel_attention(qkv, *args, settings=settings, mesh=mesh)
-
-
-def turned(x, base, factor):
-    """Rotary positions as products of complex numbers."""
-    half = x.shape[-1] // 2
-    turns = float(base) ** (-np.arange(half) / half) / factor
-    angles = np.arange(x.shape[1])[:, None, None] * turns
-    points = jax.lax.complex(x[..., :half], x[..., half:]) * np.exp(1j * angles).astype('complex64')
-    return jnp.concatenate([points.real, points.imag], axis=-1)
-
-
-def plain(
-    qkv, bias, segments, rows, layer, *, rate, window=0, rotary_base=0.0, rotary_factor=1.0
-):
-    """Attention as XLA does it; scores and probabilities in float32."""
-    qkv = qkv + bias.astype(qkv.dtype)
-    q, k, v = (qkv[:, :, i].astype(jnp.float32) for i in range(3))
-    if rotary_base:
-        q, k = (turned(x, rotary_base, rotary_factor) for x in (q, k))
-    scores = jnp.einsum('bqnd,bknd->bnqk', q, k) / np.sqrt(q.shape[-1])
-    seen = segments[:, None, :, None] == segments[:, None, None, :]
-    if window:
-        place = np.arange(q.shape[1])
-        seen &= abs(place[:, None] - place) <= window // 2
-    probs = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    probs = drop.dropout(probs, rate, rows, drop.ATTENTION_PROBS, layer)
-    return jnp.einsum('bnqk,bknd->bqnd', probs, v).astype(qkv.dtype)
 
 
 @functools.cache
@@ -113,7 +84,7 @@ def with_gradient(*args):
 def assert_equal_to_plain(args, d_out, rate, tolerance=1e-5, has_large_vmem=True, **options):
     attend = functools.partial(kernel, has_large_vmem=has_large_vmem, **options)
     found = with_gradient(attend, *args, d_out, rate)
-    expected = with_gradient(functools.partial(plain, **options), *args, d_out, rate)
+    expected = attention_with_gradient(*args, d_out, rate, **options)
     for a, b in zip(found, expected, strict=True):
         assert np.abs(a - b).max() < tolerance * np.abs(b).max()
 
@@ -130,7 +101,7 @@ def test_values_and_gradients_are_those_of_plain_attention(
     qkv, *args, d_out = inputs(batch, length, heads, dtype, packed, scale=scale)
     found = with_gradient(kernel, qkv, *args, d_out, rate)
     assert [x.dtype for x in found] == [dtype, dtype, 'float32']
-    expected = with_gradient(plain, qkv.astype('float32'), *args, d_out.astype('float32'), rate)
+    expected = attention_with_gradient(qkv, *args, d_out, rate)
     # Rounding errors, as of bfloat16, are relative to the scores, which reach 20 or thousands.
     tolerance = 0.02 if dtype == 'bfloat16' or scale > 1 else 1e-5
     for a, b in zip(found, expected, strict=True):
@@ -191,7 +162,7 @@ def test_rows_and_heads_split_over_devices_change_nothing(data, tensor, inside):
         ))(*args, d_out)
     else:
         found = with_gradient(split, *args, d_out, 0.2)
-    expected = with_gradient(plain, *args, d_out, 0.2)
+    expected = attention_with_gradient(*args, d_out, 0.2)
     for a, b in zip(found, expected, strict=True):
         assert np.abs(a - b).max() < 1e-5 * np.abs(b).max()
 
@@ -269,10 +240,9 @@ def test_chunks_in_small_vmem_change_nothing(monkeypatch):
 def test_chunks_in_bfloat16(monkeypatch, length, window):
     cut_into_chunks(monkeypatch, 256)
     qkv, *args, d_out = inputs(1, length, 2, 'bfloat16', packed=True)
-    attend = functools.partial(kernel, window=window, rotary_base=10_000.0)
-    found = with_gradient(attend, qkv, *args, d_out, 0.1)
-    attend = functools.partial(plain, window=window, rotary_base=10_000.0)
-    expected = with_gradient(attend, qkv.astype('float32'), *args, d_out.astype('float32'), 0.1)
+    options = {'window': window, 'rotary_base': 10_000.0}
+    found = with_gradient(functools.partial(kernel, **options), qkv, *args, d_out, 0.1)
+    expected = attention_with_gradient(qkv, *args, d_out, 0.1, **options)
     for a, b in zip(found, expected, strict=True):
         assert np.abs(a.astype(np.float32) - b).max() < 0.02 * np.abs(b).max()
 
