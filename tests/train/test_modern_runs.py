@@ -89,6 +89,9 @@ def test_a_run_that_was_stopped_between_and_in_phases_ends_as_one_that_was_not(r
 
 
 def test_two_devices_train_as_one(runs, tmp_path):
+    """After the first phase, whose step there would be another program to compile."""
+    with one_device(), pytest.raises(Stopped):
+        run(runs.config(), tmp_path, STEPS[0])
     with first_devices(2):
         assert run(runs.config(), tmp_path) == pytest.approx(runs.scores, rel=1e-4)
 

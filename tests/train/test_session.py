@@ -67,16 +67,21 @@ def test_hosts_with_other_code_are_refused_with_their_files(tmp_path):
 
 
 def test_hosts_that_do_not_come_are_named_while_the_others_wait_and_in_the_end(tmp_path):
-    status, errors = run_hosts(3, tmp_path, ABSENT='2', BERT_JAX_JOIN_SECONDS='3')
+    status, errors = run_hosts(3, tmp_path, ABSENT='2', BERT_JAX_JOIN_SECONDS='5')
     assert status == 1
-    assert errors.count('waiting for host 2 of 3, 2 s\n') == 2
-    assert errors.count('error: host 2 of 3 did not come within 3 s: ') == 2
+    assert len(re.findall(r'^waiting for host 2 of 3, \d s$', errors, re.MULTILINE)) >= 2
+    assert errors.count('error: host 2 of 3 did not come within 5 s: ') == 2
 
 
 # Trains a tiny run, for whose data host 1 waits.
 STARVES = """
 from bert_jax import main
+from bert_jax.step import step
 from bert_jax.tasks.pretrain import PhaseRows
+from bert_jax.watch import metrics_log
+from tests.numpy_kernels import make_init_with_constants
+step.make_init = make_init_with_constants
+metrics_log.curves = lambda *_: None  # which takes a second
 batches = PhaseRows.batches
 def late(self, first_step):
     for batch in batches(self, first_step):
@@ -89,11 +94,12 @@ main.main(['main', *sys.argv[1:]])
 
 def test_a_starved_host_is_seen(tmp_path):
     run = [*TINY, '--config.task=synthetic', '--config.train.steps=12',
+           '--config.optimizer.name=bert_adamw',
            f'--config.data.dir={tmp_path}', f'--workdir={tmp_path}/run']
     status, output, errors = run_program(2, START + STARVES, *run)
     assert status == 0, errors
     lines = [line for line in output.splitlines() if 'wait ' in line]
-    assert len(lines) == 3 and all(re.search(r' wait \d\d% \(host 1\) ', line) for line in lines)
+    assert len(lines) == 3 and all(re.search(r' wait \d\d+% \(host 1\) ', line) for line in lines)
     assert re.search(r'goodput .*data \d\d?\.\d% \(host 1\)', output)
     records = map(json.loads, (tmp_path / 'run/metrics.jsonl').read_text().splitlines())
     logged = [record for record in records if 'train/data_wait' in record]
