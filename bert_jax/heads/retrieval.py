@@ -8,7 +8,7 @@ Kusupati et al., 2022). What they train is an encoder without a head.
 
     R: rows, S: row length, K: units a row, N: units of the global batch, T: texts a unit, of which
     the first is the query and the second its document, H: columns, Q: some of the units,
-    C: candidates a unit, which are its texts but the first
+    C: candidates a unit, which are its texts but the first; rows_Bx2: the dropout keys of each row
 """
 
 import dataclasses
@@ -118,7 +118,7 @@ class Retrieval(base.Head):
         return [scaled(vectors_NxTxH[..., :num]) for num in self.columns or (vectors.shape[-1],)]
 
     def _scales(self, outputs: base.Outputs) -> jax.Array:
-        """What cosines of each unit are multiplied by, [N]."""
+        """The factors of the cosines of each unit, [N]."""
         num_units = outputs['logits'].size // (self.num_texts * outputs['logits'].shape[-1])
         if not self.learn_temperature:
             return jnp.full(num_units, 1.0 / self.temperature)
@@ -175,7 +175,7 @@ def _found_document(
             'QH,NCH->QCN', queries_QxH, candidates_NxCxH, precision=jax.lax.Precision.HIGHEST)
         is_document_C = jnp.arange(scores_QxCxN.shape[1]) == 0
         is_own_QxCxN = is_document_C[:, None] & (number_Q[:, None, None] == numbers_N)
-        is_left_out = answers.no_rivals(ids_Q) & ~is_own_QxCxN | (weights_N == 0)
+        is_left_out = answers.false_negatives(ids_Q) & ~is_own_QxCxN | (weights_N == 0)
         scores_QxCxN = jnp.where(is_left_out, base.ELSEWHERE, scores_QxCxN)
         # A unit's document has its number: documents are before hard negatives.
         return base.cross_entropy(scores_QxCxN.reshape(len(number_Q), -1), number_Q)
@@ -240,10 +240,10 @@ class Answers(NamedTuple):
         is_equal_CxNxN = ids_NxT[:, 1:].T[..., None] == ids_NxT[:, 1]
         return cls(ids_NxT, weights_N, is_equal_CxNxN.argmax(-1), is_equal_CxNxN.any(-1))
 
-    def no_rivals(self, queries_Q: jax.Array) -> jax.Array:
-        """Which candidates are right answers to queries, or equal to them: [Q, C, N] of bool.
+    def false_negatives(self, queries_Q: jax.Array) -> jax.Array:
+        """Which candidates must not count as wrong for a query, [Q, C, N] bool.
 
-        A right answer is equal to the document of any unit whose query is equal.
+        They are equal to the document of a unit with an equal query, or to the query itself.
 
         Args:
           queries_Q: their ids.

@@ -4,7 +4,8 @@
 make no mask. New implementations, and other rules for which tokens attend to which, belong here.
 
     B: batch rows, S: sequence (Q queries, K keys), P: wanted positions, H: hidden_size, N: heads,
-    D: head_dim
+    D: head_dim, C: blocks of queries, G: heads of keys and values, M: matrices of a projection,
+    F: any further dims; rows_Bx2: the dropout keys of each row
 """
 
 import functools
@@ -23,7 +24,7 @@ from bert_jax.kernels.attention_tiles import Settings
 from bert_jax.kernels.rotary import rotated
 from bert_jax.model.layers import Dense, ModelConfig, read_by_adapter
 from bert_jax.model.local_attention import local_attention, takes_blocks
-from bert_jax.model.relative import rows_of
+from bert_jax.model.relative import scores_at
 from bert_jax.runtime.errors import InputError
 
 # Added to the scores of masked keys, as in google-research/bert. exp(-10000) is 0 in every
@@ -135,7 +136,7 @@ def _plain(
     added_BxNxQxK = jnp.where(seen_BxQxK, 0.0, _MASKED_SCORE)[:, None]  # the same for all heads
     if relative_NxSxS is not None:
         added_BxNxQxK += (
-            relative_NxSxS if wanted_BxP is None else rows_of(relative_NxSxS, wanted_BxP))
+            relative_NxSxS if wanted_BxP is None else scores_at(relative_NxSxS, wanted_BxP))
     scores_BxNxQxK = jnp.einsum(
         'BQND,BKND->BNQK', q_BxQxNxD, k_BxKxNxD, preferred_element_type=jnp.float32)
     probs_BxNxQxK = jax.nn.softmax(
@@ -163,9 +164,9 @@ def _in_blocks_of_queries(
     batch, length, num_heads, head_dim = q_BxSxNxD.shape
     missing = -length % _QUERIES_AT_ONCE
     q_BxSxNxD = jnp.pad(q_BxSxNxD, ((0, 0), (0, missing), (0, 0), (0, 0)))
-    q_BxGxQxNxD = q_BxSxNxD.reshape(batch, -1, _QUERIES_AT_ONCE, num_heads, head_dim)
+    q_BxCxQxNxD = q_BxSxNxD.reshape(batch, -1, _QUERIES_AT_ONCE, num_heads, head_dim)
     # Padded queries have the last position; their results are left out.
-    positions_GxQ = jnp.minimum(
+    positions_CxQ = jnp.minimum(
         jnp.arange(length + missing), length - 1).reshape(-1, _QUERIES_AT_ONCE)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -173,8 +174,8 @@ def _in_blocks_of_queries(
         q_BxQxNxD, positions_Q = block
         return plain(q_BxQxNxD, jnp.broadcast_to(positions_Q, (batch, _QUERIES_AT_ONCE)))
 
-    context_GxBxQxNxD = lax.map(context_of, (jnp.moveaxis(q_BxGxQxNxD, 1, 0), positions_GxQ))
-    context_BxSxNxD = jnp.moveaxis(context_GxBxQxNxD, 0, 1).reshape(q_BxSxNxD.shape)
+    context_CxBxQxNxD = lax.map(context_of, (jnp.moveaxis(q_BxCxQxNxD, 1, 0), positions_CxQ))
+    context_BxSxNxD = jnp.moveaxis(context_CxBxQxNxD, 0, 1).reshape(q_BxSxNxD.shape)
     return context_BxSxNxD[:, :length]
 
 

@@ -4,7 +4,8 @@ Parameters have google-research/bert's names, except that `gamma`/`beta` are `sc
 query, key and value are fused into `attention/self/qkv`.
 
     B: batch rows, S: sequence, P: wanted positions, K: sequences a row, H: hidden_size,
-    E: columns of the embedding tables, I: intermediate_size, V: padded vocabulary
+    E: columns of the embedding tables, I: intermediate_size, V: padded vocabulary, T: segment
+    types, N: heads; rows_Bx2: the dropout keys of each row
 """
 
 import functools
@@ -149,16 +150,16 @@ class Residual(nn.Module):
 
     @nn.compact
     def __call__(
-        self, y: jax.Array, x_BxSxH: jax.Array, rows: jax.Array | None, layer: int,
+        self, y: jax.Array, x_BxSxH: jax.Array, rows_Bx2: jax.Array | None, layer: int,
         wanted_BxP: jax.Array | None,
     ) -> jax.Array:
         config = self.config
         dense = Dense(
             config, self.in_dims, (config.hidden_size,), self.in_axes, ('embed',),
             biased=config.has_layer_biases, ends_branch=True, module=self.module, name='dense')
-        read = read_by_adapter(config, y, rows, self.adapter_site, layer, wanted_BxP)
+        read = read_by_adapter(config, y, rows_Bx2, self.adapter_site, layer, wanted_BxP)
         y = config.layout(dense(y, read), 'batch', None, None)
-        y = drop.dropout(y, config.hidden_dropout, rows, self.site, layer, wanted_BxP)
+        y = drop.dropout(y, config.hidden_dropout, rows_Bx2, self.site, layer, wanted_BxP)
         if config.pre_norm:
             return x_BxSxH + y
         return LayerNorm(config, name='LayerNorm')(x_BxSxH + y)
@@ -177,7 +178,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None, layer: int,
+        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None, layer: int,
         wanted_BxP: jax.Array | None = None, relative_NxSxS: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
@@ -190,11 +191,12 @@ class Attention(nn.Module):
             is_same = y_BxSxH is x_BxSxH
             x_BxSxH = gather_positions(x_BxSxH, wanted_BxP)
             y_BxPxH = x_BxSxH if is_same else gather_positions(y_BxSxH, wanted_BxP)
-        context = attention(y_BxSxH, segments_BxS, rows, layer, wanted_BxP, relative_NxSxS, y_BxPxH)
+        context = attention(
+            y_BxSxH, segments_BxS, rows_Bx2, layer, wanted_BxP, relative_NxSxS, y_BxPxH)
         output = Residual(
             config, (config.num_heads, config.head_dim), ('heads', None), drop.ATTENTION_OUTPUT,
             'attention/output/dense', drop.ATTENTION_OUTPUT_ADAPTER, name='output')
-        return output(context, x_BxSxH, rows, layer, wanted_BxP)
+        return output(context, x_BxSxH, rows_Bx2, layer, wanted_BxP)
 
 
 class Intermediate(nn.Module):
@@ -208,7 +210,8 @@ class Intermediate(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, rows: jax.Array | None, layer: int, wanted_BxP: jax.Array | None
+        self, x_BxSxH: jax.Array, rows_Bx2: jax.Array | None, layer: int,
+        wanted_BxP: jax.Array | None,
     ) -> jax.Array:
         config = self.config
         if config.pre_norm:
@@ -223,7 +226,7 @@ class Intermediate(nn.Module):
             num_separate=len(out_dims) - 1, biased=config.has_intermediate_biases,
             module='intermediate/dense', name='dense')
         read = read_by_adapter(
-            config, x_BxSxH, rows, drop.INTERMEDIATE_ADAPTER, layer, wanted_BxP)
+            config, x_BxSxH, rows_Bx2, drop.INTERMEDIATE_ADAPTER, layer, wanted_BxP)
         y = dense(x_BxSxH, read)
         if config.gated:
             y_BxSxI = self._act(y[:, :, 0]) * y[:, :, 1]
@@ -248,18 +251,18 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, layer: int, segments_BxS: jax.Array, rows: jax.Array | None,
+        self, x_BxSxH: jax.Array, layer: int, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
         wanted_BxP: jax.Array | None = None, relative_NxSxS: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
         attention = Attention(config, self.is_first, name='attention')
-        x_BxSxH = attention(x_BxSxH, segments_BxS, rows, layer, wanted_BxP, relative_NxSxS)
+        x_BxSxH = attention(x_BxSxH, segments_BxS, rows_Bx2, layer, wanted_BxP, relative_NxSxS)
         y_BxSxI = Intermediate(config, name='intermediate')(
-            x_BxSxH, rows, layer, wanted_BxP)
+            x_BxSxH, rows_Bx2, layer, wanted_BxP)
         output = Residual(
             config, (config.intermediate_size,), ('mlp',), drop.FFN_OUTPUT, 'output/dense',
             drop.FFN_OUTPUT_ADAPTER, name='output')
-        return output(y_BxSxI, x_BxSxH, rows, layer, wanted_BxP)
+        return output(y_BxSxI, x_BxSxH, rows_Bx2, layer, wanted_BxP)
 
 
 # What the backward pass finds stored, by `ModelConfig.remat`.
@@ -279,7 +282,7 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows: jax.Array | None,
+        self, x_BxSxH: jax.Array, segments_BxS: jax.Array, rows_Bx2: jax.Array | None,
         wanted_BxP: jax.Array | None = None, relative_NxSxS: jax.Array | None = None,
     ) -> tuple[jax.Array, ...]:
         layer_class: Any = Layer
@@ -288,12 +291,12 @@ class Encoder(nn.Module):
         last = self.config.num_layers - 1
         outputs = []
         for i in range(self.config.num_layers):
-            # Its options are no arguments, which rematerialisation would trace.
+            # In the module's config, because `nn.remat` would trace call arguments.
             config = self.config.of_layer(i)
             if i < self.config.num_distinct_layers:
                 layer = layer_class(config, is_first=i == 0, name=f'layer_{i}')
             wanted = wanted_BxP if i == last else None
-            x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows, wanted, relative_NxSxS)
+            x_BxSxH = layer(x_BxSxH, i, segments_BxS, rows_Bx2, wanted, relative_NxSxS)
             outputs.append(x_BxSxH)
         return tuple(outputs)
 
@@ -329,10 +332,10 @@ class Pooler(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, rows: jax.Array | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, rows_Bx2: jax.Array | None = None) -> jax.Array:
         config = self.config
         hidden = config.hidden_size
-        x = drop.dropout(x, config.pooler_dropout, rows, drop.POOLER)
+        x = drop.dropout(x, config.pooler_dropout, rows_Bx2, drop.POOLER)
         if not config.pooler:
             return x
         dense = Dense(

@@ -4,7 +4,7 @@ Each head has a number for each of 32 buckets of distances. Half of them are for
 for those behind; distances below 8 have buckets of their own, farther ones share them, in steps
 that grow by the same factor, and the last is for all from 91 on.
 
-    N: heads, R: buckets, S: sequence, Q: queries, K: keys
+    B: batch rows, N: heads, R: buckets, S: sequence, Q: queries, K: keys, P: wanted positions
 """
 
 import math
@@ -24,7 +24,7 @@ _STEPS = tuple(
 
 
 def relative_scores(table_RxN: jax.Array, length: int) -> jax.Array:
-    """What is added to the scores of a row's tokens, [N, S, S] float32.
+    """The numbers that are added to the scores of a row's tokens, [N, S, S] float32.
 
     A product with one-hot rows: exact, and its gradient needs no scatter.
     """
@@ -34,8 +34,8 @@ def relative_scores(table_RxN: jax.Array, length: int) -> jax.Array:
         precision=lax.Precision.HIGHEST)
 
 
-def rows_of(scores_NxSxS: jax.Array, wanted_BxP: jax.Array) -> jax.Array:
-    """Those of the queries at some positions, [B, N, P, S]."""
+def scores_at(scores_NxSxS: jax.Array, wanted_BxP: jax.Array) -> jax.Array:
+    """The scores of the queries at these positions, [B, N, P, S] float32."""
     one_hot_BxPxS = jax.nn.one_hot(wanted_BxP, scores_NxSxS.shape[1], dtype=jnp.float32)
     return jnp.einsum(
         'BPS,NSK->BNPK', one_hot_BxPxS, scores_NxSxS, precision=lax.Precision.HIGHEST)

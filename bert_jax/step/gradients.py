@@ -1,6 +1,6 @@
 """The gradient of a global batch: over the devices of a mesh, and in parts.
 
-Shapes: B rows of the global batch.
+Shapes: B rows of the global batch. `rows_Bx2` are the dropout keys of each row.
 """
 
 import itertools
@@ -97,7 +97,7 @@ def _splits(sharding: NamedSharding) -> list[tuple[str, int]]:
     return splits
 
 
-def _axes_by_dim(splits: list[tuple[str, int]]) -> list[tuple[int, tuple[str, ...]]]:
+def _grouped_splits(splits: list[tuple[str, int]]) -> list[tuple[int, tuple[str, ...]]]:
     """Pairs (dim, axes in a row that split it), in the order of the splits."""
     axes_by_dim = []
     for dim, group in itertools.groupby(splits, key=lambda split: split[1]):
@@ -128,7 +128,7 @@ def _gather(x: jax.Array, sharding: NamedSharding, message_dtype: str) -> jax.Ar
     if not splits:
         return x
     x = x.astype(message_dtype)
-    for dim, axes in reversed(_axes_by_dim(splits)):
+    for dim, axes in reversed(_grouped_splits(splits)):
         padding = -x.shape[dim] % _SUBLANES
         if padding <= x.shape[dim] / 8:
             x = _gather_dim(x, sharding, dim, axes)
@@ -161,7 +161,7 @@ def _reduce(
         if Layout(mesh).on_cpu and mesh.shape['tensor'] > 1:
             # XLA for CPUs aborts on sums of bfloat16 over manual axes beside an automatic one.
             x = x.astype(jnp.float32)
-    for dim, axes in _axes_by_dim(splits):
+    for dim, axes in _grouped_splits(splits):
         part = _as_matrix(x, sharding) if dim == 0 else x
         for axis in axes:
             part = jax.lax.psum_scatter(part, axis, scatter_dimension=dim, tiled=True)
