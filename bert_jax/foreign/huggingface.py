@@ -57,7 +57,7 @@ _SCHEMA: Mapping[str, Any] = {
     'lora_rank': count(2**16),
     'lora_alpha': NUMBER,
 }
-_REMEDY = 'mend it, or download the file again'
+_REMEDY = 'fix it, or download the file again'
 _SAVED_BY_TRANSFORMERS = 'transformers_version'  # a field of its config.json
 _WORD_EMBEDDINGS = 'bert/embeddings/word_embeddings'
 # What training programs put around a model, and so before the names of its tensors.

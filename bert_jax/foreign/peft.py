@@ -51,7 +51,7 @@ _TASK_TYPES = {
     'classification': 'SEQ_CLS', 'regression': 'SEQ_CLS', 'multi_label': 'SEQ_CLS',
     'token_classification': 'TOKEN_CLS', 'question_answering': 'QUESTION_ANS',
     '': 'FEATURE_EXTRACTION'}
-_REMEDY = 'mend it, or download the file again'
+_REMEDY = 'fix it, or download the file again'
 _MERGE = 'merge the adapter into its model with peft (merge_and_unload), and save that'
 _RANK = count(2**16)
 _SCHEMA: Mapping[str, Any] = {

@@ -17,7 +17,7 @@ from bert_jax.runtime.files import Path, as_path, children, exists, in_bucket, r
 from bert_jax.runtime.schema import INSIDE, TEXT, TRUTH, ListOf, MapOf, count
 from bert_jax.text.settings import ANY, not_applied
 
-# What a cross-encoder's value goes through, by the last part of the name that its folder has.
+# The activation of a cross-encoder's value, by the last part of the name that its folder has.
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     'Identity': lambda x: x,
     'Sigmoid': expit,
@@ -26,7 +26,7 @@ ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 _CONFIG = 'config_sentence_transformers.json'
 _USUAL_PROMPTS = ('query', 'document')  # that every model has, perhaps empty
-_MEND = 'mend it, or copy the file again'
+_REMEDY = 'fix it, or copy the file again'
 # The types of the fields that are read, of these files and of a cross-encoder's config.json.
 _MODULES = ListOf({'type': TEXT, 'path': INSIDE})
 _ENCODER = {'max_seq_length': count(2**24, least=3), 'do_lower_case': TRUTH}
@@ -63,7 +63,7 @@ _NO_CHANGE = ('', 'Transformer', 'Dropout')
 
 
 class Sentences(NamedTuple):
-    """What stands beside a model's weights; without these files, the defaults.
+    """The settings in the files beside a model's weights; without these files, the defaults.
 
     Attributes:
       encoder: the folder with the weights.
@@ -76,7 +76,7 @@ class Sentences(NamedTuple):
       prompts: by name, those that can stand before it (`with_prompt`).
       default_prompt: the name of `prompt`; None: it is ''.
       similarity: by which vectors are compared, such as cosine or dot.
-      truncate_dim: to so many columns vectors are cut, after all modules; None: they are not.
+      truncate_dim: the columns to which vectors are cut, after all modules; None: they are not.
     """
 
     encoder: Path
@@ -146,12 +146,12 @@ class Sentences(NamedTuple):
             file = folder / 'config.json'
             if name != 'Pooling' or not exists(file):
                 continue
-            if read_fields(file, _POOLING, _MEND).get('include_prompt') is False:
+            if read_fields(file, _POOLING, _REMEDY).get('include_prompt') is False:
                 return False
         return self.include_prompt
 
     def inference(self) -> dict[str, Any]:
-        """What `Weights.inference` has of these settings.
+        """These settings, as far as `Weights.inference` has them.
 
         Why a pooling cannot be computed is `other_pool`.
         """
@@ -179,7 +179,7 @@ class Sentences(NamedTuple):
         return found
 
     def activation(self) -> str:
-        """What a cross-encoder's value goes through, one of ACTIVATIONS; '' if nothing."""
+        """The activation of a cross-encoder's value, one of ACTIVATIONS; '' if there is none."""
         named = self.named_activation()
         name = named.rpartition('.')[2]
         if name and name not in ACTIVATIONS:
@@ -194,7 +194,7 @@ class Sentences(NamedTuple):
         for file in (self.encoder / _CONFIG, self.encoder / 'config.json'):  # the newer's first
             if not exists(file):
                 continue
-            fields = read_fields(file, _MODEL, _MEND)
+            fields = read_fields(file, _MODEL, _REMEDY)
             section = fields.get('sentence_transformers') or {}
             names.append(fields.get('activation_fn'))
             names.append(section.get('activation_fn'))
@@ -217,7 +217,7 @@ def _read_pool(folder: Path) -> str:
       InputError: in another way.
     """
     file = folder / 'config.json'
-    config = read_fields(file, _POOLING, f'{_MEND}, or {_HOW_TO_NAME_POOL}')
+    config = read_fields(file, _POOLING, f'{_REMEDY}, or {_HOW_TO_NAME_POOL}')
     modes = []  # those that are on
     others = {}
     for name, value in config.items():
@@ -242,7 +242,7 @@ def _check_normalize(folder: Path) -> None:
     file = folder / 'config.json'
     if not exists(file):
         return
-    for name, value in read_fields(file, _NORMALIZE, _MEND).items():
+    for name, value in read_fields(file, _NORMALIZE, _REMEDY).items():
         if name in _NORMALIZE and value not in (None, 'sentence_embedding'):
             raise InputError(f'{file}: {name}={value!r:.60} cannot be computed: '
                              f'{_HOW_TO_NAME_POOL}, and normalize, to go without it')
@@ -259,7 +259,7 @@ def read_sentences(folder: Path) -> Sentences:
         return Sentences(folder)
     encoder = folder
     modules: list[tuple[str, Path]] = []
-    for module in read_fields(file, _MODULES, _MEND):
+    for module in read_fields(file, _MODULES, _REMEDY):
         kind = module.get('type') or ''
         path = folder / (module.get('path') or '')
         if not modules:
@@ -291,7 +291,7 @@ def _read_encoder(folder: Path) -> tuple[int | None, bool]:
     file = _encoder_file(folder)
     if file is None:
         return None, False
-    config = read_fields(file, _ENCODER, _MEND)
+    config = read_fields(file, _ENCODER, _REMEDY)
     reads_pairs = config.get('transformer_task') == _OF_PAIR_ENCODER['transformer_task']
     _note_not_applied(file, config, _OF_PAIR_ENCODER if reads_pairs else _OF_ENCODER)
     return config.get('max_seq_length'), bool(config.get('do_lower_case'))
@@ -309,7 +309,7 @@ def _with_model_settings(sentences: Sentences, file: Path) -> Sentences:
     """With the prompts and the other settings of config_sentence_transformers.json."""
     if not exists(file):
         return sentences
-    config = read_fields(file, _MODEL, _MEND)
+    config = read_fields(file, _MODEL, _REMEDY)
     is_cross_encoder = config.get('model_type') == _OF_CROSS_ENCODER['model_type']
     _note_not_applied(file, config, _OF_CROSS_ENCODER if is_cross_encoder else _OF_MODEL)
     prompts = {name: prompt or '' for name, prompt in (config.get('prompts') or {}).items()}

@@ -68,11 +68,11 @@ def compile_step(
 
 
 def _memory_of_message(message: re.Match[str], arguments: int) -> Memory:
-    """The memory that a match of `_TOO_BIG` tells, of a program with arguments of so many bytes."""
+    """The memory that a match of `_TOO_BIG` reports; the program's arguments take so many bytes."""
     kind, number, unit = message.groups()
-    told = int(float(number) * 1024 ** ' KMGT'.index(unit or ' '))
+    reported = int(float(number) * 1024 ** ' KMGT'.index(unit or ' '))
     includes_arguments = kind == 'Used'
-    temporaries = told - arguments if includes_arguments else told
+    temporaries = reported - arguments if includes_arguments else reported
     return Memory(arguments=arguments, outputs=0, temporaries=temporaries)
 
 
@@ -134,8 +134,8 @@ def check_memory(
             if needed > limit:
                 raise InputError(
                     f"phase {number + 1} (length {phase['max_seq_length']}, batch "
-                    f"{phase['batch_size']}): {name} needs {needed / 1e9:.1f} GB a device, of "
-                    f'which there are {limit / 1e9:.1f}: '
+                    f"{phase['batch_size']}): {name} needs {needed / 1e9:.1f} GB on a device that "
+                    f'has {limit / 1e9:.1f} GB: '
                     f'{_remedy(program, phase, name, needed, limit)}; '
                     'bert_jax.tools.preflight measures such changes without the devices')
 
@@ -143,7 +143,7 @@ def check_memory(
 def _remedy(
     program: Program, phase: dict[str, Any], name: str, needed: int, limit: int
 ) -> str:
-    """What makes a step that needs more than `limit` bytes fit, for a message."""
+    """How to make a step that needs more than `limit` bytes fit, for a message."""
     if name == 'evaluation':
         return 'lower config.train.eval_batch_size'
     batch_size = phase['batch_size']

@@ -171,8 +171,9 @@ class Alarms:
         too_good = _TOO_GOOD_EARLY if is_early else _TOO_GOOD
         return self._lasting(
             'leak', accuracy > too_good, step, accuracy,
-            f'language-model accuracy ({kind}) {accuracy:.1%}: no words are as easy to guess; do '
-            'the rows still hold what is asked, or held-out documents stand in the training text?',
+            f'language-model accuracy ({kind}) {accuracy:.1%}: no text is that easy to predict: do '
+            'the inputs still show the words that are asked for, or are held-out documents in the '
+            'training text?',
             kind)
 
     def _lasting(

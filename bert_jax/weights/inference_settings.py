@@ -61,7 +61,7 @@ def read_inference(settings: Any, where: str) -> dict[str, Any]:
     """
     if settings is None:
         return {}
-    check_fields(settings, _SCHEMA, where, 'mend it, or remove it')
+    check_fields(settings, _SCHEMA, where, 'fix it, or remove it')
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -78,7 +78,7 @@ def without_vectors(inference: Mapping[str, Any]) -> dict[str, Any]:
 def framing_of(inference: Mapping[str, Any]) -> dict[str, str]:
     """How texts become sequences for a model: its `truncation` and `token_types`.
 
-    Those that a run's settings lack are what all runs had before there were others.
+    One that a run's settings lack has the value that all runs had before there were others.
 
     Args:
       inference: `Weights.inference`.
