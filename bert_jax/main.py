@@ -29,7 +29,7 @@ def main(argv: list[str]) -> None:
     with error_boundary():
         config, workdir = _parse(argv)
     with error_boundary():
-        # They load jax, for which --help and a wrong flag do not wait.
+        # Imported here because they load jax, for which --help should not wait.
         from bert_jax.runtime.hosts import say
         from bert_jax.train.session import run_session
         from bert_jax.validation import check_used, validate
@@ -43,10 +43,9 @@ def main(argv: list[str]) -> None:
 
         result = train_run(
             open_run(config, [workdir]), workdir, session.should_stop,
-            ask_lock=session.ask_lock, guard=session.guard)
+            check_lock=session.check_lock, guard=session.guard)
     with error_boundary():
-        # The scores of the best evaluation if that is the result; those of the last are in
-        # metrics.jsonl, as those of all are.
+        # Prints the result's scores alone; `last/...` stays in metrics.jsonl.
         shown = {name: value for name, value in result.items() if not name.startswith('last/')}
         say('result ' + json.dumps(shown))
 

@@ -57,13 +57,13 @@ def train_run(
                 claim.check()  # raises InputError if another process took the run over
             return False
 
-        def ask_lock() -> None:
+        def check_lock() -> None:
             if claim is not None:
                 claim.ask()
 
         program = open_run(read, [path])
         return experiment.train_run(
-            program, path, should_stop, ask_lock=ask_lock, began=time.time())
+            program, path, should_stop, check_lock=check_lock, began=time.time())
 
 
 def evaluate_run(

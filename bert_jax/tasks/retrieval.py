@@ -60,18 +60,18 @@ _USUAL_DOCUMENT_IDS = ('corpus-id', 'corpus_id', 'document_id', 'docid')
 def open_retrieval(config: ConfigDict, scored: ScoredModel | None = None) -> LabelledTask:
     """Vectors of the user's own texts."""
     _check_used(config)
-    task = _Opened(config)
+    maker = _RetrievalTaskMaker(config)
     if config.data.label:
         train, dev = own_files(
-            config, scored, task.read_scored, TextExamples.wholes, wholes=TextExamples.wholes)
-        return task.of_scored_pairs(train, dev)
+            config, scored, maker.read_scored, TextExamples.wholes, wholes=TextExamples.wholes)
+        return maker.of_scored_pairs(train, dev)
     judged = judged_tables(config, 'retrieval')
     if judged is not None:
-        train = None if scored else task.read(source_of_all(config))
-        return task.of_rankings(train, judged)
+        train = None if scored else maker.read(source_of_all(config))
+        return maker.of_rankings(train, judged)
     train, dev = own_files(
-        config, scored, task.read, lambda examples: examples.texts[0], wholes=TextExamples.wholes)
-    return task.of_rankings(train, _judged_rows(dev, task.text_ids(dev)))
+        config, scored, maker.read, lambda examples: examples.texts[0], wholes=TextExamples.wholes)
+    return maker.of_rankings(train, _judged_rows(dev, maker.text_ids(dev)))
 
 
 def _check_used(config: ConfigDict) -> None:
@@ -97,7 +97,7 @@ def open_stsb(config: ConfigDict, scored: ScoredModel | None = None) -> Labelled
     train = None if scored else read(data.source, 'train')
     dev = read(str(as_path(data.eval_source)) if data.eval_source else data.source, 'dev')
     assert dev is not None
-    return _Opened(config).of_scored_pairs(train, dev)
+    return _RetrievalTaskMaker(config).of_scored_pairs(train, dev)
 
 
 def read_pairs(config: ConfigDict, path: str) -> TextExamples:
@@ -155,8 +155,8 @@ class Judged:
     left_out: Sequence[int | None] = ()
 
 
-class _Opened:
-    """Makes tasks of what a config names."""
+class _RetrievalTaskMaker:
+    """Reads the texts that a config names, and makes the task of them."""
 
     def __init__(self, config: ConfigDict):
         self._config = config
@@ -277,7 +277,7 @@ class _Opened:
 
 
 def _num_columns(size: int, text: str) -> int:
-    """What one of `retrieval.dims` says of `size` columns: a number, or a share between 0 and 1."""
+    """The columns that one of `retrieval.dims` takes of `size`: a number, or a share below 1."""
     num = 0
     try:
         num = int(text)
@@ -292,7 +292,7 @@ def _num_columns(size: int, text: str) -> int:
 
 
 def text_ids(columns: Sequence[Sequence[str]], encodes: Sequence[Encode]) -> np.ndarray:
-    """Numbers [n, T] of texts, equal where all their tokens are: no model tells these apart.
+    """Numbers [n, T] of texts, equal if all their tokens are: to a model, they are the same text.
 
     Args:
       columns: T columns of n texts, without prompts.
@@ -376,7 +376,7 @@ def _known_gains(
     Says how many judgements are of queries or documents that are not there.
     """
     gains: dict[str, dict[str, float]] = {}
-    unknown: list[str] = []  # what is said of the judgements
+    unknown: list[str] = []  # judgements, as shown
     for line, (query, document), gain in _judgements(qrels, max_malformed):
         if query not in queries or document not in documents:
             unknown.append(f'line {line}: {query!r} with {document!r}')

@@ -1,4 +1,4 @@
-"""Lines of a word and its tag in columns: what separates them, and which lines are of no word."""
+"""Lines of a word and its tag in columns: what separates them, and which lines hold no word."""
 
 import itertools
 import re
@@ -19,7 +19,7 @@ _WORDS = ('word', 'words', 'token', 'tokens', 'text', 'form')
 _TAG_NAME = re.compile('tags?|labels?|ner|ner_tags?|ne|ne-.+|pos|upos|pos_tag|entity|bio|iob')
 _COUNT = re.compile(r'(\d{1,9})([-.]\d+)?')  # in CoNLL-U also 1-2 and 1.1
 _LANGUAGE = re.compile(r'[a-z-]{2,12}:')
-_FEW = 3  # words, of whose first columns nothing follows
+_FEW = 3  # words; of fewer, the first column shows nothing
 _ENOUGH = 10  # words of sentences that do not all repeat one word
 
 
@@ -31,7 +31,7 @@ class WordLine(NamedTuple):
 
 
 def read_word_lines(path: str) -> list[WordLine]:
-    """The lines of a file, without a header and comments; that these are left out is said.
+    """The lines of a file, without its header and comments. Prints which lines it left out.
 
     Columns are separated by spaces and TABs; or by TABs alone, if more lines then have equally
     many.
@@ -81,12 +81,12 @@ def _split(lines: Iterable[table.Line]) -> list[WordLine]:
 
 
 def _between_spaces(text: str) -> tuple[str, ...]:
-    """What spaces and TABs separate; other Unicode white space may be a word of the text."""
+    """The cells between spaces and TABs; other Unicode white space may be a word of the text."""
     return _kept(cell for cell in text.replace('\t', ' ').split(' ') if cell)
 
 
 def _between_tabs(text: str) -> tuple[str, ...]:
-    """What TABs separate, without spaces around it; nothing of a blank line."""
+    """The cells between TABs, without spaces around them; none of a blank line."""
     text = text.rstrip(' \t')
     return _kept(cell.strip(' ') for cell in text.split('\t')) if text else ()
 
@@ -179,17 +179,17 @@ def _check_not_commas(path: str, lines: Iterable[WordLine]) -> None:
 def _check_words(path: str, lines: Sequence[WordLine]) -> None:
     """Raises InputError if the first column holds something else than words.
 
-    Not asked are marks of documents, and the first line, which may be a header of other names.
+    It skips marks of documents, and the first line, which may be a header of other names.
     """
-    asked = [line for line in lines if line.cells and line.cells[0] != DOCUMENT_START][1:]
-    if len(asked) < _FEW:
+    checked = [line for line in lines if line.cells and line.cells[0] != DOCUMENT_START][1:]
+    if len(checked) < _FEW:
         return
-    words = [line.cells[0] for line in asked]
-    ((num_columns, _),) = Counter(len(line.cells) for line in asked).most_common(1)
+    words = [line.cells[0] for line in checked]
+    ((num_columns, _),) = Counter(len(line.cells) for line in checked).most_common(1)
     if num_columns > 2:  # else the words have no other place
-        _check_first_of_several(path, list(_by_sentence(asked)))
-        _check_last_of_several(path, [line.cells for line in asked if len(line.cells) > 2])
-    if are_entities(words) and not are_entities(line.cells[-1] for line in asked):
+        _check_first_of_several(path, list(_by_sentence(checked)))
+        _check_last_of_several(path, [line.cells for line in checked if len(line.cells) > 2])
+    if are_entities(words) and not are_entities(line.cells[-1] for line in checked):
         raise InputError(f'{path}: its lines begin with tags such as {words[0]}, where each line '
                          'begins with a word and ends with its tag: write the words first')
     language = _LANGUAGE.match(words[0])
@@ -252,9 +252,10 @@ def _check_last_of_several(path: str, lines: Sequence[Sequence[str]]) -> None:
 
 
 def _are_counted(sentences: Iterable[Sequence[str]]) -> bool:
-    """Whether they hold numbers that somewhere rise by one, and else stay or start anew.
+    """Whether the cells of sentences are counters.
 
-    Within a sentence each is that before it, or one more, or 0 or 1, where counting begins.
+    All are numbers. Within a sentence, each is the number before it, one more, or 0 or 1, where
+    counting begins anew; at least one is one more than the number before it.
     """
     rises = False
     for words in sentences:

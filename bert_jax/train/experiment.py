@@ -34,7 +34,7 @@ from bert_jax.train.watchers import Watchers
 from bert_jax.watch.alarms import Alarms
 from bert_jax.watch.goodput import Goodput
 from bert_jax.watch.loggers import logger_names
-from bert_jax.watch.metrics_log import MetricsLog, count
+from bert_jax.watch.metrics_log import MetricsLog, short_number
 from bert_jax.watch.profile import Profile
 from bert_jax.watch.reference import Comparison, compared_fields, reference_of
 from bert_jax.watch.slowest import SlowestHosts
@@ -48,7 +48,7 @@ _MOST_STEPS_TO_PLATEAU = 20_000
 
 def train_run(
     program: Program, workdir: files.Path, should_stop: Callable[[int], bool], *,
-    ask_lock: Callable[[], None] = lambda: None, began: float = STARTED,
+    check_lock: Callable[[], None] = lambda: None, began: float = STARTED,
     guard: Guard | None = None,
     on_evaluation: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> dict[str, float]:
@@ -58,10 +58,10 @@ def train_run(
       program: from `run_setup.open_run`.
       workdir: the run directory.
       should_stop: polled with the step; True: save and stop.
-      ask_lock: raises TakenOver if another process has taken the run directory over.
+      check_lock: raises TakenOver if another process has taken the run directory over.
       began: start of the run, in seconds since the epoch.
       guard: ends a run that hangs, and knows what the hosts report.
-      on_evaluation: is told the step and the scores of each evaluation; raises Pruned to end the
+      on_evaluation: receives the step and the scores of each evaluation; raises Pruned to end the
         run.
 
     Returns:
@@ -98,7 +98,7 @@ def train_run(
             watchers = _watchers(
                 program, description, workdir, outputs, int(state.step), guard, on_evaluation)
         with _closing(outputs, watchers):
-            control = _control(compiler, should_stop, ask_lock, guard)
+            control = _control(compiler, should_stop, check_lock, guard)
             trainer = _make_trainer(program, state, phases, outputs, watchers, control)
             scores = trainer.run()
             return _finish(trainer, scores, program, description, workdir)
@@ -156,7 +156,7 @@ def _close(outputs: RunOutputs, watchers: Watchers) -> None:
 
 
 def _control(
-    compiler: StepCompiler, should_stop: Callable[[int], bool], ask_lock: Callable[[], None],
+    compiler: StepCompiler, should_stop: Callable[[int], bool], check_lock: Callable[[], None],
     guard: Guard | None,
 ) -> Control:
     """What the trainer asks; a step that does not fit ends the run, too."""
@@ -167,7 +167,7 @@ def _control(
     def should_leave(is_over: bool) -> bool:
         return guard is not None and guard.should_leave(is_over)
 
-    return Control(stop_or_fail, should_leave, ask_lock)
+    return Control(stop_or_fail, should_leave, check_lock)
 
 
 def _steps_of(program: Program, field: str) -> int:
@@ -210,7 +210,7 @@ def _mean_of(program: Program) -> tuple[int, int]:
 
 
 def _num_averaged(program: Program, workdir: files.Path, step: int) -> int:
-    """How many weights a mean is of that was saved when the state did not say it."""
+    """How many steps' weights the mean averages, for an older checkpoint that does not hold it."""
     run = read_config(workdir)
     mean = mean_of(run['optimizer']['average'], run['phases'], program.task.num_examples)
     return optimizers.num_averaged_by(step, *mean)
@@ -272,7 +272,7 @@ def _announce(
     workdir: files.Path,
 ) -> None:
     """Writes `config.json`, checks that all hosts start from one step, and says what is trained."""
-    # For whoever shows the results; another value is no other run.
+    # For reports only: a change of these does not make it another run.
     description['guessing'] = dict(program.task.majority_baseline)
     description['parameters'] = num_unpadded(program.head)
     description['step_flops'] = [
@@ -283,7 +283,7 @@ def _announce(
     name = f'model {program.config.model.name}'.rstrip()  # none: it is that of init_checkpoint
     num_trained = num_unpadded(program.head, without=program.frozen)
     of_them = f', of which {num_trained:,} are trained' if program.frozen else ''
-    say(f'{name}: {count(num_unpadded(program.head))} parameters{of_them}; '
+    say(f'{name}: {short_number(num_unpadded(program.head))} parameters{of_them}; '
         f"{counted(program.num_steps, 'step')}")
 
 

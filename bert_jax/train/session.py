@@ -37,7 +37,7 @@ class RunSession:
             self.claim.check()
         return self.guard.should_stop(step)
 
-    def ask_lock(self) -> None:
+    def check_lock(self) -> None:
         """Asks, on the first host for all, whether the run directory is still this run's.
 
         Raises:

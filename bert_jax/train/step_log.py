@@ -1,4 +1,4 @@
-"""What a log line and its record say about the steps since the last one."""
+"""The log line and the record of the steps since the last one."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.model.trainable import Trainable
 from bert_jax.train.phase import Phase
-from bert_jax.watch.metrics_log import count, duration
+from bert_jax.watch.metrics_log import duration, short_number
 
 PER_STEP_METRICS = ('loss', 'grad_norm', 'learning_rate')  # the others are sums over the batch
 
@@ -73,8 +73,8 @@ def log_line(head: Trainable, metrics: Mapping[str, float], steps_left: int) -> 
     parts.append(f"lr {metrics['learning_rate']:.2e}")
     # Where only the first step was done, another host's speed may be known, but not this one's.
     if 'sequences_per_second' in metrics:
-        parts.append(f"{count(metrics['sequences_per_second'])} seq/s")
-        parts.append(f"{count(metrics['tokens_per_second'])} tok/s")
+        parts.append(f"{short_number(metrics['sequences_per_second'])} seq/s")
+        parts.append(f"{short_number(metrics['tokens_per_second'])} tok/s")
         if 'mfu' in metrics:
             parts.append(f"mfu {metrics['mfu']:.1%}")
         parts.append(f"wait {metrics['data_wait']:.0%}{_of_host('data_wait', metrics)}")
@@ -89,6 +89,6 @@ def log_line(head: Trainable, metrics: Mapping[str, float], steps_left: int) -> 
 
 
 def _of_host(name: str, metrics: Mapping[str, float]) -> str:
-    """The host that a metric is of, where there are several."""
+    """' (host N)' for the host that a metric comes from; '' if the metrics name none."""
     host = metrics.get(f'{name}_host')
     return '' if host is None else f' (host {host})'

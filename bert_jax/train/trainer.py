@@ -49,13 +49,13 @@ class Control:
       should_stop: polled with the step after each one, and between the batches of an evaluation;
         returns the same on all processes.
       should_leave: polled where a process waits; see `Guard.should_leave`.
-      ask_lock: raises an error if another process has taken the run over; asked before what this
+      check_lock: raises an error if another process has taken the run over; asked before what this
         one writes could be harm.
     """
 
     should_stop: Callable[[int], bool]
     should_leave: Callable[[bool], bool] = lambda is_over: False
-    ask_lock: Callable[[], None] = lambda: None
+    check_lock: Callable[[], None] = lambda: None
 
 
 @dataclasses.dataclass(eq=False)
@@ -313,7 +313,7 @@ class Trainer:
                         'Lower config.optimizer.learning_rate', self.step)
             self._scores = scores
             if self.outputs.best is not None:
-                self.control.ask_lock()
+                self.control.check_lock()
                 with self.outputs.goodput.during('save'):
                     self.outputs.best.offer(self.step, self._scores, self.state.params)
             # Last, as an evaluation that is recorded is not repeated. A resumed run may have
@@ -332,7 +332,7 @@ class Trainer:
     def save(self) -> None:
         """Saves the state and what is recorded so far."""
         self._saved_at = time.monotonic()
-        self.control.ask_lock()
+        self.control.check_lock()
         with self.outputs.goodput.during('save'):
             self.outputs.goodput.mark(self.step)
             self.outputs.report.flush()

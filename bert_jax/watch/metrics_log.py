@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from bert_jax.run.layout import CURVES, RECORDS
 from bert_jax.runtime import files
 from bert_jax.runtime.errors import InputError, tell
-from bert_jax.runtime.schema import NUMBER
-from bert_jax.runtime.schema import count as whole_numbers
+from bert_jax.runtime.schema import NUMBER, count
 from bert_jax.watch.alarms import Alarm
 from bert_jax.watch.curves import curves
 from bert_jax.watch.loggers import LOGGERS, LoggedRun, Logger
@@ -26,7 +25,7 @@ _SECONDS_BETWEEN_UPLOADS = 30.0
 _LAST_UPLOADS_SECONDS = 120.0
 _SECONDS_BETWEEN_WARNINGS = 60.0
 _warned: dict[str, float] = {}  # by place: when
-_STEP = whole_numbers(10**15, least=0)
+_STEP = count(10**15, least=0)
 
 
 @contextlib.contextmanager
@@ -51,7 +50,7 @@ def duration(seconds: float) -> str:
     return f'{minutes}:{secs:02}'
 
 
-def count(number: float) -> str:
+def short_number(number: float) -> str:
     """A number as '950', '12.3k' or '4.5M'."""
     if number >= 1e9:
         return f'{number / 1e9:.1f}G'
@@ -96,7 +95,7 @@ def _parse_record(line: bytes) -> dict[str, Any] | None:
 
 
 class _Sent(NamedTuple):
-    """What a bucket has of a file.
+    """The state of a file in a bucket.
 
     Attributes:
       changed: when the file was last changed before it was sent.

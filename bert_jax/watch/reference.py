@@ -32,7 +32,8 @@ from bert_jax.watch.step_fingerprints import (
 CHECKED = (BATCH, LEARNING_RATE, LOSS, GRADIENT)
 _ENDING = '.json'
 _VOCABULARY = 'identity.vocabulary'  # the digest of a text's content follows from it
-# The band is left by chance at one checked step of so many, were seeds normally distributed.
+# By chance, values leave the band at this share of the checked steps, if seeds are normally
+# distributed.
 _CHANCE = 1e-3
 _SAME_RATE = 1e-4  # relative difference of learning rates that versions of jax round differently
 
@@ -113,7 +114,7 @@ class Reference:
 
 
 class Comparison:
-    """A run beside a reference.
+    """The comparison of a run with a reference.
 
     Attributes:
       reference: of the recipe.
@@ -148,7 +149,7 @@ class Comparison:
         return self.seed in self.reference.seeds
 
     def departures(self, step: int, record: Mapping[str, float]) -> list[Departure]:
-        """What a checked step leaves the reference in, that no step before it did.
+        """The values of a checked step that are the first of their name to leave the reference.
 
         Args:
           step: the step.
@@ -203,7 +204,7 @@ class Comparison:
         for change in self.changes:
             follows = _VOCABULARY in names and change.name.startswith('identity.content')
             if _matters(change.name, name) and not follows:
-                reasons.append(_told(change))
+                reasons.append(_shown(change))
         if name == BATCH and not pretraining_kind(self.reference.fields['task']):
             reasons.append('another mesh or train.accumulation_steps, for which labelled examples '
                            'are packed')
@@ -221,7 +222,7 @@ class Comparison:
 
 
 def _kind(task: str) -> str:
-    """What tasks share whose losses are alike: those of pre-training on text, for one."""
+    """One name for all tasks whose losses are alike, as those of pre-training on text are."""
     return pretraining_kind(task) or task
 
 
@@ -237,8 +238,8 @@ def _matters(field: str, name: str) -> bool:
     return True
 
 
-def _told(change: Change) -> str:
-    """How a warning shows a setting that differs; of a digest, only its name."""
+def _shown(change: Change) -> str:
+    """A setting that differs, as a warning shows it; of a digest, only its name."""
     if change.name == _VOCABULARY:
         return 'another vocabulary (compare data.vocab_file)'
     if change.name.startswith('identity.'):
@@ -247,7 +248,7 @@ def _told(change: Change) -> str:
 
 
 def compared_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those fields of a run's config.json, by dotted name, that change what comes out."""
+    """The fields of a run's config.json, by dotted name, that change its results."""
     result = {}
     for name, value in number_phases(fields).items():
         if name == 'vocabulary':  # `identity` has it
@@ -274,7 +275,7 @@ def find_reference(named: str) -> Path:
 
 
 def reference_of(reference: str) -> Reference | None:
-    """What `train.reference` names; None if it is empty.
+    """The reference that `train.reference` names; None if it is empty.
 
     Raises:
       InputError: as of `read_reference`.

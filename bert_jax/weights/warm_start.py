@@ -37,7 +37,7 @@ _MOST_LISTED = 8  # names that a line of the summary lists
 
 
 def warm_start(
-    published: Weights,
+    init_weights: Weights,
     params: Any,
     model_config: ModelConfig,
     *,
@@ -46,16 +46,16 @@ def warm_start(
     vocab_file: Path | None,
     whole: bool = False,
 ) -> Any:
-    """Replaces fresh parameters with published ones where they fit, and prints a summary.
+    """Replaces fresh parameters with initial weights where they fit, and prints a summary.
 
     Args:
-      published: from `load_weights`.
+      init_weights: from `load_weights`.
       params: fresh parameters on the mesh; with `whole`, their shapes and shardings will do.
       model_config: of the target.
       head: of the target, as in `Weights.head`.
       labels: of the head, by id.
-      vocab_file: the target's vocabulary; words that the published one lacks start at the mean of
-        their old pieces.
+      vocab_file: the target's vocabulary; words that `init_weights` lack start at the mean of their
+        old pieces.
       whole: whether all parameters must fit, for use without training.
 
     Returns:
@@ -66,17 +66,17 @@ def warm_start(
         `whole`, a parameter would start fresh.
     """
     notes: list[str] = []
-    published, notes_on_adapter = _with_adapter_of(published, model_config.adapter)
+    init_weights, notes_on_adapter = _with_adapter_of(init_weights, model_config.adapter)
     if vocab_file is not None:
-        published, notes = extended(published, vocab_file)
+        init_weights, notes = extended(init_weights, vocab_file)
     unpadded = jax.eval_shape(lambda tree: from_tree(tree, model_config.vocab_size), params)
     shapes = {name: x.shape for name, x in unpadded.items()}
     # Not asdict, which would copy the layout: devices cannot be copied.
     placement = place(
-        published, shapes, head=head, labels=labels, model=vars(model_config), whole=whole)
+        init_weights, shapes, head=head, labels=labels, model=vars(model_config), whole=whole)
     if whole:
-        _check_whole(placement, published, notes, labels)
-    for line in (*placement.report(published), *notes_on_adapter, *notes):
+        _check_whole(placement, init_weights, notes, labels)
+    for line in (*placement.report(init_weights), *notes_on_adapter, *notes):
         hosts.say(line)
     model = {option.name: getattr(model_config, option.name) for option in OPTIONS}
     lengths = first_magnitudes(placement.params, model_config.adapter, tensors(model))
@@ -110,25 +110,25 @@ def _with_adapter_of(weights: Weights, target: AdapterOptions) -> tuple[Weights,
 
 
 def _check_whole(
-    placement: 'Placement', published: Weights, notes: Sequence[str], labels: Sequence[str]
+    placement: 'Placement', init_weights: Weights, notes: Sequence[str], labels: Sequence[str]
 ) -> None:
     """Raises InputError if not all parameters come unchanged from the weights.
 
     Args:
       placement: of the weights.
-      published: the weights.
+      init_weights: the weights.
       notes: about tokens that the weights lack.
       labels: of the target's head.
     """
     if not (placement.fresh or placement.repeats_positions or notes):
         return
-    lines = [*placement.report(published)[1:], *notes]
+    lines = [*placement.report(init_weights)[1:], *notes]
     fresh = [line for line in lines if 'fresh' in line or 'repeated' in line]
     remedy = ''
-    if any(label.startswith('LABEL_') for label in published.labels):
+    if any(label.startswith('LABEL_') for label in init_weights.labels):
         remedy = (". If its LABEL_0, LABEL_1, ... are this task's labels "
                   f"({', '.join(labels[:5])}) in this order, add --labels_by_position")
-    raise InputError(f'{published.source} does not have all parameters of this model, which is '
+    raise InputError(f'{init_weights.source} does not have all parameters of this model, which is '
                      f"used without training: {'; '.join(fresh or notes)}{remedy}")
 
 

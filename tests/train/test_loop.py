@@ -143,7 +143,7 @@ class ToyRows:
 def run_of(
     toy, intervals=ONLY_AT_THE_END, phases=(10,), *, state=None, stop_at=None,
     bad_batch=None, score=None, goodput=None, profile=None, events=None, report=None,
-    should_stop=None, should_leave=lambda is_over: False, ask_lock=lambda: None, best=None,
+    should_stop=None, should_leave=lambda is_over: False, check_lock=lambda: None, best=None,
     verify=None, verify_every=0, reference=None, **options,
 ):
     """Trains over phases of these numbers of steps.
@@ -158,7 +158,7 @@ def run_of(
       score: of every evaluation; default: measured.
       goodput, profile, report: default: without files.
       events: list that receives (kind, step).
-      should_stop, should_leave, ask_lock: of its control; default: a stop at `stop_at`.
+      should_stop, should_leave, check_lock: of its control; default: a stop at `stop_at`.
       best: keeps the best parameters.
       verify, verify_every, reference: of the watchers.
       options: of the trainer.
@@ -184,7 +184,7 @@ def run_of(
             report, goodput, profile or Profile(None, ''), SlowestHosts(None, goodput),
             reference=reference, verify=verify, verify_every=verify_every),
         control=Control(
-            should_stop or (lambda step: step == stop_at), should_leave, ask_lock),
+            should_stop or (lambda step: step == stop_at), should_leave, check_lock),
         **options)
     try:
         run.metrics = trainer.run()
@@ -444,12 +444,12 @@ def test_a_run_that_was_taken_over_writes_nothing(toy):
         raise InputError('taken')
 
     with pytest.raises(InputError, match='taken'):
-        run_of(toy, Intervals(save=2), ask_lock=ask)
+        run_of(toy, Intervals(save=2), check_lock=ask)
     offered = []
     best = types.SimpleNamespace(offer=lambda *kept: offered.append(kept), step=lambda: 0)
     events = []
     with pytest.raises(InputError, match='taken'):
-        run_of(toy, Intervals(evaluate=2), ask_lock=ask, best=best, events=events)
+        run_of(toy, Intervals(evaluate=2), check_lock=ask, best=best, events=events)
     assert not offered and ('save', 2) not in events
 
 

@@ -106,7 +106,7 @@ def main():
             checkpoints.check()
             session.should_stop(step)
             if step % EVERY == 0:
-                session.ask_lock()
+                session.check_lock()
                 checkpoints.save(step, state.replace(step=state.step + jnp.int32(step)))
             if step == EVERY and options.small_files and hosts.index() == 1:
                 checkpoints._saves.wait()

@@ -21,7 +21,7 @@ from bert_jax.step.step import num_unpadded
 from bert_jax.tools.report.groups import Group, grouped, is_setting
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.tools.sweep.report import markdown_table
-from bert_jax.watch.metrics_log import count
+from bert_jax.watch.metrics_log import short_number
 
 # In which the fine-tunings of several pre-trainings with the same settings may differ; the board
 # takes the last evaluation, however many there were.
@@ -185,7 +185,7 @@ def _recipe(
     return Recipe(num_params, flops, [
         _recipe_name(run, command) or group.name,
         f'{model.num_layers}/{model.hidden_size}',
-        count(num_params),
+        short_number(num_params),
         f'{flops:.2g}',
         _chip_hours(run, flops, share_of_peak),
         *map(_with_interval, samples),

@@ -11,7 +11,7 @@ from typing import Any
 from bert_jax.config.fields import CHANGES_RESULT, field_of
 from bert_jax.config.phases import PHASE_OPTIONS
 from bert_jax.tools.report.runs import Point, RunRecords
-from bert_jax.watch.metrics_log import count
+from bert_jax.watch.metrics_log import short_number
 
 # Digests, and what the row `phases` shows.
 _NOT_SHOWN = (
@@ -62,18 +62,18 @@ class Group:
         return result
 
     def results(self) -> dict[str, str]:
-        """What it cost, and its scores with their deviation over the seeds, as text by name."""
+        """Its cost, and its scores with their deviation over the seeds, as text by name."""
         run = self.runs[0]
         result = {}
         if run.scores:
             result['evaluation'] = self._evaluated_steps()
             tokens, flops = run.work_at(run.scores['step'])
-            result['tokens'] = count(tokens)
+            result['tokens'] = short_number(tokens)
             result['FLOPs'] = f'{flops:.2e}'
         for name in run.scores:
             if name != 'step':
                 result[name] = mean_with_deviation(self.scores(name))
-        result |= self._median('tokens_per_second', count)
+        result |= self._median('tokens_per_second', short_number)
         result |= self._median('mfu', '{:.1%}'.format)
         return result
 
@@ -136,7 +136,7 @@ def _group_key(run: RunRecords) -> str:
 
 
 def _group_name(runs: Sequence[RunRecords], taken: Sequence[str]) -> str:
-    """What the names of runs have in common; all names, if that is nothing or `taken`."""
+    """The common beginning of the names of runs; all names, if there is none or it is `taken`."""
     names = [run.name for run in runs]
     common = re.sub(r'[\W_]*(seed)?[\W_]*$', '', os.path.commonprefix(names))
     if len(names) == 1 or not common or common in taken:

@@ -20,7 +20,7 @@ from bert_jax.tools.report.groups import Group, mean_with_deviation
 from bert_jax.tools.report.runs import RunRecords
 from bert_jax.tools.sweep.plots import plots_in
 from bert_jax.watch.alarms import MEANINGS
-from bert_jax.watch.metrics_log import count
+from bert_jax.watch.metrics_log import short_number
 
 _AXES = ('steps', 'tokens', 'FLOPs')
 # As in page.css and page.js.
@@ -241,7 +241,7 @@ def _results(groups: Sequence[Group], examples: Sequence[Examples]) -> str:
     for group, example in zip(groups, examples, strict=True):
         result = {}
         if example.num_params:
-            result['parameters'] = count(example.num_params)
+            result['parameters'] = short_number(example.num_params)
         results.append(result | group.results())
     rows = []
     for name in _all_names(results):

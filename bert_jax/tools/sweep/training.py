@@ -202,7 +202,7 @@ class _Worker:
 
         try:
             result = train_run(
-                program, self.sweep.run(member), should_stop, ask_lock=claim.ask,
+                program, self.sweep.run(member), should_stop, check_lock=claim.ask,
                 began=time.time(), on_evaluation=self._pruning(member, program))
         except InputError as error:
             if not claim.lost:
@@ -226,7 +226,7 @@ class _Worker:
     def _pruning(
         self, member: Member, program: Any
     ) -> Callable[[int, Mapping[str, float]], None] | None:
-        """What looks at the evaluations of a run, and raises Pruned; None without --prune."""
+        """The function that gets a run's evaluations and raises Pruned; None without --prune."""
         if not self.sweep.prune:
             return None
         metric = f'eval/{program.task.metric}'
