@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import math
 import re
 import threading
@@ -188,11 +187,12 @@ def _is_damage(error: BaseException) -> bool:
 def _shapes(folder: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of a saved tree by name. The first host reads them for all."""
     def describe() -> dict[str, Any]:
-        tree = jax.tree_util.tree_leaves_with_path(_description(folder), is_leaf=_is_array)
-        return {checksum.leaf_name(path): x.shape for path, x in tree if _is_array(x)}
+        tree = jax.tree_util.tree_leaves_with_path(
+            _description(folder), is_leaf=checksum.is_array)
+        return {checksum.leaf_name(path): x.shape for path, x in tree if checksum.is_array(x)}
 
-    shapes = _on_all_hosts('describe a checkpoint', lambda: describe() if hosts.first() else {})
-    shapes = json.loads(hosts.share('shapes', lambda: json.dumps(shapes)))
+    read = _on_all_hosts('describe a checkpoint', lambda: describe() if hosts.first() else {})
+    shapes = hosts.share_json('shapes', lambda: read)
     return {name: tuple(shape) for name, shape in shapes.items()}
 
 
@@ -201,14 +201,15 @@ def _load(
 ) -> dict[str, jax.Array]:
     """This process's shards on `mesh`, which may be a part of the mesh of `wanted`."""
     def struct(path: Any, x: Any) -> Any:
-        if not _is_array(x):
+        if not checksum.is_array(x):
             return x
         like = wanted[checksum.leaf_name(path)]
         return jax.ShapeDtypeStruct(
             like.shape, like.dtype, sharding=NamedSharding(mesh, like.sharding.spec))
 
     # Orbax needs a target with the structure of the saved tree.
-    target = jax.tree_util.tree_map_with_path(struct, _description(folder), is_leaf=_is_array)
+    target = jax.tree_util.tree_map_with_path(
+        struct, _description(folder), is_leaf=checksum.is_array)
     with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
         restored = handler.restore(folder / STATE, args=ocp.args.StandardRestore(target))
     return checksum.leaves(restored)
@@ -223,9 +224,6 @@ def _description(folder: Any) -> Any:
     return tree
 
 
-def _is_array(x: Any) -> bool:
-    return hasattr(x, 'shape') and hasattr(x, 'dtype')
-
 
 def _verify(arrays: dict[str, jax.Array], written: np.ndarray) -> None:
     differing = np.flatnonzero(checksum.checksums(arrays) != written)
@@ -237,11 +235,10 @@ def _check_same(saved: Shapes, wanted: Shapes, where: Any) -> None:
     def shape_of(name: str, shapes: Shapes) -> str:
         return str(list(shapes[name])) if name in shapes else 'missing'
 
-    # Parameters first: their names tell users more than the moments' names.
-    def rank(name: str) -> tuple[bool, str]:
+    def params_first(name: str) -> tuple[bool, str]:  # users know their names, not the moments'
         return not name.startswith('params'), name
 
-    for name in sorted(saved.keys() | wanted.keys(), key=rank):
+    for name in sorted(saved.keys() | wanted.keys(), key=params_first):
         if saved.get(name) != wanted.get(name):
             kind = OtherOptimizer if name.startswith('opt_state') else InputError
             raise kind(
@@ -305,14 +302,14 @@ class _Saves:
             raise fault from self._error
 
     def fault(self) -> SaveFailed | None:
-        """What `check` raises; it may be asked in any thread."""
+        """The error that `check` raises, if there is one; any thread may call this."""
         with self._lock:
             if self._fault is None and self._error is not None:
                 self._fault = self._describe(self._error)
         return self._fault
 
     def _describe(self, error: BaseException) -> SaveFailed | None:
-        """What is said of an error; None if it comes from jax's service: another host has ended."""
+        """The report of an error; None if it comes from jax's service: another host has ended."""
         if _is_of_service(error):
             return None
         line, _ = describe_error(error, self._manager.directory)
@@ -421,7 +418,7 @@ class Checkpoints:
             never restarts silently).
         """
         newest_first = sorted(self._manager.all_steps(), reverse=True)
-        steps = json.loads(hosts.share('steps', lambda: json.dumps(newest_first)))
+        steps = hosts.share_json('steps', lambda: newest_first)
         damaged: dict[int, str] = {}
         for step in steps:
             try:
@@ -472,7 +469,7 @@ class Checkpoints:
         self._saves.check()
 
     def fault(self) -> SaveFailed | None:
-        """What `check` raises; it may be asked in any thread."""
+        """The error that `check` raises, if there is one; any thread may call this."""
         return self._saves.fault()
 
     def note(self, fault: SaveFailed) -> None:
@@ -610,7 +607,7 @@ class Best:
                 'move it away, and start again for the result of the last one') from error
 
     def fault(self) -> SaveFailed | None:
-        """Why a save has failed; it may be asked in any thread."""
+        """Why a save has failed, if one has; any thread may call this."""
         return self._saves.fault()
 
     def close(self) -> None:

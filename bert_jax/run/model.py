@@ -1,4 +1,4 @@
-"""The model of a run folder: its parameters and what it was, as `Weights`, read and written."""
+"""The model of a run folder, read and written as `Weights`: its parameters and what they are of."""
 
 import dataclasses
 import glob
@@ -43,11 +43,12 @@ from bert_jax.weights import parameters
 from bert_jax.weights.adapters import AdapterWeights, adapted_kernels, is_of_adapter
 from bert_jax.weights.inference_settings import framing_of, read_inference
 
-# What the section "model" of a run's config.json may hold: the model, how it is computed, the name
-# of its size, the features of a feature-based run, and `scan_layers`, which older runs have.
+# The fields that the section "model" of a run's config.json may have: the model, how it is
+# computed, the name of its size, the features of a feature-based run, and `scan_layers`, which
+# older runs have.
 _MODEL_FIELDS = (
     *(option.name for option in OPTIONS), *COMPUTATION, 'name', 'features', 'scan_layers')
-_MOST_COMPRESSED = 10_000  # bytes of arrays for each of their files'; zeros become so few
+_MOST_COMPRESSED = 10_000  # bytes of arrays per byte of their files; zeros compress that well
 
 
 def read_description(workdir: Path, step: Path | None = None) -> parameters.Weights:
@@ -196,7 +197,7 @@ def _split_off_adapter(
 
 
 def _adapter_options(config: Mapping[str, Any], where: Path) -> AdapterOptions:
-    """What the section "adapter" of config.json says; older runs have none."""
+    """The options in the section "adapter" of config.json, which older runs lack."""
     section = config.get('adapter') or {}
     known = [field.name for field in dataclasses.fields(AdapterOptions)]
     for name, value in section.items():
@@ -207,9 +208,10 @@ def _adapter_options(config: Mapping[str, Any], where: Path) -> AdapterOptions:
 
 
 def _base(config: Mapping[str, Any], options: AdapterOptions) -> str:
-    """What an adapter stands beside: what the run started from or, if it went on there, that one's.
+    """The base model of an adapter: `init_checkpoint`, or, if that run trained it too, its base.
 
-    A run says so itself; an older one is followed through the runs that it went on from.
+    A run's config.json names the base; without a name, as in older runs, it is searched for through
+    the runs that the adapter was trained in before.
 
     Args:
       config: the run's config.json.
@@ -273,7 +275,8 @@ def _read_params(
     params = {name: np.asarray(x) for name, x in parameters.from_tree(tree, vocab_size).items()}
     trains_pairs = (config.get('data') or {}).get('next_sentence', True)
     if not trains_pairs:
-        # A head that the run had and did not train; without it, nobody takes it for one.
+        # A head that the run had and did not train: left out, so that nobody takes it for a trained
+        # one.
         prefix = SEQ_RELATIONSHIP.prefix
         params = {name: x for name, x in params.items() if not name.startswith(prefix)}
     parameters.check_finite(params, step)
@@ -361,11 +364,7 @@ def _check_bytes(path: Path, wanted: Any) -> None:
 def _shapes(saved: Any) -> Any:
     """Shapes and dtypes of a tree of orbax's metadata."""
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved, is_leaf=_has_shape)
-
-
-def _has_shape(x: Any) -> bool:
-    return hasattr(x, 'shape')
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved, is_leaf=checksum.is_array)
 
 
 def _check_checksums(restored: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
@@ -376,7 +375,7 @@ def _check_checksums(restored: Mapping[str, Any], saved: Mapping[str, Any]) -> N
       saved: metadata of all that was saved.
     """
     summed = {key: x for key, x in saved.items() if key != CHECKSUMS}
-    leaves = jax.tree_util.tree_leaves_with_path(summed, is_leaf=_has_shape)
+    leaves = jax.tree_util.tree_leaves_with_path(summed, is_leaf=checksum.is_array)
     names = sorted(checksum.leaf_name(path) for path, _ in leaves)
     checksums = dict(zip(names, np.asarray(restored[CHECKSUMS]).tolist(), strict=True))
     for name, x in checksum.leaves({'params': restored['params']}).items():

@@ -58,6 +58,11 @@ def leaves(tree: Any) -> dict[str, Any]:
     return {leaf_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def is_array(x: Any) -> bool:
+    """Whether this is an array, or describes one: it has a shape and a dtype."""
+    return hasattr(x, 'shape') and hasattr(x, 'dtype')
+
+
 def checksums(arrays: Mapping[str, Any]) -> np.ndarray:
     """One uint32 for each array, sorted by name.
 

@@ -9,10 +9,12 @@ joins the hosts, `stopping.py` makes them stop and fail together.
 import itertools
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_jax.runtime import accelerators
 from bert_jax.runtime.errors import InputError, show
+
+T = TypeVar('T')
 
 _calls = itertools.count()
 
@@ -53,17 +55,18 @@ def share(name: str, make: Callable[[], str]) -> str:
     return value
 
 
+def share_json(name: str, make: Callable[[], T]) -> T:
+    """As `share`, of a value that JSON can hold; a tuple arrives as a list."""
+    return json.loads(share(name, lambda: json.dumps(make())))
+
+
 def exchange(name: str, value: str) -> list[str]:
     """The (short) values of all hosts, in the order of their indices."""
     if count() == 1:
         return [value]
     key = f'bert_jax/{next(_calls)}/{name}'
     state().client.key_value_set(f'{key}/{index()}', value)
-
-    def gather() -> str:
-        return json.dumps([_get(f'{key}/{host}') for host in range(count())])
-
-    return json.loads(share(name, gather))
+    return share_json(name, lambda: [_get(f'{key}/{host}') for host in range(count())])
 
 
 def barrier(name: str) -> None:
@@ -83,7 +86,7 @@ def agree(what: str, values: Mapping[str, Any]) -> None:
     """
     if count() == 1:
         return
-    theirs = json.loads(share(what, lambda: json.dumps(values)))
+    theirs = share_json(what, lambda: values)
     ours = json.loads(json.dumps(values))
     differences = []
     for name in sorted(set(ours) | set(theirs)):

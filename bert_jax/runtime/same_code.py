@@ -1,6 +1,5 @@
 """Whether all hosts of a run compute with the same code: files, packages, settings of jax."""
 
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ def check_same_code() -> None:
     if hosts.count() == 1:
         return
     ours = _code_here()
-    theirs: dict[str, str] = json.loads(hosts.share('code', lambda: json.dumps(ours)))
+    theirs = hosts.share_json('code', lambda: ours)
     by_difference: dict[str, list[int]] = {}
     for host, line in enumerate(hosts.exchange('code', _differences(theirs, ours))):
         if line:
@@ -57,7 +56,7 @@ def _code_here() -> dict[str, str]:
 
 
 def _settings() -> dict[str, str]:
-    """What changes the programs that jax makes of the same code."""
+    """The settings that change the programs that jax makes of the same code, by name."""
     settings = {name: str(getattr(jax.config, name)) for name in _SETTINGS}
     for variable in _COMPILER_FLAGS:
         flags = os.environ.get(variable, '').split()
@@ -67,7 +66,7 @@ def _settings() -> dict[str, str]:
 
 
 def _differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """In what this host differs from host 0; '' where it does not."""
+    """The differences of this host from host 0, in words; '' if there are none."""
     found = []
     for name in sorted(theirs.keys() | ours.keys()):
         on_first, here = theirs.get(name), ours.get(name)

@@ -1,4 +1,4 @@
-"""A run's session: hosts joined, signals handled, the run directory locked, errors told."""
+"""A run's session: hosts joined, signals handled, the run directory locked, errors reported."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from bert_jax.runtime.stopping import Guard
 
 @dataclasses.dataclass(frozen=True)
 class RunSession:
-    """What a run asks while it trains.
+    """Decides, while a run trains, whether it goes on.
 
     Attributes:
       guard: watches signals and the other hosts.
@@ -38,24 +38,24 @@ class RunSession:
         return self.guard.should_stop(step)
 
     def check_lock(self) -> None:
-        """Asks, on the first host for all, whether the run directory is still this run's.
+        """Checks, on the first host for all, that no other process has taken the run directory.
 
         Raises:
-          TakenOver: another process took it over; raised on the first host, which ends the others.
+          TakenOver: one has; raised on the first host, which ends the others.
           SaveFailed: the directory cannot be read.
         """
-        hosts.share('lock', self._ask)
+        hosts.share_json('lock', self._check_claim)
 
-    def _ask(self) -> str:
-        if self.claim is not None:
-            try:
-                self.claim.ask()
-            except TakenOver:
-                raise
-            except Exception as error:  # of many libraries
-                line, _ = describe_error(error)
-                raise SaveFailed(f'the run directory cannot be read: {line}') from error
-        return ''
+    def _check_claim(self) -> None:
+        if self.claim is None:
+            return
+        try:
+            self.claim.ask()
+        except TakenOver:
+            raise
+        except Exception as error:  # of many libraries
+            line, _ = describe_error(error)
+            raise SaveFailed(f'the run directory cannot be read: {line}') from error
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def run_session(workdir: Path) -> Iterator[RunSession]:
     """
     guard = Guard()
     try:
-        with error_boundary():  # as yet, there is no guard and nobody to tell
+        with error_boundary():  # no guard yet, and no other hosts to end
             connecting.connect()
         guard.start()
         check_same_code()
@@ -85,7 +85,7 @@ def run_session(workdir: Path) -> Iterator[RunSession]:
 
 @contextlib.contextmanager
 def _naming_who_took_over(claim: Claim | None) -> Iterator[None]:
-    """Raises TakenOver in the place of errors that come of another process at work in the run."""
+    """Replaces SaveFailed by TakenOver if another process has the run."""
     try:
         yield
     except SaveFailed:

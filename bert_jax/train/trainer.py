@@ -27,11 +27,11 @@ _SHORTEST_LAST_INTERVAL = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """Numbers of steps between what a run repeats.
+    """How often a run logs, evaluates and saves, in steps.
 
     Attributes:
       log, evaluate, save: 0: only at the end.
-      save_seconds: the state is also saved if the last time is so many seconds ago (on several
+      save_seconds: the state is also saved if the last save is so many seconds ago (on several
         hosts, at log lines, where they wait for each other anyway); 0: it is not.
     """
 
@@ -43,14 +43,14 @@ class Intervals:
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """What a run asks while it trains.
+    """Decides, while a run trains, whether it goes on.
 
     Attributes:
       should_stop: polled with the step after each one, and between the batches of an evaluation;
         returns the same on all processes.
       should_leave: polled where a process waits; see `Guard.should_leave`.
-      check_lock: raises an error if another process has taken the run over; asked before what this
-        one writes could be harm.
+      check_lock: raises an error if another process has taken the run over; called before this
+        one writes what could harm the other's files.
     """
 
     should_stop: Callable[[int], bool]
@@ -74,7 +74,7 @@ class Trainer:
       intervals: when to log, evaluate and save.
       outputs: receive the state, the best parameters, metrics and the use of time.
       watchers: look at the run.
-      control: is asked whether the run goes on.
+      control: decides whether the run goes on.
       patience: the run ends after so many evaluations without a new best; 0: it does not.
       peak_flops: of all devices together, for MFU; 0: unknown.
       step: the number of steps done.
@@ -228,7 +228,7 @@ class Trainer:
         if not self.step or not self._is_evaluation_due():
             return
         # The first host has the records.
-        if hosts.share('evaluated', lambda: str(self._is_evaluated())) == str(True):
+        if hosts.share_json('evaluated', self._is_evaluated):
             return
         self.evaluate(self._phase_of_step())
 
@@ -240,7 +240,7 @@ class Trainer:
         return self.step in self.outputs.report.evaluations(after=self.step - 1)
 
     def _is_due(self, every: int) -> bool:
-        """Whether something is due that is done every so many steps, and after the last."""
+        """Whether something is due now that is done every `every` steps, and after the last."""
         return self.step == self._last_step or (every > 0 and self.step % every == 0)
 
     def _is_just_before_the_last(self) -> bool:
@@ -255,7 +255,7 @@ class Trainer:
         if hosts.count() > 1 and not self._is_due(self.intervals.log):
             return False
         waited = time.monotonic() - self._saved_at
-        return hosts.share('save', lambda: str(waited >= self.intervals.save_seconds)) == str(True)
+        return hosts.share_json('save', lambda: waited >= self.intervals.save_seconds)
 
     def _is_exhausted(self) -> bool:
         """Whether the best evaluation is `patience` evaluations ago; the same on all hosts."""
@@ -263,7 +263,7 @@ class Trainer:
             return False
         since = len(self.outputs.report.evaluations(after=self.outputs.best.step()))
         # The first host has the records.
-        return int(hosts.share('patience', lambda: str(since))) >= self.patience
+        return hosts.share_json('patience', lambda: since) >= self.patience
 
     def _fetch_metrics(self) -> None:
         """Waits for all steps, checks that losses and gradients are finite, records checked steps.
