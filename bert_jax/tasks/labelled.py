@@ -26,6 +26,7 @@ from bert_jax.model.layers import ModelConfig
 from bert_jax.rows.packing import Plan, Planner, Units, packed_batch
 from bert_jax.rows.sequences import Encode, Sequences
 from bert_jax.rows.stateless import hash64, permute
+from bert_jax.runtime import hosts
 from bert_jax.runtime.checksum import not_finite
 from bert_jax.runtime.files import Path, write_whole
 from bert_jax.runtime.hosts import say
@@ -38,8 +39,8 @@ from bert_jax.train.phase import PhaseSteps
 from bert_jax.weights.inference_settings import frame_of
 
 Results = tuple[dict[str, float], dict[str, str]]  # metrics, contents of files, by name
-_KEPT_TEXTS = 200  # of a table, or so, for a look at their words; and so many characters of each
-_KEPT_CHARACTERS = 2000
+_KEPT_TEXTS = 200  # about so many of a table, for a look at their words (`SampledEncode`)
+_KEPT_CHARACTERS = 2000  # of each
 # Row lengths to choose from. A row holds at least the longest unit.
 _ROW_LENGTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -56,19 +57,20 @@ class Tokenization(NamedTuple):
 
     path: Path
     tokenizer: Tokenizer
-    encode: Encode
+    encode: SampledEncode
     frame: Frame
 
 
 class SampledEncode:
-    """Tokenizes many texts, and keeps some of them.
+    """Tokenizes many texts, and keeps a sample of those that it receives first.
 
     Attributes:
-      texts: those that were first kept, at equal distances, or their beginnings.
+      texts: the sample, for a look at its words (`check_known`): texts at equal distances, each cut
+        to its beginning.
     """
 
     def __init__(self, encode: Encode):
-        """Takes what tokenizes."""
+        """Takes the function that tokenizes."""
         self._encode = encode
         self.texts: list[str] = []
 
@@ -78,7 +80,7 @@ class SampledEncode:
         return self._encode(texts)
 
     def keep(self, texts: Sequence[str]) -> None:
-        """Keeps some texts, unless there are some."""
+        """Takes the sample from these texts, unless there is one already."""
         if not self.texts:
             step = 1 + len(texts) // _KEPT_TEXTS
             self.texts = [text[:_KEPT_CHARACTERS] for text in texts[::step]]
@@ -107,21 +109,11 @@ def open_tokenization(config: ConfigDict) -> Tokenization:
 
 
 def _framing(config: ConfigDict) -> dict[str, str]:
-    """How texts become sequences, as `Weights.inference` says it."""
+    """How texts become sequences, in the words of `Weights.inference`."""
     data = config.data
     return {
         'truncation': data.truncation or GOOGLE, 'token_types': data.token_types or TEMPLATE}
 
-
-def keep_texts(tokenization: Tokenization, texts: Sequence[str]) -> None:
-    """Keeps some of the texts that are trained on, for a look at their words (`check_known`)."""
-    if isinstance(tokenization.encode, SampledEncode):
-        tokenization.encode.keep(texts)
-
-
-def _kept_texts(encode: Encode) -> Sequence[str]:
-    """Some of the texts that were tokenized first."""
-    return encode.texts if isinstance(encode, SampledEncode) else ()
 
 
 class EvalSet(NamedTuple):
@@ -200,7 +192,7 @@ class LabelledTask:
             check_known(
                 self.train.sequences.ids, tokenizer,
                 f'config.data.source={self.config.data.source}', self.tokenization.path,
-                _kept_texts(self.tokenization.encode))
+                self.tokenization.encode.texts)
         self._seed = self.config.seed
         self._plans: dict[tuple[Any, ...], Plan] = {}  # see `_plan`
         # Shared by all runs of a sweep (`with_seed`), so that it is compiled once.
@@ -259,7 +251,7 @@ class LabelledTask:
     def rows(
         self, head: Head, phases: Sequence[dict[str, Any]], number: int, mesh: Mesh
     ) -> PlannedRows:
-        """What is trained on and evaluated in the one phase of a run."""
+        """The rows that are trained on and evaluated in the one phase of a run."""
         (phase,) = phases
         assert self.train is not None
         plan = self._plan(head.config, phase, mesh)
@@ -308,7 +300,7 @@ class LabelledTask:
         """Writes the predictions of all sets; returns the metrics that go into `inference`."""
         outputs = self.outputs(self.sets, head, mesh, params)
         _, files = self.results(outputs)
-        if jax.process_index() == 0:
+        if hosts.first():
             for name, content in files.items():
                 write_whole(workdir / name, content)
         return {name: metrics[name] for name in self.tuned_metrics if name in metrics}
@@ -316,12 +308,12 @@ class LabelledTask:
     def outputs(
         self, sets: Sequence[EvalSet], head: Head, mesh: Mesh, params: Any
     ) -> list[Outputs]:
-        """What the head computes for the examples of each of these sets."""
+        """The outputs of the head for the examples of each of these sets."""
         engine = self._engine(mesh, head.config)
         return [engine.outputs(head.outputs, params, eval_set.units) for eval_set in sets]
 
     def evaluation(self, outputs: Sequence[Outputs]) -> Results:
-        """The `results` without undefined metrics. Says what is odd about them."""
+        """The `results` without undefined metrics. Prints which are undefined, and the remarks."""
         metrics, files = self.results(outputs)
         for eval_set, result in zip(self.sets, outputs):
             for line in eval_set.remarks(result):
@@ -347,7 +339,7 @@ class LabelledTask:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlannedRows:
-    """What is trained on and evaluated in a run: a kind of `train.phase.Rows`.
+    """The rows that are trained on and evaluated in a run: a kind of `train.phase.Rows`.
 
     Attributes:
       task: of the run.

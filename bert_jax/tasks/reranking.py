@@ -33,7 +33,6 @@ from bert_jax.tasks.labelled import (
     LabelledTask,
     Results,
     Tokenization,
-    keep_texts,
     open_tokenization,
     warn_of_cut,
 )
@@ -234,7 +233,7 @@ def _train_units(
         pairs += [(query, document) for document, _ in group]
         gains_nxC[i, : len(group)] = [gain for _, gain in group]
         is_document_nxC[i, : len(group)] = True
-    keep_texts(tokenization, [text for pair in pairs for text in pair])
+    tokenization.encode.keep([text for pair in pairs for text in pair])
     sequences = _with_empty(_pair_sequences(pairs, tokenization, max_length), is_document_nxC)
     return Units(sequences, choices=num_places, labels={
         'gains': gains_nxC, 'is_document': is_document_nxC,

@@ -4,10 +4,10 @@ The task reads questions (`rows.squad_reader`), cuts windows of tokens (`rows.sq
 answers in their logits (`answers.spans`) and scores these as the official scripts do
 (`squad_scores`).
 
-The pieces of an answer are those at its characters, and the other way round. Only in SQuAD's own
-files and data sets (`are_squads`), and with BERT's WordPiece, answers are found in texts made of
-pieces, as in the original, whose scores are to be reproduced; where white space or spaces between
-words are not English, that goes wrong.
+Answers map to tokens, and predicted tokens back to text, by character positions. Only in SQuAD's
+own files and data sets (`are_squads`), and with BERT's WordPiece, answers are found in texts that
+are put together from pieces, as in the original, to reproduce its scores. That goes wrong where
+white space, or spaces between words, are not as in English.
 
 The threshold of SQuAD 2.0 is the one with the best F1 on the scored questions
 (`squad_scores.v2_scores`). It is kept in the run, and later evaluations and predictions use it.
@@ -46,7 +46,6 @@ from bert_jax.tasks.labelled import (
     LabelledTask,
     Results,
     Tokenization,
-    keep_texts,
     open_tokenization,
 )
 from bert_jax.tasks.sources import own_files, split_file, tfds_records, warn_of_trained_on
@@ -202,7 +201,7 @@ def _json(content: Any) -> str:
 
 
 def _threshold(version: str, scored: ScoredModel | None) -> float | None:
-    """The threshold of no answer that a scored model brings. It is said which one is used."""
+    """The threshold of no answer that a scored model brings. Prints which one is used."""
     if scored is None:
         return None
     threshold = scored.inference.get('null_threshold')
@@ -234,7 +233,7 @@ def _windows(
     config: ConfigDict, tokenization: Tokenization, questions: Sequence[Question], training: bool
 ) -> SquadWindows:
     """The windows of questions, whose answers are found by words only as in the original."""
-    keep_texts(tokenization, [question.context for question in questions])
+    tokenization.encode.keep([question.context for question in questions])
     encode_with_places = None
     if not _tokenizer_of_original(config, tokenization.tokenizer, training):
         encode_with_places = tokenization.tokenizer.encode_with_places

@@ -40,7 +40,6 @@ from bert_jax.tasks.labelled import (
     LabelledTask,
     Results,
     Tokenization,
-    keep_texts,
     open_tokenization,
 )
 from bert_jax.tasks.labels import check_labels_known, label_names, warn_of_alike, warn_of_rare
@@ -58,7 +57,8 @@ _FILES = {
 _TFDS_TAGS = ('O', 'B-PER', 'I-PER', 'B-ORG', 'I-ORG', 'B-LOC', 'I-LOC', 'B-MISC', 'I-MISC')
 _NO_DOCUMENTS = ('has lost the documents; name the folder of the original files, or use '
                  'configs/conll.py:sentences')
-# Names of columns that are read where nobody names one: the first, or the only other that is there.
+# Names of the columns that are read where the config names none: the first, or, if the file lacks
+# it, the only other one that it has.
 _USUAL_WORDS = ('tokens', 'words', 'text', 'sentence')
 _USUAL_TAGS = ('tags', 'ner_tags', 'pos_tags', 'ner', 'label', 'labels')
 _NO_WORD = '[UNK]'  # stands for an empty word where words are in columns, as in the model's input
@@ -202,7 +202,7 @@ def _tagging_task(
 
 
 class _Tagger(NamedTuple):
-    """What is trained: all of a model, or a tagger on the outputs of an encoder that is not.
+    """The trained part: a whole model, or a tagger on the outputs of a frozen encoder.
 
     Attributes:
       head: what kind of head it has.
@@ -349,7 +349,7 @@ class TaggedSet:
         texts = [sentence.words for sentence in examples.sentences]
         if config[config.task].document_context:
             texts = examples.documents
-        keep_texts(tokenization, [' '.join(words) for words in texts])
+        tokenization.encode.keep([' '.join(words) for words in texts])
         tokenizer = tokenization.tokenizer
         windows = word_windows(
             [tokenizer.encode_words(words) for words in texts],
@@ -403,7 +403,7 @@ class TaggedSet:
             gold, self.labels.meant, self._marks(predicted), iob2=self.labels.iob2)
 
     def _marks(self, predicted: Sequence[Sequence[str]]) -> list[list[str]]:
-        """What predicted tags mean as marks of entities."""
+        """The marks of entities that predicted tags stand for."""
         meaning = self.labels.meant.__getitem__
         return [list(map(meaning, tags)) for tags in predicted]
 
@@ -531,7 +531,7 @@ def read_tagged(
 
 
 def _in_iob2(sentences: list[Sentence], path: str) -> list[Sentence]:
-    """The sentences with tags of entities in IOB2; that they were changed is said."""
+    """The sentences with tags of entities in IOB2. Prints the first change of a tag."""
     meant = entity_tags(_all_tags(sentences))
     if not meant:
         return sentences

@@ -148,7 +148,7 @@ _FEWEST_SECRET = 5
 
 
 def _check_not_secret(path: str, labels: np.ndarray) -> None:
-    """Refuses numbers [n] that are all -1, if they are some: that stands for secret ones."""
+    """Refuses `_FEWEST_SECRET` numbers [n] or more that are all -1: the labels are secret."""
     if len(labels) >= _FEWEST_SECRET and (labels == -1).all():
         raise InputError(f"{path}: all labels are -1{table.hint_of_secret('-1')}")
 
@@ -264,7 +264,7 @@ def say_left_out(
 
 @dataclasses.dataclass(frozen=True)
 class TextHead:
-    """What is predicted of a text, how it is learned, and what it is scored by.
+    """The head that predicts something of a text: its labels, its loss and its metrics.
 
     Attributes:
       name: 'classification', 'multi_label' or 'regression'.
@@ -495,7 +495,7 @@ class TextSet:
         return scores
 
     def remarks(self, outputs: Outputs) -> list[str]:
-        """A warning if all examples of a classification are predicted alike and are not."""
+        """A warning if all examples of a classification get one label, but do not have one."""
         truth = self.examples.labels
         if not self.head.labels or truth is None or truth.ndim == 2:
             return []
@@ -525,8 +525,11 @@ class TextSet:
     ) -> str:
         """Texts, label, prediction and the labels' probabilities of each example."""
         examples = self.examples
-        # A label that only evaluation has is the id of no label of the model.
-        names = [*self.head.labels, *['(not in training)'] * examples.labels.size]
+        names = list(self.head.labels)
+        if names:  # a regression has none
+            # A label that only evaluation has is the id of no label of the model.
+            num_missing = label_counts(examples.labels, len(names)).size - len(names)
+            names += ['(not in training)'] * num_missing
         truth = self.head.kind.texts(examples.labels, names)
         header = [self.id_column or 'index', 'text']
         if len(examples.texts) == 2:
