@@ -10,6 +10,7 @@ of all ranges are those of the file, except that one of more than 16 MiB, which 
 be split at other lines where it reaches into another range.
 """
 
+import codecs
 import dataclasses
 import functools
 import itertools
@@ -28,6 +29,16 @@ _MAX_DOCUMENT_BYTES = 16 << 20
 _LARGE_BYTES = 1 << 30
 _RANGE_BYTES = 512 << 20
 _BYTE_ORDER_MARK = b'\xef\xbb\xbf'
+_MARKS_OF_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# What files without a named format may hold in place of prose: how they begin, what that is, and
+# what to do about it.
+_NO_PROSE = (
+    (rb'[\[\s]*\{\s*"(?:[^"\\\n]|\\.)*"\s*:', 'JSON',
+     'write jsonl:FILES where each line is an object'),
+    (rb'(?:<\?xml[^>]*>\s*)?<mediawiki\b', 'a MediaWiki dump', 'write wikidump:FILES'),
+    (rb'<\?xml\b|(?i:<!doctype html|<html\b)', 'XML or HTML', 'extract its text'),
+    (rb'\{\\rtf', 'RTF', 'extract its text'),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,11 +189,19 @@ def _first_of(blocks: Iterator[bytes]) -> bytes:
 
 
 def _format_of_text(path: str, first: bytes) -> str:
-    """The name of the format of a text file that begins with this block."""
+    """The name of the format of a text file that begins with this block.
+
+    Raises:
+      DamagedFile: it begins with markup or data.
+    """
     text = first.lstrip()
     for name, known in FORMATS.items():
         if known.is_told(path, text):
             return name
+    for begins, what, remedy in _NO_PROSE:
+        if re.match(begins, text):
+            raise DamagedFile(f'{path} begins like {what}: {remedy}, or write text:FILES to read '
+                              'it as it stands')
     return 'text'
 
 
@@ -213,6 +232,9 @@ def _line_blocks(path: str, begin: int = 0, end: int | None = None) -> Iterator[
         text = block
         if offset == 0:
             text = block.removeprefix(_BYTE_ORDER_MARK)
+            if b'\r' in text.rstrip() and b'\n' not in text.rstrip():
+                raise DamagedFile(
+                    f"{path}: its lines end with CR only: convert it (tr '\\r' '\\n')")
         yield text.replace(b'\r\n', b'\n')
         offset += len(block)
     if offset == 0:
@@ -232,25 +254,40 @@ def _check_text(path: str, block: bytes, offset: int) -> None:
             block.decode()
         except UnicodeDecodeError as error:
             bad = error.start
+    if bad >= 0 and offset == 0 and block.startswith(_MARKS_OF_UTF16):
+        raise DamagedFile(f'{path} is not UTF-8 but UTF-16, as its byte order mark shows: convert '
+                          'it (iconv -f UTF-16 -t UTF-8), or leave it out')
     if bad >= 0:
         raise DamagedFile(f'{path} is not text in UTF-8: byte {offset + bad} is '
                           f'0x{block[bad]:02x}; convert it (iconv -t UTF-8), or leave it out')
 
 
+# White space of Unicode besides spaces, TABs and line feeds: between documents, a line of it is
+# blank, as in Google's create_pretraining_data.py.
+_OTHER_WHITE = (
+    rb'(?:[\r\v\f\x1c-\x1f]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f'
+    rb'|\xe3\x80\x80)')
+_WHITE_LINE = re.compile(rb'\n[ \t]*(?:' + _OTHER_WHITE + rb'[ \t]*)+(?=\n|\Z)')
 _BLANK = re.compile(rb'\n[ \t]*\n\s*')
-_BLANK_LINE = re.compile(rb'\n[ \t]*\r?\n')  # with the line end before it, as in the file
-_TITLE = re.compile(rb'\n = [^=\n][^\n]* =[ \t]*(?=\n)')
+# With the line end before it, as in the file.
+_BLANK_LINE = re.compile(rb'\n(?:[ \t]|' + _OTHER_WHITE + rb')*\n')
+_TITLE = re.compile(rb'\n ?= [^=\n][^\n]* =[ \t]*(?=\n)')
 _SECTION = re.compile(rb'\n *= = [^\n]*= =[ \t]*(?=\n)')
 
 
 def _paragraphs(file: TextFile) -> Iterator[Document]:
     """A blank line between documents, one paragraph per line."""
-    return _separated(file.blocks)
+    return _separated(map(_with_blank_lines, file.blocks))
 
 
 def _lines(file: TextFile) -> Iterator[Document]:
     """A blank line between documents, one sentence per line."""
-    return _separated(file.blocks, split=False)
+    return _separated(map(_with_blank_lines, file.blocks), split=False)
+
+
+def _with_blank_lines(block: bytes) -> bytes:
+    """Whole lines of a text, of which those that only have white space of Unicode are empty."""
+    return _WHITE_LINE.sub(b'\n', b'\n' + block)[1:]
 
 
 def _separated(

@@ -65,11 +65,12 @@ def parse(xml: bytes, path: str, line: int) -> Parsed:
             f'{path}, line {line + error.position[0] - 1}: not the XML of a MediaWiki dump '
             f"({str(error).partition(':')[0]}); copy the file again") from None
     hidden = _hidden_prefixes(root)
+    others = _other_namespaces(root)
     articles: list[str] = []
     left_out: list[str] = []
     gc.disable()  # reference counts free a page's objects; cycles are collected last
     for page in root.iterfind('{*}page'):
-        wikitext = _wikitext_of(page)
+        wikitext = _wikitext_of(page, others)
         if wikitext is None:
             continue
         try:
@@ -93,11 +94,29 @@ def _hidden_prefixes(root: ElementTree.Element) -> frozenset[str]:
     return frozenset(prefixes)
 
 
-def _wikitext_of(page: ElementTree.Element) -> str | None:
-    """The wikitext of a page, in its last revision; None if it is no article."""
+def _other_namespaces(root: ElementTree.Element) -> frozenset[str]:
+    """Lower-case names of the namespaces that are not that of articles."""
+    found = set()
+    for namespace in root.iterfind('{*}siteinfo/{*}namespaces/{*}namespace'):
+        if namespace.get('key') != '0':
+            found.add((namespace.text or '').lower())
+    return frozenset(found)
+
+
+def _wikitext_of(page: ElementTree.Element, others: frozenset[str]) -> str | None:
+    """The wikitext of a page, in its last revision; None if it is no article.
+
+    Args:
+      page: of the dump.
+      others: `_other_namespaces`, for old dumps, whose pages do not tell theirs but in their title.
+    """
     texts = page.findall('{*}revision/{*}text')
     wikitext = (texts[-1].text if texts else '') or ''
-    if page.findtext('{*}ns') != '0':
+    namespace = page.findtext('{*}ns')
+    if namespace is None:
+        prefix, colon, _ = page.findtext('{*}title', '').partition(':')
+        namespace = '1' if colon and prefix.strip().lower() in others else '0'
+    if namespace != '0':
         return None
     if page.find('{*}redirect') is not None or _REDIRECT.match(wikitext):
         return None

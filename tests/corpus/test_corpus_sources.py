@@ -47,6 +47,12 @@ FILES = [
     TextFile('leading.txt', '\n\n\nOne.\n\n\n\nTwo.\n\n', ['One.', 'Two.']),
     TextFile('crlf.txt', '\ufeffOne.\r\nTwo.\r\n\r\nNew.\r\n', ['One.\nTwo.', 'New.']),
     TextFile(
+        'white.txt',
+        'One.\n\u00a0\n\u3000 \nTwo.\n\f\nThree.\n\t\u2003\nFour.\u00a0\nFive.\n\u00a0',
+        ['One.', 'Two.', 'Three.', 'Four.\u00a0\nFive.']),
+    TextFile('crcrlf.txt', 'One.\r\r\nTwo.\r\r\n\r\r\nNew.\r\r\n', ['One.\r\nTwo.', 'New.']),
+    TextFile('json', '{"a": 1}\n', ['{"a": 1}'], prefix='text:'),
+    TextFile(
         'sentences.txt', 'One.\nTwo.\n\nNew.\n', ['One.\nTwo.', 'New.'], prefix='lines:',
         split=False),
     TextFile('wiki_00', WIKI, ['First one. Second.\nThird.', 'Äther.']),
@@ -59,6 +65,9 @@ FILES = [
         'valid.raw',
         ' \n = A = \n \n One . \n Two . \n \n = = B = = \n \n Three . \n = C = \n = D = \n x',
         ['One . \n Two . \n \n \n Three .', 'x']),
+    TextFile(
+        'stripped.raw', '= A =\n\nOne .\n\n= = B = =\n\nThree .\n= C =\nx',
+        ['One .\n\n\nThree .', 'x']),
     TextFile(
         'rows.jsonl', '{"id": 1, "text": "One.\\nTwo."}\n\n{"text": ""}\n{"text": "\\u00c4"}',
         ['One.\nTwo.', 'Ä']),
@@ -139,7 +148,15 @@ def test_documentation_other_than_pythons_is_refused(tmp_path):
 @pytest.mark.parametrize(('name', 'content', 'words'), [
     ('empty.txt', b'', ['is empty']),
     ('image.txt', b'Some text.\n\x89PNG\0\0', ['byte 15 is 0x00']),
-    ('utf16.txt', 'Text.\n'.encode('utf-16'), ['byte 3 is 0x00']),
+    ('utf16.txt', 'Text.\n'.encode('utf-16'), ['UTF-16', 'iconv -f UTF-16']),
+    ('utf16.zh', '\ufeff文\n'.encode('utf-16-be'), ['UTF-16', 'iconv -f UTF-16']),
+    ('cr.txt', b'One.\rTwo.\r', ['end with CR only']),
+    ('cr_lf.txt', b'One.\rTwo.\r\n', ['end with CR only']),
+    ('wiki_00', b'{"id": "1", "text": "A"}\n', ['begins like JSON', 'jsonl:', 'text:']),
+    ('list', b'[\n  {"text": "A"}]\n', ['begins like JSON']),
+    ('dump.xml', b'<mediawiki xmlns="x" version="0.10">\n', ['MediaWiki dump', 'wikidump:']),
+    ('page.txt', b'\n<!DOCTYPE html>\n<html>', ['XML or HTML']),
+    ('page.rtf', b'{\\rtf1\\ansi A}', ['RTF']),
     ('latin.txt', b'Fine.\nNa\xefve.\n', ['byte 8 is 0xef', 'iconv']),
     ('bom.txt', b'\xef\xbb\xbfa\r\nb\r\n\xff\n', ['byte 9 is 0xff']),
     ('cut.txt.gz', gzip.compress(b'Some text.\n' * 1000, mtime=0)[:40], ['cut short']),

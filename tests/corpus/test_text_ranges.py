@@ -14,7 +14,7 @@ from tests.refusals import refused
 PIECES = [
     'a', 'Some text.', 'é', '€', '𐍈𐍈', ' ', '\t', '\v', '\f', '\r', '\n', '\r\n', '\r\r\n', '\n\n',
     '\n\r\n', '\r\n\r\n', '\n \n', '\n\t\r\n', '\n\f\n', '\n\n\f\n', '\n\n\n\n', '\n   \n\t\n',
-    '\n\n  x', 'x  \n\n',
+    '\n\n  x', 'x  \n\n', '\u00a0', '\n\u3000\n', '\n \u2003\r\n',
 ]
 
 
@@ -40,6 +40,8 @@ def documents(spec):
 def random_text(rng):
     common = rng.sample(PIECES, rng.randint(1, 6))
     text = ''.join(rng.choice(common) for _ in range(rng.randint(1, 60)))
+    if b'\r' in text.encode().partition(b'\n')[0].rstrip():  # refused, as if all lines ended so
+        text = 'x\n' + text
     return ('\ufeff' if rng.random() < 0.2 else '') + text + '.'
 
 

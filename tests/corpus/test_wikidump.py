@@ -29,6 +29,7 @@ HEADER = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">
   </siteinfo>
 """
 
+NAMESPACE = '    <ns>0</ns>\n'
 
 
 class Article(NamedTuple):
@@ -85,8 +86,10 @@ def _pages():
         _page('Vorlage:Infobox', 'Text of a template', 10),
         _page('Kategorie:Städte', 'Text of a category', 14),
         _page('Nothing', '{{Only|a template}}'),
+        _page('Kategorie:Alt', 'Text of a category').replace(NAMESPACE, ''),
     ])
     articles = [_page(article.title, article.wikitext) for article in ARTICLES + FILLERS]
+    articles[1::2] = [page.replace(NAMESPACE, '') for page in articles[1::2]]  # as in old dumps
     pages = []
     for number, article in enumerate(articles):
         other = next(others) if number % 3 == 0 else ''
