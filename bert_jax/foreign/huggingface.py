@@ -331,7 +331,7 @@ def _labels_in(config: Mapping[str, Any], head: str, config_file: Path) -> list[
 
 def _note_other_ids(ids: Any, labels: Sequence[str], config_file: Path) -> None:
     """Notes where `label2id` gives labels other ids than `id2label`, or labels that lack names."""
-    if not isinstance(ids, Mapping):
+    if not isinstance(ids, Mapping) or not ids:
         return
     for i, label in enumerate(labels):
         other = ids.get(label, i)

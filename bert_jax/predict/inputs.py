@@ -292,6 +292,9 @@ class Lines(Source):
                     number += 1
                     if number == 1:
                         is_utf16 = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                        if b'\r' in line.rstrip(b'\r\n'):
+                            tell(f'note: {self.name}, line 1 holds a CR (0x0D), which ends no line '
+                                 "here: if CR ends the lines, convert them (tr '\\r' '\\n')")
                     yield _row_of_line(line, number, is_utf16)
         except OSError as error:
             raise InputError(f'{self.name} cannot be read ({error}): check it') from None

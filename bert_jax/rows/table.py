@@ -676,6 +676,9 @@ def read_table(
         row_id = index
         if id_column is not None and row.cells[-1] is not None:
             row_id = row.cells[-1]
+        elif id_column is not None and id_column not in optional:
+            faults.append(f"line {row.line}: '{id_column}' is null: it has no id")
+            continue
         rows.ids.append(str(row_id))
         rows.lines.append(row.line)
         rows.values.append(value)

@@ -188,6 +188,7 @@ def test_two_names_of_one_parameter_are_refused(old, tmp_path):
     (['LABEL_0', 'LABEL_1', 'LABEL_2'], {'LABEL_0': 0, 'LABEL_1': 1, 'LABEL_2': 2}, ''),
     ([], {'LABEL_0': 0, 'LABEL_1': 1, 'LABEL_2': 2}, ''),
     ([], None, ''),
+    ([], {}, ''),
 ])
 def test_labels_of_other_ids_are_said(names, ids, said, tmp_path, capsys):
     config = json.loads((RECORDED / 'classification' / 'config.json').read_text())

@@ -333,6 +333,16 @@ def test_ids_are_row_numbers_or_come_from_the_column_that_the_user_names(tmp_pat
         read_texts(path, columns, None)
 
 
+def test_a_null_is_no_id(tmp_path, capsys):
+    rows = [{'text': text, 'label': 'ab'[i], 'id': i or None} for i, text in enumerate(['x', 'y'])]
+    path = put(tmp_path, 'a.jsonl', rows)
+    columns = TextColumns(['text'], 'label', id='id', needs_ids=True)
+    assert read_texts(path, columns, LabelParser()).ids == ['1']
+    assert f"{path}, line 1: 'id' is null: it has no id; left out" in capsys.readouterr().err
+    columns = TextColumns(['text'], 'label', id='id')
+    assert read_texts(path, columns, LabelParser()).ids == ['0', '1']
+
+
 @pytest.mark.parametrize(('labels', 'order'), [
     (['10', '9', 'nan'], ('10', '9', 'nan')), (['NaN', '2', '1'], ('1', '2', 'NaN')),
     (['1.0', '1', '2'], ('1', '2')), (['10', '9'], ('9', '10')),
