@@ -20,9 +20,10 @@ from ml_collections import ConfigDict
 
 from bert_jax.rows import table
 from bert_jax.runtime.errors import InputError, counted
-from bert_jax.runtime.files import as_path, read_bytes
+from bert_jax.runtime.files import as_path
 from bert_jax.runtime.hosts import say
 from bert_jax.tasks import several_labels
+from bert_jax.text.vocab_files import read_lines
 
 _FEW = 5  # examples of a label; fewer teach little
 _SELDOM = 2  # examples of a label that is perhaps misspelt
@@ -231,14 +232,14 @@ def label_names(config: ConfigDict, path: str, column: str) -> list[str]:
       column: of the labels.
 
     Raises:
-      InputError: a name occurs twice.
+      InputError: a name occurs twice, or the file of names cannot be read.
     """
     named = config.data.label_names
     if not named:
         return table.class_names(path, column)
     file = as_path(named)
     if file.exists():
-        parts = read_bytes(file).decode('utf-8').splitlines()
+        parts = read_lines(file, 'label names', 'config.data.label_names')
     else:
         parts = named.split(',')
     names = list(filter(None, map(str.strip, parts)))

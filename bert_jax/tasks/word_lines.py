@@ -74,8 +74,10 @@ def _split(lines: Iterable[table.Line]) -> list[WordLine]:
         if _num_alike(between_tabs, times) > _num_alike(cells_of, times):
             cells_of = between_tabs
     for text, cells in cells_of.items():
+        if text.isspace():  # such as a no-break space: a word would have its tag
+            cells_of[text] = ()
         # Some write it in small letters, or a number or columns right behind it.
-        if text[: len(DOCUMENT_START)].upper() == DOCUMENT_START:
+        elif text[:1] == '-' and text.upper().startswith(DOCUMENT_START):
             cells_of[text] = (DOCUMENT_START, *cells[1:])
     return [WordLine(number, cells_of[text]) for number, text in enumerate(texts, 1)]
 

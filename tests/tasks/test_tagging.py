@@ -7,6 +7,7 @@ from bert_jax.runtime.errors import InputError
 from bert_jax.tasks.handles import ScoredModel
 from bert_jax.tasks.tagging import read_tagged
 from tests.opening import open_task
+from tests.refusals import refused
 from tests.tasks.files import put
 from tests.tasks.opened import WORDS, config_of, opened, parquet
 
@@ -94,13 +95,20 @@ def numbered_tags(tmp_path):
         {'text': ['the', 'leader'], 'label': tags} for tags in NUMBERED_TAGS])
 
 
-@pytest.mark.parametrize('where', ['option', 'file'])
-def test_tags_that_are_numbers_get_their_names(where, numbered_tags, tmp_path):
+@pytest.mark.parametrize('content', [
+    '', 'O\nB-PER\nI-PER\n', '\ufeffO\r\nB-PER\r\nI-PER\r\n\r\n'])
+def test_tags_that_are_numbers_get_their_names(content, numbered_tags, tmp_path):
     names = 'O,B-PER,I-PER'
-    if where == 'file':
-        names = put(tmp_path, 'names', 'O\nB-PER\nI-PER\n')
+    if content:
+        names = put(tmp_path, 'names', content)
     task = opened('tagging', numbered_tags, tmp_path, eval_source=True, label_names=names)
     assert task.metric == 'f1' and task.labels == ('O', 'B-PER', 'I-PER')
+
+
+def test_names_of_tags_that_are_no_utf_8_are_refused(numbered_tags, tmp_path):
+    names = put(tmp_path, 'names', 'O\nB-PER\nI-PER\n'.encode('utf-16'))
+    with refused(names, 'line 1 is not UTF-8'):
+        opened('tagging', numbered_tags, tmp_path, eval_source=True, label_names=names)
 
 
 def test_names_of_tags_come_from_parquet(tmp_path):

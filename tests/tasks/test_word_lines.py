@@ -32,6 +32,7 @@ READ = {
     'TABs': (lines('{word}\t{tag}'), ''),
     'TABs and spaces': (lines('{word} NN\t{tag}'), ''),
     'two TABs': (lines('{word}\t\t{tag}'), ''),
+    'other white space': (lines('{word} {tag}', between='\u00a0\n\u3000 \n'), ''),
     'space at the end': (lines('{word} {tag} \t', between=' \t\n'), ''),
     'mark, line ends of Windows': ('\ufeff' + lines('{word} {tag}').replace('\n', '\r\n'), ''),
     'a header': ('Token\tNER\n' + lines('{word}\t{tag}'), "line 1: 'Token NER' is read as a head"),
