@@ -12,7 +12,15 @@ from safetensors import SafetensorError, safe_open
 
 from bert_jax.runtime.checksum import checksum
 from bert_jax.runtime.errors import InputError, tell_once
-from bert_jax.runtime.files import Path, children, exists, local_copy, read_fields
+from bert_jax.runtime.files import (
+    GIT_LFS,
+    Path,
+    children,
+    exists,
+    local_copy,
+    read_fields,
+    read_range,
+)
 from bert_jax.runtime.new_folder import write_json
 from bert_jax.runtime.schema import INSIDE, MapOf
 
@@ -139,6 +147,9 @@ def open_file(path: Path, stack: contextlib.ExitStack) -> dict[str, FileTensor]:
     try:
         file = stack.enter_context(safe_open(local_copy(path), framework='numpy'))
     except (SafetensorError, OSError) as error:
+        if isinstance(error, SafetensorError) and read_range(path, 0, len(GIT_LFS)) == GIT_LFS:
+            raise InputError(f'{path} is a pointer of Git LFS in the place of the file: download '
+                             'the file (git lfs pull)') from None
         why = ' '.join(str(error).split())
         raise InputError(f'{path} is not a complete safetensors file ({why}): download or copy '
                          'it again') from None

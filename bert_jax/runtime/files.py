@@ -266,7 +266,11 @@ class _ForeignFormat(NamedTuple):
     remedy: str
 
 
+# What Git puts in the place of a large file, until it is downloaded.
+GIT_LFS = b'version https://git-lfs'
 _FOREIGN_FORMATS = (
+    _ForeignFormat(GIT_LFS, 'a pointer of Git LFS in the place of the file',
+                   'download the file (git lfs pull)'),
     _ForeignFormat(rb'\x1f\x8b', 'compressed by gzip', 'let its name end in .gz'),
     _ForeignFormat(rb'BZh[1-9]1AY&SY', 'compressed by bzip2', 'let its name end in .bz2'),
     _ForeignFormat(rb'\xfd7zXZ\x00', 'compressed by xz', 'decompress it (xz -d)'),
@@ -286,9 +290,9 @@ _DECOMPRESSORS: Mapping[str, Callable[[Any], Any]] = {'.gz': gzip.open, '.bz2': 
 def _check_readable(path: str | os.PathLike[str], file: Any) -> None:
     """Raises DamagedFile if an open file begins like one of a format that nothing here reads."""
     if hasattr(file, 'peek'):  # also where nothing can be read twice, such as a pipe
-        head = file.peek(10)[:10]
+        head = file.peek(len(GIT_LFS))[: len(GIT_LFS)]
     else:
-        head = file.read(10)
+        head = file.read(len(GIT_LFS))
         file.seek(0)
     for foreign in _FOREIGN_FORMATS:
         if re.match(foreign.start, head):

@@ -169,6 +169,7 @@ def test_documentation_other_than_pythons_is_refused(tmp_path):
     ('open', b'<doc id="7" title="T">\nT\n\nText.\n', ['id="7"', '</doc>']),
     ('nested', b'<doc id="7">\nT\n\nText.\n<doc id="8">\nU\n</doc>\n', ['id="7"', '</doc>']),
     ('stray', b'<doc id="7">\nT\n\na\n</doc>\nStray.\n', ['byte 25', 'Stray.']),
+    ('lfs.txt', b'version https://git-lfs.github.com/spec/v1\n', ['Git LFS', 'lfs pull']),
     ('text.xz', lzma.compress(b'Text.\n'), ['compressed by xz', 'xz -d']),
     ('text.zst', b'\x28\xb5\x2f\xfd\x24\0', ['compressed by zstd', 'zstd -d']),
     ('text.zip', b'PK\x03\x04\x14\0\0\0', ['is a .zip archive', 'unpack']),

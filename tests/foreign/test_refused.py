@@ -181,6 +181,8 @@ HUGGINGFACE = [
     Case('classification', config(problem_type='regression'), says=['3 outputs']),
     Case('pretraining', rewrite(WEIGHTS, half),
          says=['not a complete safetensors file', 'download']),
+    Case('pretraining', rewrite(WEIGHTS, lambda _: b'version https://git-lfs.github.com/spec/v1\n'),
+         says=['a pointer of Git LFS', 'git lfs pull']),
     Case('shards', lose('model-1.safetensors'), says=['model-1.safetensors is missing']),
     Case('shards', put(INDEX, '{}'), says=['weight_map']),
     Case('shards', put(INDEX, '{"weight_map": {"a": null}}'), says=['weight_map']),

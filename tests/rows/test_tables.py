@@ -107,6 +107,9 @@ BAD = {
     'UTF-16': Bad('a.csv', CSV.encode('utf-16'), 'or UTF-16'),
     'UTF-16 of Windows': Bad(
         'a.csv', CSV.replace('\n', '\r\n').encode('utf-16'), 'or UTF-16'),
+    'Git LFS': Bad(
+        'a.csv', 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n',
+        r'is a pointer of Git LFS .*: download the file \(git lfs pull\)'),
     'Arrow': Bad('a.csv', b'ARROW1\0\0\x10\0', 'is an Arrow file: write its table as Parquet'),
     'Latin-1': Bad('a.csv', 'text,label\nété,a\n'.encode('latin-1'), 'line 2 is not UTF-8'),
     'half of a surrogate pair': Bad(
