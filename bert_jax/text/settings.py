@@ -48,6 +48,7 @@ _KNOWN_FIELDS: Mapping[str, Any] = {
     'padding_side': 'right',
     'wordpieces_prefix': CONTINUATION,
 }
+_ROLES = ('pad_token', 'unk_token', 'cls_token', 'sep_token', 'mask_token')
 # Settings that are applied to no kind of tokenizer, with the values at which they change nothing.
 _OF_NO_KIND: Mapping[str, Any] = {'padding_side': 'right'}
 _KNOWN_PARTS: Mapping[str, Any] = dict.fromkeys((
@@ -309,6 +310,11 @@ def tell_not_applied(settings: Settings, folder: Path) -> None:
     fields = {name: _content(value) for name, value in settings.fields.items()}
     for setting in not_applied(fields, _KNOWN_FIELDS):
         tell_once(f'note: {folder / SETTINGS_FILE}: {setting} is not applied')
+    if 'added_tokens_decoder' not in settings.fields:  # else transformers does not read the map
+        roles = _read_if_there(folder / _SPECIAL_FILE) or {}
+        roles = {name: _content(roles.get(name)) for name in _ROLES}
+        for setting in not_applied(roles, _KNOWN_FIELDS):
+            tell_once(f'note: {folder / _SPECIAL_FILE}: {setting} is not applied')
     if settings.tokenizer is None:
         return
     for setting in _not_applied_parts(settings.tokenizer):

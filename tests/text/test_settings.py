@@ -11,6 +11,7 @@ from bert_jax.text.wordpiece import WordPieceTokenizer
 
 PLAIN = fast_tokenizer(WordPieceTokenizer(Vocab.from_tokens([*SPECIAL_TOKENS, 'a'])))
 CONFIG, FAST = 'tokenizer_config.json', 'tokenizer.json'
+SPECIAL = 'special_tokens_map.json'
 
 
 A = {'Sequence': {'id': 'A', 'type_id': 0}}
@@ -26,6 +27,10 @@ def changed(part, **fields):
               'model_max_length': 512, 'padding_side': 'right', 'unknown': None}, []),
     (CONFIG, {'padding_side': 'left', 'split_special_tokens': True, 'mask_token': '<mask>'},
      ["padding_side='left'", "mask_token='<mask>'"]),
+    (SPECIAL, {'cls_token': {'content': '[CLS]', 'lstrip': True}, 'unk_token': '[UNK]',
+               'bos_token': '<s>'}, []),
+    (SPECIAL, {'cls_token': {'content': '<s>', 'lstrip': False}, 'mask_token': '<mask>'},
+     ["cls_token='<s>'", "mask_token='<mask>'"]),
     # These are applied.
     (CONFIG, {'truncation_side': 'left', 'model_input_names': ['input_ids', 'attention_mask']}, []),
     (CONFIG, {'word_tokenizer_type': 'mecab'}, ["word_tokenizer_type='mecab'"]),
